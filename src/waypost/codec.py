@@ -1,0 +1,284 @@
+"""Bodies and envelopes to bytes and back.
+
+An envelope is what a store keeps for a message, opaque to it but for the id at a fixed place:
+
+    byte 0        version, now 1
+    bytes 1–24    the message id
+    byte 25       what the body is: 0 bytes, 1 text, 2 JSON
+    bytes 26–29   length of the head, big-endian
+    head          MessagePack map of what is present: t type, c correlation id, r reply-to, x trace, h headers
+    body          the rest
+
+Every release reads all older versions. A newer version raises `EnvelopeTooNew`, so that a worker can leave the
+message for a newer one. There is no pickle here and never will be.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import math
+from collections.abc import Mapping
+from typing import Any, Literal, TypeVar, overload
+
+import msgspec
+
+from waypost.errors import (
+    BodyTooDeep,
+    BodyTooLarge,
+    EnvelopeTooNew,
+    InvalidBody,
+    InvalidHeaders,
+    Undecodable,
+)
+from waypost.identity import ID_CHARACTERS
+from waypost.policy import BODY_BYTES_MAX, HEADER_BYTES_MAX, HEADERS_MAX, JSON_DEPTH_MAX
+
+T = TypeVar("T")
+ContentType = Literal["application/octet-stream", "text/plain", "application/json"]
+
+VERSION = 1
+BYTES, TEXT, JSON = 0, 1, 2
+CONTENT_TYPES: tuple[ContentType, ...] = ("application/octet-stream", "text/plain", "application/json")
+_FIXED = 1 + ID_CHARACTERS + 1 + 4
+_NO_HEAD = b"\0\0\0\0"
+_CODES = (b"\0", b"\1", b"\2")
+_VERSION_BYTE = bytes([VERSION])
+
+_json_encoder = msgspec.json.Encoder()
+_json_sorted = msgspec.json.Encoder(order="sorted")
+_json_decoder = msgspec.json.Decoder()
+_head_encoder = msgspec.msgpack.Encoder()
+_head_decoder = msgspec.msgpack.Decoder(dict[str, Any])
+
+
+class Encoded(msgspec.Struct, frozen=True, gc=False):
+    """A body as bytes: what it is (`BYTES`, `TEXT`, `JSON`) and the name of its type, if it has one of its own."""
+
+    content: int
+    data: bytes
+    type_name: str | None
+
+
+class Envelope(msgspec.Struct, frozen=True):
+    """An envelope taken apart; the body is still bytes."""
+
+    id: str
+    content_type: ContentType
+    data: bytes
+    type_name: str | None = None
+    correlation_id: str | None = None
+    reply_to: str | None = None
+    #: W3C trace context: `traceparent` and `tracestate`.
+    trace: dict[str, str] = {}
+    headers: dict[str, str] = {}
+
+
+def encode_body(body: object) -> Encoded:
+    """Turn a body into bytes, or raise `InvalidBody`, `BodyTooLarge` or `BodyTooDeep`."""
+    kind = type(body)
+    if kind is dict or kind is list:
+        encoded = Encoded(JSON, _encode_json(body), None)
+    elif kind is str:
+        try:
+            encoded = Encoded(TEXT, body.encode(), None)  # type: ignore[attr-defined]
+        except UnicodeEncodeError:
+            raise InvalidBody("the text holds lone surrogates, which UTF-8 cannot carry") from None
+    elif isinstance(body, bytes | bytearray | memoryview):
+        encoded = Encoded(BYTES, bytes(body), None)
+    elif isinstance(body, str):
+        encoded = encode_body(str(body))
+    else:
+        encoded = Encoded(JSON, _encode_object(body), type_name_of(body))
+    if len(encoded.data) > BODY_BYTES_MAX:
+        raise BodyTooLarge(
+            f"the body has {len(encoded.data):,} bytes, the limit is {BODY_BYTES_MAX:,}; "
+            "put it into object storage and publish a reference"
+        )
+    return encoded
+
+
+def type_name_of(body: object) -> str | None:
+    """The name of a body's own type, None for plain JSON values."""
+    kind = type(body)
+    if dataclasses.is_dataclass(kind) or isinstance(body, msgspec.Struct) or hasattr(kind, "model_validate_json"):
+        return f"{kind.__module__}.{kind.__qualname__}"
+    return None
+
+
+def _encode_object(body: object) -> bytes:
+    dump = getattr(body, "model_dump_json", None)  # pydantic, without importing it
+    if dump is not None:
+        data: bytes = dump().encode()
+        _check_depth(data, None)
+        return data
+    return _encode_json(body)
+
+
+def _encode_json(body: object) -> bytes:
+    try:
+        data = _json_encoder.encode(body)
+    except RecursionError:
+        raise BodyTooDeep(f"the body is nested deeper than {JSON_DEPTH_MAX} levels, or holds itself") from None
+    except (TypeError, ValueError, OverflowError) as error:
+        raise InvalidBody(
+            f"a {type(body).__name__} cannot be published as it is ({error}); give bytes, text, JSON values, "
+            "a dataclass, a msgspec Struct or a pydantic model"
+        ) from None
+    _check_depth(data, body)
+    # msgspec writes NaN and infinity as null; looking only when there is a null keeps the common case cheap.
+    if b"null" in data and _holds_non_finite(body):
+        raise InvalidBody("the body holds NaN or infinity, which JSON cannot carry")
+    return data
+
+
+def _check_depth(data: bytes, body: object) -> None:
+    # Fewer brackets than levels allowed cannot be too deep, wherever they stand: two C scans decide nearly always.
+    if data.count(b"[") + data.count(b"{") <= JSON_DEPTH_MAX:
+        return
+    depth = deepest = 0
+    in_text = escaped = False
+    for byte in data:
+        if in_text:
+            if escaped:
+                escaped = False
+            elif byte == 0x5C:
+                escaped = True
+            elif byte == 0x22:
+                in_text = False
+        elif byte == 0x22:
+            in_text = True
+        elif byte in b"[{":
+            depth += 1
+            deepest = max(deepest, depth)
+        elif byte in b"]}":
+            depth -= 1
+    if deepest > JSON_DEPTH_MAX:
+        raise BodyTooDeep(f"the body is nested {deepest} levels deep, the limit is {JSON_DEPTH_MAX}")
+
+
+def _holds_non_finite(body: object) -> bool:
+    if isinstance(body, float):
+        return not math.isfinite(body)
+    if isinstance(body, Mapping):
+        return any(_holds_non_finite(value) for value in body.values())
+    if isinstance(body, list | tuple | set | frozenset):
+        return any(_holds_non_finite(value) for value in body)
+    if isinstance(body, msgspec.Struct):
+        return any(_holds_non_finite(getattr(body, name)) for name in body.__struct_fields__)
+    if dataclasses.is_dataclass(body):
+        return any(_holds_non_finite(getattr(body, field.name)) for field in dataclasses.fields(body))
+    return False
+
+
+def content_key(encoded: Encoded) -> str:
+    """The deduplication key of a body by its content: SHA-256 of the canonical form, type name included."""
+    data = encoded.data
+    if encoded.content == JSON:
+        data = _json_sorted.encode(_json_decoder.decode(data))
+    digest = hashlib.sha256(f"{encoded.content}:{encoded.type_name or ''}\n".encode())
+    digest.update(data)
+    return "sha256:" + digest.hexdigest()
+
+
+def encode_head(
+    *,
+    type_name: str | None = None,
+    correlation_id: str | None = None,
+    reply_to: str | None = None,
+    trace: Mapping[str, str] | None = None,
+    headers: Mapping[str, str] | None = None,
+) -> bytes:
+    """The optional part of an envelope with its length before it. Made once for a batch that shares it."""
+    head: dict[str, Any] = {}
+    if type_name is not None:
+        head["t"] = type_name
+    if correlation_id is not None:
+        head["c"] = _header_text("correlation_id", correlation_id)
+    if reply_to is not None:
+        head["r"] = _header_text("reply_to", reply_to)
+    if trace:
+        head["x"] = {_header_text("trace", k): _header_text("trace", v) for k, v in trace.items()}
+    if headers:
+        if len(headers) > HEADERS_MAX:
+            raise InvalidHeaders(f"{len(headers)} headers, the limit is {HEADERS_MAX}")
+        head["h"] = {_header_text("header name", k): _header_text(f"header {k!r}", v) for k, v in headers.items()}
+    if not head:
+        return _NO_HEAD
+    data = _head_encoder.encode(head)
+    if len(data) > HEADER_BYTES_MAX:
+        raise InvalidHeaders(f"headers take {len(data):,} bytes, the limit is {HEADER_BYTES_MAX:,}")
+    return len(data).to_bytes(4, "big") + data
+
+
+def _header_text(what: str, value: object) -> str:
+    if not isinstance(value, str):
+        raise InvalidHeaders(f"{what} must be text, not {type(value).__name__}")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise InvalidHeaders(f"{what} holds characters that UTF-8 cannot carry") from None
+    return value
+
+
+def make_envelope(message_id: str, encoded: Encoded, head: bytes = _NO_HEAD) -> bytes:
+    """Put an envelope together. `head` comes from `encode_head`."""
+    return b"".join((_VERSION_BYTE, message_id.encode(), _CODES[encoded.content], head, encoded.data))
+
+
+def open_envelope(data: bytes) -> Envelope:
+    """Take an envelope apart; raise `EnvelopeTooNew` or `Undecodable`."""
+    if not data:
+        raise Undecodable("the envelope is empty")
+    if data[0] > VERSION:
+        raise EnvelopeTooNew(
+            f"envelope version {data[0]} is newer than this release knows ({VERSION}); update waypost to read it"
+        )
+    try:
+        message_id = data[1 : 1 + ID_CHARACTERS].decode("ascii")
+        content_type = CONTENT_TYPES[data[1 + ID_CHARACTERS]]
+        body_at = _FIXED + int.from_bytes(data[_FIXED - 4 : _FIXED], "big")
+        if data[0] == 0 or len(data) < body_at:
+            raise Undecodable("the envelope is cut short or damaged")
+        if body_at == _FIXED:
+            return Envelope(message_id, content_type, data[_FIXED:])
+        head = _head_decoder.decode(data[_FIXED:body_at])
+        return Envelope(
+            message_id,
+            content_type,
+            data[body_at:],
+            head.get("t"),
+            head.get("c"),
+            head.get("r"),
+            head.get("x", {}),
+            head.get("h", {}),
+        )
+    except (IndexError, UnicodeDecodeError, msgspec.DecodeError):
+        raise Undecodable("the envelope is cut short or damaged") from None
+
+
+@overload
+def decode_body(content_type: str, data: bytes) -> Any: ...
+@overload
+def decode_body(content_type: str, data: bytes, as_type: type[T]) -> T: ...
+def decode_body(content_type: str, data: bytes, as_type: Any = None) -> Any:
+    """The body as it was published, or as `as_type`; `Undecodable` if it is not one."""
+    try:
+        if content_type == "application/octet-stream":
+            value: Any = data
+        elif content_type == "text/plain":
+            value = data.decode()
+        elif as_type is None or as_type is Any:
+            return _json_decoder.decode(data)
+        elif hasattr(as_type, "model_validate_json"):
+            return as_type.model_validate_json(data)
+        else:
+            return msgspec.json.decode(data, type=as_type)
+    except (msgspec.DecodeError, UnicodeDecodeError, ValueError, RecursionError) as error:
+        wanted = getattr(as_type, "__name__", None) or "JSON"
+        # Pydantic's text repeats the input; payloads stay out of errors.
+        text = str(error) if isinstance(error, msgspec.DecodeError) else type(error).__name__
+        raise Undecodable(f"the body is not a valid {wanted}: {text}") from None
+    if as_type is not None and as_type is not Any and not isinstance(value, as_type):
+        raise Undecodable(f"the body is {type(value).__name__}, not {as_type.__name__}")
+    return value

@@ -1,0 +1,197 @@
+"""Everything that waypost raises, as one tree.
+
+    WaypostError
+    ├── InvalidInput (ValueError)            the call is wrong; nothing was sent
+    │   ├── InvalidName                      a queue, key, group, namespace or reader name
+    │   ├── InvalidTime                      a naive datetime, a negative delay, both delay and at
+    │   ├── InvalidBody (TypeError too)      a body that has no faithful form
+    │   ├── BodyTooLarge
+    │   ├── BodyTooDeep
+    │   ├── InvalidHeaders
+    │   └── InvalidPolicy                    a queue setting that makes no sense
+    ├── ConfigurationError (ValueError)      the client was built wrongly
+    │   ├── InvalidUrl
+    │   ├── UnusableClient (TypeError too)   a Sentinel manager, a pipeline, a single-connection client
+    │   ├── MissingExtra (ImportError too)   the store's driver is not installed
+    │   └── ForkedClient (RuntimeError too)  a client made before a fork, used after it
+    ├── StoreError
+    │   ├── StoreUnavailable (ConnectionError)  no connection could be made; nothing was done
+    │   ├── OutcomeUnknown (ConnectionError)    the reply was lost for longer than the retry budget
+    │   ├── StoreFull (MemoryError too)         the store has no room; nothing was written
+    │   ├── ForeignData                         the key, file or table is not ours; nothing was touched
+    │   ├── SchemaTooNew / SchemaTooOld         the data belongs to another release
+    │   ├── OperationTooOld                     a repeat that arrived too late to be answered; it did not run
+    │   └── StoreFailed                         the store answered with an error that has no better name
+    ├── QueueFull                            `max_pending` is reached; nothing of the call was written
+    ├── KeyTaken (KeyError)                  `on_conflict="error"` and the key is in use
+    ├── PartialPublish                       a later part of a batch failed; carries what is known
+    ├── QueueDrained (RuntimeError)          this object was drained and publishes no more
+    ├── LeaseLost (RuntimeError)             the lease ended before the settle; the settle changed nothing
+    ├── Undecodable (ValueError)             an envelope or a body that cannot be read
+    │   └── EnvelopeTooNew                   written by a newer release: leave it for a newer worker
+    └── WaitTimeout (TimeoutError)           a wait ended without what it waited for
+
+Each class says in `outcome` whether what was asked for was `done`, `not done` or is `unknown`, so that a caller
+can decide about a repeat without knowing the class. Messages say what to do next; none holds a secret or a body.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+if TYPE_CHECKING:
+    from waypost.message import Published
+
+Outcome = Literal["done", "not done", "unknown"]
+
+
+class WaypostError(Exception):
+    """The root: catch this to catch everything that waypost raises on purpose."""
+
+    outcome: ClassVar[Outcome] = "not done"
+
+
+class InvalidInput(WaypostError, ValueError):
+    """Raised when an argument cannot be right, before anything is sent."""
+
+
+class InvalidName(InvalidInput):
+    """Raised when a queue, key, group, namespace or reader name breaks the syntax of names."""
+
+
+class InvalidTime(InvalidInput):
+    """Raised when a due time is naive, negative, or given twice."""
+
+
+class InvalidBody(InvalidInput, TypeError):
+    """Raised when a body has no faithful form as bytes, text or JSON."""
+
+
+class BodyTooLarge(InvalidInput):
+    """Raised when a body is larger than the limit."""
+
+
+class BodyTooDeep(InvalidInput):
+    """Raised when a JSON body is nested deeper than the limit."""
+
+
+class InvalidHeaders(InvalidInput):
+    """Raised when headers are too many, too large, or not text."""
+
+
+class InvalidPolicy(InvalidInput):
+    """Raised when a queue setting is unknown or makes no sense."""
+
+
+class ConfigurationError(WaypostError, ValueError):
+    """Raised when a client is built in a way that cannot work."""
+
+
+class InvalidUrl(ConfigurationError):
+    """Raised when a store URL cannot be understood."""
+
+
+class UnusableClient(ConfigurationError, TypeError):
+    """Raised when the caller's own client is of a kind that cannot be shared safely."""
+
+
+class MissingExtra(ConfigurationError, ImportError):
+    """Raised when a store's driver is not installed."""
+
+
+class ForkedClient(ConfigurationError, RuntimeError):
+    """Raised when an object made in a parent process is used after a fork."""
+
+
+class StoreError(WaypostError):
+    """Raised when the store did not do what it was asked to."""
+
+
+class StoreUnavailable(StoreError, ConnectionError):
+    """Raised when no connection could be made: nothing was sent, nothing was done."""
+
+
+class OutcomeUnknown(StoreError, ConnectionError):
+    """Raised when the request was sent, its reply was lost, and the retry budget is used up."""
+
+    outcome: ClassVar[Outcome] = "unknown"
+
+
+class StoreFull(StoreError, MemoryError):
+    """Raised when the store refuses a write for want of memory or disk. Claims and settles still work."""
+
+
+class ForeignData(StoreError):
+    """Raised when a key, file or table in our place was not made by waypost. Nothing was touched."""
+
+
+class SchemaTooNew(StoreError):
+    """Raised when the data was written by a newer release than this one."""
+
+
+class SchemaTooOld(StoreError):
+    """Raised when the data must be migrated before this release can use it."""
+
+
+class OperationTooOld(StoreError):
+    """Raised when a repeated call is so old that its first result is forgotten. It did not run again."""
+
+    outcome: ClassVar[Outcome] = "unknown"
+
+
+class StoreFailed(StoreError):
+    """Raised when the store answers with an error that has no better name here."""
+
+    outcome: ClassVar[Outcome] = "unknown"
+
+
+class QueueFull(WaypostError):
+    """Raised when a publish would pass `max_pending`. Nothing of the call was written."""
+
+
+class KeyTaken(WaypostError, KeyError):
+    """Raised when `on_conflict="error"` finds the key in use."""
+
+    def __init__(self, message: str, *, id: str) -> None:
+        super().__init__(message)
+        #: The message that holds the key.
+        self.id = id
+
+    def __str__(self) -> str:  # KeyError would show the repr
+        return str(self.args[0])
+
+
+class PartialPublish(WaypostError):
+    """Raised when a part of a batch failed after others succeeded.
+
+    `results` has an entry for each body in order, None where nothing was stored or it is not known;
+    `cause` is the error of the first part that failed.
+    """
+
+    outcome: ClassVar[Outcome] = "unknown"
+
+    def __init__(self, message: str, *, results: Sequence[Published | None], cause: BaseException) -> None:
+        super().__init__(message)
+        self.results = list(results)
+        self.cause = cause
+
+
+class QueueDrained(WaypostError, RuntimeError):
+    """Raised when a publish is tried through an object that was drained."""
+
+
+class LeaseLost(WaypostError, RuntimeError):
+    """Raised when a settle or renewal comes after its lease was lost. It changed nothing."""
+
+
+class Undecodable(WaypostError, ValueError):
+    """Raised when an envelope or body cannot be read."""
+
+
+class EnvelopeTooNew(Undecodable):
+    """Raised when an envelope was written by a newer release. It is left for newer workers."""
+
+
+class WaitTimeout(WaypostError, TimeoutError):
+    """Raised when a wait with a deadline ends empty-handed."""

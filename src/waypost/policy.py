@@ -1,0 +1,314 @@
+"""What a queue and a handler may decide, with every default and limit and what would break without it.
+
+Pure: no clock, no I/O. `Policy` is what a queue keeps in its store, the same for all clients. Retry policies
+belong to the handler's process and only compute numbers.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any, Literal, Protocol
+
+from msgspec import Struct, structs
+
+from waypost.errors import InvalidName, InvalidPolicy, InvalidTime
+
+OnConflict = Literal["keep", "replace", "extend", "error"]
+Overload = Literal["raise", "block", "drop_oldest"]
+JournalLevel = Literal["off", "failures", "all", "full"]
+
+# ---- limits: everything has one, so that no caller and no accident can hurt the store ----------------------
+
+#: Larger bodies belong in object storage with a reference here; they would stall every other client of the store.
+BODY_BYTES_MAX = 1024 * 1024
+#: Recursive decoders elsewhere fail on deep nesting; refuse it at the door.
+JSON_DEPTH_MAX = 64
+HEADERS_MAX = 64
+HEADER_BYTES_MAX = 8 * 1024
+#: One script or transaction handles at most this many messages or bytes: a longer one would block other clients.
+CHUNK_MESSAGES_MAX = 512
+CHUNK_BYTES_MAX = 4 * 1024 * 1024
+#: A caller's batch is cut into chunks; this bounds what one call may hold in memory.
+BATCH_MAX = 1_000_000
+KEY_CHARACTERS_MAX = 512
+GROUP_CHARACTERS_MAX = 128
+WORKER_CHARACTERS_MAX = 128
+#: Error texts are cut here: a traceback of megabytes must not end up in the store.
+ERROR_CHARACTERS_MAX = 8 * 1024
+REASON_CHARACTERS_MAX = 64
+PAGE_MAX = 1_000
+PRIORITY_MIN, PRIORITY_MAX, PRIORITY_DEFAULT = 0, 9, 5
+#: A timer may be years away, but not so far that milliseconds leave the exact range of a double.
+DUE_MS_MAX = 253_402_300_799_000  # the end of the year 9999
+
+#: A claim promotes and reclaims at most this many, so that a backlog cannot make it long.
+PROMOTE_MAX = 512
+RECLAIM_MAX = 256
+#: Messages over their delivery limit that one claim may bury while it looks for others.
+BURY_MAX = 256
+#: Results of this many operations are kept per session and queue, so that a lost reply can be asked for again.
+REPLAY_MAX = 128
+SLEEPER_TTL_MS = 60_000
+#: A continuation that cannot be delivered for so long is dead, `undeliverable`.
+OUTGOING_TTL_MS = 12 * 3_600_000
+#: How long a queue remembers which continuations arrived: longer than any of them can be resent.
+ARRIVAL_TTL_MS = 24 * 3_600_000
+MINUTES_KEPT = 1_440
+#: What the journal keeps at level `failures`.
+FAILURE_EVENTS = frozenset(
+    ("retried", "expired", "dead", "dropped", "cancelled", "dead_trimmed", "trimmed", "configured", "paused", "resumed")
+)
+#: Reclaimed and released messages stand before all others of their priority, at lease end minus this.
+HEAD_OFFSET = 2**48
+
+# ---- defaults of a client ---------------------------------------------------------------------------------
+
+START_TIMEOUT_SECONDS = 3.0
+RETRY_BUDGET_SECONDS = 120.0
+BACKOFF_FIRST_SECONDS = 0.01
+BACKOFF_MAX_SECONDS = 5.0
+BLOCK_TIMEOUT_SECONDS = 1.0
+WINDOW_SECONDS = 3600.0
+RESULT_TTL_SECONDS = 3600.0
+SAFETY_POLL_SECONDS = 5.0
+POLL_FIRST_SECONDS = 0.05
+
+QUEUE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:\-]{0,127}")
+NAMESPACE = re.compile(r"[A-Za-z][A-Za-z0-9_\-]{0,47}")
+RATE = re.compile(r"(\d{1,9})/(\d{0,6})(ms|s|m|h)")
+UNIT_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000}
+
+
+class Policy(Struct, frozen=True, forbid_unknown_fields=True):
+    """How a queue behaves: kept in the store, the same for every client.
+
+    Milliseconds here; `configure` takes seconds and checks. A change acts on the next claim, settle or publish.
+    """
+
+    #: None is at most once: a claim removes the message. A crash then loses it.
+    lease_ms: int | None = 60_000
+    #: Without it a message that kills its worker would kill workers for ever.
+    max_deliveries: int | None = 10
+    #: None: producers may fill the store.
+    max_pending: int | None = None
+    overload: Overload = "raise"
+    #: Across all workers.
+    max_running: int | None = None
+    #: At most `rate_count` claims in any `rate_per_ms`.
+    rate_count: int | None = None
+    rate_per_ms: int | None = None
+    journal: JournalLevel = "all"
+    #: Without it the history would fill the store.
+    journal_max: int = 1_000_000
+    #: None keeps dead letters until they are purged.
+    dead_max: int | None = None
+    dead_keep_ms: int | None = None
+    #: How many finished messages are kept to look at.
+    completed_max: int = 0
+
+    def changed(self, changes: Mapping[str, Any]) -> Policy:
+        """This policy with store-level changes applied."""
+        return structs.replace(self, **changes)
+
+    @property
+    def journal_slack(self) -> int:
+        """How far the journal may pass its cap before it is cut, so that cutting is rare and cheap."""
+        return max(CHUNK_MESSAGES_MAX, self.journal_max // 64)
+
+
+DEFAULT_POLICY = Policy()
+#: What `completed=True` keeps.
+COMPLETED_DEFAULT = 1_000
+
+
+def policy_changes(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Turn the keywords of `configure` (seconds, "100/m", True) into checked fields of `Policy`."""
+    changes: dict[str, Any] = {}
+    for name, value in settings.items():
+        match name:
+            case "lease":
+                changes["lease_ms"] = None if value is None else _positive_ms(name, value)
+            case "max_deliveries" | "max_pending" | "max_running" | "dead_max":
+                changes[name] = None if value is None else _positive(name, value)
+            case "overload":
+                changes[name] = _one_of(name, value, ("raise", "block", "drop_oldest"))
+            case "rate":
+                count, per = (None, None) if value is None else parse_rate(value)
+                changes["rate_count"], changes["rate_per_ms"] = count, per
+            case "journal":
+                changes[name] = _one_of(name, value, ("off", "failures", "all", "full"))
+            case "journal_max":
+                changes[name] = _positive(name, value)
+            case "dead_keep":
+                changes["dead_keep_ms"] = None if value is None else _positive_ms(name, value)
+            case "completed":
+                if isinstance(value, bool) or value is None:
+                    changes["completed_max"] = COMPLETED_DEFAULT if value else 0
+                else:
+                    changes["completed_max"] = _positive(name, value)
+            case _:
+                raise InvalidPolicy(
+                    f"unknown queue setting {name!r}; known are lease, max_deliveries, max_pending, overload, "
+                    "max_running, rate, journal, journal_max, dead_max, dead_keep, completed"
+                )
+    return changes
+
+
+def parse_rate(value: str) -> tuple[int, int]:
+    """Read "100/m", "5/s" or "10/500ms" as (count, window in milliseconds)."""
+    match = RATE.fullmatch(value) if isinstance(value, str) else None
+    if match is None:
+        raise InvalidPolicy(f'rate must look like "100/m", "5/s" or "10/500ms", not {value!r}')
+    count, times, unit = int(match[1]), int(match[2] or 1), UNIT_MS[match[3]]
+    if count < 1 or times < 1:
+        raise InvalidPolicy(f"rate must be at least one per window, not {value!r}; use pause to stop a queue")
+    return count, times * unit
+
+
+def _positive(name: str, value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 2**40:
+        raise InvalidPolicy(f"{name} must be a whole number of at least 1, not {value!r}")
+    return value
+
+
+def _positive_ms(name: str, value: Any) -> int:
+    seconds = value.total_seconds() if isinstance(value, timedelta) else value
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0.001 <= seconds <= 1e9:
+        raise InvalidPolicy(f"{name} must be a duration of at least a millisecond, not {value!r}")
+    return round(seconds * 1000)
+
+
+def _one_of(name: str, value: Any, allowed: tuple[str, ...]) -> str:
+    if value not in allowed:
+        raise InvalidPolicy(f"{name} must be one of {', '.join(allowed)}, not {value!r}")
+    return str(value)
+
+
+# ---- names and times -----------------------------------------------------------------------------------------
+
+
+def check_queue(name: str) -> str:
+    """Return a queue name unchanged, or raise `InvalidName`."""
+    if not isinstance(name, str) or QUEUE_NAME.fullmatch(name) is None:
+        raise InvalidName(
+            f"queue name {_shown(name)} is not allowed: 1 to 128 of A-Z a-z 0-9 . _ : -, starting with a letter or digit"
+        )
+    return name
+
+
+def check_namespace(name: str) -> str:
+    """Return a namespace unchanged, or raise `InvalidName`."""
+    if not isinstance(name, str) or NAMESPACE.fullmatch(name) is None:
+        raise InvalidName(
+            f"namespace {_shown(name)} is not allowed: 1 to 48 of A-Z a-z 0-9 _ -, starting with a letter"
+        )
+    return name
+
+
+def check_text(what: str, value: str, characters_max: int) -> str:
+    """Return a key, group or other short text unchanged, or raise `InvalidName`."""
+    if not isinstance(value, str) or not value or len(value) > characters_max or "\0" in value:
+        raise InvalidName(f"{what} must be text of 1 to {characters_max} characters without NUL, not {_shown(value)}")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise InvalidName(f"{what} holds characters that UTF-8 cannot carry: {_shown(value)}") from None
+    return value
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def due_ms(delay: float | timedelta | None, at: datetime | None) -> tuple[int, int | None]:
+    """Turn `delay` or `at` into (milliseconds from now, None) or (0, absolute milliseconds)."""
+    if at is not None:
+        if delay is not None:
+            raise InvalidTime("give either delay or at, not both")
+        if not isinstance(at, datetime):
+            raise InvalidTime(f"at must be a datetime with a time zone, not {type(at).__name__}")
+        if at.tzinfo is None or at.utcoffset() is None:
+            raise InvalidTime(
+                "at must carry a time zone, for example datetime.now(timezone.utc) + …; naive times are ambiguous"
+            )
+        return 0, max(0, round(at.astimezone(UTC).timestamp() * 1000))
+    if delay is None:
+        return 0, None
+    seconds = delay.total_seconds() if isinstance(delay, timedelta) else delay
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or seconds != seconds:
+        raise InvalidTime(f"delay must be seconds or a timedelta, not {delay!r}")
+    if not -1e12 < seconds * 1000 < DUE_MS_MAX / 2:
+        raise InvalidTime(f"delay of {seconds} seconds is out of range")
+    return max(0, round(seconds * 1000)), None
+
+
+# ---- retry policies ------------------------------------------------------------------------------------------
+
+
+class RetryPolicy(Protocol):
+    """How long to wait after a failure, or None when it is time to give up. Any object with `delay` will do."""
+
+    def delay(self, attempt: int, error: BaseException | None = None) -> float | None:
+        """Seconds before the next try after failure number `attempt` (the first is 1), or None: no more."""
+
+
+class _Bounded(Struct, frozen=True, kw_only=True):
+    """What the ready-made policies share."""
+
+    #: Tries in all, the first included.
+    attempts: int = 10
+    #: A thousand messages that failed together must not all come back together.
+    jitter: float = 0.2
+
+    def _spread(self, seconds: float) -> float:
+        return max(0.0, seconds * (1 + random.uniform(-self.jitter, self.jitter)))
+
+    def _base(self, attempt: int) -> float:
+        raise NotImplementedError
+
+    def delay(self, attempt: int, error: BaseException | None = None) -> float | None:
+        """Seconds before the next try after failure number `attempt`, or None: no more."""
+        return None if attempt >= self.attempts else self._spread(self._base(attempt))
+
+
+class Exponential(_Bounded, frozen=True, kw_only=True):
+    """1 s, 2 s, 4 s … up to `cap`. The default."""
+
+    first: float = 1.0
+    factor: float = 2.0
+    cap: float = 300.0
+
+    def _base(self, attempt: int) -> float:
+        # 2 ** 1000 would overflow a float long before the cap is applied.
+        return min(self.cap, self.first * self.factor ** min(attempt - 1, 60))
+
+
+class Linear(_Bounded, frozen=True, kw_only=True):
+    """`step`, 2 × `step`, 3 × `step` … up to `cap`."""
+
+    step: float = 5.0
+    cap: float = 300.0
+
+    def _base(self, attempt: int) -> float:
+        return min(self.cap, self.step * attempt)
+
+
+class Constant(_Bounded, frozen=True, kw_only=True):
+    """The same pause every time."""
+
+    pause: float = 5.0
+
+    def _base(self, attempt: int) -> float:
+        return self.pause
+
+
+class NoRetry(Struct, frozen=True):
+    """The first failure is the last."""
+
+    def delay(self, attempt: int, error: BaseException | None = None) -> float | None:
+        """Always None."""
+        return None

@@ -1,0 +1,1 @@
+"""Stores: one contract (`port`), one reference model (`memory`), and its translations."""

@@ -1,0 +1,171 @@
+"""The book of a queue model: its records, counters and journal, the results it remembers and who sleeps."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from dataclasses import dataclass, field
+
+from waypost.errors import OperationTooOld
+from waypost.identity import Operation
+from waypost.message import MINUTE_COUNTERS, Event, EventName, MessageState, Stored
+from waypost.policy import DEFAULT_POLICY, FAILURE_EVENTS, MINUTES_KEPT, REPLAY_MAX, SLEEPER_TTL_MS
+
+
+@dataclass(slots=True)
+class Record:
+    """A message and all that is known of it."""
+
+    id: str
+    envelope: bytes
+    key: str | None
+    group: str | None
+    priority: int
+    published_ms: int
+    ready_ms: int
+    state: MessageState = "ready"
+    #: Order within a priority: the queue's sequence, or before all of it after a reclaim or release.
+    position: int = 0
+    token: int = 0
+    deliveries: int = 0
+    attempts: int = 0
+    nonce: bytes = b""
+    worker: str | None = None
+    claimed_ms: int | None = None
+    lease_end_ms: int | None = None
+    cancel_requested: bool = False
+    #: What made it claimable again, for the next claim to say.
+    cause: str | None = None
+    ended_ms: int | None = None
+    reason: str | None = None
+    error_type: str | None = None
+    error: str | None = None
+
+    def stored(self) -> Stored:
+        leased = self.state == "leased"
+        return Stored(
+            self.id, self.state, self.key, self.group, self.priority, self.token, self.deliveries, self.attempts,
+            self.published_ms, self.ready_ms, self.envelope,
+            self.claimed_ms if leased else None, self.lease_end_ms if leased else None,
+            self.worker if leased else None, self.cancel_requested,
+            self.ended_ms, self.reason, self.error_type, self.error,
+        )  # fmt: skip
+
+
+def run_of(now: int, record: Record) -> dict[str, object]:
+    """What every event that ends a lease says: who held it, and for how long."""
+    return {"worker": record.worker, "run_ms": now - (record.claimed_ms or 0)}
+
+
+@dataclass(slots=True)
+class Replays:
+    """The last results of one session, by operation number."""
+
+    newest: int = 0
+    results: dict[int, object] = field(default_factory=dict)
+
+
+class Book:
+    """Counts and notes. A queue model is a book that also moves messages."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.policy = DEFAULT_POLICY
+        self.paused = False
+        self.replays: dict[bytes, Replays] = {}
+        self.sleepers: dict[str, int] = {}
+        #: Until when the memory of sleepers can be trusted; after it everybody is woken once.
+        self.sleepers_known_until = 0
+        self.counts: Counter[str] = Counter()
+        self.minutes: dict[int, Counter[str]] = {}
+        self.journal: deque[Event] = deque()
+        self.journal_first = 1
+        self.journal_last = 0
+        self.readers: dict[str, int] = {}
+
+    def count_up(self, now: int, name: str) -> None:
+        self.counts[name] += 1
+        if name in MINUTE_COUNTERS:
+            minute = now // 60_000
+            self.minutes.setdefault(minute, Counter())[name] += 1
+            for old in [m for m in self.minutes if m <= minute - MINUTES_KEPT]:
+                del self.minutes[old]
+
+    # ---- the journal -------------------------------------------------------------------------------------
+
+    def note(
+        self, now: int, event: EventName, operation: Operation | None, record: Record | None, **details: object
+    ) -> None:
+        """Append one event, in the same step as what it tells."""
+        level = self.policy.journal
+        if level == "off" or (level == "failures" and event not in FAILURE_EVENTS):
+            return
+        if record is not None:
+            details = {
+                "message_id": record.id, "key": record.key, "group": record.group, "priority": record.priority,
+                "token": record.token, "claims": record.token, "deliveries": record.deliveries,
+                "attempts": record.attempts, "size": len(record.envelope),
+            } | details  # fmt: skip
+        self.journal_last += 1
+        details["operation_id"] = None if operation is None else str(operation)
+        self.journal.append(Event(self.name, self.journal_last, now, event, **details))  # type: ignore[arg-type]
+        kept = self.journal_last - self.journal_first + 1
+        if kept >= self.policy.journal_max + self.policy.journal_slack:
+            self._trim_journal(now, self.journal_last - self.policy.journal_max + 1, hard=True)
+
+    def _trim_journal(self, now: int, first: int, *, hard: bool) -> None:
+        unread_from = min(self.readers.values(), default=first - 1) + 1
+        before = self.journal_first
+        while self.journal and self.journal[0].number < first:
+            self.journal.popleft()
+        self.journal_first = first
+        if hard and unread_from < first:
+            cut = max(before, unread_from)
+            self.note(now, "trimmed", None, None, cause="hard_cap", reason=f"{cut}-{first - 1}", size=first - cut)
+
+    def trim_journal(self, now: int, up_to: int) -> int:
+        """Forget events up to a number, but none that a registered reader has not read. Returns the first kept."""
+        read_to = min(self.readers.values(), default=self.journal_last)
+        first = min(up_to, read_to, self.journal_last) + 1
+        if first > self.journal_first:
+            self._trim_journal(now, first, hard=False)
+        return self.journal_first
+
+    def reader(self, name: str, read_to: int | None) -> int:
+        """Register a reader, or move it forward; where it stands."""
+        position = self.readers.get(name, self.journal_first - 1)
+        self.readers[name] = max(position, min(read_to, self.journal_last)) if read_to is not None else position
+        return self.readers[name]
+
+    # ---- operations, sleepers ----------------------------------------------------------------------------
+
+    def replayed(self, operation: Operation) -> object | None:
+        """The first result of this operation, None if it is new; too old to know raises."""
+        replays = self.replays.get(operation.session)
+        if replays is None:
+            return None
+        if operation.number <= replays.newest - REPLAY_MAX:
+            raise OperationTooOld(
+                f"operation {operation} on queue {self.name} is older than the last {REPLAY_MAX} of its session: "
+                "its first result is forgotten, and it did not run again"
+            )
+        return replays.results.get(operation.number)
+
+    def remember(self, operation: Operation, result: object) -> None:
+        replays = self.replays.setdefault(operation.session, Replays())
+        replays.newest = max(replays.newest, operation.number)
+        replays.results[operation.number] = result
+        replays.results.pop(operation.number - REPLAY_MAX, None)
+
+    def wake(self, now: int, count: int) -> list[str]:
+        """Take up to `count` sleepers out of the memory, longest asleep first; `*` if the memory is gone."""
+        if count == 0 or self.paused:
+            return []
+        if self.sleepers_known_until <= now:
+            self.sleepers.clear()
+            self.sleepers_known_until = now + SLEEPER_TTL_MS
+            return ["*"]
+        awake = sorted((until, name) for name, until in self.sleepers.items() if until > now)
+        names = [name for _, name in awake[:count]]
+        for name in names:
+            del self.sleepers[name]
+        return names

@@ -1,0 +1,563 @@
+"""One queue as a model: what each verb means, told in plain Python.
+
+Other stores translate this file. Where they are clever, it is dull; where they differ from it, they are wrong: the
+conformance suite and the state machine compare them step by step.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from waypost.errors import QueueFull
+from waypost.identity import Operation
+from waypost.message import (
+    MINUTE_COUNTERS,
+    REDELIVERY_CAUSES,
+    CancelStatus,
+    Claimed,
+    EventName,
+    ExtendStatus,
+    Lease,
+    Ledger,
+    MessageState,
+    Minute,
+    Published,
+    PublishStatus,
+    Purged,
+    Redriven,
+    Settlement,
+    SettleStatus,
+    Stats,
+)
+from waypost.policy import (
+    ARRIVAL_TTL_MS,
+    BURY_MAX,
+    HEAD_OFFSET,
+    MINUTES_KEPT,
+    PROMOTE_MAX,
+    RECLAIM_MAX,
+    SLEEPER_TTL_MS,
+)
+from waypost.store.memory.book import Book, Record, run_of
+from waypost.store.port import Draft, Hold, Target
+
+#: Ends after which a key is free at once, even inside its window.
+FREES_WINDOW = frozenset(("dead", "cancelled", "dropped", "replaced"))
+
+
+#: The order in which each state is listed.
+ORDERS: dict[MessageState, Callable[[Record], tuple[object, ...]]] = {
+    "ready": lambda r: (-r.priority, r.position, r.id),
+    "delayed": lambda r: (r.ready_ms, r.id),
+    "waiting": lambda r: (r.id,),
+    "leased": lambda r: (r.lease_end_ms or 0, r.id),
+    "dead": lambda r: (r.ended_ms or 0, r.id),
+}
+
+
+@dataclass(slots=True)
+class Holder:
+    """Who has a key: its message, and the next generation that waits for that message to end."""
+
+    owner: str
+    parked: str | None = None
+
+
+class QueueModel(Book):
+    """A queue. Every method is one atomic step at store time `now`."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.messages: dict[str, Record] = {}
+        self.keys: dict[str, Holder] = {}
+        self.windows: dict[str, tuple[str, int]] = {}
+        self.completed: deque[Record] = deque()
+        self.results: dict[str, tuple[bytes, int]] = {}
+        self.arrivals: dict[str, int] = {}
+        self.sequence = 0
+        #: Messages that became claimable in the step under way: so many sleepers are worth waking.
+        self.freshly_ready = 0
+        self.rate_log: list[tuple[int, int]] = []
+
+    # ---- publish -----------------------------------------------------------------------------------------
+
+    def publish(self, now: int, drafts: Sequence[Draft], operation: Operation | None) -> list[Published]:
+        plans = [self._plan(now, draft) for draft in drafts]
+        self._make_room(now, drafts, plans, operation)
+        return [
+            self._store(now, draft, action, holder_id, operation)
+            for draft, (action, holder_id) in zip(drafts, plans, strict=True)
+        ]
+
+    def _plan(self, now: int, draft: Draft) -> tuple[str, str]:
+        """What to do with a draft, and the id of the message that it concerns: reads only."""
+        if draft.forwarded and (draft.id in self.messages or self.arrivals.get(draft.id, 0) > now):
+            return "arrived", draft.id
+        if draft.key is None:
+            return "new", draft.id
+        holder = self.keys.get(draft.key)
+        if holder is None:
+            holder_id, until = self.windows.get(draft.key, ("", 0))
+            if until <= now:
+                return "new", draft.id
+            return ("conflict" if draft.on_conflict == "error" else "duplicate"), holder_id
+        standing = holder.parked or holder.owner
+        if draft.on_conflict == "keep":
+            return "duplicate", standing
+        if draft.on_conflict == "error":
+            return "conflict", standing
+        if holder.parked is None and self.messages[holder.owner].state == "leased":
+            return "park", holder.owner
+        return draft.on_conflict, standing
+
+    def _make_room(
+        self, now: int, drafts: Sequence[Draft], plans: list[tuple[str, str]], operation: Operation | None
+    ) -> None:
+        cap = self.policy.max_pending
+        # Continuations are part of a settle that has happened: they are never refused.
+        added = sum(
+            action in ("new", "park") and not draft.forwarded for draft, (action, _) in zip(drafts, plans, strict=True)
+        )
+        if cap is None or added == 0:
+            return
+        pending = self.count("ready") + self.count("delayed") + self.count("waiting")
+        over = pending + added - cap
+        if over <= 0:
+            return
+        if self.policy.overload == "drop_oldest":
+            concerned = {holder_id for _, holder_id in plans}
+            droppable = [r for r in self._ready() if r.id not in concerned]
+            droppable.sort(key=lambda r: (r.priority, r.position, r.id))
+            if len(droppable) >= over:
+                for record in droppable[:over]:
+                    self._end(now, record, "dropped", operation, cause="overload")
+                return
+        raise QueueFull(
+            f"queue {self.name} holds {pending} messages that wait and its max_pending is {cap}; "
+            "retry later, raise max_pending or add workers"
+        )
+
+    def _store(self, now: int, draft: Draft, action: str, holder_id: str, operation: Operation | None) -> Published:
+        status: PublishStatus
+        if action in ("duplicate", "conflict", "arrived"):
+            self.count_up(now, "duplicates")
+            self.note(now, "duplicate", operation, None, message_id=holder_id, key=draft.key)
+            return Published(holder_id, "conflict" if action == "conflict" else "duplicate")
+        due = draft.at_ms if draft.at_ms is not None else now + draft.delay_ms
+        if action == "extend":
+            record = self.messages[holder_id]
+            record.ready_ms = max(due, now)
+            if record.state != "waiting":
+                self._make_claimable(now, record, record.ready_ms)
+            self.note(now, "postponed", operation, record, due_ms=record.ready_ms)
+            return Published(record.id, "extended")
+
+        record = Record(draft.id, draft.envelope, draft.key, draft.group, draft.priority, now, max(due, now))
+        cause: str | None = "forwarded" if draft.forwarded else None
+        status = "delayed" if due > now else "queued"
+        if action == "park":
+            record.state, cause = "waiting", "parked"
+            self.keys[draft.key or ""].parked = record.id
+            status = "replaced" if draft.on_conflict == "replace" else "extended"
+        elif action == "replace":
+            cause, status = "replace", "replaced"
+            old = self.messages[holder_id]
+            holder = self.keys[draft.key or ""]
+            if old.state == "waiting":
+                record.state, holder.parked = "waiting", record.id
+            else:
+                holder.owner = record.id
+            self._end(now, old, "replaced", operation, cause="publish")
+        elif draft.key is not None:
+            self.keys[draft.key] = Holder(record.id)
+        if draft.key is not None and draft.window_ms:
+            self.windows[draft.key] = (record.id, now + draft.window_ms)
+        if draft.forwarded:
+            self.arrivals = {id: until for id, until in self.arrivals.items() if until > now}
+            self.arrivals[draft.id] = now + ARRIVAL_TTL_MS
+        self.messages[record.id] = record
+        if record.state != "waiting":
+            self._make_claimable(now, record, record.ready_ms)
+        self.count_up(now, "published")
+        body = (draft.journal_copy or draft.envelope) if self.policy.journal == "full" else None
+        self.note(
+            now, "published", operation, record, cause=cause, due_ms=record.ready_ms if due > now else None, body=body
+        )
+        return Published(record.id, status)
+
+    # ---- claim -------------------------------------------------------------------------------------------
+
+    def claim(
+        self, now: int, limit: int, operation: Operation, worker: str, sleeper: str | None
+    ) -> tuple[Claimed, list[str]]:
+        if sleeper is not None:
+            self.sleepers.pop(sleeper, None)
+        leases: list[Lease] = []
+        next_rate_ms = None
+        if not self.paused:
+            self._promote(now, operation)
+            self._reclaim(now, operation)
+            room, next_rate_ms = self._room(now, limit)
+            leases = self._lease(now, room, operation, worker)
+        self._trim_dead(now)
+        if not leases and sleeper is not None:
+            self.sleepers[sleeper] = now + SLEEPER_TTL_MS
+            self.sleepers_known_until = now + SLEEPER_TTL_MS
+        return self._claimed(now, leases, next_rate_ms), [lease.id for lease in leases]
+
+    def claim_again(self, now: int, ids: Iterable[str], operation: Operation) -> Claimed:
+        """The answer to a repeated claim: what is still leased under its nonce, armed anew, nothing counted."""
+        leases = []
+        for message_id in ids:
+            record = self.messages.get(message_id)
+            if record is not None and record.state == "leased" and record.nonce == operation.nonce:
+                if self.policy.lease_ms is not None:
+                    record.lease_end_ms = now + self.policy.lease_ms
+                leases.append(self._lease_of(record))
+        return self._claimed(now, leases, None)
+
+    def _claimed(self, now: int, leases: list[Lease], next_rate_ms: int | None) -> Claimed:
+        return Claimed(leases, self.next_due(now), self.next_lease(now), next_rate_ms, self.paused, 0)
+
+    def _promote(self, now: int, operation: Operation) -> None:
+        due = sorted((r for r in self._in("delayed") if r.ready_ms <= now), key=lambda r: (r.ready_ms, r.id))
+        for record in due[:PROMOTE_MAX]:
+            self._make_claimable(now, record, record.ready_ms)
+            self.note(now, "promoted", operation, record, cause="due")
+
+    def _reclaim(self, now: int, operation: Operation) -> None:
+        expired = [r for r in self._in("leased") if (r.lease_end_ms or 0) <= now]
+        expired.sort(key=lambda r: (r.lease_end_ms or 0, r.id))
+        for record in expired[:RECLAIM_MAX]:
+            if self._ends_otherwise(now, record, operation, "expired"):
+                continue
+            self.count_up(now, "expired")
+            self.note(now, "expired", operation, record, **run_of(now, record))
+            deadline = record.lease_end_ms or 0
+            self._to_head(record, deadline, "expired")
+
+    def _room(self, now: int, limit: int) -> tuple[int, int | None]:
+        """How many may be leased now, and how long until the rate lets another one through."""
+        policy, room, next_rate_ms = self.policy, limit, None
+        if policy.max_running is not None:
+            room = min(room, max(0, policy.max_running - self.count("leased")))
+        if policy.rate_count is not None and policy.rate_per_ms is not None:
+            self.rate_log = [(at, n) for at, n in self.rate_log if at > now - policy.rate_per_ms]
+            allowed = policy.rate_count - sum(n for _, n in self.rate_log)
+            if allowed <= 0:
+                next_rate_ms = self.rate_log[0][0] + policy.rate_per_ms - now
+            room = min(room, max(0, allowed))
+        return room, next_rate_ms
+
+    def _lease(self, now: int, room: int, operation: Operation, worker: str) -> list[Lease]:
+        leases: list[Lease] = []
+        buried = 0
+        for record in sorted(self._ready(), key=lambda r: (-r.priority, r.position, r.id)):
+            if len(leases) == room:
+                break
+            if self.policy.max_deliveries is not None and record.deliveries >= self.policy.max_deliveries:
+                if buried == BURY_MAX:
+                    break
+                buried += 1
+                self._bury(now, record, "max_deliveries", operation)
+                continue
+            self.count_up(now, "claims")
+            self.count_up(now, "first_claims" if record.token == 0 else f"again_{record.cause}")
+            record.token += 1
+            record.deliveries += 1
+            record.nonce, record.worker, record.claimed_ms = operation.nonce, worker, now
+            self.note(
+                now, "claimed", operation, record,
+                worker=worker, wait_ms=now - record.ready_ms, cause=record.cause,
+            )  # fmt: skip
+            if self.policy.lease_ms is None:
+                record.lease_end_ms = None
+                leases.append(self._lease_of(record))
+                self._end(now, record, "done", operation, cause="at_most_once")
+                continue
+            record.state = "leased"
+            record.lease_end_ms = now + self.policy.lease_ms
+            leases.append(self._lease_of(record))
+        if leases and self.policy.rate_count is not None:
+            self.rate_log.append((now, len(leases)))
+        return leases
+
+    @staticmethod
+    def _lease_of(r: Record) -> Lease:
+        return Lease(
+            r.id, r.token, r.nonce, r.deliveries, r.attempts, r.priority, r.key, r.group,
+            r.published_ms, r.ready_ms, r.claimed_ms or 0, r.lease_end_ms, r.envelope,
+        )  # fmt: skip
+
+    # ---- settle, extend, cancel --------------------------------------------------------------------------
+
+    def held(self, id: str, token: int, nonce: bytes) -> Record | None:
+        """The fence: the message, if this token and nonce still hold its lease."""
+        record = self.messages.get(id)
+        if record is None or record.state != "leased" or record.token != token or record.nonce != nonce:
+            return None
+        return record
+
+    def settle(self, now: int, settlement: Settlement, operation: Operation) -> SettleStatus:
+        record = self.held(settlement.id, settlement.token, settlement.nonce)
+        if record is None:
+            return "lost"
+        outcome = settlement.outcome
+        if outcome == "done":
+            if settlement.result is not None:
+                self.results = {id: kept for id, kept in self.results.items() if kept[1] > now}
+                self.results[record.id] = (settlement.result, now + settlement.result_ttl_ms)
+            self._end(now, record, "done", operation)
+            return "done"
+        if record.cancel_requested:
+            self._end(now, record, "cancelled", operation, cause=outcome)
+            return "cancelled"
+        record.error_type, record.error = settlement.error_type, settlement.error
+        if outcome == "dead":
+            self._bury(now, record, settlement.reason or "rejected", operation)
+            return "dead"
+        if outcome == "drop":
+            self._end(now, record, "dropped", operation, cause="drop")
+            return "dropped"
+        if self._ends_otherwise(now, record, operation, outcome):
+            return "replaced"
+        status: SettleStatus
+        if outcome == "release":
+            status = "released"
+            record.deliveries -= 1
+            self.count_up(now, status)
+            self.note(now, status, operation, record, **run_of(now, record))
+            self._to_head(record, now, status)
+            return status
+        if outcome == "retry":
+            status = "retried"
+            record.attempts += 1
+        else:
+            status = "snoozed"
+            record.deliveries -= 1
+        record.ready_ms, record.cause = now + settlement.after_ms, status
+        self.count_up(now, status)
+        self.note(
+            now, status, operation, record, due_ms=record.ready_ms,
+            reason=settlement.reason, error_type=settlement.error_type, **run_of(now, record),
+        )  # fmt: skip
+        self._make_claimable(now, record, record.ready_ms)
+        return status
+
+    def extend(self, now: int, hold: Hold) -> ExtendStatus:
+        record = self.held(hold.id, hold.token, hold.nonce)
+        if record is None:
+            return "lost"
+        if self.policy.lease_ms is not None:
+            record.lease_end_ms = now + self.policy.lease_ms
+        return "cancel" if record.cancel_requested else "ok"
+
+    def cancel(self, now: int, target: Target, operation: Operation) -> CancelStatus:
+        if target.key is not None:
+            holder = self.keys.get(target.key)
+            if holder is None:
+                return "finished" if self.windows.get(target.key, ("", 0))[1] > now else "unknown"
+            if holder.parked is not None:
+                self._end(now, self.messages[holder.parked], "cancelled", operation, cause="request")
+            return self._cancel_one(now, self.messages[holder.owner], operation)
+        record = self.messages.get(target.id or "")
+        if record is not None:
+            return self._cancel_one(now, record, operation)
+        kept = self.results.get(target.id or "")
+        if any(r.id == target.id for r in self.completed) or (kept is not None and kept[1] > now):
+            return "finished"
+        return "unknown"
+
+    def _cancel_one(self, now: int, record: Record, operation: Operation) -> CancelStatus:
+        if record.state == "dead":
+            return "finished"
+        if record.state == "leased":
+            if not record.cancel_requested:
+                record.cancel_requested = True
+                self.note(now, "cancel_requested", operation, record)
+            return "requested"
+        self._end(now, record, "cancelled", operation, cause="request")
+        return "cancelled"
+
+    # ---- dead letters ------------------------------------------------------------------------------------
+
+    def redrive(self, now: int, limit: int, operation: Operation, ids: Sequence[str], reason: str | None) -> Redriven:
+        dead = sorted(self._in("dead"), key=lambda r: (r.ended_ms or 0, r.id))
+        chosen = [r for r in dead if (not ids or r.id in ids) and (reason is None or r.reason == reason)]
+        if reason is None and not ids:
+            # Without a filter, those left dead as duplicates would be chosen again and again.
+            chosen = [r for r in chosen if r.reason != "duplicate"]
+        moved, duplicates = [], []
+        for record in chosen[:limit]:
+            if record.key is not None and record.key in self.keys:
+                record.reason = "duplicate"
+                duplicates.append(record.id)
+                continue
+            if record.key is not None:
+                self.keys[record.key] = Holder(record.id)
+            record.deliveries = record.attempts = 0
+            record.reason = record.error_type = record.error = record.ended_ms = None
+            record.ready_ms, record.cause, record.cancel_requested = now, "redriven", False
+            self.counts["redriven"] += 1
+            self.note(now, "redriven", operation, record)
+            self._make_claimable(now, record, now)
+            moved.append(record.id)
+        return Redriven(moved, duplicates, len(chosen) > limit)
+
+    def purge(self, now: int, state: MessageState, limit: int, operation: Operation) -> Purged:
+        if state == "done":
+            removed = min(limit, len(self.completed))
+            for _ in range(removed):
+                self.completed.popleft()
+            return Purged(removed, bool(self.completed))
+        chosen = sorted(self._in(state), key=ORDERS[state])
+        for record in chosen[:limit]:
+            if state == "dead":
+                del self.messages[record.id]
+                self.note(now, "dead_trimmed", operation, record, cause="purge")
+            else:
+                self._end(now, record, "cancelled", operation, cause="purge")
+        return Purged(min(limit, len(chosen)), len(chosen) > limit)
+
+    def _bury(self, now: int, record: Record, reason: str, operation: Operation) -> None:
+        record.reason = reason
+        record.ended_ms = now
+        self._end(now, record, "dead", operation)
+        self._trim_dead(now)
+
+    def _trim_dead(self, now: int) -> None:
+        dead = sorted(self._in("dead"), key=lambda r: (r.ended_ms or 0, r.id))
+        surplus = 0 if self.policy.dead_max is None else max(0, len(dead) - self.policy.dead_max)
+        keep = self.policy.dead_keep_ms
+        old = 0 if keep is None else sum((r.ended_ms or 0) <= now - keep for r in dead)
+        for record in dead[: min(RECLAIM_MAX, max(surplus, old))]:
+            del self.messages[record.id]
+            self.note(now, "dead_trimmed", None, record, cause="dead_max" if surplus else "dead_keep")
+
+    # ---- how a message moves -----------------------------------------------------------------------------
+
+    def _make_claimable(self, now: int, record: Record, ready_ms: int) -> None:
+        """To the end of its priority, or to the timers if its time has not come."""
+        record.ready_ms = ready_ms
+        if ready_ms > now:
+            record.state = "delayed"
+            return
+        record.state = "ready"
+        self.freshly_ready += 1
+        self.sequence += 1
+        record.position = self.sequence
+
+    def _to_head(self, record: Record, ready_ms: int, cause: str) -> None:
+        """Before all others of its priority, in the order of `ready_ms`."""
+        record.state, record.cause, record.ready_ms = "ready", cause, ready_ms
+        record.position = ready_ms - HEAD_OFFSET
+        self.freshly_ready += 1
+
+    def _ends_otherwise(self, now: int, record: Record, operation: Operation, cause: str) -> bool:
+        """A delivery that would go back ends here instead if it was cancelled, or its key's next generation waits."""
+        if record.cancel_requested:
+            self._end(now, record, "cancelled", operation, cause=cause)
+            return True
+        if record.key is not None and self.keys[record.key].parked is not None:
+            self._end(now, record, "replaced", operation, cause=cause)
+            return True
+        return False
+
+    def _end(
+        self, now: int, record: Record, how: EventName, operation: Operation | None, *, cause: str | None = None
+    ) -> None:
+        """The end of a message: counted, journalled, its key free or handed to the next generation."""
+        self.count_up(now, how)
+        details = run_of(now, record) if record.state == "leased" else {}
+        self.note(
+            now, how, operation, record, cause=cause,
+            reason=record.reason if how == "dead" else None,
+            error_type=record.error_type if how == "dead" else None, **details,
+        )  # fmt: skip
+        if how == "dead":
+            record.state = "dead"
+        else:
+            self.messages.pop(record.id, None)
+        if how == "done" and self.policy.completed_max:
+            record.state, record.ended_ms = "done", now
+            self.completed.append(record)
+            while len(self.completed) > self.policy.completed_max:
+                self.completed.popleft()
+        if record.key is not None:
+            self._release_key(now, record, record.key, how, operation)
+
+    def _release_key(self, now: int, record: Record, key: str, how: str, operation: Operation | None) -> None:
+        if how in FREES_WINDOW and self.windows.get(key, ("", 0))[0] == record.id:
+            del self.windows[key]
+        holder = self.keys.get(key)
+        if holder is None:
+            return
+        if holder.parked == record.id:
+            holder.parked = None
+        elif holder.owner == record.id:
+            if holder.parked is None:
+                del self.keys[key]
+                return
+            heir = self.messages[holder.parked]
+            holder.owner, holder.parked = heir.id, None
+            heir.ready_ms = max(heir.ready_ms, now)
+            self._make_claimable(now, heir, heir.ready_ms)
+            self.note(now, "promoted", operation, heir, cause="unparked")
+
+    def set_paused(self, now: int, paused: bool) -> bool:
+        """Whether this changed anything."""
+        if self.paused == paused:
+            return False
+        self.paused = paused
+        self.note(now, "paused" if paused else "resumed", None, None)
+        return True
+
+    # ---- counting and looking ----------------------------------------------------------------------------
+
+    def _in(self, state: MessageState) -> list[Record]:
+        return [r for r in self.messages.values() if r.state == state]
+
+    def _ready(self) -> list[Record]:
+        return self._in("ready")
+
+    def count(self, state: MessageState) -> int:
+        return sum(r.state == state for r in self.messages.values())
+
+    def next_due(self, now: int) -> int | None:
+        return min((max(0, r.ready_ms - now) for r in self._in("delayed")), default=None)
+
+    def next_lease(self, now: int) -> int | None:
+        return min((max(0, (r.lease_end_ms or 0) - now) for r in self._in("leased")), default=None)
+
+    def listing(self, state: MessageState) -> list[Record]:
+        if state == "done":
+            return list(self.completed)
+        return sorted(self._in(state), key=ORDERS[state])
+
+    def ledger(self) -> Ledger:
+        c = self.counts
+        return Ledger(
+            c["published"], c["redriven"],
+            self.count("ready"), self.count("delayed"), self.count("waiting"), self.count("leased"),
+            c["done"], c["dead"], c["dropped"], c["cancelled"], c["replaced"], self.count("dead"),
+            c["claims"], c["first_claims"], {cause: c[f"again_{cause}"] for cause in REDELIVERY_CAUSES},
+            c["expired"], c["released"], c["retried"], c["snoozed"], c["duplicates"], c["transferred"],
+        )  # fmt: skip
+
+    def stats(self, now: int, minutes: int) -> Stats:
+        first = now // 60_000 - min(minutes, MINUTES_KEPT) + 1
+        return Stats(
+            self.name, now, self.ledger(), self.paused,
+            max((now - r.ready_ms for r in self._ready()), default=None),
+            max((now - (r.claimed_ms or 0) for r in self._in("leased")), default=None),
+            self.next_due(now), self.next_lease(now),
+            sum(until > now for until in self.sleepers.values()),
+            self.journal_first, self.journal_last, dict(self.readers),
+            [
+                Minute(minute * 60_000, {name: counts[name] for name in MINUTE_COUNTERS})
+                for minute, counts in sorted(self.minutes.items())
+                if minute >= first
+            ],
+        )  # fmt: skip

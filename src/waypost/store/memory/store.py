@@ -1,0 +1,354 @@
+"""The memory store: the contract over `QueueModel`, one lock, one clock."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar, cast
+
+from waypost.identity import Operation
+from waypost.message import (
+    CancelStatus,
+    Claimed,
+    Continuation,
+    ExtendStatus,
+    JournalPage,
+    MessageState,
+    Page,
+    Published,
+    Purged,
+    Redriven,
+    Settlement,
+    SettleStatus,
+    Stats,
+    TracePage,
+)
+from waypost.policy import Policy
+from waypost.store.memory.book import Record
+from waypost.store.memory.queue import QueueModel
+from waypost.store.port import Call, Draft, Hold, Target, Woken
+
+T = TypeVar("T")
+
+
+def wall_clock_ms() -> int:
+    """The machine's clock: this store's own, since it lives on one machine."""
+    return time.time_ns() // 1_000_000
+
+
+@dataclass(slots=True)
+class ModelCall(Call[T]):
+    """A step on the model: a function of store time."""
+
+    name: str
+    step: Callable[[int], T]
+
+
+class MemoryStore:
+    """Keeps everything in this process. `clock` gives store time in milliseconds; tests bring their own."""
+
+    kind = "memory"
+
+    def __init__(self, *, namespace: str = "wp", clock: Callable[[], int] | None = None) -> None:
+        self.namespace = namespace
+        self.clock = clock or wall_clock_ms
+        self.lock = threading.RLock()
+        self._queues: dict[str, QueueModel] = {}
+
+    def connect(self, *, start_timeout: float) -> MemoryExecutor:
+        return MemoryExecutor(self)
+
+    async def connect_async(self, *, start_timeout: float) -> AsyncMemoryExecutor:
+        return AsyncMemoryExecutor(self)
+
+    def _queue(self, name: str) -> QueueModel:
+        return self._queues.get(name) or QueueModel(name)
+
+    def _queue_for_writing(self, name: str) -> QueueModel:
+        return self._queues.setdefault(name, QueueModel(name))
+
+    def _once(self, name: str, queue: str, operation: Operation, step: Callable[[QueueModel, int], T]) -> ModelCall[T]:
+        """A verb that runs once per operation: a repeat gets the first result."""
+
+        def run(now: int) -> T:
+            model = self._queue_for_writing(queue)
+            first = model.replayed(operation)
+            if first is not None:
+                return cast(T, first)
+            result = step(model, now)
+            model.remember(operation, result)
+            return result
+
+        return ModelCall(name, run)
+
+    @staticmethod
+    def _waking(model: QueueModel, now: int, step: Callable[[], T], *, also: Callable[[], int] = lambda: 0) -> Woken[T]:
+        """Run a step and pick the sleepers that what it made claimable is worth."""
+        earliest = model.next_due(now)
+        model.freshly_ready = 0
+        result = step()
+        soonest = model.next_due(now)
+        earlier = soonest is not None and (earliest is None or soonest < earliest)
+        names = model.wake(now, model.freshly_ready + earlier + also())
+        return Woken(result, {model.name: names} if names else {})
+
+    # ---- the way of a message ----------------------------------------------------------------------------
+
+    def publish(self, queue: str, drafts: Sequence[Draft], operation: Operation) -> Call[Woken[list[Published]]]:
+        def step(model: QueueModel, now: int) -> Woken[list[Published]]:
+            return self._waking(model, now, lambda: model.publish(now, drafts, operation))
+
+        return self._once("publish", queue, operation, step)
+
+    def claim(
+        self,
+        queue: str,
+        limit: int,
+        operation: Operation,
+        *,
+        worker: str,
+        sleeper: str | None = None,
+        replay: bool = False,
+    ) -> Call[Claimed]:
+        def run(now: int) -> Claimed:
+            model = self._queue_for_writing(queue)
+            first = model.replayed(operation)
+            if first is None and replay:
+                # Nothing ran, and now nothing may: a request that is still under way finds this and takes no work.
+                model.remember(operation, first := [])
+            if first is not None:
+                return model.claim_again(now, cast("list[str]", first), operation)
+            claimed, ids = model.claim(now, limit, operation, worker, sleeper)
+            model.remember(operation, ids)
+            return claimed
+
+        return ModelCall("claim", run)
+
+    def settle(
+        self, queue: str, settlements: Sequence[Settlement], operation: Operation
+    ) -> Call[Woken[list[SettleStatus]]]:
+        def step(model: QueueModel, now: int) -> Woken[list[SettleStatus]]:
+            wake: dict[str, list[str]] = {}
+
+            def settle_all() -> list[SettleStatus]:
+                return [self._settle_one(model, now, settlement, operation, wake) for settlement in settlements]
+
+            def freed_slots() -> int:
+                if model.policy.max_running is None:
+                    return 0
+                return min(len(settlements), max(0, model.count("ready") - model.freshly_ready))
+
+            woken = self._waking(model, now, settle_all, also=freed_slots)
+            return Woken(woken.result, wake | woken.wake)
+
+        return self._once("settle", queue, operation, step)
+
+    def _settle_one(
+        self, model: QueueModel, now: int, settlement: Settlement, operation: Operation, wake: dict[str, list[str]]
+    ) -> SettleStatus:
+        status = model.settle(now, settlement, operation)
+        if status != "done":
+            return status
+        for next_one in settlement.then:
+            model.counts["transferred"] += 1
+            target = self._queue_for_writing(next_one.queue)
+            draft = forwarded_draft(next_one)
+            if target is model:
+                target.publish(now, [draft], operation)
+            else:
+                woken = self._waking(target, now, lambda t=target, d=draft: t.publish(now, [d], operation))  # type: ignore[misc]
+                for name, names in woken.wake.items():
+                    wake.setdefault(name, []).extend(names)
+        return status
+
+    def extend(self, queue: str, holds: Sequence[Hold], operation: Operation) -> Call[list[ExtendStatus]]:
+        return self._once("extend", queue, operation, lambda model, now: [model.extend(now, hold) for hold in holds])
+
+    def cancel(self, queue: str, targets: Sequence[Target], operation: Operation) -> Call[list[CancelStatus]]:
+        return self._once(
+            "cancel", queue, operation, lambda model, now: [model.cancel(now, target, operation) for target in targets]
+        )
+
+    def outgoing(self, queue: str, limit: int) -> Call[list[Continuation]]:
+        return ModelCall("outgoing", lambda now: [])
+
+    def forwarded(self, queue: str, ids: Sequence[str]) -> Call[None]:
+        return ModelCall("forwarded", lambda now: None)
+
+    def result(self, queue: str, message_id: str) -> Call[bytes | None]:
+        def step(now: int) -> bytes | None:
+            data, until = self._queue(queue).results.get(message_id, (None, 0))
+            return data if until > now else None
+
+        return ModelCall("result", step)
+
+    # ---- looking -----------------------------------------------------------------------------------------
+
+    def peek(
+        self,
+        queue: str,
+        state: MessageState,
+        limit: int,
+        *,
+        cursor: str | None = None,
+        id: str | None = None,
+        key: str | None = None,
+        group: str | None = None,
+        reason: str | None = None,
+    ) -> Call[Page]:
+        def fits(record: Record) -> bool:
+            wanted = ((id, record.id), (key, record.key), (group, record.group), (reason, record.reason))
+            return all(want is None or want == have for want, have in wanted)
+
+        def step(now: int) -> Page:
+            records = self._queue(queue).listing(state)
+            start = int(cursor) if cursor else 0
+            found: list[Record] = []
+            for index, record in enumerate(records[start:], start):
+                if len(found) == limit:
+                    return Page([r.stored() for r in found], str(index))
+                if fits(record):
+                    found.append(record)
+            return Page([r.stored() for r in found], None)
+
+        return ModelCall("peek", step)
+
+    def stats(self, queue: str, *, minutes: int = 0) -> Call[Stats]:
+        return ModelCall("stats", lambda now: self._queue(queue).stats(now, minutes))
+
+    def trace(self, queue: str, message_id: str, cursor: str | None = None) -> Call[TracePage]:
+        def step(now: int) -> TracePage:
+            return TracePage([e for e in self._queue(queue).journal if e.message_id == message_id], None)
+
+        return ModelCall("trace", step)
+
+    def queues(self) -> Call[list[str]]:
+        return ModelCall("queues", lambda now: sorted(self._queues))
+
+    # ---- running a queue ---------------------------------------------------------------------------------
+
+    def redrive(
+        self, queue: str, limit: int, operation: Operation, *, ids: Sequence[str] = (), reason: str | None = None
+    ) -> Call[Woken[Redriven]]:
+        def step(model: QueueModel, now: int) -> Woken[Redriven]:
+            return self._waking(model, now, lambda: model.redrive(now, limit, operation, ids, reason))
+
+        return self._once("redrive", queue, operation, step)
+
+    def purge(self, queue: str, state: MessageState, limit: int, operation: Operation) -> Call[Purged]:
+        return self._once("purge", queue, operation, lambda model, now: model.purge(now, state, limit, operation))
+
+    def configure(self, queue: str, changes: Mapping[str, Any]) -> Call[Woken[Policy]]:
+        def step(now: int) -> Woken[Policy]:
+            model = self._queue_for_writing(queue)
+
+            def change() -> Policy:
+                model.policy = model.policy.changed(changes)
+                model.note(now, "configured", None, None, cause=told(changes))
+                return model.policy
+
+            return self._waking(model, now, change, also=lambda: worth_waking(model))
+
+        return ModelCall("configure", step)
+
+    def policy(self, queue: str) -> Call[Policy]:
+        return ModelCall("policy", lambda now: self._queue(queue).policy)
+
+    def pause(self, queue: str) -> Call[bool]:
+        return ModelCall("pause", lambda now: self._queue_for_writing(queue).set_paused(now, True))
+
+    def resume(self, queue: str) -> Call[Woken[bool]]:
+        def step(now: int) -> Woken[bool]:
+            model = self._queue_for_writing(queue)
+            return self._waking(model, now, lambda: model.set_paused(now, False), also=lambda: worth_waking(model))
+
+        return ModelCall("resume", step)
+
+    # ---- the journal -------------------------------------------------------------------------------------
+
+    def journal(self, queue: str, after: int, limit: int) -> Call[JournalPage]:
+        def step(now: int) -> JournalPage:
+            model = self._queue(queue)
+            events = [e for e in model.journal if e.number > after][:limit]
+            last = events[-1].number if events else max(after, model.journal_first - 1)
+            return JournalPage(events, last, model.journal_first, model.journal_last)
+
+        return ModelCall("journal", step)
+
+    def journal_reader(self, queue: str, name: str, read_to: int | None) -> Call[int]:
+        return ModelCall("journal_reader", lambda now: self._queue_for_writing(queue).reader(name, read_to))
+
+    def journal_forget(self, queue: str, name: str) -> Call[bool]:
+        return ModelCall(
+            "journal_forget", lambda now: self._queue_for_writing(queue).readers.pop(name, None) is not None
+        )
+
+    def journal_trim(self, queue: str, up_to: int) -> Call[int]:
+        return ModelCall("journal_trim", lambda now: self._queue_for_writing(queue).trim_journal(now, up_to))
+
+
+def forwarded_draft(next_one: Continuation) -> Draft:
+    """A continuation as its target queue receives it."""
+    return Draft(
+        next_one.id,
+        next_one.envelope,
+        key=next_one.key,
+        delay_ms=next_one.delay_ms,
+        priority=next_one.priority,
+        group=next_one.group,
+        forwarded=True,
+    )
+
+
+def worth_waking(model: QueueModel) -> int:
+    """How many sleepers a changed limit or a resume can have made useful."""
+    return model.count("ready") + (model.next_due(0) is not None)
+
+
+def told(changes: Mapping[str, Any]) -> str:
+    """Policy changes as the journal tells them."""
+    return " ".join(f"{name}={value}" for name, value in sorted(changes.items()))
+
+
+class MemoryExecutor:
+    """Runs model calls under the store's lock."""
+
+    def __init__(self, store: MemoryStore) -> None:
+        self._store = store
+
+    def run(self, call: Call[T]) -> T:
+        with self._store.lock:
+            return cast("ModelCall[T]", call).step(self._store.clock())
+
+    def run_many(self, calls: Iterable[Call[T]]) -> list[T | Exception]:
+        results: list[T | Exception] = []
+        for call in calls:
+            # One failing part of a batch must not hide the others.
+            try:
+                results.append(self.run(call))
+            except Exception as error:
+                results.append(error)
+        return results
+
+    def close(self) -> None:
+        """Nothing to close: the store lives as long as its owner."""
+
+
+class AsyncMemoryExecutor:
+    """The same for an event loop: a model step is too short to be worth a thread."""
+
+    def __init__(self, store: MemoryStore) -> None:
+        self._sync = MemoryExecutor(store)
+
+    async def run(self, call: Call[T]) -> T:
+        await asyncio.sleep(0)  # a loop of calls must not starve the event loop
+        return self._sync.run(call)
+
+    async def run_many(self, calls: Iterable[Call[T]]) -> list[T | Exception]:
+        return self._sync.run_many(calls)
+
+    async def close(self) -> None:
+        """Nothing to close."""
