@@ -194,7 +194,7 @@ def check_queue(name: str) -> str:
     """Return a queue name unchanged, or raise `InvalidName`."""
     if not isinstance(name, str) or QUEUE_NAME.fullmatch(name) is None:
         raise InvalidName(
-            f"queue name {_shown(name)} is not allowed: 1 to 128 of A-Z a-z 0-9 . _ : -, starting with a letter or digit"
+            f"queue name {_shown(name)} is not allowed: 1 to 128 of A-Z a-z 0-9 . _ : -, first a letter or digit"
         )
     return name
 

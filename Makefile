@@ -1,0 +1,62 @@
+# Two commands do everything on a machine with Python 3.11, git and make: `make demo` and `make test`.
+# `.venv` is made when it is missing or out of date. Nothing here needs root.
+
+PYTHON ?= python3
+RUN := .venv/bin/python
+PYTEST := $(RUN) -m pytest -q
+# Two workers suit two cores; tests that share a server or count processes say so themselves.
+PARALLEL ?= -n 2
+CODE := $(wildcard src tests benchmarks examples scripts)
+
+.DEFAULT_GOAL := help
+.PHONY: help setup check lint types imports unit conformance test everything demo bench faults docs format clean
+
+help:  ## This list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+.venv/ready: pyproject.toml constraints.txt scripts/setup_venv.py
+	@$(PYTHON) scripts/setup_venv.py
+
+setup: .venv/ready  ## Make .venv, or bring it up to date
+
+lint: .venv/ready
+	$(RUN) -m ruff check --quiet $(CODE)
+	$(RUN) -m ruff format --check --quiet $(CODE)
+
+types: .venv/ready
+	$(RUN) -m mypy --strict $(CODE)
+
+imports: .venv/ready
+	@.venv/bin/lint-imports --no-logo
+
+unit: .venv/ready
+	$(PYTEST) $(PARALLEL) tests/unit
+
+conformance: .venv/ready
+	$(PYTEST) $(PARALLEL) tests/conformance -k "not valkey and not redis"
+
+check: lint types imports unit conformance  ## Lint, types, imports, unit tests, conformance on memory and SQLite: about a minute
+
+everything: .venv/ready
+	$(PYTEST) $(PARALLEL) tests
+
+test: lint types imports everything  ## All of it: every store, the fault tests, examples, docs. REQUIRE_ALL=1: nothing left out
+
+docs: .venv/ready  ## Links resolve, the examples in the pages run
+	$(PYTEST) tests/unit/test_docs.py
+
+demo: .venv/ready  ## A short story told on SQLite and on a real Valkey server
+	@$(RUN) -m examples.demo
+
+bench: .venv/ready  ## Figures of the core
+	$(RUN) -m benchmarks.core --quick
+
+faults: .venv/ready  ## What survives which fault, in figures. QUICK=1: smaller
+	$(RUN) -m tests.fault.figures $(if $(QUICK),--quick)
+
+format: .venv/ready
+	$(RUN) -m ruff check --quiet --fix $(CODE)
+	$(RUN) -m ruff format --quiet $(CODE)
+
+clean:  ## Remove what make made
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

@@ -1,0 +1,84 @@
+"""Make `.venv`, or bring it up to date: everything that `make` needs and Debian's Python alone does not have.
+
+A stamp inside `.venv` holds a hash of what was asked for, so a second run has nothing to do. Two runs at once take
+turns on a lock, which the system drops when its holder ends, however it ends. This file must be readable by older
+Pythons than waypost itself, so that they get a sentence and not a syntax error.
+"""
+
+import fcntl
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+VENV = os.path.join(ROOT, ".venv")
+STAMP = os.path.join(VENV, "ready")
+VENV_PYTHON = os.path.join(VENV, "bin", "python")
+#: pip builds waypost in place with these; installed first, they save a hidden second environment.
+BUILD_TOOLS = ("hatchling", "editables")
+EXTRAS = "valkey,dev"
+
+
+def wanted() -> str:
+    """The hash of everything that decides what belongs into `.venv`."""
+    digest = hashlib.sha256()
+    for name in ("pyproject.toml", "constraints.txt", os.path.join("scripts", "setup_venv.py")):
+        with open(os.path.join(ROOT, name), "rb") as file:
+            digest.update(file.read())
+    # An environment knows its own place: one that was moved or copied must be made anew.
+    digest.update((ROOT + sys.version).encode())
+    return digest.hexdigest()
+
+
+def is_ready(mark: str) -> bool:
+    try:
+        with open(STAMP, encoding="ascii") as file:
+            return file.read() == mark
+    except OSError:
+        return False
+
+
+def works() -> bool:
+    """Whether `.venv` has a Python that starts, is of our version, and has pip."""
+    probe = "import sys, pip; sys.exit(sys.version_info[:2] != ({}, {}))".format(*sys.version_info[:2])
+    try:
+        return subprocess.run([VENV_PYTHON, "-c", probe], check=False, stderr=subprocess.DEVNULL).returncode == 0
+    except OSError:
+        return False
+
+
+def make() -> None:
+    if not works():
+        shutil.rmtree(VENV, ignore_errors=True)
+        made = subprocess.run([sys.executable, "-m", "venv", VENV], check=False)
+        if made.returncode != 0:
+            shutil.rmtree(VENV, ignore_errors=True)
+            sys.exit("setup: python3 -m venv failed; on Debian the package python3-venv brings what it needs")
+    pip = [VENV_PYTHON, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    pip += ["--constraint", os.path.join(ROOT, "constraints.txt")]
+    for arguments in (BUILD_TOOLS, ("--no-build-isolation", "--editable", ROOT + "[" + EXTRAS + "]")):
+        if subprocess.run(pip + list(arguments), check=False).returncode != 0:
+            sys.exit("setup: pip could not install what is asked for; its message above says why")
+
+
+def main() -> None:
+    if sys.version_info < (3, 11):
+        version = ".".join(str(part) for part in sys.version_info[:3])
+        sys.exit("waypost needs Python 3.11 or newer and this is " + version + "; say make PYTHON=python3.11")
+    mark = wanted()
+    directory = os.open(ROOT, os.O_RDONLY)
+    fcntl.flock(directory, fcntl.LOCK_EX)
+    if not is_ready(mark):
+        print("setup: installing into .venv (once, and when pyproject.toml or constraints.txt changed)", flush=True)
+        if os.path.exists(STAMP):
+            os.remove(STAMP)
+        make()
+        with open(STAMP, "w", encoding="ascii") as file:
+            file.write(mark)
+    os.utime(STAMP)
+
+
+if __name__ == "__main__":
+    main()
