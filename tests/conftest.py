@@ -1,0 +1,58 @@
+"""What holds for every test run: a test that could not run is said aloud, and under REQUIRE_ALL=1 it is a failure.
+
+A test that needs a part which is not there skips with a reason that begins with `needs `: `pytest.skip("needs a
+Valkey server")`. There is no other reason to skip.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+
+import pytest
+
+#: How many tests were not run, by what they need.
+NOT_RUN = pytest.StashKey[Counter[str]]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[NOT_RUN] = Counter()
+
+
+class Watcher:
+    """Hears every report, in the process that collects them from all workers."""
+
+    def __init__(self, missing: Counter[str]) -> None:
+        self.missing = missing
+
+    def hear(self, report: pytest.TestReport | pytest.CollectReport) -> None:
+        if not report.skipped or hasattr(report, "wasxfail"):
+            return
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+        reason = reason.removeprefix("Skipped: ")
+        self.missing[reason.removeprefix("needs ") if reason.startswith("needs ") else f"no skip: {reason}"] += 1
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self.hear(report)
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        self.hear(report)
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    # Workers of xdist send their reports to the controller, which judges.
+    if not hasattr(session.config, "workerinput"):
+        session.config.pluginmanager.register(Watcher(session.config.stash[NOT_RUN]), "not-run-watcher")
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if session.config.stash[NOT_RUN] and os.environ.get("REQUIRE_ALL") == "1" and session.exitstatus == 0:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    missing = config.stash[NOT_RUN]
+    if missing:
+        demanded = os.environ.get("REQUIRE_ALL") == "1"
+        told = f"NOT RUN: {missing.total()} tests, need {'; '.join(sorted(missing))}"
+        terminalreporter.write_line(told, red=demanded, yellow=not demanded)
