@@ -32,6 +32,8 @@ class Record:
     worker: str | None = None
     claimed_ms: int | None = None
     lease_end_ms: int | None = None
+    #: How long a renewal makes the lease: the queue's setting when it was claimed.
+    lease_ms: int = 0
     cancel_requested: bool = False
     #: What made it claimable again, for the next claim to say.
     cause: str | None = None

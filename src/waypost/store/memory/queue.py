@@ -112,6 +112,10 @@ class QueueModel(Book):
             return "park", holder.owner
         return draft.on_conflict, standing
 
+    def _is_taken(self, now: int, key: str) -> bool:
+        """Whether a publish of this key would find it in use: by an unfinished message, or inside a window."""
+        return key in self.keys or self.windows.get(key, ("", 0))[1] > now
+
     def _make_room(
         self, now: int, drafts: Sequence[Draft], plans: list[tuple[str, str]], operation: Operation | None
     ) -> None:
@@ -141,6 +145,10 @@ class QueueModel(Book):
 
     def _store(self, now: int, draft: Draft, action: str, holder_id: str, operation: Operation | None) -> Published:
         status: PublishStatus
+        if draft.forwarded and action != "arrived":
+            # Also when its key is taken: that answer is final, and must not change because it was sent again.
+            self.arrivals = {id: until for id, until in self.arrivals.items() if until > now}
+            self.arrivals[draft.id] = now + ARRIVAL_TTL_MS
         if action in ("duplicate", "conflict", "arrived"):
             self.count_up(now, "duplicates")
             self.note(now, "duplicate", operation, None, message_id=holder_id, key=draft.key)
@@ -173,15 +181,15 @@ class QueueModel(Book):
         elif draft.key is not None:
             self.keys[draft.key] = Holder(record.id)
         if draft.key is not None and draft.window_ms:
+            self.windows = {key: window for key, window in self.windows.items() if window[1] > now}
             self.windows[draft.key] = (record.id, now + draft.window_ms)
-        if draft.forwarded:
-            self.arrivals = {id: until for id, until in self.arrivals.items() if until > now}
-            self.arrivals[draft.id] = now + ARRIVAL_TTL_MS
         self.messages[record.id] = record
         if record.state != "waiting":
             self._make_claimable(now, record, record.ready_ms)
         self.count_up(now, "published")
-        body = (draft.journal_copy or draft.envelope) if self.policy.journal == "full" else None
+        body = None
+        if self.policy.journal == "full":
+            body = draft.envelope if draft.journal_copy is None else draft.journal_copy
         self.note(
             now, "published", operation, record, cause=cause, due_ms=record.ready_ms if due > now else None, body=body
         )
@@ -203,6 +211,7 @@ class QueueModel(Book):
             leases = self._lease(now, room, operation, worker)
         self._trim_dead(now)
         if not leases and sleeper is not None:
+            self.sleepers = {name: until for name, until in self.sleepers.items() if until > now}
             self.sleepers[sleeper] = now + SLEEPER_TTL_MS
             self.sleepers_known_until = now + SLEEPER_TTL_MS
         return self._claimed(now, leases, next_rate_ms), [lease.id for lease in leases]
@@ -213,8 +222,7 @@ class QueueModel(Book):
         for message_id in ids:
             record = self.messages.get(message_id)
             if record is not None and record.state == "leased" and record.nonce == operation.nonce:
-                if self.policy.lease_ms is not None:
-                    record.lease_end_ms = now + self.policy.lease_ms
+                record.lease_end_ms = now + record.lease_ms
                 leases.append(self._lease_of(record))
         return self._claimed(now, leases, None)
 
@@ -277,8 +285,8 @@ class QueueModel(Book):
                 leases.append(self._lease_of(record))
                 self._end(now, record, "done", operation, cause="at_most_once")
                 continue
-            record.state = "leased"
-            record.lease_end_ms = now + self.policy.lease_ms
+            record.state, record.lease_ms = "leased", self.policy.lease_ms
+            record.lease_end_ms = now + record.lease_ms
             leases.append(self._lease_of(record))
         if leases and self.policy.rate_count is not None:
             self.rate_log.append((now, len(leases)))
@@ -350,8 +358,8 @@ class QueueModel(Book):
         record = self.held(hold.id, hold.token, hold.nonce)
         if record is None:
             return "lost"
-        if self.policy.lease_ms is not None:
-            record.lease_end_ms = now + self.policy.lease_ms
+        # The length it was claimed with: its worker renews by that, whatever the queue's lease has become since.
+        record.lease_end_ms = now + record.lease_ms
         return "cancel" if record.cancel_requested else "ok"
 
     def cancel(self, now: int, target: Target, operation: Operation) -> CancelStatus:
@@ -391,7 +399,7 @@ class QueueModel(Book):
             chosen = [r for r in chosen if r.reason != "duplicate"]
         moved, duplicates = [], []
         for record in chosen[:limit]:
-            if record.key is not None and record.key in self.keys:
+            if record.key is not None and self._is_taken(now, record.key):
                 record.reason = "duplicate"
                 duplicates.append(record.id)
                 continue
