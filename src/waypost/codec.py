@@ -18,7 +18,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeVar, overload
 
 import msgspec
@@ -30,6 +30,7 @@ from waypost.errors import (
     InvalidBody,
     InvalidHeaders,
     Undecodable,
+    WaypostError,
 )
 from waypost.identity import ID_CHARACTERS
 from waypost.policy import BODY_BYTES_MAX, HEADER_BYTES_MAX, HEADERS_MAX, JSON_DEPTH_MAX
@@ -110,7 +111,7 @@ def _encode_object(body: object) -> bytes:
     dump = getattr(body, "model_dump_json", None)  # pydantic, without importing it
     if dump is not None:
         data: bytes = dump().encode()
-        _check_depth(data, None)
+        _check_depth(data)
         return data
     return _encode_json(body)
 
@@ -125,14 +126,14 @@ def _encode_json(body: object) -> bytes:
             f"a {type(body).__name__} cannot be published as it is ({error}); give bytes, text, JSON values, "
             "a dataclass, a msgspec Struct or a pydantic model"
         ) from None
-    _check_depth(data, body)
+    _check_depth(data)
     # msgspec writes NaN and infinity as null; looking only when there is a null keeps the common case cheap.
     if b"null" in data and _holds_non_finite(body):
         raise InvalidBody("the body holds NaN or infinity, which JSON cannot carry")
     return data
 
 
-def _check_depth(data: bytes, body: object) -> None:
+def _check_depth(data: bytes) -> None:
     # Fewer brackets than levels allowed cannot be too deep, wherever they stand: two C scans decide nearly always.
     if data.count(b"[") + data.count(b"{") <= JSON_DEPTH_MAX:
         return
@@ -157,13 +158,24 @@ def _check_depth(data: bytes, body: object) -> None:
         raise BodyTooDeep(f"the body is nested {deepest} levels deep, the limit is {JSON_DEPTH_MAX}")
 
 
+#: Types that cannot hold a float.
+_HOLD_NOTHING = frozenset((str, int, bool, type(None), bytes))
+
+
 def _holds_non_finite(body: object) -> bool:
+    kind = type(body)
+    if kind in _HOLD_NOTHING:
+        return False
+    if kind is float:
+        return not math.isfinite(body)  # type: ignore[arg-type]
+    if kind is dict:
+        return any(type(value) not in _HOLD_NOTHING and _holds_non_finite(value) for value in body.values())  # type: ignore[attr-defined]
     if isinstance(body, float):
         return not math.isfinite(body)
     if isinstance(body, Mapping):
         return any(_holds_non_finite(value) for value in body.values())
     if isinstance(body, list | tuple | set | frozenset):
-        return any(_holds_non_finite(value) for value in body)
+        return any(map(_holds_non_finite, body))
     if isinstance(body, msgspec.Struct):
         return any(_holds_non_finite(getattr(body, name)) for name in body.__struct_fields__)
     if dataclasses.is_dataclass(body):
@@ -224,6 +236,105 @@ def _header_text(what: str, value: object) -> str:
 def make_envelope(message_id: str, encoded: Encoded, head: bytes = _NO_HEAD) -> bytes:
     """Put an envelope together. `head` comes from `encode_head`."""
     return b"".join((_VERSION_BYTE, message_id.encode(), _CODES[encoded.content], head, encoded.data))
+
+
+class Heads:
+    """The heads of one call's envelopes: the same but for the name of the body's type, so each is encoded once."""
+
+    __slots__ = ("_correlation_id", "_headers", "_reply_to", "_trace", "_typed", "plain")
+
+    def __init__(
+        self,
+        *,
+        correlation_id: str | None = None,
+        reply_to: str | None = None,
+        trace: Mapping[str, str] | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        self._correlation_id = correlation_id
+        self._reply_to = reply_to
+        self._trace = trace
+        self._headers = headers
+        self._typed: dict[str, bytes] = {}
+        self.plain = self._encode(None)
+
+    def _encode(self, type_name: str | None) -> bytes:
+        return encode_head(
+            type_name=type_name,
+            correlation_id=self._correlation_id,
+            reply_to=self._reply_to,
+            trace=self._trace,
+            headers=self._headers,
+        )
+
+    def of(self, type_name: str | None) -> bytes:
+        """The head for a body of this type."""
+        if type_name is None:
+            return self.plain
+        head = self._typed.get(type_name)
+        if head is None:
+            head = self._typed[type_name] = self._encode(type_name)
+        return head
+
+
+#: A JSON text this short cannot be too deep, since every level opens and closes, nor too large.
+_SURELY_SHALLOW = 2 * JSON_DEPTH_MAX
+_PLAIN_JSON = ({dict}, {list}, {dict, list})
+
+
+def seal_many(ids: Sequence[str], bodies: Sequence[object], heads: Heads) -> list[bytes]:
+    """Envelopes for bodies that share their heads: the hot path of a batch.
+
+    Plain dicts and lists are encoded by one call into C and cut at the line ends, which JSON text cannot hold.
+    """
+    if set(map(type, bodies)) in _PLAIN_JSON:
+        lines = _plain_lines(bodies)
+        if lines is not None:
+            tail = _CODES[JSON] + heads.plain
+            return [_VERSION_BYTE + id.encode() + tail + line for id, line in zip(ids, lines, strict=True)]
+    envelopes: list[bytes] = []
+    for message_id, body in zip(ids, bodies, strict=True):
+        try:
+            encoded = encode_body(body)
+        except WaypostError as error:
+            error.add_note(f"body number {len(envelopes)} of its chunk, counted from 0")
+            raise
+        envelopes.append(make_envelope(message_id, encoded, heads.of(encoded.type_name)))
+    return envelopes
+
+
+def _plain_lines(bodies: Sequence[object]) -> list[bytes] | None:
+    """One JSON text for each body; None if one of them is not plain, and the careful way must say which and why."""
+    try:
+        text = _json_encoder.encode_lines(bodies)
+        lines = text.split(b"\n")
+        lines.pop()
+        # Another count means that a body brought a line end of its own (msgspec.Raw).
+        if len(lines) != len(bodies):
+            return None
+        if b"null" in text and any(map(_holds_non_finite, bodies)):
+            return None
+        for line in lines:
+            if len(line) > _SURELY_SHALLOW:
+                if len(line) > BODY_BYTES_MAX:
+                    return None
+                _check_depth(line)
+    except (TypeError, ValueError, OverflowError, RecursionError):
+        return None
+    return lines
+
+
+def encode_result(value: object) -> bytes:
+    """A kept result as bytes: what it is, then the value, with the limits of a body."""
+    encoded = encode_body(value)
+    return _CODES[encoded.content] + encoded.data
+
+
+def decode_result(data: bytes, as_type: Any = None) -> Any:
+    """The value of a kept result; `Undecodable` if it is damaged or not of this type."""
+    if not data or data[0] >= len(CONTENT_TYPES):
+        raise Undecodable("the result is empty or damaged")
+    return decode_body(CONTENT_TYPES[data[0]], data[1:], as_type)
 
 
 def open_envelope(data: bytes) -> Envelope:

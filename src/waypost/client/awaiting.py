@@ -1,0 +1,275 @@
+"""The face for an event loop: the same names, awaited."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Iterable
+from datetime import datetime
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, Unpack, overload
+from weakref import WeakKeyDictionary
+
+from waypost.client.base import DEFAULT_RETRY, Face, Listing, PublishKeywords, PublishManyKeywords, QueueName
+from waypost.client.blocking import Waypost
+from waypost.delivery import Duration, Message, Queue, StoredMessage, queue_name, queue_type
+from waypost.message import (
+    CancelStatus,
+    Event,
+    ExtendStatus,
+    JournalPage,
+    Ledger,
+    MessageState,
+    Published,
+    Redriven,
+    Stats,
+)
+from waypost.operations import publish, receive, run
+from waypost.operations.flow import Flow, drive_async
+from waypost.operations.publish import PublishOptions
+from waypost.policy import PAGE_MAX, Policy, RetryPolicy
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from waypost.store.port import AsyncExecutor, Call
+
+T = TypeVar("T")
+
+
+class AsyncReception(Generic[T]):
+    """A message for the length of an `async with` block: claimed at its start, settled at its end."""
+
+    __slots__ = ("_as_type", "_face", "_message", "_queue", "_retry", "_wait")
+
+    def __init__(
+        self, face: AsyncWaypost, queue: QueueName, wait: Duration | None, as_type: type[T] | None, retry: RetryPolicy
+    ) -> None:
+        self._face = face
+        self._queue = queue
+        self._wait = wait
+        self._as_type = as_type
+        self._retry = retry
+        self._message: Message[T] | None = None
+
+    async def __aenter__(self) -> Message[T] | None:
+        self._message = await self._face._run(self._face._receive_flow(self._queue, self._wait, self._as_type))
+        return self._message
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> bool:
+        message, self._message = self._message, None
+        if message is None:
+            return False
+        return await self._face._run(receive.finish(self._face._link, message, error, self._retry))
+
+
+class _Connection:
+    """The executor of one event loop; connections cannot move between loops."""
+
+    __slots__ = ("executor", "lock")
+
+    def __init__(self, lock: asyncio.Lock) -> None:
+        self.lock = lock
+        self.executor: AsyncExecutor | None = None
+
+
+class AsyncWaypost(Face):
+    """A client for asyncio. Tasks may share it; each event loop gets its own connections. A forked child makes its own.
+
+    Give a URL (`sqlite:///orders.db`, `valkey://127.0.0.1:6379`, `memory://`), or your own redis client with
+    `client=`. It connects at the first use, within `start_timeout`; after that, connections that fail are retried
+    for `retry_budget` seconds (0: never) without doing anything twice.
+    """
+
+    _connections: WeakKeyDictionary[asyncio.AbstractEventLoop, _Connection] | None = None
+
+    async def open(self) -> Self:
+        self._closed = False
+        await self._connected()
+        return self
+
+    async def close(self) -> None:
+        import asyncio
+
+        self._closed = True
+        connections, self._connections = self._connections, None
+        connection = None if connections is None else connections.get(asyncio.get_running_loop())
+        # In a forked child the connections are the parent's, and closing them would disturb it.
+        if connection is not None and connection.executor is not None and self._session.pid == os.getpid():
+            await connection.executor.close()
+
+    async def __aenter__(self) -> Self:
+        return await self.open()
+
+    async def __aexit__(self, *ended: object) -> None:
+        await self.close()
+
+    async def _connected(self) -> AsyncExecutor:
+        import asyncio
+
+        self._check_usable()
+        loop = asyncio.get_running_loop()
+        with self._connecting:
+            if self._connections is None:
+                self._connections = WeakKeyDictionary()
+            connection = self._connections.get(loop)
+            if connection is None:
+                connection = self._connections[loop] = _Connection(asyncio.Lock())
+        if connection.executor is None:
+            async with connection.lock:
+                if connection.executor is None:
+                    connection.executor = await self._store.connect_async(start_timeout=self._start_timeout)
+        return connection.executor
+
+    async def _run(self, flow: Flow[T]) -> T:
+        return await drive_async(await self._connected(), flow)
+
+    async def _call(self, call: Call[T]) -> T:
+        return await drive_async(await self._connected(), self._link.attempt(call))
+
+    # ---- the way of a message ----------------------------------------------------------------------------
+
+    @overload
+    async def publish(self, queue: Queue[T], body: T, **options: Unpack[PublishKeywords]) -> Published: ...
+    @overload
+    async def publish(self, queue: str, body: object, **options: Unpack[PublishKeywords]) -> Published: ...
+    async def publish(self, queue: QueueName, body: object, **options: Unpack[PublishKeywords]) -> Published:
+        return await self._run(publish.publish(self._link, queue_name(queue), body, PublishOptions(**options)))
+
+    @overload
+    async def publish_many(
+        self, queue: Queue[T], bodies: Iterable[T], **options: Unpack[PublishManyKeywords]
+    ) -> list[Published]: ...
+    @overload
+    async def publish_many(
+        self, queue: str, bodies: Iterable[object], **options: Unpack[PublishManyKeywords]
+    ) -> list[Published]: ...
+    async def publish_many(
+        self, queue: QueueName, bodies: Iterable[Any], **options: Unpack[PublishManyKeywords]
+    ) -> list[Published]:
+        return await self._run(publish.publish_many(self._link, queue_name(queue), bodies, self._many_options(options)))
+
+    @overload
+    def receive(
+        self, queue: Queue[T], *, wait: Duration | None = 0, retry: RetryPolicy = DEFAULT_RETRY
+    ) -> AsyncReception[T]: ...
+    @overload
+    def receive(
+        self, queue: str, *, wait: Duration | None = 0, retry: RetryPolicy = DEFAULT_RETRY
+    ) -> AsyncReception[Any]: ...
+    def receive(
+        self, queue: QueueName, *, wait: Duration | None = 0, retry: RetryPolicy = DEFAULT_RETRY
+    ) -> AsyncReception[Any]:
+        return AsyncReception(self, queue, wait, queue_type(queue), retry)
+
+    async def extend(self, message: Message[Any]) -> ExtendStatus:
+        return (await self._run(receive.extend(self._link, message.queue, [message])))[0]
+
+    async def cancel(self, queue: QueueName, *, id: str | None = None, key: str | None = None) -> CancelStatus:
+        return await self._run(run.cancel(self._link, queue_name(queue), id=id, key=key))
+
+    async def result(self, queue: QueueName, id: str, default: Any = None, *, as_type: type[Any] | None = None) -> Any:
+        return self._result_value(await self._call(self._result_call(queue, id)), default, as_type)
+
+    # ---- looking -----------------------------------------------------------------------------------------
+
+    @overload
+    async def peek(self, queue: Queue[T], n: int = 10, state: MessageState = "ready") -> list[StoredMessage[T]]: ...
+    @overload
+    async def peek(self, queue: str, n: int = 10, state: MessageState = "ready") -> list[StoredMessage[Any]]: ...
+    async def peek(self, queue: QueueName, n: int = 10, state: MessageState = "ready") -> list[StoredMessage[Any]]:
+        return await self._run(self._peek_flow(queue, n, state))
+
+    async def _pages(self, listing: Listing[T]) -> AsyncIterator[StoredMessage[T]]:
+        while listing.more:
+            for stored in await self._run(listing.flow()):
+                yield stored
+
+    def messages(
+        self,
+        queue: QueueName,
+        state: MessageState = "ready",
+        *,
+        id: str | None = None,
+        key: str | None = None,
+        group: str | None = None,
+        reason: str | None = None,
+    ) -> AsyncIterator[StoredMessage[Any]]:
+        filters = {"id": id, "key": key, "group": group, "reason": reason}
+        return self._pages(Listing(self._link, queue, state, filters))
+
+    def dead_letters(
+        self,
+        queue: QueueName,
+        *,
+        reason: str | None = None,
+        id: str | None = None,
+        key: str | None = None,
+        group: str | None = None,
+    ) -> AsyncIterator[StoredMessage[Any]]:
+        return self.messages(queue, "dead", id=id, key=key, group=group, reason=reason)
+
+    def timers(self, queue: QueueName, before: datetime | None = None) -> AsyncIterator[StoredMessage[Any]]:
+        return self._pages(Listing(self._link, queue, "delayed", {}, before))
+
+    async def stats(self, queue: QueueName, minutes: int = 0) -> Stats:
+        return await self._call(self._stats_call(queue, minutes))
+
+    async def ledger(self, queue: QueueName) -> Ledger:
+        return (await self._call(self._stats_call(queue))).ledger
+
+    async def history(self, queue: QueueName, message_id: str) -> list[Event]:
+        return await self._run(run.history(self._link, queue_name(queue), run.check_id(message_id)))
+
+    async def queues(self) -> list[str]:
+        return await self._call(self._store.queues())
+
+    # ---- running a queue ---------------------------------------------------------------------------------
+
+    async def configure(self, queue: QueueName, **settings: Any) -> Policy:
+        return await self._run(run.configure(self._link, queue_name(queue), settings))
+
+    async def policy(self, queue: QueueName) -> Policy:
+        return await self._call(self._store.policy(queue_name(queue)))
+
+    async def pause(self, queue: QueueName) -> bool:
+        return await self._call(self._store.pause(queue_name(queue)))
+
+    async def resume(self, queue: QueueName) -> bool:
+        return await self._run(self._link.attempt_woken(self._store.resume(queue_name(queue))))
+
+    async def redrive(
+        self,
+        queue: QueueName,
+        *,
+        id: str | None = None,
+        ids: Iterable[str] | None = None,
+        reason: str | None = None,
+        limit: int | None = None,
+        rate: str | None = None,
+    ) -> Redriven:
+        return await self._run(self._redrive_flow(queue, id, ids, reason, limit, rate))
+
+    async def purge(self, queue: QueueName, state: MessageState = "ready") -> int:
+        return await self._run(self._purge_flow(queue, state))
+
+    # ---- the journal -------------------------------------------------------------------------------------
+
+    async def journal(self, queue: QueueName, after: int = 0, limit: int = PAGE_MAX) -> JournalPage:
+        return await self._call(self._journal_call(queue, after, limit))
+
+    async def journal_reader(self, queue: QueueName, name: str, read_to: int | None = None) -> int:
+        return await self._call(self._reader_call(queue, name, read_to))
+
+    async def journal_forget(self, queue: QueueName, name: str) -> bool:
+        return await self._call(self._store.journal_forget(queue_name(queue), name))
+
+    async def journal_trim(self, queue: QueueName, up_to: int) -> int:
+        return await self._call(self._trim_call(queue, up_to))
+
+
+# One text for both faces: what a method means does not depend on how it is called.
+for _name, _method in vars(AsyncWaypost).items():
+    if callable(_method) and not _method.__doc__:
+        _method.__doc__ = getattr(getattr(Waypost, _name, None), "__doc__", None)

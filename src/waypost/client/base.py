@@ -1,0 +1,263 @@
+"""What both faces are made of: how they are built, and the checks between their arguments and a flow."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any, Generic, TypedDict, TypeVar, cast
+
+from waypost import codec
+from waypost.delivery import Duration, Message, Queue, StoredMessage, queue_name, queue_type
+from waypost.errors import ConfigurationError, ForkedClient, InvalidName, InvalidTime
+from waypost.identity import Session
+from waypost.message import JournalPage, MessageState, Redriven, Stats
+from waypost.operations import receive, run
+from waypost.operations.flow import Flow, Link, Redact
+from waypost.operations.publish import Group, Key, ManyKey, PublishOptions
+from waypost.policy import (
+    KEY_CHARACTERS_MAX,
+    MINUTES_KEPT,
+    PAGE_MAX,
+    REASON_CHARACTERS_MAX,
+    RETRY_BUDGET_SECONDS,
+    START_TIMEOUT_SECONDS,
+    WORKER_CHARACTERS_MAX,
+    Exponential,
+    OnConflict,
+    check_namespace,
+    check_text,
+    due_ms,
+)
+from waypost.store.opening import open_store, store_from_client
+
+if TYPE_CHECKING:
+    from waypost.store.port import Call, Store
+
+T = TypeVar("T")
+D = TypeVar("D")
+QueueName = str | Queue[Any]
+
+#: So many messages are fetched at a time when all are looked at.
+LISTING_PAGE = 250
+#: The same for everybody: a policy holds no state.
+DEFAULT_RETRY = Exponential()
+
+
+class _Options(TypedDict, total=False):
+    window: Duration | None
+    on_conflict: OnConflict
+    delay: Duration | None
+    at: datetime | None
+    priority: int
+    group: Group
+    headers: Mapping[str, str] | None
+    correlation_id: str | None
+    reply_to: str | None
+    timeout: float | None
+
+
+class PublishKeywords(_Options, total=False):
+    """The options of `publish`."""
+
+    key: Key
+
+
+class PublishManyKeywords(_Options, total=False):
+    """The options of `publish_many`: the same, but one key cannot be that of many."""
+
+    key: ManyKey
+
+
+class Face:
+    """What both faces are made of: a store, an identity, and the checks that come before a flow."""
+
+    def __init__(
+        self,
+        url: str | None = None,
+        *,
+        client: object | None = None,
+        store: Store | None = None,
+        namespace: str = "wp",
+        retry_budget: float = RETRY_BUDGET_SECONDS,
+        start_timeout: float = START_TIMEOUT_SECONDS,
+        redact: Redact | None = None,
+        clock: Callable[[], int] | None = None,
+    ) -> None:
+        if sum(given is not None for given in (url, client, store)) != 1:
+            raise ConfigurationError(
+                'give exactly one of a URL, client= or store=, as in Waypost("sqlite:///orders.db")'
+            )
+        if not retry_budget >= 0:
+            raise ConfigurationError(f"retry_budget is a number of seconds, 0 for no retries, not {retry_budget!r}")
+        if not start_timeout > 0:
+            raise ConfigurationError(f"start_timeout is a positive number of seconds, not {start_timeout!r}")
+        check_namespace(namespace)
+        # A store must remember results longer than any repeat of ours can come.
+        replay_ttl_ms = int((2 * retry_budget + 60) * 1000)
+        if url is not None:
+            store = open_store(url, namespace=namespace, clock=clock, replay_ttl_ms=replay_ttl_ms)
+        elif client is not None:
+            store = store_from_client(client, namespace=namespace, clock=clock, replay_ttl_ms=replay_ttl_ms)
+        self._store = cast("Store", store)
+        self._start_timeout = start_timeout
+        self._session = Session()
+        host = socket.gethostname()[: WORKER_CHARACTERS_MAX - 32]
+        self._link = Link(
+            self._store,
+            session=self._session,
+            worker=f"{host}:{self._session.pid}:{self._session.id.hex()}",
+            retry_budget=retry_budget,
+            wake=self._wake,
+            redact=redact,
+        )
+        self._closed = False
+        self._connecting = threading.Lock()
+
+    @property
+    def store(self) -> Store:
+        """The store behind this client."""
+        return self._store
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._store.kind}, namespace={self._store.namespace!r})"
+
+    def _wake(self, sleepers: dict[str, list[str]]) -> None:
+        """Called with whom to wake, by queue, after every step that made work claimable. The one seam for a channel.
+
+        Without a channel nobody is told, and who waits finds out by the store's next moment or by polling.
+        """
+
+    def _check_usable(self) -> None:
+        if self._session.pid != os.getpid():
+            raise ForkedClient(
+                "this client was made in the parent process; connections cannot be shared across a fork: "
+                "make a new one in the child"
+            )
+        if self._closed:
+            raise ConfigurationError("this client is closed; call open() or make a new one")
+
+    # ---- arguments to flows ------------------------------------------------------------------------------
+
+    def _receive_flow(
+        self, queue: QueueName, wait: Duration | None, as_type: type[T] | None
+    ) -> Flow[Message[T] | None]:
+        return receive.receive(self._link, queue_name(queue), _wait_seconds(wait), as_type)
+
+    def _redrive_flow(
+        self,
+        queue: QueueName,
+        id: str | None,
+        ids: Iterable[str] | None,
+        reason: str | None,
+        limit: int | None,
+        rate: str | None,
+    ) -> Flow[Redriven]:
+        chosen = [] if ids is None else [run.check_id(one) for one in ids]
+        if id is not None:
+            chosen.append(run.check_id(id))
+        elif ids is not None and not chosen:
+            # An empty selection is nothing, not everything.
+            return _redriven_nothing()
+        if limit is not None:
+            run.check_count("limit", limit, 1, 2**40)
+        if reason is not None:
+            check_text("reason", reason, REASON_CHARACTERS_MAX)
+        return run.redrive(self._link, queue_name(queue), ids=chosen, reason=reason, limit=limit, rate=rate)
+
+    def _many_options(self, options: PublishManyKeywords) -> PublishOptions:
+        key = options.get("key")
+        if isinstance(key, str):
+            raise InvalidName("one key cannot be that of many messages: give a function of the body, or CONTENT")
+        return PublishOptions(**options)
+
+    def _result_call(self, queue: QueueName, id: str) -> Call[bytes | None]:
+        return self._store.result(queue_name(queue), run.check_id(id))
+
+    def _result_value(self, data: bytes | None, default: D, as_type: type[Any] | None) -> Any | D:
+        return default if data is None else codec.decode_result(data, as_type)
+
+    def _purge_flow(self, queue: QueueName, state: MessageState) -> Flow[int]:
+        return run.purge(self._link, queue_name(queue), run.check_state(state, run.PURGED_STATES))
+
+    def _peek_flow(self, queue: QueueName, n: int, state: MessageState) -> Flow[list[StoredMessage[Any]]]:
+        run.check_count("n", n, 1, PAGE_MAX)
+        found = yield from run.listing(self._link, queue_name(queue), run.check_state(state), n)
+        return [StoredMessage(queue_name(queue), stored, queue_type(queue)) for stored in found]
+
+    def _stats_call(self, queue: QueueName, minutes: int = 0) -> Call[Stats]:
+        run.check_count("minutes", minutes, 0, MINUTES_KEPT)
+        return self._store.stats(queue_name(queue), minutes=minutes)
+
+    def _journal_call(self, queue: QueueName, after: int, limit: int) -> Call[JournalPage]:
+        run.check_count("after", after, 0, 2**53)
+        return self._store.journal(queue_name(queue), after, run.check_count("limit", limit, 1, PAGE_MAX))
+
+    def _reader_call(self, queue: QueueName, name: str, read_to: int | None) -> Call[int]:
+        if read_to is not None:
+            run.check_count("read_to", read_to, 0, 2**53)
+        return self._store.journal_reader(
+            queue_name(queue), check_text("reader name", name, KEY_CHARACTERS_MAX), read_to
+        )
+
+    def _trim_call(self, queue: QueueName, up_to: int) -> Call[int]:
+        return self._store.journal_trim(queue_name(queue), run.check_count("up_to", up_to, 0, 2**53))
+
+
+def _redriven_nothing() -> Flow[Redriven]:
+    return Redriven([], [], False)
+    yield  # a flow is a generator
+
+
+def _wait_seconds(wait: Duration | None) -> float | None:
+    """How long to wait, None for ever."""
+    if wait is None:
+        return None
+    seconds = wait.total_seconds() if isinstance(wait, timedelta) else wait
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds >= 0:
+        raise InvalidTime(f"wait must be seconds from 0, a timedelta, or None to wait for ever, not {wait!r}")
+    return float(seconds)
+
+
+class Listing(Generic[T]):
+    """Which messages a listing shows, checked once; both faces turn its pages."""
+
+    __slots__ = ("_as_type", "_before_ms", "_filters", "_link", "_queue", "_state", "cursor", "more")
+
+    def __init__(
+        self,
+        link: Link,
+        queue: str | Queue[T],
+        state: MessageState,
+        filters: dict[str, str | None],
+        before: datetime | None = None,
+    ) -> None:
+        self._link = link
+        self._queue = queue_name(queue)
+        self._as_type = queue_type(queue)
+        self._state = run.check_state(state)
+        if filters.get("id") is not None:
+            run.check_id(filters["id"])
+        for name in ("key", "group", "reason"):
+            value = filters.get(name)
+            if value is not None:
+                check_text(name, value, KEY_CHARACTERS_MAX)
+        self._filters = filters
+        self._before_ms = None if before is None else due_ms(None, before)[1]
+        self.cursor: str | None = None
+        self.more = True
+
+    def flow(self) -> Flow[list[StoredMessage[T]]]:
+        """The next page."""
+        page = yield from run.page(self._link, self._queue, self._state, LISTING_PAGE, self.cursor, self._filters)
+        self.cursor = page.cursor
+        self.more = page.cursor is not None
+        found = page.messages
+        if self._before_ms is not None:
+            kept = [stored for stored in found if stored.ready_ms < self._before_ms]
+            # Timers are listed by their due time: after the first that is too late, all are.
+            self.more = self.more and len(kept) == len(found)
+            found = kept
+        return [StoredMessage(self._queue, stored, self._as_type) for stored in found]

@@ -1,0 +1,306 @@
+"""The face that blocks."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from datetime import datetime
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, Unpack, overload
+
+from waypost.client.base import (
+    DEFAULT_RETRY,
+    Face,
+    Listing,
+    PublishKeywords,
+    PublishManyKeywords,
+    QueueName,
+)
+from waypost.delivery import Duration, Message, Queue, StoredMessage, queue_name, queue_type
+from waypost.message import (
+    CancelStatus,
+    Event,
+    ExtendStatus,
+    JournalPage,
+    Ledger,
+    MessageState,
+    Published,
+    Redriven,
+    Stats,
+)
+from waypost.operations import publish, receive, run
+from waypost.operations.flow import Flow, drive
+from waypost.operations.publish import PublishOptions
+from waypost.policy import PAGE_MAX, Policy, RetryPolicy
+
+if TYPE_CHECKING:
+    from waypost.store.port import Call, Executor
+
+T = TypeVar("T")
+
+
+class Reception(Generic[T]):
+    """A message for the length of a `with` block: claimed at its start, settled at its end."""
+
+    __slots__ = ("_as_type", "_face", "_message", "_queue", "_retry", "_wait")
+
+    def __init__(
+        self, face: Waypost, queue: QueueName, wait: Duration | None, as_type: type[T] | None, retry: RetryPolicy
+    ) -> None:
+        self._face = face
+        self._queue = queue
+        self._wait = wait
+        self._as_type = as_type
+        self._retry = retry
+        self._message: Message[T] | None = None
+
+    def __enter__(self) -> Message[T] | None:
+        self._message = self._face._run(self._face._receive_flow(self._queue, self._wait, self._as_type))
+        return self._message
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> bool:
+        message, self._message = self._message, None
+        if message is None:
+            return False
+        return self._face._run(receive.finish(self._face._link, message, error, self._retry))
+
+
+class Waypost(Face):
+    """A client that blocks. Threads may share it; a forked child must make its own.
+
+    Give a URL (`sqlite:///orders.db`, `valkey://127.0.0.1:6379`, `memory://`), or your own redis client with
+    `client=`. It connects at the first use, within `start_timeout`; after that, connections that fail are retried
+    for `retry_budget` seconds (0: never) without doing anything twice.
+    """
+
+    _executor: Executor | None = None
+
+    def open(self) -> Self:
+        """Connect now rather than at the first use, or again after `close`."""
+        self._closed = False
+        self._connected()
+        return self
+
+    def close(self) -> None:
+        """Give the connections back. A client handed in with `client=` stays open: it is yours."""
+        executor, self._executor, self._closed = self._executor, None, True
+        # In a forked child the connections are the parent's, and closing them would disturb it.
+        if executor is not None and self._session.pid == os.getpid():
+            executor.close()
+
+    def __enter__(self) -> Self:
+        return self.open()
+
+    def __exit__(self, *ended: object) -> None:
+        self.close()
+
+    def _connected(self) -> Executor:
+        self._check_usable()
+        executor = self._executor
+        if executor is None:
+            with self._connecting:
+                executor = self._executor
+                if executor is None:
+                    executor = self._executor = self._store.connect(start_timeout=self._start_timeout)
+        return executor
+
+    def _run(self, flow: Flow[T]) -> T:
+        return drive(self._connected(), flow)
+
+    def _call(self, call: Call[T]) -> T:
+        return drive(self._connected(), self._link.attempt(call))
+
+    # ---- the way of a message ----------------------------------------------------------------------------
+
+    @overload
+    def publish(self, queue: Queue[T], body: T, **options: Unpack[PublishKeywords]) -> Published: ...
+    @overload
+    def publish(self, queue: str, body: object, **options: Unpack[PublishKeywords]) -> Published: ...
+    def publish(self, queue: QueueName, body: object, **options: Unpack[PublishKeywords]) -> Published:
+        """Publish a message: bytes, text, a JSON value, a dataclass, a msgspec Struct or a pydantic model.
+
+        `key` (text, a function of the body, or `CONTENT`) makes it the only one of its key: while it is unfinished,
+        or for `window` seconds. `on_conflict` says what happens to a second one: `keep` the first (the default),
+        `replace` it, `extend` its due time, or `error` (`KeyTaken`).
+        `delay` (seconds, timedelta) or `at` (with a time zone) makes it a timer. `priority` is 0 to 9, higher first.
+        `group`, `headers`, `correlation_id` and `reply_to` travel along. On a full queue whose policy is `block`,
+        waits for room up to `timeout` seconds (1), then raises `QueueFull`.
+        """
+        return self._run(publish.publish(self._link, queue_name(queue), body, PublishOptions(**options)))
+
+    @overload
+    def publish_many(
+        self, queue: Queue[T], bodies: Iterable[T], **options: Unpack[PublishManyKeywords]
+    ) -> list[Published]: ...
+    @overload
+    def publish_many(
+        self, queue: str, bodies: Iterable[object], **options: Unpack[PublishManyKeywords]
+    ) -> list[Published]: ...
+    def publish_many(
+        self, queue: QueueName, bodies: Iterable[Any], **options: Unpack[PublishManyKeywords]
+    ) -> list[Published]:
+        """Publish a batch with the options of `publish` for all; the results are in the order of the bodies.
+
+        `bodies` may be a generator: it is encoded while earlier parts are under way. `key` and `group` may be
+        functions of the body. The batch goes in parts of up to 512 messages, each of them whole or not at all. If a
+        part fails after others are stored, or a body is refused, `PartialPublish` says what is known of each; if
+        nothing was stored, the error itself is raised.
+        """
+        return self._run(publish.publish_many(self._link, queue_name(queue), bodies, self._many_options(options)))
+
+    @overload
+    def receive(
+        self, queue: Queue[T], *, wait: Duration | None = 0, retry: RetryPolicy = DEFAULT_RETRY
+    ) -> Reception[T]: ...
+    @overload
+    def receive(
+        self, queue: str, *, wait: Duration | None = 0, retry: RetryPolicy = DEFAULT_RETRY
+    ) -> Reception[Any]: ...
+    def receive(
+        self, queue: QueueName, *, wait: Duration | None = 0, retry: RetryPolicy = DEFAULT_RETRY
+    ) -> Reception[Any]:
+        """Claim a message for a `with` block, waiting up to `wait` seconds (None: for ever); None if none came.
+
+        The block's end settles it. Without a word it is done; `message.retry()`, `.snooze()`, `.dead()` and `.drop()`
+        decide otherwise, and so do `Retry`, `Snooze`, `Dead` and `Drop` when raised. Any other exception is a failure:
+        `retry` says when it comes back or that it is dead, and the exception goes on to the caller. An interrupt, an
+        exit or a cancellation gives the message back as it was.
+
+        The lease is not renewed by itself here: see `extend`. If it was lost by the end of the block, the settle
+        changes nothing; that is logged, `message.lease_lost` is True, and no error is raised.
+        """
+        return Reception(self, queue, wait, queue_type(queue), retry)
+
+    def extend(self, message: Message[Any]) -> ExtendStatus:
+        """Renew the lease of a message: `ok`, `lost`, or `cancel` if somebody asked for it to stop."""
+        return self._run(receive.extend(self._link, message.queue, [message]))[0]
+
+    def cancel(self, queue: QueueName, *, id: str | None = None, key: str | None = None) -> CancelStatus:
+        """Cancel by id or key: `cancelled`, `requested` (it is running), `finished` or `unknown`."""
+        return self._run(run.cancel(self._link, queue_name(queue), id=id, key=key))
+
+    def result(self, queue: QueueName, id: str, default: Any = None, *, as_type: type[Any] | None = None) -> Any:
+        """What a handler kept as the result of a message, `default` if there is none or it is too old."""
+        return self._result_value(self._call(self._result_call(queue, id)), default, as_type)
+
+    # ---- looking -----------------------------------------------------------------------------------------
+
+    @overload
+    def peek(self, queue: Queue[T], n: int = 10, state: MessageState = "ready") -> list[StoredMessage[T]]: ...
+    @overload
+    def peek(self, queue: str, n: int = 10, state: MessageState = "ready") -> list[StoredMessage[Any]]: ...
+    def peek(self, queue: QueueName, n: int = 10, state: MessageState = "ready") -> list[StoredMessage[Any]]:
+        """The first `n` messages of a state, without touching them."""
+        return self._run(self._peek_flow(queue, n, state))
+
+    def _pages(self, listing: Listing[T]) -> Iterator[StoredMessage[T]]:
+        while listing.more:
+            yield from self._run(listing.flow())
+
+    def messages(
+        self,
+        queue: QueueName,
+        state: MessageState = "ready",
+        *,
+        id: str | None = None,
+        key: str | None = None,
+        group: str | None = None,
+        reason: str | None = None,
+    ) -> Iterator[StoredMessage[Any]]:
+        """All messages of a state that match, page by page. What moves meanwhile may be missed or seen twice."""
+        filters = {"id": id, "key": key, "group": group, "reason": reason}
+        return self._pages(Listing(self._link, queue, state, filters))
+
+    def dead_letters(
+        self,
+        queue: QueueName,
+        *,
+        reason: str | None = None,
+        id: str | None = None,
+        key: str | None = None,
+        group: str | None = None,
+    ) -> Iterator[StoredMessage[Any]]:
+        """The dead letters of a queue, oldest first."""
+        return self.messages(queue, "dead", id=id, key=key, group=group, reason=reason)
+
+    def timers(self, queue: QueueName, before: datetime | None = None) -> Iterator[StoredMessage[Any]]:
+        """Messages whose time has not come, soonest first; those due before a moment (with a time zone) if given."""
+        return self._pages(Listing(self._link, queue, "delayed", {}, before))
+
+    def stats(self, queue: QueueName, minutes: int = 0) -> Stats:
+        """A queue at a glance, with counters of the last so many minutes."""
+        return self._call(self._stats_call(queue, minutes))
+
+    def ledger(self, queue: QueueName) -> Ledger:
+        """Where every message of a queue went. Its `balance` is 0."""
+        return self._call(self._stats_call(queue)).ledger
+
+    def history(self, queue: QueueName, message_id: str) -> list[Event]:
+        """All that happened to one message, as far back as the journal goes."""
+        return self._run(run.history(self._link, queue_name(queue), run.check_id(message_id)))
+
+    def queues(self) -> list[str]:
+        """The names of all queues in this namespace."""
+        return self._call(self._store.queues())
+
+    # ---- running a queue ---------------------------------------------------------------------------------
+
+    def configure(self, queue: QueueName, **settings: Any) -> Policy:
+        """Change how a queue behaves, for every client, at once.
+
+        Known are lease, max_deliveries, max_pending, overload ("raise", "block", "drop_oldest"), max_running, rate
+        ("100/m"), journal ("off", "failures", "all", "full"), journal_max, dead_max, dead_keep and completed.
+        """
+        return self._run(run.configure(self._link, queue_name(queue), settings))
+
+    def policy(self, queue: QueueName) -> Policy:
+        """How a queue behaves now."""
+        return self._call(self._store.policy(queue_name(queue)))
+
+    def pause(self, queue: QueueName) -> bool:
+        """Hand out nothing until `resume`; publishes and settles go on. Whether this changed anything."""
+        return self._call(self._store.pause(queue_name(queue)))
+
+    def resume(self, queue: QueueName) -> bool:
+        """Hand out messages again. Whether this changed anything."""
+        return self._run(self._link.attempt_woken(self._store.resume(queue_name(queue))))
+
+    def redrive(
+        self,
+        queue: QueueName,
+        *,
+        id: str | None = None,
+        ids: Iterable[str] | None = None,
+        reason: str | None = None,
+        limit: int | None = None,
+        rate: str | None = None,
+    ) -> Redriven:
+        """Make dead letters ready again with fresh counts: one, some, those of a reason, or all; "100/s" at most.
+
+        A letter whose key was taken meanwhile stays dead, as `duplicate`.
+        """
+        return self._run(self._redrive_flow(queue, id, ids, reason, limit, rate))
+
+    def purge(self, queue: QueueName, state: MessageState = "ready") -> int:
+        """Remove all messages that are `ready`, `delayed`, `dead` or `done`; how many there were."""
+        return self._run(self._purge_flow(queue, state))
+
+    # ---- the journal -------------------------------------------------------------------------------------
+
+    def journal(self, queue: QueueName, after: int = 0, limit: int = PAGE_MAX) -> JournalPage:
+        """Events of a queue after a number, in order. Go on from the page's `last`."""
+        return self._call(self._journal_call(queue, after, limit))
+
+    def journal_reader(self, queue: QueueName, name: str, read_to: int | None = None) -> int:
+        """Register a reader, or say how far it has read; where it stands. What it has not read is not trimmed."""
+        return self._call(self._reader_call(queue, name, read_to))
+
+    def journal_forget(self, queue: QueueName, name: str) -> bool:
+        """Forget a reader. Whether it was known."""
+        return self._call(self._store.journal_forget(queue_name(queue), name))
+
+    def journal_trim(self, queue: QueueName, up_to: int) -> int:
+        """Forget events up to a number, but none that a reader still needs; the first event kept."""
+        return self._call(self._trim_call(queue, up_to))

@@ -1,0 +1,519 @@
+"""A message as people meet it: in a handler, in a listing, and the outcomes by which a delivery ends.
+
+Nothing here does I/O. A `Message` records what its handler decided; the client or worker that handed it out settles.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
+
+from waypost import codec
+from waypost.errors import InvalidInput, InvalidTime, Undecodable
+from waypost.identity import continuation_id
+from waypost.message import Continuation, Lease, MessageState, Settlement, SettleStatus, Stored
+from waypost.policy import (
+    ERROR_CHARACTERS_MAX,
+    GROUP_CHARACTERS_MAX,
+    KEY_CHARACTERS_MAX,
+    PRIORITY_DEFAULT,
+    PRIORITY_MAX,
+    PRIORITY_MIN,
+    REASON_CHARACTERS_MAX,
+    RESULT_TTL_SECONDS,
+    RetryPolicy,
+    check_queue,
+    check_text,
+    due_ms,
+)
+
+if TYPE_CHECKING:
+    from waypost.codec import ContentType, Envelope
+
+T = TypeVar("T")
+S = TypeVar("S")
+Duration = float | timedelta
+
+#: A continuation is part of its settle, which is one atomic step: so many of them may hang on one message.
+THEN_MAX = 128
+#: What the error of a dead letter says when its own text cannot be had.
+_NO_TEXT = "(the error has no text)"
+
+
+class Queue(Generic[T]):
+    """A queue's name with the type of its bodies. Accepted wherever a name is; what is received is a `T`."""
+
+    __slots__ = ("name", "type")
+
+    def __init__(self, name: str, type: type[T]) -> None:
+        self.name = check_queue(name)
+        self.type = type
+
+    def __repr__(self) -> str:
+        return f"Queue({self.name!r}, {getattr(self.type, '__name__', self.type)})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Queue) and (self.name, self.type) == (other.name, other.type)
+
+    def __hash__(self) -> int:
+        return hash((Queue, self.name))
+
+
+def queue_name(queue: str | Queue[Any]) -> str:
+    """The checked name of a queue given as a name or a handle."""
+    return queue.name if isinstance(queue, Queue) else check_queue(queue)
+
+
+def queue_type(queue: str | Queue[T]) -> type[T] | None:
+    """The type of a queue's bodies, None for a plain name."""
+    return queue.type if isinstance(queue, Queue) else None
+
+
+# ---- outcomes ------------------------------------------------------------------------------------------------
+
+
+class Outcome(Exception):
+    """How a handler ends other than by being done: return it or raise it."""
+
+
+class Retry(Outcome):
+    """It failed: try again after so long, or when the retry policy says. Counts as an attempt, so it ends in time."""
+
+    def __init__(self, after: Duration | None = None, reason: str | None = None) -> None:
+        super().__init__(reason or "retry")
+        self.after_ms = None if after is None else after_ms(after)
+        self.reason = None if reason is None else check_text("reason", reason, ERROR_CHARACTERS_MAX)
+
+
+class Snooze(Outcome):
+    """Not now: come back after so long. Costs neither a delivery nor an attempt."""
+
+    def __init__(self, after: Duration) -> None:
+        super().__init__("snooze")
+        self.after_ms = after_ms(after)
+
+
+class Dead(Outcome):
+    """Hopeless: to the dead letters. `reason` is short and groups them; `error` explains this one."""
+
+    def __init__(self, reason: str = "rejected", error: str | None = None) -> None:
+        super().__init__(reason)
+        self.reason = check_text("reason", reason, REASON_CHARACTERS_MAX)
+        self.error = None if error is None else cut_text(error)
+
+
+class Drop(Outcome):
+    """Forget it: counted and journalled as dropped, kept nowhere."""
+
+    def __init__(self) -> None:
+        super().__init__("drop")
+
+
+def after_ms(after: Duration) -> int:
+    """A pause before the next delivery in milliseconds; `InvalidTime` if it is none."""
+    if after is None:
+        raise InvalidTime("say after how many seconds, or give a timedelta")
+    return due_ms(after, None)[0]
+
+
+def cut_text(text: str) -> str:
+    """An error's text as a store may keep it: cut, without NUL and lone surrogates."""
+    return text[:ERROR_CHARACTERS_MAX].replace("\0", "\\0").encode("utf-8", "backslashreplace").decode()
+
+
+def error_text(error: BaseException) -> str:
+    """What an error says; its `__str__` is foreign code and may fail."""
+    try:
+        return cut_text(str(error))
+    except Exception:
+        return _NO_TEXT
+
+
+def error_type(error: BaseException) -> str:
+    """The full name of an error's class."""
+    kind = type(error)
+    name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+    return name[:KEY_CHARACTERS_MAX]
+
+
+# ---- what a message shows ------------------------------------------------------------------------------------
+
+
+class _Readable(Generic[T]):
+    """The envelope and the body, opened when somebody looks."""
+
+    __slots__ = ("_as_type", "_body", "_data", "_envelope", "undecodable")
+
+    def __init__(self, data: bytes, as_type: type[T] | None) -> None:
+        self._data = data
+        self._as_type = as_type
+        self._envelope: Envelope | None = None
+        self._body: Any = _UNREAD
+        #: The error by which reading it failed, if somebody tried.
+        self.undecodable: Undecodable | None = None
+
+    def open(self) -> Envelope:
+        """The envelope taken apart; raises `Undecodable`, or `EnvelopeTooNew` if a newer release wrote it."""
+        if self._envelope is None:
+            try:
+                self._envelope = codec.open_envelope(self._data)
+            except Undecodable as error:
+                self.undecodable = error
+                raise
+        return self._envelope
+
+    @property
+    def body(self) -> T:
+        """The body, as the queue's type if it has one. Raises `Undecodable` if it is not of that type."""
+        if self._body is _UNREAD:
+            self._body = self.decode(self._as_type) if self._as_type is not None else self._decode(None)
+        return self._body  # type: ignore[no-any-return]
+
+    def decode(self, type: type[S]) -> S:
+        """The body as a value of this type; raises `Undecodable` if it is not one."""
+        return self._decode(type)  # type: ignore[no-any-return]
+
+    def _decode(self, as_type: Any) -> Any:
+        envelope = self.open()
+        try:
+            return codec.decode_body(envelope.content_type, envelope.data, as_type)
+        except Undecodable as error:
+            self.undecodable = error
+            raise
+
+    @property
+    def content_type(self) -> ContentType:
+        """`application/json`, `text/plain` or `application/octet-stream`."""
+        return self.open().content_type
+
+    @property
+    def type_name(self) -> str | None:
+        """The name of the type that the publisher's body had, if it had one of its own."""
+        return self.open().type_name
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """The publisher's headers."""
+        return self.open().headers
+
+    @property
+    def correlation_id(self) -> str | None:
+        """What the publisher relates this message to."""
+        return self.open().correlation_id
+
+    @property
+    def reply_to(self) -> str | None:
+        """Where the publisher wants a reply."""
+        return self.open().reply_to
+
+    @property
+    def trace(self) -> dict[str, str]:
+        """The W3C trace context that travelled with it."""
+        return self.open().trace
+
+
+_UNREAD: Any = object()
+
+
+def _moment(ms: int) -> datetime:
+    return datetime.fromtimestamp(ms / 1000, UTC)
+
+
+class StoredMessage(_Readable[T]):
+    """A message as it lies in the store, for looking at. `stored` has all that the store says of it."""
+
+    __slots__ = ("queue", "stored")
+
+    def __init__(self, queue: str, stored: Stored, as_type: type[T] | None = None) -> None:
+        super().__init__(stored.envelope, as_type)
+        self.queue = queue
+        self.stored = stored
+
+    @property
+    def id(self) -> str:
+        """Its id."""
+        return self.stored.id
+
+    @property
+    def state(self) -> MessageState:
+        """`ready`, `delayed`, `waiting`, `leased`, `dead` or `done`."""
+        return self.stored.state
+
+    @property
+    def key(self) -> str | None:
+        """Its key, if it has one."""
+        return self.stored.key
+
+    @property
+    def group(self) -> str | None:
+        """Its group, if it has one."""
+        return self.stored.group
+
+    @property
+    def priority(self) -> int:
+        """0 to 9; higher goes first."""
+        return self.stored.priority
+
+    @property
+    def deliveries(self) -> int:
+        """How often it was handed out, less what was given back."""
+        return self.stored.deliveries
+
+    @property
+    def attempts(self) -> int:
+        """How often its handler failed."""
+        return self.stored.attempts
+
+    @property
+    def reason(self) -> str | None:
+        """Why it is dead."""
+        return self.stored.reason
+
+    @property
+    def error_type(self) -> str | None:
+        """The class of its last error."""
+        return self.stored.error_type
+
+    @property
+    def error(self) -> str | None:
+        """The text of its last error."""
+        return self.stored.error
+
+    @property
+    def published_at(self) -> datetime:
+        """When the store took it in."""
+        return _moment(self.stored.published_ms)
+
+    @property
+    def ready_at(self) -> datetime:
+        """When it may be claimed, or could have been when it was."""
+        return _moment(self.stored.ready_ms)
+
+    @property
+    def ended_at(self) -> datetime | None:
+        """When it died or finished."""
+        return None if self.stored.ended_ms is None else _moment(self.stored.ended_ms)
+
+    def __repr__(self) -> str:
+        return f"StoredMessage(queue={self.queue!r}, id={self.id!r}, state={self.state!r})"
+
+
+class Message(_Readable[T]):
+    """A message under a lease, as a handler sees it. `done`, `retry`, … decide its outcome; once is enough."""
+
+    __slots__ = ("_result", "_result_ttl_ms", "_then", "lease", "lease_lost", "outcome", "queue", "settled")
+
+    def __init__(self, queue: str, lease: Lease, as_type: type[T] | None = None) -> None:
+        super().__init__(lease.envelope, as_type)
+        self.queue = queue
+        #: What the claim handed out: the fence (token and nonce), counts and times.
+        self.lease = lease
+        #: True once it is known that the lease ended early: somebody else may hold the message by now.
+        self.lease_lost = False
+        #: What the handler decided by hand: None until it does.
+        self.outcome: Outcome | Literal["done"] | None = None
+        #: What the store made of it, once it is settled.
+        self.settled: SettleStatus | None = None
+        self._then: list[Continuation] = []
+        self._result: bytes | None = None
+        self._result_ttl_ms = 0
+
+    @property
+    def id(self) -> str:
+        """Its id."""
+        return self.lease.id
+
+    @property
+    def token(self) -> int:
+        """The fencing token: it only grows for this message. Show it to other systems so that they can refuse older."""
+        return self.lease.token
+
+    @property
+    def key(self) -> str | None:
+        """Its key, if it has one."""
+        return self.lease.key
+
+    @property
+    def group(self) -> str | None:
+        """Its group, if it has one."""
+        return self.lease.group
+
+    @property
+    def priority(self) -> int:
+        """0 to 9; higher goes first."""
+        return self.lease.priority
+
+    @property
+    def deliveries(self) -> int:
+        """Which delivery this is: 1 for the first, less what was given back."""
+        return self.lease.deliveries
+
+    @property
+    def attempts(self) -> int:
+        """How often a handler failed before."""
+        return self.lease.attempts
+
+    @property
+    def published_at(self) -> datetime:
+        """When the store took it in."""
+        return _moment(self.lease.published_ms)
+
+    @property
+    def at_most_once(self) -> bool:
+        """Whether it left the store with its claim (`lease=None`): then there is nothing to settle."""
+        return self.lease.lease_end_ms is None
+
+    def __repr__(self) -> str:
+        return f"Message(queue={self.queue!r}, id={self.id!r}, deliveries={self.deliveries})"
+
+    # ---- deciding ----------------------------------------------------------------------------------------
+
+    def _decide(self, outcome: Outcome | Literal["done"]) -> None:
+        if self.outcome is not None:
+            raise InvalidInput(f"message {self.id} already has its outcome: {self.outcome}")
+        if outcome != "done" and self.at_most_once:
+            raise InvalidInput(
+                f"message {self.id} left the store when it was claimed (lease=None), so it cannot go back or be buried"
+            )
+        self.outcome = outcome
+
+    def done(self) -> None:
+        """It is done. The same as ending without a word."""
+        self._decide("done")
+
+    def retry(self, after: Duration | None = None, reason: str | None = None) -> None:
+        """It failed: try again after so long, or when the retry policy says."""
+        self._decide(Retry(after, reason))
+
+    def snooze(self, after: Duration) -> None:
+        """Not now: come back after so long, at no cost."""
+        self._decide(Snooze(after))
+
+    def dead(self, reason: str = "rejected", error: str | None = None) -> None:
+        """Hopeless: to the dead letters."""
+        self._decide(Dead(reason, error))
+
+    def drop(self) -> None:
+        """Forget it."""
+        self._decide(Drop())
+
+    def then(
+        self,
+        queue: str | Queue[Any],
+        body: object,
+        *,
+        key: str | None = None,
+        delay: Duration | None = None,
+        priority: int = PRIORITY_DEFAULT,
+        group: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        correlation_id: str | None = None,
+        reply_to: str | None = None,
+    ) -> str:
+        """Send a message on when this one is done: decided in the same atomic step, arriving exactly once.
+
+        Returns the id that it will have. Nothing is sent if this message ends in any other way.
+        """
+        self._check_kept("then")
+        if len(self._then) == THEN_MAX:
+            raise InvalidInput(f"at most {THEN_MAX} messages can be sent on by one; publish_many the rest")
+        encoded = codec.encode_body(body)
+        head = codec.encode_head(
+            type_name=encoded.type_name,
+            correlation_id=correlation_id if correlation_id is not None else self.correlation_id,
+            reply_to=reply_to,
+            trace=self.trace,
+            headers=headers,
+        )
+        next_id = continuation_id(self.id, self.token, len(self._then))
+        self._then.append(
+            Continuation(
+                next_id,
+                queue_name(queue),
+                codec.make_envelope(next_id, encoded, head),
+                None if key is None else check_text("key", key, KEY_CHARACTERS_MAX),
+                due_ms(delay, None)[0],
+                check_priority(priority),
+                None if group is None else check_text("group", group, GROUP_CHARACTERS_MAX),
+            )
+        )
+        return next_id
+
+    def keep_result(self, value: object, ttl: Duration = RESULT_TTL_SECONDS) -> None:
+        """Keep a value as this message's result for so long, once it is done. The last call counts."""
+        self._check_kept("keep_result")
+        self._result = codec.encode_result(value)
+        self._result_ttl_ms = max(1, after_ms(ttl))
+
+    def _check_kept(self, what: str) -> None:
+        if self.at_most_once:
+            raise InvalidInput(f"{what} belongs to a settle, and a message claimed with lease=None has none")
+
+    # ---- settling ----------------------------------------------------------------------------------------
+
+    def settlement(self, error: BaseException | None, retry: RetryPolicy) -> Settlement:
+        """How this delivery ends, from what was decided by hand, or else from the error that ended the handler."""
+        outcome = self.outcome
+        if outcome is None and error is not None and not isinstance(error, Exception):
+            # An interrupt, an exit or a cancellation says nothing about the message: give it back as it was.
+            return self._ending("release")
+        if isinstance(error, Outcome):
+            outcome, error = outcome or error, None
+        if outcome is None and error is not None:
+            return self._failed(error, retry)
+        match outcome:
+            case Retry():
+                return self._retried(outcome, retry)
+            case Snooze():
+                return self._ending("snooze", after_ms=outcome.after_ms)
+            case Dead():
+                kind = None if outcome.error is None else error_type(outcome)
+                return self._ending("dead", reason=outcome.reason, error_type=kind, error=outcome.error)
+            case Drop():
+                return self._ending("drop")
+        return Settlement(
+            self.lease.id,
+            self.lease.token,
+            self.lease.nonce,
+            result=self._result,
+            result_ttl_ms=self._result_ttl_ms,
+            then=tuple(self._then),
+        )
+
+    def _ending(self, outcome: Literal["retry", "snooze", "dead", "drop", "release"], **more: Any) -> Settlement:
+        return Settlement(self.lease.id, self.lease.token, self.lease.nonce, outcome, **more)
+
+    def _failed(self, error: Exception, retry: RetryPolicy) -> Settlement:
+        said = {"error_type": error_type(error), "error": error_text(error)}
+        if error is self.undecodable:
+            # Another try would read the same bytes.
+            return self._ending("dead", reason="undecodable", **said)
+        return self._again(error, retry, None, said)
+
+    def _retried(self, outcome: Retry, retry: RetryPolicy) -> Settlement:
+        said = {} if outcome.reason is None else {"error_type": error_type(outcome), "error": outcome.reason}
+        return self._again(outcome, retry, outcome.after_ms, said)
+
+    def _again(self, error: Exception, retry: RetryPolicy, wanted_ms: int | None, said: dict[str, str]) -> Settlement:
+        """Another try if the retry policy allows one, after `wanted_ms` if the handler said so."""
+        try:
+            seconds = retry.delay(self.lease.attempts + 1, error)
+            pause_ms = None if seconds is None else after_ms(seconds)
+        except Exception as failure:
+            return self._policy_failed(failure)
+        if pause_ms is None:
+            return self._ending("dead", reason="retries_exhausted", **said)
+        return self._ending("retry", after_ms=pause_ms if wanted_ms is None else wanted_ms, **said)
+
+    def _policy_failed(self, failure: Exception) -> Settlement:
+        return self._ending(
+            "dead", reason="retry_policy_failed", error_type=error_type(failure), error=error_text(failure)
+        )
+
+
+def check_priority(priority: int) -> int:
+    """Return a priority unchanged, or raise `InvalidInput`."""
+    if type(priority) is not int or not PRIORITY_MIN <= priority <= PRIORITY_MAX:
+        raise InvalidInput(f"priority must be a whole number from {PRIORITY_MIN} to {PRIORITY_MAX}, not {priority!r}")
+    return priority

@@ -1,0 +1,270 @@
+"""Flows: operations that do no I/O, and the two small drivers that run them.
+
+A flow is a generator. It yields steps (a store's `Call`, several of them `Together`, or a `Sleep`) and is sent their
+results, or has their errors thrown in. Everything that can go wrong (retries, budgets, lost replies, waiting) is
+written once as flows; `drive` and `drive_async` only touch the executor and the clock.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable, Generator, Iterable
+from typing import Any, TypeAlias, TypeVar
+
+from waypost.errors import OutcomeUnknown, StoreUnavailable
+from waypost.identity import Operation, Session
+from waypost.policy import (
+    BACKOFF_FIRST_SECONDS,
+    BACKOFF_MAX_SECONDS,
+    REPLAY_MAX,
+    RETRY_BUDGET_SECONDS,
+    Policy,
+)
+from waypost.store.port import AsyncExecutor, Call, Executor, Store, Woken
+
+T = TypeVar("T")
+
+
+class Together:
+    """Calls to run as one flush. They are made while they are sent; the answer is a list of results and errors."""
+
+    __slots__ = ("calls",)
+
+    def __init__(self, calls: Iterable[Call[Any]]) -> None:
+        self.calls = calls
+
+
+class Sleep:
+    """A pause."""
+
+    __slots__ = ("seconds",)
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+
+
+Step: TypeAlias = "Call[Any] | Together | Sleep"
+Flow: TypeAlias = Generator[Step, Any, T]
+
+
+def drive(executor: Executor, flow: Flow[T]) -> T:
+    """Run a flow to its end."""
+    try:
+        step = next(flow)
+        while True:
+            result: Any = None
+            try:
+                if type(step) is Together:
+                    result = executor.run_many(step.calls)
+                elif type(step) is Sleep:
+                    time.sleep(step.seconds)
+                else:
+                    result = executor.run(step)  # type: ignore[arg-type]
+            except BaseException as error:
+                step = flow.throw(error)
+            else:
+                step = flow.send(result)
+    except StopIteration as stop:
+        return stop.value  # type: ignore[no-any-return]
+
+
+async def drive_async(executor: AsyncExecutor, flow: Flow[T]) -> T:
+    """The same for an event loop."""
+    import asyncio
+
+    try:
+        step = next(flow)
+        while True:
+            result: Any = None
+            try:
+                if type(step) is Together:
+                    result = await executor.run_many(step.calls)
+                elif type(step) is Sleep:
+                    await asyncio.sleep(step.seconds)
+                else:
+                    result = await executor.run(step)  # type: ignore[arg-type]
+            except BaseException as error:
+                step = flow.throw(error)
+            else:
+                step = flow.send(result)
+    except StopIteration as stop:
+        return stop.value  # type: ignore[no-any-return]
+
+
+class _Lane:
+    """The operations of one session on one queue that are still under way, oldest first."""
+
+    __slots__ = ("last", "session", "under_way")
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self.last = 0
+        self.under_way: dict[int, None] = {}
+
+    @property
+    def is_open(self) -> bool:
+        return not self.under_way or self.last + 1 - next(iter(self.under_way)) < REPLAY_MAX
+
+
+class Lanes:
+    """Numbers the operations of a client so that none that may be repeated can be too old to be answered.
+
+    A store remembers the last `REPLAY_MAX` operations of a session on a queue. While one operation waits to be
+    repeated, hundreds of others may pass it (threads, tasks); those then go by another session, a second lane.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self._sessions = [session]
+        self._lanes: dict[str, list[_Lane]] = {}
+        self._lock = threading.Lock()
+
+    def begin(self, queue: str) -> Operation:
+        """The next operation on a queue. It counts as under way until `end`."""
+        with self._lock:
+            lanes = self._lanes.setdefault(queue, [])
+            for lane in lanes:
+                if lane.is_open:
+                    break
+            else:
+                if len(lanes) == len(self._sessions):
+                    self._sessions.append(Session())
+                lane = _Lane(self._sessions[len(lanes)])
+                lanes.append(lane)
+            operation = lane.session.operation(queue)
+            lane.last = operation.number
+            lane.under_way[operation.number] = None
+            return operation
+
+    def end(self, queue: str, operation: Operation) -> None:
+        """This operation will not be repeated any more."""
+        with self._lock:
+            for lane in self._lanes[queue]:
+                if lane.session.id == operation.session:
+                    lane.under_way.pop(operation.number, None)
+
+
+class Link:
+    """What the flows of one client share: the store, the identity, the budget, and what they remember."""
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        session: Session,
+        worker: str,
+        retry_budget: float = RETRY_BUDGET_SECONDS,
+        wake: Callable[[dict[str, list[str]]], None] = lambda woken: None,
+        redact: Redact | None = None,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.store = store
+        self.session = session
+        self.worker = worker
+        self.retry_budget = retry_budget
+        self.wake = wake
+        self.redact = redact
+        self.monotonic = monotonic
+        self.lanes = Lanes(session)
+        self._lost_claims: dict[str, list[tuple[Operation, float]]] = {}
+        self._lock = threading.Lock()
+        self._policies: dict[str, tuple[Policy, float]] = {}
+
+    @property
+    def replay_seconds(self) -> float:
+        """How long a store remembers results: longer than any repeat of ours can come."""
+        return 2 * self.retry_budget + 60
+
+    def attempt(self, call: Call[T], *, budget: float | None = None) -> Flow[T]:
+        """Run a call; when the connection fails, run the same call again within the budget.
+
+        The call carries its operation, so the store answers a repeat with the first result.
+        """
+        trouble = Trouble(self, self.retry_budget if budget is None else budget)
+        while True:
+            try:
+                result: T = yield call
+                return result
+            except (StoreUnavailable, OutcomeUnknown) as error:
+                yield trouble.pause(call.name, error)
+
+    def attempt_woken(self, call: Call[Woken[T]]) -> Flow[T]:
+        """`attempt`, then wake whom the answer names."""
+        woken = yield from self.attempt(call)
+        if woken.wake:
+            self.wake(woken.wake)
+        return woken.result
+
+    def add_lost_claim(self, queue: str, operation: Operation) -> None:
+        """Remember a claim whose reply was lost for longer than its call could wait, as long as the store does."""
+        with self._lock:
+            until = self.monotonic() + self.replay_seconds
+            self._lost_claims.setdefault(queue, []).append((operation, until))
+
+    def take_lost_claim(self, queue: str) -> Operation | None:
+        """One such claim, for one caller only: two must not get the same message from it."""
+        with self._lock:
+            waiting = self._lost_claims.get(queue, [])
+            while waiting:
+                operation, until = waiting.pop(0)
+                if until > self.monotonic():
+                    return operation
+                self.lanes.end(queue, operation)
+            return None
+
+    def policy(self, queue: str) -> Flow[Policy]:
+        """A queue's policy, at most a few seconds old."""
+        cached = self._policies.get(queue)
+        if cached is not None and cached[1] > self.monotonic():
+            return cached[0]
+        policy = yield from self.attempt(self.store.policy(queue))
+        self.remember_policy(queue, policy)
+        return policy
+
+    def remember_policy(self, queue: str, policy: Policy) -> None:
+        """Keep a policy just read or set for a moment."""
+        self._policies[queue] = (policy, self.monotonic() + POLICY_CACHE_SECONDS)
+
+
+#: A full queue is asked for its policy; a publisher that blocks must not ask every few milliseconds.
+POLICY_CACHE_SECONDS = 2.0
+
+#: (queue, body, headers) to the body and headers that the journal may keep.
+Redact: TypeAlias = Callable[[str, Any, dict[str, str]], tuple[Any, dict[str, str]]]
+
+
+class Trouble:
+    """The failed tries of one call: how long to pause before the next, and what to say when there is none."""
+
+    __slots__ = ("_backoff", "_budget", "_deadline", "_link", "_reached")
+
+    def __init__(self, link: Link, budget: float) -> None:
+        self._link = link
+        self._budget = budget
+        self._deadline = link.monotonic() + budget
+        self._backoff = BACKOFF_FIRST_SECONDS
+        self._reached = False
+
+    def pause(self, verb: str, error: Exception) -> Sleep:
+        """The pause before the next try. Raises when the budget is used up, telling whether the call can have run."""
+        self._reached = self._reached or isinstance(error, OutcomeUnknown)
+        remaining = self._deadline - self._link.monotonic()
+        if remaining <= 0:
+            raise self._last_word(verb, error) from error
+        # Full jitter below the step: clients that lost the same server must not come back in step.
+        seconds = self._backoff * random.uniform(0.5, 1.0)
+        self._backoff = min(self._backoff * 2, BACKOFF_MAX_SECONDS)
+        return Sleep(min(seconds, remaining))
+
+    def _last_word(self, verb: str, error: Exception) -> Exception:
+        tried = f"within the retry budget of {self._budget:g} s" if self._budget > 0 else "(retries are off)"
+        if self._reached:
+            return OutcomeUnknown(
+                f"{verb}: the request was sent, but no reply came {tried}: {error}. It may have been done: look before "
+                "repeating it, publish with a key so that a repeat is harmless, or raise retry_budget"
+            )
+        return StoreUnavailable(
+            f"{verb}: the store could not be reached {tried}: {error}. Nothing was done: check that it runs and that "
+            "the address is right, then repeat the call"
+        )

@@ -1,0 +1,432 @@
+"""Publishing: one message, or a batch cut into chunks that are encoded while earlier ones are under way."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import datetime, timedelta
+from itertools import islice
+from typing import Any, Final
+
+from waypost import codec
+from waypost.delivery import Duration, check_priority
+from waypost.errors import (
+    InvalidInput,
+    InvalidName,
+    InvalidTime,
+    KeyTaken,
+    OutcomeUnknown,
+    PartialPublish,
+    QueueFull,
+    StoreUnavailable,
+)
+from waypost.identity import Operation
+from waypost.message import Published
+from waypost.operations.flow import Flow, Link, Sleep, Together, Trouble
+from waypost.policy import (
+    BATCH_MAX,
+    BLOCK_TIMEOUT_SECONDS,
+    CHUNK_BYTES_MAX,
+    CHUNK_MESSAGES_MAX,
+    GROUP_CHARACTERS_MAX,
+    KEY_CHARACTERS_MAX,
+    PRIORITY_DEFAULT,
+    OnConflict,
+    check_text,
+    due_ms,
+)
+from waypost.store.port import Call, Draft
+
+log = logging.getLogger("waypost")
+
+
+class Content:
+    """The type of `CONTENT`."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return "CONTENT"
+
+
+#: As a key: the body's own content, so that equal bodies are the same message.
+CONTENT: Final = Content()
+
+KeyFunction = Callable[[Any], str]
+Key = str | KeyFunction | Content | None
+ManyKey = KeyFunction | Content | None
+Group = str | Callable[[Any], str] | None
+
+#: So many chunks go out before replies are looked at. Their operations all lie within the store's memory of replies
+#: (`REPLAY_MAX`), so that each can be repeated after a lost connection.
+WAVE_CHUNKS = 64
+#: A first look at how large the bodies are, so that a chunk of huge ones is not encoded as a whole.
+FIRST_PIECE = 16
+#: How often a blocked publisher looks for room.
+BLOCK_FIRST_SECONDS, BLOCK_MAX_SECONDS = 0.01, 0.1
+ON_CONFLICT = ("keep", "replace", "extend", "error")
+
+
+class PublishOptions:
+    """The options of a publish, checked, as a store understands them."""
+
+    __slots__ = (
+        "at_ms", "delay_ms", "group", "headers", "heads", "key", "on_conflict", "priority", "timeout", "window_ms",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        *,
+        key: Key = None,
+        window: Duration | None = None,
+        on_conflict: OnConflict = "keep",
+        delay: Duration | None = None,
+        at: datetime | None = None,
+        priority: int = PRIORITY_DEFAULT,
+        group: Group = None,
+        headers: Mapping[str, str] | None = None,
+        correlation_id: str | None = None,
+        reply_to: str | None = None,
+        timeout: float | None = None,
+    ) -> None:
+        if on_conflict not in ON_CONFLICT:
+            raise InvalidInput(f"on_conflict must be one of {', '.join(ON_CONFLICT)}, not {on_conflict!r}")
+        if key is None and (window is not None or on_conflict != "keep"):
+            raise InvalidInput("window and on_conflict belong to a key: give key= too")
+        if not (key is None or isinstance(key, str | Content) or callable(key)):
+            raise InvalidName(f"key must be text, a function of the body or CONTENT, not {type(key).__name__}")
+        self.key: Key = check_text("key", key, KEY_CHARACTERS_MAX) if isinstance(key, str) else key
+        self.window_ms = 0 if window is None else _window_ms(window)
+        self.on_conflict: OnConflict = on_conflict
+        self.delay_ms, self.at_ms = due_ms(delay, at)
+        self.priority = check_priority(priority)
+        self.group: Group = check_text("group", group, GROUP_CHARACTERS_MAX) if isinstance(group, str) else group
+        self.headers = dict(headers) if headers else {}
+        self.heads = codec.Heads(correlation_id=correlation_id, reply_to=reply_to, headers=self.headers)
+        self.timeout = BLOCK_TIMEOUT_SECONDS if timeout is None else float(timeout)
+
+    def key_of(self, body: object, encoded: codec.Encoded | None = None) -> str | None:
+        """The key of one body."""
+        key = self.key
+        if key is None or isinstance(key, str):
+            return key
+        if isinstance(key, Content):
+            return codec.content_key(encoded or codec.encode_body(body))
+        return check_text("key", key(body), KEY_CHARACTERS_MAX)
+
+    def group_of(self, body: object) -> str | None:
+        """The group of one body."""
+        group = self.group
+        return check_text("group", group(body), GROUP_CHARACTERS_MAX) if callable(group) else group
+
+
+def _window_ms(window: Duration) -> int:
+    seconds = window.total_seconds() if isinstance(window, timedelta) else window
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0.001 <= seconds <= 1e9:
+        raise InvalidTime(f"window must be a duration of at least a millisecond, or None for `live`, not {window!r}")
+    return round(seconds * 1000)
+
+
+def journal_copy(link: Link, queue: str, message_id: str, body: object, options: PublishOptions) -> bytes | None:
+    """What the journal may keep in place of the envelope, None if there is no redact hook."""
+    if link.redact is None:
+        return None
+    try:
+        shown, headers = link.redact(queue, body, dict(options.headers))
+        encoded = codec.encode_body(shown)
+        return codec.make_envelope(message_id, encoded, codec.encode_head(type_name=encoded.type_name, headers=headers))
+    except Exception as error:
+        # A hook that fails must neither stop a publish nor let through what it was there to hide.
+        log.warning(
+            "the redact hook failed with %s; the journal keeps no body of message %s",
+            type(error).__name__,
+            message_id,
+            extra={"event": "redact_failed", "queue": queue, "message_id": message_id},
+        )
+        return codec.make_envelope(message_id, codec.encode_body("(redact failed)"))
+
+
+# ---- one message ---------------------------------------------------------------------------------------------
+
+
+def publish(link: Link, queue: str, body: object, options: PublishOptions) -> Flow[Published]:
+    """Publish one message."""
+    encoded = codec.encode_body(body)
+    message_id = link.session.message_ids(1)[0]
+    draft = Draft(
+        message_id,
+        codec.make_envelope(message_id, encoded, options.heads.of(encoded.type_name)),
+        options.key_of(body, encoded),
+        options.window_ms,
+        options.on_conflict,
+        options.delay_ms,
+        options.at_ms,
+        options.priority,
+        options.group_of(body),
+        journal_copy(link, queue, message_id, body, options),
+    )
+    try:
+        results = yield from _publish_once(link, queue, (draft,))
+    except QueueFull as full:
+        results, refused = yield from _publish_when_there_is_room(link, queue, (draft,), options.timeout, full)
+        if refused is not None:
+            raise refused from None
+    published = results[0]
+    if published.status == "conflict":
+        raise _key_taken(draft.key, published.id)
+    return published
+
+
+def _publish_once(link: Link, queue: str, drafts: Sequence[Draft]) -> Flow[list[Published]]:
+    operation = link.lanes.begin(queue)
+    try:
+        return (yield from link.attempt_woken(link.store.publish(queue, drafts, operation)))
+    finally:
+        link.lanes.end(queue, operation)
+
+
+def _key_taken(key: str | None, holder: str) -> KeyTaken:
+    return KeyTaken(
+        f"key {key!r} belongs to message {holder}; nothing was published. "
+        'Use on_conflict="keep", "replace" or "extend" to live with that',
+        id=holder,
+    )
+
+
+def _publish_when_there_is_room(
+    link: Link, queue: str, drafts: Sequence[Draft], timeout: float, full: QueueFull
+) -> Flow[tuple[list[Published], QueueFull | None]]:
+    """Publish drafts that were refused, in smaller parts if need be, when the queue's policy says `block`.
+
+    Returns what was published, from the first on, and the refusal of the rest. The timeout starts anew with
+    everything that finds room: a batch may well be longer than a queue.
+    """
+    policy = yield from link.policy(queue)
+    if policy.overload != "block":
+        return [], full
+    results: list[Published] = []
+    size, pause, refused = len(drafts), BLOCK_FIRST_SECONDS, True
+    deadline = link.monotonic() + timeout
+    while len(results) < len(drafts):
+        if refused and size > 1:
+            size //= 2
+        elif refused:
+            remaining = deadline - link.monotonic()
+            if remaining <= 0:
+                return results, full
+            yield Sleep(min(pause, remaining))
+            pause = min(pause * 2, BLOCK_MAX_SECONDS)
+        try:
+            # Each try is a new operation: a repeat of the refused one would be answered as the first was.
+            results += yield from _publish_once(link, queue, drafts[len(results) : len(results) + size])
+        except QueueFull as error:
+            full, refused = error, True
+        else:
+            size, pause, refused = size * 2, BLOCK_FIRST_SECONDS, False
+            deadline = link.monotonic() + timeout
+    return results, None
+
+
+# ---- many messages -------------------------------------------------------------------------------------------
+
+
+class _Chunk:
+    """Drafts that go to the store in one step, and what came of them."""
+
+    __slots__ = ("call", "conflict", "drafts", "error", "operation", "results")
+
+    def __init__(self, drafts: Sequence[Draft], operation: Operation, call: Call[Any]) -> None:
+        self.drafts = drafts
+        self.operation = operation
+        self.call = call
+        self.results: list[Published | None] = []
+        self.error: Exception | None = None
+        self.conflict: KeyTaken | None = None
+
+
+class _Cutter:
+    """Cuts bodies into chunks, lazily. An error of a body, of the caller's iterator or key function ends it."""
+
+    def __init__(self, link: Link, queue: str, bodies: Iterable[object], options: PublishOptions) -> None:
+        self._link = link
+        self._queue = queue
+        self._options = options
+        self._bodies = iter(bodies)
+        self._largest = 1
+        self._piece = FIRST_PIECE
+        #: Drafts that did not fit into the chunk before.
+        self._left: list[Draft] = []
+        self._plain = options.key is None and not callable(options.group) and link.redact is None
+        self.taken = 0
+        self.error: Exception | None = None
+
+    def chunks(self) -> Iterator[list[Draft]]:
+        try:
+            while chunk := self._chunk():
+                yield chunk
+        except Exception as error:
+            self.error = error
+
+    def _chunk(self) -> list[Draft]:
+        drafts, self._left = self._left, []
+        size = sum(len(draft.envelope) for draft in drafts)
+        while len(drafts) < CHUNK_MESSAGES_MAX and size < CHUNK_BYTES_MAX:
+            room = CHUNK_BYTES_MAX - size
+            count = max(1, min(CHUNK_MESSAGES_MAX - len(drafts), self._piece, room // self._largest))
+            bodies = list(islice(self._bodies, count))
+            if not bodies:
+                break
+            self.taken += len(bodies)
+            if self.taken > BATCH_MAX:
+                raise InvalidInput(f"a batch holds at most {BATCH_MAX:,} messages; call publish_many for each part")
+            self._piece = CHUNK_MESSAGES_MAX
+            piece = self._drafts(bodies)
+            sizes = [len(draft.envelope) for draft in piece]
+            self._largest = max(sizes)
+            drafts += piece
+            size += sum(sizes)
+        return self._cut(drafts, size)
+
+    def _cut(self, drafts: list[Draft], size: int) -> list[Draft]:
+        """Keep back what would make the chunk too large, or hold a key twice."""
+        if size <= CHUNK_BYTES_MAX and (self._plain or self._options.key is None):
+            return drafts
+        keys: set[str] = set()
+        room = CHUNK_BYTES_MAX
+        for index, draft in enumerate(drafts):
+            room -= len(draft.envelope)
+            if (room < 0 and index > 0) or draft.key in keys:
+                self._left = drafts[index:]
+                return drafts[:index]
+            if draft.key is not None:
+                keys.add(draft.key)
+        return drafts
+
+    def _drafts(self, bodies: list[object]) -> list[Draft]:
+        options = self._options
+        ids = self._link.session.message_ids(len(bodies))
+        envelopes = codec.seal_many(ids, bodies, options.heads)
+        if self._plain:
+            delay_ms, at_ms, priority, group = options.delay_ms, options.at_ms, options.priority, options.group
+            if delay_ms == 0 and at_ms is None and priority == PRIORITY_DEFAULT and group is None:
+                return list(map(Draft, ids, envelopes))
+            return [
+                Draft(id, envelope, None, 0, "keep", delay_ms, at_ms, priority, group)  # type: ignore[arg-type]
+                for id, envelope in zip(ids, envelopes, strict=True)
+            ]
+        return [
+            Draft(
+                id,
+                envelope,
+                options.key_of(body),
+                options.window_ms,
+                options.on_conflict,
+                options.delay_ms,
+                options.at_ms,
+                options.priority,
+                options.group_of(body),
+                journal_copy(self._link, self._queue, id, body, options),
+            )
+            for id, envelope, body in zip(ids, envelopes, bodies, strict=True)
+        ]
+
+
+def publish_many(link: Link, queue: str, bodies: Iterable[object], options: PublishOptions) -> Flow[list[Published]]:
+    """Publish a batch, in order, chunk by chunk; raise `PartialPublish` with what is known if a part fails."""
+    cutter = _Cutter(link, queue, bodies, options)
+    chunks = cutter.chunks()
+    results: list[Published | None] = []
+    error: Exception | None = None
+    conflict: Exception | None = None
+    while error is None:
+        wave = yield from _send_wave(link, queue, chunks, options)
+        if not wave:
+            break
+        for chunk in wave:
+            if options.on_conflict == "error":
+                _take_out_conflicts(chunk)
+            results += chunk.results
+            results += [None] * (len(chunk.drafts) - len(chunk.results))
+            error = error or chunk.error
+            conflict = conflict or chunk.conflict
+    error = error or cutter.error or conflict
+    if error is None:
+        return results  # type: ignore[return-value]
+    if not any(results):
+        raise error
+    total = max(cutter.taken, len(bodies) if isinstance(bodies, Sequence) else 0)
+    results += [None] * (total - len(results))
+    known = sum(published is not None for published in results)
+    raise PartialPublish(
+        f"{known} of {total} messages were published, then: {error} "
+        "(`results` says which; publish the others again, with a key if they may have arrived)",
+        results=results,
+        cause=error,
+    ) from error
+
+
+def _take_out_conflicts(chunk: _Chunk) -> None:
+    """With `on_conflict="error"` a taken key leaves a gap in the results, and the rest of the batch goes on."""
+    for index, published in enumerate(chunk.results):
+        if published is not None and published.status == "conflict":
+            chunk.results[index] = None
+            chunk.conflict = chunk.conflict or _key_taken(chunk.drafts[index].key, published.id)
+
+
+def _send_wave(link: Link, queue: str, chunks: Iterator[list[Draft]], options: PublishOptions) -> Flow[list[_Chunk]]:
+    """Send the next chunks in one flush, and repeat those whose connection failed."""
+    wave: list[_Chunk] = []
+
+    def calls() -> Iterator[Call[Any]]:
+        for drafts in islice(chunks, WAVE_CHUNKS):
+            operation = link.lanes.begin(queue)
+            chunk = _Chunk(drafts, operation, link.store.publish(queue, drafts, operation))
+            wave.append(chunk)
+            yield chunk.call
+
+    try:
+        yield from _settle_replies(link, wave, Together(calls()))
+        for chunk in wave:
+            if isinstance(chunk.error, QueueFull):
+                published, chunk.error = yield from _publish_when_there_is_room(
+                    link, queue, chunk.drafts, options.timeout, chunk.error
+                )
+                chunk.results = list(published)
+                if chunk.error is not None:
+                    break
+    finally:
+        for chunk in wave:
+            link.lanes.end(queue, chunk.operation)
+    return wave
+
+
+def _settle_replies(link: Link, wave: list[_Chunk], first: Together) -> Flow[None]:
+    trouble = Trouble(link, link.retry_budget)
+    step, waiting = first, wave
+    while True:
+        replies = yield step
+        again: list[_Chunk] = []
+        lost: Exception | None = None
+        for chunk, reply in zip(waiting, replies, strict=True):
+            if isinstance(reply, StoreUnavailable | OutcomeUnknown):
+                again.append(chunk)
+                # A lost reply weighs more than a connection that could not be made: something may have been done.
+                lost = reply if lost is None or isinstance(reply, OutcomeUnknown) else lost
+                chunk.error = reply
+            elif isinstance(reply, Exception):
+                chunk.error = reply
+            else:
+                chunk.results, chunk.error = list(reply.result), None
+                if reply.wake:
+                    link.wake(reply.wake)
+        if lost is None:
+            return
+        try:
+            pause = trouble.pause("publish", lost)
+        except (StoreUnavailable, OutcomeUnknown) as error:
+            for chunk in again:
+                chunk.error = error
+            return
+        yield pause
+        waiting = again
+        step = Together([chunk.call for chunk in again])

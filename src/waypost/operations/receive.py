@@ -1,0 +1,320 @@
+"""Receiving: claim one message, wait for one, settle it, and forward what settles send on."""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+from waypost.delivery import Message, Outcome, error_text, error_type
+from waypost.errors import EnvelopeTooNew, OperationTooOld, OutcomeUnknown, StoreUnavailable, Undecodable, WaypostError
+from waypost.message import Claimed, Continuation, ExtendStatus, Settlement, SettleStatus
+from waypost.operations.flow import Flow, Link, Sleep, Trouble
+from waypost.policy import (
+    CHUNK_MESSAGES_MAX,
+    POLL_FIRST_SECONDS,
+    SAFETY_POLL_SECONDS,
+    RetryPolicy,
+)
+from waypost.store.port import Draft, Hold
+
+T = TypeVar("T")
+log = logging.getLogger("waypost")
+
+#: How long a message that only a newer release can read rests before somebody looks at it again.
+TOO_NEW_SNOOZE_MS = 5_000
+#: An interrupted block must end soon, with or without its release: the lease ends by itself.
+RELEASE_BUDGET_SECONDS = 1.0
+#: The store's moments are whole milliseconds; asking again at once would only spin.
+MOMENT_MIN_SECONDS = 0.001
+
+
+# ---- waiting and claiming ------------------------------------------------------------------------------------
+
+
+def receive(link: Link, queue: str, wait: float | None, as_type: type[T] | None) -> Flow[Message[T] | None]:
+    """The next message that can be read, or None when the wait is over. `wait=None` waits for ever."""
+    deadline = None if wait is None else link.monotonic() + wait
+    found = yield from _claim_lost_again(link, queue, as_type)
+    nap = _Nap()
+    while found is None:
+        claimed = yield from _claim(link, queue, deadline)
+        if claimed.outgoing:
+            yield from deliver_outgoing(link, queue)
+        if claimed.leases:
+            found = yield from _readable(link, queue, claimed, as_type)
+            nap = _Nap()
+            # What could not be read was put aside; there may be more behind it.
+            continue
+        remaining = None if deadline is None else deadline - link.monotonic()
+        if remaining is not None and remaining <= 0:
+            return None
+        yield Sleep(nap.seconds(claimed, remaining))
+    return found
+
+
+class _Nap:
+    """How long to sleep after an empty claim: until the store's next moment, or the next poll."""
+
+    __slots__ = ("_least", "_poll")
+
+    def __init__(self) -> None:
+        self._poll = POLL_FIRST_SECONDS
+        self._least = MOMENT_MIN_SECONDS
+
+    def seconds(self, claimed: Claimed, remaining: float | None) -> float:
+        pause = self._poll * random.uniform(0.8, 1.0)
+        self._poll = min(self._poll * 2, SAFETY_POLL_SECONDS)
+        moments: list[int | None] = []
+        if not claimed.paused:
+            # While the rate is used up, neither timers nor leases that end can bring anything.
+            limited = claimed.next_rate_ms is not None
+            moments = [claimed.next_rate_ms] if limited else [claimed.next_due_ms, claimed.next_lease_ms]
+        soonest = min((moment for moment in moments if moment is not None), default=None)
+        if soonest is not None:
+            # A moment that brings nothing again and again (`max_running` is reached) must not make us spin.
+            pause = min(pause, max(soonest / 1000, self._least))
+            self._least = min(self._least * 2, POLL_FIRST_SECONDS)
+        return pause if remaining is None else min(pause, remaining)
+
+
+def _claim(link: Link, queue: str, deadline: float | None) -> Flow[Claimed]:
+    """Claim one message. If the reply is lost and the wait is over, ask for that claim again and take nothing new."""
+    store = link.store
+    operation = link.lanes.begin(queue)
+    may_have_run = False
+    try:
+        call = store.claim(queue, 1, operation, worker=link.worker)
+        trouble = Trouble(link, link.retry_budget)
+        while True:
+            try:
+                claimed: Claimed = yield call
+            except (StoreUnavailable, OutcomeUnknown) as error:
+                may_have_run = may_have_run or error.outcome == "unknown"
+                yield trouble.pause("claim", error)
+                if deadline is not None and link.monotonic() >= deadline:
+                    call = store.claim(queue, 1, operation, worker=link.worker, replay=True)
+            except BaseException as error:
+                may_have_run = may_have_run or getattr(error, "outcome", "unknown") == "unknown"
+                raise
+            else:
+                may_have_run = False
+                return claimed
+    finally:
+        if may_have_run:
+            # Interrupted or out of budget: a message may be leased to us. The next receive asks for it.
+            link.add_lost_claim(queue, operation)
+        else:
+            link.lanes.end(queue, operation)
+
+
+def _claim_lost_again(link: Link, queue: str, as_type: type[T] | None) -> Flow[Message[T] | None]:
+    """A message that an earlier claim leased to us without our knowing."""
+    while (operation := link.take_lost_claim(queue)) is not None:
+        answered = False
+        try:
+            call = link.store.claim(queue, 1, operation, worker=link.worker, replay=True)
+            claimed = yield from link.attempt(call)
+            answered = True
+        except OperationTooOld:
+            answered = True
+            continue
+        finally:
+            if answered:
+                link.lanes.end(queue, operation)
+            else:
+                link.add_lost_claim(queue, operation)
+        found = yield from _readable(link, queue, claimed, as_type)
+        if found is not None:
+            return found
+    return None
+
+
+def _readable(link: Link, queue: str, claimed: Claimed, as_type: type[T] | None) -> Flow[Message[T] | None]:
+    """The claimed message if this release and the queue's type can read it. Otherwise it is put aside."""
+    for lease in claimed.leases:
+        message: Message[T] = Message(queue, lease, as_type)
+        try:
+            message.open()
+            if as_type is not None:
+                _ = message.body
+        except EnvelopeTooNew as error:
+            aside = Settlement(lease.id, lease.token, lease.nonce, "snooze", after_ms=TOO_NEW_SNOOZE_MS)
+            yield from _put_aside(link, message, aside, error)
+        except Undecodable as error:
+            aside = Settlement(
+                lease.id, lease.token, lease.nonce, "dead",
+                reason="undecodable", error_type=error_type(error), error=error_text(error),
+            )  # fmt: skip
+            yield from _put_aside(link, message, aside, error)
+        else:
+            return message
+    return None
+
+
+def _put_aside(link: Link, message: Message[Any], aside: Settlement, error: Undecodable) -> Flow[None]:
+    log.warning(
+        "message %s of queue %s cannot be read (%s): %s",
+        message.id,
+        message.queue,
+        aside.reason or "left for a newer worker",
+        error,
+        extra={"event": "unreadable", "queue": message.queue, "message_id": message.id, "outcome": aside.outcome},
+    )
+    if not message.at_most_once:
+        yield from settle(link, message.queue, [message], [aside])
+
+
+# ---- settling ------------------------------------------------------------------------------------------------
+
+
+def settle(
+    link: Link,
+    queue: str,
+    messages: Sequence[Message[Any]],
+    settlements: Sequence[Settlement],
+    *,
+    budget: float | None = None,
+) -> Flow[list[SettleStatus]]:
+    """Settle deliveries of one queue in one step; note and log what was lost; forward what is sent on."""
+    operation = link.lanes.begin(queue)
+    try:
+        call = link.store.settle(queue, settlements, operation)
+        woken = yield from link.attempt(call, budget=budget)
+    finally:
+        link.lanes.end(queue, operation)
+    if woken.wake:
+        link.wake(woken.wake)
+    for message, status in zip(messages, woken.result, strict=True):
+        message.settled = status
+        if status == "lost":
+            message.lease_lost = True
+            log_lease_lost(message, "settle")
+    if any(settlement.then for settlement in settlements):
+        yield from deliver_outgoing(link, queue)
+    return woken.result
+
+
+def log_lease_lost(message: Message[Any], phase: str) -> None:
+    """Say once that a lease was lost: what its holder does from here on is not the last word on the message."""
+    log.warning(
+        "the lease of message %s of queue %s was lost before its %s: it is or was delivered again; "
+        "give the queue a longer lease, or renew it while you work",
+        message.id,
+        message.queue,
+        phase,
+        extra={
+            "event": "lease_lost",
+            "phase": phase,
+            "queue": message.queue,
+            "message_id": message.id,
+            "deliveries": message.deliveries,
+        },
+    )
+
+
+def finish(link: Link, message: Message[Any], error: BaseException | None, retry: RetryPolicy) -> Flow[bool]:
+    """Settle a message at the end of its block. True if `error` was an outcome, and is dealt with by that."""
+    is_outcome = isinstance(error, Outcome)
+    if message.at_most_once:
+        if is_outcome:
+            log.warning(
+                "message %s of queue %s left the store when it was claimed (lease=None): it cannot end as %s",
+                message.id,
+                message.queue,
+                type(error).__name__,
+                extra={"event": "outcome_ignored", "queue": message.queue, "message_id": message.id},
+            )
+        return is_outcome
+    settlement = message.settlement(error, retry)
+    interrupted = settlement.outcome == "release"
+    budget = min(RELEASE_BUDGET_SECONDS, link.retry_budget) if interrupted else None
+    try:
+        yield from settle(link, message.queue, [message], [settlement], budget=budget)
+    except WaypostError as failure:
+        if error is None or is_outcome:
+            raise
+        # The caller's own error says more than ours; the lease ends by itself.
+        log.warning(
+            "message %s of queue %s could not be settled as %s (%s): it comes back when its lease ends",
+            message.id,
+            message.queue,
+            settlement.outcome,
+            failure,
+            extra={"event": "settle_failed", "queue": message.queue, "message_id": message.id},
+        )
+    return is_outcome
+
+
+def extend(link: Link, queue: str, messages: Sequence[Message[Any]]) -> Flow[list[ExtendStatus]]:
+    """Renew the leases of messages of one queue: `ok`, `lost`, or `cancel` where somebody asked to stop."""
+    operation = link.lanes.begin(queue)
+    try:
+        holds = [Hold(message.id, message.token, message.lease.nonce) for message in messages]
+        statuses = yield from link.attempt(link.store.extend(queue, holds, operation))
+    finally:
+        link.lanes.end(queue, operation)
+    for message, status in zip(messages, statuses, strict=True):
+        if status == "lost" and not message.lease_lost:
+            message.lease_lost = True
+            log_lease_lost(message, "extend")
+    return statuses
+
+
+# ---- continuations -------------------------------------------------------------------------------------------
+
+
+def deliver_outgoing(link: Link, queue: str) -> Flow[int]:
+    """Send continuations on to their queues where the store cannot do it in the settle's own step.
+
+    Each is remembered by its target, so it is stored once however often it is sent. Nothing is tried for long here:
+    the settle stands, and what does not get through now is sent by a later claim.
+    """
+    delivered = 0
+    try:
+        waiting: list[Continuation] = yield link.store.outgoing(queue, CHUNK_MESSAGES_MAX)
+        for target, drafts in _by_target(waiting):
+            operation = link.lanes.begin(target)
+            try:
+                woken = yield link.store.publish(target, drafts, operation)
+            finally:
+                link.lanes.end(target, operation)
+            if woken.wake:
+                link.wake(woken.wake)
+            yield link.store.forwarded(queue, [draft.id for draft in drafts])
+            delivered += len(drafts)
+    except WaypostError as error:
+        log.warning(
+            "messages sent on from queue %s have not all arrived yet (%s): a later claim sends them again",
+            queue,
+            error,
+            extra={"event": "outgoing_delayed", "queue": queue},
+        )
+    return delivered
+
+
+def _by_target(continuations: Sequence[Continuation]) -> list[tuple[str, list[Draft]]]:
+    """Drafts for each target queue, in order, no key twice in one part."""
+    parts: list[tuple[str, list[Draft]]] = []
+    current: dict[str, tuple[list[Draft], set[str]]] = {}
+    for next_one in continuations:
+        drafts, keys = current.get(next_one.queue, (None, set()))
+        if drafts is None or next_one.key in keys:
+            drafts, keys = [], set()
+            current[next_one.queue] = (drafts, keys)
+            parts.append((next_one.queue, drafts))
+        if next_one.key is not None:
+            keys.add(next_one.key)
+        drafts.append(
+            Draft(
+                next_one.id,
+                next_one.envelope,
+                next_one.key,
+                delay_ms=next_one.delay_ms,
+                priority=next_one.priority,
+                group=next_one.group,
+                forwarded=True,
+            )
+        )
+    return parts

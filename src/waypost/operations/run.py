@@ -1,0 +1,170 @@
+"""Looking at queues and running them: listings, history, redrive, purge, settings, the journal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+from waypost.errors import InvalidInput
+from waypost.identity import Operation, is_message_id
+from waypost.message import CancelStatus, Event, MessageState, Page, Purged, Redriven, Stored
+from waypost.operations.flow import Flow, Link, Sleep
+from waypost.policy import CHUNK_MESSAGES_MAX, KEY_CHARACTERS_MAX, Policy, check_text, parse_rate, policy_changes
+from waypost.store.port import Call, Target
+
+T = TypeVar("T")
+
+STATES = ("ready", "delayed", "waiting", "leased", "dead", "done")
+PURGED_STATES = ("ready", "delayed", "dead", "done")
+#: A redrive at a given rate moves a little every so often, rather than much and then nothing for long.
+REDRIVE_TICK_MS = 100
+
+
+def check_id(message_id: object) -> str:
+    """Return a message id unchanged, or raise `InvalidInput`."""
+    if not isinstance(message_id, str) or not is_message_id(message_id):
+        raise InvalidInput("that is no message id: it has 24 characters of 0-9 and a-z without i, l, o and u")
+    return message_id
+
+
+def check_state(state: MessageState, allowed: Sequence[str] = STATES) -> MessageState:
+    """Return a state unchanged, or raise `InvalidInput`."""
+    if state not in allowed:
+        raise InvalidInput(f"state must be one of {', '.join(allowed)}, not {state!r}")
+    return state
+
+
+def check_count(what: str, count: int, least: int, most: int) -> int:
+    """Return a count unchanged, or raise `InvalidInput`."""
+    if type(count) is not int or not least <= count <= most:
+        raise InvalidInput(f"{what} must be a whole number from {least} to {most}, not {count!r}")
+    return count
+
+
+def _operated(link: Link, queue: str, call: Callable[[Operation], Call[T]]) -> Flow[T]:
+    """Run a call that carries an operation."""
+    operation = link.lanes.begin(queue)
+    try:
+        return (yield from link.attempt(call(operation)))
+    finally:
+        link.lanes.end(queue, operation)
+
+
+# ---- looking -------------------------------------------------------------------------------------------------
+
+
+def page(
+    link: Link, queue: str, state: MessageState, limit: int, cursor: str | None, filters: Mapping[str, str | None]
+) -> Flow[Page]:
+    """One page of a listing."""
+    return (yield from link.attempt(link.store.peek(queue, state, limit, cursor=cursor, **filters)))
+
+
+def history(link: Link, queue: str, message_id: str) -> Flow[list[Event]]:
+    """Every event of one message that the journal still has, in order."""
+    events: list[Event] = []
+    cursor: str | None = None
+    while True:
+        part = yield from link.attempt(link.store.trace(queue, message_id, cursor))
+        events += part.events
+        cursor = part.cursor
+        if cursor is None:
+            return events
+
+
+# ---- acting --------------------------------------------------------------------------------------------------
+
+
+def cancel(link: Link, queue: str, *, id: str | None, key: str | None) -> Flow[CancelStatus]:
+    """Cancel one message by id or by key."""
+    if (id is None) == (key is None):
+        raise InvalidInput("say what to cancel: either id= or key=")
+    target = Target(check_id(id)) if id is not None else Target(key=check_text("key", key or "", KEY_CHARACTERS_MAX))
+    statuses = yield from _operated(link, queue, lambda operation: link.store.cancel(queue, (target,), operation))
+    return statuses[0]
+
+
+def redrive(
+    link: Link, queue: str, *, ids: Sequence[str], reason: str | None, limit: int | None, rate: str | None
+) -> Flow[Redriven]:
+    """Make dead letters ready again, at most as many as there were when it began, chunk by chunk."""
+    size, pause = _pace(rate)
+    if ids:
+        left = min(len(ids), limit or len(ids))
+    else:
+        # Without a bound, letters that die again at once would be redriven for ever.
+        dead = (yield from link.attempt(link.store.stats(queue))).ledger.dead_kept
+        left = dead if limit is None else min(limit, dead)
+    moved: list[str] = []
+    duplicates: dict[str, None] = {}
+    more = False
+    while left > 0:
+        count = min(size, left)
+        chosen, ids = ids[:count], ids[count:]
+        part = yield from _redrive_chunk(link, queue, count, chosen, reason)
+        moved += part.moved
+        duplicates.update(dict.fromkeys(part.duplicates))
+        more = bool(ids) or part.more
+        left -= count
+        # Letters that stay dead can be chosen again and again; when none moves, none will.
+        if left == 0 or not more or not (part.moved or ids):
+            break
+        if pause:
+            yield Sleep(pause)
+    return Redriven(moved, list(duplicates), more)
+
+
+def _redrive_chunk(link: Link, queue: str, count: int, ids: Sequence[str], reason: str | None) -> Flow[Redriven]:
+    woken = yield from _operated(
+        link, queue, lambda operation: link.store.redrive(queue, count, operation, ids=ids, reason=reason)
+    )
+    if woken.wake:
+        link.wake(woken.wake)
+    return woken.result
+
+
+def _pace(rate: str | None) -> tuple[int, float]:
+    """How many letters to move at a time, and the seconds between."""
+    if rate is None:
+        return CHUNK_MESSAGES_MAX, 0.0
+    count, per_ms = parse_rate(rate)
+    size = max(1, min(CHUNK_MESSAGES_MAX, count * REDRIVE_TICK_MS // per_ms))
+    return size, size * per_ms / count / 1000
+
+
+def purge(link: Link, queue: str, state: MessageState) -> Flow[int]:
+    """Remove the messages of one state that are there when it begins."""
+    left: int | None = None
+    if state != "done":
+        ledger = (yield from link.attempt(link.store.stats(queue))).ledger
+        left = {"ready": ledger.ready, "delayed": ledger.delayed, "dead": ledger.dead_kept}[state]
+    removed = 0
+    while left is None or removed < left:
+        count = CHUNK_MESSAGES_MAX if left is None else min(CHUNK_MESSAGES_MAX, left - removed)
+        part: Purged = yield from _operated(
+            link, queue, lambda operation, n=count: link.store.purge(queue, state, n, operation)  # type: ignore[misc]
+        )  # fmt: skip
+        removed += part.removed
+        if not part.more or part.removed == 0:
+            break
+    return removed
+
+
+def configure(link: Link, queue: str, settings: Mapping[str, Any]) -> Flow[Policy]:
+    """Change a queue's policy for everybody."""
+    changes = policy_changes(settings)
+    policy = yield from link.attempt_woken(link.store.configure(queue, changes))
+    link.remember_policy(queue, policy)
+    return policy
+
+
+def listing(link: Link, queue: str, state: MessageState, count: int) -> Flow[list[Stored]]:
+    """The first so many messages of a state."""
+    found: list[Stored] = []
+    cursor: str | None = None
+    while True:
+        part = yield from page(link, queue, state, count - len(found), cursor, {})
+        found += part.messages
+        cursor = part.cursor
+        if cursor is None or len(found) >= count:
+            return found

@@ -1,0 +1,128 @@
+"""From a URL or the caller's own client to a store. Drivers are imported only when a URL asks for them."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, cast
+from urllib.parse import unquote, urlsplit
+
+from waypost.errors import ConfigurationError, InvalidUrl, MissingExtra, UnusableClient
+
+if TYPE_CHECKING:
+    from waypost.store.memory.store import MemoryStore
+    from waypost.store.port import Store
+
+Clock = Callable[[], int]
+
+SCHEME = re.compile(r"[a-z][a-z0-9+.\-]*")
+#: Plain, with TLS, over a Unix socket; then the same through Sentinel or to a Cluster.
+VALKEY_SCHEMES = ("valkey", "valkeys", "redis", "rediss", "unix")
+VALKEY_FORMS = ("sentinel", "cluster")
+POSTGRES_SCHEMES = ("postgresql", "postgres")
+SHOWN_FORMS = "memory://, sqlite:///file.db, valkey://host:6379 (or redis://, rediss://, unix://)"
+#: The packages whose clients may be handed in.
+CLIENT_PACKAGES = frozenset(("redis", "valkey"))
+
+_shared: dict[tuple[str, str], MemoryStore] = {}
+_shared_lock = threading.Lock()
+
+
+def open_store(url: str, *, namespace: str, clock: Clock | None, replay_ttl_ms: int) -> Store:
+    """The store that a URL names. Nothing is connected yet. Errors name the scheme at most: URLs hold passwords."""
+    if not isinstance(url, str):
+        raise InvalidUrl(f"a store URL is text, not {type(url).__name__}; hand in a client with client=")
+    scheme, separator, rest = url.partition("://")
+    if not separator or SCHEME.fullmatch(scheme) is None:
+        raise InvalidUrl(f"a store URL starts with a scheme: {SHOWN_FORMS}")
+    if scheme == "memory":
+        return _memory(rest, namespace, clock)
+    if scheme == "sqlite":
+        return _sqlite(rest, namespace, clock, replay_ttl_ms)
+    base, _, form = scheme.partition("+")
+    if base in VALKEY_SCHEMES and form in ("", *VALKEY_FORMS):
+        return _valkey(url, scheme, namespace, clock, replay_ttl_ms)
+    if base in POSTGRES_SCHEMES:
+        raise InvalidUrl("this version has no PostgreSQL store yet; use sqlite:///, valkey:// or memory://")
+    raise InvalidUrl(f"the scheme {scheme}:// is not known; known are {SHOWN_FORMS}")
+
+
+def _memory(name: str, namespace: str, clock: Clock | None) -> Store:
+    from waypost.store.memory.store import MemoryStore
+
+    name = name.rstrip("/")
+    if "/" in name or "?" in name or "@" in name:
+        raise InvalidUrl("memory:// takes at most a name, as in memory://orders")
+    if not name:
+        return MemoryStore(namespace=namespace, clock=clock)
+    with _shared_lock:
+        store = _shared.get((name, namespace))
+        if store is None:
+            store = _shared[name, namespace] = MemoryStore(namespace=namespace, clock=clock)
+        elif clock is not None and store.clock is not clock:
+            raise ConfigurationError("this named memory store runs by another clock already; use another name")
+        return store
+
+
+def _sqlite(rest: str, namespace: str, clock: Clock | None, replay_ttl_ms: int) -> Store:
+    if not rest.startswith("/"):
+        raise InvalidUrl(
+            "a SQLite URL has three slashes before a relative path (sqlite:///orders.db) and four before an "
+            "absolute one (sqlite:////var/lib/orders.db)"
+        )
+    path, question, _ = rest[1:].partition("?")
+    path = unquote(path)
+    if question:
+        raise InvalidUrl("a SQLite URL takes no options after a question mark")
+    if not path or path.endswith("/"):
+        raise InvalidUrl("a SQLite URL must name a file, as in sqlite:///orders.db")
+    if path.startswith(":memory:"):
+        raise InvalidUrl("a SQLite store is a file that several connections share; use memory:// instead")
+    if "\0" in path:
+        raise InvalidUrl("the path of a SQLite URL holds a NUL character")
+    from waypost.store.sqlite import SqliteStore
+
+    return cast("Store", SqliteStore(path, namespace=namespace, clock=clock, replay_ttl_ms=replay_ttl_ms))
+
+
+def _valkey(url: str, scheme: str, namespace: str, clock: Clock | None, replay_ttl_ms: int) -> Store:
+    try:
+        parts = urlsplit(url)
+        host, _ = parts.hostname, parts.port
+    except ValueError:
+        # What urlsplit says repeats the text, which may hold a password; several hosts are for the store to read.
+        if "+" not in scheme:
+            raise InvalidUrl(f"the host or port of this {scheme}:// URL cannot be read") from None
+        host = "several"
+    if scheme == "unix" and not parts.path.strip("/"):
+        raise InvalidUrl("a unix:// URL must name a socket, as in unix:///run/valkey.sock")
+    if scheme != "unix" and not host:
+        raise InvalidUrl(f"this {scheme}:// URL names no host, as in {scheme}://127.0.0.1:6379")
+    store = valkey_store()
+    return cast("Store", store.from_url(url, namespace=namespace, clock=clock, replay_ttl_ms=replay_ttl_ms))
+
+
+def valkey_store() -> Any:
+    """The class of the Valkey store; `MissingExtra` if its driver is not installed."""
+    try:
+        import redis  # noqa: F401
+    except ImportError:
+        raise MissingExtra(
+            'the Valkey store needs its driver, which is not installed: pip install "waypost[valkey]"'
+        ) from None
+    from waypost.store.valkey import ValkeyStore
+
+    return ValkeyStore
+
+
+def store_from_client(client: object, *, namespace: str, clock: Clock | None, replay_ttl_ms: int) -> Store:
+    """A store over the caller's own client, which is never closed by us."""
+    packages = {kind.__module__.partition(".")[0] for kind in type(client).__mro__}
+    if not packages & CLIENT_PACKAGES:
+        raise UnusableClient(
+            f"client= takes a client of redis-py or valkey-py, not a {type(client).__module__}."
+            f"{type(client).__qualname__}; give a URL instead, or a store with store="
+        )
+    store = valkey_store()
+    return cast("Store", store.from_client(client, namespace=namespace, clock=clock, replay_ttl_ms=replay_ttl_ms))
