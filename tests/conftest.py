@@ -11,6 +11,8 @@ from collections import Counter
 
 import pytest
 
+pytest_plugins = ["waypost.testing.plugin"]
+
 #: How many tests were not run, by what they need.
 NOT_RUN = pytest.StashKey[Counter[str]]()
 

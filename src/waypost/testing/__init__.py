@@ -1,0 +1,10 @@
+"""For tests of waypost and of what is built on it: time by hand, real servers, and the suite every store must pass.
+
+    clock         store time that only moves when told to
+    servers       real Valkey and Redis servers from wheels, started and ended with a `with` block
+    conformance   what a store must do, as tests that read as a specification
+    machine       random programs on two stores at once, compared after every step
+    plugin        the pytest plugin: the `promise` mark and the fixtures of the suite
+
+Importing this package loads nothing of the above: pytest and Hypothesis are needed only where they are used.
+"""

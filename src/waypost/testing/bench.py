@@ -1,0 +1,487 @@
+"""A store on the bench: short verbs over the contract, so that a test reads as a sentence.
+
+Verbs take seconds and act on one queue unless told otherwise. Each makes a fresh operation; give `operation=` to
+repeat one, as a client does whose reply was lost. What a verb would wake is kept in `woken`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from types import TracebackType
+from typing import Any, Literal, TypeVar
+
+from waypost.codec import encode_body, make_envelope, open_envelope
+from waypost.identity import Operation, Session, continuation_id
+from waypost.message import (
+    CancelStatus,
+    Claimed,
+    Continuation,
+    Event,
+    ExtendStatus,
+    Lease,
+    Ledger,
+    MessageState,
+    OutcomeName,
+    Page,
+    Published,
+    Purged,
+    Redriven,
+    Settlement,
+    SettleStatus,
+    Stats,
+    Stored,
+)
+from waypost.policy import CHUNK_MESSAGES_MAX, OnConflict, Policy, policy_changes
+from waypost.store.port import AsyncExecutor, Call, Draft, Executor, Hold, Store, Target, Woken
+from waypost.testing.clock import ManualClock
+
+T = TypeVar("T")
+Colour = Literal["sync", "async"]
+StoreMaker = Callable[[ManualClock, str], Store]
+#: Whatever shows what to settle or extend: a lease, or a lease with another fence.
+Fence = Lease | Hold
+
+QUEUE = "orders"
+STATES: tuple[MessageState, ...] = ("ready", "delayed", "waiting", "leased", "dead", "done")
+_numbers = itertools.count(1)
+
+
+def fresh_namespace() -> str:
+    """A namespace that no other test of this or another process uses."""
+    return f"t{os.getpid()}-{os.urandom(4).hex()}-{next(_numbers)}"
+
+
+def ms(seconds: float) -> int:
+    """Seconds as the whole milliseconds that stores count in."""
+    return round(seconds * 1000)
+
+
+class Runner:
+    """Runs calls in one colour; a test does not see which."""
+
+    def __init__(self, store: Store, colour: Colour) -> None:
+        self._loop: asyncio.Runner | None = None
+        self._sync: Executor | None = None
+        self._async: AsyncExecutor | None = None
+        if colour == "sync":
+            self._sync = store.connect(start_timeout=5)
+            return
+        self._loop = asyncio.Runner()
+        self._async = self._wait(store.connect_async(start_timeout=5))
+
+    def _wait(self, awaitable: Awaitable[T]) -> T:
+        async def waiting() -> T:
+            return await awaitable
+
+        assert self._loop is not None
+        return self._loop.run(waiting())
+
+    def run(self, call: Call[T]) -> T:
+        """One call."""
+        if self._sync is not None:
+            return self._sync.run(call)
+        assert self._async is not None
+        return self._wait(self._async.run(call))
+
+    def run_many(self, calls: Iterable[Call[T]]) -> list[T | Exception]:
+        """Several in one flush, each with its own result or error."""
+        if self._sync is not None:
+            return self._sync.run_many(calls)
+        assert self._async is not None
+        return self._wait(self._async.run_many(calls))
+
+    def close(self) -> None:
+        """Give back what the executor and the loop hold."""
+        if self._sync is not None:
+            self._sync.close()
+        if self._async is not None:
+            self._wait(self._async.close())
+        if self._loop is not None:
+            self._loop.close()
+
+
+class Bench:
+    """The subject of a conformance test."""
+
+    def __init__(self, make_store: StoreMaker, colour: Colour, *, clock: ManualClock | None = None) -> None:
+        self.make_store = make_store
+        self.colour: Colour = colour
+        self.clock = clock or ManualClock()
+        self.namespace = fresh_namespace()
+        self.store = make_store(self.clock, self.namespace)
+        self.session = Session()
+        self.runner = Runner(self.store, colour)
+        #: The reply to the last verb that may wake: sleepers by queue.
+        self.woken: dict[str, list[str]] = {}
+        #: The last operation that was made.
+        self.last_operation = Operation(self.session.id, 0)
+        self._queues_used: set[str] = set()
+        self._others: list[Bench] = []
+
+    def __enter__(self) -> Bench:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        for other in self._others:
+            other.runner.close()
+        self.runner.close()
+
+    def another_client(self, *, namespace: str | None = None) -> Bench:
+        """A second client with its own session and connection: of the same store, or of another namespace in it."""
+        other = Bench.__new__(Bench)
+        other.__dict__ |= self.__dict__
+        if namespace is not None:
+            other.namespace = namespace
+            other.store = self.make_store(self.clock, namespace)
+        other.session, other._others = Session(), []
+        other.runner = Runner(other.store, self.colour)
+        self._others.append(other)
+        return other
+
+    # ---- time and operations -----------------------------------------------------------------------------
+
+    @property
+    def now_ms(self) -> int:
+        """Store time."""
+        return self.clock()
+
+    def after(self, seconds: float) -> None:
+        """Let store time pass."""
+        self.clock.advance(seconds)
+
+    def operation(self, queue: str = QUEUE) -> Operation:
+        """A new operation on a queue."""
+        self._queues_used.add(queue)
+        self.last_operation = self.session.operation(queue)
+        return self.last_operation
+
+    def run(self, call: Call[T]) -> T:
+        """One call, in the colour of this bench."""
+        return self.runner.run(call)
+
+    def _woken(self, call: Call[Woken[T]]) -> T:
+        woken = self.run(call)
+        self.woken = dict(woken.wake)
+        return woken.result
+
+    # ---- publish -----------------------------------------------------------------------------------------
+
+    def draft(
+        self,
+        body: object = b"a body",
+        *,
+        id: str | None = None,
+        key: str | None = None,
+        window: float = 0,
+        on_conflict: OnConflict = "keep",
+        delay: float = 0,
+        at_ms: int | None = None,
+        priority: int = 5,
+        group: str | None = None,
+        journal_copy: bytes | None = None,
+        forwarded: bool = False,
+    ) -> Draft:
+        """A message on its way, with a new id unless one is given."""
+        id = id or self.session.message_ids(1)[0]
+        return Draft(
+            id, make_envelope(id, encode_body(body)), key, ms(window), on_conflict, ms(delay), at_ms, priority, group,
+            journal_copy, forwarded,
+        )  # fmt: skip
+
+    def publish_drafts(
+        self, drafts: Sequence[Draft], *, queue: str = QUEUE, operation: Operation | None = None
+    ) -> list[Published]:
+        """A batch in one step."""
+        return self._woken(self.store.publish(queue, drafts, operation or self.operation(queue)))
+
+    def publish(
+        self, body: object = b"a body", *, queue: str = QUEUE, operation: Operation | None = None, **options: Any
+    ) -> Published:
+        """One message; the options are those of `draft`."""
+        return self.publish_drafts([self.draft(body, **options)], queue=queue, operation=operation)[0]
+
+    def publish_count(self, count: int, *, queue: str = QUEUE, **options: Any) -> list[str]:
+        """So many messages, in chunks; their ids in order."""
+        ids = []
+        for start in range(0, count, CHUNK_MESSAGES_MAX):
+            drafts = [self.draft(**options) for _ in range(min(CHUNK_MESSAGES_MAX, count - start))]
+            ids += [published.id for published in self.publish_drafts(drafts, queue=queue)]
+        return ids
+
+    # ---- claim and settle --------------------------------------------------------------------------------
+
+    def claimed(
+        self,
+        limit: int = 1,
+        *,
+        queue: str = QUEUE,
+        worker: str = "worker-1",
+        sleeper: str | None = None,
+        replay: bool = False,
+        operation: Operation | None = None,
+    ) -> Claimed:
+        """A claim and its whole reply."""
+        operation = operation or self.operation(queue)
+        return self.run(self.store.claim(queue, limit, operation, worker=worker, sleeper=sleeper, replay=replay))
+
+    def claim(self, limit: int = 1, **options: Any) -> list[Lease]:
+        """A claim, and the leases it gave."""
+        return self.claimed(limit, **options).leases
+
+    def claim_one(self, **options: Any) -> Lease:
+        """A claim that must find exactly one message."""
+        leases = self.claim(1, **options)
+        assert len(leases) == 1, "nothing could be claimed"
+        return leases[0]
+
+    def claim_all(self, *, queue: str = QUEUE, **options: Any) -> list[Lease]:
+        """Everything claimable, in order, in claims of a full chunk."""
+        leases: list[Lease] = []
+        while found := self.claim(CHUNK_MESSAGES_MAX, queue=queue, **options):
+            leases += found
+        return leases
+
+    def settlement(
+        self,
+        fence: Fence,
+        outcome: OutcomeName = "done",
+        *,
+        after: float = 0,
+        reason: str | None = None,
+        error_type: str | None = None,
+        error: str | None = None,
+        result: bytes | None = None,
+        result_ttl: float = 3600,
+        then: Sequence[Continuation] = (),
+    ) -> Settlement:
+        """How a delivery ended."""
+        return Settlement(
+            fence.id, fence.token, fence.nonce, outcome, ms(after), reason, error_type, error, result,
+            ms(result_ttl) if result is not None else 0, tuple(then),
+        )  # fmt: skip
+
+    def settle_batch(
+        self, settlements: Sequence[Settlement], *, queue: str = QUEUE, operation: Operation | None = None
+    ) -> list[SettleStatus]:
+        """Many settles in one step."""
+        return self._woken(self.store.settle(queue, settlements, operation or self.operation(queue)))
+
+    def settle(
+        self,
+        fence: Fence,
+        outcome: OutcomeName = "done",
+        *,
+        queue: str = QUEUE,
+        operation: Operation | None = None,
+        **options: Any,
+    ) -> SettleStatus:
+        """Settle one delivery; the options are those of `settlement`."""
+        settlement = self.settlement(fence, outcome, **options)
+        return self.settle_batch([settlement], queue=queue, operation=operation)[0]
+
+    def extend_batch(
+        self, fences: Sequence[Fence], *, queue: str = QUEUE, operation: Operation | None = None
+    ) -> list[ExtendStatus]:
+        """Renew many leases in one step."""
+        holds = [Hold(fence.id, fence.token, fence.nonce) for fence in fences]
+        return self.run(self.store.extend(queue, holds, operation or self.operation(queue)))
+
+    def extend(self, fence: Fence, *, queue: str = QUEUE, operation: Operation | None = None) -> ExtendStatus:
+        """Renew one lease."""
+        return self.extend_batch([fence], queue=queue, operation=operation)[0]
+
+    def cancel(
+        self,
+        id: str | None = None,
+        *,
+        key: str | None = None,
+        queue: str = QUEUE,
+        operation: Operation | None = None,
+    ) -> CancelStatus:
+        """Cancel by id or by key."""
+        return self.run(self.store.cancel(queue, [Target(id, key)], operation or self.operation(queue)))[0]
+
+    # ---- chains ------------------------------------------------------------------------------------------
+
+    def continuation(
+        self, source: Lease, queue: str, body: object = b"the next step", *, index: int = 0, **options: Any
+    ) -> Continuation:
+        """The next message of a chain, with the id that its source gives it."""
+        id = continuation_id(source.id, source.token, index)
+        options["delay_ms"] = ms(options.pop("delay", 0))
+        return Continuation(id, queue, make_envelope(id, encode_body(body)), **options)
+
+    def deliver_outgoing(self, queue: str = QUEUE) -> list[str]:
+        """Carry continuations to their queues, as clients of a store do that cannot span queues in one step."""
+        delivered = []
+        while found := self.run(self.store.outgoing(queue, CHUNK_MESSAGES_MAX)):
+            for one in found:
+                self.forward(one)
+                self.run(self.store.forwarded(queue, [one.id]))
+                delivered.append(one.id)
+        return delivered
+
+    def forward(self, one: Continuation) -> Published:
+        """Publish a continuation at its target, once more if it was before."""
+        draft = Draft(
+            one.id, one.envelope, key=one.key, delay_ms=one.delay_ms, priority=one.priority, group=one.group,
+            forwarded=True,
+        )  # fmt: skip
+        before = self.woken
+        published = self.publish_drafts([draft], queue=one.queue)[0]
+        self.woken = {name: before.get(name, []) + self.woken.get(name, []) for name in before | self.woken}
+        return published
+
+    def result(self, message_id: str, *, queue: str = QUEUE) -> bytes | None:
+        """The kept result of a message."""
+        return self.run(self.store.result(queue, message_id))
+
+    # ---- running a queue ---------------------------------------------------------------------------------
+
+    def configure(self, *, queue: str = QUEUE, **settings: Any) -> Policy:
+        """Change the queue's policy, with the keywords that users give."""
+        self._queues_used.add(queue)
+        return self._woken(self.store.configure(queue, policy_changes(settings)))
+
+    def pause(self, queue: str = QUEUE) -> bool:
+        """Pause; whether that changed anything."""
+        self._queues_used.add(queue)
+        return self.run(self.store.pause(queue))
+
+    def resume(self, queue: str = QUEUE) -> bool:
+        """Resume; whether that changed anything."""
+        return self._woken(self.store.resume(queue))
+
+    def redrive(
+        self,
+        *ids: str,
+        reason: str | None = None,
+        limit: int = 100,
+        queue: str = QUEUE,
+        operation: Operation | None = None,
+    ) -> Redriven:
+        """Bring dead letters back."""
+        operation = operation or self.operation(queue)
+        return self._woken(self.store.redrive(queue, limit, operation, ids=ids, reason=reason))
+
+    def purge(
+        self, state: MessageState, *, limit: int = 100, queue: str = QUEUE, operation: Operation | None = None
+    ) -> Purged:
+        """Remove messages of one state."""
+        return self.run(self.store.purge(queue, state, limit, operation or self.operation(queue)))
+
+    # ---- looking -----------------------------------------------------------------------------------------
+
+    def page(self, state: MessageState, limit: int = 100, *, queue: str = QUEUE, **filters: Any) -> Page:
+        """Part of a listing."""
+        return self.run(self.store.peek(queue, state, limit, **filters))
+
+    def listing(self, state: MessageState, *, queue: str = QUEUE, page_size: int = 500, **filters: Any) -> list[Stored]:
+        """A whole listing, read page by page."""
+        messages: list[Stored] = []
+        cursor: str | None = None
+        while True:
+            page = self.page(state, page_size, queue=queue, cursor=cursor, **filters)
+            messages += page.messages
+            cursor = page.cursor
+            if cursor is None:
+                return messages
+
+    def ids(self, state: MessageState, *, queue: str = QUEUE, **filters: Any) -> list[str]:
+        """The ids of a listing, in its order."""
+        return [message.id for message in self.listing(state, queue=queue, **filters)]
+
+    def state_of(self, message_id: str, *, queue: str = QUEUE) -> MessageState | None:
+        """Where a message lies, None if nowhere."""
+        for state in STATES:
+            if self.page(state, 1, queue=queue, id=message_id).messages:
+                return state
+        return None
+
+    def stored(self, message_id: str, *, queue: str = QUEUE) -> Stored:
+        """A message that must be somewhere in the store."""
+        for state in STATES:
+            if found := self.page(state, 1, queue=queue, id=message_id).messages:
+                return found[0]
+        raise AssertionError(f"{message_id} is not in queue {queue}")
+
+    def stats(self, *, queue: str = QUEUE, minutes: int = 0) -> Stats:
+        """The queue at a glance."""
+        return self.run(self.store.stats(queue, minutes=minutes))
+
+    def ledger(self, *, queue: str = QUEUE) -> Ledger:
+        """Where every message went."""
+        return self.stats(queue=queue).ledger
+
+    def events(self, *names: str, queue: str = QUEUE, after: int = 0, message_id: str | None = None) -> list[Event]:
+        """The journal from a number on, all of it or only events of some names or of one message."""
+        found: list[Event] = []
+        while True:
+            page = self.run(self.store.journal(queue, after, 500))
+            found += page.events
+            if not page.events:
+                break
+            after = page.last
+        return [
+            event
+            for event in found
+            if (not names or event.event in names) and (message_id is None or event.message_id == message_id)
+        ]
+
+    def trace(self, message_id: str, *, queue: str = QUEUE) -> list[Event]:
+        """The history of one message."""
+        events: list[Event] = []
+        cursor: str | None = None
+        while True:
+            page = self.run(self.store.trace(queue, message_id, cursor))
+            events += page.events
+            cursor = page.cursor
+            if cursor is None:
+                return events
+
+    def story(self, message_id: str, *, queue: str = QUEUE) -> list[str]:
+        """The names of what happened to one message, in order."""
+        return [event.event for event in self.events(queue=queue, message_id=message_id)]
+
+    @staticmethod
+    def body(message: Lease | Stored) -> bytes:
+        """The bytes that were published."""
+        return open_envelope(message.envelope).data
+
+    # ---- invariants --------------------------------------------------------------------------------------
+
+    def check_invariants(self) -> None:
+        """What holds on every queue at every moment, whatever a test did."""
+        for queue in sorted(self._queues_used):
+            self.check_queue(queue)
+
+    def check_queue(self, queue: str) -> None:
+        """The ledger balances and agrees with the listings; one waiting and at most one leased message per key."""
+        ledger = self.ledger(queue=queue)
+        assert ledger.balance == 0, ledger
+        assert ledger.unexplained == 0, ledger
+        kept: dict[MessageState, int] = {
+            "ready": ledger.ready,
+            "delayed": ledger.delayed,
+            "waiting": ledger.waiting,
+            "leased": ledger.leased,
+            "dead": ledger.dead_kept,
+        }
+        waiting: Counter[str] = Counter()
+        leased: Counter[str] = Counter()
+        for state, count in kept.items():
+            messages = self.listing(state, queue=queue)
+            assert len(messages) == count, f"{len(messages)} are listed as {state}, the ledger says {count}"
+            keys = [message.key for message in messages if message.key is not None]
+            if state == "leased":
+                leased.update(keys)
+            elif state != "dead":
+                waiting.update(keys)
+        assert [key for key, count in waiting.items() if count > 1] == []
+        assert [key for key, count in leased.items() if count > 1] == []

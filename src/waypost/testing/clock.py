@@ -1,0 +1,38 @@
+"""Store time by hand: give a `ManualClock` as `clock=` to any store, and nothing happens until it is told to."""
+
+from __future__ import annotations
+
+import threading
+from datetime import timedelta
+
+#: The start of a minute in January 2027: minute counters then begin with the first event.
+START_MS = 1_800_000_000_000
+
+
+class ManualClock:
+    """Milliseconds that stand still. Call it for the time; `advance` it by seconds. Safe to share between threads."""
+
+    def __init__(self, start_ms: int = START_MS) -> None:
+        self._now_ms = start_ms
+        self._lock = threading.Lock()
+
+    def __call__(self) -> int:
+        """The time in milliseconds."""
+        with self._lock:
+            return self._now_ms
+
+    def advance(self, duration: float | timedelta) -> int:
+        """Move forward by seconds or a timedelta; the new time in milliseconds."""
+        seconds = duration.total_seconds() if isinstance(duration, timedelta) else duration
+        return self.advance_ms(round(seconds * 1000))
+
+    def advance_ms(self, milliseconds: int) -> int:
+        """Move forward by milliseconds; the new time."""
+        if milliseconds < 0:
+            raise ValueError(f"a store's clock does not go back, not even by {-milliseconds} milliseconds")
+        with self._lock:
+            self._now_ms += milliseconds
+            return self._now_ms
+
+    def __repr__(self) -> str:
+        return f"ManualClock({self()})"

@@ -1,0 +1,66 @@
+"""The conformance suite: what a store must do, chapter by chapter, as tests that read as a specification.
+
+    publish    what is stored is what was sent, once, in order, within the cap
+    keys       deduplication, conflicts, windows, generations
+    queue      pause, policy, limits, namespaces, listings
+    lease      claims, fences, counts, reclaim
+    settle     outcomes, results, continuations, cancel
+    replay     lost replies
+    dead       dead letters and completed history
+    timers     not early, in order, bounded
+    wake       who is woken, and when everybody is
+    journal    the exact history
+    ledger     the sums
+
+A test module that imports these classes and has the fixture `make_store` (see `waypost.testing.plugin`) runs them
+in both colours. They need store time by hand: a store takes `clock=`, a function that returns milliseconds.
+"""
+
+from __future__ import annotations
+
+from waypost.testing.conformance.dead import TestCompletedHistory, TestDeadLetters, TestRedrive
+from waypost.testing.conformance.journal import TestJournal, TestJournalReaders, TestTrace
+from waypost.testing.conformance.keys import TestConflicts, TestGenerations, TestLiveKeys, TestWindows
+from waypost.testing.conformance.lease import TestAtMostOnce, TestClaims, TestCounts, TestFences, TestReclaim
+from waypost.testing.conformance.ledger import TestLedger, TestMinutes
+from waypost.testing.conformance.publish import TestCap, TestPublishing
+from waypost.testing.conformance.queue import TestApartness, TestLimits, TestLooking, TestPause, TestPolicy
+from waypost.testing.conformance.replay import TestLostReplies, TestOperations
+from waypost.testing.conformance.settle import TestCancel, TestContinuations, TestOutcomes, TestResults
+from waypost.testing.conformance.timers import TestTimers
+from waypost.testing.conformance.wake import TestWakes
+
+__all__ = [
+    "TestApartness",
+    "TestAtMostOnce",
+    "TestCancel",
+    "TestCap",
+    "TestClaims",
+    "TestCompletedHistory",
+    "TestConflicts",
+    "TestContinuations",
+    "TestCounts",
+    "TestDeadLetters",
+    "TestFences",
+    "TestGenerations",
+    "TestJournal",
+    "TestJournalReaders",
+    "TestLedger",
+    "TestLimits",
+    "TestLiveKeys",
+    "TestLooking",
+    "TestLostReplies",
+    "TestMinutes",
+    "TestOperations",
+    "TestOutcomes",
+    "TestPause",
+    "TestPolicy",
+    "TestPublishing",
+    "TestReclaim",
+    "TestRedrive",
+    "TestResults",
+    "TestTimers",
+    "TestTrace",
+    "TestWakes",
+    "TestWindows",
+]

@@ -1,0 +1,303 @@
+"""Dead letters: kept whole with their reason, brought back on request; and the history of what finished."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from waypost.message import Published
+from waypost.testing.bench import Bench
+
+
+def bury(bench: Bench, count: int = 1, *, reason: str = "rejected", **options: Any) -> list[str]:
+    """So many new dead letters; their ids in the order of their deaths."""
+    ids = bench.publish_count(count, **options)
+    for lease in bench.claim(count):
+        bench.settle(lease, "dead", reason=reason, error_type="ValueError", error="no such customer")
+    return ids
+
+
+class TestDeadLetters:
+    """What a dead letter keeps, and for how long."""
+
+    @pytest.mark.promise("DEAD-1")
+    def test_a_dead_letter_is_whole(self, bench: Bench) -> None:
+        published = bench.publish(b"\0body", key="k", group="acme", priority=7)
+        published_ms = bench.now_ms
+        bench.settle(bench.claim_one(), "retry", error_type="OSError", error="first")
+        bench.after(3)
+        lease = bench.claim_one()
+        bench.settle(lease, "dead", reason="rejected", error_type="ValueError", error="it is – broken")
+        dead = bench.stored(published.id)
+        assert (dead.state, dead.reason, dead.error_type, dead.error) == (
+            "dead", "rejected", "ValueError", "it is – broken",
+        )  # fmt: skip
+        assert (dead.key, dead.group, dead.priority, bench.body(dead)) == ("k", "acme", 7, b"\0body")
+        assert (dead.token, dead.deliveries, dead.attempts) == (2, 2, 1)
+        assert (dead.published_ms, dead.ended_ms) == (published_ms, bench.now_ms)
+
+    @pytest.mark.promise("DEAD-1")
+    @pytest.mark.parametrize("reason", ["rejected", "retries_exhausted", "undecodable", "retry_policy_failed"])
+    def test_the_reason_is_kept_and_can_be_asked_for(self, bench: Bench, reason: str) -> None:
+        (id,) = bury(bench, reason=reason)
+        bury(bench, reason="something else")
+        assert bench.ids("dead", reason=reason) == [id]
+        assert [event.reason for event in bench.events("dead", message_id=id)] == [reason]
+
+    @pytest.mark.promise("DEAD-1")
+    def test_without_a_reason_it_was_rejected(self, bench: Bench) -> None:
+        bench.publish()
+        bench.settle(bench.claim_one(), "dead")
+        assert bench.listing("dead")[0].reason == "rejected"
+
+    @pytest.mark.promise("DEAD-1")
+    def test_a_long_error_text_is_kept_to_its_limit(self, bench: Bench) -> None:
+        bench.publish()
+        text = "é" * 8192
+        bench.settle(bench.claim_one(), "dead", error_type="E", error=text)
+        assert bench.listing("dead")[0].error == text
+
+    @pytest.mark.promise("DEAD-1", "LEASE-5")
+    def test_a_message_that_ran_out_of_deliveries_keeps_its_last_error(self, bench: Bench) -> None:
+        bench.configure(max_deliveries=1)
+        bench.publish()
+        bench.settle(bench.claim_one(), "retry", error_type="OSError", error="the last words")
+        bench.claim()
+        (dead,) = bench.listing("dead")
+        assert (dead.reason, dead.error_type, dead.error) == ("max_deliveries", "OSError", "the last words")
+
+    @pytest.mark.promise("DEAD-1")
+    def test_dead_letters_are_listed_oldest_first(self, bench: Bench) -> None:
+        first, second = bench.publish_count(2)
+        leases = {lease.id: lease for lease in bench.claim(2)}
+        bench.settle(leases[second], "dead")
+        bench.after(1)
+        bench.settle(leases[first], "dead")
+        assert bench.ids("dead") == [second, first]
+
+    @pytest.mark.promise("DEAD-1")
+    def test_dead_letters_are_kept_for_ever_unless_told_otherwise(self, bench: Bench) -> None:
+        ids = bury(bench, 3)
+        bench.after(10 * 365 * 86_400)
+        bench.claim()
+        assert bench.ids("dead") == ids
+
+    @pytest.mark.promise("DEAD-1")
+    def test_dead_max_forgets_the_oldest_and_says_so(self, bench: Bench) -> None:
+        bench.configure(dead_max=2)
+        ids = []
+        for _ in range(4):
+            ids += bury(bench)
+            bench.after(1)
+        assert bench.ids("dead") == ids[2:]
+        assert [(event.message_id, event.cause) for event in bench.events("dead_trimmed")] == [
+            (ids[0], "dead_max"),
+            (ids[1], "dead_max"),
+        ]
+        assert (bench.ledger().dead, bench.ledger().dead_kept) == (4, 2)
+
+    @pytest.mark.promise("DEAD-1")
+    def test_dead_keep_forgets_what_died_too_long_ago(self, bench: Bench) -> None:
+        bench.configure(dead_keep=60)
+        (old,) = bury(bench)
+        bench.after(30)
+        (young,) = bury(bench)
+        bench.after(29.999)
+        bench.claim()
+        assert bench.ids("dead") == [old, young]
+        bench.after(0.001)
+        bench.claim()
+        assert bench.ids("dead") == [young]
+        assert [(event.message_id, event.cause) for event in bench.events("dead_trimmed")] == [(old, "dead_keep")]
+
+    @pytest.mark.promise("DEAD-1", "QUEUE-2")
+    def test_a_new_bound_on_dead_letters_acts_at_the_next_claim(self, bench: Bench) -> None:
+        ids = bury(bench, 5)
+        bench.configure(dead_max=1)
+        bench.claim()
+        assert bench.ids("dead") == ids[-1:]
+
+    @pytest.mark.promise("DEAD-2")
+    def test_purging_dead_letters_is_journalled_and_bounded(self, bench: Bench) -> None:
+        bury(bench, 3)
+        first = bench.purge("dead", limit=2)
+        assert (first.removed, first.more) == (2, True)
+        second = bench.purge("dead", limit=2)
+        assert (second.removed, second.more) == (1, False)
+        assert (bench.ledger().dead, bench.ledger().dead_kept) == (3, 0)
+        assert [event.cause for event in bench.events("dead_trimmed")] == ["purge"] * 3
+
+    @pytest.mark.promise("DEAD-1")
+    def test_a_dead_message_is_final(self, bench: Bench) -> None:
+        (id,) = bury(bench, key="k")
+        bench.after(1_000_000)
+        assert bench.claim() == []
+        assert bench.state_of(id) == "dead"
+        assert bench.publish(key="k").status == "queued"
+
+
+class TestRedrive:
+    """Bringing dead letters back."""
+
+    @pytest.mark.promise("DEAD-2")
+    def test_counts_start_anew_and_the_token_goes_on(self, bench: Bench) -> None:
+        bench.publish()
+        bench.settle(bench.claim_one(), "retry")
+        bench.settle(bench.claim_one(), "dead")
+        assert bench.redrive().moved != []
+        lease = bench.claim_one()
+        assert (lease.deliveries, lease.attempts, lease.token) == (1, 0, 3)
+        assert bench.stored(lease.id).reason is None
+        assert bench.ledger().redelivered["redriven"] == 1
+
+    @pytest.mark.promise("DEAD-2")
+    def test_chosen_ones_come_back(self, bench: Bench) -> None:
+        first, second, third = bury(bench, 3)
+        redriven = bench.redrive(third, first, "0" * 24)
+        assert sorted(redriven.moved) == sorted([first, third])
+        assert bench.ids("dead") == [second]
+
+    @pytest.mark.promise("DEAD-2")
+    def test_all_of_one_reason_come_back(self, bench: Bench) -> None:
+        bury(bench, 2, reason="undecodable")
+        ids = bury(bench, 2, reason="rejected")
+        assert sorted(bench.redrive(reason="rejected").moved) == sorted(ids)
+        assert {dead.reason for dead in bench.listing("dead")} == {"undecodable"}
+
+    @pytest.mark.promise("DEAD-2")
+    def test_a_bound_leaves_the_rest_for_the_next_call(self, bench: Bench) -> None:
+        ids = bury(bench, 5)
+        moved = []
+        while True:
+            redriven = bench.redrive(limit=2)
+            assert len(redriven.moved) <= 2
+            moved += redriven.moved
+            if not redriven.more:
+                break
+        assert sorted(moved) == sorted(ids)
+
+    @pytest.mark.promise("DEAD-2")
+    def test_they_come_back_oldest_death_first_at_the_end_of_the_queue(self, bench: Bench) -> None:
+        first = bury(bench)
+        bench.after(1)
+        second = bury(bench)
+        waiting = bench.publish()
+        bench.redrive()
+        assert [lease.id for lease in bench.claim(3)] == [waiting.id, *first, *second]
+
+    @pytest.mark.promise("DEAD-2")
+    def test_a_key_taken_meanwhile_leaves_it_dead_as_a_duplicate(self, bench: Bench) -> None:
+        (old,) = bury(bench, key="k")
+        new = bench.publish(key="k")
+        redriven = bench.redrive()
+        assert (redriven.moved, redriven.duplicates, redriven.more) == ([], [old], False)
+        assert bench.stored(old).reason == "duplicate"
+        assert bench.ids("ready") == [new.id]
+
+    @pytest.mark.promise("DEAD-2", "PUB-4")
+    def test_a_key_inside_the_window_of_a_newer_message_is_taken(self, bench: Bench) -> None:
+        (old,) = bury(bench, key="k")
+        bench.publish(key="k", window=60)
+        bench.settle(bench.claim_one())
+        assert bench.redrive().duplicates == [old]
+        bench.after(60)
+        assert bench.redrive(reason="duplicate").moved == [old]
+
+    @pytest.mark.promise("DEAD-2")
+    def test_a_duplicate_is_not_chosen_again_unless_asked_for(self, bench: Bench) -> None:
+        (old,) = bury(bench, key="k")
+        bench.publish(key="k")
+        bench.redrive()
+        bench.settle(bench.claim_one())
+        assert bench.redrive().moved == []
+        assert bench.redrive(reason="duplicate").moved == [old]
+
+    @pytest.mark.promise("DEAD-2")
+    def test_of_two_dead_letters_of_one_key_only_the_older_comes_back(self, bench: Bench) -> None:
+        (older,) = bury(bench, key="k")
+        bench.after(1)
+        (newer,) = bury(bench, key="k")
+        redriven = bench.redrive()
+        assert (redriven.moved, redriven.duplicates) == ([older], [newer])
+
+    @pytest.mark.promise("DEAD-2", "PUB-4")
+    def test_a_redriven_message_holds_its_key_again(self, bench: Bench) -> None:
+        (id,) = bury(bench, key="k")
+        bench.redrive()
+        assert bench.publish(key="k") == Published(id, "duplicate")
+        bench.settle(bench.claim_one())
+        assert bench.publish(key="k").status == "queued"
+
+    @pytest.mark.promise("DEAD-2")
+    def test_a_redriven_message_can_die_again(self, bench: Bench) -> None:
+        (id,) = bury(bench)
+        bench.redrive()
+        bench.settle(bench.claim_one(), "dead", reason="undecodable")
+        assert bench.stored(id).reason == "undecodable"
+        ledger = bench.ledger()
+        assert (ledger.published, ledger.redriven, ledger.dead, ledger.dead_kept) == (1, 1, 2, 1)
+
+    @pytest.mark.promise("DEAD-2")
+    def test_redriving_nothing_is_harmless(self, bench: Bench) -> None:
+        redriven = bench.redrive()
+        assert (redriven.moved, redriven.duplicates, redriven.more) == ([], [], False)
+        assert bench.ledger().redriven == 0
+
+
+class TestCompletedHistory:
+    """Finished messages, when a queue keeps them."""
+
+    @pytest.mark.promise("DEAD-3")
+    def test_history_is_off_by_default(self, bench: Bench) -> None:
+        bench.publish()
+        bench.settle(bench.claim_one())
+        assert bench.ids("done") == []
+
+    @pytest.mark.promise("DEAD-3")
+    def test_the_last_so_many_are_kept(self, bench: Bench) -> None:
+        bench.configure(completed=2)
+        ids = bench.publish_count(4)
+        for lease in bench.claim(4):
+            bench.settle(lease)
+        assert bench.ids("done") == ids[2:]
+        assert bench.ledger().done == 4
+
+    @pytest.mark.promise("DEAD-3")
+    def test_a_finished_message_is_kept_as_it_was(self, bench: Bench) -> None:
+        bench.configure(completed=10)
+        published = bench.publish(b"body", key="k", group="g")
+        bench.after(1)
+        bench.settle(bench.claim_one())
+        (done,) = bench.listing("done")
+        assert (done.id, done.state, done.key, done.group) == (published.id, "done", "k", "g")
+        assert (done.ended_ms, done.deliveries, bench.body(done)) == (bench.now_ms, 1, b"body")
+
+    @pytest.mark.promise("DEAD-3")
+    def test_only_what_is_done_is_history(self, bench: Bench) -> None:
+        bench.configure(completed=10)
+        bench.publish_count(3)
+        dead, dropped, cancelled = bench.claim(3)
+        bench.settle(dead, "dead")
+        bench.settle(dropped, "drop")
+        bench.cancel(cancelled.id)
+        bench.settle(cancelled, "retry")
+        assert bench.ids("done") == []
+
+    @pytest.mark.promise("DEAD-3", "LEASE-7")
+    def test_at_most_once_messages_are_kept_too(self, bench: Bench) -> None:
+        bench.configure(completed=10, lease=None)
+        published = bench.publish()
+        bench.claim_one()
+        assert bench.ids("done") == [published.id]
+
+    @pytest.mark.promise("DEAD-3")
+    def test_history_can_be_purged(self, bench: Bench) -> None:
+        bench.configure(completed=10)
+        bench.publish_count(3)
+        for lease in bench.claim(3):
+            bench.settle(lease)
+        purged = bench.purge("done", limit=2)
+        assert (purged.removed, purged.more) == (2, True)
+        assert bench.purge("done", limit=2).removed == 1
+        assert bench.ids("done") == []

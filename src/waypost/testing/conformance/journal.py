@@ -1,0 +1,271 @@
+"""The journal: every state change, in the step that makes it, numbered without a gap."""
+
+from __future__ import annotations
+
+import pytest
+
+from waypost.policy import CHUNK_MESSAGES_MAX, FAILURE_EVENTS
+from waypost.testing.bench import Bench
+
+
+def live_a_little(bench: Bench) -> None:
+    """A bit of everything."""
+    bench.publish_count(3)
+    bench.publish(key="k", delay=5)
+    bench.publish(key="k")
+    first, second, third = bench.claim(3)
+    bench.settle(first)
+    bench.settle(second, "retry", error_type="OSError")
+    bench.settle(third, "dead", reason="rejected")
+    bench.cancel(key="k")
+    bench.redrive()
+    bench.pause()
+    bench.resume()
+
+
+class TestJournal:
+    """What is written, and at which level."""
+
+    @pytest.mark.promise("SEE-3")
+    def test_numbers_begin_with_one_and_have_no_gap(self, bench: Bench) -> None:
+        live_a_little(bench)
+        numbers = [event.number for event in bench.events()]
+        assert numbers == list(range(1, len(numbers) + 1))
+        stats = bench.stats()
+        assert (stats.journal_first, stats.journal_last) == (1, len(numbers))
+
+    @pytest.mark.promise("SEE-3")
+    def test_an_event_tells_all_there_is_to_know(self, bench: Bench) -> None:
+        draft = bench.draft(b"body", key="k", group="g", priority=7)
+        operation = bench.operation()
+        bench.publish_drafts([draft], operation=operation)
+        (event,) = bench.events()
+        assert (event.queue, event.number, event.at_ms, event.event) == ("orders", 1, bench.now_ms, "published")
+        assert (event.message_id, event.key, event.group, event.priority) == (draft.id, "k", "g", 7)
+        assert (event.token, event.claims, event.deliveries, event.attempts) == (0, 0, 0, 0)
+        assert (event.size, event.operation_id) == (len(draft.envelope), str(operation))
+        assert (event.due_ms, event.cause, event.body) == (None, None, None)
+
+    @pytest.mark.promise("SEE-3")
+    def test_a_claim_and_its_end_tell_worker_wait_and_run_time(self, bench: Bench) -> None:
+        bench.publish()
+        bench.after(2)
+        lease = bench.claim_one(worker="anna")
+        bench.after(3)
+        bench.settle(lease, "retry", after=10, reason="because", error_type="OSError")
+        claimed, retried = bench.events("claimed", "retried")
+        assert (claimed.worker, claimed.wait_ms, claimed.token, claimed.deliveries) == ("anna", 2_000, 1, 1)
+        assert (retried.worker, retried.run_ms, retried.attempts) == ("anna", 3_000, 1)
+        assert (retried.reason, retried.error_type, retried.due_ms) == ("because", "OSError", bench.now_ms + 10_000)
+
+    @pytest.mark.promise("SEE-3", "LEASE-5")
+    def test_claims_never_decrease_while_deliveries_are_given_back(self, bench: Bench) -> None:
+        bench.publish()
+        for _ in range(3):
+            bench.settle(bench.claim_one(), "snooze")
+        assert [event.claims for event in bench.events("claimed")] == [1, 2, 3]
+        assert [event.deliveries for event in bench.events("claimed")] == [1, 1, 1]
+        assert [event.deliveries for event in bench.events("snoozed")] == [0, 0, 0]
+
+    @pytest.mark.promise("SEE-3")
+    def test_level_off_writes_nothing(self, bench: Bench) -> None:
+        bench.configure(journal="off")
+        before = len(bench.events())
+        live_a_little(bench)
+        assert len(bench.events()) == before
+
+    @pytest.mark.promise("SEE-3")
+    def test_level_failures_writes_what_went_wrong_or_was_changed(self, bench: Bench) -> None:
+        bench.configure(journal="failures")
+        live_a_little(bench)
+        names = [event.event for event in bench.events()]
+        assert set(names) <= FAILURE_EVENTS
+        assert names == ["configured", "retried", "dead", "cancelled", "paused", "resumed"]
+        assert [event.number for event in bench.events()] == list(range(1, len(names) + 1))
+
+    @pytest.mark.promise("SEE-3")
+    def test_level_full_keeps_the_envelope_of_a_publish(self, bench: Bench) -> None:
+        bench.configure(journal="full")
+        draft = bench.draft(b"\0whole")
+        bench.publish_drafts([draft])
+        (event,) = bench.events("published")
+        assert event.body == draft.envelope
+
+    @pytest.mark.promise("SEE-3")
+    @pytest.mark.parametrize("copy", [b"redacted", b""])
+    def test_level_full_keeps_the_redacted_copy_instead(self, bench: Bench, copy: bytes) -> None:
+        bench.configure(journal="full")
+        bench.publish(b"secret", journal_copy=copy)
+        (event,) = bench.events("published")
+        assert event.body == copy
+        assert bench.body(bench.claim_one()) == b"secret"
+
+    @pytest.mark.promise("SEE-3")
+    def test_below_level_full_no_body_is_kept(self, bench: Bench) -> None:
+        bench.publish(b"private", journal_copy=b"copy")
+        assert {event.body for event in bench.events()} == {None}
+
+    @pytest.mark.promise("SEE-3", "QUEUE-2")
+    def test_changes_of_the_queue_are_journalled(self, bench: Bench) -> None:
+        bench.configure(max_running=3, lease=5)
+        bench.pause()
+        bench.pause()
+        bench.resume()
+        events = bench.events()
+        assert [event.event for event in events] == ["configured", "paused", "resumed"]
+        assert events[0].cause == "lease_ms=5000 max_running=3"
+        assert events[0].message_id is None
+
+    @pytest.mark.promise("SEE-3")
+    def test_a_refused_step_leaves_no_event(self, bench: Bench) -> None:
+        bench.publish()
+        lease = bench.claim_one()
+        bench.settle(lease)
+        before = len(bench.events())
+        bench.settle(lease)
+        bench.extend(lease)
+        bench.cancel("0" * 24)
+        bench.claim()
+        assert len(bench.events()) == before
+
+    @pytest.mark.promise("SEE-3")
+    def test_unicode_survives_the_journal(self, bench: Bench) -> None:
+        bench.publish(key="schlüssel\n\t|;\u2028", group='g"1,\\')
+        lease = bench.claim_one(worker="wörker ✓")
+        bench.settle(lease, "dead", reason="gründe", error_type="Fehler…")
+        event = bench.events("dead")[0]
+        assert (event.key, event.group, event.worker) == ("schlüssel\n\t|;\u2028", 'g"1,\\', "wörker ✓")
+        assert (event.reason, event.error_type) == ("gründe", "Fehler…")
+
+
+class TestJournalReaders:
+    """Pages, readers and trimming."""
+
+    @pytest.mark.promise("SEE-3")
+    def test_pages_go_on_where_the_last_ended(self, bench: Bench) -> None:
+        bench.publish_count(7)
+        numbers: list[int] = []
+        after = 0
+        while True:
+            page = bench.run(bench.store.journal("orders", after, 3))
+            assert len(page.events) <= 3
+            assert page.newest == 7
+            numbers += [event.number for event in page.events]
+            if not page.events:
+                assert page.last == after
+                break
+            after = page.last
+        assert numbers == list(range(1, 8))
+
+    @pytest.mark.promise("SEE-3")
+    def test_a_page_may_begin_inside_a_step(self, bench: Bench) -> None:
+        bench.publish_drafts([bench.draft() for _ in range(5)])
+        page = bench.run(bench.store.journal("orders", 2, 2))
+        assert [event.number for event in page.events] == [3, 4]
+        assert (page.last, page.first_kept, page.newest) == (4, 1, 5)
+
+    @pytest.mark.promise("SEE-3")
+    def test_the_journal_of_an_unknown_queue_is_empty(self, bench: Bench) -> None:
+        page = bench.run(bench.store.journal("nothing", 0, 10))
+        assert (page.events, page.last, page.first_kept, page.newest) == ([], 0, 1, 0)
+
+    @pytest.mark.promise("SEE-3")
+    def test_a_reader_registers_and_only_moves_forward(self, bench: Bench) -> None:
+        bench.publish_count(10)
+        store = bench.store
+        assert bench.run(store.journal_reader("orders", "lake", None)) == 0
+        assert bench.run(store.journal_reader("orders", "lake", 6)) == 6
+        assert bench.run(store.journal_reader("orders", "lake", 4)) == 6
+        assert bench.run(store.journal_reader("orders", "lake", None)) == 6
+        assert bench.run(store.journal_reader("orders", "lake", 99)) == 10
+        assert bench.stats().journal_readers == {"lake": 10}
+
+    @pytest.mark.promise("SEE-3")
+    def test_trimming_keeps_what_the_slowest_reader_has_not_read(self, bench: Bench) -> None:
+        bench.publish_count(10)
+        store = bench.store
+        bench.run(store.journal_reader("orders", "quick", 9))
+        bench.run(store.journal_reader("orders", "slow", 4))
+        assert bench.run(store.journal_trim("orders", 8)) == 5
+        assert [event.number for event in bench.events()] == list(range(5, 11))
+        assert bench.run(store.journal_forget("orders", "slow"))
+        assert not bench.run(store.journal_forget("orders", "slow"))
+        assert bench.run(store.journal_trim("orders", 8)) == 9
+        assert bench.run(store.journal("orders", 0, 10)).first_kept == 9
+
+    @pytest.mark.promise("SEE-3")
+    def test_numbers_go_on_after_a_trim(self, bench: Bench) -> None:
+        bench.publish_count(3)
+        assert bench.run(bench.store.journal_trim("orders", 100)) == 4
+        assert bench.events() == []
+        bench.publish()
+        assert [event.number for event in bench.events()] == [4]
+
+    @pytest.mark.promise("SEE-3")
+    def test_a_trim_never_goes_back(self, bench: Bench) -> None:
+        bench.publish_count(5)
+        assert bench.run(bench.store.journal_trim("orders", 3)) == 4
+        assert bench.run(bench.store.journal_trim("orders", 1)) == 4
+
+    @pytest.mark.promise("SEE-3")
+    def test_the_cap_is_kept_without_a_word_when_nobody_reads(self, bench: Bench) -> None:
+        bench.configure(journal_max=100)
+        bench.publish_count(3 * CHUNK_MESSAGES_MAX)
+        events = bench.events()
+        assert len(events) <= 100 + CHUNK_MESSAGES_MAX
+        assert [event.number for event in events] == list(range(events[0].number, events[-1].number + 1))
+        assert bench.events("trimmed") == []
+
+    @pytest.mark.promise("SEE-3")
+    def test_past_the_cap_a_slow_reader_is_told_what_it_missed(self, bench: Bench) -> None:
+        bench.configure(journal_max=100)
+        bench.run(bench.store.journal_reader("orders", "slow", None))
+        bench.publish_count(3 * CHUNK_MESSAGES_MAX)
+        events = bench.events()
+        assert len(events) <= 100 + CHUNK_MESSAGES_MAX + 1
+        missed = 0
+        for event in bench.events("trimmed"):
+            first, last = (int(number) for number in (event.reason or "").split("-"))
+            assert event.size == last - first + 1
+            missed += event.size
+        kept = [event.number for event in events]
+        assert kept == list(range(kept[0], kept[-1] + 1))
+        assert missed > 0
+        assert bench.events("trimmed")[-1].reason == f"{_first_of(bench)}-{kept[0] - 1}"
+
+
+def _first_of(bench: Bench) -> int:
+    return int((bench.events("trimmed")[-1].reason or "0-0").split("-")[0])
+
+
+class TestTrace:
+    """The history of one message."""
+
+    @pytest.mark.promise("SEE-5")
+    def test_a_trace_is_the_messages_part_of_the_journal(self, bench: Bench) -> None:
+        live_a_little(bench)
+        ids = {event.message_id for event in bench.events() if event.message_id is not None}
+        for id in ids:
+            assert bench.trace(id) == bench.events(message_id=id)
+
+    @pytest.mark.promise("SEE-5")
+    def test_a_trace_tells_a_whole_life(self, bench: Bench) -> None:
+        bench.configure(lease=10)
+        published = bench.publish(key="k")
+        bench.publish(key="k")
+        bench.claim_one()
+        bench.after(10)
+        bench.settle(bench.claim_one(), "retry", after=1)
+        bench.after(1)
+        bench.settle(bench.claim_one(), "dead")
+        bench.redrive()
+        bench.settle(bench.claim_one())
+        assert [event.event for event in bench.trace(published.id)] == [
+            "published", "duplicate", "claimed", "expired", "claimed", "retried", "promoted", "claimed", "dead",
+            "redriven", "claimed", "done",
+        ]  # fmt: skip
+
+    @pytest.mark.promise("SEE-5")
+    def test_the_trace_of_an_unknown_message_is_empty(self, bench: Bench) -> None:
+        bench.publish()
+        assert bench.trace("0" * 24) == []

@@ -1,0 +1,164 @@
+"""The ledger: where every message went, at every moment, and why anything was delivered twice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from waypost.message import MINUTE_COUNTERS
+from waypost.testing.bench import Bench
+
+
+class TestLedger:
+    """The sums."""
+
+    @pytest.mark.promise("SEE-5")
+    def test_a_new_queue_has_nothing_but_noughts(self, bench: Bench) -> None:
+        stats = bench.stats(queue="never-used")
+        assert stats.ledger.balance == 0
+        assert stats.ledger.published == 0
+        assert (stats.paused, stats.sleepers, stats.oldest_ready_ms, stats.next_due_ms) == (False, 0, None, None)
+
+    @pytest.mark.promise("SEE-5")
+    def test_the_ledger_balances_after_every_step_of_a_full_life(self, bench: Bench) -> None:
+        bench.configure(lease=10, max_deliveries=2, dead_max=1)
+        steps: list[Callable[[], object]] = [
+            lambda: bench.publish_count(6),
+            lambda: bench.publish(key="k", delay=5),
+            lambda: bench.publish(key="k", on_conflict="replace"),
+            lambda: bench.settle(bench.claim_one(), "retry"),
+            lambda: bench.settle(bench.claim_one(), "snooze", after=1),
+            lambda: bench.settle(bench.claim_one(), "release"),
+            lambda: bench.settle(bench.claim_one(), "dead"),
+            lambda: bench.settle(bench.claim_one(), "drop"),
+            lambda: bench.settle(bench.claim_one()),
+            bench.redrive,
+            lambda: bench.claim(2),
+            lambda: bench.after(10),
+            lambda: bench.claim(9),
+            lambda: bench.after(10),
+            lambda: bench.claim(9),
+            lambda: bench.after(10),
+            lambda: bench.claim(9),
+            lambda: bench.purge("dead"),
+            lambda: bench.purge("ready"),
+            lambda: bench.purge("delayed"),
+        ]
+        for step in steps:
+            step()
+            bench.check_queue("orders")
+        assert bench.ledger().published == 8
+
+    @pytest.mark.promise("SEE-5")
+    def test_every_redelivery_has_a_cause(self, bench: Bench) -> None:
+        bench.configure(lease=10)
+        bench.publish()
+        bench.settle(bench.claim_one(), "retry")
+        bench.settle(bench.claim_one(), "snooze")
+        bench.settle(bench.claim_one(), "release")
+        bench.claim_one()
+        bench.after(10)
+        bench.settle(bench.claim_one(), "dead")
+        bench.redrive()
+        bench.settle(bench.claim_one())
+        ledger = bench.ledger()
+        assert ledger.redelivered == {"expired": 1, "released": 1, "retried": 1, "snoozed": 1, "redriven": 1}
+        assert (ledger.claims, ledger.first_claims, ledger.unexplained) == (6, 1, 0)
+        assert (ledger.expired, ledger.released, ledger.retried, ledger.snoozed) == (1, 1, 1, 1)
+
+    @pytest.mark.promise("SEE-5", "DEAD-2")
+    def test_purging_what_waits_counts_as_cancelled(self, bench: Bench) -> None:
+        bench.publish_count(3)
+        bench.publish_count(2, delay=60)
+        first = bench.purge("ready", limit=2)
+        assert (first.removed, first.more) == (2, True)
+        assert bench.purge("ready").removed == 1
+        assert bench.purge("delayed").removed == 2
+        assert bench.purge("delayed").removed == 0
+        assert bench.ledger().cancelled == 5
+        assert {event.cause for event in bench.events("cancelled")} == {"purge"}
+
+    @pytest.mark.promise("SEE-5", "SEE-2")
+    def test_ages_are_told_by_the_stores_clock(self, bench: Bench) -> None:
+        bench.publish()
+        bench.after(2)
+        bench.claim_one()
+        bench.publish()
+        bench.after(3)
+        bench.publish(delay=7)
+        stats = bench.stats()
+        assert (stats.oldest_ready_ms, stats.oldest_leased_ms) == (3_000, 3_000)
+        assert (stats.next_due_ms, stats.next_lease_ms) == (7_000, 57_000)
+        assert (stats.at_ms, stats.queue) == (bench.now_ms, "orders")
+
+    @pytest.mark.promise("SEE-5")
+    def test_the_journal_and_the_ledger_agree(self, bench: Bench) -> None:
+        bench.configure(lease=10)
+        bench.publish_count(5)
+        first, second, third, *_ = bench.claim(5)
+        bench.settle(first)
+        bench.settle(second, "dead")
+        bench.settle(third, "drop")
+        bench.after(10)
+        bench.claim(5)
+        ledger = bench.ledger()
+        counted = {
+            "published": ledger.published, "claimed": ledger.claims, "done": ledger.done, "dead": ledger.dead,
+            "dropped": ledger.dropped, "expired": ledger.expired,
+        }  # fmt: skip
+        assert {name: len(bench.events(name)) for name in counted} == counted
+
+
+class TestMinutes:
+    """Counters of each of the last 1,440 minutes."""
+
+    @pytest.mark.promise("SEE-5")
+    def test_each_minute_has_its_own_counts(self, bench: Bench) -> None:
+        start = bench.now_ms
+        bench.publish_count(3)
+        bench.after(60)
+        bench.settle(bench.claim_one())
+        minutes = bench.stats(minutes=10).minutes
+        assert [minute.at_ms for minute in minutes] == [start, start + 60_000]
+        assert minutes[0].counts == {name: 3 if name == "published" else 0 for name in MINUTE_COUNTERS}
+        assert minutes[1].counts == {name: 1 if name in ("claims", "done") else 0 for name in MINUTE_COUNTERS}
+
+    @pytest.mark.promise("SEE-5")
+    def test_only_the_minutes_asked_for_come_back(self, bench: Bench) -> None:
+        for _ in range(4):
+            bench.publish()
+            bench.after(60)
+        assert bench.stats().minutes == []
+        assert len(bench.stats(minutes=3).minutes) == 2
+        assert len(bench.stats(minutes=100).minutes) == 4
+
+    @pytest.mark.promise("SEE-5")
+    def test_a_day_is_kept_and_no_more(self, bench: Bench) -> None:
+        bench.publish()
+        bench.after(1_439 * 60)
+        bench.publish()
+        assert len(bench.stats(minutes=1_440).minutes) == 2
+        bench.after(60)
+        bench.publish()
+        assert len(bench.stats(minutes=1_440).minutes) == 2
+        assert len(bench.stats(minutes=10_000).minutes) == 2
+
+    @pytest.mark.promise("SEE-5")
+    def test_every_counter_counts(self, bench: Bench) -> None:
+        bench.configure(lease=10)
+        bench.publish(key="k")
+        bench.publish(key="k")
+        bench.claim_one()
+        bench.after(10)
+        bench.settle(bench.claim_one(), "retry")
+        bench.settle(bench.claim_one(), "dead")
+        bench.publish_count(2)
+        done, dropped = bench.claim(2)
+        bench.settle(done)
+        bench.settle(dropped, "drop")
+        (minute,) = bench.stats(minutes=1).minutes
+        assert minute.counts == {
+            "published": 3, "duplicates": 1, "claims": 5, "done": 1, "retried": 1, "dead": 1, "expired": 1,
+            "dropped": 1,
+        }  # fmt: skip

@@ -1,0 +1,198 @@
+"""Who is woken: as many sleepers as there is work for, and everybody when the store does not know who sleeps."""
+
+from __future__ import annotations
+
+import pytest
+
+from waypost.policy import SLEEPER_TTL_MS
+from waypost.testing.bench import Bench
+
+
+def put_to_sleep(bench: Bench, *names: str) -> None:
+    """Workers that found nothing and were registered by their own empty claims, in this order."""
+    for name in names:
+        assert bench.claim(sleeper=name) == []
+        bench.after(0.001)
+
+
+class TestWakes:
+    """The sleepers that a step names."""
+
+    @pytest.mark.promise("WAKE-2")
+    def test_everybody_is_woken_when_nobody_is_remembered(self, bench: Bench) -> None:
+        bench.publish()
+        assert bench.woken == {"orders": ["*"]}
+
+    @pytest.mark.promise("WAKE-2")
+    def test_everybody_is_woken_once_not_for_every_message(self, bench: Bench) -> None:
+        bench.publish()
+        bench.publish()
+        assert bench.woken == {}
+
+    @pytest.mark.promise("WAKE-2")
+    def test_everybody_is_woken_again_when_the_memory_ran_out(self, bench: Bench) -> None:
+        bench.publish()
+        bench.after(SLEEPER_TTL_MS / 1000)
+        bench.publish()
+        assert bench.woken == {"orders": ["*"]}
+
+    @pytest.mark.promise("WAKE-2")
+    def test_a_publish_of_so_many_wakes_so_many(self, bench: Bench) -> None:
+        put_to_sleep(bench, "a", "b", "c")
+        bench.publish_drafts([bench.draft(), bench.draft()])
+        assert bench.woken == {"orders": ["a", "b"]}
+        bench.publish_drafts([bench.draft(), bench.draft()])
+        assert bench.woken == {"orders": ["c"]}
+        bench.publish()
+        assert bench.woken == {}
+
+    @pytest.mark.promise("WAKE-2")
+    def test_the_longest_asleep_is_woken_first(self, bench: Bench) -> None:
+        put_to_sleep(bench, "z", "a")
+        bench.publish()
+        assert bench.woken == {"orders": ["z"]}
+
+    @pytest.mark.promise("WAKE-2")
+    def test_a_claim_that_finds_work_leaves_no_sleeper_behind(self, bench: Bench) -> None:
+        put_to_sleep(bench, "a", "b")
+        bench.publish()
+        assert len(bench.claim(sleeper="b")) == 1
+        bench.publish()
+        assert bench.woken == {}
+        assert bench.stats().sleepers == 0
+
+    @pytest.mark.promise("WAKE-2")
+    def test_a_sleeper_that_sleeps_again_counts_once(self, bench: Bench) -> None:
+        put_to_sleep(bench, "a", "b", "a")
+        assert bench.stats().sleepers == 2
+        bench.publish_drafts([bench.draft() for _ in range(5)])
+        assert bench.woken == {"orders": ["b", "a"]}
+
+    @pytest.mark.promise("WAKE-2")
+    def test_a_sleeper_is_forgotten_after_its_time(self, bench: Bench) -> None:
+        put_to_sleep(bench, "old")
+        bench.after(SLEEPER_TTL_MS / 1000 - 1)
+        put_to_sleep(bench, "young")
+        bench.after(2)
+        bench.publish_drafts([bench.draft() for _ in range(5)])
+        assert bench.woken == {"orders": ["young"]}
+
+    @pytest.mark.promise("WAKE-2")
+    def test_a_claim_without_a_name_does_not_sleep(self, bench: Bench) -> None:
+        bench.claim()
+        assert bench.stats().sleepers == 0
+
+    @pytest.mark.promise("WAKE-2")
+    def test_duplicates_wake_nobody(self, bench: Bench) -> None:
+        bench.publish(key="k", delay=60)
+        put_to_sleep(bench, "a")
+        bench.publish(key="k")
+        assert bench.woken == {}
+        assert bench.stats().sleepers == 1
+
+    @pytest.mark.promise("TIMER-2")
+    def test_a_new_earliest_timer_wakes_one(self, bench: Bench) -> None:
+        put_to_sleep(bench, "a", "b", "c", "d")
+        bench.publish(delay=60)
+        assert bench.woken == {"orders": ["a"]}
+        bench.publish(delay=90)
+        assert bench.woken == {}
+        bench.publish_drafts([bench.draft(delay=30), bench.draft(delay=20)])
+        assert bench.woken == {"orders": ["b"]}
+
+    @pytest.mark.promise("TIMER-2", "PUB-5")
+    def test_a_timer_brought_forward_wakes_one(self, bench: Bench) -> None:
+        bench.publish(key="k", delay=60)
+        put_to_sleep(bench, "a", "b")
+        bench.publish(key="k", delay=30, on_conflict="extend")
+        assert bench.woken == {"orders": ["a"]}
+        bench.publish(key="k", delay=50, on_conflict="extend")
+        assert bench.woken == {}
+
+    @pytest.mark.promise("WAKE-2")
+    @pytest.mark.parametrize(("outcome", "after"), [("release", 0), ("retry", 0), ("retry", 5), ("snooze", 5)])
+    def test_what_a_settle_sends_back_wakes_one(self, bench: Bench, outcome: str, after: float) -> None:
+        bench.publish()
+        lease = bench.claim_one()
+        put_to_sleep(bench, "a", "b")
+        bench.settle(lease, outcome, after=after)  # type: ignore[arg-type]
+        assert bench.woken == {"orders": ["a"]}
+
+    @pytest.mark.promise("WAKE-2")
+    @pytest.mark.parametrize("outcome", ["done", "dead", "drop"])
+    def test_what_a_settle_ends_wakes_nobody(self, bench: Bench, outcome: str) -> None:
+        bench.publish()
+        lease = bench.claim_one()
+        put_to_sleep(bench, "a")
+        bench.settle(lease, outcome)  # type: ignore[arg-type]
+        assert bench.woken == {}
+
+    @pytest.mark.promise("WAKE-2", "PUB-6")
+    def test_a_generation_that_takes_over_wakes_one(self, bench: Bench) -> None:
+        bench.publish(key="k")
+        lease = bench.claim_one()
+        put_to_sleep(bench, "a", "b")
+        bench.publish(key="k", on_conflict="replace")
+        assert bench.woken == {}
+        bench.settle(lease)
+        assert bench.woken == {"orders": ["a"]}
+
+    @pytest.mark.promise("WAKE-2", "DEAD-2")
+    def test_a_redrive_wakes_as_many_as_it_moved(self, bench: Bench) -> None:
+        bench.publish_count(2)
+        for lease in bench.claim(2):
+            bench.settle(lease, "dead")
+        put_to_sleep(bench, "a", "b", "c")
+        bench.redrive()
+        assert bench.woken == {"orders": ["a", "b"]}
+
+    @pytest.mark.promise("WAKE-2", "QUEUE-3")
+    def test_a_settle_that_frees_a_slot_wakes_one_for_it(self, bench: Bench) -> None:
+        bench.configure(max_running=1)
+        bench.publish_count(3)
+        lease = bench.claim_one()
+        put_to_sleep(bench, "a", "b")
+        bench.settle(lease)
+        assert bench.woken == {"orders": ["a"]}
+
+    @pytest.mark.promise("QUEUE-1")
+    def test_a_paused_queue_wakes_nobody_and_resume_wakes_for_what_gathered(self, bench: Bench) -> None:
+        bench.pause()
+        put_to_sleep(bench, "a", "b", "c")
+        bench.publish_count(2)
+        assert bench.woken == {}
+        assert bench.resume()
+        assert bench.woken == {"orders": ["a", "b"]}
+
+    @pytest.mark.promise("QUEUE-1")
+    def test_resume_wakes_one_for_the_timers(self, bench: Bench) -> None:
+        bench.pause()
+        bench.publish(delay=60)
+        put_to_sleep(bench, "a", "b")
+        bench.resume()
+        assert bench.woken == {"orders": ["a"]}
+
+    @pytest.mark.promise("QUEUE-2", "QUEUE-3")
+    def test_a_raised_limit_wakes_those_who_waited_for_it(self, bench: Bench) -> None:
+        bench.configure(max_running=1)
+        bench.publish_count(3)
+        bench.claim_one()
+        put_to_sleep(bench, "a", "b", "c")
+        bench.configure(max_running=10)
+        assert bench.woken == {"orders": ["a", "b"]}
+
+    @pytest.mark.promise("WAKE-2")
+    def test_sleepers_of_one_queue_are_not_woken_for_another(self, bench: Bench) -> None:
+        put_to_sleep(bench, "a")
+        bench.publish(queue="billing")
+        assert "orders" not in bench.woken
+        assert bench.stats().sleepers == 1
+
+    @pytest.mark.promise("CHAIN-2", "WAKE-2")
+    def test_a_continuation_wakes_a_sleeper_of_its_target(self, bench: Bench) -> None:
+        bench.claim(queue="billing", sleeper="clerk")
+        bench.publish()
+        lease = bench.claim_one()
+        bench.settle(lease, then=[bench.continuation(lease, "billing")])
+        bench.deliver_outgoing()
+        assert bench.woken == {"billing": ["clerk"]}

