@@ -1,0 +1,438 @@
+"""Random programs on two stores at once: the memory model, and the store that must do the same.
+
+A Hypothesis state machine draws the program; both stores run it with the same clock, ids and operations. After each
+step their replies, their listings, their sums and the events they journalled are compared, and the invariants
+checked. What differs is a defect of the one or of the other; the shrunken program says of which.
+
+    machine = machine_for(lambda clock, namespace: MyStore(…))
+    run_state_machine_as_test(machine, settings=…)
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from msgspec import structs
+
+from waypost.codec import encode_body, make_envelope
+from waypost.identity import Operation, Session, continuation_id
+from waypost.message import Continuation, Event, Lease, OutcomeName, Settlement
+from waypost.policy import policy_changes
+from waypost.store.memory import MemoryStore
+from waypost.store.port import Call, Draft, Hold, Store, Target, Woken, forwarded_draft
+from waypost.testing.bench import STATES, StoreMaker, fresh_namespace, ms
+from waypost.testing.clock import ManualClock
+
+T = TypeVar("T")
+
+QUEUES = ("orders", "billing")
+KEYS = (None, None, "a", "b", "ü")
+SLEEPERS = (None, "anna", "bert", "carl")
+OUTCOMES: tuple[OutcomeName, ...] = ("done", "retry", "snooze", "dead", "drop", "release")
+DELAYS = (0, 0, 0, 0.5, 5, 30)
+#: Each alone is a change that people make on a live queue.
+CHANGES: tuple[dict[str, Any], ...] = (
+    {"lease": 10},
+    {"lease": 1},
+    {"lease": 60},
+    {"lease": None},
+    {"max_deliveries": 1},
+    {"max_deliveries": 3},
+    {"max_deliveries": None},
+    {"max_pending": 2, "overload": "raise"},
+    {"max_pending": 3, "overload": "drop_oldest"},
+    {"max_pending": None},
+    {"max_running": 1},
+    {"max_running": 3},
+    {"max_running": None},
+    {"rate": "2/s"},
+    {"rate": "5/m"},
+    {"rate": None},
+    {"journal": "failures"},
+    {"journal": "off"},
+    {"journal": "full"},
+    {"journal": "all"},
+    {"dead_max": 1},
+    {"dead_max": None, "dead_keep": 20},
+    {"dead_keep": None},
+    {"completed": 2},
+    {"completed": False},
+)
+
+queues = st.sampled_from(("orders", "orders", "orders", "billing"))
+picks = st.integers(0, 20)
+wishes = st.fixed_dictionaries(
+    {
+        "body": st.binary(max_size=6),
+        "key": st.sampled_from(KEYS),
+        "window": st.sampled_from((0, 0, 20, 3600)),
+        "on_conflict": st.sampled_from(("keep", "replace", "extend", "error")),
+        "delay": st.sampled_from(DELAYS),
+        "absolute": st.booleans(),
+        "priority": st.sampled_from((5, 5, 0, 9)),
+        "group": st.sampled_from((None, "g1")),
+        "copy": st.sampled_from((None, None, b"redacted")),
+    }
+)
+endings = st.fixed_dictionaries(
+    {
+        "pick": picks,
+        "outcome": st.sampled_from(OUTCOMES),
+        "after": st.sampled_from(DELAYS),
+        "error": st.sampled_from((None, "ValueError")),
+        "reason": st.sampled_from((None, "rejected", "undecodable")),
+        "result": st.sampled_from((None, None, b"", b"result")),
+    }
+)
+
+
+class StoreMachine(RuleBasedStateMachine):
+    """The program. Subclasses say what the subject is."""
+
+    make_subject: StoreMaker
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.clock = ManualClock()
+        namespace = fresh_namespace()
+        self.stores: tuple[Store, Store] = (
+            cast(Store, MemoryStore(namespace=namespace, clock=self.clock)),
+            type(self).make_subject(self.clock, namespace),
+        )
+        self.executors = [store.connect(start_timeout=5) for store in self.stores]
+        self.session = Session()
+        self.carrier = Session()
+        self.held: dict[str, list[Lease]] = {queue: [] for queue in QUEUES}
+        self.past: dict[str, list[Lease]] = {queue: [] for queue in QUEUES}
+        self.ids: dict[str, list[str]] = {queue: [] for queue in QUEUES}
+        self.sent_on: list[Continuation] = []
+        self.tokens: dict[str, int] = {}
+        self.journal_read = dict.fromkeys(QUEUES, 0)
+        self.last: tuple[Callable[[Store], Call[Any]], bool] | None = None
+        #: Continuations reach their queue in another step on some stores: then the operation is another one, too.
+        self.carried = False
+
+    def teardown(self) -> None:
+        """Give both stores back."""
+        for executor in self.executors:
+            executor.close()
+
+    # ---- both stores at once -----------------------------------------------------------------------------
+
+    def run_on(self, index: int, call: Callable[[Store], Call[T]]) -> T | str:
+        """The answer of one store, or the name of its error."""
+        try:
+            return self.executors[index].run(call(self.stores[index]))
+        except Exception as error:
+            if type(error).__module__ != "waypost.errors":
+                raise
+            return type(error).__name__
+
+    def both(self, call: Callable[[Store], Call[T]], *, compare_wakes: bool = True) -> T | None:
+        """Run on both and compare; None if both refused alike."""
+        expected, actual = self.run_on(0, call), self.run_on(1, call)
+        if not compare_wakes and isinstance(expected, Woken) and isinstance(actual, Woken):
+            assert actual.result == expected.result
+        else:
+            assert actual == expected
+        return None if isinstance(expected, str) else expected
+
+    def operate(
+        self, queue: str, call: Callable[[Store, Operation], Call[T]], *, compare_wakes: bool = True
+    ) -> T | None:
+        """The same with a fresh operation, which `repeat` may send again."""
+        operation = self.session.operation(queue)
+
+        def again(store: Store) -> Call[T]:
+            return call(store, operation)
+
+        self.last = (again, compare_wakes)
+        return self.both(again, compare_wakes=compare_wakes)
+
+    # ---- the way of a message ----------------------------------------------------------------------------
+
+    @initialize(lease=st.sampled_from((1, 10, 60)), deliveries=st.sampled_from((2, 10)))
+    def begin(self, lease: float, deliveries: int) -> None:
+        """Short leases make crashes interesting."""
+        self.both(
+            lambda store: store.configure("orders", policy_changes({"lease": lease, "max_deliveries": deliveries}))
+        )
+
+    @rule(queue=queues, batch=st.lists(wishes, min_size=1, max_size=4))
+    def publish(self, queue: str, batch: list[dict[str, Any]]) -> None:
+        """A batch; no key twice in it, as callers promise."""
+        drafts: list[Draft] = []
+        keys: set[str] = set()
+        for wish in batch:
+            key = wish["key"] if wish["key"] not in keys else None
+            if key is not None:
+                keys.add(key)
+            id = self.session.message_ids(1)[0]
+            delay_ms = ms(wish["delay"])
+            drafts.append(
+                Draft(
+                    id,
+                    make_envelope(id, encode_body(wish["body"])),
+                    key,
+                    ms(wish["window"]),
+                    wish["on_conflict"],
+                    delay_ms,
+                    self.clock() + delay_ms - 1 if wish["absolute"] else None,
+                    wish["priority"],
+                    wish["group"],
+                    wish["copy"],
+                )
+            )
+            self.ids[queue].append(id)
+        self.operate(queue, lambda store, operation: store.publish(queue, drafts, operation))
+
+    @rule(
+        queue=queues,
+        limit=st.integers(1, 5),
+        sleeper=st.sampled_from(SLEEPERS),
+        replay=st.sampled_from((False,) * 7 + (True,)),
+    )
+    def claim(self, queue: str, limit: int, sleeper: str | None, replay: bool) -> None:
+        """A claim; now and then one that only asks for a lost reply."""
+        claimed = self.operate(
+            queue,
+            lambda store, operation: store.claim(queue, limit, operation, worker="w", sleeper=sleeper, replay=replay),
+        )
+        assert claimed is not None
+        for lease in claimed.leases:
+            assert lease.token > self.tokens.get(lease.id, 0), "a token did not grow"
+            assert lease.ready_ms <= self.clock(), "a message came early"
+            self.tokens[lease.id] = lease.token
+            (self.past if lease.lease_end_ms is None else self.held)[queue].append(lease)
+
+    @rule(queue=queues, batch=st.lists(endings, min_size=1, max_size=3))
+    def settle(self, queue: str, batch: list[dict[str, Any]]) -> None:
+        """What is held, or was thought to be: another worker may have it by now."""
+        settlements = []
+        for ending in batch:
+            if self.held[queue]:
+                lease = self.held[queue].pop(ending["pick"] % len(self.held[queue]))
+                self.past[queue].append(lease)
+                settlements.append(ended(lease, ending))
+        if settlements:
+            self.operate(queue, lambda store, operation: store.settle(queue, settlements, operation))
+
+    @rule(queue=queues, destination=queues, pick=picks, key=st.sampled_from(KEYS), delay=st.sampled_from(DELAYS))
+    def send_on(self, queue: str, destination: str, pick: int, key: str | None, delay: float) -> None:
+        """Done, and a message for the next queue in the same step."""
+        if not self.held[queue]:
+            return
+        lease = self.held[queue].pop(pick % len(self.held[queue]))
+        self.past[queue].append(lease)
+        id = continuation_id(lease.id, lease.token, 0)
+        following = Continuation(id, destination, make_envelope(id, encode_body(b"next")), key, ms(delay))
+        self.sent_on.append(following)
+        self.ids[destination].append(id)
+        settlement = structs.replace(ended(lease, {"outcome": "done"}), then=(following,))
+        operation = self.session.operation(queue)
+        self.last = (lambda store: store.settle(queue, [settlement], operation), False)
+        self.carried = True
+        replies: list[tuple[object, dict[str, list[str]]]] = []
+        for index, store in enumerate(self.stores):
+            woken = self.executors[index].run(store.settle(queue, [settlement], operation))
+            wake = {name: sorted(names) for name, names in woken.wake.items()}
+            self.carry(index, queue, wake)
+            replies.append((woken.result, wake))
+        assert replies[1] == replies[0]
+
+    def carry(self, index: int, queue: str, wake: dict[str, list[str]]) -> None:
+        """What clients do for a store that cannot span queues in one step."""
+        store, executor = self.stores[index], self.executors[index]
+        for one in executor.run(store.outgoing(queue, 100)):
+            operation = self.carrier.operation(one.queue)
+            woken = executor.run(store.publish(one.queue, [forwarded_draft(one)], operation))
+            for name, names in woken.wake.items():
+                wake[name] = sorted(wake.get(name, []) + names)
+            executor.run(store.forwarded(queue, [one.id]))
+
+    @precondition(lambda self: self.sent_on)
+    @rule(pick=picks)
+    def send_again(self, pick: int) -> None:
+        """A continuation that arrives once more."""
+        one = self.sent_on[pick % len(self.sent_on)]
+        self.operate(one.queue, lambda store, operation: store.publish(one.queue, [forwarded_draft(one)], operation))
+
+    @rule(queue=queues, pick=picks, ending=endings, how=st.sampled_from(("past", "token", "nonce", "id")))
+    def settle_wrongly(self, queue: str, pick: int, ending: dict[str, Any], how: str) -> None:
+        """With a fence that is stale or somebody else's."""
+        leases = self.past[queue] if how == "past" else self.held[queue]
+        if not leases:
+            return
+        lease = leases[pick % len(leases)]
+        match how:
+            case "token":
+                lease = structs.replace(lease, token=lease.token + 1)
+            case "nonce":
+                lease = structs.replace(lease, nonce=bytes(12))
+            case "id":
+                lease = structs.replace(lease, id="0" * 24)
+        statuses = self.operate(queue, lambda store, operation: store.settle(queue, [ended(lease, ending)], operation))
+        assert statuses is not None
+        assert statuses.result == ["lost"]
+
+    @rule(queue=queues, chosen=st.lists(picks, min_size=1, max_size=3), stale=st.booleans())
+    def extend(self, queue: str, chosen: list[int], stale: bool) -> None:
+        """Renewals, of what is held and of what is not."""
+        leases = self.past[queue] if stale else self.held[queue]
+        holds = [
+            Hold(one.id, one.token, one.nonce) for pick in chosen if leases for one in [leases[pick % len(leases)]]
+        ]
+        if holds:
+            self.operate(queue, lambda store, operation: store.extend(queue, holds, operation))
+
+    @rule(queue=queues, chosen=st.lists(st.one_of(picks, st.sampled_from(("a", "b", "ü"))), min_size=1, max_size=2))
+    def cancel(self, queue: str, chosen: list[int | str]) -> None:
+        """By id or key."""
+        targets = []
+        for choice in chosen:
+            if isinstance(choice, str):
+                targets.append(Target(key=choice))
+            elif self.ids[queue]:
+                targets.append(Target(id=self.ids[queue][-1 - choice % len(self.ids[queue])]))
+        if targets:
+            self.operate(queue, lambda store, operation: store.cancel(queue, targets, operation))
+
+    # ---- running a queue ---------------------------------------------------------------------------------
+
+    @rule(queue=queues, limit=st.integers(1, 4), by=st.sampled_from(("all", "reason", "ids", "duplicate")), pick=picks)
+    def redrive(self, queue: str, limit: int, by: str, pick: int) -> None:
+        """All dead letters, those of one reason, or chosen ones."""
+        ids = [self.ids[queue][pick % len(self.ids[queue])]] if by == "ids" and self.ids[queue] else []
+        reason = {"reason": "rejected", "duplicate": "duplicate"}.get(by)
+        self.operate(queue, lambda store, operation: store.redrive(queue, limit, operation, ids=ids, reason=reason))
+
+    @rule(queue=queues, state=st.sampled_from(("ready", "delayed", "waiting", "dead", "done")), limit=st.integers(1, 3))
+    def purge(self, queue: str, state: Any, limit: int) -> None:
+        """Some of one state."""
+        self.operate(queue, lambda store, operation: store.purge(queue, state, limit, operation))
+
+    @rule(queue=queues, paused=st.booleans())
+    def pause_or_resume(self, queue: str, paused: bool) -> None:
+        """Both, in any order."""
+        if paused:
+            self.both(lambda store: store.pause(queue))
+        else:
+            self.both(lambda store: store.resume(queue))
+
+    @rule(queue=queues, change=st.sampled_from(CHANGES))
+    def configure(self, queue: str, change: dict[str, Any]) -> None:
+        """A policy change on a live queue."""
+        changes = policy_changes(change)
+        self.both(lambda store: store.configure(queue, changes))
+
+    @rule(seconds=st.sampled_from((0.001, 0.5, 1, 5, 10, 30, 61, 3600)))
+    def advance(self, seconds: float) -> None:
+        """Time passes for both."""
+        self.clock.advance(seconds)
+
+    # ---- faults ------------------------------------------------------------------------------------------
+
+    @precondition(lambda self: self.last is not None)
+    @rule()
+    def repeat(self) -> None:
+        """The reply was lost: the same operation again."""
+        assert self.last is not None
+        call, compare_wakes = self.last
+        # A repeated claim gives no new leases: those it returns are held already.
+        self.both(call, compare_wakes=compare_wakes)
+
+    @rule(queue=queues)
+    def crash(self, queue: str) -> None:
+        """A worker forgets what it held; the store does not."""
+        self.past[queue] += self.held[queue]
+        self.held[queue] = []
+
+    @rule(queue=queues, pick=picks)
+    def look_closer(self, queue: str, pick: int) -> None:
+        """Result and history of one message."""
+        if self.ids[queue]:
+            id = self.ids[queue][pick % len(self.ids[queue])]
+            self.both(lambda store: store.result(queue, id))
+            for expected, actual in zip(*(self.trace(index, queue, id) for index in (0, 1)), strict=True):
+                assert without_number(actual, self.sent_on) == without_number(expected, self.sent_on)
+
+    def trace(self, index: int, queue: str, id: str) -> list[Event]:
+        """The whole history of one message on one store."""
+        events: list[Event] = []
+        cursor: str | None = None
+        while True:
+            page = self.executors[index].run(self.stores[index].trace(queue, id, cursor))
+            events += page.events
+            cursor = page.cursor
+            if cursor is None:
+                return events
+
+    # ---- after every step --------------------------------------------------------------------------------
+
+    @invariant()
+    def both_stores_hold_the_same(self) -> None:
+        """Every listing, the sums, and the invariants on them."""
+        for queue in QUEUES:
+            waiting: Counter[str] = Counter()
+            leased: Counter[str] = Counter()
+            for state in STATES:
+                page = self.both(lambda store, q=queue, s=state: store.peek(q, s, 1_000))  # type: ignore[misc]
+                assert page is not None
+                keys = [message.key for message in page.messages if message.key is not None]
+                if state == "leased":
+                    leased.update(keys)
+                elif state not in ("dead", "done"):
+                    waiting.update(keys)
+            assert max(waiting.values(), default=0) <= 1, "two of one key wait"
+            assert max(leased.values(), default=0) <= 1, "two of one key are leased"
+            stats = self.both(lambda store, q=queue: store.stats(q, minutes=3))  # type: ignore[misc]
+            assert stats is not None
+            assert stats.ledger.balance == 0
+            assert stats.ledger.unexplained == 0
+
+    @invariant()
+    def both_stores_journalled_the_same(self) -> None:
+        """The events of the step, in whatever order it wrote them."""
+        for queue in QUEUES:
+            after = self.journal_read[queue]
+            pages = [
+                executor.run(store.journal(queue, after, 10_000))
+                for executor, store in zip(self.executors, self.stores, strict=True)
+            ]
+            forget = self.sent_on if self.carried else []
+            expected, actual = (
+                sorted(repr(without_number(event, forget, whole=self.carried)) for event in page.events)
+                for page in pages
+            )
+            assert actual == expected
+            numbers = [event.number for event in pages[1].events]
+            assert numbers == list(range(after + 1, after + 1 + len(numbers))), "a number is missing"
+            self.journal_read[queue] = after + len(numbers)
+        self.carried = False
+
+
+def ended(lease: Lease, ending: dict[str, Any]) -> Settlement:
+    """A settlement as drawn."""
+    outcome: OutcomeName = ending["outcome"]
+    result = ending.get("result") if outcome == "done" else None
+    return Settlement(
+        lease.id, lease.token, lease.nonce, outcome, ms(ending.get("after", 0)), ending.get("reason"),
+        ending.get("error"), ending.get("error"), result, 20_000 if result is not None else 0,
+    )  # fmt: skip
+
+
+def without_number(event: Event, sent_on: list[Continuation], *, whole: bool = False) -> Event:
+    """An event without its place in the step, and without its operation where a store may need two steps."""
+    of_a_continuation = any(event.message_id == one.id for one in sent_on)
+    if whole or (of_a_continuation and event.event in ("published", "duplicate")):
+        return structs.replace(event, number=0, operation_id=None)
+    return structs.replace(event, number=0)
+
+
+def machine_for(make_subject: StoreMaker) -> type[StoreMachine]:
+    """The machine for one store."""
+    return type("StoreMachine", (StoreMachine,), {"make_subject": staticmethod(make_subject)})
