@@ -40,6 +40,8 @@ WORKER_CHARACTERS_MAX = 128
 ERROR_CHARACTERS_MAX = 8 * 1024
 REASON_CHARACTERS_MAX = 64
 PAGE_MAX = 1_000
+#: A longer lease would only delay the notice of a crash, and leaves the four bytes that stores keep for it.
+LEASE_MS_MAX = 30 * 86_400_000
 PRIORITY_MIN, PRIORITY_MAX, PRIORITY_DEFAULT = 0, 9, 5
 #: A timer may be years away, but not so far that milliseconds leave the exact range of a double.
 DUE_MS_MAX = 253_402_300_799_000  # the end of the year 9999
@@ -130,7 +132,7 @@ def policy_changes(settings: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in settings.items():
         match name:
             case "lease":
-                changes["lease_ms"] = None if value is None else _positive_ms(name, value)
+                changes["lease_ms"] = None if value is None else _lease_ms(value)
             case "max_deliveries" | "max_pending" | "max_running" | "dead_max":
                 changes[name] = None if value is None else _positive(name, value)
             case "overload":
@@ -179,6 +181,13 @@ def _positive_ms(name: str, value: Any) -> int:
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0.001 <= seconds <= 1e9:
         raise InvalidPolicy(f"{name} must be a duration of at least a millisecond, not {value!r}")
     return round(seconds * 1000)
+
+
+def _lease_ms(value: Any) -> int:
+    milliseconds = _positive_ms("lease", value)
+    if milliseconds > LEASE_MS_MAX:
+        raise InvalidPolicy("lease must be at most 30 days; renew a shorter one instead, so that a crash is noticed")
+    return milliseconds
 
 
 def _one_of(name: str, value: Any, allowed: tuple[str, ...]) -> str:

@@ -78,6 +78,24 @@ class Woken(Struct, Generic[T], frozen=True):
     wake: dict[str, list[str]]
 
 
+def forwarded_draft(next_one: Continuation) -> Draft:
+    """A continuation as its target queue receives it."""
+    return Draft(
+        next_one.id,
+        next_one.envelope,
+        key=next_one.key,
+        delay_ms=next_one.delay_ms,
+        priority=next_one.priority,
+        group=next_one.group,
+        forwarded=True,
+    )
+
+
+def told(changes: Mapping[str, Any]) -> str:
+    """Policy changes as the journal tells them."""
+    return " ".join(f"{name}={value}" for name, value in sorted(changes.items()))
+
+
 class Call(Generic[T]):
     """One step for an executor of the same store. `name` is the verb, for logs and errors."""
 

@@ -110,6 +110,9 @@ class Book:
         self.journal_last += 1
         details["operation_id"] = None if operation is None else str(operation)
         self.journal.append(Event(self.name, self.journal_last, now, event, **details))  # type: ignore[arg-type]
+
+    def cut_journal(self, now: int) -> None:
+        """At the end of a step: keep the journal near its cap, read or not."""
         kept = self.journal_last - self.journal_first + 1
         if kept >= self.policy.journal_max + self.policy.journal_slack:
             self._trim_journal(now, self.journal_last - self.policy.journal_max + 1, hard=True)

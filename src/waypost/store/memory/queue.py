@@ -322,7 +322,8 @@ class QueueModel(Book):
         if record.cancel_requested:
             self._end(now, record, "cancelled", operation, cause=outcome)
             return "cancelled"
-        record.error_type, record.error = settlement.error_type, settlement.error
+        if outcome in ("retry", "dead"):
+            record.error_type, record.error = settlement.error_type, settlement.error
         if outcome == "dead":
             self._bury(now, record, settlement.reason or "rejected", operation)
             return "dead"
@@ -544,6 +545,13 @@ class QueueModel(Book):
             return list(self.completed)
         return sorted(self._in(state), key=ORDERS[state])
 
+    def _oldest_ready(self, now: int) -> int | None:
+        """The longest wait among the messages that stand first: of each priority, reclaimed ones apart."""
+        heads: dict[tuple[int, bool], Record] = {}
+        for record in self.listing("ready"):
+            heads.setdefault((record.priority, record.position < 0), record)
+        return max((now - record.ready_ms for record in heads.values()), default=None)
+
     def ledger(self) -> Ledger:
         c = self.counts
         return Ledger(
@@ -558,7 +566,7 @@ class QueueModel(Book):
         first = now // 60_000 - min(minutes, MINUTES_KEPT) + 1
         return Stats(
             self.name, now, self.ledger(), self.paused,
-            max((now - r.ready_ms for r in self._ready()), default=None),
+            self._oldest_ready(now),
             max((now - (r.claimed_ms or 0) for r in self._in("leased")), default=None),
             self.next_due(now), self.next_lease(now),
             sum(until > now for until in self.sleepers.values()),

@@ -29,7 +29,7 @@ from waypost.message import (
 from waypost.policy import Policy
 from waypost.store.memory.book import Record
 from waypost.store.memory.queue import QueueModel
-from waypost.store.port import Call, Draft, Hold, Target, Woken
+from waypost.store.port import Call, Draft, Hold, Target, Woken, forwarded_draft, told
 
 T = TypeVar("T")
 
@@ -63,6 +63,11 @@ class MemoryStore:
 
     async def connect_async(self, *, start_timeout: float) -> AsyncMemoryExecutor:
         return AsyncMemoryExecutor(self)
+
+    def cut_journals(self, now: int) -> None:
+        """The end of every step."""
+        for model in self._queues.values():
+            model.cut_journal(now)
 
     def _queue(self, name: str) -> QueueModel:
         return self._queues.get(name) or QueueModel(name)
@@ -290,27 +295,9 @@ class MemoryStore:
         return ModelCall("journal_trim", lambda now: self._queue_for_writing(queue).trim_journal(now, up_to))
 
 
-def forwarded_draft(next_one: Continuation) -> Draft:
-    """A continuation as its target queue receives it."""
-    return Draft(
-        next_one.id,
-        next_one.envelope,
-        key=next_one.key,
-        delay_ms=next_one.delay_ms,
-        priority=next_one.priority,
-        group=next_one.group,
-        forwarded=True,
-    )
-
-
 def worth_waking(model: QueueModel) -> int:
     """How many sleepers a changed limit or a resume can have made useful."""
     return model.count("ready") + (model.next_due(0) is not None)
-
-
-def told(changes: Mapping[str, Any]) -> str:
-    """Policy changes as the journal tells them."""
-    return " ".join(f"{name}={value}" for name, value in sorted(changes.items()))
 
 
 class MemoryExecutor:
@@ -321,7 +308,10 @@ class MemoryExecutor:
 
     def run(self, call: Call[T]) -> T:
         with self._store.lock:
-            return cast("ModelCall[T]", call).step(self._store.clock())
+            now = self._store.clock()
+            result = cast("ModelCall[T]", call).step(now)
+            self._store.cut_journals(now)
+            return result
 
     def run_many(self, calls: Iterable[Call[T]]) -> list[T | Exception]:
         results: list[T | Exception] = []

@@ -1,0 +1,48 @@
+"""A call of a script as the bytes that go over the socket, and the reading of its reply.
+
+The general encoder of a client library costs more per argument than the server's whole work on a message. So the
+part that never changes, EVALSHA with its hash and keys, is encoded once for each queue and script.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from waypost.store.port import Call
+from waypost.store.valkey.scripts import Script
+
+T = TypeVar("T")
+
+CRLF = b"\r\n"
+
+
+@dataclass(slots=True)
+class ValkeyCall(Call[T]):
+    """One request: the bytes for the socket, and how to read the reply."""
+
+    name: str
+    queue: str
+    packed: bytes
+    decode: Callable[[Any], T]
+    #: The script that it names by hash; None for a command of the server itself.
+    script: Script | None = None
+    #: A command to send before it, whose reply does not matter: the queue's name for the list of queues.
+    announce: bytes | None = None
+
+
+def part(value: bytes) -> bytes:
+    """One bulk string of the protocol."""
+    return b"$%d\r\n%b\r\n" % (len(value), value)
+
+
+def command(*parts: bytes) -> bytes:
+    """A whole command."""
+    return b"*%d\r\n" % len(parts) + b"".join([part(value) for value in parts])
+
+
+def evalsha_head(script: Script, keys: Sequence[bytes]) -> tuple[int, bytes]:
+    """The part of a script's command that is the same for every call on a queue: number of parts, and bytes."""
+    parts = (b"EVALSHA", script.sha, b"%d" % len(keys), *keys)
+    return len(parts), b"".join([part(value) for value in parts])

@@ -1,0 +1,129 @@
+"""Where connections come from: a URL, or the caller's own client.
+
+redis-py's pools, TLS and Sentinel handling are used as they are. A source hands out pools; it never runs a command.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from typing import Any, Protocol
+from urllib.parse import urlsplit, urlunsplit
+
+from waypost.errors import InvalidUrl, MissingExtra, UnusableClient
+
+try:
+    import redis
+    import redis.asyncio
+    from redis.backoff import NoBackoff
+    from redis.exceptions import RedisError
+    from redis.retry import Retry
+except ImportError as error:  # pragma: no cover - exercised in a subprocess without the extra
+    raise MissingExtra('the Valkey store needs redis-py: pip install "waypost[valkey]"') from error
+
+SCHEMES = {"valkey": "redis", "valkeys": "rediss", "redis": "redis", "rediss": "rediss", "unix": "unix"}
+#: A reply that takes longer means a dead connection: no script runs for more than a few milliseconds.
+REPLY_TIMEOUT_SECONDS = 10.0
+
+
+class Source(Protocol):
+    """Pools of connections, and whether they are ours to close."""
+
+    shown: str
+    owned: bool
+
+    def pool(self, start_timeout: float) -> Any: ...
+    def async_pool(self, start_timeout: float) -> Any: ...
+
+
+class UrlSource:
+    """Connections made from a URL, ours to close."""
+
+    owned = True
+
+    def __init__(self, url: str) -> None:
+        parts = urlsplit(url)
+        if parts.scheme not in SCHEMES:
+            raise InvalidUrl(
+                f"{parts.scheme or 'no'} scheme: a Valkey URL begins with valkey://, valkeys:// (TLS), redis://, "
+                "rediss:// or unix://"
+            )
+        try:
+            port = parts.port
+        except ValueError:
+            raise InvalidUrl("the port of the Valkey URL is not a number from 0 to 65535") from None
+        if parts.scheme == "unix":
+            if not parts.path:
+                raise InvalidUrl("a unix:// URL names a socket: unix:///run/valkey.sock")
+            self.shown = f"unix://{parts.path}"
+        else:
+            if parts.path.strip("/") and not parts.path.strip("/").isdigit():
+                raise InvalidUrl("the path of a Valkey URL is the number of the database: valkey://host:6379/0")
+            self.shown = f"{parts.scheme}://{parts.hostname or 'localhost'}:{port or 6379}"
+        self._url = urlunsplit(parts._replace(scheme=SCHEMES[parts.scheme]))
+
+    def _options(self, start_timeout: float, retry: Any) -> dict[str, Any]:
+        # Repeats are ours to decide: they carry operation ids and keep to one budget.
+        options = {
+            "socket_connect_timeout": start_timeout,
+            "socket_timeout": REPLY_TIMEOUT_SECONDS,
+            "retry": retry,
+            "protocol": 2,
+        }
+        return options if self._url.startswith("unix") else options | {"socket_keepalive": True}
+
+    def pool(self, start_timeout: float) -> Any:
+        try:
+            return redis.ConnectionPool.from_url(self._url, **self._options(start_timeout, Retry(NoBackoff(), 0)))
+        except (ValueError, RedisError) as error:
+            raise InvalidUrl(f"the Valkey URL cannot be used: {_without_secrets(error)}") from None
+
+    def async_pool(self, start_timeout: float) -> Any:
+        retry = redis.asyncio.retry.Retry(NoBackoff(), 0)
+        try:
+            return redis.asyncio.ConnectionPool.from_url(self._url, **self._options(start_timeout, retry))
+        except (ValueError, RedisError) as error:
+            raise InvalidUrl(f"the Valkey URL cannot be used: {_without_secrets(error)}") from None
+
+
+class ClientSource:
+    """The pool of the caller's own client, never closed by us."""
+
+    owned = False
+
+    def __init__(self, client: Any) -> None:
+        kind = type(client)
+        name = f"{kind.__module__}.{kind.__qualname__}"
+        if "Sentinel" in kind.__name__:
+            raise UnusableClient(
+                f"{name} manages Sentinels and is not a client; pass the client that sentinel.master_for(name) returns"
+            )
+        if "Pipeline" in kind.__name__:
+            raise UnusableClient(f"{name} collects commands instead of running them; pass the client it was made from")
+        if "Cluster" in kind.__name__:
+            raise UnusableClient(f"{name}: this version does not speak to a Cluster; pass a client of one server")
+        if not hasattr(client, "connection_pool"):
+            raise UnusableClient(f"{name} is not a redis-py client; pass redis.Redis, redis.asyncio.Redis or a URL")
+        if getattr(client, "connection", None) is not None or getattr(client, "single_connection_client", False):
+            raise UnusableClient(
+                f"{name} was made with single_connection_client=True and owns one socket, which cannot be shared "
+                "safely; pass a client with a pool"
+            )
+        self._pool = client.connection_pool
+        self._is_async = inspect.iscoroutinefunction(self._pool.get_connection)
+        self.shown = f"the caller's {kind.__name__}"
+
+    def pool(self, start_timeout: float) -> Any:
+        if self._is_async:
+            raise UnusableClient("an asyncio client needs AsyncWaypost; pass redis.Redis to Waypost")
+        return self._pool
+
+    def async_pool(self, start_timeout: float) -> Any:
+        if not self._is_async:
+            raise UnusableClient("a synchronous client needs Waypost; pass redis.asyncio.Redis to AsyncWaypost")
+        return self._pool
+
+
+def _without_secrets(error: BaseException) -> str:
+    """An error's text with whatever stands before an @ taken out."""
+    return re.sub(r"//[^@/\s]*@", "//", str(error))

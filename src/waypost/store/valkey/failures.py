@@ -1,0 +1,98 @@
+"""What a server or connection says when it fails, as our errors, each with what to do."""
+
+from __future__ import annotations
+
+import re
+
+from redis.exceptions import (
+    AuthenticationError,
+    BusyLoadingError,
+    NoPermissionError,
+    NoScriptError,
+    OutOfMemoryError,
+    ReadOnlyError,
+    RedisError,
+    ResponseError,
+)
+
+from waypost.errors import (
+    ConfigurationError,
+    ForeignData,
+    OperationTooOld,
+    OutcomeUnknown,
+    QueueFull,
+    SchemaTooNew,
+    StoreError,
+    StoreFailed,
+    StoreFull,
+    StoreUnavailable,
+    WaypostError,
+)
+
+OURS = re.compile(r"WP-([A-Z]+) ?(.*?)(?: script: |, on @|$)", re.DOTALL)
+#: The server is up but cannot serve yet, or not here: nothing was done, and a repeat may succeed.
+PASSING = ("LOADING", "BUSY", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "READONLY", "NOREPLICAS", "UNBLOCKED")
+
+
+def refused(error: ResponseError, queue: str, verb: str) -> WaypostError:
+    """The server answered with an error: nothing was written."""
+    text = str(error)
+    ours = OURS.search(text)
+    if ours is not None:
+        return _ours(ours[1], ours[2], queue)
+    if isinstance(error, OutOfMemoryError) or text.startswith(("OOM", "command not allowed when used memory")):
+        return StoreFull(
+            f"the server's memory is full, so {verb} on queue {queue} was refused and nothing was written; claims and "
+            "settles still work: drain the queue, raise maxmemory, or purge dead letters"
+        )
+    if text.startswith("MISCONF"):
+        return StoreFull("the server cannot write to its disk and refuses writes (MISCONF); make room, then try again")
+    if isinstance(error, BusyLoadingError | ReadOnlyError | NoScriptError) or text.startswith(PASSING):
+        return StoreUnavailable(f"the server cannot serve {verb} right now ({text[:120]})")
+    if isinstance(error, AuthenticationError | NoPermissionError) or text.startswith(("NOPERM", "NOAUTH", "WRONGPASS")):
+        return AccessDenied(
+            f"the server does not allow this user to {verb} ({text[:160]}); check the password and the ACL of the user"
+        )
+    return StoreFailed(f"the server answered {verb} on queue {queue} with an error: {text[:300]}")
+
+
+class AccessDenied(StoreError, ConfigurationError, PermissionError):
+    """Raised when the server does not let this user in, or not do this. Nothing was done."""
+
+
+def _ours(code: str, details: str, queue: str) -> WaypostError:
+    if code == "FULL":
+        waiting, cap = details.split()
+        return QueueFull(
+            f"queue {queue} holds {waiting} messages that wait and its max_pending is {cap}; "
+            "retry later, raise max_pending or add workers"
+        )
+    if code == "FOREIGN":
+        kind, _, key = details.partition(" ")
+        return ForeignData(
+            f"the key {key} is not a {kind} and was not made by waypost; nothing was touched: remove that key, or give "
+            "waypost another namespace"
+        )
+    if code == "NEWER":
+        return SchemaTooNew(
+            f"queue {queue} was written by a newer release (layout {details}); update waypost here, nothing was touched"
+        )
+    return OperationTooOld(
+        f"an operation on queue {queue} was repeated after its first result was forgotten; it did not run again"
+    )
+
+
+def lost(error: BaseException, shown: str, *, sent: bool) -> StoreError:
+    """The connection failed: before the request was sent, or after."""
+    if isinstance(error, AuthenticationError | NoPermissionError):
+        return AccessDenied(f"{shown} refused this user; check the name and password in the URL")
+    name = type(error).__name__
+    if sent:
+        return OutcomeUnknown(f"the connection to {shown} was lost before its reply came ({name}); it is not known "
+                              "whether the request was carried out")  # fmt: skip
+    return StoreUnavailable(
+        f"no connection to {shown} ({name}); is the server running, and are host, port and TLS right?"
+    )
+
+
+CONNECTION_FAILURES = (RedisError, OSError, EOFError)

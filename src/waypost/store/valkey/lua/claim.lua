@@ -1,0 +1,204 @@
+-- claim: lease up to n messages, highest priority first, first in first out.
+--
+-- Arguments: limit, worker, sleeper or '', '1' to repeat only (take no fresh work).
+-- Touches: queue, messages, state, ready, due, leases, keys, waiting, dead, errors, journal, sleepers, rate, outgoing,
+-- completed, operations.
+-- Invariant: one holder. A lease is a member of leases and a state with status L, a grown token and this call's nonce.
+-- The first write removes: a store whose memory is full can be drained.
+-- Reply: lease end, next due, next lease end, next rate slot (milliseconds, -1: none), paused, outgoing, then value and
+-- state of each message.
+
+local limit, worker, sleeper = tonumber(ARGV[FIRST_ARGUMENT]), ARGV[FIRST_ARGUMENT + 1], ARGV[FIRST_ARGUMENT + 2]
+local repeat_only = ARGV[FIRST_ARGUMENT + 3] == '1'
+
+local first, newest = first_result()
+open_queue()
+must_be('hash', MESSAGES)
+must_be('hash', STATE)
+must_be('zset', READY)
+must_be('zset', LEASES)
+
+local function header(lease_end, next_rate)
+  return {lease_end, until_first(DUE) or -1, until_first(LEASES) or -1, next_rate or -1, paused and 1 or 0, call('HLEN', OUTGOING)}
+end
+
+if first or repeat_only then
+  begin_removing()
+  if not first then remember('', newest) end
+  local lease_end = -1
+  local held = {}
+  for at = 1, #(first or ''), 24 do
+    local id = sub(first, at, at + 23)
+    local state = call('HGET', STATE, id)
+    if state and sub(state, 1, 1) == 'L' and sub(state, 6, 17) == NONCE then
+      lease_end = now + struct_unpack('>I4', state, 26)
+      call('ZADD', LEASES, lease_end, id)
+      held[#held + 1] = call('HGET', MESSAGES, id)
+      held[#held + 1] = state
+    end
+  end
+  local reply = header(lease_end)
+  for i = 1, #held do reply[i + 6] = held[i] end
+  return reply
+end
+
+local due, expired, rate_log = {}, {}, {}
+if not paused then
+  due = call('ZRANGEBYSCORE', DUE, '-inf', now, 'LIMIT', 0, PROMOTE_MAX)
+  expired = call('ZRANGEBYSCORE', LEASES, '-inf', now, 'LIMIT', 0, RECLAIM_MAX)
+  if policy.rate_count then rate_log = call('LRANGE', RATE, 0, -1) end
+end
+if #due > 0 or #expired > 0 then
+  must_be('hash', HOLDERS)
+  must_be('zset', WAITING)
+end
+
+begin_removing()
+if sleeper ~= '' then call('ZREM', SLEEPERS, sleeper) end
+
+for i = 1, #due do
+  local s = state_of(due[i])
+  call('ZREM', DUE, s.id)
+  make_claimable(s, s.ready)
+  note_state('promoted', 'due', s.id, s.raw)
+end
+
+for i = 1, #expired do
+  local s = state_of(expired[i])
+  if not ends_otherwise(s, 'expired') then
+    count_up('expired', 1)
+    note_state('expired', nil, s.id, s.raw)
+    local deadline = tonumber(call('ZSCORE', LEASES, s.id))
+    call('ZREM', LEASES, s.id)
+    to_head(s, deadline, 'expired')
+  end
+end
+
+-- How many may be leased now, and how long until the rate lets another one through.
+local room, next_rate = paused and 0 or limit, nil
+if policy.max_running then room = min(room, max(0, policy.max_running - call('ZCARD', LEASES))) end
+if policy.rate_count and not paused then
+  local used, oldest, stale = 0, nil, 0
+  for i = 1, #rate_log do
+    local at, number = string.match(rate_log[i], '(%d+):(%d+)')
+    if tonumber(at) > now - policy.rate_per_ms then
+      oldest = oldest or tonumber(at)
+      used = used + number
+    else
+      stale = stale + 1
+    end
+  end
+  if stale > 0 then call('LTRIM', RATE, stale, -1) end
+  if used >= policy.rate_count then next_rate = oldest + policy.rate_per_ms - now end
+  room = min(room, max(0, policy.rate_count - used))
+end
+
+local at_most_once = not policy.lease_ms
+local lease_end = at_most_once and -1 or now + policy.lease_ms
+local replies, leased, ids = {}, 0, {}
+local states, leases = {}, {}
+local notes = noted('claimed')
+local first_claims, again, buried = 0, {}, 0
+
+-- What the states of all fresh messages of this claim share.
+local FRESH_HEAD = struct_pack('>c1I4c12I8I4I4I4BB', 'L', 1, NONCE, now, policy.lease_ms or 0, 1, 0, 0, 0)
+local WORKER_TAIL = struct_pack('>HHB', 0, 0, #worker) .. worker
+local NOTE_HEAD = EVENT.claimed .. '\0'
+
+local function lease(id, value, raw)
+  local state, cause
+  if raw then
+    local s = read_state(id, raw)
+    if s.token == 0 then
+      first_claims = first_claims + 1
+    else
+      again[s.cause] = (again[s.cause] or 0) + 1
+    end
+    s.status, s.token, s.nonce, s.claimed = 'L', s.token + 1, NONCE, now
+    s.lease, s.deliveries, s.worker = policy.lease_ms or 0, s.deliveries + 1, worker
+    state = pack_state(s)
+    note_state('claimed', CAUSE_NAME[s.cause], id, state)
+    if at_most_once then
+      s.status, s.popped = 'R', true
+      pack_state(s)
+      end_message(s, 'done', 'at_most_once')
+    end
+  else
+    first_claims = first_claims + 1
+    state = FRESH_HEAD .. sub(value, 1, 9) .. sub(value, 1, 8) .. struct_pack('>I4', #value - 9) .. WORKER_TAIL
+    if notes then
+      event_count = event_count + 1
+      item_count = item_count + 1
+      if last_tail == worker then
+        items[item_count] = 's' .. NOTE_HEAD .. id .. sub(state, 1, 65)
+      else
+        items[item_count] = 'S' .. NOTE_HEAD .. id .. state
+        last_tail = worker
+      end
+    end
+    if at_most_once then
+      local s = read_state(id, state)
+      s.status, s.popped = 'R', true
+      pack_state(s)
+      end_message(s, 'done', 'at_most_once')
+    end
+  end
+  leased = leased + 1
+  replies[leased * 2 - 1], replies[leased * 2] = value, state
+  ids[leased] = id
+  if not at_most_once then
+    states[leased * 2 - 1], states[leased * 2] = id, state
+    leases[leased * 2 - 1], leases[leased * 2] = lease_end, id
+  end
+end
+
+while leased < room do
+  local popped = call('ZPOPMIN', READY, room - leased)
+  local number = #popped / 2
+  if number == 0 then break end
+  local wanted = {}
+  for i = 1, number do wanted[i] = popped[i * 2 - 1] end
+  local values = call('HMGET', MESSAGES, unpack(wanted))
+  local raws = call('HMGET', STATE, unpack(wanted))
+  local stopped = false
+  for i = 1, number do
+    local raw = raws[i]
+    if stopped then
+      call('ZADD', READY, popped[i * 2], wanted[i])
+    elseif raw and policy.max_deliveries and struct_unpack('>I4', raw, 30) >= policy.max_deliveries then
+      if buried == BURY_MAX then
+        stopped = true
+        call('ZADD', READY, popped[i * 2], wanted[i])
+      else
+        buried = buried + 1
+        local s = read_state(wanted[i], raw)
+        s.popped = true
+        local failure = s.attempts > 0 and call('HGET', ERRORS, s.id)
+        failure = failure and cmsgpack.unpack(failure) or {'', '', ''}
+        end_message(s, 'dead', nil, {'max_deliveries', failure[2], failure[3]})
+      end
+    else
+      lease(wanted[i], values[i], raw)
+    end
+  end
+  if stopped then break end
+end
+
+if leased > 0 then
+  bulk('HSET', STATE, states, #states)
+  bulk('ZADD', LEASES, leases, #leases)
+  count_up('claims', leased)
+  count_up('first_claims', first_claims)
+  for cause, number in pairs(again) do count_up('again_' .. CAUSE_NAME[cause], number) end
+  if policy.rate_count then call('RPUSH', RATE, format('%.0f:%.0f', now, leased)) end
+elseif sleeper ~= '' then
+  call('ZADD', SLEEPERS, now + SLEEPER_TTL_MS, sleeper, now + SLEEPER_TTL_MS, '')
+  call('PEXPIRE', SLEEPERS, SLEEPER_TTL_MS * 2)
+end
+enforce_dead_limits()
+if item_count > 0 or leased > 0 or buried > 0 then write_book() end
+remember(concat(ids), newest)
+
+local reply = header(lease_end, next_rate)
+for i = 1, leased * 2 do reply[i + 6] = replies[i] end
+return reply

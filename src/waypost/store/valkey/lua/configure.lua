@@ -1,0 +1,38 @@
+-- configure: change the queue's policy, or pause and resume it.
+--
+-- Arguments: 'policy', the packed changes (absent ones stay, false clears) and their telling; or 'pause', or 'resume'.
+-- Touches: queue, ready, due, journal, sleepers.
+-- Invariant: one policy, in the store; a change acts at the next step that looks at it.
+-- Reply: the packed policy or '1' / '0' (did it change anything), then the sleepers to wake.
+
+open_queue()
+must_be('zset', READY)
+must_be('zset', DUE)
+must_be('zset', SLEEPERS)
+
+local function worth_waking() return call('ZCARD', READY) + min(1, call('ZCARD', DUE)) end
+
+local action = ARGV[FIRST_ARGUMENT]
+if action == 'policy' then
+  local changed = {}
+  for name, value in pairs(policy) do changed[name] = value end
+  for name, value in pairs(cmsgpack.unpack(ARGV[FIRST_ARGUMENT + 1])) do
+    if value == false then changed[name] = nil else changed[name] = value end
+  end
+  local packed = cmsgpack.pack(changed)
+  call('HSET', QUEUE, 'policy', packed)
+  policy = changed
+  note_text('configured', nil, 0, ARGV[FIRST_ARGUMENT + 2])
+  local names = wake(worth_waking())
+  write_book()
+  return {packed, unpack(names)}
+end
+
+local wanted = action == 'pause'
+if paused == wanted then return {'0'} end
+paused = wanted
+call('HSET', QUEUE, 'paused', wanted and '1' or '0')
+note_text(wanted and 'paused' or 'resumed', nil, 0, '')
+local names = wake(worth_waking())
+write_book()
+return {'1', unpack(names)}

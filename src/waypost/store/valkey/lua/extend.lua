@@ -1,0 +1,34 @@
+-- extend: renew leases that are still held.
+--
+-- Arguments: id (24) token (4) nonce (12) of each, in one text.
+-- Touches: queue, state, leases, operations.
+-- Invariant: only the holder of the token and nonce moves a lease's end. The first write removes.
+-- Reply: one letter each: o renewed, l lost, c renewed and asked to stop.
+
+local first, newest = first_result()
+if first then return first end
+open_queue()
+must_be('hash', STATE)
+must_be('zset', LEASES)
+
+local holds = ARGV[FIRST_ARGUMENT]
+local number = #holds / 40
+local ids, statuses, renewed = {}, {}, {}
+for i = 1, number do ids[i] = sub(holds, i * 40 - 39, i * 40 - 16) end
+local states = call('HMGET', STATE, unpack(ids))
+for i = 1, number do
+  local state = states[i]
+  if not state or sub(state, 1, 17) ~= 'L' .. sub(holds, i * 40 - 15, i * 40) then
+    statuses[i] = 'l'
+  else
+    statuses[i] = byte(state, 38) % 2 == 1 and 'c' or 'o'
+    -- The length it was claimed with: its worker renews by that, whatever the queue's lease has become since.
+    renewed[#renewed + 1] = now + struct_unpack('>I4', state, 26)
+    renewed[#renewed + 1] = ids[i]
+  end
+end
+begin_removing()
+bulk('ZADD', LEASES, renewed, #renewed)
+local reply = concat(statuses)
+remember(reply, newest)
+return reply

@@ -1,0 +1,92 @@
+-- journal: read events after a number, keep readers' places, trim what all have read.
+--
+-- Arguments: 'read', after, limit | 'trace', message id, cursor, from time | 'reader', name, number or '' |
+-- 'forget', name | 'trim', up to.
+-- Touches: queue, journal, readers.
+-- Invariant: an explicit trim forgets nothing that a registered reader has not read.
+
+open_queue()
+must_be('hash', READERS)
+local first_kept, last = counts[COUNT.journal_first] + 1, counts[COUNT.journal_last]
+
+local TRACE_BYTES = 1048576
+
+local function entry(number) return format('%.0f-0', number) end
+
+-- Entries whose last event is past `after`, until they hold `limit` events: each as number of its last event and text.
+local function read(after, limit)
+  local found, start, events = {}, after + 1, 0
+  while events < limit do
+    local entries = call('XRANGE', JOURNAL, entry(start), '+', 'COUNT', 64)
+    for i = 1, #entries do
+      if events >= limit then break end
+      local number = tonumber(string.match(entries[i][1], '^%d+'))
+      local text = entries[i][2][2]
+      found[#found + 1] = format('%.0f', number)
+      found[#found + 1] = text
+      events = events + struct_unpack('>H', text, 21) - max(0, start - (number - struct_unpack('>H', text, 21) + 1))
+      start = number + 1
+    end
+    if #entries < 64 then break end
+  end
+  return found
+end
+
+-- The number of the first entry written at or after a time: entries are in the order of the store's clock.
+local function first_since(time)
+  local low, high = first_kept, last + 1
+  while low < high do
+    local middle = floor((low + high) / 2)
+    local found = call('XRANGE', JOURNAL, entry(middle), '+', 'COUNT', 1)
+    if #found == 0 or struct_unpack('>I8', found[1][2][2]) >= time then high = middle else low = middle + 1 end
+  end
+  return low
+end
+
+-- Entries that mention a message. One call looks through about a megabyte, so that it cannot hold up the server.
+local function trace(id, cursor, since)
+  local start = cursor == '' and first_since(since) or tonumber(cursor)
+  local found, bytes = {}, 0
+  while bytes < TRACE_BYTES do
+    local entries = call('XRANGE', JOURNAL, entry(start), '+', 'COUNT', 64)
+    for i = 1, #entries do
+      local text = entries[i][2][2]
+      bytes = bytes + #text + 64
+      start = tonumber(string.match(entries[i][1], '^%d+')) + 1
+      if string.find(text, id, 1, true) then
+        found[#found + 1] = format('%.0f', start - 1)
+        found[#found + 1] = text
+      end
+      if bytes >= TRACE_BYTES then return {format('%.0f', start), found} end
+    end
+    if #entries < 64 then return {'', found} end
+  end
+  return {format('%.0f', start), found}
+end
+
+local action = ARGV[FIRST_ARGUMENT]
+if action == 'trace' then
+  return trace(ARGV[FIRST_ARGUMENT + 1], ARGV[FIRST_ARGUMENT + 2], tonumber(ARGV[FIRST_ARGUMENT + 3]))
+elseif action == 'read' then
+  local after = max(tonumber(ARGV[FIRST_ARGUMENT + 1]), first_kept - 1)
+  return {first_kept, last, read(after, tonumber(ARGV[FIRST_ARGUMENT + 2]))}
+elseif action == 'reader' then
+  local name, read_to = ARGV[FIRST_ARGUMENT + 1], tonumber(ARGV[FIRST_ARGUMENT + 2])
+  local position = tonumber(call('HGET', READERS, name) or first_kept - 1)
+  if read_to then position = max(position, min(read_to, last)) end
+  call('HSET', READERS, name, format('%.0f', position))
+  return position
+elseif action == 'forget' then
+  return call('HDEL', READERS, ARGV[FIRST_ARGUMENT + 1])
+end
+
+local read_to = last
+local positions = call('HVALS', READERS)
+for i = 1, #positions do read_to = min(read_to, tonumber(positions[i])) end
+local first = min(tonumber(ARGV[FIRST_ARGUMENT + 1]), read_to) + 1
+if first > first_kept then
+  trim_journal(first, false)
+  write_book()
+  return first
+end
+return first_kept

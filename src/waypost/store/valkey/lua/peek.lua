@@ -1,0 +1,83 @@
+-- peek: look at messages of one state, in their order, page by page. Writes nothing.
+--
+-- Arguments: state, limit, cursor or '', then id, key, group and reason to look for, each or ''.
+-- Touches: messages, state, ready, due, leases, waiting, dead, errors, completed.
+-- A page looks at no more than 2,000 messages, so a filter that matches nothing cannot hold up the server: it may
+-- come back short or empty, with a cursor to go on from. A cursor is the last message seen and its score.
+-- Reply: cursor or '', then score, value, state and failure of each.
+
+local state, limit, cursor = ARGV[FIRST_ARGUMENT], tonumber(ARGV[FIRST_ARGUMENT + 1]), ARGV[FIRST_ARGUMENT + 2]
+local want_id, want_key = ARGV[FIRST_ARGUMENT + 3], ARGV[FIRST_ARGUMENT + 4]
+local want_group, want_reason = ARGV[FIRST_ARGUMENT + 5], ARGV[FIRST_ARGUMENT + 6]
+local SEEN_MAX = 2000
+
+local function fits(s, reason)
+  return (want_id == '' or s.id == want_id) and (want_key == '' or s.key == want_key)
+    and (want_group == '' or s.group == want_group) and (want_reason == '' or reason == want_reason)
+end
+
+local reply = {''}
+local found = 0
+
+local function show(score, value, s, failure)
+  found = found + 1
+  local at = #reply
+  reply[at + 1], reply[at + 2], reply[at + 3], reply[at + 4] = score, value, s.raw, failure
+end
+
+if state == 'done' then
+  local length = must_be('list', COMPLETED)
+  -- Newest first in the list, oldest first for the reader: count from the end.
+  local seen = cursor == '' and 0 or tonumber(cursor)
+  while seen < length and found < limit and #reply < SEEN_MAX * 4 do
+    local kept = call('LINDEX', COMPLETED, length - 1 - seen)
+    seen = seen + 1
+    local size = struct_unpack('>H', kept, 9)
+    local value = sub(kept, 11 + size)
+    local s = read_state(sub(value, 11, 34), sub(kept, 11, 10 + size))
+    if fits(s, '') then show(format('%.0f', struct_unpack('>I8', kept)), value, s, '') end
+  end
+  if seen < length then reply[1] = format('%.0f', seen) end
+  return reply
+end
+
+local places = {ready = READY, delayed = DUE, waiting = WAITING, leased = LEASES, dead = DEAD}
+local place = places[state]
+must_be('zset', place)
+must_be('hash', MESSAGES)
+must_be('hash', STATE)
+must_be('hash', ERRORS)
+
+if want_id ~= '' then
+  local score = call('ZSCORE', place, want_id)
+  if not score then return reply end
+  local s = state_of(want_id)
+  local failure = call('HGET', ERRORS, want_id)
+  local reason = failure and cmsgpack.unpack(failure)[1] or ''
+  if fits(s, reason) then show(score, call('HGET', MESSAGES, want_id), s, failure or '') end
+  return reply
+end
+
+local start = 0
+if cursor ~= '' then
+  local score, member = string.match(cursor, '^(%S+) (.*)$')
+  local rank = call('ZRANK', place, member)
+  -- A cursor whose message has moved on: begin with those that share its score, none is left out.
+  start = rank and rank + 1 or call('ZCOUNT', place, '-inf', '(' .. score)
+end
+local seen, last_score, last_id = 0, nil, nil
+while found < limit and seen < SEEN_MAX do
+  local page = call('ZRANGE', place, start, start + 199, 'WITHSCORES')
+  if #page == 0 then return reply end
+  for i = 1, #page, 2 do
+    if found == limit then break end
+    local id = page[i]
+    local s = state_of(id)
+    local failure = call('HGET', ERRORS, id)
+    local reason = failure and cmsgpack.unpack(failure)[1] or ''
+    if fits(s, reason) then show(page[i + 1], call('HGET', MESSAGES, id), s, failure or '') end
+    start, seen, last_score, last_id = start + 1, seen + 1, page[i + 1], id
+  end
+end
+if start < call('ZCARD', place) then reply[1] = last_score .. ' ' .. last_id end
+return reply

@@ -1,0 +1,38 @@
+-- purge: remove up to n messages of one state. Waiting ones end `cancelled`; dead letters and kept history just go.
+--
+-- Arguments: state (ready, delayed, waiting, dead, done), limit.
+-- Touches: queue, messages, state, ready, due, waiting, keys, dead, errors, completed, journal, operations, window:<key>.
+-- Invariant: leased messages are never purged. The first write removes.
+-- Reply: number removed, 1 if more are left.
+
+local first, newest = first_result()
+if first then return cmsgpack.unpack(first) end
+open_queue()
+must_be('hash', MESSAGES)
+must_be('hash', STATE)
+must_be('hash', HOLDERS)
+
+local state, limit = ARGV[FIRST_ARGUMENT], tonumber(ARGV[FIRST_ARGUMENT + 1])
+local reply
+if state == 'done' then
+  local length = must_be('list', COMPLETED)
+  begin_removing()
+  local removed = min(limit, length)
+  if removed > 0 then call('LTRIM', COMPLETED, 0, -removed - 1) end
+  reply = {removed, length > removed and 1 or 0}
+else
+  local places = {ready = READY, delayed = DUE, waiting = WAITING, dead = DEAD}
+  local place = places[state]
+  local length = must_be('zset', place)
+  local ids = call('ZRANGE', place, 0, limit - 1)
+  begin_removing()
+  if state == 'dead' then
+    trim_dead(ids, 'purge')
+  else
+    for i = 1, #ids do end_message(state_of(ids[i]), 'cancelled', 'purge') end
+  end
+  reply = {#ids, length > #ids and 1 or 0}
+  write_book()
+end
+remember(cmsgpack.pack(reply), newest)
+return reply

@@ -1,0 +1,178 @@
+-- settle: end deliveries, each as its handler decided, if its token and nonce still hold the lease.
+--
+-- Arguments: the plain dones, id (24) token (4) nonce (12) each in one text; or '' and then one packed settlement each:
+-- id, token and nonce as above, outcome (1), after (8), result TTL (8), lengths of reason (2), error type (2), error (4)
+-- and result (4), 1 if there is a result (1), number of continuations (1), the texts, and each continuation as
+-- id (24), lengths of queue (2) and draft (4), queue, draft.
+-- Touches: queue, messages, state, ready, due, leases, keys, waiting, dead, errors, completed, journal, sleepers,
+-- outgoing, operations, window:<key>, result:<id>.
+-- Invariant: a stale token or nonce changes nothing. Dead, done and dropped are final. What a handler sends on is
+-- recorded in the same step as its end. The first write removes, so that a full store can be drained.
+-- Reply: one letter per settlement, then the sleepers to wake.
+
+local first, newest = first_result()
+if first then return cmsgpack.unpack(first) end
+open_queue()
+must_be('hash', MESSAGES)
+must_be('hash', STATE)
+must_be('zset', LEASES)
+must_be('zset', READY)
+must_be('zset', DUE)
+must_be('hash', HOLDERS)
+
+local plain = ARGV[FIRST_ARGUMENT]
+local statuses = {}
+
+local function answer(number, worth_now)
+  if policy.max_running then
+    worth_now = worth_now + min(number, max(0, call('ZCARD', READY) - freshly_ready))
+  end
+  local reply = {concat(statuses), unpack(wake(worth_now))}
+  write_book()
+  remember(cmsgpack.pack(reply), newest)
+  return reply
+end
+
+if plain ~= '' then
+  local number = #plain / 40
+  local ids, at = {}, 1
+  for i = 1, number do
+    ids[i] = sub(plain, at, at + 23)
+    at = at + 40
+  end
+  local states = call('HMGET', STATE, unpack(ids))
+  begin_removing()
+  local ended, done = {}, 0
+  local due_before, heirs_possible = nil, false
+  local slow = policy.completed_max > 0
+  local notes, head = noted('done'), EVENT.done .. '\0'
+  for i = 1, number do
+    local state, id = states[i], ids[i]
+    at = (i - 1) * 40
+    if not state or sub(state, 1, 17) ~= 'L' .. sub(plain, at + 25, at + 40) or ended[id] then
+      statuses[i] = 'l'
+    elseif slow or sub(state, 61, 62) ~= '\0\0' or sub(state, 34, 37) ~= '\0\0\0\0' then
+      -- Its key may have an heir, its failures are on record, or it is kept: the long way.
+      if not heirs_possible then
+        heirs_possible = true
+        due_before = until_first(DUE)
+      end
+      statuses[i] = 'd'
+      ended[id] = true
+      end_message(read_state(id, state), 'done')
+    else
+      statuses[i] = 'd'
+      ended[id] = true
+      done = done + 1
+      ended[done] = id
+      if notes then
+        event_count = event_count + 1
+        item_count = item_count + 1
+        local tail = sub(state, 66)
+        if tail == last_tail then
+          items[item_count] = 's' .. head .. id .. sub(state, 1, 65)
+        else
+          items[item_count] = 'S' .. head .. id .. state
+          last_tail = tail
+        end
+      end
+    end
+  end
+  if done > 0 then
+    bulk('ZREM', LEASES, ended, done)
+    bulk('HDEL', STATE, ended, done)
+    bulk('HDEL', MESSAGES, ended, done)
+    count_up('done', done)
+  end
+  return answer(number, heirs_possible and worth(due_before) or 0)
+end
+
+must_be('zset', WAITING)
+must_be('zset', DEAD)
+must_be('hash', ERRORS)
+must_be('hash', OUTGOING)
+local due_before = until_first(DUE)
+begin_removing()
+
+local OUTCOMES = {d = 'done', r = 'retry', s = 'snooze', x = 'dead', p = 'drop', b = 'release'}
+
+local function unpack_settlement(text)
+  local t = {id = sub(text, 1, 24), fence = sub(text, 25, 40)}
+  local outcome, reason_length, type_length, error_length, result_length, has_result, number, at
+  outcome, t.after, t.result_ttl, reason_length, type_length, error_length, result_length, has_result, number, at =
+    struct_unpack('>c1I8I8HHI4I4BB', text, 41)
+  t.outcome = OUTCOMES[outcome]
+  local function take(length)
+    local part = sub(text, at, at + length - 1)
+    at = at + length
+    return part
+  end
+  t.reason, t.error_type, t.error = take(reason_length), take(type_length), take(error_length)
+  local result = take(result_length)
+  t.result = has_result == 1 and result or nil
+  t.continuations = {}
+  for i = 1, number do
+    local id = take(24)
+    local queue_length, draft_length = struct_unpack('>HI4', take(6))
+    t.continuations[i] = {id, struct_pack('>H', queue_length) .. take(queue_length) .. take(draft_length)}
+  end
+  return t
+end
+
+local function finish(s, t)
+  if t.result then
+    call('SET', BASE .. 'result:' .. s.id, struct_pack('>I8', now + t.result_ttl) .. t.result, 'PX', max(1, t.result_ttl))
+  end
+  end_message(s, 'done')
+  for i = 1, #t.continuations do
+    count_up('transferred', 1)
+    call('HSET', OUTGOING, t.continuations[i][1], now8 .. s.id .. t.continuations[i][2])
+  end
+  return 'd'
+end
+
+local function settle(t)
+  local id, outcome = t.id, t.outcome
+  local raw = call('HGET', STATE, id)
+  if not raw or sub(raw, 1, 17) ~= 'L' .. t.fence then return 'l' end
+  local s = read_state(id, raw)
+  if outcome == 'done' then return finish(s, t) end
+  if cancel_requested(s) then
+    end_message(s, 'cancelled', outcome)
+    return 'c'
+  end
+  local reason, error_type, error_text = t.reason, t.error_type, t.error
+  if outcome == 'dead' then
+    end_message(s, 'dead', nil, {reason ~= '' and reason or 'rejected', error_type, error_text})
+    return 'x'
+  end
+  if outcome == 'drop' then
+    end_message(s, 'dropped', 'drop')
+    return 'p'
+  end
+  if ends_otherwise(s, outcome) then return 'e' end
+  call('ZREM', LEASES, id)
+  if outcome == 'release' then
+    s.deliveries = s.deliveries - 1
+    count_up('released', 1)
+    to_head(s, now, 'released')
+    note_state('released', nil, id, s.raw)
+    return 'b'
+  end
+  local event = 'snoozed'
+  if outcome == 'retry' then
+    event = 'retried'
+    s.attempts = s.attempts + 1
+    call('HSET', ERRORS, id, cmsgpack.pack({'', error_type, error_text}))
+  else
+    s.deliveries = s.deliveries - 1
+  end
+  s.cause = CAUSE_NUMBER[event]
+  count_up(event, 1)
+  make_claimable(s, now + t.after)
+  note_state(event, nil, id, s.raw, reason ~= '' and reason or nil, error_type ~= '' and error_type or nil)
+  return event == 'retried' and 'r' or 's'
+end
+
+for i = FIRST_ARGUMENT + 1, #ARGV do statuses[#statuses + 1] = settle(unpack_settlement(ARGV[i])) end
+return answer(#statuses, worth(due_before))

@@ -1,0 +1,51 @@
+-- stats: a queue at a glance. Writes nothing.
+--
+-- Arguments: how many of the last minutes to show.
+-- Touches: queue, ready, due, leases, waiting, dead, sleepers, readers, state, messages.
+-- Reply: now, paused, counts, ready, delayed, waiting, leased, dead kept, ages of the oldest ready and leased message,
+-- next due, next lease end (-1: none), sleepers, readers, minutes.
+
+open_queue()
+
+-- The oldest message of each priority stands first in it, but a reclaimed one may be younger than what follows: look
+-- at the head of both parts.
+local oldest
+local function look(from, to)
+  local ids = call('ZRANGEBYSCORE', READY, format('%.0f', from), format('(%.0f', to), 'LIMIT', 0, 1)
+  if #ids == 0 then return end
+  local s = state_of(ids[1])
+  if s and (not oldest or s.ready < oldest) then oldest = s.ready end
+end
+for priority = 0, 9 do
+  local middle = score_of(priority, 0)
+  look(middle - HEAD_OFFSET, middle)
+  look(middle, middle + HEAD_OFFSET)
+end
+
+local longest = -1
+local held = call('ZRANGE', LEASES, 0, 999)
+if #held > 0 then
+  local states = call('HMGET', STATE, unpack(held))
+  for i = 1, #states do longest = max(longest, now - struct_unpack('>I8', states[i], 18)) end
+end
+
+local sleeping = call('ZRANGEBYSCORE', SLEEPERS, '(' .. format('%.0f', now), '+inf')
+local sleepers = 0
+for i = 1, #sleeping do
+  if sleeping[i] ~= '' then sleepers = sleepers + 1 end
+end
+
+local minutes = {}
+local this_minute = floor(now / 60000)
+local wanted = min(tonumber(ARGV[FIRST_ARGUMENT]), MINUTES_KEPT)
+for i = wanted - 1, 0, -1 do
+  local packed = call('HGET', QUEUE, 'm' .. ((this_minute - i) % MINUTES_KEPT))
+  if packed and cmsgpack.unpack(packed)[1] == this_minute - i then minutes[#minutes + 1] = packed end
+end
+
+return {
+  now, paused and 1 or 0, cmsgpack.pack(counts), call('ZCARD', READY), call('ZCARD', DUE), call('ZCARD', WAITING),
+  call('ZCARD', LEASES), call('ZCARD', DEAD), oldest and now - oldest or -1, longest, until_first(DUE) or -1,
+  until_first(LEASES) or -1, sleepers,
+  call('HGETALL', READERS), minutes,
+}

@@ -1,0 +1,361 @@
+"""The bytes that pass between Python and the scripts: drafts, fences, states, counts and journal entries.
+
+Pure, and the only place besides `lua/common.lua` that knows the layouts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from struct import Struct
+from typing import Any
+
+import msgspec
+
+from waypost.identity import SESSION_BYTES, Operation
+from waypost.message import (
+    MINUTE_COUNTERS,
+    REDELIVERY_CAUSES,
+    Continuation,
+    Event,
+    Lease,
+    Ledger,
+    MessageState,
+    Minute,
+    Settlement,
+    Stored,
+)
+from waypost.policy import Policy
+from waypost.store.port import Draft, Hold, forwarded_draft
+from waypost.store.valkey.scripts import CAUSES, COUNTERS, EVENTS
+
+STATE = Struct(">cI12sQIIIBBQBQIHHB")
+FENCE = Struct(">24sI12s")
+ROUTING = Struct(">BBQQHHI")
+SETTLEMENT = Struct(">24sI12scQQHHIIBB")
+CONTINUATION = Struct(">24sHI")
+TEXT_ITEM = Struct(">BBIH")
+
+#: The first byte of a draft that has more than a priority and an envelope.
+ROUTED = 16
+RULES = {"keep": 0, "replace": 1, "extend": 2, "error": 3}
+ABSOLUTE, FORWARDED, HAS_COPY = 4, 8, 16
+
+VALUE_HEAD = 9  # published_ms and priority stand before the envelope
+STATUS: dict[bytes, MessageState] = {b"R": "ready", b"D": "delayed", b"W": "waiting", b"L": "leased", b"X": "dead"}
+
+#: Events that end a lease whatever the state before, and those that do if the message was leased.
+ENDS_LEASE = frozenset(("retried", "snoozed", "released", "expired"))
+MAY_END_LEASE = frozenset(("done", "dead", "dropped", "cancelled", "replaced"))
+TELLS_DUE = frozenset(("retried", "snoozed", "postponed"))
+
+pack = msgspec.msgpack.Encoder().encode
+unpack = msgspec.msgpack.Decoder().decode
+
+
+def pack_draft(draft: Draft) -> bytes:
+    """One argument of `publish`."""
+    if is_plain(draft):
+        return bytes((draft.priority,)) + draft.envelope
+    return pack_routed(draft)
+
+
+def is_plain(draft: Draft) -> bool:
+    """Whether a draft is just a priority and an envelope."""
+    return (
+        draft.key is None
+        and draft.group is None
+        and draft.delay_ms == 0
+        and draft.at_ms is None
+        and draft.journal_copy is None
+        and not draft.forwarded
+    )
+
+
+def pack_routed(draft: Draft) -> bytes:
+    """One argument of `publish` with all that can be said."""
+    key = (draft.key or "").encode()
+    group = (draft.group or "").encode()
+    copy = draft.journal_copy or b""
+    flags = RULES[draft.on_conflict]
+    due = draft.delay_ms
+    if draft.at_ms is not None:
+        flags |= ABSOLUTE
+        due = draft.at_ms
+    if draft.forwarded:
+        flags |= FORWARDED
+    if draft.journal_copy is not None:
+        flags |= HAS_COPY
+    head = ROUTING.pack(ROUTED + draft.priority, flags, due, draft.window_ms, len(key), len(group), len(copy))
+    return b"".join((head, key, group, copy, draft.envelope))
+
+
+def unpack_routed(data: bytes, message_id: str) -> Draft:
+    """A draft that waits in `outgoing`."""
+    mark, flags, due, window, key_length, group_length, copy_length = ROUTING.unpack_from(data)
+    group_at = ROUTING.size + key_length
+    copy_at = group_at + group_length
+    return Draft(
+        message_id,
+        data[copy_at + copy_length :],
+        key=_text(data[ROUTING.size : group_at]),
+        window_ms=window,
+        delay_ms=0 if flags & ABSOLUTE else due,
+        at_ms=due if flags & ABSOLUTE else None,
+        priority=mark - ROUTED,
+        group=_text(data[group_at:copy_at]),
+        forwarded=bool(flags & FORWARDED),
+    )
+
+
+def pack_fences(holds: Sequence[Hold]) -> bytes:
+    """Ids, tokens and nonces in one text."""
+    fence = FENCE.pack
+    return b"".join([fence(hold.id.encode(), hold.token, hold.nonce) for hold in holds])
+
+
+OUTCOMES = {"done": b"d", "retry": b"r", "snooze": b"s", "dead": b"x", "drop": b"p", "release": b"b"}
+
+
+def pack_settlement(settlement: Settlement) -> bytes:
+    """One argument of `settle`, when there is more to say than done."""
+    reason = (settlement.reason or "").encode()
+    error_type = (settlement.error_type or "").encode()
+    error = (settlement.error or "").encode()
+    result = settlement.result or b""
+    parts = [
+        SETTLEMENT.pack(
+            settlement.id.encode(), settlement.token, settlement.nonce, OUTCOMES[settlement.outcome],
+            settlement.after_ms, settlement.result_ttl_ms, len(reason), len(error_type), len(error), len(result),
+            settlement.result is not None, len(settlement.then),
+        ),
+        reason, error_type, error, result,
+    ]  # fmt: skip
+    for next_one in settlement.then:
+        draft = pack_routed(forwarded_draft(next_one))
+        queue = next_one.queue.encode()
+        parts += [CONTINUATION.pack(next_one.id.encode(), len(queue), len(draft)), queue, draft]
+    return b"".join(parts)
+
+
+def unpack_outgoing(message_id: str, data: bytes) -> Continuation:
+    """A continuation that waits to be sent on."""
+    length = int.from_bytes(data[32:34], "big")
+    draft = unpack_routed(data[34 + length :], message_id)
+    return Continuation(
+        message_id,
+        data[34 : 34 + length].decode(),
+        draft.envelope,
+        draft.key,
+        draft.delay_ms,
+        draft.priority,
+        draft.group,
+    )
+
+
+def _text(data: bytes) -> str | None:
+    return data.decode() if data else None
+
+
+def _or_none(number: int) -> int | None:
+    return None if number < 0 else number
+
+
+# ---- states ----------------------------------------------------------------------------------------------------
+
+
+def unpack_leases(reply: Sequence[Any], first: int, lease_end: int) -> list[Lease]:
+    """The messages of a claim: value and state by turns."""
+    leases = []
+    read, size = STATE.unpack_from, STATE.size
+    end = _or_none(lease_end)
+    for at in range(first, len(reply), 2):
+        value, state = reply[at], reply[at + 1]
+        (
+            _, token, nonce, claimed, _, deliveries, attempts, _, _, published, priority, ready, _,
+            key_length, group_length, _,
+        ) = read(state)  # fmt: skip
+        key = group = None
+        if key_length or group_length:
+            key = _text(state[size : size + key_length])
+            group = _text(state[size + key_length : size + key_length + group_length])
+        leases.append(
+            Lease(
+                value[10:34].decode(),
+                token,
+                nonce,
+                deliveries,
+                attempts,
+                priority,
+                key,
+                group,
+                published,
+                ready,
+                claimed,
+                end,
+                value[VALUE_HEAD:],
+            )
+        )
+    return leases
+
+
+def unpack_stored(state: MessageState, score: bytes, value: bytes, packed: bytes, failure: bytes) -> Stored:
+    """One message as peek shows it."""
+    fields = STATE.unpack_from(packed)
+    key_length, group_length, worker_length = fields[13:]
+    key_at = STATE.size
+    group_at = key_at + key_length
+    worker_at = group_at + group_length
+    leased = state == "leased"
+    reason, error_type, error = unpack(failure) if failure else ("", "", "")
+    return Stored(
+        value[10:34].decode(), state, _text(packed[key_at:group_at]), _text(packed[group_at:worker_at]),
+        fields[10], fields[1], fields[5], fields[6], fields[9], fields[11], value[VALUE_HEAD:],
+        fields[3] if leased else None, int(float(score)) if leased else None,
+        _text(packed[worker_at : worker_at + worker_length]) if leased else None, bool(fields[7] & 1),
+        int(float(score)) if state in ("dead", "done") else None,
+        _str(reason), _str(error_type), _str(error),
+    )  # fmt: skip
+
+
+def _str(value: str | bytes) -> str | None:
+    """Lua packs texts that are not ASCII as it likes; both forms come back as text."""
+    if isinstance(value, bytes):
+        value = value.decode(errors="replace")
+    return value or None
+
+
+# ---- counts ------------------------------------------------------------------------------------------------------
+
+
+def unpack_counts(packed: bytes) -> dict[str, int]:
+    """Cumulative counters by name."""
+    numbers = unpack(packed) if packed else []
+    return dict.fromkeys(COUNTERS, 0) | dict(zip(COUNTERS, (int(number) for number in numbers), strict=False))
+
+
+def ledger_of(counts: dict[str, int], ready: int, delayed: int, waiting: int, leased: int, dead_kept: int) -> Ledger:
+    """The ledger of a queue from its counters and the sizes of its structures."""
+    return Ledger(
+        counts["published"], counts["redriven"], ready, delayed, waiting, leased,
+        counts["done"], counts["dead"], counts["dropped"], counts["cancelled"], counts["replaced"], dead_kept,
+        counts["claims"], counts["first_claims"], {cause: counts[f"again_{cause}"] for cause in REDELIVERY_CAUSES},
+        counts["expired"], counts["released"], counts["retried"], counts["snoozed"], counts["duplicates"],
+        counts["transferred"],
+    )  # fmt: skip
+
+
+def unpack_minute(packed: bytes) -> Minute:
+    """The counters of one minute."""
+    minute, *numbers = unpack(packed)
+    return Minute(int(minute) * 60_000, dict(zip(MINUTE_COUNTERS, (int(number) for number in numbers), strict=True)))
+
+
+NULLABLE = frozenset(field.name for field in msgspec.structs.fields(Policy) if field.default is None) | {
+    "lease_ms",
+    "max_deliveries",
+}
+
+
+def unpack_policy(packed: bytes | None) -> Policy:
+    """The policy of a queue; what a Lua table cannot hold, None, is what is missing from it."""
+    if not packed:
+        return Policy()
+    fields = dict.fromkeys(NULLABLE) | unpack(packed)
+    return msgspec.convert(fields, Policy)
+
+
+# ---- the journal -------------------------------------------------------------------------------------------------
+
+
+def unpack_entry(queue: str, last: int, data: bytes) -> Iterator[Event]:
+    """The events of one journal entry whose last event has number `last`."""
+    at_ms = int.from_bytes(data[:8], "big")
+    nonce = data[8:20]
+    count = int.from_bytes(data[20:22], "big")
+    operation = None
+    if any(nonce):
+        operation = str(Operation(nonce[:SESSION_BYTES], int.from_bytes(nonce[SESSION_BYTES:], "big")))
+    number, at, tail = last - count, 22, b""
+    for _ in range(count):
+        number += 1
+        kind = data[at : at + 1]
+        at += 1
+        if kind == b"p":
+            yield Event(
+                queue, number, at_ms, "published", data[at + 6 : at + 30].decode(), priority=data[at + 4],
+                token=0, claims=0, deliveries=0, attempts=0, size=int.from_bytes(data[at : at + 4], "big"),
+                operation_id=operation,
+            )  # fmt: skip
+            at += 30
+        elif kind == b"D":
+            length = int.from_bytes(data[at + 24 : at + 26], "big")
+            yield Event(
+                queue, number, at_ms, "duplicate", data[at : at + 24].decode(),
+                key=_text(data[at + 26 : at + 26 + length]), operation_id=operation,
+            )  # fmt: skip
+            at += 26 + length
+        elif kind == b"T":
+            event, cause, size, length = TEXT_ITEM.unpack_from(data, at)
+            at += TEXT_ITEM.size
+            yield text_event(queue, number, at_ms, EVENTS[event - 1], cause, size, data[at : at + length].decode())
+            at += length
+        else:
+            event_name = "published"
+            if kind != b"P":
+                event_name = EVENTS[data[at] - 1]
+                at += 1
+            cause_name = CAUSES[data[at] - 1] if data[at] else None
+            message_id = data[at + 1 : at + 25].decode()
+            at += 25
+            fields = STATE.unpack_from(data, at)
+            at += STATE.size
+            if kind != b"s":
+                length = sum(fields[13:])
+                tail = data[at : at + length]
+                at += length
+            extra: dict[str, Any] = {}
+            if kind == b"X":
+                length = int.from_bytes(data[at : at + 2], "big")
+                reason, _, error_type = data[at + 2 : at + 2 + length].decode().partition("\0")
+                extra = {"reason": reason or None, "error_type": error_type or None}
+                at += 2 + length
+            elif kind == b"P":
+                length = int.from_bytes(data[at : at + 4], "big")
+                extra = {"body": data[at + 4 : at + 4 + length]} if length else {}
+                at += 4 + length
+            extra["cause"] = cause_name
+            yield state_event(queue, number, at_ms, event_name, message_id, fields, tail, operation, extra)
+
+
+def text_event(queue: str, number: int, at_ms: int, event: Any, cause: int, size: int, text: str) -> Event:
+    """An event of the queue itself."""
+    if event == "trimmed":
+        return Event(queue, number, at_ms, event, cause=CAUSES[cause - 1], reason=text, size=size)
+    return Event(queue, number, at_ms, event, cause=text or None)
+
+
+def state_event(
+    queue: str,
+    number: int,
+    at_ms: int,
+    event: Any,
+    message_id: str,
+    fields: tuple[Any, ...],
+    tail: bytes,
+    operation: str | None,
+    extra: dict[str, Any],
+) -> Event:
+    """An event of a message, told from its packed state."""
+    status, token, _, claimed, _, deliveries, attempts, _, _, _, priority, ready, size = fields[:13]
+    key_length, group_length, _ = fields[13:]
+    if event == "claimed":
+        extra |= {"worker": _text(tail[key_length + group_length :]), "wait_ms": at_ms - ready}
+    elif event in ENDS_LEASE or (event in MAY_END_LEASE and status == b"L"):
+        extra |= {"worker": _text(tail[key_length + group_length :]), "run_ms": at_ms - claimed}
+    if event in TELLS_DUE or (event == "published" and ready > at_ms):
+        extra["due_ms"] = ready
+    return Event(
+        queue, number, at_ms, event, message_id, _text(tail[:key_length]),
+        _text(tail[key_length : key_length + group_length]), priority, token, token, deliveries, attempts,
+        size=size, operation_id=None if event == "dead_trimmed" and extra["cause"] != "purge" else operation, **extra,
+    )  # fmt: skip

@@ -1,0 +1,418 @@
+"""The translator: each verb of the contract as a script with its arguments, and the reading of its reply."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from waypost.identity import Operation, id_time_ms, is_message_id
+from waypost.message import (
+    CancelStatus,
+    Claimed,
+    Continuation,
+    ExtendStatus,
+    JournalPage,
+    MessageState,
+    Page,
+    Published,
+    PublishStatus,
+    Purged,
+    Redriven,
+    Settlement,
+    SettleStatus,
+    Stats,
+    TracePage,
+)
+from waypost.policy import CHUNK_MESSAGES_MAX, OUTGOING_TTL_MS, Policy, check_namespace
+from waypost.store.port import Call, Draft, Hold, Target, Woken, told
+from waypost.store.valkey import packing
+from waypost.store.valkey.command import CRLF, ValkeyCall, command, evalsha_head, part
+from waypost.store.valkey.scripts import KEY_NAMES, Script, script
+
+if TYPE_CHECKING:
+    from waypost.store.valkey.connecting import Source
+    from waypost.store.valkey.executor import AsyncValkeyExecutor, ValkeyExecutor
+
+T = TypeVar("T")
+
+PUBLISH_STATUS: dict[int, PublishStatus] = {
+    ord("q"): "queued", ord("d"): "delayed", ord("u"): "duplicate", ord("r"): "replaced", ord("e"): "extended",
+    ord("E"): "extended", ord("c"): "conflict",
+}  # fmt: skip
+#: Letters that are followed by the id of another message than the draft's own.
+NAMES_ANOTHER = frozenset(b"uce")
+SETTLE_STATUS: dict[int, SettleStatus] = {
+    ord("d"): "done", ord("r"): "retried", ord("s"): "snoozed", ord("x"): "dead", ord("p"): "dropped",
+    ord("b"): "released", ord("c"): "cancelled", ord("e"): "replaced", ord("l"): "lost",
+}  # fmt: skip
+EXTEND_STATUS: dict[int, ExtendStatus] = {ord("o"): "ok", ord("l"): "lost", ord("c"): "cancel"}
+CANCEL_STATUS: dict[int, CancelStatus] = {
+    ord("c"): "cancelled", ord("r"): "requested", ord("f"): "finished", ord("u"): "unknown"
+}  # fmt: skip
+
+#: Ids carry the publisher's clock; look this much earlier, since clocks differ.
+CLOCK_DIFFERENCE_MS = 120_000
+FINAL_EVENTS = frozenset(("done", "dropped", "cancelled", "replaced", "dead_trimmed"))
+ID_BYTES = 24
+
+
+class ValkeyStore:
+    """The contract on a server of the Redis family. Made by `from_url` or `from_client`; touches no socket itself."""
+
+    kind = "valkey"
+
+    def __init__(
+        self,
+        source: Source,
+        *,
+        namespace: str = "wp",
+        clock: Callable[[], int] | None = None,
+        replay_ttl_ms: int = 300_000,
+    ) -> None:
+        self.namespace = check_namespace(namespace)
+        self.source = source
+        #: Tests only: store time comes from here instead of the server.
+        self.clock = clock
+        self._replay_ttl = part(b"%d" % replay_ttl_ms)
+        self._heads: dict[tuple[str, str, bytes], tuple[int, bytes, Script]] = {}
+        self._announced: set[str] = set()
+
+    @classmethod
+    def from_url(cls, url: str, **options: Any) -> ValkeyStore:
+        """A store that makes its own connections."""
+        from waypost.store.valkey.connecting import UrlSource
+
+        return cls(UrlSource(url), **options)
+
+    @classmethod
+    def from_client(cls, client: Any, **options: Any) -> ValkeyStore:
+        """A store on the caller's own client, which is never closed by us."""
+        from waypost.store.valkey.connecting import ClientSource
+
+        return cls(ClientSource(client), **options)
+
+    def connect(self, *, start_timeout: float) -> ValkeyExecutor:
+        from waypost.store.valkey.executor import ValkeyExecutor
+
+        return ValkeyExecutor(self.source, start_timeout)
+
+    async def connect_async(self, *, start_timeout: float) -> AsyncValkeyExecutor:
+        from waypost.store.valkey.executor import AsyncValkeyExecutor
+
+        executor = AsyncValkeyExecutor(self.source, start_timeout)
+        await executor.start()
+        return executor
+
+    # ---- how a verb becomes a command ------------------------------------------------------------------------
+
+    def keys_of(self, queue: str) -> list[bytes]:
+        """The keys of a queue, in the order of KEYS: one hash tag, so one slot."""
+        base = f"{{{self.namespace}:{queue}}}:"
+        return [(base + name).encode() for name in KEY_NAMES]
+
+    def _head(self, verb: str, queue: str, session: bytes) -> tuple[int, bytes, Script]:
+        known = self._heads.get((verb, queue, session))
+        if known is None:
+            if len(self._heads) > 10_000:  # a client that walks through endless queue names must not grow
+                self._heads.clear()
+            operations = f"{{{self.namespace}:{queue}}}:operations:{session.hex()}".encode()
+            text = script(verb)
+            known = (*evalsha_head(text, [*self.keys_of(queue), operations]), text)
+            self._heads[verb, queue, session] = known
+        return known
+
+    def _call(
+        self,
+        verb: str,
+        queue: str,
+        operation: Operation | None,
+        arguments: Sequence[bytes],
+        decode: Callable[[Any], T],
+        *,
+        name: str = "",
+        encoded: bytes | None = None,
+        count: int = 0,
+    ) -> Call[T]:
+        """A script with its arguments; `encoded` are `count` more that are in the protocol's form already."""
+        number, head, text = self._head(verb, queue, operation.session if operation else b"")
+        clock = b"%d" % self.clock() if self.clock else b""
+        if operation is None:
+            common = part(clock) + b"$0\r\n\r\n$0\r\n\r\n$0\r\n\r\n"
+        else:
+            common = part(clock) + part(b"%d" % operation.number) + part(operation.nonce) + self._replay_ttl
+        parts = [b"*%d\r\n" % (number + 4 + len(arguments) + count), head, common]
+        parts += [part(argument) for argument in arguments]
+        if encoded is not None:
+            parts.append(encoded)
+        announce = None
+        if verb in ("publish", "configure") and queue not in self._announced:
+            # The list of queues lies in another slot than the queue, so it cannot be part of the same step.
+            self._announced.add(queue)
+            announce = command(b"SADD", f"{self.namespace}:queues".encode(), queue.encode())
+        return ValkeyCall(name or verb, queue, b"".join(parts), decode, text, announce)
+
+    # ---- the way of a message --------------------------------------------------------------------------------
+
+    def publish(self, queue: str, drafts: Sequence[Draft], operation: Operation) -> Call[Woken[list[Published]]]:
+        def decode(reply: Any) -> Woken[list[Published]]:
+            statuses = reply[0]
+            wake = _wake(queue, reply[1:])
+            if len(statuses) == len(drafts) and statuses.count(b"q") == len(drafts):
+                return Woken([Published(draft.id, "queued") for draft in drafts], wake)
+            return Woken(_published(statuses, drafts), wake)
+
+        # The common draft is a priority and an envelope; its length line is the same for many.
+        lines: dict[tuple[int, int], bytes] = {}
+        parts: list[bytes] = []
+        append = parts.append
+        for draft in drafts:
+            if packing.is_plain(draft):
+                envelope = draft.envelope
+                shape = (len(envelope), draft.priority)
+                line = lines.get(shape)
+                if line is None:
+                    line = lines[shape] = b"$%d\r\n%c" % (shape[0] + 1, shape[1])
+                append(line)
+                append(envelope)
+                append(CRLF)
+            else:
+                append(part(packing.pack_routed(draft)))
+        return self._call("publish", queue, operation, (), decode, encoded=b"".join(parts), count=len(drafts))
+
+    def claim(
+        self,
+        queue: str,
+        limit: int,
+        operation: Operation,
+        *,
+        worker: str,
+        sleeper: str | None = None,
+        replay: bool = False,
+    ) -> Call[Claimed]:
+        def decode(reply: Any) -> Claimed:
+            lease_end, next_due, next_lease, next_rate, paused, outgoing = reply[:6]
+            leases = packing.unpack_leases(reply, 6, lease_end)
+            return Claimed(leases, _or_none(next_due), _or_none(next_lease), _or_none(next_rate), paused == 1, outgoing)
+
+        arguments = (b"%d" % limit, worker.encode(), (sleeper or "").encode(), b"1" if replay else b"0")
+        return self._call("claim", queue, operation, arguments, decode)
+
+    def settle(
+        self, queue: str, settlements: Sequence[Settlement], operation: Operation
+    ) -> Call[Woken[list[SettleStatus]]]:
+        def decode(reply: Any) -> Woken[list[SettleStatus]]:
+            return Woken([SETTLE_STATUS[letter] for letter in reply[0]], _wake(queue, reply[1:]))
+
+        fence = packing.FENCE.pack
+        plain: list[bytes] = []
+        for s in settlements:
+            if s.outcome != "done" or s.result is not None or s.then:
+                arguments = [b"", *(packing.pack_settlement(settlement) for settlement in settlements)]
+                break
+            plain.append(fence(s.id.encode(), s.token, s.nonce))
+        else:
+            arguments = [b"".join(plain)]
+        return self._call("settle", queue, operation, arguments, decode)
+
+    def extend(self, queue: str, holds: Sequence[Hold], operation: Operation) -> Call[list[ExtendStatus]]:
+        return self._call(
+            "extend",
+            queue,
+            operation,
+            [packing.pack_fences(holds)],
+            lambda reply: [EXTEND_STATUS[letter] for letter in reply],
+        )
+
+    def cancel(self, queue: str, targets: Sequence[Target], operation: Operation) -> Call[list[CancelStatus]]:
+        arguments = [
+            b"k" + target.key.encode() if target.key is not None else b"i" + (target.id or "").encode()
+            for target in targets
+        ]
+        return self._call(
+            "cancel", queue, operation, arguments, lambda reply: [CANCEL_STATUS[letter] for letter in reply]
+        )
+
+    def outgoing(self, queue: str, limit: int) -> Call[list[Continuation]]:
+        def decode(reply: Any) -> list[Continuation]:
+            return [packing.unpack_outgoing(reply[at].decode(), reply[at + 1]) for at in range(0, len(reply), 2)]
+
+        return self._call("outgoing", queue, None, [b"list", b"%d" % limit, b"%d" % OUTGOING_TTL_MS], decode)
+
+    def forwarded(self, queue: str, ids: Sequence[str]) -> Call[None]:
+        arguments = [b"confirm", *(message_id.encode() for message_id in ids)]
+        return self._call("outgoing", queue, None, arguments, lambda reply: None, name="forwarded")
+
+    def result(self, queue: str, message_id: str) -> Call[bytes | None]:
+        def decode(reply: Any) -> bytes | None:
+            if reply is None or (self.clock and int.from_bytes(reply[:8], "big") <= self.clock()):
+                return None
+            return bytes(reply[8:])
+
+        key = f"{{{self.namespace}:{queue}}}:result:{message_id}".encode()
+        return ValkeyCall("result", queue, command(b"GET", key), decode)
+
+    # ---- looking -----------------------------------------------------------------------------------------------
+
+    def peek(
+        self,
+        queue: str,
+        state: MessageState,
+        limit: int,
+        *,
+        cursor: str | None = None,
+        id: str | None = None,
+        key: str | None = None,
+        group: str | None = None,
+        reason: str | None = None,
+    ) -> Call[Page]:
+        def decode(reply: Any) -> Page:
+            messages = [packing.unpack_stored(state, *reply[at : at + 4]) for at in range(1, len(reply), 4)]
+            return Page(messages, reply[0].decode() or None)
+
+        wanted = [(text or "").encode() for text in (cursor, id, key, group, reason)]
+        return self._call("peek", queue, None, [state.encode(), b"%d" % limit, *wanted], decode)
+
+    def stats(self, queue: str, *, minutes: int = 0) -> Call[Stats]:
+        def decode(reply: Any) -> Stats:
+            now, paused, packed = reply[:3]
+            ready, delayed, waiting, leased, dead_kept = reply[3:8]
+            oldest_ready, oldest_leased, next_due, next_lease, sleepers, readers, kept = reply[8:]
+            counts = packing.unpack_counts(packed)
+            return Stats(
+                queue, now, packing.ledger_of(counts, ready, delayed, waiting, leased, dead_kept), paused == 1,
+                _or_none(oldest_ready), _or_none(oldest_leased), _or_none(next_due), _or_none(next_lease), sleepers,
+                counts["journal_first"] + 1, counts["journal_last"],
+                {readers[at].decode(): int(readers[at + 1]) for at in range(0, len(readers), 2)},
+                [packing.unpack_minute(minute) for minute in kept],
+            )  # fmt: skip
+
+        return self._call("stats", queue, None, [b"%d" % minutes], decode)
+
+    def trace(self, queue: str, message_id: str, cursor: str | None = None) -> Call[TracePage]:
+        # An id says when it was made. If nothing is found from there on, a clock was wrong: then from the beginning.
+        mode, _, place = (cursor or "near:").partition(":")
+
+        def decode(reply: Any) -> TracePage:
+            next_place, found = reply[0].decode(), reply[1]
+            events = [
+                event
+                for at in range(0, len(found), 2)
+                for event in packing.unpack_entry(queue, int(found[at]), found[at + 1])
+                if event.message_id == message_id
+            ]
+            if events and events[-1].event in FINAL_EVENTS:
+                return TracePage(events, None)
+            if next_place:
+                return TracePage(events, f"{'all' if events and mode == 'near' else mode}:{next_place}")
+            if mode == "near" and not events:
+                return TracePage([], "all:1")
+            return TracePage(events, None)
+
+        since = id_time_ms(message_id) - CLOCK_DIFFERENCE_MS if is_message_id(message_id) else 0
+        arguments = [b"trace", message_id.encode(), place.encode(), b"%d" % max(0, since)]
+        return self._call("journal", queue, None, arguments, decode, name="trace")
+
+    def queues(self) -> Call[list[str]]:
+        return ValkeyCall(
+            "queues",
+            "",
+            command(b"SMEMBERS", f"{self.namespace}:queues".encode()),
+            lambda reply: sorted(name.decode() for name in reply),
+        )
+
+    # ---- running a queue -------------------------------------------------------------------------------------
+
+    def redrive(
+        self, queue: str, limit: int, operation: Operation, *, ids: Sequence[str] = (), reason: str | None = None
+    ) -> Call[Woken[Redriven]]:
+        def decode(reply: Any) -> Woken[Redriven]:
+            return Woken(Redriven(_ids(reply[1]), _ids(reply[2]), reply[0] == b"1"), _wake(queue, reply[3:]))
+
+        arguments = [b"%d" % limit, (reason or "").encode(), *(message_id.encode() for message_id in ids)]
+        return self._call("redrive", queue, operation, arguments, decode)
+
+    def purge(self, queue: str, state: MessageState, limit: int, operation: Operation) -> Call[Purged]:
+        arguments = [state.encode(), b"%d" % min(limit, CHUNK_MESSAGES_MAX)]
+        return self._call("purge", queue, operation, arguments, lambda reply: Purged(reply[0], reply[1] == 1))
+
+    def configure(self, queue: str, changes: Mapping[str, Any]) -> Call[Woken[Policy]]:
+        # A Lua table cannot hold None; false says that a setting is cleared.
+        packed = packing.pack({name: False if value is None else value for name, value in changes.items()})
+        return self._call(
+            "configure",
+            queue,
+            None,
+            [b"policy", packed, told(changes).encode()],
+            lambda reply: Woken(packing.unpack_policy(reply[0]), _wake(queue, reply[1:])),
+        )
+
+    def policy(self, queue: str) -> Call[Policy]:
+        key = self.keys_of(queue)[0]
+        return ValkeyCall("policy", queue, command(b"HGET", key, b"policy"), packing.unpack_policy)
+
+    def pause(self, queue: str) -> Call[bool]:
+        return self._call("configure", queue, None, [b"pause"], lambda reply: reply[0] == b"1", name="pause")
+
+    def resume(self, queue: str) -> Call[Woken[bool]]:
+        return self._call(
+            "configure",
+            queue,
+            None,
+            [b"resume"],
+            lambda reply: Woken(reply[0] == b"1", _wake(queue, reply[1:])),
+            name="resume",
+        )
+
+    # ---- the journal -----------------------------------------------------------------------------------------
+
+    def journal(self, queue: str, after: int, limit: int) -> Call[JournalPage]:
+        def decode(reply: Any) -> JournalPage:
+            first_kept, newest, found = reply
+            start = max(after, first_kept - 1)
+            events = [
+                event
+                for at in range(0, len(found), 2)
+                for event in packing.unpack_entry(queue, int(found[at]), found[at + 1])
+                if event.number > start
+            ][:limit]
+            last = events[-1].number if events else start
+            return JournalPage(events, last, first_kept, newest)
+
+        return self._call("journal", queue, None, [b"read", b"%d" % after, b"%d" % limit], decode)
+
+    def journal_reader(self, queue: str, name: str, read_to: int | None) -> Call[int]:
+        place = b"" if read_to is None else b"%d" % read_to
+        return self._call("journal", queue, None, [b"reader", name.encode(), place], int, name="journal_reader")
+
+    def journal_forget(self, queue: str, name: str) -> Call[bool]:
+        return self._call("journal", queue, None, [b"forget", name.encode()], bool, name="journal_forget")
+
+    def journal_trim(self, queue: str, up_to: int) -> Call[int]:
+        return self._call("journal", queue, None, [b"trim", b"%d" % up_to], int, name="journal_trim")
+
+
+def _published(statuses: bytes, drafts: Sequence[Draft]) -> list[Published]:
+    """Letters, each followed by an id where the message that counts is not the draft's own."""
+    results = []
+    at = 0
+    for draft in drafts:
+        letter = statuses[at]
+        at += 1
+        message_id = draft.id
+        if letter in NAMES_ANOTHER:
+            message_id = statuses[at : at + ID_BYTES].decode()
+            at += ID_BYTES
+        results.append(Published(message_id, PUBLISH_STATUS[letter]))
+    return results
+
+
+def _wake(queue: str, names: Sequence[bytes]) -> dict[str, list[str]]:
+    return {queue: [name.decode() for name in names]} if names else {}
+
+
+def _ids(joined: bytes) -> list[str]:
+    return [joined[at : at + ID_BYTES].decode() for at in range(0, len(joined), ID_BYTES)]
+
+
+def _or_none(number: int) -> int | None:
+    return None if number < 0 else number
