@@ -1,0 +1,430 @@
+"""One queue inside one step: its row, its counters and journal, and the messages the step has in hand.
+
+The book gathers changes in memory and writes them in bulk, so that a batch costs a few statements. Two rules keep
+it true to the file: `flush_messages` comes before every query that must see the step's own changes, and a message
+is held by one `Record` only as long as `records` holds it.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from msgspec import Struct
+
+from waypost.errors import SchemaTooNew
+from waypost.message import MINUTE_COUNTERS, EventName
+from waypost.policy import DEFAULT_POLICY, FAILURE_EVENTS, MINUTES_KEPT, Policy
+
+if TYPE_CHECKING:
+    from waypost.store.sqlite.step import Step
+
+READY, DELAYED, LEASED, WAITING, DEAD = range(5)
+#: The counter of the queue's row that goes with each state.
+STATE_COUNTERS = ("ready", "delayed", "leased", "waiting", "dead_kept")
+
+#: The columns of a queue's row after its number, name, policy and `paused`: see `schema.sql`.
+NUMBERS = (
+    "sequence", "sleepers_known_until", "journal_first", "journal_last", "journal_swept", "completed_last", "rate_sum",
+    "ready", "delayed", "leased", "waiting", "dead_kept", "completed",
+    "published", "redriven", "done", "dead", "dropped", "cancelled", "replaced", "claims", "first_claims",
+    "again_expired", "again_released", "again_retried", "again_snoozed", "again_redriven",
+    "expired", "released", "retried", "snoozed", "duplicates", "transferred",
+)  # fmt: skip
+_FRESH_NUMBERS = dict.fromkeys(NUMBERS, 0) | {"journal_first": 1, "journal_swept": 1}
+
+#: The order of the fields of `Record`.
+COLUMNS = (
+    'm.seq, m.id, m.state, m.priority, m.position, m.ready_ms, m.published_ms, m.size, m.key, m."group", m.token, '
+    "m.deliveries, m.attempts, m.nonce, m.worker, m.claimed_ms, m.lease_end_ms, m.cancel_requested, m.cause, "
+    "m.ended_ms, m.reason, m.error_type, m.error"
+)
+
+#: Rows of the journal that are out of its range are removed so many a step: more than a step adds, never a long stop.
+SWEEP_MAX = 4096
+
+_QUEUE_UPDATE = (
+    "UPDATE {queue} SET policy = ?, paused = ?, " + ", ".join(f"{name} = ?" for name in NUMBERS) + " WHERE number = ?"
+)
+_ENVELOPE_INSERT = "INSERT INTO {envelope} (seq, data) VALUES (?, ?)"
+_ENVELOPE_DELETE = "DELETE FROM {envelope} WHERE seq = ?"
+_MESSAGE_INSERT = """
+    INSERT INTO {message} (
+        seq, queue, id, state, priority, position, ready_ms, published_ms, size, key, "group", token, deliveries,
+        attempts, nonce, worker, claimed_ms, lease_end_ms, cancel_requested, cause, ended_ms, reason, error_type, error
+    ) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"""
+_MESSAGE_UPDATE = """
+    UPDATE {message} SET state = ?, position = ?, ready_ms = ?, token = ?, deliveries = ?, attempts = ?, nonce = ?,
+        worker = ?, claimed_ms = ?, lease_end_ms = ?, cancel_requested = ?, cause = ?, ended_ms = ?, reason = ?,
+        error_type = ?, error = ?
+    WHERE seq = ?"""
+_MESSAGE_DELETE = "DELETE FROM {message} WHERE seq = ?"
+_JOURNAL_INSERT = """
+    INSERT INTO {journal} (
+        queue, number, at_ms, event, message_id, key, "group", priority, token, claims, deliveries, attempts,
+        worker, due_ms, cause, reason, error_type, run_ms, wait_ms, size, operation_id, body
+    ) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"""
+_JOURNAL_SWEEP = "DELETE FROM {journal} WHERE queue = ? AND number < ?"
+_READERS = "SELECT name, read_to FROM {reader} WHERE queue = ?"
+_NEXT_DUE = "SELECT min(ready_ms) FROM {message} INDEXED BY {message:delayed} WHERE queue = ? AND state = 1"
+_NEXT_LEASE = "SELECT min(lease_end_ms) FROM {message} INDEXED BY {message:leased} WHERE queue = ? AND state = 2"
+_BY_ID = f"SELECT {COLUMNS} FROM {{message}} m WHERE m.queue = ? AND m.id = ?"
+_BY_IDS = f"""
+    SELECT {COLUMNS} FROM json_each(?) j CROSS JOIN {{message}} m INDEXED BY {{message:id}}
+    WHERE m.queue = ? AND m.id = j.value"""
+_OWNERS = f"""
+    SELECT {COLUMNS} FROM json_each(?) j CROSS JOIN {{message}} m INDEXED BY {{message:owner}}
+    WHERE m.queue = ? AND m.key = j.value AND m.state < 3"""
+_PARKED = f"""
+    SELECT {COLUMNS} FROM json_each(?) j CROSS JOIN {{message}} m INDEXED BY {{message:parked}}
+    WHERE m.queue = ? AND m.key = j.value AND m.state = 3"""
+_MINUTE = (
+    f"INSERT INTO {{minute}} (queue, minute, {', '.join(MINUTE_COUNTERS)}) VALUES (?, ?{', ?' * len(MINUTE_COUNTERS)}) "
+    "ON CONFLICT DO UPDATE SET " + ", ".join(f"{name} = {name} + excluded.{name}" for name in MINUTE_COUNTERS)
+)
+_MINUTES_OLD = "DELETE FROM {minute} WHERE queue = ? AND minute <= ?"
+
+
+class Record(Struct, gc=False):
+    """A message as its row says, or will say after the flush."""
+
+    seq: int
+    id: str
+    state: int
+    priority: int
+    position: int
+    ready_ms: int
+    published_ms: int
+    size: int
+    key: str | None
+    group: str | None
+    token: int = 0
+    deliveries: int = 0
+    attempts: int = 0
+    nonce: bytes = b""
+    worker: str | None = None
+    claimed_ms: int | None = None
+    lease_end_ms: int | None = None
+    cancel_requested: int = 0
+    #: What made it claimable again, for the next claim to say.
+    cause: str | None = None
+    ended_ms: int | None = None
+    reason: str | None = None
+    error_type: str | None = None
+    error: str | None = None
+
+
+class Holder(Struct):
+    """Who has a key: its message, and the next generation that waits for that message to end."""
+
+    owner: Record
+    parked: Record | None = None
+
+
+@lru_cache(maxsize=256)
+def read_policy(text: bytes) -> Policy:
+    """A policy as its row keeps it. Read in every step, so remembered."""
+    try:
+        return msgspec.json.decode(text, type=Policy)
+    except msgspec.DecodeError as error:
+        raise SchemaTooNew(
+            f"a queue's policy cannot be read by this release ({error}); update waypost to use it"
+        ) from None
+
+
+DEFAULT_POLICY_TEXT = msgspec.json.encode(DEFAULT_POLICY)
+
+
+def as_list(texts: Any) -> str:
+    """Texts as one parameter, for `json_each`."""
+    return msgspec.json.encode(texts).decode()
+
+
+class QueueBook:
+    """A queue in hand. `number` is 0 when it is not in the file."""
+
+    __slots__ = (
+        "_added", "_before", "_buried", "_events", "_events_noted", "_gone", "_journal_limit",
+        "_kept_envelopes", "_minute", "_touched", "freshly_ready", "holders", "name", "now", "number", "numbers",
+        "paused", "policy", "policy_text", "records", "step",
+    )  # fmt: skip
+
+    def __init__(self, step: Step, name: str, row: tuple[Any, ...] | None) -> None:
+        self.step = step
+        self.now = step.now
+        self.name = name
+        self.number: int = 0
+        self.policy_text = DEFAULT_POLICY_TEXT
+        self.paused = False
+        self.numbers: dict[str, int] = dict(_FRESH_NUMBERS)
+        if row is not None:
+            self.number, _, self.policy_text, paused = row[:4]
+            self.paused = bool(paused)
+            self.numbers = dict(zip(NUMBERS, row[4:], strict=False))
+        self._before = row
+        self.records: dict[str, Record] = {}
+        self.holders: dict[str, Holder | None] = {}
+        #: Messages that became claimable in the step under way: so many sleepers are worth waking.
+        self.freshly_ready = 0
+        self._added: dict[str, tuple[Record, bytes]] = {}
+        self._touched: dict[str, Record] = {}
+        self._buried: dict[str, Record] = {}
+        self._gone: list[int] = []
+        self._kept_envelopes: set[int] = set()
+        self._events: list[tuple[Any, ...]] = []
+        self._minute: dict[str, int] = {}
+        self._follow(read_policy(self.policy_text))
+
+    def _follow(self, policy: Policy) -> None:
+        self.policy = policy
+        self._events_noted = policy.journal in ("all", "full")
+        self._journal_limit = policy.journal_max + policy.journal_slack
+
+    def set_policy(self, policy: Policy) -> None:
+        """A changed policy acts from here on."""
+        self.policy_text = msgspec.json.encode(policy)
+        self._follow(policy)
+
+    # ---- counting ----------------------------------------------------------------------------------------
+
+    def count_up(self, name: str, by: int = 1) -> None:
+        """Count what happened, for all time and for the minute if it is one of the minute's counters."""
+        self.numbers[name] += by
+        self._minute[name] = self._minute.get(name, 0) + by
+
+    def move(self, record: Record, state: int) -> None:
+        """A new state for a message, with the depth of both states."""
+        self.numbers[STATE_COUNTERS[record.state]] -= 1
+        self.numbers[STATE_COUNTERS[state]] += 1
+        record.state = state
+
+    # ---- the journal -------------------------------------------------------------------------------------
+
+    def notes(self, event: EventName) -> bool:
+        """Whether the journal keeps this kind of event."""
+        return self._events_noted or (self.policy.journal == "failures" and event in FAILURE_EVENTS)
+
+    def note(
+        self,
+        event: EventName,
+        operation: str | None,
+        record: Record | None = None,
+        *,
+        message_id: str | None = None,
+        key: str | None = None,
+        worker: str | None = None,
+        due_ms: int | None = None,
+        cause: str | None = None,
+        reason: str | None = None,
+        error_type: str | None = None,
+        run_ms: int | None = None,
+        wait_ms: int | None = None,
+        size: int | None = None,
+        body: bytes | None = None,
+    ) -> None:
+        """Append one event, in the same step as what it tells."""
+        if not self._events_noted and not self.notes(event):
+            return
+        numbers = self.numbers
+        number = numbers["journal_last"] = numbers["journal_last"] + 1
+        if record is None:
+            told = (message_id, key, None, None, None, None, None, None)
+        else:
+            size = record.size
+            token = record.token
+            told = (
+                record.id, record.key, record.group, record.priority,
+                token, token, record.deliveries, record.attempts,
+            )  # type: ignore[assignment]  # fmt: skip
+        self._events.append((
+            self.number, number, self.now, event, *told, worker, due_ms, cause, reason, error_type,
+            run_ms, wait_ms, size, operation, body,
+        ))  # fmt: skip
+        if number - numbers["journal_first"] + 1 >= self._journal_limit:
+            self._cut_journal(number - self.policy.journal_max + 1, "hard_cap")
+
+    def note_run(self, event: EventName, operation: str | None, record: Record, **details: Any) -> None:
+        """An event that ends a lease: it says who held it, and for how long."""
+        self.note(event, operation, record, worker=record.worker, run_ms=self.now - (record.claimed_ms or 0), **details)
+
+    def readers(self) -> dict[str, int]:
+        """Who reads the journal, and how far each has come."""
+        return dict(self.step.execute(_READERS, (self.number,)).fetchall())
+
+    def _cut_journal(self, first: int, cause: str) -> None:
+        """Keep events from `first` on, whoever has not read the others, and say so if somebody has not."""
+        unread_from = min(self.readers().values(), default=first - 1) + 1
+        before = self.numbers["journal_first"]
+        self.numbers["journal_first"] = first
+        if unread_from < first:
+            cut = max(before, unread_from)
+            self.note("trimmed", None, cause=cause, reason=f"{cut}-{first - 1}", size=first - cut)
+
+    def trim_journal(self, up_to: int) -> int:
+        """Forget events up to a number, but none that a registered reader has not read. Returns the first kept."""
+        last = self.numbers["journal_last"]
+        first = min(up_to, min(self.readers().values(), default=last), last) + 1
+        self.numbers["journal_first"] = max(first, self.numbers["journal_first"])
+        return self.numbers["journal_first"]
+
+    def give_way(self) -> None:
+        """The file is full: the oldest history makes room for the next steps."""
+        first, last = self.numbers["journal_first"], self.numbers["journal_last"]
+        if last >= first:
+            self._cut_journal(min(last, first + SWEEP_MAX // 2), "store_full")
+        self._sweep_journal()
+
+    def _sweep_journal(self) -> None:
+        first, swept = self.numbers["journal_first"], self.numbers["journal_swept"]
+        if swept < first:
+            self.numbers["journal_swept"] = upto = min(first, swept + SWEEP_MAX)
+            self.step.execute(_JOURNAL_SWEEP, (self.number, upto))
+
+    # ---- messages ----------------------------------------------------------------------------------------
+
+    def hold(self, row: tuple[Any, ...]) -> Record:
+        """The record of a row just read: the one in hand, if there is one."""
+        record = self.records.get(row[1])
+        if record is None:
+            record = self.records[row[1]] = Record(*row)
+        return record
+
+    def find(self, message_id: str) -> Record | None:
+        """One message of this queue."""
+        record = self.records.get(message_id)
+        if record is None:
+            self.flush_messages()
+            row = self.step.execute(_BY_ID, (self.number, message_id)).fetchone()
+            record = None if row is None else self.hold(row)
+        return record
+
+    def load(self, ids: list[str]) -> None:
+        """Bring many messages into `records` at once."""
+        self.flush_messages()
+        for row in self.step.execute(_BY_IDS, (as_list(ids), self.number)).fetchall():
+            self.hold(row)
+
+    def load_holders(self, keys: list[str]) -> None:
+        """Bring into `holders` who has these keys."""
+        unknown = [key for key in keys if key not in self.holders]
+        if not unknown:
+            return
+        self.flush_messages()
+        parameters = (as_list(unknown), self.number)
+        for key in unknown:
+            self.holders[key] = None
+        for row in self.step.execute(_OWNERS, parameters).fetchall():
+            record = self.hold(row)
+            self.holders[record.key or ""] = Holder(record)
+        for row in self.step.execute(_PARKED, parameters).fetchall():
+            record = self.hold(row)
+            holder = self.holders[record.key or ""]
+            if holder is not None:
+                holder.parked = record
+
+    def holder(self, key: str) -> Holder | None:
+        """Who has a key."""
+        if key not in self.holders:
+            self.load_holders([key])
+        return self.holders[key]
+
+    def add(self, record: Record, envelope: bytes) -> None:
+        """A message that is new in this queue."""
+        self.numbers[STATE_COUNTERS[record.state]] += 1
+        self.records[record.id] = record
+        self._added[record.id] = (record, envelope)
+
+    def touch(self, record: Record) -> None:
+        """The record was changed and is to be written."""
+        (self._buried if record.state == DEAD else self._touched)[record.id] = record
+
+    def remove(self, record: Record, *, keep_envelope: bool = False) -> None:
+        """The message leaves the queue."""
+        self.numbers[STATE_COUNTERS[record.state]] -= 1
+        self.records.pop(record.id, None)
+        self._touched.pop(record.id, None)
+        self._buried.pop(record.id, None)
+        if record.id in self._added:
+            self.flush_messages()
+        self._gone.append(record.seq)
+        if keep_envelope:
+            self._kept_envelopes.add(record.seq)
+
+    def flush_messages(self) -> None:
+        """Write the messages in hand. What frees a key goes first, for the file lets nobody share one."""
+        step = self.step
+        if self._gone:
+            step.execute_many(_MESSAGE_DELETE, [(seq,) for seq in self._gone])
+            step.execute_many(_ENVELOPE_DELETE, [(seq,) for seq in self._gone if seq not in self._kept_envelopes])
+            self._gone.clear()
+            self._kept_envelopes.clear()
+        for records in (self._buried, self._touched):
+            if records:
+                step.execute_many(
+                    _MESSAGE_UPDATE,
+                    [
+                        (
+                            r.state, r.position, r.ready_ms, r.token, r.deliveries, r.attempts, r.nonce,
+                            r.worker, r.claimed_ms, r.lease_end_ms, r.cancel_requested, r.cause, r.ended_ms, r.reason,
+                            r.error_type, r.error, r.seq,
+                        )
+                        for r in records.values()
+                    ],
+                )  # fmt: skip
+                records.clear()
+        if self._added:
+            step.execute_many(_ENVELOPE_INSERT, [(r.seq, envelope) for r, envelope in self._added.values()])
+            queue = self.number
+            step.execute_many(
+                _MESSAGE_INSERT,
+                [
+                    (
+                        r.seq, queue, r.id, r.state, r.priority, r.position, r.ready_ms, r.published_ms, r.size, r.key,
+                        r.group, r.token, r.deliveries, r.attempts, r.nonce, r.worker, r.claimed_ms, r.lease_end_ms,
+                        r.cancel_requested, r.cause, r.ended_ms, r.reason, r.error_type, r.error,
+                    )
+                    for r, _ in self._added.values()
+                ],
+            )  # fmt: skip
+            self._added.clear()
+
+    def let_go(self) -> None:
+        """Write the messages in hand and hold none: what is read next is what the file says."""
+        self.flush_messages()
+        self.records.clear()
+        self.holders.clear()
+
+    def next_due(self) -> int | None:
+        """Milliseconds until the next timer."""
+        self.flush_messages()
+        due = self.step.execute(_NEXT_DUE, (self.number,)).fetchone()[0]
+        return None if due is None else max(0, due - self.now)
+
+    def next_lease(self) -> int | None:
+        """Milliseconds until the next lease ends."""
+        self.flush_messages()
+        end = self.step.execute(_NEXT_LEASE, (self.number,)).fetchone()[0]
+        return None if end is None else max(0, end - self.now)
+
+    # ---- the end of the step -----------------------------------------------------------------------------
+
+    def flush(self) -> None:
+        """Write all that the step gathered for this queue."""
+        self.flush_messages()
+        self._sweep_journal()
+        first = self.numbers["journal_first"]
+        if self._events:
+            if self._events[0][1] < first:
+                self._events = [event for event in self._events if event[1] >= first]
+            self.step.execute_many(_JOURNAL_INSERT, self._events)
+            self._events = []
+        counted = [self._minute.get(name, 0) for name in MINUTE_COUNTERS]
+        if any(counted):
+            minute = self.now // 60_000
+            self.step.execute(_MINUTE, (self.number, minute, *counted))
+            self.step.execute(_MINUTES_OLD, (self.number, minute - MINUTES_KEPT))
+            self._minute = {}
+        after = (self.policy_text, int(self.paused), *self.numbers.values())
+        if self._before is None or self._before[2:] != after:
+            self.step.execute(_QUEUE_UPDATE, (*after, self.number))

@@ -1,0 +1,184 @@
+"""Claim: promote what is due, reclaim what expired, lease what is first, and say when to come back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from waypost.identity import Operation
+from waypost.message import Claimed, Lease
+from waypost.policy import BURY_MAX, PROMOTE_MAX, RECLAIM_MAX, SLEEPER_TTL_MS
+from waypost.store.sqlite.book import COLUMNS, LEASED, QueueBook, Record, as_list
+from waypost.store.sqlite.moves import bury, end, ends_otherwise, make_claimable, to_head, trim_dead
+
+_DUE = f"""
+    SELECT {COLUMNS} FROM {{message}} m INDEXED BY {{message:delayed}}
+    WHERE m.queue = ? AND m.state = 1 AND m.ready_ms <= ? ORDER BY m.ready_ms, m.id LIMIT ?"""
+_EXPIRED = f"""
+    SELECT {COLUMNS} FROM {{message}} m INDEXED BY {{message:leased}}
+    WHERE m.queue = ? AND m.state = 2 AND m.lease_end_ms <= ? ORDER BY m.lease_end_ms, m.id LIMIT ?"""
+_READY = f"""
+    SELECT {COLUMNS}, e.data
+    FROM {{message}} m INDEXED BY {{message:ready}} CROSS JOIN {{envelope}} e ON e.seq = m.seq
+    WHERE m.queue = ? AND m.state = 0 ORDER BY m.priority DESC, m.position, m.id LIMIT ?"""
+_LEASE = """
+    UPDATE {message} SET state = 2, token = token + 1, deliveries = deliveries + 1,
+        nonce = ?, worker = ?, claimed_ms = ?, lease_end_ms = ?
+    WHERE seq IN (SELECT value FROM json_each(?))"""
+_STILL_LEASED = f"""
+    SELECT {COLUMNS}, e.data
+    FROM json_each(?) j CROSS JOIN {{message}} m INDEXED BY {{message:id}} CROSS JOIN {{envelope}} e ON e.seq = m.seq
+    WHERE m.queue = ? AND m.id = j.value AND m.state = 2 AND m.nonce = ? ORDER BY j.key"""
+_REARM = "UPDATE {message} SET lease_end_ms = ? WHERE seq = ?"
+_RATE_OLD = "DELETE FROM {rate} WHERE queue = ? AND at_ms <= ? RETURNING count"
+_RATE_FIRST = "SELECT min(at_ms) FROM {rate} WHERE queue = ?"
+_RATE_ADD = """
+    INSERT INTO {rate} (queue, at_ms, count) VALUES (?, ?, ?)
+    ON CONFLICT DO UPDATE SET count = count + excluded.count"""
+_SLEEPER_OUT = "DELETE FROM {sleeper} WHERE queue = ? AND name = ?"
+_SLEEPER_IN = "INSERT INTO {sleeper} (queue, name, until_ms) VALUES (?, ?, ?)"
+_SLEEPERS_OLD = "DELETE FROM {sleeper} WHERE queue = ? AND until_ms <= ?"
+
+
+def claim(
+    book: QueueBook, limit: int, operation: Operation, worker: str, sleeper: str | None
+) -> tuple[Claimed, list[str]]:
+    """Lease up to `limit` messages; an empty hand registers its worker as a sleeper in the same step."""
+    step, now = book.step, book.now
+    told = str(operation)
+    if sleeper is not None:
+        step.execute(_SLEEPER_OUT, (book.number, sleeper))
+    leases: list[Lease] = []
+    next_rate_ms = None
+    if not book.paused:
+        _promote(book, told)
+        _reclaim(book, told)
+        room, next_rate_ms = _room(book, limit)
+        leases = _lease(book, room, operation.nonce, worker, told)
+    trim_dead(book)
+    if not leases and sleeper is not None:
+        step.execute(_SLEEPERS_OLD, (book.number, now))
+        step.execute(_SLEEPER_IN, (book.number, sleeper, now + SLEEPER_TTL_MS))
+        book.numbers["sleepers_known_until"] = now + SLEEPER_TTL_MS
+    return _claimed(book, leases, next_rate_ms), [lease.id for lease in leases]
+
+
+def claim_again(book: QueueBook, ids: list[str], operation: Operation) -> Claimed:
+    """The answer to a repeated claim: what is still leased under its nonce, armed anew, nothing counted."""
+    rows = book.step.execute(_STILL_LEASED, (as_list(ids), book.number, operation.nonce)).fetchall()
+    leases = []
+    for row in rows:
+        record = Record(*row[:-1])
+        if book.policy.lease_ms is not None:
+            record.lease_end_ms = book.now + book.policy.lease_ms
+            book.step.execute(_REARM, (record.lease_end_ms, record.seq))
+        leases.append(_lease_of(record, row[-1]))
+    return _claimed(book, leases, None)
+
+
+def _claimed(book: QueueBook, leases: list[Lease], next_rate_ms: int | None) -> Claimed:
+    return Claimed(leases, book.next_due(), book.next_lease(), next_rate_ms, book.paused, 0)
+
+
+def _promote(book: QueueBook, operation: str) -> None:
+    for row in book.step.execute(_DUE, (book.number, book.now, PROMOTE_MAX)).fetchall():
+        record = book.hold(row)
+        make_claimable(book, record, record.ready_ms)
+        book.note("promoted", operation, record, cause="due")
+    book.let_go()
+
+
+def _reclaim(book: QueueBook, operation: str) -> None:
+    rows = book.step.execute(_EXPIRED, (book.number, book.now, RECLAIM_MAX)).fetchall()
+    records = [book.hold(row) for row in rows]
+    book.load_holders([record.key for record in records if record.key is not None])
+    for record in records:
+        if ends_otherwise(book, record, operation, "expired"):
+            continue
+        book.count_up("expired")
+        book.note_run("expired", operation, record)
+        to_head(book, record, record.lease_end_ms or 0, "expired")
+    book.let_go()
+
+
+def _room(book: QueueBook, limit: int) -> tuple[int, int | None]:
+    """How many may be leased now, and how long until the rate lets another one through."""
+    policy, room, next_rate_ms = book.policy, limit, None
+    if policy.max_running is not None:
+        room = min(room, max(0, policy.max_running - book.numbers["leased"]))
+    if policy.rate_count is not None and policy.rate_per_ms is not None:
+        old = book.step.execute(_RATE_OLD, (book.number, book.now - policy.rate_per_ms)).fetchall()
+        book.numbers["rate_sum"] -= sum(count for (count,) in old)
+        allowed = policy.rate_count - book.numbers["rate_sum"]
+        if allowed <= 0:
+            first = book.step.execute(_RATE_FIRST, (book.number,)).fetchone()[0]
+            next_rate_ms = first + policy.rate_per_ms - book.now
+        room = min(room, max(0, allowed))
+    return room, next_rate_ms
+
+
+def _lease(book: QueueBook, room: int, nonce: bytes, worker: str, operation: str) -> list[Lease]:
+    leases: list[Lease] = []
+    buried: int | None = 0
+    # A round takes what it finds off the ready messages, so the next one goes on behind it.
+    while len(leases) < room and buried is not None:
+        rows = book.step.execute(_READY, (book.number, room - len(leases))).fetchall()
+        if not rows:
+            break
+        buried = _lease_round(book, rows, buried, leases, nonce, worker, operation)
+        book.let_go()
+    if leases and book.policy.rate_count is not None:
+        book.step.execute(_RATE_ADD, (book.number, book.now, len(leases)))
+        book.numbers["rate_sum"] += len(leases)
+    return leases
+
+
+def _lease_round(
+    book: QueueBook,
+    rows: list[tuple[Any, ...]],
+    buried: int | None,
+    leases: list[Lease],
+    nonce: bytes,
+    worker: str,
+    operation: str,
+) -> int | None:
+    """Lease these messages, or bury those over their limit; how many were buried so far, None when it is enough."""
+    now, policy, numbers = book.now, book.policy, book.numbers
+    claims = 0
+    leased: list[int] = []
+    lease_end_ms = None if policy.lease_ms is None else now + policy.lease_ms
+    for row in rows:
+        record = book.hold(row[:-1])
+        if policy.max_deliveries is not None and record.deliveries >= policy.max_deliveries:
+            if buried is None or buried == BURY_MAX:
+                buried = None
+                break
+            buried += 1
+            bury(book, record, "max_deliveries", operation)
+            continue
+        claims += 1
+        numbers["first_claims" if record.token == 0 else f"again_{record.cause}"] += 1
+        record.token += 1
+        record.deliveries += 1
+        record.nonce, record.worker, record.claimed_ms, record.lease_end_ms = nonce, worker, now, lease_end_ms
+        book.note("claimed", operation, record, worker=worker, wait_ms=now - record.ready_ms, cause=record.cause)
+        leases.append(_lease_of(record, row[-1]))
+        if lease_end_ms is None:
+            end(book, record, "done", operation, cause="at_most_once")
+        else:
+            book.move(record, LEASED)
+            leased.append(record.seq)
+    if claims:
+        book.count_up("claims", claims)
+    if leased:
+        seqs = msgspec.json.encode(leased).decode()
+        book.step.execute(_LEASE, (nonce, worker, now, lease_end_ms, seqs))
+    return buried
+
+
+def _lease_of(r: Record, envelope: bytes) -> Lease:
+    return Lease(
+        r.id, r.token, r.nonce, r.deliveries, r.attempts, r.priority, r.key, r.group,
+        r.published_ms, r.ready_ms, r.claimed_ms or 0, r.lease_end_ms, envelope,
+    )  # fmt: skip

@@ -1,0 +1,137 @@
+"""Opening the file, and telling SQLite's errors in words of waypost."""
+
+from __future__ import annotations
+
+import os
+import random
+import sqlite3
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from waypost.errors import ConfigurationError, ForeignData, StoreError, StoreFailed, StoreFull, StoreUnavailable
+from waypost.store.sqlite.schema import Spelling, create, standing
+
+T = TypeVar("T")
+
+SQLITE_VERSION_MIN = (3, 35, 0)
+#: SQLite's own patience, for short waits inside a statement. Longer ones are ours, with jitter.
+BUSY_TIMEOUT_MS = 20
+BUSY_PAUSE_FIRST_SECONDS = 0.001
+BUSY_PAUSE_MAX_SECONDS = 0.05
+#: Pages in the log before they are moved into the file: fewer would sync twice as often, more would slow readers.
+CHECKPOINT_PAGES = 4_000
+CACHE_KIB = 16_384
+
+
+def check_library(version: tuple[int, ...] = sqlite3.sqlite_version_info) -> None:
+    """Refuse a SQLite that lacks what the statements use."""
+    if version < SQLITE_VERSION_MIN:
+        found, wanted = (".".join(map(str, v)) for v in (version, SQLITE_VERSION_MIN))
+        raise ConfigurationError(
+            f"SQLite {found} is too old, waypost needs {wanted} or newer; update the sqlite3 library that Python uses"
+        )
+
+
+def error_code(error: sqlite3.Error) -> int:
+    """The primary code of an error, 0 if it has none."""
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF
+
+
+def is_busy(error: sqlite3.Error) -> bool:
+    """Whether somebody else has the file, so that trying again makes sense."""
+    return error_code(error) in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+
+
+def is_full(error: sqlite3.Error) -> bool:
+    """Whether the disk, or the limit set for the file, is reached."""
+    return error_code(error) == sqlite3.SQLITE_FULL
+
+
+def told(error: sqlite3.Error, path: str, verb: str) -> StoreError:
+    """An error of SQLite as one of ours. Unless it says otherwise, the step was rolled back."""
+    code = error_code(error)
+    if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+        return StoreUnavailable(
+            f"{verb}: {path} is held by another writer for too long, nothing was done; "
+            "look for a transaction that was left open, and try again"
+        )
+    if code == sqlite3.SQLITE_FULL:
+        return StoreFull(f"{verb}: no room left for {path}, nothing was written; free disk space or settle messages")
+    if code == sqlite3.SQLITE_NOTADB:
+        return ForeignData(f"{path} is not a SQLite database; nothing was touched, choose another path")
+    if code in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM, sqlite3.SQLITE_AUTH):
+        return StoreUnavailable(
+            f"{verb}: {path} cannot be opened for writing ({error}); "
+            "its directory must exist and be writable too, for the log beside the file"
+        )
+    if code == sqlite3.SQLITE_CORRUPT:
+        return StoreFailed(
+            f"{verb}: {path} is damaged ({error}); check it with PRAGMA integrity_check, restore it from a backup"
+        )
+    return StoreFailed(f"{verb}: SQLite answered {error} ({getattr(error, 'sqlite_errorname', type(error).__name__)})")
+
+
+def patiently(work: Callable[[], T], budget_seconds: float) -> T:
+    """Try again, with pauses that grow and vary, while others have the file."""
+    deadline = time.monotonic() + budget_seconds
+    pause = BUSY_PAUSE_FIRST_SECONDS
+    while True:
+        try:
+            return work()
+        except sqlite3.OperationalError as error:
+            if not is_busy(error) or time.monotonic() >= deadline:
+                raise
+        time.sleep(pause * random.uniform(0.5, 1.5))
+        pause = min(BUSY_PAUSE_MAX_SECONDS, pause * 2)
+
+
+def open_file(path: str, spelling: Spelling, budget_seconds: float) -> sqlite3.Connection:
+    """A connection of our own to a file that has our tables; they are made if they are missing."""
+    directory = os.path.dirname(os.path.abspath(path))
+    if not os.path.isdir(directory):
+        raise StoreUnavailable(f"{path} cannot be opened: there is no directory {directory}; create it first")
+    if os.path.isdir(path):
+        raise StoreUnavailable(f"{path} is a directory; name a file in it")
+    try:
+        # The executor's own lock keeps threads apart; a connection may be used by any of them in turn.
+        connection = sqlite3.connect(
+            path, timeout=BUSY_TIMEOUT_MS / 1000, isolation_level=None, check_same_thread=False, cached_statements=256
+        )
+    except sqlite3.Error as error:
+        raise told(error, path, "connect") from error
+    try:
+        patiently(lambda: _prepare(connection, path, spelling), budget_seconds)
+    except sqlite3.Error as error:
+        connection.close()
+        raise told(error, path, "connect") from error
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _prepare(connection: sqlite3.Connection, path: str, spelling: Spelling) -> None:
+    # Look first: a file that is not ours to use must be left exactly as it was.
+    ready = standing(connection, spelling, path)
+    mode = connection.execute("PRAGMA journal_mode = WAL").fetchone()[0]
+    if mode != "wal":
+        raise StoreUnavailable(
+            f"{path} cannot use a write-ahead log (its journal mode stays {mode}); put it on a local disk"
+        )
+    connection.execute("PRAGMA synchronous = FULL")
+    connection.execute("PRAGMA foreign_keys = ON")
+    connection.execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}")
+    connection.execute(f"PRAGMA cache_size = -{CACHE_KIB}")
+    if ready:
+        return
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        # Another process may have made the tables while this one waited.
+        if not standing(connection, spelling, path):
+            create(connection, spelling)
+        connection.execute("COMMIT")
+    except BaseException:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise

@@ -1,0 +1,307 @@
+"""Running steps: one transaction each, from any thread and any process.
+
+An executor has two connections, one that writes and one that reads, each behind a lock: a reader never waits for
+the writer. Connections do not survive a fork: SQLite keeps its file locks per process, and a child that inherits
+an open file would believe in locks that it does not have. So they are closed just before a fork, and whoever goes
+on opens its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sqlite3
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import TypeVar, cast
+
+from waypost.errors import StoreUnavailable, WaypostError
+from waypost.store.port import Call
+from waypost.store.sqlite.connection import is_full, open_file, patiently, told
+from waypost.store.sqlite.schema import Spelling
+from waypost.store.sqlite.step import SqliteCall, Step
+
+T = TypeVar("T")
+
+#: How long a step may wait for the file while others write.
+BUSY_BUDGET_SECONDS = 5.0
+#: Steps that share one commit in `run_many`: one sync for all of them, and not so many that others wait long.
+GROUP_MAX = 8
+#: A fork waits so long for a step under way to end.
+FORK_WAIT_SECONDS = 5.0
+
+_RESERVE_GIVE = "DELETE FROM {reserve}"
+
+
+class Link:
+    """One connection, opened when needed, and the lock that keeps threads apart."""
+
+    def __init__(self, opener: Callable[[float], sqlite3.Connection]) -> None:
+        self._opener = opener
+        self._lock = threading.Lock()
+        self._connection: sqlite3.Connection | None = None
+        self._pid = os.getpid()
+        _links.add(self)
+
+    @contextmanager
+    def use(self, budget_seconds: float = BUSY_BUDGET_SECONDS) -> Iterator[sqlite3.Connection]:
+        """The connection, for this thread alone."""
+        if self._pid != os.getpid():
+            self._after_unseen_fork()
+        with self._lock:
+            if self._connection is None:
+                self._connection = self._opener(budget_seconds)
+            yield self._connection
+
+    def _after_unseen_fork(self) -> None:
+        # A fork that Python did not see could not close the connection. It must not even be closed here: that would
+        # touch the parent's files. So it is kept, unused, until the process ends.
+        _inherited.append(self._connection)
+        self._connection, self._lock, self._pid = None, threading.Lock(), os.getpid()
+
+    def close(self) -> None:
+        """Close the connection; the next use opens another one."""
+        with self._lock:
+            self._drop()
+
+    def _drop(self) -> None:
+        if self._connection is not None and self._pid == os.getpid():
+            self._connection.close()
+        self._connection = None
+
+    def before_fork(self) -> bool:
+        """Wait for the step under way and close; whether this worked."""
+        if not self._lock.acquire(timeout=FORK_WAIT_SECONDS):
+            return False
+        self._drop()
+        return True
+
+    def after_fork(self, *, in_child: bool) -> None:
+        """Go on: the connection is opened again when it is needed."""
+        if in_child:
+            self._pid = os.getpid()
+        self._lock.release()
+
+
+_links: weakref.WeakSet[Link] = weakref.WeakSet()
+_inherited: list[sqlite3.Connection | None] = []
+_closed_for_fork: list[Link] = []
+
+
+def _before_fork() -> None:
+    _closed_for_fork[:] = [link for link in list(_links) if link.before_fork()]
+
+
+def _after_fork(in_child: bool) -> None:
+    for link in _closed_for_fork:
+        link.after_fork(in_child=in_child)
+    _closed_for_fork.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(
+        before=_before_fork,
+        after_in_parent=lambda: _after_fork(False),
+        after_in_child=lambda: _after_fork(True),
+    )
+
+
+class SqliteExecutor:
+    """Runs calls on one file. Safe to use from several threads, and after a fork in both processes."""
+
+    def __init__(
+        self,
+        path: str,
+        spelling: Spelling,
+        clock: Callable[[], int],
+        *,
+        replay_ttl_ms: int,
+        busy_budget_seconds: float = BUSY_BUDGET_SECONDS,
+    ) -> None:
+        self._path = path
+        self._spelling = spelling
+        self._clock = clock
+        self._replay_ttl_ms = replay_ttl_ms
+        self._budget = busy_budget_seconds
+        self._writer = Link(lambda budget: open_file(path, spelling, budget))
+        self._reader = Link(lambda budget: open_file(path, spelling, budget))
+        self._closed = False
+
+    def start(self, timeout_seconds: float) -> None:
+        """Open the file now, so that what is wrong with it is known at once."""
+        with self._writer.use(timeout_seconds):
+            pass
+
+    def run(self, call: Call[T]) -> T:
+        """Run one call as one transaction."""
+        mine = cast("SqliteCall[T]", call)
+        if not mine.writes:
+            with self._using(self._reader) as connection:
+                return self._patiently(mine, lambda: self._read(connection, mine))
+        with self._using(self._writer) as connection:
+            return self._write_out(connection, mine)
+
+    def run_many(self, calls: Iterable[Call[T]]) -> list[T | Exception]:
+        """Run calls in order; each gives its result or its error. Neighbouring writes share a commit."""
+        results: list[T | Exception] = []
+        waiting: list[SqliteCall[T]] = []
+        for call in calls:
+            mine = cast("SqliteCall[T]", call)
+            if mine.writes:
+                waiting.append(mine)
+            if waiting and (not mine.writes or len(waiting) == GROUP_MAX):
+                group = self._run_group(waiting)
+                results += group
+                waiting = []
+            if not mine.writes:
+                alone = self._alone(mine)
+                results.append(alone)
+        group = self._run_group(waiting)
+        return results + group
+
+    def close(self) -> None:
+        """Close the connections. Calls after this raise."""
+        self._closed = True
+        self._writer.close()
+        self._reader.close()
+
+    @contextmanager
+    def _using(self, link: Link) -> Iterator[sqlite3.Connection]:
+        if self._closed:
+            raise StoreUnavailable(f"the connection to {self._path} was closed; connect again")
+        with link.use() as connection:
+            yield connection
+
+    def _alone(self, call: SqliteCall[T]) -> T | Exception:
+        try:
+            return self.run(call)
+        except Exception as error:
+            return error
+
+    def _run_group(self, calls: Sequence[SqliteCall[T]]) -> list[T | Exception]:
+        """Writes that share one commit, each behind its own savepoint."""
+        if len(calls) > 1:
+            try:
+                with self._using(self._writer) as connection:
+                    return patiently(lambda: self._write_group(connection, calls), self._budget)
+            except (sqlite3.Error, WaypostError):
+                # Whatever it was, nothing of the group was written: each for itself can say which call it was.
+                pass
+        results: list[T | Exception] = []
+        for call in calls:
+            alone = self._alone(call)
+            results.append(alone)
+        return results
+
+    def _write_group(self, connection: sqlite3.Connection, calls: Sequence[SqliteCall[T]]) -> list[T | Exception]:
+        results: list[T | Exception] = []
+        with transaction(connection, "BEGIN IMMEDIATE"):
+            for call in calls:
+                connection.execute("SAVEPOINT call")
+                try:
+                    results.append(self._step(connection, call))
+                except sqlite3.Error:
+                    raise
+                except Exception as error:
+                    connection.execute("ROLLBACK TO call")
+                    results.append(error)
+                connection.execute("RELEASE call")
+        return results
+
+    def _patiently(self, call: SqliteCall[T], work: Callable[[], T]) -> T:
+        try:
+            return patiently(work, self._budget)
+        except sqlite3.Error as error:
+            raise told(error, self._path, call.name) from error
+
+    def _read(self, connection: sqlite3.Connection, call: SqliteCall[T]) -> T:
+        with transaction(connection, "BEGIN"):
+            return self._step(connection, call)
+
+    def _write_out(self, connection: sqlite3.Connection, call: SqliteCall[T]) -> T:
+        try:
+            return patiently(lambda: self._write(connection, call), self._budget)
+        except sqlite3.Error as error:
+            if not is_full(error) or call.fills:
+                raise told(error, self._path, call.name) from error
+        # The file is full, and this call does not exist to fill it: first the reserve gives way, then old history.
+        try:
+            return patiently(lambda: self._write(connection, call, give_reserve=True), self._budget)
+        except sqlite3.Error as error:
+            if not is_full(error):
+                raise told(error, self._path, call.name) from error
+        return self._patiently(call, lambda: self._write(connection, call, give_reserve=True, give_way=True))
+
+    def _write(
+        self, connection: sqlite3.Connection, call: SqliteCall[T], *, give_reserve: bool = False, give_way: bool = False
+    ) -> T:
+        with transaction(connection, "BEGIN IMMEDIATE"):
+            if give_reserve:
+                connection.execute(self._spelling[_RESERVE_GIVE])
+            return self._step(connection, call, give_way=give_way)
+
+    def _step(self, connection: sqlite3.Connection, call: SqliteCall[T], *, give_way: bool = False) -> T:
+        step = Step(connection, self._spelling, self._clock(), replay_ttl_ms=self._replay_ttl_ms, give_way=give_way)
+        if call.fills:
+            step.keep_reserve()
+        result = call.step(step)
+        step.finish()
+        return result
+
+
+@contextmanager
+def transaction(connection: sqlite3.Connection, begin: str) -> Iterator[None]:
+    """All that happens inside is committed together, or rolled back."""
+    connection.execute(begin)
+    try:
+        yield
+        connection.execute("COMMIT")
+    except BaseException:
+        # Some errors (a full disk) have ended the transaction already.
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise
+
+
+class AsyncSqliteExecutor:
+    """The same for an event loop: a thread of its own does the waiting."""
+
+    def __init__(self, executor: SqliteExecutor) -> None:
+        self._sync = executor
+        self._thread = _thread()
+        self._pid = os.getpid()
+
+    async def start(self, timeout_seconds: float) -> None:
+        """Open the file now."""
+        await self._in_thread(lambda: self._sync.start(timeout_seconds))
+
+    async def run(self, call: Call[T]) -> T:
+        """Run one call as one transaction."""
+        return await self._in_thread(lambda: self._sync.run(call))
+
+    async def run_many(self, calls: Iterable[Call[T]]) -> list[T | Exception]:
+        """Run calls in order; each gives its result or its error."""
+        chosen = list(calls)
+        return await self._in_thread(lambda: self._sync.run_many(chosen))
+
+    async def close(self) -> None:
+        """Close the connections and end the thread."""
+        await self._in_thread(self._sync.close)
+        self._thread.shutdown(wait=False)
+
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        if self._pid != os.getpid():
+            # Threads do not survive a fork.
+            self._thread, self._pid = _thread(), os.getpid()
+        try:
+            future = asyncio.get_running_loop().run_in_executor(self._thread, work)
+        except RuntimeError:
+            raise StoreUnavailable("the connection was closed; connect again") from None
+        return await future
+
+
+def _thread() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(max_workers=1, thread_name_prefix="waypost-sqlite")

@@ -1,0 +1,198 @@
+"""Publish: drafts become messages, unless their key or their arrival says otherwise.
+
+All is decided before anything is written: what each draft means, and whether there is room for all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from waypost.errors import QueueFull
+from waypost.message import Published, PublishStatus
+from waypost.policy import ARRIVAL_TTL_MS, PRIORITY_MAX, PRIORITY_MIN
+from waypost.store.port import Draft
+from waypost.store.sqlite.book import COLUMNS, LEASED, WAITING, Holder, QueueBook, Record, as_list
+from waypost.store.sqlite.moves import end, make_claimable, placed
+from waypost.store.sqlite.sweep import sweep
+
+_WINDOWS = """
+    SELECT w.key, w.message_id FROM json_each(?) j CROSS JOIN {window} w
+    WHERE w.queue = ? AND w.key = j.value AND w.until_ms > ?"""
+_WINDOW_SET = """
+    INSERT INTO {window} (queue, key, message_id, until_ms) VALUES (?, ?, ?, ?)
+    ON CONFLICT DO UPDATE SET message_id = excluded.message_id, until_ms = excluded.until_ms"""
+_ARRIVALS = """
+    SELECT a.id FROM json_each(?) j CROSS JOIN {arrival} a WHERE a.queue = ? AND a.id = j.value AND a.until_ms > ?"""
+_ARRIVAL_SET = """
+    INSERT INTO {arrival} (queue, id, until_ms) VALUES (?, ?, ?)
+    ON CONFLICT DO UPDATE SET until_ms = excluded.until_ms"""
+_DROPPABLE = f"""
+    SELECT {COLUMNS} FROM {{message}} m INDEXED BY {{message:ready}}
+    WHERE m.queue = ? AND m.state = 0 AND m.priority = ? ORDER BY m.position, m.id LIMIT ?"""
+
+#: What to do with a draft, and the id of the message that it concerns.
+Plan = tuple[str, str]
+
+
+def publish(book: QueueBook, drafts: Sequence[Draft], operation: str | None) -> list[Published]:
+    """Store drafts, and say for each what became of it."""
+    plans = _plans(book, drafts)
+    _make_room(book, drafts, plans, operation)
+    seq = book.step.take_seq(len(drafts))
+    results = [
+        _store(book, draft, action, holder_id, seq + index, operation)
+        for index, (draft, (action, holder_id)) in enumerate(zip(drafts, plans, strict=True))
+    ]
+    _remember_windows(book, drafts, results)
+    return results
+
+
+def _plans(book: QueueBook, drafts: Sequence[Draft]) -> list[Plan]:
+    keys = [draft.key for draft in drafts if draft.key is not None]
+    forwarded = [draft.id for draft in drafts if draft.forwarded]
+    if not keys and not forwarded:
+        return [("new", draft.id) for draft in drafts]
+    arrived: set[str] = set()
+    if forwarded:
+        book.load(forwarded)
+        parameters = (as_list(forwarded), book.number, book.now)
+        arrived = {row[0] for row in book.step.execute(_ARRIVALS, parameters)}
+        arrived.update(id for id in forwarded if id in book.records)
+    windows: dict[str, str] = {}
+    if keys:
+        book.load_holders(keys)
+        windows = dict(book.step.execute(_WINDOWS, (as_list(keys), book.number, book.now)).fetchall())
+    return [_plan(book, draft, arrived, windows) for draft in drafts]
+
+
+def _plan(book: QueueBook, draft: Draft, arrived: set[str], windows: dict[str, str]) -> Plan:
+    if draft.forwarded and draft.id in arrived:
+        return "arrived", draft.id
+    if draft.key is None:
+        return "new", draft.id
+    holder = book.holders[draft.key]
+    if holder is None:
+        holder_id = windows.get(draft.key)
+        if holder_id is None:
+            return "new", draft.id
+        return ("conflict" if draft.on_conflict == "error" else "duplicate"), holder_id
+    standing = holder.parked or holder.owner
+    if draft.on_conflict == "keep":
+        return "duplicate", standing.id
+    if draft.on_conflict == "error":
+        return "conflict", standing.id
+    if holder.parked is None and holder.owner.state == LEASED:
+        return "park", holder.owner.id
+    return draft.on_conflict, standing.id
+
+
+def _make_room(book: QueueBook, drafts: Sequence[Draft], plans: list[Plan], operation: str | None) -> None:
+    cap = book.policy.max_pending
+    if cap is None:
+        return
+    # Continuations are part of a settle that has happened: they are never refused.
+    added = sum(
+        action in ("new", "park") and not draft.forwarded for draft, (action, _) in zip(drafts, plans, strict=True)
+    )
+    pending = book.numbers["ready"] + book.numbers["delayed"] + book.numbers["waiting"]
+    over = pending + added - cap
+    if added == 0 or over <= 0:
+        return
+    if book.policy.overload == "drop_oldest":
+        droppable = _oldest(book, over, {holder_id for _, holder_id in plans})
+        if len(droppable) == over:
+            for record in droppable:
+                end(book, record, "dropped", operation, cause="overload")
+            return
+    raise QueueFull(
+        f"queue {book.name} holds {pending} messages that wait and its max_pending is {cap}; "
+        "retry later, raise max_pending or add workers"
+    )
+
+
+def _oldest(book: QueueBook, count: int, spared: set[str]) -> list[Record]:
+    """The ready messages to drop first: lowest priority, then oldest, none that this publish concerns."""
+    book.flush_messages()
+    chosen: list[Record] = []
+    for priority in range(PRIORITY_MIN, PRIORITY_MAX + 1):
+        parameters = (book.number, priority, count - len(chosen) + len(spared))
+        for row in book.step.execute(_DROPPABLE, parameters).fetchall():
+            if len(chosen) < count and row[1] not in spared:
+                chosen.append(book.hold(row))
+        if len(chosen) == count:
+            break
+    return chosen
+
+
+def _store(book: QueueBook, draft: Draft, action: str, holder_id: str, seq: int, operation: str | None) -> Published:
+    if action in ("duplicate", "conflict", "arrived"):
+        book.count_up("duplicates")
+        book.note("duplicate", operation, message_id=holder_id, key=draft.key)
+        return Published(holder_id, "conflict" if action == "conflict" else "duplicate")
+    now = book.now
+    due = draft.at_ms if draft.at_ms is not None else now + draft.delay_ms
+    ready_ms = due if due > now else now
+    if action == "extend":
+        return _extend(book, holder_id, ready_ms, operation)
+
+    status: PublishStatus = "delayed" if due > now else "queued"
+    cause: str | None = "forwarded" if draft.forwarded else None
+    envelope, key = draft.envelope, draft.key
+    record = Record(seq, draft.id, WAITING, draft.priority, 0, ready_ms, now, len(envelope), key, draft.group)
+    waits = False
+    if key is not None:
+        holder = book.holder(key)
+        if action == "park" and holder is not None:
+            cause, waits, holder.parked = "parked", True, record
+            status = "replaced" if draft.on_conflict == "replace" else "extended"
+        elif action == "replace" and holder is not None:
+            cause, status = "replace", "replaced"
+            old = book.records[holder_id]
+            if old.state == WAITING:
+                waits, holder.parked = True, record
+            else:
+                holder.owner = record
+            end(book, old, "replaced", operation, cause="publish")
+        else:
+            book.holders[key] = Holder(record)
+    if not waits:
+        record.state, record.position = placed(book, ready_ms)
+    book.add(record, envelope)
+    book.count_up("published")
+    book.note(
+        "published",
+        operation,
+        record,
+        cause=cause,
+        due_ms=ready_ms if due > now else None,
+        body=(draft.journal_copy or envelope) if book.policy.journal == "full" else None,
+    )
+    return Published(draft.id, status)
+
+
+def _extend(book: QueueBook, holder_id: str, ready_ms: int, operation: str | None) -> Published:
+    record = book.records[holder_id]
+    record.ready_ms = ready_ms
+    if record.state == WAITING:
+        book.touch(record)
+    else:
+        make_claimable(book, record, ready_ms)
+    book.note("postponed", operation, record, due_ms=ready_ms)
+    return Published(holder_id, "extended")
+
+
+def _remember_windows(book: QueueBook, drafts: Sequence[Draft], results: list[Published]) -> None:
+    """Which keys stay taken after their message has ended, and which continuations have come."""
+    stored = [
+        draft
+        for draft, published in zip(drafts, results, strict=True)
+        if published.id == draft.id and published.status != "duplicate"
+    ]
+    windows = [(book.number, d.key, d.id, book.now + d.window_ms) for d in stored if d.window_ms and d.key is not None]
+    if windows:
+        sweep(book, "window", len(windows))
+        book.step.execute_many(_WINDOW_SET, windows)
+    arrivals = [(book.number, d.id, book.now + ARRIVAL_TTL_MS) for d in stored if d.forwarded]
+    if arrivals:
+        sweep(book, "arrival", len(arrivals))
+        book.step.execute_many(_ARRIVAL_SET, arrivals)

@@ -1,0 +1,126 @@
+"""The first results of operations, kept compactly for a repeat to find.
+
+A batch of 512 results is mostly one status and ids with a common beginning; runs and a shared prefix make it about
+6 bytes a message. A session that has not been heard of for the replay time is forgotten with all its results.
+"""
+
+from __future__ import annotations
+
+import os.path
+from collections.abc import Callable, Iterable, Sequence
+from itertools import groupby
+from typing import Any, Generic, TypeVar
+
+import msgspec
+from msgspec import Struct
+
+from waypost.errors import OperationTooOld
+from waypost.identity import Operation
+from waypost.message import CancelStatus, ExtendStatus, Published, Purged, Redriven, SettleStatus
+from waypost.policy import REPLAY_MAX
+from waypost.store.port import Woken
+from waypost.store.sqlite.book import QueueBook
+
+T = TypeVar("T")
+
+#: Sessions that one step may forget: each has at most `REPLAY_MAX` results.
+SESSIONS_SWEPT = 2
+
+_NEWEST = "SELECT newest FROM {session} WHERE queue = ? AND session = ?"
+_RESULT = "SELECT result FROM {replay} WHERE queue = ? AND session = ? AND number = ?"
+_RESULT_KEEP = "INSERT INTO {replay} (queue, session, number, result) VALUES (?, ?, ?, ?)"
+_RESULTS_OLD = "DELETE FROM {replay} WHERE queue = ? AND session = ? AND number <= ?"
+_SESSION_KEEP = """
+    INSERT INTO {session} (queue, session, newest, until_ms) VALUES (?, ?, ?, ?)
+    ON CONFLICT DO UPDATE SET newest = max(newest, excluded.newest), until_ms = excluded.until_ms"""
+_SESSIONS_SILENT = """
+    SELECT queue, session FROM {session} INDEXED BY {session:until} WHERE until_ms <= ? ORDER BY until_ms LIMIT ?"""
+_SESSION_FORGET = "DELETE FROM {session} WHERE queue = ? AND session = ?"
+_RESULTS_FORGET = "DELETE FROM {replay} WHERE queue = ? AND session = ?"
+
+
+def replayed(book: QueueBook, operation: Operation) -> bytes | None:
+    """The first result of this operation, None if it is new; too old to know raises."""
+    execute, key = book.step.execute, (book.number, operation.session)
+    row = execute(_NEWEST, key).fetchone()
+    if row is None or operation.number > row[0]:
+        return None
+    if operation.number <= row[0] - REPLAY_MAX:
+        raise OperationTooOld(
+            f"operation {operation} on queue {book.name} is older than the last {REPLAY_MAX} of its session: "
+            "its first result is forgotten, and it did not run again"
+        )
+    row = execute(_RESULT, (*key, operation.number)).fetchone()
+    return None if row is None else bytes(row[0])
+
+
+def remember(book: QueueBook, operation: Operation, result: bytes) -> None:
+    """Keep a result, and let go of those that nobody may ask for any more."""
+    step, key = book.step, (book.number, operation.session)
+    step.execute(_RESULTS_OLD, (*key, operation.number - REPLAY_MAX))
+    step.execute(_RESULT_KEEP, (*key, operation.number, result))
+    step.execute(_SESSION_KEEP, (*key, operation.number, book.now + step.replay_ttl_ms))
+    silent = step.execute(_SESSIONS_SILENT, (book.now, SESSIONS_SWEPT)).fetchall()
+    if silent:
+        step.execute_many(_SESSION_FORGET, silent)
+        step.execute_many(_RESULTS_FORGET, silent)
+
+
+# ---- the forms of results --------------------------------------------------------------------------------------
+
+
+class Form(Struct, Generic[T], frozen=True):
+    """How one verb's result is kept."""
+
+    pack: Callable[[T], bytes]
+    unpack: Callable[[bytes], T]
+
+
+def _form(plain: type[Any], into: Callable[[T], Any], back: Callable[[Any], T]) -> Form[T]:
+    encode, decode = msgspec.msgpack.Encoder().encode, msgspec.msgpack.Decoder(plain).decode
+    return Form(lambda result: encode(into(result)), lambda data: back(decode(data)))
+
+
+Runs = list[tuple[str, int]]
+
+
+def _runs(texts: Iterable[str]) -> Runs:
+    return [(text, len(list(same))) for text, same in groupby(texts)]
+
+
+def _unrolled(runs: Runs) -> list[Any]:
+    return [text for text, count in runs for _ in range(count)]
+
+
+Ids = tuple[str, list[str]]
+
+
+def _ids(ids: Sequence[str]) -> Ids:
+    prefix = os.path.commonprefix(ids)
+    cut = len(prefix)
+    return prefix, [id[cut:] for id in ids]
+
+
+def _whole(ids: Ids) -> list[str]:
+    return [ids[0] + rest for rest in ids[1]]
+
+
+Wake = dict[str, list[str]]
+
+PUBLISHED: Form[Woken[list[Published]]] = _form(
+    tuple[Ids, Runs, Wake],
+    lambda woken: (_ids([p.id for p in woken.result]), _runs(p.status for p in woken.result), woken.wake),
+    lambda kept: Woken(
+        [Published(id, status) for id, status in zip(_whole(kept[0]), _unrolled(kept[1]), strict=True)], kept[2]
+    ),
+)
+CLAIMED: Form[list[str]] = _form(Ids, _ids, _whole)  # type: ignore[arg-type]
+SETTLED: Form[Woken[list[SettleStatus]]] = _form(
+    tuple[Runs, Wake],
+    lambda woken: (_runs(woken.result), woken.wake),
+    lambda kept: Woken(_unrolled(kept[0]), kept[1]),
+)
+EXTENDED: Form[list[ExtendStatus]] = _form(list[tuple[str, int]], _runs, _unrolled)
+CANCELLED: Form[list[CancelStatus]] = _form(list[tuple[str, int]], _runs, _unrolled)
+REDRIVEN: Form[Woken[Redriven]] = _form(Woken[Redriven], lambda woken: woken, lambda kept: kept)
+PURGED: Form[Purged] = _form(Purged, lambda purged: purged, lambda kept: kept)

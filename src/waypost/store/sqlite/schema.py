@@ -1,0 +1,112 @@
+"""The names and tables of one namespace in a file: spelled, looked at, created.
+
+A file may be shared with tables of its owner and with other namespaces. So a file is ours only as far as its
+`<namespace>_meta` table says so, and whatever is not ours is never touched.
+"""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+from importlib.resources import files
+
+from waypost.errors import ForeignData, SchemaTooNew, SchemaTooOld
+from waypost.policy import check_namespace
+
+#: Raised with every change of `schema.sql` that an older release could not work with.
+SCHEMA_VERSION = 1
+MARK = "waypost sqlite store"
+#: What is set aside for a full disk: a claim of 512 messages and their settles fit in, with room to spare.
+RESERVE_BYTES = 256 * 1024
+
+_PLACE = re.compile(r"\{([a-z]+)(:[a-z]+)?\}")
+_SCHEMA = files(__package__).joinpath("schema.sql").read_text(encoding="utf-8")
+#: Every table with its columns, read from the file that creates them.
+TABLES: dict[str, tuple[str, ...]] = {
+    table: tuple(re.findall(r'^    "?([a-z_]+)"? [A-Z]', body, re.MULTILINE))
+    for table, body in re.findall(r"CREATE TABLE \{([a-z]+)\} \((.*?)\)(?: WITHOUT ROWID)?;", _SCHEMA, re.DOTALL)
+}
+
+
+def prefix_of(namespace: str) -> str:
+    """What the table names of a namespace begin with: never the same for two namespaces.
+
+    SQLite takes upper and lower case in names for the same, and keeps what begins with `sqlite_` to itself.
+    No namespace holds a `^`, so marks made of it cannot be mistaken for another name.
+    """
+    spelled = re.sub("[A-Z]", lambda letter: "^" + letter[0].lower(), check_namespace(namespace))
+    return ("^^" if f"{spelled}_".startswith("sqlite_") else "") + spelled
+
+
+class Spelling(dict[str, str]):
+    """SQL as written in this package, `{message}` for a table and `{message:ready}` for an index, made real once."""
+
+    def __init__(self, namespace: str) -> None:
+        super().__init__()
+        self.prefix = prefix_of(namespace)
+
+    def name(self, table: str, index: str = "") -> str:
+        """The name of a table or index, without quotes."""
+        return f"{self.prefix}_{table}{index}"
+
+    def __missing__(self, template: str) -> str:
+        text = _PLACE.sub(lambda place: f'"{self.name(place[1], place[2] or "")}"', template)
+        self[template] = text
+        return text
+
+
+def standing(connection: sqlite3.Connection, spelling: Spelling, path: str) -> bool:
+    """Whether the namespace is there and fit for use; raises if something else is in its place. Reads only."""
+    names = {spelling.name(table).lower(): table for table in TABLES}
+    found = {
+        names[name.lower()]: kind
+        for kind, name in connection.execute("SELECT type, name FROM main.sqlite_master")
+        if name.lower() in names
+    }
+    if not found:
+        return False
+    where = f"in {path}, which namespace {spelling.prefix} would use"
+    if "meta" not in found:
+        taken = ", ".join(sorted(spelling.name(table) for table in found))
+        raise ForeignData(f"not made by waypost: {taken} {where}; choose another namespace or another file")
+    version = _version(connection, spelling, where)
+    if version > SCHEMA_VERSION:
+        raise SchemaTooNew(
+            f"{path} has schema {version} and this release knows {SCHEMA_VERSION}; update waypost to open it"
+        )
+    if version < SCHEMA_VERSION:
+        raise SchemaTooOld(
+            f"{path} has schema {version} and this release needs {SCHEMA_VERSION}; run `waypost migrate`"
+        )
+    for table, columns in TABLES.items():
+        here = {row[1] for row in connection.execute(f'PRAGMA main.table_info("{spelling.name(table)}")')}
+        missing = [column for column in columns if column not in here]
+        if missing:
+            raise ForeignData(
+                f"table {spelling.name(table)} in {path} lacks {', '.join(missing)}: "
+                "it was changed or cut by something else; restore the file or choose another namespace"
+            )
+    return True
+
+
+def _version(connection: sqlite3.Connection, spelling: Spelling, where: str) -> int:
+    try:
+        facts = dict(connection.execute(spelling["SELECT name, value FROM {meta}"]).fetchall())
+    except (sqlite3.OperationalError, ValueError):
+        facts = {}
+    if facts.get("made by") != MARK or not isinstance(facts.get("schema"), int):
+        raise ForeignData(
+            f"not made by waypost: {spelling.name('meta')} {where}; choose another namespace or another file"
+        )
+    return int(facts["schema"])
+
+
+def create(connection: sqlite3.Connection, spelling: Spelling) -> None:
+    """Make the tables, in the transaction under way."""
+    for statement in re.sub(r"--[^\n]*", "", _SCHEMA).split(";"):
+        if statement.strip():
+            connection.execute(spelling[statement])
+    connection.executemany(
+        spelling["INSERT INTO {meta} (name, value) VALUES (?, ?)"], [("made by", MARK), ("schema", SCHEMA_VERSION)]
+    )
+    connection.execute(spelling["INSERT INTO {reserve} (number, room) VALUES (1, zeroblob(?))"], (RESERVE_BYTES,))

@@ -1,0 +1,219 @@
+-- The tables of one namespace. {name} stands for the quoted, prefixed name of a table or index.
+--
+-- A message is two rows: `envelope` holds its bytes and is written once, `message` is narrow and changes with every
+-- step, so that renewing a lease never rewrites a body. States: 0 ready, 1 delayed, 2 leased, 3 waiting, 4 dead.
+-- Every index on `message` but the first is partial: a message stands only in those that its state has a use for.
+
+CREATE TABLE {meta} (name TEXT PRIMARY KEY, value) WITHOUT ROWID;
+
+-- One row per queue: its policy, its counters, its numbers. SQLite has one writer, so a row that every step updates
+-- costs nothing extra, and depth never needs a count over messages.
+CREATE TABLE {queue} (
+    number INTEGER PRIMARY KEY,
+    name TEXT NOT NULL UNIQUE,
+    policy BLOB NOT NULL,
+    paused INTEGER NOT NULL DEFAULT 0,
+    sequence INTEGER NOT NULL DEFAULT 0,
+    sleepers_known_until INTEGER NOT NULL DEFAULT 0,
+    journal_first INTEGER NOT NULL DEFAULT 1,
+    journal_last INTEGER NOT NULL DEFAULT 0,
+    journal_swept INTEGER NOT NULL DEFAULT 1,
+    completed_last INTEGER NOT NULL DEFAULT 0,
+    rate_sum INTEGER NOT NULL DEFAULT 0,
+    ready INTEGER NOT NULL DEFAULT 0,
+    delayed INTEGER NOT NULL DEFAULT 0,
+    leased INTEGER NOT NULL DEFAULT 0,
+    waiting INTEGER NOT NULL DEFAULT 0,
+    dead_kept INTEGER NOT NULL DEFAULT 0,
+    completed INTEGER NOT NULL DEFAULT 0,
+    published INTEGER NOT NULL DEFAULT 0,
+    redriven INTEGER NOT NULL DEFAULT 0,
+    done INTEGER NOT NULL DEFAULT 0,
+    dead INTEGER NOT NULL DEFAULT 0,
+    dropped INTEGER NOT NULL DEFAULT 0,
+    cancelled INTEGER NOT NULL DEFAULT 0,
+    replaced INTEGER NOT NULL DEFAULT 0,
+    claims INTEGER NOT NULL DEFAULT 0,
+    first_claims INTEGER NOT NULL DEFAULT 0,
+    again_expired INTEGER NOT NULL DEFAULT 0,
+    again_released INTEGER NOT NULL DEFAULT 0,
+    again_retried INTEGER NOT NULL DEFAULT 0,
+    again_snoozed INTEGER NOT NULL DEFAULT 0,
+    again_redriven INTEGER NOT NULL DEFAULT 0,
+    expired INTEGER NOT NULL DEFAULT 0,
+    released INTEGER NOT NULL DEFAULT 0,
+    retried INTEGER NOT NULL DEFAULT 0,
+    snoozed INTEGER NOT NULL DEFAULT 0,
+    duplicates INTEGER NOT NULL DEFAULT 0,
+    transferred INTEGER NOT NULL DEFAULT 0
+);
+
+CREATE TABLE {envelope} (seq INTEGER PRIMARY KEY, data BLOB NOT NULL);
+
+CREATE TABLE {message} (
+    seq INTEGER PRIMARY KEY REFERENCES {envelope} (seq),
+    queue INTEGER NOT NULL REFERENCES {queue} (number),
+    id TEXT NOT NULL,
+    state INTEGER NOT NULL,
+    priority INTEGER NOT NULL,
+    position INTEGER NOT NULL,
+    ready_ms INTEGER NOT NULL,
+    published_ms INTEGER NOT NULL,
+    size INTEGER NOT NULL,
+    key TEXT,
+    "group" TEXT,
+    token INTEGER NOT NULL,
+    deliveries INTEGER NOT NULL,
+    attempts INTEGER NOT NULL,
+    nonce BLOB NOT NULL,
+    worker TEXT,
+    claimed_ms INTEGER,
+    lease_end_ms INTEGER,
+    cancel_requested INTEGER NOT NULL,
+    cause TEXT,
+    ended_ms INTEGER,
+    reason TEXT,
+    error_type TEXT,
+    error TEXT
+);
+CREATE UNIQUE INDEX {message:id} ON {message} (queue, id);
+CREATE INDEX {message:ready} ON {message} (queue, priority DESC, position, id) WHERE state = 0;
+CREATE INDEX {message:age} ON {message} (queue, ready_ms) WHERE state = 0;
+CREATE INDEX {message:delayed} ON {message} (queue, ready_ms, id) WHERE state = 1;
+CREATE INDEX {message:leased} ON {message} (queue, lease_end_ms, id) WHERE state = 2;
+CREATE INDEX {message:waiting} ON {message} (queue, id) WHERE state = 3;
+CREATE INDEX {message:dead} ON {message} (queue, ended_ms, id) WHERE state = 4;
+CREATE INDEX {message:reason} ON {message} (queue, reason, ended_ms, id) WHERE state = 4;
+-- Who has a key, and the next generation that waits for it: at most one of each, or the step fails.
+CREATE UNIQUE INDEX {message:owner} ON {message} (queue, key) WHERE key IS NOT NULL AND state < 3;
+CREATE UNIQUE INDEX {message:parked} ON {message} (queue, key) WHERE key IS NOT NULL AND state = 3;
+
+-- Finished messages, kept to look at if the queue's policy says so.
+CREATE TABLE {completed} (
+    seq INTEGER PRIMARY KEY REFERENCES {envelope} (seq),
+    queue INTEGER NOT NULL,
+    number INTEGER NOT NULL,
+    id TEXT NOT NULL,
+    key TEXT,
+    "group" TEXT,
+    priority INTEGER NOT NULL,
+    token INTEGER NOT NULL,
+    deliveries INTEGER NOT NULL,
+    attempts INTEGER NOT NULL,
+    published_ms INTEGER NOT NULL,
+    ready_ms INTEGER NOT NULL,
+    cancel_requested INTEGER NOT NULL,
+    ended_ms INTEGER NOT NULL,
+    reason TEXT,
+    error_type TEXT,
+    error TEXT
+);
+CREATE UNIQUE INDEX {completed:number} ON {completed} (queue, number);
+CREATE INDEX {completed:id} ON {completed} (queue, id);
+
+CREATE TABLE {journal} (
+    queue INTEGER NOT NULL,
+    number INTEGER NOT NULL,
+    at_ms INTEGER NOT NULL,
+    event TEXT NOT NULL,
+    message_id TEXT,
+    key TEXT,
+    "group" TEXT,
+    priority INTEGER,
+    token INTEGER,
+    claims INTEGER,
+    deliveries INTEGER,
+    attempts INTEGER,
+    worker TEXT,
+    due_ms INTEGER,
+    cause TEXT,
+    reason TEXT,
+    error_type TEXT,
+    run_ms INTEGER,
+    wait_ms INTEGER,
+    size INTEGER,
+    operation_id TEXT,
+    chain_id TEXT,
+    schedule TEXT,
+    body BLOB,
+    PRIMARY KEY (queue, number)
+) WITHOUT ROWID;
+CREATE INDEX {journal:message} ON {journal} (queue, message_id) WHERE message_id IS NOT NULL;
+
+CREATE TABLE {reader} (
+    queue INTEGER NOT NULL,
+    name TEXT NOT NULL,
+    read_to INTEGER NOT NULL,
+    PRIMARY KEY (queue, name)
+) WITHOUT ROWID;
+
+-- What lives for a while: each has an end and an index on it, and is swept a bounded number at a time.
+CREATE TABLE {window} (
+    queue INTEGER NOT NULL,
+    key TEXT NOT NULL,
+    message_id TEXT NOT NULL,
+    until_ms INTEGER NOT NULL,
+    UNIQUE (queue, key)
+);
+CREATE INDEX {window:until} ON {window} (until_ms);
+CREATE TABLE {result} (
+    queue INTEGER NOT NULL,
+    id TEXT NOT NULL,
+    data BLOB NOT NULL,
+    until_ms INTEGER NOT NULL,
+    UNIQUE (queue, id)
+);
+CREATE INDEX {result:until} ON {result} (until_ms);
+CREATE TABLE {arrival} (
+    queue INTEGER NOT NULL,
+    id TEXT NOT NULL,
+    until_ms INTEGER NOT NULL,
+    UNIQUE (queue, id)
+);
+CREATE INDEX {arrival:until} ON {arrival} (until_ms);
+CREATE TABLE {sleeper} (
+    queue INTEGER NOT NULL,
+    name TEXT NOT NULL,
+    until_ms INTEGER NOT NULL,
+    PRIMARY KEY (queue, name)
+) WITHOUT ROWID;
+CREATE INDEX {sleeper:until} ON {sleeper} (queue, until_ms, name);
+CREATE TABLE {rate} (
+    queue INTEGER NOT NULL,
+    at_ms INTEGER NOT NULL,
+    count INTEGER NOT NULL,
+    PRIMARY KEY (queue, at_ms)
+) WITHOUT ROWID;
+CREATE TABLE {minute} (
+    queue INTEGER NOT NULL,
+    minute INTEGER NOT NULL,
+    published INTEGER NOT NULL,
+    duplicates INTEGER NOT NULL,
+    claims INTEGER NOT NULL,
+    done INTEGER NOT NULL,
+    retried INTEGER NOT NULL,
+    dead INTEGER NOT NULL,
+    expired INTEGER NOT NULL,
+    dropped INTEGER NOT NULL,
+    PRIMARY KEY (queue, minute)
+) WITHOUT ROWID;
+
+-- The last results of each session, for a repeat to find.
+CREATE TABLE {session} (
+    queue INTEGER NOT NULL,
+    session BLOB NOT NULL,
+    newest INTEGER NOT NULL,
+    until_ms INTEGER NOT NULL,
+    PRIMARY KEY (queue, session)
+) WITHOUT ROWID;
+CREATE INDEX {session:until} ON {session} (until_ms);
+CREATE TABLE {replay} (
+    queue INTEGER NOT NULL,
+    session BLOB NOT NULL,
+    number INTEGER NOT NULL,
+    result BLOB NOT NULL,
+    PRIMARY KEY (queue, session, number)
+) WITHOUT ROWID;
+
+-- Room set aside: given up when the disk or the file's limit is reached, so that claims and settles can go on.
+CREATE TABLE {reserve} (number INTEGER PRIMARY KEY, room BLOB NOT NULL);

@@ -1,0 +1,97 @@
+"""One atomic step on the file: the connection inside its transaction, store time, and the queues it concerns."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
+
+from waypost.store.port import Call
+from waypost.store.sqlite.book import QueueBook
+from waypost.store.sqlite.schema import RESERVE_BYTES, Spelling
+
+T = TypeVar("T")
+
+_QUEUE = "SELECT * FROM {queue} WHERE name = ?"
+_QUEUE_NEW = "INSERT INTO {queue} (name, policy) VALUES (?, ?)"
+_SEQ_LAST = "SELECT max(seq) FROM {envelope}"
+_RESERVE_KEPT = "SELECT 1 FROM {reserve}"
+_RESERVE_BACK = "INSERT INTO {reserve} (number, room) VALUES (1, zeroblob(?))"
+
+
+class SqliteCall(Call[T]):
+    """A verb with its arguments, to be run as one step. `fills` says that it exists to add messages."""
+
+    __slots__ = ("fills", "name", "step", "writes")
+
+    def __init__(self, name: str, step: Callable[[Step], T], *, writes: bool = True, fills: bool = False) -> None:
+        self.name = name
+        self.step = step
+        self.writes = writes
+        self.fills = fills
+
+
+class Step:
+    """What a verb sees of the file. Everything it does is committed together, or not at all."""
+
+    __slots__ = ("_books", "_connection", "_seq", "_spelling", "give_way", "now", "replay_ttl_ms")
+
+    def __init__(
+        self,
+        connection: sqlite3.Connection,
+        spelling: Spelling,
+        now: int,
+        *,
+        replay_ttl_ms: int,
+        give_way: bool = False,
+    ) -> None:
+        self._connection = connection
+        self._spelling = spelling
+        self.now = now
+        self.replay_ttl_ms = replay_ttl_ms
+        #: The file is full and the reserve is gone: history must yield to delivery.
+        self.give_way = give_way
+        self._books: dict[str, QueueBook] = {}
+        self._seq: int | None = None
+
+    def execute(self, template: str, parameters: Sequence[Any] = ()) -> sqlite3.Cursor:
+        """Run one statement, written with `{table}` for names."""
+        return self._connection.execute(self._spelling[template], parameters)
+
+    def execute_many(self, template: str, rows: Iterable[Sequence[Any]]) -> None:
+        """Run one statement for each row."""
+        self._connection.executemany(self._spelling[template], rows)
+
+    def look(self, name: str) -> QueueBook:
+        """A queue to read from; one that is not there looks like an empty one."""
+        return QueueBook(self, name, self.execute(_QUEUE, (name,)).fetchone())
+
+    def book(self, name: str) -> QueueBook:
+        """A queue to write to, made if it is not there. The same object for the whole step."""
+        book = self._books.get(name)
+        if book is None:
+            book = self.look(name)
+            if book.number == 0:
+                book.number = self.execute(_QUEUE_NEW, (name, book.policy_text)).lastrowid or 0
+            if self.give_way:
+                book.give_way()
+            self._books[name] = book
+        return book
+
+    def take_seq(self, count: int) -> int:
+        """The first of so many unused row numbers for envelopes."""
+        first = self._seq
+        if first is None:
+            first = (self.execute(_SEQ_LAST).fetchone()[0] or 0) + 1
+        self._seq = first + count
+        return first
+
+    def keep_reserve(self) -> None:
+        """Before messages are added, the room for draining must be back: otherwise this is what fills the file."""
+        if self.execute(_RESERVE_KEPT).fetchone() is None:
+            self.execute(_RESERVE_BACK, (RESERVE_BYTES,))
+
+    def finish(self) -> None:
+        """Write what the books gathered."""
+        for book in self._books.values():
+            book.flush()

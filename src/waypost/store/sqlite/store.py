@@ -1,0 +1,263 @@
+"""The SQLite store: each verb as a call on the file."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+from waypost.errors import ConfigurationError
+from waypost.identity import Operation
+from waypost.message import (
+    CancelStatus,
+    Claimed,
+    Continuation,
+    ExtendStatus,
+    JournalPage,
+    MessageState,
+    Page,
+    Published,
+    Purged,
+    Redriven,
+    Settlement,
+    SettleStatus,
+    Stats,
+    TracePage,
+)
+from waypost.policy import Policy
+from waypost.store.port import Call, Draft, Hold, Target, Woken
+from waypost.store.sqlite import claim, looking, replays, running, settle
+from waypost.store.sqlite.book import QueueBook
+from waypost.store.sqlite.connection import check_library
+from waypost.store.sqlite.executor import AsyncSqliteExecutor, SqliteExecutor
+from waypost.store.sqlite.publish import publish
+from waypost.store.sqlite.schema import Spelling
+from waypost.store.sqlite.step import SqliteCall, Step
+from waypost.store.sqlite.wake import waking
+
+T = TypeVar("T")
+
+_QUEUES = "SELECT name FROM {queue} ORDER BY name"
+_RESULT = "SELECT data FROM {result} WHERE queue = ? AND id = ? AND until_ms > ?"
+
+#: Longer than any client repeats a call whose reply was lost.
+REPLAY_TTL_MS = 300_000
+
+
+def wall_clock_ms() -> int:
+    """The machine's clock: every process that can open the file has the same one."""
+    return time.time_ns() // 1_000_000
+
+
+class SqliteStore:
+    """Keeps everything in one file, for all processes of one machine. `clock` is for tests."""
+
+    kind = "sqlite"
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        namespace: str = "wp",
+        clock: Callable[[], int] | None = None,
+        replay_ttl_ms: int = REPLAY_TTL_MS,
+    ) -> None:
+        check_library()
+        self.path = os.fspath(path)
+        if not self.path or self.path.startswith((":memory:", "file:")):
+            raise ConfigurationError(
+                f"{self.path!r} is not a file; use memory:// for a store that lives in this process, "
+                "or sqlite:///name.db for one in a file"
+            )
+        self.namespace = namespace
+        self.clock = clock or wall_clock_ms
+        self._replay_ttl_ms = replay_ttl_ms
+        self._spelling = Spelling(namespace)
+
+    def _executor(self) -> SqliteExecutor:
+        return SqliteExecutor(self.path, self._spelling, self.clock, replay_ttl_ms=self._replay_ttl_ms)
+
+    def connect(self, *, start_timeout: float) -> SqliteExecutor:
+        """Open the file, with its tables made if they are missing."""
+        executor = self._executor()
+        executor.start(start_timeout)
+        return executor
+
+    async def connect_async(self, *, start_timeout: float) -> AsyncSqliteExecutor:
+        """The same for an event loop."""
+        executor = AsyncSqliteExecutor(self._executor())
+        try:
+            await executor.start(start_timeout)
+        except BaseException:
+            await executor.close()
+            raise
+        return executor
+
+    @staticmethod
+    def _once(
+        name: str, queue: str, operation: Operation, form: replays.Form[T], work: Callable[[QueueBook], T]
+    ) -> SqliteCall[T]:
+        """A verb that runs once per operation: a repeat gets the first result."""
+
+        def run(step: Step) -> T:
+            book = step.book(queue)
+            first = replays.replayed(book, operation)
+            if first is not None:
+                return form.unpack(first)
+            result = work(book)
+            replays.remember(book, operation, form.pack(result))
+            return result
+
+        return SqliteCall(name, run, fills=name == "publish")
+
+    # ---- the way of a message ----------------------------------------------------------------------------
+
+    def publish(self, queue: str, drafts: Sequence[Draft], operation: Operation) -> Call[Woken[list[Published]]]:
+        def work(book: QueueBook) -> Woken[list[Published]]:
+            return _woken(book, lambda: publish(book, drafts, str(operation)))
+
+        return self._once("publish", queue, operation, replays.PUBLISHED, work)
+
+    def claim(
+        self,
+        queue: str,
+        limit: int,
+        operation: Operation,
+        *,
+        worker: str,
+        sleeper: str | None = None,
+        replay: bool = False,
+    ) -> Call[Claimed]:
+        def run(step: Step) -> Claimed:
+            book = step.book(queue)
+            first = replays.replayed(book, operation)
+            if first is None and replay:
+                # Nothing ran, and now nothing may: a request that is still under way finds this and takes no work.
+                replays.remember(book, operation, first := replays.CLAIMED.pack([]))
+            if first is not None:
+                return claim.claim_again(book, replays.CLAIMED.unpack(first), operation)
+            claimed, ids = claim.claim(book, limit, operation, worker, sleeper)
+            replays.remember(book, operation, replays.CLAIMED.pack(ids))
+            return claimed
+
+        return SqliteCall("claim", run)
+
+    def settle(
+        self, queue: str, settlements: Sequence[Settlement], operation: Operation
+    ) -> Call[Woken[list[SettleStatus]]]:
+        def work(book: QueueBook) -> Woken[list[SettleStatus]]:
+            wake: dict[str, list[str]] = {}
+
+            def freed_slots() -> int:
+                if book.policy.max_running is None:
+                    return 0
+                return min(len(settlements), max(0, book.numbers["ready"] - book.freshly_ready))
+
+            woken = _woken(book, lambda: settle.settle(book, settlements, str(operation), wake), also=freed_slots)
+            return Woken(woken.result, wake | woken.wake)
+
+        return self._once("settle", queue, operation, replays.SETTLED, work)
+
+    def extend(self, queue: str, holds: Sequence[Hold], operation: Operation) -> Call[list[ExtendStatus]]:
+        return self._once("extend", queue, operation, replays.EXTENDED, lambda book: settle.extend(book, holds))
+
+    def cancel(self, queue: str, targets: Sequence[Target], operation: Operation) -> Call[list[CancelStatus]]:
+        return self._once(
+            "cancel", queue, operation, replays.CANCELLED, lambda book: settle.cancel(book, targets, str(operation))
+        )
+
+    def outgoing(self, queue: str, limit: int) -> Call[list[Continuation]]:
+        return SqliteCall("outgoing", lambda step: [], writes=False)
+
+    def forwarded(self, queue: str, ids: Sequence[str]) -> Call[None]:
+        return SqliteCall("forwarded", lambda step: None, writes=False)
+
+    def result(self, queue: str, message_id: str) -> Call[bytes | None]:
+        def run(step: Step) -> bytes | None:
+            row = step.execute(_RESULT, (step.look(queue).number, message_id, step.now)).fetchone()
+            return None if row is None else bytes(row[0])
+
+        return SqliteCall("result", run, writes=False)
+
+    # ---- looking -----------------------------------------------------------------------------------------
+
+    def peek(
+        self,
+        queue: str,
+        state: MessageState,
+        limit: int,
+        *,
+        cursor: str | None = None,
+        id: str | None = None,
+        key: str | None = None,
+        group: str | None = None,
+        reason: str | None = None,
+    ) -> Call[Page]:
+        filters = {"id": id, "key": key, "group": group, "reason": reason}
+        return SqliteCall(
+            "peek", lambda step: looking.peek(step.look(queue), state, limit, cursor, filters), writes=False
+        )
+
+    def stats(self, queue: str, *, minutes: int = 0) -> Call[Stats]:
+        return SqliteCall("stats", lambda step: looking.stats(step.look(queue), minutes), writes=False)
+
+    def trace(self, queue: str, message_id: str, cursor: str | None = None) -> Call[TracePage]:
+        return SqliteCall("trace", lambda step: looking.trace(step.look(queue), message_id), writes=False)
+
+    def queues(self) -> Call[list[str]]:
+        return SqliteCall("queues", lambda step: [name for (name,) in step.execute(_QUEUES)], writes=False)
+
+    # ---- running a queue ---------------------------------------------------------------------------------
+
+    def redrive(
+        self, queue: str, limit: int, operation: Operation, *, ids: Sequence[str] = (), reason: str | None = None
+    ) -> Call[Woken[Redriven]]:
+        def work(book: QueueBook) -> Woken[Redriven]:
+            return _woken(book, lambda: running.redrive(book, limit, str(operation), ids, reason))
+
+        return self._once("redrive", queue, operation, replays.REDRIVEN, work)
+
+    def purge(self, queue: str, state: MessageState, limit: int, operation: Operation) -> Call[Purged]:
+        return self._once(
+            "purge", queue, operation, replays.PURGED, lambda book: running.purge(book, state, limit, str(operation))
+        )
+
+    def configure(self, queue: str, changes: Mapping[str, Any]) -> Call[Woken[Policy]]:
+        def run(step: Step) -> Woken[Policy]:
+            book = step.book(queue)
+            return _woken(book, lambda: running.configure(book, changes), also=lambda: running.worth_waking(book))
+
+        return SqliteCall("configure", run)
+
+    def policy(self, queue: str) -> Call[Policy]:
+        return SqliteCall("policy", lambda step: step.look(queue).policy, writes=False)
+
+    def pause(self, queue: str) -> Call[bool]:
+        return SqliteCall("pause", lambda step: running.set_paused(step.book(queue), True))
+
+    def resume(self, queue: str) -> Call[Woken[bool]]:
+        def run(step: Step) -> Woken[bool]:
+            book = step.book(queue)
+            return _woken(book, lambda: running.set_paused(book, False), also=lambda: running.worth_waking(book))
+
+        return SqliteCall("resume", run)
+
+    # ---- the journal -------------------------------------------------------------------------------------
+
+    def journal(self, queue: str, after: int, limit: int) -> Call[JournalPage]:
+        return SqliteCall("journal", lambda step: looking.journal(step.look(queue), after, limit), writes=False)
+
+    def journal_reader(self, queue: str, name: str, read_to: int | None) -> Call[int]:
+        return SqliteCall("journal_reader", lambda step: looking.reader(step.book(queue), name, read_to))
+
+    def journal_forget(self, queue: str, name: str) -> Call[bool]:
+        return SqliteCall("journal_forget", lambda step: looking.forget_reader(step.book(queue), name))
+
+    def journal_trim(self, queue: str, up_to: int) -> Call[int]:
+        return SqliteCall("journal_trim", lambda step: step.book(queue).trim_journal(up_to))
+
+
+def _woken(book: QueueBook, work: Callable[[], T], *, also: Callable[[], int] = lambda: 0) -> Woken[T]:
+    result, names = waking(book, work, also=also)
+    return Woken(result, {book.name: names} if names else {})

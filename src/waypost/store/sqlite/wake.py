@@ -1,0 +1,40 @@
+"""Whom to wake for what a step made claimable."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from waypost.policy import SLEEPER_TTL_MS
+from waypost.store.sqlite.book import QueueBook
+
+T = TypeVar("T")
+
+_SLEEPERS_CLEAR = "DELETE FROM {sleeper} WHERE queue = ?"
+_SLEEPERS_FIRST = """
+    SELECT queue, name FROM {sleeper} INDEXED BY {sleeper:until}
+    WHERE queue = ? AND until_ms > ? ORDER BY until_ms, name LIMIT ?"""
+_SLEEPER_OUT = "DELETE FROM {sleeper} WHERE queue = ? AND name = ?"
+
+
+def waking(book: QueueBook, work: Callable[[], T], *, also: Callable[[], int] = lambda: 0) -> tuple[T, list[str]]:
+    """Do the work of a step, and pick the sleepers that what it made claimable is worth."""
+    earliest = book.next_due()
+    book.freshly_ready = 0
+    result = work()
+    soonest = book.next_due()
+    earlier = soonest is not None and (earliest is None or soonest < earliest)
+    return result, _wake(book, book.freshly_ready + earlier + also())
+
+
+def _wake(book: QueueBook, count: int) -> list[str]:
+    """Take up to `count` sleepers out of the memory, longest asleep first; `*` if the memory is gone."""
+    if count == 0 or book.paused:
+        return []
+    if book.numbers["sleepers_known_until"] <= book.now:
+        book.step.execute(_SLEEPERS_CLEAR, (book.number,))
+        book.numbers["sleepers_known_until"] = book.now + SLEEPER_TTL_MS
+        return ["*"]
+    sleepers = book.step.execute(_SLEEPERS_FIRST, (book.number, book.now, count)).fetchall()
+    book.step.execute_many(_SLEEPER_OUT, sleepers)
+    return [name for _, name in sleepers]
