@@ -37,8 +37,8 @@ _FRESH_NUMBERS = dict.fromkeys(NUMBERS, 0) | {"journal_first": 1, "journal_swept
 #: The order of the fields of `Record`.
 COLUMNS = (
     'm.seq, m.id, m.state, m.priority, m.position, m.ready_ms, m.published_ms, m.size, m.key, m."group", m.token, '
-    "m.deliveries, m.attempts, m.nonce, m.worker, m.claimed_ms, m.lease_end_ms, m.cancel_requested, m.cause, "
-    "m.ended_ms, m.reason, m.error_type, m.error"
+    "m.deliveries, m.attempts, m.nonce, m.worker, m.claimed_ms, m.lease_end_ms, m.lease_ms, m.cancel_requested, "
+    "m.cause, m.ended_ms, m.reason, m.error_type, m.error"
 )
 
 #: Rows of the journal that are out of its range are removed so many a step: more than a step adds, never a long stop.
@@ -50,14 +50,12 @@ _QUEUE_UPDATE = (
 _ENVELOPE_INSERT = "INSERT INTO {envelope} (seq, data) VALUES (?, ?)"
 _ENVELOPE_DELETE = "DELETE FROM {envelope} WHERE seq = ?"
 _MESSAGE_INSERT = """
-    INSERT INTO {message} (
-        seq, queue, id, state, priority, position, ready_ms, published_ms, size, key, "group", token, deliveries,
-        attempts, nonce, worker, claimed_ms, lease_end_ms, cancel_requested, cause, ended_ms, reason, error_type, error
-    ) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"""
+    INSERT INTO {message} (seq, queue, id, state, priority, position, ready_ms, published_ms, size, key, "group")
+    VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"""
 _MESSAGE_UPDATE = """
     UPDATE {message} SET state = ?, position = ?, ready_ms = ?, token = ?, deliveries = ?, attempts = ?, nonce = ?,
-        worker = ?, claimed_ms = ?, lease_end_ms = ?, cancel_requested = ?, cause = ?, ended_ms = ?, reason = ?,
-        error_type = ?, error = ?
+        worker = ?, claimed_ms = ?, lease_end_ms = ?, lease_ms = ?, cancel_requested = ?, cause = ?,
+        ended_ms = ?, reason = ?, error_type = ?, error = ?
     WHERE seq = ?"""
 _MESSAGE_DELETE = "DELETE FROM {message} WHERE seq = ?"
 _JOURNAL_INSERT = """
@@ -106,6 +104,8 @@ class Record(Struct, gc=False):
     worker: str | None = None
     claimed_ms: int | None = None
     lease_end_ms: int | None = None
+    #: How long a renewal makes the lease: the queue's setting when it was claimed.
+    lease_ms: int = 0
     cancel_requested: int = 0
     #: What made it claimable again, for the next claim to say.
     cause: str | None = None
@@ -145,7 +145,7 @@ class QueueBook:
     """A queue in hand. `number` is 0 when it is not in the file."""
 
     __slots__ = (
-        "_added", "_before", "_buried", "_events", "_events_noted", "_gone", "_journal_limit",
+        "_added", "_before", "_buried", "_events", "_events_noted", "_gone",
         "_kept_envelopes", "_minute", "_touched", "freshly_ready", "holders", "name", "now", "number", "numbers",
         "paused", "policy", "policy_text", "records", "step",
     )  # fmt: skip
@@ -179,7 +179,6 @@ class QueueBook:
     def _follow(self, policy: Policy) -> None:
         self.policy = policy
         self._events_noted = policy.journal in ("all", "full")
-        self._journal_limit = policy.journal_max + policy.journal_slack
 
     def set_policy(self, policy: Policy) -> None:
         """A changed policy acts from here on."""
@@ -241,8 +240,6 @@ class QueueBook:
             self.number, number, self.now, event, *told, worker, due_ms, cause, reason, error_type,
             run_ms, wait_ms, size, operation, body,
         ))  # fmt: skip
-        if number - numbers["journal_first"] + 1 >= self._journal_limit:
-            self._cut_journal(number - self.policy.journal_max + 1, "hard_cap")
 
     def note_run(self, event: EventName, operation: str | None, record: Record, **details: Any) -> None:
         """An event that ends a lease: it says who held it, and for how long."""
@@ -366,8 +363,8 @@ class QueueBook:
                     [
                         (
                             r.state, r.position, r.ready_ms, r.token, r.deliveries, r.attempts, r.nonce,
-                            r.worker, r.claimed_ms, r.lease_end_ms, r.cancel_requested, r.cause, r.ended_ms, r.reason,
-                            r.error_type, r.error, r.seq,
+                            r.worker, r.claimed_ms, r.lease_end_ms, r.lease_ms, r.cancel_requested, r.cause,
+                            r.ended_ms, r.reason, r.error_type, r.error, r.seq,
                         )
                         for r in records.values()
                     ],
@@ -380,9 +377,8 @@ class QueueBook:
                 _MESSAGE_INSERT,
                 [
                     (
-                        r.seq, queue, r.id, r.state, r.priority, r.position, r.ready_ms, r.published_ms, r.size, r.key,
-                        r.group, r.token, r.deliveries, r.attempts, r.nonce, r.worker, r.claimed_ms, r.lease_end_ms,
-                        r.cancel_requested, r.cause, r.ended_ms, r.reason, r.error_type, r.error,
+                        r.seq, queue, r.id, r.state, r.priority, r.position, r.ready_ms, r.published_ms, r.size,
+                        r.key, r.group,
                     )
                     for r, _ in self._added.values()
                 ],
@@ -412,9 +408,12 @@ class QueueBook:
     def flush(self) -> None:
         """Write all that the step gathered for this queue."""
         self.flush_messages()
+        last, policy = self.numbers["journal_last"], self.policy
+        if last - self.numbers["journal_first"] + 1 >= policy.journal_max + policy.journal_slack:
+            self._cut_journal(last - policy.journal_max + 1, "hard_cap")
         self._sweep_journal()
-        first = self.numbers["journal_first"]
         if self._events:
+            first = self.numbers["journal_first"]
             if self._events[0][1] < first:
                 self._events = [event for event in self._events if event[1] >= first]
             self.step.execute_many(_JOURNAL_INSERT, self._events)

@@ -24,7 +24,7 @@ _READY = f"""
     WHERE m.queue = ? AND m.state = 0 ORDER BY m.priority DESC, m.position, m.id LIMIT ?"""
 _LEASE = """
     UPDATE {message} SET state = 2, token = token + 1, deliveries = deliveries + 1,
-        nonce = ?, worker = ?, claimed_ms = ?, lease_end_ms = ?
+        nonce = ?, worker = ?, claimed_ms = ?, lease_end_ms = ?, lease_ms = ?
     WHERE seq IN (SELECT value FROM json_each(?))"""
 _STILL_LEASED = f"""
     SELECT {COLUMNS}, e.data
@@ -70,9 +70,8 @@ def claim_again(book: QueueBook, ids: list[str], operation: Operation) -> Claime
     leases = []
     for row in rows:
         record = Record(*row[:-1])
-        if book.policy.lease_ms is not None:
-            record.lease_end_ms = book.now + book.policy.lease_ms
-            book.step.execute(_REARM, (record.lease_end_ms, record.seq))
+        record.lease_end_ms = book.now + record.lease_ms
+        book.step.execute(_REARM, (record.lease_end_ms, record.seq))
         leases.append(_lease_of(record, row[-1]))
     return _claimed(book, leases, None)
 
@@ -173,7 +172,7 @@ def _lease_round(
         book.count_up("claims", claims)
     if leased:
         seqs = msgspec.json.encode(leased).decode()
-        book.step.execute(_LEASE, (nonce, worker, now, lease_end_ms, seqs))
+        book.step.execute(_LEASE, (nonce, worker, now, lease_end_ms, policy.lease_ms, seqs))
     return buried
 
 

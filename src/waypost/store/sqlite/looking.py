@@ -20,7 +20,7 @@ from waypost.message import (
     Stored,
     TracePage,
 )
-from waypost.policy import MINUTES_KEPT
+from waypost.policy import HEAD_OFFSET, MINUTES_KEPT, PRIORITY_MAX, PRIORITY_MIN
 from waypost.store.sqlite.book import DEAD, DELAYED, LEASED, READY, WAITING, QueueBook
 
 STATES: dict[MessageState, int] = {
@@ -57,7 +57,9 @@ _READER = "SELECT read_to FROM {reader} WHERE queue = ? AND name = ?"
 _READER_SET = """
     INSERT INTO {reader} (queue, name, read_to) VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET read_to = excluded.read_to"""
 _READER_FORGET = "DELETE FROM {reader} WHERE queue = ? AND name = ?"
-_OLDEST_READY = "SELECT min(ready_ms) FROM {message} INDEXED BY {message:age} WHERE queue = ? AND state = 0"
+_HEAD = """
+    SELECT ready_ms FROM {message} INDEXED BY {message:ready}
+    WHERE queue = ? AND state = 0 AND priority = ? AND position >= ? ORDER BY position, id LIMIT 1"""
 _OLDEST_LEASED = "SELECT min(claimed_ms) FROM {message} INDEXED BY {message:leased} WHERE queue = ? AND state = 2"
 _SLEEPERS = "SELECT count(*) FROM {sleeper} INDEXED BY {sleeper:until} WHERE queue = ? AND until_ms > ?"
 _MINUTES = (
@@ -154,15 +156,24 @@ def ledger(book: QueueBook) -> Ledger:
     )  # fmt: skip
 
 
+def _oldest_ready(book: QueueBook) -> int | None:
+    """The longest wait among the messages that stand first: of each priority, reclaimed ones apart."""
+    heads = [
+        book.step.execute(_HEAD, (book.number, priority, first)).fetchone()
+        for priority in range(PRIORITY_MIN, PRIORITY_MAX + 1)
+        for first in (-HEAD_OFFSET, 0)
+    ]
+    return max((book.now - head[0] for head in heads if head is not None), default=None)
+
+
 def stats(book: QueueBook, minutes: int) -> Stats:
     """A queue at a glance."""
     now, number, execute = book.now, book.number, book.step.execute
-    oldest_ready = execute(_OLDEST_READY, (number,)).fetchone()[0]
     oldest_leased = execute(_OLDEST_LEASED, (number,)).fetchone()[0]
     first = now // 60_000 - min(minutes, MINUTES_KEPT) + 1
     return Stats(
         book.name, now, ledger(book), book.paused,
-        None if oldest_ready is None else now - oldest_ready,
+        _oldest_ready(book),
         None if oldest_leased is None else now - oldest_leased,
         book.next_due(), book.next_lease(),
         execute(_SLEEPERS, (number, now)).fetchone()[0],

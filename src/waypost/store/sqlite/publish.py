@@ -43,7 +43,7 @@ def publish(book: QueueBook, drafts: Sequence[Draft], operation: str | None) -> 
         _store(book, draft, action, holder_id, seq + index, operation)
         for index, (draft, (action, holder_id)) in enumerate(zip(drafts, plans, strict=True))
     ]
-    _remember_windows(book, drafts, results)
+    _remember(book, drafts, plans)
     return results
 
 
@@ -61,8 +61,13 @@ def _plans(book: QueueBook, drafts: Sequence[Draft]) -> list[Plan]:
     windows: dict[str, str] = {}
     if keys:
         book.load_holders(keys)
-        windows = dict(book.step.execute(_WINDOWS, (as_list(keys), book.number, book.now)).fetchall())
+        windows = taken_windows(book, keys)
     return [_plan(book, draft, arrived, windows) for draft in drafts]
+
+
+def taken_windows(book: QueueBook, keys: list[str]) -> dict[str, str]:
+    """Which of these keys are inside a window, and the message that each window belongs to."""
+    return dict(book.step.execute(_WINDOWS, (as_list(keys), book.number, book.now)).fetchall())
 
 
 def _plan(book: QueueBook, draft: Draft, arrived: set[str], windows: dict[str, str]) -> Plan:
@@ -165,9 +170,13 @@ def _store(book: QueueBook, draft: Draft, action: str, holder_id: str, seq: int,
         record,
         cause=cause,
         due_ms=ready_ms if due > now else None,
-        body=(draft.journal_copy or envelope) if book.policy.journal == "full" else None,
+        body=_copy(draft) if book.policy.journal == "full" else None,
     )
     return Published(draft.id, status)
+
+
+def _copy(draft: Draft) -> bytes:
+    return draft.envelope if draft.journal_copy is None else draft.journal_copy
 
 
 def _extend(book: QueueBook, holder_id: str, ready_ms: int, operation: str | None) -> Published:
@@ -181,18 +190,23 @@ def _extend(book: QueueBook, holder_id: str, ready_ms: int, operation: str | Non
     return Published(holder_id, "extended")
 
 
-def _remember_windows(book: QueueBook, drafts: Sequence[Draft], results: list[Published]) -> None:
+def _remember(book: QueueBook, drafts: Sequence[Draft], plans: list[Plan]) -> None:
     """Which keys stay taken after their message has ended, and which continuations have come."""
-    stored = [
-        draft
-        for draft, published in zip(drafts, results, strict=True)
-        if published.id == draft.id and published.status != "duplicate"
+    number, now = book.number, book.now
+    windows = [
+        (number, draft.key, draft.id, now + draft.window_ms)
+        for draft, (action, _) in zip(drafts, plans, strict=True)
+        if draft.window_ms and draft.key is not None and action in ("new", "park", "replace")
     ]
-    windows = [(book.number, d.key, d.id, book.now + d.window_ms) for d in stored if d.window_ms and d.key is not None]
     if windows:
         sweep(book, "window", len(windows))
         book.step.execute_many(_WINDOW_SET, windows)
-    arrivals = [(book.number, d.id, book.now + ARRIVAL_TTL_MS) for d in stored if d.forwarded]
+    # Also those whose key was taken: that answer is final, and must not change because it was sent again.
+    arrivals = [
+        (number, draft.id, now + ARRIVAL_TTL_MS)
+        for draft, (action, _) in zip(drafts, plans, strict=True)
+        if draft.forwarded and action != "arrived"
+    ]
     if arrivals:
         sweep(book, "arrival", len(arrivals))
         book.step.execute_many(_ARRIVAL_SET, arrivals)

@@ -7,9 +7,11 @@ from typing import Any
 
 from waypost.message import MessageState, Purged, Redriven
 from waypost.policy import Policy
+from waypost.store.port import told
 from waypost.store.sqlite.book import COLUMNS, Holder, QueueBook, as_list
 from waypost.store.sqlite.looking import ORDERS, STATES
 from waypost.store.sqlite.moves import end, forget_completed, make_claimable
+from waypost.store.sqlite.publish import taken_windows
 
 _DEAD_ALL = f"""
     SELECT {COLUMNS} FROM {{message}} m INDEXED BY {{message:dead}}
@@ -36,10 +38,11 @@ def redrive(book: QueueBook, limit: int, operation: str, ids: Sequence[str], rea
         query, parameters = _DEAD_ALL, (book.number, limit + 1)
     chosen = [book.hold(row) for row in book.step.execute(query, parameters).fetchall()]
     book.load_holders([record.key for record in chosen if record.key is not None])
+    windows = taken_windows(book, [record.key for record in chosen if record.key is not None])
     moved, duplicates = [], []
     for record in chosen[:limit]:
         if record.key is not None:
-            if book.holders[record.key] is not None:
+            if book.holders[record.key] is not None or record.key in windows:
                 record.reason = "duplicate"
                 book.touch(record)
                 duplicates.append(record.id)
@@ -78,8 +81,7 @@ def purge(book: QueueBook, state: MessageState, limit: int, operation: str) -> P
 def configure(book: QueueBook, changes: Mapping[str, Any]) -> Policy:
     """Change the queue's policy; it acts from the next step on."""
     book.set_policy(book.policy.changed(changes))
-    told = " ".join(f"{name}={value}" for name, value in sorted(changes.items()))
-    book.note("configured", None, cause=told)
+    book.note("configured", None, cause=told(changes))
     return book.policy
 
 

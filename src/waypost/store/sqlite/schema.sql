@@ -62,14 +62,15 @@ CREATE TABLE {message} (
     size INTEGER NOT NULL,
     key TEXT,
     "group" TEXT,
-    token INTEGER NOT NULL,
-    deliveries INTEGER NOT NULL,
-    attempts INTEGER NOT NULL,
-    nonce BLOB NOT NULL,
+    token INTEGER NOT NULL DEFAULT 0,
+    deliveries INTEGER NOT NULL DEFAULT 0,
+    attempts INTEGER NOT NULL DEFAULT 0,
+    nonce BLOB NOT NULL DEFAULT x'',
     worker TEXT,
     claimed_ms INTEGER,
     lease_end_ms INTEGER,
-    cancel_requested INTEGER NOT NULL,
+    lease_ms INTEGER NOT NULL DEFAULT 0,
+    cancel_requested INTEGER NOT NULL DEFAULT 0,
     cause TEXT,
     ended_ms INTEGER,
     reason TEXT,
@@ -78,7 +79,6 @@ CREATE TABLE {message} (
 );
 CREATE UNIQUE INDEX {message:id} ON {message} (queue, id);
 CREATE INDEX {message:ready} ON {message} (queue, priority DESC, position, id) WHERE state = 0;
-CREATE INDEX {message:age} ON {message} (queue, ready_ms) WHERE state = 0;
 CREATE INDEX {message:delayed} ON {message} (queue, ready_ms, id) WHERE state = 1;
 CREATE INDEX {message:leased} ON {message} (queue, lease_end_ms, id) WHERE state = 2;
 CREATE INDEX {message:waiting} ON {message} (queue, id) WHERE state = 3;

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from waypost.message import CancelStatus, Continuation, ExtendStatus, Settlement, SettleStatus
-from waypost.store.port import Draft, Hold, Target
+from waypost.message import CancelStatus, ExtendStatus, Settlement, SettleStatus
+from waypost.store.port import Hold, Target, forwarded_draft
 from waypost.store.sqlite.book import DEAD, LEASED, QueueBook, Record
 from waypost.store.sqlite.moves import bury, end, ends_otherwise, make_claimable, to_head
 from waypost.store.sqlite.publish import publish
@@ -59,7 +59,7 @@ def _done(book: QueueBook, record: Record, settlement: Settlement, operation: st
     for next_one in settlement.then:
         book.numbers["transferred"] += 1
         target = book.step.book(next_one.queue)
-        drafts = [_forwarded(next_one)]
+        drafts = [forwarded_draft(next_one)]
         if target is book:
             publish(book, drafts, operation)
             continue
@@ -68,25 +68,13 @@ def _done(book: QueueBook, record: Record, settlement: Settlement, operation: st
             wake.setdefault(target.name, []).extend(names)
 
 
-def _forwarded(next_one: Continuation) -> Draft:
-    """A continuation as its target queue receives it."""
-    return Draft(
-        next_one.id,
-        next_one.envelope,
-        key=next_one.key,
-        delay_ms=next_one.delay_ms,
-        priority=next_one.priority,
-        group=next_one.group,
-        forwarded=True,
-    )
-
-
 def _not_done(book: QueueBook, record: Record, settlement: Settlement, operation: str) -> SettleStatus:
     outcome = settlement.outcome
     if record.cancel_requested:
         end(book, record, "cancelled", operation, cause=outcome)
         return "cancelled"
-    record.error_type, record.error = settlement.error_type, settlement.error
+    if outcome in ("retry", "dead"):
+        record.error_type, record.error = settlement.error_type, settlement.error
     if outcome == "dead":
         bury(book, record, settlement.reason or "rejected", operation)
         return "dead"
@@ -129,8 +117,8 @@ def extend(book: QueueBook, holds: Sequence[Hold]) -> list[ExtendStatus]:
         if record is None:
             statuses.append("lost")
             continue
-        if book.policy.lease_ms is not None:
-            renewed.append((book.now + book.policy.lease_ms, record.seq))
+        # The length it was claimed with: its worker renews by that, whatever the queue's lease has become since.
+        renewed.append((book.now + record.lease_ms, record.seq))
         statuses.append("cancel" if record.cancel_requested else "ok")
     book.step.execute_many(_EXTEND, renewed)
     return statuses
