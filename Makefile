@@ -27,7 +27,7 @@ types: .venv/ready
 	$(RUN) -m mypy --strict $(CODE)
 
 imports: .venv/ready
-	@.venv/bin/lint-imports --no-logo
+	@.venv/bin/lint-imports --no-logo --no-cache
 
 unit: .venv/ready
 	$(PYTEST) $(PARALLEL) tests/unit
