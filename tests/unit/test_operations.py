@@ -1,0 +1,402 @@
+"""The flows alone: no connection, no clock but a counter."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
+
+import pytest
+
+from tests.unit.faces import Fault, ShakyExecutor, ShakyStore
+from waypost import Message, NoRetry, codec, errors
+from waypost.identity import Session
+from waypost.message import Claimed, Continuation
+from waypost.operations import publish, receive, run
+from waypost.operations.flow import Flow, Lanes, Link, Sleep, Together, drive, drive_async
+from waypost.policy import BACKOFF_FIRST_SECONDS, BACKOFF_MAX_SECONDS, POLL_FIRST_SECONDS, REPLAY_MAX
+from waypost.store.port import Call, Draft, Woken
+
+T = TypeVar("T")
+
+
+class Desk:
+    """Runs flows with time in its own hands: a `Sleep` only moves the clock on."""
+
+    def __init__(self, store: Any, *, retry_budget: float = 120.0) -> None:
+        self.now = 0.0
+        self.slept: list[float] = []
+        self.woken: list[dict[str, list[str]]] = []
+        self.on_sleep: Callable[[], None] = lambda: None
+        self.executor = store.connect(start_timeout=1)
+        self.link = Link(
+            store,
+            session=Session(),
+            worker="here",
+            retry_budget=retry_budget,
+            wake=self.woken.append,
+            monotonic=lambda: self.now,
+        )
+
+    def run(self, call: Call[T]) -> T:
+        result: T = self.executor.run(call)
+        return result
+
+    def run_many(self, calls: Iterable[Call[T]]) -> list[T | Exception]:
+        results: list[T | Exception] = self.executor.run_many(calls)
+        return results
+
+    def close(self) -> None:
+        self.executor.close()
+
+    def play(self, flow: Flow[T]) -> T:
+        return drive(self, self._timed(flow))
+
+    def _timed(self, flow: Flow[T]) -> Flow[T]:
+        """The same flow with its pauses taken out."""
+        try:
+            step = next(flow)
+            while True:
+                if isinstance(step, Sleep):
+                    self.slept.append(step.seconds)
+                    self.now += step.seconds
+                    self.on_sleep()
+                    step = flow.send(None)
+                    continue
+                try:
+                    result = yield step
+                except BaseException as error:
+                    step = flow.throw(error)
+                else:
+                    step = flow.send(result)
+        except StopIteration as stop:
+            return stop.value  # type: ignore[no-any-return]
+
+
+# ---- drivers -------------------------------------------------------------------------------------------------
+
+
+def test_both_drivers_run_the_same_steps() -> None:
+    store = ShakyStore()
+
+    def flow() -> Flow[list[Any]]:
+        queues = yield store.queues()
+        yield Sleep(0)
+        many = yield Together(store.pause(name) for name in ("a", "b"))
+        try:
+            yield store.publish("a", [None], None)
+        except AttributeError as error:
+            return [queues, many, type(error)]
+        return []
+
+    async def awaited() -> list[Any]:
+        return await drive_async(await store.connect_async(start_timeout=1), flow())
+
+    assert drive(store.connect(start_timeout=1), flow()) == [[], [True, True], AttributeError]
+    assert asyncio.run(awaited()) == [["a", "b"], [False, False], AttributeError]
+
+
+# ---- the retry budget ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.promise("LEASE-14")
+def test_pauses_grow_from_ten_milliseconds_to_five_seconds_within_the_budget() -> None:
+    store = ShakyStore(faults=["refuse"] * 10_000)
+    desk = Desk(store)
+    with pytest.raises(errors.StoreUnavailable, match="within the retry budget of 120 s"):
+        desk.play(desk.link.attempt(store.queues()))
+    assert 0 < desk.slept[0] <= BACKOFF_FIRST_SECONDS
+    assert max(desk.slept) <= BACKOFF_MAX_SECONDS
+    assert max(desk.slept) > BACKOFF_MAX_SECONDS / 2
+    assert desk.now == pytest.approx(120)
+
+
+@pytest.mark.promise("LEASE-14", "SEE-6")
+@pytest.mark.parametrize(
+    ("faults", "kind"),
+    [
+        (["cut", "refuse"], errors.OutcomeUnknown),
+        (["refuse", "cut"], errors.OutcomeUnknown),
+        (["refuse", "refuse"], errors.StoreUnavailable),
+    ],
+)
+def test_a_call_that_may_have_arrived_once_stays_unknown(faults: list[Fault], kind: type[Exception]) -> None:
+    store = ShakyStore(faults=faults + ["refuse"] * 1000)
+    desk = Desk(store, retry_budget=1)
+    with pytest.raises(kind) as caught:
+        desk.play(desk.link.attempt(store.pause("orders")))
+    assert isinstance(caught.value.__cause__, errors.StoreUnavailable | errors.OutcomeUnknown)
+
+
+def test_an_answer_that_is_an_error_is_not_repeated() -> None:
+    store = ShakyStore(faults=[errors.StoreFull("no room")])
+    desk = Desk(store)
+    with pytest.raises(errors.StoreFull):
+        desk.play(desk.link.attempt(store.pause("orders")))
+    assert desk.slept == []
+
+
+# ---- lanes ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.promise("PUB-3")
+def test_an_operation_under_way_is_never_left_too_far_behind() -> None:
+    session = Session()
+    lanes = Lanes(session)
+    first = lanes.begin("orders")
+    others = [lanes.begin("orders") for _ in range(2 * REPLAY_MAX)]
+    by_session: dict[bytes, list[int]] = {}
+    for operation in [first, *others]:
+        by_session.setdefault(operation.session, []).append(operation.number)
+    assert len(by_session) == 3
+    assert all(max(numbers) - min(numbers) < REPLAY_MAX for numbers in by_session.values())
+    assert lanes.begin("invoices").session == session.id
+    for operation in [first, *others]:
+        lanes.end("orders", operation)
+    assert lanes.begin("orders").session == session.id
+
+
+def test_a_publish_that_waits_for_its_connection_is_answered_after_hundreds_of_others() -> None:
+    store = ShakyStore(faults=["cut"])
+    desk = Desk(store)
+    options = publish.PublishOptions()
+    slow = publish.publish(desk.link, "orders", "slow", options)
+    call = next(slow)
+    with pytest.raises(errors.OutcomeUnknown) as lost:
+        desk.run(call)  # type: ignore[arg-type]
+    assert isinstance(slow.throw(lost.value), Sleep)
+    for n in range(3 * REPLAY_MAX):
+        desk.play(publish.publish(desk.link, "orders", n, options))
+    repeated = slow.send(None)
+    with pytest.raises(StopIteration) as ended:
+        slow.send(desk.run(repeated))  # type: ignore[arg-type]
+    assert ended.value.value.status == "queued"
+    assert desk.play(desk.link.attempt(store.stats("orders"))).ledger.published == 3 * REPLAY_MAX + 1
+
+
+# ---- batches -------------------------------------------------------------------------------------------------
+
+
+def test_a_batch_is_encoded_while_it_is_sent() -> None:
+    store = ShakyStore()
+    desk = Desk(store)
+    taken: list[int] = []
+    seen: list[int] = []
+
+    class Watching(ShakyExecutor):
+        def run(self, call: Call[T]) -> T:
+            seen.append(len(taken))
+            return super().run(call)
+
+    desk.executor = Watching(store)
+    bodies = (taken.append(n) or n for n in range(1500))  # type: ignore[func-returns-value]
+    assert len(desk.play(publish.publish_many(desk.link, "orders", bodies, publish.PublishOptions()))) == 1500
+    assert seen == [512, 1024, 1500]
+
+
+def test_a_publish_tells_whom_to_wake() -> None:
+    store = ShakyStore()
+    desk = Desk(store)
+    desk.play(publish.publish(desk.link, "orders", 1, publish.PublishOptions()))
+    assert desk.woken == [{"orders": ["*"]}]
+
+
+@pytest.mark.promise("PUB-7")
+def test_a_blocked_publisher_finds_the_room_that_a_settle_makes() -> None:
+    store = ShakyStore()
+    desk = Desk(store)
+    desk.play(run.configure(desk.link, "orders", {"max_pending": 4, "overload": "block"}))
+    options = publish.PublishOptions(timeout=10)
+
+    def work() -> None:
+        message = desk.play(receive_now(desk))
+        assert message is not None
+        desk.play(receive.finish(desk.link, message, None, NoRetry()))
+
+    desk.on_sleep = work
+    results = desk.play(publish.publish_many(desk.link, "orders", range(20), options))
+    assert len(results) == 20
+    assert desk.play(desk.link.attempt(store.stats("orders"))).ledger.balance == 0
+
+
+def receive_now(desk: Desk) -> Flow[Message[Any] | None]:
+    return receive.receive(desk.link, "orders", 0, None)
+
+
+# ---- waiting -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.promise("TIMER-3")
+def test_polling_adapts_from_fifty_milliseconds_to_the_safety_poll() -> None:
+    store = ShakyStore()
+    desk = Desk(store)
+    assert desk.play(receive.receive(desk.link, "orders", 60, None)) is None
+    assert desk.now == pytest.approx(60)
+    assert desk.slept[0] <= POLL_FIRST_SECONDS < desk.slept[1] <= 2 * POLL_FIRST_SECONDS
+    assert all(seconds <= 5 for seconds in desk.slept)
+    assert len(desk.slept) < 30
+
+
+@pytest.mark.promise("WAKE-5")
+@pytest.mark.parametrize(
+    ("claimed", "least", "most"),
+    [
+        (Claimed([], 20, None, None, False, 0), 0.02, 0.02),
+        (Claimed([], None, 30, None, False, 0), 0.03, 0.03),
+        (Claimed([], 30, 20, None, False, 0), 0.02, 0.02),
+        (Claimed([], 0, 0, 30, False, 0), 0.03, 0.03),
+        (Claimed([], 0, None, None, False, 0), 0.001, 0.001),
+        (Claimed([], 0, 0, None, True, 0), 0.04, 0.05),
+        (Claimed([], 9000, None, None, False, 0), 0.04, 0.05),
+    ],
+)
+def test_a_nap_ends_at_the_stores_next_moment(claimed: Claimed, least: float, most: float) -> None:
+    assert least <= receive._Nap().seconds(claimed, None) <= most
+    assert receive._Nap().seconds(claimed, 0.0005) == 0.0005
+
+
+def test_a_moment_that_brings_nothing_does_not_make_a_worker_spin() -> None:
+    nap = receive._Nap()
+    pauses = [nap.seconds(Claimed([], 0, 0, None, False, 0), None) for _ in range(10)]
+    assert pauses == sorted(pauses)
+    assert pauses[-1] == POLL_FIRST_SECONDS
+
+
+@pytest.mark.promise("LEASE-6")
+def test_an_interrupted_claim_is_found_by_the_next_receive() -> None:
+    store = ShakyStore()
+    desk = Desk(store)
+    desk.play(publish.publish(desk.link, "orders", 1, publish.PublishOptions()))
+    flow = receive_now(desk)
+    desk.run(next(flow))  # type: ignore[arg-type]
+    with pytest.raises(KeyboardInterrupt):
+        flow.throw(KeyboardInterrupt())
+    message = desk.play(receive_now(desk))
+    assert message is not None
+    assert message.deliveries == 1
+
+
+@pytest.mark.parametrize("later", [0, 10_000])
+def test_a_lost_claim_is_forgotten_when_the_store_has_forgotten_it(later: float) -> None:
+    store = ShakyStore()
+    desk = Desk(store)
+    operation = desk.link.lanes.begin("orders")
+    desk.link.add_lost_claim("orders", operation)
+    desk.now += later
+    assert desk.play(receive_now(desk)) is None
+    assert store.ran.count("claim") == (2 if later == 0 else 1)
+    assert desk.link.take_lost_claim("orders") is None
+
+
+# ---- continuations on stores that cannot span queues ---------------------------------------------------------
+
+
+class OutgoingStore(ShakyStore):
+    """Keeps continuations until they are forwarded, as a store with a slot per queue must."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.kept: list[Continuation] = []
+
+    def outgoing(self, queue: str, limit: int) -> Any:
+        return self.told("outgoing", lambda: list(self.kept[:limit]))
+
+    def forwarded(self, queue: str, ids: list[str]) -> Any:
+        def forget() -> None:
+            self.kept = [next_one for next_one in self.kept if next_one.id not in ids]
+
+        return self.told("forwarded", forget)
+
+    def told(self, name: str, step: Callable[[], Any]) -> Any:
+        from waypost.store.memory.store import ModelCall
+
+        return ModelCall(name, lambda now: step())
+
+
+def continuation(number: int, queue: str, key: str | None = None) -> Continuation:
+    message_id = f"{number:024d}"
+    envelope = codec.make_envelope(message_id, codec.encode_body(number))
+    return Continuation(message_id, queue, envelope, key)
+
+
+@pytest.mark.promise("CHAIN-2")
+def test_what_a_settle_sent_on_arrives_once_however_often_it_is_sent() -> None:
+    store = OutgoingStore()
+    desk = Desk(store)
+    store.kept = [continuation(1, "a", "k"), continuation(2, "b"), continuation(3, "a", "k"), continuation(4, "a")]
+    kept = list(store.kept)
+    assert desk.play(receive.deliver_outgoing(desk.link, "orders")) == 4
+    assert store.kept == []
+    store.kept = kept
+    assert desk.play(receive.deliver_outgoing(desk.link, "orders")) == 4
+    ledgers = [desk.play(desk.link.attempt(store.stats(queue))).ledger for queue in ("a", "b")]
+    assert [(ledger.ready, ledger.published) for ledger in ledgers] == [(2, 2), (1, 1)]
+
+
+def test_what_cannot_be_forwarded_now_is_left_for_a_later_claim(caplog: pytest.LogCaptureFixture) -> None:
+    store = OutgoingStore(faults=[None, "cut"])
+    desk = Desk(store)
+    store.kept = [continuation(1, "a")]
+    with caplog.at_level(logging.WARNING, "waypost"):
+        assert desk.play(receive.deliver_outgoing(desk.link, "orders")) == 0
+    assert [vars(record)["event"] for record in caplog.records] == ["outgoing_delayed"]
+    assert (len(store.kept), desk.slept) == (1, [])
+    assert desk.play(receive.deliver_outgoing(desk.link, "orders")) == 1
+
+
+def test_a_claim_that_reports_leftovers_sends_them() -> None:
+    store = OutgoingStore()
+    desk = Desk(store)
+    store.kept = [continuation(1, "a")]
+    flow = receive_now(desk)
+    next(flow)
+    assert flow.send(Claimed([], None, None, None, False, 1)).name == "outgoing"  # type: ignore[union-attr]
+    assert flow.send(store.kept).name == "publish"  # type: ignore[union-attr]
+    assert flow.send(Woken([], {})).name == "forwarded"  # type: ignore[union-attr]
+
+
+# ---- redrive and purge ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.promise("DEAD-2")
+@pytest.mark.parametrize(
+    ("rate", "size", "seconds"),
+    [(None, 512, 0), ("100/s", 10, 0.1), ("60/m", 1, 1.0), ("1000000/s", 512, 512 / 1_000_000), ("1/h", 1, 3600)],
+)
+def test_a_rate_becomes_small_steps(rate: str | None, size: int, seconds: float) -> None:
+    pace = run._pace(rate)
+    assert pace[0] == size
+    assert pace[1] == pytest.approx(seconds)
+
+
+def test_a_redrive_pauses_between_its_steps() -> None:
+    store = ShakyStore()
+    desk = Desk(store)
+    drafts = [Draft(id, b"") for id in desk.link.session.message_ids(25)]
+    operation = desk.link.lanes.begin("orders")
+    desk.run(store.publish("orders", drafts, operation))
+    desk.play(run.configure(desk.link, "orders", {"lease": None}))
+    bury_all(store)
+    redriven = desk.play(run.redrive(desk.link, "orders", ids=(), reason=None, limit=None, rate="100/s"))
+    assert (len(redriven.moved), redriven.more) == (25, False)
+    assert desk.slept == pytest.approx([0.1, 0.1])
+
+
+def bury_all(store: ShakyStore) -> None:
+    model = store.inner._queues["orders"]
+    for record in model.messages.values():
+        record.state, record.reason, record.ended_ms = "dead", "rejected", 1
+
+
+def test_a_redrive_stops_where_all_that_is_left_stays_dead() -> None:
+    store = ShakyStore()
+    desk = Desk(store)
+    operation = desk.link.lanes.begin("orders")
+    first, second = desk.link.session.message_ids(2)
+    desk.run(store.publish("orders", [Draft(first, b"", "k")], operation))
+    bury_all(store)
+    store.inner._queues["orders"].keys.clear()
+    desk.run(store.publish("orders", [Draft(second, b"", "k")], desk.link.lanes.begin("orders")))
+    redriven = desk.play(run.redrive(desk.link, "orders", ids=[first], reason=None, limit=None, rate=None))
+    assert (redriven.moved, redriven.duplicates) == ([], [first])
