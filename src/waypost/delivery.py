@@ -460,7 +460,7 @@ class Message(_Readable[T]):
             return self._ending("release")
         if isinstance(error, Outcome):
             outcome, error = outcome or error, None
-        if outcome is None and error is not None:
+        if outcome is None and isinstance(error, Exception):
             return self._failed(error, retry)
         match outcome:
             case Retry():
