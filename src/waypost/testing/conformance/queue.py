@@ -318,7 +318,7 @@ class TestApartness:
         assert bench.settle(lease, queue="billing") == "lost"
         assert bench.settle(lease) == "done"
 
-    @pytest.mark.promise("QUEUE-2")
+    @pytest.mark.promise("STORE-6", "QUEUE-2")
     def test_namespaces_are_apart(self, bench: Bench) -> None:
         other = bench.another_client(namespace=fresh_namespace())
         bench.publish(key="k")
