@@ -49,20 +49,20 @@ _QUEUE_UPDATE = (
 )
 _ENVELOPE_INSERT = "INSERT INTO {envelope} (seq, data) VALUES (?, ?)"
 _ENVELOPE_DELETE = "DELETE FROM {envelope} WHERE seq = ?"
-_MESSAGE_INSERT = """
-    INSERT INTO {message} (seq, queue, id, state, priority, position, ready_ms, published_ms, size, key, "group")
-    VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"""
+_MESSAGE_COLUMNS = (
+    "seq", "queue", "id", "state", "priority", "position", "ready_ms", "published_ms", "size", "key", "group",
+)  # fmt: skip
 _MESSAGE_UPDATE = """
     UPDATE {message} SET state = ?, position = ?, ready_ms = ?, token = ?, deliveries = ?, attempts = ?, nonce = ?,
         worker = ?, claimed_ms = ?, lease_end_ms = ?, lease_ms = ?, cancel_requested = ?, cause = ?,
         ended_ms = ?, reason = ?, error_type = ?, error = ?
     WHERE seq = ?"""
 _MESSAGE_DELETE = "DELETE FROM {message} WHERE seq = ?"
-_JOURNAL_INSERT = """
-    INSERT INTO {journal} (
-        queue, number, at_ms, event, message_id, key, "group", priority, token, claims, deliveries, attempts,
-        worker, due_ms, cause, reason, error_type, run_ms, wait_ms, size, operation_id, body
-    ) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"""
+_JOURNAL_COLUMNS = (
+    "queue", "number", "at_ms", "event", "message_id", "key", "group", "priority", "token", "claims", "deliveries",
+    "attempts", "worker", "due_ms", "cause", "reason", "error_type", "run_ms", "wait_ms", "size", "operation_id",
+    "body",
+)  # fmt: skip
 _JOURNAL_SWEEP = "DELETE FROM {journal} WHERE queue = ? AND number < ?"
 _READERS = "SELECT name, read_to FROM {reader} WHERE queue = ?"
 _NEXT_DUE = "SELECT min(ready_ms) FROM {message} INDEXED BY {message:delayed} WHERE queue = ? AND state = 1"
@@ -373,8 +373,9 @@ class QueueBook:
         if self._added:
             step.execute_many(_ENVELOPE_INSERT, [(r.seq, envelope) for r, envelope in self._added.values()])
             queue = self.number
-            step.execute_many(
-                _MESSAGE_INSERT,
+            step.insert(
+                "message",
+                _MESSAGE_COLUMNS,
                 [
                     (
                         r.seq, queue, r.id, r.state, r.priority, r.position, r.ready_ms, r.published_ms, r.size,
@@ -416,7 +417,7 @@ class QueueBook:
             first = self.numbers["journal_first"]
             if self._events[0][1] < first:
                 self._events = [event for event in self._events if event[1] >= first]
-            self.step.execute_many(_JOURNAL_INSERT, self._events)
+            self.step.insert("journal", _JOURNAL_COLUMNS, self._events)
             self._events = []
         counted = [self._minute.get(name, 0) for name in MINUTE_COUNTERS]
         if any(counted):

@@ -1,0 +1,198 @@
+"""Seeded random programs for a store next to its model: larger batches than the state machine draws."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from waypost.errors import WaypostError
+from waypost.identity import Operation, continuation_id
+from waypost.message import Continuation, Lease, OutcomeName, Settlement
+from waypost.store.memory import MemoryStore
+from waypost.store.port import Call, Draft, Executor, Hold, Store, Target
+from waypost.testing.clock import ManualClock
+
+T = TypeVar("T")
+
+QUEUES = ("orders", "orders", "orders", "billing")
+KEYS = (None, None, None, *(f"key-{n}" for n in range(8)))
+STATES: tuple[Any, ...] = ("ready", "delayed", "waiting", "leased", "dead", "done")
+OUTCOMES: tuple[OutcomeName, ...] = ("done", "done", "done", "retry", "snooze", "dead", "drop", "release")
+CHANGES: tuple[dict[str, Any], ...] = (
+    {"lease_ms": 1_000}, {"lease_ms": 60_000}, {"lease_ms": None}, {"max_deliveries": 2}, {"max_deliveries": None},
+    {"max_pending": 40, "overload": "drop_oldest"}, {"max_pending": 40, "overload": "raise"}, {"max_pending": None},
+    {"max_running": 20}, {"max_running": None}, {"rate_count": 30, "rate_per_ms": 5_000},
+    {"rate_count": None, "rate_per_ms": None}, {"journal": "off"}, {"journal": "failures"}, {"journal": "full"},
+    {"journal": "all"}, {"journal_max": 20}, {"journal_max": 1_000_000}, {"dead_max": 3}, {"dead_max": None},
+    {"dead_keep_ms": 9_000}, {"dead_keep_ms": None}, {"completed_max": 5}, {"completed_max": 0},
+)  # fmt: skip
+
+
+class Pair:
+    """A store and the model behind one clock: every call goes to both, and their answers must be the same."""
+
+    def __init__(self, make: Callable[[ManualClock], Store], seed: int = 0) -> None:
+        self.clock = ManualClock()
+        self.random = random.Random(seed)
+        self.stores: tuple[Store, Store] = (MemoryStore(clock=self.clock), make(self.clock))
+        self.executors: tuple[Executor, ...] = tuple(store.connect(start_timeout=3) for store in self.stores)
+        self.numbers: dict[str, int] = {}
+        self.made = 0
+        self.leases: dict[str, list[Lease]] = {"orders": [], "billing": []}
+        self.repeats: list[Callable[[Store], Call[Any]]] = []
+
+    def close(self) -> None:
+        for executor in self.executors:
+            executor.close()
+
+    def operation(self, queue: str) -> Operation:
+        self.numbers[queue] = self.numbers.get(queue, 0) + 1
+        return Operation(b"session1", self.numbers[queue])
+
+    def both(self, verb: Callable[[Store], Call[T]]) -> T | None:
+        """The answer of both stores; None if both refused in the same way."""
+        answers: list[T | str] = []
+        for store, executor in zip(self.stores, self.executors, strict=True):
+            try:
+                answers.append(executor.run(verb(store)))
+            except WaypostError as error:
+                answers.append(f"{type(error).__name__}: {error}")
+        model, mine = answers
+        assert mine == model
+        return None if isinstance(model, str) else model
+
+    def once(self, queue: str, verb: Callable[[Store, Operation], Call[T]]) -> T | None:
+        """A verb with an operation of its own, remembered so that it can be repeated."""
+        operation = self.operation(queue)
+        self.repeats.append(lambda store: verb(store, operation))
+        return self.both(lambda store: verb(store, operation))
+
+    def check(self, queue: str) -> None:
+        """Whatever one can see of a queue must be the same in both stores."""
+        self.both(lambda store: store.stats(queue, minutes=60))
+        self.both(lambda store: store.journal(queue, 0, 100_000))
+        for state in STATES:
+            pages = [
+                executor.run(store.peek(queue, state, 500)).messages
+                for store, executor in zip(self.stores, self.executors, strict=True)
+            ]
+            assert pages[0] == pages[1]
+
+    # ---- the steps of a random program -------------------------------------------------------------------
+
+    def step(self) -> str:
+        """One random step; the queue that it concerned."""
+        queue = self.random.choice(QUEUES)
+        verbs = [self.publish] * 4 + [self.claim] * 4 + [self.settle] * 4
+        verbs += [self.extend, self.cancel, self.redrive, self.purge, self.configure, self.pause, self.read, self.again]
+        self.random.choice(verbs)(queue)
+        self.clock.advance_ms(self.random.choice((0, 0, 1, 50, 700, 2_500)))
+        return queue
+
+    def drafts(self, count: int) -> list[Draft]:
+        chance, drafts, keys = self.random, [], set()
+        for _ in range(count):
+            self.made += 1
+            key = chance.choice(KEYS)
+            if key in keys:
+                key = None
+            keys.add(key)
+            drafts.append(
+                Draft(
+                    f"{chance.randrange(1000):03}-{self.made:020}",
+                    chance.randbytes(chance.choice((1, 30, 6_000))),
+                    key=key,
+                    window_ms=chance.choice((0, 0, 3_000)) if key else 0,
+                    on_conflict=chance.choice(("keep", "replace", "extend", "error")),
+                    delay_ms=chance.choice((0, 0, 0, 400, 9_000)),
+                    at_ms=chance.choice((None, None, None, self.clock() + 100, self.clock() - 100)),
+                    priority=chance.choice((5, 5, 0, 9)),
+                    group=chance.choice((None, "g")),
+                    journal_copy=chance.choice((None, b"", b"copy")),
+                    forwarded=chance.random() < 0.1,
+                )
+            )
+        return drafts
+
+    def publish(self, queue: str) -> None:
+        drafts = self.drafts(self.random.choice((1, 1, 3, 60)))
+        self.once(queue, lambda store, operation: store.publish(queue, drafts, operation))
+
+    def claim(self, queue: str) -> None:
+        limit = self.random.choice((1, 5, 100))
+        sleeper = self.random.choice((None, "anna", "bert"))
+        claimed = self.once(
+            queue, lambda store, operation: store.claim(queue, limit, operation, worker="w", sleeper=sleeper)
+        )
+        self.leases[queue] += claimed.leases if claimed else []
+
+    def settlement(self, lease: Lease) -> Settlement:
+        chance = self.random
+        outcome = chance.choice(OUTCOMES)
+        then = tuple(
+            Continuation(
+                continuation_id(lease.id.ljust(24, "0"), lease.token, index), chance.choice(QUEUES), b"next",
+                key=chance.choice(KEYS), delay_ms=chance.choice((0, 300)),
+            )
+            for index in range(chance.choice((0, 0, 0, 2)))
+        )  # fmt: skip
+        return Settlement(
+            lease.id, lease.token, lease.nonce, outcome,
+            after_ms=chance.choice((0, 800)), reason=chance.choice((None, "rejected", "undecodable")),
+            error_type="ValueError", error="no", result=chance.choice((None, b"kept")), result_ttl_ms=2_000, then=then,
+        )  # fmt: skip
+
+    def settle(self, queue: str) -> None:
+        leases = self.leases[queue]
+        self.random.shuffle(leases)
+        count = self.random.choice((1, 10, 80))
+        # A settle that comes twice, or too late, must be lost: some leases stay in the list.
+        chosen, self.leases[queue] = leases[:count], leases[count:] + leases[: self.random.choice((0, 0, 2))]
+        settlements = [self.settlement(lease) for lease in chosen]
+        self.once(queue, lambda store, operation: store.settle(queue, settlements, operation))
+        for lease in chosen[:3]:
+            self.both(lambda store, id=lease.id: store.result(queue, id))  # type: ignore[misc]
+
+    def extend(self, queue: str) -> None:
+        holds = [Hold(lease.id, lease.token, lease.nonce) for lease in self.leases[queue][:30]]
+        self.once(queue, lambda store, operation: store.extend(queue, holds, operation))
+
+    def cancel(self, queue: str) -> None:
+        targets = [Target(key=self.random.choice(KEYS) or "none")]
+        targets += [Target(id=lease.id) for lease in self.leases[queue][:2]]
+        self.once(queue, lambda store, operation: store.cancel(queue, targets, operation))
+
+    def redrive(self, queue: str) -> None:
+        reason = self.random.choice((None, "rejected", "duplicate"))
+        ids = [lease.id for lease in self.leases[queue]] if self.random.random() < 0.2 else []
+        self.once(queue, lambda store, operation: store.redrive(queue, 5, operation, ids=ids, reason=reason))
+
+    def purge(self, queue: str) -> None:
+        state = self.random.choice(STATES)
+        self.once(queue, lambda store, operation: store.purge(queue, state, 4, operation))
+
+    def configure(self, queue: str) -> None:
+        changes = self.random.choice(CHANGES)
+        self.both(lambda store: store.configure(queue, changes))
+        self.both(lambda store: store.policy(queue))
+
+    def pause(self, queue: str) -> None:
+        self.both(lambda store: store.pause(queue))
+        self.both(lambda store: store.resume(queue))
+
+    def read(self, queue: str) -> None:
+        name = self.random.choice(("lake", "audit"))
+        read_to = self.random.choice((None, self.random.randrange(3_000)))
+        self.both(lambda store: store.journal_reader(queue, name, read_to))
+        if self.random.random() < 0.3:
+            self.both(lambda store: store.journal_forget(queue, name))
+        up_to = self.random.randrange(2_000)
+        self.both(lambda store: store.journal_trim(queue, up_to))
+        for lease in self.leases[queue][:2]:
+            self.both(lambda store, id=lease.id: store.trace(queue, id))  # type: ignore[misc]
+
+    def again(self, queue: str) -> None:
+        """A repeat of something done lately or long ago: the first answer, or too old."""
+        if self.repeats:
+            self.both(self.random.choice(self.repeats[-40:] + self.repeats[:1]))
