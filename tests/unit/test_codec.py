@@ -1,0 +1,262 @@
+"""Bodies and envelopes: what goes in comes out, and what cannot is refused by name."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import msgspec
+import pydantic
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from waypost import codec, errors
+from waypost.identity import Session
+from waypost.policy import BODY_BYTES_MAX, HEADER_BYTES_MAX, HEADERS_MAX, JSON_DEPTH_MAX
+
+ID = "0123456789abcdefghjkmnpq"
+
+
+class Order(msgspec.Struct):
+    id: int
+    total: float = 0.0
+
+
+@dataclasses.dataclass
+class Note:
+    text: str
+    score: float = 0.0
+
+
+class Parcel(pydantic.BaseModel):
+    weight: int
+
+
+class Text(str):
+    __slots__ = ()
+
+
+SHORT_TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=30)
+NUMBERS = st.integers(-(2**53), 2**53) | st.floats(allow_nan=False, allow_infinity=False)
+JSON = st.recursive(
+    st.none() | st.booleans() | NUMBERS | SHORT_TEXT,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(SHORT_TEXT, inner, max_size=4),
+    max_leaves=10,
+)
+
+
+def through(body: object, as_type: Any = None, **head: Any) -> Any:
+    encoded = codec.encode_body(body)
+    envelope = codec.make_envelope(ID, encoded, codec.encode_head(type_name=encoded.type_name, **head))
+    opened = codec.open_envelope(envelope)
+    assert opened.id == ID
+    return codec.decode_body(opened.content_type, opened.data, as_type)
+
+
+def nested(depth: int) -> list[Any]:
+    body: list[Any] = []
+    for _ in range(depth - 1):
+        body = [body]
+    return body
+
+
+# ---- bodies --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.promise("PUB-1")
+@given(JSON | st.binary() | SHORT_TEXT)
+def test_every_plain_body_comes_back_as_it_was(body: object) -> None:
+    assert through(body) == body
+
+
+@pytest.mark.promise("PUB-1")
+@pytest.mark.parametrize("body", [Order(1, 2.5), Note("a"), Parcel(weight=3)])
+def test_a_body_of_a_type_of_its_own_carries_its_name_and_comes_back(body: Any) -> None:
+    encoded = codec.encode_body(body)
+    assert encoded.type_name == f"{__name__}.{type(body).__name__}"
+    assert through(body, type(body)) == body
+
+
+@pytest.mark.parametrize("body", [bytearray(b"a"), memoryview(b"a")])
+def test_anything_like_bytes_is_bytes(body: object) -> None:
+    assert through(body) == b"a"
+
+
+def test_text_of_a_subclass_is_text() -> None:
+    assert through(Text("a")) == "a"
+
+
+@pytest.mark.promise("PUB-8")
+@pytest.mark.parametrize(
+    ("body", "kind"),
+    [
+        (object(), errors.InvalidBody),
+        ({"a": object()}, errors.InvalidBody),
+        ({1: {2, object()}}, errors.InvalidBody),
+        (math.nan, errors.InvalidBody),
+        ({"a": [1, (2, math.inf)]}, errors.InvalidBody),
+        (Order(1, -math.inf), errors.InvalidBody),
+        (Note("a", math.nan), errors.InvalidBody),
+        ({"a": {"b": math.nan}, "c": None}, errors.InvalidBody),
+        ("\ud800", errors.InvalidBody),
+        (b"x" * (BODY_BYTES_MAX + 1), errors.BodyTooLarge),
+        ({"a": "x" * BODY_BYTES_MAX}, errors.BodyTooLarge),
+        (nested(JSON_DEPTH_MAX + 1), errors.BodyTooDeep),
+        ({"a": nested(JSON_DEPTH_MAX)}, errors.BodyTooDeep),
+    ],
+)
+def test_a_body_without_a_faithful_form_is_refused(body: object, kind: type[Exception]) -> None:
+    with pytest.raises(kind):
+        codec.encode_body(body)
+    heads = codec.Heads()
+    with pytest.raises(kind) as caught:
+        codec.seal_many([ID, ID], [{"fine": 1}, body], heads)
+    assert caught.value.__notes__ == ["body number 1 of its chunk, counted from 0"]
+
+
+def test_a_body_that_holds_itself_is_refused() -> None:
+    body: list[Any] = []
+    body.append(body)
+    with pytest.raises(errors.BodyTooDeep):
+        codec.encode_body(body)
+
+
+@pytest.mark.parametrize(
+    "body", [nested(JSON_DEPTH_MAX), {"a": "[" * 500 + '\\"{'}, b"x" * BODY_BYTES_MAX, {"a": None, "b": 1.5}]
+)
+def test_a_body_at_the_limit_is_fine(body: object) -> None:
+    assert through(body) == body
+    (envelope,) = codec.seal_many([ID], [body], codec.Heads())
+    assert envelope == codec.make_envelope(ID, codec.encode_body(body))
+
+
+@pytest.mark.parametrize(
+    ("content", "data", "as_type"),
+    [
+        ("application/json", b"{", None),
+        ("application/json", b'{"id":"x"}', Order),
+        ("application/json", b'{"weight":"heavy"}', Parcel),
+        ("text/plain", b"\xff", None),
+        ("text/plain", b"a", bytes),
+        ("application/octet-stream", b"a", Order),
+    ],
+)
+def test_a_body_that_is_not_what_was_asked_for_is_undecodable(content: str, data: bytes, as_type: Any) -> None:
+    with pytest.raises(errors.Undecodable) as caught:
+        codec.decode_body(content, data, as_type)
+    assert "heavy" not in str(caught.value)
+
+
+# ---- envelopes -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.promise("PUB-1")
+@given(st.dictionaries(SHORT_TEXT, SHORT_TEXT, max_size=5), SHORT_TEXT, SHORT_TEXT, st.binary(max_size=50))
+def test_an_envelope_carries_its_head(headers: dict[str, str], correlation_id: str, reply_to: str, data: bytes) -> None:
+    trace = {"traceparent": "00-1-2-3"}
+    head = codec.encode_head(
+        type_name="a.B", correlation_id=correlation_id, reply_to=reply_to, trace=trace, headers=headers
+    )
+    opened = codec.open_envelope(codec.make_envelope(ID, codec.encode_body(data), head))
+    assert opened == codec.Envelope(
+        ID, "application/octet-stream", data, "a.B", correlation_id, reply_to, trace, headers
+    )
+
+
+def test_version_one_is_read_for_ever() -> None:
+    envelope = b"\x01" + ID.encode() + b"\x02\x00\x00\x00\x0c\x82\xa1t\xa1N\xa1h\x81\xa1a\xa1b" + b'{"n":1}'
+    opened = codec.open_envelope(envelope)
+    assert (opened.id, opened.type_name, opened.headers) == (ID, "N", {"a": "b"})
+    assert codec.decode_body(opened.content_type, opened.data) == {"n": 1}
+
+
+@pytest.mark.promise("PUB-1")
+def test_a_newer_envelope_says_that_it_is_newer() -> None:
+    with pytest.raises(errors.EnvelopeTooNew, match="update waypost"):
+        codec.open_envelope(bytes([codec.VERSION + 1]))
+
+
+@given(st.binary(max_size=80).map(lambda tail: b"\1" + tail) | st.just(b"") | st.just(b"\0" * 40))
+def test_a_damaged_envelope_is_undecodable_and_nothing_worse(data: bytes) -> None:
+    try:
+        codec.open_envelope(data)
+    except errors.Undecodable:
+        pass
+    else:
+        assert len(data) >= 30
+
+
+@pytest.mark.promise("PUB-8")
+@pytest.mark.parametrize(
+    "head",
+    [
+        {"headers": {str(n): "" for n in range(HEADERS_MAX + 1)}},
+        {"headers": {"a": "x" * HEADER_BYTES_MAX}},
+        {"headers": {"a": 1}},
+        {"headers": {1: "a"}},
+        {"headers": {"a": "\ud800"}},
+        {"correlation_id": 7},
+        {"reply_to": b"a"},
+    ],
+)
+def test_headers_out_of_bounds_are_refused(head: dict[str, Any]) -> None:
+    with pytest.raises(errors.InvalidHeaders):
+        codec.Heads(**head)
+
+
+# ---- many at once --------------------------------------------------------------------------------------------
+
+
+@given(st.lists(JSON | st.binary(max_size=5), min_size=1, max_size=8))
+def test_many_envelopes_are_what_single_ones_are(bodies: list[Any]) -> None:
+    ids = Session().message_ids(len(bodies))
+    heads = codec.Heads(headers={"a": "b"})
+    singly = [
+        codec.make_envelope(id, codec.encode_body(body), heads.plain) for id, body in zip(ids, bodies, strict=True)
+    ]
+    assert codec.seal_many(ids, bodies, heads) == singly
+
+
+@given(st.lists(st.dictionaries(SHORT_TEXT, JSON, max_size=3), min_size=1, max_size=8))
+def test_many_plain_dicts_are_what_single_ones_are(bodies: list[Any]) -> None:
+    ids = Session().message_ids(len(bodies))
+    singly = [codec.make_envelope(id, codec.encode_body(body)) for id, body in zip(ids, bodies, strict=True)]
+    assert codec.seal_many(ids, bodies, codec.Heads()) == singly
+
+
+def test_a_line_end_inside_raw_json_does_not_shift_the_others() -> None:
+    bodies = [{"a": msgspec.Raw(b"[1,\n2]")}, {"b": 1}]
+    opened = [codec.open_envelope(envelope) for envelope in codec.seal_many([ID, ID], bodies, codec.Heads())]
+    assert [codec.decode_body(one.content_type, one.data) for one in opened] == [{"a": [1, 2]}, {"b": 1}]
+
+
+def test_types_in_a_batch_have_heads_of_their_own() -> None:
+    heads = codec.Heads(correlation_id="c")
+    opened = [codec.open_envelope(one) for one in codec.seal_many([ID] * 3, [Order(1), Note("a"), {}], heads)]
+    assert [one.type_name for one in opened] == [f"{__name__}.Order", f"{__name__}.Note", None]
+    assert {one.correlation_id for one in opened} == {"c"}
+
+
+# ---- results and content keys --------------------------------------------------------------------------------
+
+
+@given(JSON | st.binary())
+def test_a_result_comes_back_as_it_was(value: object) -> None:
+    assert codec.decode_result(codec.encode_result(value)) == value
+
+
+@pytest.mark.parametrize("data", [b"", b"\x09x", b"\2{"])
+def test_a_damaged_result_is_undecodable(data: bytes) -> None:
+    with pytest.raises(errors.Undecodable):
+        codec.decode_result(data)
+
+
+@pytest.mark.promise("PUB-4")
+def test_a_content_key_depends_on_content_and_type_alone() -> None:
+    def key(body: object) -> str:
+        return codec.content_key(codec.encode_body(body))
+
+    assert key({"a": 1, "b": [1, {"x": 1, "y": 2}]}) == key({"b": [1, {"y": 2, "x": 1}], "a": 1})
+    assert len({key(body) for body in ({"id": 1, "total": 0.0}, Order(1), "a", b"a", ["a"], {"a": 1}, {"a": 2})}) == 7

@@ -1,0 +1,54 @@
+"""Importing waypost costs little: no driver and no event loop before somebody asks for one."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import waypost
+
+HEAVY = (
+    "asyncio", "concurrent.futures", "multiprocessing", "ssl", "http.client", "email", "sqlite3", "redis", "valkey",
+    "hiredis", "psycopg", "asyncpg", "sqlalchemy", "pyarrow", "pyspark", "pydantic", "numpy", "pandas", "uvicorn",
+    "starlette", "rich", "pytest",
+)  # fmt: skip
+LOADED = """
+import sys
+import waypost
+print(*(name for name in sys.modules))
+"""
+
+
+@pytest.mark.promise("FACE-5")
+def test_importing_waypost_loads_no_driver_and_no_event_loop() -> None:
+    environment = {**os.environ, "PYTHONPATH": str(Path(waypost.__file__).parents[1])}
+    done = subprocess.run([sys.executable, "-c", LOADED], capture_output=True, text=True, check=True, env=environment)
+    loaded = set(done.stdout.split())
+    assert "waypost.client" in loaded
+    assert loaded.isdisjoint(HEAVY)
+    assert {name for name in loaded if name.startswith("waypost.store.")} == {
+        "waypost.store.port",
+        "waypost.store.opening",
+    }
+
+
+def test_every_public_name_is_there_and_listed_in_order() -> None:
+    assert all(hasattr(waypost, name) for name in waypost.__all__)
+    assert len(set(waypost.__all__)) == len(waypost.__all__)
+    public = {
+        name for name, value in vars(waypost).items() if not name.startswith("_") and hasattr(value, "__module__")
+    }
+    assert public - {"annotations"} <= set(waypost.__all__)
+
+
+def test_every_error_of_the_tree_is_public() -> None:
+    tree = {
+        name
+        for name, value in vars(waypost.errors).items()
+        if isinstance(value, type) and issubclass(value, waypost.WaypostError)
+    }
+    assert tree <= set(waypost.__all__)
