@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable
+from itertools import islice
 from typing import Any, TypeVar
 
 import pytest
@@ -193,6 +194,31 @@ def test_a_batch_is_encoded_while_it_is_sent() -> None:
     bodies = (taken.append(n) or n for n in range(1500))  # type: ignore[func-returns-value]
     assert len(desk.play(publish.publish_many(desk.link, "orders", bodies, publish.PublishOptions()))) == 1500
     assert seen == [512, 1024, 1500]
+
+
+@pytest.mark.promise("PUB-2")
+@pytest.mark.parametrize("pulls", [0, 3])
+def test_an_executor_that_gives_up_as_a_whole_does_not_hide_earlier_waves(pulls: int) -> None:
+    store = ShakyStore()
+    desk = Desk(store, retry_budget=0)
+
+    class GivesUp(ShakyExecutor):
+        waves = 0
+
+        def run_many(self, calls: Iterable[Call[T]]) -> list[T | Exception]:
+            self.waves += 1
+            if self.waves == 1:
+                return super().run_many(calls)
+            _ = list(islice(calls, pulls))
+            raise errors.StoreUnavailable("gone")
+
+    desk.executor = GivesUp(store)
+    bodies = range(512 * 70)
+    with pytest.raises(errors.PartialPublish) as caught:
+        desk.play(publish.publish_many(desk.link, "orders", bodies, publish.PublishOptions()))
+    assert isinstance(caught.value.cause, errors.StoreUnavailable)
+    known = [published is not None for published in caught.value.results]
+    assert known == [True] * 512 * 64 + [False] * 512 * 6
 
 
 def test_a_publish_tells_whom_to_wake() -> None:

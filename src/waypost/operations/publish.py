@@ -19,6 +19,7 @@ from waypost.errors import (
     PartialPublish,
     QueueFull,
     StoreUnavailable,
+    WaypostError,
 )
 from waypost.identity import Operation
 from waypost.message import Published
@@ -339,7 +340,12 @@ def publish_many(link: Link, queue: str, bodies: Iterable[object], options: Publ
     error: Exception | None = None
     conflict: Exception | None = None
     while error is None:
-        wave = yield from _send_wave(link, queue, chunks, options)
+        try:
+            wave = yield from _send_wave(link, queue, chunks, options)
+        except WaypostError as failure:
+            # Nothing of this wave is known, but earlier ones are.
+            error = failure
+            break
         if not wave:
             break
         for chunk in wave:
@@ -404,7 +410,12 @@ def _settle_replies(link: Link, wave: list[_Chunk], first: Together) -> Flow[Non
     trouble = Trouble(link, link.retry_budget)
     step, waiting = first, wave
     while True:
-        replies = yield step
+        try:
+            replies = yield step
+        except WaypostError as failure:
+            if not waiting:
+                raise
+            replies = [failure] * len(waiting)
         again: list[_Chunk] = []
         lost: Exception | None = None
         for chunk, reply in zip(waiting, replies, strict=True):
