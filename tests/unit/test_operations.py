@@ -361,14 +361,17 @@ def test_what_a_settle_sent_on_arrives_once_however_often_it_is_sent() -> None:
 
 
 def test_what_cannot_be_forwarded_now_is_left_for_a_later_claim(caplog: pytest.LogCaptureFixture) -> None:
-    store = OutgoingStore(faults=[None, "cut"])
+    store = OutgoingStore(faults=["refuse", None, "cut"])
     desk = Desk(store)
-    store.kept = [continuation(1, "a")]
+    store.kept = [continuation(1, "a"), continuation(2, "b")]
     with caplog.at_level(logging.WARNING, "waypost"):
         assert desk.play(receive.deliver_outgoing(desk.link, "orders")) == 0
-    assert [vars(record)["event"] for record in caplog.records] == ["outgoing_delayed"]
-    assert (len(store.kept), desk.slept) == (1, [])
+        # One target's trouble is not another's.
+        assert desk.play(receive.deliver_outgoing(desk.link, "orders")) == 1
+    assert [vars(record)["event"] for record in caplog.records] == ["outgoing_delayed"] * 2
+    assert ([next_one.queue for next_one in store.kept], desk.slept) == (["a"], [])
     assert desk.play(receive.deliver_outgoing(desk.link, "orders")) == 1
+    assert desk.play(desk.link.attempt(store.stats("a"))).ledger.published == 1
 
 
 def test_a_claim_that_reports_leftovers_sends_them() -> None:

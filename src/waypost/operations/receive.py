@@ -274,24 +274,32 @@ def deliver_outgoing(link: Link, queue: str) -> Flow[int]:
     delivered = 0
     try:
         waiting: list[Continuation] = yield link.store.outgoing(queue, CHUNK_MESSAGES_MAX)
-        for target, drafts in _by_target(waiting):
-            operation = link.lanes.begin(target)
-            try:
-                woken = yield link.store.publish(target, drafts, operation)
-            finally:
-                link.lanes.end(target, operation)
+    except WaypostError as error:
+        _log_outgoing_delayed(queue, error)
+        return 0
+    for target, drafts in _by_target(waiting):
+        operation = link.lanes.begin(target)
+        try:
+            woken = yield link.store.publish(target, drafts, operation)
             if woken.wake:
                 link.wake(woken.wake)
             yield link.store.forwarded(queue, [draft.id for draft in drafts])
             delivered += len(drafts)
-    except WaypostError as error:
-        log.warning(
-            "messages sent on from queue %s have not all arrived yet (%s): a later claim sends them again",
-            queue,
-            error,
-            extra={"event": "outgoing_delayed", "queue": queue},
-        )
+        except WaypostError as error:
+            # One queue that cannot be reached must not keep the others waiting.
+            _log_outgoing_delayed(queue, error)
+        finally:
+            link.lanes.end(target, operation)
     return delivered
+
+
+def _log_outgoing_delayed(queue: str, error: WaypostError) -> None:
+    log.warning(
+        "messages sent on from queue %s have not all arrived yet (%s): a later claim sends them again",
+        queue,
+        error,
+        extra={"event": "outgoing_delayed", "queue": queue},
+    )
 
 
 def _by_target(continuations: Sequence[Continuation]) -> list[tuple[str, list[Draft]]]:
