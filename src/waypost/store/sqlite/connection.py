@@ -22,6 +22,8 @@ BUSY_PAUSE_MAX_SECONDS = 0.05
 #: Pages in the log before they are moved into the file: fewer would sync twice as often, more would slow readers.
 CHECKPOINT_PAGES = 4_000
 CACHE_KIB = 16_384
+#: A log that grew in a rush is cut back to this.
+LOG_BYTES_KEPT = 64 * 1024 * 1024
 
 
 def check_library(version: tuple[int, ...] = sqlite3.sqlite_version_info) -> None:
@@ -86,7 +88,7 @@ def patiently(work: Callable[[], T], budget_seconds: float) -> T:
         pause = min(BUSY_PAUSE_MAX_SECONDS, pause * 2)
 
 
-def open_file(path: str, spelling: Spelling, budget_seconds: float) -> sqlite3.Connection:
+def open_file(path: str, spelling: Spelling, budget_seconds: float, *, reads_only: bool = False) -> sqlite3.Connection:
     """A connection of our own to a file that has our tables; they are made if they are missing."""
     directory = os.path.dirname(os.path.abspath(path))
     if not os.path.isdir(directory):
@@ -102,6 +104,8 @@ def open_file(path: str, spelling: Spelling, budget_seconds: float) -> sqlite3.C
         raise told(error, path, "connect") from error
     try:
         patiently(lambda: _prepare(connection, path, spelling), budget_seconds)
+        if reads_only:
+            connection.execute("PRAGMA query_only = ON")
     except sqlite3.Error as error:
         connection.close()
         raise told(error, path, "connect") from error
@@ -122,6 +126,7 @@ def _prepare(connection: sqlite3.Connection, path: str, spelling: Spelling) -> N
     connection.execute("PRAGMA synchronous = FULL")
     connection.execute("PRAGMA foreign_keys = ON")
     connection.execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}")
+    connection.execute(f"PRAGMA journal_size_limit = {LOG_BYTES_KEPT}")
     connection.execute(f"PRAGMA cache_size = -{CACHE_KIB}")
     if ready:
         return

@@ -127,7 +127,7 @@ class SqliteExecutor:
         self._replay_ttl_ms = replay_ttl_ms
         self._budget = busy_budget_seconds
         self._writer = Link(lambda budget: open_file(path, spelling, budget))
-        self._reader = Link(lambda budget: open_file(path, spelling, budget))
+        self._reader = Link(lambda budget: open_file(path, spelling, budget, reads_only=True))
         self._closed = False
 
     def start(self, timeout_seconds: float) -> None:
@@ -255,12 +255,12 @@ class SqliteExecutor:
 @contextmanager
 def transaction(connection: sqlite3.Connection, begin: str) -> Iterator[None]:
     """All that happens inside is committed together, or rolled back."""
-    connection.execute(begin)
     try:
+        connection.execute(begin)
         yield
         connection.execute("COMMIT")
     except BaseException:
-        # Some errors (a full disk) have ended the transaction already.
+        # Some errors (a full disk, a file that others have) leave no transaction to end.
         if connection.in_transaction:
             connection.execute("ROLLBACK")
         raise
@@ -273,6 +273,7 @@ class AsyncSqliteExecutor:
         self._sync = executor
         self._thread = _thread()
         self._pid = os.getpid()
+        self._closed = False
 
     async def start(self, timeout_seconds: float) -> None:
         """Open the file now."""
@@ -289,18 +290,18 @@ class AsyncSqliteExecutor:
 
     async def close(self) -> None:
         """Close the connections and end the thread."""
-        await self._in_thread(self._sync.close)
-        self._thread.shutdown(wait=False)
+        if not self._closed:
+            await self._in_thread(self._sync.close)
+            self._closed = True
+            self._thread.shutdown(wait=False)
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
+        if self._closed:
+            raise StoreUnavailable("the connection was closed; connect again")
         if self._pid != os.getpid():
             # Threads do not survive a fork.
             self._thread, self._pid = _thread(), os.getpid()
-        try:
-            future = asyncio.get_running_loop().run_in_executor(self._thread, work)
-        except RuntimeError:
-            raise StoreUnavailable("the connection was closed; connect again") from None
-        return await future
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
 
 def _thread() -> ThreadPoolExecutor:

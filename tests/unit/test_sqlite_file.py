@@ -1,0 +1,301 @@
+"""The file itself: whose it is, what happens when it cannot be used, and what happens when it is full."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from waypost.errors import (
+    ConfigurationError,
+    ForeignData,
+    InvalidInput,
+    InvalidName,
+    SchemaTooNew,
+    SchemaTooOld,
+    StoreError,
+    StoreFull,
+    StoreUnavailable,
+)
+from waypost.identity import Session
+from waypost.message import Settlement
+from waypost.store.port import Draft, Store
+from waypost.store.sqlite import SqliteStore
+from waypost.store.sqlite.connection import check_library
+from waypost.store.sqlite.executor import SqliteExecutor
+from waypost.store.sqlite.schema import TABLES, Spelling, prefix_of
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "orders.db"
+
+
+@pytest.fixture
+def connected(path: Path) -> Iterator[Callable[..., tuple[SqliteStore, SqliteExecutor]]]:
+    made: list[SqliteExecutor] = []
+
+    def connect(namespace: str = "wp") -> tuple[SqliteStore, SqliteExecutor]:
+        store = SqliteStore(path, namespace=namespace)
+        made.append(store.connect(start_timeout=3))
+        return store, made[-1]
+
+    yield connect
+    for executor in made:
+        executor.close()
+
+
+def contents(path: Path) -> list[tuple[object, ...]]:
+    with closing(sqlite3.connect(path)) as connection:
+        return connection.execute("SELECT type, name, sql FROM sqlite_master ORDER BY name").fetchall()
+
+
+def publish(store: Store, executor: SqliteExecutor, session: Session, count: int, body: bytes = b"x") -> None:
+    drafts = [Draft(id, body) for id in session.message_ids(count)]
+    executor.run(store.publish("orders", drafts, session.operation("orders")))
+
+
+# ---- whose file it is ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.promise("STORE-3", "STORE-5")
+def test_a_path_that_is_no_file_is_refused_with_a_hint() -> None:
+    with pytest.raises(ConfigurationError, match="memory://"):
+        SqliteStore(":memory:")
+    with pytest.raises(ConfigurationError, match="not a file"):
+        SqliteStore("")
+
+
+@pytest.mark.promise("STORE-3")
+def test_a_library_that_is_too_old_is_named() -> None:
+    with pytest.raises(ConfigurationError, match=r"3\.34\.1 is too old, waypost needs 3\.35\.0"):
+        check_library((3, 34, 1))
+
+
+@pytest.mark.promise("STORE-3", "SEE-6")
+def test_a_missing_directory_says_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(StoreUnavailable, match="create it first"):
+        SqliteStore(tmp_path / "nowhere" / "orders.db").connect(start_timeout=1)
+    with pytest.raises(StoreUnavailable, match="is a directory"):
+        SqliteStore(tmp_path).connect(start_timeout=1)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.promise("STORE-3", "SEE-6")
+def test_a_file_that_is_no_database_is_left_alone(path: Path) -> None:
+    path.write_text("the quarterly figures, which nobody has a copy of " * 40)
+    before = path.read_bytes()
+    with pytest.raises(ForeignData, match="not a SQLite database"):
+        SqliteStore(path).connect(start_timeout=1)
+    assert path.read_bytes() == before
+
+
+@pytest.mark.promise("STORE-3")
+@pytest.mark.parametrize("statement", ["CREATE TABLE wp_message (id)", "CREATE TABLE WP_META (name, value)"])
+def test_tables_of_somebody_else_in_our_place_are_left_alone(path: Path, statement: str) -> None:
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute(statement)
+    before = path.read_bytes()
+    with pytest.raises(ForeignData, match=r"not made by waypost: wp_me.* choose another namespace"):
+        SqliteStore(path).connect(start_timeout=1)
+    assert path.read_bytes() == before
+
+
+@pytest.mark.promise("STORE-3")
+def test_the_owners_own_tables_are_left_alone(
+    path: Path, connected: Callable[..., tuple[SqliteStore, SqliteExecutor]]
+) -> None:
+    with closing(sqlite3.connect(path)) as connection:
+        connection.executescript("CREATE TABLE message (body); INSERT INTO message VALUES ('mine');")
+    connected()
+    with closing(sqlite3.connect(path)) as connection:
+        assert connection.execute("SELECT body FROM message").fetchall() == [("mine",)]
+
+
+@pytest.mark.promise("STORE-3", "SEE-6")
+@pytest.mark.parametrize(("version", "error"), [(99, SchemaTooNew), (0, SchemaTooOld)])
+def test_the_schema_of_another_release_is_left_alone(
+    path: Path,
+    connected: Callable[..., tuple[SqliteStore, SqliteExecutor]],
+    version: int,
+    error: type[StoreError],
+) -> None:
+    connected()[1].close()
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("UPDATE wp_meta SET value = ? WHERE name = 'schema'", (version,))
+    before = contents(path)
+    with pytest.raises(error, match=f"schema {version}"):
+        SqliteStore(path).connect(start_timeout=1)
+    assert contents(path) == before
+
+
+@pytest.mark.promise("STORE-3", "BOX-5")
+def test_a_table_that_lost_a_column_is_named_and_one_with_more_is_fine(
+    path: Path, connected: Callable[..., tuple[SqliteStore, SqliteExecutor]]
+) -> None:
+    store, executor = connected()
+    executor.close()
+    with closing(sqlite3.connect(path)) as connection:
+        for table in TABLES:
+            connection.execute(f"ALTER TABLE wp_{table} ADD COLUMN theirs TEXT")
+    store, executor = connected()
+    publish(store, executor, Session(), 3)
+    assert executor.run(store.stats("orders")).ledger.ready == 3
+    executor.close()
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("ALTER TABLE wp_journal DROP COLUMN run_ms")
+    with pytest.raises(ForeignData, match=r"wp_journal .* lacks run_ms"):
+        store.connect(start_timeout=1)
+
+
+# ---- namespaces ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.promise("STORE-6")
+def test_namespaces_that_look_alike_never_meet(connected: Callable[..., tuple[SqliteStore, SqliteExecutor]]) -> None:
+    names = ("wp", "WP", "Wp", "wP", "wp_message", "wp-x", "sqlite", "SQLite", "sqlite_a")
+    session = Session()
+    for count, name in enumerate(names, 1):
+        store, executor = connected(name)
+        publish(store, executor, session, count)
+    for count, name in enumerate(names, 1):
+        store, executor = connected(name)
+        assert executor.run(store.stats("orders")).ledger.ready == count
+
+
+@pytest.mark.promise("STORE-6")
+def test_table_names_are_prefixed_and_checked(path: Path) -> None:
+    assert len({prefix_of(name) for name in ("a", "A", "a_b", "aB", "sqlite", "sqlite_x")}) == 6
+    assert Spelling("shop")["SELECT 1 FROM {message} INDEXED BY {message:ready}"] == (
+        'SELECT 1 FROM "shop_message" INDEXED BY "shop_message:ready"'
+    )
+    with pytest.raises(InvalidName):
+        SqliteStore(path, namespace='x"; DROP TABLE wp_message; --')
+
+
+# ---- a full file -----------------------------------------------------------------------------------------------
+
+
+def limit_pages(executor: SqliteExecutor, more: int) -> None:
+    with executor._writer.use() as connection:
+        pages = connection.execute("PRAGMA page_count").fetchone()[0]
+        connection.execute(f"PRAGMA max_page_count = {pages + more}")
+
+
+def fill(store: SqliteStore, executor: SqliteExecutor, session: Session, body: bytes) -> int:
+    """Publish until the file is full; how many messages were acknowledged."""
+    published = 0
+    for count in (50, 1):
+        refusals: list[StoreFull] = []
+        while not refusals:
+            try:
+                publish(store, executor, session, count, body)
+                published += count
+            except StoreFull as error:
+                refusals.append(error)
+        assert "nothing was written" in str(refusals[0])
+    return published
+
+
+@pytest.mark.promise("STORE-3", "SEE-6")
+@pytest.mark.parametrize("size", [1, 3_000])
+def test_a_full_file_keeps_nothing_half_written_and_can_be_drained(
+    path: Path, connected: Callable[..., tuple[SqliteStore, SqliteExecutor]], size: int
+) -> None:
+    store, executor = connected()
+    session = Session()
+    limit_pages(executor, 300)
+    published = fill(store, executor, session, b"x" * size)
+    ledger = executor.run(store.stats("orders")).ledger
+    assert (ledger.published, ledger.ready, ledger.balance) == (published, published, 0)
+    settled = 0
+    while settled < published:
+        claimed = executor.run(store.claim("orders", 100, session.operation("orders"), worker="w"))
+        settlements = [Settlement(lease.id, lease.token, lease.nonce) for lease in claimed.leases]
+        woken = executor.run(store.settle("orders", settlements, session.operation("orders")))
+        assert set(woken.result) == {"done"}
+        settled += len(settlements)
+    ledger = executor.run(store.stats("orders")).ledger
+    assert (ledger.done, ledger.ready, ledger.balance) == (published, 0, 0)
+    with executor._writer.use() as connection:
+        assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+
+
+@pytest.mark.promise("STORE-3")
+def test_a_drained_file_takes_messages_again(connected: Callable[..., tuple[SqliteStore, SqliteExecutor]]) -> None:
+    store, executor = connected()
+    session = Session()
+    limit_pages(executor, 200)
+    body = b"x" * 20_000
+    published = fill(store, executor, session, body)
+    claimed = executor.run(store.claim("orders", published, session.operation("orders"), worker="w"))
+    settlements = [Settlement(lease.id, lease.token, lease.nonce) for lease in claimed.leases]
+    executor.run(store.settle("orders", settlements, session.operation("orders")))
+    publish(store, executor, session, 1, body)
+    assert executor.run(store.stats("orders")).ledger.ready == 1
+
+
+# ---- what is written -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.promise("STORE-3", "LEASE-3")
+def test_no_step_but_publish_and_the_end_of_a_message_touches_its_envelope(
+    path: Path, connected: Callable[..., tuple[SqliteStore, SqliteExecutor]]
+) -> None:
+    store, executor = connected()
+    session = Session()
+    with executor._writer.use() as connection:
+        connection.execute(
+            "CREATE TRIGGER guard BEFORE UPDATE ON wp_envelope BEGIN SELECT raise(ABORT, 'touched'); END"
+        )
+    publish(store, executor, session, 1, b"x" * 100_000)
+    for outcome in ("retry", "release", "snooze", "dead"):
+        (lease,) = executor.run(store.claim("orders", 1, session.operation("orders"), worker="w")).leases
+        settlement = Settlement(lease.id, lease.token, lease.nonce, outcome)
+        executor.run(store.settle("orders", [settlement], session.operation("orders")))
+    assert executor.run(store.stats("orders")).ledger.dead_kept == 1
+
+
+@pytest.mark.promise("STORE-3")
+def test_what_is_acknowledged_is_on_the_disk(connected: Callable[..., tuple[SqliteStore, SqliteExecutor]]) -> None:
+    _, executor = connected()
+    with executor._writer.use() as connection:
+        modes = [
+            connection.execute(f"PRAGMA {name}").fetchone()[0]
+            for name in ("journal_mode", "synchronous", "foreign_keys")
+        ]
+    assert modes == ["wal", 2, 1]
+
+
+@pytest.mark.promise("STORE-3")
+def test_a_cursor_that_no_listing_gave_is_refused(
+    connected: Callable[..., tuple[SqliteStore, SqliteExecutor]],
+) -> None:
+    store, executor = connected()
+    for cursor in ("nonsense", "[1]", "{}"):
+        with pytest.raises(InvalidInput, match="start again without it"):
+            executor.run(store.peek("orders", "ready", 10, cursor=cursor))
+
+
+@pytest.mark.promise("STORE-3", "STORE-5")
+def test_a_closed_connection_says_so_in_both_colours(path: Path) -> None:
+    store: Store = SqliteStore(path)
+    executor = store.connect(start_timeout=3)
+    executor.close()
+    executor.close()
+    with pytest.raises(StoreUnavailable, match="connect again"):
+        executor.run(store.queues())
+
+    async def awaited() -> None:
+        executor = await store.connect_async(start_timeout=3)
+        assert await executor.run(store.queues()) == []
+        await executor.close()
+        await executor.close()
+        with pytest.raises(StoreUnavailable, match="connect again"):
+            await executor.run(store.queues())
+
+    asyncio.run(awaited())

@@ -1,0 +1,149 @@
+"""Every statement finds its rows by an index: a queue may hold millions, and a step must not look at all of them."""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.unit.sqlite_program import STATES, Pair
+from waypost.policy import REPLAY_MAX
+from waypost.store.port import Draft
+from waypost.store.sqlite import SqliteStore
+from waypost.store.sqlite.executor import SqliteExecutor
+from waypost.testing.clock import ManualClock
+
+#: One row per queue, one row in all, or a parameter: looked at from end to end, and never long.
+SHORT = ("wp_queue", "wp_meta", "wp_reserve", "json_each", "j VIRTUAL TABLE", "j", "(subquery")
+#: Indexes that find at most a handful of rows: sorting those costs nothing.
+FEW = ('"wp_message:id"', '"wp_message:owner"', '"wp_message:parked"', '"wp_completed:id"')
+
+
+def executor_of(pair: Pair) -> SqliteExecutor:
+    executor = pair.executors[1]
+    assert isinstance(executor, SqliteExecutor)
+    return executor
+
+
+def listen(executor: SqliteExecutor) -> set[str]:
+    """All statements that this executor runs from now on, with their values left out."""
+    heard: set[str] = set()
+
+    def hear(statement: str) -> None:
+        shape = re.sub(r"'(?:[^']|'')*'|x'[0-9A-Fa-f]*'", "''", statement, flags=re.IGNORECASE)
+        shape = re.sub(r"(?<=[ (=,-])\d{2,}", "7", shape)
+        shape = re.sub(r"VALUES.*", "", shape)
+        if shape not in shapes:
+            shapes.add(shape)
+            heard.add(statement)
+
+    shapes: set[str] = set()
+    for link in (executor._writer, executor._reader):
+        with link.use() as connection:
+            connection.set_trace_callback(hear)
+    return heard
+
+
+def scans(connection: sqlite3.Connection, statement: str) -> list[str]:
+    """The steps of a statement's plan that look at a whole table, or must sort what an index has in order."""
+    plan = [str(row[3]) for row in connection.execute(f"EXPLAIN QUERY PLAN {statement}")]
+    few = any(index in statement for index in FEW) or "json_each" in statement
+    sorts = [] if few else [step for step in plan if "TEMP B-TREE" in step]
+    return sorts + [step for step in plan if step.startswith("SCAN") and not step[5:].startswith(SHORT)]
+
+
+@pytest.mark.promise("STORE-3", "SEE-5")
+def test_no_statement_of_any_verb_looks_at_a_whole_table(tmp_path: Path) -> None:
+    pair = Pair(lambda clock: SqliteStore(tmp_path / "plans.db", clock=clock), seed=1)
+    executor = executor_of(pair)
+    heard = listen(executor)
+    for _ in range(250):
+        queue = pair.step()
+        filters = {name: pair.random.choice((None, None, "x")) for name in ("id", "key", "group", "reason")}
+        for state in STATES:
+            page = executor.run(pair.stores[1].peek(queue, state, 2, **filters))
+            page = executor.run(pair.stores[1].peek(queue, state, 1))
+            if page.cursor is not None:
+                executor.run(pair.stores[1].peek(queue, state, 2, cursor=page.cursor))
+        executor.run(pair.stores[1].stats(queue, minutes=5))
+        executor.run(pair.stores[1].journal(queue, 0, 10))
+    with executor._writer.use() as connection:
+        connection.set_trace_callback(None)
+        told = [statement for statement in heard if statement.split()[0] in ("SELECT", "UPDATE", "DELETE", "INSERT")]
+        found = {statement: steps for statement in told if (steps := scans(connection, statement))}
+    pair.close()
+    assert len(told) > 60
+    assert found == {}
+
+
+def steps_of(connection: sqlite3.Connection, work: Callable[[], object]) -> int:
+    """How many instructions of SQLite's machine a piece of work takes, in hundreds."""
+    counted = [0]
+
+    def count() -> int:
+        counted[0] += 1
+        return 0
+
+    connection.set_progress_handler(count, 100)
+    work()
+    connection.set_progress_handler(None, 100)
+    return counted[0]
+
+
+@pytest.mark.promise("STORE-3")
+def test_a_publish_a_claim_and_the_stats_cost_the_same_in_a_long_queue(tmp_path: Path) -> None:
+    costs = []
+    for depth in (100, 20_000):
+        store = SqliteStore(tmp_path / f"{depth}.db", clock=ManualClock())
+        pair = Pair(lambda clock, store=store: store)  # type: ignore[misc]
+        executor = executor_of(pair)
+        for start in range(0, depth, 500):
+            count = min(500, depth - start)
+            drafts = [Draft(f"id-{start + n:021}", b"x", delay_ms=n % 2 * 1_000_000) for n in range(count)]
+            executor.run(store.publish("orders", drafts, pair.operation("orders")))
+        verbs = (
+            store.publish("orders", [Draft("id-new", b"x", key="k", priority=9)], pair.operation("orders")),
+            store.claim("orders", 10, pair.operation("orders"), worker="w"),
+            store.stats("orders"),
+        )
+        cost = []
+        for verb in verbs:
+            link = executor._writer if verb.name != "stats" else executor._reader  # the one that will run it
+            with link.use() as connection:
+                pass
+            cost.append(steps_of(connection, lambda verb=verb, executor=executor: executor.run(verb)))  # type: ignore[misc]
+        costs.append(cost)
+        pair.close()
+    short, long = costs
+    assert all(many <= few + few // 2 + 5 for few, many in zip(short, long, strict=True)), costs
+
+
+@pytest.mark.promise("STORE-3", "PUB-3")
+def test_what_is_kept_for_repeats_and_windows_has_a_ceiling(tmp_path: Path) -> None:
+    clock = ManualClock()
+    store = SqliteStore(tmp_path / "bounded.db", clock=clock, replay_ttl_ms=60_000)
+    pair = Pair(lambda _: store)
+    executor = executor_of(pair)
+    for n in range(3 * REPLAY_MAX):
+        draft = Draft(f"id-{n:021}", b"x", key=f"k{n}", window_ms=100, forwarded=True)
+        executor.run(store.publish("orders", [draft], pair.operation("orders")))
+        clock.advance_ms(50)
+    with executor._writer.use() as connection:
+
+        def count(table: str) -> int:
+            return int(connection.execute(f"SELECT count(*) FROM wp_{table}").fetchone()[0])
+
+        assert count("replay") <= REPLAY_MAX
+        assert count("window") < 10
+        assert count("session") == 1
+    clock.advance(24 * 3600)
+    operation = pair.operation("orders")._replace(session=b"another1")
+    executor.run(store.publish("orders", [Draft("id-last", b"x", forwarded=True)], operation))
+    with executor._writer.use() as connection:
+        assert count("session") == 1
+        assert count("replay") == 1
+        assert count("arrival") == 3 * REPLAY_MAX + 1 - 10
+    pair.close()
