@@ -1,0 +1,286 @@
+"""One file, many users: threads, processes, forks, and a writer that does not let go."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sqlite3
+import subprocess
+import sys
+import threading
+from collections import Counter
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from waypost.errors import OperationTooOld, QueueFull, StoreFailed, StoreUnavailable
+from waypost.identity import Operation, Session
+from waypost.message import Settlement
+from waypost.policy import REPLAY_MAX
+from waypost.store.port import Call, Draft
+from waypost.store.sqlite import SqliteStore
+from waypost.store.sqlite import executor as executors
+from waypost.store.sqlite.step import SqliteCall, Step
+
+PRELUDE = """
+import os, sys
+from waypost.identity import Session
+from waypost.message import Settlement
+from waypost.store.port import Draft
+from waypost.store.sqlite import SqliteStore
+
+store, session = SqliteStore(sys.argv[1]), Session()
+
+def publish(executor, count):
+    drafts = [Draft(id, b"x") for id in session.message_ids(count)]
+    executor.run(store.publish("orders", drafts, session.operation("orders")))
+
+def drain(executor):
+    done = 0
+    while leases := executor.run(store.claim("orders", 7, session.operation("orders"), worker="w")).leases:
+        settlements = [Settlement(lease.id, lease.token, lease.nonce) for lease in leases]
+        statuses = executor.run(store.settle("orders", settlements, session.operation("orders"))).result
+        done += statuses.count("done")
+    return done
+"""
+
+
+def start(path: Path, script: str) -> subprocess.Popen[str]:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    return subprocess.Popen(
+        [sys.executable, "-W", "error", "-c", PRELUDE + script, str(path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+    )
+
+
+def said(process: subprocess.Popen[str], told: str = "") -> list[int]:
+    """The numbers that a process printed before it ended well."""
+    output, errors = process.communicate(told, timeout=60)
+    assert process.returncode == 0, errors
+    return [int(word) for word in output.split()]
+
+
+# ---- processes -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.promise("STORE-3")
+def test_processes_that_start_at_once_share_a_new_file_and_every_message_is_done_once(tmp_path: Path) -> None:
+    path = tmp_path / "orders.db"
+    script = """
+sys.stdin.readline()
+executor = store.connect(start_timeout=20)
+for _ in range(20):
+    publish(executor, 10)
+print(drain(executor))
+executor.close()
+"""
+    processes = [start(path, script) for _ in range(3)]
+    for process in processes:
+        assert process.stdin is not None
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    done = sum(sum(said(process)) for process in processes)
+    store = SqliteStore(path)
+    executor = store.connect(start_timeout=3)
+    left = 0
+    session = Session()
+    while leases := executor.run(store.claim("orders", 100, session.operation("orders"), worker="w")).leases:
+        settlements = [Settlement(lease.id, lease.token, lease.nonce) for lease in leases]
+        left += len(executor.run(store.settle("orders", settlements, session.operation("orders"))).result)
+    ledger = executor.run(store.stats("orders")).ledger
+    executor.close()
+    assert done + left == ledger.done == ledger.published == ledger.claims == 600
+
+
+@pytest.mark.promise("LEASE-13", "STORE-3")
+def test_a_child_opens_the_file_anew_and_so_does_its_parent(tmp_path: Path) -> None:
+    script = """
+executor = store.connect(start_timeout=20)
+publish(executor, 5)
+before = executor._writer._connection
+child = os.fork()
+if child == 0:
+    session = Session()
+    assert executor._writer._connection is None
+    publish(executor, 7)
+    done = drain(executor)
+    executor.close()
+    os._exit(done)
+publish(executor, 2)
+_, status = os.waitpid(child, 0)
+done = drain(executor)
+assert executor._writer._connection is not before
+print(os.waitstatus_to_exitcode(status) + done, executor.run(store.stats("orders")).ledger.published)
+executor.close()
+"""
+    assert said(start(tmp_path / "orders.db", script)) == [14, 14]
+
+
+@pytest.mark.promise("LEASE-13", "STORE-3")
+def test_a_fork_that_nobody_announced_is_noticed_by_its_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = SqliteStore(tmp_path / "orders.db")
+    executor = store.connect(start_timeout=3)
+    inherited = executor._writer._connection
+    assert inherited is not None
+    number = os.getpid()
+    with monkeypatch.context() as child:
+        child.setattr(os, "getpid", lambda: number + 1)
+        assert executor.run(store.pause("orders")) is True
+        assert executor._writer._connection is not inherited
+        assert inherited in executors._inherited
+        executor.close()
+    # Whoever has it still may use it: the child has left it alone.
+    assert inherited.execute("SELECT count(*) FROM wp_queue").fetchone() == (1,)
+    executors._inherited.remove(inherited)
+    inherited.close()
+
+
+@pytest.mark.promise("LEASE-13")
+def test_an_awaited_connection_goes_on_in_a_child(tmp_path: Path) -> None:
+    script = """
+import asyncio
+
+async def first():
+    executor = await store.connect_async(start_timeout=20)
+    await executor.run(store.pause("orders"))
+    return executor
+
+async def second(executor):
+    assert (await executor.run(store.resume("orders"))).result is True
+    await executor.close()
+
+executor = asyncio.run(first())
+child = os.fork()
+if child == 0:
+    asyncio.run(second(executor))
+    os._exit(0)
+_, status = os.waitpid(child, 0)
+print(os.waitstatus_to_exitcode(status), asyncio.run(executor.run(store.queues())).count("orders"))
+asyncio.run(executor.close())
+"""
+    assert said(start(tmp_path / "orders.db", script)) == [0, 1]
+
+
+# ---- threads ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.promise("STORE-3", "LEASE-1")
+def test_threads_share_an_executor_and_claim_each_message_once(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path / "orders.db")
+    executor = store.connect(start_timeout=3)
+    claimed: Counter[str] = Counter()
+    failures: list[BaseException] = []
+
+    def work() -> None:
+        session = Session()
+        try:
+            drafts = [Draft(id, b"x") for id in session.message_ids(20)]
+            for draft in drafts:
+                executor.run(store.publish("orders", [draft], session.operation("orders")))
+            while leases := executor.run(store.claim("orders", 3, session.operation("orders"), worker="w")).leases:
+                claimed.update(lease.id for lease in leases)
+                executor.run(store.stats("orders"))
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    ledger = executor.run(store.stats("orders")).ledger
+    executor.close()
+    assert failures == []
+    assert ledger.leased == 120
+    assert set(claimed.values()) == {1}
+    assert len(claimed) == 120
+
+
+# ---- a file that others have ------------------------------------------------------------------------------------
+
+
+@pytest.mark.promise("STORE-3", "LEASE-14", "SEE-6")
+def test_a_writer_that_does_not_let_go_is_told_and_readers_are_not_kept_waiting(tmp_path: Path) -> None:
+    path = tmp_path / "orders.db"
+    store = SqliteStore(path)
+    executor = store.connect(start_timeout=3)
+    executor._budget = 0.05
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(StoreUnavailable, match=r"held by another writer .* nothing was done"):
+            executor.run(store.pause("orders"))
+        assert executor.run(store.queues()) == []
+        other.execute("COMMIT")
+    assert executor.run(store.pause("orders")) is True
+    executor.close()
+
+
+@pytest.mark.promise("STORE-3", "LEASE-14")
+def test_a_writer_that_lets_go_in_time_costs_only_a_wait(tmp_path: Path) -> None:
+    path = tmp_path / "orders.db"
+    store = SqliteStore(path)
+    executor = store.connect(start_timeout=3)
+    with closing(sqlite3.connect(path, isolation_level=None, check_same_thread=False)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        timer = threading.Timer(0.1, lambda: other.execute("COMMIT"))
+        timer.start()
+        assert executor.run(store.pause("orders")) is True
+        timer.join()
+    executor.close()
+
+
+# ---- batches of calls -------------------------------------------------------------------------------------------
+
+
+def publish_call(store: SqliteStore, session: Session, queue: str) -> Call[Any]:
+    return store.publish(queue, [Draft(session.message_ids(1)[0], b"x")], session.operation(queue))
+
+
+@pytest.mark.promise("STORE-3", "PUB-2")
+def test_a_failing_call_of_a_batch_fails_alone(tmp_path: Path) -> None:
+    store, session = SqliteStore(tmp_path / "orders.db"), Session()
+    executor = store.connect(start_timeout=3)
+    executor.run(store.configure("full", {"max_pending": 1}))
+    executor.run(publish_call(store, session, "full"))
+    for _ in range(REPLAY_MAX + 2):
+        old = session.operation("orders")
+    executor.run(store.cancel("orders", [], old))
+
+    def damage(step: Step) -> None:
+        step.book("orders").numbers["ready"] += 1000
+        step.execute("DELETE FROM {queue}")
+
+    calls = [publish_call(store, session, "orders") for _ in range(12)]
+    calls[1] = publish_call(store, session, "full")
+    calls[4] = store.cancel("orders", [], Operation(session.id, 1))
+    calls[7] = store.stats("orders")
+    calls[9] = SqliteCall("damage", damage)
+    results: list[Any] = list(executor.run_many(calls))
+    kinds = {index: type(result) for index, result in enumerate(results) if isinstance(result, Exception)}
+    ready = executor.run(store.stats("orders")).ledger.ready
+    executor.close()
+    assert kinds == {1: QueueFull, 4: OperationTooOld, 9: StoreFailed}
+    assert (results[7].ledger.ready, ready) == (5, 8)
+
+
+@pytest.mark.promise("STORE-3")
+def test_both_colours_give_the_same_results_for_a_batch(tmp_path: Path) -> None:
+    store, session = SqliteStore(tmp_path / "orders.db"), Session()
+
+    async def awaited() -> list[Any]:
+        executor = await store.connect_async(start_timeout=3)
+        results = await executor.run_many([publish_call(store, session, "orders") for _ in range(20)])
+        await executor.close()
+        return results
+
+    results = asyncio.run(awaited())
+    executor = store.connect(start_timeout=3)
+    results += executor.run_many([publish_call(store, session, "orders") for _ in range(20)])
+    executor.close()
+    assert [result.result[0].status for result in results] == ["queued"] * 40
