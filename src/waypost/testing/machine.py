@@ -12,10 +12,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from typing import Any, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from msgspec import structs
 
 from waypost.codec import encode_body, make_envelope
@@ -32,10 +32,11 @@ T = TypeVar("T")
 QUEUES = ("orders", "billing")
 KEYS = (None, None, "a", "b", "ü")
 SLEEPERS = (None, "anna", "bert", "carl")
-OUTCOMES: tuple[OutcomeName, ...] = ("done", "retry", "snooze", "dead", "drop", "release")
+OUTCOMES: tuple[OutcomeName, ...] = ("done", "retry", "dead", "snooze", "drop", "release")
 DELAYS = (0, 0, 0, 0.5, 5, 30)
 #: Each alone is a change that people make on a live queue.
 CHANGES: tuple[dict[str, Any], ...] = (
+    {"lease": 10},
     {"lease": 10},
     {"lease": 1},
     {"lease": 60},
@@ -90,10 +91,39 @@ endings = st.fixed_dictionaries(
 )
 
 
+class Step(NamedTuple):
+    """One kind of step: how likely it is, when it makes sense, and what it is given."""
+
+    weight: int
+    when: Callable[[StoreMachine], object] | None
+    arguments: st.SearchStrategy[dict[str, Any]]
+
+
+STEPS: dict[str, Step] = {}
+Method = TypeVar("Method", bound=Callable[..., None])
+
+
+def step(
+    weight: int, when: Callable[[StoreMachine], object] | None = None, **arguments: st.SearchStrategy[Any]
+) -> Callable[[Method], Method]:
+    """Make a method a step of the program.
+
+    Not a rule of its own: Hypothesis switches rules off at random, and a program without claims explores little.
+    """
+
+    def note(method: Method) -> Method:
+        STEPS[method.__name__] = Step(weight, when, st.fixed_dictionaries(arguments))
+        return method
+
+    return note
+
+
 class StoreMachine(RuleBasedStateMachine):
     """The program. Subclasses say what the subject is."""
 
     make_subject: StoreMaker
+    #: What the programs so far have made happen: a run that reaches little proves little.
+    reached: Counter[str]
 
     def __init__(self) -> None:
         super().__init__()
@@ -110,6 +140,9 @@ class StoreMachine(RuleBasedStateMachine):
         self.past: dict[str, list[Lease]] = {queue: [] for queue in QUEUES}
         self.ids: dict[str, list[str]] = {queue: [] for queue in QUEUES}
         self.sent_on: list[Continuation] = []
+        self.paused: set[str] = set()
+        #: Queue and id of what has died; some of it may be back already.
+        self.dead: list[tuple[str, str]] = []
         self.tokens: dict[str, int] = {}
         self.journal_read = dict.fromkeys(QUEUES, 0)
         self.last: tuple[Callable[[Store], Call[Any]], bool] | None = None
@@ -138,7 +171,7 @@ class StoreMachine(RuleBasedStateMachine):
         if not compare_wakes and isinstance(expected, Woken) and isinstance(actual, Woken):
             assert actual.result == expected.result
         else:
-            assert actual == expected
+            assert actual == expected, f"the model answers {expected}, the store {actual}"
         return None if isinstance(expected, str) else expected
 
     def operate(
@@ -162,7 +195,16 @@ class StoreMachine(RuleBasedStateMachine):
             lambda store: store.configure("orders", policy_changes({"lease": lease, "max_deliveries": deliveries}))
         )
 
-    @rule(queue=queues, batch=st.lists(wishes, min_size=1, max_size=4))
+    @rule(data=st.data())
+    def act(self, data: st.DataObject) -> None:
+        """The next step: any that makes sense now."""
+        likely = [
+            name for name, kind in STEPS.items() if kind.when is None or kind.when(self) for _ in range(kind.weight)
+        ]
+        name = data.draw(st.sampled_from(likely), label="step")
+        getattr(self, name)(**data.draw(STEPS[name].arguments, label=name))
+
+    @step(7, queue=queues, batch=st.lists(wishes, min_size=1, max_size=4))
     def publish(self, queue: str, batch: list[dict[str, Any]]) -> None:
         """A batch; no key twice in it, as callers promise."""
         drafts: list[Draft] = []
@@ -190,7 +232,8 @@ class StoreMachine(RuleBasedStateMachine):
             self.ids[queue].append(id)
         self.operate(queue, lambda store, operation: store.publish(queue, drafts, operation))
 
-    @rule(
+    @step(
+        8,
         queue=queues,
         limit=st.integers(1, 5),
         sleeper=st.sampled_from(SLEEPERS),
@@ -209,25 +252,36 @@ class StoreMachine(RuleBasedStateMachine):
             self.tokens[lease.id] = lease.token
             (self.past if lease.lease_end_ms is None else self.held)[queue].append(lease)
 
-    @rule(queue=queues, batch=st.lists(endings, min_size=1, max_size=3))
-    def settle(self, queue: str, batch: list[dict[str, Any]]) -> None:
-        """What is held, or was thought to be: another worker may have it by now."""
-        settlements = []
-        for ending in batch:
-            if self.held[queue]:
-                lease = self.held[queue].pop(ending["pick"] % len(self.held[queue]))
-                self.past[queue].append(lease)
-                settlements.append(ended(lease, ending))
-        if settlements:
-            self.operate(queue, lambda store, operation: store.settle(queue, settlements, operation))
-
-    @rule(queue=queues, destination=queues, pick=picks, key=st.sampled_from(KEYS), delay=st.sampled_from(DELAYS))
-    def send_on(self, queue: str, destination: str, pick: int, key: str | None, delay: float) -> None:
-        """Done, and a message for the next queue in the same step."""
-        if not self.held[queue]:
-            return
+    def give_up(self, queue: str, pick: int) -> Lease:
+        """One of the leases that are held; from now on it is a thing of the past."""
         lease = self.held[queue].pop(pick % len(self.held[queue]))
         self.past[queue].append(lease)
+        return lease
+
+    @step(4, when=lambda self: self.holding(), queue=queues, batch=st.lists(endings, min_size=1, max_size=3))
+    def settle(self, queue: str, batch: list[dict[str, Any]]) -> None:
+        """What is held, or was thought to be: another worker may have it by now."""
+        queue = self.holding(queue)
+        settlements = [ended(self.give_up(queue, ending["pick"]), ending) for ending in batch[: len(self.held[queue])]]
+        self.operate(queue, lambda store, operation: store.settle(queue, settlements, operation))
+
+    def holding(self, wanted: str = "orders") -> str:
+        """A queue of which something is held, the wanted one if possible; empty if there is none."""
+        return next((queue for queue in (wanted, *QUEUES) if self.held[queue]), "")
+
+    @step(
+        2,
+        when=lambda self: self.holding(),
+        queue=queues,
+        destination=queues,
+        pick=picks,
+        key=st.sampled_from(KEYS),
+        delay=st.sampled_from(DELAYS),
+    )
+    def send_on(self, queue: str, destination: str, pick: int, key: str | None, delay: float) -> None:
+        """Done, and a message for the next queue in the same step."""
+        queue = self.holding(queue)
+        lease = self.give_up(queue, pick)
         id = continuation_id(lease.id, lease.token, 0)
         following = Continuation(id, destination, make_envelope(id, encode_body(b"next")), key, ms(delay))
         self.sent_on.append(following)
@@ -254,19 +308,26 @@ class StoreMachine(RuleBasedStateMachine):
                 wake[name] = sorted(wake.get(name, []) + names)
             executor.run(store.forwarded(queue, [one.id]))
 
-    @precondition(lambda self: self.sent_on)
-    @rule(pick=picks)
+    @step(1, when=lambda self: self.sent_on, pick=picks)
     def send_again(self, pick: int) -> None:
         """A continuation that arrives once more."""
         one = self.sent_on[pick % len(self.sent_on)]
         self.operate(one.queue, lambda store, operation: store.publish(one.queue, [forwarded_draft(one)], operation))
 
-    @rule(queue=queues, pick=picks, ending=endings, how=st.sampled_from(("past", "token", "nonce", "id")))
+    @step(
+        1,
+        when=lambda self: self.tokens,
+        queue=queues,
+        pick=picks,
+        ending=endings,
+        how=st.sampled_from(("past", "token", "nonce", "id")),
+    )
     def settle_wrongly(self, queue: str, pick: int, ending: dict[str, Any], how: str) -> None:
         """With a fence that is stale or somebody else's."""
-        leases = self.past[queue] if how == "past" else self.held[queue]
+        leases = (self.past[queue] if how == "past" else self.held[queue]) or self.past[queue] or self.held[queue]
         if not leases:
             return
+        how = "token" if leases is self.held[queue] and how == "past" else how
         lease = leases[pick % len(leases)]
         match how:
             case "token":
@@ -277,11 +338,19 @@ class StoreMachine(RuleBasedStateMachine):
                 lease = structs.replace(lease, id="0" * 24)
         statuses = self.operate(queue, lambda store, operation: store.settle(queue, [ended(lease, ending)], operation))
         assert statuses is not None
-        assert statuses.result == ["lost"]
+        # A worker that crashed may settle after all, if nobody took its message meanwhile.
+        assert how == "past" or statuses.result == ["lost"]
 
-    @rule(queue=queues, chosen=st.lists(picks, min_size=1, max_size=3), stale=st.booleans())
+    @step(
+        2,
+        when=lambda self: self.tokens,
+        queue=queues,
+        chosen=st.lists(picks, min_size=1, max_size=3),
+        stale=st.sampled_from((False, False, True)),
+    )
     def extend(self, queue: str, chosen: list[int], stale: bool) -> None:
         """Renewals, of what is held and of what is not."""
+        queue = self.holding(queue) or queue
         leases = self.past[queue] if stale else self.held[queue]
         holds = [
             Hold(one.id, one.token, one.nonce) for pick in chosen if leases for one in [leases[pick % len(leases)]]
@@ -289,7 +358,12 @@ class StoreMachine(RuleBasedStateMachine):
         if holds:
             self.operate(queue, lambda store, operation: store.extend(queue, holds, operation))
 
-    @rule(queue=queues, chosen=st.lists(st.one_of(picks, st.sampled_from(("a", "b", "ü"))), min_size=1, max_size=2))
+    @step(
+        2,
+        when=lambda self: any(self.ids.values()),
+        queue=queues,
+        chosen=st.lists(st.one_of(picks, st.sampled_from(("a", "b", "ü"))), min_size=1, max_size=2),
+    )
     def cancel(self, queue: str, chosen: list[int | str]) -> None:
         """By id or key."""
         targets = []
@@ -303,41 +377,55 @@ class StoreMachine(RuleBasedStateMachine):
 
     # ---- running a queue ---------------------------------------------------------------------------------
 
-    @rule(queue=queues, limit=st.integers(1, 4), by=st.sampled_from(("all", "reason", "ids", "duplicate")), pick=picks)
-    def redrive(self, queue: str, limit: int, by: str, pick: int) -> None:
-        """All dead letters, those of one reason, or chosen ones."""
-        ids = [self.ids[queue][pick % len(self.ids[queue])]] if by == "ids" and self.ids[queue] else []
+    @step(
+        5,
+        when=lambda self: self.dead,
+        limit=st.integers(1, 4),
+        by=st.sampled_from(("all", "reason", "ids", "duplicate")),
+        pick=picks,
+    )
+    def redrive(self, limit: int, by: str, pick: int) -> None:
+        """All dead letters, those of one reason, or a chosen one."""
+        queue, id = self.dead[-1 - pick % len(self.dead)]
+        ids = [id] if by == "ids" else []
         reason = {"reason": "rejected", "duplicate": "duplicate"}.get(by)
         self.operate(queue, lambda store, operation: store.redrive(queue, limit, operation, ids=ids, reason=reason))
 
-    @rule(queue=queues, state=st.sampled_from(("ready", "delayed", "waiting", "dead", "done")), limit=st.integers(1, 3))
+    @step(
+        2,
+        when=lambda self: self.tokens,
+        queue=queues,
+        state=st.sampled_from(("dead", "ready", "delayed", "waiting", "done")),
+        limit=st.integers(1, 3),
+    )
     def purge(self, queue: str, state: Any, limit: int) -> None:
         """Some of one state."""
         self.operate(queue, lambda store, operation: store.purge(queue, state, limit, operation))
 
-    @rule(queue=queues, paused=st.booleans())
-    def pause_or_resume(self, queue: str, paused: bool) -> None:
-        """Both, in any order."""
-        if paused:
-            self.both(lambda store: store.pause(queue))
-        else:
-            self.both(lambda store: store.resume(queue))
-
-    @rule(queue=queues, change=st.sampled_from(CHANGES))
+    @step(2, queue=queues, change=st.sampled_from(CHANGES))
     def configure(self, queue: str, change: dict[str, Any]) -> None:
         """A policy change on a live queue."""
         changes = policy_changes(change)
         self.both(lambda store: store.configure(queue, changes))
 
-    @rule(seconds=st.sampled_from((0.001, 0.5, 1, 5, 10, 30, 61, 3600)))
+    @step(2, queue=queues, again=st.booleans())
+    def pause_or_resume(self, queue: str, again: bool) -> None:
+        """The other of the two, or the same once more."""
+        if (queue in self.paused) is again:
+            self.paused.add(queue)
+            self.both(lambda store: store.pause(queue))
+        else:
+            self.paused.discard(queue)
+            self.both(lambda store: store.resume(queue))
+
+    @step(5, seconds=st.sampled_from((0.001, 0.5, 1, 5, 10, 30, 61, 3600)))
     def advance(self, seconds: float) -> None:
         """Time passes for both."""
         self.clock.advance(seconds)
 
     # ---- faults ------------------------------------------------------------------------------------------
 
-    @precondition(lambda self: self.last is not None)
-    @rule()
+    @step(2, when=lambda self: self.last is not None)
     def repeat(self) -> None:
         """The reply was lost: the same operation again."""
         assert self.last is not None
@@ -345,13 +433,15 @@ class StoreMachine(RuleBasedStateMachine):
         # A repeated claim gives no new leases: those it returns are held already.
         self.both(call, compare_wakes=compare_wakes)
 
-    @rule(queue=queues)
-    def crash(self, queue: str) -> None:
-        """A worker forgets what it held; the store does not."""
-        self.past[queue] += self.held[queue]
-        self.held[queue] = []
+    @step(2, when=lambda self: self.holding(), seconds=st.sampled_from((0, 1, 10, 61)))
+    def crash(self, seconds: float) -> None:
+        """The workers forget what they held; the store does not."""
+        for queue in QUEUES:
+            self.past[queue] += self.held[queue]
+            self.held[queue] = []
+        self.clock.advance(seconds)
 
-    @rule(queue=queues, pick=picks)
+    @step(1, when=lambda self: any(self.ids.values()), queue=queues, pick=picks)
     def look_closer(self, queue: str, pick: int) -> None:
         """Result and history of one message."""
         if self.ids[queue]:
@@ -412,6 +502,8 @@ class StoreMachine(RuleBasedStateMachine):
             numbers = [event.number for event in pages[1].events]
             assert numbers == list(range(after + 1, after + 1 + len(numbers))), "a number is missing"
             self.journal_read[queue] = after + len(numbers)
+            self.reached.update(event.event for event in pages[0].events)
+            self.dead += [(queue, event.message_id or "") for event in pages[0].events if event.event == "dead"]
         self.carried = False
 
 
@@ -435,4 +527,4 @@ def without_number(event: Event, sent_on: list[Continuation], *, whole: bool = F
 
 def machine_for(make_subject: StoreMaker) -> type[StoreMachine]:
     """The machine for one store."""
-    return type("StoreMachine", (StoreMachine,), {"make_subject": staticmethod(make_subject)})
+    return type("StoreMachine", (StoreMachine,), {"make_subject": staticmethod(make_subject), "reached": Counter()})

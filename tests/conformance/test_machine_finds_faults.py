@@ -1,0 +1,125 @@
+"""The state machine is worth something only if it finds what is wrong: faults are planted into the model one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis.stateful import run_state_machine_as_test
+
+from waypost.identity import Operation
+from waypost.message import Settlement, SettleStatus
+from waypost.store.memory import MemoryStore
+from waypost.store.memory.book import Record
+from waypost.store.memory.queue import QueueModel
+from waypost.store.port import Hold, Store
+from waypost.testing.clock import ManualClock
+from waypost.testing.machine import machine_for
+
+SEARCH = settings(
+    max_examples=400,
+    stateful_step_count=40,
+    derandomize=True,
+    database=None,
+    deadline=None,
+    phases=(Phase.explicit, Phase.generate),
+    suppress_health_check=list(HealthCheck),
+    report_multiple_bugs=False,
+    print_blob=False,
+)
+
+
+class SettlesById(QueueModel):
+    def held(self, id: str, token: int, nonce: bytes) -> Record | None:
+        record = self.messages.get(id)
+        return record if record is not None and record.state == "leased" else None
+
+
+class SettlesByState(QueueModel):
+    def settle(self, now: int, settlement: Settlement, operation: Operation) -> SettleStatus:
+        record = self.messages.get(settlement.id)
+        if settlement.outcome == "done" and record is not None and record.state == "ready" and record.token:
+            self._end(now, record, "done", operation)
+            return "done"
+        return super().settle(now, settlement, operation)
+
+
+class ExtendsWithoutToken(QueueModel):
+    def extend(self, now: int, hold: Hold):  # type: ignore[no-untyped-def]
+        record = self.messages.get(hold.id)
+        if record is not None and record.state == "leased":
+            hold = Hold(record.id, record.token, record.nonce)
+        return super().extend(now, hold)
+
+
+class CountsExpiryTwice(QueueModel):
+    def _reclaim(self, now: int, operation: Operation) -> None:
+        before = self.counts["expired"]
+        super()._reclaim(now, operation)
+        self.counts["expired"] += self.counts["expired"] - before
+
+
+class KeepsDeliveries(QueueModel):
+    def settle(self, now: int, settlement: Settlement, operation: Operation) -> SettleStatus:
+        status = super().settle(now, settlement, operation)
+        if status == "snoozed":
+            self.messages[settlement.id].deliveries += 1
+        return status
+
+
+class ForgetsTheHeir(QueueModel):
+    def _release_key(self, now: int, record: Record, key: str, how: str, operation: Operation | None) -> None:
+        holder = self.keys.get(key)
+        if holder is not None and holder.owner == record.id:
+            del self.keys[key]
+
+
+class RunsRepeatsAgain(QueueModel):
+    def replayed(self, operation: Operation) -> object | None:
+        return None
+
+
+class PromotesEarly(QueueModel):
+    def _promote(self, now: int, operation: Operation) -> None:
+        super()._promote(now + 400, operation)
+
+
+class WakesNobody(QueueModel):
+    def wake(self, now: int, count: int) -> list[str]:
+        return []
+
+
+class ForgetsBodiesOfTheDead(QueueModel):
+    def _bury(self, now: int, record: Record, reason: str, operation: Operation) -> None:
+        super()._bury(now, record, reason, operation)
+        record.envelope = b""
+
+
+FAULTS: list[type[QueueModel]] = [
+    SettlesById,
+    SettlesByState,
+    ExtendsWithoutToken,
+    CountsExpiryTwice,
+    KeepsDeliveries,
+    ForgetsTheHeir,
+    RunsRepeatsAgain,
+    PromotesEarly,
+    WakesNobody,
+    ForgetsBodiesOfTheDead,
+]
+
+
+def store_with(fault: type[QueueModel]) -> Callable[[ManualClock, str], Store]:
+    class Faulty(MemoryStore):
+        def _queue_for_writing(self, name: str) -> QueueModel:
+            return self._queues.setdefault(name, fault(name))
+
+    return lambda clock, namespace: Faulty(namespace=namespace, clock=clock)
+
+
+@pytest.mark.promise("STORE-4")
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_planted_fault_is_found(fault: type[QueueModel]) -> None:
+    with pytest.raises((AssertionError, KeyError)):
+        run_state_machine_as_test(machine_for(store_with(fault)), settings=SEARCH)
