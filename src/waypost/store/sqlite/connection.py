@@ -59,7 +59,9 @@ def told(error: sqlite3.Error, path: str, verb: str) -> StoreError:
             "look for a transaction that was left open, and try again"
         )
     if code == sqlite3.SQLITE_FULL:
-        return StoreFull(f"{verb}: no room left for {path}, nothing was written; free disk space or settle messages")
+        return StoreFull(
+            f"{verb}: no room left for {path}, nothing was written; free disk space, settle messages or trim journals"
+        )
     if code == sqlite3.SQLITE_NOTADB:
         return ForeignData(f"{path} is not a SQLite database; nothing was touched, choose another path")
     if code in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM, sqlite3.SQLITE_AUTH):
