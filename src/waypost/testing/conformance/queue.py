@@ -329,7 +329,7 @@ class TestApartness:
         assert bench.ledger().ready == 1
         assert other.run(other.store.policy("orders")) == DEFAULT_POLICY
 
-    @pytest.mark.promise("QUEUE-2")
+    @pytest.mark.promise("STORE-6")
     def test_the_queues_of_a_namespace_are_listed(self, bench: Bench) -> None:
         for name in ("zebra", "a.b:c-d_e", "Orders"):
             bench.publish(queue=name)

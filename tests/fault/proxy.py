@@ -1,0 +1,199 @@
+"""A proxy between a client and a server on loopback that loses what it is told to lose.
+
+    with Proxy(server.port) as proxy:
+        proxy.drop_replies(1, to=b"EVALSHA")    # the server does it, the client never hears of it
+        proxy.cut()                             # every connection ends now
+        proxy.refuse()                          # nobody can connect
+        proxy.silence()                         # half-open: connections stay, nothing passes
+        proxy.heal()                            # all is well again
+
+A dropped reply is the fault to hunt: the request reached the server and was carried out, its reply arrived here, and
+then the connection broke. Requests are told apart by what one read brings, which is one command or one pipeline for
+clients that wait for their replies.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import socket
+import threading
+from types import TracebackType
+
+CHUNK_BYTES = 1 << 16
+#: No thread of a proxy outlives its `with` block by more than this; a longer wait is a defect and must show.
+JOIN_SECONDS_MAX = 10.0
+
+
+class Connection:
+    """One client's way to the server and back: two threads, one for each direction."""
+
+    def __init__(self, proxy: Proxy, client: socket.socket, server: socket.socket) -> None:
+        self.proxy = proxy
+        self.client, self.server = client, server
+        #: The reply that comes next is not to arrive.
+        self.doomed = False
+        self.threads = [
+            threading.Thread(target=self._carry_requests, name="proxy-requests", daemon=True),
+            threading.Thread(target=self._carry_replies, name="proxy-replies", daemon=True),
+        ]
+        for thread in self.threads:
+            thread.start()
+
+    def _carry_requests(self) -> None:
+        with contextlib.suppress(OSError):
+            while data := self.client.recv(CHUNK_BYTES):
+                self.proxy.requests_pass.wait()
+                if self.proxy.takes_reply_of(data):
+                    self.doomed = True
+                self.server.sendall(data)
+        self.close()
+
+    def _carry_replies(self) -> None:
+        with contextlib.suppress(OSError):
+            while data := self.server.recv(CHUNK_BYTES):
+                if self.doomed:
+                    self.proxy.count_dropped()
+                    break
+                self.proxy.replies_pass.wait()
+                self.client.sendall(data)
+        self.close()
+
+    def close(self) -> None:
+        """End both sides. Safe to call twice, and from any thread."""
+        for end in (self.client, self.server):
+            # Only a shutdown ends a recv in another thread.
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+            end.close()
+
+
+class Proxy:
+    """Listens on a loopback port of its own, `port`, and passes everything on until told otherwise."""
+
+    def __init__(self, target_port: int) -> None:
+        self.target_port = target_port
+        self.requests_pass, self.replies_pass = threading.Event(), threading.Event()
+        self.requests_pass.set()
+        self.replies_pass.set()
+        self.dropped = 0
+        self._guard = threading.Lock()
+        self._to_drop = 0
+        self._share = 0.0
+        self._chance = random.Random(0)
+        self._marker = b""
+        self._connections: list[Connection] = []
+        self._listener: socket.socket | None = None
+        self._accepting: threading.Thread | None = None
+        self.port = 0
+        self._listen()
+
+    # ---- faults ------------------------------------------------------------------------------------------
+
+    def drop_replies(self, count: int, *, to: bytes = b"") -> None:
+        """Lose the replies to the next so many requests that contain `to`, and cut their connections."""
+        with self._guard:
+            self._to_drop, self._share, self._marker = count, 0.0, to
+
+    def drop_some(self, share: float, *, seed: int, to: bytes = b"") -> None:
+        """Lose a share of all replies to requests that contain `to`, by a chance that a seed repeats."""
+        with self._guard:
+            self._to_drop, self._share, self._marker, self._chance = 0, share, to, random.Random(seed)
+
+    def cut(self) -> None:
+        """End every connection now. New ones are welcome."""
+        with self._guard:
+            connections, self._connections = self._connections, []
+        for connection in connections:
+            connection.close()
+
+    def refuse(self) -> None:
+        """Stop listening: who connects is refused. Connections that stand are not touched."""
+        listener, accepting = self._listener, self._accepting
+        self._listener = self._accepting = None
+        if listener is not None:
+            with contextlib.suppress(OSError):
+                listener.shutdown(socket.SHUT_RDWR)
+            listener.close()
+        if accepting is not None:
+            accepting.join(JOIN_SECONDS_MAX)
+
+    def silence(self, *, requests: bool = True, replies: bool = True) -> None:
+        """Half-open: connections stay and can be made, but requests, replies or both do not get through."""
+        if requests:
+            self.requests_pass.clear()
+        if replies:
+            self.replies_pass.clear()
+
+    def heal(self) -> None:
+        """Pass everything again; what was held back in a silence goes on its way."""
+        self.drop_replies(0)
+        self.requests_pass.set()
+        self.replies_pass.set()
+        if self._listener is None:
+            self._listen()
+
+    # ---- at work -----------------------------------------------------------------------------------------
+
+    def takes_reply_of(self, request: bytes) -> bool:
+        """Whether the reply to this request is one to lose."""
+        with self._guard:
+            if self._marker not in request:
+                return False
+            if self._to_drop > 0:
+                self._to_drop -= 1
+                return True
+            return self._share > 0 and self._chance.random() < self._share
+
+    def count_dropped(self) -> None:
+        """One more reply that the server sent and no client will see."""
+        with self._guard:
+            self.dropped += 1
+
+    def _listen(self) -> None:
+        listener = socket.socket()
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(("127.0.0.1", self.port))
+        listener.listen(128)
+        self.port = listener.getsockname()[1]
+        self._listener = listener
+        self._accepting = threading.Thread(target=self._accept, args=(listener,), name="proxy-accept", daemon=True)
+        self._accepting.start()
+
+    def _accept(self, listener: socket.socket) -> None:
+        while True:
+            try:
+                client, _ = listener.accept()
+            except OSError:
+                return
+            try:
+                server = socket.create_connection(("127.0.0.1", self.target_port), 5)
+            except OSError:
+                client.close()
+                continue
+            server.settimeout(None)
+            for end in (client, server):
+                end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            connection = Connection(self, client, server)
+            with self._guard:
+                self._connections = [one for one in self._connections if one.threads[0].is_alive()]
+                self._connections.append(connection)
+
+    def close(self) -> None:
+        """End everything, and wait for its threads."""
+        self.refuse()
+        self.requests_pass.set()
+        self.replies_pass.set()
+        with self._guard:
+            threads = [thread for connection in self._connections for thread in connection.threads]
+        self.cut()
+        for thread in threads:
+            thread.join(JOIN_SECONDS_MAX)
+
+    def __enter__(self) -> Proxy:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()

@@ -1,0 +1,54 @@
+"""Every promise that this version makes is shown by a test, and no test shows a promise that nobody made."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "promises.md"
+PLACES = (ROOT / "tests", ROOT / "src" / "waypost" / "testing")
+
+ID = re.compile(r"\b[A-Z]+-\d+\b")
+MARK = re.compile(r"\bpromise\(([^)]*)\)")
+
+
+def promises() -> tuple[set[str], set[str]]:
+    """The ids in the tables of the page: those kept now, and those under a heading that says later."""
+    kept: set[str] = set()
+    later: set[str] = set()
+    chapter = ""
+    for line in PAGE.read_text().splitlines():
+        if line.startswith("## "):
+            chapter = line.lower()
+        if line.startswith("| "):
+            (later if "later" in chapter else kept).update(ID.findall(line.split("|")[1]))
+    return kept, later
+
+
+def carried() -> dict[str, list[str]]:
+    """The tests that carry each id: the files in which a mark names it."""
+    found: dict[str, list[str]] = {}
+    for place in PLACES:
+        for path in sorted(place.rglob("*.py")):
+            for mark in MARK.findall(path.read_text()):
+                for id in re.findall(r'"([A-Z]+-\d+)"', mark):
+                    found.setdefault(id, []).append(str(path.relative_to(ROOT)))
+    return found
+
+
+def test_the_page_has_promises_of_both_kinds() -> None:
+    kept, later = promises()
+    assert len(kept) > 20
+    assert len(later) > 20
+    assert kept.isdisjoint(later)
+
+
+def test_every_promise_kept_now_is_carried_by_a_test() -> None:
+    kept, _ = promises()
+    assert sorted(kept - set(carried())) == []
+
+
+def test_no_test_carries_a_promise_that_is_not_on_the_page() -> None:
+    kept, later = promises()
+    assert sorted(set(carried()) - kept - later) == []
