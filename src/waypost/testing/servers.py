@@ -22,7 +22,7 @@ import time
 import weakref
 from pathlib import Path
 from types import TracebackType
-from typing import ClassVar
+from typing import ClassVar, Self
 
 from waypost.errors import MissingExtra, StoreUnavailable
 
@@ -178,7 +178,7 @@ class EmbeddedServer:
             server.kill()
         server.wait()
 
-    def __enter__(self) -> EmbeddedServer:
+    def __enter__(self) -> Self:
         self.start()
         return self
 
