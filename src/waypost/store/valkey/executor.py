@@ -48,19 +48,24 @@ def check_server(info: dict[str, str], shown: str) -> None:
     if numbers < OLDEST_SERVER:
         raise ConfigurationError(f"{shown} is version {version}; waypost needs Valkey, or Redis 6.2 or newer")
     if info.get("aof_enabled") == "0":
-        log.warning(
-            "%s has no append-only file: a restart of the server can lose acknowledged messages (set appendonly yes)",
-            shown,
-            extra={"event": "durability", "store": shown, "problem": "no_append_only_file"},
+        warn_once(
+            shown, "no_append_only_file", "a restart of the server can lose acknowledged messages: set appendonly yes"
         )
     eviction = info.get("maxmemory_policy", "noeviction")
     if eviction != "noeviction" and info.get("maxmemory", "0") != "0":
-        log.warning(
-            "%s evicts keys when its memory is full (maxmemory-policy %s): messages can vanish (set noeviction)",
-            shown,
-            eviction,
-            extra={"event": "durability", "store": shown, "problem": "evicting"},
+        warn_once(
+            shown, "evicting", f"messages can vanish when memory is full ({eviction}): set maxmemory-policy noeviction"
         )
+
+
+_warned: set[tuple[str, str]] = set()
+
+
+def warn_once(shown: str, problem: str, advice: str) -> None:
+    """Say it once for each server and process, not at every connection."""
+    if (shown, problem) not in _warned:
+        _warned.add((shown, problem))
+        log.warning("%s: %s", shown, advice, extra={"event": "durability", "store": shown, "problem": problem})
 
 
 class _Common:

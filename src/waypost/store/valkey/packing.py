@@ -321,8 +321,10 @@ def unpack_entry(queue: str, last: int, data: bytes) -> Iterator[Event]:
                 at += 2 + length
             elif kind == b"P":
                 length = int.from_bytes(data[at : at + 4], "big")
-                extra = {"body": data[at + 4 : at + 4 + length]} if length else {}
-                at += 4 + length
+                at += 4
+                if length:  # one more than the body's own, so that 0 says that there is none
+                    extra = {"body": data[at : at + length - 1]}
+                    at += length - 1
             extra["cause"] = cause_name
             yield state_event(queue, number, at_ms, event_name, message_id, fields, tail, operation, extra)
 

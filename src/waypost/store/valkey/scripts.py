@@ -1,12 +1,14 @@
-"""The Lua scripts as the server gets them: constants from our own modules, the common part, the verb.
+"""The Lua scripts as the server gets them: the base, the verb, and our own constants written in.
 
-Scripts are files, loaded once and called by their hash; values reach them only as arguments. The constants put
-before them come from `policy` and `message`, so that Python and Lua cannot disagree.
+Scripts are files, loaded once and called by their hash; values reach them only as arguments. The constants come from
+`policy`, `message` and this module, so that Python and Lua cannot disagree; they are written in as literals because a
+table of them would be built anew at every call.
 """
 
 from __future__ import annotations
 
 import hashlib
+import re
 from functools import cache
 from importlib import resources
 from typing import Any, get_args
@@ -46,6 +48,10 @@ SCRIPTS = (
 )  # fmt: skip
 
 
+def _table(entries: dict[str, Any]) -> str:
+    return "{" + ", ".join(f"{name} = {value}" for name, value in entries.items()) + "}"
+
+
 class Script:
     """A script and its hash."""
 
@@ -58,46 +64,52 @@ class Script:
         self.sha = hashlib.sha1(self.text, usedforsecurity=False).hexdigest().encode()
 
 
+INCLUDE = "-- include moves\n"
+LIMITS = (
+    "PROMOTE_MAX", "RECLAIM_MAX", "BURY_MAX", "REPLAY_MAX", "SLEEPER_TTL_MS", "ARRIVAL_TTL_MS", "MINUTES_KEPT",
+    "HEAD_OFFSET", "CHUNK_MESSAGES_MAX",
+)  # fmt: skip
+_places: dict[str, dict[str, Any]] = {
+    "COUNT": {name: place for place, name in enumerate(COUNTERS, 1)},
+    "MINUTE": {name: place for place, name in enumerate(MINUTE_COUNTERS, 1)},
+    "EVENT": {name: f"'\\{place}'" for place, name in enumerate(EVENTS, 1)},
+    "CAUSE": {name: f"'\\{place}'" for place, name in enumerate(CAUSES, 1)},
+    "CAUSE_NUMBER": {name: place for place, name in enumerate(CAUSES, 1)},
+}
+_texts = {
+    **{name: str(getattr(policy, name)) for name in LIMITS},
+    **{f"{table}_TABLE": _table(entries) for table, entries in _places.items()},
+    "VERSION": str(VERSION),
+    "COUNTERS": str(len(COUNTERS)),
+    "MINUTE_COUNTERS": str(len(MINUTE_COUNTERS)),
+    "NO_NONCE": "'" + "\\0" * 12 + "'",
+    "FAILURE_TABLE": _table(dict.fromkeys(sorted(policy.FAILURE_EVENTS), "true")),
+    "CAUSE_NAME_TABLE": "{" + ", ".join(f"'{name}'" for name in CAUSES) + "}",
+    "DEFAULT_POLICY": _table(
+        {
+            name: f"'{value}'" if isinstance(value, str) else value
+            for name, value in structs.asdict(policy.DEFAULT_POLICY).items()
+            if value is not None
+        }
+    ),
+}
+COMMENT = re.compile(r"^ *--.*\n", re.MULTILINE)
+CONSTANT = re.compile(rf"\b(?:(?:{'|'.join(_places)})\.\w+|(?:{'|'.join(_texts)})\b)")
+
+
+def constant(name: str) -> str:
+    """What stands in a script for a name of ours: a number, a byte or a table, written out."""
+    table, dot, entry = name.partition(".")
+    return str(_places[table][entry]) if dot else _texts[name]
+
+
+def _read(name: str) -> str:
+    return (resources.files(__package__) / "lua" / f"{name}.lua").read_text()
+
+
 @cache
 def script(name: str) -> Script:
     """A script by the name of its verb."""
-    folder = resources.files(__package__) / "lua"
-    parts = [constants(), *((folder / f"{part}.lua").read_text() for part in ("common", name))]
-    return Script(name, "\n".join(parts))
-
-
-def constants() -> str:
-    """The Lua lines that give scripts the limits, codes and the default policy."""
-    limits = (
-        "PROMOTE_MAX", "RECLAIM_MAX", "BURY_MAX", "REPLAY_MAX", "SLEEPER_TTL_MS", "ARRIVAL_TTL_MS", "MINUTES_KEPT",
-        "HEAD_OFFSET", "CHUNK_MESSAGES_MAX",
-    )  # fmt: skip
-    lines = [f"local {name} = {getattr(policy, name)}" for name in limits]
-    lines += [
-        f"local VERSION = {VERSION}",
-        f"local COUNTERS, MINUTE_COUNTERS = {len(COUNTERS)}, {len(MINUTE_COUNTERS)}",
-        "local NO_NONCE = string.rep('\\0', 12)",
-        f"local COUNT = {_table({name: place for place, name in enumerate(COUNTERS, 1)})}",
-        f"local MINUTE = {_table({name: place for place, name in enumerate(MINUTE_COUNTERS, 1)})}",
-        f"local FAILURE = {_table(dict.fromkeys(sorted(policy.FAILURE_EVENTS), True))}",
-        f"local EVENT = {_bytes(EVENTS)}",
-        f"local CAUSE = {_bytes(CAUSES)}",
-        f"local CAUSE_NUMBER = {_table({name: place for place, name in enumerate(CAUSES, 1)})}",
-        f"local CAUSE_NAME = {{{', '.join(_literal(name) for name in CAUSES)}}}",
-        f"local DEFAULT_POLICY = {_table(structs.asdict(policy.DEFAULT_POLICY))}",
-    ]
-    return "\n".join(lines)
-
-
-def _table(entries: dict[str, Any]) -> str:
-    return "{" + ", ".join(f"{name} = {_literal(value)}" for name, value in entries.items() if value is not None) + "}"
-
-
-def _bytes(names: tuple[str, ...]) -> str:
-    return "{" + ", ".join(f"{name} = '\\{place}'" for place, name in enumerate(names, 1)) + "}"
-
-
-def _literal(value: Any) -> str:
-    if value is True:
-        return "true"
-    return f"'{value}'" if isinstance(value, str) else str(value)
+    text = _read("base") + "\n" + _read(name)
+    text = COMMENT.sub("", text.replace(INCLUDE, _read("moves")))
+    return Script(name, CONSTANT.sub(lambda match: constant(match[0]), text))

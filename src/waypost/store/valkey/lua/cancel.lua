@@ -6,7 +6,9 @@
 -- Invariant: a leased message is only marked; its holder learns of it at the next extend. The first write removes.
 -- Reply: one letter each: c cancelled, r requested, f finished, u unknown.
 
-local first, newest = first_result()
+-- include moves
+
+local first = first_result()
 if first then return first end
 open_queue()
 must_be('hash', MESSAGES)
@@ -63,5 +65,5 @@ local statuses = {}
 for i = FIRST_ARGUMENT, #ARGV do statuses[#statuses + 1] = cancel(ARGV[i]) end
 write_book()
 local reply = concat(statuses)
-remember(reply, newest)
+remember(reply)
 return reply

@@ -8,10 +8,12 @@
 -- Reply: lease end, next due, next lease end, next rate slot (milliseconds, -1: none), paused, outgoing, then value and
 -- state of each message.
 
+-- include moves
+
 local limit, worker, sleeper = tonumber(ARGV[FIRST_ARGUMENT]), ARGV[FIRST_ARGUMENT + 1], ARGV[FIRST_ARGUMENT + 2]
 local repeat_only = ARGV[FIRST_ARGUMENT + 3] == '1'
 
-local first, newest = first_result()
+local first = first_result()
 open_queue()
 must_be('hash', MESSAGES)
 must_be('hash', STATE)
@@ -24,7 +26,7 @@ end
 
 if first or repeat_only then
   begin_removing()
-  if not first then remember('', newest) end
+  if not first then remember('') end
   local lease_end = -1
   local held = {}
   for at = 1, #(first or ''), 24 do
@@ -66,7 +68,7 @@ end
 for i = 1, #expired do
   local s = state_of(expired[i])
   if not ends_otherwise(s, 'expired') then
-    count_up('expired', 1)
+    count_up(COUNT.expired, MINUTE.expired, 1)
     note_state('expired', nil, s.id, s.raw)
     local deadline = tonumber(call('ZSCORE', LEASES, s.id))
     call('ZREM', LEASES, s.id)
@@ -117,7 +119,7 @@ local function lease(id, value, raw)
     s.status, s.token, s.nonce, s.claimed = 'L', s.token + 1, NONCE, now
     s.lease, s.deliveries, s.worker = policy.lease_ms or 0, s.deliveries + 1, worker
     state = pack_state(s)
-    note_state('claimed', CAUSE_NAME[s.cause], id, state)
+    note_state('claimed', CAUSE_NAMES[s.cause], id, state)
     if at_most_once then
       s.status, s.popped = 'R', true
       pack_state(s)
@@ -187,9 +189,9 @@ end
 if leased > 0 then
   bulk('HSET', STATE, states, #states)
   bulk('ZADD', LEASES, leases, #leases)
-  count_up('claims', leased)
-  count_up('first_claims', first_claims)
-  for cause, number in pairs(again) do count_up('again_' .. CAUSE_NAME[cause], number) end
+  count_up(COUNT.claims, MINUTE.claims, leased)
+  count_up(COUNT.first_claims, nil, first_claims)
+  for cause, number in pairs(again) do tally('again_' .. CAUSE_NAMES[cause], number) end
   if policy.rate_count then call('RPUSH', RATE, format('%.0f:%.0f', now, leased)) end
 elseif sleeper ~= '' then
   call('ZADD', SLEEPERS, now + SLEEPER_TTL_MS, sleeper, now + SLEEPER_TTL_MS, '')
@@ -197,7 +199,7 @@ elseif sleeper ~= '' then
 end
 enforce_dead_limits()
 if item_count > 0 or leased > 0 or buried > 0 then write_book() end
-remember(concat(ids), newest)
+remember(concat(ids))
 
 local reply = header(lease_end, next_rate)
 for i = 1, leased * 2 do reply[i + 6] = replies[i] end

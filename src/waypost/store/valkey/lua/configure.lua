@@ -5,6 +5,8 @@
 -- Invariant: one policy, in the store; a change acts at the next step that looks at it.
 -- Reply: the packed policy or '1' / '0' (did it change anything), then the sleepers to wake.
 
+-- include moves
+
 open_queue()
 must_be('zset', READY)
 must_be('zset', DUE)

@@ -5,7 +5,7 @@
 -- Invariant: only the holder of the token and nonce moves a lease's end. The first write removes.
 -- Reply: one letter each: o renewed, l lost, c renewed and asked to stop.
 
-local first, newest = first_result()
+local first = first_result()
 if first then return first end
 open_queue()
 must_be('hash', STATE)
@@ -30,5 +30,5 @@ end
 begin_removing()
 bulk('ZADD', LEASES, renewed, #renewed)
 local reply = concat(statuses)
-remember(reply, newest)
+remember(reply)
 return reply

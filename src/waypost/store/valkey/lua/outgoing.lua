@@ -6,6 +6,8 @@
 -- An entry is its time (8), the id of the message that was settled (24), length of the queue (2), queue, draft.
 -- Reply to list: id and entry of each.
 
+-- include moves
+
 open_queue()
 must_be('hash', OUTGOING)
 if ARGV[FIRST_ARGUMENT] == 'confirm' then
@@ -40,7 +42,7 @@ repeat
         size = #envelope, key = '', group = sub(draft, group_at, group_at + group_length - 1), worker = ''}
       pack_state(s)
       call('HSET', MESSAGES, id, now8 .. char(s.priority) .. envelope)
-      count_up('published', 1)
+      count_up(COUNT.published, MINUTE.published, 1)
       end_message(s, 'dead', nil, {'undeliverable', '', 'queue ' .. sub(packed, 35, 34 + queue_length) .. ' could not be reached'})
     elseif #reply < limit * 2 then
       reply[#reply + 1] = id

@@ -6,6 +6,8 @@
 -- come back short or empty, with a cursor to go on from. A cursor is the last message seen and its score.
 -- Reply: cursor or '', then score, value, state and failure of each.
 
+-- include moves
+
 local state, limit, cursor = ARGV[FIRST_ARGUMENT], tonumber(ARGV[FIRST_ARGUMENT + 1]), ARGV[FIRST_ARGUMENT + 2]
 local want_id, want_key = ARGV[FIRST_ARGUMENT + 3], ARGV[FIRST_ARGUMENT + 4]
 local want_group, want_reason = ARGV[FIRST_ARGUMENT + 5], ARGV[FIRST_ARGUMENT + 6]

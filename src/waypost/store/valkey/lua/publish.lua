@@ -1,26 +1,68 @@
 -- publish: store messages, each once, in order; refuse all of them or none when the queue is full.
 --
 -- Arguments: one packed draft each. First byte below 16: a plain one, priority and envelope (version, id, …).
--- Otherwise 16 + priority, flags (1: conflict rule in the lowest two bits, 4 absolute due time, 8 forwarded,
--- 16 has a journal copy),
--- due (8), window (8), key, group and journal copy lengths (2, 2, 4), key, group, journal copy, envelope.
+-- Otherwise 16 + priority, flags (conflict rule in the lowest two bits, 4 absolute due time, 8 forwarded, 16 has a
+-- journal copy), due (8), window (8), key, group and journal copy lengths (2, 2, 4), key, group, journal copy, envelope.
 -- Touches: queue, messages, state, ready, due, keys, waiting, journal, sleepers, arrivals, operations, window:<key>.
 -- Invariant: one waiting message per key and at most one leased; the cap is never passed; nothing is written if full.
 -- The first write is one that a full memory refuses.
 -- Reply: letters q queued, d delayed, r replaced, E extended by parking, and u duplicate, c conflict, e extended, each
 -- followed by the id of the message concerned; then the sleepers to wake.
 
-local first, newest = first_result()
+local first = first_result()
 if first then return cmsgpack.unpack(first) end
 open_queue()
-must_be('hash', MESSAGES)
 must_be('zset', READY)
 
-local RULES = {[0] = 'keep', [1] = 'replace', [2] = 'extend', [3] = 'error'}
 local plain = true
 for i = FIRST_ARGUMENT, #ARGV do
   if byte(ARGV[i], 1) >= 16 then plain = false break end
 end
+
+local SIZES = {}
+local function size4(size)
+  local packed = SIZES[size]
+  if not packed then
+    packed = struct_pack('>I4', size)
+    SIZES[size] = packed
+  end
+  return packed
+end
+
+-- The shortest way: plain drafts, no cap, bodies not journalled. Its first write is the one that a full memory refuses.
+if plain and not policy.max_pending and policy.journal ~= 'full' then
+  local values, scores, length = {}, {}, 0
+  local position, notes = counts[COUNT.sequence], policy.journal == 'all'
+  for i = FIRST_ARGUMENT, #ARGV do
+    local draft = ARGV[i]
+    local id = sub(draft, 3, 26)
+    local value = now8 .. draft
+    position = position + 1
+    values[length + 1], values[length + 2] = id, value
+    scores[length + 1], scores[length + 2] = (9 - byte(draft, 1)) * BAND + position, id
+    length = length + 2
+    if notes then
+      item_count = item_count + 1
+      items[item_count] = 'p' .. size4(#draft - 1) .. sub(draft, 1, 26)
+    end
+  end
+  bulk('HSET', MESSAGES, values, length)
+  bulk('ZADD', READY, scores, length)
+  local stored = length / 2
+  counts[COUNT.sequence] = position
+  if notes then event_count = event_count + stored end
+  count_up(COUNT.published, MINUTE.published, stored)
+  local reply = {string.rep('q', stored), unpack(wake(stored))}
+  if tonumber(NUMBER) % 32 == 0 then begin_removing() end
+  write_book()
+  remember(cmsgpack.pack(reply))
+  return reply
+end
+
+-- include moves
+
+must_be('hash', MESSAGES)
+local RULES = {[0] = 'keep', [1] = 'replace', [2] = 'extend', [3] = 'error'}
 
 local function pending() return call('ZCARD', READY) + call('ZCARD', DUE) + call('ZCARD', WAITING) end
 
@@ -61,54 +103,6 @@ end
 
 -- The first write of all: refused by a server whose memory is full, with nothing written yet.
 local function begin_adding() call('HSET', QUEUE, 'version', VERSION) end
-
-local SIZES = {}
-local function size4(size)
-  local packed = SIZES[size]
-  if not packed then
-    packed = struct_pack('>I4', size)
-    SIZES[size] = packed
-  end
-  return packed
-end
-
-if plain then
-  local dropped = room_for(#ARGV - FIRST_ARGUMENT + 1, {})
-  if #dropped > 0 then
-    must_be('hash', STATE)
-    begin_adding()
-    drop(dropped)
-  end
-  local values, scores, length = {}, {}, 0
-  local position, notes, full = counts[COUNT.sequence], noted('published'), policy.journal == 'full'
-  for i = FIRST_ARGUMENT, #ARGV do
-    local draft = ARGV[i]
-    local id = sub(draft, 3, 26)
-    local value = now8 .. draft
-    position = position + 1
-    values[length + 1], values[length + 2] = id, value
-    scores[length + 1], scores[length + 2] = (9 - byte(draft, 1)) * BAND + position, id
-    length = length + 2
-    if full then
-      local state = fresh_state(id, value).raw
-      add_item('P\0' .. id .. state .. struct_pack('>I4', #draft - 1) .. sub(draft, 2))
-    elseif notes then
-      item_count = item_count + 1
-      items[item_count] = 'p' .. size4(#draft - 1) .. sub(draft, 1, 26)
-    end
-  end
-  bulk('HSET', MESSAGES, values, length)
-  bulk('ZADD', READY, scores, length)
-  local stored = length / 2
-  counts[COUNT.sequence] = position
-  if notes then event_count = event_count + stored end
-  count_up('published', stored)
-  local reply = {string.rep('q', stored), unpack(wake(stored))}
-  forget_oldest()
-  write_book()
-  remember(cmsgpack.pack(reply), newest)
-  return reply
-end
 
 -- The general case: decide about every draft first, then write.
 must_be('hash', STATE)
@@ -175,9 +169,12 @@ drop(dropped)
 local function note_published(draft, s, cause)
   if not noted('published') then return end
   event_count = event_count + 1
-  local body = ''
-  if policy.journal == 'full' then body = draft.copy or draft.envelope end
-  add_item('P' .. (cause and CAUSE[cause] or '\0') .. s.id .. s.raw .. struct_pack('>I4', #body) .. body)
+  local body = '\0\0\0\0'
+  if policy.journal == 'full' then
+    body = draft.copy or draft.envelope
+    body = struct_pack('>I4', #body + 1) .. body -- 0 says that there is none: a redacted copy may be empty
+  end
+  add_item('P' .. (cause and CAUSE_CODES[cause] or '\0') .. s.id .. s.raw .. body)
 end
 
 local function extend_due(draft, ready)
@@ -225,7 +222,7 @@ local function store(draft, ready, status)
   else
     make_claimable(s, ready)
   end
-  count_up('published', 1)
+  count_up(COUNT.published, MINUTE.published, 1)
   note_published(draft, s, cause)
   return status
 end
@@ -251,7 +248,7 @@ for i = 1, #drafts do
 end
 
 local reply = {concat(statuses), unpack(wake(worth(due_before)))}
-forget_oldest()
+begin_removing()
 write_book()
-remember(cmsgpack.pack(reply), newest)
+remember(cmsgpack.pack(reply))
 return reply

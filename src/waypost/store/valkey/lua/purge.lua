@@ -5,7 +5,9 @@
 -- Invariant: leased messages are never purged. The first write removes.
 -- Reply: number removed, 1 if more are left.
 
-local first, newest = first_result()
+-- include moves
+
+local first = first_result()
 if first then return cmsgpack.unpack(first) end
 open_queue()
 must_be('hash', MESSAGES)
@@ -34,5 +36,5 @@ else
   reply = {#ids, length > #ids and 1 or 0}
   write_book()
 end
-remember(cmsgpack.pack(reply), newest)
+remember(cmsgpack.pack(reply))
 return reply

@@ -5,7 +5,9 @@
 -- Invariant: a key that was taken meanwhile keeps its letter dead, as `duplicate`. The first write removes.
 -- Reply: '1' if more match, the ids made ready in one text, those left dead in another, then the sleepers to wake.
 
-local first, newest = first_result()
+-- include moves
+
+local first = first_result()
 if first then return cmsgpack.unpack(first) end
 open_queue()
 must_be('hash', MESSAGES)
@@ -74,7 +76,7 @@ for i = 1, min(limit, #chosen) do
     call('ZREM', DEAD, s.id)
     call('HDEL', ERRORS, s.id)
     s.deliveries, s.attempts, s.flags, s.cause = 0, 0, 0, CAUSE_NUMBER.redriven
-    count_up('redriven', 1)
+    count_up(COUNT.redriven, nil, 1)
     make_claimable(s, now)
     note_state('redriven', nil, s.id, s.raw)
     moved[#moved + 1] = s.id
@@ -82,5 +84,5 @@ for i = 1, min(limit, #chosen) do
 end
 local reply = {more and '1' or '0', concat(moved), concat(duplicates), unpack(wake(freshly_ready))}
 write_book()
-remember(cmsgpack.pack(reply), newest)
+remember(cmsgpack.pack(reply))
 return reply

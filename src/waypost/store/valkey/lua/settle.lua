@@ -10,7 +10,9 @@
 -- recorded in the same step as its end. The first write removes, so that a full store can be drained.
 -- Reply: one letter per settlement, then the sleepers to wake.
 
-local first, newest = first_result()
+-- include moves
+
+local first = first_result()
 if first then return cmsgpack.unpack(first) end
 open_queue()
 must_be('hash', MESSAGES)
@@ -29,7 +31,7 @@ local function answer(number, worth_now)
   end
   local reply = {concat(statuses), unpack(wake(worth_now))}
   write_book()
-  remember(cmsgpack.pack(reply), newest)
+  remember(cmsgpack.pack(reply))
   return reply
 end
 
@@ -82,7 +84,7 @@ if plain ~= '' then
     bulk('ZREM', LEASES, ended, done)
     bulk('HDEL', STATE, ended, done)
     bulk('HDEL', MESSAGES, ended, done)
-    count_up('done', done)
+    count_up(COUNT.done, MINUTE.done, done)
   end
   return answer(number, heirs_possible and worth(due_before) or 0)
 end
@@ -125,7 +127,7 @@ local function finish(s, t)
   end
   end_message(s, 'done')
   for i = 1, #t.continuations do
-    count_up('transferred', 1)
+    count_up(COUNT.transferred, nil, 1)
     call('HSET', OUTGOING, t.continuations[i][1], now8 .. s.id .. t.continuations[i][2])
   end
   return 'd'
@@ -154,7 +156,7 @@ local function settle(t)
   call('ZREM', LEASES, id)
   if outcome == 'release' then
     s.deliveries = s.deliveries - 1
-    count_up('released', 1)
+    count_up(COUNT.released, nil, 1)
     to_head(s, now, 'released')
     note_state('released', nil, id, s.raw)
     return 'b'
@@ -167,8 +169,8 @@ local function settle(t)
   else
     s.deliveries = s.deliveries - 1
   end
-  s.cause = CAUSE_NUMBER[event]
-  count_up(event, 1)
+  s.cause = CAUSE_NUMBERS[event]
+  tally(event, 1)
   make_claimable(s, now + t.after)
   note_state(event, nil, id, s.raw, reason ~= '' and reason or nil, error_type ~= '' and error_type or nil)
   return event == 'retried' and 'r' or 's'

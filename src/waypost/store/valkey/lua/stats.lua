@@ -5,6 +5,8 @@
 -- Reply: now, paused, counts, ready, delayed, waiting, leased, dead kept, ages of the oldest ready and leased message,
 -- next due, next lease end (-1: none), sleepers, readers, minutes.
 
+-- include moves
+
 open_queue()
 
 -- The oldest message of each priority stands first in it, but a reclaimed one may be younger than what follows: look

@@ -1,0 +1,202 @@
+-- base: what every script of a queue begins with. Short, because it runs at every call: what only the longer ways need
+-- is in moves.lua, which a script includes behind its shortest way.
+-- Names in capitals that are not defined here (limits, COUNT.x, EVENT.x, DEFAULT_POLICY …) are constants of policy.py,
+-- message.py and scripts.py: the loader writes their values in, so that each has one home.
+--
+-- KEYS, the same list for every script, all in one slot:
+--   1 queue      hash    version, policy, paused, counts, m<slot>: counters of one of the last 1,440 minutes
+--   2 messages   hash    id -> published_ms (8 bytes) priority (1) envelope; never rewritten, so a body is stored once
+--   3 state      hash    id -> packed state (below); a plain ready message that was never claimed has none
+--   4 ready      zset    id by (9 - priority) * 2^49 + position
+--   5 due        zset    id by due time
+--   6 leases     zset    id by lease end
+--   7 keys       hash    key -> owner id, then the id of the parked next generation if there is one
+--   8 waiting    zset    parked ids
+--   9 dead       zset    id by time of death
+--  10 errors     hash    id -> {reason, error type, error} of a dead letter or of the last failed attempt
+--  11 journal    stream  entry id = number of its last event; field e = the events of one step
+--  12 readers    hash    name -> number read to
+--  13 sleepers   zset    name by the end of its registration; '' ends last: while it is there, the memory is whole
+--  14 rate       list    "at:count" of the claims inside the rate's window
+--  15 completed  list    finished messages, newest first
+--  16 outgoing   hash    id -> continuation that has not been confirmed by its queue
+--  17 arrivals   zset    continuations that arrived, by the time until which they are remembered
+--  18 operations hash    number -> first result, of one session; newest -> newest number and when the hash expires
+-- and, derived in the same slot: window:<key>, result:<id>, both with a TTL.
+--
+-- State, 65 bytes and three texts: status (1: R D W L X) token (4) nonce (12) claimed_ms (8) lease_ms (4) deliveries (4)
+-- attempts (4) flags (1: 1 cancel requested) cause (1) published_ms (8) priority (1) ready_ms (8) size (4) key, group and worker
+-- lengths (2, 2, 1), key, group, worker.
+--
+-- ARGV begins with: 1 the clock of a test or '', 2 operation number or '', 3 nonce, 4 replay TTL in milliseconds.
+-- Invariant of every script: all reads and checks come before the first write; a failure after it cannot happen.
+
+local call = redis.call
+local sub, byte, char, format, floor = string.sub, string.byte, string.char, string.format, math.floor
+local min, max, concat = math.min, math.max, table.concat
+local struct_pack, struct_unpack = struct.pack, struct.unpack
+
+local QUEUE, MESSAGES, STATE, READY, DUE, LEASES = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
+local HOLDERS, WAITING, DEAD, ERRORS, JOURNAL, READERS = KEYS[7], KEYS[8], KEYS[9], KEYS[10], KEYS[11], KEYS[12]
+local SLEEPERS, RATE, COMPLETED, OUTGOING, ARRIVALS, OPERATIONS = KEYS[13], KEYS[14], KEYS[15], KEYS[16], KEYS[17], KEYS[18]
+local BASE = sub(QUEUE, 1, -6)
+
+local STATE_FORMAT = '>c1I4c12I8I4I4I4BBI8BI8I4HHB'
+local BAND = 562949953421312 -- 2^49: the room of one priority in the score of ready
+
+local NUMBER, NONCE, REPLAY_TTL = ARGV[2], ARGV[3], ARGV[4]
+local FIRST_ARGUMENT = 5
+
+local now
+if ARGV[1] ~= '' then
+  now = tonumber(ARGV[1])
+else
+  local time = call('TIME')
+  now = time[1] * 1000 + floor(time[2] / 1000)
+end
+local now8 = struct_pack('>I8', now)
+
+local policy, paused, counts, minute, minute_field
+local counted_minute = false
+local items, item_count, last_tail = {}, 0, nil
+local event_count = 0
+
+-- ---- checks that come before any write -----------------------------------------------------------------------
+
+local PROBES = {hash = 'HLEN', zset = 'ZCARD', stream = 'XLEN', list = 'LLEN'}
+
+local function must_be(kind, key)
+  local reply = redis.pcall(PROBES[kind], key)
+  if type(reply) == 'table' and reply.err then error('WP-FOREIGN ' .. kind .. ' ' .. key) end
+  return reply
+end
+
+local function open_queue()
+  local this_minute = floor(now / 60000)
+  minute_field = 'm' .. (this_minute % MINUTES_KEPT)
+  local fields = redis.pcall('HMGET', QUEUE, 'version', 'policy', 'paused', 'counts', minute_field)
+  if fields.err then error('WP-FOREIGN hash ' .. QUEUE) end
+  if fields[1] and tonumber(fields[1]) > VERSION then error('WP-NEWER ' .. fields[1]) end
+  if fields[2] then policy = cmsgpack.unpack(fields[2]) else policy = DEFAULT_POLICY end
+  paused = fields[3] == '1'
+  counts = fields[4] and cmsgpack.unpack(fields[4]) or {}
+  for i = #counts + 1, COUNTERS do counts[i] = 0 end
+  minute = fields[5] and cmsgpack.unpack(fields[5])
+  if not minute or minute[1] ~= this_minute then
+    minute = {this_minute}
+    for i = 1, MINUTE_COUNTERS do minute[i + 1] = 0 end
+  end
+  must_be('stream', JOURNAL)
+end
+
+-- The first result of this operation, or nil: then it is new. One that is too old to know does not run.
+local newest, operations_until = 0, 0
+local function first_result()
+  local known = redis.pcall('HMGET', OPERATIONS, NUMBER, 'newest')
+  if known.err then error('WP-FOREIGN hash ' .. OPERATIONS) end
+  if known[2] then newest, operations_until = struct_unpack('>I8I8', known[2]) end
+  if known[1] then return known[1] end
+  if tonumber(NUMBER) <= newest - REPLAY_MAX then error('WP-OLD') end
+end
+
+-- A removing write: after it the server lets a script go on even if its memory is full.
+-- Results that are too old to be asked for go: one at a time, and now and then a run of them that others left.
+local function begin_removing()
+  local last = tonumber(NUMBER) - REPLAY_MAX
+  local old = {}
+  for number = last % 32 == 0 and last - 31 or last, last do old[#old + 1] = format('%.0f', number) end
+  call('HDEL', OPERATIONS, unpack(old))
+end
+
+-- Keep the first result for a repeat of this operation, until no repeat can come any more.
+local function remember(result)
+  local number, ttl = tonumber(NUMBER), tonumber(REPLAY_TTL)
+  local expires = operations_until
+  if expires - now < ttl then expires = now + 2 * ttl end
+  newest = max(newest, number)
+  call('HSET', OPERATIONS, NUMBER, result, 'newest', struct_pack('>I8I8', newest, expires))
+  if expires ~= operations_until then call('PEXPIRE', OPERATIONS, format('%.0f', expires - now)) end
+end
+
+-- ---- counting and journal ------------------------------------------------------------------------------------
+
+local function count_up(index, in_minute, by)
+  counts[index] = counts[index] + by
+  if in_minute then
+    minute[in_minute + 1] = minute[in_minute + 1] + by
+    counted_minute = true
+  end
+end
+
+local function write_entry()
+  local last = counts[COUNT.journal_last] + event_count
+  counts[COUNT.journal_last] = last
+  local nonce = NUMBER ~= '' and NONCE or NO_NONCE
+  call('XADD', JOURNAL, format('%.0f-0', last), 'e', now8 .. nonce .. struct_pack('>H', event_count) .. concat(items, '', 1, item_count))
+  items, item_count, event_count, last_tail = {}, 0, 0, nil
+end
+
+-- Cut the journal at its cap, and say so if a reader had not come so far.
+local function trim_journal(first, hard)
+  local unread_from = first
+  local positions = call('HVALS', READERS)
+  for i = 1, #positions do unread_from = min(unread_from, tonumber(positions[i]) + 1) end
+  local before = counts[COUNT.journal_first] + 1
+  call('XTRIM', JOURNAL, 'MINID', '~', format('%.0f', first), 'LIMIT', 0)
+  counts[COUNT.journal_first] = first - 1
+  if hard and unread_from < first then
+    local cut = max(before, unread_from)
+    local text = format('%.0f-%.0f', cut, first - 1)
+    items[1] = 'T' .. EVENT.trimmed .. CAUSE.hard_cap .. struct_pack('>I4H', first - cut, #text) .. text
+    item_count, event_count = 1, 1
+    write_entry()
+  end
+end
+
+local function write_book()
+  if item_count > 0 then
+    write_entry()
+    local kept = counts[COUNT.journal_last] - counts[COUNT.journal_first]
+    if kept >= policy.journal_max + max(CHUNK_MESSAGES_MAX, floor(policy.journal_max / 64)) then
+      trim_journal(counts[COUNT.journal_last] - policy.journal_max + 1, true)
+    end
+  end
+  if counted_minute then
+    call('HSET', QUEUE, 'version', VERSION, 'counts', cmsgpack.pack(counts), minute_field, cmsgpack.pack(minute))
+  else
+    call('HSET', QUEUE, 'version', VERSION, 'counts', cmsgpack.pack(counts))
+  end
+end
+
+local function bulk(command, key, list, length)
+  for i = 1, length, 1000 do call(command, key, unpack(list, i, min(i + 999, length))) end
+end
+
+-- ---- whom to wake --------------------------------------------------------------------------------------------
+
+-- Milliseconds until the first member of a sorted set of times, or nil.
+local function until_first(key)
+  local first = call('ZRANGE', key, 0, 0, 'WITHSCORES')
+  if first[2] then return max(0, tonumber(first[2]) - now) end
+end
+
+-- Take up to `number` sleepers out of the memory, longest asleep first; '*' if the memory is gone.
+local function wake(number)
+  if number == 0 or paused then return {} end
+  local found = call('ZRANGE', SLEEPERS, 0, number, 'WITHSCORES')
+  if found[2] and tonumber(found[2]) <= now then
+    call('ZREMRANGEBYSCORE', SLEEPERS, '-inf', now)
+    found = call('ZRANGE', SLEEPERS, 0, number, 'WITHSCORES')
+  end
+  if #found == 0 then
+    call('ZADD', SLEEPERS, now + SLEEPER_TTL_MS, '')
+    call('PEXPIRE', SLEEPERS, SLEEPER_TTL_MS * 2)
+    return {'*'}
+  end
+  local names = {}
+  for i = 1, #found, 2 do
+    if found[i] ~= '' and #names < number then names[#names + 1] = found[i] end
+  end
+  if #names > 0 then call('ZREM', SLEEPERS, unpack(names)) end
+  return names
+end

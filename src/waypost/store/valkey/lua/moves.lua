@@ -1,0 +1,222 @@
+-- moves: the state of a message, how it goes from one place to another, and how that is told.
+--
+-- Included by every script behind its shortest way. Keys and layouts: see base.lua.
+-- Invariant: a message is in exactly one of ready, due, waiting, leases and dead, and its status says which.
+
+local FAILURES, EVENT_CODES, CAUSE_CODES = FAILURE_TABLE, EVENT_TABLE, CAUSE_TABLE
+local COUNT_INDEX, MINUTE_INDEX, CAUSE_NUMBERS, CAUSE_NAMES = COUNT_TABLE, MINUTE_TABLE, CAUSE_NUMBER_TABLE, CAUSE_NAME_TABLE
+
+-- ---- counting and telling --------------------------------------------------------------------------------------
+
+local function tally(name, by) count_up(COUNT_INDEX[name], MINUTE_INDEX[name], by) end
+
+local function noted(event)
+  local level = policy.journal
+  return level == 'all' or level == 'full' or (level == 'failures' and FAILURES[event])
+end
+
+local function add_item(text)
+  item_count = item_count + 1
+  items[item_count] = text
+end
+
+-- One event of a message whose packed state is `state`. Most events of a step share the texts at its end.
+local function note_state(event, cause, id, state, reason, error_type)
+  if not noted(event) then return end
+  event_count = event_count + 1
+  local head = EVENT_CODES[event] .. (cause and CAUSE_CODES[cause] or '\0') .. id
+  if reason or error_type then
+    local text = (reason or '') .. '\0' .. (error_type or '')
+    last_tail = sub(state, 66)
+    add_item('X' .. head .. state .. struct_pack('>H', #text) .. text)
+    return
+  end
+  local tail = sub(state, 66)
+  if tail == last_tail then
+    add_item('s' .. head .. sub(state, 1, 65))
+  else
+    last_tail = tail
+    add_item('S' .. head .. state)
+  end
+end
+
+local function note_text(event, cause, size, text)
+  if not noted(event) then return end
+  event_count = event_count + 1
+  add_item('T' .. EVENT_CODES[event] .. (cause and CAUSE_CODES[cause] or '\0') .. struct_pack('>I4H', size, #text) .. text)
+end
+
+local function note_duplicate(id, key)
+  count_up(COUNT.duplicates, MINUTE.duplicates, 1)
+  if not noted('duplicate') then return end
+  event_count = event_count + 1
+  add_item('D' .. id .. struct_pack('>H', #key) .. key)
+end
+
+-- ---- state ---------------------------------------------------------------------------------------------------
+
+local function read_state(id, raw)
+  local s = {id = id, raw = raw}
+  local key_length, group_length, worker_length, at
+  s.status, s.token, s.nonce, s.claimed, s.lease, s.deliveries, s.attempts, s.flags, s.cause, s.published, s.priority, s.ready,
+    s.size, key_length, group_length, worker_length, at = struct_unpack(STATE_FORMAT, raw)
+  s.key = sub(raw, at, at + key_length - 1)
+  s.group = sub(raw, at + key_length, at + key_length + group_length - 1)
+  s.worker = sub(raw, at + key_length + group_length)
+  return s
+end
+
+local function pack_state(s)
+  s.raw = struct_pack(STATE_FORMAT, s.status, s.token, s.nonce, s.claimed, s.lease, s.deliveries, s.attempts, s.flags, s.cause,
+    s.published, s.priority, s.ready, s.size, #s.key, #s.group, #s.worker) .. s.key .. s.group .. s.worker
+  return s.raw
+end
+
+-- A plain message that was never claimed: its state follows from its value.
+local function fresh_state(id, value)
+  local published = struct_unpack('>I8', value)
+  local s = {id = id, status = 'R', token = 0, nonce = NO_NONCE, claimed = 0, lease = 0, deliveries = 0, attempts = 0, flags = 0,
+    cause = 0, published = published, priority = byte(value, 9), ready = published, size = #value - 9, key = '',
+    group = '', worker = ''}
+  pack_state(s)
+  return s
+end
+
+-- The state of a message, or nil if there is no such message.
+local function state_of(id)
+  local raw = call('HGET', STATE, id)
+  if raw then return read_state(id, raw) end
+  local value = call('HGET', MESSAGES, id)
+  if value then return fresh_state(id, value) end
+end
+
+local function cancel_requested(s) return s.flags % 2 == 1 end
+
+local function next_position()
+  local position = counts[COUNT.sequence] + 1
+  counts[COUNT.sequence] = position
+  return position
+end
+
+local function score_of(priority, position) return (9 - priority) * BAND + position end
+
+-- ---- how a message moves ---------------------------------------------------------------------------------------
+
+local freshly_ready = 0
+
+-- To the end of its priority, or to the timers if its time has not come. The caller has taken it from where it was.
+local function make_claimable(s, ready)
+  s.ready = ready
+  if ready > now then
+    s.status = 'D'
+    call('ZADD', DUE, ready, s.id)
+  else
+    s.status = 'R'
+    freshly_ready = freshly_ready + 1
+    call('ZADD', READY, score_of(s.priority, next_position()), s.id)
+  end
+  call('HSET', STATE, s.id, pack_state(s))
+end
+
+-- Before all others of its priority, in the order of `ready`.
+local function to_head(s, ready, cause)
+  s.status, s.ready, s.cause = 'R', ready, CAUSE_NUMBERS[cause]
+  freshly_ready = freshly_ready + 1
+  call('ZADD', READY, score_of(s.priority, ready - HEAD_OFFSET), s.id)
+  call('HSET', STATE, s.id, pack_state(s))
+end
+
+local PLACES = {R = READY, D = DUE, W = WAITING, L = LEASES, X = DEAD}
+
+local FREES_WINDOW = {dead = true, cancelled = true, dropped = true, replaced = true}
+
+local function release_key(s, how)
+  if FREES_WINDOW[how] then
+    local window = call('GET', BASE .. 'window:' .. s.key)
+    if window and sub(window, 1, 24) == s.id then call('DEL', BASE .. 'window:' .. s.key) end
+  end
+  local holder = call('HGET', HOLDERS, s.key)
+  if not holder then return end
+  local owner, parked = sub(holder, 1, 24), sub(holder, 25)
+  if parked == s.id then
+    call('HSET', HOLDERS, s.key, owner)
+  elseif owner == s.id then
+    if parked == '' then
+      call('HDEL', HOLDERS, s.key)
+    else
+      call('HSET', HOLDERS, s.key, parked)
+      call('ZREM', WAITING, parked)
+      local heir = state_of(parked)
+      make_claimable(heir, max(heir.ready, now))
+      note_state('promoted', 'unparked', heir.id, heir.raw)
+    end
+  end
+end
+
+local function trim_dead(ids, cause)
+  for i = 1, #ids do
+    note_state('dead_trimmed', cause, ids[i], call('HGET', STATE, ids[i]))
+    call('ZREM', DEAD, ids[i])
+    call('HDEL', MESSAGES, ids[i])
+    call('HDEL', STATE, ids[i])
+    call('HDEL', ERRORS, ids[i])
+  end
+end
+
+local function enforce_dead_limits()
+  if not policy.dead_max and not policy.dead_keep_ms then return end
+  local surplus = policy.dead_max and max(0, call('ZCARD', DEAD) - policy.dead_max) or 0
+  local old = policy.dead_keep_ms and call('ZCOUNT', DEAD, '-inf', now - policy.dead_keep_ms) or 0
+  local number = min(RECLAIM_MAX, max(surplus, old))
+  if number > 0 then
+    trim_dead(call('ZRANGE', DEAD, 0, number - 1), surplus > 0 and 'dead_max' or 'dead_keep')
+  end
+end
+
+-- The end of a message: counted, journalled, its key free or handed to the next generation.
+-- `details` of a dead letter: {reason, error type or '', error or ''}.
+local function end_message(s, how, cause, details)
+  tally(how, 1)
+  note_state(how, cause, s.id, s.raw, details and details[1], details and details[2] ~= '' and details[2] or nil)
+  if not s.popped then call('ZREM', PLACES[s.status], s.id) end
+  if how == 'dead' then
+    s.status = 'X'
+    call('HSET', STATE, s.id, pack_state(s))
+    call('ZADD', DEAD, now, s.id)
+    call('HSET', ERRORS, s.id, cmsgpack.pack(details))
+  else
+    if how == 'done' and policy.completed_max > 0 then
+      local value = call('HGET', MESSAGES, s.id)
+      call('LPUSH', COMPLETED, now8 .. struct_pack('>H', #s.raw) .. s.raw .. value)
+      call('LTRIM', COMPLETED, 0, policy.completed_max - 1)
+    end
+    call('HDEL', MESSAGES, s.id)
+    call('HDEL', STATE, s.id)
+    if s.attempts > 0 then call('HDEL', ERRORS, s.id) end
+  end
+  if s.key ~= '' then release_key(s, how) end
+  if how == 'dead' then enforce_dead_limits() end
+end
+
+-- A delivery that would go back ends here instead if it was cancelled, or its key's next generation waits.
+local function ends_otherwise(s, cause)
+  if cancel_requested(s) then
+    end_message(s, 'cancelled', cause)
+    return true
+  end
+  if s.key ~= '' then
+    local holder = call('HGET', HOLDERS, s.key)
+    if holder and #holder > 24 then
+      end_message(s, 'replaced', cause)
+      return true
+    end
+  end
+  return false
+end
+
+-- How many sleepers a step is worth: what it made claimable, and one for a timer that is now the first.
+local function worth(due_before)
+  local due_after = until_first(DUE)
+  if due_after and (not due_before or due_after < due_before) then return freshly_ready + 1 end
+  return freshly_ready
+end
