@@ -1,0 +1,112 @@
+"""What is said on a connection, without the connection: generators that both executors drive.
+
+A conversation yields bytes to send, or None to receive the next reply, which is sent back in; an error reply of the
+server is thrown in. A broken connection ends it from outside.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Generator, Iterator
+from typing import Any, TypeVar
+
+from redis.exceptions import NoScriptError, ResponseError
+
+from waypost.errors import WaypostError
+from waypost.store.port import Call
+from waypost.store.valkey.command import ValkeyCall, command
+from waypost.store.valkey.failures import refused
+from waypost.store.valkey.scripts import Script
+
+T = TypeVar("T")
+Conversation = Generator[bytes | None, Any, T]
+
+#: Requests under way on one connection: enough to keep the server busy while Python encodes the next.
+WINDOW = 4
+
+
+def ask(call: ValkeyCall[T]) -> Conversation[T]:
+    """One request and its reply. The server may not know the script: then it is told, and asked again."""
+    if call.announce is not None:
+        yield from announce(call.announce)
+    try:
+        yield call.packed
+        try:
+            reply = yield None
+        except NoScriptError:
+            if call.script is None:
+                raise
+            yield from load(call.script)
+            yield call.packed
+            reply = yield None
+    except ResponseError as error:
+        raise refused(error, call.queue, call.name) from None
+    return call.decode(reply)
+
+
+class Batch:
+    """Several requests under way at once. `results` has one entry per call in order, `waiting` those not answered."""
+
+    __slots__ = ("calls", "loaded", "results", "waiting")
+
+    def __init__(self, calls: Iterator[Call[Any]], loaded: set[bytes]) -> None:
+        self.calls = calls
+        self.loaded = loaded
+        self.results: list[Any] = []
+        self.waiting: deque[ValkeyCall[Any]] = deque()
+
+    def converse(self) -> Conversation[None]:
+        """Send the calls as they come, a few ahead of their replies, until there are no more."""
+        for call in self.calls:
+            assert isinstance(call, ValkeyCall)
+            # Requests follow each other without waiting, so the script must be there before the first.
+            if call.script is not None and call.script.sha not in self.loaded:
+                yield from self._receive_all()
+                yield from load(call.script)
+                self.loaded.add(call.script.sha)
+            if call.announce is not None:
+                yield from self._receive_all()
+                yield from announce(call.announce)
+            self.waiting.append(call)
+            yield call.packed
+            if len(self.waiting) == WINDOW:
+                yield from self._receive()
+        yield from self._receive_all()
+
+    def fail(self, error: WaypostError, *, rest: bool) -> None:
+        """The connection is gone: what was under way has this error, and all the rest too if there is no other."""
+        self.results += [error] * len(self.waiting)
+        self.waiting.clear()
+        if rest:
+            self.results += [error for _ in self.calls]
+
+    def _receive(self) -> Conversation[None]:
+        call = self.waiting[0]
+        try:
+            reply = yield None
+        except ResponseError as error:
+            if isinstance(error, NoScriptError):
+                self.loaded.clear()  # the server was restarted or flushed: load them again
+            self.results.append(refused(error, call.queue, call.name))
+        else:
+            self.results.append(call.decode(reply))
+        self.waiting.popleft()
+
+    def _receive_all(self) -> Conversation[None]:
+        while self.waiting:
+            yield from self._receive()
+
+
+def load(script: Script) -> Conversation[None]:
+    """Give the server a script."""
+    yield command(b"SCRIPT", b"LOAD", script.text)
+    yield None
+
+
+def announce(name: bytes) -> Conversation[None]:
+    """Add the queue to the list of queues. A full server refuses that, which is no reason to fail."""
+    yield name
+    try:
+        yield None
+    except ResponseError:
+        return
