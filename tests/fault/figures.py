@@ -21,6 +21,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.fault.proxy import Proxy
 from waypost import Waypost
 from waypost.message import Ledger
 from waypost.testing.servers import ValkeyServer
@@ -50,6 +51,8 @@ class Place:
     url: str
     quick: bool
     chance: random.Random
+    #: Where a proxy finds the server, None where there is none.
+    port: int | None = None
 
     def size(self, full: int) -> int:
         """The size of a figure: a tenth of it when it must be quick."""
@@ -145,7 +148,47 @@ def same_keys(place: Place) -> Iterator[Figure]:
     yield balanced(f"{place.store} dedup", ledger)
 
 
-FIGURES: tuple[Callable[[Place], Iterator[Figure]], ...] = (frozen_workers, poison, same_keys)
+def lost_replies(place: Place) -> Iterator[Figure]:
+    """One reply in ten never arrives: what was asked for happens once all the same."""
+    if place.port is None:
+        return  # SQLite has no replies to lose
+    queue, count = "lost-replies", place.size(5_000)
+    runs: Counter[int] = Counter()
+    with Proxy(place.port) as proxy, Waypost(f"valkey://127.0.0.1:{proxy.port}") as post:
+        post.ledger(queue)
+        proxy.drop_some(0.1, seed=place.chance.randrange(2**32), to=b"EVALSHA")
+        ids = {post.publish(queue, number).id for number in range(count)}
+        published = proxy.dropped
+        while sum(runs.values()) < 2 * count:
+            with post.receive(queue, wait=0) as message:
+                if message is None:
+                    break
+                runs[message.body] += 1
+        ledger, dropped = post.ledger(queue), proxy.dropped
+    again = runs.total() - count
+    explained = sum(ledger.redelivered.values())
+    yield Figure(
+        f"{place.store} lost replies",
+        f"{published} to publishes, {dropped - published} to claims and settles",
+        "each over 0",
+        0 < published < dropped,
+    )
+    yield Figure(
+        f"{place.store} lost replies, publish",
+        f"stored {ledger.published}, ids {len(ids)}",
+        f"{count}, {count}",
+        ledger.published == len(ids) == count,
+    )
+    yield Figure(
+        f"{place.store} lost replies, settle",
+        f"done {ledger.done}, run again {again}, explained {explained}",
+        f"{count}, as many as explained",
+        ledger.done == count == len(runs) and again == explained,
+    )
+    yield balanced(f"{place.store} lost replies", ledger)
+
+
+FIGURES: tuple[Callable[[Place], Iterator[Figure]], ...] = (frozen_workers, poison, same_keys, lost_replies)
 
 
 def main(arguments: list[str]) -> int:
@@ -162,13 +205,14 @@ def main(arguments: list[str]) -> int:
         directory = stack.enter_context(tempfile.TemporaryDirectory())
         server = stack.enter_context(ValkeyServer(appendonly=True))
         urls = {"sqlite": f"sqlite:///{Path(directory) / 'figures.db'}", "valkey": server.url}
+        ports = {"valkey": server.port}
         for store, url in urls.items():
             for take in FIGURES:
                 began = time.monotonic()
-                for figure in take(Place(store, url, options.quick, random.Random(options.seed))):
+                for figure in take(Place(store, url, options.quick, random.Random(options.seed), ports.get(store))):
                     short += not figure.ok
                     print(figure, flush=True)
-                print(f"  {time.monotonic() - began:.1f} s", flush=True)
+                print(f"  {take.__name__} on {store}: {time.monotonic() - began:.1f} s", flush=True)
     return 1 if short else 0
 
 
