@@ -29,9 +29,10 @@ from waypost.store.port import Draft, Hold, forwarded_draft
 from waypost.store.valkey.scripts import CAUSES, COUNTERS, EVENTS
 
 STATE = Struct(">cI12sQIIIBBQBQIHHB")
-FENCE = Struct(">24sI12s")
+#: A lease as its holder shows it: id, and the beginning of the state it must have.
+FENCE = Struct(">24scI12s")
 ROUTING = Struct(">BBQQHHI")
-SETTLEMENT = Struct(">24sI12scQQHHIIBB")
+SETTLEMENT = Struct(">24scI12scQQHHIIBB")
 CONTINUATION = Struct(">24sHI")
 TEXT_ITEM = Struct(">BBIH")
 
@@ -110,7 +111,7 @@ def unpack_routed(data: bytes, message_id: str) -> Draft:
 def pack_fences(holds: Sequence[Hold]) -> bytes:
     """Ids, tokens and nonces in one text."""
     fence = FENCE.pack
-    return b"".join([fence(hold.id.encode(), hold.token, hold.nonce) for hold in holds])
+    return b"".join([fence(hold.id.encode(), b"L", hold.token, hold.nonce) for hold in holds])
 
 
 OUTCOMES = {"done": b"d", "retry": b"r", "snooze": b"s", "dead": b"x", "drop": b"p", "release": b"b"}
@@ -124,7 +125,7 @@ def pack_settlement(settlement: Settlement) -> bytes:
     result = settlement.result or b""
     parts = [
         SETTLEMENT.pack(
-            settlement.id.encode(), settlement.token, settlement.nonce, OUTCOMES[settlement.outcome],
+            settlement.id.encode(), b"L", settlement.token, settlement.nonce, OUTCOMES[settlement.outcome],
             settlement.after_ms, settlement.result_ttl_ms, len(reason), len(error_type), len(error), len(result),
             settlement.result is not None, len(settlement.then),
         ),
@@ -282,11 +283,11 @@ def unpack_entry(queue: str, last: int, data: bytes) -> Iterator[Event]:
         at += 1
         if kind == b"p":
             yield Event(
-                queue, number, at_ms, "published", data[at + 6 : at + 30].decode(), priority=data[at + 4],
+                queue, number, at_ms, "published", data[at + 5 : at + 29].decode(), priority=data[at + 4],
                 token=0, claims=0, deliveries=0, attempts=0, size=int.from_bytes(data[at : at + 4], "big"),
                 operation_id=operation,
             )  # fmt: skip
-            at += 30
+            at += 29
         elif kind == b"D":
             length = int.from_bytes(data[at + 24 : at + 26], "big")
             yield Event(

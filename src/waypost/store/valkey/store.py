@@ -209,7 +209,7 @@ class ValkeyStore:
             if s.outcome != "done" or s.result is not None or s.then:
                 arguments = [b"", *(packing.pack_settlement(settlement) for settlement in settlements)]
                 break
-            plain.append(fence(s.id.encode(), s.token, s.nonce))
+            plain.append(fence(s.id.encode(), b"L", s.token, s.nonce))
         else:
             arguments = [b"".join(plain)]
         return self._call("settle", queue, operation, arguments, decode)

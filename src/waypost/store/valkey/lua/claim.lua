@@ -104,8 +104,7 @@ local first_claims, again, buried = 0, {}, 0
 
 -- What the states of all fresh messages of this claim share.
 local FRESH_HEAD = struct_pack('>c1I4c12I8I4I4I4BB', 'L', 1, NONCE, now, policy.lease_ms or 0, 1, 0, 0, 0)
-local WORKER_TAIL = struct_pack('>HHB', 0, 0, #worker) .. worker
-local NOTE_HEAD = EVENT.claimed .. '\0'
+local FIRST_NOTE, SAME_NOTE = 'S' .. EVENT.claimed .. '\0', 's' .. EVENT.claimed .. '\0'
 
 local function lease(id, value, raw)
   local state, cause
@@ -127,16 +126,18 @@ local function lease(id, value, raw)
     end
   else
     first_claims = first_claims + 1
-    state = FRESH_HEAD .. sub(value, 1, 9) .. sub(value, 1, 8) .. struct_pack('>I4', #value - 9) .. WORKER_TAIL
+    local fixed = FRESH_HEAD .. sub(value, 1, 9) .. sub(value, 1, 8) .. struct_pack('>I4HHB', #value - 9, 0, 0, #worker)
+    state = fixed .. worker
     if notes then
       event_count = event_count + 1
-      item_count = item_count + 1
       if last_tail == worker then
-        items[item_count] = 's' .. NOTE_HEAD .. id .. sub(state, 1, 65)
+        items[item_count + 1], items[item_count + 3] = SAME_NOTE, fixed
       else
-        items[item_count] = 'S' .. NOTE_HEAD .. id .. state
+        items[item_count + 1], items[item_count + 3] = FIRST_NOTE, state
         last_tail = worker
       end
+      items[item_count + 2] = id
+      item_count = item_count + 3
     end
     if at_most_once then
       local s = read_state(id, state)

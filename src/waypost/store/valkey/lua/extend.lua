@@ -1,6 +1,6 @@
 -- extend: renew leases that are still held.
 --
--- Arguments: id (24) token (4) nonce (12) of each, in one text.
+-- Arguments: id (24) L token (4) nonce (12) of each, in one text.
 -- Touches: queue, state, leases, operations.
 -- Invariant: only the holder of the token and nonce moves a lease's end. The first write removes.
 -- Reply: one letter each: o renewed, l lost, c renewed and asked to stop.
@@ -12,13 +12,13 @@ must_be('hash', STATE)
 must_be('zset', LEASES)
 
 local holds = ARGV[FIRST_ARGUMENT]
-local number = #holds / 40
+local number = #holds / 41
 local ids, statuses, renewed = {}, {}, {}
-for i = 1, number do ids[i] = sub(holds, i * 40 - 39, i * 40 - 16) end
+for i = 1, number do ids[i] = sub(holds, i * 41 - 40, i * 41 - 17) end
 local states = call('HMGET', STATE, unpack(ids))
 for i = 1, number do
   local state = states[i]
-  if not state or sub(state, 1, 17) ~= 'L' .. sub(holds, i * 40 - 15, i * 40) then
+  if not state or sub(state, 1, 17) ~= sub(holds, i * 41 - 16, i * 41) then
     statuses[i] = 'l'
   else
     statuses[i] = byte(state, 38) % 2 == 1 and 'c' or 'o'

@@ -19,38 +19,33 @@ for i = FIRST_ARGUMENT, #ARGV do
   if byte(ARGV[i], 1) >= 16 then plain = false break end
 end
 
-local SIZES = {}
-local function size4(size)
-  local packed = SIZES[size]
-  if not packed then
-    packed = struct_pack('>I4', size)
-    SIZES[size] = packed
-  end
-  return packed
-end
-
 -- The shortest way: plain drafts, no cap, bodies not journalled. Its first write is the one that a full memory refuses.
 if plain and not policy.max_pending and policy.journal ~= 'full' then
   local values, scores, length = {}, {}, 0
+  local heads = {} -- of journal items, by size and priority: most messages of a batch share one
   local position, notes = counts[COUNT.sequence], policy.journal == 'all'
   for i = FIRST_ARGUMENT, #ARGV do
     local draft = ARGV[i]
-    local id = sub(draft, 3, 26)
-    local value = now8 .. draft
+    local id, priority = sub(draft, 3, 26), byte(draft, 1)
     position = position + 1
-    values[length + 1], values[length + 2] = id, value
-    scores[length + 1], scores[length + 2] = (9 - byte(draft, 1)) * BAND + position, id
-    length = length + 2
+    values[length + 1], values[length + 2] = id, now8 .. draft
+    scores[length + 1], scores[length + 2] = (9 - priority) * BAND + position, id
     if notes then
-      item_count = item_count + 1
-      items[item_count] = 'p' .. size4(#draft - 1) .. sub(draft, 1, 26)
+      local shape = #draft * 16 + priority
+      local head = heads[shape]
+      if not head then
+        head = struct_pack('>c1I4B', 'p', #draft - 1, priority)
+        heads[shape] = head
+      end
+      items[length + 1], items[length + 2] = head, id
     end
+    length = length + 2
   end
   bulk('HSET', MESSAGES, values, length)
   bulk('ZADD', READY, scores, length)
   local stored = length / 2
   counts[COUNT.sequence] = position
-  if notes then event_count = event_count + stored end
+  if notes then item_count, event_count = length, stored end
   count_up(COUNT.published, MINUTE.published, stored)
   local reply = {string.rep('q', stored), unpack(wake(stored))}
   if tonumber(NUMBER) % 32 == 0 then begin_removing() end

@@ -1,6 +1,6 @@
 -- settle: end deliveries, each as its handler decided, if its token and nonce still hold the lease.
 --
--- Arguments: the plain dones, id (24) token (4) nonce (12) each in one text; or '' and then one packed settlement each:
+-- Arguments: the plain dones, id (24) L token (4) nonce (12) each in one text; or '' and then one packed settlement each:
 -- id, token and nonce as above, outcome (1), after (8), result TTL (8), lengths of reason (2), error type (2), error (4)
 -- and result (4), 1 if there is a result (1), number of continuations (1), the texts, and each continuation as
 -- id (24), lengths of queue (2) and draft (4), queue, draft.
@@ -35,25 +35,32 @@ local function answer(number, worth_now)
   return reply
 end
 
+-- Whether a state tells of a failed attempt or a key: the numbers of both, byte by byte, without making texts.
+local function has_more(state)
+  local a1, a2, a3, a4 = byte(state, 34, 37)
+  local k1, k2 = byte(state, 61, 62)
+  return a1 + a2 + a3 + a4 + k1 + k2 > 0
+end
+
 if plain ~= '' then
-  local number = #plain / 40
+  local number = #plain / 41
   local ids, at = {}, 1
   for i = 1, number do
     ids[i] = sub(plain, at, at + 23)
-    at = at + 40
+    at = at + 41
   end
   local states = call('HMGET', STATE, unpack(ids))
   begin_removing()
   local ended, done = {}, 0
   local due_before, heirs_possible = nil, false
   local slow = policy.completed_max > 0
-  local notes, head = noted('done'), EVENT.done .. '\0'
+  local notes, head, same_head = noted('done'), 'S' .. EVENT.done .. '\0', 's' .. EVENT.done .. '\0'
   for i = 1, number do
     local state, id = states[i], ids[i]
-    at = (i - 1) * 40
-    if not state or sub(state, 1, 17) ~= 'L' .. sub(plain, at + 25, at + 40) or ended[id] then
+    at = i * 41
+    if not state or sub(state, 1, 17) ~= sub(plain, at - 16, at) or ended[id] then
       statuses[i] = 'l'
-    elseif slow or sub(state, 61, 62) ~= '\0\0' or sub(state, 34, 37) ~= '\0\0\0\0' then
+    elseif slow or has_more(state) then
       -- Its key may have an heir, its failures are on record, or it is kept: the long way.
       if not heirs_possible then
         heirs_possible = true
@@ -69,14 +76,15 @@ if plain ~= '' then
       ended[done] = id
       if notes then
         event_count = event_count + 1
-        item_count = item_count + 1
         local tail = sub(state, 66)
         if tail == last_tail then
-          items[item_count] = 's' .. head .. id .. sub(state, 1, 65)
+          items[item_count + 1], items[item_count + 3] = same_head, sub(state, 1, 65)
         else
-          items[item_count] = 'S' .. head .. id .. state
+          items[item_count + 1], items[item_count + 3] = head, state
           last_tail = tail
         end
+        items[item_count + 2] = id
+        item_count = item_count + 3
       end
     end
   end
@@ -99,10 +107,10 @@ begin_removing()
 local OUTCOMES = {d = 'done', r = 'retry', s = 'snooze', x = 'dead', p = 'drop', b = 'release'}
 
 local function unpack_settlement(text)
-  local t = {id = sub(text, 1, 24), fence = sub(text, 25, 40)}
+  local t = {id = sub(text, 1, 24), fence = sub(text, 25, 41)}
   local outcome, reason_length, type_length, error_length, result_length, has_result, number, at
   outcome, t.after, t.result_ttl, reason_length, type_length, error_length, result_length, has_result, number, at =
-    struct_unpack('>c1I8I8HHI4I4BB', text, 41)
+    struct_unpack('>c1I8I8HHI4I4BB', text, 42)
   t.outcome = OUTCOMES[outcome]
   local function take(length)
     local part = sub(text, at, at + length - 1)
@@ -136,7 +144,7 @@ end
 local function settle(t)
   local id, outcome = t.id, t.outcome
   local raw = call('HGET', STATE, id)
-  if not raw or sub(raw, 1, 17) ~= 'L' .. t.fence then return 'l' end
+  if not raw or sub(raw, 1, 17) ~= t.fence then return 'l' end
   local s = read_state(id, raw)
   if outcome == 'done' then return finish(s, t) end
   if cancel_requested(s) then
