@@ -268,7 +268,8 @@ class MemoryStore:
     def resume(self, queue: str) -> Call[Woken[bool]]:
         def step(now: int) -> Woken[bool]:
             model = self._queue_for_writing(queue)
-            return self._waking(model, now, lambda: model.set_paused(now, False), also=lambda: worth_waking(model))
+            changed = model.set_paused(now, False)
+            return self._waking(model, now, lambda: changed, also=lambda: worth_waking(model) if changed else 0)
 
         return ModelCall("resume", step)
 

@@ -239,7 +239,8 @@ class SqliteStore:
     def resume(self, queue: str) -> Call[Woken[bool]]:
         def run(step: Step) -> Woken[bool]:
             book = step.book(queue)
-            return _woken(book, lambda: running.set_paused(book, False), also=lambda: running.worth_waking(book))
+            changed = running.set_paused(book, False)
+            return _woken(book, lambda: changed, also=lambda: running.worth_waking(book) if changed else 0)
 
         return SqliteCall("resume", run)
 

@@ -289,7 +289,8 @@ class ValkeyStore:
         return self._call("stats", queue, None, [b"%d" % minutes], decode)
 
     def trace(self, queue: str, message_id: str, cursor: str | None = None) -> Call[TracePage]:
-        # An id says when it was made. If nothing is found from there on, a clock was wrong: then from the beginning.
+        # An id says when it was made. If its beginning is not found from there on, a clock was wrong: then look through
+        # all of it.
         mode, _, place = (cursor or "near:").partition(":")
 
         def decode(reply: Any) -> TracePage:
@@ -300,6 +301,8 @@ class ValkeyStore:
                 for event in packing.unpack_entry(queue, int(found[at]), found[at + 1])
                 if event.message_id == message_id
             ]
+            if mode == "near" and events and events[0].event != "published":
+                return TracePage([], "all:1")
             if events and events[-1].event in FINAL_EVENTS:
                 return TracePage(events, None)
             if next_place:

@@ -1,0 +1,228 @@
+"""The core's rates beside the ceilings: publish one by one, publish in bulk, claim and settle.
+
+    python -m benchmarks.core --quick --json
+
+`publish-one` and `publish-many` go through `Waypost`, `claim-settle` through the store's verbs with a `Message` built
+for each, as a worker does. Figures without a suffix are the defaults: journal `all`, chunks of 512. The peer `raw` does
+the least that such a step must do on the same store, in the same run, by turns.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from benchmarks.measure import Contender, Report, arguments
+from benchmarks.raw import RawSqlite, RawValkey
+from waypost import Waypost
+from waypost.delivery import Message
+from waypost.identity import Session
+from waypost.message import Settlement
+from waypost.store.opening import open_store
+from waypost.store.port import Executor, Store
+from waypost.testing.servers import ValkeyServer
+
+BODY = {"order": 1, "customer": "c-0042", "lines": [{"sku": "A-1", "count": 2}], "total": 1999}
+PAYLOAD_BYTES = 130
+BATCHES = (1, 32, 256, 512)
+WORKER = "bench:1:0000"
+
+
+class Subject:
+    """Waypost on one store: the face for publishing, the store's verbs for claim and settle."""
+
+    def __init__(self, url: str) -> None:
+        self.post = Waypost(url)
+        self.store: Store = open_store(url, namespace="wp", clock=None, replay_ttl_ms=300_000)
+        self.executor: Executor = self.store.connect(start_timeout=3)
+        self.session = Session()
+        self._names = (f"bench-{number}" for number in itertools.count())
+        self.queue = ""
+
+    def new_queue(self, **settings: Any) -> None:
+        """A fresh queue for each run, so that none pays for the one before."""
+        if self.queue:
+            self.post.purge(self.queue, "ready")
+        self.queue = next(self._names)
+        if settings:
+            self.post.configure(self.queue, **settings)
+
+    def publish_one(self, count: int) -> int:
+        publish, queue = self.post.publish, self.queue
+        for _ in range(count):
+            publish(queue, BODY)
+        return count
+
+    def publish_many(self, count: int, batch: int) -> int:
+        if batch >= BATCHES[-1]:
+            return len(self.post.publish_many(self.queue, itertools.repeat(BODY, count)))
+        for _ in range(count // batch):
+            self.post.publish_many(self.queue, itertools.repeat(BODY, batch))
+        return count // batch * batch
+
+    def claim_settle(self, batch: int) -> int:
+        """Strictly one after the other: a claim, a message object for each, a settle of all."""
+        store, run, queue, done = self.store, self.executor.run, self.queue, 0
+        while True:
+            claimed = run(store.claim(queue, batch, self.session.operation(queue), worker=WORKER))
+            messages: list[Message[Any]] = [Message(queue, lease) for lease in claimed.leases]
+            if not messages:
+                return done
+            settlements = [Settlement(m.id, m.token, m.lease.nonce) for m in messages]
+            run(store.settle(queue, settlements, self.session.operation(queue)))
+            done += len(messages)
+
+    def close(self) -> None:
+        self.executor.close()
+        self.post.close()
+
+
+@contextmanager
+def valkey() -> Iterator[tuple[Subject, RawValkey]]:
+    with ValkeyServer() as server:
+        subject, raw = Subject(server.url), RawValkey(server.url, PAYLOAD_BYTES)
+        try:
+            yield subject, raw
+        finally:
+            subject.close()
+            raw.client.close()
+
+
+@contextmanager
+def sqlite() -> Iterator[tuple[Subject, RawSqlite]]:
+    with tempfile.TemporaryDirectory() as folder:
+        subject = Subject(f"sqlite:///{Path(folder).absolute() / 'bench.db'}")
+        raw = RawSqlite(Path(folder) / "raw.db", PAYLOAD_BYTES)
+        try:
+            yield subject, raw
+        finally:
+            subject.close()
+            raw.close()
+
+
+def publishing(report: Report, store: str, subject: Subject, raw: Any, *, ones: int, many: int, rounds: int) -> None:
+    """One by one, and in bulk."""
+    if store == "valkey":
+        raw_one = Contender("raw", partial(raw.push_one_by_one, ones), raw.empty)
+        raw_many = Contender("raw", partial(raw.push_by_script, many, 512), raw.empty)
+    else:
+        raw_one = Contender("raw", partial(raw.insert, ones, 1), raw.empty)
+        raw_many = Contender("raw", partial(raw.insert, many, 512), raw.empty)
+    report.rates(
+        "publish-one",
+        store,
+        [Contender("waypost", partial(subject.publish_one, ones), subject.new_queue), raw_one],
+        rounds,
+    )
+    with_journal = report.rates(
+        "publish-many",
+        store,
+        [
+            Contender("waypost", partial(subject.publish_many, many, 512), subject.new_queue),
+            raw_many,
+            Contender(
+                "waypost, journal off",
+                partial(subject.publish_many, many, 512),
+                partial(subject.new_queue, journal="off"),
+            ),
+        ],
+        rounds,
+    )
+    cost(report, "publish-many", store, with_journal)
+    for batch in BATCHES[1:-1]:
+        count = many // 4
+        report.rates(
+            f"publish-many-batch-{batch}",
+            store,
+            [Contender("waypost", partial(subject.publish_many, count, batch), subject.new_queue)],
+            rounds,
+        )
+
+
+def claiming(report: Report, store: str, subject: Subject, raw: Any, *, ones: int, many: int, rounds: int) -> None:
+    """Claim and settle in several batch sizes."""
+
+    def fill(count: int, **settings: Any) -> None:
+        subject.new_queue(**settings)
+        subject.publish_many(count, 512)
+
+    def fill_raw(count: int) -> None:
+        raw.empty()
+        if store == "valkey":
+            raw.push_by_script(count, min(count, 512))
+        else:
+            raw.insert(count, min(count, 512))
+
+    for batch in BATCHES:
+        count = ones if batch == 1 else many
+        name = "claim-settle" if batch == BATCHES[-1] else f"claim-settle-batch-{batch}"
+        contenders = [
+            Contender("waypost", partial(subject.claim_settle, batch), partial(fill, count)),
+            Contender("raw", partial(raw.lease_and_finish, batch), partial(fill_raw, count)),
+        ]
+        if batch == BATCHES[-1]:
+            off = Contender(
+                "waypost, journal off",
+                partial(subject.claim_settle, batch),
+                partial(fill, count, journal="off"),
+            )
+            contenders.append(off)
+        rates = report.rates(name, store, contenders, rounds)
+        if batch == BATCHES[-1]:
+            cost(report, name, store, rates)
+
+
+def cost(report: Report, name: str, store: str, rates: dict[str, float]) -> None:
+    """What the journal takes of the rate without it."""
+    share = 1 - rates["waypost"] / rates["waypost, journal off"]
+    report.add(f"{name}-journal-cost", store, "waypost", round(100 * share, 1), "%")
+
+
+def round_trips(report: Report, subject: Subject, raw: RawValkey) -> None:
+    """Requests that reach the server per message, counted by the server itself."""
+
+    def calls() -> int:
+        stats: dict[str, dict[str, int]] = raw.client.info("commandstats")
+        return stats.get("cmdstat_evalsha", {}).get("calls", 0)
+
+    for batch in BATCHES:
+        subject.new_queue()
+        count = batch * 4
+        before = calls()
+        subject.publish_many(count, batch)
+        report.add(
+            f"round-trips-publish-batch-{batch}", "valkey", "waypost", (calls() - before) / count, "calls/message"
+        )
+        before = calls()
+        subject.claim_settle(batch)
+        # The last claim finds the queue empty: that one is not a message's.
+        trips = (calls() - before - 1) / count
+        report.add(f"round-trips-claim-settle-batch-{batch}", "valkey", "waypost", trips, "calls/message")
+
+
+def main() -> None:
+    """Run what was asked for."""
+    options = arguments(__doc__ or "")
+    logging.getLogger("waypost").setLevel(logging.ERROR)  # a server without a disk is what we want here
+    report = Report(options.json)
+    rounds = 3 if options.quick else 7
+    ones, many = (1_500, 25_600) if options.quick else (5_000, 102_400)
+    if options.store in (None, "valkey"):
+        with valkey() as (subject, raw):
+            publishing(report, "valkey", subject, raw, ones=ones, many=many, rounds=rounds)
+            claiming(report, "valkey", subject, raw, ones=ones, many=many, rounds=rounds)
+            round_trips(report, subject, raw)
+    if options.store in (None, "sqlite"):
+        with sqlite() as (subject, raw_sqlite):
+            publishing(report, "sqlite", subject, raw_sqlite, ones=ones // 5, many=many, rounds=rounds)
+            claiming(report, "sqlite", subject, raw_sqlite, ones=ones // 5, many=many // 2, rounds=rounds)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,71 @@
+"""How a figure is taken and printed.
+
+Contenders run by turns in one process on one machine, since every figure moves with the machine's load; what counts
+is the median of each and their ratio within the same run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Contender:
+    """One way to do a thing: `run` does it and returns how many were done."""
+
+    peer: str
+    run: Callable[[], int]
+    #: Puts things in place before each run; not measured.
+    prepare: Callable[[], None] = lambda: None
+
+
+@dataclass
+class Report:
+    """Prints figures as they come: for people, or with `--json` for scripts."""
+
+    as_json: bool
+    figures: list[dict[str, object]] = field(default_factory=list)
+
+    def add(self, name: str, store: str, peer: str, value: float, unit: str) -> None:
+        """One figure."""
+        figure: dict[str, object] = {"name": name, "store": store, "peer": peer, "value": value, "unit": unit}
+        self.figures.append(figure)
+        if self.as_json:
+            print(json.dumps(figure), flush=True)
+        else:
+            shown = f"{value:,.0f}" if value >= 100 else f"{value:,.3f}"
+            print(f"{store:8} {name:34} {peer:8} {shown:>12} {unit}", flush=True)
+
+    def rates(self, name: str, store: str, contenders: list[Contender], rounds: int) -> dict[str, float]:
+        """Run contenders by turns; print the median rate of each, and ours over each other's."""
+        taken: dict[str, list[float]] = {contender.peer: [] for contender in contenders}
+        for turn in range(rounds + 1):
+            for contender in contenders:
+                contender.prepare()
+                start = time.perf_counter()
+                count = contender.run()
+                rate = count / (time.perf_counter() - start)
+                if turn:  # the first turn warms caches, connections and scripts
+                    taken[contender.peer].append(rate)
+        medians = {peer: statistics.median(rates) for peer, rates in taken.items()}
+        for peer, rate in medians.items():
+            self.add(name, store, peer, round(rate), "messages/s")
+        for peer, rate in medians.items():
+            if peer != "waypost" and "waypost" in medians:
+                self.add(f"{name}-ratio-to-{peer}", store, "waypost", round(medians["waypost"] / rate, 3), "x")
+        return medians
+
+
+def arguments(description: str) -> argparse.Namespace:
+    """The options that every benchmark has."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--quick", action="store_true", help="fewer messages and rounds: a minute or two")
+    parser.add_argument("--json", action="store_true", help="one JSON object per figure")
+    parser.add_argument("--store", choices=("valkey", "sqlite"), help="only this store")
+    return parser.parse_args(sys.argv[1:])
