@@ -165,6 +165,15 @@ class TestWakes:
         assert bench.woken == {"orders": ["a", "b"]}
 
     @pytest.mark.promise("QUEUE-1")
+    def test_a_resume_that_changes_nothing_wakes_nobody(self, bench: Bench) -> None:
+        bench.configure(max_running=1)
+        bench.publish_count(2)
+        bench.claim_one()
+        put_to_sleep(bench, "a")
+        assert not bench.resume()
+        assert bench.woken == {}
+
+    @pytest.mark.promise("QUEUE-1")
     def test_resume_wakes_one_for_the_timers(self, bench: Bench) -> None:
         bench.pause()
         bench.publish(delay=60)
