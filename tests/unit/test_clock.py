@@ -1,0 +1,24 @@
+"""The manual clock: it stands still, moves when told to, and never goes back."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+
+from waypost.testing.clock import START_MS, ManualClock
+
+
+def test_it_stands_still_until_told_to_move() -> None:
+    clock = ManualClock()
+    assert clock() == clock() == START_MS
+    assert clock.advance(1.5) == clock() == START_MS + 1_500
+    assert clock.advance(timedelta(minutes=1)) == START_MS + 61_500
+    assert clock.advance_ms(1) == START_MS + 61_501
+
+
+def test_it_does_not_go_back() -> None:
+    clock = ManualClock(5)
+    with pytest.raises(ValueError, match="does not go back"):
+        clock.advance(-1)
+    assert clock() == 5
