@@ -14,6 +14,7 @@ import logging
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -106,81 +107,81 @@ def sqlite() -> Iterator[tuple[Subject, RawSqlite]]:
             raw.close()
 
 
-def publishing(report: Report, store: str, subject: Subject, raw: Any, *, ones: int, many: int, rounds: int) -> None:
+@dataclass(frozen=True)
+class Sizes:
+    """How much is measured."""
+
+    ones: int
+    many: int
+    rounds: int
+
+
+def publishing(report: Report, store: str, subject: Subject, raw: RawValkey | RawSqlite, sizes: Sizes) -> None:
     """One by one, and in bulk."""
-    if store == "valkey":
-        raw_one = Contender("raw", partial(raw.push_one_by_one, ones), raw.empty)
-        raw_many = Contender("raw", partial(raw.push_by_script, many, 512), raw.empty)
-    else:
-        raw_one = Contender("raw", partial(raw.insert, ones, 1), raw.empty)
-        raw_many = Contender("raw", partial(raw.insert, many, 512), raw.empty)
+    ones, many = sizes.ones, sizes.many
     report.rates(
         "publish-one",
         store,
-        [Contender("waypost", partial(subject.publish_one, ones), subject.new_queue), raw_one],
-        rounds,
+        [
+            Contender("waypost", partial(subject.publish_one, ones), ones, subject.new_queue),
+            Contender("raw", partial(raw.publish_one, ones), ones, raw.empty),
+        ],
+        sizes.rounds,
     )
-    with_journal = report.rates(
+    publish = partial(subject.publish_many, many, BATCHES[-1])
+    rates = report.rates(
         "publish-many",
         store,
         [
-            Contender("waypost", partial(subject.publish_many, many, 512), subject.new_queue),
-            raw_many,
-            Contender(
-                "waypost, journal off",
-                partial(subject.publish_many, many, 512),
-                partial(subject.new_queue, journal="off"),
-            ),
+            Contender("waypost", publish, many, subject.new_queue),
+            Contender("raw", partial(raw.publish_many, many, BATCHES[-1]), many, raw.empty),
+            Contender("waypost", publish, many, partial(subject.new_queue, journal="off"), "journal-off"),
         ],
-        rounds,
+        sizes.rounds,
     )
-    cost(report, "publish-many", store, with_journal)
+    journal_cost(report, "publish-many", store, rates)
     for batch in BATCHES[1:-1]:
-        count = many // 4
-        report.rates(
-            f"publish-many-batch-{batch}",
-            store,
-            [Contender("waypost", partial(subject.publish_many, count, batch), subject.new_queue)],
-            rounds,
-        )
+        count = many // 4 // batch * batch
+        contender = Contender("waypost", partial(subject.publish_many, count, batch), count, subject.new_queue)
+        report.rates(f"publish-many-batch-{batch}", store, [contender], sizes.rounds)
 
 
-def claiming(report: Report, store: str, subject: Subject, raw: Any, *, ones: int, many: int, rounds: int) -> None:
+def claiming(report: Report, store: str, subject: Subject, raw: RawValkey | RawSqlite, sizes: Sizes) -> None:
     """Claim and settle in several batch sizes."""
 
     def fill(count: int, **settings: Any) -> None:
         subject.new_queue(**settings)
-        subject.publish_many(count, 512)
+        subject.publish_many(count, BATCHES[-1])
 
     def fill_raw(count: int) -> None:
         raw.empty()
-        if store == "valkey":
-            raw.push_by_script(count, min(count, 512))
-        else:
-            raw.insert(count, min(count, 512))
+        raw.publish_many(count, BATCHES[-1])
 
-    for batch in BATCHES:
-        count = ones if batch == 1 else many
-        name = "claim-settle" if batch == BATCHES[-1] else f"claim-settle-batch-{batch}"
+    for batch in BATCHES[:-1]:
+        count = sizes.ones if batch == 1 else sizes.many // 4
         contenders = [
-            Contender("waypost", partial(subject.claim_settle, batch), partial(fill, count)),
-            Contender("raw", partial(raw.lease_and_finish, batch), partial(fill_raw, count)),
+            Contender("waypost", partial(subject.claim_settle, batch), count, partial(fill, count)),
+            Contender("raw", partial(raw.claim_settle, batch), count, partial(fill_raw, count)),
         ]
-        if batch == BATCHES[-1]:
-            off = Contender(
-                "waypost, journal off",
-                partial(subject.claim_settle, batch),
-                partial(fill, count, journal="off"),
-            )
-            contenders.append(off)
-        rates = report.rates(name, store, contenders, rounds)
-        if batch == BATCHES[-1]:
-            cost(report, name, store, rates)
+        report.rates(f"claim-settle-batch-{batch}", store, contenders, sizes.rounds)
+    batch, count = BATCHES[-1], sizes.many
+    claim_settle = partial(subject.claim_settle, batch)
+    rates = report.rates(
+        "claim-settle",
+        store,
+        [
+            Contender("waypost", claim_settle, count, partial(fill, count)),
+            Contender("raw", partial(raw.claim_settle, batch), count, partial(fill_raw, count)),
+            Contender("waypost", claim_settle, count, partial(fill, count, journal="off"), "journal-off"),
+        ],
+        sizes.rounds,
+    )
+    journal_cost(report, "claim-settle", store, rates)
 
 
-def cost(report: Report, name: str, store: str, rates: dict[str, float]) -> None:
+def journal_cost(report: Report, name: str, store: str, rates: dict[str, float]) -> None:
     """What the journal takes of the rate without it."""
-    share = 1 - rates["waypost"] / rates["waypost, journal off"]
+    share = 1 - rates["waypost"] / rates["journal-off waypost"]
     report.add(f"{name}-journal-cost", store, "waypost", round(100 * share, 1), "%")
 
 
@@ -211,17 +212,18 @@ def main() -> None:
     options = arguments(__doc__ or "")
     logging.getLogger("waypost").setLevel(logging.ERROR)  # a server without a disk is what we want here
     report = Report(options.json)
-    rounds = 3 if options.quick else 7
-    ones, many = (1_500, 25_600) if options.quick else (5_000, 102_400)
+    sizes = Sizes(1_500, 25_600, 3) if options.quick else Sizes(5_000, 102_400, 7)
     if options.store in (None, "valkey"):
         with valkey() as (subject, raw):
-            publishing(report, "valkey", subject, raw, ones=ones, many=many, rounds=rounds)
-            claiming(report, "valkey", subject, raw, ones=ones, many=many, rounds=rounds)
+            publishing(report, "valkey", subject, raw, sizes)
+            claiming(report, "valkey", subject, raw, sizes)
             round_trips(report, subject, raw)
     if options.store in (None, "sqlite"):
+        # Each commit waits for the disk: fewer one by one.
+        sizes = Sizes(sizes.ones // 5, sizes.many, sizes.rounds)
         with sqlite() as (subject, raw_sqlite):
-            publishing(report, "sqlite", subject, raw_sqlite, ones=ones // 5, many=many, rounds=rounds)
-            claiming(report, "sqlite", subject, raw_sqlite, ones=ones // 5, many=many // 2, rounds=rounds)
+            publishing(report, "sqlite", subject, raw_sqlite, sizes)
+            claiming(report, "sqlite", subject, raw_sqlite, sizes)
 
 
 if __name__ == "__main__":

@@ -15,14 +15,18 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Contender:
-    """One way to do a thing: `run` does it and returns how many were done."""
+    """One way to do a thing."""
 
     peer: str
-    run: Callable[[], int]
+    run: Callable[[], object]
+    #: How many messages one run moves.
+    count: int
     #: Puts things in place before each run; not measured.
-    prepare: Callable[[], None] = lambda: None
+    prepare: Callable[[], object] = lambda: None
+    #: A setting that is not the default stands behind the figure's name.
+    variant: str = ""
 
 
 @dataclass
@@ -43,22 +47,22 @@ class Report:
             print(f"{store:8} {name:34} {peer:8} {shown:>12} {unit}", flush=True)
 
     def rates(self, name: str, store: str, contenders: list[Contender], rounds: int) -> dict[str, float]:
-        """Run contenders by turns; print the median rate of each, and ours over each other's."""
-        taken: dict[str, list[float]] = {contender.peer: [] for contender in contenders}
+        """Run contenders by turns; print the median rate of each, and ours over the ceiling's."""
+        taken: dict[Contender, list[float]] = {contender: [] for contender in contenders}
         for turn in range(rounds + 1):
             for contender in contenders:
                 contender.prepare()
                 start = time.perf_counter()
-                count = contender.run()
-                rate = count / (time.perf_counter() - start)
+                contender.run()
+                rate = contender.count / (time.perf_counter() - start)
                 if turn:  # the first turn warms caches, connections and scripts
-                    taken[contender.peer].append(rate)
-        medians = {peer: statistics.median(rates) for peer, rates in taken.items()}
-        for peer, rate in medians.items():
-            self.add(name, store, peer, round(rate), "messages/s")
-        for peer, rate in medians.items():
-            if peer != "waypost" and "waypost" in medians:
-                self.add(f"{name}-ratio-to-{peer}", store, "waypost", round(medians["waypost"] / rate, 3), "x")
+                    taken[contender].append(rate)
+        medians = {f"{c.variant} {c.peer}".strip(): statistics.median(rates) for c, rates in taken.items()}
+        for contender, rates in taken.items():
+            shown = f"{name}-{contender.variant}" if contender.variant else name
+            self.add(shown, store, contender.peer, round(statistics.median(rates)), "messages/s")
+        if "raw" in medians:
+            self.add(f"{name}-to-raw", store, "waypost", round(medians["waypost"] / medians["raw"], 3), "x")
         return medians
 
 

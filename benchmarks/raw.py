@@ -40,18 +40,16 @@ class RawValkey:
     def empty(self) -> None:
         self.client.delete("raw", "raw-leases")
 
-    def push_one_by_one(self, count: int) -> int:
+    def publish_one(self, count: int) -> None:
         payload = self._payload
         for _ in range(count):
             self.client.lpush("raw", payload)
-        return count
 
-    def push_by_script(self, count: int, batch: int) -> int:
-        for _ in range(count // batch):
-            self._push(keys=["raw"], args=self.payloads(batch))
-        return count // batch * batch
+    def publish_many(self, count: int, batch: int) -> None:
+        for start in range(0, count, batch):
+            self._push(keys=["raw"], args=self.payloads(min(batch, count - start)))
 
-    def lease_and_finish(self, batch: int) -> int:
+    def claim_settle(self, batch: int) -> int:
         done = 0
         while True:
             found = self._lease(keys=["raw", "raw-leases"], args=[batch, "1"])
@@ -77,14 +75,20 @@ class RawSqlite:
     def empty(self) -> None:
         self._database.execute("DELETE FROM raw")
 
-    def insert(self, count: int, batch: int) -> int:
-        for _ in range(count // batch):
-            self._database.execute("BEGIN IMMEDIATE")
-            self._database.executemany("INSERT INTO raw (body) VALUES (?)", [(self._payload,)] * batch)
-            self._database.execute("COMMIT")
-        return count // batch * batch
+    def publish_one(self, count: int) -> None:
+        for _ in range(count):
+            self._insert(1)
 
-    def lease_and_finish(self, batch: int) -> int:
+    def publish_many(self, count: int, batch: int) -> None:
+        for start in range(0, count, batch):
+            self._insert(min(batch, count - start))
+
+    def _insert(self, count: int) -> None:
+        self._database.execute("BEGIN IMMEDIATE")
+        self._database.executemany("INSERT INTO raw (body) VALUES (?)", [(self._payload,)] * count)
+        self._database.execute("COMMIT")
+
+    def claim_settle(self, batch: int) -> int:
         done = 0
         while True:
             self._database.execute("BEGIN IMMEDIATE")
