@@ -305,7 +305,12 @@ class Message(_Readable[T]):
     __slots__ = ("_result", "_result_ttl_ms", "_then", "lease", "lease_lost", "outcome", "queue", "settled")
 
     def __init__(self, queue: str, lease: Lease, as_type: type[T] | None = None) -> None:
-        super().__init__(lease.envelope, as_type)
+        # Written out instead of calling the base: this runs for every delivery.
+        self._data = lease.envelope
+        self._as_type = as_type
+        self._envelope = None
+        self._body = _UNREAD
+        self.undecodable = None
         self.queue = queue
         #: What the claim handed out: the fence (token and nonce), counts and times.
         self.lease = lease
@@ -315,7 +320,7 @@ class Message(_Readable[T]):
         self.outcome: Outcome | Literal["done"] | None = None
         #: What the store made of it, once it is settled.
         self.settled: SettleStatus | None = None
-        self._then: list[Continuation] = []
+        self._then: tuple[Continuation, ...] = ()
         self._result: bytes | None = None
         self._result_ttl_ms = 0
 
@@ -427,17 +432,16 @@ class Message(_Readable[T]):
             headers=headers,
         )
         next_id = continuation_id(self.id, self.token, len(self._then))
-        self._then.append(
-            Continuation(
-                next_id,
-                queue_name(queue),
-                codec.make_envelope(next_id, encoded, head),
-                None if key is None else check_text("key", key, KEY_CHARACTERS_MAX),
-                due_ms(delay, None)[0],
-                check_priority(priority),
-                None if group is None else check_text("group", group, GROUP_CHARACTERS_MAX),
-            )
+        next_one = Continuation(
+            next_id,
+            queue_name(queue),
+            codec.make_envelope(next_id, encoded, head),
+            None if key is None else check_text("key", key, KEY_CHARACTERS_MAX),
+            due_ms(delay, None)[0],
+            check_priority(priority),
+            None if group is None else check_text("group", group, GROUP_CHARACTERS_MAX),
         )
+        self._then = (*self._then, next_one)
         return next_id
 
     def keep_result(self, value: object, ttl: Duration = RESULT_TTL_SECONDS) -> None:
@@ -478,7 +482,7 @@ class Message(_Readable[T]):
             self.lease.nonce,
             result=self._result,
             result_ttl_ms=self._result_ttl_ms,
-            then=tuple(self._then),
+            then=self._then,
         )
 
     def _ending(self, outcome: Literal["retry", "snooze", "dead", "drop", "release"], **more: Any) -> Settlement:

@@ -62,8 +62,9 @@ class Session:
         with self._lock:
             start = self._counter
             self._counter = start + count
-        prefix = encode(time.time_ns() // 1_000_000, 9) + self._mark
         pairs, triples = _PAIRS, _TRIPLES
+        now = time.time_ns() // 1_000_000
+        prefix = triples[now >> 30 & 32767] + triples[now >> 15 & 32767] + triples[now & 32767] + self._mark
         return [prefix + pairs[(n >> 15) & 1023] + triples[n & 32767] for n in range(start, start + count)]
 
 

@@ -25,7 +25,7 @@ from waypost.message import (
 )
 from waypost.operations import publish, receive, run
 from waypost.operations.flow import Flow, drive_async
-from waypost.operations.publish import PublishOptions
+from waypost.operations.publish import checked
 from waypost.policy import PAGE_MAX, Policy, RetryPolicy
 
 if TYPE_CHECKING:
@@ -135,7 +135,7 @@ class AsyncWaypost(Face):
     @overload
     async def publish(self, queue: str, body: object, **options: Unpack[PublishKeywords]) -> Published: ...
     async def publish(self, queue: QueueName, body: object, **options: Unpack[PublishKeywords]) -> Published:
-        return await self._run(publish.publish(self._link, queue_name(queue), body, PublishOptions(**options)))
+        return await self._run(publish.publish(self._link, queue_name(queue), body, checked(options)))
 
     @overload
     async def publish_many(

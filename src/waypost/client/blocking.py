@@ -30,7 +30,7 @@ from waypost.message import (
 )
 from waypost.operations import publish, receive, run
 from waypost.operations.flow import Flow, drive
-from waypost.operations.publish import PublishOptions
+from waypost.operations.publish import checked
 from waypost.policy import PAGE_MAX, Policy, RetryPolicy
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ class Waypost(Face):
         `group`, `headers`, `correlation_id` and `reply_to` travel along. On a full queue whose policy is `block`,
         waits for room up to `timeout` seconds (1), then raises `QueueFull`.
         """
-        return self._run(publish.publish(self._link, queue_name(queue), body, PublishOptions(**options)))
+        return self._run(publish.publish(self._link, queue_name(queue), body, checked(options)))
 
     @overload
     def publish_many(

@@ -121,6 +121,14 @@ class PublishOptions:
         return check_text("group", group(body), GROUP_CHARACTERS_MAX) if callable(group) else group
 
 
+NO_OPTIONS = PublishOptions()
+
+
+def checked(keywords: Mapping[str, Any]) -> PublishOptions:
+    """The keywords of a publish, checked; most have none."""
+    return PublishOptions(**keywords) if keywords else NO_OPTIONS
+
+
 def _window_ms(window: Duration) -> int:
     seconds = window.total_seconds() if isinstance(window, timedelta) else window
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0.001 <= seconds <= 1e9:

@@ -164,38 +164,32 @@ def _or_none(number: int) -> int | None:
 # ---- states ----------------------------------------------------------------------------------------------------
 
 
-def unpack_leases(reply: Sequence[Any], first: int, lease_end: int) -> list[Lease]:
-    """The messages of a claim: value and state by turns."""
+def unpack_leases(reply: Sequence[Any], first: int, lease_end: int, now: int, nonce: bytes) -> list[Lease]:
+    """The messages of a claim: value and state by turns; no state: it is claimed for the first time, and plain."""
     leases = []
-    read, size = STATE.unpack_from, STATE.size
+    read, size, number = STATE.unpack_from, STATE.size, int.from_bytes
     end = _or_none(lease_end)
     for at in range(first, len(reply), 2):
         value, state = reply[at], reply[at + 1]
+        message_id, envelope = value[10:34].decode(), value[VALUE_HEAD:]
+        if not state:
+            published = number(value[:8], "big")
+            leases.append(
+                Lease(message_id, 1, nonce, 1, 0, value[8], None, None, published, published, now, end, envelope)
+            )
+            continue
         (
-            _, token, nonce, claimed, _, deliveries, attempts, _, _, published, priority, ready, _,
+            _, token, _, claimed, _, deliveries, attempts, _, _, published, priority, ready, _,
             key_length, group_length, _,
         ) = read(state)  # fmt: skip
-        key = group = None
-        if key_length or group_length:
-            key = _text(state[size : size + key_length])
-            group = _text(state[size + key_length : size + key_length + group_length])
+        group_at = size + key_length
+        key, group = _text(state[size:group_at]), _text(state[group_at : group_at + group_length])
         leases.append(
             Lease(
-                value[10:34].decode(),
-                token,
-                nonce,
-                deliveries,
-                attempts,
-                priority,
-                key,
-                group,
-                published,
-                ready,
-                claimed,
-                end,
-                value[VALUE_HEAD:],
+                message_id, token, nonce, deliveries, attempts, priority, key, group, published, ready, claimed, end,
+                envelope,
             )
-        )
+        )  # fmt: skip
     return leases
 
 

@@ -54,6 +54,7 @@ CANCEL_STATUS: dict[int, CancelStatus] = {
 CLOCK_DIFFERENCE_MS = 120_000
 FINAL_EVENTS = frozenset(("done", "dropped", "cancelled", "replaced", "dead_trimmed"))
 ID_BYTES = 24
+NOTHING = part(b"")
 
 
 class ValkeyStore:
@@ -135,11 +136,14 @@ class ValkeyStore:
     ) -> Call[T]:
         """A script with its arguments; `encoded` are `count` more that are in the protocol's form already."""
         number, head, text = self._head(verb, queue, operation.session if operation else b"")
-        clock = b"%d" % self.clock() if self.clock else b""
+        clock = part(b"%d" % self.clock()) if self.clock else NOTHING
         if operation is None:
-            common = part(clock) + b"$0\r\n\r\n$0\r\n\r\n$0\r\n\r\n"
+            common = clock + NOTHING + NOTHING + NOTHING
         else:
-            common = part(clock) + part(b"%d" % operation.number) + part(operation.nonce) + self._replay_ttl
+            session, count_text = operation[0], b"%d" % operation[1]
+            common = b"%b$%d\r\n%b\r\n$12\r\n%b%b\r\n%b" % (
+                clock, len(count_text), count_text, session, operation[1].to_bytes(4, "big"), self._replay_ttl,
+            )  # fmt: skip
         parts = [b"*%d\r\n" % (number + 4 + len(arguments) + count), head, common]
         parts += [part(argument) for argument in arguments]
         if encoded is not None:
@@ -190,8 +194,8 @@ class ValkeyStore:
         replay: bool = False,
     ) -> Call[Claimed]:
         def decode(reply: Any) -> Claimed:
-            lease_end, next_due, next_lease, next_rate, paused, outgoing = reply[:6]
-            leases = packing.unpack_leases(reply, 6, lease_end)
+            lease_end, next_due, next_lease, next_rate, paused, outgoing, now = reply[:7]
+            leases = packing.unpack_leases(reply, 7, lease_end, now, operation.nonce)
             return Claimed(leases, _or_none(next_due), _or_none(next_lease), _or_none(next_rate), paused == 1, outgoing)
 
         arguments = (b"%d" % limit, worker.encode(), (sleeper or "").encode(), b"1" if replay else b"0")

@@ -5,8 +5,8 @@
 -- completed, operations.
 -- Invariant: one holder. A lease is a member of leases and a state with status L, a grown token and this call's nonce.
 -- The first write removes: a store whose memory is full can be drained.
--- Reply: lease end, next due, next lease end, next rate slot (milliseconds, -1: none), paused, outgoing, then value and
--- state of each message.
+-- Reply: lease end, next due, next lease end, next rate slot (milliseconds, -1: none), paused, outgoing, now, then value
+-- and state of each message; '' for the state of one that was never claimed before, which follows from all the others.
 
 -- include moves
 
@@ -21,7 +21,7 @@ must_be('zset', READY)
 must_be('zset', LEASES)
 
 local function header(lease_end, next_rate)
-  return {lease_end, until_first(DUE) or -1, until_first(LEASES) or -1, next_rate or -1, paused and 1 or 0, call('HLEN', OUTGOING)}
+  return {lease_end, until_first(DUE) or -1, until_first(LEASES) or -1, next_rate or -1, paused and 1 or 0, call('HLEN', OUTGOING), now}
 end
 
 if first or repeat_only then
@@ -40,7 +40,7 @@ if first or repeat_only then
     end
   end
   local reply = header(lease_end)
-  for i = 1, #held do reply[i + 6] = held[i] end
+  for i = 1, #held do reply[i + 7] = held[i] end
   return reply
 end
 
@@ -106,48 +106,59 @@ local first_claims, again, buried = 0, {}, 0
 local FRESH_HEAD = struct_pack('>c1I4c12I8I4I4I4BB', 'L', 1, NONCE, now, policy.lease_ms or 0, 1, 0, 0, 0)
 local FIRST_NOTE, SAME_NOTE = 'S' .. EVENT.claimed .. '\0', 's' .. EVENT.claimed .. '\0'
 
-local function lease(id, value, raw)
-  local state, cause
-  if raw then
-    local s = read_state(id, raw)
-    if s.token == 0 then
-      first_claims = first_claims + 1
-    else
-      again[s.cause] = (again[s.cause] or 0) + 1
-    end
-    s.status, s.token, s.nonce, s.claimed = 'L', s.token + 1, NONCE, now
-    s.lease, s.deliveries, s.worker = policy.lease_ms or 0, s.deliveries + 1, worker
-    state = pack_state(s)
-    note_state('claimed', CAUSE_NAMES[s.cause], id, state)
-    if at_most_once then
-      s.status, s.popped = 'R', true
-      pack_state(s)
-      end_message(s, 'done', 'at_most_once')
-    end
-  else
+local function finish_at_once(s)
+  s.status, s.popped = 'R', true
+  pack_state(s)
+  end_message(s, 'done', 'at_most_once')
+end
+
+-- A message that came back, or has a key, a group or a due time.
+local function lease_known(id, raw)
+  local s = read_state(id, raw)
+  if s.token == 0 then
     first_claims = first_claims + 1
-    local fixed = FRESH_HEAD .. sub(value, 1, 9) .. sub(value, 1, 8) .. struct_pack('>I4HHB', #value - 9, 0, 0, #worker)
-    state = fixed .. worker
-    if notes then
-      event_count = event_count + 1
-      if last_tail == worker then
-        items[item_count + 1], items[item_count + 3] = SAME_NOTE, fixed
-      else
-        items[item_count + 1], items[item_count + 3] = FIRST_NOTE, state
-        last_tail = worker
-      end
-      items[item_count + 2] = id
-      item_count = item_count + 3
-    end
-    if at_most_once then
-      local s = read_state(id, state)
-      s.status, s.popped = 'R', true
-      pack_state(s)
-      end_message(s, 'done', 'at_most_once')
-    end
+  else
+    again[s.cause] = (again[s.cause] or 0) + 1
   end
+  s.status, s.token, s.nonce, s.claimed = 'L', s.token + 1, NONCE, now
+  s.lease, s.deliveries, s.worker = policy.lease_ms or 0, s.deliveries + 1, worker
+  local state = pack_state(s)
+  note_state('claimed', CAUSE_NAMES[s.cause], id, state)
+  if at_most_once then finish_at_once(s) end
+  return state
+end
+
+local TAILS = {} -- of the fixed part of a state, by the size of its message
+
+-- A plain message that was never claimed: put together from what all of them share and the head of its value.
+local function lease_fresh(id, value)
+  first_claims = first_claims + 1
+  local tail = TAILS[#value]
+  if not tail then
+    tail = struct_pack('>I4HHB', #value - 9, 0, 0, #worker)
+    TAILS[#value] = tail
+  end
+  local fixed = FRESH_HEAD .. sub(value, 1, 9) .. sub(value, 1, 8) .. tail
+  local state = fixed .. worker
+  if notes then
+    event_count = event_count + 1
+    if last_tail == worker then
+      items[item_count + 1], items[item_count + 3] = SAME_NOTE, fixed
+    else
+      items[item_count + 1], items[item_count + 3] = FIRST_NOTE, state
+      last_tail = worker
+    end
+    items[item_count + 2] = id
+    item_count = item_count + 3
+  end
+  if at_most_once then finish_at_once(read_state(id, state)) end
+  return state
+end
+
+local function lease(id, value, raw)
+  local state = raw and lease_known(id, raw) or lease_fresh(id, value)
   leased = leased + 1
-  replies[leased * 2 - 1], replies[leased * 2] = value, state
+  replies[leased * 2 - 1], replies[leased * 2] = value, raw and state or ''
   ids[leased] = id
   if not at_most_once then
     states[leased * 2 - 1], states[leased * 2] = id, state
@@ -203,5 +214,5 @@ if item_count > 0 or leased > 0 or buried > 0 then write_book() end
 remember(concat(ids))
 
 local reply = header(lease_end, next_rate)
-for i = 1, leased * 2 do reply[i + 6] = replies[i] end
+for i = 1, leased * 2 do reply[i + 7] = replies[i] end
 return reply
