@@ -4,8 +4,8 @@ A `Store` only translates: each verb turns its arguments into a `Call`, and touc
 async sibling) runs calls on a connection. So sync and async share everything that can be wrong. Verbs are
 batch-first: one message is a batch of one. `operation` makes a repeated call return its first answer.
 
-Callers keep to the limits of `policy`: at most `CHUNK_MESSAGES_MAX` items a call, and no key twice in one publish.
-Every verb that can make work claimable answers, next to its result, which sleepers to wake.
+Callers keep to the limits of `policy`: at most `CHUNK_MESSAGES_MAX` items a call, and no id and no key twice in one
+publish. Every verb that can make work claimable answers, next to its result, which sleepers to wake.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from msgspec import Struct
 
+from waypost.errors import InvalidInput
 from waypost.identity import Operation
 from waypost.message import (
     CancelStatus,
@@ -69,6 +70,13 @@ class Target(Struct, frozen=True, gc=False):
 
     id: str | None = None
     key: str | None = None
+
+
+def check_purge(state: MessageState) -> MessageState:
+    """Refuse to purge what is held: its handler runs, and the next of its key would run beside it."""
+    if state == "leased":
+        raise InvalidInput("leased messages cannot be purged: cancel them, which asks their handlers to stop")
+    return state
 
 
 class Woken(Struct, Generic[T], frozen=True):

@@ -58,6 +58,10 @@ def run_of(now: int, record: Record) -> dict[str, object]:
     return {"worker": record.worker, "run_ms": now - (record.claimed_ms or 0)}
 
 
+#: Sessions whose results are remembered. Other stores forget by time; a model that tests advance must not.
+SESSIONS_MAX = 10_000
+
+
 @dataclass(slots=True)
 class Replays:
     """The last results of one session, by operation number."""
@@ -157,6 +161,8 @@ class Book:
 
     def remember(self, operation: Operation, result: object) -> None:
         replays = self.replays.setdefault(operation.session, Replays())
+        if len(self.replays) > SESSIONS_MAX:
+            del self.replays[next(iter(self.replays))]
         replays.newest = max(replays.newest, operation.number)
         replays.results[operation.number] = result
         replays.results.pop(operation.number - REPLAY_MAX, None)

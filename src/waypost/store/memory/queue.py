@@ -127,7 +127,8 @@ class QueueModel(Book):
         if cap is None or added == 0:
             return
         pending = self.count("ready") + self.count("delayed") + self.count("waiting")
-        over = pending + added - cap
+        # A cap that was lowered far is reached bit by bit, so that no publish has to drop a whole queue.
+        over = min(pending + added - cap, added + BURY_MAX)
         if over <= 0:
             return
         if self.policy.overload == "drop_oldest":

@@ -29,7 +29,7 @@ from waypost.message import (
 from waypost.policy import Policy
 from waypost.store.memory.book import Record
 from waypost.store.memory.queue import QueueModel
-from waypost.store.port import Call, Draft, Hold, Target, Woken, forwarded_draft, told
+from waypost.store.port import Call, Draft, Hold, Target, Woken, check_purge, forwarded_draft, told
 
 T = TypeVar("T")
 
@@ -244,6 +244,7 @@ class MemoryStore:
         return self._once("redrive", queue, operation, step)
 
     def purge(self, queue: str, state: MessageState, limit: int, operation: Operation) -> Call[Purged]:
+        check_purge(state)
         return self._once("purge", queue, operation, lambda model, now: model.purge(now, state, limit, operation))
 
     def configure(self, queue: str, changes: Mapping[str, Any]) -> Call[Woken[Policy]]:
@@ -269,7 +270,7 @@ class MemoryStore:
         def step(now: int) -> Woken[bool]:
             model = self._queue_for_writing(queue)
             changed = model.set_paused(now, False)
-            return self._waking(model, now, lambda: changed, also=lambda: worth_waking(model) if changed else 0)
+            return self._waking(model, now, lambda: changed, also=lambda: worth_resuming(model) if changed else 0)
 
         return ModelCall("resume", step)
 
@@ -296,8 +297,13 @@ class MemoryStore:
         return ModelCall("journal_trim", lambda now: self._queue_for_writing(queue).trim_journal(now, up_to))
 
 
+def worth_resuming(model: QueueModel) -> int:
+    """How many sleepers a resume can have made useful: one of them looks after timers and the ends of leases."""
+    return model.count("ready") + (model.next_due(0) is not None or model.next_lease(0) is not None)
+
+
 def worth_waking(model: QueueModel) -> int:
-    """How many sleepers a changed limit or a resume can have made useful."""
+    """How many sleepers a changed limit can have made useful."""
     return model.count("ready") + (model.next_due(0) is not None)
 
 

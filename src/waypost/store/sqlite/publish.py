@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from waypost.errors import QueueFull
 from waypost.message import Published, PublishStatus
-from waypost.policy import ARRIVAL_TTL_MS, PRIORITY_MAX, PRIORITY_MIN
+from waypost.policy import ARRIVAL_TTL_MS, BURY_MAX, PRIORITY_MAX, PRIORITY_MIN
 from waypost.store.port import Draft
 from waypost.store.sqlite.book import COLUMNS, LEASED, WAITING, Holder, QueueBook, Record, as_list
 from waypost.store.sqlite.moves import end, make_claimable, placed
@@ -100,7 +100,7 @@ def _make_room(book: QueueBook, drafts: Sequence[Draft], plans: list[Plan], oper
         action in ("new", "park") and not draft.forwarded for draft, (action, _) in zip(drafts, plans, strict=True)
     )
     pending = book.numbers["ready"] + book.numbers["delayed"] + book.numbers["waiting"]
-    over = pending + added - cap
+    over = min(pending + added - cap, added + BURY_MAX)
     if added == 0 or over <= 0:
         return
     if book.policy.overload == "drop_oldest":

@@ -95,5 +95,10 @@ def set_paused(book: QueueBook, paused: bool) -> bool:
 
 
 def worth_waking(book: QueueBook) -> int:
-    """How many sleepers a changed limit or a resume can have made useful."""
-    return book.numbers["ready"] + (book.next_due() is not None)
+    """How many sleepers a changed limit can have made useful."""
+    return book.numbers["ready"] + (book.numbers["delayed"] > 0)
+
+
+def worth_resuming(book: QueueBook) -> int:
+    """How many sleepers a resume can have made useful: one of them looks after timers and the ends of leases."""
+    return book.numbers["ready"] + (book.numbers["delayed"] + book.numbers["leased"] > 0)

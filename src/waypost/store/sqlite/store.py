@@ -26,7 +26,7 @@ from waypost.message import (
     TracePage,
 )
 from waypost.policy import Policy
-from waypost.store.port import Call, Draft, Hold, Target, Woken
+from waypost.store.port import Call, Draft, Hold, Target, Woken, check_purge
 from waypost.store.sqlite import claim, looking, replays, running, settle
 from waypost.store.sqlite.book import QueueBook
 from waypost.store.sqlite.connection import check_library
@@ -219,6 +219,7 @@ class SqliteStore:
         return self._once("redrive", queue, operation, replays.REDRIVEN, work)
 
     def purge(self, queue: str, state: MessageState, limit: int, operation: Operation) -> Call[Purged]:
+        check_purge(state)
         return self._once(
             "purge", queue, operation, replays.PURGED, lambda book: running.purge(book, state, limit, str(operation))
         )
@@ -240,7 +241,7 @@ class SqliteStore:
         def run(step: Step) -> Woken[bool]:
             book = step.book(queue)
             changed = running.set_paused(book, False)
-            return _woken(book, lambda: changed, also=lambda: running.worth_waking(book) if changed else 0)
+            return _woken(book, lambda: changed, also=lambda: running.worth_resuming(book) if changed else 0)
 
         return SqliteCall("resume", run)
 

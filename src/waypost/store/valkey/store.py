@@ -24,7 +24,7 @@ from waypost.message import (
     TracePage,
 )
 from waypost.policy import CHUNK_MESSAGES_MAX, OUTGOING_TTL_MS, Policy, check_namespace
-from waypost.store.port import Call, Draft, Hold, Target, Woken, told
+from waypost.store.port import Call, Draft, Hold, Target, Woken, check_purge, told
 from waypost.store.valkey import packing
 from waypost.store.valkey.command import CRLF, ValkeyCall, command, evalsha_head, part
 from waypost.store.valkey.scripts import KEY_NAMES, Script, script
@@ -339,6 +339,7 @@ class ValkeyStore:
         return self._call("redrive", queue, operation, arguments, decode)
 
     def purge(self, queue: str, state: MessageState, limit: int, operation: Operation) -> Call[Purged]:
+        check_purge(state)
         arguments = [state.encode(), b"%d" % min(limit, CHUNK_MESSAGES_MAX)]
         return self._call("purge", queue, operation, arguments, lambda reply: Purged(reply[0], reply[1] == 1))
 

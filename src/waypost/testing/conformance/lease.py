@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec import structs
 
+from waypost.errors import InvalidInput
 from waypost.message import Lease, OutcomeName
 from waypost.policy import CHUNK_MESSAGES_MAX, RECLAIM_MAX
 from waypost.store.port import Hold
@@ -82,6 +83,14 @@ class TestClaims:
 
 class TestFences:
     """Token and nonce: both, or nothing changes."""
+
+    @pytest.mark.promise("LEASE-2")
+    def test_a_leased_message_cannot_be_purged(self, bench: Bench) -> None:
+        bench.publish()
+        lease = bench.claim_one()
+        with pytest.raises(InvalidInput):
+            bench.purge("leased", limit=10)
+        assert bench.settle(lease) == "done"
 
     @pytest.mark.promise("LEASE-2")
     def test_a_token_only_grows_through_retry_burial_and_redrive(self, bench: Bench) -> None:

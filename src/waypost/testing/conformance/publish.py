@@ -6,7 +6,7 @@ import pytest
 
 from waypost.codec import open_envelope
 from waypost.errors import EnvelopeTooNew, QueueFull
-from waypost.policy import CHUNK_MESSAGES_MAX
+from waypost.policy import BURY_MAX, CHUNK_MESSAGES_MAX
 from waypost.store.port import Draft
 from waypost.testing.bench import Bench
 
@@ -231,6 +231,15 @@ class TestCap:
             (first, "overload"),
             (second, "overload"),
         ]
+
+    @pytest.mark.promise("PUB-7", "QUEUE-2")
+    def test_a_cap_lowered_far_is_reached_bit_by_bit(self, bench: Bench) -> None:
+        bench.publish_count(BURY_MAX + 100)
+        bench.configure(max_pending=10, overload="drop_oldest")
+        bench.publish()
+        assert bench.ledger().ready == 100
+        bench.publish()
+        assert bench.ledger().ready == 10
 
     @pytest.mark.promise("PUB-7")
     def test_drop_oldest_spares_leased_and_delayed_messages(self, bench: Bench) -> None:

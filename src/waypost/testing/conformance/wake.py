@@ -181,6 +181,15 @@ class TestWakes:
         bench.resume()
         assert bench.woken == {"orders": ["a"]}
 
+    @pytest.mark.promise("QUEUE-1", "LEASE-4")
+    def test_resume_wakes_one_for_the_end_of_a_lease(self, bench: Bench) -> None:
+        bench.publish()
+        bench.claim_one()
+        bench.pause()
+        put_to_sleep(bench, "a", "b")
+        bench.resume()
+        assert bench.woken == {"orders": ["a"]}
+
     @pytest.mark.promise("QUEUE-2", "QUEUE-3")
     def test_a_raised_limit_wakes_those_who_waited_for_it(self, bench: Bench) -> None:
         bench.configure(max_running=1)

@@ -1,7 +1,7 @@
 -- configure: change the queue's policy, or pause and resume it.
 --
 -- Arguments: 'policy', the packed changes (absent ones stay, false clears) and their telling; or 'pause', or 'resume'.
--- Touches: queue, ready, due, journal, sleepers.
+-- Touches: queue, ready, due, leases, journal, sleepers.
 -- Invariant: one policy, in the store; a change acts at the next step that looks at it.
 -- Reply: the packed policy or '1' / '0' (did it change anything), then the sleepers to wake.
 
@@ -10,9 +10,11 @@
 open_queue()
 must_be('zset', READY)
 must_be('zset', DUE)
+must_be('zset', LEASES)
 must_be('zset', SLEEPERS)
 
-local function worth_waking() return call('ZCARD', READY) + min(1, call('ZCARD', DUE)) end
+-- How many sleepers a change can have made useful: one of them looks after the timers, and at a resume the leases.
+local function worth_waking(timed) return call('ZCARD', READY) + min(1, timed) end
 
 local action = ARGV[FIRST_ARGUMENT]
 if action == 'policy' then
@@ -25,7 +27,7 @@ if action == 'policy' then
   call('HSET', QUEUE, 'policy', packed)
   policy = changed
   note_text('configured', nil, 0, ARGV[FIRST_ARGUMENT + 2])
-  local names = wake(worth_waking())
+  local names = wake(worth_waking(call('ZCARD', DUE)))
   write_book()
   return {packed, unpack(names)}
 end
@@ -35,6 +37,6 @@ if paused == wanted then return {'0'} end
 paused = wanted
 call('HSET', QUEUE, 'paused', wanted and '1' or '0')
 note_text(wanted and 'paused' or 'resumed', nil, 0, '')
-local names = wake(worth_waking())
+local names = wake(worth_waking(call('ZCARD', DUE) + call('ZCARD', LEASES)))
 write_book()
 return {'1', unpack(names)}

@@ -22,7 +22,7 @@ must_be('hash', STATE)
 must_be('zset', DEAD)
 must_be('hash', ERRORS)
 
-local reply, buried = {}, 0
+local reply, buried, seen = {}, 0, {}
 local cursor = '0'
 repeat
   local page = call('HSCAN', OUTGOING, cursor, 'COUNT', limit)
@@ -44,7 +44,8 @@ repeat
       call('HSET', MESSAGES, id, now8 .. char(s.priority) .. envelope)
       count_up(COUNT.published, MINUTE.published, 1)
       end_message(s, 'dead', nil, {'undeliverable', '', 'queue ' .. sub(packed, 35, 34 + queue_length) .. ' could not be reached'})
-    elseif #reply < limit * 2 then
+    elseif #reply < limit * 2 and not seen[id] then
+      seen[id] = true
       reply[#reply + 1] = id
       reply[#reply + 1] = packed
     end

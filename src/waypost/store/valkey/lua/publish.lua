@@ -84,7 +84,7 @@ end
 local function room_for(added, concerned)
   if not policy.max_pending or added == 0 then return {} end
   local waiting = pending()
-  local over = waiting + added - policy.max_pending
+  local over = min(waiting + added - policy.max_pending, added + BURY_MAX)
   if over <= 0 then return {} end
   if policy.overload ~= 'drop_oldest' then refuse(waiting) end
   local chosen = droppable(over, concerned)
