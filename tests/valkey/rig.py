@@ -1,0 +1,119 @@
+"""A look inside: the keys of a namespace as the server has them, and whether they fit together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import redis
+
+from waypost.store.valkey.packing import STATE
+from waypost.store.valkey.scripts import KEY_NAMES
+from waypost.testing.bench import QUEUE
+
+#: Where a message can be, with the letter that its state has there.
+PLACES = {"ready": b"R", "due": b"D", "waiting": b"W", "leases": b"L", "dead": b"X"}
+ID_BYTES = 24
+
+Snapshot = dict[str, bytes]
+
+
+class Inside:
+    """The keys of one namespace. `client` is any redis-py client of the same server."""
+
+    def __init__(self, client: redis.Redis, namespace: str) -> None:
+        # The stubs of redis-py do not say which colour a client has.
+        self.client: Any = client
+        self.namespace = namespace
+
+    def key(self, name: str, queue: str = QUEUE) -> str:
+        """A key of a queue: one of the 17, or a derived one such as `window:<key>`."""
+        return f"{{{self.namespace}:{queue}}}:{name}"
+
+    def all_keys(self) -> set[str]:
+        """Every key of the namespace."""
+        found = {
+            key.decode() for pattern in (f"{{{self.namespace}:*", f"{self.namespace}:*")
+            for key in self.client.scan_iter(match=pattern, count=10_000)
+        }  # fmt: skip
+        return {key for key in found if key.startswith((f"{{{self.namespace}:", f"{self.namespace}:"))}
+
+    def names(self, queue: str = QUEUE) -> set[str]:
+        """The keys of a queue without the queue's name, derived ones by their kind alone."""
+        base = self.key("", queue)
+        kinds = (key.removeprefix(base) for key in self.all_keys() if key.startswith(base))
+        return {kind.partition(":")[0] for kind in kinds}
+
+    def snapshot(self) -> Snapshot:
+        """Every value, but for the memory of replies: that is written by calls which change nothing else."""
+        keys = sorted(key for key in self.all_keys() if ":operations:" not in key)
+        with self.client.pipeline(transaction=True) as pipe:
+            for key in keys:
+                pipe.dump(key)
+            return dict(zip(keys, pipe.execute(), strict=True))
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Make the namespace hold exactly this again."""
+        with self.client.pipeline(transaction=True) as pipe:
+            for key in self.all_keys():
+                pipe.delete(key)
+            for key, value in snapshot.items():
+                pipe.restore(key, 0, value)
+            pipe.execute()
+
+    # ---- memory ------------------------------------------------------------------------------------------
+
+    def bytes_of(self, key: str) -> int:
+        """What one key costs, all of its members counted."""
+        size: int | None = self.client.memory_usage(key, samples=0)
+        return size or 0
+
+    def bytes_used(self, queue: str = QUEUE, *, without: tuple[str, ...] = ()) -> int:
+        """What a queue costs, its derived keys included."""
+        base = self.key("", queue)
+        return sum(
+            self.bytes_of(key)
+            for key in self.all_keys()
+            if key.startswith(base) and key.removeprefix(base).partition(":")[0] not in without
+        )
+
+    # ---- do the keys fit together? -----------------------------------------------------------------------
+
+    def where(self, queue: str = QUEUE) -> Iterator[tuple[str, str]]:
+        """Every message in every place: its id, and the place."""
+        for place in PLACES:
+            for member in self.client.zrange(self.key(place, queue), 0, -1):
+                yield member.decode(), place
+
+    def check(self, queue: str = QUEUE) -> None:
+        """Each message is in one place, has its body and its state, and nothing else is there."""
+        placed = dict(self.where(queue))
+        assert len(list(self.where(queue))) == len(placed), "a message is in two places"
+        bodies = {id.decode() for id in self.client.hkeys(self.key("messages", queue))}
+        assert set(placed) == bodies
+        states = {id.decode(): raw for id, raw in self.client.hgetall(self.key("state", queue)).items()}
+        assert set(states) <= bodies
+        failed, keyed = set(), {}
+        for id, raw in states.items():
+            fields = STATE.unpack_from(raw)
+            assert fields[0] == PLACES[placed[id]], f"{id} is in {placed[id]} with state {fields[0]!r}"
+            if fields[6] > 0 or placed[id] == "dead":
+                failed.add(id)
+            if fields[13] and placed[id] != "dead":
+                keyed[id] = raw[STATE.size : STATE.size + fields[13]].decode()
+        # What was never claimed and has neither key nor delay follows from its body alone.
+        assert {placed[id] for id in bodies - set(states)} <= {"ready"}
+        assert {id.decode() for id in self.client.hkeys(self.key("errors", queue))} <= failed
+        holders = self.client.hgetall(self.key("keys", queue))
+        held = {
+            value[at : at + ID_BYTES].decode(): key.decode()
+            for key, value in holders.items()
+            for at in range(0, len(value), ID_BYTES)
+        }
+        assert held == keyed
+
+
+def foreign_types(name: str) -> list[str]:
+    """Types that a key of this name does not have."""
+    assert name in KEY_NAMES or name.startswith("operations")
+    return ["string", "list"] if name not in ("rate", "completed") else ["string", "hash"]
