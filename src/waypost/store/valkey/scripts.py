@@ -27,12 +27,13 @@ KEY_NAMES = (
     "sleepers", "rate", "completed", "outgoing", "arrivals",
 )  # fmt: skip
 
-#: Cumulative counters of a queue, in the order in which they are packed.
+#: The counters of a queue in the order in which they are packed: cumulative ones, then the minute under way.
 COUNTERS = (
     "published", "redriven", "done", "dead", "dropped", "cancelled", "replaced", "claims", "first_claims",
     *(f"again_{cause}" for cause in REDELIVERY_CAUSES),
     "expired", "released", "retried", "snoozed", "duplicates", "transferred",
     "sequence", "journal_last", "journal_first",
+    "minute", *(f"minute_{name}" for name in MINUTE_COUNTERS),
 )  # fmt: skip
 
 #: Events and causes travel as one byte: the place in these lists, from 1. Only ever append.
@@ -71,7 +72,7 @@ LIMITS = (
 )  # fmt: skip
 _places: dict[str, dict[str, Any]] = {
     "COUNT": {name: place for place, name in enumerate(COUNTERS, 1)},
-    "MINUTE": {name: place for place, name in enumerate(MINUTE_COUNTERS, 1)},
+    "MINUTE": {name: COUNTERS.index(f"minute_{name}") + 1 for name in MINUTE_COUNTERS},
     "EVENT": {name: f"'\\{place}'" for place, name in enumerate(EVENTS, 1)},
     "CAUSE": {name: f"'\\{place}'" for place, name in enumerate(CAUSES, 1)},
     "CAUSE_NUMBER": {name: place for place, name in enumerate(CAUSES, 1)},
@@ -81,7 +82,6 @@ _texts = {
     **{f"{table}_TABLE": _table(entries) for table, entries in _places.items()},
     "VERSION": str(VERSION),
     "COUNTERS": str(len(COUNTERS)),
-    "MINUTE_COUNTERS": str(len(MINUTE_COUNTERS)),
     "NO_NONCE": "'" + "\\0" * 12 + "'",
     "FAILURE_TABLE": _table(dict.fromkeys(sorted(policy.FAILURE_EVENTS), "true")),
     "CAUSE_NAME_TABLE": "{" + ", ".join(f"'{name}'" for name in CAUSES) + "}",

@@ -4,7 +4,8 @@
 -- message.py and scripts.py: the loader writes their values in, so that each has one home.
 --
 -- KEYS, the same list for every script, all in one slot:
---   1 queue      hash    version, policy, paused, counts, m<slot>: counters of one of the last 1,440 minutes
+--   1 queue      hash    version, policy, paused, counts (those of the minute under way at their end),
+--                        m<slot>: counters of one of the last 1,440 minutes before it
 --   2 messages   hash    id -> published_ms (8 bytes) priority (1) envelope; never rewritten, so a body is stored once
 --   3 state      hash    id -> packed state (below); a plain ready message that was never claimed has none
 --   4 ready      zset    id by (9 - priority) * 2^49 + position
@@ -56,8 +57,8 @@ else
 end
 local now8 = struct_pack('>I8', now)
 
-local policy, paused, counts, minute, minute_field
-local counted_minute = false
+local policy, paused, counts
+local past_field, past_minute -- a minute that ended: written with the book
 local items, item_count, last_tail = {}, 0, nil
 local event_count = 0
 
@@ -71,22 +72,32 @@ local function must_be(kind, key)
   return reply
 end
 
+-- Another minute has begun: put the last one aside, and go on with what is known of this one (a clock may be set back).
+local function turn_minute(this_minute)
+  local past, counted = {counts[COUNT.minute]}, 0
+  for i = COUNT.minute + 1, COUNTERS do
+    past[#past + 1] = counts[i]
+    counted = counted + counts[i]
+  end
+  if counted > 0 then past_field, past_minute = 'm' .. (past[1] % MINUTES_KEPT), cmsgpack.pack(past) end
+  local packed = call('HGET', QUEUE, 'm' .. (this_minute % MINUTES_KEPT))
+  local known = packed and cmsgpack.unpack(packed)
+  if not known or known[1] ~= this_minute then known = {this_minute} end
+  for i = 0, COUNTERS - COUNT.minute do counts[COUNT.minute + i] = known[i + 1] or 0 end
+end
+
 local function open_queue()
-  local this_minute = floor(now / 60000)
-  minute_field = 'm' .. (this_minute % MINUTES_KEPT)
-  local fields = redis.pcall('HMGET', QUEUE, 'version', 'policy', 'paused', 'counts', minute_field)
+  local fields = redis.pcall('HMGET', QUEUE, 'version', 'policy', 'paused', 'counts')
   if fields.err then error('WP-FOREIGN hash ' .. QUEUE) end
   if fields[1] and tonumber(fields[1]) > VERSION then error('WP-NEWER ' .. fields[1]) end
   if fields[2] then policy = cmsgpack.unpack(fields[2]) else policy = DEFAULT_POLICY end
   paused = fields[3] == '1'
   counts = fields[4] and cmsgpack.unpack(fields[4]) or {}
   for i = #counts + 1, COUNTERS do counts[i] = 0 end
-  minute = fields[5] and cmsgpack.unpack(fields[5])
-  if not minute or minute[1] ~= this_minute then
-    minute = {this_minute}
-    for i = 1, MINUTE_COUNTERS do minute[i + 1] = 0 end
-  end
-  must_be('stream', JOURNAL)
+  local this_minute = floor(now / 60000)
+  if counts[COUNT.minute] ~= this_minute then turn_minute(this_minute) end
+  -- A history without its counters: the numbers would begin anew, and the stream refuses those that it has passed.
+  if must_be('stream', JOURNAL) > 0 and not fields[4] then error('WP-FOREIGN stream ' .. JOURNAL) end
 end
 
 -- The first result of this operation, or nil: then it is new. One that is too old to know does not run.
@@ -118,14 +129,23 @@ local function remember(result)
   if expires ~= operations_until then call('PEXPIRE', OPERATIONS, format('%.0f', expires - now)) end
 end
 
+-- An answer of letters and the sleepers to wake, and how it is kept: as one text, in which neither holds a NUL.
+local function remember_answer(letters, names)
+  remember(#names == 0 and letters or letters .. '\0' .. concat(names, '\0'))
+  return {letters, unpack(names)}
+end
+
+local function known_answer(text)
+  local reply = {}
+  for part in string.gmatch(text, '%Z+') do reply[#reply + 1] = part end
+  return reply
+end
+
 -- ---- counting and journal ------------------------------------------------------------------------------------
 
 local function count_up(index, in_minute, by)
   counts[index] = counts[index] + by
-  if in_minute then
-    minute[in_minute + 1] = minute[in_minute + 1] + by
-    counted_minute = true
-  end
+  if in_minute then counts[in_minute] = counts[in_minute] + by end
 end
 
 local function write_entry()
@@ -139,7 +159,7 @@ end
 -- Cut the journal at its cap, and say so if a reader had not come so far.
 local function trim_journal(first, hard)
   local unread_from = first
-  local positions = call('HVALS', READERS)
+  local positions = redis.pcall('HVALS', READERS) -- what is no hash there has no readers of ours
   for i = 1, #positions do unread_from = min(unread_from, tonumber(positions[i]) + 1) end
   local before = counts[COUNT.journal_first] + 1
   call('XTRIM', JOURNAL, 'MINID', '~', format('%.0f', first), 'LIMIT', 0)
@@ -161,8 +181,8 @@ local function write_book()
       trim_journal(counts[COUNT.journal_last] - policy.journal_max + 1, true)
     end
   end
-  if counted_minute then
-    call('HSET', QUEUE, 'version', VERSION, 'counts', cmsgpack.pack(counts), minute_field, cmsgpack.pack(minute))
+  if past_field then
+    call('HSET', QUEUE, 'version', VERSION, 'counts', cmsgpack.pack(counts), past_field, past_minute)
   else
     call('HSET', QUEUE, 'version', VERSION, 'counts', cmsgpack.pack(counts))
   end
@@ -183,7 +203,9 @@ end
 -- Take up to `number` sleepers out of the memory, longest asleep first; '*' if the memory is gone.
 local function wake(number)
   if number == 0 or paused then return {} end
-  local found = call('ZRANGE', SLEEPERS, 0, number, 'WITHSCORES')
+  -- Called after writes, so it must not fail: where the memory is not ours, everybody is woken as if it were gone.
+  local found = redis.pcall('ZRANGE', SLEEPERS, 0, number, 'WITHSCORES')
+  if found.err then return {'*'} end
   if found[2] and tonumber(found[2]) <= now then
     call('ZREMRANGEBYSCORE', SLEEPERS, '-inf', now)
     found = call('ZRANGE', SLEEPERS, 0, number, 'WITHSCORES')

@@ -17,6 +17,7 @@ must_be('zset', READY)
 must_be('zset', DUE)
 must_be('hash', HOLDERS)
 must_be('zset', WAITING)
+must_be('hash', ERRORS)
 must_be('list', COMPLETED)
 begin_removing()
 
@@ -35,7 +36,7 @@ local function cancel_one(s)
 end
 
 local function is_live(key)
-  local kept = call('GET', key)
+  local kept = text_at(key)
   return kept and struct_unpack('>I8', kept) > now
 end
 
@@ -44,7 +45,7 @@ local function cancel(target)
   if sub(target, 1, 1) == 'k' then
     local holder = call('HGET', HOLDERS, name)
     if not holder then
-      local window = call('GET', BASE .. 'window:' .. name)
+      local window = text_at(BASE .. 'window:' .. name)
       return window and struct_unpack('>I8', window, 25) > now and 'f' or 'u'
     end
     if #holder > 24 then end_message(state_of(sub(holder, 25)), 'cancelled', 'request') end

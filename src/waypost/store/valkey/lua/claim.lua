@@ -16,43 +16,49 @@ local repeat_only = ARGV[FIRST_ARGUMENT + 3] == '1'
 local first = first_result()
 open_queue()
 must_be('hash', MESSAGES)
-must_be('hash', STATE)
 must_be('zset', READY)
-must_be('zset', LEASES)
+local with_state, held = must_be('hash', STATE), must_be('zset', LEASES)
+local timers, outgoing = must_be('zset', DUE), must_be('hash', OUTGOING)
+if sleeper ~= '' then must_be('zset', SLEEPERS) end
+if policy.rate_count then must_be('list', RATE) end
+if policy.completed_max > 0 then must_be('list', COMPLETED) end
 
 local function header(lease_end, next_rate)
-  return {lease_end, until_first(DUE) or -1, until_first(LEASES) or -1, next_rate or -1, paused and 1 or 0, call('HLEN', OUTGOING), now}
+  return {lease_end, until_first(DUE) or -1, until_first(LEASES) or -1, next_rate or -1, paused and 1 or 0, outgoing, now}
 end
 
 if first or repeat_only then
   begin_removing()
   if not first then remember('') end
   local lease_end = -1
-  local held = {}
+  local again = {}
   for at = 1, #(first or ''), 24 do
     local id = sub(first, at, at + 23)
     local state = call('HGET', STATE, id)
     if state and sub(state, 1, 1) == 'L' and sub(state, 6, 17) == NONCE then
       lease_end = now + struct_unpack('>I4', state, 26)
       call('ZADD', LEASES, lease_end, id)
-      held[#held + 1] = call('HGET', MESSAGES, id)
-      held[#held + 1] = state
+      again[#again + 1] = call('HGET', MESSAGES, id)
+      again[#again + 1] = state
     end
   end
   local reply = header(lease_end)
-  for i = 1, #held do reply[i + 7] = held[i] end
+  for i = 1, #again do reply[i + 7] = again[i] end
   return reply
 end
 
 local due, expired, rate_log = {}, {}, {}
 if not paused then
-  due = call('ZRANGEBYSCORE', DUE, '-inf', now, 'LIMIT', 0, PROMOTE_MAX)
-  expired = call('ZRANGEBYSCORE', LEASES, '-inf', now, 'LIMIT', 0, RECLAIM_MAX)
+  if timers > 0 then due = call('ZRANGEBYSCORE', DUE, '-inf', now, 'LIMIT', 0, PROMOTE_MAX) end
+  if held > 0 then expired = call('ZRANGEBYSCORE', LEASES, '-inf', now, 'LIMIT', 0, RECLAIM_MAX) end
   if policy.rate_count then rate_log = call('LRANGE', RATE, 0, -1) end
 end
-if #due > 0 or #expired > 0 then
+-- What has a state and no lease may have a key or have failed; fresh messages have neither.
+if with_state > held or #expired > 0 or policy.dead_max or policy.dead_keep_ms then
   must_be('hash', HOLDERS)
   must_be('zset', WAITING)
+  must_be('zset', DEAD)
+  must_be('hash', ERRORS)
 end
 
 begin_removing()

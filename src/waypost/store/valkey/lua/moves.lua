@@ -90,6 +90,12 @@ local function state_of(id)
   if value then return fresh_state(id, value) end
 end
 
+-- The text at a derived key, or nil. Where something else lies, none of ours does.
+local function text_at(key)
+  local text = redis.pcall('GET', key)
+  return type(text) == 'string' and text or nil
+end
+
 local function cancel_requested(s) return s.flags % 2 == 1 end
 
 local function next_position()
@@ -132,7 +138,7 @@ local FREES_WINDOW = {dead = true, cancelled = true, dropped = true, replaced = 
 
 local function release_key(s, how)
   if FREES_WINDOW[how] then
-    local window = call('GET', BASE .. 'window:' .. s.key)
+    local window = text_at(BASE .. 'window:' .. s.key)
     if window and sub(window, 1, 24) == s.id then call('DEL', BASE .. 'window:' .. s.key) end
   end
   local holder = call('HGET', HOLDERS, s.key)

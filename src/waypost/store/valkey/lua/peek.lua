@@ -1,13 +1,14 @@
 -- peek: look at messages of one state, in their order, page by page. Writes nothing.
 --
 -- Arguments: state, limit, cursor or '', then id, key, group and reason to look for, each or ''.
--- Touches: messages, state, ready, due, leases, waiting, dead, errors, completed.
+-- Touches: queue, messages, state, ready, due, leases, waiting, dead, errors, completed.
 -- A page looks at no more than 2,000 messages, so a filter that matches nothing cannot hold up the server: it may
 -- come back short or empty, with a cursor to go on from. A cursor is the last message seen and its score.
 -- Reply: cursor or '', then score, value, state and failure of each.
 
 -- include moves
 
+open_queue()
 local state, limit, cursor = ARGV[FIRST_ARGUMENT], tonumber(ARGV[FIRST_ARGUMENT + 1]), ARGV[FIRST_ARGUMENT + 2]
 local want_id, want_key = ARGV[FIRST_ARGUMENT + 3], ARGV[FIRST_ARGUMENT + 4]
 local want_group, want_reason = ARGV[FIRST_ARGUMENT + 5], ARGV[FIRST_ARGUMENT + 6]

@@ -3,14 +3,14 @@
 -- Arguments: one packed draft each. First byte below 16: a plain one, priority and envelope (version, id, …).
 -- Otherwise 16 + priority, flags (conflict rule in the lowest two bits, 4 absolute due time, 8 forwarded, 16 has a
 -- journal copy), due (8), window (8), key, group and journal copy lengths (2, 2, 4), key, group, journal copy, envelope.
--- Touches: queue, messages, state, ready, due, keys, waiting, journal, sleepers, arrivals, operations, window:<key>.
+-- Touches: queue, messages, state, ready, due, keys, waiting, errors, journal, sleepers, arrivals, operations, window:<key>.
 -- Invariant: one waiting message per key and at most one leased; the cap is never passed; nothing is written if full.
 -- The first write is one that a full memory refuses.
 -- Reply: letters q queued, d delayed, r replaced, E extended by parking, and u duplicate, c conflict, e extended, each
 -- followed by the id of the message concerned; then the sleepers to wake.
 
 local first = first_result()
-if first then return cmsgpack.unpack(first) end
+if first then return known_answer(first) end
 open_queue()
 must_be('zset', READY)
 
@@ -41,17 +41,22 @@ if plain and not policy.max_pending and policy.journal ~= 'full' then
     end
     length = length + 2
   end
-  bulk('HSET', MESSAGES, values, length)
+  -- The first write tells by itself whether its key is ours.
+  local refused = redis.pcall('HSET', MESSAGES, unpack(values, 1, min(1000, length)))
+  if type(refused) == 'table' then
+    if string.find(refused.err, 'WRONGTYPE', 1, true) then error('WP-FOREIGN hash ' .. MESSAGES) end
+    return refused
+  end
+  if length > 1000 then call('HSET', MESSAGES, unpack(values, 1001, length)) end
   bulk('ZADD', READY, scores, length)
   local stored = length / 2
   counts[COUNT.sequence] = position
   if notes then item_count, event_count = length, stored end
   count_up(COUNT.published, MINUTE.published, stored)
-  local reply = {string.rep('q', stored), unpack(wake(stored))}
+  local names = wake(stored)
   if tonumber(NUMBER) % 32 == 0 then begin_removing() end
   write_book()
-  remember(cmsgpack.pack(reply))
-  return reply
+  return remember_answer(string.rep('q', stored), names)
 end
 
 -- include moves
@@ -104,6 +109,7 @@ must_be('hash', STATE)
 must_be('zset', DUE)
 must_be('hash', HOLDERS)
 must_be('zset', WAITING)
+must_be('hash', ERRORS)
 must_be('zset', ARRIVALS)
 
 local function parse(argument)
@@ -123,6 +129,13 @@ local function parse(argument)
     absolute = floor(flags / 4) % 2 == 1, forwarded = floor(flags / 8) % 2 == 1}
 end
 
+-- A key's window, or false. It may be written, so it must be ours.
+local function window_of(key)
+  local window = redis.pcall('GET', BASE .. 'window:' .. key)
+  if type(window) == 'table' then error('WP-FOREIGN string ' .. BASE .. 'window:' .. key) end
+  return window
+end
+
 -- What to do with a draft, and which message it concerns. Reads only.
 local function plan(draft)
   if draft.forwarded then
@@ -132,7 +145,7 @@ local function plan(draft)
   if draft.key == '' then return 'new', draft.id end
   local holder = call('HGET', HOLDERS, draft.key)
   if not holder then
-    local window = call('GET', BASE .. 'window:' .. draft.key)
+    local window = window_of(draft.key)
     if not window or struct_unpack('>I8', window, 25) <= now then return 'new', draft.id end
     return draft.rule == 'error' and 'conflict' or 'duplicate', sub(window, 1, 24)
   end
@@ -140,6 +153,7 @@ local function plan(draft)
   local standing = parked ~= '' and parked or owner
   if draft.rule == 'keep' then return 'duplicate', standing end
   if draft.rule == 'error' then return 'conflict', standing end
+  if draft.window > 0 then window_of(draft.key) end
   if parked == '' then
     local state = call('HGET', STATE, owner)
     if state and sub(state, 1, 1) == 'L' then return 'park', owner end
@@ -242,8 +256,7 @@ for i = 1, #drafts do
   end
 end
 
-local reply = {concat(statuses), unpack(wake(worth(due_before)))}
+local names = wake(worth(due_before))
 begin_removing()
 write_book()
-remember(cmsgpack.pack(reply))
-return reply
+return remember_answer(concat(statuses), names)

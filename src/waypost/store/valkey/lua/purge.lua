@@ -12,7 +12,12 @@ if first then return cmsgpack.unpack(first) end
 open_queue()
 must_be('hash', MESSAGES)
 must_be('hash', STATE)
+must_be('zset', READY)
+must_be('zset', DUE)
 must_be('hash', HOLDERS)
+must_be('zset', WAITING)
+must_be('zset', DEAD)
+must_be('hash', ERRORS)
 
 local state, limit = ARGV[FIRST_ARGUMENT], tonumber(ARGV[FIRST_ARGUMENT + 1])
 local reply
@@ -25,7 +30,7 @@ if state == 'done' then
 else
   local places = {ready = READY, delayed = DUE, waiting = WAITING, dead = DEAD}
   local place = places[state]
-  local length = must_be('zset', place)
+  local length = call('ZCARD', place)
   local ids = call('ZRANGE', place, 0, limit - 1)
   begin_removing()
   if state == 'dead' then

@@ -63,7 +63,7 @@ for i = 1, min(limit, #chosen) do
   local s = read_state(chosen[i], call('HGET', STATE, chosen[i]))
   local taken = false
   if s.key ~= '' then
-    local window = call('GET', BASE .. 'window:' .. s.key)
+    local window = text_at(BASE .. 'window:' .. s.key)
     taken = call('HEXISTS', HOLDERS, s.key) == 1 or (window and struct_unpack('>I8', window, 25) > now)
   end
   if taken then

@@ -13,7 +13,7 @@
 -- include moves
 
 local first = first_result()
-if first then return cmsgpack.unpack(first) end
+if first then return known_answer(first) end
 open_queue()
 must_be('hash', MESSAGES)
 must_be('hash', STATE)
@@ -21,6 +21,7 @@ must_be('zset', LEASES)
 must_be('zset', READY)
 must_be('zset', DUE)
 must_be('hash', HOLDERS)
+if policy.completed_max > 0 then must_be('list', COMPLETED) end
 
 local plain = ARGV[FIRST_ARGUMENT]
 local statuses = {}
@@ -29,10 +30,9 @@ local function answer(number, worth_now)
   if policy.max_running then
     worth_now = worth_now + min(number, max(0, call('ZCARD', READY) - freshly_ready))
   end
-  local reply = {concat(statuses), unpack(wake(worth_now))}
+  local names = wake(worth_now)
   write_book()
-  remember(cmsgpack.pack(reply))
-  return reply
+  return remember_answer(concat(statuses), names)
 end
 
 -- Whether a state tells of a failed attempt or a key: the numbers of both, byte by byte, without making texts.
@@ -50,7 +50,6 @@ if plain ~= '' then
     at = at + 41
   end
   local states = call('HMGET', STATE, unpack(ids))
-  begin_removing()
   local ended, done = {}, 0
   local due_before, heirs_possible = nil, false
   local slow = policy.completed_max > 0
@@ -63,8 +62,11 @@ if plain ~= '' then
     elseif slow or has_more(state) then
       -- Its key may have an heir, its failures are on record, or it is kept: the long way.
       if not heirs_possible then
+        must_be('zset', WAITING)
+        must_be('hash', ERRORS)
         heirs_possible = true
         due_before = until_first(DUE)
+        begin_removing()
       end
       statuses[i] = 'd'
       ended[id] = true
@@ -88,6 +90,7 @@ if plain ~= '' then
       end
     end
   end
+  if not heirs_possible then begin_removing() end
   if done > 0 then
     bulk('ZREM', LEASES, ended, done)
     bulk('HDEL', STATE, ended, done)

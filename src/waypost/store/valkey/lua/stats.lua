@@ -8,6 +8,15 @@
 -- include moves
 
 open_queue()
+must_be('hash', MESSAGES)
+must_be('hash', STATE)
+must_be('zset', READY)
+must_be('zset', DUE)
+must_be('zset', LEASES)
+must_be('zset', WAITING)
+must_be('zset', DEAD)
+must_be('zset', SLEEPERS)
+must_be('hash', READERS)
 
 -- The oldest message of each priority stands first in it, but a reclaimed one may be younger than what follows: look
 -- at the head of both parts.
@@ -40,10 +49,17 @@ end
 local minutes = {}
 local this_minute = floor(now / 60000)
 local wanted = min(tonumber(ARGV[FIRST_ARGUMENT]), MINUTES_KEPT)
-for i = wanted - 1, 0, -1 do
-  local packed = call('HGET', QUEUE, 'm' .. ((this_minute - i) % MINUTES_KEPT))
+for i = wanted - 1, 1, -1 do
+  local field = 'm' .. ((this_minute - i) % MINUTES_KEPT)
+  local packed = field == past_field and past_minute or call('HGET', QUEUE, field)
   if packed and cmsgpack.unpack(packed)[1] == this_minute - i then minutes[#minutes + 1] = packed end
 end
+local current, counted = {this_minute}, 0
+for i = COUNT.minute + 1, COUNTERS do
+  current[#current + 1] = counts[i]
+  counted = counted + counts[i]
+end
+if wanted > 0 and counted > 0 then minutes[#minutes + 1] = cmsgpack.pack(current) end
 
 return {
   now, paused and 1 or 0, cmsgpack.pack(counts), call('ZCARD', READY), call('ZCARD', DUE), call('ZCARD', WAITING),
