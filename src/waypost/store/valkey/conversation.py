@@ -40,7 +40,7 @@ def ask(call: ValkeyCall[T]) -> Conversation[T]:
             yield call.packed
             reply = yield None
     except ResponseError as error:
-        raise refused(error, call.queue, call.name) from None
+        raise refused(error, call.queue, call.name, call.key) from None
     return call.decode(reply)
 
 
@@ -87,9 +87,12 @@ class Batch:
         except ResponseError as error:
             if isinstance(error, NoScriptError):
                 self.loaded.clear()  # the server was restarted or flushed: load them again
-            self.results.append(refused(error, call.queue, call.name))
+            self.results.append(refused(error, call.queue, call.name, call.key))
         else:
-            self.results.append(call.decode(reply))
+            try:
+                self.results.append(call.decode(reply))
+            except WaypostError as error:
+                self.results.append(error)
         self.waiting.popleft()
 
     def _receive_all(self) -> Conversation[None]:

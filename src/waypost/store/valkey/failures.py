@@ -34,13 +34,16 @@ OURS = re.compile(r"WP-([A-Z]+) ?(.*?)(?: script: |, on @|$)", re.DOTALL)
 PASSING = ("LOADING", "BUSY", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "READONLY", "NOREPLICAS", "UNBLOCKED")
 
 
-def refused(error: ResponseError, queue: str, verb: str) -> WaypostError:
+def refused(error: ResponseError, queue: str, verb: str, key: bytes = b"") -> WaypostError:
     """The server answered with an error: nothing was written."""
     text = str(error)
     ours = OURS.search(text)
     if ours is not None:
         return _ours(ours[1], ours[2], queue)
-    if isinstance(error, OutOfMemoryError) or text.startswith(("OOM", "command not allowed when used memory")):
+    if key and text.startswith("WRONGTYPE"):
+        return _foreign(key.decode())
+    # Redis 6.2 puts where in the script it happened before it.
+    if isinstance(error, OutOfMemoryError) or "command not allowed when used memory" in text:
         return StoreFull(
             f"the server's memory is full, so {verb} on queue {queue} was refused and nothing was written; claims and "
             "settles still work: drain the queue, raise maxmemory, or purge dead letters"
@@ -68,17 +71,25 @@ def _ours(code: str, details: str, queue: str) -> WaypostError:
             "retry later, raise max_pending or add workers"
         )
     if code == "FOREIGN":
-        kind, _, key = details.partition(" ")
-        return ForeignData(
-            f"the key {key} is not a {kind} and was not made by waypost; nothing was touched: remove that key, or give "
-            "waypost another namespace"
-        )
+        return _foreign(details.partition(" ")[2])
     if code == "NEWER":
-        return SchemaTooNew(
-            f"queue {queue} was written by a newer release (layout {details}); update waypost here, nothing was touched"
-        )
+        return too_new(queue, details)
     return OperationTooOld(
         f"an operation on queue {queue} was repeated after its first result was forgotten; it did not run again"
+    )
+
+
+def _foreign(key: str) -> ForeignData:
+    return ForeignData(
+        f"what lies at the key {key} was not put there by waypost; nothing was touched: remove that key, or give waypost "
+        "another namespace"
+    )
+
+
+def too_new(queue: str, layout: str) -> SchemaTooNew:
+    """The queue's keys are laid out in a way that this release does not know."""
+    return SchemaTooNew(
+        f"queue {queue} was written by a newer release (layout {layout}); update waypost here, nothing was touched"
     )
 
 

@@ -32,7 +32,7 @@ COUNTERS = (
     "published", "redriven", "done", "dead", "dropped", "cancelled", "replaced", "claims", "first_claims",
     *(f"again_{cause}" for cause in REDELIVERY_CAUSES),
     "expired", "released", "retried", "snoozed", "duplicates", "transferred",
-    "sequence", "journal_last", "journal_first",
+    "sequence", "journal_last", "journal_first", "rate_sum",
     "minute", *(f"minute_{name}" for name in MINUTE_COUNTERS),
 )  # fmt: skip
 

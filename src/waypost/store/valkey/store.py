@@ -27,7 +27,7 @@ from waypost.policy import CHUNK_MESSAGES_MAX, OUTGOING_TTL_MS, Policy, check_na
 from waypost.store.port import Call, Draft, Hold, Target, Woken, check_purge, told
 from waypost.store.valkey import packing
 from waypost.store.valkey.command import CRLF, ValkeyCall, command, evalsha_head, part
-from waypost.store.valkey.scripts import KEY_NAMES, Script, script
+from waypost.store.valkey.scripts import KEY_NAMES, VERSION, Script, script
 
 if TYPE_CHECKING:
     from waypost.store.valkey.connecting import Source
@@ -253,7 +253,7 @@ class ValkeyStore:
             return bytes(reply[8:])
 
         key = f"{{{self.namespace}:{queue}}}:result:{message_id}".encode()
-        return ValkeyCall("result", queue, command(b"GET", key), decode)
+        return ValkeyCall("result", queue, command(b"GET", key), decode, key=key)
 
     # ---- looking -----------------------------------------------------------------------------------------------
 
@@ -320,12 +320,11 @@ class ValkeyStore:
         return self._call("journal", queue, None, arguments, decode, name="trace")
 
     def queues(self) -> Call[list[str]]:
-        return ValkeyCall(
-            "queues",
-            "",
-            command(b"SMEMBERS", f"{self.namespace}:queues".encode()),
-            lambda reply: sorted(name.decode() for name in reply),
-        )
+        def decode(reply: Any) -> list[str]:
+            return sorted(name.decode() for name in reply)
+
+        key = f"{self.namespace}:queues".encode()
+        return ValkeyCall("queues", "", command(b"SMEMBERS", key), decode, key=key)
 
     # ---- running a queue -------------------------------------------------------------------------------------
 
@@ -355,8 +354,14 @@ class ValkeyStore:
         )
 
     def policy(self, queue: str) -> Call[Policy]:
+        def decode(reply: Any) -> Policy:
+            version, packed = reply
+            if version is not None and int(version) > VERSION:
+                raise too_new(queue, version.decode())
+            return packing.unpack_policy(packed)
+
         key = self.keys_of(queue)[0]
-        return ValkeyCall("policy", queue, command(b"HGET", key, b"policy"), packing.unpack_policy)
+        return ValkeyCall("policy", queue, command(b"HMGET", key, b"version", b"policy"), decode, key=key)
 
     def pause(self, queue: str) -> Call[bool]:
         return self._call("configure", queue, None, [b"pause"], lambda reply: reply[0] == b"1", name="pause")

@@ -203,6 +203,7 @@ end
 -- Take up to `number` sleepers out of the memory, longest asleep first; '*' if the memory is gone.
 local function wake(number)
   if number == 0 or paused then return {} end
+  number = min(number, CHUNK_MESSAGES_MAX)
   -- Called after writes, so it must not fail: where the memory is not ours, everybody is woken as if it were gone.
   local found = redis.pcall('ZRANGE', SLEEPERS, 0, number, 'WITHSCORES')
   if found.err then return {'*'} end

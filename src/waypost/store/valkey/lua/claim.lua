@@ -10,7 +10,8 @@
 
 -- include moves
 
-local limit, worker, sleeper = tonumber(ARGV[FIRST_ARGUMENT]), ARGV[FIRST_ARGUMENT + 1], ARGV[FIRST_ARGUMENT + 2]
+local limit = min(CHUNK_MESSAGES_MAX, tonumber(ARGV[FIRST_ARGUMENT]))
+local worker, sleeper = ARGV[FIRST_ARGUMENT + 1], ARGV[FIRST_ARGUMENT + 2]
 local repeat_only = ARGV[FIRST_ARGUMENT + 3] == '1'
 
 local first = first_result()
@@ -47,11 +48,11 @@ if first or repeat_only then
   return reply
 end
 
-local due, expired, rate_log = {}, {}, {}
+local due, expired = {}, {}
 if not paused then
   if timers > 0 then due = call('ZRANGEBYSCORE', DUE, '-inf', now, 'LIMIT', 0, PROMOTE_MAX) end
   if held > 0 then expired = call('ZRANGEBYSCORE', LEASES, '-inf', now, 'LIMIT', 0, RECLAIM_MAX) end
-  if policy.rate_count then rate_log = call('LRANGE', RATE, 0, -1) end
+  if policy.rate_count then must_be('list', RATE) end
 end
 -- What has a state and no lease may have a key or have failed; fresh messages have neither.
 if with_state > held or #expired > 0 or policy.dead_max or policy.dead_keep_ms then
@@ -82,22 +83,36 @@ for i = 1, #expired do
   end
 end
 
+local function rate_entry(text)
+  local at, number = string.match(text, '(%d+):(%d+)')
+  return tonumber(at), tonumber(number)
+end
+
+-- Forget claims that left the rate's window. A bounded number: the sum is too high until the rest is gone, never too low.
+local function forget_rate(horizon)
+  local last = call('LINDEX', RATE, -1)
+  if not last or rate_entry(last) <= horizon then
+    call('DEL', RATE)
+    counts[COUNT.rate_sum] = 0
+    return
+  end
+  for _ = 1, RECLAIM_MAX do
+    local at, number = rate_entry(call('LINDEX', RATE, 0))
+    if at > horizon then return end
+    call('LPOP', RATE)
+    counts[COUNT.rate_sum] = counts[COUNT.rate_sum] - number
+  end
+end
+
 -- How many may be leased now, and how long until the rate lets another one through.
 local room, next_rate = paused and 0 or limit, nil
 if policy.max_running then room = min(room, max(0, policy.max_running - call('ZCARD', LEASES))) end
 if policy.rate_count and not paused then
-  local used, oldest, stale = 0, nil, 0
-  for i = 1, #rate_log do
-    local at, number = string.match(rate_log[i], '(%d+):(%d+)')
-    if tonumber(at) > now - policy.rate_per_ms then
-      oldest = oldest or tonumber(at)
-      used = used + number
-    else
-      stale = stale + 1
-    end
+  forget_rate(now - policy.rate_per_ms)
+  local used = counts[COUNT.rate_sum]
+  if used >= policy.rate_count then
+    next_rate = max(0, rate_entry(call('LINDEX', RATE, 0)) + policy.rate_per_ms - now)
   end
-  if stale > 0 then call('LTRIM', RATE, stale, -1) end
-  if used >= policy.rate_count then next_rate = oldest + policy.rate_per_ms - now end
   room = min(room, max(0, policy.rate_count - used))
 end
 
@@ -210,13 +225,16 @@ if leased > 0 then
   count_up(COUNT.claims, MINUTE.claims, leased)
   count_up(COUNT.first_claims, nil, first_claims)
   for cause, number in pairs(again) do tally('again_' .. CAUSE_NAMES[cause], number) end
-  if policy.rate_count then call('RPUSH', RATE, format('%.0f:%.0f', now, leased)) end
+  if policy.rate_count then
+    call('RPUSH', RATE, format('%.0f:%.0f', now, leased))
+    counts[COUNT.rate_sum] = counts[COUNT.rate_sum] + leased
+  end
 elseif sleeper ~= '' then
   call('ZADD', SLEEPERS, now + SLEEPER_TTL_MS, sleeper, now + SLEEPER_TTL_MS, '')
   call('PEXPIRE', SLEEPERS, SLEEPER_TTL_MS * 2)
 end
 enforce_dead_limits()
-if item_count > 0 or leased > 0 or buried > 0 then write_book() end
+if item_count > 0 or leased > 0 or buried > 0 or policy.rate_count then write_book() end
 remember(concat(ids))
 
 local reply = header(lease_end, next_rate)

@@ -17,7 +17,7 @@ must_be('hash', HOLDERS)
 must_be('zset', DEAD)
 must_be('hash', ERRORS)
 
-local limit, reason = tonumber(ARGV[FIRST_ARGUMENT]), ARGV[FIRST_ARGUMENT + 1]
+local limit, reason = min(CHUNK_MESSAGES_MAX, tonumber(ARGV[FIRST_ARGUMENT])), ARGV[FIRST_ARGUMENT + 1]
 local by_id = #ARGV > FIRST_ARGUMENT + 1
 
 local function failure_of(id)
