@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import redis
 
 from waypost.store.valkey.packing import STATE
-from waypost.store.valkey.scripts import KEY_NAMES
 from waypost.testing.bench import QUEUE
 
 #: Where a message can be, with the letter that its state has there.
 PLACES = {"ready": b"R", "due": b"D", "waiting": b"W", "leases": b"L", "dead": b"X"}
 ID_BYTES = 24
 
-Snapshot = dict[str, bytes]
+#: Values by key, as Python has them.
+Snapshot = dict[str, Any]
+
+_READ: dict[bytes, Callable[[Any, str], Any]] = {
+    b"string": lambda pipe, key: pipe.get(key),
+    b"hash": lambda pipe, key: pipe.hgetall(key),
+    b"zset": lambda pipe, key: pipe.zrange(key, 0, -1, withscores=True),
+    b"list": lambda pipe, key: pipe.lrange(key, 0, -1),
+    b"set": lambda pipe, key: pipe.smembers(key),
+    b"stream": lambda pipe, key: pipe.xrange(key),
+}
 
 
 class Inside:
@@ -47,19 +56,30 @@ class Inside:
     def snapshot(self) -> Snapshot:
         """Every value, but for the memory of replies: that is written by calls which change nothing else."""
         keys = sorted(key for key in self.all_keys() if ":operations:" not in key)
-        with self.client.pipeline(transaction=True) as pipe:
-            for key in keys:
-                pipe.dump(key)
-            return dict(zip(keys, pipe.execute(), strict=True))
+        kinds = self._each(keys, lambda pipe, key: pipe.type(key))
+        values = self._each(keys, lambda pipe, key: _READ[kinds[key]](pipe, key))
+        return {key: sorted(value) if kinds[key] == b"set" else value for key, value in values.items()}
 
-    def restore(self, snapshot: Snapshot) -> None:
+    def dumps(self) -> dict[str, bytes]:
+        """Every value in the server's own form, as `restore` takes it."""
+        dumped: dict[str, bytes] = self._each(sorted(self.all_keys()), lambda pipe, key: pipe.dump(key))
+        return dumped
+
+    def restore(self, dumps: dict[str, bytes]) -> None:
         """Make the namespace hold exactly this again."""
         with self.client.pipeline(transaction=True) as pipe:
             for key in self.all_keys():
                 pipe.delete(key)
-            for key, value in snapshot.items():
-                pipe.restore(key, 0, value)
+            for key, value in dumps.items():
+                if ":operations:" not in key:
+                    pipe.restore(key, 0, value)
             pipe.execute()
+
+    def _each(self, keys: list[str], ask: Callable[[Any, str], Any]) -> dict[str, Any]:
+        with self.client.pipeline(transaction=True) as pipe:
+            for key in keys:
+                ask(pipe, key)
+            return dict(zip(keys, pipe.execute(), strict=True))
 
     # ---- memory ------------------------------------------------------------------------------------------
 
@@ -111,9 +131,3 @@ class Inside:
             for at in range(0, len(value), ID_BYTES)
         }
         assert held == keyed
-
-
-def foreign_types(name: str) -> list[str]:
-    """Types that a key of this name does not have."""
-    assert name in KEY_NAMES or name.startswith("operations")
-    return ["string", "list"] if name not in ("rate", "completed") else ["string", "hash"]

@@ -81,8 +81,8 @@ def _ours(code: str, details: str, queue: str) -> WaypostError:
 
 def _foreign(key: str) -> ForeignData:
     return ForeignData(
-        f"what lies at the key {key} was not put there by waypost; nothing was touched: remove that key, or give waypost "
-        "another namespace"
+        f"what lies at the key {key} was not put there by waypost; nothing was touched: remove that key, or give "
+        "waypost another namespace"
     )
 
 

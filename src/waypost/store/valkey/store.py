@@ -357,6 +357,8 @@ class ValkeyStore:
         def decode(reply: Any) -> Policy:
             version, packed = reply
             if version is not None and int(version) > VERSION:
+                from waypost.store.valkey.failures import too_new
+
                 raise too_new(queue, version.decode())
             return packing.unpack_policy(packed)
 

@@ -1,0 +1,299 @@
+"""Somebody else's value in the place of one of our keys: a verb works without it, or refuses and changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.valkey.rig import Inside
+from waypost.errors import ForeignData, SchemaTooNew
+from waypost.identity import Operation, continuation_id
+from waypost.message import Continuation, Lease
+from waypost.store.valkey.scripts import KEY_NAMES
+from waypost.testing.bench import QUEUE, Bench
+
+pytestmark = pytest.mark.promise("STORE-1")
+
+NEW_ID = "1" * 24
+FOREIGN = b"not ours"
+
+
+class Scene:
+    """A queue with something in every place; the leases are ready to be settled."""
+
+    dead: str
+    finished: str
+    retried: Lease
+    leased: Lease
+    replaced: Lease
+    asked: Lease
+
+    def __init__(self, bench: Bench) -> None:
+        self.bench = bench
+        bench.configure(rate="1000/h", completed=5, dead_max=50, max_pending=60, overload="drop_oldest")
+        self.dead = self._dead(b"dead", key="was dead", window=3600)
+        self._dead(b"second")
+        self.finished = self._claimed(b"finished", key="finished", window=3600).id
+        bench.settle(self._last, result=b"a result")
+        bench.settle(self._claimed(b"sends on"), then=[self.next_one("elsewhere")])
+        self.retried = self._failed_once(b"retried", key="retried")
+        self.leased = self._claimed(b"leased")
+        self.replaced = self._claimed(b"replaced", key="replaced")
+        bench.publish(b"parked", key="replaced", on_conflict="replace")
+        self.asked = self._claimed(b"asked to stop", key="asked")
+        bench.cancel(id=self.asked.id)
+        failed = self._failed_once(b"failed and waits", key="failed")
+        bench.settle(failed, "retry", error_type="ValueError", error="no")
+        bench.publish(b"waits", key="plain key", window=3600, group="a group")
+        bench.publish(b"later", key="later", delay=600)
+        bench.publish(b"arrived", id=continuation_id(self.dead, 1, 0), forwarded=True)
+        bench.run(bench.store.journal_reader(QUEUE, "reader", 3))
+        bench.publish_count(3)
+
+    def _claimed(self, body: bytes, **options: Any) -> Lease:
+        id = self.bench.publish(body, priority=9, **options).id
+        self._last = self.bench.claim_one()
+        assert self._last.id == id
+        return self._last
+
+    def _failed_once(self, body: bytes, **options: Any) -> Lease:
+        self.bench.settle(self._claimed(body, **options), "retry", error_type="ValueError", error="no")
+        return self.bench.claim_one()
+
+    def _dead(self, body: bytes, **options: Any) -> str:
+        lease = self._claimed(body, **options)
+        self.bench.settle(lease, "dead", error_type="ValueError", error="no")
+        return lease.id
+
+    def next_one(self, queue: str) -> Continuation:
+        id = continuation_id("0" * 24, 1, 1)
+        return Continuation(id, queue, self.bench.draft(b"next", id=id).envelope)
+
+    # ---- verbs that take a few words ---------------------------------------------------------------------
+
+    def publish(self, count: int = 1, **options: Any) -> Any:
+        ids = [NEW_ID[:-3] + f"{number:03}" for number in range(count)]
+        return self.bench.publish_drafts([self.bench.draft(id=id, **options) for id in ids])
+
+    def claim(self, limit: int = 500, **options: Any) -> Any:
+        return self.bench.claimed(limit, **options)
+
+    # ---- what comes before a verb, where its way depends on it -------------------------------------------
+
+    def without_cap(self) -> None:
+        self.bench.configure(max_pending=None)
+
+    def full(self) -> None:
+        self.bench.configure(max_pending=self.bench.ledger().ready + 3)
+
+    def journal_before_its_cap(self) -> None:
+        self.bench.run(self.bench.store.journal_forget(QUEUE, "reader"))
+        self.bench.configure(max_pending=None, journal_max=40)
+        self.bench.publish_count(500)
+
+    def empty(self) -> None:
+        self.bench.claim(500)
+
+    def strict(self) -> None:
+        self.bench.configure(max_deliveries=1)
+
+    def at_most_once(self) -> None:
+        self.bench.configure(lease=None)
+
+
+Verb = Callable[[Scene], Any]
+
+#: Every verb, in every way that touches other keys.
+VERBS: dict[str, Verb] = {
+    "publish": lambda at: at.publish(),
+    "publish plain ones": lambda at: at.publish(20),
+    "publish and drop the oldest": lambda at: at.publish(3),
+    "publish and trim the journal": lambda at: at.publish(200),
+    "publish a key": lambda at: at.publish(key="new", window=60),
+    "publish a taken key": lambda at: at.publish(key="plain key"),
+    "replace": lambda at: at.publish(key="failed", on_conflict="replace"),
+    "replace a parked one": lambda at: at.publish(key="replaced", on_conflict="replace"),
+    "park": lambda at: at.publish(key="asked", on_conflict="replace"),
+    "postpone": lambda at: at.publish(key="later", on_conflict="extend", delay=5),
+    "publish a timer": lambda at: at.publish(delay=5),
+    "publish what was sent on": lambda at: at.publish(forwarded=True),
+    "claim": lambda at: at.claim(1),
+    "claim everything": lambda at: at.claim(),
+    "claim what is due and expired": lambda at: at.claim(),
+    "claim and bury": lambda at: at.claim(),
+    "claim at most once": lambda at: at.claim(),
+    "claim while paused": lambda at: at.claim(1),
+    "claim nothing": lambda at: at.claim(1, sleeper="asleep"),
+    "claim again": lambda at: at.claim(1, replay=True),
+    "settle": lambda at: at.bench.settle(at.leased),
+    "settle a failed one": lambda at: at.bench.settle(at.retried),
+    "settle with an heir": lambda at: at.bench.settle(at.replaced),
+    "settle with a result": lambda at: at.bench.settle(at.leased, result=b"a result"),
+    "settle and send on": lambda at: at.bench.settle(at.leased, then=[at.next_one("next")]),
+    "settle many": lambda at: at.bench.settle_batch([at.bench.settlement(one) for one in (at.leased, at.retried)]),
+    "retry": lambda at: at.bench.settle(at.leased, "retry", after=1, error_type="ValueError", error="no"),
+    "retry with an heir": lambda at: at.bench.settle(at.replaced, "retry"),
+    "snooze": lambda at: at.bench.settle(at.leased, "snooze", after=1),
+    "release": lambda at: at.bench.settle(at.retried, "release"),
+    "release a cancelled one": lambda at: at.bench.settle(at.asked, "release"),
+    "bury": lambda at: at.bench.settle(at.retried, "dead", reason="rejected"),
+    "drop": lambda at: at.bench.settle(at.retried, "drop"),
+    "extend": lambda at: at.bench.extend(at.leased),
+    "cancel": lambda at: at.bench.cancel(key="failed"),
+    "cancel a running one": lambda at: at.bench.cancel(id=at.retried.id),
+    "cancel one with an heir": lambda at: at.bench.cancel(key="replaced"),
+    "cancel a finished one": lambda at: at.bench.cancel(id=at.finished),
+    "cancel a finished key": lambda at: at.bench.cancel(key="finished"),
+    "redrive": lambda at: at.bench.redrive(),
+    "redrive one": lambda at: at.bench.redrive(at.dead),
+    "outgoing": lambda at: at.bench.run(at.bench.store.outgoing(QUEUE, 10)),
+    "bury what cannot be sent on": lambda at: at.bench.run(at.bench.store.outgoing(QUEUE, 10)),
+    "forwarded": lambda at: at.bench.run(at.bench.store.forwarded(QUEUE, [at.next_one("elsewhere").id])),
+    "result": lambda at: at.bench.result(at.finished),
+    "stats": lambda at: at.bench.stats(minutes=3),
+    "trace": lambda at: at.bench.trace(at.dead),
+    "journal": lambda at: at.bench.run(at.bench.store.journal(QUEUE, 0, 10)),
+    "journal_reader": lambda at: at.bench.run(at.bench.store.journal_reader(QUEUE, "second", None)),
+    "journal_forget": lambda at: at.bench.run(at.bench.store.journal_forget(QUEUE, "reader")),
+    "journal_trim": lambda at: at.bench.run(at.bench.store.journal_trim(QUEUE, 10)),
+    "configure": lambda at: at.bench.configure(max_pending=50),
+    "policy": lambda at: at.bench.run(at.bench.store.policy(QUEUE)),
+    "pause": lambda at: at.bench.pause(),
+    "resume": lambda at: at.bench.resume(),
+    "peek ready": lambda at: at.bench.page("ready"),
+    "peek delayed": lambda at: at.bench.page("delayed"),
+    "peek waiting": lambda at: at.bench.page("waiting"),
+    "peek leased": lambda at: at.bench.page("leased"),
+    "peek dead": lambda at: at.bench.page("dead", reason="rejected"),
+    "peek done": lambda at: at.bench.page("done"),
+    "peek one": lambda at: at.bench.page("dead", id=at.dead),
+    "purge ready": lambda at: at.bench.purge("ready"),
+    "purge delayed": lambda at: at.bench.purge("delayed"),
+    "purge waiting": lambda at: at.bench.purge("waiting"),
+    "purge dead": lambda at: at.bench.purge("dead"),
+    "purge done": lambda at: at.bench.purge("done"),
+}
+
+BEFORE: dict[str, Callable[[Scene], object]] = {
+    "publish": Scene.without_cap,
+    "publish plain ones": Scene.without_cap,
+    "publish and drop the oldest": Scene.full,
+    "publish and trim the journal": Scene.journal_before_its_cap,
+    "claim what is due and expired": lambda at: at.bench.after(3600),
+    "claim and bury": Scene.strict,
+    "claim at most once": Scene.at_most_once,
+    "claim while paused": lambda at: at.bench.pause(),
+    "claim nothing": Scene.empty,
+    "bury what cannot be sent on": lambda at: at.bench.after(86_400),
+    "resume": lambda at: at.bench.pause(),
+}
+
+
+CASES = [pytest.param(name, name, id=name.replace(" ", "-")) for name in VERBS]
+
+
+@pytest.fixture
+def scene(request: pytest.FixtureRequest, plain_bench: Bench, monkeypatch: pytest.MonkeyPatch) -> Scene:
+    made = Scene(plain_bench)
+    if request.param in BEFORE:
+        BEFORE[request.param](made)
+    # The same operation every time: what a verb writes is then the same to the byte.
+    fixed = plain_bench.operation()
+    monkeypatch.setattr(plain_bench, "operation", lambda queue=QUEUE: Operation(fixed.session, fixed.number))
+    return made
+
+
+@pytest.mark.parametrize(
+    ("scene", "verb"), [pytest.param(name, name, id=name.replace(" ", "-")) for name in VERBS], indirect=["scene"]
+)
+def test_a_verb_works_without_a_key_that_is_foreign_or_refuses_and_changes_nothing(
+    scene: Scene, verb: str, inside: Inside
+) -> None:
+    act = VERBS[verb]
+    intact = inside.dumps()
+    expected = act(scene)
+    worked = inside.snapshot()
+    operations = f"operations:{scene.bench.session.id.hex()}"
+    refused = set()
+    for name in (*KEY_NAMES, operations):
+        key = inside.key(name)
+        inside.restore(intact)
+        inside.client.set(key, FOREIGN)
+        before = inside.snapshot()
+        told = ""
+        result = None
+        try:
+            result = act(scene)
+        except ForeignData as error:
+            told = str(error)
+        if told:
+            refused.add(name)
+            assert key in told
+            assert inside.snapshot() == before
+        else:
+            assert result == expected
+            after = inside.snapshot()
+            assert {**after, key: b""} == {**worked, key: b""}
+        assert inside.client.get(key) == FOREIGN
+    # A result is a key of its own; all others look at the queue first.
+    assert ("queue" in refused) == (verb != "result")
+
+
+@pytest.mark.parametrize(("scene", "verb"), [case for case in CASES if case.id != "result"], indirect=["scene"])
+def test_a_layout_that_is_newer_than_this_release_is_not_touched(scene: Scene, verb: str, inside: Inside) -> None:
+    inside.client.hset(inside.key("queue"), "version", 99)
+    before = inside.snapshot()
+    with pytest.raises(SchemaTooNew, match="layout 99"):
+        VERBS[verb](scene)
+    assert inside.snapshot() == before
+
+
+# ---- keys that are derived, and one that is missing -----------------------------------------------------------
+
+
+def test_a_foreign_window_is_never_overwritten(plain_bench: Bench, inside: Inside) -> None:
+    running = plain_bench.publish(key="order", window=60).id
+    lease = plain_bench.claim_one()
+    window = inside.key("window:order")
+    inside.client.delete(window)
+    inside.client.rpush(window, FOREIGN)
+    before = inside.snapshot()
+    with pytest.raises(ForeignData, match="window:order"):
+        plain_bench.publish(key="order", window=60, on_conflict="replace")
+    assert inside.snapshot() == before
+    assert plain_bench.settle(lease, "dead") == "dead"
+    assert plain_bench.cancel(key="order") == "unknown"
+    with pytest.raises(ForeignData, match="window:order"):
+        plain_bench.publish(key="order", window=60)
+    assert plain_bench.redrive(running).moved == [running]
+    assert inside.client.lrange(window, 0, -1) == [FOREIGN]
+    inside.check()
+
+
+@pytest.mark.parametrize("name", ["result", "queues"])
+def test_a_foreign_value_read_by_a_single_command_is_named(plain_bench: Bench, inside: Inside, name: str) -> None:
+    key = inside.key(f"result:{NEW_ID}") if name == "result" else f"{plain_bench.namespace}:queues"
+    inside.client.zadd(key, {"not ours": 1})
+    with pytest.raises(ForeignData, match=key.replace("{", r"\{")):
+        plain_bench.result(NEW_ID) if name == "result" else plain_bench.run(plain_bench.store.queues())
+    assert inside.client.zcard(key) == 1
+
+
+def test_publishing_does_not_need_the_list_of_queues(plain_bench: Bench, inside: Inside) -> None:
+    inside.client.zadd(f"{plain_bench.namespace}:queues", {"not ours": 1})
+    assert plain_bench.publish().status == "queued"
+
+
+def test_a_history_whose_counters_are_gone_is_not_written_into(plain_bench: Bench, inside: Inside) -> None:
+    plain_bench.publish_count(3)
+    inside.client.delete(inside.key("queue"))
+    before = inside.snapshot()
+    for act in (plain_bench.publish, plain_bench.claim, plain_bench.stats, lambda: plain_bench.publish(key="order")):
+        with pytest.raises(ForeignData, match=":journal"):
+            act()
+    assert inside.snapshot() == before
+    # What the message says to do helps: the messages are still there.
+    inside.client.delete(inside.key("journal"))
+    assert len(plain_bench.claim(10)) == 3
