@@ -123,7 +123,9 @@ class Lanes:
     def begin(self, queue: str) -> Operation:
         """The next operation on a queue. It counts as under way until `end`."""
         with self._lock:
-            lanes = self._lanes.setdefault(queue, [])
+            lanes = self._lanes.get(queue)
+            if lanes is None:
+                lanes = self._lanes[queue] = []
             for lane in lanes:
                 if lane.is_open:
                     break
@@ -181,12 +183,14 @@ class Link:
 
         The call carries its operation, so the store answers a repeat with the first result.
         """
-        trouble = Trouble(self, self.retry_budget if budget is None else budget)
+        started, trouble = self.monotonic(), None
         while True:
             try:
                 result: T = yield call
                 return result
             except (StoreUnavailable, OutcomeUnknown) as error:
+                if trouble is None:
+                    trouble = Trouble(self, self.retry_budget if budget is None else budget, started)
                 yield trouble.pause(call.name, error)
 
     def attempt_woken(self, call: Call[Woken[T]]) -> Flow[T]:
@@ -239,10 +243,10 @@ class Trouble:
 
     __slots__ = ("_backoff", "_budget", "_deadline", "_link", "_reached")
 
-    def __init__(self, link: Link, budget: float) -> None:
+    def __init__(self, link: Link, budget: float, started: float | None = None) -> None:
         self._link = link
         self._budget = budget
-        self._deadline = link.monotonic() + budget
+        self._deadline = (link.monotonic() if started is None else started) + budget
         self._backoff = BACKOFF_FIRST_SECONDS
         self._reached = False
 

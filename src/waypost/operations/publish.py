@@ -165,14 +165,14 @@ def publish(link: Link, queue: str, body: object, options: PublishOptions) -> Fl
     draft = Draft(
         message_id,
         codec.make_envelope(message_id, encoded, options.heads.of(encoded.type_name)),
-        options.key_of(body, encoded),
+        None if options.key is None else options.key_of(body, encoded),
         options.window_ms,
         options.on_conflict,
         options.delay_ms,
         options.at_ms,
         options.priority,
-        options.group_of(body),
-        journal_copy(link, queue, message_id, body, options),
+        None if options.group is None else options.group_of(body),
+        None if link.redact is None else journal_copy(link, queue, message_id, body, options),
     )
     try:
         results = yield from _publish_once(link, queue, (draft,))
