@@ -50,7 +50,6 @@ _json_encoder = msgspec.json.Encoder()
 _json_sorted = msgspec.json.Encoder(order="sorted")
 _json_decoder = msgspec.json.Decoder()
 _head_encoder = msgspec.msgpack.Encoder()
-_head_decoder = msgspec.msgpack.Decoder(dict[str, Any])
 
 
 class Encoded(msgspec.Struct, frozen=True, gc=False):
@@ -59,6 +58,19 @@ class Encoded(msgspec.Struct, frozen=True, gc=False):
     content: int
     data: bytes
     type_name: str | None
+
+
+class _Head(msgspec.Struct):
+    """The optional part of an envelope. Typed, so that a damaged one is noticed here and not in a handler."""
+
+    t: str | None = None
+    c: str | None = None
+    r: str | None = None
+    x: dict[str, str] = {}
+    h: dict[str, str] = {}
+
+
+_head_decoder = msgspec.msgpack.Decoder(_Head)
 
 
 class Envelope(msgspec.Struct, frozen=True):
@@ -354,16 +366,7 @@ def open_envelope(data: bytes) -> Envelope:
         if body_at == _FIXED:
             return Envelope(message_id, content_type, data[_FIXED:])
         head = _head_decoder.decode(data[_FIXED:body_at])
-        return Envelope(
-            message_id,
-            content_type,
-            data[body_at:],
-            head.get("t"),
-            head.get("c"),
-            head.get("r"),
-            head.get("x", {}),
-            head.get("h", {}),
-        )
+        return Envelope(message_id, content_type, data[body_at:], head.t, head.c, head.r, head.x, head.h)
     except (IndexError, UnicodeDecodeError, msgspec.DecodeError):
         raise Undecodable("the envelope is cut short or damaged") from None
 

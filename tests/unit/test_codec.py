@@ -260,3 +260,19 @@ def test_a_content_key_depends_on_content_and_type_alone() -> None:
 
     assert key({"a": 1, "b": [1, {"x": 1, "y": 2}]}) == key({"b": [1, {"y": 2, "x": 1}], "a": 1})
     assert len({key(body) for body in ({"id": 1, "total": 0.0}, Order(1), "a", b"a", ["a"], {"a": 1}, {"a": 2})}) == 7
+
+
+@pytest.mark.promise("PUB-1")
+@pytest.mark.parametrize("head", [{"h": 5}, {"h": {"a": 1}}, {"t": b"x"}, {"x": []}, {"c": 3.5}])
+def test_a_damaged_head_is_noticed_when_the_envelope_is_opened(head: dict[str, object]) -> None:
+    packed = msgspec.msgpack.encode(head)
+    envelope = b"\1" + b"0" * 24 + b"\2" + len(packed).to_bytes(4, "big") + packed + b"{}"
+    with pytest.raises(errors.Undecodable):
+        codec.open_envelope(envelope)
+
+
+@pytest.mark.promise("PUB-1")
+def test_a_head_with_more_than_this_release_knows_is_read() -> None:
+    packed = msgspec.msgpack.encode({"h": {"a": "b"}, "later": [1]})
+    envelope = b"\1" + b"0" * 24 + b"\2" + len(packed).to_bytes(4, "big") + packed + b"{}"
+    assert codec.open_envelope(envelope).headers == {"a": "b"}
