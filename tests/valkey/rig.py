@@ -76,7 +76,7 @@ class Inside:
             pipe.execute()
 
     def _each(self, keys: list[str], ask: Callable[[Any, str], Any]) -> dict[str, Any]:
-        with self.client.pipeline(transaction=True) as pipe:
+        with self.client.pipeline(transaction=False) as pipe:
             for key in keys:
                 ask(pipe, key)
             return dict(zip(keys, pipe.execute(), strict=True))

@@ -105,7 +105,7 @@ def test_when_all_messages_are_gone_only_counters_history_and_expiring_keys_are_
     assert (ledger.ready, ledger.delayed, ledger.waiting, ledger.leased, ledger.dead_kept) == (0, 0, 0, 0, 0)
     # Another minute's counters, larger numbers; 1,440 minutes are kept.
     assert then["queue"] - first["queue"] < 3 * 1_024
-    assert then["sleepers"] == first["sleepers"]
+    assert then["sleepers"] < 512
     # The journal was at its cap after the first round already, give or take what is cut at a time.
     assert then["journal"] < 1.5 * first["journal"]
     [operations] = [key for key in inside.all_keys() if ":operations:" in key]

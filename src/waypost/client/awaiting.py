@@ -93,10 +93,13 @@ class AsyncWaypost(Face):
         import asyncio
 
         self._closed = True
+        # In a forked child the connections are the parent's. Even to let go of them would disturb it: a transport that
+        # is collected takes its socket off the loop's selector, which both processes share.
+        if self._session.pid != os.getpid():
+            return
         connections, self._connections = self._connections, None
         connection = None if connections is None else connections.get(asyncio.get_running_loop())
-        # In a forked child the connections are the parent's, and closing them would disturb it.
-        if connection is not None and connection.executor is not None and self._session.pid == os.getpid():
+        if connection is not None and connection.executor is not None:
             await connection.executor.close()
 
     async def __aenter__(self) -> Self:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 import re
 from typing import Any, Protocol
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import urlsplit
 
 from waypost.errors import InvalidUrl, MissingExtra, UnusableClient
 
@@ -60,13 +60,14 @@ class UrlSource:
             if parts.path.strip("/") and not parts.path.strip("/").isdigit():
                 raise InvalidUrl("the path of a Valkey URL is the number of the database: valkey://host:6379/0")
             self.shown = f"{parts.scheme}://{parts.hostname or 'localhost'}:{port or 6379}"
-        self._url = urlunsplit(parts._replace(scheme=SCHEMES[parts.scheme]))
+        # Cut and not put together again: what stands between would lose its slashes where there is no host.
+        self._url = SCHEMES[parts.scheme] + url[len(parts.scheme) :]
 
     def _options(self, start_timeout: float, retry: Any) -> dict[str, Any]:
         # Repeats are ours to decide: they carry operation ids and keep to one budget.
         options = {
             "socket_connect_timeout": start_timeout,
-            "socket_timeout": REPLY_TIMEOUT_SECONDS,
+            "socket_timeout": start_timeout,  # until the server has answered once: see the executors
             "retry": retry,
             "protocol": 2,
         }

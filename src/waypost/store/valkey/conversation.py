@@ -47,26 +47,28 @@ def ask(call: ValkeyCall[T]) -> Conversation[T]:
 class Batch:
     """Several requests under way at once. `results` has one entry per call in order, `waiting` those not answered."""
 
-    __slots__ = ("calls", "loaded", "results", "waiting")
+    __slots__ = ("calls", "loaded", "results", "unsent", "waiting")
 
     def __init__(self, calls: Iterator[Call[Any]], loaded: set[bytes]) -> None:
         self.calls = calls
         self.loaded = loaded
         self.results: list[Any] = []
         self.waiting: deque[ValkeyCall[Any]] = deque()
+        #: Taken from the calls while what must come before it is under way.
+        self.unsent: ValkeyCall[Any] | None = None
 
     def converse(self) -> Conversation[None]:
         """Send the calls as they come, a few ahead of their replies, until there are no more."""
         for call in self.calls:
             assert isinstance(call, ValkeyCall)
-            # Requests follow each other without waiting, so the script must be there before the first.
-            if call.script is not None and call.script.sha not in self.loaded:
-                yield from self._receive_all()
-                yield from load(call.script)
-                self.loaded.add(call.script.sha)
-            if call.announce is not None:
-                yield from self._receive_all()
-                yield from announce(call.announce)
+            self.unsent = call
+            try:
+                yield from self._prepare(call)
+            except ResponseError as error:
+                self.unsent = None
+                self.results.append(refused(error, call.queue, call.name, call.key))
+                continue
+            self.unsent = None
             self.waiting.append(call)
             yield call.packed
             if len(self.waiting) == WINDOW:
@@ -75,10 +77,21 @@ class Batch:
 
     def fail(self, error: WaypostError, *, rest: bool) -> None:
         """The connection is gone: what was under way has this error, and all the rest too if there is no other."""
-        self.results += [error] * len(self.waiting)
+        self.results += [error] * (len(self.waiting) + (self.unsent is not None))
         self.waiting.clear()
+        self.unsent = None
         if rest:
             self.results += [error for _ in self.calls]
+
+    def _prepare(self, call: ValkeyCall[Any]) -> Conversation[None]:
+        """Requests follow each other without waiting, so the script must be there before the first."""
+        if call.script is not None and call.script.sha not in self.loaded:
+            yield from self._receive_all()
+            yield from load(call.script)
+            self.loaded.add(call.script.sha)
+        if call.announce is not None:
+            yield from self._receive_all()
+            yield from announce(call.announce)
 
     def _receive(self) -> Conversation[None]:
         call = self.waiting[0]

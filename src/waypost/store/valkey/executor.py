@@ -19,7 +19,7 @@ from redis.exceptions import ResponseError
 from waypost.errors import ConfigurationError, ForkedClient, OutcomeUnknown, StoreError, WaypostError
 from waypost.store.port import Call
 from waypost.store.valkey.command import ValkeyCall, command
-from waypost.store.valkey.connecting import Source
+from waypost.store.valkey.connecting import REPLY_TIMEOUT_SECONDS, Source
 from waypost.store.valkey.conversation import Batch, Conversation, ask
 from waypost.store.valkey.failures import CONNECTION_FAILURES, lost
 
@@ -72,6 +72,8 @@ def warn_once(shown: str, problem: str, advice: str) -> None:
 class _Common:
     """What both executors share: the source, the connections kept at hand, the guard against forks."""
 
+    _pool: Any
+
     def __init__(self, source: Source) -> None:
         self._source = source
         self._pid = os.getpid()
@@ -87,6 +89,19 @@ class _Common:
     def _keep(self, connection: Any) -> None:
         self._idle.append((connection, time.monotonic()))
 
+    def _be_patient(self, start_timeout: float) -> bool:
+        """The first reply had to come within the start timeout; from now on a slow one is waited for.
+
+        Not if the limit is the caller's own: of a client that was handed in, or named in the URL.
+        """
+        settings = self._pool.connection_kwargs
+        if not self._source.owned or settings["socket_timeout"] != start_timeout:
+            return False
+        settings["socket_timeout"] = REPLY_TIMEOUT_SECONDS
+        for connection, _ in self._idle:
+            connection.socket_timeout = REPLY_TIMEOUT_SECONDS
+        return True
+
     def _lost(self, error: BaseException, *, sent: bool) -> StoreError:
         return lost(error, self._source.shown, sent=sent)
 
@@ -98,6 +113,9 @@ class ValkeyExecutor(_Common):
         super().__init__(source)
         self._pool = source.pool(start_timeout)
         check_server(self.run(HELLO), source.shown)
+        if self._be_patient(start_timeout):
+            # Its socket has the old limit, and only a new one can have another.
+            self._discard(self._idle.pop()[0])
 
     def run(self, call: Call[T]) -> T:
         return self._converse(self._take(), ask(cast("ValkeyCall[T]", call)))
@@ -179,10 +197,12 @@ class AsyncValkeyExecutor(_Common):
     def __init__(self, source: Source, start_timeout: float) -> None:
         super().__init__(source)
         self._pool = source.async_pool(start_timeout)
+        self._start_timeout = start_timeout
 
     async def start(self) -> None:
         """Make the first connection, and look at the server."""
         check_server(await self.run(HELLO), self._source.shown)
+        self._be_patient(self._start_timeout)
 
     async def run(self, call: Call[T]) -> T:
         return await self._converse(await self._take(), ask(cast("ValkeyCall[T]", call)))

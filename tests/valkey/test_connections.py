@@ -1,0 +1,488 @@
+"""Connections to a real server: how they begin, what is refused, and what they survive."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import redis
+import redis.asyncio
+from redis.asyncio.cluster import RedisCluster as AsyncRedisCluster
+from redis.asyncio.sentinel import Sentinel as AsyncSentinel
+from redis.cluster import RedisCluster
+from redis.sentinel import Sentinel
+
+from tests.fault.proxy import Proxy
+from tests.unit.faces import COLOURS, face
+from waypost import AsyncWaypost, Waypost
+from waypost.errors import ConfigurationError, InvalidUrl, StoreError, StoreUnavailable, UnusableClient
+from waypost.store.port import Store
+from waypost.store.valkey import ValkeyStore, executor
+from waypost.store.valkey.connecting import REPLY_TIMEOUT_SECONDS, UrlSource
+from waypost.store.valkey.executor import check_server
+from waypost.testing.bench import Colour, Runner, fresh_namespace
+from waypost.testing.servers import ValkeyServer, free_port
+
+SECRET = "canary-hunter2"
+QUEUE = "orders"
+
+
+@pytest.fixture(params=COLOURS)
+def colour(request: pytest.FixtureRequest) -> str:
+    chosen: str = request.param
+    return chosen
+
+
+@pytest.fixture
+def post(server: ValkeyServer, colour: str) -> Iterator[Any]:
+    with face(colour, server.url, namespace=fresh_namespace()) as one:
+        yield one
+
+
+def use(post: Any) -> None:
+    """A message's whole way, and a look at everything."""
+    published = post.publish(QUEUE, {"n": 1}, key="order:é", headers={"a": "b"})
+    assert published.status == "queued"
+    with post.receive(QUEUE, wait=1) as message:
+        assert (message.id, message.body, message.key) == (published.id, {"n": 1}, "order:é")
+        message.keep_result({"kept": True})
+    assert post.ledger(QUEUE).done == 1
+    assert [event.event for event in post.history(QUEUE, published.id)] == ["published", "claimed", "done"]
+    assert post.queues() == [QUEUE]
+    assert post.policy(QUEUE).max_deliveries == 10
+
+
+# ---- the first connection --------------------------------------------------------------------------------------
+
+
+@pytest.mark.promise("LEASE-14")
+def test_a_port_where_nobody_listens_is_an_error_at_once(colour: str) -> None:
+    url = f"valkey://user:{SECRET}@127.0.0.1:{free_port()}"
+    with pytest.raises(StoreUnavailable, match="is the server running") as caught, face(colour, url):
+        pass
+    assert SECRET not in str(caught.value)
+
+
+@pytest.mark.promise("LEASE-14")
+def test_a_server_that_accepts_and_says_nothing_is_given_up_after_the_start_timeout(colour: str) -> None:
+    """Left to itself, the wait for a reply would be longer than this test waits."""
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        failures: list[BaseException] = []
+
+        def connect() -> None:
+            try:
+                with face(colour, f"valkey://127.0.0.1:{silent.getsockname()[1]}", start_timeout=0.2):
+                    pass
+            except BaseException as error:
+                failures.append(error)
+
+        thread = threading.Thread(target=connect, daemon=True)
+        thread.start()
+        thread.join(REPLY_TIMEOUT_SECONDS / 2)
+        assert [type(failure) for failure in failures] == [StoreUnavailable]
+
+
+def test_later_replies_may_take_longer_than_the_first(server: ValkeyServer, colour: Colour) -> None:
+    for options, limit in (("", REPLY_TIMEOUT_SECONDS), ("?socket_timeout=7", 7)):
+        runner = Runner(cast(Store, ValkeyStore.from_url(server.url + options)), colour)
+        runner.run(ValkeyStore.from_url(server.url).queues())
+        connected: Any = runner._sync or runner._async
+        assert [connection.socket_timeout for connection, _ in connected._idle] == [limit]
+        runner.close()
+
+
+# ---- URLs ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.promise("STORE-5", "SEE-6")
+@pytest.mark.parametrize(
+    ("url", "told"),
+    [
+        (f"http://user:{SECRET}@host", "http scheme"),
+        (f"//user:{SECRET}@host", "no scheme"),
+        (f"valkey://user:{SECRET}@host:port", "port"),
+        (f"valkey://user:{SECRET}@host:70000", "port"),
+        (f"valkey://user:{SECRET}@host/orders", "number of the database"),
+        ("unix://", "names a socket"),
+        (f"valkey://user:{SECRET}@host?socket_timeout=soon", "cannot be used"),
+    ],
+)
+def test_a_url_that_cannot_be_used_says_why_and_no_password(url: str, told: str) -> None:
+    with pytest.raises(InvalidUrl, match=told) as caught:
+        UrlSource(url).pool(1)
+    assert SECRET not in f"{caught.value!s} {caught.value!r} {caught.value.__cause__!r}"
+
+
+@pytest.mark.promise("STORE-5")
+@pytest.mark.parametrize("options", ["", "/3", "/?decode_responses=yes", "/?protocol=3", "?client_name=mine"])
+def test_a_url_may_say_more(server: ValkeyServer, colour: str, options: str) -> None:
+    with face(colour, server.url + options, namespace=fresh_namespace()) as post:
+        use(post)
+
+
+@pytest.mark.promise("STORE-5")
+def test_a_unix_socket_serves_as_well(server: ValkeyServer, colour: str) -> None:
+    with face(colour, server.socket_url, namespace=fresh_namespace()) as post:
+        use(post)
+
+
+@pytest.mark.promise("STORE-5", "SEE-6")
+def test_a_password_opens_the_door_and_a_wrong_one_is_never_shown(
+    colour: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    with ValkeyServer(requirepass="right") as locked:
+        with face(colour, f"valkey://:right@127.0.0.1:{locked.port}") as post:
+            use(post)
+        told = []
+        for user in (f":{SECRET}@", f"somebody:{SECRET}@", ""):
+            with (
+                pytest.raises(StoreError, match="password") as caught,
+                face(colour, f"valkey://{user}127.0.0.1:{locked.port}") as post,
+            ):
+                post.queues()
+            assert isinstance(caught.value, ConfigurationError)
+            assert isinstance(caught.value, PermissionError)
+            told += [str(caught.value), repr(caught.value), repr(caught.value.__cause__)]
+    unopened = Waypost(f"valkey://:{SECRET}@127.0.0.1:1")
+    told += [repr(unopened), repr(unopened.store), repr(unopened.store.source), unopened.store.source.shown]  # type: ignore[attr-defined]
+    assert SECRET not in " ".join(told) + caplog.text
+
+
+@pytest.mark.promise("SEE-6")
+def test_a_user_who_may_not_run_scripts_is_told_so(server: ValkeyServer, raw: Any, colour: str) -> None:
+    raw.acl_setuser(
+        "looker", enabled=True, passwords=[f"+{SECRET}"], categories=["+@read"], commands=["+info"], keys="*"
+    )
+    try:
+        with face(colour, f"valkey://looker:{SECRET}@127.0.0.1:{server.port}", namespace=fresh_namespace()) as post:
+            for verb, body in ((post.publish, 1), (post.publish_many, [1, 2])):
+                with pytest.raises(PermissionError, match="ACL of the user") as caught:
+                    verb(QUEUE, body)
+                assert SECRET not in str(caught.value)
+    finally:
+        raw.acl_deluser("looker")
+
+
+# ---- the caller's own client -----------------------------------------------------------------------------------
+
+
+def untyped(kind: Any) -> Any:
+    """A class of redis-py whose constructor says nothing about its types."""
+    return kind
+
+
+def unusable(server: ValkeyServer) -> Iterator[tuple[str, Any]]:
+    """What looks like a client and cannot be one, with what is said about it."""
+    yield "master_for", untyped(Sentinel)([("127.0.0.1", 1)])
+    yield "master_for", untyped(AsyncSentinel)([("127.0.0.1", 1)])
+    yield "collects commands", redis.Redis(port=1).pipeline()
+    yield "collects commands", redis.asyncio.Redis(port=1).pipeline()
+    yield "owns one socket", redis.Redis(port=server.port, single_connection_client=True)
+    yield "owns one socket", redis.asyncio.Redis(port=1, single_connection_client=True)
+    # Made without asking a Cluster for its nodes: only the kind matters.
+    yield "Cluster", object.__new__(RedisCluster)
+    yield "Cluster", object.__new__(AsyncRedisCluster)
+    yield "not a builtins.object", object()
+    yield "redis.connection.ConnectionPool", redis.ConnectionPool()
+
+
+@pytest.mark.promise("STORE-5")
+@pytest.mark.parametrize("kind", [Waypost, AsyncWaypost])
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+def test_a_client_that_cannot_be_shared_is_refused_when_it_is_handed_over(
+    server: ValkeyServer, kind: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clients = list(unusable(server))
+
+    def connect(*given: Any) -> None:
+        raise AssertionError("a socket was used")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(socket.socket, "connect", connect)
+        for told, client in clients:
+            with pytest.raises(UnusableClient, match=told):
+                kind(client=client)
+    for _, client in clients:
+        if isinstance(client, redis.Redis):
+            client.close()
+
+
+@pytest.mark.promise("STORE-5")
+def test_a_client_of_the_other_colour_is_refused(server: ValkeyServer) -> None:
+    with redis.Redis(port=server.port) as blocking, pytest.raises(UnusableClient, match="needs Waypost"):
+        asyncio.run(AsyncWaypost(client=blocking).open())
+    with pytest.raises(UnusableClient, match="needs AsyncWaypost"):
+        Waypost(client=redis.asyncio.Redis(port=server.port)).open()
+
+
+@pytest.mark.promise("STORE-5")
+@pytest.mark.parametrize("options", [{}, {"decode_responses": True}, {"protocol": 3, "decode_responses": True}])
+def test_the_callers_own_client_serves_and_is_left_open(server: ValkeyServer, options: dict[str, Any]) -> None:
+    client = redis.Redis(port=server.port, **options)
+    with Waypost(client=client, namespace=fresh_namespace()) as post:
+        use(post)
+        assert client.ping()
+    # Everything was given back: a pool of one would be stuck otherwise.
+    assert client.ping()
+    client.connection_pool.disconnect()
+    client.close()
+
+
+@pytest.mark.promise("STORE-5")
+@pytest.mark.parametrize("options", [{}, {"decode_responses": True}, {"protocol": 3, "decode_responses": True}])
+def test_the_callers_own_asyncio_client_serves_and_is_left_open(server: ValkeyServer, options: dict[str, Any]) -> None:
+    async def story() -> bool:
+        client = redis.asyncio.Redis(port=server.port, **options)
+        async with AsyncWaypost(client=client, namespace=fresh_namespace()) as post:
+            published = await post.publish(QUEUE, {"n": 1}, key="order:é")
+            async with post.receive(QUEUE, wait=1) as message:
+                assert message is not None
+                assert (message.id, message.body, message.key) == (published.id, {"n": 1}, "order:é")
+            assert (await post.ledger(QUEUE)).done == 1
+            assert await post.queues() == [QUEUE]
+        alive = bool(await client.ping())
+        await client.aclose()
+        return alive
+
+    assert asyncio.run(story())
+
+
+@pytest.mark.promise("STORE-5")
+def test_connections_are_given_back_to_the_callers_pool(server: ValkeyServer) -> None:
+    pool = untyped(redis.BlockingConnectionPool)(port=server.port, max_connections=1, timeout=1)
+    client = redis.Redis(connection_pool=pool)
+    with Waypost(client=client, namespace=fresh_namespace()) as post:
+        use(post)
+    assert client.ping()
+    pool.disconnect()
+
+
+# ---- forks -----------------------------------------------------------------------------------------------------
+
+FORKED = """
+import asyncio, os, sys
+from waypost import AsyncWaypost, ForkedClient, Waypost
+
+url, namespace = sys.argv[1:]
+# No second try: what a child did to its parent's connections would show at once.
+post = Waypost(url, namespace=namespace, retry_budget=0)
+other = AsyncWaypost(url, namespace=namespace, retry_budget=0)
+loop = asyncio.Runner()
+post.publish("orders", 1)
+loop.run(other.publish("orders", 1))
+child = os.fork()
+if child == 0:
+    told = 0
+    for use in (lambda: post.publish("orders", 2), lambda: asyncio.run(other.publish("orders", 2)), post.open):
+        try:
+            use()
+        except ForkedClient as error:
+            told += "make a new one in the child" in str(error)
+    post.close()
+    asyncio.run(other.close())
+    with Waypost(url, namespace=namespace) as mine:
+        told += mine.publish("orders", 3).status == "queued"
+    os._exit(told)
+told = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+post.publish("orders", 4)
+loop.run(other.publish("orders", 4))
+print(told, post.ledger("orders").ready)
+loop.run(other.close())
+loop.close()
+post.close()
+"""
+
+
+@pytest.mark.promise("LEASE-13")
+def test_a_forked_child_is_refused_and_its_parent_goes_on(server: ValkeyServer) -> None:
+    source = str(Path(__file__).parents[2] / "src")
+    done = subprocess.run(
+        [sys.executable, "-c", FORKED, server.url, fresh_namespace()],
+        capture_output=True, text=True, check=True, env={**os.environ, "PYTHONPATH": source}, timeout=60,
+    )  # fmt: skip
+    assert done.stdout.split() == ["4", "5"]
+
+
+# ---- servers that come and go ------------------------------------------------------------------------------------
+
+
+@pytest.mark.promise("LEASE-14", "STORE-1")
+def test_after_a_restart_of_the_server_the_next_call_works_by_itself(colour: str) -> None:
+    with ValkeyServer(appendonly=True) as server, face(colour, server.url, retry_budget=30) as post:
+        first = post.publish(QUEUE, b"before", key="order")
+        server.restart()
+        assert post.publish(QUEUE, b"after").status == "queued"
+        server.restart()
+        assert {one.status for one in post.publish_many(QUEUE, [b"many"] * 1_500)} == {"queued"}
+        server.restart()
+        with post.receive(QUEUE, wait=5) as message:
+            assert message.id == first.id
+            server.restart()
+        ledger = post.ledger(QUEUE)
+        assert (ledger.published, ledger.done, ledger.claims, ledger.balance) == (1_502, 1, 1, 0)
+
+
+@pytest.mark.promise("STORE-1")
+def test_scripts_that_the_server_forgot_are_loaded_again(post: Any, raw: Any) -> None:
+    for number in range(3):
+        raw.script_flush()
+        assert post.publish(QUEUE, number).status == "queued"
+        raw.script_flush()
+        assert len(post.publish_many(QUEUE, range(600))) == 600
+        raw.script_flush()
+        with post.receive(QUEUE) as message:
+            assert message.body == number if number == 0 else message is not None
+            raw.script_flush()
+    ledger = post.ledger(QUEUE)
+    assert (ledger.published, ledger.done, ledger.balance) == (3 * 601, 3, 0)
+
+
+@pytest.mark.promise("LEASE-14")
+def test_a_connection_that_the_server_closed_is_replaced(post: Any, raw: Any) -> None:
+    post.publish(QUEUE, 1)
+    for _ in range(3):
+        raw.client_kill_filter(_type="normal", skipme=True)
+        assert post.publish(QUEUE, 2).status == "queued"
+    assert post.ledger(QUEUE).published == 4
+
+
+@pytest.mark.promise("LEASE-14")
+def test_a_cancelled_call_leaves_the_client_usable(server: ValkeyServer) -> None:
+    async def story(proxy: Proxy) -> tuple[int, int]:
+        async with AsyncWaypost(f"valkey://127.0.0.1:{proxy.port}", namespace=fresh_namespace()) as post:
+            await post.publish(QUEUE, "first")
+            for _ in range(5):
+                proxy.silence(requests=False)
+                running = asyncio.ensure_future(post.publish(QUEUE, "cancelled"))
+                while not running.done():
+                    await asyncio.sleep(0.01)
+                    running.cancel()
+                assert running.cancelled()
+                proxy.heal()
+                # A reply that belongs to the cancelled call must not be taken for this one's.
+                assert len(await post.queues()) == 1
+                assert (await post.publish(QUEUE, "next")).status == "queued"
+            ledger = await post.ledger(QUEUE)
+            return ledger.published, ledger.balance
+
+    with Proxy(server.port) as proxy:
+        published, balance = asyncio.run(story(proxy))
+    assert 6 <= published <= 11
+    assert balance == 0
+
+
+# ---- how many ----------------------------------------------------------------------------------------------------
+
+
+def connections_named(raw: Any, name: str) -> int:
+    return sum(client["name"] == name for client in raw.client_list())
+
+
+@pytest.mark.promise("STORE-5")
+def test_threads_share_a_client_and_use_as_many_connections_as_run_at_once(server: ValkeyServer, raw: Any) -> None:
+    name, threads_count, each = fresh_namespace(), 8, 40
+    with Waypost(f"{server.url}?client_name={name}", namespace=name) as post:
+        failures: list[BaseException] = []
+
+        def work() -> None:
+            try:
+                for number in range(each):
+                    post.publish(QUEUE, number)
+                    with post.receive(QUEUE) as message:
+                        assert message is not None
+            except BaseException as error:
+                failures.append(error)
+
+        threads = [threading.Thread(target=work) for _ in range(threads_count)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert failures == []
+        assert 1 <= connections_named(raw, name) <= threads_count + 1
+        ledger = post.ledger(QUEUE)
+        assert (ledger.done, ledger.claims, ledger.balance) == (threads_count * each, threads_count * each, 0)
+    assert connections_named(raw, name) == 0
+
+
+@pytest.mark.promise("STORE-5")
+def test_coroutines_use_as_many_connections_as_run_at_once(server: ValkeyServer, raw: Any) -> None:
+    name, at_once = fresh_namespace(), 8
+
+    async def story() -> int:
+        limit = asyncio.Semaphore(at_once)
+
+        async def one(post: AsyncWaypost, number: int) -> None:
+            async with limit:
+                await post.publish(QUEUE, number)
+
+        async with AsyncWaypost(f"{server.url}?client_name={name}", namespace=name) as post:
+            await asyncio.gather(*(one(post, number) for number in range(200)))
+            assert (await post.ledger(QUEUE)).published == 200
+            return connections_named(raw, name)
+
+    assert 1 <= asyncio.run(story()) <= at_once + 1
+    assert connections_named(raw, name) == 0
+
+
+# ---- what is said at the first connection ------------------------------------------------------------------------
+
+
+def warnings_of(records: list[logging.LogRecord]) -> list[tuple[str, str]]:
+    return [(vars(record)["problem"], record.getMessage()) for record in records if record.levelname == "WARNING"]
+
+
+@pytest.mark.promise("STORE-1")
+def test_a_server_that_can_lose_messages_is_warned_about_once(
+    server: ValkeyServer, colour: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(executor, "_warned", set())
+    for _ in range(3):
+        with face(colour, server.url):
+            pass
+    [(problem, text)] = warnings_of(caplog.records)
+    assert problem == "no_append_only_file"
+    assert "set appendonly yes" in text
+    assert f"127.0.0.1:{server.port}" in text
+
+
+@pytest.mark.promise("STORE-1")
+def test_a_server_that_evicts_is_warned_about_and_a_safe_one_is_not(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(executor, "_warned", set())
+    with ValkeyServer(appendonly=True, maxmemory="64mb", maxmemory_policy="allkeys-lru") as server:
+        with Waypost(server.url):
+            pass
+        [(problem, text)] = warnings_of(caplog.records)
+        assert problem == "evicting"
+        assert "set maxmemory-policy noeviction" in text
+        caplog.clear()
+        with redis.Redis(port=server.port) as client:
+            client.config_set("maxmemory-policy", "noeviction")
+        with Waypost(server.url):
+            pass
+        assert warnings_of(caplog.records) == []
+
+
+@pytest.mark.promise("STORE-1")
+@pytest.mark.parametrize(("version", "welcome"), [("5.0.14", False), ("6.0.16", False), ("6.2.0", True), ("9.1", True)])
+def test_a_server_that_is_too_old_is_refused(version: str, welcome: bool) -> None:
+    expected = (
+        nullcontext() if welcome else pytest.raises(ConfigurationError, match=f"is version {version}; waypost needs")
+    )
+    with expected:
+        check_server({"redis_version": version}, "valkey://here")

@@ -1,0 +1,119 @@
+"""A server without memory: every kind of publish is refused whole, what is there can be drained, then there is room.
+
+Shown on the newest server and on the oldest that waypost works with: they judge a full memory in different ways.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, cast
+
+import pytest
+import redis
+
+from tests.valkey.rig import Inside
+from waypost.errors import MissingExtra, StoreFull
+from waypost.policy import CHUNK_MESSAGES_MAX
+from waypost.store.port import Store
+from waypost.store.valkey import ValkeyStore
+from waypost.testing.bench import Bench
+from waypost.testing.servers import EmbeddedServer, RedisServer, ValkeyServer
+
+pytestmark = pytest.mark.promise("STORE-1")
+
+BODY = b"x" * 10_000
+
+#: Every kind of publish, each on a queue that has a waiting message with the key `taken` and a leased one `running`.
+PUBLISHES: dict[str, Callable[[Bench], Any]] = {
+    "plain": lambda bench: bench.publish(BODY),
+    "empty": lambda bench: bench.publish(b""),
+    "batch": lambda bench: bench.publish_drafts([bench.draft(b"small") for _ in range(CHUNK_MESSAGES_MAX)]),
+    "keyed": lambda bench: bench.publish(BODY, key="new"),
+    "windowed": lambda bench: bench.publish(BODY, key="new", window=60),
+    "delayed": lambda bench: bench.publish(BODY, delay=60),
+    "keyed-batch": lambda bench: bench.publish_drafts([bench.draft(b"small", key=f"many:{n}") for n in range(100)]),
+    "replace": lambda bench: bench.publish(BODY, key="taken", on_conflict="replace"),
+    "postpone": lambda bench: bench.publish(BODY, key="taken", on_conflict="extend", delay=60),
+    "park": lambda bench: bench.publish(BODY, key="running", on_conflict="replace"),
+    "sent-on": lambda bench: bench.publish(BODY, forwarded=True),
+    "configure": lambda bench: bench.configure(max_pending=5),
+}
+
+
+@pytest.fixture(scope="module", params=[ValkeyServer, RedisServer], ids=["valkey", "redis62"])
+def small_server(request: pytest.FixtureRequest) -> Iterator[EmbeddedServer]:
+    try:
+        server: EmbeddedServer = request.param(maxmemory_policy="noeviction")
+    except MissingExtra:
+        pytest.skip(f"needs the wheel {request.param.wheel}")
+    with server:
+        yield server
+
+
+def fill(bench: Bench) -> None:
+    """Publish until the memory is full."""
+    number = 0
+    while True:
+        try:
+            bench.publish(BODY, key=f"key:{number}", delay=number % 3 * 10)
+        except StoreFull:
+            return
+        number += 1
+
+
+@pytest.fixture
+def full(small_server: EmbeddedServer) -> Iterator[tuple[Bench, Inside]]:
+    """A bench on a server that has just refused a publish."""
+    with redis.Redis(port=small_server.port) as client:
+        client.execute_command("FLUSHALL", "SYNC")  # by itself it may free the memory later
+        client.config_set("maxmemory", "8mb")
+
+        def make(clock: Any, namespace: str) -> Store:
+            return cast(Store, ValkeyStore.from_url(small_server.url, namespace=namespace, clock=clock))
+
+        with Bench(make, "sync") as bench:
+            bench.publish(b"running", key="running")
+            bench.claim_one()
+            bench.publish(b"taken", key="taken")
+            fill(bench)
+            # Well past the mark, whatever buffers come and go.
+            client.config_set("maxmemory", cast(dict[str, Any], client.info("memory"))["used_memory"] - 200_000)
+            yield bench, Inside(client, bench.namespace)
+
+
+@pytest.mark.parametrize("kind", PUBLISHES)
+def test_a_publish_into_a_full_memory_is_refused_whole(full: tuple[Bench, Inside], kind: str) -> None:
+    bench, inside = full
+    before = inside.snapshot()
+    with pytest.raises(StoreFull, match="nothing was written"):
+        PUBLISHES[kind](bench)
+    assert inside.snapshot() == before
+    inside.check()
+    assert bench.ledger().balance == 0
+
+
+def test_a_full_memory_is_drained_by_claims_and_settles_and_then_takes_messages_again(
+    full: tuple[Bench, Inside],
+) -> None:
+    bench, inside = full
+    stored = bench.ledger().published
+    assert stored > 200
+    bench.after(25)
+    # One end after another, none of which may need room that is not there.
+    for number, outcome in enumerate(("release", "snooze", "retry", "drop", "dead")):
+        lease = bench.claim_one()
+        assert bench.settle(lease, outcome, after=5 + number, error_type="ValueError", error="no") != "lost"  # type: ignore[arg-type]
+        inside.check()
+    bench.after(25)
+    while leases := bench.claim(7):
+        assert bench.extend_batch(leases) == ["ok"] * len(leases)
+        assert bench.settle_batch([bench.settlement(lease) for lease in leases]) == ["done"] * len(leases)
+    bench.purge("dead")
+    inside.check()
+    ledger = bench.ledger()
+    assert (ledger.published, ledger.done, ledger.dropped, ledger.dead) == (stored, stored - 3, 1, 1)
+    assert (ledger.ready, ledger.delayed, ledger.leased, ledger.balance) == (0, 0, 1, 0)
+    for kind, publish in PUBLISHES.items():
+        assert publish(bench), kind
+    inside.check()
+    bench.check_invariants()
