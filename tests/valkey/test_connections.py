@@ -49,7 +49,7 @@ def post(server: ValkeyServer, colour: str) -> Iterator[Any]:
         yield one
 
 
-def use(post: Any) -> None:
+def check_use(post: Any) -> None:
     """A message's whole way, and a look at everything."""
     published = post.publish(QUEUE, {"n": 1}, key="order:é", headers={"a": "b"})
     assert published.status == "queued"
@@ -129,13 +129,13 @@ def test_a_url_that_cannot_be_used_says_why_and_no_password(url: str, told: str)
 @pytest.mark.parametrize("options", ["", "/3", "/?decode_responses=yes", "/?protocol=3", "?client_name=mine"])
 def test_a_url_may_say_more(server: ValkeyServer, colour: str, options: str) -> None:
     with face(colour, server.url + options, namespace=fresh_namespace()) as post:
-        use(post)
+        check_use(post)
 
 
 @pytest.mark.promise("STORE-5")
 def test_a_unix_socket_serves_as_well(server: ValkeyServer, colour: str) -> None:
     with face(colour, server.socket_url, namespace=fresh_namespace()) as post:
-        use(post)
+        check_use(post)
 
 
 @pytest.mark.promise("STORE-5", "SEE-6")
@@ -145,7 +145,7 @@ def test_a_password_opens_the_door_and_a_wrong_one_is_never_shown(
     caplog.set_level(logging.DEBUG)
     with ValkeyServer(requirepass="right") as locked:
         with face(colour, f"valkey://:right@127.0.0.1:{locked.port}") as post:
-            use(post)
+            check_use(post)
         told = []
         for user in (f":{SECRET}@", f"somebody:{SECRET}@", ""):
             with (
@@ -233,7 +233,7 @@ def test_a_client_of_the_other_colour_is_refused(server: ValkeyServer) -> None:
 def test_the_callers_own_client_serves_and_is_left_open(server: ValkeyServer, options: dict[str, Any]) -> None:
     client = redis.Redis(port=server.port, **options)
     with Waypost(client=client, namespace=fresh_namespace()) as post:
-        use(post)
+        check_use(post)
         assert client.ping()
     # Everything was given back: a pool of one would be stuck otherwise.
     assert client.ping()
@@ -265,7 +265,7 @@ def test_connections_are_given_back_to_the_callers_pool(server: ValkeyServer) ->
     pool = untyped(redis.BlockingConnectionPool)(port=server.port, max_connections=1, timeout=1)
     client = redis.Redis(connection_pool=pool)
     with Waypost(client=client, namespace=fresh_namespace()) as post:
-        use(post)
+        check_use(post)
     assert client.ping()
     pool.disconnect()
 

@@ -1,0 +1,218 @@
+"""The Lua as text: names are known, commands old enough, batches bounded, and every file says what it does."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from importlib import resources
+from typing import Any
+
+import pytest
+import redis
+
+from waypost.errors import MissingExtra
+from waypost.store.valkey.scripts import KEY_NAMES, SCRIPTS, script
+from waypost.testing.servers import RedisServer
+
+pytestmark = pytest.mark.promise("STORE-1")
+
+FOLDER = resources.files("waypost.store.valkey") / "lua"
+FILES = {path.name.removesuffix(".lua"): path.read_text() for path in FOLDER.iterdir() if path.name.endswith(".lua")}
+
+#: What a script may use without having made it. No loaders, no way to other globals.
+BUILTINS = {
+    "redis", "KEYS", "ARGV", "string", "table", "math", "struct", "cmsgpack", "tonumber", "type", "pairs", "unpack",
+    "error",
+}  # fmt: skip
+KEYWORDS = {
+    "and", "break", "do", "else", "elseif", "end", "false", "for", "function", "if", "in", "local", "nil", "not", "or",
+    "repeat", "return", "then", "true", "until", "while",
+}  # fmt: skip
+#: Commands that Redis 6.2 has, with the arguments we use. `LPOP key count`, `XTRIM MINID` and `ZADD` of many are in it.
+COMMANDS = {
+    "DEL", "GET", "HDEL", "HEXISTS", "HGET", "HGETALL", "HLEN", "HMGET", "HSCAN", "HSET", "HVALS", "LINDEX", "LLEN",
+    "LPOP", "LPUSH", "LRANGE", "LTRIM", "PEXPIRE", "RPUSH", "SET", "TIME", "XADD", "XLEN", "XRANGE", "XTRIM", "ZADD",
+    "ZCARD", "ZCOUNT", "ZPOPMIN", "ZRANGE", "ZRANGEBYSCORE", "ZRANK", "ZREM", "ZREMRANGEBYSCORE", "ZSCORE",
+}  # fmt: skip
+#: Every place that turns a list into arguments, and why the list is short: a call of Lua takes some 8,000 at most.
+UNPACKED = {
+    "old": "at most 32 old results",
+    "names": "wake names at most a chunk of sleepers",
+    "list, i, min(i + 999, length)": "a thousand at a time",
+    "values, 1, min(1000, length)": "a thousand at a time",
+    "values, 1001, length": "what is left of a chunk, two for each message",
+    "wanted": "a claim's limit, at most a chunk",
+    "ids": "settlements or leases of one call, at most a chunk",
+    "held": "the first thousand leases",
+    "wake(freshly_ready)": "wake names at most a chunk of sleepers",
+}
+#: The names that scripts give to the keys of a queue.
+CONSTANTS = {
+    "QUEUE": "queue", "MESSAGES": "messages", "STATE": "state", "READY": "ready", "DUE": "due", "LEASES": "leases",
+    "HOLDERS": "keys", "WAITING": "waiting", "DEAD": "dead", "ERRORS": "errors", "JOURNAL": "journal",
+    "READERS": "readers", "SLEEPERS": "sleepers", "RATE": "rate", "COMPLETED": "completed", "OUTGOING": "outgoing",
+    "ARRIVALS": "arrivals", "OPERATIONS": "operations",
+}  # fmt: skip
+
+TOKEN = re.compile(
+    r"(?P<text>'(?:\\.|[^'\\])*'|\"(?:\\.|[^\"\\])*\")|(?P<comment>--[^\n]*)|(?P<number>\d[\w.]*)|(?P<name>[A-Za-z_]\w*)"
+    r"|(?P<mark>\.\.\.?|[=~<>]=|\S)"
+)
+
+
+def tokens(text: str) -> list[tuple[str, str]]:
+    """Kind and text of each token, without comments."""
+    found = [(str(match.lastgroup), match[0]) for match in TOKEN.finditer(text)]
+    return [token for token in found if token[0] != "comment"]
+
+
+def names(text: str) -> Iterator[tuple[str, bool]]:
+    """Each use of a name that is not a field, and whether it is made there: by local, by for, or as a parameter."""
+    found = tokens(text)
+    brackets: list[str] = []
+    making = ""
+    for at, (kind, word) in enumerate(found):
+        before = found[at - 1][1] if at else ""
+        after = found[at + 1][1] if at + 1 < len(found) else ""
+        if word in ("{", "(", "["):
+            brackets.append(word)
+        elif word in ("}", ")", "]"):
+            brackets.pop()
+            making = "" if making == "parameters" else making
+        elif word in ("local", "for"):
+            making = word
+        elif word == "function":
+            making = "name" if making == "local" else "parameters"
+        elif kind == "name" and word not in KEYWORDS:
+            if before in (".", ":") or (after == "=" and brackets[-1:] == ["{"]):
+                continue
+            yield word, bool(making)
+            if making == "name":
+                making = "parameters"
+        if making in ("local", "for") and word not in ("local", "for", ",") and after != "," and kind == "name":
+            making = ""
+
+
+def code(name: str) -> str:
+    return script(name).text.decode()
+
+
+def test_there_is_a_file_for_each_script() -> None:
+    assert set(FILES) == {*SCRIPTS, "base", "moves"}
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_every_name_is_made_before_it_is_used(name: str) -> None:
+    """A forgotten constant, a function used above its own line, a value without `local`: each fails, but only when run."""
+    known = set(BUILTINS)
+    unknown = []
+    for word, made in names(code(name)):
+        if made:
+            known.add(word)
+        elif word not in known:
+            unknown.append(word)
+    assert unknown == []
+
+
+def test_the_reader_of_names_finds_what_is_wrong() -> None:
+    broken = "local a, b = 1, {c = 2, D = 3}\nlocal function f(x, y) return x + y + a.c + later() + b end\nreturn f(G)"
+    known, unknown = set[str](), []
+    for word, made in names(broken):
+        if made:
+            known.add(word)
+        elif word not in known:
+            unknown.append(word)
+    assert (known, unknown) == ({"a", "b", "f", "x", "y"}, ["later", "G"])
+
+
+def commands(text: str) -> set[str]:
+    called = re.findall(r"\b(?:call|pcall|bulk)\('(\w+)'", text)
+    probes = re.findall(r"PROBES = \{(.*)\}", text)
+    return {*called, *re.findall(r"'(\w+)'", " ".join(probes))}
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_no_command_is_newer_than_redis_6_2(name: str) -> None:
+    assert commands(code(name)) - COMMANDS == set()
+    # Nothing is called by a name made at run time, but for the two that take it from a list above.
+    computed = re.findall(r"\b(?:call|pcall|bulk)\((?!')([^,]*),", code(name))
+    assert set(computed) <= {"command", "PROBES[kind]"}
+
+
+def test_the_list_of_commands_is_of_those_in_use() -> None:
+    used = set[str]().union(*(commands(code(name)) for name in SCRIPTS))
+    assert COMMANDS - used == set()
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_the_server_loads_every_script_under_the_name_we_call_it_by(name: str, raw: Any) -> None:
+    assert raw.script_load(script(name).text) == script(name).sha.decode()
+
+
+def test_the_oldest_server_knows_every_script_and_command() -> None:
+    try:
+        server = RedisServer()
+    except MissingExtra:
+        pytest.skip(f"needs the wheel {RedisServer.wheel}")
+    with server, redis.Redis(port=server.port) as client:
+        asked: Any = client
+        for name in SCRIPTS:
+            assert asked.script_load(script(name).text) == script(name).sha.decode()
+        known = {command.upper() for command in asked.command()}
+        assert COMMANDS - known == set()
+
+
+def head(text: str) -> str:
+    """The comment that a file opens with."""
+    lines = []
+    for line in text.splitlines():
+        if not line.startswith("--"):
+            break
+        lines.append(line.removeprefix("--").strip())
+    return " ".join(lines)
+
+
+@pytest.mark.parametrize("name", sorted(FILES))
+def test_every_file_opens_with_what_it_touches_and_what_it_keeps(name: str) -> None:
+    told = head(FILES[name])
+    assert told.startswith(f"{name}: ")
+    assert "Invariant" in told or "Writes nothing" in told
+    assert "Touches: " in told or name in ("base", "moves")
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_every_key_that_a_script_names_is_in_its_opening(name: str) -> None:
+    [touched] = re.findall(r"Touches: (.*?)\.(?: |$)", head(FILES[name]))
+    body = re.sub(r"^--.*$", "", FILES[name], flags=re.MULTILINE)
+    named = {key for constant, key in CONSTANTS.items() if re.search(rf"(?<![.\w']){constant}\b", body)}
+    listed = {one.strip() for one in touched.split(",")}
+    assert named - listed == set()
+    assert listed - {"window:<key>", "result:<id>"} <= set(CONSTANTS.values())
+
+
+def test_the_keys_have_the_order_in_which_the_scripts_take_them() -> None:
+    taken = re.findall(r"^local ([A-Z, ]+) = (KEYS.*)$", FILES["base"], re.MULTILINE)
+    order = {}
+    for constants, places in taken:
+        for constant, place in zip(constants.split(", "), re.findall(r"KEYS\[(\d+)\]", places), strict=True):
+            order[int(place)] = CONSTANTS[constant]
+    assert [order[place] for place in sorted(order)] == [*KEY_NAMES, "operations"]
+
+
+def test_every_list_that_becomes_arguments_has_a_bound() -> None:
+    used = set()
+    for text in FILES.values():
+        for match in re.finditer(r"(?<![\w.])unpack\(", text):
+            depth, end = 1, match.end()
+            while depth:
+                depth += {"(": 1, ")": -1}.get(text[end], 0)
+                end += 1
+            used.add(text[match.end() : end - 1])
+    assert used == set(UNPACKED)
+
+
+def test_nothing_that_changes_a_script_comes_from_outside() -> None:
+    """Values reach a script only as arguments: the text is the same for every queue, session and namespace."""
+    for name in SCRIPTS:
+        assert script(name) is script(name)
+        assert not re.search(r"\bloadstring\b|\bload\(|\bdofile\b|\brequire\b", code(name))
