@@ -11,6 +11,7 @@ from typing import cast
 
 import pytest
 
+from waypost.errors import MissingExtra
 from waypost.store.memory import MemoryStore
 from waypost.store.port import Store
 from waypost.testing.bench import StoreMaker
@@ -18,7 +19,7 @@ from waypost.testing.clock import ManualClock
 from waypost.testing.servers import RedisServer, ValkeyServer
 
 #: Every store, by name. A store that is missing here is not tested: there is no other place.
-STORES = ("memory", "sqlite", "valkey")
+STORES = ("memory", "sqlite", "valkey", "redis62")
 
 
 @pytest.fixture(scope="session")
@@ -29,7 +30,11 @@ def valkey_url() -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def redis_url() -> Iterator[str]:
-    with RedisServer() as server:
+    try:
+        server = RedisServer()
+    except MissingExtra:
+        pytest.skip(f"needs the wheel {RedisServer.wheel}")
+    with server:
         yield server.url
 
 

@@ -103,7 +103,7 @@ def test_there_is_a_file_for_each_script() -> None:
 
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_every_name_is_made_before_it_is_used(name: str) -> None:
-    """A forgotten constant, a function used above its own line, a value without `local`: each fails, but only when run."""
+    """A forgotten constant, a function used above its own line, a value without `local`: each fails only when run."""
     known = set(BUILTINS)
     unknown = []
     for word, made in names(code(name)):
