@@ -40,7 +40,7 @@ class Subject:
 
     def __init__(self, url: str) -> None:
         self.post = Waypost(url)
-        self.store: Store = open_store(url, namespace="wp", clock=None, replay_ttl_ms=300_000)
+        self.store: Store = open_store(url, namespace="wp", clock=None, replay_ttl_ms=300_000, durability="server")
         self.executor: Executor = self.store.connect(start_timeout=3)
         self.session = Session()
         self._names = (f"bench-{number}" for number in itertools.count())

@@ -18,6 +18,8 @@ from waypost.errors import InvalidName, InvalidPolicy, InvalidTime
 
 OnConflict = Literal["keep", "replace", "extend", "error"]
 Overload = Literal["raise", "block", "drop_oldest"]
+#: `server`: as durable as the server is set up to be. `fsync`: a write is confirmed when it is on the disk.
+Durability = Literal["server", "fsync"]
 JournalLevel = Literal["off", "failures", "all", "full"]
 
 # ---- limits: everything has one, so that no caller and no accident can hurt the store ----------------------

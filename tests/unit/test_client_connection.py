@@ -90,7 +90,7 @@ def test_a_sqlite_url_names_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     ["valkey://localhost:1", "valkeys://localhost:1", "redis://u:p@localhost", "rediss://localhost", "unix:///a.sock"],
 )
 def test_a_valkey_url_opens_a_valkey_store_without_connecting(url: str) -> None:
-    store = open_store(url, namespace="wp", clock=None, replay_ttl_ms=1000)
+    store = open_store(url, namespace="wp", clock=None, replay_ttl_ms=1000, durability="server")
     assert (store.kind, store.namespace) == ("valkey", "wp")
 
 

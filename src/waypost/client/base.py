@@ -25,13 +25,14 @@ from waypost.policy import (
     RETRY_BUDGET_SECONDS,
     START_TIMEOUT_SECONDS,
     WORKER_CHARACTERS_MAX,
+    Durability,
     Exponential,
     OnConflict,
     check_namespace,
     check_text,
     due_ms,
 )
-from waypost.store.opening import open_store, store_from_client
+from waypost.store.opening import StoreOptions, open_store, store_from_client
 
 if TYPE_CHECKING:
     from waypost.store.port import Call, Store
@@ -83,6 +84,7 @@ class Face:
         namespace: str = "wp",
         retry_budget: float = RETRY_BUDGET_SECONDS,
         start_timeout: float = START_TIMEOUT_SECONDS,
+        durability: Durability = "server",
         redact: Redact | None = None,
         clock: Callable[[], int] | None = None,
     ) -> None:
@@ -94,13 +96,18 @@ class Face:
             raise ConfigurationError(f"retry_budget is a number of seconds, 0 for no retries, not {retry_budget!r}")
         if not start_timeout > 0:
             raise ConfigurationError(f"start_timeout is a positive number of seconds, not {start_timeout!r}")
+        if durability not in ("server", "fsync"):
+            raise ConfigurationError(f'durability is "server" or "fsync", not {durability!r}')
         check_namespace(namespace)
         # A store must remember results longer than any repeat of ours can come.
         replay_ttl_ms = int((2 * retry_budget + 60) * 1000)
+        options: StoreOptions = {
+            "namespace": namespace, "clock": clock, "replay_ttl_ms": replay_ttl_ms, "durability": durability,
+        }  # fmt: skip
         if url is not None:
-            store = open_store(url, namespace=namespace, clock=clock, replay_ttl_ms=replay_ttl_ms)
+            store = open_store(url, **options)
         elif client is not None:
-            store = store_from_client(client, namespace=namespace, clock=clock, replay_ttl_ms=replay_ttl_ms)
+            store = store_from_client(client, **options)
         self._store = cast("Store", store)
         self._start_timeout = start_timeout
         self._session = Session()

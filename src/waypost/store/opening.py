@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack, cast
 from urllib.parse import unquote, urlsplit
 
 from waypost.errors import ConfigurationError, InvalidUrl, MissingExtra, UnusableClient
 
 if TYPE_CHECKING:
+    from waypost.policy import Durability
     from waypost.store.memory.store import MemoryStore
     from waypost.store.port import Store
 
@@ -25,11 +26,21 @@ SHOWN_FORMS = "memory://, sqlite:///file.db, valkey://host:6379 (or redis://, re
 #: The packages whose clients may be handed in.
 CLIENT_PACKAGES = frozenset(("redis", "valkey"))
 
+
+class StoreOptions(TypedDict):
+    """What every way to open a store is told."""
+
+    namespace: str
+    clock: Clock | None
+    replay_ttl_ms: int
+    durability: Durability
+
+
 _shared: dict[tuple[str, str], MemoryStore] = {}
 _shared_lock = threading.Lock()
 
 
-def open_store(url: str, *, namespace: str, clock: Clock | None, replay_ttl_ms: int) -> Store:
+def open_store(url: str, **options: Unpack[StoreOptions]) -> Store:
     """The store that a URL names. Nothing is connected yet. Errors name the scheme at most: URLs hold passwords."""
     if not isinstance(url, str):
         raise InvalidUrl(f"a store URL is text, not {type(url).__name__}; hand in a client with client=")
@@ -37,20 +48,23 @@ def open_store(url: str, *, namespace: str, clock: Clock | None, replay_ttl_ms: 
     if not separator or SCHEME.fullmatch(scheme) is None:
         raise InvalidUrl(f"a store URL starts with a scheme: {SHOWN_FORMS}")
     if scheme == "memory":
-        return _memory(rest, namespace, clock)
+        return _memory(rest, options)
     if scheme == "sqlite":
-        return _sqlite(rest, namespace, clock, replay_ttl_ms)
+        return _sqlite(rest, options)
     base, _, form = scheme.partition("+")
     if base in VALKEY_SCHEMES and form in ("", *VALKEY_FORMS):
-        return _valkey(url, scheme, namespace, clock, replay_ttl_ms)
+        return _valkey(url, scheme, options)
     if base in POSTGRES_SCHEMES:
         raise InvalidUrl("this version has no PostgreSQL store yet; use sqlite:///, valkey:// or memory://")
     raise InvalidUrl(f"the scheme {scheme}:// is not known; known are {SHOWN_FORMS}")
 
 
-def _memory(name: str, namespace: str, clock: Clock | None) -> Store:
+def _memory(name: str, options: StoreOptions) -> Store:
     from waypost.store.memory.store import MemoryStore
 
+    namespace, clock = options["namespace"], options["clock"]
+    if options["durability"] == "fsync":
+        raise ConfigurationError('a memory store has no disk to wait for: durability="fsync" needs another store')
     name = name.rstrip("/")
     if "/" in name or "?" in name or "@" in name:
         raise InvalidUrl("memory:// takes at most a name, as in memory://orders")
@@ -65,7 +79,7 @@ def _memory(name: str, namespace: str, clock: Clock | None) -> Store:
         return store
 
 
-def _sqlite(rest: str, namespace: str, clock: Clock | None, replay_ttl_ms: int) -> Store:
+def _sqlite(rest: str, options: StoreOptions) -> Store:
     if not rest.startswith("/"):
         raise InvalidUrl(
             "a SQLite URL has three slashes before a relative path (sqlite:///orders.db) and four before an "
@@ -83,10 +97,12 @@ def _sqlite(rest: str, namespace: str, clock: Clock | None, replay_ttl_ms: int) 
         raise InvalidUrl("the path of a SQLite URL holds a NUL character")
     from waypost.store.sqlite import SqliteStore
 
+    # Every commit of SQLite waits for the disk, so both durabilities are the same there.
+    namespace, clock, replay_ttl_ms = options["namespace"], options["clock"], options["replay_ttl_ms"]
     return cast("Store", SqliteStore(path, namespace=namespace, clock=clock, replay_ttl_ms=replay_ttl_ms))
 
 
-def _valkey(url: str, scheme: str, namespace: str, clock: Clock | None, replay_ttl_ms: int) -> Store:
+def _valkey(url: str, scheme: str, options: StoreOptions) -> Store:
     try:
         parts = urlsplit(url)
         host, _ = parts.hostname, parts.port
@@ -99,8 +115,7 @@ def _valkey(url: str, scheme: str, namespace: str, clock: Clock | None, replay_t
         raise InvalidUrl("a unix:// URL must name a socket, as in unix:///run/valkey.sock")
     if scheme != "unix" and not host:
         raise InvalidUrl(f"this {scheme}:// URL names no host, as in {scheme}://127.0.0.1:6379")
-    store = valkey_store()
-    return cast("Store", store.from_url(url, namespace=namespace, clock=clock, replay_ttl_ms=replay_ttl_ms))
+    return cast("Store", valkey_store().from_url(url, **options))
 
 
 def valkey_store() -> Any:
@@ -116,7 +131,7 @@ def valkey_store() -> Any:
     return ValkeyStore
 
 
-def store_from_client(client: object, *, namespace: str, clock: Clock | None, replay_ttl_ms: int) -> Store:
+def store_from_client(client: object, **options: Unpack[StoreOptions]) -> Store:
     """A store over the caller's own client, which is never closed by us."""
     packages = {kind.__module__.partition(".")[0] for kind in type(client).__mro__}
     if not packages & CLIENT_PACKAGES:
@@ -124,5 +139,4 @@ def store_from_client(client: object, *, namespace: str, clock: Clock | None, re
             f"client= takes a client of redis-py or valkey-py, not a {type(client).__module__}."
             f"{type(client).__qualname__}; give a URL instead, or a store with store="
         )
-    store = valkey_store()
-    return cast("Store", store.from_client(client, namespace=namespace, clock=clock, replay_ttl_ms=replay_ttl_ms))
+    return cast("Store", valkey_store().from_client(client, **options))

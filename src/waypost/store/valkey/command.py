@@ -30,6 +30,8 @@ class ValkeyCall(Call[T]):
     script: Script | None = None
     #: A command to send before it, whose reply does not matter: the queue's name for the list of queues.
     announce: bytes | None = None
+    #: A command to send behind it: wait until the server has on its disk what this connection wrote.
+    on_disk: bytes | None = None
     #: The one key that a command reads, to be named if it is not ours. Scripts check theirs and name them.
     key: bytes = b""
 

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from redis.exceptions import NoScriptError, ResponseError
 
-from waypost.errors import WaypostError
+from waypost.errors import OutcomeUnknown, WaypostError
 from waypost.store.port import Call
 from waypost.store.valkey.command import ValkeyCall, command
 from waypost.store.valkey.failures import refused
@@ -30,18 +30,36 @@ def ask(call: ValkeyCall[T]) -> Conversation[T]:
     if call.announce is not None:
         yield from announce(call.announce)
     try:
-        yield call.packed
+        yield call.packed if call.on_disk is None else call.packed + call.on_disk
         try:
-            reply = yield None
+            reply = yield from receive(call)
         except NoScriptError:
             if call.script is None:
                 raise
             yield from load(call.script)
-            yield call.packed
-            reply = yield None
+            yield call.packed if call.on_disk is None else call.packed + call.on_disk
+            reply = yield from receive(call)
     except ResponseError as error:
         raise refused(error, call.queue, call.name, call.key) from None
     return call.decode(reply)
+
+
+def receive(call: ValkeyCall[Any]) -> Conversation[Any]:
+    """The reply to a request, once what it wrote is on disk if that was asked for."""
+    if call.on_disk is None:
+        return (yield None)
+    try:
+        reply = yield None
+    except ResponseError:
+        yield None  # the request was refused; the answer about the disk comes all the same
+        raise
+    confirmed = yield None
+    if confirmed[0] < 1:
+        raise OutcomeUnknown(
+            f"{call.name} on queue {call.queue} was carried out, but the server did not confirm in time that it is on "
+            "its disk; a repeat waits again and changes nothing"
+        )
+    return reply
 
 
 class Batch:
@@ -70,7 +88,7 @@ class Batch:
                 continue
             self.unsent = None
             self.waiting.append(call)
-            yield call.packed
+            yield call.packed if call.on_disk is None else call.packed + call.on_disk
             if len(self.waiting) == WINDOW:
                 yield from self._receive()
         yield from self._receive_all()
@@ -96,16 +114,14 @@ class Batch:
     def _receive(self) -> Conversation[None]:
         call = self.waiting[0]
         try:
-            reply = yield None
+            reply = yield from receive(call)
+            self.results.append(call.decode(reply))
         except ResponseError as error:
             if isinstance(error, NoScriptError):
                 self.loaded.clear()  # the server was restarted or flushed: load them again
             self.results.append(refused(error, call.queue, call.name, call.key))
-        else:
-            try:
-                self.results.append(call.decode(reply))
-            except WaypostError as error:
-                self.results.append(error)
+        except WaypostError as error:
+            self.results.append(error)
         self.waiting.popleft()
 
     def _receive_all(self) -> Conversation[None]:

@@ -17,6 +17,7 @@ from typing import Any, TypeVar, cast
 from redis.exceptions import ResponseError
 
 from waypost.errors import ConfigurationError, ForkedClient, OutcomeUnknown, StoreError, WaypostError
+from waypost.policy import Durability
 from waypost.store.port import Call
 from waypost.store.valkey.command import ValkeyCall, command
 from waypost.store.valkey.connecting import REPLY_TIMEOUT_SECONDS, Source
@@ -30,6 +31,7 @@ log = logging.getLogger("waypost")
 #: A connection idle for longer is looked at before it is used: the server may have closed it.
 IDLE_SECONDS = 1.0
 OLDEST_SERVER = (6, 2)
+WAITS_FOR_DISK = (7, 2)
 
 
 def read_info(reply: bytes) -> dict[str, str]:
@@ -42,12 +44,17 @@ def read_info(reply: bytes) -> dict[str, str]:
 HELLO = ValkeyCall("connect", "", command(b"INFO"), read_info)
 
 
-def check_server(info: dict[str, str], shown: str) -> None:
-    """Refuse a server that is too old; warn once where acknowledged data can be lost."""
+def check_server(info: dict[str, str], shown: str, durability: Durability = "server") -> None:
+    """Refuse a server that cannot do what is asked for; warn once where acknowledged data can be lost."""
     version = info.get("redis_version", "0.0")
     numbers = tuple(int(number) for number in version.split(".")[:2] if number.isdigit())
     if numbers < OLDEST_SERVER:
         raise ConfigurationError(f"{shown} is version {version}; waypost needs Valkey, or Redis 6.2 or newer")
+    if durability == "fsync" and (numbers < WAITS_FOR_DISK or info.get("aof_enabled") != "1"):
+        raise ConfigurationError(
+            f'durability="fsync" needs Valkey, or Redis 7.2 or newer, with an append-only file; {shown} is version '
+            f"{version}, appendonly {'yes' if info.get('aof_enabled') == '1' else 'no'}"
+        )
     if info.get("aof_enabled") == "0":
         warn_once(
             shown, "no_append_only_file", "a restart of the server can lose acknowledged messages: set appendonly yes"
@@ -109,10 +116,10 @@ class _Common:
 class ValkeyExecutor(_Common):
     """Runs calls on blocking sockets. Safe from several threads."""
 
-    def __init__(self, source: Source, start_timeout: float) -> None:
+    def __init__(self, source: Source, start_timeout: float, durability: Durability) -> None:
         super().__init__(source)
         self._pool = source.pool(start_timeout)
-        check_server(self.run(HELLO), source.shown)
+        check_server(self.run(HELLO), source.shown, durability)
         if self._be_patient(start_timeout):
             # Its socket has the old limit, and only a new one can have another.
             self._discard(self._idle.pop()[0])
@@ -194,14 +201,15 @@ class ValkeyExecutor(_Common):
 class AsyncValkeyExecutor(_Common):
     """The same for an event loop."""
 
-    def __init__(self, source: Source, start_timeout: float) -> None:
+    def __init__(self, source: Source, start_timeout: float, durability: Durability) -> None:
         super().__init__(source)
+        self._durability = durability
         self._pool = source.async_pool(start_timeout)
         self._start_timeout = start_timeout
 
     async def start(self) -> None:
         """Make the first connection, and look at the server."""
-        check_server(await self.run(HELLO), self._source.shown)
+        check_server(await self.run(HELLO), self._source.shown, self._durability)
         self._be_patient(self._start_timeout)
 
     async def run(self, call: Call[T]) -> T:

@@ -23,7 +23,7 @@ from waypost.message import (
     Stats,
     TracePage,
 )
-from waypost.policy import CHUNK_MESSAGES_MAX, OUTGOING_TTL_MS, Policy, check_namespace
+from waypost.policy import CHUNK_MESSAGES_MAX, OUTGOING_TTL_MS, Durability, Policy, check_namespace
 from waypost.store.port import Call, Draft, Hold, Target, Woken, check_purge, told
 from waypost.store.valkey import packing
 from waypost.store.valkey.command import CRLF, ValkeyCall, command, evalsha_head, part
@@ -54,6 +54,10 @@ CANCEL_STATUS: dict[int, CancelStatus] = {
 CLOCK_DIFFERENCE_MS = 120_000
 FINAL_EVENTS = frozenset(("done", "dropped", "cancelled", "replaced", "dead_trimmed"))
 ID_BYTES = 24
+#: With durability `fsync`: what must not be lost. A lost claim or renewal is harmless, the lease just ends.
+KEPT_ON_DISK = frozenset(("publish", "settle", "cancel", "redrive", "purge", "configure"))
+#: One local disk, no replica, within so many milliseconds. It covers the connection that it is sent on.
+WAIT_FOR_DISK = command(b"WAITAOF", b"1", b"0", b"5000")
 NOTHING = part(b"")
 
 
@@ -69,8 +73,10 @@ class ValkeyStore:
         namespace: str = "wp",
         clock: Callable[[], int] | None = None,
         replay_ttl_ms: int = 300_000,
+        durability: Durability = "server",
     ) -> None:
         self.namespace = check_namespace(namespace)
+        self.durability: Durability = durability
         self.source = source
         #: Tests only: store time comes from here instead of the server.
         self.clock = clock
@@ -95,12 +101,12 @@ class ValkeyStore:
     def connect(self, *, start_timeout: float) -> ValkeyExecutor:
         from waypost.store.valkey.executor import ValkeyExecutor
 
-        return ValkeyExecutor(self.source, start_timeout)
+        return ValkeyExecutor(self.source, start_timeout, self.durability)
 
     async def connect_async(self, *, start_timeout: float) -> AsyncValkeyExecutor:
         from waypost.store.valkey.executor import AsyncValkeyExecutor
 
-        executor = AsyncValkeyExecutor(self.source, start_timeout)
+        executor = AsyncValkeyExecutor(self.source, start_timeout, self.durability)
         await executor.start()
         return executor
 
@@ -153,7 +159,8 @@ class ValkeyStore:
             # The list of queues lies in another slot than the queue, so it cannot be part of the same step.
             self._announced.add(queue)
             announce = command(b"SADD", f"{self.namespace}:queues".encode(), queue.encode())
-        return ValkeyCall(name or verb, queue, b"".join(parts), decode, text, announce)
+        on_disk = WAIT_FOR_DISK if self.durability == "fsync" and verb in KEPT_ON_DISK else None
+        return ValkeyCall(name or verb, queue, b"".join(parts), decode, text, announce, on_disk)
 
     # ---- the way of a message --------------------------------------------------------------------------------
 
