@@ -5,6 +5,7 @@ from __future__ import annotations
 from waypost.client import AsyncWaypost, Waypost
 from waypost.delivery import Dead, Drop, Message, Outcome, Queue, Retry, Snooze, StoredMessage
 from waypost.errors import (
+    AccessDenied,
     BodyTooDeep,
     BodyTooLarge,
     ConfigurationError,
@@ -45,6 +46,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "CONTENT",
+    "AccessDenied",
     "AsyncWaypost",
     "BodyTooDeep",
     "BodyTooLarge",

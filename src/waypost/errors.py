@@ -17,6 +17,7 @@
     ├── StoreError
     │   ├── StoreUnavailable (ConnectionError)  no connection could be made; nothing was done
     │   ├── OutcomeUnknown (ConnectionError)    the reply was lost for longer than the retry budget
+    │   ├── AccessDenied (PermissionError)      the server does not let this user in, or not do this
     │   ├── StoreFull (MemoryError too)         the store has no room; nothing was written
     │   ├── ForeignData                         the key, file or table is not ours; nothing was touched
     │   ├── SchemaTooNew / SchemaTooOld         the data belongs to another release
@@ -116,6 +117,10 @@ class OutcomeUnknown(StoreError, ConnectionError):
     """Raised when the request was sent, its reply was lost, and the retry budget is used up."""
 
     outcome: ClassVar[Outcome] = "unknown"
+
+
+class AccessDenied(StoreError, ConfigurationError, PermissionError):
+    """Raised when the server does not let this user in, or not do this. Nothing was done."""
 
 
 class StoreFull(StoreError, MemoryError):

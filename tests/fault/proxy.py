@@ -174,10 +174,10 @@ class Proxy:
             server.settimeout(None)
             for end in (client, server):
                 end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            connection = Connection(self, client, server)
             with self._guard:
                 self._connections = [one for one in self._connections if one.threads[0].is_alive()]
-                self._connections.append(connection)
+                # Made under the guard: a connection that passes bytes must be one that a cut can find.
+                self._connections.append(Connection(self, client, server))
 
     def close(self) -> None:
         """End everything, and wait for its threads."""

@@ -16,6 +16,7 @@ from redis.exceptions import (
 )
 
 from waypost.errors import (
+    AccessDenied,
     ConfigurationError,
     ForeignData,
     OperationTooOld,
@@ -57,10 +58,6 @@ def refused(error: ResponseError, queue: str, verb: str, key: bytes = b"") -> Wa
             f"the server does not allow this user to {verb} ({text[:160]}); check the password and the ACL of the user"
         )
     return StoreFailed(f"the server answered {verb} on queue {queue} with an error: {text[:300]}")
-
-
-class AccessDenied(StoreError, ConfigurationError, PermissionError):
-    """Raised when the server does not let this user in, or not do this. Nothing was done."""
 
 
 def _ours(code: str, details: str, queue: str) -> WaypostError:
