@@ -17,7 +17,6 @@ from redis.exceptions import (
 
 from waypost.errors import (
     AccessDenied,
-    ConfigurationError,
     ForeignData,
     OperationTooOld,
     OutcomeUnknown,
