@@ -10,7 +10,10 @@ from typing import Any
 import pytest
 import redis
 
-from waypost.errors import MissingExtra
+from waypost.errors import InvalidInput, MissingExtra
+from waypost.identity import Session
+from waypost.store.port import Hold
+from waypost.store.valkey import ValkeyStore
 from waypost.store.valkey.scripts import KEY_NAMES, SCRIPTS, script
 from waypost.testing.servers import RedisServer
 
@@ -216,3 +219,13 @@ def test_nothing_that_changes_a_script_comes_from_outside() -> None:
     for name in SCRIPTS:
         assert script(name) is script(name)
         assert not re.search(r"\bloadstring\b|\bload\(|\bdofile\b|\brequire\b", code(name))
+
+
+@pytest.mark.promise("STORE-1", "PUB-8")
+def test_a_step_that_is_too_long_is_refused_before_it_is_sent() -> None:
+    store = ValkeyStore.from_url("valkey://127.0.0.1:1")
+    operation = Session().operation("orders")
+    hold = Hold("0" * 24, 1, bytes(12))
+    with pytest.raises(InvalidInput, match="the limit is 512"):
+        store.extend("orders", [hold] * 513, operation)
+    assert store.extend("orders", [hold] * 512, operation).name == "extend"

@@ -33,7 +33,7 @@ from waypost.message import (
     Stats,
     TracePage,
 )
-from waypost.policy import OnConflict, Policy
+from waypost.policy import CHUNK_MESSAGES_MAX, OnConflict, Policy
 
 T = TypeVar("T")
 
@@ -70,6 +70,12 @@ class Target(Struct, frozen=True, gc=False):
 
     id: str | None = None
     key: str | None = None
+
+
+def check_chunk(items: Sequence[object]) -> None:
+    """Refuse more than one step may carry: a longer one would hold up every other client of the store."""
+    if len(items) > CHUNK_MESSAGES_MAX:
+        raise InvalidInput(f"{len(items)} items in one step, the limit is {CHUNK_MESSAGES_MAX}; send them in parts")
 
 
 def check_purge(state: MessageState) -> MessageState:

@@ -24,7 +24,7 @@ from waypost.message import (
     TracePage,
 )
 from waypost.policy import CHUNK_MESSAGES_MAX, OUTGOING_TTL_MS, Durability, Policy, check_namespace
-from waypost.store.port import Call, Draft, Hold, Target, Woken, check_purge, told
+from waypost.store.port import Call, Draft, Hold, Target, Woken, check_chunk, check_purge, told
 from waypost.store.valkey import packing
 from waypost.store.valkey.command import CRLF, ValkeyCall, command, evalsha_head, part
 from waypost.store.valkey.scripts import KEY_NAMES, VERSION, Script, script
@@ -172,6 +172,7 @@ class ValkeyStore:
                 return Woken([Published(draft.id, "queued") for draft in drafts], wake)
             return Woken(_published(statuses, drafts), wake)
 
+        check_chunk(drafts)
         # The common draft is a priority and an envelope; its length line is the same for many.
         lines: dict[tuple[int, int], bytes] = {}
         parts: list[bytes] = []
@@ -214,6 +215,7 @@ class ValkeyStore:
         def decode(reply: Any) -> Woken[list[SettleStatus]]:
             return Woken([SETTLE_STATUS[letter] for letter in reply[0]], _wake(queue, reply[1:]))
 
+        check_chunk(settlements)
         fence = packing.FENCE.pack
         plain: list[bytes] = []
         for s in settlements:
@@ -226,6 +228,7 @@ class ValkeyStore:
         return self._call("settle", queue, operation, arguments, decode)
 
     def extend(self, queue: str, holds: Sequence[Hold], operation: Operation) -> Call[list[ExtendStatus]]:
+        check_chunk(holds)
         return self._call(
             "extend",
             queue,
@@ -235,6 +238,7 @@ class ValkeyStore:
         )
 
     def cancel(self, queue: str, targets: Sequence[Target], operation: Operation) -> Call[list[CancelStatus]]:
+        check_chunk(targets)
         arguments = [
             b"k" + target.key.encode() if target.key is not None else b"i" + (target.id or "").encode()
             for target in targets

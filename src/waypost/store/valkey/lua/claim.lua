@@ -144,7 +144,7 @@ local function lease_known(id, raw)
   s.status, s.token, s.nonce, s.claimed = 'L', s.token + 1, NONCE, now
   s.lease, s.deliveries, s.worker = policy.lease_ms or 0, s.deliveries + 1, worker
   local state = pack_state(s)
-  note_state('claimed', CAUSE_NAMES[s.cause], id, state)
+  note_state('claimed', codes().cause_name[s.cause], id, state)
   if at_most_once then finish_at_once(s) end
   return state
 end
@@ -224,7 +224,7 @@ if leased > 0 then
   bulk('ZADD', LEASES, leases, #leases)
   count_up(COUNT.claims, MINUTE.claims, leased)
   count_up(COUNT.first_claims, nil, first_claims)
-  for cause, number in pairs(again) do tally('again_' .. CAUSE_NAMES[cause], number) end
+  for cause, number in pairs(again) do tally('again_' .. codes().cause_name[cause], number) end
   if policy.rate_count then
     call('RPUSH', RATE, format('%.0f:%.0f', now, leased))
     counts[COUNT.rate_sum] = counts[COUNT.rate_sum] + leased

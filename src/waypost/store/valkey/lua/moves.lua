@@ -3,16 +3,23 @@
 -- Included by every script behind its shortest way. Keys and layouts: see base.lua.
 -- Invariant: a message is in exactly one of ready, due, waiting, leases and dead, and its status says which.
 
-local FAILURES, EVENT_CODES, CAUSE_CODES = FAILURE_TABLE, EVENT_TABLE, CAUSE_TABLE
-local COUNT_INDEX, MINUTE_INDEX, CAUSE_NUMBERS, CAUSE_NAMES = COUNT_TABLE, MINUTE_TABLE, CAUSE_NUMBER_TABLE, CAUSE_NAME_TABLE
+-- Codes by name, built when somebody asks: the shorter ways through a script never do.
+local tables
+local function codes()
+  if not tables then
+    tables = {event = EVENT_TABLE, cause = CAUSE_TABLE, cause_number = CAUSE_NUMBER_TABLE,
+      cause_name = CAUSE_NAME_TABLE, count = COUNT_TABLE, minute = MINUTE_TABLE, failure = FAILURE_TABLE}
+  end
+  return tables
+end
 
 -- ---- counting and telling --------------------------------------------------------------------------------------
 
-local function tally(name, by) count_up(COUNT_INDEX[name], MINUTE_INDEX[name], by) end
+local function tally(name, by) count_up(codes().count[name], codes().minute[name], by) end
 
 local function noted(event)
   local level = policy.journal
-  return level == 'all' or level == 'full' or (level == 'failures' and FAILURES[event])
+  return level == 'all' or level == 'full' or (level == 'failures' and codes().failure[event])
 end
 
 local function add_item(text)
@@ -24,7 +31,7 @@ end
 local function note_state(event, cause, id, state, reason, error_type)
   if not noted(event) then return end
   event_count = event_count + 1
-  local head = EVENT_CODES[event] .. (cause and CAUSE_CODES[cause] or '\0') .. id
+  local head = codes().event[event] .. (cause and codes().cause[cause] or '\0') .. id
   if reason or error_type then
     local text = (reason or '') .. '\0' .. (error_type or '')
     last_tail = sub(state, 66)
@@ -43,7 +50,7 @@ end
 local function note_text(event, cause, size, text)
   if not noted(event) then return end
   event_count = event_count + 1
-  add_item('T' .. EVENT_CODES[event] .. (cause and CAUSE_CODES[cause] or '\0') .. struct_pack('>I4H', size, #text) .. text)
+  add_item('T' .. codes().event[event] .. (cause and codes().cause[cause] or '\0') .. struct_pack('>I4H', size, #text) .. text)
 end
 
 local function note_duplicate(id, key)
@@ -126,7 +133,7 @@ end
 
 -- Before all others of its priority, in the order of `ready`.
 local function to_head(s, ready, cause)
-  s.status, s.ready, s.cause = 'R', ready, CAUSE_NUMBERS[cause]
+  s.status, s.ready, s.cause = 'R', ready, codes().cause_number[cause]
   freshly_ready = freshly_ready + 1
   call('ZADD', READY, score_of(s.priority, ready - HEAD_OFFSET), s.id)
   call('HSET', STATE, s.id, pack_state(s))

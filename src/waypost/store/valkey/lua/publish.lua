@@ -183,7 +183,7 @@ local function note_published(draft, s, cause)
     body = draft.copy or draft.envelope
     body = struct_pack('>I4', #body + 1) .. body -- 0 says that there is none: a redacted copy may be empty
   end
-  add_item('P' .. (cause and CAUSE_CODES[cause] or '\0') .. s.id .. s.raw .. body)
+  add_item('P' .. (cause and codes().cause[cause] or '\0') .. s.id .. s.raw .. body)
 end
 
 local function extend_due(draft, ready)

@@ -180,7 +180,7 @@ local function settle(t)
   else
     s.deliveries = s.deliveries - 1
   end
-  s.cause = CAUSE_NUMBERS[event]
+  s.cause = codes().cause_number[event]
   tally(event, 1)
   make_claimable(s, now + t.after)
   note_state(event, nil, id, s.raw, reason ~= '' and reason or nil, error_type ~= '' and error_type or nil)
