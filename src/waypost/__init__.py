@@ -37,9 +37,9 @@ from waypost.errors import (
     WaitTimeout,
     WaypostError,
 )
-from waypost.message import Event, JournalPage, Ledger, Published, Redriven, Stats
+from waypost.message import Drained, Event, JournalPage, Ledger, Observed, Published, Redriven, Stats
 from waypost.operations.publish import CONTENT
-from waypost.policy import Constant, Exponential, Linear, NoRetry, Policy, RetryPolicy
+from waypost.policy import ByException, Constant, Exponential, Linear, NoRetry, Policy, RetryPolicy
 
 __version__ = "0.1.0"
 
@@ -48,9 +48,11 @@ __all__ = [
     "AsyncWaypost",
     "BodyTooDeep",
     "BodyTooLarge",
+    "ByException",
     "ConfigurationError",
     "Constant",
     "Dead",
+    "Drained",
     "Drop",
     "EnvelopeTooNew",
     "Event",
@@ -73,6 +75,7 @@ __all__ = [
     "MissingExtra",
     "NoRetry",
     "OperationTooOld",
+    "Observed",
     "Outcome",
     "OutcomeUnknown",
     "PartialPublish",

@@ -302,7 +302,9 @@ class StoredMessage(_Readable[T]):
 class Message(_Readable[T]):
     """A message under a lease, as a handler sees it. `done`, `retry`, … decide its outcome; once is enough."""
 
-    __slots__ = ("_result", "_result_ttl_ms", "_then", "lease", "lease_lost", "outcome", "queue", "settled")
+    __slots__ = (
+        "_result", "_result_ttl_ms", "_then", "cancel_requested", "lease", "lease_lost", "outcome", "queue", "settled",
+    )  # fmt: skip
 
     def __init__(self, queue: str, lease: Lease, as_type: type[T] | None = None) -> None:
         # Written out instead of calling the base: this runs for every delivery.
@@ -316,6 +318,8 @@ class Message(_Readable[T]):
         self.lease = lease
         #: True once it is known that the lease ended early: somebody else may hold the message by now.
         self.lease_lost = False
+        #: True once it is known that somebody asked for this message to be cancelled.
+        self.cancel_requested = False
         #: What the handler decided by hand: None until it does.
         self.outcome: Outcome | Literal["done"] | None = None
         #: What the store made of it, once it is settled.
