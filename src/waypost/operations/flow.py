@@ -250,6 +250,11 @@ class Link:
                 self.lanes.end(queue, operation)
             return None
 
+    def queues_with_lost_claims(self) -> list[str]:
+        """The queues whose claims may hold something that nobody knows of."""
+        with self._lock:
+            return [queue for queue, waiting in self._lost_claims.items() if waiting]
+
     def policy(self, queue: str) -> Flow[Policy]:
         """A queue's policy, at most a few seconds old."""
         cached = self._policies.get(queue)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias, TypeVar
 
 from waypost.delivery import Message, Outcome, error_text, error_type
 from waypost.errors import EnvelopeTooNew, OperationTooOld, OutcomeUnknown, StoreUnavailable, Undecodable, WaypostError
@@ -21,6 +21,8 @@ from waypost.policy import (
 from waypost.store.port import Draft, Hold
 
 T = TypeVar("T")
+#: Makes the message of a lease.
+Make: TypeAlias = "Callable[[str, Lease, type[T] | None], Message[T]]"
 log = logging.getLogger("waypost")
 
 #: How long a message that only a newer release can read rests before somebody looks at it again.
@@ -35,7 +37,7 @@ MOMENT_MIN_SECONDS = 0.001
 
 
 def receive(
-    link: Link, queue: str, wait: float | None, as_type: type[T] | None, make: type[Message[T]] = Message
+    link: Link, queue: str, wait: float | None, as_type: type[T] | None, make: Make[T] = Message
 ) -> Flow[Message[T] | None]:
     """The next message that can be read, or None when the wait is over. `wait=None` waits for ever."""
     deadline = None if wait is None else link.monotonic() + wait
@@ -139,9 +141,7 @@ def claim_lost(link: Link, queue: str, operation: Operation, *, budget: float | 
             link.add_lost_claim(queue, operation)
 
 
-def _claim_lost_again(
-    link: Link, queue: str, as_type: type[T] | None, make: type[Message[T]]
-) -> Flow[Message[T] | None]:
+def _claim_lost_again(link: Link, queue: str, as_type: type[T] | None, make: Make[T]) -> Flow[Message[T] | None]:
     """A message that an earlier claim leased to us without our knowing."""
     while (operation := link.take_lost_claim(queue)) is not None:
         claimed = yield from claim_lost(link, queue, operation)
@@ -150,6 +150,21 @@ def _claim_lost_again(
             if found is not None:
                 return found
     return None
+
+
+def give_back_lost_claims(link: Link) -> Flow[int]:
+    """Give back what claims with lost replies hold, as far as the store answers soon; how many of them it did not."""
+    for queue in link.queues_with_lost_claims():
+        while (operation := link.take_lost_claim(queue)) is not None:
+            try:
+                claimed = yield from claim_lost(link, queue, operation, budget=RELEASE_BUDGET_SECONDS)
+            except WaypostError:
+                break
+            messages = [Message[Any](queue, lease) for lease in claimed.leases] if claimed is not None else []
+            if messages:
+                released = [Settlement(m.id, m.token, m.lease.nonce, "release") for m in messages]
+                yield from settle(link, queue, messages, released, budget=RELEASE_BUDGET_SECONDS)
+    return len(link.queues_with_lost_claims())
 
 
 def tell_claimed(link: Link, queue: str, claimed: Claimed) -> None:
@@ -180,7 +195,7 @@ def how(error: WaypostError) -> tuple[ObservedOutcome]:
 
 
 def _readable(
-    link: Link, queue: str, claimed: Claimed, as_type: type[T] | None, make: type[Message[T]]
+    link: Link, queue: str, claimed: Claimed, as_type: type[T] | None, make: Make[T]
 ) -> Flow[Message[T] | None]:
     """The claimed message if this release and the queue's type can read it. Otherwise it is put aside."""
     for lease in claimed.leases:
