@@ -318,10 +318,10 @@ class AsyncWaypost(Face):
         return await self._call(self._store.policy(queue_name(queue)))
 
     async def pause(self, queue: QueueName) -> bool:
-        return await self._call(self._store.pause(queue_name(queue)))
+        return await self._run(run.pause(self._link, queue_name(queue)))
 
     async def resume(self, queue: QueueName) -> bool:
-        return await self._run(self._link.attempt_woken(self._store.resume(queue_name(queue))))
+        return await self._run(run.resume(self._link, queue_name(queue)))
 
     async def redrive(
         self,

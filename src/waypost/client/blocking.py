@@ -360,11 +360,11 @@ class Waypost(Face):
 
     def pause(self, queue: QueueName) -> bool:
         """Hand out nothing until `resume`; publishes and settles go on. Whether this changed anything."""
-        return self._call(self._store.pause(queue_name(queue)))
+        return self._run(run.pause(self._link, queue_name(queue)))
 
     def resume(self, queue: QueueName) -> bool:
         """Hand out messages again. Whether this changed anything."""
-        return self._run(self._link.attempt_woken(self._store.resume(queue_name(queue))))
+        return self._run(run.resume(self._link, queue_name(queue)))
 
     def redrive(
         self,

@@ -19,7 +19,6 @@ class BlockingWorker:
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
         self._thread: threading.Thread | None = None
-        self._started = threading.Event()
         self._ended = threading.Event()
         self._ended.set()
         self._error: BaseException | None = None
@@ -46,24 +45,26 @@ class BlockingWorker:
         are only listened to in the main thread, and only where the program has no handler of its own.
         """
         loop = asyncio.new_event_loop()
-        self._ended.clear()
+        self._ended = ended = threading.Event()
         try:
             # Not asyncio.run: that takes SIGINT for itself.
             return loop.run_until_complete(self._worker.run(until_empty=until_empty, signals=signals, timeout=timeout))
         finally:
             close_loop(loop)
-            self._ended.set()
+            ended.set()
 
     def start(self) -> Self:
         """Work in a background thread; returns once it claims, or raises why it cannot."""
         if self._worker.is_running:
             raise ConfigurationError("this worker is running already")
-        self._started.clear()
-        self._ended.clear()
+        # Events of its own: the thread of an earlier run may still be waiting for a handler.
+        started, self._ended = threading.Event(), threading.Event()
         self._error = None
-        self._thread = threading.Thread(target=self._run_in_thread, name="waypost-worker", daemon=True)
+        self._thread = threading.Thread(
+            target=self._run_in_thread, args=(started, self._ended), name="waypost-worker", daemon=True
+        )
         self._thread.start()
-        self._started.wait()
+        started.wait()
         if self._error is not None:
             raise self._error
         return self
@@ -95,18 +96,18 @@ class BlockingWorker:
     ) -> None:
         self.stop()
 
-    def _run_in_thread(self) -> None:
+    def _run_in_thread(self, started: threading.Event, ended: threading.Event) -> None:
         loop = asyncio.new_event_loop()
         try:
-            loop.run_until_complete(self._worker.run(signals=False, on_started=self._started.set))
-            self._ended.set()
+            loop.run_until_complete(self._worker.run(signals=False, on_started=started.set))
+            ended.set()
             loop.run_until_complete(let_linger())
         except BaseException as error:
             self._error = error
         finally:
-            self._started.set()
             close_loop(loop)
-            self._ended.set()
+            ended.set()
+            started.set()
 
 
 def close_loop(loop: asyncio.AbstractEventLoop) -> None:

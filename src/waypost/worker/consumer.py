@@ -11,7 +11,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextvars import copy_context
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -442,8 +442,17 @@ class Consumer:
         for slot in list(self._slots):
             if slot.messages and now - slot.started > limit:
                 overdue.update(slot.messages)
-                slot.warn_overdue(self.handler)
+                if slot.overdue_seconds(now, self.handler) > (self.lease_seconds or 0.0):
+                    self._give_up_leases(slot.messages)
         return [message for message in held if message not in overdue] if overdue else held
+
+    def _give_up_leases(self, messages: Sequence[Message[Any]]) -> None:
+        """What was not renewed for a whole lease is not ours any more, and no renewal will say so."""
+        for message in messages:
+            if not message.lease_lost:
+                message.lease_lost = True
+                receive.log_lease_lost(message, "max_run")
+                self.on_lost(message)
 
     def still_concerns(self, message: Message[Any]) -> bool:
         return message in self._held and message not in self.settler.sending

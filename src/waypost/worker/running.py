@@ -25,7 +25,9 @@ Ending = Literal["lost", "cancel", "timeout", "stopped"]
 class Slot:
     """A runner's place: what it is handling now, since when, and why it was cancelled if it was."""
 
-    __slots__ = ("_overdue", "consumer", "ending", "messages", "started", "task", "waiting")
+    __slots__ = (
+        "_overdue", "_overdue_since", "consumer", "ending", "messages", "started", "task", "waiting",
+    )  # fmt: skip
 
     def __init__(self, consumer: Consumer) -> None:
         self.consumer = consumer
@@ -35,6 +37,7 @@ class Slot:
         self.waiting: asyncio.Future[None] | None = None
         self.ending: Ending | None = None
         self._overdue: Sequence[Message[Any]] = ()
+        self._overdue_since = 0.0
 
     def cancel(self, ending: Ending) -> None:
         """Cancel the handler that waits in here; called on the event loop, so that it does wait."""
@@ -71,11 +74,11 @@ class Slot:
                 deliveries=message.deliveries, attempts=message.attempts, run_ms=run_ms, reason=ending, **told,
             )  # fmt: skip
 
-    def warn_overdue(self, handler: Handler) -> None:
-        """Say once that a handler has run for too long."""
+    def overdue_seconds(self, now: float, handler: Handler) -> float:
+        """For how long a handler that runs for too long has been known to; said once."""
         messages = self.messages
         if messages and self._overdue is not messages:
-            self._overdue = messages
+            self._overdue, self._overdue_since = messages, now
             log.warning(
                 "handler %s has run for more than %g s on message %s of queue %s: its lease is not renewed any more",
                 handler.name,
@@ -84,6 +87,7 @@ class Slot:
                 handler.queue,
                 extra={"event": "run_too_long", "queue": handler.queue, "message_id": messages[0].id},
             )
+        return now - self._overdue_since
 
 
 class _Suspended:

@@ -121,7 +121,8 @@ class Settler:
             statuses = await drive_async(self._executor, flow)
         except (StoreUnavailable, OutcomeUnknown) as error:
             self._give_up(messages, settlements, error)
-        except WaypostError as error:
+        except Exception as error:
+            # Also what nobody foresaw: a settler that ends would hold up all that comes after.
             if len(messages) == 1:
                 self._give_up(messages, settlements, error)
                 return
@@ -144,7 +145,7 @@ class Settler:
             self.released += statuses.count("released")
         self._on_settled(soonest, sent_to)
 
-    def _give_up(self, messages: list[Message[Any]], settlements: list[Settlement], error: WaypostError | None) -> None:
+    def _give_up(self, messages: list[Message[Any]], settlements: list[Settlement], error: Exception | None) -> None:
         self._held.difference_update(messages)
         self.unsettled += len(messages)
         log.error(
@@ -160,6 +161,6 @@ class Settler:
             },
         )
         if self._link.on_event is not None:
-            outcome = receive.how(error) if error is not None else ("unknown",)
+            outcome = receive.how(error) if isinstance(error, WaypostError) else ("unknown",)
             for message, settlement in zip(messages, settlements, strict=False):
                 receive.tell_settled(self._link, message, settlement, "unsettled", *outcome)

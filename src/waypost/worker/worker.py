@@ -107,6 +107,8 @@ class Worker:
 
     async def start(self) -> Self:
         """Work in the background of this event loop; returns once it claims, or raises why it cannot."""
+        if self._loop is not None:
+            raise ConfigurationError("this worker is running already")
         started = asyncio.get_running_loop().create_future()
 
         def on_started() -> None:
