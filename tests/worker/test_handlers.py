@@ -148,14 +148,15 @@ def test_handlers_that_make_no_sense_are_refused_when_they_are_registered() -> N
     def plain(body: str) -> None: ...
     def many(bodies: Order) -> None: ...
 
-    for (expected, queue, options), function in [
+    cases: list[tuple[Any, Any]] = [
         (refused("nothing is known to give to the parameter 'other'"), wrong_parameter),
         (refused("nothing can stop a thread", timeout=5), plain),
         (refused("concurrency is a whole number", concurrency=0), plain),
         (refused("batch is a whole number", batch=1000), plain),
         (refused("annotate its parameter as list", batch=10), many),
         (refused("a retry policy is an object", retry=Exponential), plain),
-    ]:
+    ]
+    for (expected, queue, options), function in cases:
         with expected:
             post.handler(queue, **options)(function)
     with pytest.raises(ConfigurationError, match="there is nothing to run"):
