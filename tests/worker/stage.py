@@ -30,7 +30,7 @@ def until(condition: Callable[[], Any], what: str = "what was waited for") -> An
 class Stage:
     """A face whose calls block whatever its colour; async ones run on a loop in a thread of its own."""
 
-    def __init__(self, colour: str, url: str, **options: Any) -> None:
+    def __init__(self, colour: str, url: str | None, **options: Any) -> None:
         self.colour = colour
         self.loop = asyncio.new_event_loop()
         self.post: Any = Waypost(url, **options) if colour == "sync" else AsyncWaypost(url, **options)

@@ -92,6 +92,10 @@ class Nothing:
 
 @pytest.mark.promise("LEASE-11")
 def test_a_drained_client_publishes_and_receives_no_more(stage: Stage) -> None:
+    @stage.handler("orders")
+    async def handle(body: int) -> None: ...
+
+    early = stage.post.worker()
     stage.publish("orders", 1)
     assert stage.drain(timeout=0).complete
     stage.publish("orders", 2)
@@ -102,6 +106,8 @@ def test_a_drained_client_publishes_and_receives_no_more(stage: Stage) -> None:
         stage.publish_many("orders", [3])
     with pytest.raises(QueueDrained):
         stage.post.worker()
+    with pytest.raises(QueueDrained):
+        stage.done(early.run(until_empty=True, signals=False))
     assert list(stage.consume("orders")) == []
     assert stage.drain(timeout=5).complete
     assert stage.ledger("orders").ready == 2

@@ -304,7 +304,7 @@ def test_a_worker_goes_on_after_every_kind_of_lost_connection(
 ) -> None:
     monkeypatch.setattr("waypost.worker.consumer.FAILED_CLAIM_SECONDS", 0.01)
     store = ShakyStore()
-    with Stage(colour, None, store=store, retry_budget=retry_budget) as stage:  # type: ignore[arg-type]
+    with Stage(colour, None, store=store, retry_budget=retry_budget) as stage:
         seen: Counter[int] = Counter()
         stage.configure("orders", lease=0.2)
 
@@ -354,3 +354,26 @@ def test_a_worker_may_be_stopped_from_any_thread() -> None:
         stopper.start()
         assert worker.run(signals=False).complete
         stopper.join()
+
+
+@pytest.mark.promise("STORE-5", "LEASE-3")
+@pytest.mark.parametrize("colour", ["sync", "async"])
+def test_a_worker_runs_on_the_callers_own_client(colour: str, valkey_url: str, namespace: str) -> None:
+    redis = pytest.importorskip("redis", reason="needs redis-py")
+    kind = redis.Redis if colour == "sync" else redis.asyncio.Redis
+    client = kind.from_url(valkey_url.replace("valkey://", "redis://"))
+    with Stage(colour, None, client=client, namespace=namespace) as stage:
+        stage.configure("orders", lease=0.2)
+        seen: list[int] = []
+
+        @stage.handler("orders")
+        async def handle(number: int) -> None:
+            await asyncio.sleep(0.5)
+            seen.append(number)
+
+        stage.publish_many("orders", range(3))
+        with stage.working():
+            until(lambda: stage.ledger("orders").done == 3)
+        assert sorted(seen) == [0, 1, 2]
+        assert stage.ledger("orders").expired == 0
+        stage.done(client.close() if colour == "sync" else client.aclose())

@@ -193,9 +193,7 @@ class Face:
     def _make_worker(self, queues: Iterable[QueueName] | None) -> Worker:
         from waypost.worker.worker import Worker
 
-        self._check_usable()
-        if self._gate.drained:
-            raise QueueDrained("this client was drained and claims no more; make a new one")
+        self._check_may_work()
         handlers = self.handlers
         if queues is not None:
             names = [queue_name(queue) for queue in queues]
@@ -207,9 +205,15 @@ class Face:
         worker = Worker(
             self._store, handlers, owner=self, name=_worker_name(session), retry_budget=self._link.retry_budget,
             start_timeout=self._start_timeout, on_event=self._link.on_event, wake=self._wake, session=session,
+            check=self._check_may_work,
         )  # fmt: skip
         self._workers.append(worker)
         return worker
+
+    def _check_may_work(self) -> None:
+        self._check_usable()
+        if self._gate.drained:
+            raise QueueDrained("this client was drained and claims no more; make a new one")
 
     def _drain_pauses(self, timeout: float) -> Iterator[float]:
         """Drain, as pauses for whoever drives it to make between two looks."""

@@ -48,6 +48,7 @@ class Worker:
         on_event: OnEvent | None = None,
         wake: Callable[[dict[str, list[str]]], None] = lambda woken: None,
         session: Session | None = None,
+        check: Callable[[], None] = lambda: None,
     ) -> None:
         if not handlers:
             raise ConfigurationError("there is nothing to run: register a function with @post.handler(queue)")
@@ -55,6 +56,8 @@ class Worker:
         self.name = name
         self._store = store
         self._owner = owner
+        #: Raises if the client that made this worker must not be used any more: forked, closed or drained.
+        self._check = check
         # A session of its own: what a worker's claims hold must not turn up in a `receive` of the same client.
         self._session = session or Session()
         self._options: dict[str, Any] = {
@@ -89,6 +92,7 @@ class Worker:
         """
         if self._session.pid != os.getpid():
             raise ForkedClient("this worker was made in the parent process; make client and worker in the child")
+        self._check()
         if self._loop is not None:
             raise ConfigurationError("this worker is running already")
         self._loop = asyncio.get_running_loop()
