@@ -489,6 +489,13 @@ class Message(_Readable[T]):
             then=self._then,
         )
 
+    def plain_done(self) -> Settlement | None:
+        """The settlement of a delivery that ended without a word and leaves nothing behind: the common case, cheap."""
+        if self.outcome is not None or self._then or self._result is not None or self.lease_lost:
+            return None
+        lease = self.lease
+        return None if lease.lease_end_ms is None else Settlement(lease.id, lease.token, lease.nonce)
+
     def _ending(self, outcome: Literal["retry", "snooze", "dead", "drop", "release"], **more: Any) -> Settlement:
         return Settlement(self.lease.id, self.lease.token, self.lease.nonce, outcome, **more)
 

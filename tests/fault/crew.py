@@ -1,4 +1,4 @@
-"""Handlers for the worker processes of the fault tests: what each does is told by its queue, the store by a variable."""
+"""Handlers for the worker processes of the fault tests: each queue has its own way to go wrong."""
 
 from __future__ import annotations
 

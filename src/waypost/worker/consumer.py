@@ -75,6 +75,8 @@ class Consumer:
         self._on_work = on_work
         self._on_abort = on_abort
         self._work_count = work_count
+        #: Whether a handler that returns nothing has nothing else to be looked at.
+        self._plain = not handler.manual and handler.batch is None and link.on_event is None
         self._ready: deque[Message[Any]] = deque()
         self._held: set[Message[Any]] = set()
         self.settler = Settler(link, executor, self.queue, self._held, self._on_settled)
@@ -389,6 +391,11 @@ class Consumer:
 
     def _end(self, slot: Slot, messages: list[Message[Any]], result: Any, error: BaseException | None) -> None:
         self.handled += 1
+        if error is None and result is None and self._plain and slot.ending is None:
+            settlement = messages[0].plain_done()
+            if settlement is not None:
+                self.settler.add(messages[0], settlement)
+                return
         ending: Ending | None = None
         if slot.ending is not None:
             ending, error = slot.ended(error)

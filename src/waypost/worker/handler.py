@@ -25,6 +25,7 @@ MAX_RUN_SECONDS = 3600.0
 #: The place in which a handler runs, for whoever is called by it.
 handling: ContextVar[Slot | None] = ContextVar("waypost_handling", default=None)
 
+BODY_ONLY = ("body",)
 OnLeaseLost = Callable[[Message[Any]], object]
 
 
@@ -88,7 +89,9 @@ class Handler:
             if "body" in self.wanted:
                 lists["body"] = [message.body for message in messages]
             return tuple(lists[what] for what in self.wanted)
-        (message,) = messages
+        message = messages[0]
+        if self.wanted == BODY_ONLY:
+            return (message.body,)
         return tuple(message.body if what == "body" else message for what in self.wanted)
 
     # ---- reading the signature ---------------------------------------------------------------------------
