@@ -33,9 +33,9 @@ unit: .venv/ready
 	$(PYTEST) $(PARALLEL) tests/unit
 
 conformance: .venv/ready
-	$(PYTEST) $(PARALLEL) tests/conformance -k "not valkey and not redis"
+	$(PYTEST) $(PARALLEL) tests/conformance tests/worker -k "not valkey and not redis"
 
-check: lint types imports unit conformance  ## Lint, types, imports, unit tests, conformance on memory and SQLite: about a minute
+check: lint types imports unit conformance  ## Lint, types, imports, unit tests, stores and workers on memory and SQLite: about a minute
 
 everything: .venv/ready
 	$(PYTEST) $(PARALLEL) tests

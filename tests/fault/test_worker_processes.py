@@ -137,6 +137,22 @@ def test_a_worker_that_is_asked_to_stop_under_load_loses_nothing(crew: Crew) -> 
     assert set(Counter(body for what, body, _, _ in crew.told() if what == "ended").values()) == {1}
 
 
+@pytest.mark.promise("LEASE-11")
+def test_a_second_signal_does_not_wait(crew: Crew) -> None:
+    crew.post.publish("hanging", 1)
+    worker = crew.start("hanging")
+    until(lambda: crew.count("began") == 1, "the first delivery")
+    worker.send_signal(signal.SIGTERM)
+
+    def ended() -> bool:
+        worker.send_signal(signal.SIGTERM)
+        return worker.poll() is not None
+
+    until(ended, "its end")
+    assert worker.returncode == -signal.SIGTERM
+    assert crew.post.ledger("hanging").leased == 1
+
+
 @pytest.mark.promise("LEASE-2", "LEASE-3")
 def test_a_worker_that_was_frozen_for_longer_than_its_lease_cannot_settle(crew: Crew) -> None:
     crew.post.configure("late", lease=LEASE)

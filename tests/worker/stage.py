@@ -58,6 +58,21 @@ class Stage:
         register: Callable[[F], F] = self.post.handler(queue, **options)
         return register
 
+    @contextmanager
+    def receive(self, queue: Any, **options: Any) -> Iterator[Any]:
+        """A block with a message, in either colour."""
+        reception = self.post.receive(queue, **options)
+        enter = reception.__enter__ if self.colour == "sync" else reception.__aenter__
+        leave = reception.__exit__ if self.colour == "sync" else reception.__aexit__
+        message = self.done(enter())
+        try:
+            yield message
+        except BaseException as error:
+            if not self.done(leave(type(error), error, error.__traceback__)):
+                raise
+        else:
+            self.done(leave(None, None, None))
+
     def __getattr__(self, name: str) -> Any:
         member = getattr(self.post, name)
 

@@ -74,20 +74,11 @@ def test_a_thread_past_the_deadline_keeps_its_lease_and_is_settled_when_it_ends(
     report = stage.done(worker.stop(0.05))
     assert (report.running, report.complete) == (1, False)
     # Its lease is renewed, whoever else is looking for work.
-    stage.publish("other", 1)
-    with stage.receive("orders", wait=0.7) if stage.colour == "sync" else Nothing() as message:
+    with stage.receive("orders", wait=0.7) as message:
         assert message is None
     go_on.set()
     until(lambda: stage.ledger("orders").done == 1)
     assert worker.report().complete
-
-
-class Nothing:
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, *ended: object) -> None:
-        return None
 
 
 @pytest.mark.promise("LEASE-11")
@@ -151,20 +142,15 @@ def test_a_handler_that_still_runs_may_publish_while_its_client_drains(stage: St
 
 @pytest.mark.promise("LEASE-11")
 def test_a_drain_waits_for_a_block_that_has_a_message_and_ends_one_that_waits(stage: Stage) -> None:
-    if stage.colour == "async":
-        stage.publish("orders", 1)
-        assert len(list(stage.consume("orders", wait=0))) == 1
-        assert stage.drain(1).complete
-        return
     got, reports = threading.Event(), []
     go_on = threading.Event()
 
     def block() -> None:
-        with stage.post.receive("orders", wait=None) as message:
+        with stage.receive("orders", wait=None) as message:
             assert message is not None
             got.set()
             assert go_on.wait(20)
-        with stage.post.receive("orders", wait=None) as message:
+        with stage.receive("orders", wait=None) as message:
             assert message is None
 
     stage.publish("orders", 1)
@@ -214,6 +200,21 @@ def test_a_worker_runs_once_at_a_time_and_may_run_again(stage: Stage) -> None:
         until(lambda: stage.ledger("orders").done > number)  # noqa: B023 - it is asked within this turn
         stage.done(worker.stop())
         assert not worker.is_running
+
+
+def test_a_worker_in_the_background_tells_what_ended_it_when_it_is_stopped() -> None:
+    with Waypost("memory://") as post:
+
+        @post.handler("orders")
+        async def handle(body: int) -> None:
+            raise SystemExit("enough")
+
+        post.publish("orders", 1)
+        worker = post.worker().start()
+        until(lambda: not worker.is_running)
+        with pytest.raises(SystemExit, match="enough"):
+            worker.stop()
+        assert post.ledger("orders").released == 1
 
 
 # ---- signals and forks ---------------------------------------------------------------------------------------

@@ -78,10 +78,16 @@ class BlockingWorker:
         self._worker.request_stop(timeout)
 
     def stop(self, timeout: float = STOP_SECONDS) -> Drained:
-        """Stop in order, wait for it, and say how it went: handlers have so long to end."""
+        """Stop in order, wait for it, and say how it went: handlers have so long to end.
+
+        Raises what ended the worker before its time, if something did.
+        """
         self._worker.request_stop(timeout)
         if self._thread is not threading.current_thread():
             self._ended.wait()
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
         return self._worker.report()
 
     def report(self) -> Drained:
