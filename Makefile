@@ -33,9 +33,9 @@ unit: .venv/ready
 	$(PYTEST) $(PARALLEL) tests/unit
 
 conformance: .venv/ready
-	$(PYTEST) $(PARALLEL) tests/conformance -k "not valkey and not redis"
+	$(PYTEST) $(PARALLEL) tests/conformance tests/worker -k "not valkey and not redis"
 
-check: lint types imports unit conformance  ## Lint, types, imports, unit tests, conformance on memory and SQLite: about a minute
+check: lint types imports unit conformance  ## Lint, types, imports, unit tests, stores and workers on memory and SQLite: about a minute
 
 everything: .venv/ready
 	$(PYTEST) $(PARALLEL) tests
@@ -48,8 +48,9 @@ docs: .venv/ready  ## Links resolve, the examples in the pages run
 demo: .venv/ready  ## A short story told on SQLite and on a real Valkey server
 	@$(RUN) -m examples.demo
 
-bench: .venv/ready  ## Figures of the core
+bench: .venv/ready  ## Figures of the core and of the worker
 	$(RUN) -m benchmarks.core --quick
+	$(RUN) -m benchmarks.worker --quick
 
 faults: .venv/ready  ## What survives which fault, in figures. QUICK=1: smaller
 	$(RUN) -m tests.fault.figures $(if $(QUICK),--quick)

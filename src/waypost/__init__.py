@@ -38,9 +38,9 @@ from waypost.errors import (
     WaitTimeout,
     WaypostError,
 )
-from waypost.message import Event, JournalPage, Ledger, Published, Redriven, Stats
+from waypost.message import Drained, Event, JournalPage, Ledger, Observed, Published, Redriven, Stats
 from waypost.operations.publish import CONTENT
-from waypost.policy import Constant, Exponential, Linear, NoRetry, Policy, RetryPolicy
+from waypost.policy import ByException, Constant, Exponential, Linear, NoRetry, Policy, RetryPolicy
 
 __version__ = "0.1.0"
 
@@ -50,9 +50,11 @@ __all__ = [
     "AsyncWaypost",
     "BodyTooDeep",
     "BodyTooLarge",
+    "ByException",
     "ConfigurationError",
     "Constant",
     "Dead",
+    "Drained",
     "Drop",
     "EnvelopeTooNew",
     "Event",
@@ -74,6 +76,7 @@ __all__ = [
     "Message",
     "MissingExtra",
     "NoRetry",
+    "Observed",
     "OperationTooOld",
     "Outcome",
     "OutcomeUnknown",

@@ -18,7 +18,8 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache, partial
 from typing import Any, Literal, TypeVar, overload
 
 import msgspec
@@ -371,6 +372,22 @@ def open_envelope(data: bytes) -> Envelope:
         raise Undecodable("the envelope is cut short or damaged") from None
 
 
+def _json_decoder_of(as_type: Any) -> Callable[[bytes], Any]:
+    """How a type is read from JSON; kept, since finding out costs more than reading a small body."""
+    try:
+        return _kept_json_decoder_of(as_type)
+    except TypeError:
+        return partial(msgspec.json.decode, type=as_type)  # a type that cannot be hashed, or not be read at all
+
+
+@lru_cache(maxsize=256)
+def _kept_json_decoder_of(as_type: Any) -> Callable[[bytes], Any]:
+    if hasattr(as_type, "model_validate_json"):
+        read: Callable[[bytes], Any] = as_type.model_validate_json
+        return read
+    return msgspec.json.Decoder(as_type).decode
+
+
 @overload
 def decode_body(content_type: str, data: bytes) -> Any: ...
 @overload
@@ -384,10 +401,8 @@ def decode_body(content_type: str, data: bytes, as_type: Any = None) -> Any:
             value = data.decode()
         elif as_type is None or as_type is Any:
             return _json_decoder.decode(data)
-        elif hasattr(as_type, "model_validate_json"):
-            return as_type.model_validate_json(data)
         else:
-            return msgspec.json.decode(data, type=as_type)
+            return _json_decoder_of(as_type)(data)
     except (msgspec.DecodeError, UnicodeDecodeError, ValueError, RecursionError) as error:
         wanted = getattr(as_type, "__name__", None) or "JSON"
         # Pydantic's text repeats the input; payloads stay out of errors.

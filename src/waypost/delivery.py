@@ -302,7 +302,9 @@ class StoredMessage(_Readable[T]):
 class Message(_Readable[T]):
     """A message under a lease, as a handler sees it. `done`, `retry`, … decide its outcome; once is enough."""
 
-    __slots__ = ("_result", "_result_ttl_ms", "_then", "lease", "lease_lost", "outcome", "queue", "settled")
+    __slots__ = (
+        "_result", "_result_ttl_ms", "_then", "cancel_requested", "lease", "lease_lost", "outcome", "queue", "settled",
+    )  # fmt: skip
 
     def __init__(self, queue: str, lease: Lease, as_type: type[T] | None = None) -> None:
         # Written out instead of calling the base: this runs for every delivery.
@@ -316,6 +318,8 @@ class Message(_Readable[T]):
         self.lease = lease
         #: True once it is known that the lease ended early: somebody else may hold the message by now.
         self.lease_lost = False
+        #: True once it is known that somebody asked for this message to be cancelled.
+        self.cancel_requested = False
         #: What the handler decided by hand: None until it does.
         self.outcome: Outcome | Literal["done"] | None = None
         #: What the store made of it, once it is settled.
@@ -484,6 +488,13 @@ class Message(_Readable[T]):
             result_ttl_ms=self._result_ttl_ms,
             then=self._then,
         )
+
+    def plain_done(self) -> Settlement | None:
+        """The settlement of a delivery that ended without a word and leaves nothing behind: the common case, cheap."""
+        if self.outcome is not None or self._then or self._result is not None or self.lease_lost:
+            return None
+        lease = self.lease
+        return None if lease.lease_end_ms is None else Settlement(lease.id, lease.token, lease.nonce)
 
     def _ending(self, outcome: Literal["retry", "snooze", "dead", "drop", "release"], **more: Any) -> Settlement:
         return Settlement(self.lease.id, self.lease.token, self.lease.nonce, outcome, **more)

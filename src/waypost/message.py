@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from typing import Literal
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 PublishStatus = Literal["queued", "delayed", "duplicate", "replaced", "extended", "conflict"]
 OutcomeName = Literal["done", "retry", "snooze", "dead", "drop", "release"]
 SettleStatus = Literal["done", "retried", "snoozed", "dead", "dropped", "released", "cancelled", "replaced", "lost"]
 ExtendStatus = Literal["ok", "lost", "cancel"]
 CancelStatus = Literal["cancelled", "requested", "finished", "unknown"]
+ObservedOutcome = Literal["success", "failure", "skipped", "unknown"]
 MessageState = Literal["ready", "delayed", "waiting", "leased", "dead", "done"]
 
 DeadReason = Literal[
@@ -192,6 +193,60 @@ class Event(Struct, frozen=True):
     schedule: str | None = None
     #: The envelope, at journal level `full` only (redacted if the publisher has a redact hook).
     body: bytes | None = None
+
+
+class Observed(Struct, frozen=True):
+    """What `on_event` is told, as the journal would name it; `at_ms` is this process's own clock.
+
+    `outcome` says how the step itself went: `success`, `failure`, `skipped` (there was nothing to do) or `unknown` (its
+    reply was lost). That a handler failed is told by `handled`, and by the error of `retried` and `dead`.
+    """
+
+    event: str
+    outcome: ObservedOutcome
+    queue: str
+    at_ms: int
+    worker: str
+    message_id: str | None = None
+    key: str | None = None
+    group: str | None = None
+    priority: int | None = None
+    token: int | None = None
+    deliveries: int | None = None
+    attempts: int | None = None
+    #: How many messages a step concerned, where it is told once for all of them.
+    count: int | None = None
+    reason: str | None = None
+    error_type: str | None = None
+    error: str | None = None
+    run_ms: int | None = None
+    wait_ms: int | None = None
+
+
+class Drained(Struct, frozen=True):
+    """Where a client or a worker stands after `drain` or `stop`."""
+
+    #: Handler calls that ended since the worker started.
+    handled: int = 0
+    #: Messages given back, without using a delivery, because they had not started or were cancelled.
+    released: int = 0
+    #: Handlers that were cancelled because the time was up.
+    cancelled: int = 0
+    #: Handlers, and blocks of `receive`, that go on. They keep their leases.
+    running: int = 0
+    #: Publishes under way.
+    publishing: int = 0
+    #: Deliveries that could not be settled or given back; they come back when their leases end.
+    unsettled: int = 0
+
+    @property
+    def complete(self) -> bool:
+        """Whether nothing is left that this object began."""
+        return not (self.running or self.publishing or self.unsettled)
+
+    def __add__(self, other: Drained) -> Drained:
+        mine, theirs = structs.astuple(self), structs.astuple(other)
+        return Drained(*(one + another for one, another in zip(mine, theirs, strict=True)))
 
 
 class JournalPage(Struct, frozen=True):

@@ -274,6 +274,8 @@ class _Bounded(Struct, frozen=True, kw_only=True):
     attempts: int = 10
     #: A thousand messages that failed together must not all come back together.
     jitter: float = 0.2
+    #: Give up once the pauses together (without jitter) would be longer than this; None: only `attempts` counts.
+    total_cap: float | None = None
 
     def _spread(self, seconds: float) -> float:
         return max(0.0, seconds * (1 + random.uniform(-self.jitter, self.jitter)))
@@ -283,7 +285,14 @@ class _Bounded(Struct, frozen=True, kw_only=True):
 
     def delay(self, attempt: int, error: BaseException | None = None) -> float | None:
         """Seconds before the next try after failure number `attempt`, or None: no more."""
-        return None if attempt >= self.attempts else self._spread(self._base(attempt))
+        if attempt >= self.attempts:
+            return None
+        pause = self._base(attempt)
+        if self.total_cap is not None:
+            waited = sum(self._base(earlier) for earlier in range(1, attempt))
+            if waited + pause > self.total_cap:
+                return None
+        return self._spread(pause)
 
 
 class Exponential(_Bounded, frozen=True, kw_only=True):
@@ -323,3 +332,42 @@ class NoRetry(Struct, frozen=True):
     def delay(self, attempt: int, error: BaseException | None = None) -> float | None:
         """Always None."""
         return None
+
+
+class ByException:
+    """The policy of the first rule whose class fits the error, `otherwise` if none does.
+
+        ByException((ConnectionError, Exponential()), ((ValueError, KeyError), NoRetry()), otherwise=Linear())
+
+    A message has one count of attempts, whichever errors they ended with.
+    """
+
+    __slots__ = ("_rules", "otherwise")
+
+    def __init__(
+        self,
+        *rules: tuple[type[BaseException] | tuple[type[BaseException], ...], RetryPolicy],
+        otherwise: RetryPolicy | None = None,
+    ) -> None:
+        self.otherwise: RetryPolicy = Exponential() if otherwise is None else otherwise
+        for rule in rules:
+            kinds = rule[0] if isinstance(rule[0], tuple) else (rule[0],)
+            if not all(isinstance(kind, type) and issubclass(kind, BaseException) for kind in kinds):
+                raise InvalidPolicy(f"a rule is (exception class, retry policy), not {_shown(rule)}")
+            check_retry(rule[1])
+        self._rules = rules
+        check_retry(self.otherwise)
+
+    def delay(self, attempt: int, error: BaseException | None = None) -> float | None:
+        """Seconds before the next try after failure number `attempt`, or None: no more."""
+        for kinds, policy in self._rules:
+            if isinstance(error, kinds):
+                return policy.delay(attempt, error)
+        return self.otherwise.delay(attempt, error)
+
+
+def check_retry(policy: RetryPolicy) -> RetryPolicy:
+    """Return a retry policy unchanged, or raise `InvalidPolicy`: better when it is given than when it is needed."""
+    if isinstance(policy, type) or not callable(getattr(policy, "delay", None)):
+        raise InvalidPolicy(f"a retry policy is an object with a method delay(attempt, error), not {_shown(policy)}")
+    return policy

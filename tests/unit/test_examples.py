@@ -46,6 +46,12 @@ EXPECTED = {
         "invoices: [20, 40, 60, 80, 100, 120, 140, 160, 180]",
         "9 done, 9 sent on, balance 0",
     ],
+    "worker": [
+        "mail: order 1 is charged",
+        "mail: order 2 is charged",
+        "dead: order 3, negative amount",
+        "2 done, 1 retried, 1 dead, balance 0",
+    ],
     "history": [
         "the history of order 7:",
         "published  token 0, deliveries 0",

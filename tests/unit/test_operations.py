@@ -278,12 +278,12 @@ def test_polling_adapts_from_fifty_milliseconds_to_the_safety_poll() -> None:
     ],
 )
 def test_a_nap_ends_at_the_stores_next_moment(claimed: Claimed, least: float, most: float) -> None:
-    assert least <= receive._Nap().seconds(claimed, None) <= most
-    assert receive._Nap().seconds(claimed, 0.0005) == 0.0005
+    assert least <= receive.Nap().seconds(claimed, None) <= most
+    assert receive.Nap().seconds(claimed, 0.0005) == 0.0005
 
 
 def test_a_moment_that_brings_nothing_does_not_make_a_worker_spin() -> None:
-    nap = receive._Nap()
+    nap = receive.Nap()
     pauses = [nap.seconds(Claimed([], 0, 0, None, False, 0), None) for _ in range(10)]
     assert pauses == sorted(pauses)
     assert pauses[-1] == POLL_FIRST_SECONDS

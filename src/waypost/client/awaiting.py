@@ -11,12 +11,14 @@ from weakref import WeakKeyDictionary
 
 from waypost.client.base import DEFAULT_RETRY, Face, Listing, PublishKeywords, PublishManyKeywords, QueueName
 from waypost.client.blocking import Waypost
-from waypost.delivery import Duration, Message, Queue, StoredMessage, queue_name, queue_type
+from waypost.delivery import Duration, Message, Queue, Retry, StoredMessage, queue_name, queue_type
 from waypost.message import (
     CancelStatus,
+    Drained,
     Event,
     ExtendStatus,
     JournalPage,
+    Lease,
     Ledger,
     MessageState,
     Published,
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
     import asyncio
 
     from waypost.store.port import AsyncExecutor, Call
+    from waypost.worker.worker import Worker
 
 T = TypeVar("T")
 
@@ -53,6 +56,8 @@ class AsyncReception(Generic[T]):
 
     async def __aenter__(self) -> Message[T] | None:
         self._message = await self._face._run(self._face._receive_flow(self._queue, self._wait, self._as_type))
+        if self._message is not None:
+            self._face._gate.received(1)
         return self._message
 
     async def __aexit__(
@@ -61,7 +66,41 @@ class AsyncReception(Generic[T]):
         message, self._message = self._message, None
         if message is None:
             return False
-        return await self._face._run(receive.finish(self._face._link, message, error, self._retry))
+        try:
+            return await self._face._run(receive.finish(self._face._link, message, error, self._retry))
+        finally:
+            self._face._gate.received(-1)
+
+
+class AsyncConsumed(Message[T]):
+    """A message of `consume`: the end of its `async with` block settles it."""
+
+    __slots__ = ("_ended", "_face", "_retry")
+
+    def __init__(
+        self, queue: str, lease: Lease, as_type: type[T] | None, face: AsyncWaypost, retry: RetryPolicy
+    ) -> None:
+        super().__init__(queue, lease, as_type)
+        self._face = face
+        self._retry = retry
+        self._ended = False
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> bool:
+        return await self._end(error)
+
+    async def _end(self, error: BaseException | None) -> bool:
+        if self._ended:
+            return False
+        self._ended = True
+        try:
+            return await self._face._run(receive.finish(self._face._link, self, error, self._retry))
+        finally:
+            self._face._gate.received(-1)
 
 
 class _Connection:
@@ -138,7 +177,8 @@ class AsyncWaypost(Face):
     @overload
     async def publish(self, queue: str, body: object, **options: Unpack[PublishKeywords]) -> Published: ...
     async def publish(self, queue: QueueName, body: object, **options: Unpack[PublishKeywords]) -> Published:
-        return await self._run(publish.publish(self._link, queue_name(queue), body, checked(options)))
+        with self._gate.publish():
+            return await self._run(publish.publish(self._link, queue_name(queue), body, checked(options)))
 
     @overload
     async def publish_many(
@@ -151,7 +191,9 @@ class AsyncWaypost(Face):
     async def publish_many(
         self, queue: QueueName, bodies: Iterable[Any], **options: Unpack[PublishManyKeywords]
     ) -> list[Published]:
-        return await self._run(publish.publish_many(self._link, queue_name(queue), bodies, self._many_options(options)))
+        with self._gate.publish():
+            flow = publish.publish_many(self._link, queue_name(queue), bodies, self._many_options(options))
+            return await self._run(flow)
 
     @overload
     def receive(
@@ -166,6 +208,33 @@ class AsyncWaypost(Face):
     ) -> AsyncReception[Any]:
         return AsyncReception(self, queue, wait, queue_type(queue), retry)
 
+    @overload
+    def consume(
+        self, queue: Queue[T], *, wait: Duration | None = None, retry: RetryPolicy = DEFAULT_RETRY
+    ) -> AsyncIterator[AsyncConsumed[T]]: ...
+    @overload
+    def consume(
+        self, queue: str, *, wait: Duration | None = None, retry: RetryPolicy = DEFAULT_RETRY
+    ) -> AsyncIterator[AsyncConsumed[Any]]: ...
+    async def consume(
+        self, queue: QueueName, *, wait: Duration | None = None, retry: RetryPolicy = DEFAULT_RETRY
+    ) -> AsyncIterator[AsyncConsumed[Any]]:
+        def make(name: str, lease: Lease, as_type: type[Any] | None) -> AsyncConsumed[Any]:
+            return AsyncConsumed(name, lease, as_type, self, retry)
+
+        while True:
+            message = await self._run(self._receive_flow(queue, wait, queue_type(queue), make))
+            if message is None:
+                return
+            assert isinstance(message, AsyncConsumed)
+            self._gate.received(1)
+            try:
+                yield message
+            except GeneratorExit as left:
+                await message._end(left)
+                raise
+            await message._end(None if message.outcome is not None else Retry(reason="left unsettled"))
+
     async def extend(self, message: Message[Any]) -> ExtendStatus:
         return (await self._run(receive.extend(self._link, message.queue, [message])))[0]
 
@@ -174,6 +243,21 @@ class AsyncWaypost(Face):
 
     async def result(self, queue: QueueName, id: str, default: Any = None, *, as_type: type[Any] | None = None) -> Any:
         return self._result_value(await self._call(self._result_call(queue, id)), default, as_type)
+
+    # ---- workers -----------------------------------------------------------------------------------------
+
+    def worker(self, queues: Iterable[QueueName] | None = None) -> Worker:
+        return self._make_worker(queues)
+
+    async def drain(self, timeout: float = 25.0) -> Drained:
+        import asyncio
+
+        for pause in self._drain_pauses(timeout):
+            await asyncio.sleep(pause)
+        lost = 0
+        if timeout > 0 and self._link.queues_with_lost_claims() and not self._closed:
+            lost = await self._run(receive.give_back_lost_claims(self._link))
+        return self._drained(lost)
 
     # ---- looking -----------------------------------------------------------------------------------------
 
@@ -237,10 +321,10 @@ class AsyncWaypost(Face):
         return await self._call(self._store.policy(queue_name(queue)))
 
     async def pause(self, queue: QueueName) -> bool:
-        return await self._call(self._store.pause(queue_name(queue)))
+        return await self._run(run.pause(self._link, queue_name(queue)))
 
     async def resume(self, queue: QueueName) -> bool:
-        return await self._run(self._link.attempt_woken(self._store.resume(queue_name(queue))))
+        return await self._run(run.resume(self._link, queue_name(queue)))
 
     async def redrive(
         self,

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import socket
 import threading
-from collections.abc import Callable, Iterable, Mapping
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, Generic, TypedDict, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypedDict, TypeVar, cast
 
 from waypost import codec
+from waypost.client.gate import Gate
 from waypost.delivery import Duration, Message, Queue, StoredMessage, queue_name, queue_type
-from waypost.errors import ConfigurationError, ForkedClient, InvalidName, InvalidTime
+from waypost.errors import ConfigurationError, ForkedClient, InvalidName, InvalidTime, QueueDrained
 from waypost.identity import Session
-from waypost.message import JournalPage, MessageState, Redriven, Stats
+from waypost.message import Drained, JournalPage, MessageState, Redriven, Stats
 from waypost.operations import receive, run
-from waypost.operations.flow import Flow, Link, Redact
+from waypost.operations.flow import Flow, Link, OnEvent, Redact
 from waypost.operations.publish import Group, Key, ManyKey, PublishOptions
 from waypost.policy import (
     KEY_CHARACTERS_MAX,
@@ -28,21 +31,29 @@ from waypost.policy import (
     Durability,
     Exponential,
     OnConflict,
+    RetryPolicy,
     check_namespace,
     check_text,
     due_ms,
 )
 from waypost.store.opening import StoreOptions, open_store, store_from_client
+from waypost.worker.handler import CONCURRENCY, MAX_RUN_SECONDS, Handler, OnLeaseLost
 
 if TYPE_CHECKING:
     from waypost.store.port import Call, Store
+    from waypost.worker.worker import Worker
 
 T = TypeVar("T")
 D = TypeVar("D")
+F = TypeVar("F", bound=Callable[..., Any])
 QueueName = str | Queue[Any]
 
 #: So many messages are fetched at a time when all are looked at.
 LISTING_PAGE = 250
+#: How often a drain looks whether what it waits for has ended.
+DRAIN_LOOK_SECONDS = 0.01
+#: What workers need after their time is up: to cancel, to give back, to end their connections.
+DRAIN_GRACE_SECONDS = 5.0
 #: The same for everybody: a policy holds no state.
 DEFAULT_RETRY = Exponential()
 
@@ -86,6 +97,7 @@ class Face:
         start_timeout: float = START_TIMEOUT_SECONDS,
         durability: Durability = "server",
         redact: Redact | None = None,
+        on_event: OnEvent | None = None,
         clock: Callable[[], int] | None = None,
     ) -> None:
         if sum(given is not None for given in (url, client, store)) != 1:
@@ -99,6 +111,8 @@ class Face:
         if durability not in ("server", "fsync"):
             raise ConfigurationError(f'durability is "server" or "fsync", not {durability!r}')
         check_namespace(namespace)
+        if on_event is not None and (not callable(on_event) or inspect.iscoroutinefunction(on_event)):
+            raise ConfigurationError("on_event is a plain function of one event; it is not awaited")
         # A store must remember results longer than any repeat of ours can come.
         replay_ttl_ms = int((2 * retry_budget + 60) * 1000)
         options: StoreOptions = {
@@ -111,15 +125,18 @@ class Face:
         self._store = cast("Store", store)
         self._start_timeout = start_timeout
         self._session = Session()
-        host = socket.gethostname()[: WORKER_CHARACTERS_MAX - 32]
         self._link = Link(
             self._store,
             session=self._session,
-            worker=f"{host}:{self._session.pid}:{self._session.id.hex()}",
+            worker=_worker_name(self._session),
             retry_budget=retry_budget,
             wake=self._wake,
             redact=redact,
+            on_event=on_event,
         )
+        self._gate = Gate(self, self._link)
+        self._handlers: dict[str, Handler] = {}
+        self._workers: list[Stoppable] = []
         self._closed = False
         self._connecting = threading.Lock()
 
@@ -137,6 +154,94 @@ class Face:
         Without a channel nobody is told, and who waits finds out by the store's next moment or by polling.
         """
 
+    # ---- handlers and workers ----------------------------------------------------------------------------
+
+    def handler(
+        self,
+        queue: QueueName,
+        *,
+        concurrency: int = CONCURRENCY,
+        retry: RetryPolicy = DEFAULT_RETRY,
+        timeout: float | None = None,
+        batch: int | None = None,
+        manual: bool = False,
+        max_run: float = MAX_RUN_SECONDS,
+        on_lease_lost: OnLeaseLost | None = None,
+    ) -> Callable[[F], F]:
+        """Register a function for the messages of a queue; a worker runs it.
+
+        It is given the body, as the annotated type of its first parameter, and the `Message` where a parameter is
+        annotated as one or named `message`. An async function runs on the worker's event loop, any other in a thread.
+        It ends by returning (done), by returning or raising `Retry`, `Snooze`, `Dead` or `Drop`, or by an error, for
+        which `retry` decides. `manual=True`: unless it settles by `message.done()` and the like, it is retried.
+
+        `concurrency` calls run at once in a worker. `timeout` cancels an async handler, which then has failed;
+        `max_run` does so too, and also ends the renewal of its lease. With `batch` it is given lists of up to so many.
+        `on_lease_lost` is called with a message whose lease was lost while it was handled.
+        """
+
+        def register(function: F) -> F:
+            handler = Handler(
+                queue, function, concurrency=concurrency, retry=retry, timeout=timeout, batch=batch, manual=manual,
+                max_run=max_run, on_lease_lost=on_lease_lost,
+            )  # fmt: skip
+            known = self._handlers.setdefault(handler.queue, handler)
+            if known is not handler:
+                raise ConfigurationError(f"queue {handler.queue} has a handler already: {known.name}")
+            return function
+
+        return register
+
+    @property
+    def handlers(self) -> list[Handler]:
+        """What a worker of this client would run."""
+        return list(self._handlers.values())
+
+    def _make_worker(self, queues: Iterable[QueueName] | None) -> Worker:
+        from waypost.worker.worker import Worker
+
+        self._check_may_work()
+        handlers = self.handlers
+        if queues is not None:
+            names = [queue_name(queue) for queue in queues]
+            missing = [name for name in names if name not in self._handlers]
+            if missing:
+                raise ConfigurationError(f"no handler is registered for {', '.join(missing)}")
+            handlers = [self._handlers[name] for name in names]
+        session = Session()
+        worker = Worker(
+            self._store, handlers, owner=self, name=_worker_name(session), retry_budget=self._link.retry_budget,
+            start_timeout=self._start_timeout, on_event=self._link.on_event, wake=self._wake, session=session,
+            check=self._check_may_work,
+        )  # fmt: skip
+        self._workers.append(worker)
+        return worker
+
+    def _check_may_work(self) -> None:
+        self._check_usable()
+        if self._gate.drained:
+            raise QueueDrained("this client was drained and claims no more; make a new one")
+
+    def _drain_pauses(self, timeout: float) -> Iterator[float]:
+        """Drain, as pauses for whoever drives it to make between two looks."""
+        if timeout <= 0:
+            return
+        self._gate.drain()
+        deadline = time.monotonic() + timeout
+        for worker in self._workers:
+            worker.request_stop(timeout)
+        while time.monotonic() < deadline and (self._gate.publishing or self._gate.receiving):
+            yield DRAIN_LOOK_SECONDS
+        # A worker whose time is up still cancels, gives back and says goodbye.
+        while time.monotonic() < deadline + DRAIN_GRACE_SECONDS and any(worker.is_running for worker in self._workers):
+            yield DRAIN_LOOK_SECONDS
+
+    def _drained(self, unsettled: int = 0) -> Drained:
+        report = Drained(running=self._gate.receiving, publishing=self._gate.publishing, unsettled=unsettled)
+        for worker in self._workers:
+            report += worker.report()
+        return report
+
     def _check_usable(self) -> None:
         if self._session.pid != os.getpid():
             raise ForkedClient(
@@ -149,9 +254,9 @@ class Face:
     # ---- arguments to flows ------------------------------------------------------------------------------
 
     def _receive_flow(
-        self, queue: QueueName, wait: Duration | None, as_type: type[T] | None
+        self, queue: QueueName, wait: Duration | None, as_type: type[T] | None, make: receive.Make[T] = Message
     ) -> Flow[Message[T] | None]:
-        return receive.receive(self._link, queue_name(queue), _wait_seconds(wait), as_type)
+        return receive.receive(self._link, queue_name(queue), _wait_seconds(wait), as_type, make)
 
     def _redrive_flow(
         self,
@@ -211,6 +316,20 @@ class Face:
 
     def _trim_call(self, queue: QueueName, up_to: int) -> Call[int]:
         return self._store.journal_trim(queue_name(queue), run.check_count("up_to", up_to, 0, 2**53))
+
+
+class Stoppable(Protocol):
+    """A worker, as far as a drain has to do with it."""
+
+    @property
+    def is_running(self) -> bool: ...
+    def request_stop(self, timeout: float | None = None) -> None: ...
+    def report(self) -> Drained: ...
+
+
+def _worker_name(session: Session) -> str:
+    host = socket.gethostname()[: WORKER_CHARACTERS_MAX - 32]
+    return f"{host}:{session.pid}:{session.id.hex()}"
 
 
 def _redriven_nothing() -> Flow[Redriven]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterable, Iterator
 from datetime import datetime
 from types import TracebackType
@@ -16,12 +17,14 @@ from waypost.client.base import (
     PublishManyKeywords,
     QueueName,
 )
-from waypost.delivery import Duration, Message, Queue, StoredMessage, queue_name, queue_type
+from waypost.delivery import Duration, Message, Queue, Retry, StoredMessage, queue_name, queue_type
 from waypost.message import (
     CancelStatus,
+    Drained,
     Event,
     ExtendStatus,
     JournalPage,
+    Lease,
     Ledger,
     MessageState,
     Published,
@@ -35,6 +38,7 @@ from waypost.policy import PAGE_MAX, Policy, RetryPolicy
 
 if TYPE_CHECKING:
     from waypost.store.port import Call, Executor
+    from waypost.worker.blocking import BlockingWorker
 
 T = TypeVar("T")
 
@@ -56,6 +60,8 @@ class Reception(Generic[T]):
 
     def __enter__(self) -> Message[T] | None:
         self._message = self._face._run(self._face._receive_flow(self._queue, self._wait, self._as_type))
+        if self._message is not None:
+            self._face._gate.received(1)
         return self._message
 
     def __exit__(
@@ -64,7 +70,39 @@ class Reception(Generic[T]):
         message, self._message = self._message, None
         if message is None:
             return False
-        return self._face._run(receive.finish(self._face._link, message, error, self._retry))
+        try:
+            return self._face._run(receive.finish(self._face._link, message, error, self._retry))
+        finally:
+            self._face._gate.received(-1)
+
+
+class Consumed(Message[T]):
+    """A message of `consume`: the end of its `with` block settles it."""
+
+    __slots__ = ("_ended", "_face", "_retry")
+
+    def __init__(self, queue: str, lease: Lease, as_type: type[T] | None, face: Waypost, retry: RetryPolicy) -> None:
+        super().__init__(queue, lease, as_type)
+        self._face = face
+        self._retry = retry
+        self._ended = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> bool:
+        return self._end(error)
+
+    def _end(self, error: BaseException | None) -> bool:
+        if self._ended:
+            return False
+        self._ended = True
+        try:
+            return self._face._run(receive.finish(self._face._link, self, error, self._retry))
+        finally:
+            self._face._gate.received(-1)
 
 
 class Waypost(Face):
@@ -128,7 +166,8 @@ class Waypost(Face):
         `group`, `headers`, `correlation_id` and `reply_to` travel along. On a full queue whose policy is `block`,
         waits for room up to `timeout` seconds (1), then raises `QueueFull`.
         """
-        return self._run(publish.publish(self._link, queue_name(queue), body, checked(options)))
+        with self._gate.publish():
+            return self._run(publish.publish(self._link, queue_name(queue), body, checked(options)))
 
     @overload
     def publish_many(
@@ -148,7 +187,9 @@ class Waypost(Face):
         part fails after others are stored, or a body is refused, `PartialPublish` says what is known of each; if
         nothing was stored, the error itself is raised.
         """
-        return self._run(publish.publish_many(self._link, queue_name(queue), bodies, self._many_options(options)))
+        with self._gate.publish():
+            flow = publish.publish_many(self._link, queue_name(queue), bodies, self._many_options(options))
+            return self._run(flow)
 
     @overload
     def receive(
@@ -173,6 +214,39 @@ class Waypost(Face):
         """
         return Reception(self, queue, wait, queue_type(queue), retry)
 
+    @overload
+    def consume(
+        self, queue: Queue[T], *, wait: Duration | None = None, retry: RetryPolicy = DEFAULT_RETRY
+    ) -> Iterator[Consumed[T]]: ...
+    @overload
+    def consume(
+        self, queue: str, *, wait: Duration | None = None, retry: RetryPolicy = DEFAULT_RETRY
+    ) -> Iterator[Consumed[Any]]: ...
+    def consume(
+        self, queue: QueueName, *, wait: Duration | None = None, retry: RetryPolicy = DEFAULT_RETRY
+    ) -> Iterator[Consumed[Any]]:
+        """One message after the other, each for a `with` block of its own as in `receive`; ends with a drain.
+
+        `wait` ends it when none came for so long. A message that is neither settled by its block nor by a word
+        (`message.done()`) when the next one is asked for is retried; one that a `break` leaves behind is given back.
+        """
+
+        def make(name: str, lease: Lease, as_type: type[Any] | None) -> Consumed[Any]:
+            return Consumed(name, lease, as_type, self, retry)
+
+        while True:
+            message = self._run(self._receive_flow(queue, wait, queue_type(queue), make))
+            if message is None:
+                return
+            assert isinstance(message, Consumed)
+            self._gate.received(1)
+            try:
+                yield message
+            except GeneratorExit as left:
+                message._end(left)
+                raise
+            message._end(None if message.outcome is not None else Retry(reason="left unsettled"))
+
     def extend(self, message: Message[Any]) -> ExtendStatus:
         """Renew the lease of a message: `ok`, `lost`, or `cancel` if somebody asked for it to stop."""
         return self._run(receive.extend(self._link, message.queue, [message]))[0]
@@ -184,6 +258,31 @@ class Waypost(Face):
     def result(self, queue: QueueName, id: str, default: Any = None, *, as_type: type[Any] | None = None) -> Any:
         """What a handler kept as the result of a message, `default` if there is none or it is too old."""
         return self._result_value(self._call(self._result_call(queue, id)), default, as_type)
+
+    # ---- workers -----------------------------------------------------------------------------------------
+
+    def worker(self, queues: Iterable[QueueName] | None = None) -> BlockingWorker:
+        """A worker for the registered handlers, or for those of some queues only.
+
+        `run` it until it is told to stop; or let it work in the background for the length of a `with` block.
+        """
+        from waypost.worker.blocking import BlockingWorker
+
+        return BlockingWorker(self._make_worker(queues))
+
+    def drain(self, timeout: float = 25.0) -> Drained:
+        """Claim and publish no more, wait for what is under way, give back what has not started, and say how it stands.
+
+        Publishes raise `QueueDrained` from here on, but for those of handlers that still run; `receive` gives None.
+        Workers of this client are stopped. It may be called again; with `timeout=0` it changes nothing and only says
+        how things stand. Other clients, also of the same queues, go on.
+        """
+        for pause in self._drain_pauses(timeout):
+            time.sleep(pause)
+        lost = 0
+        if timeout > 0 and self._link.queues_with_lost_claims() and not self._closed:
+            lost = self._run(receive.give_back_lost_claims(self._link))
+        return self._drained(lost)
 
     # ---- looking -----------------------------------------------------------------------------------------
 
@@ -261,11 +360,11 @@ class Waypost(Face):
 
     def pause(self, queue: QueueName) -> bool:
         """Hand out nothing until `resume`; publishes and settles go on. Whether this changed anything."""
-        return self._call(self._store.pause(queue_name(queue)))
+        return self._run(run.pause(self._link, queue_name(queue)))
 
     def resume(self, queue: QueueName) -> bool:
         """Hand out messages again. Whether this changed anything."""
-        return self._run(self._link.attempt_woken(self._store.resume(queue_name(queue))))
+        return self._run(run.resume(self._link, queue_name(queue)))
 
     def redrive(
         self,

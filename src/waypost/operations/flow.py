@@ -7,14 +7,16 @@ written once as flows; `drive` and `drive_async` only touch the executor and the
 
 from __future__ import annotations
 
+import logging
 import random
 import threading
 import time
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import Any, TypeAlias, TypeVar
 
 from waypost.errors import OutcomeUnknown, StoreUnavailable
 from waypost.identity import Operation, Session
+from waypost.message import Observed, ObservedOutcome
 from waypost.policy import (
     BACKOFF_FIRST_SECONDS,
     BACKOFF_MAX_SECONDS,
@@ -25,6 +27,7 @@ from waypost.policy import (
 from waypost.store.port import AsyncExecutor, Call, Executor, Store, Woken
 
 T = TypeVar("T")
+log = logging.getLogger("waypost")
 
 
 class Together:
@@ -37,12 +40,28 @@ class Together:
 
 
 class Sleep:
-    """A pause."""
+    """A pause; with `ends_early`, one that is looked at now and then, so that a drain need not wait for its end."""
 
-    __slots__ = ("seconds",)
+    __slots__ = ("ends_early", "seconds")
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, seconds: float, ends_early: Callable[[], bool] | None = None) -> None:
         self.seconds = seconds
+        self.ends_early = ends_early
+
+    def parts(self) -> Iterator[float]:
+        """The pause cut into as many sleeps as it needs."""
+        left = self.seconds
+        if self.ends_early is not None:
+            while left > LOOK_SECONDS:
+                yield LOOK_SECONDS
+                left -= LOOK_SECONDS
+                if self.ends_early():
+                    return
+        yield left
+
+
+#: How soon somebody who waits for a message notices a drain.
+LOOK_SECONDS = 0.25
 
 
 Step: TypeAlias = "Call[Any] | Together | Sleep"
@@ -59,7 +78,8 @@ def drive(executor: Executor, flow: Flow[T]) -> T:
                 if type(step) is Together:
                     result = executor.run_many(step.calls)
                 elif type(step) is Sleep:
-                    time.sleep(step.seconds)
+                    for seconds in step.parts():
+                        time.sleep(seconds)
                 else:
                     result = executor.run(step)  # type: ignore[arg-type]
             except BaseException as error:
@@ -82,7 +102,8 @@ async def drive_async(executor: AsyncExecutor, flow: Flow[T]) -> T:
                 if type(step) is Together:
                     result = await executor.run_many(step.calls)
                 elif type(step) is Sleep:
-                    await asyncio.sleep(step.seconds)
+                    for seconds in step.parts():
+                        await asyncio.sleep(seconds)
                 else:
                     result = await executor.run(step)  # type: ignore[arg-type]
             except BaseException as error:
@@ -159,6 +180,7 @@ class Link:
         retry_budget: float = RETRY_BUDGET_SECONDS,
         wake: Callable[[dict[str, list[str]]], None] = lambda woken: None,
         redact: Redact | None = None,
+        on_event: OnEvent | None = None,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self.store = store
@@ -167,10 +189,14 @@ class Link:
         self.retry_budget = retry_budget
         self.wake = wake
         self.redact = redact
+        self.on_event = on_event
+        #: Set by a drain: who waits for messages stops waiting.
+        self.draining = False
         self.monotonic = monotonic
         self.lanes = Lanes(session)
         self._lost_claims: dict[str, list[tuple[Operation, float]]] = {}
         self._lock = threading.Lock()
+        self._told_of_bad_hook = False
         self._policies: dict[str, tuple[Policy, float]] = {}
 
     @property
@@ -200,6 +226,17 @@ class Link:
             self.wake(woken.wake)
         return woken.result
 
+    def tell(self, event: str, queue: str, outcome: ObservedOutcome = "success", **told: Any) -> None:
+        """Tell `on_event` what happened. It is foreign code: whatever it raises changes nothing here."""
+        if self.on_event is None:
+            return
+        try:
+            self.on_event(Observed(event, outcome, queue, time.time_ns() // 1_000_000, self.worker, **told))
+        except Exception:
+            if not self._told_of_bad_hook:
+                self._told_of_bad_hook = True
+                log.exception("on_event failed; this is said once", extra={"event": "on_event_failed", "queue": queue})
+
     def add_lost_claim(self, queue: str, operation: Operation) -> None:
         """Remember a claim whose reply was lost for longer than its call could wait, as long as the store does."""
         with self._lock:
@@ -217,6 +254,11 @@ class Link:
                 self.lanes.end(queue, operation)
             return None
 
+    def queues_with_lost_claims(self) -> list[str]:
+        """The queues whose claims may hold something that nobody knows of."""
+        with self._lock:
+            return [queue for queue, waiting in self._lost_claims.items() if waiting]
+
     def policy(self, queue: str) -> Flow[Policy]:
         """A queue's policy, at most a few seconds old."""
         cached = self._policies.get(queue)
@@ -233,6 +275,9 @@ class Link:
 
 #: A full queue is asked for its policy; a publisher that blocks must not ask every few milliseconds.
 POLICY_CACHE_SECONDS = 2.0
+
+#: Gets every event, in the thread or task where it happened.
+OnEvent: TypeAlias = Callable[[Observed], object]
 
 #: (queue, body, headers) to the body and headers that the journal may keep.
 Redact: TypeAlias = Callable[[str, Any, dict[str, str]], tuple[Any, dict[str, str]]]

@@ -9,7 +9,7 @@ from itertools import islice
 from typing import Any, Final
 
 from waypost import codec
-from waypost.delivery import Duration, check_priority
+from waypost.delivery import Duration, check_priority, error_text, error_type
 from waypost.errors import (
     InvalidInput,
     InvalidName,
@@ -22,7 +22,7 @@ from waypost.errors import (
     WaypostError,
 )
 from waypost.identity import Operation
-from waypost.message import Published
+from waypost.message import ObservedOutcome, Published
 from waypost.operations.flow import Flow, Link, Sleep, Together, Trouble
 from waypost.policy import (
     BATCH_MAX,
@@ -175,12 +175,18 @@ def publish(link: Link, queue: str, body: object, options: PublishOptions) -> Fl
         None if link.redact is None else journal_copy(link, queue, message_id, body, options),
     )
     try:
-        results = yield from _publish_once(link, queue, (draft,))
-    except QueueFull as full:
-        results, refused = yield from _publish_when_there_is_room(link, queue, (draft,), options.timeout, full)
-        if refused is not None:
-            raise refused from None
+        try:
+            results = yield from _publish_once(link, queue, (draft,))
+        except QueueFull as full:
+            results, refused = yield from _publish_when_there_is_room(link, queue, (draft,), options.timeout, full)
+            if refused is not None:
+                raise refused from None
+    except WaypostError as error:
+        _tell_failed(link, queue, error)
+        raise
     published = results[0]
+    if link.on_event is not None:
+        _tell_published(link, queue, results, (draft,))
     if published.status == "conflict":
         raise _key_taken(draft.key, published.id)
     return published
@@ -192,6 +198,32 @@ def _publish_once(link: Link, queue: str, drafts: Sequence[Draft]) -> Flow[list[
         return (yield from link.attempt_woken(link.store.publish(queue, drafts, operation)))
     finally:
         link.lanes.end(queue, operation)
+
+
+#: What `on_event` is told for each status: the event, how it went, and more about it.
+_TOLD: dict[str, tuple[str, ObservedOutcome, str | None]] = {
+    "queued": ("published", "success", None),
+    "delayed": ("published", "success", "delayed"),
+    "replaced": ("published", "success", "replaced"),
+    "extended": ("postponed", "success", None),
+    "duplicate": ("duplicate", "skipped", None),
+    "conflict": ("duplicate", "skipped", "conflict"),
+}
+
+
+def _tell_published(link: Link, queue: str, results: Iterable[Published | None], drafts: Sequence[Draft]) -> None:
+    for published, draft in zip(results, drafts, strict=False):
+        if published is not None:
+            event, outcome, reason = _TOLD[published.status]
+            link.tell(
+                event, queue, outcome, message_id=published.id, key=draft.key, group=draft.group,
+                priority=draft.priority, reason=reason,
+            )  # fmt: skip
+
+
+def _tell_failed(link: Link, queue: str, error: Exception, count: int = 1) -> None:
+    outcome: ObservedOutcome = "unknown" if getattr(error, "outcome", "unknown") == "unknown" else "failure"
+    link.tell("published", queue, outcome, count=count, error_type=error_type(error), error=error_text(error))
 
 
 def _key_taken(key: str | None, holder: str) -> KeyTaken:
@@ -357,6 +389,10 @@ def publish_many(link: Link, queue: str, bodies: Iterable[object], options: Publ
         if not wave:
             break
         for chunk in wave:
+            if link.on_event is not None:
+                _tell_published(link, queue, chunk.results, chunk.drafts)
+                if chunk.error is not None:
+                    _tell_failed(link, queue, chunk.error, len(chunk.drafts) - len(chunk.results))
             if options.on_conflict == "error":
                 _take_out_conflicts(chunk)
             results += chunk.results

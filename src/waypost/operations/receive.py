@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias, TypeVar
 
 from waypost.delivery import Message, Outcome, error_text, error_type
 from waypost.errors import EnvelopeTooNew, OperationTooOld, OutcomeUnknown, StoreUnavailable, Undecodable, WaypostError
-from waypost.message import Claimed, Continuation, ExtendStatus, Settlement, SettleStatus
+from waypost.identity import Operation
+from waypost.message import Claimed, Continuation, ExtendStatus, Lease, ObservedOutcome, Settlement, SettleStatus
 from waypost.operations.flow import Flow, Link, Sleep, Trouble
 from waypost.policy import (
     CHUNK_MESSAGES_MAX,
@@ -20,6 +21,8 @@ from waypost.policy import (
 from waypost.store.port import Draft, Hold
 
 T = TypeVar("T")
+#: Makes the message of a lease.
+Make: TypeAlias = "Callable[[str, Lease, type[T] | None], Message[T]]"
 log = logging.getLogger("waypost")
 
 #: How long a message that only a newer release can read rests before somebody looks at it again.
@@ -33,28 +36,30 @@ MOMENT_MIN_SECONDS = 0.001
 # ---- waiting and claiming ------------------------------------------------------------------------------------
 
 
-def receive(link: Link, queue: str, wait: float | None, as_type: type[T] | None) -> Flow[Message[T] | None]:
+def receive(
+    link: Link, queue: str, wait: float | None, as_type: type[T] | None, make: Make[T] = Message
+) -> Flow[Message[T] | None]:
     """The next message that can be read, or None when the wait is over. `wait=None` waits for ever."""
     deadline = None if wait is None else link.monotonic() + wait
-    found = yield from _claim_lost_again(link, queue, as_type)
-    nap = _Nap()
-    while found is None:
-        claimed = yield from _claim(link, queue, deadline)
+    found = yield from _claim_lost_again(link, queue, as_type, make)
+    nap = Nap()
+    while found is None and not link.draining:
+        claimed = yield from claim(link, queue, 1, deadline)
         if claimed.outgoing:
             yield from deliver_outgoing(link, queue)
         if claimed.leases:
-            found = yield from _readable(link, queue, claimed, as_type)
-            nap = _Nap()
+            found = yield from _readable(link, queue, claimed, as_type, make)
+            nap = Nap()
             # What could not be read was put aside; there may be more behind it.
             continue
         remaining = None if deadline is None else deadline - link.monotonic()
         if remaining is not None and remaining <= 0:
             return None
-        yield Sleep(nap.seconds(claimed, remaining))
+        yield Sleep(nap.seconds(claimed, remaining), lambda: link.draining)
     return found
 
 
-class _Nap:
+class Nap:
     """How long to sleep after an empty claim: until the store's next moment, or the next poll."""
 
     __slots__ = ("_least", "_poll")
@@ -79,13 +84,15 @@ class _Nap:
         return pause if remaining is None else min(pause, remaining)
 
 
-def _claim(link: Link, queue: str, deadline: float | None) -> Flow[Claimed]:
-    """Claim one message. If the reply is lost and the wait is over, ask for that claim again and take nothing new."""
+def claim(
+    link: Link, queue: str, limit: int, deadline: float | None = None, *, sleeper: str | None = None
+) -> Flow[Claimed]:
+    """Claim messages. If the reply is lost and the wait is over, ask for that claim again and take nothing new."""
     store = link.store
     operation = link.lanes.begin(queue)
     may_have_run = False
     try:
-        call = store.claim(queue, 1, operation, worker=link.worker)
+        call = store.claim(queue, limit, operation, worker=link.worker, sleeper=sleeper)
         trouble = Trouble(link, link.retry_budget)
         while True:
             try:
@@ -93,54 +100,112 @@ def _claim(link: Link, queue: str, deadline: float | None) -> Flow[Claimed]:
             except (StoreUnavailable, OutcomeUnknown) as error:
                 may_have_run = may_have_run or error.outcome == "unknown"
                 yield trouble.pause("claim", error)
-                if deadline is not None and link.monotonic() >= deadline:
-                    call = store.claim(queue, 1, operation, worker=link.worker, replay=True)
+                if link.draining or (deadline is not None and link.monotonic() >= deadline):
+                    call = store.claim(queue, limit, operation, worker=link.worker, replay=True)
             except BaseException as error:
                 may_have_run = may_have_run or getattr(error, "outcome", "unknown") == "unknown"
                 raise
             else:
                 may_have_run = False
+                if link.on_event is not None:
+                    tell_claimed(link, queue, claimed)
                 return claimed
+    except WaypostError as error:
+        link.tell("claim", queue, *how(error), error_type=error_type(error), error=error_text(error))
+        raise
     finally:
         if may_have_run:
-            # Interrupted or out of budget: a message may be leased to us. The next receive asks for it.
+            # Interrupted or out of budget: messages may be leased to us. The next claim asks for them.
             link.add_lost_claim(queue, operation)
         else:
             link.lanes.end(queue, operation)
 
 
-def _claim_lost_again(link: Link, queue: str, as_type: type[T] | None) -> Flow[Message[T] | None]:
+def claim_lost(link: Link, queue: str, operation: Operation, *, budget: float | None = None) -> Flow[Claimed | None]:
+    """What an earlier claim whose reply was lost still holds; None if the store has forgotten it."""
+    answered = False
+    try:
+        call = link.store.claim(queue, 1, operation, worker=link.worker, replay=True)
+        claimed = yield from link.attempt(call, budget=budget)
+        answered = True
+        if link.on_event is not None and claimed.leases:
+            tell_claimed(link, queue, claimed)
+        return claimed
+    except OperationTooOld:
+        answered = True
+        return None
+    finally:
+        if answered:
+            link.lanes.end(queue, operation)
+        else:
+            link.add_lost_claim(queue, operation)
+
+
+def _claim_lost_again(link: Link, queue: str, as_type: type[T] | None, make: Make[T]) -> Flow[Message[T] | None]:
     """A message that an earlier claim leased to us without our knowing."""
     while (operation := link.take_lost_claim(queue)) is not None:
-        answered = False
-        try:
-            call = link.store.claim(queue, 1, operation, worker=link.worker, replay=True)
-            claimed = yield from link.attempt(call)
-            answered = True
-        except OperationTooOld:
-            answered = True
-            continue
-        finally:
-            if answered:
-                link.lanes.end(queue, operation)
-            else:
-                link.add_lost_claim(queue, operation)
-        found = yield from _readable(link, queue, claimed, as_type)
-        if found is not None:
-            return found
+        claimed = yield from claim_lost(link, queue, operation)
+        if claimed is not None:
+            found = yield from _readable(link, queue, claimed, as_type, make)
+            if found is not None:
+                return found
     return None
 
 
-def _readable(link: Link, queue: str, claimed: Claimed, as_type: type[T] | None) -> Flow[Message[T] | None]:
+def give_back_lost_claims(link: Link) -> Flow[int]:
+    """Give back what claims with lost replies hold, as far as the store answers soon; how many of them it did not."""
+    for queue in link.queues_with_lost_claims():
+        while (operation := link.take_lost_claim(queue)) is not None:
+            try:
+                claimed = yield from claim_lost(link, queue, operation, budget=RELEASE_BUDGET_SECONDS)
+            except WaypostError:
+                break
+            messages = [Message[Any](queue, lease) for lease in claimed.leases] if claimed is not None else []
+            if messages:
+                released = [Settlement(m.id, m.token, m.lease.nonce, "release") for m in messages]
+                yield from settle(link, queue, messages, released, budget=RELEASE_BUDGET_SECONDS)
+    return len(link.queues_with_lost_claims())
+
+
+def tell_claimed(link: Link, queue: str, claimed: Claimed) -> None:
+    """One event for each message, or one for having found none."""
+    if not claimed.leases:
+        link.tell("polled", queue, "skipped", count=0)
+    for lease in claimed.leases:
+        link.tell(
+            "claimed", queue, message_id=lease.id, key=lease.key, group=lease.group, priority=lease.priority,
+            token=lease.token, deliveries=lease.deliveries, attempts=lease.attempts,
+            wait_ms=lease.claimed_ms - lease.ready_ms,
+        )  # fmt: skip
+
+
+def tell_settled(link: Link, message: Message[Any], settlement: Settlement, event: str, *outcome: Any) -> None:
+    """The one event that closes a claim."""
+    lease = message.lease
+    link.tell(
+        event, message.queue, *outcome, message_id=lease.id, key=lease.key, group=lease.group,
+        priority=lease.priority, token=lease.token, deliveries=lease.deliveries, attempts=lease.attempts,
+        reason=settlement.reason, error_type=settlement.error_type, error=settlement.error,
+    )  # fmt: skip
+
+
+def how(error: WaypostError) -> tuple[ObservedOutcome]:
+    """How a step that raised went."""
+    return ("unknown",) if error.outcome == "unknown" else ("failure",)
+
+
+def _readable(
+    link: Link, queue: str, claimed: Claimed, as_type: type[T] | None, make: Make[T]
+) -> Flow[Message[T] | None]:
     """The claimed message if this release and the queue's type can read it. Otherwise it is put aside."""
     for lease in claimed.leases:
-        message: Message[T] = Message(queue, lease, as_type)
+        message = make(queue, lease, as_type)
         try:
             message.open()
             if as_type is not None:
                 _ = message.body
         except EnvelopeTooNew as error:
-            aside = Settlement(lease.id, lease.token, lease.nonce, "snooze", after_ms=TOO_NEW_SNOOZE_MS)
+            aside = too_new(lease)
             yield from _put_aside(link, message, aside, error)
         except Undecodable as error:
             aside = Settlement(
@@ -153,7 +218,21 @@ def _readable(link: Link, queue: str, claimed: Claimed, as_type: type[T] | None)
     return None
 
 
+def too_new(lease: Lease) -> Settlement:
+    """Leave a message that only a newer release can read for a newer worker."""
+    return Settlement(lease.id, lease.token, lease.nonce, "snooze", after_ms=TOO_NEW_SNOOZE_MS)
+
+
 def _put_aside(link: Link, message: Message[Any], aside: Settlement, error: Undecodable) -> Flow[None]:
+    log_unreadable(message, aside, error)
+    if not message.at_most_once:
+        yield from settle(link, message.queue, [message], [aside])
+    elif link.on_event is not None:
+        tell_settled(link, message, aside, "done")
+
+
+def log_unreadable(message: Message[Any], aside: Settlement, error: BaseException) -> None:
+    """Say why a message is put aside."""
     log.warning(
         "message %s of queue %s cannot be read (%s): %s",
         message.id,
@@ -162,8 +241,6 @@ def _put_aside(link: Link, message: Message[Any], aside: Settlement, error: Unde
         error,
         extra={"event": "unreadable", "queue": message.queue, "message_id": message.id, "outcome": aside.outcome},
     )
-    if not message.at_most_once:
-        yield from settle(link, message.queue, [message], [aside])
 
 
 # ---- settling ------------------------------------------------------------------------------------------------
@@ -191,6 +268,9 @@ def settle(
         if status == "lost":
             message.lease_lost = True
             log_lease_lost(message, "settle")
+    if link.on_event is not None:
+        for message, settlement, status in zip(messages, settlements, woken.result, strict=True):
+            tell_settled(link, message, settlement, status, "failure" if status == "lost" else "success")
     if any(settlement.then for settlement in settlements):
         yield from deliver_outgoing(link, queue)
     return woken.result
@@ -226,6 +306,8 @@ def finish(link: Link, message: Message[Any], error: BaseException | None, retry
                 type(error).__name__,
                 extra={"event": "outcome_ignored", "queue": message.queue, "message_id": message.id},
             )
+        if link.on_event is not None:
+            tell_settled(link, message, Settlement(message.id, message.token, message.lease.nonce), "done")
         return is_outcome
     settlement = message.settlement(error, retry)
     interrupted = settlement.outcome == "release"
@@ -233,6 +315,8 @@ def finish(link: Link, message: Message[Any], error: BaseException | None, retry
     try:
         yield from settle(link, message.queue, [message], [settlement], budget=budget)
     except WaypostError as failure:
+        if link.on_event is not None:
+            tell_settled(link, message, settlement, "unsettled", *how(failure))
         if error is None or is_outcome:
             raise
         # The caller's own error says more than ours; the lease ends by itself.

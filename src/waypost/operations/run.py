@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from waypost.errors import InvalidInput
 from waypost.identity import Operation, is_message_id
-from waypost.message import CancelStatus, Event, MessageState, Page, Purged, Redriven, Stored
+from waypost.message import CancelStatus, Event, MessageState, ObservedOutcome, Page, Purged, Redriven, Stored
 from waypost.operations.flow import Flow, Link, Sleep
 from waypost.policy import CHUNK_MESSAGES_MAX, KEY_CHARACTERS_MAX, Policy, check_text, parse_rate, policy_changes
 from waypost.store.port import Call, Target
@@ -81,7 +81,11 @@ def cancel(link: Link, queue: str, *, id: str | None, key: str | None) -> Flow[C
         raise InvalidInput("say what to cancel: either id= or key=")
     target = Target(check_id(id)) if id is not None else Target(key=check_text("key", key or "", KEY_CHARACTERS_MAX))
     statuses = yield from _operated(link, queue, lambda operation: link.store.cancel(queue, (target,), operation))
-    return statuses[0]
+    status = statuses[0]
+    event = "cancelled" if status == "cancelled" else "cancel_requested"
+    outcome: ObservedOutcome = "success" if status in ("cancelled", "requested") else "skipped"
+    link.tell(event, queue, outcome, message_id=id, key=key, reason=status)
+    return status
 
 
 def redrive(
@@ -120,6 +124,9 @@ def _redrive_chunk(link: Link, queue: str, count: int, ids: Sequence[str], reaso
     )
     if woken.wake:
         link.wake(woken.wake)
+    if link.on_event is not None:
+        for message_id in woken.result.moved:
+            link.tell("redriven", queue, message_id=message_id)
     return woken.result
 
 
@@ -147,6 +154,7 @@ def purge(link: Link, queue: str, state: MessageState) -> Flow[int]:
         removed += part.removed
         if not part.more or part.removed == 0:
             break
+    link.tell("purged", queue, "success" if removed else "skipped", count=removed, reason=state)
     return removed
 
 
@@ -155,7 +163,22 @@ def configure(link: Link, queue: str, settings: Mapping[str, Any]) -> Flow[Polic
     changes = policy_changes(settings)
     policy = yield from link.attempt_woken(link.store.configure(queue, changes))
     link.remember_policy(queue, policy)
+    link.tell("configured", queue, reason=" ".join(sorted(settings)))
     return policy
+
+
+def pause(link: Link, queue: str) -> Flow[bool]:
+    """Hand out nothing until a resume."""
+    changed = yield from link.attempt(link.store.pause(queue))
+    link.tell("paused", queue, "success" if changed else "skipped")
+    return changed
+
+
+def resume(link: Link, queue: str) -> Flow[bool]:
+    """Hand out messages again."""
+    changed = yield from link.attempt_woken(link.store.resume(queue))
+    link.tell("resumed", queue, "success" if changed else "skipped")
+    return changed
 
 
 def listing(link: Link, queue: str, state: MessageState, count: int) -> Flow[list[Stored]]:

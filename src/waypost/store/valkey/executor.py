@@ -198,6 +198,12 @@ class ValkeyExecutor(_Common):
             self._pool.disconnect()
 
 
+async def _can_read(connection: Any) -> bool:
+    """Whether something lies unread on an idle connection: its end, for instance. Older drivers use another name."""
+    look = getattr(connection, "can_read", None) or connection.can_read_destructive
+    return bool(await look())
+
+
 class AsyncValkeyExecutor(_Common):
     """The same for an event loop."""
 
@@ -264,7 +270,7 @@ class AsyncValkeyExecutor(_Common):
                     connection, used = self._idle.pop()
                 except IndexError:
                     return await self._pool.get_connection()
-                if time.monotonic() - used < IDLE_SECONDS or not await connection.can_read_destructive():
+                if time.monotonic() - used < IDLE_SECONDS or not await _can_read(connection):
                     return connection
                 await self._discard(connection)
         except CONNECTION_FAILURES as error:

@@ -1,0 +1,1 @@
+"""The command line: `waypost worker module:post`."""

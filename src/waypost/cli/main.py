@@ -1,0 +1,40 @@
+"""`waypost`: reads the arguments and calls the command. Nothing of a command is loaded before it is asked for."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from waypost import __version__
+
+
+def parser() -> argparse.ArgumentParser:
+    """The arguments of all commands."""
+    top = argparse.ArgumentParser(prog="waypost", description="Messages that must arrive.")
+    top.add_argument("--version", action="version", version=f"waypost {__version__}")
+    commands = top.add_subparsers(dest="command", required=True, metavar="command")
+    worker = commands.add_parser(
+        "worker", help="run the handlers of a client", description="Run the handlers registered on a client."
+    )
+    worker.add_argument("target", metavar="module:post", help="where the client is: shop.queues:post")
+    worker.add_argument("--queues", metavar="a,b", help="only these queues")
+    worker.add_argument("--processes", type=int, default=1, metavar="N", help="so many worker processes (1)")
+    worker.add_argument(
+        "--timeout", type=float, default=25.0, metavar="S", help="seconds that handlers have to end after a signal (25)"
+    )
+    worker.add_argument("--until-empty", action="store_true", help="end when nothing is ready any more")
+    worker.add_argument("--log-level", default="warning", choices=("debug", "info", "warning", "error"))
+    return top
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command; its exit code."""
+    options = parser().parse_args(arguments)
+    from waypost.cli import worker
+
+    return worker.run(options, sys.argv[1:] if arguments is None else list(arguments))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

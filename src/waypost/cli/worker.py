@@ -1,0 +1,161 @@
+"""`waypost worker`: finds the client, says what it will do, runs its handlers, and says how it ended.
+
+With `--processes N` it starts N of itself and looks after them: signals are passed on, and one that dies is replaced.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import importlib
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from typing import Any
+
+from waypost.client import AsyncWaypost, Waypost
+from waypost.client.base import Face
+from waypost.errors import ConfigurationError, WaypostError
+from waypost.message import Drained
+from waypost.worker.blocking import BlockingWorker, close_loop
+from waypost.worker.signals import NAMES
+from waypost.worker.worker import Worker
+
+#: A process that dies at once is not started again at once, or the machine would do nothing else.
+RESTART_SECONDS = 1.0
+WATCH_SECONDS = 0.05
+
+
+def run(options: argparse.Namespace, arguments: list[str]) -> int:
+    """Run the command; its exit code."""
+    logging.basicConfig(
+        level=options.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stderr
+    )
+    if options.processes < 1:
+        say("waypost: --processes is a whole number from 1")
+        return 2
+    if options.processes > 1:
+        return Processes(arguments, options.processes).run()
+    try:
+        face = find(options.target)
+        queues = None if options.queues is None else options.queues.split(",")
+        worker = face.worker(queues)
+        say(told_start(face, worker))
+        report = run_worker(worker, options)
+    except WaypostError as error:
+        say(f"waypost: {error}")
+        return 1
+    say(told_end(report))
+    return 0 if report.complete else 3
+
+
+def say(text: str) -> None:
+    """To people, at once, apart from what handlers print."""
+    sys.stderr.write(text + "\n")
+    sys.stderr.flush()
+
+
+def find(target: str) -> Waypost | AsyncWaypost:
+    """The client that `module:name` names."""
+    module_name, separator, path = target.partition(":")
+    if not separator or not module_name or not path:
+        raise ConfigurationError(f"say where the client is, as in shop.queues:post, not {target!r}")
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        found: Any = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            raise
+        raise ConfigurationError(f"there is no module {error.name!r} here; run this where it can be imported") from None
+    for name in path.split("."):
+        found = getattr(found, name, None)
+    if not isinstance(found, Waypost | AsyncWaypost):
+        raise ConfigurationError(f"{target} is {type(found).__name__}, not a Waypost or an AsyncWaypost")
+    return found
+
+
+def run_worker(worker: BlockingWorker | Worker, options: argparse.Namespace) -> Drained:
+    """Until it ends, on an event loop of its own."""
+    if isinstance(worker, BlockingWorker):
+        return worker.run(until_empty=options.until_empty, timeout=options.timeout)
+    loop = asyncio.new_event_loop()
+    try:
+        return loop.run_until_complete(worker.run(until_empty=options.until_empty, timeout=options.timeout))
+    finally:
+        close_loop(loop)
+
+
+def told_start(face: Face, worker: BlockingWorker | Worker) -> str:
+    """What will be run, where, and how safe it is there."""
+    durability = {
+        "memory": "in this process only: everything is gone when it ends",
+        "sqlite": "each commit is on the disk",
+        "valkey": "as durable as the server's append-only file; a warning tells if it has none",
+    }
+    lines = [
+        f"waypost worker {worker.name}",
+        f"  store      {face.store.kind}, namespace {face.store.namespace}: {durability.get(face.store.kind, '')}",
+    ]
+    for handler in worker.handlers:
+        batch = "" if handler.batch is None else f", batches of {handler.batch}"
+        where = "on the event loop" if handler.is_async else "in threads"
+        lines.append(f"  {handler.queue:10} {handler.name}: {handler.concurrency} at once {where}{batch}")
+    lines.append("  stop with SIGINT, SIGTERM or SIGHUP; a second one does not wait")
+    return "\n".join(lines)
+
+
+def told_end(report: Drained) -> str:
+    """How it went."""
+    parts = [f"{report.handled} handled", f"{report.released} given back"]
+    if report.cancelled:
+        parts.append(f"{report.cancelled} cancelled")
+    if report.running:
+        parts.append(f"{report.running} still running: delivered again when their leases end")
+    if report.unsettled:
+        parts.append(f"{report.unsettled} not settled: delivered again when their leases end")
+    return f"waypost worker stopped: {', '.join(parts)}"
+
+
+class Processes:
+    """Several workers, each a process of its own: nothing is shared, so nothing has to survive a fork."""
+
+    def __init__(self, arguments: list[str], count: int) -> None:
+        self._command = [sys.executable, "-m", "waypost.cli.main", *arguments, "--processes", "1"]
+        self._count = count
+        self._children: list[subprocess.Popen[bytes]] = []
+        self._stopping = False
+
+    def run(self) -> int:
+        """Until all have ended; the worst of their exit codes."""
+        for name in NAMES:
+            signal.signal(getattr(signal, name), self._pass_on)
+        worst, due = 0, time.monotonic()
+        self._children = [self._start() for _ in range(self._count)]
+        while self._children:
+            for child in [child for child in self._children if child.poll() is not None]:
+                self._children.remove(child)
+                code = child.returncode
+                if code == 0 or self._stopping:
+                    worst = max(worst, abs(code))
+                    continue
+                say(f"waypost worker process {child.pid} ended with {code}; starting another")
+                time.sleep(max(0.0, due - time.monotonic()))
+                due = time.monotonic() + RESTART_SECONDS
+                if not self._stopping:
+                    self._children.append(self._start())
+            time.sleep(WATCH_SECONDS)
+        return worst
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        # A session of its own: Ctrl-C in a terminal reaches it once, through us.
+        return subprocess.Popen(self._command, start_new_session=True)
+
+    def _pass_on(self, number: int, frame: object) -> None:
+        self._stopping = True
+        for child in self._children:
+            if child.poll() is None:
+                child.send_signal(number)

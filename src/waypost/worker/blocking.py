@@ -1,0 +1,129 @@
+"""The worker for the face that blocks: the same worker, on an event loop of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from types import TracebackType
+from typing import Any, Self
+
+from waypost.errors import ConfigurationError
+from waypost.message import Drained
+from waypost.worker.handler import Handler
+from waypost.worker.worker import STOP_SECONDS, Worker, let_linger
+
+
+class BlockingWorker:
+    """Runs handlers in the calling thread with `run`, or in a background thread for the length of a `with` block."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+        self._thread: threading.Thread | None = None
+        self._ended = threading.Event()
+        self._ended.set()
+        self._error: BaseException | None = None
+
+    @property
+    def handlers(self) -> list[Handler]:
+        """What it runs."""
+        return self._worker.handlers
+
+    @property
+    def name(self) -> str:
+        """How the store knows it."""
+        return self._worker.name
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it is at work."""
+        return self._worker.is_running
+
+    def run(self, *, until_empty: bool = False, signals: bool = True, timeout: float = STOP_SECONDS) -> Drained:
+        """Work until `stop`, a signal, or with `until_empty` until nothing is ready. Says how it ended.
+
+        SIGINT, SIGTERM and SIGHUP stop it, giving handlers `timeout` seconds; a second one has its usual effect. They
+        are only listened to in the main thread, and only where the program has no handler of its own.
+        """
+        loop = asyncio.new_event_loop()
+        self._ended = ended = threading.Event()
+        try:
+            # Not asyncio.run: that takes SIGINT for itself.
+            return loop.run_until_complete(self._worker.run(until_empty=until_empty, signals=signals, timeout=timeout))
+        finally:
+            close_loop(loop)
+            ended.set()
+
+    def start(self) -> Self:
+        """Work in a background thread; returns once it claims, or raises why it cannot."""
+        if self._worker.is_running:
+            raise ConfigurationError("this worker is running already")
+        # Events of its own: the thread of an earlier run may still be waiting for a handler.
+        started, self._ended = threading.Event(), threading.Event()
+        self._error = None
+        self._thread = threading.Thread(
+            target=self._run_in_thread, args=(started, self._ended), name="waypost-worker", daemon=True
+        )
+        self._thread.start()
+        started.wait()
+        if self._error is not None:
+            raise self._error
+        return self
+
+    def quiet(self) -> None:
+        """Claim no more, and go on with what is claimed."""
+        self._worker.quiet()
+
+    def request_stop(self, timeout: float | None = None) -> None:
+        """Ask for a stop without waiting for it. Safe from any thread and from a signal handler."""
+        self._worker.request_stop(timeout)
+
+    def stop(self, timeout: float = STOP_SECONDS) -> Drained:
+        """Stop in order, wait for it, and say how it went: handlers have so long to end.
+
+        Raises what ended the worker before its time, if something did.
+        """
+        self._worker.request_stop(timeout)
+        if self._thread is not threading.current_thread():
+            self._ended.wait()
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+        return self._worker.report()
+
+    def report(self) -> Drained:
+        """Where the worker stands now."""
+        return self._worker.report()
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def _run_in_thread(self, started: threading.Event, ended: threading.Event) -> None:
+        loop = asyncio.new_event_loop()
+        try:
+            loop.run_until_complete(self._worker.run(signals=False, on_started=started.set))
+            ended.set()
+            loop.run_until_complete(let_linger())
+        except BaseException as error:
+            self._error = error
+        finally:
+            close_loop(loop)
+            ended.set()
+            started.set()
+
+
+def close_loop(loop: asyncio.AbstractEventLoop) -> None:
+    """End what still runs on a loop of our own, as `asyncio.run` does, but without waiting for threads."""
+    try:
+        left: set[asyncio.Task[Any]] = asyncio.all_tasks(loop)
+        for task in left:
+            task.cancel()
+        if left:
+            loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
+        loop.run_until_complete(loop.shutdown_asyncgens())
+    finally:
+        loop.close()

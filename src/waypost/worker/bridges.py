@@ -1,0 +1,56 @@
+"""Executors of the other colour, for stores on the caller's own client, which has only one.
+
+A worker claims and settles on its event loop and renews from a thread. A store made from a URL connects both ways.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from waypost.store.port import AsyncExecutor, Call, Executor
+
+T = TypeVar("T")
+#: Claims and settles of several queues may be under way at once.
+THREADS = 4
+
+
+class ThreadedExecutor:
+    """A blocking executor for an event loop: threads do the waiting."""
+
+    def __init__(self, executor: Executor) -> None:
+        self._executor = executor
+        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="waypost-store")
+
+    async def run(self, call: Call[T]) -> T:
+        return await self._in_thread(lambda: self._executor.run(call))
+
+    async def run_many(self, calls: Iterable[Call[T]]) -> list[T | Exception]:
+        chosen = list(calls)
+        return await self._in_thread(lambda: self._executor.run_many(chosen))
+
+    async def close(self) -> None:
+        await self._in_thread(self._executor.close)
+        self._threads.shutdown(wait=False)
+
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+
+class LoopExecutor:
+    """An awaited executor for a thread: the event loop does the work, so a loop that is blocked delays it."""
+
+    def __init__(self, executor: AsyncExecutor, loop: asyncio.AbstractEventLoop) -> None:
+        self._executor = executor
+        self._loop = loop
+
+    def run(self, call: Call[T]) -> T:
+        return asyncio.run_coroutine_threadsafe(self._executor.run(call), self._loop).result()
+
+    def run_many(self, calls: Iterable[Call[T]]) -> list[T | Exception]:
+        return asyncio.run_coroutine_threadsafe(self._executor.run_many(calls), self._loop).result()
+
+    def close(self) -> None:
+        """The executor is the event loop's own."""

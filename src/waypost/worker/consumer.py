@@ -1,0 +1,493 @@
+"""One handler at work: a loop that claims, and as many runners as handlers may run at once.
+
+A runner is a task that takes one message after the other, so a message costs no task, and one whose handler never
+waits costs no turn of the event loop. The claim loop keeps a little more at hand than can run now: as much as will
+start while its next call is under way, by the rate at which messages ended lately.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextvars import copy_context
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from waypost.delivery import Message, Outcome, Retry
+from waypost.errors import EnvelopeTooNew, OutcomeUnknown, StoreUnavailable, Undecodable, WaypostError
+from waypost.message import Claimed, Settlement
+from waypost.operations import receive
+from waypost.operations.flow import Link, drive_async
+from waypost.policy import CHUNK_MESSAGES_MAX
+from waypost.store.port import AsyncExecutor
+from waypost.worker.handler import Handler, handling
+from waypost.worker.running import Ending, Slot, log_failure, suspended
+from waypost.worker.settling import Settler
+from waypost.worker.threads import Threads
+
+if TYPE_CHECKING:
+    from waypost.worker.renewing import Renewer
+
+log = logging.getLogger("waypost")
+
+#: What will start within so long is claimed ahead: longer than a round trip, too short for others to miss it.
+SOON_SECONDS = 0.02
+#: A runner whose handlers never wait lets others run after so long.
+TURN_SECONDS = 0.02
+#: With so many outcomes waiting for the store, no more is claimed.
+UNSETTLED_MAX = 4 * CHUNK_MESSAGES_MAX
+#: After a claim that failed for good, so long passes before the next.
+FAILED_CLAIM_SECONDS = 1.0
+#: A handler that was cancelled has so long to end before it counts as one that goes on.
+CANCEL_GRACE_SECONDS = 1.0
+
+
+class Consumer:
+    """Claims, runs and ends the messages of one handler. Lives on one event loop."""
+
+    def __init__(
+        self,
+        handler: Handler,
+        link: Link,
+        executor: AsyncExecutor,
+        renewer: Renewer,
+        *,
+        owner: object,
+        on_work: Callable[[set[str] | None], None],
+        on_abort: Callable[[BaseException], None],
+        work_count: Callable[[], int],
+    ) -> None:
+        self.handler = handler
+        self.queue = handler.queue
+        self.owner = owner
+        self.lease_seconds: float | None = None
+        self.handled = 0
+        self.cancelled = 0
+        #: How far the worker's count of work had come when this queue was last found empty.
+        self.empty_at = -1
+        self.quiet = False
+        self._link = link
+        self._executor = executor
+        self._renewer = renewer
+        self._on_work = on_work
+        self._on_abort = on_abort
+        self._work_count = work_count
+        #: Whether a handler that returns nothing has nothing else to be looked at.
+        self._plain = not handler.manual and handler.batch is None and link.on_event is None
+        self._ready: deque[Message[Any]] = deque()
+        self._held: set[Message[Any]] = set()
+        self.settler = Settler(link, executor, self.queue, self._held, self._on_settled)
+        self._threads = None if handler.is_async else Threads(f"waypost-{self.queue}", handler.concurrency)
+        self._slots: list[Slot] = []
+        self._idle: list[Slot] = []
+        self._busy = 0
+        self._stopping = False
+        self._at_most_once = False
+        self._claiming: asyncio.Task[None] | None = None
+        self._asleep: asyncio.Future[None] | None = None
+        self._needs_room = False
+        self._low = 0
+        self._own_due = float("inf")
+        self._rate = 0.0
+        self._mark = (0.0, 0)
+        self._loop = asyncio.get_running_loop()
+
+    # ---- start, stop -------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Begin to claim."""
+        self.settler.start()
+        self._claiming = self._loop.create_task(self._claim_loop(), name=f"waypost claims {self.queue}")
+        self._claiming.add_done_callback(self._claim_loop_ended)
+
+    def be_quiet(self) -> None:
+        """Claim no more; go on with what is claimed."""
+        self.quiet = True
+        self.poke()
+
+    async def stop(self, deadline: float) -> None:
+        """Give back what has not started; let handlers end until the deadline, then cancel those that can be."""
+        self.be_quiet()
+        self._stopping = True
+        self._give_back_ready()
+        if self._claiming is not None:
+            _, late = await asyncio.wait([self._claiming], timeout=receive.RELEASE_BUDGET_SECONDS)
+            if late:
+                self._claiming.cancel()
+                await asyncio.gather(self._claiming, return_exceptions=True)
+        self._give_back_ready()
+        self._wake_runners(len(self._idle))
+        runners = [slot.task for slot in self._slots if slot.task is not None and not slot.task.done()]
+        if runners:
+            await asyncio.wait(runners, timeout=max(0.0, deadline - time.monotonic()))
+        self._give_back_ready()
+        late_ones = [slot for slot in self._slots if slot.messages]
+        if self.handler.is_async and late_ones:
+            for slot in late_ones:
+                slot.cancel("stopped")
+            self.cancelled += len(late_ones)
+            tasks = [slot.task for slot in late_ones if slot.task is not None]
+            await asyncio.wait(tasks, timeout=CANCEL_GRACE_SECONDS)
+        await self._give_back_lost_claims()
+        await self.settler.stop(max(receive.RELEASE_BUDGET_SECONDS, deadline - time.monotonic()))
+        if self._threads is not None:
+            self._threads.stop()
+
+    @property
+    def running(self) -> int:
+        """Handler calls under way."""
+        return self._busy
+
+    @property
+    def in_flight(self) -> int:
+        """All that was claimed here and is not settled yet."""
+        return len(self._ready) + self._busy + len(self.settler)
+
+    def runners(self) -> list[asyncio.Task[None]]:
+        """Those that have not ended: after a stop, the ones whose handlers go on."""
+        return [slot.task for slot in self._slots if slot.task is not None and not slot.task.done()]
+
+    def _give_back_ready(self) -> None:
+        kept = [message for message in self._ready if message.at_most_once]
+        for message in self._ready:
+            # What has left the store cannot be given back: it is handled while there is time.
+            if not message.at_most_once:
+                self._give_back(message)
+        self._ready.clear()
+        self._ready.extend(kept)
+
+    def _give_back(self, message: Message[Any]) -> None:
+        lease = message.lease
+        settlement = Settlement(lease.id, lease.token, lease.nonce, "release")
+        if message.lease_lost:
+            self._close_lost(message, settlement)
+        else:
+            self.settler.add(message, settlement)
+
+    async def _give_back_lost_claims(self) -> None:
+        """Claims whose replies were lost may hold messages: ask once, and give them back."""
+        while (operation := self._link.take_lost_claim(self.queue)) is not None:
+            flow = receive.claim_lost(self._link, self.queue, operation, budget=receive.RELEASE_BUDGET_SECONDS)
+            try:
+                claimed = await drive_async(self._executor, flow)
+            except WaypostError:
+                return  # their leases end by themselves
+            for lease in claimed.leases if claimed is not None else ():
+                self._give_back(Message(self.queue, lease))
+
+    # ---- claiming ----------------------------------------------------------------------------------------
+
+    def _claim_loop_ended(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._on_abort(error)
+
+    async def _claim_loop(self) -> None:
+        nap = receive.Nap()
+        self._mark = (time.monotonic(), 0)
+        while not self.quiet:
+            limit = self._room()
+            if limit <= 0:
+                self._needs_room = True
+                await self._sleep(None)
+                continue
+            work = self._work_count()
+            claimed = await self._claim(limit)
+            if claimed is None:
+                await self._sleep(FAILED_CLAIM_SECONDS)
+                continue
+            if claimed.leases:
+                nap = receive.Nap()
+                self._accept(claimed)
+            if claimed.outgoing:
+                await drive_async(self._executor, receive.deliver_outgoing(self._link, self.queue))
+            if not claimed.leases and not self.quiet:
+                if not self.in_flight:
+                    self.empty_at = work
+                    self._on_work(None)
+                await self._sleep(nap.seconds(claimed, None))
+                self._mark = (time.monotonic(), self.handled)
+
+    async def _claim(self, limit: int) -> Claimed | None:
+        """One claim, or what an earlier one still holds. None if the store does not answer."""
+        link = self._link
+        try:
+            operation = link.take_lost_claim(self.queue)
+            if operation is not None:
+                found = await drive_async(self._executor, receive.claim_lost(link, self.queue, operation))
+                if found is not None and found.leases:
+                    return found
+            return await drive_async(self._executor, receive.claim(link, self.queue, limit))
+        except WaypostError as error:
+            away = isinstance(error, StoreUnavailable | OutcomeUnknown)
+            log.log(
+                logging.WARNING if away else logging.ERROR,
+                "queue %s: nothing could be claimed (%s); trying again",
+                self.queue,
+                error,
+                extra={"event": "claim_failed", "queue": self.queue},
+            )
+            return None
+
+    def _room(self) -> int:
+        """How many more messages can start now or soon."""
+        then, handled_then = self._mark
+        ended, now = self.handled - handled_then, time.monotonic()
+        if ended > 0 and now > then:
+            rate = ended / (now - then)
+            self._rate = rate if self._rate == 0.0 else (self._rate + rate) / 2
+            self._mark = (now, self.handled)
+        if len(self.settler) >= UNSETTLED_MAX:
+            self._low = 0
+            return 0
+        soon = 0 if self._at_most_once else int(self._rate * SOON_SECONDS)
+        self._low = soon // 2
+        per_call = self.handler.batch or 1
+        free = (self.handler.concurrency - self._busy) * per_call
+        return min(free + soon - len(self._ready), CHUNK_MESSAGES_MAX)
+
+    def _accept(self, claimed: Claimed) -> None:
+        leases, queue, as_type = claimed.leases, self.queue, self.handler.as_type
+        messages = [Message(queue, lease, as_type) for lease in leases]
+        first = leases[0]
+        self._at_most_once = first.lease_end_ms is None
+        if first.lease_end_ms is not None:
+            self._held.update(messages)
+            seconds = _lease_seconds(messages[0])
+            if self.lease_seconds is None or seconds < self.lease_seconds:
+                self.lease_seconds = seconds
+                self._renewer.hurry(self)
+        self._ready.extend(messages)
+        self._wake_runners(len(messages))
+
+    async def _sleep(self, seconds: float | None) -> None:
+        """Sleep until the time is up, something of our own comes due, or a poke."""
+        due = self._own_due - time.monotonic()
+        pause = due if seconds is None else min(seconds, due)
+        self._asleep = asleep = self._loop.create_future()
+        alarm = None if pause == float("inf") else self._loop.call_later(max(0.0, pause), self.poke)
+        try:
+            if not self.quiet:
+                await asleep
+        finally:
+            self._asleep, self._needs_room = None, False
+            if alarm is not None:
+                alarm.cancel()
+            if self._own_due <= time.monotonic():
+                self._own_due = float("inf")
+
+    def poke(self) -> None:
+        """End the sleep: there is room, or work, or a reason to stop."""
+        if self._asleep is not None and not self._asleep.done():
+            self._asleep.set_result(None)
+
+    def _on_settled(self, soonest_ms: int | None, sent_to: set[str]) -> None:
+        if soonest_ms is not None:
+            # The last claim's answer could not know of this.
+            due = time.monotonic() + soonest_ms / 1000
+            if due < self._own_due:
+                self._own_due = due
+                self.poke()
+        if self._needs_room:
+            self.poke()
+        self._on_work(sent_to)
+
+    # ---- running -----------------------------------------------------------------------------------------
+
+    def _wake_runners(self, count: int) -> None:
+        idle = self._idle
+        while count > 0 and idle:
+            waiting = idle.pop().waiting
+            if waiting is not None and not waiting.done():
+                waiting.set_result(None)
+            count -= 1
+        while count > 0 and len(self._slots) < self.handler.concurrency and not self._stopping:
+            slot = Slot(self)
+            slot.task = self._loop.create_task(self._run(slot), name=f"waypost handles {self.queue}")
+            self._slots.append(slot)
+            count -= 1
+
+    async def _run(self, slot: Slot) -> None:
+        handling.set(slot)
+        ready, monotonic = self._ready, time.monotonic
+        turn = monotonic()
+        while True:
+            if not ready:
+                if self._stopping:
+                    return
+                slot.waiting = self._loop.create_future()
+                self._idle.append(slot)
+                await slot.waiting
+                turn = monotonic()
+                continue
+            messages = self._take()
+            if messages:
+                slot.messages, slot.started = messages, monotonic()
+                self._busy += 1
+                result, error = None, None
+                try:
+                    result = await self._call(slot, messages)
+                except BaseException as failure:
+                    error = failure
+                self._busy -= 1
+                slot.messages = ()
+                if isinstance(error, asyncio.CancelledError) and slot.was_given_up():
+                    # The event loop is being closed. A thread may still be at work: never give back what may run.
+                    if self.handler.is_async:
+                        self._end(slot, messages, None, error)
+                    raise error
+                self._end(slot, messages, result, error)
+                if slot.started - turn > TURN_SECONDS:
+                    await asyncio.sleep(0)
+                    turn = monotonic()
+            if self._needs_room and len(ready) <= self._low:
+                self.poke()
+
+    def _take(self) -> list[Message[Any]]:
+        """The messages of the next call, without those that need no handler any more."""
+        ready, batch = self._ready, self.handler.batch
+        if batch is None:
+            message = ready.popleft()
+            if not message.lease_lost and not message.cancel_requested:
+                return [message]
+            self._give_back(message)
+            return []
+        messages: list[Message[Any]] = []
+        while ready and len(messages) < batch:
+            message = ready.popleft()
+            if message.lease_lost or message.cancel_requested:
+                self._give_back(message)
+                continue
+            try:
+                if "body" in self.handler.wanted or self.handler.as_type is not None:
+                    _ = message.body
+            except Undecodable as error:
+                self._settle(message, error)
+                continue
+            messages.append(message)
+        return messages
+
+    async def _call(self, slot: Slot, messages: list[Message[Any]]) -> Any:
+        handler = self.handler
+        given = handler.given(messages)
+        # A context of its own for each call: what a handler sets in it must not reach the next one.
+        context = copy_context()
+        if self._threads is not None:
+            return await self._threads.run(partial(context.run, handler.function, *given))
+        coroutine = context.run(handler.function, *given)
+        try:
+            waits_for = context.run(coroutine.send, None)
+        except StopIteration as stop:
+            return stop.value
+        alarm = self._loop.call_later(handler.time_limit, slot.cancel, "timeout")
+        try:
+            return await suspended(coroutine, context, waits_for)
+        finally:
+            alarm.cancel()
+
+    # ---- ending ------------------------------------------------------------------------------------------
+
+    def _end(self, slot: Slot, messages: list[Message[Any]], result: Any, error: BaseException | None) -> None:
+        self.handled += 1
+        if error is None and result is None and self._plain and slot.ending is None:
+            settlement = messages[0].plain_done()
+            if settlement is not None:
+                self.settler.add(messages[0], settlement)
+                return
+        ending: Ending | None = None
+        if slot.ending is not None:
+            ending, error = slot.ended(error)
+        if error is None and isinstance(result, Outcome):
+            error = result
+        elif error is not None and not isinstance(error, Outcome):
+            if isinstance(error, KeyboardInterrupt | SystemExit):
+                self._on_abort(error)
+            elif isinstance(error, Exception) and error is not messages[0].undecodable:
+                log_failure(self.handler, messages, error)
+        if self._link.on_event is not None:
+            slot.tell(self._link, messages, error, ending)
+        for message in messages:
+            self._settle(message, error)
+
+    def _settle(self, message: Message[Any], error: BaseException | None) -> None:
+        handler = self.handler
+        if handler.manual and error is None and message.outcome is None:
+            error = Retry(reason="left unsettled")
+        settlement = message.settlement(error, handler.retry)
+        unreadable = message.undecodable
+        if unreadable is not None and error is unreadable:
+            if isinstance(unreadable, EnvelopeTooNew):
+                settlement = receive.too_new(message.lease)
+            receive.log_unreadable(message, settlement, unreadable)
+        if message.lease_lost:
+            self._close_lost(message, settlement)
+        elif message.at_most_once:
+            if self._link.on_event is not None:
+                receive.tell_settled(self._link, message, settlement, "done")
+        else:
+            self.settler.add(message, settlement)
+
+    def _close_lost(self, message: Message[Any], settlement: Settlement) -> None:
+        """Its renewal said that it is ours no more: a settle could only be refused."""
+        self._held.discard(message)
+        message.settled = "lost"
+        if self._link.on_event is not None:
+            receive.tell_settled(self._link, message, settlement, "lost", "failure")
+
+    # ---- what the renewing thread asks and tells ---------------------------------------------------------
+
+    def to_renew(self) -> list[Message[Any]]:
+        """All leases held here, but for those whose handlers have run for too long."""
+        now, limit = time.monotonic(), self.handler.max_run
+        held = list(self._held)
+        if held:
+            # The queue's lease can be changed while messages are held that were claimed under another.
+            self.lease_seconds = min(map(_lease_seconds, held))
+        overdue: set[Message[Any]] = set()
+        for slot in list(self._slots):
+            if slot.messages and now - slot.started > limit:
+                overdue.update(slot.messages)
+                if slot.overdue_seconds(now, self.handler) > (self.lease_seconds or 0.0):
+                    self._give_up_leases(slot.messages)
+        return [message for message in held if message not in overdue] if overdue else held
+
+    def _give_up_leases(self, messages: Sequence[Message[Any]]) -> None:
+        """What was not renewed for a whole lease is not ours any more, and no renewal will say so."""
+        for message in messages:
+            if not message.lease_lost:
+                message.lease_lost = True
+                receive.log_lease_lost(message, "max_run")
+                self.on_lost(message)
+
+    def still_concerns(self, message: Message[Any]) -> bool:
+        return message in self._held and message not in self.settler.sending
+
+    def on_lost(self, message: Message[Any]) -> None:
+        self._from_thread(self._stop_handler, message, "lost")
+
+    def on_cancel(self, message: Message[Any]) -> None:
+        self._from_thread(self._stop_handler, message, "cancel")
+
+    def _from_thread(self, call: Callable[..., None], *given: Any) -> None:
+        try:
+            self._loop.call_soon_threadsafe(call, *given)
+        except RuntimeError:
+            log.debug("the event loop is gone", extra={"event": "loop_gone", "queue": self.queue})
+
+    def _stop_handler(self, message: Message[Any], ending: Ending) -> None:
+        for slot in self._slots:
+            # In a batch the others are still ours: the handler goes on and can look at each message.
+            if message in slot.messages and self.handler.is_async and len(slot.messages) == 1:
+                slot.cancel(ending)
+        if ending == "lost" and self.handler.on_lease_lost is not None:
+            try:
+                self.handler.on_lease_lost(message)
+            except Exception:
+                log.exception("on_lease_lost failed", extra={"event": "on_lease_lost_failed", "queue": self.queue})
+
+
+def _lease_seconds(message: Message[Any]) -> float:
+    lease = message.lease
+    return max(1, (lease.lease_end_ms or 0) - lease.claimed_ms) / 1000

@@ -1,0 +1,166 @@
+"""Settling: the outcomes of many messages in one call, without making a lonely one wait.
+
+While a call is under way the outcomes of what ends meanwhile gather; when it is answered they go together. On an idle
+queue nothing is under way, so an outcome goes out as soon as the event loop has run what was ready to run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from waypost.delivery import Message
+from waypost.errors import OutcomeUnknown, StoreUnavailable, WaypostError
+from waypost.message import Settlement, SettleStatus
+from waypost.operations import receive
+from waypost.operations.flow import Link, drive_async
+from waypost.policy import CHUNK_BYTES_MAX, CHUNK_MESSAGES_MAX
+from waypost.store.port import AsyncExecutor
+
+log = logging.getLogger("waypost")
+
+#: Outcomes after which a message can be claimed again.
+COMES_BACK = frozenset(("retry", "snooze", "release"))
+
+
+class Settler:
+    """Gathers the outcomes of one queue and sends them. Lives on one event loop."""
+
+    def __init__(
+        self,
+        link: Link,
+        executor: AsyncExecutor,
+        queue: str,
+        held: set[Message[Any]],
+        on_settled: Callable[[int | None, set[str]], None],
+    ) -> None:
+        self._link = link
+        self._executor = executor
+        self._queue = queue
+        #: Leases that are ours; what is settled leaves it.
+        self._held = held
+        #: Called after each call with when the first of its messages comes back, and the queues it sent others to.
+        self._on_settled = on_settled
+        self._messages: list[Message[Any]] = []
+        self._settlements: list[Settlement] = []
+        #: What the call under way settles: its own answer says what became of them.
+        self.sending: list[Message[Any]] = []
+        self._idle: asyncio.Future[None] | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._stopping = False
+        self.unsettled = 0
+        self.released = 0
+
+    def __len__(self) -> int:
+        return len(self._messages) + len(self.sending)
+
+    def add(self, message: Message[Any], settlement: Settlement) -> None:
+        """Settle this soon."""
+        self._messages.append(message)
+        self._settlements.append(settlement)
+        if self._idle is not None and not self._idle.done():
+            self._idle.set_result(None)
+
+    def start(self) -> None:
+        """Begin to send."""
+        self._task = asyncio.get_running_loop().create_task(self._loop(), name=f"waypost settles {self._queue}")
+
+    def start_again(self) -> None:
+        """Go on after a stop, for handlers that could not be stopped."""
+        self._stopping = False
+        self.start()
+
+    async def stop(self, timeout: float) -> None:
+        """Send what is left, for at most so long. What could not be sent comes back when its lease ends."""
+        if self._task is None:
+            return
+        self._stopping = True
+        if self._idle is not None and not self._idle.done():
+            self._idle.set_result(None)
+        _, late = await asyncio.wait([self._task], timeout=timeout)
+        if late:
+            self._give_up(self._messages + self.sending, self._settlements, None)
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        self._task = None
+
+    async def _loop(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            if not self._messages:
+                if self._stopping:
+                    return
+                self._idle = loop.create_future()
+                await self._idle
+                continue
+            count = self._chunk()
+            messages, self._messages = self._messages[:count], self._messages[count:]
+            settlements, self._settlements = self._settlements[:count], self._settlements[count:]
+            self.sending = messages
+            try:
+                await self._send(messages, settlements)
+            finally:
+                self.sending = []
+
+    def _chunk(self) -> int:
+        """How many go together: a bounded number, with a bounded number of bytes sent on."""
+        count, weight = 0, 0
+        for settlement in self._settlements[:CHUNK_MESSAGES_MAX]:
+            if settlement.then or settlement.result is not None:
+                weight += len(settlement.result or b"") + sum(len(one.envelope) + 512 for one in settlement.then)
+                if weight > CHUNK_BYTES_MAX and count:
+                    break
+            count += 1
+        return count
+
+    async def _send(self, messages: list[Message[Any]], settlements: list[Settlement]) -> None:
+        flow = receive.settle(self._link, self._queue, messages, settlements)
+        try:
+            statuses = await drive_async(self._executor, flow)
+        except (StoreUnavailable, OutcomeUnknown) as error:
+            self._give_up(messages, settlements, error)
+        except Exception as error:
+            # Also what nobody foresaw: a settler that ends would hold up all that comes after.
+            if len(messages) == 1:
+                self._give_up(messages, settlements, error)
+                return
+            # One of them is refused, and the step with it: alone, each can say which.
+            for message, settlement in zip(messages, settlements, strict=True):
+                await self._send([message], [settlement])
+        else:
+            self._held.difference_update(messages)
+            self._settled(settlements, statuses)
+
+    def _settled(self, settlements: list[Settlement], statuses: list[SettleStatus]) -> None:
+        soonest: int | None = None
+        sent_to: set[str] = set()
+        for settlement in settlements:
+            if settlement.outcome in COMES_BACK:
+                soonest = settlement.after_ms if soonest is None else min(soonest, settlement.after_ms)
+            elif settlement.then:
+                sent_to.update(one.queue for one in settlement.then)
+        if soonest is not None:
+            self.released += statuses.count("released")
+        self._on_settled(soonest, sent_to)
+
+    def _give_up(self, messages: list[Message[Any]], settlements: list[Settlement], error: Exception | None) -> None:
+        self._held.difference_update(messages)
+        self.unsettled += len(messages)
+        log.error(
+            "%d messages of queue %s could not be settled (%s): they come back when their leases end",
+            len(messages),
+            self._queue,
+            error or "the worker stops and the store does not answer",
+            extra={
+                "event": "settle_failed",
+                "queue": self._queue,
+                "count": len(messages),
+                "message_id": messages[0].id if messages else None,
+            },
+        )
+        if self._link.on_event is not None:
+            outcome = receive.how(error) if isinstance(error, WaypostError) else ("unknown",)
+            for message, settlement in zip(messages, settlements, strict=False):
+                receive.tell_settled(self._link, message, settlement, "unsettled", *outcome)

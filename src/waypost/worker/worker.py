@@ -1,0 +1,348 @@
+"""The worker: starts the consumers and the renewals, waits for a reason to stop, and stops them in order.
+
+run      until somebody says stop; `until_empty=True` until there is nothing left to claim
+quiet    claim no more, go on with what is claimed
+stop     quiet; give back what has not started; let handlers end until the deadline; then cancel, and give back
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Self
+
+from waypost.errors import ConfigurationError, ForkedClient, UnusableClient
+from waypost.identity import Session
+from waypost.message import Drained
+from waypost.operations.flow import Link, OnEvent
+from waypost.store.port import AsyncExecutor, Executor, Store
+from waypost.worker.bridges import LoopExecutor, ThreadedExecutor
+from waypost.worker.consumer import Consumer
+from waypost.worker.handler import Handler
+from waypost.worker.renewing import Renewer
+from waypost.worker.signals import StopSignals
+
+log = logging.getLogger("waypost")
+
+#: How long handlers may go on after a request to stop: less than the 30 s after which most supervisors kill.
+STOP_SECONDS = 25.0
+#: A thread that renews is waited for so long; it may hang in a call to a store that is away.
+RENEWER_STOP_SECONDS = 0.5
+
+
+class Worker:
+    """Runs handlers on the event loop that awaits `run`. One run at a time; it may run again."""
+
+    def __init__(
+        self,
+        store: Store,
+        handlers: Sequence[Handler],
+        *,
+        owner: object,
+        name: str,
+        retry_budget: float,
+        start_timeout: float,
+        on_event: OnEvent | None = None,
+        wake: Callable[[dict[str, list[str]]], None] = lambda woken: None,
+        session: Session | None = None,
+        check: Callable[[], None] = lambda: None,
+    ) -> None:
+        if not handlers:
+            raise ConfigurationError("there is nothing to run: register a function with @post.handler(queue)")
+        self.handlers = list(handlers)
+        self.name = name
+        self._store = store
+        self._owner = owner
+        #: Raises if the client that made this worker must not be used any more: forked, closed or drained.
+        self._check = check
+        # A session of its own: what a worker's claims hold must not turn up in a `receive` of the same client.
+        self._session = session or Session()
+        self._options: dict[str, Any] = {
+            "session": self._session, "worker": name, "retry_budget": retry_budget, "wake": wake, "on_event": on_event,
+        }  # fmt: skip
+        self._start_timeout = start_timeout
+        self._consumers: list[Consumer] = []
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._wanted: asyncio.Event | None = None
+        self._stop_seconds = STOP_SECONDS
+        self._stopping: asyncio.Task[Drained] | None = None
+        self._running: asyncio.Task[Drained] | None = None
+        self._error: BaseException | None = None
+        self._until_empty = False
+        self._work = 0
+        self._last = Drained()
+
+    # ---- what people call --------------------------------------------------------------------------------
+
+    async def run(
+        self,
+        *,
+        until_empty: bool = False,
+        signals: bool = True,
+        timeout: float = STOP_SECONDS,
+        on_started: Callable[[], None] = lambda: None,
+    ) -> Drained:
+        """Work until `stop`, a signal, or with `until_empty` until nothing is ready. Says how it ended.
+
+        SIGINT, SIGTERM and SIGHUP stop it, giving handlers `timeout` seconds; a second one has its usual effect. They
+        are only listened to in the main thread, and only where the program has no handler of its own.
+        """
+        if self._session.pid != os.getpid():
+            raise ForkedClient("this worker was made in the parent process; make client and worker in the child")
+        self._check()
+        if self._loop is not None:
+            raise ConfigurationError("this worker is running already")
+        self._loop = asyncio.get_running_loop()
+        self._wanted = asyncio.Event()
+        self._stopping, self._error, self._work, self._until_empty = None, None, 0, until_empty
+        self._stop_seconds = timeout
+        try:
+            async with _Parts(self) as parts:
+                self._consumers = parts.consumers
+                if signals:
+                    with StopSignals(self._on_signal):
+                        return await self._until_stopped(on_started)
+                return await self._until_stopped(on_started)
+        finally:
+            self._loop = self._wanted = None
+
+    async def start(self) -> Self:
+        """Work in the background of this event loop; returns once it claims, or raises why it cannot."""
+        if self._loop is not None:
+            raise ConfigurationError("this worker is running already")
+        started = asyncio.get_running_loop().create_future()
+
+        def on_started() -> None:
+            started.set_result(None)
+
+        self._running = asyncio.get_running_loop().create_task(self.run(signals=False, on_started=on_started))
+        await asyncio.wait([self._running, started], return_when=asyncio.FIRST_COMPLETED)
+        if self._running.done():
+            started.cancel()
+            await self._running
+        return self
+
+    async def __aenter__(self) -> Self:
+        return await self.start()
+
+    async def __aexit__(self, *ended: object) -> None:
+        await self.stop()
+
+    def quiet(self) -> None:
+        """Claim no more, and go on with what is claimed. Safe from any thread."""
+        self._call_soon(self._be_quiet)
+
+    def request_stop(self, timeout: float | None = None) -> None:
+        """Ask for a stop without waiting for it. Safe from any thread and from a signal handler."""
+        self._call_soon(self._want_stop, timeout)
+
+    async def stop(self, timeout: float = STOP_SECONDS) -> Drained:
+        """Stop in order and say how it went: handlers have so long to end. On the worker's own event loop."""
+        if self._loop is None:
+            return self._last
+        self._want_stop(timeout)
+        report = await asyncio.shield(self._begin_stop())
+        running, self._running = self._running, None
+        if running is not None:
+            await running
+        return report
+
+    def report(self) -> Drained:
+        """Where the worker stands now."""
+        if not self._consumers:
+            return self._last
+        return Drained(
+            handled=sum(consumer.handled for consumer in self._consumers),
+            released=sum(consumer.settler.released for consumer in self._consumers),
+            cancelled=sum(consumer.cancelled for consumer in self._consumers),
+            running=sum(consumer.running for consumer in self._consumers),
+            unsettled=sum(consumer.settler.unsettled for consumer in self._consumers),
+        )
+
+    @property
+    def is_running(self) -> bool:
+        """Whether `run` is under way."""
+        return self._loop is not None
+
+    def poke(self, queue: str) -> None:
+        """Look at a queue now: somebody knows of work in it. Safe from any thread; the seam for wake-ups."""
+        self._call_soon(self._poke, queue)
+
+    # ---- the run -----------------------------------------------------------------------------------------
+
+    async def _until_stopped(self, on_started: Callable[[], None]) -> Drained:
+        assert self._wanted is not None
+        for consumer in self._consumers:
+            consumer.start()
+        log.info(
+            "worker %s started: %s",
+            self.name,
+            ", ".join(handler.queue for handler in self.handlers),
+            extra={"event": "worker_started", "worker": self.name},
+        )
+        on_started()
+        try:
+            await self._wanted.wait()
+        except asyncio.CancelledError:
+            # Whoever runs us was cancelled: end soon, and in order as far as that goes.
+            self._want_stop(0.0)
+            await self._begin_stop()
+            raise
+        report = await self._begin_stop()
+        if self._error is not None:
+            raise self._error
+        return report
+
+    def _begin_stop(self) -> asyncio.Task[Drained]:
+        if self._stopping is None:
+            self._stopping = asyncio.get_running_loop().create_task(self._stop_all(), name="waypost stops")
+        return self._stopping
+
+    async def _stop_all(self) -> Drained:
+        deadline = time.monotonic() + self._stop_seconds
+        await asyncio.gather(*(consumer.stop(deadline) for consumer in self._consumers))
+        self._last = self.report()
+        log.info(
+            "worker %s stopped: %d handled, %d given back, %d still running",
+            self.name,
+            self._last.handled,
+            self._last.released,
+            self._last.running,
+            extra={"event": "worker_stopped", "worker": self.name},
+        )
+        return self._last
+
+    def _on_signal(self, name: str) -> None:
+        log.info("%s: stopping", name, extra={"event": "signal", "signal": name, "worker": self.name})
+        self.request_stop()
+
+    def _call_soon(self, call: Callable[..., None], *given: Any) -> None:
+        loop = self._loop
+        if loop is not None:
+            try:
+                loop.call_soon_threadsafe(call, *given)
+            except RuntimeError:
+                return  # it ended meanwhile
+
+    def _be_quiet(self) -> None:
+        for consumer in self._consumers:
+            consumer.be_quiet()
+
+    def _want_stop(self, timeout: float | None = None) -> None:
+        if timeout is not None:
+            self._stop_seconds = timeout
+        if self._wanted is not None:
+            self._wanted.set()
+
+    def _poke(self, queue: str) -> None:
+        for consumer in self._consumers:
+            if consumer.queue == queue:
+                consumer.poke()
+
+    # ---- what consumers tell -----------------------------------------------------------------------------
+
+    def on_abort(self, error: BaseException) -> None:
+        """A handler asked for the end of the process, or a part of the worker failed: stop, then raise it."""
+        self._error = self._error or error
+        self._want_stop(None if isinstance(error, Exception) else 0.0)
+
+    def on_work(self, sent_to: set[str] | None) -> None:
+        """Messages were settled, and others sent on to these queues; None: a queue was found empty."""
+        if sent_to is not None:
+            self._work += 1
+        for other in self._consumers:
+            # A message that was sent on to another of our queues need not wait for that one's next poll.
+            if (sent_to and other.queue in sent_to) or (self._until_empty and other.empty_at < self._work):
+                other.poke()
+        # Empty is what was found empty by a claim that began after the last settle of us all.
+        if self._until_empty and all(c.empty_at == self._work and not c.in_flight for c in self._consumers):
+            self._want_stop()
+
+
+class _Parts:
+    """The connections and moving parts of one run, for the length of an `async with` block."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+        self._link = Link(worker._store, **worker._options)
+        self._executor: AsyncExecutor | None = None
+        self._renewer: Renewer | None = None
+        self.consumers: list[Consumer] = []
+
+    async def __aenter__(self) -> Self:
+        worker = self._worker
+        store, timeout = worker._store, worker._start_timeout
+        try:
+            executor: AsyncExecutor = await store.connect_async(start_timeout=timeout)
+        except UnusableClient:
+            executor = ThreadedExecutor(await asyncio.to_thread(store.connect, start_timeout=timeout))
+        self._executor = executor
+        self._renewer = renewer = Renewer(self._link, lambda: _blocking(store, timeout, executor, loop))
+        loop = asyncio.get_running_loop()
+        for handler in worker.handlers:
+            consumer = Consumer(
+                handler, self._link, executor, renewer, owner=worker._owner,
+                on_work=worker.on_work, on_abort=worker.on_abort, work_count=lambda: worker._work,
+            )  # fmt: skip
+            self.consumers.append(consumer)
+        try:
+            await asyncio.to_thread(renewer.start, list(self.consumers))
+        except BaseException:
+            await executor.close()
+            raise
+        return self
+
+    async def __aexit__(self, *ended: object) -> None:
+        left = [runner for consumer in self.consumers for runner in consumer.runners()]
+        if left:
+            # Handlers that go on in their threads keep their leases, and are settled if they end before the loop does.
+            lingering = asyncio.get_running_loop().create_task(self._linger(left), name="waypost lingers")
+            _lingering.add(lingering)
+            lingering.add_done_callback(_lingering.discard)
+        else:
+            await self._close()
+
+    async def _linger(self, left: list[asyncio.Task[None]]) -> None:
+        for consumer in self.consumers:
+            consumer.settler.start_again()
+        try:
+            await asyncio.wait(left)
+            for consumer in self.consumers:
+                await consumer.settler.stop(RENEWER_STOP_SECONDS)
+        finally:
+            await self._close()
+
+    async def _close(self) -> None:
+        assert self._renewer is not None
+        assert self._executor is not None
+        self._link.draining = True
+        await asyncio.to_thread(self._renewer.stop, RENEWER_STOP_SECONDS)
+        await self._executor.close()
+
+
+#: Tasks are kept alive only by those who know them.
+_lingering: set[asyncio.Task[None]] = set()
+
+
+async def let_linger() -> None:
+    """Wait for the handlers that went on after a stop on this event loop."""
+    loop = asyncio.get_running_loop()
+    mine = [task for task in _lingering if task.get_loop() is loop]
+    if mine:
+        await asyncio.wait(mine)
+
+
+def _blocking(store: Store, timeout: float, executor: AsyncExecutor, loop: asyncio.AbstractEventLoop) -> Executor:
+    """The connection of the renewing thread."""
+    try:
+        return store.connect(start_timeout=timeout)
+    except UnusableClient:
+        log.warning(
+            "the caller's asyncio client cannot be used from a thread: a handler that blocks the event loop for longer "
+            "than the lease loses it; give a URL instead",
+            extra={"event": "renewals_on_the_loop"},
+        )
+        return LoopExecutor(executor, loop)

@@ -1,0 +1,67 @@
+"""Handlers for the worker processes of the fault tests: each queue has its own way to go wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from waypost import Constant, Message, Waypost
+
+post = Waypost(os.environ["CREW_URL"], retry_budget=float(os.environ.get("CREW_BUDGET", "20")))
+#: Each handler call writes a line here: queue, body, delivery, process.
+notes = Path(os.environ["CREW_NOTES"])
+
+
+def note(what: str, message: Message[Any]) -> None:
+    with notes.open("a") as file:
+        file.write(f"{what} {message.body} {message.deliveries} {os.getpid()}\n")
+
+
+@post.handler("slow", concurrency=5)
+async def slow(message: Message[int]) -> None:
+    """Takes a little while, so that a signal finds it at work."""
+    note("began", message)
+    await asyncio.sleep(0.05)
+    note("ended", message)
+
+
+@post.handler("hanging", concurrency=2)
+async def hanging(message: Message[int]) -> None:
+    """Hangs on its first delivery."""
+    note("began", message)
+    if message.deliveries == 1:
+        await asyncio.Event().wait()
+    note("ended", message)
+
+
+@post.handler("late", concurrency=2)
+async def late(message: Message[int]) -> None:
+    """Ends a while after the process was frozen for longer than the lease."""
+    note("began", message)
+    if message.deliveries == 1:
+        while not (notes.parent / "thawed").exists():  # noqa: ASYNC110 - another process makes it
+            await asyncio.sleep(0.005)
+    note(f"ended-{message.lease_lost}", message)
+
+
+@post.handler("blocking", concurrency=2)
+async def blocking(message: Message[int]) -> None:
+    """Blocks the event loop for several leases."""
+    note("began", message)
+    until = time.monotonic() + (1.5 if message.body == 0 else 0)
+    while time.monotonic() < until:
+        threading.Event().wait(0.01)
+    note("ended", message)
+
+
+@post.handler("poison", concurrency=1, retry=Constant(pause=0, jitter=0))
+async def poison(message: Message[str]) -> None:
+    """Kills its process."""
+    note("began", message)
+    if message.body == "poison":
+        os.kill(os.getpid(), 9)
+    note("ended", message)

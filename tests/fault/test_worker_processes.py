@@ -1,0 +1,217 @@
+"""Real worker processes: killed, stopped, frozen, blocked, cut off from their server, poisoned."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from waypost import Waypost
+from waypost.testing.servers import ValkeyServer
+
+ROOT = Path(__file__).parents[2]
+PATIENCE_SECONDS = 30.0
+LEASE = 0.5
+
+
+def until(condition: Callable[[], Any], what: str) -> Any:
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while True:
+        found = condition()
+        if found:
+            return found
+        assert time.monotonic() < deadline, f"{what} did not happen"
+        time.sleep(0.01)
+
+
+class Crew:
+    """Worker processes on one store, the notes that their handlers write, and a client to look on."""
+
+    def __init__(self, url: str, folder: Path) -> None:
+        self.url = url
+        self.folder = folder
+        self.notes = folder / "notes"
+        self.notes.touch()
+        self.post = Waypost(url, retry_budget=20)
+        self.processes: list[subprocess.Popen[str]] = []
+
+    def start(self, *queues: str, processes: int = 1) -> subprocess.Popen[str]:
+        command = [sys.executable, "-W", "error", "-m", "waypost.cli.main", "worker", "tests.fault.crew:post"]
+        command += ["--queues", ",".join(queues), "--timeout", "5", "--processes", str(processes)]
+        process = subprocess.Popen(
+            command, cwd=ROOT, stderr=subprocess.PIPE, text=True,
+            env=os.environ | {"CREW_URL": self.url, "CREW_NOTES": str(self.notes), "PYTHONPATH": str(ROOT / "src")},
+        )  # fmt: skip
+        self.processes.append(process)
+        return process
+
+    def told(self) -> list[tuple[str, str, int, int]]:
+        """What the handlers noted: what, body, delivery, process."""
+        lines = (line.split() for line in self.notes.read_text().splitlines())
+        return [(what, body, int(delivery), int(pid)) for what, body, delivery, pid in lines]
+
+    def count(self, what: str) -> int:
+        return sum(line[0] == what for line in self.told())
+
+    def stop(self, process: subprocess.Popen[str], how: signal.Signals = signal.SIGTERM) -> str:
+        """Ask it to stop; what it said."""
+        process.send_signal(how)
+        said = process.communicate(timeout=PATIENCE_SECONDS)[1]
+        assert process.returncode == 0, said
+        return said
+
+    def close(self) -> None:
+        for process in self.processes:
+            if process.poll() is None:
+                process.kill()
+            process.communicate()
+        self.post.close()
+
+
+@contextmanager
+def crew_on(store: str, folder: Path) -> Iterator[tuple[Crew, ValkeyServer | None]]:
+    if store == "sqlite":
+        crew = Crew(f"sqlite:///{folder / 'crew.db'}", folder)
+        try:
+            yield crew, None
+        finally:
+            crew.close()
+        return
+    with ValkeyServer(appendonly=True) as server:
+        crew = Crew(server.url, folder)
+        try:
+            yield crew, server
+        finally:
+            crew.close()
+
+
+@pytest.fixture(params=["sqlite", "valkey"])
+def crew(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Crew]:
+    with crew_on(request.param, tmp_path) as (made, _):
+        yield made
+        for queue in made.post.queues():
+            ledger = made.post.ledger(queue)
+            assert (ledger.balance, ledger.unexplained) == (0, 0)
+
+
+@pytest.mark.promise("LEASE-3", "LEASE-4")
+def test_a_message_whose_worker_is_killed_is_delivered_again_when_its_lease_ends(crew: Crew) -> None:
+    crew.post.configure("hanging", lease=LEASE)
+    published = crew.post.publish("hanging", 1)
+    first, second = crew.start("hanging"), crew.start("hanging")
+    until(lambda: crew.count("began") == 1, "the first delivery")
+    killed = crew.told()[0][3]
+    os.kill(killed, signal.SIGKILL)
+    until(lambda: crew.post.ledger("hanging").done == 1, "the second delivery")
+    assert [(what, delivery) for what, _, delivery, _ in crew.told()] == [("began", 1), ("began", 2), ("ended", 2)]
+    events = {event.event: event for event in crew.post.history("hanging", published.id)}
+    assert events["expired"].run_ms is not None
+    assert {first.pid, second.pid} >= {killed}
+
+
+@pytest.mark.promise("LEASE-11", "LEASE-5")
+def test_a_worker_that_is_asked_to_stop_under_load_loses_nothing(crew: Crew) -> None:
+    crew.post.publish_many("slow", range(300))
+    worker = crew.start("slow")
+    until(lambda: crew.count("ended") >= 10, "some work")
+    said = crew.stop(worker)
+    ledger = crew.post.ledger("slow")
+    assert ledger.leased == 0
+    assert ledger.done == crew.count("ended") == crew.count("began")
+    assert ledger.done + ledger.ready == 300
+    assert all(stored.deliveries == 0 for stored in crew.post.peek("slow", 300))
+    assert f"{ledger.done} handled" in said
+    assert "slow       slow: 5 at once on the event loop" in said
+    again = crew.start("slow", processes=2)
+    until(lambda: crew.post.ledger("slow").done == 300, "the rest")
+    crew.stop(again, signal.SIGINT)
+    assert set(Counter(body for what, body, _, _ in crew.told() if what == "ended").values()) == {1}
+
+
+@pytest.mark.promise("LEASE-11")
+def test_a_second_signal_does_not_wait(crew: Crew) -> None:
+    crew.post.publish("hanging", 1)
+    worker = crew.start("hanging")
+    until(lambda: crew.count("began") == 1, "the first delivery")
+    worker.send_signal(signal.SIGTERM)
+
+    def ended() -> bool:
+        worker.send_signal(signal.SIGTERM)
+        return worker.poll() is not None
+
+    until(ended, "its end")
+    assert worker.returncode == -signal.SIGTERM
+    assert crew.post.ledger("hanging").leased == 1
+
+
+@pytest.mark.promise("LEASE-2", "LEASE-3")
+def test_a_worker_that_was_frozen_for_longer_than_its_lease_cannot_settle(crew: Crew) -> None:
+    crew.post.configure("late", lease=LEASE)
+    published = crew.post.publish("late", 1)
+    frozen = crew.start("late")
+    until(lambda: crew.count("began") == 1, "the first delivery")
+    frozen.send_signal(signal.SIGSTOP)
+    other = crew.start("late")
+    until(lambda: crew.post.ledger("late").done == 1, "the second delivery")
+    (crew.folder / "thawed").touch()
+    frozen.send_signal(signal.SIGCONT)
+    # Either a renewal told the handler and cancelled it, or it ended first and its settle was refused.
+    said = crew.stop(frozen)
+    assert "was lost before its" in said
+    crew.stop(other)
+    names = [event.event for event in crew.post.history("late", published.id)]
+    assert names == ["published", "claimed", "expired", "claimed", "done"]
+    assert crew.post.ledger("late").done == 1
+
+
+@pytest.mark.promise("LEASE-3")
+def test_an_event_loop_that_is_blocked_for_longer_than_the_lease_loses_nothing(crew: Crew) -> None:
+    crew.post.configure("blocking", lease=LEASE)
+    crew.post.publish_many("blocking", range(5))
+    blocked, other = crew.start("blocking"), crew.start("blocking")
+    until(lambda: crew.post.ledger("blocking").done == 5, "all of it")
+    assert crew.post.ledger("blocking").expired == 0
+    assert crew.count("began") == 5
+    crew.stop(blocked)
+    crew.stop(other)
+
+
+@pytest.mark.promise("LEASE-5", "DEAD-1")
+def test_a_poison_message_ends_after_exactly_its_limit_while_others_flow(crew: Crew) -> None:
+    crew.post.configure("poison", lease=0.3, max_deliveries=3)
+    crew.post.publish_many("poison", ["a", "poison", "b", "c"])
+    # Each delivery kills a process, and the one that looks after them starts another.
+    workers = crew.start("poison", processes=2)
+    until(lambda: crew.post.ledger("poison").dead == 1 and crew.post.ledger("poison").done == 3, "the end of all")
+    (letter,) = crew.post.dead_letters("poison")
+    assert (letter.body, letter.reason, letter.deliveries) == ("poison", "max_deliveries", 3)
+    assert [delivery for what, body, delivery, _ in crew.told() if body == "poison"] == [1, 2, 3]
+    said = crew.stop(workers)
+    assert said.count("starting another") == 3
+
+
+@pytest.mark.promise("LEASE-14")
+def test_workers_go_on_by_themselves_after_their_server_was_restarted_under_load(tmp_path: Path) -> None:
+    with crew_on("valkey", tmp_path) as (crew, server):
+        assert server is not None
+        crew.post.configure("slow", lease=2)
+        crew.post.publish_many("slow", range(200))
+        workers = [crew.start("slow"), crew.start("slow")]
+        until(lambda: crew.count("ended") >= 20, "some work")
+        server.kill()
+        server.restart()
+        until(lambda: crew.post.ledger("slow").done == 200, "the rest")
+        ledger = crew.post.ledger("slow")
+        assert (ledger.balance, ledger.unexplained, ledger.dead) == (0, 0, 0)
+        assert {body for what, body, _, _ in crew.told() if what == "ended"} == {str(number) for number in range(200)}
+        for worker in workers:
+            crew.stop(worker)

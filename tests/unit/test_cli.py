@@ -1,0 +1,107 @@
+"""The command line of the worker: what it finds, what it says, how it ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from waypost import Waypost, __version__
+from waypost.cli.main import main
+
+ROOT = Path(__file__).parents[2]
+SHOP = """
+from waypost import AsyncWaypost, Waypost
+
+post = Waypost("sqlite:///shop.db")
+async_post = AsyncWaypost("sqlite:///shop.db")
+nothing = 7
+
+
+@post.handler("orders", concurrency=3)
+@async_post.handler("orders")
+async def charge(body: int) -> None:
+    print("charged", body, flush=True)
+
+
+@post.handler("mails", batch=20)
+def send(bodies: list[str]) -> None: ...
+"""
+
+
+@pytest.fixture
+def shop(tmp_path: Path) -> Path:
+    (tmp_path / "shop.py").write_text(SHOP)
+    with Waypost(f"sqlite:///{tmp_path / 'shop.db'}") as post:
+        post.publish_many("orders", [1, 2, 3])
+    return tmp_path
+
+
+def command(shop: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-W", "error", "-m", "waypost.cli.main", *arguments],
+        cwd=shop, env=os.environ | {"PYTHONPATH": str(ROOT / "src")}, capture_output=True, text=True, timeout=60,
+        check=False,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["post", "async_post"])
+def test_a_worker_says_what_it_runs_and_how_it_ended(shop: Path, name: str) -> None:
+    done = command(shop, "worker", f"shop:{name}", "--until-empty", "--queues", "orders")
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.split()) == ["1", "2", "3", "charged", "charged", "charged"]
+    assert "sqlite, namespace wp: each commit is on the disk" in done.stderr
+    assert f"orders     charge: {3 if name == 'post' else 10} at once on the event loop" in done.stderr
+    assert done.stderr.endswith("waypost worker stopped: 3 handled, 0 given back\n")
+
+
+def test_all_handlers_run_unless_some_are_chosen(shop: Path) -> None:
+    done = command(shop, "worker", "shop:post", "--until-empty")
+    assert "mails      send: 10 at once in threads, batches of 20" in done.stderr
+    assert done.returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("target", "told"),
+    [
+        ("shop", "say where the client is"),
+        ("nowhere:post", "there is no module 'nowhere' here"),
+        ("shop:nothing", "shop:nothing is int, not a Waypost"),
+        ("shop:missing", "shop:missing is NoneType"),
+    ],
+)
+def test_a_client_that_cannot_be_found_is_told_in_one_line(shop: Path, target: str, told: str) -> None:
+    done = command(shop, "worker", target)
+    assert done.returncode == 1
+    assert told in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.promise("LEASE-11")
+@pytest.mark.parametrize("name", ["post", "async_post"])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_stops_a_worker_in_order(shop: Path, name: str, number: signal.Signals) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-W", "error", "-m", "waypost.cli.main", "worker", f"shop:{name}"],
+        cwd=shop, env=os.environ | {"PYTHONPATH": str(ROOT / "src")}, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    ) as worker, Waypost(f"sqlite:///{shop / 'shop.db'}") as post:  # fmt: skip
+        deadline = time.monotonic() + 30
+        while post.ledger("orders").done < 3 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        worker.send_signal(number)
+        _, said = worker.communicate(timeout=30)
+    assert worker.returncode == 0, said
+    assert "3 handled" in said
+
+
+def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out == f"waypost {__version__}\n"

@@ -1,0 +1,122 @@
+"""A client and its worker of either colour behind one set of names, so that each story is told once."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Self, TypeVar
+
+from waypost import AsyncWaypost, Drained, Waypost
+
+F = TypeVar("F", bound=Callable[..., Any])
+PATIENCE_SECONDS = 20.0
+
+
+def until(condition: Callable[[], Any], what: str = "what was waited for") -> Any:
+    """Wait for a condition; what it gave in the end."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while True:
+        found = condition()
+        if found:
+            return found
+        assert time.monotonic() < deadline, f"{what} did not happen"
+        time.sleep(0.005)
+
+
+class Stage:
+    """A face whose calls block whatever its colour; async ones run on a loop in a thread of its own."""
+
+    def __init__(self, colour: str, url: str | None, **options: Any) -> None:
+        self.colour = colour
+        self.loop = asyncio.new_event_loop()
+        self.post: Any = Waypost(url, **options) if colour == "sync" else AsyncWaypost(url, **options)
+        self.thread = threading.Thread(target=self.loop.run_forever, daemon=True)
+
+    def __enter__(self) -> Self:
+        self.thread.start()
+        self.done(self.post.open())
+        return self
+
+    def __exit__(self, *ended: object) -> None:
+        self.done(self.post.close())
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self.thread.join()
+        self.loop.close()
+
+    def done(self, answer: Any) -> Any:
+        """The result of a call: awaited if it must be."""
+        if inspect.iscoroutine(answer):
+            return asyncio.run_coroutine_threadsafe(answer, self.loop).result(PATIENCE_SECONDS * 2)
+        return answer
+
+    def handler(self, queue: Any, **options: Any) -> Callable[[F], F]:
+        """Register a handler."""
+        register: Callable[[F], F] = self.post.handler(queue, **options)
+        return register
+
+    @contextmanager
+    def receive(self, queue: Any, **options: Any) -> Iterator[Any]:
+        """A block with a message, in either colour."""
+        reception = self.post.receive(queue, **options)
+        enter = reception.__enter__ if self.colour == "sync" else reception.__aenter__
+        leave = reception.__exit__ if self.colour == "sync" else reception.__aexit__
+        message = self.done(enter())
+        try:
+            yield message
+        except BaseException as error:
+            if not self.done(leave(type(error), error, error.__traceback__)):
+                raise
+        else:
+            self.done(leave(None, None, None))
+
+    def __getattr__(self, name: str) -> Any:
+        member = getattr(self.post, name)
+
+        def call(*given: Any, **options: Any) -> Any:
+            answer = member(*given, **options)
+            if inspect.isasyncgen(answer):
+                return self._listed(answer)
+            return self.done(answer)
+
+        return call if callable(member) else member
+
+    def _listed(self, found: Any) -> Iterator[Any]:
+        async def step() -> Any:
+            return await anext(found)
+
+        while True:
+            try:
+                one = self.done(step())
+            except StopAsyncIteration:
+                return
+            yield one
+
+    @contextmanager
+    def working(self, *, timeout: float = 5.0) -> Iterator[Any]:
+        """A worker in the background; it is stopped at the end."""
+        worker = self.post.worker()
+        self.done(worker.start())
+        try:
+            yield worker
+        finally:
+            self.done(worker.stop(timeout))
+
+    def run(self) -> Drained:
+        """Work until nothing is ready."""
+        report: Drained = self.done(self.post.worker().run(until_empty=True, signals=False))
+        return report
+
+    def ended(self, queue: str) -> int:
+        """How many messages have come to their end."""
+        ledger = self.ledger(queue)
+        return int(ledger.done + ledger.dead + ledger.dropped + ledger.cancelled + ledger.replaced)
+
+    def check(self, queue: str) -> None:
+        """What holds of every queue at any moment."""
+        ledger = self.ledger(queue)
+        assert ledger.balance == 0
+        assert ledger.unexplained == 0

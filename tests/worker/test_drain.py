@@ -1,0 +1,274 @@
+"""Stopping: nothing is lost, nothing costs a delivery that did not run, and what is left is said."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import threading
+from typing import Any
+
+import pytest
+
+from tests.worker.stage import Stage, until
+from waypost import ConfigurationError, ForkedClient, Message, QueueDrained, Waypost
+from waypost.worker.signals import StopSignals
+
+
+@pytest.mark.promise("LEASE-11", "LEASE-5")
+def test_what_has_not_started_is_given_back_at_once_without_a_delivery(stage: Stage) -> None:
+    go_on = threading.Event()
+    started: list[int] = []
+
+    @stage.handler("orders", concurrency=1, batch=1)
+    def handle(numbers: list[int]) -> None:
+        started.extend(numbers)
+        assert go_on.wait(20)
+
+    stage.publish_many("orders", range(10))
+    worker = stage.post.worker()
+    stage.done(worker.start())
+    until(lambda: started)
+    go_on.set()
+    report = stage.done(worker.stop(5))
+    ledger = stage.ledger("orders")
+    assert report.complete
+    assert (ledger.leased, ledger.done + ledger.ready) == (0, 10)
+    assert ledger.done == len(started)
+    assert all(stored.deliveries == 0 for stored in stage.peek("orders", 10) if ledger.ready)
+
+
+@pytest.mark.promise("LEASE-11")
+def test_an_async_handler_past_the_deadline_is_cancelled_and_given_back(stage: Stage) -> None:
+    inside = threading.Event()
+
+    @stage.handler("orders")
+    async def handle(body: str) -> None:
+        inside.set()
+        await asyncio.Event().wait()
+
+    stage.publish("orders", "one")
+    worker = stage.post.worker()
+    stage.done(worker.start())
+    assert inside.wait(20)
+    report = stage.done(worker.stop(0.05))
+    assert (report.cancelled, report.released, report.running) == (1, 1, 0)
+    (stored,) = stage.peek("orders")
+    assert stored.deliveries == 0
+
+
+@pytest.mark.promise("LEASE-11")
+def test_a_thread_past_the_deadline_keeps_its_lease_and_is_settled_when_it_ends(stage: Stage) -> None:
+    stage.configure("orders", lease=0.3)
+    inside, go_on = threading.Event(), threading.Event()
+
+    @stage.handler("orders")
+    def handle(body: str) -> None:
+        inside.set()
+        assert go_on.wait(20)
+
+    stage.publish("orders", "one")
+    worker = stage.post.worker()
+    stage.done(worker.start())
+    assert inside.wait(20)
+    report = stage.done(worker.stop(0.05))
+    assert (report.running, report.complete) == (1, False)
+    # Its lease is renewed, whoever else is looking for work.
+    with stage.receive("orders", wait=0.7) as message:
+        assert message is None
+    go_on.set()
+    until(lambda: stage.ledger("orders").done == 1)
+    assert worker.report().complete
+
+
+@pytest.mark.promise("LEASE-11")
+def test_a_drained_client_publishes_and_receives_no_more(stage: Stage) -> None:
+    @stage.handler("orders")
+    async def handle(body: int) -> None: ...
+
+    early = stage.post.worker()
+    stage.publish("orders", 1)
+    assert stage.drain(timeout=0).complete
+    stage.publish("orders", 2)
+    assert stage.drain(timeout=5).complete
+    with pytest.raises(QueueDrained):
+        stage.publish("orders", 3)
+    with pytest.raises(QueueDrained):
+        stage.publish_many("orders", [3])
+    with pytest.raises(QueueDrained):
+        stage.post.worker()
+    with pytest.raises(QueueDrained):
+        stage.done(early.run(until_empty=True, signals=False))
+    assert list(stage.consume("orders")) == []
+    assert stage.drain(timeout=5).complete
+    assert stage.ledger("orders").ready == 2
+
+
+@pytest.mark.promise("LEASE-11")
+def test_a_handler_that_still_runs_may_publish_while_its_client_drains(stage: Stage) -> None:
+    inside, go_on = threading.Event(), threading.Event()
+    results: list[Any] = []
+
+    if stage.colour == "sync":
+
+        @stage.handler("orders")
+        def blocks(body: str) -> None:
+            inside.set()
+            assert go_on.wait(20)
+            results.append(stage.post.publish("mails", body).status)
+    else:
+
+        @stage.handler("orders")
+        async def awaits(body: str) -> None:
+            inside.set()
+            assert await asyncio.to_thread(go_on.wait, 20)
+            results.append((await stage.post.publish("mails", body)).status)
+
+    stage.publish("orders", "one")
+    stage.done(stage.post.worker().start())
+    assert inside.wait(20)
+    reports: list[Any] = []
+    draining = threading.Thread(target=lambda: reports.append(stage.drain(timeout=10)))
+    draining.start()
+    until(lambda: stage.post._gate.drained)
+    with pytest.raises(QueueDrained):
+        stage.publish("mails", "from outside")
+    go_on.set()
+    draining.join(20)
+    assert results == ["queued"]
+    assert (reports[0].handled, reports[0].complete) == (1, True)
+    assert stage.ledger("mails").ready == 1
+
+
+@pytest.mark.promise("LEASE-11")
+def test_a_drain_waits_for_a_block_that_has_a_message_and_ends_one_that_waits(stage: Stage) -> None:
+    got, reports = threading.Event(), []
+    go_on = threading.Event()
+
+    def block() -> None:
+        with stage.receive("orders", wait=None) as message:
+            assert message is not None
+            got.set()
+            assert go_on.wait(20)
+        with stage.receive("orders", wait=None) as message:
+            assert message is None
+
+    stage.publish("orders", 1)
+    thread = threading.Thread(target=block)
+    thread.start()
+    assert got.wait(20)
+    draining = threading.Thread(target=lambda: reports.append(stage.drain(timeout=20)))
+    draining.start()
+    until(lambda: stage.drain(timeout=0).running == 1)
+    go_on.set()
+    thread.join(20)
+    draining.join(20)
+    assert reports[0].complete
+    assert stage.ledger("orders").done == 1
+
+
+@pytest.mark.promise("LEASE-11")
+def test_quiet_goes_on_with_what_is_claimed_and_claims_no_more(stage: Stage) -> None:
+    go_on, inside = threading.Event(), threading.Event()
+
+    @stage.handler("orders", concurrency=1)
+    def handle(body: int) -> None:
+        inside.set()
+        assert go_on.wait(20)
+
+    stage.publish("orders", 1)
+    with stage.working() as worker:
+        assert inside.wait(20)
+        worker.quiet()
+        stage.publish("orders", 2)
+        go_on.set()
+        until(lambda: stage.ledger("orders").done == 1)
+        assert worker.is_running
+        assert stage.ledger("orders").ready == 1
+
+
+def test_a_worker_runs_once_at_a_time_and_may_run_again(stage: Stage) -> None:
+    @stage.handler("orders")
+    async def handle(body: int) -> None: ...
+
+    worker = stage.post.worker()
+    for number in range(2):
+        stage.publish("orders", number)
+        stage.done(worker.start())
+        with pytest.raises(ConfigurationError, match="running already"):
+            stage.done(worker.start())
+        until(lambda: stage.ledger("orders").done > number)  # noqa: B023 - it is asked within this turn
+        stage.done(worker.stop())
+        assert not worker.is_running
+
+
+def test_a_worker_in_the_background_tells_what_ended_it_when_it_is_stopped() -> None:
+    with Waypost("memory://") as post:
+
+        @post.handler("orders")
+        async def handle(body: int) -> None:
+            raise SystemExit("enough")
+
+        post.publish("orders", 1)
+        worker = post.worker().start()
+        until(lambda: not worker.is_running)
+        with pytest.raises(SystemExit, match="enough"):
+            worker.stop()
+        assert post.ledger("orders").released == 1
+
+
+# ---- signals and forks ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.promise("LEASE-11")
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
+def test_the_first_signal_asks_and_the_second_has_its_old_meaning(name: str) -> None:
+    number = getattr(signal, name)
+    before = signal.getsignal(number)
+    asked: list[str] = []
+    with StopSignals(asked.append):
+        signal.raise_signal(number)
+        assert signal.getsignal(number) == before
+    assert asked == [name]
+
+
+@pytest.mark.promise("LEASE-11")
+def test_a_signal_that_has_a_handler_is_left_to_it() -> None:
+    mine: list[int] = []
+    asked: list[str] = []
+    before = signal.signal(signal.SIGTERM, lambda number, frame: mine.append(number))
+    try:
+        with StopSignals(asked.append):
+            signal.raise_signal(signal.SIGTERM)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert mine == [signal.SIGTERM]
+    assert asked == []
+
+
+@pytest.mark.promise("LEASE-13")
+def test_a_client_and_a_worker_of_the_parent_refuse_to_work_in_a_child(url: str, namespace: str) -> None:
+    post = Waypost(url, namespace=namespace)
+
+    @post.handler("orders")
+    async def handle(message: Message[Any]) -> None: ...
+
+    with post:
+        post.publish("orders", 1)
+        worker = post.worker()
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                for refused in (worker.run, post.worker, lambda: post.publish("orders", 2)):
+                    try:
+                        refused()
+                    except ForkedClient:
+                        code = 0
+                    else:
+                        code = 2
+                        break
+            finally:
+                os._exit(code)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert worker.run(until_empty=True, signals=False).handled == 1

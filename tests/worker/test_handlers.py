@@ -1,0 +1,395 @@
+"""What a handler is given, and how its end becomes the message's."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import logging
+import threading
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from tests.worker.stage import Stage, until
+from waypost import (
+    ByException,
+    ConfigurationError,
+    Constant,
+    Dead,
+    Drop,
+    Exponential,
+    InvalidPolicy,
+    Message,
+    NoRetry,
+    Outcome,
+    Queue,
+    Retry,
+    Snooze,
+    Waypost,
+)
+
+AT_ONCE = Constant(pause=0, jitter=0, attempts=3)
+
+
+@dataclass
+class Order:
+    id: int
+    item: str = "lamp"
+
+
+# ---- what it is given ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.promise("FACE-1")
+def test_the_body_arrives_as_the_annotated_type_with_its_message(stage: Stage) -> None:
+    seen: list[Any] = []
+
+    @stage.handler("orders")
+    async def handle(order: Order, message: Message[Order]) -> None:
+        seen.append((order, message.body is order, message.headers, message.deliveries))
+
+    stage.publish("orders", Order(7), headers={"from": "shop"})
+    assert stage.run().handled == 1
+    assert seen == [(Order(7), True, {"from": "shop"}, 1)]
+    assert stage.ledger("orders").done == 1
+
+
+@pytest.mark.promise("FACE-1", "DEAD-1")
+@pytest.mark.parametrize("batch", [None, 10])
+def test_a_body_of_another_type_is_dead_and_says_why(
+    stage: Stage, batch: int | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    seen: list[Any] = []
+
+    if batch is None:
+
+        @stage.handler("orders")
+        async def handle(order: Order) -> None:
+            seen.append(order.id)
+    else:
+
+        @stage.handler("orders", batch=batch)
+        async def handle_many(orders: list[Order]) -> None:
+            seen.extend(order.id for order in orders)
+
+    stage.publish_many("orders", [{"id": 1}, {"id": "seven"}, {"id": 3}])
+    stage.run()
+    assert seen == [1, 3]
+    (letter,) = stage.dead_letters("orders")
+    assert letter.reason == "undecodable"
+    assert "Expected `int`, got `str`" in letter.error
+    assert [vars(record)["event"] for record in caplog.records if record.levelno == logging.WARNING] == ["unreadable"]
+
+
+@pytest.mark.promise("FACE-1")
+def test_the_type_of_the_queue_counts_where_the_handler_has_none(stage: Stage) -> None:
+    seen: list[Any] = []
+
+    @stage.handler(Queue("orders", Order))
+    def handle(order, message) -> None:  # type: ignore[no-untyped-def]
+        seen.append((order, message.queue))
+
+    @stage.handler("anything")
+    def handle_anything(body: Any) -> None:
+        seen.append(body)
+
+    stage.publish("orders", Order(7))
+    stage.publish("anything", [1, "two"])
+    stage.run()
+    assert (Order(7), "orders") in seen
+    assert [1, "two"] in seen
+
+
+@pytest.mark.promise("FACE-1")
+def test_a_function_that_blocks_runs_in_a_thread_and_an_async_one_on_the_loop(stage: Stage) -> None:
+    places: dict[str, str] = {}
+
+    @stage.handler("blocking")
+    def blocks(body: str) -> None:
+        places[body] = threading.current_thread().name
+
+    @stage.handler("awaited")
+    async def awaits(body: str) -> None:
+        places[body] = threading.current_thread().name
+        assert asyncio.current_task() is not None
+
+    stage.publish("blocking", "b")
+    stage.publish("awaited", "a")
+    stage.run()
+    assert places["b"].startswith("waypost-blocking")
+    assert not places["a"].startswith("waypost-")
+
+
+def test_what_one_call_sets_in_its_context_does_not_reach_the_next(stage: Stage) -> None:
+    variable: contextvars.ContextVar[int] = contextvars.ContextVar("variable", default=0)
+    seen: list[tuple[int, int]] = []
+
+    @stage.handler("orders", concurrency=1)
+    async def handle(number: int) -> None:
+        before = variable.get()
+        variable.set(number)
+        if number % 2:
+            await asyncio.sleep(0)
+        seen.append((before, variable.get()))
+
+    stage.publish_many("orders", [1, 2, 3, 4])
+    stage.run()
+    assert seen == [(0, 1), (0, 2), (0, 3), (0, 4)]
+
+
+def test_handlers_that_make_no_sense_are_refused_when_they_are_registered() -> None:
+    post = Waypost("memory://")
+
+    def refused(match: str, queue: str = "orders", **options: Any) -> Any:
+        return pytest.raises((ConfigurationError, InvalidPolicy), match=match), queue, options
+
+    def wrong_parameter(body: str, other: str) -> None: ...
+    def plain(body: str) -> None: ...
+    def many(bodies: Order) -> None: ...
+
+    cases: list[tuple[Any, Any]] = [
+        (refused("nothing is known to give to the parameter 'other'"), wrong_parameter),
+        (refused("nothing can stop a thread", timeout=5), plain),
+        (refused("concurrency is a whole number", concurrency=0), plain),
+        (refused("batch is a whole number", batch=1000), plain),
+        (refused("annotate its parameter as list", batch=10), many),
+        (refused("a retry policy is an object", retry=Exponential), plain),
+    ]
+    for (expected, queue, options), function in cases:
+        with expected:
+            post.handler(queue, **options)(function)
+    with pytest.raises(ConfigurationError, match="there is nothing to run"):
+        post.worker()
+    post.handler("orders")(plain)
+    with pytest.raises(ConfigurationError, match=r"has a handler already: .*plain"):
+        post.handler("orders")(plain)
+    with pytest.raises(ConfigurationError, match="no handler is registered for mails"):
+        post.worker(["mails"])
+
+
+# ---- how it ends ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.promise("LEASE-8")
+@pytest.mark.parametrize("how", ["returned", "raised", "by hand"])
+@pytest.mark.parametrize("is_async", [True, False], ids=["async-handler", "sync-handler"])
+def test_an_outcome_is_returned_or_raised_or_chosen_by_hand(stage: Stage, how: str, is_async: bool) -> None:
+    outcomes: dict[str, Outcome | None] = {
+        "retry": Retry(60), "snooze": Snooze(60), "dead": Dead("bad address"), "drop": Drop(), "done": None,
+    }  # fmt: skip
+    by_hand: dict[str, tuple[Any, ...]] = {
+        "retry": (60,),
+        "snooze": (60,),
+        "dead": ("bad address",),
+        "drop": (),
+        "done": (),
+    }
+
+    def end(name: str, message: Message[Any]) -> Any:
+        if how == "by hand":
+            getattr(message, name)(*by_hand[name])
+        elif (outcome := outcomes[name]) is not None:
+            if how == "raised":
+                raise outcome
+            return outcome
+        return "a value that is no outcome"
+
+    if is_async:
+
+        @stage.handler("orders")
+        async def awaits(name: str, message: Message[str]) -> Any:
+            return end(name, message)
+    else:
+
+        @stage.handler("orders")
+        def blocks(name: str, message: Message[str]) -> Any:
+            return end(name, message)
+
+    stage.publish_many("orders", list(outcomes))
+    stage.run()
+    ledger = stage.ledger("orders")
+    assert (ledger.done, ledger.dropped, ledger.dead, ledger.delayed) == (1, 1, 1, 2)
+    assert (ledger.retried, ledger.snoozed) == (1, 1)
+    (letter,) = stage.dead_letters("orders")
+    assert letter.reason == "bad address"
+    assert {(timer.body, timer.attempts, timer.deliveries) for timer in stage.timers("orders")} == {
+        ("retry", 1, 1),
+        ("snooze", 0, 0),
+    }
+
+
+@pytest.mark.promise("LEASE-8", "LEASE-9")
+@pytest.mark.parametrize("is_async", [True, False], ids=["async-handler", "sync-handler"])
+def test_an_error_is_retried_until_the_policy_gives_up(
+    stage: Stage, is_async: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    calls: list[int] = []
+
+    def fail(message: Message[Any]) -> None:
+        calls.append(message.attempts)
+        raise KeyError("no such order")
+
+    if is_async:
+
+        @stage.handler("orders", retry=AT_ONCE)
+        async def awaits(message: Message[Any]) -> None:
+            await asyncio.sleep(0)
+            fail(message)
+    else:
+        stage.handler("orders", retry=AT_ONCE)(fail)
+
+    stage.publish("orders", 1)
+    with stage.working():
+        until(lambda: stage.ledger("orders").dead)
+    assert calls == [0, 1, 2]
+    (letter,) = stage.dead_letters("orders")
+    assert (letter.reason, letter.error_type) == ("retries_exhausted", "KeyError")
+    failures = [record for record in caplog.records if vars(record).get("event") == "handler_failed"]
+    assert [vars(record)["attempts"] for record in failures] == [1, 2, 3]
+    assert failures[0].exc_info is not None
+
+
+@pytest.mark.promise("LEASE-8")
+def test_a_manual_message_left_unsettled_is_retried(stage: Stage) -> None:
+    @stage.handler("orders", manual=True, retry=NoRetry())
+    async def handle(body: str, message: Message[str]) -> None:
+        if body == "settled":
+            message.done()
+
+    stage.publish_many("orders", ["settled", "forgotten"])
+    stage.run()
+    (letter,) = stage.dead_letters("orders")
+    assert (letter.body, letter.reason, letter.error) == ("forgotten", "retries_exhausted", "left unsettled")
+    assert stage.ledger("orders").done == 1
+
+
+@pytest.mark.promise("LEASE-9")
+def test_a_policy_by_exception_class_and_one_that_fails(stage: Stage) -> None:
+    class Broken:
+        def delay(self, attempt: int, error: BaseException | None = None) -> float | None:
+            raise ZeroDivisionError("no policy")
+
+    policy = ByException(
+        (ValueError, NoRetry()), ((OSError, LookupError), AT_ONCE), (ArithmeticError, Broken()), otherwise=NoRetry()
+    )
+    errors = {"value": ValueError, "file": FileNotFoundError, "key": KeyError, "sum": OverflowError, "other": TypeError}
+    calls: list[str] = []
+
+    @stage.handler("orders", retry=policy)
+    async def handle(name: str) -> None:
+        calls.append(name)
+        raise errors[name]("told")
+
+    stage.publish_many("orders", list(errors))
+    with stage.working():
+        until(lambda: stage.ledger("orders").dead == 5)
+    assert {name: calls.count(name) for name in errors} == {"value": 1, "file": 3, "key": 3, "sum": 1, "other": 1}
+    reasons = {letter.body: (letter.reason, letter.error_type) for letter in stage.dead_letters("orders")}
+    assert reasons["sum"] == ("retry_policy_failed", "ZeroDivisionError")
+    assert reasons["file"] == ("retries_exhausted", "FileNotFoundError")
+
+
+@pytest.mark.promise("LEASE-8")
+def test_a_handler_that_takes_too_long_has_failed(stage: Stage) -> None:
+    @stage.handler("orders", timeout=0.02, retry=NoRetry())
+    async def handle(body: str) -> None:
+        await asyncio.Event().wait()
+
+    stage.publish("orders", "slow")
+    stage.run()
+    (letter,) = stage.dead_letters("orders")
+    assert (letter.reason, letter.error_type) == ("retries_exhausted", "TimeoutError")
+
+
+@pytest.mark.promise("LEASE-8", "LEASE-5")
+@pytest.mark.parametrize("interrupt", [KeyboardInterrupt, SystemExit])
+@pytest.mark.parametrize("is_async", [True, False], ids=["async-handler", "sync-handler"])
+def test_an_exit_in_a_handler_gives_the_message_back_and_ends_the_worker(
+    stage: Stage, interrupt: type[BaseException], is_async: bool
+) -> None:
+    if is_async:
+
+        @stage.handler("orders")
+        async def awaits(body: str) -> None:
+            raise interrupt
+    else:
+
+        @stage.handler("orders")
+        def blocks(body: str) -> None:
+            raise interrupt
+
+    stage.publish("orders", "one")
+    raised: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            if stage.colour == "sync":
+                stage.post.worker().run(signals=False)
+            else:
+                asyncio.run(stage.post.worker().run(signals=False))
+        except BaseException as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join(20)
+    assert [type(error) for error in raised] == [interrupt]
+    (stored,) = stage.peek("orders")
+    assert (stored.deliveries, stored.attempts) == (0, 0)
+
+
+@pytest.mark.promise("LEASE-7")
+def test_at_most_once_is_handled_once_and_needs_no_settle(stage: Stage) -> None:
+    stage.configure("orders", lease=None)
+    seen: list[int] = []
+
+    @stage.handler("orders")
+    async def handle(number: int) -> None:
+        seen.append(number)
+        raise ValueError("too bad")
+
+    stage.publish_many("orders", range(50))
+    stage.run()
+    assert sorted(seen) == list(range(50))
+    assert stage.ledger("orders").done == 50
+
+
+# ---- batches -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.promise("FACE-1", "LEASE-8")
+@pytest.mark.parametrize("is_async", [True, False], ids=["async-handler", "sync-handler"])
+def test_a_batch_handler_gets_lists_and_may_settle_each_by_hand(stage: Stage, is_async: bool) -> None:
+    sizes: list[int] = []
+
+    def handle(messages: list[Message[int]]) -> None:
+        sizes.append(len(messages))
+        for message in messages:
+            if message.body % 10 == 0:
+                message.dead("round")
+
+    async def awaited(messages: list[Message[int]]) -> None:
+        handle(messages)
+
+    stage.handler("numbers", batch=20, concurrency=2)(awaited if is_async else handle)
+    stage.publish_many("numbers", range(100))
+    stage.run()
+    ledger = stage.ledger("numbers")
+    assert (ledger.done, ledger.dead) == (90, 10)
+    assert sum(sizes) == 100
+    assert max(sizes) == 20
+
+
+def test_an_error_in_a_batch_is_the_error_of_all_that_were_not_settled(stage: Stage) -> None:
+    @stage.handler("numbers", batch=10, retry=NoRetry())
+    async def handle(numbers: list[int], messages: list[Message[int]]) -> None:
+        messages[0].done()
+        raise ValueError("half way")
+
+    stage.publish_many("numbers", range(4))
+    stage.run()
+    ledger = stage.ledger("numbers")
+    assert ledger.done + ledger.dead == 4
+    assert ledger.done >= 1
+    assert all(letter.error == "half way" for letter in stage.dead_letters("numbers"))

@@ -1,0 +1,379 @@
+"""The loop: what it claims ahead, when it looks again, what it tells, and what it survives."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from tests.unit.faces import ShakyStore
+from tests.worker.stage import Stage, until
+from waypost import Constant, InvalidInput, Message, Observed, Retry, Waypost
+
+CLOSING = {"done", "retried", "snoozed", "dead", "dropped", "released", "cancelled", "replaced", "lost", "unsettled"}
+
+
+@pytest.mark.promise("LEASE-10")
+def test_a_backlog_is_handled_in_few_round_trips(stage: Stage) -> None:
+    seen: list[int] = []
+
+    @stage.handler("numbers")
+    async def handle(number: int) -> None:
+        seen.append(number)
+
+    stage.publish_many("numbers", range(3000))
+    stage.run()
+    assert sorted(seen) == list(range(3000))
+    journal = stage.journal("numbers", 3000, 1000)
+    # Every step of the store has an operation of its own; one of them claims or settles many.
+    assert len({event.operation_id for event in journal.events}) < 100
+
+
+@pytest.mark.promise("LEASE-10")
+def test_outcomes_of_all_kinds_travel_together(stage: Stage) -> None:
+    @stage.handler("numbers", concurrency=50, retry=Constant(pause=60))
+    async def handle(number: int, message: Message[int]) -> Any:
+        await asyncio.sleep(0)
+        match number % 4:
+            case 0:
+                message.then("next", number)
+            case 1:
+                message.keep_result(number)
+            case 2:
+                raise Retry
+            case 3:
+                message.dead()
+
+    ids = [published.id for published in stage.publish_many("numbers", range(40))]
+    stage.run()
+    ledger = stage.ledger("numbers")
+    assert (ledger.done, ledger.dead, ledger.retried, ledger.transferred) == (20, 10, 10, 10)
+    assert stage.ledger("next").ready == 10
+    assert stage.result("numbers", ids[5]) == 5
+
+
+@pytest.mark.promise("TIMER-3", "WAKE-5")
+def test_a_worker_that_sleeps_finds_new_work_and_due_timers(stage: Stage) -> None:
+    seen: list[str] = []
+
+    @stage.handler("orders")
+    async def handle(body: str) -> None:
+        seen.append(body)
+
+    with stage.working():
+        stage.publish("orders", "timer", delay=0.2)
+        stage.publish("orders", "now")
+        until(lambda: len(seen) == 2)
+    assert seen == ["now", "timer"]
+
+
+@pytest.mark.promise("WAKE-5", "LEASE-4")
+def test_a_retry_of_its_own_is_not_left_for_the_next_poll(stage: Stage) -> None:
+    seen: list[int] = []
+
+    @stage.handler("orders", retry=Constant(pause=0.02, jitter=0))
+    async def handle(message: Message[int]) -> None:
+        seen.append(message.attempts)
+        if message.attempts < 5:
+            raise Retry
+
+    stage.publish("orders", 1)
+    with stage.working():
+        until(lambda: stage.ledger("orders").done)
+    assert seen == [0, 1, 2, 3, 4, 5]
+
+
+def test_a_message_sent_on_to_another_queue_of_the_worker_is_handled_by_the_same_run(stage: Stage) -> None:
+    seen: list[int] = []
+
+    @stage.handler("first")
+    async def first(number: int, message: Message[int]) -> None:
+        message.then("second", number + 1)
+
+    @stage.handler("second")
+    def second(number: int) -> None:
+        seen.append(number)
+
+    stage.publish_many("first", range(10))
+    stage.run()
+    assert sorted(seen) == list(range(1, 11))
+
+
+def test_no_more_handlers_run_at_once_than_allowed(stage: Stage) -> None:
+    running: list[int] = [0, 0]
+
+    @stage.handler("orders", concurrency=3)
+    async def handle(number: int) -> None:
+        running[0] += 1
+        running[1] = max(running)
+        await asyncio.sleep(0.001)
+        running[0] -= 1
+
+    stage.publish_many("orders", range(60))
+    stage.run()
+    assert running == [0, 3]
+
+
+@pytest.mark.promise("QUEUE-3")
+def test_a_rate_and_a_limit_of_running_messages_hold_for_workers(stage: Stage) -> None:
+    stage.configure("orders", max_running=2, rate="30/s")
+    running: list[int] = [0, 0]
+
+    @stage.handler("orders", concurrency=20)
+    async def handle(number: int) -> None:
+        running[0] += 1
+        running[1] = max(running)
+        await asyncio.sleep(0.001)
+        running[0] -= 1
+
+    stage.publish_many("orders", range(40))
+    with stage.working():
+        until(lambda: stage.ledger("orders").done == 40)
+    assert running[1] <= 2
+
+
+# ---- consume -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.promise("FACE-1", "LEASE-8")
+def test_consume_gives_one_message_after_the_other(url: str, namespace: str) -> None:
+    with Waypost(url, namespace=namespace) as post:
+        post.publish_many("orders", range(6))
+        seen: list[int] = []
+        for message in post.consume("orders", wait=0, retry=Constant(pause=60)):
+            seen.append(message.body)
+            if message.body == 4:
+                continue  # neither a block nor a word: retried
+            if message.body == 5:
+                message.done()
+                continue
+            with message:
+                if message.body == 2:
+                    raise Retry(60)
+                if message.body == 3:
+                    message.drop()
+        ledger = post.ledger("orders")
+        assert seen == list(range(6))
+        assert (ledger.done, ledger.retried, ledger.dropped) == (3, 2, 1)
+
+
+@pytest.mark.promise("FACE-1", "LEASE-8")
+def test_consume_is_the_same_for_an_event_loop(url: str, namespace: str) -> None:
+    with Stage("async", url, namespace=namespace) as stage:
+
+        async def story() -> list[int]:
+            seen: list[int] = []
+            async for message in stage.post.consume("orders", wait=0):
+                seen.append(message.body)
+                if message.body == 1:
+                    continue
+                async with message:
+                    if message.body == 2:
+                        raise Retry(60)
+            return seen
+
+        stage.publish_many("orders", range(4))
+        assert stage.done(story()) == [0, 1, 2, 3]
+        ledger = stage.ledger("orders")
+        assert (ledger.done, ledger.retried) == (2, 2)
+
+
+def test_a_message_that_a_break_leaves_behind_is_given_back() -> None:
+    with Waypost("memory://") as post:
+        post.publish("orders", 1)
+        messages = post.consume("orders", wait=0)
+        next(messages)
+        messages.close()  # type: ignore[attr-defined]
+        assert post.ledger("orders").released == 1
+        assert post.drain(timeout=0).running == 0
+
+
+# ---- events --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.promise("SEE-1")
+@pytest.mark.parametrize("colour", ["sync", "async"])
+def test_every_claim_is_closed_by_exactly_one_event(colour: str, url: str, namespace: str) -> None:
+    seen: list[Observed] = []
+    with Stage(colour, url, namespace=namespace, on_event=seen.append) as stage:
+
+        @stage.handler("orders", retry=Constant(pause=0, jitter=0, attempts=2))
+        async def handle(number: int, message: Message[int]) -> Any:
+            match number % 5:
+                case 0:
+                    raise ValueError("no")
+                case 1:
+                    message.drop()
+                case 2:
+                    message.dead("bad")
+                case 3:
+                    message.then("next", number)
+
+        stage.publish_many("orders", range(20))
+        with stage.working():
+            until(lambda: stage.ended("orders") == 20)
+        ledger = stage.ledger("orders")
+    claimed = Counter((event.message_id, event.token) for event in seen if event.event == "claimed")
+    closed = Counter((event.message_id, event.token) for event in seen if event.event in CLOSING)
+    assert claimed == closed
+    assert set(claimed.values()) == {1}
+    assert len(claimed) == ledger.claims
+    assert Counter(event.event for event in seen if event.event == "published")["published"] == 20
+    failed = [event for event in seen if event.event == "handled" and event.outcome == "failure"]
+    assert len(failed) == 8
+    assert {event.error_type for event in failed} == {"ValueError"}
+    assert all(event.outcome == "success" for event in seen if event.event in CLOSING)
+
+
+@pytest.mark.promise("SEE-1")
+def test_an_event_hook_that_fails_harms_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    def hook(event: Observed) -> None:
+        raise RuntimeError("the hook is broken")
+
+    with Stage("sync", "memory://hook", on_event=hook) as stage:
+
+        @stage.handler("orders")
+        async def handle(number: int) -> None: ...
+
+        stage.publish_many("orders", range(10))
+        assert stage.run().handled == 10
+        assert stage.ledger("orders").done == 10
+    assert [vars(record)["event"] for record in caplog.records] == ["on_event_failed"] * 2  # the client's, the worker's
+
+    async def awaited(event: Observed) -> None: ...
+
+    with pytest.raises(ValueError, match="not awaited"):
+        Waypost("memory://", on_event=awaited)
+
+
+@pytest.mark.promise("SEE-1")
+def test_the_faces_tell_what_they_changed() -> None:
+    seen: list[tuple[str, str]] = []
+    with Waypost("memory://", on_event=lambda event: seen.append((event.event, event.outcome))) as post:
+        post.configure("orders", max_pending=2)
+        post.publish("orders", 1, key="a")
+        post.publish("orders", 1, key="a")
+        post.publish("orders", 2, key="a", on_conflict="replace")
+        post.pause("orders")
+        post.pause("orders")
+        post.resume("orders")
+        with post.receive("orders") as message:
+            assert message is not None
+            message.dead()
+        with post.receive("orders"):
+            pass
+        post.redrive("orders")
+        assert post.cancel("orders", key="a") == "cancelled"
+        post.publish_many("orders", [1, 2])
+        with pytest.raises(Exception, match="max_pending"):
+            post.publish("orders", 3)
+        post.purge("orders")
+        with pytest.raises(InvalidInput):
+            post.purge("orders", "leased")
+    assert seen == [
+        ("configured", "success"),
+        ("published", "success"),
+        ("duplicate", "skipped"),
+        ("published", "success"),
+        ("paused", "success"),
+        ("paused", "skipped"),
+        ("resumed", "success"),
+        ("claimed", "success"),
+        ("dead", "success"),
+        ("polled", "skipped"),
+        ("redriven", "success"),
+        ("cancelled", "success"),
+        ("published", "success"),
+        ("published", "success"),
+        ("published", "failure"),
+        ("purged", "success"),
+    ]
+
+
+# ---- trouble -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.promise("LEASE-14", "LEASE-6")
+@pytest.mark.parametrize("colour", ["sync", "async"])
+@pytest.mark.parametrize("retry_budget", [0, 5])
+def test_a_worker_goes_on_after_every_kind_of_lost_connection(
+    colour: str, retry_budget: float, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("waypost.worker.consumer.FAILED_CLAIM_SECONDS", 0.01)
+    store = ShakyStore()
+    with Stage(colour, None, store=store, retry_budget=retry_budget) as stage:
+        seen: Counter[int] = Counter()
+        stage.configure("orders", lease=0.2)
+
+        @stage.handler("orders")
+        async def handle(number: int) -> None:
+            seen[number] += 1
+
+        stage.publish_many("orders", range(200))
+        with stage.working():
+            store.faults += ["cut", "refuse", None, "cut", "cut", "refuse", None, None, "cut", "refuse"]
+            # Looked at from outside, past the connection that fails.
+            looking = Waypost(store=store.inner)
+            until(lambda: looking.ledger("orders").done == 200)
+            store.faults.clear()
+        assert set(seen) == set(range(200))
+        ledger = stage.ledger("orders")
+        assert ledger.claims == sum(seen.values())
+
+
+def test_a_worker_that_cannot_connect_says_so_at_once() -> None:
+    post = Waypost("valkey://127.0.0.1:1", start_timeout=0.2)
+
+    @post.handler("orders")
+    async def handle(number: int) -> None: ...
+
+    worker = post.worker()
+    with pytest.raises(ConnectionError):
+        worker.run(signals=False)
+    with pytest.raises(ConnectionError):
+        worker.start()
+    assert not worker.is_running
+
+
+def test_a_worker_may_be_stopped_from_any_thread() -> None:
+    with Waypost("memory://") as post:
+
+        @post.handler("orders")
+        async def handle(number: int) -> None: ...
+
+        worker = post.worker()
+
+        def stop_it() -> None:
+            until(lambda: worker.is_running)
+            worker.request_stop()
+
+        stopper = threading.Thread(target=stop_it)
+        stopper.start()
+        assert worker.run(signals=False).complete
+        stopper.join()
+
+
+@pytest.mark.promise("STORE-5", "LEASE-3")
+@pytest.mark.parametrize("colour", ["sync", "async"])
+def test_a_worker_runs_on_the_callers_own_client(colour: str, valkey_url: str, namespace: str) -> None:
+    redis = pytest.importorskip("redis", reason="needs redis-py")
+    kind = redis.Redis if colour == "sync" else redis.asyncio.Redis
+    client = kind.from_url(valkey_url.replace("valkey://", "redis://"))
+    with Stage(colour, None, client=client, namespace=namespace) as stage:
+        stage.configure("orders", lease=0.2)
+        seen: list[int] = []
+
+        @stage.handler("orders")
+        async def handle(number: int) -> None:
+            await asyncio.sleep(0.5)
+            seen.append(number)
+
+        stage.publish_many("orders", range(3))
+        with stage.working():
+            until(lambda: stage.ledger("orders").done == 3)
+        assert sorted(seen) == [0, 1, 2]
+        assert stage.ledger("orders").expired == 0
+        stage.done(client.close() if colour == "sync" else client.aclose())
