@@ -52,7 +52,7 @@ async def late(message: Message[int]) -> None:
 async def blocking(message: Message[int]) -> None:
     """Blocks the event loop for several leases."""
     note("began", message)
-    until = time.monotonic() + (1.5 if message.body == 0 else 0)
+    until = time.monotonic() + (2.0 if message.body == 0 else 0)
     while time.monotonic() < until:
         threading.Event().wait(0.01)
     note("ended", message)

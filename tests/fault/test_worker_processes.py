@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from waypost.testing.servers import ValkeyServer
 
 ROOT = Path(__file__).parents[2]
 PATIENCE_SECONDS = 30.0
-LEASE = 0.5
+LEASE = 0.8
 
 
 def until(condition: Callable[[], Any], what: str) -> Any:
@@ -61,6 +62,24 @@ class Crew:
 
     def count(self, what: str) -> int:
         return sum(line[0] == what for line in self.told())
+
+    def freeze(self, process: subprocess.Popen[str]) -> None:
+        """Stop it where it stands, but not inside a transaction: whoever holds a SQLite file holds it for all."""
+
+        def frozen() -> bool:
+            process.send_signal(signal.SIGSTOP)
+            if not self.url.startswith("sqlite"):
+                return True
+            with closing(sqlite3.connect(self.url.removeprefix("sqlite:///"), timeout=0.2)) as connection:
+                try:
+                    connection.execute("BEGIN IMMEDIATE")
+                except sqlite3.OperationalError:
+                    process.send_signal(signal.SIGCONT)
+                    return False
+                connection.rollback()
+                return True
+
+        until(frozen, "a freeze between two steps")
 
     def stop(self, process: subprocess.Popen[str], how: signal.Signals = signal.SIGTERM) -> str:
         """Ask it to stop; what it said."""
@@ -159,7 +178,7 @@ def test_a_worker_that_was_frozen_for_longer_than_its_lease_cannot_settle(crew: 
     published = crew.post.publish("late", 1)
     frozen = crew.start("late")
     until(lambda: crew.count("began") == 1, "the first delivery")
-    frozen.send_signal(signal.SIGSTOP)
+    crew.freeze(frozen)
     other = crew.start("late")
     until(lambda: crew.post.ledger("late").done == 1, "the second delivery")
     (crew.folder / "thawed").touch()

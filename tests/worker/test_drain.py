@@ -59,7 +59,7 @@ def test_an_async_handler_past_the_deadline_is_cancelled_and_given_back(stage: S
 
 @pytest.mark.promise("LEASE-11")
 def test_a_thread_past_the_deadline_keeps_its_lease_and_is_settled_when_it_ends(stage: Stage) -> None:
-    stage.configure("orders", lease=0.3)
+    stage.configure("orders", lease=1)
     inside, go_on = threading.Event(), threading.Event()
 
     @stage.handler("orders")
@@ -74,7 +74,7 @@ def test_a_thread_past_the_deadline_keeps_its_lease_and_is_settled_when_it_ends(
     report = stage.done(worker.stop(0.05))
     assert (report.running, report.complete) == (1, False)
     # Its lease is renewed, whoever else is looking for work.
-    with stage.receive("orders", wait=0.7) as message:
+    with stage.receive("orders", wait=1.5) as message:
         assert message is None
     go_on.set()
     until(lambda: stage.ledger("orders").done == 1)

@@ -13,7 +13,7 @@ import pytest
 from tests.worker.stage import Stage, until
 from waypost import Message, NoRetry, Waypost
 
-LEASE = 0.3
+LEASE = 0.6
 
 
 def expired(stage: Stage) -> int:
@@ -31,13 +31,13 @@ def test_the_lease_of_a_long_handler_is_renewed(stage: Stage, is_async: bool) ->
         @stage.handler("orders")
         async def awaits(message: Message[int]) -> None:
             calls.append(message.token)
-            await asyncio.sleep(4 * LEASE)
+            await asyncio.sleep(2.5 * LEASE)
     else:
 
         @stage.handler("orders")
         def blocks(message: Message[int]) -> None:
             calls.append(message.token)
-            threading.Event().wait(4 * LEASE)
+            threading.Event().wait(2.5 * LEASE)
 
     stage.publish("orders", 1)
     with stage.working():
@@ -54,7 +54,7 @@ def test_a_handler_that_blocks_the_event_loop_keeps_its_leases(stage: Stage) -> 
     @stage.handler("orders", concurrency=1)
     async def handle(number: int) -> None:
         calls.append(number)
-        while number == 0 and time.monotonic() < begun + 4 * LEASE:
+        while number == 0 and time.monotonic() < begun + 2.5 * LEASE:
             threading.Event().wait(0.01)
 
     stage.publish_many("orders", range(3))

@@ -363,12 +363,12 @@ def test_a_worker_runs_on_the_callers_own_client(colour: str, valkey_url: str, n
     kind = redis.Redis if colour == "sync" else redis.asyncio.Redis
     client = kind.from_url(valkey_url.replace("valkey://", "redis://"))
     with Stage(colour, None, client=client, namespace=namespace) as stage:
-        stage.configure("orders", lease=0.2)
+        stage.configure("orders", lease=0.6)
         seen: list[int] = []
 
         @stage.handler("orders")
         async def handle(number: int) -> None:
-            await asyncio.sleep(0.5)
+            await asyncio.sleep(1)
             seen.append(number)
 
         stage.publish_many("orders", range(3))

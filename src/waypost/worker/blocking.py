@@ -22,6 +22,7 @@ class BlockingWorker:
         self._ended = threading.Event()
         self._ended.set()
         self._error: BaseException | None = None
+        self._claims = False
 
     @property
     def handlers(self) -> list[Handler]:
@@ -58,14 +59,15 @@ class BlockingWorker:
         if self._worker.is_running:
             raise ConfigurationError("this worker is running already")
         # Events of its own: the thread of an earlier run may still be waiting for a handler.
-        started, self._ended = threading.Event(), threading.Event()
-        self._error = None
+        known, self._ended = threading.Event(), threading.Event()
+        self._error, self._claims = None, False
         self._thread = threading.Thread(
-            target=self._run_in_thread, args=(started, self._ended), name="waypost-worker", daemon=True
+            target=self._run_in_thread, args=(known, self._ended), name="waypost-worker", daemon=True
         )
         self._thread.start()
-        started.wait()
-        if self._error is not None:
+        known.wait()
+        # What happens after it began to claim is told by `stop`.
+        if self._error is not None and not self._claims:
             raise self._error
         return self
 
@@ -102,10 +104,14 @@ class BlockingWorker:
     ) -> None:
         self.stop()
 
-    def _run_in_thread(self, started: threading.Event, ended: threading.Event) -> None:
+    def _run_in_thread(self, known: threading.Event, ended: threading.Event) -> None:
+        def on_started() -> None:
+            self._claims = True
+            known.set()
+
         loop = asyncio.new_event_loop()
         try:
-            loop.run_until_complete(self._worker.run(signals=False, on_started=started.set))
+            loop.run_until_complete(self._worker.run(signals=False, on_started=on_started))
             ended.set()
             loop.run_until_complete(let_linger())
         except BaseException as error:
@@ -113,7 +119,7 @@ class BlockingWorker:
         finally:
             close_loop(loop)
             ended.set()
-            started.set()
+            known.set()
 
 
 def close_loop(loop: asyncio.AbstractEventLoop) -> None:

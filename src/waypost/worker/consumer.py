@@ -242,9 +242,9 @@ class Consumer:
         if len(self.settler) >= UNSETTLED_MAX:
             self._low = 0
             return 0
-        soon = 0 if self._at_most_once else int(self._rate * SOON_SECONDS)
-        self._low = soon // 2
         per_call = self.handler.batch or 1
+        soon = 0 if self._at_most_once else int(self._rate * SOON_SECONDS) * per_call
+        self._low = soon // 2
         free = (self.handler.concurrency - self._busy) * per_call
         return min(free + soon - len(self._ready), CHUNK_MESSAGES_MAX)
 
