@@ -360,6 +360,23 @@ def test_a_connection_that_the_server_closed_is_replaced(post: Any, raw: Any) ->
 
 
 @pytest.mark.promise("LEASE-14")
+def test_an_idle_connection_that_the_server_closed_is_noticed_before_it_is_used(
+    server: ValkeyServer, raw: Any, colour: Colour, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(executor, "IDLE_SECONDS", 0)
+    name = fresh_namespace()
+    runner = Runner(cast(Store, ValkeyStore.from_url(f"{server.url}?client_name={name}")), colour)
+    queues = ValkeyStore.from_url(server.url).queues()
+    for _ in range(3):
+        runner.run(queues)
+        raw.client_kill_filter(_type="normal", skipme=True)
+        runner.run(queues)
+    connected: Any = runner._sync or runner._async
+    assert len(connected._idle) == connections_named(raw, name) == 1
+    runner.close()
+
+
+@pytest.mark.promise("LEASE-14")
 def test_a_cancelled_call_leaves_the_client_usable(server: ValkeyServer) -> None:
     async def story(proxy: Proxy) -> tuple[int, int]:
         async with AsyncWaypost(f"valkey://127.0.0.1:{proxy.port}", namespace=fresh_namespace()) as post:

@@ -6,6 +6,7 @@ write and one read. Several threads or coroutines use as many connections as run
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import time
@@ -22,7 +23,7 @@ from waypost.store.port import Call
 from waypost.store.valkey.command import ValkeyCall, command
 from waypost.store.valkey.connecting import REPLY_TIMEOUT_SECONDS, Source
 from waypost.store.valkey.conversation import Batch, Conversation, ask
-from waypost.store.valkey.failures import CONNECTION_FAILURES, lost
+from waypost.store.valkey.failures import CONNECTION_FAILURES, lost, wrong_server
 
 T = TypeVar("T")
 
@@ -96,6 +97,12 @@ class _Common:
     def _keep(self, connection: Any) -> None:
         self._idle.append((connection, time.monotonic()))
 
+    def _take_idle(self) -> Any:
+        try:
+            return self._idle.pop()[0]
+        except IndexError:
+            return None
+
     def _be_patient(self, start_timeout: float) -> bool:
         """The first reply had to come within the start timeout; from now on a slow one is waited for.
 
@@ -119,7 +126,11 @@ class ValkeyExecutor(_Common):
     def __init__(self, source: Source, start_timeout: float, durability: Durability) -> None:
         super().__init__(source)
         self._pool = source.pool(start_timeout)
-        check_server(self.run(HELLO), source.shown, durability)
+        try:
+            check_server(self.run(HELLO), source.shown, durability)
+        except BaseException:
+            self.close()
+            raise
         if self._be_patient(start_timeout):
             # Its socket has the old limit, and only a new one can have another.
             self._discard(self._idle.pop()[0])
@@ -144,6 +155,7 @@ class ValkeyExecutor(_Common):
 
     def _converse(self, connection: Any, conversation: Conversation[T]) -> T:
         """Drive a conversation to its end, and keep the connection if it is still good."""
+        good = True
         try:
             step = next(conversation)
             while True:
@@ -153,14 +165,15 @@ class ValkeyExecutor(_Common):
                     else:
                         reply = connection.send_packed_command([step], check_health=False)
                 except ResponseError as error:
+                    good = good and not wrong_server(error)
                     step = conversation.throw(error)
                 else:
                     step = conversation.send(reply)
         except StopIteration as stop:
-            self._keep(connection)
+            self._give_back(connection, good)
             return cast(T, stop.value)
         except WaypostError:
-            self._keep(connection)  # the server said no; the connection is fine
+            self._give_back(connection, good)  # the server said no
             raise
         except CONNECTION_FAILURES as error:
             self._discard(connection)
@@ -168,6 +181,15 @@ class ValkeyExecutor(_Common):
         except BaseException:
             self._discard(connection)  # interrupted with a reply under way
             raise
+
+    def _give_back(self, connection: Any, good: bool) -> None:
+        if good:
+            self._keep(connection)
+            return
+        # After a promotion all others lead to the same wrong server.
+        self._discard(connection)
+        while (other := self._take_idle()) is not None:
+            self._discard(other)
 
     def _take(self) -> Any:
         self._check_process()
@@ -177,11 +199,19 @@ class ValkeyExecutor(_Common):
                     connection, used = self._idle.pop()
                 except IndexError:
                     return self._pool.get_connection()
-                if time.monotonic() - used < IDLE_SECONDS or not connection.can_read(0):
+                if time.monotonic() - used < IDLE_SECONDS or not self._is_closed(connection):
                     return connection
-                self._discard(connection)  # closed by the server meanwhile
+                self._discard(connection)
         except CONNECTION_FAILURES as error:
             raise self._lost(error, sent=False) from None
+
+    @staticmethod
+    def _is_closed(connection: Any) -> bool:
+        """Whether the server closed an idle connection: the end can be read, or is told as an error."""
+        try:
+            return bool(connection.can_read(0))
+        except CONNECTION_FAILURES:
+            return True
 
     def _discard(self, connection: Any) -> None:
         with suppress(*CONNECTION_FAILURES):
@@ -195,7 +225,7 @@ class ValkeyExecutor(_Common):
         while self._idle:
             self._pool.release(self._idle.pop()[0])
         if self._source.owned:
-            self._pool.disconnect()
+            self._source.close(self._pool)
 
 
 class AsyncValkeyExecutor(_Common):
@@ -209,7 +239,11 @@ class AsyncValkeyExecutor(_Common):
 
     async def start(self) -> None:
         """Make the first connection, and look at the server."""
-        check_server(await self.run(HELLO), self._source.shown, self._durability)
+        try:
+            check_server(await self.run(HELLO), self._source.shown, self._durability)
+        except BaseException:
+            await self.close()
+            raise
         self._be_patient(self._start_timeout)
 
     async def run(self, call: Call[T]) -> T:
@@ -231,6 +265,7 @@ class AsyncValkeyExecutor(_Common):
                 batch.fail(error, rest=False)
 
     async def _converse(self, connection: Any, conversation: Conversation[T]) -> T:
+        good = True
         try:
             step = next(conversation)
             while True:
@@ -240,14 +275,15 @@ class AsyncValkeyExecutor(_Common):
                     else:
                         reply = await connection.send_packed_command([step], check_health=False)
                 except ResponseError as error:
+                    good = good and not wrong_server(error)
                     step = conversation.throw(error)
                 else:
                     step = conversation.send(reply)
         except StopIteration as stop:
-            self._keep(connection)
+            await self._give_back(connection, good)
             return cast(T, stop.value)
         except WaypostError:
-            self._keep(connection)
+            await self._give_back(connection, good)  # the server said no
             raise
         except CONNECTION_FAILURES as error:
             await self._discard(connection)
@@ -255,6 +291,14 @@ class AsyncValkeyExecutor(_Common):
         except BaseException:
             await self._discard(connection)
             raise
+
+    async def _give_back(self, connection: Any, good: bool) -> None:
+        if good:
+            self._keep(connection)
+            return
+        await self._discard(connection)
+        while (other := self._take_idle()) is not None:
+            await self._discard(other)
 
     async def _take(self) -> Any:
         self._check_process()
@@ -264,11 +308,23 @@ class AsyncValkeyExecutor(_Common):
                     connection, used = self._idle.pop()
                 except IndexError:
                     return await self._pool.get_connection()
-                if time.monotonic() - used < IDLE_SECONDS or not await connection.can_read_destructive():
+                if time.monotonic() - used < IDLE_SECONDS or not await self._is_closed(connection):
                     return connection
                 await self._discard(connection)
         except CONNECTION_FAILURES as error:
             raise self._lost(error, sent=False) from None
+
+    @staticmethod
+    async def _is_closed(connection: Any) -> bool:
+        # The loop may have been busy since: it hears of the end in its next turn, and we in the one after that.
+        for _ in range(2):
+            await asyncio.sleep(0)
+        try:
+            # Its name up to redis-py 7 was another one.
+            look = getattr(connection, "can_read", None) or connection.can_read_destructive
+            return bool(await look())
+        except CONNECTION_FAILURES:
+            return True
 
     async def _discard(self, connection: Any) -> None:
         with suppress(*CONNECTION_FAILURES):
@@ -282,4 +338,4 @@ class AsyncValkeyExecutor(_Common):
         while self._idle:
             await self._pool.release(self._idle.pop()[0])
         if self._source.owned:
-            await self._pool.disconnect()
+            await self._source.close_async(self._pool)

@@ -7,12 +7,14 @@ import re
 from redis.exceptions import (
     AuthenticationError,
     BusyLoadingError,
+    ClusterDownError,
     NoPermissionError,
     NoScriptError,
     OutOfMemoryError,
     ReadOnlyError,
     RedisError,
     ResponseError,
+    TryAgainError,
 )
 
 from waypost.errors import (
@@ -32,6 +34,16 @@ from waypost.errors import (
 OURS = re.compile(r"WP-([A-Z]+) ?(.*?)(?: script: |, on @|$)", re.DOTALL)
 #: The server is up but cannot serve yet, or not here: nothing was done, and a repeat may succeed.
 PASSING = ("LOADING", "BUSY", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "READONLY", "NOREPLICAS", "UNBLOCKED")
+#: The same where the driver takes the word away and tells it by the class. (MASTERDOWN is a kind of CLUSTERDOWN there.)
+PASSING_CLASSES = (BusyLoadingError, ReadOnlyError, ClusterDownError, TryAgainError, NoScriptError)
+#: This server is not, or no longer, the one to ask: a connection to it is of no use.
+WRONG_SERVER = ("LOADING", "MASTERDOWN", "CLUSTERDOWN", "READONLY")
+WRONG_SERVER_CLASSES = (BusyLoadingError, ReadOnlyError, ClusterDownError)
+
+
+def wrong_server(error: ResponseError) -> bool:
+    """Whether the answer means that another server should be looked for: a replica, or one that is not ready."""
+    return isinstance(error, WRONG_SERVER_CLASSES) or str(error).startswith(WRONG_SERVER)
 
 
 def refused(error: ResponseError, queue: str, verb: str, key: bytes = b"") -> WaypostError:
@@ -50,7 +62,7 @@ def refused(error: ResponseError, queue: str, verb: str, key: bytes = b"") -> Wa
         )
     if text.startswith("MISCONF"):
         return StoreFull("the server cannot write to its disk and refuses writes (MISCONF); make room, then try again")
-    if isinstance(error, BusyLoadingError | ReadOnlyError | NoScriptError) or text.startswith(PASSING):
+    if isinstance(error, PASSING_CLASSES) or text.startswith(PASSING):
         return StoreUnavailable(f"the server cannot serve {verb} right now ({text[:120]})")
     if isinstance(error, AuthenticationError | NoPermissionError) or text.startswith(("NOPERM", "NOAUTH", "WRONGPASS")):
         return AccessDenied(

@@ -87,9 +87,9 @@ class ValkeyStore:
     @classmethod
     def from_url(cls, url: str, **options: Any) -> ValkeyStore:
         """A store that makes its own connections."""
-        from waypost.store.valkey.connecting import UrlSource
+        from waypost.store.valkey.connecting import source_of
 
-        return cls(UrlSource(url), **options)
+        return cls(source_of(url), **options)
 
     @classmethod
     def from_client(cls, client: Any, **options: Any) -> ValkeyStore:
