@@ -17,9 +17,7 @@ from typing import Any, cast
 import pytest
 import redis
 import redis.asyncio
-from redis.asyncio.cluster import RedisCluster as AsyncRedisCluster
 from redis.asyncio.sentinel import Sentinel as AsyncSentinel
-from redis.cluster import RedisCluster
 from redis.sentinel import Sentinel
 
 from tests.fault.proxy import Proxy
@@ -192,9 +190,6 @@ def unusable(server: ValkeyServer) -> Iterator[tuple[str, Any]]:
     yield "collects commands", redis.asyncio.Redis(port=1).pipeline()
     yield "owns one socket", redis.Redis(port=server.port, single_connection_client=True)
     yield "owns one socket", redis.asyncio.Redis(port=1, single_connection_client=True)
-    # Made without asking a Cluster for its nodes: only the kind matters.
-    yield "Cluster", object.__new__(RedisCluster)
-    yield "Cluster", object.__new__(AsyncRedisCluster)
     yield "not a builtins.object", object()
     yield "redis.connection.ConnectionPool", redis.ConnectionPool()
 

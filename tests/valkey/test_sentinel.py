@@ -197,7 +197,7 @@ def test_after_a_promotion_a_client_goes_on_by_itself(colour: str) -> None:
 @pytest.mark.promise("STORE-1", "LEASE-2", "SEE-5")
 def test_a_promotion_while_many_publish_and_receive(record_property: Callable[[str, object], None]) -> None:
     """What the promotion loses is counted; all the rest is handled, and the ledger of the new primary balances."""
-    namespace, goal = fresh_namespace(), 200
+    namespace, goal = fresh_namespace(), 600
     acknowledged: list[str] = []
     tokens: dict[str, list[int]] = defaultdict(list)
     failures: list[BaseException] = []
@@ -230,8 +230,8 @@ def test_a_promotion_while_many_publish_and_receive(record_property: Callable[[s
         for thread in threads:
             thread.start()
         wait_for(lambda: len(acknowledged) > goal // 4 and len(tokens) > goal // 10)
-        before = len(acknowledged)
         setup.fail_over(wait=False)
+        before = len(acknowledged)
         for thread in threads:
             thread.join()
         assert failures == []

@@ -27,10 +27,11 @@ REPLY_TIMEOUT_SECONDS = 10.0
 
 
 class Source(Protocol):
-    """Pools of connections, and whether they are ours to close."""
+    """Pools of connections, and whether they are ours to close. A Cluster's pool is a client that has one per node."""
 
     shown: str
     owned: bool
+    cluster: bool
 
     def pool(self, start_timeout: float) -> Any: ...
     def async_pool(self, start_timeout: float) -> Any: ...
@@ -42,6 +43,7 @@ class Owned:
     """Connections that are ours to close."""
 
     owned = True
+    cluster = False
 
     def close(self, pool: Any) -> None:
         pool.disconnect()
@@ -51,13 +53,26 @@ class Owned:
 
 
 def source_of(url: str) -> Source:
-    """What a URL names: one server, or a service that Sentinels watch over."""
+    """What a URL names: one server, a service that Sentinels watch over, or a Cluster."""
     scheme = url.partition("://")[0]
+    if scheme.endswith("+cluster"):
+        from waypost.store.valkey.cluster import ClusterSource
+
+        return ClusterSource(url)
     if scheme.endswith("+sentinel"):
         from waypost.store.valkey.sentinel import SentinelSource
 
         return SentinelSource(url)
     return UrlSource(url)
+
+
+def source_of_client(client: Any) -> Source:
+    """What the caller's own client leads to."""
+    if hasattr(client, "nodes_manager") and "Pipeline" not in type(client).__name__:
+        from waypost.store.valkey.cluster import ClusterClientSource
+
+        return ClusterClientSource(client)
+    return ClientSource(client)
 
 
 def connection_options(start_timeout: float, retry: Any) -> dict[str, Any]:
@@ -117,6 +132,7 @@ class ClientSource:
     """The pool of the caller's own client, never closed by us."""
 
     owned = False
+    cluster = False
 
     def __init__(self, client: Any) -> None:
         kind = type(client)
@@ -127,8 +143,6 @@ class ClientSource:
             )
         if "Pipeline" in kind.__name__:
             raise UnusableClient(f"{name} collects commands instead of running them; pass the client it was made from")
-        if "Cluster" in kind.__name__:
-            raise UnusableClient(f"{name}: this version does not speak to a Cluster; pass a client of one server")
         if not hasattr(client, "connection_pool"):
             raise UnusableClient(f"{name} is not a redis-py client; pass redis.Redis, redis.asyncio.Redis or a URL")
         if getattr(client, "connection", None) is not None or getattr(client, "single_connection_client", False):

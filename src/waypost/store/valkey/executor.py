@@ -11,7 +11,7 @@ import logging
 import os
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from typing import Any, TypeVar, cast
 
@@ -22,7 +22,7 @@ from waypost.policy import Durability
 from waypost.store.port import Call
 from waypost.store.valkey.command import ValkeyCall, command
 from waypost.store.valkey.connecting import REPLY_TIMEOUT_SECONDS, Source
-from waypost.store.valkey.conversation import Batch, Conversation, ask
+from waypost.store.valkey.conversation import Batch, Conversation, ask, request
 from waypost.store.valkey.failures import CONNECTION_FAILURES, lost, wrong_server
 
 T = TypeVar("T")
@@ -45,12 +45,17 @@ def read_info(reply: bytes) -> dict[str, str]:
 HELLO = ValkeyCall("connect", "", command(b"INFO"), read_info)
 
 
-def check_server(info: dict[str, str], shown: str, durability: Durability = "server") -> None:
+def check_server(info: dict[str, str], shown: str, durability: Durability = "server", *, cluster: bool = False) -> None:
     """Refuse a server that cannot do what is asked for; warn once where acknowledged data can be lost."""
     version = info.get("redis_version", "0.0")
     numbers = tuple(int(number) for number in version.split(".")[:2] if number.isdigit())
     if numbers < OLDEST_SERVER:
         raise ConfigurationError(f"{shown} is version {version}; waypost needs Valkey, or Redis 6.2 or newer")
+    if info.get("cluster_enabled") == "1" and not cluster:
+        # Queues of other nodes could not be reached, and slots that move need keys that only a Cluster's calls name.
+        raise ConfigurationError(
+            f"{shown} is one node of a Cluster; name the Cluster with valkey+cluster://, or hand in a RedisCluster"
+        )
     if durability == "fsync" and (numbers < WAITS_FOR_DISK or info.get("aof_enabled") != "1"):
         raise ConfigurationError(
             f'durability="fsync" needs Valkey, or Redis 7.2 or newer, with an append-only file; {shown} is version '
@@ -94,6 +99,10 @@ class _Common:
         if self._pid != os.getpid():
             raise ForkedClient("this client was made before a fork; make a new one in the child process")
 
+    def batch(self, calls: Iterator[Call[Any]]) -> Batch:
+        """Calls to run together here."""
+        return Batch(calls, self._loaded)
+
     def _keep(self, connection: Any) -> None:
         self._idle.append((connection, time.monotonic()))
 
@@ -127,7 +136,7 @@ class ValkeyExecutor(_Common):
         super().__init__(source)
         self._pool = source.pool(start_timeout)
         try:
-            check_server(self.run(HELLO), source.shown, durability)
+            check_server(self.run(HELLO), source.shown, durability, cluster=source.cluster)
         except BaseException:
             self.close()
             raise
@@ -140,16 +149,25 @@ class ValkeyExecutor(_Common):
 
     def run_many(self, calls: Iterable[Call[T]]) -> list[T | Exception]:
         """Several requests under way at once on one connection; each has its own result or error."""
-        batch = Batch(iter(calls), self._loaded)
+        batch = self.batch(iter(calls))
+        self.drive(batch)
+        return batch.results
+
+    def request(self, call: ValkeyCall[T], *, asking: bool) -> T:
+        """One call without its announcement."""
+        return self._converse(self._take(), request(call, asking=asking))
+
+    def drive(self, batch: Batch) -> None:
+        """Run a batch to its end."""
         while True:
             try:
                 connection = self._take()
             except StoreError as error:
                 batch.fail(error, rest=True)
-                return batch.results
+                return
             try:
                 self._converse(connection, batch.converse())
-                return batch.results
+                return
             except OutcomeUnknown as error:
                 batch.fail(error, rest=False)  # go on with the rest on a new connection
 
@@ -240,7 +258,7 @@ class AsyncValkeyExecutor(_Common):
     async def start(self) -> None:
         """Make the first connection, and look at the server."""
         try:
-            check_server(await self.run(HELLO), self._source.shown, self._durability)
+            check_server(await self.run(HELLO), self._source.shown, self._durability, cluster=self._source.cluster)
         except BaseException:
             await self.close()
             raise
@@ -251,16 +269,25 @@ class AsyncValkeyExecutor(_Common):
 
     async def run_many(self, calls: Iterable[Call[T]]) -> list[T | Exception]:
         """Several requests under way at once on one connection; each has its own result or error."""
-        batch = Batch(iter(calls), self._loaded)
+        batch = self.batch(iter(calls))
+        await self.drive(batch)
+        return batch.results
+
+    async def request(self, call: ValkeyCall[T], *, asking: bool) -> T:
+        """One call without its announcement."""
+        return await self._converse(await self._take(), request(call, asking=asking))
+
+    async def drive(self, batch: Batch) -> None:
+        """Run a batch to its end."""
         while True:
             try:
                 connection = await self._take()
             except StoreError as error:
                 batch.fail(error, rest=True)
-                return batch.results
+                return
             try:
                 await self._converse(connection, batch.converse())
-                return batch.results
+                return
             except OutcomeUnknown as error:
                 batch.fail(error, rest=False)
 

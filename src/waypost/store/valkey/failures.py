@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 
 from redis.exceptions import (
+    AskError,
     AuthenticationError,
     BusyLoadingError,
     ClusterDownError,
+    MovedError,
     NoPermissionError,
     NoScriptError,
     OutOfMemoryError,
@@ -62,6 +64,12 @@ def refused(error: ResponseError, queue: str, verb: str, key: bytes = b"") -> Wa
         )
     if text.startswith("MISCONF"):
         return StoreFull("the server cannot write to its disk and refuses writes (MISCONF); make room, then try again")
+    if isinstance(error, AskError):  # and MOVED, which is a kind of it there
+        return Redirected(error, verb, queue)
+    if isinstance(error, TryAgainError) or text.startswith("TRYAGAIN"):
+        return SlotMoving(
+            f"{verb} on queue {queue} has to wait: its slot is being moved to another node of the Cluster"
+        )
     if isinstance(error, PASSING_CLASSES) or text.startswith(PASSING):
         return StoreUnavailable(f"the server cannot serve {verb} right now ({text[:120]})")
     if isinstance(error, AuthenticationError | NoPermissionError) or text.startswith(("NOPERM", "NOAUTH", "WRONGPASS")):
@@ -69,6 +77,25 @@ def refused(error: ResponseError, queue: str, verb: str, key: bytes = b"") -> Wa
             f"the server does not allow this user to {verb} ({text[:160]}); check the password and the ACL of the user"
         )
     return StoreFailed(f"the server answered {verb} on queue {queue} with an error: {text[:300]}")
+
+
+class Redirected(StoreError, ConfigurationError):
+    """Raised when a key lies on another node of a Cluster. Nothing was done. Followed where a Cluster is expected."""
+
+    def __init__(self, error: AskError, verb: str, queue: str) -> None:
+        super().__init__(
+            f"{verb} on queue {queue}: this is one node of a Cluster, and the queue lies on another; name the Cluster "
+            "with valkey+cluster://, or hand in a RedisCluster"
+        )
+        self.host: str = error.host
+        self.port: int = error.port
+        self.slot: int = error.slot_id
+        #: For this one request, while its keys are on their way; otherwise from now on.
+        self.asking = not isinstance(error, MovedError)
+
+
+class SlotMoving(StoreUnavailable):
+    """Raised while a slot is moved key by key: nothing was done, and a repeat succeeds when it has moved."""
 
 
 class AccessDenied(StoreError, ConfigurationError, PermissionError):
