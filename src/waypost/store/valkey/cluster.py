@@ -68,7 +68,8 @@ class ClusterSource:
 
     def pool(self, start_timeout: float) -> Any:
         kind, node = cast("Any", redis.cluster.RedisCluster), cast("Any", redis.cluster.ClusterNode)
-        options = self._options(start_timeout, Retry(NoBackoff(), 0))
+        # It asks one of the nodes for their commands, and if that one is down another; our own calls it does not run.
+        options = self._options(start_timeout, Retry(NoBackoff(), len(self._hosts) + 2))
         return kind(startup_nodes=[node(host, port) for host, port in self._hosts], **options)
 
     def async_pool(self, start_timeout: float) -> Any:
@@ -80,7 +81,8 @@ class ClusterSource:
         pool.close()
 
     async def close_async(self, pool: Any) -> None:
-        await pool.aclose()
+        await pool.nodes_manager.aclose()
+        await pool.nodes_manager.aclose("startup_nodes")
 
 
 class ClusterClientSource:
@@ -408,7 +410,8 @@ class AsyncClusterExecutor(_Common):
         """Ask for the nodes, and look at one of them."""
         try:
             try:
-                await self._client.initialize()
+                # Ours learns the nodes and no more: what it would ask for besides comes from one that may be down.
+                await (self._client.nodes_manager if self._source.owned else self._client).initialize()
             except TOPOLOGY_FAILURES as error:
                 raise not_found(error, self._source.shown) from None
             self._slots = Slots(self._client.nodes_manager)
