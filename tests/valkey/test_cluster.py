@@ -293,14 +293,14 @@ class Restless:
 
     def run(self, call: Call[T]) -> T:
         self.seen["calls"] += 1
-        if self.seen["calls"] % 23 or not isinstance(call, ValkeyCall):
+        if self.seen["calls"] % 23:
             return self.inner.run(call)
-        number = self.setup.slot_of(call.place.decode())
+        number = self.setup.slot_of(cast("ValkeyCall[T]", call).place.decode())
         target = another_node(self.setup, number)
         self.setup.begin_move(number, target)
         self.setup.move_keys(number, target, self.seen["calls"] % 7)
         try:
-            result: T = self.inner.run(call)
+            result = self.inner.run(call)
         except SlotMoving:
             self.seen["refused"] += 1
             self.setup.end_move(number, target)

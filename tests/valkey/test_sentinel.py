@@ -20,12 +20,12 @@ import redis.sentinel
 from tests.unit.faces import COLOURS, face
 from tests.valkey.test_connections import check_use
 from waypost import AsyncWaypost, Waypost
-from waypost.errors import InvalidUrl, StoreUnavailable
+from waypost.errors import InvalidUrl, MissingExtra, StoreUnavailable
 from waypost.store.port import Store
 from waypost.store.valkey import ValkeyStore
 from waypost.store.valkey.sentinel import SentinelSource
 from waypost.testing.bench import QUEUE, Bench, StoreMaker, fresh_namespace
-from waypost.testing.servers import ValkeyServer
+from waypost.testing.servers import EmbeddedServer, RedisServer, ValkeyServer
 from waypost.testing.setups import SentinelSetup, client_of
 
 T = TypeVar("T")
@@ -150,8 +150,9 @@ def test_the_callers_asyncio_client_of_a_sentinel_serves_and_is_left_open(calm: 
 
 
 @pytest.mark.promise("STORE-5", "LEASE-14")
-def test_a_connection_to_a_server_that_became_a_replica_is_not_kept(colour: str) -> None:
-    with ValkeyServer() as first, ValkeyServer() as second, client_of(first.port) as raw:
+@pytest.mark.parametrize("kind", [ValkeyServer, RedisServer])
+def test_a_connection_to_a_server_that_became_a_replica_is_not_kept(kind: type[EmbeddedServer], colour: str) -> None:
+    with server_or_skip(kind) as first, kind() as second, client_of(first.port) as raw:
         store = ValkeyStore.from_url(first.url)
         with Bench(lambda clock, namespace: cast(Store, store), "sync" if colour == "sync" else "async") as bench:
             bench.publish()
@@ -170,6 +171,29 @@ def test_a_connection_to_a_server_that_became_a_replica_is_not_kept(colour: str)
             ] == [StoreUnavailable]
             assert len(connected._idle) == 0
             raw.replicaof("NO", "ONE")
+
+
+@pytest.mark.promise("STORE-1", "LEASE-14")
+@pytest.mark.parametrize("kind", [ValkeyServer, RedisServer])
+def test_a_primary_that_wants_replicas_and_has_none_refuses_whole(kind: type[EmbeddedServer]) -> None:
+    make: StoreMaker = lambda clock, namespace: cast(  # noqa: E731
+        Store, ValkeyStore.from_url(server.url, namespace=namespace, clock=clock)
+    )
+    with server_or_skip(kind) as server, client_of(server.port) as raw, Bench(make, "sync") as bench:
+        bench.publish()
+        lease = bench.claim_one()
+        before = {key: raw.dump(key) for key in raw.scan_iter()}
+        raw.config_set("min-replicas-to-write", 1)
+        attempts: list[Callable[[], object]] = [
+            bench.publish, lambda: bench.publish(key="order"), lambda: bench.claim(1), lambda: bench.settle(lease),
+            lambda: bench.settle(lease, "retry"), lambda: bench.extend(lease), lambda: bench.configure(lease=5),
+        ]  # fmt: skip
+        for attempt in attempts:
+            with pytest.raises(StoreUnavailable, match="NOREPLICAS"):
+                attempt()
+        assert {key: raw.dump(key) for key in raw.scan_iter()} == before
+        raw.config_set("min-replicas-to-write", 0)
+        assert bench.settle(lease) == "done"
 
 
 # ---- promotions --------------------------------------------------------------------------------------------------
@@ -289,6 +313,13 @@ def test_a_promotion_that_loses_writes_loses_the_last_ones_whole_and_keeps_the_f
 
 
 # ---- helpers -----------------------------------------------------------------------------------------------------
+
+
+def server_or_skip(kind: type[EmbeddedServer]) -> EmbeddedServer:
+    try:
+        return kind()
+    except MissingExtra:
+        pytest.skip(f"needs the wheel {kind.wheel}")
 
 
 def wait_for(holds: Callable[[], bool], seconds: float = 60) -> None:

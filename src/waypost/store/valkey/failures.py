@@ -43,14 +43,24 @@ WRONG_SERVER = ("LOADING", "MASTERDOWN", "CLUSTERDOWN", "READONLY")
 WRONG_SERVER_CLASSES = (BusyLoadingError, ReadOnlyError, ClusterDownError)
 
 
+#: Redis 6.2 tells first where in the script it happened, and only then what.
+INSIDE_SCRIPT = re.compile(r"@user_script: \d+: -([A-Z]+ .*)", re.DOTALL)
+
+
+def told(error: ResponseError) -> str:
+    """What the server said, without where in a script."""
+    found = INSIDE_SCRIPT.search(str(error))
+    return found[1] if found is not None else str(error)
+
+
 def wrong_server(error: ResponseError) -> bool:
     """Whether the answer means that another server should be looked for: a replica, or one that is not ready."""
-    return isinstance(error, WRONG_SERVER_CLASSES) or str(error).startswith(WRONG_SERVER)
+    return isinstance(error, WRONG_SERVER_CLASSES) or told(error).startswith(WRONG_SERVER)
 
 
 def refused(error: ResponseError, queue: str, verb: str, key: bytes = b"") -> WaypostError:
     """The server answered with an error: nothing was written."""
-    text = str(error)
+    text = told(error)
     ours = OURS.search(text)
     if ours is not None:
         return _ours(ours[1], ours[2], queue)
