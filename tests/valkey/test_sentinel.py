@@ -239,13 +239,10 @@ def test_a_promotion_while_many_publish_and_receive(record_property: Callable[[s
 
         def receive() -> None:
             try:
-                idle = 0
-                while idle < 1:  # a lease that was lost with its settle ends, and its message comes again
-                    with post.receive(QUEUE, wait=3) as message:
-                        if message is None:
-                            idle += published_all.is_set()
-                        else:
-                            idle = 0
+                # A lease whose settle was lost ends, and its message comes again.
+                while not published_all.is_set() or (ledger := post.ledger(QUEUE)).ready + ledger.leased > 0:
+                    with post.receive(QUEUE, wait=1) as message:
+                        if message is not None:
                             tokens[message.id].append(message.token)
             except BaseException as error:
                 failures.append(error)
