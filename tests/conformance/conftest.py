@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
@@ -17,9 +17,10 @@ from waypost.store.port import Store
 from waypost.testing.bench import StoreMaker
 from waypost.testing.clock import ManualClock
 from waypost.testing.servers import RedisServer, ValkeyServer
+from waypost.testing.setups import ClusterSetup
 
 #: Every store, by name. A store that is missing here is not tested: there is no other place.
-STORES = ("memory", "sqlite", "valkey", "redis62")
+STORES = ("memory", "sqlite", "valkey", "redis62", "cluster")
 
 
 @pytest.fixture(scope="session")
@@ -38,6 +39,22 @@ def redis_url() -> Iterator[str]:
         yield server.url
 
 
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[ClusterSetup]:
+    with ClusterSetup() as setup:
+        yield setup
+
+
+@pytest.fixture(scope="session")
+def cluster_client(cluster: ClusterSetup) -> Iterator[Any]:
+    """One for all tests that block: to learn 16,384 slots takes longer than most of them."""
+    import redis
+
+    kind: Any = redis.RedisCluster
+    with kind(host="127.0.0.1", port=cluster.servers[2].port) as client:
+        yield client
+
+
 @pytest.fixture(params=STORES)
 def store_name(request: pytest.FixtureRequest) -> str:
     name: str = request.param
@@ -51,6 +68,7 @@ def make_store(store_name: str, request: pytest.FixtureRequest) -> StoreMaker:
         "sqlite": sqlite_maker,
         "valkey": lambda asked: served_maker(asked.getfixturevalue("valkey_url")),
         "redis62": lambda asked: served_maker(asked.getfixturevalue("redis_url")),
+        "cluster": cluster_maker,
     }
     return makers[store_name](request)
 
@@ -76,3 +94,15 @@ def served_maker(url: str) -> StoreMaker:
     from waypost.store.valkey import ValkeyStore
 
     return lambda clock, namespace: cast(Store, ValkeyStore.from_url(url, namespace=namespace, clock=clock))
+
+
+def cluster_maker(request: pytest.FixtureRequest) -> StoreMaker:
+    """The face that blocks is handed a client, the other finds the nodes by a URL."""
+    from waypost.store.valkey import ValkeyStore
+
+    if "colour" in request.fixturenames and request.getfixturevalue("colour") == "sync":
+        client = request.getfixturevalue("cluster_client")
+        return lambda clock, namespace: cast(
+            Store, ValkeyStore.from_client(client, namespace=namespace, clock=clock)
+        )  # fmt: skip
+    return served_maker(request.getfixturevalue("cluster").url)

@@ -17,9 +17,7 @@ from typing import Any, cast
 import pytest
 import redis
 import redis.asyncio
-from redis.asyncio.cluster import RedisCluster as AsyncRedisCluster
 from redis.asyncio.sentinel import Sentinel as AsyncSentinel
-from redis.cluster import RedisCluster
 from redis.sentinel import Sentinel
 
 from tests.fault.proxy import Proxy
@@ -192,9 +190,6 @@ def unusable(server: ValkeyServer) -> Iterator[tuple[str, Any]]:
     yield "collects commands", redis.asyncio.Redis(port=1).pipeline()
     yield "owns one socket", redis.Redis(port=server.port, single_connection_client=True)
     yield "owns one socket", redis.asyncio.Redis(port=1, single_connection_client=True)
-    # Made without asking a Cluster for its nodes: only the kind matters.
-    yield "Cluster", object.__new__(RedisCluster)
-    yield "Cluster", object.__new__(AsyncRedisCluster)
     yield "not a builtins.object", object()
     yield "redis.connection.ConnectionPool", redis.ConnectionPool()
 
@@ -357,6 +352,23 @@ def test_a_connection_that_the_server_closed_is_replaced(post: Any, raw: Any) ->
         raw.client_kill_filter(_type="normal", skipme=True)
         assert post.publish(QUEUE, 2).status == "queued"
     assert post.ledger(QUEUE).published == 4
+
+
+@pytest.mark.promise("LEASE-14")
+def test_an_idle_connection_that_the_server_closed_is_noticed_before_it_is_used(
+    server: ValkeyServer, raw: Any, colour: Colour, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(executor, "IDLE_SECONDS", 0)
+    name = fresh_namespace()
+    runner = Runner(cast(Store, ValkeyStore.from_url(f"{server.url}?client_name={name}")), colour)
+    queues = ValkeyStore.from_url(server.url).queues()
+    for _ in range(3):
+        runner.run(queues)
+        raw.client_kill_filter(_type="normal", skipme=True)
+        runner.run(queues)
+    connected: Any = runner._sync or runner._async
+    assert len(connected._idle) == connections_named(raw, name) == 1
+    runner.close()
 
 
 @pytest.mark.promise("LEASE-14")

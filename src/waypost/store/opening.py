@@ -22,7 +22,10 @@ SCHEME = re.compile(r"[a-z][a-z0-9+.\-]*")
 VALKEY_SCHEMES = ("valkey", "valkeys", "redis", "rediss", "unix")
 VALKEY_FORMS = ("sentinel", "cluster")
 POSTGRES_SCHEMES = ("postgresql", "postgres")
-SHOWN_FORMS = "memory://, sqlite:///file.db, valkey://host:6379 (or redis://, rediss://, unix://)"
+SHOWN_FORMS = (
+    "memory://, sqlite:///file.db, valkey://host:6379 (or redis://, rediss://, unix://), "
+    "valkey+sentinel://host:26379/service, valkey+cluster://host:6379"
+)
 #: The packages whose clients may be handed in.
 CLIENT_PACKAGES = frozenset(("redis", "valkey"))
 

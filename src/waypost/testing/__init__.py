@@ -2,6 +2,7 @@
 
     clock         store time that only moves when told to
     servers       real Valkey and Redis servers from wheels, started and ended with a `with` block
+    setups        several of them together: under Sentinels, or as a Cluster
     conformance   what a store must do, as tests that read as a specification
     machine       random programs on two stores at once, compared after every step
     plugin        the pytest plugin: the `promise` mark and the fixtures of the suite

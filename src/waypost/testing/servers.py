@@ -106,7 +106,8 @@ class EmbeddedServer:
                 raise StoreUnavailable(f"{self._program.name} did not start; its log ends with:\n{log}")
             self.port = 0
 
-    def _launch(self) -> None:
+    def _command(self) -> list[str]:
+        """The program and its settings."""
         settings: dict[str, str | int] = {
             "bind": "127.0.0.1",
             "port": self.port,
@@ -122,9 +123,12 @@ class EmbeddedServer:
         command = [str(self._program)]
         for name, value in settings.items():
             command += [f"--{name}", str(value)]
+        return command
+
+    def _launch(self) -> None:
         # A session of its own: Ctrl-C is for the tests, which then end the server in order.
         self._server = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            self._command(), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
             start_new_session=True,
         )  # fmt: skip
         doomed = str(self.directory) if self._own_directory else ""

@@ -28,12 +28,14 @@ class ValkeyCall(Call[T]):
     decode: Callable[[Any], T]
     #: The script that it names by hash; None for a command of the server itself.
     script: Script | None = None
-    #: A command to send before it, whose reply does not matter: the queue's name for the list of queues.
-    announce: bytes | None = None
+    #: What to send before it, whose reply does not matter: the queue's name for the list of queues.
+    announce: ValkeyCall[None] | None = None
     #: A command to send behind it: wait until the server has on its disk what this connection wrote.
     on_disk: bytes | None = None
     #: The one key that a command reads, to be named if it is not ours. Scripts check theirs and name them.
     key: bytes = b""
+    #: One of its keys: on a Cluster they all lie on the node that serves its slot.
+    place: bytes = b""
 
 
 def part(value: bytes) -> bytes:

@@ -27,19 +27,66 @@ REPLY_TIMEOUT_SECONDS = 10.0
 
 
 class Source(Protocol):
-    """Pools of connections, and whether they are ours to close."""
+    """Pools of connections, and whether they are ours to close. A Cluster's pool is a client that has one per node."""
 
     shown: str
     owned: bool
+    cluster: bool
 
     def pool(self, start_timeout: float) -> Any: ...
     def async_pool(self, start_timeout: float) -> Any: ...
+    def close(self, pool: Any) -> None: ...
+    async def close_async(self, pool: Any) -> None: ...
 
 
-class UrlSource:
-    """Connections made from a URL, ours to close."""
+class Owned:
+    """Connections that are ours to close."""
 
     owned = True
+    cluster = False
+
+    def close(self, pool: Any) -> None:
+        pool.disconnect()
+
+    async def close_async(self, pool: Any) -> None:
+        await pool.disconnect()
+
+
+def source_of(url: str) -> Source:
+    """What a URL names: one server, a service that Sentinels watch over, or a Cluster."""
+    scheme = url.partition("://")[0]
+    if scheme.endswith("+cluster"):
+        from waypost.store.valkey.cluster import ClusterSource
+
+        return ClusterSource(url)
+    if scheme.endswith("+sentinel"):
+        from waypost.store.valkey.sentinel import SentinelSource
+
+        return SentinelSource(url)
+    return UrlSource(url)
+
+
+def source_of_client(client: Any) -> Source:
+    """What the caller's own client leads to."""
+    if hasattr(client, "nodes_manager") and "Pipeline" not in type(client).__name__:
+        from waypost.store.valkey.cluster import ClusterClientSource
+
+        return ClusterClientSource(client)
+    return ClientSource(client)
+
+
+def connection_options(start_timeout: float, retry: Any) -> dict[str, Any]:
+    """What every connection of ours is made with. Repeats are ours to decide: they carry operation ids."""
+    return {
+        "socket_connect_timeout": start_timeout,
+        "socket_timeout": start_timeout,  # until the server has answered once: see the executors
+        "retry": retry,
+        "protocol": 2,
+    }
+
+
+class UrlSource(Owned):
+    """Connections made from a URL."""
 
     def __init__(self, url: str) -> None:
         parts = urlsplit(url)
@@ -64,33 +111,28 @@ class UrlSource:
         self._url = SCHEMES[parts.scheme] + url[len(parts.scheme) :]
 
     def _options(self, start_timeout: float, retry: Any) -> dict[str, Any]:
-        # Repeats are ours to decide: they carry operation ids and keep to one budget.
-        options = {
-            "socket_connect_timeout": start_timeout,
-            "socket_timeout": start_timeout,  # until the server has answered once: see the executors
-            "retry": retry,
-            "protocol": 2,
-        }
+        options = connection_options(start_timeout, retry)
         return options if self._url.startswith("unix") else options | {"socket_keepalive": True}
 
     def pool(self, start_timeout: float) -> Any:
         try:
             return redis.ConnectionPool.from_url(self._url, **self._options(start_timeout, Retry(NoBackoff(), 0)))
         except (ValueError, RedisError) as error:
-            raise InvalidUrl(f"the Valkey URL cannot be used: {_without_secrets(error)}") from None
+            raise InvalidUrl(f"the Valkey URL cannot be used: {without_secrets(error)}") from None
 
     def async_pool(self, start_timeout: float) -> Any:
         retry = redis.asyncio.retry.Retry(NoBackoff(), 0)
         try:
             return redis.asyncio.ConnectionPool.from_url(self._url, **self._options(start_timeout, retry))
         except (ValueError, RedisError) as error:
-            raise InvalidUrl(f"the Valkey URL cannot be used: {_without_secrets(error)}") from None
+            raise InvalidUrl(f"the Valkey URL cannot be used: {without_secrets(error)}") from None
 
 
 class ClientSource:
     """The pool of the caller's own client, never closed by us."""
 
     owned = False
+    cluster = False
 
     def __init__(self, client: Any) -> None:
         kind = type(client)
@@ -101,8 +143,6 @@ class ClientSource:
             )
         if "Pipeline" in kind.__name__:
             raise UnusableClient(f"{name} collects commands instead of running them; pass the client it was made from")
-        if "Cluster" in kind.__name__:
-            raise UnusableClient(f"{name}: this version does not speak to a Cluster; pass a client of one server")
         if not hasattr(client, "connection_pool"):
             raise UnusableClient(f"{name} is not a redis-py client; pass redis.Redis, redis.asyncio.Redis or a URL")
         if getattr(client, "connection", None) is not None or getattr(client, "single_connection_client", False):
@@ -124,7 +164,13 @@ class ClientSource:
             raise UnusableClient("a synchronous client needs Waypost; pass redis.asyncio.Redis to AsyncWaypost")
         return self._pool
 
+    def close(self, pool: Any) -> None:
+        """Nothing: it is the caller's."""
 
-def _without_secrets(error: BaseException) -> str:
+    async def close_async(self, pool: Any) -> None:
+        """Nothing: it is the caller's."""
+
+
+def without_secrets(error: BaseException) -> str:
     """An error's text with whatever stands before an @ taken out."""
     return re.sub(r"//[^@/\s]*@", "//", str(error))

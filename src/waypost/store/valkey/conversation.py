@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Generator, Iterator
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from redis.exceptions import NoScriptError, ResponseError
@@ -15,7 +16,7 @@ from redis.exceptions import NoScriptError, ResponseError
 from waypost.errors import OutcomeUnknown, WaypostError
 from waypost.store.port import Call
 from waypost.store.valkey.command import ValkeyCall, command
-from waypost.store.valkey.failures import refused
+from waypost.store.valkey.failures import Redirected, refused
 from waypost.store.valkey.scripts import Script
 
 T = TypeVar("T")
@@ -25,27 +26,43 @@ Conversation = Generator[bytes | None, Any, T]
 WINDOW = 4
 
 
+#: Said before a request that another node of a Cluster sent here while its keys are on their way. For one request.
+ASKING = command(b"ASKING")
+
+
 def ask(call: ValkeyCall[T]) -> Conversation[T]:
-    """One request and its reply. The server may not know the script: then it is told, and asked again."""
+    """One request and its reply, behind the queue's announcement if there is one."""
     if call.announce is not None:
-        yield from announce(call.announce)
+        yield from announce(call.announce.packed)
+    return (yield from request(call))
+
+
+def request(call: ValkeyCall[T], *, asking: bool = False) -> Conversation[T]:
+    """One request and its reply. The server may not know the script: then it is told, and asked again."""
+    packed = call.packed if call.on_disk is None else call.packed + call.on_disk
+    if asking:
+        packed = ASKING + packed
     try:
-        yield call.packed if call.on_disk is None else call.packed + call.on_disk
+        yield packed
         try:
-            reply = yield from receive(call)
+            reply = yield from receive(call, asking=asking)
         except NoScriptError:
             if call.script is None:
                 raise
             yield from load(call.script)
-            yield call.packed if call.on_disk is None else call.packed + call.on_disk
-            reply = yield from receive(call)
+            yield packed
+            reply = yield from receive(call, asking=asking)
     except ResponseError as error:
         raise refused(error, call.queue, call.name, call.key) from None
     return call.decode(reply)
 
 
-def receive(call: ValkeyCall[Any]) -> Conversation[Any]:
+def receive(call: ValkeyCall[Any], *, asking: bool = False) -> Conversation[Any]:
     """The reply to a request, once what it wrote is on disk if that was asked for."""
+    if asking:
+        # A node that does not know the word answers the request itself as well.
+        with suppress(ResponseError):
+            yield None
     if call.on_disk is None:
         return (yield None)
     try:
@@ -65,13 +82,15 @@ def receive(call: ValkeyCall[Any]) -> Conversation[Any]:
 class Batch:
     """Several requests under way at once. `results` has one entry per call in order, `waiting` those not answered."""
 
-    __slots__ = ("calls", "loaded", "results", "unsent", "waiting")
+    __slots__ = ("calls", "loaded", "redirected", "results", "unsent", "waiting")
 
     def __init__(self, calls: Iterator[Call[Any]], loaded: set[bytes]) -> None:
         self.calls = calls
         self.loaded = loaded
         self.results: list[Any] = []
         self.waiting: deque[ValkeyCall[Any]] = deque()
+        #: Those that another node of a Cluster has to answer, with their place in the results.
+        self.redirected: list[tuple[int, ValkeyCall[Any]]] = []
         #: Taken from the calls while what must come before it is under way.
         self.unsent: ValkeyCall[Any] | None = None
 
@@ -109,7 +128,7 @@ class Batch:
             self.loaded.add(call.script.sha)
         if call.announce is not None:
             yield from self._receive_all()
-            yield from announce(call.announce)
+            yield from announce(call.announce.packed)
 
     def _receive(self) -> Conversation[None]:
         call = self.waiting[0]
@@ -119,7 +138,10 @@ class Batch:
         except ResponseError as error:
             if isinstance(error, NoScriptError):
                 self.loaded.clear()  # the server was restarted or flushed: load them again
-            self.results.append(refused(error, call.queue, call.name, call.key))
+            failure = refused(error, call.queue, call.name, call.key)
+            if isinstance(failure, Redirected):
+                self.redirected.append((len(self.results), call))
+            self.results.append(failure)
         except WaypostError as error:
             self.results.append(error)
         self.waiting.popleft()

@@ -6,11 +6,12 @@ write and one read. Several threads or coroutines use as many connections as run
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from typing import Any, TypeVar, cast
 
@@ -21,8 +22,8 @@ from waypost.policy import Durability
 from waypost.store.port import Call
 from waypost.store.valkey.command import ValkeyCall, command
 from waypost.store.valkey.connecting import REPLY_TIMEOUT_SECONDS, Source
-from waypost.store.valkey.conversation import Batch, Conversation, ask
-from waypost.store.valkey.failures import CONNECTION_FAILURES, lost
+from waypost.store.valkey.conversation import Batch, Conversation, ask, request
+from waypost.store.valkey.failures import CONNECTION_FAILURES, lost, wrong_server
 
 T = TypeVar("T")
 
@@ -44,12 +45,17 @@ def read_info(reply: bytes) -> dict[str, str]:
 HELLO = ValkeyCall("connect", "", command(b"INFO"), read_info)
 
 
-def check_server(info: dict[str, str], shown: str, durability: Durability = "server") -> None:
+def check_server(info: dict[str, str], shown: str, durability: Durability = "server", *, cluster: bool = False) -> None:
     """Refuse a server that cannot do what is asked for; warn once where acknowledged data can be lost."""
     version = info.get("redis_version", "0.0")
     numbers = tuple(int(number) for number in version.split(".")[:2] if number.isdigit())
     if numbers < OLDEST_SERVER:
         raise ConfigurationError(f"{shown} is version {version}; waypost needs Valkey, or Redis 6.2 or newer")
+    if info.get("cluster_enabled") == "1" and not cluster:
+        # Queues of other nodes could not be reached, and slots that move need keys that only a Cluster's calls name.
+        raise ConfigurationError(
+            f"{shown} is one node of a Cluster; name the Cluster with valkey+cluster://, or hand in a RedisCluster"
+        )
     if durability == "fsync" and (numbers < WAITS_FOR_DISK or info.get("aof_enabled") != "1"):
         raise ConfigurationError(
             f'durability="fsync" needs Valkey, or Redis 7.2 or newer, with an append-only file; {shown} is version '
@@ -93,8 +99,18 @@ class _Common:
         if self._pid != os.getpid():
             raise ForkedClient("this client was made before a fork; make a new one in the child process")
 
+    def batch(self, calls: Iterator[Call[Any]]) -> Batch:
+        """Calls to run together here."""
+        return Batch(calls, self._loaded)
+
     def _keep(self, connection: Any) -> None:
         self._idle.append((connection, time.monotonic()))
+
+    def _take_idle(self) -> Any:
+        try:
+            return self._idle.pop()[0]
+        except IndexError:
+            return None
 
     def _be_patient(self, start_timeout: float) -> bool:
         """The first reply had to come within the start timeout; from now on a slow one is waited for.
@@ -119,7 +135,11 @@ class ValkeyExecutor(_Common):
     def __init__(self, source: Source, start_timeout: float, durability: Durability) -> None:
         super().__init__(source)
         self._pool = source.pool(start_timeout)
-        check_server(self.run(HELLO), source.shown, durability)
+        try:
+            check_server(self.run(HELLO), source.shown, durability, cluster=source.cluster)
+        except BaseException:
+            self.close()
+            raise
         if self._be_patient(start_timeout):
             # Its socket has the old limit, and only a new one can have another.
             self._discard(self._idle.pop()[0])
@@ -129,21 +149,31 @@ class ValkeyExecutor(_Common):
 
     def run_many(self, calls: Iterable[Call[T]]) -> list[T | Exception]:
         """Several requests under way at once on one connection; each has its own result or error."""
-        batch = Batch(iter(calls), self._loaded)
+        batch = self.batch(iter(calls))
+        self.drive(batch)
+        return batch.results
+
+    def request(self, call: ValkeyCall[T], *, asking: bool) -> T:
+        """One call without its announcement."""
+        return self._converse(self._take(), request(call, asking=asking))
+
+    def drive(self, batch: Batch) -> None:
+        """Run a batch to its end."""
         while True:
             try:
                 connection = self._take()
             except StoreError as error:
                 batch.fail(error, rest=True)
-                return batch.results
+                return
             try:
                 self._converse(connection, batch.converse())
-                return batch.results
+                return
             except OutcomeUnknown as error:
                 batch.fail(error, rest=False)  # go on with the rest on a new connection
 
     def _converse(self, connection: Any, conversation: Conversation[T]) -> T:
         """Drive a conversation to its end, and keep the connection if it is still good."""
+        good = True
         try:
             step = next(conversation)
             while True:
@@ -153,14 +183,15 @@ class ValkeyExecutor(_Common):
                     else:
                         reply = connection.send_packed_command([step], check_health=False)
                 except ResponseError as error:
+                    good = good and not wrong_server(error)
                     step = conversation.throw(error)
                 else:
                     step = conversation.send(reply)
         except StopIteration as stop:
-            self._keep(connection)
+            self._give_back(connection, good)
             return cast(T, stop.value)
         except WaypostError:
-            self._keep(connection)  # the server said no; the connection is fine
+            self._give_back(connection, good)  # the server said no
             raise
         except CONNECTION_FAILURES as error:
             self._discard(connection)
@@ -168,6 +199,15 @@ class ValkeyExecutor(_Common):
         except BaseException:
             self._discard(connection)  # interrupted with a reply under way
             raise
+
+    def _give_back(self, connection: Any, good: bool) -> None:
+        if good:
+            self._keep(connection)
+            return
+        # After a promotion all others lead to the same wrong server.
+        self._discard(connection)
+        while (other := self._take_idle()) is not None:
+            self._discard(other)
 
     def _take(self) -> Any:
         self._check_process()
@@ -177,11 +217,19 @@ class ValkeyExecutor(_Common):
                     connection, used = self._idle.pop()
                 except IndexError:
                     return self._pool.get_connection()
-                if time.monotonic() - used < IDLE_SECONDS or not connection.can_read(0):
+                if time.monotonic() - used < IDLE_SECONDS or not self._is_closed(connection):
                     return connection
-                self._discard(connection)  # closed by the server meanwhile
+                self._discard(connection)
         except CONNECTION_FAILURES as error:
             raise self._lost(error, sent=False) from None
+
+    @staticmethod
+    def _is_closed(connection: Any) -> bool:
+        """Whether the server closed an idle connection: the end can be read, or is told as an error."""
+        try:
+            return bool(connection.can_read(0))
+        except CONNECTION_FAILURES:
+            return True
 
     def _discard(self, connection: Any) -> None:
         with suppress(*CONNECTION_FAILURES):
@@ -195,13 +243,7 @@ class ValkeyExecutor(_Common):
         while self._idle:
             self._pool.release(self._idle.pop()[0])
         if self._source.owned:
-            self._pool.disconnect()
-
-
-async def _can_read(connection: Any) -> bool:
-    """Whether something lies unread on an idle connection: its end, for instance. Older drivers use another name."""
-    look = getattr(connection, "can_read", None) or connection.can_read_destructive
-    return bool(await look())
+            self._source.close(self._pool)
 
 
 class AsyncValkeyExecutor(_Common):
@@ -215,7 +257,11 @@ class AsyncValkeyExecutor(_Common):
 
     async def start(self) -> None:
         """Make the first connection, and look at the server."""
-        check_server(await self.run(HELLO), self._source.shown, self._durability)
+        try:
+            check_server(await self.run(HELLO), self._source.shown, self._durability, cluster=self._source.cluster)
+        except BaseException:
+            await self.close()
+            raise
         self._be_patient(self._start_timeout)
 
     async def run(self, call: Call[T]) -> T:
@@ -223,20 +269,30 @@ class AsyncValkeyExecutor(_Common):
 
     async def run_many(self, calls: Iterable[Call[T]]) -> list[T | Exception]:
         """Several requests under way at once on one connection; each has its own result or error."""
-        batch = Batch(iter(calls), self._loaded)
+        batch = self.batch(iter(calls))
+        await self.drive(batch)
+        return batch.results
+
+    async def request(self, call: ValkeyCall[T], *, asking: bool) -> T:
+        """One call without its announcement."""
+        return await self._converse(await self._take(), request(call, asking=asking))
+
+    async def drive(self, batch: Batch) -> None:
+        """Run a batch to its end."""
         while True:
             try:
                 connection = await self._take()
             except StoreError as error:
                 batch.fail(error, rest=True)
-                return batch.results
+                return
             try:
                 await self._converse(connection, batch.converse())
-                return batch.results
+                return
             except OutcomeUnknown as error:
                 batch.fail(error, rest=False)
 
     async def _converse(self, connection: Any, conversation: Conversation[T]) -> T:
+        good = True
         try:
             step = next(conversation)
             while True:
@@ -246,14 +302,15 @@ class AsyncValkeyExecutor(_Common):
                     else:
                         reply = await connection.send_packed_command([step], check_health=False)
                 except ResponseError as error:
+                    good = good and not wrong_server(error)
                     step = conversation.throw(error)
                 else:
                     step = conversation.send(reply)
         except StopIteration as stop:
-            self._keep(connection)
+            await self._give_back(connection, good)
             return cast(T, stop.value)
         except WaypostError:
-            self._keep(connection)
+            await self._give_back(connection, good)  # the server said no
             raise
         except CONNECTION_FAILURES as error:
             await self._discard(connection)
@@ -261,6 +318,14 @@ class AsyncValkeyExecutor(_Common):
         except BaseException:
             await self._discard(connection)
             raise
+
+    async def _give_back(self, connection: Any, good: bool) -> None:
+        if good:
+            self._keep(connection)
+            return
+        await self._discard(connection)
+        while (other := self._take_idle()) is not None:
+            await self._discard(other)
 
     async def _take(self) -> Any:
         self._check_process()
@@ -270,11 +335,23 @@ class AsyncValkeyExecutor(_Common):
                     connection, used = self._idle.pop()
                 except IndexError:
                     return await self._pool.get_connection()
-                if time.monotonic() - used < IDLE_SECONDS or not await _can_read(connection):
+                if time.monotonic() - used < IDLE_SECONDS or not await self._is_closed(connection):
                     return connection
                 await self._discard(connection)
         except CONNECTION_FAILURES as error:
             raise self._lost(error, sent=False) from None
+
+    @staticmethod
+    async def _is_closed(connection: Any) -> bool:
+        # The loop may have been busy since: it hears of the end in its next turn, and we in the one after that.
+        for _ in range(2):
+            await asyncio.sleep(0)
+        try:
+            # Its name up to redis-py 7 was another one.
+            look = getattr(connection, "can_read", None) or connection.can_read_destructive
+            return bool(await look())
+        except CONNECTION_FAILURES:
+            return True
 
     async def _discard(self, connection: Any) -> None:
         with suppress(*CONNECTION_FAILURES):
@@ -288,4 +365,4 @@ class AsyncValkeyExecutor(_Common):
         while self._idle:
             await self._pool.release(self._idle.pop()[0])
         if self._source.owned:
-            await self._pool.disconnect()
+            await self._source.close_async(self._pool)

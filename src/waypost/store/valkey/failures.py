@@ -5,18 +5,23 @@ from __future__ import annotations
 import re
 
 from redis.exceptions import (
+    AskError,
     AuthenticationError,
     BusyLoadingError,
+    ClusterDownError,
+    MovedError,
     NoPermissionError,
     NoScriptError,
     OutOfMemoryError,
     ReadOnlyError,
     RedisError,
     ResponseError,
+    TryAgainError,
 )
 
 from waypost.errors import (
     AccessDenied,
+    ConfigurationError,
     ForeignData,
     OperationTooOld,
     OutcomeUnknown,
@@ -32,11 +37,31 @@ from waypost.errors import (
 OURS = re.compile(r"WP-([A-Z]+) ?(.*?)(?: script: |, on @|$)", re.DOTALL)
 #: The server is up but cannot serve yet, or not here: nothing was done, and a repeat may succeed.
 PASSING = ("LOADING", "BUSY", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "READONLY", "NOREPLICAS", "UNBLOCKED")
+#: The same where the driver takes the word away and tells it by the class. (MASTERDOWN is a kind of CLUSTERDOWN there.)
+PASSING_CLASSES = (BusyLoadingError, ReadOnlyError, ClusterDownError, TryAgainError, NoScriptError)
+#: This server is not, or no longer, the one to ask: a connection to it is of no use.
+WRONG_SERVER = ("LOADING", "MASTERDOWN", "CLUSTERDOWN", "READONLY")
+WRONG_SERVER_CLASSES = (BusyLoadingError, ReadOnlyError, ClusterDownError)
+
+
+#: Redis 6.2 tells first where in the script it happened, and only then what.
+INSIDE_SCRIPT = re.compile(r"@user_script: \d+: -([A-Z]+ .*)", re.DOTALL)
+
+
+def told(error: ResponseError) -> str:
+    """What the server said, without where in a script."""
+    found = INSIDE_SCRIPT.search(str(error))
+    return found[1] if found is not None else str(error)
+
+
+def wrong_server(error: ResponseError) -> bool:
+    """Whether the answer means that another server should be looked for: a replica, or one that is not ready."""
+    return isinstance(error, WRONG_SERVER_CLASSES) or told(error).startswith(WRONG_SERVER)
 
 
 def refused(error: ResponseError, queue: str, verb: str, key: bytes = b"") -> WaypostError:
     """The server answered with an error: nothing was written."""
-    text = str(error)
+    text = told(error)
     ours = OURS.search(text)
     if ours is not None:
         return _ours(ours[1], ours[2], queue)
@@ -50,13 +75,38 @@ def refused(error: ResponseError, queue: str, verb: str, key: bytes = b"") -> Wa
         )
     if text.startswith("MISCONF"):
         return StoreFull("the server cannot write to its disk and refuses writes (MISCONF); make room, then try again")
-    if isinstance(error, BusyLoadingError | ReadOnlyError | NoScriptError) or text.startswith(PASSING):
+    if isinstance(error, AskError):  # and MOVED, which is a kind of it there
+        return Redirected(error, verb, queue)
+    if isinstance(error, TryAgainError) or text.startswith("TRYAGAIN"):
+        return SlotMoving(
+            f"{verb} on queue {queue} has to wait: its slot is being moved to another node of the Cluster"
+        )
+    if isinstance(error, PASSING_CLASSES) or text.startswith(PASSING):
         return StoreUnavailable(f"the server cannot serve {verb} right now ({text[:120]})")
     if isinstance(error, AuthenticationError | NoPermissionError) or text.startswith(("NOPERM", "NOAUTH", "WRONGPASS")):
         return AccessDenied(
             f"the server does not allow this user to {verb} ({text[:160]}); check the password and the ACL of the user"
         )
     return StoreFailed(f"the server answered {verb} on queue {queue} with an error: {text[:300]}")
+
+
+class Redirected(StoreError, ConfigurationError):
+    """Raised when a key lies on another node of a Cluster. Nothing was done. Followed where a Cluster is expected."""
+
+    def __init__(self, error: AskError, verb: str, queue: str) -> None:
+        super().__init__(
+            f"{verb} on queue {queue}: this is one node of a Cluster, and the queue lies on another; name the Cluster "
+            "with valkey+cluster://, or hand in a RedisCluster"
+        )
+        self.host: str = error.host
+        self.port: int = error.port
+        self.slot: int = error.slot_id
+        #: For this one request, while its keys are on their way; otherwise from now on.
+        self.asking = not isinstance(error, MovedError)
+
+
+class SlotMoving(StoreUnavailable):
+    """Raised while a slot is moved key by key: nothing was done, and a repeat succeeds when it has moved."""
 
 
 def _ours(code: str, details: str, queue: str) -> WaypostError:

@@ -24,14 +24,24 @@ from waypost.message import (
     TracePage,
 )
 from waypost.policy import CHUNK_MESSAGES_MAX, OUTGOING_TTL_MS, Durability, Policy, check_namespace
-from waypost.store.port import Call, Draft, Hold, Target, Woken, check_chunk, check_purge, told
+from waypost.store.port import (
+    AsyncExecutor,
+    Call,
+    Draft,
+    Executor,
+    Hold,
+    Target,
+    Woken,
+    check_chunk,
+    check_purge,
+    told,
+)
 from waypost.store.valkey import packing
 from waypost.store.valkey.command import CRLF, ValkeyCall, command, evalsha_head, part
 from waypost.store.valkey.scripts import KEY_NAMES, VERSION, Script, script
 
 if TYPE_CHECKING:
     from waypost.store.valkey.connecting import Source
-    from waypost.store.valkey.executor import AsyncValkeyExecutor, ValkeyExecutor
 
 T = TypeVar("T")
 
@@ -81,32 +91,42 @@ class ValkeyStore:
         #: Tests only: store time comes from here instead of the server.
         self.clock = clock
         self._replay_ttl = part(b"%d" % replay_ttl_ms)
-        self._heads: dict[tuple[str, str, bytes], tuple[int, bytes, Script]] = {}
+        self._heads: dict[tuple[str, str, bytes], tuple[int, bytes, Script, bytes]] = {}
         self._announced: set[str] = set()
 
     @classmethod
     def from_url(cls, url: str, **options: Any) -> ValkeyStore:
         """A store that makes its own connections."""
-        from waypost.store.valkey.connecting import UrlSource
+        from waypost.store.valkey.connecting import source_of
 
-        return cls(UrlSource(url), **options)
+        return cls(source_of(url), **options)
 
     @classmethod
     def from_client(cls, client: Any, **options: Any) -> ValkeyStore:
         """A store on the caller's own client, which is never closed by us."""
-        from waypost.store.valkey.connecting import ClientSource
+        from waypost.store.valkey.connecting import source_of_client
 
-        return cls(ClientSource(client), **options)
+        return cls(source_of_client(client), **options)
 
-    def connect(self, *, start_timeout: float) -> ValkeyExecutor:
+    def connect(self, *, start_timeout: float) -> Executor:
+        if self.source.cluster:
+            from waypost.store.valkey.cluster import ClusterExecutor
+
+            return ClusterExecutor(self.source, start_timeout, self.durability)
         from waypost.store.valkey.executor import ValkeyExecutor
 
         return ValkeyExecutor(self.source, start_timeout, self.durability)
 
-    async def connect_async(self, *, start_timeout: float) -> AsyncValkeyExecutor:
-        from waypost.store.valkey.executor import AsyncValkeyExecutor
+    async def connect_async(self, *, start_timeout: float) -> AsyncExecutor:
+        executor: AsyncClusterExecutor | AsyncValkeyExecutor
+        if self.source.cluster:
+            from waypost.store.valkey.cluster import AsyncClusterExecutor
 
-        executor = AsyncValkeyExecutor(self.source, start_timeout, self.durability)
+            executor = AsyncClusterExecutor(self.source, start_timeout, self.durability)
+        else:
+            from waypost.store.valkey.executor import AsyncValkeyExecutor
+
+            executor = AsyncValkeyExecutor(self.source, start_timeout, self.durability)
         await executor.start()
         return executor
 
@@ -117,14 +137,18 @@ class ValkeyStore:
         base = f"{{{self.namespace}:{queue}}}:"
         return [(base + name).encode() for name in KEY_NAMES]
 
-    def _head(self, verb: str, queue: str, session: bytes) -> tuple[int, bytes, Script]:
+    def _head(self, verb: str, queue: str, session: bytes) -> tuple[int, bytes, Script, bytes]:
         known = self._heads.get((verb, queue, session))
         if known is None:
             if len(self._heads) > 10_000:  # a client that walks through endless queue names must not grow
                 self._heads.clear()
-            operations = f"{{{self.namespace}:{queue}}}:operations:{session.hex()}".encode()
+            keys = [*self.keys_of(queue), f"{{{self.namespace}:{queue}}}:operations:{session.hex()}".encode()]
+            if self.source.cluster:
+                # Never written. A node refuses a script that names a missing key while the slot is moving, before the
+                # script begins: so none runs among keys of which some are here and some have left.
+                keys.append(f"{{{self.namespace}:{queue}}}:never".encode())
             text = script(verb)
-            known = (*evalsha_head(text, [*self.keys_of(queue), operations]), text)
+            known = (*evalsha_head(text, keys), text, keys[0])
             self._heads[verb, queue, session] = known
         return known
 
@@ -141,7 +165,7 @@ class ValkeyStore:
         count: int = 0,
     ) -> Call[T]:
         """A script with its arguments; `encoded` are `count` more that are in the protocol's form already."""
-        number, head, text = self._head(verb, queue, operation.session if operation else b"")
+        number, head, text, place = self._head(verb, queue, operation.session if operation else b"")
         clock = part(b"%d" % self.clock()) if self.clock else NOTHING
         if operation is None:
             common = clock + NOTHING + NOTHING + NOTHING
@@ -154,13 +178,16 @@ class ValkeyStore:
         parts += [part(argument) for argument in arguments]
         if encoded is not None:
             parts.append(encoded)
-        announce = None
+        announce: ValkeyCall[None] | None = None
         if verb in ("publish", "configure") and queue not in self._announced:
             # The list of queues lies in another slot than the queue, so it cannot be part of the same step.
             self._announced.add(queue)
-            announce = command(b"SADD", f"{self.namespace}:queues".encode(), queue.encode())
+            listed = f"{self.namespace}:queues".encode()
+            announce = ValkeyCall(
+                "announce", queue, command(b"SADD", listed, queue.encode()), lambda reply: None, place=listed
+            )
         on_disk = WAIT_FOR_DISK if self.durability == "fsync" and verb in KEPT_ON_DISK else None
-        return ValkeyCall(name or verb, queue, b"".join(parts), decode, text, announce, on_disk)
+        return ValkeyCall(name or verb, queue, b"".join(parts), decode, text, announce, on_disk, place=place)
 
     # ---- the way of a message --------------------------------------------------------------------------------
 
@@ -264,7 +291,7 @@ class ValkeyStore:
             return bytes(reply[8:])
 
         key = f"{{{self.namespace}:{queue}}}:result:{message_id}".encode()
-        return ValkeyCall("result", queue, command(b"GET", key), decode, key=key)
+        return ValkeyCall("result", queue, command(b"GET", key), decode, key=key, place=key)
 
     # ---- looking -----------------------------------------------------------------------------------------------
 
@@ -335,7 +362,7 @@ class ValkeyStore:
             return sorted(name.decode() for name in reply)
 
         key = f"{self.namespace}:queues".encode()
-        return ValkeyCall("queues", "", command(b"SMEMBERS", key), decode, key=key)
+        return ValkeyCall("queues", "", command(b"SMEMBERS", key), decode, key=key, place=key)
 
     # ---- running a queue -------------------------------------------------------------------------------------
 
@@ -374,7 +401,7 @@ class ValkeyStore:
             return packing.unpack_policy(packed)
 
         key = self.keys_of(queue)[0]
-        return ValkeyCall("policy", queue, command(b"HMGET", key, b"version", b"policy"), decode, key=key)
+        return ValkeyCall("policy", queue, command(b"HMGET", key, b"version", b"policy"), decode, key=key, place=key)
 
     def pause(self, queue: str) -> Call[bool]:
         return self._call("configure", queue, None, [b"pause"], lambda reply: reply[0] == b"1", name="pause")

@@ -1,0 +1,261 @@
+"""Several real servers together: a primary and a replica under Sentinels, or three primaries of a Cluster.
+
+    with SentinelSetup() as setup:
+        post = Waypost(setup.url)
+        setup.fail_over()       # the primary is killed, the Sentinels promote its replica
+
+    with ClusterSetup() as setup:
+        post = Waypost(setup.url)
+        setup.move_slot(setup.slot_of("{wp:orders}"), setup.servers[1])
+
+Everything is on loopback, belongs to the process that started it, and ends like the servers of `servers`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Any, Self
+
+from waypost.errors import StoreUnavailable
+from waypost.testing.servers import ValkeyServer, free_port
+
+#: Sentinels find each other in seconds, and promote in seconds; a busy machine takes longer.
+SETUP_SECONDS_MAX = 60.0
+#: A Cluster has so many.
+SLOTS = 16384
+#: They look, agree and act often, so that a test waits a second and not a minute. In milliseconds.
+QUICK = (
+    b"info-period", b"200", b"ping-period", b"100", b"ask-period", b"100", b"publish-period", b"200",
+    b"election-timeout", b"1000", b"default-down-after", b"500",
+)  # fmt: skip
+
+
+def client_of(port: int) -> Any:
+    """A redis-py client of one server."""
+    import redis
+
+    return redis.Redis(port=port, socket_timeout=5)
+
+
+def wait_until(what: str, holds: Callable[[], bool]) -> None:
+    """Wait for a condition. A server that does not answer yet does not fulfil it."""
+    import redis
+
+    deadline = time.monotonic() + SETUP_SECONDS_MAX
+    while time.monotonic() < deadline:
+        try:
+            if holds():
+                return
+        except redis.RedisError:
+            pass
+        time.sleep(0.02)
+    raise StoreUnavailable(f"{what}: not within {SETUP_SECONDS_MAX:g} s")
+
+
+class Sentinel(ValkeyServer):
+    """One Sentinel: the same program, which keeps what it learns in its configuration file."""
+
+    def __init__(self, service: str, primary_port: int, quorum: int) -> None:
+        super().__init__()
+        self._service = service
+        self._primary_port = primary_port
+        self._quorum = quorum
+
+    def _command(self) -> list[str]:
+        path = self.directory / "sentinel.conf"
+        if not path.exists():
+            path.write_text(
+                f"port {self.port}\nbind 127.0.0.1\nprotected-mode no\ndaemonize no\n"
+                f"dir {self.directory}\nlogfile {self.directory / 'server.log'}\n"
+                f"sentinel monitor {self._service} 127.0.0.1 {self._primary_port} {self._quorum}\n"
+                f"sentinel down-after-milliseconds {self._service} 500\n"
+                f"sentinel failover-timeout {self._service} 3000\n"
+            )
+        return [str(self._program), str(path), "--sentinel"]
+
+
+class _Setup:
+    """What they share: they start, and whoever started them stops them."""
+
+    def __init__(self) -> None:
+        self._stack = ExitStack()
+        self.servers: list[ValkeyServer] = []
+
+    def start(self) -> None:
+        raise NotImplementedError
+
+    def stop(self) -> None:
+        """End all of them, the last first."""
+        self._stack.close()
+
+    def __enter__(self) -> Self:
+        try:
+            self.start()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.stop()
+
+
+class SentinelSetup(_Setup):
+    """A primary, a replica and three Sentinels. `options` are settings of both servers."""
+
+    service = "orders"
+
+    def __init__(self, **options: str | int) -> None:
+        self._options: dict[str, Any] = {"repl_diskless_sync_delay": 0, **options}
+        super().__init__()
+        self.sentinels: list[Sentinel] = []
+
+    def start(self) -> None:
+        """Start all of them and wait until the Sentinels know the replica and each other."""
+        primary = self._stack.enter_context(ValkeyServer(**self._options))
+        replica = self._stack.enter_context(ValkeyServer(replicaof=f"127.0.0.1 {primary.port}", **self._options))
+        self.servers = [primary, replica]
+        wait_until("the replica follows", lambda: self._follows(replica))
+        for _ in range(3):
+            sentinel = Sentinel(self.service, primary.port, quorum=2)
+            sentinel.port = free_port()
+            self.sentinels.append(self._stack.enter_context(sentinel))
+            with client_of(sentinel.port) as client:
+                client.execute_command("SENTINEL", "DEBUG", *QUICK)
+        wait_until("the Sentinels know each other", lambda: all(map(self._is_informed, self.sentinels)))
+
+    @staticmethod
+    def _follows(replica: ValkeyServer) -> bool:
+        with client_of(replica.port) as client:
+            return bool(client.info("replication").get("master_link_status") == "up")
+
+    def _is_informed(self, sentinel: Sentinel) -> bool:
+        with client_of(sentinel.port) as client:
+            state = client.sentinel_masters()[self.service]
+            return bool(state["num-other-sentinels"] == 2 and state["num-slaves"] >= 1)
+
+    @property
+    def url(self) -> str:
+        """Where to connect: the Sentinels, and the service that they watch."""
+        hosts = ",".join(f"127.0.0.1:{sentinel.port}" for sentinel in self.sentinels)
+        return f"valkey+sentinel://{hosts}/{self.service}"
+
+    @property
+    def primary(self) -> ValkeyServer:
+        """The server that most of the Sentinels call the primary."""
+        named: list[int] = []
+        for sentinel in self.sentinels:
+            with client_of(sentinel.port) as client:
+                named.append(client.sentinel_masters()[self.service]["port"])
+        port = max(named, key=named.count)
+        return next(server for server in self.servers if server.port == port)
+
+    def fail_over(self, *, wait: bool = True) -> ValkeyServer:
+        """Kill the primary. The server that is killed is returned, as soon as another has its place if `wait`."""
+        killed = self.primary
+        killed.kill()
+        if wait:
+            self.fail_over_ended()
+        return killed
+
+    def fail_over_ended(self) -> None:
+        """Wait until a server that runs is the primary."""
+        wait_until("a replica is promoted", self._has_primary)
+
+    def _has_primary(self) -> bool:
+        primary = self.primary
+        if primary.pid is None:
+            return False
+        with client_of(primary.port) as client:
+            return bool(client.info("replication")["role"] == "master")
+
+
+class ClusterSetup(_Setup):
+    """Three primaries that share the slots. `options` are settings of all of them."""
+
+    def __init__(self, **options: str | int) -> None:
+        super().__init__()
+        self._options: dict[str, Any] = {"cluster_enabled": "yes", "cluster_node_timeout": 2000, **options}
+        #: The names that the nodes gave themselves, in the order of `servers`.
+        self.ids: list[str] = []
+
+    def start(self) -> None:
+        """Start them, share out the slots, and wait until each of them knows that all is well."""
+        bus_ports = [free_port() for _ in range(3)]
+        for bus_port in bus_ports:
+            self.servers.append(self._stack.enter_context(ValkeyServer(cluster_port=bus_port, **self._options)))
+        share = -(-SLOTS // len(self.servers))
+        for number, server in enumerate(self.servers):
+            self.ids.append(self.ask(server, "MYID").decode())
+            self.ask(server, "SET-CONFIG-EPOCH", number + 1)
+            self.ask(server, "ADDSLOTSRANGE", number * share, min(SLOTS, (number + 1) * share) - 1)
+        for other, bus_port in zip(self.servers[1:], bus_ports[1:], strict=True):
+            self.ask(self.servers[0], "MEET", "127.0.0.1", other.port, bus_port)
+        wait_until("the Cluster is formed", lambda: all(map(self._is_well, self.servers)))
+
+    @staticmethod
+    def ask(server: ValkeyServer, *words: object) -> Any:
+        """A CLUSTER command on one node."""
+        with client_of(server.port) as client:
+            client.response_callbacks.clear()
+            return client.execute_command("CLUSTER", *words)
+
+    def _is_well(self, server: ValkeyServer) -> bool:
+        info = self.ask(server, "INFO").decode()
+        named = sum(len(owned) for owned in self.ask(server, "SLOTS"))
+        return "cluster_state:ok" in info and "cluster_slots_ok:16384" in info and named >= 3 * len(self.servers)
+
+    @property
+    def url(self) -> str:
+        """Where to connect: two of the nodes, the third is found."""
+        return "valkey+cluster://" + ",".join(f"127.0.0.1:{server.port}" for server in self.servers[:2])
+
+    @staticmethod
+    def slot_of(key: str) -> int:
+        """The slot of a key or hash tag."""
+        from redis.crc import key_slot
+
+        return int(key_slot(key.encode()))
+
+    def owner(self, slot: int) -> ValkeyServer:
+        """The node that serves a slot."""
+        for first, last, node, *_ in self.ask(self.servers[0], "SLOTS"):
+            if first <= slot <= last:
+                return self.servers[self.ids.index(node[2].decode())]
+        raise StoreUnavailable(f"no node serves slot {slot}")
+
+    def begin_move(self, slot: int, target: ValkeyServer) -> None:
+        """From now on keys of the slot may be on either node."""
+        source = self.owner(slot)
+        self.ask(target, "SETSLOT", slot, "IMPORTING", self.ids[self.servers.index(source)])
+        self.ask(source, "SETSLOT", slot, "MIGRATING", self.ids[self.servers.index(target)])
+
+    def move_keys(self, slot: int, target: ValkeyServer, limit: int = SLOTS) -> int:
+        """Move up to so many keys, one by one. How many moved is returned."""
+        source = self.owner(slot)
+        keys = self.ask(source, "GETKEYSINSLOT", slot, limit)
+        with client_of(source.port) as client:
+            for key in keys:
+                client.execute_command("MIGRATE", "127.0.0.1", target.port, key, 0, 5000)
+        return len(keys)
+
+    def end_move(self, slot: int, target: ValkeyServer) -> None:
+        """The slot is the target's, and everybody is told."""
+        source = self.owner(slot)
+        while self.move_keys(slot, target):
+            pass
+        others = [server for server in self.servers if server is not target and server is not source]
+        for server in (target, source, *others):
+            self.ask(server, "SETSLOT", slot, "NODE", self.ids[self.servers.index(target)])
+
+    def move_slot(self, slot: int, target: ValkeyServer) -> None:
+        """Move a slot key by key, as an operator's tool does."""
+        if self.owner(slot) is target:
+            return
+        self.begin_move(slot, target)
+        self.end_move(slot, target)
