@@ -18,7 +18,7 @@ from waypost.testing.clock import ManualClock
 from waypost.testing.servers import RedisServer, ValkeyServer
 
 #: Every store, by name. A store that is missing here is not tested: there is no other place.
-STORES = ("memory", "sqlite", "valkey")
+STORES = ("memory", "sqlite", "valkey", "postgres")
 
 
 @pytest.fixture(scope="session")
@@ -30,6 +30,14 @@ def valkey_url() -> Iterator[str]:
 @pytest.fixture(scope="session")
 def redis_url() -> Iterator[str]:
     with RedisServer() as server:
+        yield server.url
+
+
+@pytest.fixture(scope="session")
+def postgres_url() -> Iterator[str]:
+    from waypost.testing.postgres import PostgresServer
+
+    with PostgresServer() as server:
         yield server.url
 
 
@@ -45,6 +53,7 @@ def make_store(store_name: str, request: pytest.FixtureRequest) -> StoreMaker:
         "memory": memory_maker,
         "sqlite": sqlite_maker,
         "valkey": lambda asked: served_maker(asked.getfixturevalue("valkey_url")),
+        "postgres": lambda asked: postgres_maker(asked.getfixturevalue("postgres_url")),
         "redis62": lambda asked: served_maker(asked.getfixturevalue("redis_url")),
     }
     return makers[store_name](request)
@@ -71,3 +80,18 @@ def served_maker(url: str) -> StoreMaker:
     from waypost.store.valkey import ValkeyStore
 
     return lambda clock, namespace: cast(Store, ValkeyStore.from_url(url, namespace=namespace, clock=clock))
+
+
+def postgres_maker(url: str) -> StoreMaker:
+    """Every namespace has tables of its own, made when it is first asked for."""
+    from waypost.store.postgres import PostgresStore, migrate
+
+    made: set[str] = set()
+
+    def make(clock: ManualClock, namespace: str) -> Store:
+        if namespace not in made:
+            migrate(url, namespace=namespace)
+            made.add(namespace)
+        return cast(Store, PostgresStore.from_url(url, namespace=namespace, clock=clock))
+
+    return make

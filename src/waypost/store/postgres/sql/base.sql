@@ -1,0 +1,85 @@
+-- Small parts that the verbs share. Touches: queue (read, a new row for a new queue), operation, total and tally (read).
+
+-- Which events a journal level keeps.
+CREATE OR REPLACE FUNCTION {keeps}(p_level text, p_event text) RETURNS boolean LANGUAGE sql IMMUTABLE AS $body$
+    SELECT p_level IN ('all', 'full') OR p_level = 'failures' AND p_event IN (
+        'retried', 'expired', 'dead', 'dropped', 'cancelled', 'dead_trimmed', 'trimmed', 'configured', 'paused',
+        'resumed')
+$body$;
+
+-- Store time in milliseconds. Tests bring their own.
+CREATE OR REPLACE FUNCTION {clock}(p_clock bigint) RETURNS bigint LANGUAGE sql VOLATILE AS $body$
+    SELECT coalesce(p_clock, floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint)
+$body$;
+
+-- The row of a queue, made if there is none.
+CREATE OR REPLACE FUNCTION {open}(p_queue text) RETURNS {queue} LANGUAGE plpgsql AS $body$
+DECLARE
+    q {queue};
+BEGIN
+    SELECT * INTO q FROM {queue} WHERE name = p_queue;
+    IF NOT FOUND THEN
+        INSERT INTO {queue} (name) VALUES (p_queue) ON CONFLICT DO NOTHING;
+        SELECT * INTO q FROM {queue} WHERE name = p_queue;
+    END IF;
+    RETURN q;
+END $body$;
+
+-- The first result of an operation, null if it is new. One that is forgotten is refused: it may have run.
+CREATE OR REPLACE FUNCTION {replayed}(p_queue integer, p_session bytea, p_number bigint) RETURNS text
+LANGUAGE plpgsql AS $body$
+DECLARE
+    v_number bigint;
+    v_result text;
+BEGIN
+    SELECT number, result INTO v_number, v_result
+    FROM {operation} WHERE queue = p_queue AND session = p_session AND slot = p_number % 128;
+    IF v_number = p_number THEN
+        RETURN v_result;
+    ELSIF v_number > p_number THEN
+        RAISE EXCEPTION 'the result of this operation is forgotten' USING ERRCODE = 'WPOLD';
+    END IF;
+    RETURN NULL;
+END $body$;
+
+-- Keep the result of an operation. If the same operation has finished on another connection meanwhile, this one is
+-- undone and asked again, and then finds the first result.
+CREATE OR REPLACE FUNCTION {remember}(
+    p_queue integer, p_session bytea, p_number bigint, p_until_ms bigint, p_result text
+) RETURNS void LANGUAGE plpgsql AS $body$
+BEGIN
+    INSERT INTO {operation} AS o (queue, slot, session, number, until_ms, result)
+    VALUES (p_queue, p_number % 128, p_session, p_number, p_until_ms, p_result)
+    ON CONFLICT (queue, session, slot) DO UPDATE
+        SET number = excluded.number, until_ms = excluded.until_ms, result = excluded.result
+        WHERE o.number < excluded.number;
+    IF NOT FOUND THEN
+        RAISE EXCEPTION 'this operation ran on another connection' USING ERRCODE = 'WPAGN';
+    END IF;
+END $body$;
+
+-- How many messages are in each state: what was folded, and what was not yet, as of one moment.
+CREATE OR REPLACE FUNCTION {held}(
+    p_queue integer, OUT ready bigint, OUT delayed bigint, OUT leased bigint, OUT waiting bigint, OUT dead_kept bigint
+) LANGUAGE sql AS $body$
+    SELECT coalesce(sum(c.ready), 0)::bigint, coalesce(sum(c.delayed), 0)::bigint, coalesce(sum(c.leased), 0)::bigint,
+        coalesce(sum(c.waiting), 0)::bigint, coalesce(sum(c.dead_kept), 0)::bigint
+    FROM (
+        SELECT t.ready, t.delayed, t.leased, t.waiting, t.dead_kept FROM {total} t WHERE t.queue = p_queue
+        UNION ALL
+        SELECT t.ready, t.delayed, t.leased, t.waiting, t.dead_kept FROM {tally} t WHERE t.queue = p_queue
+    ) c
+$body$;
+
+-- The key of an advisory lock of one kind on one queue of this namespace.
+CREATE OR REPLACE FUNCTION {lock_of}(p_kind text) RETURNS integer LANGUAGE sql IMMUTABLE AS $body$
+    SELECT hashtext('{message}' || p_kind)
+$body$;
+
+CREATE OR REPLACE FUNCTION {next_due}(p_queue integer) RETURNS bigint LANGUAGE sql AS $body$
+    SELECT ready_ms FROM {message} WHERE queue = p_queue AND state = 1 ORDER BY ready_ms LIMIT 1
+$body$;
+
+CREATE OR REPLACE FUNCTION {next_lease}(p_queue integer) RETURNS bigint LANGUAGE sql AS $body$
+    SELECT lease_end_ms FROM {message} WHERE queue = p_queue AND state = 2 ORDER BY lease_end_ms LIMIT 1
+$body$;

@@ -1,0 +1,33 @@
+-- Renew leases, once per operation. Touches: queue (read), message (only the end of the lease), operation.
+-- Keeps: a renewal whose token or nonce is stale changes nothing and says lost. letters: o ok, c cancel, l lost.
+-- A renewal lost with the server's memory costs a redelivery behind the fence at worst, so it waits for no disk.
+
+CREATE OR REPLACE FUNCTION {extend}(
+    p_queue text, p_clock bigint, p_session bytea, p_number bigint, p_ttl bigint, p_ids text[], p_tokens bigint[],
+    p_nonces bytea[]
+) RETURNS text LANGUAGE plpgsql {settings} SET synchronous_commit = off AS $body$
+DECLARE
+    q {queue};
+    v_now bigint := {clock}(p_clock);
+    v_first text;
+    v_held text[];
+BEGIN
+    q := {open}(p_queue);
+    v_first := {replayed}(q.number, p_session, p_number);
+    IF v_first IS NOT NULL THEN
+        RETURN v_first;
+    END IF;
+    PERFORM 1 FROM {message} m
+    WHERE m.queue = q.number AND m.id = ANY (p_ids) AND m.state = 2 ORDER BY m.id FOR UPDATE;
+    SELECT string_agg(CASE WHEN m.id IS NULL THEN 'l' WHEN m.cancel_requested THEN 'c' ELSE 'o' END, '' ORDER BY u.n),
+        array_agg(m.id)
+    INTO v_first, v_held
+    FROM unnest(p_ids, p_tokens, p_nonces) WITH ORDINALITY AS u (id, token, nonce, n)
+    LEFT JOIN {message} m ON m.queue = q.number AND m.id = u.id AND m.state = 2 AND m.token = u.token
+        AND m.nonce = coalesce(u.nonce, p_nonces[1]);
+    -- The length it was claimed with: its worker renews by that, whatever the queue's lease has become since.
+    UPDATE {message} m SET lease_end_ms = v_now + m.lease_ms WHERE m.queue = q.number AND m.id = ANY (v_held);
+    PERFORM {remember}(q.number, p_session, p_number, v_now + p_ttl, v_first);
+    PERFORM {tidy}(q, v_now);
+    RETURN v_first;
+END $body$;
