@@ -33,7 +33,7 @@ unit: .venv/ready
 	$(PYTEST) $(PARALLEL) tests/unit
 
 conformance: .venv/ready
-	$(PYTEST) $(PARALLEL) tests/conformance -k "not valkey and not redis"
+	$(PYTEST) $(PARALLEL) tests/conformance -k "not valkey and not redis and not postgres"
 
 check: lint types imports unit conformance  ## Lint, types, imports, unit tests, conformance on memory and SQLite: about a minute
 

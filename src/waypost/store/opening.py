@@ -21,9 +21,12 @@ SCHEME = re.compile(r"[a-z][a-z0-9+.\-]*")
 VALKEY_SCHEMES = ("valkey", "valkeys", "redis", "rediss", "unix")
 VALKEY_FORMS = ("sentinel", "cluster")
 POSTGRES_SCHEMES = ("postgresql", "postgres")
-SHOWN_FORMS = "memory://, sqlite:///file.db, valkey://host:6379 (or redis://, rediss://, unix://)"
+SHOWN_FORMS = (
+    "memory://, sqlite:///file.db, valkey://host:6379 (or redis://, rediss://, unix://), postgresql://host/database"
+)
 #: The packages whose clients may be handed in.
 CLIENT_PACKAGES = frozenset(("redis", "valkey"))
+POOL_PACKAGES = frozenset(("psycopg", "psycopg_pool"))
 
 _shared: dict[tuple[str, str], MemoryStore] = {}
 _shared_lock = threading.Lock()
@@ -44,7 +47,10 @@ def open_store(url: str, *, namespace: str, clock: Clock | None, replay_ttl_ms: 
     if base in VALKEY_SCHEMES and form in ("", *VALKEY_FORMS):
         return _valkey(url, scheme, namespace, clock, replay_ttl_ms)
     if base in POSTGRES_SCHEMES:
-        raise InvalidUrl("this version has no PostgreSQL store yet; use sqlite:///, valkey:// or memory://")
+        if form:
+            raise InvalidUrl(f"a PostgreSQL URL begins with postgresql://, without the +{form} that SQLAlchemy has")
+        store = postgres_store()
+        return cast("Store", store.from_url(url, namespace=namespace, clock=clock, replay_ttl_ms=replay_ttl_ms))
     raise InvalidUrl(f"the scheme {scheme}:// is not known; known are {SHOWN_FORMS}")
 
 
@@ -116,12 +122,28 @@ def valkey_store() -> Any:
     return ValkeyStore
 
 
+def postgres_store() -> Any:
+    """The class of the PostgreSQL store; `MissingExtra` if its driver is not installed."""
+    try:
+        import psycopg  # noqa: F401
+    except ImportError:
+        raise MissingExtra(
+            'the PostgreSQL store needs its driver, which is not installed: pip install "waypost[postgres]"'
+        ) from None
+    from waypost.store.postgres import PostgresStore
+
+    return PostgresStore
+
+
 def store_from_client(client: object, *, namespace: str, clock: Clock | None, replay_ttl_ms: int) -> Store:
     """A store over the caller's own client, which is never closed by us."""
     packages = {kind.__module__.partition(".")[0] for kind in type(client).__mro__}
+    if packages & POOL_PACKAGES:
+        pools = postgres_store()
+        return cast("Store", pools.from_client(client, namespace=namespace, clock=clock, replay_ttl_ms=replay_ttl_ms))
     if not packages & CLIENT_PACKAGES:
         raise UnusableClient(
-            f"client= takes a client of redis-py or valkey-py, not a {type(client).__module__}."
+            f"client= takes a client of redis-py or valkey-py or a pool of psycopg, not a {type(client).__module__}."
             f"{type(client).__qualname__}; give a URL instead, or a store with store="
         )
     store = valkey_store()

@@ -49,7 +49,8 @@ class PostgresServer(EmbeddedServer):
     stop_signal = signal.SIGINT
 
     def __init__(self, *, durable: bool = False, directory: str | Path | None = None, **options: str | int) -> None:
-        super().__init__(directory=directory, **options)
+        super().__init__(directory=directory)
+        self._options = options
         self._durable = durable
         self._user: str | None = "nobody" if os.geteuid() == 0 else None
 

@@ -109,8 +109,8 @@ class PoolSource:
         kind = type(pool)
         if not hasattr(pool, "getconn") or not hasattr(pool, "putconn"):
             raise UnusableClient(
-                f"{kind.__module__}.{kind.__qualname__} cannot be shared safely; pass a psycopg_pool.ConnectionPool, an "
-                "AsyncConnectionPool, or a URL"
+                f"{kind.__module__}.{kind.__qualname__} cannot be shared safely; pass a psycopg_pool.ConnectionPool, "
+                "an AsyncConnectionPool, or a URL"
             )
         self._pool = pool
         self._is_async = inspect.iscoroutinefunction(pool.getconn)

@@ -55,7 +55,7 @@ def send(connection: PGconn, call: PostgresCall[Any]) -> Steps[None]:
 
 def receive(connection: PGconn) -> Steps[PGresult]:
     """Wait for the reply to what was sent."""
-    results = yield from generators.fetch_many(connection)
+    results: list[PGresult] = yield from generators.fetch_many(connection)
     return results[-1]
 
 

@@ -38,9 +38,9 @@ ORDERS: dict[MessageState, tuple[str, ...]] = {
 }
 #: The fields of a journal entry as `journal` and `trace` hand them out.
 ENTRY = (
-    "before, (entry).count, (entry).at_ms, (entry).event, (entry).operation, (entry).ids, (entry).keys, (entry).groups, "
-    "(entry).ranks, (entry).tokens, (entry).deliveries, (entry).attempts, (entry).workers, (entry).dues, (entry).causes, "
-    "(entry).reasons, (entry).error_types, (entry).runs, (entry).waits, (entry).sizes, (entry).bodies"
+    "before, (entry).count, (entry).at_ms, (entry).event, (entry).operation, (entry).ids, (entry).keys, "
+    "(entry).groups, (entry).ranks, (entry).tokens, (entry).deliveries, (entry).attempts, (entry).workers, "
+    "(entry).dues, (entry).causes, (entry).reasons, (entry).error_types, (entry).runs, (entry).waits, (entry).sizes, (entry).bodies"
 )
 
 
@@ -73,10 +73,11 @@ def listing(
     lease = "m.claimed_ms, m.lease_end_ms, m.worker" if state == "leased" else "NULL::bigint, NULL::bigint, NULL::text"
     columns = ", ".join(f"m.{column}" for column in order)
     statement = (
-        f'SELECT m.id, m.key, m."group", m.rank, m.token, m.deliveries, m.attempts, m.published_ms, m.ready_ms, e.data, '
-        f"{lease}, m.cancel_requested, m.ended_ms, m.reason, m.error_type, m.error, {columns} "
-        f"FROM (SELECT m.* FROM {table} m WHERE m.queue = (SELECT q.number FROM {names.of('queue')} q WHERE q.name = $1)"
-        f"{where} ORDER BY {columns} LIMIT $2) m JOIN {names.of('envelope')} e ON e.seq = m.seq ORDER BY {columns}"
+        f'SELECT m.id, m.key, m."group", m.rank, m.token, m.deliveries, m.attempts, m.published_ms, m.ready_ms, '
+        f"e.data, {lease}, m.cancel_requested, m.ended_ms, m.reason, m.error_type, m.error, {columns} "
+        f"FROM (SELECT m.* FROM {table} m WHERE m.queue = (SELECT q.number FROM {names.of('queue')} q "
+        f"WHERE q.name = $1){where} ORDER BY {columns} LIMIT $2) m "
+        f"JOIN {names.of('envelope')} e ON e.seq = m.seq ORDER BY {columns}"
     )
     return statement.encode(), parameters
 
@@ -85,8 +86,12 @@ def read_listing(state: MessageState, limit: int, result: PGresult) -> Page:
     """The page, and where the next begins."""
     rows = rows_of(result)
     messages = [
-        Stored(row[0], state, row[1], row[2], 9 - row[3], *row[4:9], bytes(row[9]), *row[10:18]) for row in rows[:limit]
-    ]
+        Stored(
+            row[0], state, row[1], row[2], 9 - row[3], row[4], row[5], row[6], row[7], row[8], row[9], row[10], row[11],
+            row[12], row[13], row[14], row[15], row[16], row[17],
+        )
+        for row in rows[:limit]
+    ]  # fmt: skip
     if len(rows) <= limit or not messages:
         return Page(messages, None)
     return Page(messages, msgspec.json.encode(rows[limit - 1][18:]).decode())

@@ -10,9 +10,11 @@ import re
 from functools import cache
 from importlib.resources import files
 
+import psycopg
+
 from waypost.errors import InvalidName, SchemaTooNew, SchemaTooOld, StoreError
 from waypost.policy import check_namespace
-from waypost.store.postgres.connecting import connect, psycopg
+from waypost.store.postgres.connecting import connect
 from waypost.store.postgres.failures import lost, refused
 
 #: Grows with every change of a table or a function.
@@ -89,13 +91,13 @@ def migrate(url: str, *, schema: str = "public", namespace: str = "wp", start_ti
             found = cursor.fetchone()
             version = 0
             if found is not None and found[0] is not None:
-                cursor.execute(names.fill("SELECT version FROM {schema}"))  # type: ignore[call-overload]
+                cursor.execute(names.fill("SELECT version FROM {schema}"))
                 row = cursor.fetchone()
                 version = 0 if row is None else int(row[0])
             if version > VERSION:
                 raise too_new(version, names)
             if version < VERSION:
-                cursor.execute(sql(schema=schema, namespace=namespace, since=version))  # type: ignore[call-overload]
+                cursor.execute(sql(schema=schema, namespace=namespace, since=version))
             return version
     except psycopg.Error as error:
         raise _failure(error, url) from None

@@ -408,8 +408,7 @@ def _fences(held: Sequence[Settlement] | Sequence[Hold]) -> list[Parameter]:
 
 #: The outcomes of settlements as nulls: all are done, and leave nothing behind.
 _NO_OUTCOMES = [
-    nothing(kind)
-    for kind in (TEXT, INT8, TEXT, TEXT, TEXT, BYTES, INT8, INT4, TEXT, BYTES, TEXT, INT8, INT2, TEXT)
+    nothing(kind) for kind in (TEXT, INT8, TEXT, TEXT, TEXT, BYTES, INT8, INT4, TEXT, BYTES, TEXT, INT8, INT2, TEXT)
 ]
 
 

@@ -83,3 +83,8 @@ $body$;
 CREATE OR REPLACE FUNCTION {next_lease}(p_queue integer) RETURNS bigint LANGUAGE sql AS $body$
     SELECT lease_end_ms FROM {message} WHERE queue = p_queue AND state = 2 ORDER BY lease_end_ms LIMIT 1
 $body$;
+
+-- How long until a moment; null if there is none.
+CREATE OR REPLACE FUNCTION {from_now}(p_at bigint, p_now bigint) RETURNS bigint LANGUAGE sql IMMUTABLE AS $body$
+    SELECT CASE WHEN p_at IS NOT NULL THEN greatest(p_at - p_now, 0) END
+$body$;

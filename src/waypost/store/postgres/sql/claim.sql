@@ -93,7 +93,7 @@ BEGIN
     END IF;
     RETURN QUERY SELECT
         json_build_array(
-            greatest(v_due - v_now, 0), greatest({next_lease}(q.number) - v_now, 0), v_rate, q.paused)::text,
+            {from_now}(v_due, v_now), {from_now}({next_lease}(q.number), v_now), v_rate, q.paused)::text,
         NULL::text, NULL::bigint, NULL::integer, NULL::integer, NULL::smallint, NULL::text, NULL::text, NULL::bigint,
         NULL::bigint, NULL::bigint, NULL::bigint, NULL::bytea;
 END $body$;

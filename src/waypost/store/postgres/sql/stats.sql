@@ -81,8 +81,8 @@ BEGIN
                 ORDER BY m.position, m.id LIMIT 1)) h),
         'oldest_leased', (
             SELECT max(v_now - m.claimed_ms) FROM {message} m WHERE m.queue = v_number AND m.state = 2),
-        'next_due', greatest({next_due}(v_number) - v_now, 0),
-        'next_lease', greatest({next_lease}(v_number) - v_now, 0),
+        'next_due', {from_now}({next_due}(v_number), v_now),
+        'next_lease', {from_now}({next_lease}(v_number), v_now),
         'sleepers', (
             SELECT count(*) FROM {sleeper} s WHERE s.queue = v_number AND NOT s.awake AND s.until_ms > v_now),
         'first', v.first,
