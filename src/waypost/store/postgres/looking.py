@@ -40,7 +40,8 @@ ORDERS: dict[MessageState, tuple[str, ...]] = {
 ENTRY = (
     "before, (entry).count, (entry).at_ms, (entry).event, (entry).operation, (entry).ids, (entry).keys, "
     "(entry).groups, (entry).ranks, (entry).tokens, (entry).deliveries, (entry).attempts, (entry).workers, "
-    "(entry).dues, (entry).causes, (entry).reasons, (entry).error_types, (entry).runs, (entry).waits, (entry).sizes, (entry).bodies"
+    "(entry).dues, (entry).causes, (entry).reasons, (entry).error_types, (entry).runs, (entry).waits, "
+    "(entry).sizes, (entry).bodies"
 )
 
 

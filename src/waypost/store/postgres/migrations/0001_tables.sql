@@ -65,9 +65,7 @@ CREATE UNIQUE INDEX {#message_id} ON {message} (queue, id);
 CREATE INDEX {#message_ready} ON {message} (queue, rank, position) WHERE state = 0;
 CREATE INDEX {#message_delay} ON {message} (queue, ready_ms) WHERE state = 1;
 CREATE INDEX {#message_lease} ON {message} (queue, lease_end_ms) WHERE state = 2;
-CREATE INDEX {#message_wait} ON {message} (queue, id) WHERE state = 3;
 CREATE INDEX {#message_dead} ON {message} (queue, ended_ms, id) WHERE state = 4;
-CREATE INDEX {#message_why} ON {message} (queue, reason, ended_ms, id) WHERE state = 4;
 -- Who has a key, and the next generation that waits for it: at most one of each, or the step fails.
 CREATE UNIQUE INDEX {#message_owner} ON {message} (queue, key) WHERE key IS NOT NULL AND state < 3;
 CREATE UNIQUE INDEX {#message_heir} ON {message} (queue, key) WHERE key IS NOT NULL AND state = 3;

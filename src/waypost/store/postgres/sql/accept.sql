@@ -112,7 +112,9 @@ BEGIN
     -- A key may be taken although its message has ended: looked at after the insert, behind which nobody can come.
     FOR r IN
         SELECT u.n, u.id, w.message_id FROM unnest(v_ids, p_keys, v_acts) WITH ORDINALITY AS u (id, key, act, n)
-        JOIN {window} w ON w.queue = q.number AND w.key = u.key AND w.until_ms > p_now
+        CROSS JOIN LATERAL (
+            SELECT t.message_id FROM {window} t
+            WHERE t.queue = q.number AND t.key = u.key AND t.until_ms + 0 > p_now OFFSET 0) w
         WHERE u.act = 'new' AND w.message_id <> u.id
     LOOP
         DELETE FROM {message} m WHERE m.queue = q.number AND m.id = r.id;
@@ -124,8 +126,12 @@ BEGIN
         FOR r IN
             SELECT u.n, coalesce(h.id, o.id) AS id
             FROM unnest(p_keys, v_acts, p_rules) WITH ORDINALITY AS u (key, act, rule, n)
-            JOIN {message} o ON o.queue = q.number AND o.key = u.key AND o.key IS NOT NULL AND o.state < 3
-            LEFT JOIN {message} h ON h.queue = q.number AND h.key = u.key AND h.key IS NOT NULL AND h.state = 3
+            CROSS JOIN LATERAL (
+                SELECT t.id FROM {message} t
+                WHERE t.queue = q.number AND t.key = u.key AND t.key IS NOT NULL AND t.state < 3 OFFSET 0) o
+            LEFT JOIN LATERAL (
+                SELECT t.id FROM {message} t
+                WHERE t.queue = q.number AND t.key = u.key AND t.key IS NOT NULL AND t.state = 3 OFFSET 0) h ON true
             WHERE u.act IS NULL AND coalesce(u.rule, 'keep') = 'keep'
         LOOP
             v_acts[r.n] := 'duplicate';

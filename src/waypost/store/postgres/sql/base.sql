@@ -43,10 +43,10 @@ BEGIN
 END $body$;
 
 -- Keep the result of an operation. If the same operation has finished on another connection meanwhile, this one is
--- undone and asked again, and then finds the first result.
+-- undone and asked again, and then finds the first result. Returns whether this step is the one to tidy up.
 CREATE OR REPLACE FUNCTION {remember}(
     p_queue integer, p_session bytea, p_number bigint, p_until_ms bigint, p_result text
-) RETURNS void LANGUAGE plpgsql AS $body$
+) RETURNS boolean LANGUAGE plpgsql AS $body$
 BEGIN
     INSERT INTO {operation} AS o (queue, slot, session, number, until_ms, result)
     VALUES (p_queue, p_number % 128, p_session, p_number, p_until_ms, p_result)
@@ -56,6 +56,8 @@ BEGIN
     IF NOT FOUND THEN
         RAISE EXCEPTION 'this operation ran on another connection' USING ERRCODE = 'WPAGN';
     END IF;
+    -- One step in 64 tidies up; transaction numbers choose it.
+    RETURN pg_current_xact_id()::text::bigint % 64 = 0;
 END $body$;
 
 -- How many messages are in each state: what was folded, and what was not yet, as of one moment.

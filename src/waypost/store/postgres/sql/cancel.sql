@@ -57,7 +57,8 @@ BEGIN
             v_letters := v_letters || 'c';
         END IF;
     END LOOP;
-    PERFORM {remember}(q.number, p_session, p_number, v_now + p_ttl, v_letters);
-    PERFORM {tidy}(q, v_now);
+    IF {remember}(q.number, p_session, p_number, v_now + p_ttl, v_letters) THEN
+        PERFORM {tidy}(q, v_now);
+    END IF;
     RETURN v_letters;
 END $body$;

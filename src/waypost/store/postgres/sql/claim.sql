@@ -24,6 +24,7 @@ DECLARE
     v_due bigint;
     v_end bigint;
     v_rate bigint;
+    v_tidy boolean;
 BEGIN
     SELECT * INTO q FROM {queue} WHERE name = p_queue;
     IF NOT FOUND THEN
@@ -41,7 +42,7 @@ BEGIN
         p_replay := true;
     ELSE
         -- Written first: a repeat on another connection waits for this one, or this one is undone by it.
-        PERFORM {remember}(q.number, p_session, p_number, v_now + p_ttl, '');
+        v_tidy := {remember}(q.number, p_session, p_number, v_now + p_ttl, '');
     END IF;
     v_due := {next_due}(q.number);
     v_end := {next_lease}(q.number);
@@ -89,7 +90,9 @@ BEGIN
             ON CONFLICT (queue, name) DO UPDATE SET until_ms = excluded.until_ms, awake = false;
         END IF;
         v_due := {next_due}(q.number);
-        PERFORM {tidy}(q, v_now);
+        IF v_tidy THEN
+            PERFORM {tidy}(q, v_now);
+        END IF;
     END IF;
     RETURN QUERY SELECT
         json_build_array(

@@ -18,16 +18,17 @@ BEGIN
         RETURN v_first;
     END IF;
     PERFORM 1 FROM {message} m
-    WHERE m.queue = q.number AND m.id = ANY (p_ids) AND m.state = 2 ORDER BY m.id FOR UPDATE;
+    WHERE m.queue = q.number AND m.id = ANY (p_ids) ORDER BY m.id FOR UPDATE;
     SELECT string_agg(CASE WHEN m.id IS NULL THEN 'l' WHEN m.cancel_requested THEN 'c' ELSE 'o' END, '' ORDER BY u.n),
         array_agg(m.id)
     INTO v_first, v_held
     FROM unnest(p_ids, p_tokens, p_nonces) WITH ORDINALITY AS u (id, token, nonce, n)
-    LEFT JOIN {message} m ON m.queue = q.number AND m.id = u.id AND m.state = 2 AND m.token = u.token
-        AND m.nonce = coalesce(u.nonce, p_nonces[1]);
+    LEFT JOIN LATERAL (SELECT t.* FROM {message} t WHERE t.queue = q.number AND t.id = u.id OFFSET 0) m
+        ON m.state = 2 AND m.token = u.token AND m.nonce = coalesce(u.nonce, p_nonces[1]);
     -- The length it was claimed with: its worker renews by that, whatever the queue's lease has become since.
     UPDATE {message} m SET lease_end_ms = v_now + m.lease_ms WHERE m.queue = q.number AND m.id = ANY (v_held);
-    PERFORM {remember}(q.number, p_session, p_number, v_now + p_ttl, v_first);
-    PERFORM {tidy}(q, v_now);
+    IF {remember}(q.number, p_session, p_number, v_now + p_ttl, v_first) THEN
+        PERFORM {tidy}(q, v_now);
+    END IF;
     RETURN v_first;
 END $body$;

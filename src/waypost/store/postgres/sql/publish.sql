@@ -36,7 +36,7 @@ BEGIN
     IF v_timers THEN
         v_due := {next_due}(q.number);
     END IF;
-    SELECT * INTO v_done FROM {accept}(
+    v_done := {accept}(
         q, v_now, v_op, p_envelopes, p_priorities, p_groups, p_delays, p_ats, p_copies, p_keys, p_windows, p_rules,
         p_forwarded);
     IF q.max_pending IS NOT NULL AND v_done.added > 0 THEN
@@ -66,7 +66,8 @@ BEGIN
     v_first := json_build_array(
         CASE WHEN v_done.letters = repeat('q', v_done.added::int) THEN '' ELSE v_done.letters END,
         CASE WHEN v_done.letters ~ '[uce]' THEN v_done.others END, v_wake)::text;
-    PERFORM {remember}(q.number, p_session, p_number, v_now + p_ttl, v_first);
-    PERFORM {tidy}(q, v_now);
+    IF {remember}(q.number, p_session, p_number, v_now + p_ttl, v_first) THEN
+        PERFORM {tidy}(q, v_now);
+    END IF;
     RETURN v_first;
 END $body$;

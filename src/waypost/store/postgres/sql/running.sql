@@ -55,8 +55,9 @@ BEGIN
         v_moved := v_moved || m.id;
     END LOOP;
     v_first := json_build_array(v_moved, v_duplicates, v_more, {wake}(q, v_now, cardinality(v_moved)))::text;
-    PERFORM {remember}(q.number, p_session, p_number, v_now + p_ttl, v_first);
-    PERFORM {tidy}(q, v_now);
+    IF {remember}(q.number, p_session, p_number, v_now + p_ttl, v_first) THEN
+        PERFORM {tidy}(q, v_now);
+    END IF;
     RETURN v_first;
 END $body$;
 
@@ -100,8 +101,9 @@ BEGIN
         END LOOP;
     END IF;
     v_first := json_build_array(v_removed, v_more)::text;
-    PERFORM {remember}(q.number, p_session, p_number, v_now + p_ttl, v_first);
-    PERFORM {tidy}(q, v_now);
+    IF {remember}(q.number, p_session, p_number, v_now + p_ttl, v_first) THEN
+        PERFORM {tidy}(q, v_now);
+    END IF;
     RETURN v_first;
 END $body$;
 

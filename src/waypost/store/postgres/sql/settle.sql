@@ -33,7 +33,7 @@ BEGIN
         RETURN v_first;
     END IF;
     IF p_outcomes IS NULL AND q.completed_max = 0 THEN
-        v_plain := {settle_done}(q, v_now, v_op, p_ids, p_tokens, p_nonces);
+        v_plain := {settle_done}(q, v_now, v_op, p_ids, p_tokens, p_nonces, false);
     END IF;
     IF v_plain IS NOT NULL AND cardinality(v_plain) = cardinality(p_ids) THEN
         v_letters := NULL;
@@ -44,7 +44,13 @@ BEGIN
         v_due := {next_due}(q.number);
         -- Locked in one order by everybody, then settled in the order of the call.
         PERFORM 1 FROM {message} t
-        WHERE t.queue = q.number AND t.id = ANY (p_ids) AND t.state = 2 ORDER BY t.id FOR UPDATE;
+        WHERE t.queue = q.number AND t.id = ANY (p_ids) ORDER BY t.id FOR UPDATE;
+        IF p_outcomes IS NULL AND q.completed_max = 0 THEN
+            v_plain := {settle_done}(q, v_now, v_op, p_ids, p_tokens, p_nonces, true);
+            FOR i IN 1 .. cardinality(v_plain) LOOP
+                v_letters[v_plain[i]] := 'd';
+            END LOOP;
+        END IF;
         FOR v_one IN
             SELECT u.* FROM unnest(p_ids, p_tokens, p_nonces, p_outcomes, p_afters, p_reasons, p_error_types, p_errors,
                 p_results, p_result_ttls, v_letters) WITH ORDINALITY
@@ -98,32 +104,42 @@ BEGIN
         v_wakes := v_wakes || json_build_array(q.name, v_names);
     END IF;
     v_first := json_build_array(coalesce(array_to_string(v_letters, ''), ''), v_wakes)::text;
-    PERFORM {remember}(q.number, p_session, p_number, v_now + p_ttl, v_first);
-    PERFORM {tidy}(q, v_now);
+    IF {remember}(q.number, p_session, p_number, v_now + p_ttl, v_first) THEN
+        PERFORM {tidy}(q, v_now);
+    END IF;
     RETURN v_first;
 END $body$;
 
--- Plain dones in bulk: those without a key, which leave nothing behind. Returns their places in the call.
+-- Plain dones in bulk: those that leave nothing behind. Returns their places in the call. A message with a key may have
+-- a next generation waiting for it, which only its row's lock keeps from being parked now: so they come second.
 CREATE OR REPLACE FUNCTION {settle_done}(
-    q {queue}, p_now bigint, p_op text, p_ids text[], p_tokens bigint[], p_nonces bytea[]
+    q {queue}, p_now bigint, p_op text, p_ids text[], p_tokens bigint[], p_nonces bytea[], p_keyed boolean
 ) RETURNS bigint[] LANGUAGE plpgsql AS $body$
 DECLARE
     v_places bigint[];
 BEGIN
-    WITH gone AS MATERIALIZED (
-        DELETE FROM {message} m
-        USING unnest(p_ids, p_tokens, p_nonces) WITH ORDINALITY AS u (id, token, nonce, n)
-        WHERE m.queue = q.number AND m.id = u.id AND m.state = 2 AND m.token = u.token
-            AND m.nonce = coalesce(u.nonce, p_nonces[1]) AND m.key IS NULL
-        RETURNING u.n, m.seq, m.id, m."group", m.rank, m.token, m.deliveries, m.attempts, m.worker, m.claimed_ms, m.size
+    -- Found through the index of ids alone (hence the OFFSET, and a state that no partial index can be matched with),
+    -- then removed by place. A row that changes meanwhile is left to the caller, who locks it first.
+    WITH found AS MATERIALIZED (
+        SELECT u.n, u.token, coalesce(u.nonce, p_nonces[1]) AS nonce, t.place
+        FROM unnest(p_ids, p_tokens, p_nonces) WITH ORDINALITY AS u (id, token, nonce, n)
+        CROSS JOIN LATERAL (SELECT m.ctid AS place FROM {message} m WHERE m.queue = q.number AND m.id = u.id OFFSET 0) t
+    ), gone AS MATERIALIZED (
+        DELETE FROM {message} m USING found f
+        WHERE m.ctid = f.place AND m.state + 0 = 2 AND m.token = f.token AND m.nonce = f.nonce
+            AND (m.key IS NULL OR p_keyed AND NOT EXISTS (
+                SELECT 1 FROM {message} h
+                WHERE h.queue = q.number AND h.key = m.key AND h.key IS NOT NULL AND h.state = 3))
+        RETURNING f.n, m.seq, m.id, m.key, m."group", m.rank, m.token, m.deliveries, m.attempts, m.worker, m.claimed_ms, m.size
     ), e AS (
         DELETE FROM {envelope} e USING gone g WHERE e.seq = g.seq
     ), j AS (
         INSERT INTO {entry} (
-            queue, count, xid, seq, at_ms, event, operation, ids, groups, ranks, tokens, deliveries, attempts, workers,
-            runs, sizes)
+            queue, count, xid, seq, at_ms, event, operation, ids, keys, groups, ranks, tokens, deliveries, attempts,
+            workers, runs, sizes)
         SELECT q.number, count(*), pg_current_xact_id()::text::bigint, nextval('{sequence}'), p_now, 'done', p_op,
-            array_agg(g.id), CASE WHEN count(g."group") > 0 THEN array_agg(g."group") END, array_agg(g.rank),
+            array_agg(g.id), CASE WHEN count(g.key) > 0 THEN array_agg(g.key) END,
+            CASE WHEN count(g."group") > 0 THEN array_agg(g."group") END, array_agg(g.rank),
             array_agg(g.token), array_agg(g.deliveries), array_agg(g.attempts), array_agg(g.worker),
             array_agg(p_now - g.claimed_ms), array_agg(g.size)
         FROM gone g WHERE q.journal IN ('all', 'full') HAVING count(*) > 0

@@ -4,9 +4,6 @@
 
 CREATE OR REPLACE FUNCTION {tidy}(q {queue}, p_now bigint) RETURNS void LANGUAGE plpgsql AS $body$
 BEGIN
-    IF pg_current_xact_id()::text::bigint % 64 <> 0 THEN
-        RETURN;
-    END IF;
     IF pg_try_advisory_xact_lock({lock_of}('tally'), q.number) THEN
         PERFORM {fold}(q.number, p_now);
     END IF;

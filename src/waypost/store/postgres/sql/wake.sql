@@ -4,11 +4,13 @@
 CREATE OR REPLACE FUNCTION {wake}(q {queue}, p_now bigint, p_count bigint) RETURNS text[] LANGUAGE plpgsql AS $body$
 DECLARE
     v_names text[];
+    v_sleeping boolean;
 BEGIN
     IF coalesce(p_count, 0) <= 0 OR q.paused THEN
         RETURN '{}';
     END IF;
-    IF NOT EXISTS (SELECT 1 FROM {sleeper} s WHERE s.queue = q.number AND s.until_ms > p_now) THEN
+    SELECT bool_or(NOT s.awake) INTO v_sleeping FROM {sleeper} s WHERE s.queue = q.number AND s.until_ms > p_now;
+    IF v_sleeping IS NULL THEN
         -- The memory of who sleeps is gone: everybody wakes, once. Whoever does it first does it for all.
         IF NOT pg_try_advisory_xact_lock({lock_of}('sleeper'), q.number) THEN
             RETURN '{}';
@@ -16,6 +18,9 @@ BEGIN
         INSERT INTO {sleeper} AS s (queue, name, until_ms, awake) VALUES (q.number, '', p_now + 60000, true)
         ON CONFLICT (queue, name) DO UPDATE SET until_ms = excluded.until_ms WHERE s.until_ms <= p_now;
         RETURN CASE WHEN FOUND THEN '{*}'::text[] ELSE '{}' END;
+    END IF;
+    IF NOT v_sleeping THEN
+        RETURN '{}';
     END IF;
     WITH chosen AS (
         SELECT s.name, s.until_ms FROM {sleeper} s WHERE s.queue = q.number AND NOT s.awake AND s.until_ms > p_now
