@@ -157,10 +157,14 @@ class PostgresExecutor(_Common):
     def __init__(self, source: Source, names: Names, start_timeout: float) -> None:
         super().__init__(source, names, start_timeout)
         connection = self._take()
-        check_server(connection, source.shown)
         self._keep(connection)
-        found = self.run(hello(names))
-        check_version(None if found is None else self.run(version_of(names)), names)
+        try:
+            check_server(connection, source.shown)
+            found = self.run(hello(names))
+            check_version(None if found is None else self.run(version_of(names)), names)
+        except BaseException:
+            self.close()
+            raise
 
     def run(self, call: Call[T]) -> T:
         wanted = cast("PostgresCall[T]", call)
@@ -236,10 +240,14 @@ class AsyncPostgresExecutor(_Common):
     async def start(self) -> None:
         """Make the first connection, and look at the server and its tables."""
         connection = await self._take()
-        check_server(connection, self._source.shown)
         await self._keep(connection)
-        found = await self.run(hello(self._names))
-        check_version(None if found is None else await self.run(version_of(self._names)), self._names)
+        try:
+            check_server(connection, self._source.shown)
+            found = await self.run(hello(self._names))
+            check_version(None if found is None else await self.run(version_of(self._names)), self._names)
+        except BaseException:
+            await self.close()
+            raise
 
     async def run(self, call: Call[T]) -> T:
         wanted = cast("PostgresCall[T]", call)
