@@ -166,7 +166,7 @@ def test_a_transaction_that_commits_late_leaves_no_gap_for_a_reader(
     def call(cursor: psycopg.Cursor[Any], draft: Any) -> None:
         cursor.execute(
             store.names.fill(
-                "SELECT {publish}('orders', NULL, %b, 1, 300000, %b::bytea[], NULL, NULL, NULL, NULL, NULL, NULL, NULL,"
+                "SELECT {publish}('orders', NULL, %b, 1, NULL, %b::bytea[], NULL, NULL, NULL, NULL, NULL, NULL, NULL,"
                 " NULL, NULL)"
             ),
             (draft.id[:8].encode() + draft.id[-4:].encode(), [draft.envelope]),
@@ -217,7 +217,7 @@ def test_no_verb_waits_for_an_open_transaction_of_another_publisher(
     with psycopg.connect(server.url) as slow:
         slow.execute(
             store.names.fill(
-                "SELECT {publish}('orders', NULL, 'otherone'::bytea, 1, 300000, %b::bytea[], NULL, NULL, NULL, NULL,"
+                "SELECT {publish}('orders', NULL, 'otherone'::bytea, 1, NULL, %b::bytea[], NULL, NULL, NULL, NULL,"
                 " NULL, NULL, NULL, NULL, NULL)"
             ),
             ([draft.envelope],),

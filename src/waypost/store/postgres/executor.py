@@ -183,6 +183,10 @@ class PostgresExecutor(_Common):
             looked = False
             try:
                 connection = self._take()
+            except StoreError as error:
+                # There is no server: nothing of the rest was sent either.
+                return [*results, error, *(error for _ in coming)]
+            try:
                 self._wait(connection, send(connection.pgconn, call))
                 following, looked = next(coming, None), True
                 result = self._wait(connection, receive(connection.pgconn))
@@ -266,6 +270,10 @@ class AsyncPostgresExecutor(_Common):
             looked = False
             try:
                 connection = await self._take()
+            except StoreError as error:
+                # There is no server: nothing of the rest was sent either.
+                return [*results, error, *(error for _ in coming)]
+            try:
                 await self._wait(connection, send(connection.pgconn, call))
                 following, looked = next(coming, None), True
                 result = await self._wait(connection, receive(connection.pgconn))

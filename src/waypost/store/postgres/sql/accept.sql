@@ -1,13 +1,15 @@
 -- Store drafts in one queue: the part of a publish that continuations share. An envelope carries its id in bytes 2-25.
 -- Touches: envelope, message, window, arrival, entry, tally.
--- Keeps: of one key at most one owner and one parked generation, under any interleaving: the unique index decides who is
+-- Keeps: of one key at most one owner and one parked generation, under any interleaving: the unique index decides who
+-- is
 -- first, and what happens to an owner happens under its row's lock. Keys are taken in order, so that nobody deadlocks.
 --
 -- letters: q queued, d delayed, u duplicate, c conflict, e extended, r replaced, E parked by extend; `others` has an id
 -- where the message that counts is another one. `fresh` is how many became claimable, `added` how many use up the cap.
 
 CREATE OR REPLACE FUNCTION {accept}(
-    q {queue}, p_now bigint, p_op text, p_envelopes bytea[], p_priorities smallint[], p_groups text[], p_delays bigint[],
+    q {queue}, p_now bigint, p_op text, p_envelopes bytea[], p_priorities smallint[], p_groups text[],
+        p_delays bigint[],
     p_ats bigint[], p_copies bytea[], p_keys text[], p_windows bigint[], p_rules text[], p_forwarded boolean[],
     OUT letters text, OUT others text[], OUT fresh bigint, OUT added bigint, OUT first_seq bigint
 ) LANGUAGE plpgsql AS $body$
@@ -49,7 +51,8 @@ BEGIN
     END IF;
     WITH d AS MATERIALIZED (
         SELECT nextval('{sequence}') AS seq, u.data, convert_from(substr(u.data, 2, 24), 'UTF8') AS id,
-            (9 - coalesce(u.priority, 5))::smallint AS rank, u."group", coalesce(u.at, p_now + coalesce(u.delay, 0)) AS due,
+            (9 - coalesce(u.priority, 5))::smallint AS rank, u."group", coalesce(u.at, p_now + coalesce(u.delay,
+                0)) AS due,
             u.copy
         FROM unnest(p_envelopes, p_priorities, p_groups, p_delays, p_ats, p_copies)
             AS u (data, priority, "group", delay, at, copy)
@@ -57,12 +60,14 @@ BEGIN
         INSERT INTO {envelope} (seq, data) SELECT d.seq, d.data FROM d
     ), m AS (
         INSERT INTO {message} (seq, position, ready_ms, published_ms, queue, size, state, rank, id, "group")
-        SELECT d.seq, d.seq, greatest(d.due, p_now), p_now, q.number, length(d.data), (d.due > p_now)::int, d.rank, d.id,
+        SELECT d.seq, d.seq, greatest(d.due, p_now), p_now, q.number, length(d.data), (d.due > p_now)::int, d.rank,
+            d.id,
             d."group"
         FROM d
     ), j AS (
         INSERT INTO {entry} (
-            queue, count, xid, seq, at_ms, event, operation, ids, groups, ranks, tokens, deliveries, attempts, dues, sizes,
+            queue, count, xid, seq, at_ms, event, operation, ids, groups, ranks, tokens, deliveries, attempts, dues,
+                sizes,
             bodies)
         SELECT q.number, count(*), pg_current_xact_id()::text::bigint, nextval('{sequence}'), p_now, 'published', p_op,
             array_agg(d.id), CASE WHEN p_groups IS NOT NULL THEN array_agg(d."group") END,
@@ -82,7 +87,8 @@ BEGIN
 END $body$;
 
 CREATE OR REPLACE FUNCTION {accept_keyed}(
-    q {queue}, p_now bigint, p_op text, p_envelopes bytea[], p_priorities smallint[], p_groups text[], p_delays bigint[],
+    q {queue}, p_now bigint, p_op text, p_envelopes bytea[], p_priorities smallint[], p_groups text[],
+        p_delays bigint[],
     p_ats bigint[], p_copies bytea[], p_keys text[], p_windows bigint[], p_rules text[], p_forwarded boolean[],
     OUT letters text, OUT others text[], OUT fresh bigint, OUT added bigint, OUT first_seq bigint
 ) LANGUAGE plpgsql AS $body$
@@ -123,8 +129,10 @@ BEGIN
     -- Whoever is first to stand in the index of owners has the key.
     WITH inserted AS (
         INSERT INTO {message} (seq, position, ready_ms, published_ms, queue, size, state, rank, id, key, "group")
-        SELECT u.seq, u.seq, greatest(coalesce(u.at, p_now + coalesce(u.delay, 0)), p_now), p_now, q.number, length(u.data),
-            (coalesce(u.at, p_now + coalesce(u.delay, 0)) > p_now)::int, 9 - coalesce(u.priority, 5), u.id, u.key, u."group"
+        SELECT u.seq, u.seq, greatest(coalesce(u.at, p_now + coalesce(u.delay, 0)), p_now), p_now, q.number,
+            length(u.data),
+            (coalesce(u.at, p_now + coalesce(u.delay, 0)) > p_now)::int, 9 - coalesce(u.priority, 5), u.id, u.key,
+                u."group"
         FROM unnest(v_ids, v_seqs, v_acts, p_envelopes, p_keys, p_priorities, p_groups, p_delays, p_ats)
             AS u (id, seq, act, data, key, priority, "group", delay, at)
         WHERE u.act IS NULL ORDER BY u.key, u.seq
@@ -135,7 +143,8 @@ BEGIN
         v_acts := array_fill('new'::text, ARRAY[n]);
     ELSE
         SELECT array_agg(coalesce(u.act, CASE WHEN EXISTS (
-            SELECT 1 FROM {message} m WHERE m.queue = q.number AND m.id = u.id AND m.seq = u.seq) THEN 'new' END) ORDER BY u.n)
+            SELECT 1 FROM {message} m WHERE m.queue = q.number AND m.id = u.id
+                AND m.seq = u.seq) THEN 'new' END) ORDER BY u.n)
         INTO v_acts FROM unnest(v_ids, v_seqs, v_acts) WITH ORDINALITY AS u (id, seq, act, n);
     END IF;
     -- A key may be taken although its message has ended: looked at after the insert, behind which nobody can come.
@@ -182,7 +191,8 @@ BEGIN
 
     WITH d AS MATERIALIZED (
         SELECT u.*, coalesce(u.at, p_now + coalesce(u.delay, 0)) AS due
-        FROM unnest(v_ids, v_seqs, v_acts, v_states, p_envelopes, p_keys, p_priorities, p_groups, p_delays, p_ats, p_copies,
+        FROM unnest(v_ids, v_seqs, v_acts, v_states, p_envelopes, p_keys, p_priorities, p_groups, p_delays, p_ats,
+            p_copies,
             p_windows, p_forwarded, p_rules, others) WITH ORDINALITY
             AS u (id, seq, act, state, data, key, priority, "group", delay, at, copy, span, forwarded, rule, other, n)
     ), stored AS MATERIALIZED (
@@ -196,7 +206,8 @@ BEGIN
         ON CONFLICT (queue, key) DO UPDATE SET message_id = excluded.message_id, until_ms = excluded.until_ms
     ), j AS (
         INSERT INTO {entry} (
-            queue, count, xid, seq, at_ms, event, operation, ids, keys, groups, ranks, tokens, deliveries, attempts, dues,
+            queue, count, xid, seq, at_ms, event, operation, ids, keys, groups, ranks, tokens, deliveries, attempts,
+                dues,
             causes, sizes, bodies)
         SELECT q.number, count(*), pg_current_xact_id()::text::bigint, nextval('{sequence}'), p_now, 'published', p_op,
             array_agg(s.id), array_agg(s.key), array_agg(s."group"), array_agg((9 - coalesce(s.priority, 5))::smallint),
@@ -214,7 +225,8 @@ BEGIN
         INSERT INTO {tally} (seq, queue, minute, published, duplicates, ready, delayed, waiting)
         SELECT nextval('{sequence}'), q.number, p_now / 60000, nullif(count(s.id), 0), nullif(count(*) FILTER (
                 WHERE d.act IN ('duplicate', 'conflict', 'arrived')), 0),
-            count(*) FILTER (WHERE s.placed = 0), count(*) FILTER (WHERE s.placed = 1), count(*) FILTER (WHERE s.placed = 3)
+            count(*) FILTER (WHERE s.placed = 0), count(*) FILTER (WHERE s.placed = 1),
+                count(*) FILTER (WHERE s.placed = 3)
         FROM d LEFT JOIN LATERAL (
             SELECT d.id, CASE WHEN d.state = 3 THEN 3 WHEN d.due > p_now THEN 1 ELSE 0 END AS placed
             WHERE d.act IN ('new', 'park', 'replace')) s ON true

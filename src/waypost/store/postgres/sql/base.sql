@@ -1,4 +1,5 @@
--- Small parts that the verbs share. Touches: queue (read, a new row for a new queue), operation, total and tally (read).
+-- Small parts that the verbs share. What reads a table is in PL/pgSQL, whose plans are kept for the session.
+-- Touches: queue (read, a new row for a new queue), operation, total and tally (read).
 
 -- Which events a journal level keeps.
 CREATE OR REPLACE FUNCTION {keeps}(p_level text, p_event text) RETURNS boolean LANGUAGE sql IMMUTABLE AS $body$
@@ -63,28 +64,33 @@ END $body$;
 -- How many messages are in each state: what was folded, and what was not yet, as of one moment.
 CREATE OR REPLACE FUNCTION {held}(
     p_queue integer, OUT ready bigint, OUT delayed bigint, OUT leased bigint, OUT waiting bigint, OUT dead_kept bigint
-) LANGUAGE sql AS $body$
+) LANGUAGE plpgsql AS $body$
+BEGIN
     SELECT coalesce(sum(c.ready), 0)::bigint, coalesce(sum(c.delayed), 0)::bigint, coalesce(sum(c.leased), 0)::bigint,
         coalesce(sum(c.waiting), 0)::bigint, coalesce(sum(c.dead_kept), 0)::bigint
+    INTO ready, delayed, leased, waiting, dead_kept
     FROM (
         SELECT t.ready, t.delayed, t.leased, t.waiting, t.dead_kept FROM {total} t WHERE t.queue = p_queue
         UNION ALL
         SELECT t.ready, t.delayed, t.leased, t.waiting, t.dead_kept FROM {tally} t WHERE t.queue = p_queue
-    ) c
-$body$;
+    ) c;
+END $body$;
 
 -- The key of an advisory lock of one kind on one queue of this namespace.
 CREATE OR REPLACE FUNCTION {lock_of}(p_kind text) RETURNS integer LANGUAGE sql IMMUTABLE AS $body$
     SELECT hashtext('{message}' || p_kind)
 $body$;
 
-CREATE OR REPLACE FUNCTION {next_due}(p_queue integer) RETURNS bigint LANGUAGE sql AS $body$
-    SELECT ready_ms FROM {message} WHERE queue = p_queue AND state = 1 ORDER BY ready_ms LIMIT 1
-$body$;
+CREATE OR REPLACE FUNCTION {next_due}(p_queue integer) RETURNS bigint LANGUAGE plpgsql AS $body$
+BEGIN
+    RETURN (SELECT m.ready_ms FROM {message} m WHERE m.queue = p_queue AND m.state = 1 ORDER BY m.ready_ms LIMIT 1);
+END $body$;
 
-CREATE OR REPLACE FUNCTION {next_lease}(p_queue integer) RETURNS bigint LANGUAGE sql AS $body$
-    SELECT lease_end_ms FROM {message} WHERE queue = p_queue AND state = 2 ORDER BY lease_end_ms LIMIT 1
-$body$;
+CREATE OR REPLACE FUNCTION {next_lease}(p_queue integer) RETURNS bigint LANGUAGE plpgsql AS $body$
+BEGIN
+    RETURN (
+        SELECT m.lease_end_ms FROM {message} m WHERE m.queue = p_queue AND m.state = 2 ORDER BY m.lease_end_ms LIMIT 1);
+END $body$;
 
 -- How long until a moment; null if there is none.
 CREATE OR REPLACE FUNCTION {from_now}(p_at bigint, p_now bigint) RETURNS bigint LANGUAGE sql IMMUTABLE AS $body$

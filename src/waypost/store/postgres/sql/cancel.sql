@@ -14,7 +14,10 @@ DECLARE
     v_first text;
     v_letters text := '';
 BEGIN
-    q := {open}(p_queue);
+    SELECT * INTO q FROM {queue} WHERE name = p_queue;
+    IF NOT FOUND THEN
+        q := {open}(p_queue);
+    END IF;
     v_first := {replayed}(q.number, p_session, p_number);
     IF v_first IS NOT NULL THEN
         RETURN v_first;

@@ -67,7 +67,52 @@ BEGIN
             ELSE
                 LOOP
                     EXIT WHEN v_leased >= v_room;
-                    RETURN QUERY SELECT * FROM {lease}(q, v_now, v_op, v_nonce, p_worker, v_room - v_leased);
+                    -- One statement, whatever the number of messages; what is over its limit is left out.
+                    RETURN QUERY
+                WITH chosen AS MATERIALIZED (
+                    SELECT m.ctid AS place FROM {message} m
+                    WHERE m.queue = q.number AND m.state = 0
+                    ORDER BY m.rank, m.position, m.id LIMIT v_room - v_leased FOR UPDATE SKIP LOCKED
+                ), leased AS MATERIALIZED (
+                    UPDATE {message} m SET state = 2, token = m.token + 1, deliveries = m.deliveries + 1,
+                        nonce = v_nonce,
+                        worker = p_worker, claimed_ms = v_now, lease_end_ms = v_now + q.lease_ms, lease_ms = q.lease_ms
+                    FROM chosen c
+                    WHERE m.ctid = c.place AND (q.max_deliveries IS NULL OR m.deliveries < q.max_deliveries)
+                    RETURNING m.seq, m.id, m.token, m.deliveries, m.attempts, m.rank, m.key, m."group", m.published_ms,
+                        m.ready_ms, m.claimed_ms, m.lease_end_ms, m.position, m.cause, m.size
+                ), j AS (
+                    INSERT INTO {entry} (
+                        queue, count, xid, seq, at_ms, event, operation, ids, keys, groups, ranks, tokens, deliveries,
+                            attempts,
+                        workers, causes, waits, sizes)
+                    SELECT q.number, count(*), pg_current_xact_id()::text::bigint, nextval('{sequence}'), v_now,
+                        'claimed', v_op,
+                        array_agg(l.id), CASE WHEN count(l.key) > 0 THEN array_agg(l.key) END,
+                        CASE WHEN count(l."group") > 0 THEN array_agg(l."group") END, array_agg(l.rank),
+                            array_agg(l.token),
+                        array_agg(l.deliveries), array_agg(l.attempts), ARRAY[p_worker],
+                        CASE WHEN count(l.cause) > 0 THEN array_agg(l.cause) END, array_agg(v_now - l.ready_ms),
+                            array_agg(l.size)
+                    FROM leased l WHERE q.journal IN ('all', 'full') HAVING count(*) > 0
+                ), t AS (
+                    INSERT INTO {tally} (
+                        seq, queue, minute, claims, first_claims, again_expired, again_released, again_retried,
+                            again_snoozed,
+                        again_redriven, ready, leased)
+                    SELECT nextval('{sequence}'), q.number, v_now / 60000, count(*),
+                        count(*) FILTER (WHERE l.token = 1),
+                        nullif(count(*) FILTER (WHERE l.token > 1 AND l.cause = 'expired'), 0),
+                        nullif(count(*) FILTER (WHERE l.token > 1 AND l.cause = 'released'), 0),
+                        nullif(count(*) FILTER (WHERE l.token > 1 AND l.cause = 'retried'), 0),
+                        nullif(count(*) FILTER (WHERE l.token > 1 AND l.cause = 'snoozed'), 0),
+                        nullif(count(*) FILTER (WHERE l.token > 1 AND l.cause = 'redriven'), 0), -count(*), count(*)
+                    FROM leased l HAVING count(*) > 0
+                )
+                SELECT NULL::text, l.id, l.token, l.deliveries, l.attempts, l.rank, l.key, l."group", l.published_ms,
+                    l.ready_ms,
+                    l.claimed_ms, l.lease_end_ms, e.data
+                FROM leased l JOIN {envelope} e ON e.seq = l.seq ORDER BY l.rank, l.position, l.id;
                     GET DIAGNOSTICS v_count = ROW_COUNT;
                     v_leased := v_leased + v_count;
                     -- What is over its limit stands in the way: bury it, and look behind it.
@@ -99,53 +144,6 @@ BEGIN
             {from_now}(v_due, v_now), {from_now}({next_lease}(q.number), v_now), v_rate, q.paused)::text,
         NULL::text, NULL::bigint, NULL::integer, NULL::integer, NULL::smallint, NULL::text, NULL::text, NULL::bigint,
         NULL::bigint, NULL::bigint, NULL::bigint, NULL::bytea;
-END $body$;
-
--- Lease what is first, leaving out what is over its limit. One statement, whatever the number of messages.
-CREATE OR REPLACE FUNCTION {lease}(
-    q {queue}, p_now bigint, p_op text, p_nonce bytea, p_worker text, p_room bigint
-) RETURNS TABLE (
-    head text, id text, token bigint, deliveries integer, attempts integer, rank smallint, key text, "group" text,
-    published_ms bigint, ready_ms bigint, claimed_ms bigint, lease_end_ms bigint, data bytea
-) LANGUAGE plpgsql AS $body$
-#variable_conflict use_column
-BEGIN
-    RETURN QUERY
-        WITH chosen AS MATERIALIZED (
-            SELECT m.ctid AS place FROM {message} m
-            WHERE m.queue = q.number AND m.state = 0
-            ORDER BY m.rank, m.position, m.id LIMIT p_room FOR UPDATE SKIP LOCKED
-        ), leased AS MATERIALIZED (
-            UPDATE {message} m SET state = 2, token = m.token + 1, deliveries = m.deliveries + 1, nonce = p_nonce,
-                worker = p_worker, claimed_ms = p_now, lease_end_ms = p_now + q.lease_ms, lease_ms = q.lease_ms
-            FROM chosen c
-            WHERE m.ctid = c.place AND (q.max_deliveries IS NULL OR m.deliveries < q.max_deliveries)
-            RETURNING m.*
-        ), j AS (
-            INSERT INTO {entry} (
-                queue, count, xid, seq, at_ms, event, operation, ids, keys, groups, ranks, tokens, deliveries, attempts,
-                workers, causes, waits, sizes)
-            SELECT q.number, count(*), pg_current_xact_id()::text::bigint, nextval('{sequence}'), p_now, 'claimed', p_op,
-                array_agg(l.id), CASE WHEN count(l.key) > 0 THEN array_agg(l.key) END,
-                CASE WHEN count(l."group") > 0 THEN array_agg(l."group") END, array_agg(l.rank), array_agg(l.token),
-                array_agg(l.deliveries), array_agg(l.attempts), ARRAY[p_worker],
-                CASE WHEN count(l.cause) > 0 THEN array_agg(l.cause) END, array_agg(p_now - l.ready_ms), array_agg(l.size)
-            FROM leased l WHERE q.journal IN ('all', 'full') HAVING count(*) > 0
-        ), t AS (
-            INSERT INTO {tally} (
-                seq, queue, minute, claims, first_claims, again_expired, again_released, again_retried, again_snoozed,
-                again_redriven, ready, leased)
-            SELECT nextval('{sequence}'), q.number, p_now / 60000, count(*), count(*) FILTER (WHERE l.token = 1),
-                nullif(count(*) FILTER (WHERE l.token > 1 AND l.cause = 'expired'), 0),
-                nullif(count(*) FILTER (WHERE l.token > 1 AND l.cause = 'released'), 0),
-                nullif(count(*) FILTER (WHERE l.token > 1 AND l.cause = 'retried'), 0),
-                nullif(count(*) FILTER (WHERE l.token > 1 AND l.cause = 'snoozed'), 0),
-                nullif(count(*) FILTER (WHERE l.token > 1 AND l.cause = 'redriven'), 0), -count(*), count(*)
-            FROM leased l HAVING count(*) > 0
-        )
-        SELECT NULL::text, l.id, l.token, l.deliveries, l.attempts, l.rank, l.key, l."group", l.published_ms, l.ready_ms,
-            l.claimed_ms, l.lease_end_ms, e.data
-        FROM leased l JOIN {envelope} e ON e.seq = l.seq ORDER BY l.rank, l.position, l.id;
 END $body$;
 
 -- At most once: the message leaves the store with this claim.
@@ -187,7 +185,8 @@ BEGIN
             (m.token > 1 AND m.cause = 'retried')::int, (m.token > 1 AND m.cause = 'snoozed')::int,
             (m.token > 1 AND m.cause = 'redriven')::int);
         PERFORM {note}(q, p_now, p_op, 'claimed', m, m.cause, false, NULL, NULL, NULL, p_now - m.ready_ms);
-        RETURN QUERY SELECT NULL::text, m.id, m.token, m.deliveries, m.attempts, m.rank, m.key, m."group", m.published_ms,
+        RETURN QUERY SELECT NULL::text, m.id, m.token, m.deliveries, m.attempts, m.rank, m.key, m."group",
+            m.published_ms,
             m.ready_ms, m.claimed_ms, NULL::bigint, e.data FROM {envelope} e WHERE e.seq = m.seq;
         PERFORM {finish}(q, m, p_now, p_op, 'done', 'at_most_once');
     END LOOP;
@@ -214,7 +213,8 @@ BEGIN
 END $body$;
 
 -- What is due becomes ready, in the order of its due time.
-CREATE OR REPLACE FUNCTION {promote}(q {queue}, p_now bigint, p_op text) RETURNS void LANGUAGE sql AS $body$
+CREATE OR REPLACE FUNCTION {promote}(q {queue}, p_now bigint, p_op text) RETURNS void LANGUAGE plpgsql AS $body$
+BEGIN
     WITH chosen AS MATERIALIZED (
         SELECT m.ctid AS place, m.ready_ms, m.id FROM {message} m
         WHERE m.queue = q.number AND m.state = 1 AND m.ready_ms <= p_now
@@ -233,8 +233,8 @@ CREATE OR REPLACE FUNCTION {promote}(q {queue}, p_now bigint, p_op text) RETURNS
         FROM promoted m WHERE q.journal IN ('all', 'full') HAVING count(*) > 0
     )
     INSERT INTO {tally} (seq, queue, minute, ready, delayed)
-    SELECT nextval('{sequence}'), q.number, p_now / 60000, count(*), -count(*) FROM promoted HAVING count(*) > 0
-$body$;
+    SELECT nextval('{sequence}'), q.number, p_now / 60000, count(*), -count(*) FROM promoted HAVING count(*) > 0;
+END $body$;
 
 -- Leases that have ended go to the head of their priority, unless a cancel or the next generation of their key waits.
 CREATE OR REPLACE FUNCTION {reclaim}(q {queue}, p_now bigint, p_op text) RETURNS void LANGUAGE plpgsql AS $body$

@@ -38,7 +38,8 @@ BEGIN
     RETURN QUERY SELECT json_build_array(v.first, v.last)::text, NULL::bigint, NULL::{entry};
     RETURN QUERY
         WITH counted AS MATERIALIZED (
-            SELECT o.xid, o.seq, o.count, v_mark.number + (sum(o.count) OVER (ORDER BY o.xid, o.seq))::bigint - o.count AS before
+            SELECT o.xid, o.seq, o.count, v_mark.number + (sum(o.count) OVER (ORDER BY o.xid,
+                o.seq))::bigint - o.count AS before
             FROM (
                 SELECT t.xid, t.seq, t.count FROM {entry} t
                 WHERE t.queue = (v.q).number AND (t.xid, t.seq) > (v_mark.xid, v_mark.seq)

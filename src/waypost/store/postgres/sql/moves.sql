@@ -34,15 +34,16 @@ END $body$;
 
 -- Count a message that leaves state `p_from` and goes to state `p_to`; null for outside.
 CREATE OR REPLACE FUNCTION {moved}(p_queue integer, p_now bigint, p_from smallint, p_to smallint) RETURNS void
-LANGUAGE sql AS $body$
+LANGUAGE plpgsql AS $body$
+BEGIN
     INSERT INTO {tally} (seq, queue, minute, ready, delayed, leased, waiting, dead_kept)
     SELECT nextval('{sequence}'), p_queue, p_now / 60000,
         coalesce((p_to = 0)::int, 0) - coalesce((p_from = 0)::int, 0),
         coalesce((p_to = 1)::int, 0) - coalesce((p_from = 1)::int, 0),
         coalesce((p_to = 2)::int, 0) - coalesce((p_from = 2)::int, 0),
         coalesce((p_to = 3)::int, 0) - coalesce((p_from = 3)::int, 0),
-        coalesce((p_to = 4)::int, 0) - coalesce((p_from = 4)::int, 0)
-$body$;
+        coalesce((p_to = 4)::int, 0) - coalesce((p_from = 4)::int, 0);
+END $body$;
 
 -- The end of a message: counted, journalled, its key free or handed to the next generation. The caller holds the lock
 -- of its row. Returns how many messages became claimable by it.
@@ -59,16 +60,20 @@ BEGIN
     PERFORM {moved}(q.number, p_now, m.state, CASE WHEN p_how = 'dead' THEN 4::smallint END);
     INSERT INTO {tally} (seq, queue, minute, done, dead, dropped, cancelled, replaced)
     VALUES (
-        nextval('{sequence}'), q.number, p_now / 60000, nullif((p_how = 'done')::int, 0), nullif((p_how = 'dead')::int, 0),
-        nullif((p_how = 'dropped')::int, 0), nullif((p_how = 'cancelled')::int, 0), nullif((p_how = 'replaced')::int, 0));
+        nextval('{sequence}'), q.number, p_now / 60000, nullif((p_how = 'done')::int, 0),
+            nullif((p_how = 'dead')::int, 0),
+        nullif((p_how = 'dropped')::int, 0), nullif((p_how = 'cancelled')::int, 0), nullif((p_how = 'replaced')::int,
+            0));
     IF p_how = 'dead' THEN
-        UPDATE {message} t SET state = 4, ended_ms = p_now, reason = m.reason, error_type = m.error_type, error = m.error
+        UPDATE {message} t SET state = 4, ended_ms = p_now, reason = m.reason, error_type = m.error_type,
+            error = m.error
         WHERE t.queue = q.number AND t.id = m.id;
     ELSE
         DELETE FROM {message} t WHERE t.queue = q.number AND t.id = m.id;
         IF p_how = 'done' AND q.completed_max > 0 THEN
             INSERT INTO {completed} VALUES (
-                nextval('{sequence}'), q.number, m.seq, m.id, m.key, m."group", m.rank, m.token, m.deliveries, m.attempts,
+                nextval('{sequence}'), q.number, m.seq, m.id, m.key, m."group", m.rank, m.token, m.deliveries,
+                    m.attempts,
                 m.published_ms, m.ready_ms, m.cancel_requested, p_now, m.reason, m.error_type, m.error);
             PERFORM {forget_done}(q.number, q.completed_max, 256);
         ELSE

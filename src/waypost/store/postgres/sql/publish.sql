@@ -1,6 +1,9 @@
 -- Publish a batch, once per operation, within the queue's cap.
 -- Touches: queue (read), operation, sleeper, and what `accept` and `finish` touch.
 -- Keeps: with `max_pending`, publishers of one queue take turns, so that together they never pass it.
+-- Without `p_ttl` it is a part of somebody's own transaction: no repeat can come, and nothing is tidied up, since the
+-- locks
+-- of that would be held until the transaction ends.
 
 CREATE OR REPLACE FUNCTION {publish}(
     p_queue text, p_clock bigint, p_session bytea, p_number bigint, p_ttl bigint, p_envelopes bytea[],
@@ -25,9 +28,11 @@ BEGIN
     IF NOT FOUND THEN
         q := {open}(p_queue);
     END IF;
-    v_first := {replayed}(q.number, p_session, p_number);
-    IF v_first IS NOT NULL THEN
-        RETURN v_first;
+    IF p_ttl IS NOT NULL THEN
+        v_first := {replayed}(q.number, p_session, p_number);
+        IF v_first IS NOT NULL THEN
+            RETURN v_first;
+        END IF;
     END IF;
     IF q.max_pending IS NOT NULL THEN
         PERFORM pg_advisory_xact_lock({lock_of}('pending'), q.number);
@@ -66,7 +71,7 @@ BEGIN
     v_first := json_build_array(
         CASE WHEN v_done.letters = repeat('q', v_done.added::int) THEN '' ELSE v_done.letters END,
         CASE WHEN v_done.letters ~ '[uce]' THEN v_done.others END, v_wake)::text;
-    IF {remember}(q.number, p_session, p_number, v_now + p_ttl, v_first) THEN
+    IF p_ttl IS NOT NULL AND {remember}(q.number, p_session, p_number, v_now + p_ttl, v_first) THEN
         PERFORM {tidy}(q, v_now);
     END IF;
     RETURN v_first;

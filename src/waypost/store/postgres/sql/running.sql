@@ -44,8 +44,10 @@ BEGIN
             v_duplicates := v_duplicates || m.id;
             CONTINUE;
         END IF;
-        UPDATE {message} t SET state = 0, position = nextval('{sequence}'), ready_ms = v_now, deliveries = 0, attempts = 0,
-            reason = NULL, error_type = NULL, error = NULL, ended_ms = NULL, cause = 'redriven', cancel_requested = false
+        UPDATE {message} t SET state = 0, position = nextval('{sequence}'), ready_ms = v_now, deliveries = 0,
+            attempts = 0,
+            reason = NULL, error_type = NULL, error = NULL, ended_ms = NULL, cause = 'redriven',
+                cancel_requested = false
         WHERE t.queue = q.number AND t.id = m.id;
         m.deliveries := 0;
         m.attempts := 0;

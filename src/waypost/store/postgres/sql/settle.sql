@@ -1,5 +1,6 @@
 -- Settle deliveries, once per operation; what a done one sends on arrives in the same transaction.
--- Touches: queue (read), message, envelope, result, entry, tally, sleeper, operation, and what `finish` and `accept` touch.
+-- Touches: queue (read), message, envelope, result, entry, tally, sleeper, operation, and what `finish` and `accept`
+-- touch.
 -- Keeps: a settle whose token or nonce is stale changes nothing and says lost (l).
 -- letters: d done, r retried, s snoozed, x dead, p dropped, b released, c cancelled, e replaced, l lost.
 
@@ -27,7 +28,10 @@ DECLARE
     v_before bigint;
     v_names text[];
 BEGIN
-    q := {open}(p_queue);
+    SELECT * INTO q FROM {queue} WHERE name = p_queue;
+    IF NOT FOUND THEN
+        q := {open}(p_queue);
+    END IF;
     v_first := {replayed}(q.number, p_session, p_number);
     IF v_first IS NOT NULL THEN
         RETURN v_first;
@@ -130,7 +134,8 @@ BEGIN
             AND (m.key IS NULL OR p_keyed AND NOT EXISTS (
                 SELECT 1 FROM {message} h
                 WHERE h.queue = q.number AND h.key = m.key AND h.key IS NOT NULL AND h.state = 3))
-        RETURNING f.n, m.seq, m.id, m.key, m."group", m.rank, m.token, m.deliveries, m.attempts, m.worker, m.claimed_ms, m.size
+        RETURNING f.n, m.seq, m.id, m.key, m."group", m.rank, m.token, m.deliveries, m.attempts, m.worker,
+            m.claimed_ms, m.size
     ), e AS (
         DELETE FROM {envelope} e USING gone g WHERE e.seq = g.seq
     ), j AS (

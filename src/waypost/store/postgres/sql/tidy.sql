@@ -1,5 +1,6 @@
 -- What one step in 64 does beside its work, for its own queue: fold counts, put the journal in order and keep its cap,
--- sweep what has run out. Touches: tally, total, minute, mark, entry, kept, window, result, arrival, sleeper, operation.
+-- sweep what has run out. Touches: tally, total, minute, mark, entry, kept, window, result, arrival, sleeper,
+-- operation.
 -- Keeps: bounded work; nobody waits for anybody.
 
 CREATE OR REPLACE FUNCTION {tidy}(q {queue}, p_now bigint) RETURNS void LANGUAGE plpgsql AS $body$
