@@ -5,7 +5,7 @@
 CREATE OR REPLACE FUNCTION {extend}(
     p_queue text, p_clock bigint, p_session bytea, p_number bigint, p_ttl bigint, p_ids text[], p_tokens bigint[],
     p_nonces bytea[]
-) RETURNS text LANGUAGE plpgsql {settings} SET synchronous_commit = off AS $body$
+) RETURNS text LANGUAGE plpgsql {settings} AS $body$
 DECLARE
     q {queue};
     v_now bigint := {clock}(p_clock);
@@ -20,6 +20,8 @@ BEGIN
     IF v_first IS NOT NULL THEN
         RETURN v_first;
     END IF;
+    -- For this transaction: a SET of the function would end before its commit.
+    PERFORM set_config('synchronous_commit', 'off', true);
     PERFORM 1 FROM {message} m
     WHERE m.queue = q.number AND m.id = ANY (p_ids) ORDER BY m.id FOR UPDATE;
     SELECT string_agg(CASE WHEN m.id IS NULL THEN 'l' WHEN m.cancel_requested THEN 'c' ELSE 'o' END, '' ORDER BY u.n),
