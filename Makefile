@@ -33,7 +33,7 @@ unit: .venv/ready
 	$(PYTEST) $(PARALLEL) tests/unit
 
 conformance: .venv/ready
-	$(PYTEST) $(PARALLEL) tests/conformance tests/worker -k "not valkey and not redis"
+	$(PYTEST) $(PARALLEL) tests/conformance tests/worker -k "not valkey and not redis and not postgres and not cluster"
 
 check: lint types imports unit conformance  ## Lint, types, imports, unit tests, stores and workers on memory and SQLite: about a minute
 

@@ -20,19 +20,22 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.measure import Contender, Report, arguments
-from benchmarks.raw import RawSqlite, RawValkey
+from benchmarks.raw import RawPostgres, RawSqlite, RawValkey
 from waypost import Waypost
 from waypost.delivery import Message
 from waypost.identity import Session
 from waypost.message import Settlement
 from waypost.store.opening import open_store
 from waypost.store.port import Executor, Store
+from waypost.store.postgres import migrate
+from waypost.testing.postgres import PostgresServer
 from waypost.testing.servers import ValkeyServer
 
 BODY = {"order": 1, "customer": "c-0042", "lines": [{"sku": "A-1", "count": 2}], "total": 1999}
 PAYLOAD_BYTES = 130
 BATCHES = (1, 32, 256, 512)
 WORKER = "bench:1:0000"
+Raw = RawValkey | RawSqlite | RawPostgres
 
 
 class Subject:
@@ -107,6 +110,19 @@ def sqlite() -> Iterator[tuple[Subject, RawSqlite]]:
             raw.close()
 
 
+@contextmanager
+def postgres() -> Iterator[tuple[Subject, RawPostgres]]:
+    """A server that waits for its disk at each commit and vacuums by itself, as a real one does."""
+    with PostgresServer(durable=True, autovacuum="on", shared_buffers="256MB", max_wal_size="4GB") as server:
+        migrate(server.url)
+        subject, raw = Subject(server.url), RawPostgres(server.url, PAYLOAD_BYTES)
+        try:
+            yield subject, raw
+        finally:
+            subject.close()
+            raw.close()
+
+
 @dataclass(frozen=True)
 class Sizes:
     """How much is measured."""
@@ -116,7 +132,7 @@ class Sizes:
     rounds: int
 
 
-def publishing(report: Report, store: str, subject: Subject, raw: RawValkey | RawSqlite, sizes: Sizes) -> None:
+def publishing(report: Report, store: str, subject: Subject, raw: Raw, sizes: Sizes) -> None:
     """One by one, and in bulk."""
     ones, many = sizes.ones, sizes.many
     report.rates(
@@ -146,7 +162,7 @@ def publishing(report: Report, store: str, subject: Subject, raw: RawValkey | Ra
         report.rates(f"publish-many-batch-{batch}", store, [contender], sizes.rounds)
 
 
-def claiming(report: Report, store: str, subject: Subject, raw: RawValkey | RawSqlite, sizes: Sizes) -> None:
+def claiming(report: Report, store: str, subject: Subject, raw: Raw, sizes: Sizes) -> None:
     """Claim and settle in several batch sizes."""
 
     def fill(count: int, **settings: Any) -> None:
@@ -224,6 +240,10 @@ def main() -> None:
         with sqlite() as (subject, raw_sqlite):
             publishing(report, "sqlite", subject, raw_sqlite, sizes)
             claiming(report, "sqlite", subject, raw_sqlite, sizes)
+    if options.store in (None, "postgres"):
+        with postgres() as (subject, raw_postgres):
+            publishing(report, "postgres", subject, raw_postgres, sizes)
+            claiming(report, "postgres", subject, raw_postgres, sizes)
 
 
 if __name__ == "__main__":

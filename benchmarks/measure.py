@@ -71,5 +71,5 @@ def arguments(description: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--quick", action="store_true", help="fewer messages and rounds: a minute or two")
     parser.add_argument("--json", action="store_true", help="one JSON object per figure")
-    parser.add_argument("--store", choices=("valkey", "sqlite"), help="only this store")
+    parser.add_argument("--store", choices=("valkey", "sqlite", "postgres"), help="only this store")
     return parser.parse_args(sys.argv[1:])

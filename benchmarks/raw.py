@@ -7,6 +7,7 @@ import sqlite3
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import redis
 
 PUSH = "redis.call('LPUSH', KEYS[1], unpack(ARGV)) return #ARGV"
@@ -103,6 +104,48 @@ class RawSqlite:
             self._database.execute("BEGIN IMMEDIATE")
             self._database.executemany("DELETE FROM raw WHERE id = ?", [(number,) for number, _ in found])
             self._database.execute("COMMIT")
+            done += len(found)
+
+    def close(self) -> None:
+        self._database.close()
+
+
+class RawPostgres:
+    """One table and the index of what is ready, through the same driver, in the fewest statements."""
+
+    def __init__(self, url: str, payload_bytes: int) -> None:
+        self._payload = os.urandom(payload_bytes)
+        self._database = psycopg.connect(url, autocommit=True, prepare_threshold=None)
+        self._database.execute(
+            "CREATE TABLE raw (id bigserial PRIMARY KEY, leased boolean NOT NULL DEFAULT false, body bytea)"
+            " WITH (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_cost_delay = 0)"
+        )
+        self._database.execute("CREATE INDEX raw_ready ON raw (id) WHERE NOT leased")
+
+    def empty(self) -> None:
+        self._database.execute("TRUNCATE raw")
+
+    def publish_one(self, count: int) -> None:
+        for _ in range(count):
+            self._database.execute("INSERT INTO raw (body) VALUES (%b)", (self._payload,))
+
+    def publish_many(self, count: int, batch: int) -> None:
+        for start in range(0, count, batch):
+            bodies = [self._payload] * min(batch, count - start)
+            self._database.execute("INSERT INTO raw (body) SELECT unnest(%b::bytea[])", (bodies,))
+
+    def claim_settle(self, batch: int) -> int:
+        done = 0
+        while True:
+            found = self._database.execute(
+                "UPDATE raw SET leased = true WHERE id IN (SELECT id FROM raw WHERE NOT leased ORDER BY id LIMIT %s"
+                " FOR UPDATE SKIP LOCKED) RETURNING id, body",
+                (batch,),
+                binary=True,
+            ).fetchall()
+            if not found:
+                return done
+            self._database.execute("DELETE FROM raw WHERE id = ANY(%b)", ([number for number, _ in found],))
             done += len(found)
 
     def close(self) -> None:

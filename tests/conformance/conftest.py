@@ -14,13 +14,19 @@ import pytest
 from waypost.errors import MissingExtra
 from waypost.store.memory import MemoryStore
 from waypost.store.port import Store
-from waypost.testing.bench import StoreMaker
+from waypost.testing.bench import StoreMaker, fresh_namespace
 from waypost.testing.clock import ManualClock
 from waypost.testing.servers import RedisServer, ValkeyServer
 from waypost.testing.setups import ClusterSetup
 
 #: Every store, by name. A store that is missing here is not tested: there is no other place.
-STORES = ("memory", "sqlite", "valkey", "redis62", "cluster")
+STORES = ("memory", "sqlite", "valkey", "redis62", "cluster", "postgres")
+
+
+TABLES = (
+    "queue", "envelope", "message", "completed", "tally", "total", "minute", "entry", "mark", "kept", "reader",
+    "window", "result", "arrival", "sleeper", "rate", "operation",
+)  # fmt: skip
 
 
 @pytest.fixture(scope="session")
@@ -55,6 +61,14 @@ def cluster_client(cluster: ClusterSetup) -> Iterator[Any]:
         yield client
 
 
+@pytest.fixture(scope="session")
+def postgres_url() -> Iterator[str]:
+    from waypost.testing.postgres import PostgresServer
+
+    with PostgresServer() as server:
+        yield server.url
+
+
 @pytest.fixture(params=STORES)
 def store_name(request: pytest.FixtureRequest) -> str:
     name: str = request.param
@@ -67,6 +81,7 @@ def make_store(store_name: str, request: pytest.FixtureRequest) -> StoreMaker:
         "memory": memory_maker,
         "sqlite": sqlite_maker,
         "valkey": lambda asked: served_maker(asked.getfixturevalue("valkey_url")),
+        "postgres": lambda asked: asked.getfixturevalue("postgres_make"),
         "redis62": lambda asked: served_maker(asked.getfixturevalue("redis_url")),
         "cluster": cluster_maker,
     }
@@ -106,3 +121,52 @@ def cluster_maker(request: pytest.FixtureRequest) -> StoreMaker:
             Store, ValkeyStore.from_client(client, namespace=namespace, clock=clock)
         )  # fmt: skip
     return served_maker(request.getfixturevalue("cluster").url)
+
+
+class PostgresRooms:
+    """Namespaces that have their tables: making them takes longer than most tests, emptying them does not."""
+
+    #: Dead rows gather in a room, since nothing vacuums here.
+    USES_MAX = 30
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self._free: list[tuple[str, int]] = []
+
+    def take(self) -> tuple[str, int]:
+        from waypost.store.postgres import migrate
+
+        if self._free:
+            return self._free.pop()
+        name = fresh_namespace()
+        migrate(self.url, namespace=name)
+        return name, 0
+
+    def give(self, rooms: list[tuple[str, int]]) -> None:
+        import psycopg
+
+        with psycopg.connect(self.url) as connection:
+            for name, uses in rooms:
+                if uses < self.USES_MAX:
+                    connection.execute("; ".join(f'DELETE FROM "{name}_{table}"' for table in TABLES))
+                    self._free.append((name, uses + 1))
+
+
+@pytest.fixture(scope="session")
+def postgres_rooms(postgres_url: str) -> PostgresRooms:
+    return PostgresRooms(postgres_url)
+
+
+@pytest.fixture
+def postgres_make(postgres_rooms: PostgresRooms) -> Iterator[StoreMaker]:
+    from waypost.store.postgres import PostgresStore
+
+    taken: dict[str, tuple[str, int]] = {}
+
+    def make(clock: ManualClock, namespace: str) -> Store:
+        if namespace not in taken:
+            taken[namespace] = postgres_rooms.take()
+        return PostgresStore.from_url(postgres_rooms.url, namespace=taken[namespace][0], clock=clock)
+
+    yield make
+    postgres_rooms.give(list(taken.values()))

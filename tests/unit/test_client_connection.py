@@ -34,7 +34,7 @@ from waypost.testing.clock import ManualClock
         ({"url": "orders.db"}, errors.InvalidUrl, "starts with a scheme"),
         ({"url": "user:hunter2@host"}, errors.InvalidUrl, "starts with a scheme"),
         ({"url": "mysql://user:hunter2@host/db"}, errors.InvalidUrl, "scheme mysql:// is not known"),
-        ({"url": "postgresql://user:hunter2@host/db"}, errors.InvalidUrl, "no PostgreSQL store yet"),
+        ({"url": "postgresql+asyncpg://user:hunter2@host/db"}, errors.InvalidUrl, "that SQLAlchemy has"),
         ({"url": "memory://a/b"}, errors.InvalidUrl, "at most a name"),
         ({"url": "sqlite://orders.db"}, errors.InvalidUrl, "three slashes"),
         ({"url": "sqlite:///"}, errors.InvalidUrl, "must name a file"),

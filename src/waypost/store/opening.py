@@ -24,10 +24,11 @@ VALKEY_FORMS = ("sentinel", "cluster")
 POSTGRES_SCHEMES = ("postgresql", "postgres")
 SHOWN_FORMS = (
     "memory://, sqlite:///file.db, valkey://host:6379 (or redis://, rediss://, unix://), "
-    "valkey+sentinel://host:26379/service, valkey+cluster://host:6379"
+    "valkey+sentinel://host:26379/service, valkey+cluster://host:6379, postgresql://host/database"
 )
 #: The packages whose clients may be handed in.
 CLIENT_PACKAGES = frozenset(("redis", "valkey"))
+POOL_PACKAGES = frozenset(("psycopg", "psycopg_pool"))
 
 
 class StoreOptions(TypedDict):
@@ -58,8 +59,15 @@ def open_store(url: str, **options: Unpack[StoreOptions]) -> Store:
     if base in VALKEY_SCHEMES and form in ("", *VALKEY_FORMS):
         return _valkey(url, scheme, options)
     if base in POSTGRES_SCHEMES:
-        raise InvalidUrl("this version has no PostgreSQL store yet; use sqlite:///, valkey:// or memory://")
+        if form:
+            raise InvalidUrl(f"a PostgreSQL URL begins with postgresql://, without the +{form} that SQLAlchemy has")
+        return cast("Store", postgres_store().from_url(url, **_without_durability(options)))
     raise InvalidUrl(f"the scheme {scheme}:// is not known; known are {SHOWN_FORMS}")
+
+
+def _without_durability(options: StoreOptions) -> dict[str, Any]:
+    """For stores whose commits wait for the disk in any case: both durabilities are the same there."""
+    return {name: value for name, value in options.items() if name != "durability"}
 
 
 def _memory(name: str, options: StoreOptions) -> Store:
@@ -100,9 +108,7 @@ def _sqlite(rest: str, options: StoreOptions) -> Store:
         raise InvalidUrl("the path of a SQLite URL holds a NUL character")
     from waypost.store.sqlite import SqliteStore
 
-    # Every commit of SQLite waits for the disk, so both durabilities are the same there.
-    namespace, clock, replay_ttl_ms = options["namespace"], options["clock"], options["replay_ttl_ms"]
-    return cast("Store", SqliteStore(path, namespace=namespace, clock=clock, replay_ttl_ms=replay_ttl_ms))
+    return cast("Store", SqliteStore(path, **_without_durability(options)))
 
 
 def _valkey(url: str, scheme: str, options: StoreOptions) -> Store:
@@ -134,12 +140,27 @@ def valkey_store() -> Any:
     return ValkeyStore
 
 
+def postgres_store() -> Any:
+    """The class of the PostgreSQL store; `MissingExtra` if its driver is not installed."""
+    try:
+        import psycopg  # noqa: F401
+    except ImportError:
+        raise MissingExtra(
+            'the PostgreSQL store needs its driver, which is not installed: pip install "waypost[postgres]"'
+        ) from None
+    from waypost.store.postgres import PostgresStore
+
+    return PostgresStore
+
+
 def store_from_client(client: object, **options: Unpack[StoreOptions]) -> Store:
     """A store over the caller's own client, which is never closed by us."""
     packages = {kind.__module__.partition(".")[0] for kind in type(client).__mro__}
+    if packages & POOL_PACKAGES:
+        return cast("Store", postgres_store().from_client(client, **_without_durability(options)))
     if not packages & CLIENT_PACKAGES:
         raise UnusableClient(
-            f"client= takes a client of redis-py or valkey-py, not a {type(client).__module__}."
+            f"client= takes a client of redis-py or valkey-py or a pool of psycopg, not a {type(client).__module__}."
             f"{type(client).__qualname__}; give a URL instead, or a store with store="
         )
     return cast("Store", valkey_store().from_client(client, **options))

@@ -15,6 +15,7 @@ import atexit
 import importlib.util
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import tempfile
@@ -43,6 +44,8 @@ class EmbeddedServer:
 
     wheel: ClassVar[str]
     scheme: ClassVar[str]
+    #: What ends it in order.
+    stop_signal: ClassVar[signal.Signals] = signal.SIGTERM
 
     def __init__(self, *, appendonly: bool = False, directory: str | Path | None = None, **options: str | int) -> None:
         self._program = self._find_program()
@@ -127,13 +130,19 @@ class EmbeddedServer:
 
     def _launch(self) -> None:
         # A session of its own: Ctrl-C is for the tests, which then end the server in order.
-        self._server = subprocess.Popen(
-            self._command(), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-            start_new_session=True,
+        self._watch(
+            subprocess.Popen(
+                self._command(), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
         )  # fmt: skip
+
+    def _watch(self, server: subprocess.Popen[bytes]) -> None:
+        """From here on it is ours, and ends with us."""
+        self._server = server
         doomed = str(self.directory) if self._own_directory else ""
         self._watcher = subprocess.Popen(
-            ["/bin/sh", "-c", _WATCH, "watch", str(self._server.pid), doomed],
+            ["/bin/sh", "-c", _WATCH, "watch", str(server.pid), doomed],
             stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
         )  # fmt: skip
         _running.add(self)
@@ -173,7 +182,7 @@ class EmbeddedServer:
         if server is None:
             return
         if gently and server.poll() is None:
-            server.terminate()
+            server.send_signal(self.stop_signal)
             try:
                 server.wait(STOP_SECONDS_MAX)
             except subprocess.TimeoutExpired:

@@ -1,0 +1,137 @@
+"""Where connections come from: a URL, or the caller's own pool.
+
+From a URL each executor keeps as many connections as calls run at once; the caller's pool lends one per call. Nothing
+is prepared and nothing is set on a connection, so pgbouncer in transaction mode may stand between.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from typing import Any, Protocol
+from urllib.parse import urlsplit
+
+from waypost.errors import ConfigurationError, InvalidUrl, MissingExtra, UnusableClient
+from waypost.store.postgres.failures import lost, without_secrets
+
+try:
+    import psycopg
+    from psycopg.conninfo import conninfo_to_dict
+except ImportError as error:  # pragma: no cover - exercised in a subprocess without the extra
+    raise MissingExtra('the PostgreSQL store needs psycopg: pip install "waypost[postgres]"') from error
+
+OLDEST_SERVER = 140000
+
+
+class Source(Protocol):
+    """Lends connections, and takes them back."""
+
+    shown: str
+
+    def take(self, start_timeout: float) -> psycopg.Connection[Any]: ...
+    def give(self, connection: psycopg.Connection[Any]) -> bool: ...
+    async def take_async(self, start_timeout: float) -> psycopg.AsyncConnection[Any]: ...
+    async def give_async(self, connection: psycopg.AsyncConnection[Any]) -> bool: ...
+
+
+def options(start_timeout: float) -> dict[str, Any]:
+    """How every connection of ours is made."""
+    return {
+        "autocommit": True,
+        "prepare_threshold": None,
+        "connect_timeout": max(2, math.ceil(start_timeout)),
+        "application_name": "waypost",
+        "keepalives_idle": 30,
+        "keepalives_interval": 5,
+        "keepalives_count": 3,
+    }
+
+
+def shown_of(url: str) -> str:
+    """A URL without its secrets."""
+    try:
+        parts = urlsplit(url)
+        if parts.hostname is None:
+            return "the PostgreSQL server of this URL"
+        return f"postgresql://{parts.hostname}:{parts.port or 5432}{parts.path}"
+    except ValueError:
+        return "the PostgreSQL server of this URL"
+
+
+def check_url(url: str) -> str:
+    """Refuse what libpq could not read, without repeating it."""
+    try:
+        conninfo_to_dict(url)
+    except psycopg.Error as error:
+        raise InvalidUrl(f"the PostgreSQL URL cannot be used: {without_secrets(str(error)).strip()[:120]}") from None
+    return url
+
+
+def connect(url: str, start_timeout: float) -> psycopg.Connection[Any]:
+    """One connection for one script: a transaction as usual."""
+    try:
+        return psycopg.connect(check_url(url), **(options(start_timeout) | {"autocommit": False}))
+    except (psycopg.Error, OSError) as error:
+        raise lost(error, shown_of(url), sent=False) from None
+
+
+def check_server(connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any], shown: str) -> None:
+    """Refuse a server that is too old."""
+    version = connection.pgconn.server_version
+    if version < OLDEST_SERVER:
+        raise ConfigurationError(f"{shown} is version {version // 10000}; waypost needs PostgreSQL 14 or newer")
+
+
+class UrlSource:
+    """Connections made from a URL, ours to close: `give` says no, so that the executor keeps them."""
+
+    def __init__(self, url: str) -> None:
+        self._url = check_url(url)
+        self.shown = shown_of(url)
+
+    def take(self, start_timeout: float) -> psycopg.Connection[Any]:
+        return psycopg.connect(self._url, **options(start_timeout))
+
+    def give(self, connection: psycopg.Connection[Any]) -> bool:
+        return False
+
+    async def take_async(self, start_timeout: float) -> psycopg.AsyncConnection[Any]:
+        return await psycopg.AsyncConnection.connect(self._url, **options(start_timeout))
+
+    async def give_async(self, connection: psycopg.AsyncConnection[Any]) -> bool:
+        return False
+
+
+class PoolSource:
+    """The caller's own pool of psycopg_pool, never closed by us."""
+
+    def __init__(self, pool: Any) -> None:
+        kind = type(pool)
+        if not hasattr(pool, "getconn") or not hasattr(pool, "putconn"):
+            raise UnusableClient(
+                f"{kind.__module__}.{kind.__qualname__} cannot be shared safely; pass a psycopg_pool.ConnectionPool, "
+                "an AsyncConnectionPool, or a URL"
+            )
+        self._pool = pool
+        self._is_async = inspect.iscoroutinefunction(pool.getconn)
+        self.shown = f"the caller's {kind.__name__}"
+
+    def take(self, start_timeout: float) -> psycopg.Connection[Any]:
+        if self._is_async:
+            raise UnusableClient("an asyncio pool needs AsyncWaypost; pass psycopg_pool.ConnectionPool to Waypost")
+        connection: psycopg.Connection[Any] = self._pool.getconn(timeout=start_timeout)
+        return connection
+
+    def give(self, connection: psycopg.Connection[Any]) -> bool:
+        self._pool.putconn(connection)
+        return True
+
+    async def take_async(self, start_timeout: float) -> psycopg.AsyncConnection[Any]:
+        if not self._is_async:
+            raise UnusableClient("a synchronous pool needs Waypost; pass AsyncConnectionPool to AsyncWaypost")
+        connection: psycopg.AsyncConnection[Any] = await self._pool.getconn(timeout=start_timeout)
+        return connection
+
+    async def give_async(self, connection: psycopg.AsyncConnection[Any]) -> bool:
+        await self._pool.putconn(connection)
+        return True

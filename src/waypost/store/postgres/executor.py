@@ -1,0 +1,325 @@
+"""Executors: the only part that touches a socket.
+
+A statement is sent with its parameters in one message and its reply awaited: one round trip, one transaction. The
+connection is kept for the next call, or goes back to the caller's pool. What the server refused because two steps met
+(a deadlock, a unique index) was undone and is sent again at once.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import deque
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import suppress
+from typing import Any, TypeVar, cast
+
+import psycopg
+from psycopg import generators
+from psycopg.pq import DiagnosticField, ExecStatus, TransactionStatus
+from psycopg.pq.abc import PGconn, PGresult
+
+from waypost.errors import ForkedClient, StoreError, WaypostError
+from waypost.store.port import Call
+from waypost.store.postgres.connecting import Source, check_server
+from waypost.store.postgres.failures import AT_ONCE, lost, refused
+from waypost.store.postgres.migrating import Names, check_version
+from waypost.store.postgres.statement import PostgresCall, one
+
+T = TypeVar("T")
+Steps = Generator[Any, Any, T]
+
+#: A reply that takes longer means a dead connection. A step may wait for a row that somebody's own transaction holds.
+REPLY_TIMEOUT_SECONDS = 30.0
+#: Two steps that meet again and again are not left to it for ever.
+REPEATS_MAX = 10
+#: A connection idle for longer is looked at before it is used: the server may have closed it.
+IDLE_SECONDS = 1.0
+CONNECTION_FAILURES = (psycopg.Error, OSError, EOFError)
+
+_GOOD = (ExecStatus.TUPLES_OK, ExecStatus.COMMAND_OK)
+
+
+def send(connection: PGconn, call: PostgresCall[Any]) -> Steps[None]:
+    """Send one statement, without waiting for its reply."""
+    parameters = call.parameters
+    connection.send_query_params(
+        call.command,
+        [value for _, value in parameters],
+        param_types=[kind for kind, _ in parameters],
+        param_formats=[1] * len(parameters),
+        result_format=1,
+    )
+    yield from generators.send(connection)
+
+
+def receive(connection: PGconn) -> Steps[PGresult]:
+    """Wait for the reply to what was sent."""
+    results: list[PGresult] = yield from generators.fetch_many(connection)
+    return results[-1]
+
+
+def ask(connection: PGconn, call: PostgresCall[Any]) -> Steps[PGresult]:
+    """One statement and its reply; sent again if it was undone because it met another one."""
+    for _ in range(REPEATS_MAX):
+        yield from send(connection, call)
+        result = yield from receive(connection)
+        if result.status in _GOOD or _state(result) not in AT_ONCE:
+            break
+    return result
+
+
+def in_time(steps: Steps[T]) -> Steps[T]:
+    """The same steps, given up when the reply takes too long."""
+    deadline = time.monotonic() + REPLY_TIMEOUT_SECONDS
+    try:
+        wanted = next(steps)
+        while True:
+            ready = yield wanted
+            if not ready and time.monotonic() > deadline:
+                raise TimeoutError("no reply in time")
+            wanted = steps.send(ready)
+    except StopIteration as stop:
+        return cast(T, stop.value)
+
+
+def _state(result: PGresult) -> str:
+    return (result.error_field(DiagnosticField.SQLSTATE) or b"").decode()
+
+
+def read(call: PostgresCall[T], result: PGresult) -> T:
+    """What a reply means, or the error it is."""
+    if result.status in _GOOD:
+        return call.decode(result)
+    text = (result.error_field(DiagnosticField.MESSAGE_PRIMARY) or b"").decode(errors="replace")
+    raise refused(_state(result), text, call.queue, call.name)
+
+
+def hello(names: Names) -> PostgresCall[int | None]:
+    """The first request of an executor: of which version are the tables? None if there are none."""
+    statement = "SELECT 1 WHERE to_regclass($1) IS NOT NULL"
+    return PostgresCall("connect", "", statement.encode(), [(25, names.of("schema").encode())], _number)
+
+
+def version_of(names: Names) -> PostgresCall[int | None]:
+    """The version of tables that are there."""
+    return PostgresCall("connect", "", names.fill("SELECT version FROM {schema}").encode(), (), _number)
+
+
+def _number(result: PGresult) -> int | None:
+    value = one(result)
+    return None if value is None else int.from_bytes(value, "big", signed=True)
+
+
+class _Common:
+    """What both executors share: the source, the connections kept at hand, the guard against forks."""
+
+    def __init__(self, source: Source, names: Names, start_timeout: float) -> None:
+        self._source = source
+        self._names = names
+        self._start_timeout = start_timeout
+        self._pid = os.getpid()
+        #: Connections between two calls, with the time of their last use.
+        self._idle: deque[tuple[Any, float]] = deque()
+
+    def _check_process(self) -> None:
+        if self._pid != os.getpid():
+            raise ForkedClient("this client was made before a fork; make a new one in the child process")
+
+    def _from_idle(self) -> Any:
+        """A connection that is at hand and still good, None if there is none."""
+        self._check_process()
+        while True:
+            try:
+                connection, used = self._idle.pop()
+            except IndexError:
+                return None
+            if time.monotonic() - used < IDLE_SECONDS or _is_alive(connection.pgconn):
+                return connection
+            connection.pgconn.finish()
+
+    def _lost(self, error: BaseException, *, sent: bool) -> StoreError:
+        return lost(error, self._source.shown, sent=sent)
+
+
+def _is_alive(connection: PGconn) -> bool:
+    """Whether a connection that rested has not been closed by the server meanwhile."""
+    try:
+        connection.consume_input()
+    except psycopg.Error:
+        return False
+    return connection.transaction_status == TransactionStatus.IDLE
+
+
+class PostgresExecutor(_Common):
+    """Runs calls on blocking connections. Safe from several threads."""
+
+    def __init__(self, source: Source, names: Names, start_timeout: float) -> None:
+        super().__init__(source, names, start_timeout)
+        connection = self._take()
+        self._keep(connection)
+        try:
+            check_server(connection, source.shown)
+            found = self.run(hello(names))
+            check_version(None if found is None else self.run(version_of(names)), names)
+        except BaseException:
+            self.close()
+            raise
+
+    def run(self, call: Call[T]) -> T:
+        wanted = cast("PostgresCall[T]", call)
+        connection = self._take()
+        result = self._wait(connection, ask(connection.pgconn, wanted))
+        self._keep(connection)
+        return read(wanted, result)
+
+    def run_many(self, calls: Iterable[Call[T]]) -> list[T | Exception]:
+        """One after the other on one connection; the next is put together while the server works on this one."""
+        results: list[T | Exception] = []
+        coming = cast("Iterator[PostgresCall[T]]", iter(calls))
+        call = next(coming, None)
+        while call is not None:
+            following: PostgresCall[T] | None = None
+            looked = False
+            try:
+                connection = self._take()
+            except StoreError as error:
+                # There is no server: nothing of the rest was sent either.
+                return [*results, error, *(error for _ in coming)]
+            try:
+                self._wait(connection, send(connection.pgconn, call))
+                following, looked = next(coming, None), True
+                result = self._wait(connection, receive(connection.pgconn))
+                if result.status not in _GOOD and _state(result) in AT_ONCE:
+                    result = self._wait(connection, ask(connection.pgconn, call))
+                self._keep(connection)
+                results.append(read(call, result))
+            except WaypostError as error:
+                results.append(error)
+            call = following if looked else next(coming, None)
+        return results
+
+    def _wait(self, connection: psycopg.Connection[Any], steps: Steps[T]) -> T:
+        try:
+            with connection.lock:
+                return connection.wait(in_time(steps))
+        except CONNECTION_FAILURES as error:
+            self._discard(connection)
+            raise self._lost(error, sent=True) from None
+        except BaseException:
+            self._discard(connection)  # interrupted with a reply under way
+            raise
+
+    def _take(self) -> psycopg.Connection[Any]:
+        known = self._from_idle()
+        if known is not None:
+            return cast("psycopg.Connection[Any]", known)
+        try:
+            return self._source.take(self._start_timeout)
+        except CONNECTION_FAILURES as error:
+            raise self._lost(error, sent=False) from None
+
+    def _keep(self, connection: psycopg.Connection[Any]) -> None:
+        if connection.pgconn.transaction_status != TransactionStatus.IDLE:
+            self._discard(connection)
+        elif not self._source.give(connection):
+            self._idle.append((connection, time.monotonic()))
+
+    def _discard(self, connection: psycopg.Connection[Any]) -> None:
+        with suppress(*CONNECTION_FAILURES):
+            connection.close()
+        self._source.give(connection)
+
+    def close(self) -> None:
+        """Close the connections that are ours."""
+        if self._pid != os.getpid():
+            return  # the sockets belong to the parent
+        while self._idle:
+            self._idle.pop()[0].close()
+
+
+class AsyncPostgresExecutor(_Common):
+    """The same for an event loop."""
+
+    async def start(self) -> None:
+        """Make the first connection, and look at the server and its tables."""
+        connection = await self._take()
+        await self._keep(connection)
+        try:
+            check_server(connection, self._source.shown)
+            found = await self.run(hello(self._names))
+            check_version(None if found is None else await self.run(version_of(self._names)), self._names)
+        except BaseException:
+            await self.close()
+            raise
+
+    async def run(self, call: Call[T]) -> T:
+        wanted = cast("PostgresCall[T]", call)
+        connection = await self._take()
+        result = await self._wait(connection, ask(connection.pgconn, wanted))
+        await self._keep(connection)
+        return read(wanted, result)
+
+    async def run_many(self, calls: Iterable[Call[T]]) -> list[T | Exception]:
+        """One after the other on one connection; the next is put together while the server works on this one."""
+        results: list[T | Exception] = []
+        coming = cast("Iterator[PostgresCall[T]]", iter(calls))
+        call = next(coming, None)
+        while call is not None:
+            following: PostgresCall[T] | None = None
+            looked = False
+            try:
+                connection = await self._take()
+            except StoreError as error:
+                # There is no server: nothing of the rest was sent either.
+                return [*results, error, *(error for _ in coming)]
+            try:
+                await self._wait(connection, send(connection.pgconn, call))
+                following, looked = next(coming, None), True
+                result = await self._wait(connection, receive(connection.pgconn))
+                if result.status not in _GOOD and _state(result) in AT_ONCE:
+                    result = await self._wait(connection, ask(connection.pgconn, call))
+                await self._keep(connection)
+                results.append(read(call, result))
+            except WaypostError as error:
+                results.append(error)
+            call = following if looked else next(coming, None)
+        return results
+
+    async def _wait(self, connection: psycopg.AsyncConnection[Any], steps: Steps[T]) -> T:
+        try:
+            async with connection.lock:
+                return await connection.wait(in_time(steps))
+        except CONNECTION_FAILURES as error:
+            await self._discard(connection)
+            raise self._lost(error, sent=True) from None
+        except BaseException:
+            await self._discard(connection)
+            raise
+
+    async def _take(self) -> psycopg.AsyncConnection[Any]:
+        known = self._from_idle()
+        if known is not None:
+            return cast("psycopg.AsyncConnection[Any]", known)
+        try:
+            return await self._source.take_async(self._start_timeout)
+        except CONNECTION_FAILURES as error:
+            raise self._lost(error, sent=False) from None
+
+    async def _keep(self, connection: psycopg.AsyncConnection[Any]) -> None:
+        if connection.pgconn.transaction_status != TransactionStatus.IDLE:
+            await self._discard(connection)
+        elif not await self._source.give_async(connection):
+            self._idle.append((connection, time.monotonic()))
+
+    async def _discard(self, connection: psycopg.AsyncConnection[Any]) -> None:
+        with suppress(*CONNECTION_FAILURES):
+            await connection.close()
+        await self._source.give_async(connection)
+
+    async def close(self) -> None:
+        """Close the connections that are ours."""
+        if self._pid != os.getpid():
+            return
+        while self._idle:
+            await self._idle.pop()[0].close()

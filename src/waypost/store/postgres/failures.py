@@ -1,0 +1,83 @@
+"""What a server or connection says when it fails, as our errors, each with what to do."""
+
+from __future__ import annotations
+
+import re
+
+from waypost.errors import (
+    ConfigurationError,
+    OperationTooOld,
+    OutcomeUnknown,
+    QueueFull,
+    SchemaTooOld,
+    StoreError,
+    StoreFailed,
+    StoreFull,
+    StoreUnavailable,
+    WaypostError,
+)
+
+#: Nothing was done, and the same call may succeed at once: deadlock, serialization, two that met at a unique index,
+#: an operation that finished on another connection.
+AT_ONCE = frozenset(("40001", "40P01", "23505", "WPAGN"))
+#: Nothing was done, and a later call may succeed: starting, stopping, no connection to spare, read-only for now.
+PASSING = frozenset(("57P01", "57P02", "57P03", "53300", "25006", "55P03", "57014"))
+FULL = frozenset(("53100", "53200", "53000"))
+DENIED = frozenset(("42501", "28000", "28P01"))
+MISSING = frozenset(("42883", "42P01", "3F000", "42703"))
+
+
+class AccessDenied(StoreError, ConfigurationError, PermissionError):
+    """Raised when the server does not let this user in, or not do this. Nothing was done."""
+
+
+def refused(state: str, text: str, queue: str, verb: str) -> WaypostError:
+    """The server answered with an error: nothing was written."""
+    if state == "WPFUL":
+        waiting, _, cap = text.partition(" ")
+        return QueueFull(
+            f"queue {queue} holds {waiting} messages that wait and its max_pending is {cap}; "
+            "retry later, raise max_pending or add workers"
+        )
+    if state == "WPOLD":
+        return OperationTooOld(
+            f"an operation on queue {queue} was repeated after its first result was forgotten; it did not run again"
+        )
+    if state in AT_ONCE or state in PASSING or state.startswith("08"):
+        return StoreUnavailable(f"the server could not serve {verb} right now ({state} {text[:120]}); nothing was done")
+    if state in FULL:
+        return StoreFull(
+            f"the server has no room ({text[:120]}), so {verb} on queue {queue} was refused and nothing was written; "
+            "make room on its disk, then try again"
+        )
+    if state in DENIED:
+        return AccessDenied(
+            f"the server does not allow this user to {verb} ({text[:160]}); grant it the tables, the sequence and the "
+            "functions of waypost's namespace"
+        )
+    if state in MISSING:
+        return SchemaTooOld(
+            f"a table or function that {verb} needs is missing ({text[:160]}); run waypost.store.postgres.migrate(url)"
+        )
+    return StoreFailed(f"the server answered {verb} on queue {queue} with an error: {state} {text[:300]}")
+
+
+def lost(error: BaseException, shown: str, *, sent: bool) -> StoreError:
+    """The connection failed: before the request was sent, or after."""
+    text = without_secrets(str(error))
+    if "authentication failed" in text or "no pg_hba.conf entry" in text or "no password supplied" in text:
+        return AccessDenied(f"{shown} refused this user; check the name and password in the URL")
+    if "does not exist" in text and "database" in text:
+        return StoreUnavailable(f"{shown} has no such database; create it, or correct the name in the URL")
+    name = type(error).__name__
+    if sent:
+        return OutcomeUnknown(f"the connection to {shown} was lost before its reply came ({name}); it is not known "
+                              "whether the request was carried out")  # fmt: skip
+    return StoreUnavailable(
+        f"no connection to {shown} ({name}); is the server running, and are host, port and TLS right?"
+    )
+
+
+def without_secrets(text: str) -> str:
+    """An error's text with whatever stands before an @ taken out."""
+    return re.sub(r"//[^@/\s]*@", "//", text)

@@ -1,0 +1,171 @@
+"""Listings and histories: the statements that are put together here, and the reading of their rows."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from waypost.errors import InvalidInput
+from waypost.message import (
+    MINUTE_COUNTERS,
+    REDELIVERY_CAUSES,
+    Event,
+    JournalPage,
+    Ledger,
+    MessageState,
+    Minute,
+    Page,
+    Stats,
+    Stored,
+    TracePage,
+)
+from waypost.store.postgres.migrating import Names
+from waypost.store.postgres.statement import Parameter, number, one, rows_of, text
+
+if TYPE_CHECKING:
+    from psycopg.pq.abc import PGresult
+
+STATES: dict[MessageState, int] = {"ready": 0, "delayed": 1, "leased": 2, "waiting": 3, "dead": 4, "done": 5}
+#: The order in which each state is listed: that of its index.
+ORDERS: dict[MessageState, tuple[str, ...]] = {
+    "ready": ("rank", "position", "id"),
+    "delayed": ("ready_ms", "id"),
+    "leased": ("lease_end_ms", "id"),
+    "waiting": ("id",),
+    "dead": ("ended_ms", "id"),
+    "done": ("number",),
+}
+#: The fields of a journal entry as `journal` and `trace` hand them out.
+ENTRY = (
+    "before, (entry).count, (entry).at_ms, (entry).event, (entry).operation, (entry).ids, (entry).keys, "
+    "(entry).groups, (entry).ranks, (entry).tokens, (entry).deliveries, (entry).attempts, (entry).workers, "
+    "(entry).dues, (entry).causes, (entry).reasons, (entry).error_types, (entry).runs, (entry).waits, "
+    "(entry).sizes, (entry).bodies"
+)
+
+
+def listing(
+    names: Names,
+    queue: str,
+    state: MessageState,
+    limit: int,
+    cursor: str | None,
+    filters: dict[str, str | None],
+) -> tuple[bytes, list[Parameter]]:
+    """One page of a state and one message more, behind the place of the last message seen."""
+    order = ORDERS[state]
+    table = names.of("completed" if state == "done" else "message")
+    parameters = [text(queue), number(limit + 1)]
+    where = "" if state == "done" else f" AND m.state = {STATES[state]}"
+    for name, value in filters.items():
+        if value is not None:
+            parameters.append(text(value))
+            where += f' AND m."{name}" = ${len(parameters)}'
+            if name == "key" and state in ("ready", "delayed", "leased", "waiting"):
+                where += " AND m.key IS NOT NULL"
+    after = _read_cursor(cursor, state)
+    if after is not None:
+        marks = []
+        for place in after:
+            parameters.append(text(place) if isinstance(place, str) else number(place))
+            marks.append(f"${len(parameters)}")
+        where += f" AND ({', '.join(f'm.{column}' for column in order)}) > ({', '.join(marks)})"
+    lease = "m.claimed_ms, m.lease_end_ms, m.worker" if state == "leased" else "NULL::bigint, NULL::bigint, NULL::text"
+    columns = ", ".join(f"m.{column}" for column in order)
+    statement = (
+        f'SELECT m.id, m.key, m."group", m.rank, m.token, m.deliveries, m.attempts, m.published_ms, m.ready_ms, '
+        f"e.data, {lease}, m.cancel_requested, m.ended_ms, m.reason, m.error_type, m.error, {columns} "
+        f"FROM (SELECT m.* FROM {table} m WHERE m.queue = (SELECT q.number FROM {names.of('queue')} q "
+        f"WHERE q.name = $1){where} ORDER BY {columns} LIMIT $2) m "
+        f"JOIN {names.of('envelope')} e ON e.seq = m.seq ORDER BY {columns}"
+    )
+    return statement.encode(), parameters
+
+
+def read_listing(state: MessageState, limit: int, result: PGresult) -> Page:
+    """The page, and where the next begins."""
+    rows = rows_of(result)
+    messages = [
+        Stored(
+            row[0], state, row[1], row[2], 9 - row[3], row[4], row[5], row[6], row[7], row[8], row[9], row[10], row[11],
+            row[12], row[13], row[14], row[15], row[16], row[17],
+        )
+        for row in rows[:limit]
+    ]  # fmt: skip
+    if len(rows) <= limit or not messages:
+        return Page(messages, None)
+    return Page(messages, msgspec.json.encode(rows[limit - 1][18:]).decode())
+
+
+def _read_cursor(cursor: str | None, state: MessageState) -> list[int | str] | None:
+    if cursor is None:
+        return None
+    try:
+        place = msgspec.json.decode(cursor, type=list[int | str])
+    except msgspec.DecodeError:
+        place = []
+    if len(place) != len(ORDERS[state]):
+        raise InvalidInput("this cursor is not one that a listing of this state gave; start again without it")
+    return place
+
+
+def read_stats(queue: str, result: PGresult) -> Stats:
+    """Everything comes as one JSON object."""
+    told: dict[str, Any] = msgspec.json.decode(one(result) or b"{}")
+    c: dict[str, int] = told["counts"]
+    ledger = Ledger(
+        c["published"], c["redriven"], c["ready"], c["delayed"], c["waiting"], c["leased"], c["done"], c["dead"],
+        c["dropped"], c["cancelled"], c["replaced"], c["dead_kept"], c["claims"], c["first_claims"],
+        {cause: c[f"again_{cause}"] for cause in REDELIVERY_CAUSES},
+        c["expired"], c["released"], c["retried"], c["snoozed"], c["duplicates"], c["transferred"],
+    )  # fmt: skip
+    return Stats(
+        queue, told["now"], ledger, told["paused"], told["oldest_ready"], told["oldest_leased"], told["next_due"],
+        told["next_lease"], told["sleepers"], told["first"], told["last"], told["readers"],
+        [
+            Minute(minute["minute"] * 60_000, {name: minute[name] for name in MINUTE_COUNTERS})
+            for minute in told["minutes"] or ()
+        ],
+    )  # fmt: skip
+
+
+def _spread(values: list[Any] | None, count: int) -> list[Any]:
+    """A field of an entry for each of its events."""
+    if values is None:
+        return [None] * count
+    return values * count if len(values) == 1 else values
+
+
+def _events(queue: str, row: tuple[Any, ...]) -> list[Event]:
+    """The events of one entry."""
+    before, count, at_ms, event, operation = row[:5]
+    fields = [_spread(values, count) for values in row[5:]]
+    return [
+        Event(
+            queue, before + index, at_ms, event, id, key, group, None if rank is None else 9 - rank, token, token,
+            deliveries, attempts, worker, due, cause, reason, error_type, run, wait, size, operation, None, None,
+            None if body is None else bytes(body),
+        )
+        for index, (
+            id, key, group, rank, token, deliveries, attempts, worker, due, cause, reason, error_type, run, wait, size,
+            body,
+        ) in enumerate(zip(*fields, strict=True), 1)
+    ]  # fmt: skip
+
+
+def read_journal(queue: str, after: int, limit: int, result: PGresult) -> JournalPage:
+    """The events behind a number."""
+    (head, *_), *rows = rows_of(result)
+    first, newest = msgspec.json.decode(head, type=tuple[int, int])
+    start = max(after, first - 1)
+    events = [event for row in rows for event in _events(queue, row[1:]) if event.number > start][:limit]
+    return JournalPage(events, events[-1].number if events else start, first, newest)
+
+
+def read_trace(queue: str, message_id: str, result: PGresult) -> TracePage:
+    """The events of one message."""
+    (head, *_), *rows = rows_of(result)
+    first, _ = msgspec.json.decode(head, type=tuple[int, int])
+    events = [event for row in rows for event in _events(queue, row[1:])]
+    return TracePage([event for event in events if event.message_id == message_id and event.number >= first], None)

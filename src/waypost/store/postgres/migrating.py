@@ -1,0 +1,135 @@
+"""The schema: tables by numbered migrations, functions as this release has them, and a row that says which.
+
+Tables, indexes and functions of a namespace carry its name as a prefix, in a schema of the user's choice. A migration
+is one transaction under a lock, so it is safe to run twice and from several processes at once.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from importlib.resources import files
+
+import psycopg
+
+from waypost.errors import InvalidName, SchemaTooNew, SchemaTooOld, StoreError
+from waypost.policy import check_namespace
+from waypost.store.postgres.connecting import connect
+from waypost.store.postgres.failures import lost, refused
+
+#: Grows with every change of a table or a function.
+VERSION = 1
+MIGRATIONS = ("0001_tables",)
+FUNCTIONS = (
+    "base", "moves", "wake", "tidy", "accept", "publish", "claim", "settle", "extend", "cancel", "running", "journal",
+    "stats",
+)  # fmt: skip
+SCHEMA = re.compile(r"[A-Za-z_][A-Za-z0-9_$]{0,62}")
+NAME = re.compile(r"\{(#?)([a-z_]+)\}")
+#: Plans are made once and for any size of a table: the planner's guesses about a queue that was empty a moment ago are
+#: wrong in both directions, and every statement here has its index. So only the index is left to choose.
+SETTINGS = (
+    "SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off "
+    "SET enable_hashjoin = off SET enable_mergejoin = off SET enable_sort = off SET jit = off"
+)
+
+
+class Names:
+    """The names of one namespace's tables, functions and indexes, quoted."""
+
+    def __init__(self, schema: str, namespace: str) -> None:
+        if not isinstance(schema, str) or SCHEMA.fullmatch(schema) is None:
+            raise InvalidName("a schema name has letters, digits, _ and $, and begins with a letter or _")
+        self.schema = schema
+        self.namespace = check_namespace(namespace)
+
+    def of(self, name: str) -> str:
+        """A table or function, with its schema."""
+        return f'"{self.schema}"."{self.namespace}_{name}"'
+
+    def fill(self, text: str) -> str:
+        """A file of ours with the names of this namespace in it."""
+
+        def name(match: re.Match[str]) -> str:
+            if match[2] == "settings":
+                return SETTINGS
+            return f'"{self.namespace}_{match[2]}"' if match[1] else self.of(match[2])
+
+        return NAME.sub(name, text)
+
+
+@cache
+def _text(folder: str, name: str) -> str:
+    return (files("waypost.store.postgres") / folder / f"{name}.sql").read_text()
+
+
+def sql(*, schema: str = "public", namespace: str = "wp", since: int = 0) -> str:
+    """All that `migrate` would run on a database at version `since`, as one script."""
+    names = Names(schema, namespace)
+    parts = [names.fill(_text("migrations", name)) for name in MIGRATIONS[since:]]
+    # A function may call one that is made later in the same script.
+    parts.append("SET LOCAL check_function_bodies = off;")
+    parts += [names.fill(_text("sql", name)) for name in FUNCTIONS]
+    parts.append(
+        names.fill(
+            "CREATE TABLE IF NOT EXISTS {schema} (version integer NOT NULL);\n"
+            "DELETE FROM {schema};\n"
+            f"INSERT INTO {{schema}} (version) VALUES ({VERSION});"
+        )
+    )
+    return "\n\n".join(parts) + "\n"
+
+
+def migrate(url: str, *, schema: str = "public", namespace: str = "wp", start_timeout: float = 3.0) -> int:
+    """Bring a namespace of a database to this release's version; what it was before, 0 if it was not there."""
+    names = Names(schema, namespace)
+    connection = connect(url, start_timeout)
+    try:
+        with connection, connection.cursor() as cursor:
+            cursor.execute("SELECT pg_advisory_xact_lock(hashtext('waypost migrate'), hashtext(%s))", (names.of(""),))
+            cursor.execute("SELECT to_regclass(%s)", (names.of("schema"),))
+            found = cursor.fetchone()
+            version = 0
+            if found is not None and found[0] is not None:
+                cursor.execute(names.fill("SELECT version FROM {schema}"))
+                row = cursor.fetchone()
+                version = 0 if row is None else int(row[0])
+            if version > VERSION:
+                raise too_new(version, names)
+            if version < VERSION:
+                cursor.execute(sql(schema=schema, namespace=namespace, since=version))
+            return version
+    except psycopg.Error as error:
+        raise _failure(error, url) from None
+    finally:
+        connection.close()
+
+
+def _failure(error: psycopg.Error, url: str) -> Exception:
+    if error.sqlstate is None:
+        return lost(error, "the PostgreSQL server", sent=True)
+    return refused(error.sqlstate, error.diag.message_primary or "", "", "migrate")
+
+
+def check_version(version: int | None, names: Names) -> None:
+    """Refuse a database whose tables belong to another release."""
+    if version is None:
+        raise SchemaTooOld(
+            f"the database has no tables of waypost in schema {names.schema} under namespace {names.namespace}; run "
+            "waypost.store.postgres.migrate(url) once, or apply the text of waypost.store.postgres.sql()"
+        )
+    if version < VERSION:
+        raise SchemaTooOld(
+            f"the tables of namespace {names.namespace} are of version {version} and this release needs {VERSION}; run "
+            "waypost.store.postgres.migrate(url)"
+        )
+    if version > VERSION:
+        raise too_new(version, names)
+
+
+def too_new(version: int, names: Names) -> StoreError:
+    """The tables belong to a newer release."""
+    return SchemaTooNew(
+        f"the tables of namespace {names.namespace} are of version {version} and this release knows {VERSION}; update "
+        "waypost here, nothing was touched"
+    )

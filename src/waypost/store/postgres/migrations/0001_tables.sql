@@ -1,0 +1,224 @@
+-- The tables of one namespace. {name} stands for the quoted, schema-qualified name of a table, {#name} for the bare
+-- name of an index or constraint.
+--
+-- A message is two rows: `envelope` holds its bytes and is written once; `message` is narrow and changes with every
+-- step. States: 0 ready, 1 delayed, 2 leased, 3 waiting, 4 dead. `rank` is 9 less the priority, so that every order
+-- rises. All indexes of `message` but the first are partial: a message stands only in those its state has a use for.
+-- No row is written by every step: counts are delta rows, the order of the journal is made by its readers.
+
+CREATE SEQUENCE {sequence};
+
+CREATE TABLE {queue} (
+    number integer GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    name text COLLATE "C" NOT NULL UNIQUE,
+    paused boolean NOT NULL DEFAULT false,
+    lease_ms bigint DEFAULT 60000,
+    max_deliveries bigint DEFAULT 10,
+    max_pending bigint,
+    overload text NOT NULL DEFAULT 'raise',
+    max_running bigint,
+    rate_count bigint,
+    rate_per_ms bigint,
+    journal text NOT NULL DEFAULT 'all',
+    journal_max bigint NOT NULL DEFAULT 1000000,
+    dead_max bigint,
+    dead_keep_ms bigint,
+    completed_max bigint NOT NULL DEFAULT 0
+);
+
+CREATE TABLE {envelope} (
+    seq bigint NOT NULL CONSTRAINT {#envelope_pkey} PRIMARY KEY,
+    data bytea NOT NULL
+) WITH (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 1000, autovacuum_vacuum_cost_delay = 0);
+
+CREATE TABLE {message} (
+    seq bigint NOT NULL,
+    position bigint NOT NULL,
+    ready_ms bigint NOT NULL,
+    published_ms bigint NOT NULL,
+    token bigint NOT NULL DEFAULT 0,
+    claimed_ms bigint,
+    lease_end_ms bigint,
+    lease_ms bigint,
+    queue integer NOT NULL,
+    size integer NOT NULL,
+    deliveries integer NOT NULL DEFAULT 0,
+    attempts integer NOT NULL DEFAULT 0,
+    state smallint NOT NULL,
+    rank smallint NOT NULL,
+    cancel_requested boolean NOT NULL DEFAULT false,
+    id text COLLATE "C" NOT NULL,
+    nonce bytea,
+    key text COLLATE "C",
+    "group" text COLLATE "C",
+    worker text,
+    cause text,
+    ended_ms bigint,
+    reason text COLLATE "C",
+    error_type text,
+    error text
+) WITH (
+    fillfactor = 70, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 1000,
+    autovacuum_vacuum_cost_delay = 0
+);
+CREATE UNIQUE INDEX {#message_id} ON {message} (queue, id);
+CREATE INDEX {#message_ready} ON {message} (queue, rank, position) WHERE state = 0;
+CREATE INDEX {#message_delay} ON {message} (queue, ready_ms) WHERE state = 1;
+CREATE INDEX {#message_lease} ON {message} (queue, lease_end_ms) WHERE state = 2;
+CREATE INDEX {#message_dead} ON {message} (queue, ended_ms, id) WHERE state = 4;
+-- Who has a key, and the next generation that waits for it: at most one of each, or the step fails.
+CREATE UNIQUE INDEX {#message_owner} ON {message} (queue, key) WHERE key IS NOT NULL AND state < 3;
+CREATE UNIQUE INDEX {#message_heir} ON {message} (queue, key) WHERE key IS NOT NULL AND state = 3;
+
+-- Finished messages, kept to look at if the queue's policy says so, in the order of `number`.
+CREATE TABLE {completed} (
+    number bigint NOT NULL,
+    queue integer NOT NULL,
+    seq bigint NOT NULL,
+    id text COLLATE "C" NOT NULL,
+    key text COLLATE "C",
+    "group" text COLLATE "C",
+    rank smallint NOT NULL,
+    token bigint NOT NULL,
+    deliveries integer NOT NULL,
+    attempts integer NOT NULL,
+    published_ms bigint NOT NULL,
+    ready_ms bigint NOT NULL,
+    cancel_requested boolean NOT NULL,
+    ended_ms bigint NOT NULL,
+    reason text COLLATE "C",
+    error_type text,
+    error text,
+    CONSTRAINT {#completed_pkey} PRIMARY KEY (queue, number)
+);
+CREATE INDEX {#completed_id} ON {completed} (queue, id);
+
+-- Counts. `tally` has a row for each step that counts; `total` and `minute` are what was folded of them. A column
+-- that a step does not count is null. A sum is total plus tally, in one statement.
+CREATE TABLE {tally} (
+    seq bigint NOT NULL,
+    queue integer NOT NULL,
+    minute integer NOT NULL,
+    ready bigint, delayed bigint, leased bigint, waiting bigint, dead_kept bigint,
+    published bigint, redriven bigint, done bigint, dead bigint, dropped bigint, cancelled bigint, replaced bigint,
+    claims bigint, first_claims bigint, again_expired bigint, again_released bigint, again_retried bigint,
+    again_snoozed bigint, again_redriven bigint, expired bigint, released bigint, retried bigint, snoozed bigint,
+    duplicates bigint, transferred bigint
+) WITH (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 200, autovacuum_vacuum_cost_delay = 0);
+CREATE INDEX {#tally_queue} ON {tally} (queue, seq);
+CREATE TABLE {total} (
+    queue integer NOT NULL CONSTRAINT {#total_pkey} PRIMARY KEY,
+    ready bigint, delayed bigint, leased bigint, waiting bigint, dead_kept bigint,
+    published bigint, redriven bigint, done bigint, dead bigint, dropped bigint, cancelled bigint, replaced bigint,
+    claims bigint, first_claims bigint, again_expired bigint, again_released bigint, again_retried bigint,
+    again_snoozed bigint, again_redriven bigint, expired bigint, released bigint, retried bigint, snoozed bigint,
+    duplicates bigint, transferred bigint
+) WITH (fillfactor = 50);
+CREATE TABLE {minute} (
+    queue integer NOT NULL,
+    minute integer NOT NULL,
+    published bigint, duplicates bigint, claims bigint, done bigint, retried bigint, dead bigint, expired bigint,
+    dropped bigint,
+    CONSTRAINT {#minute_pkey} PRIMARY KEY (queue, minute)
+) WITH (fillfactor = 50);
+
+-- The journal: one entry per step and kind of event, its messages side by side in arrays. An array of one element
+-- stands for all messages of the entry, a null array for nulls. `xid` is the transaction that wrote it.
+CREATE TABLE {entry} (
+    queue integer NOT NULL,
+    count integer NOT NULL,
+    xid bigint NOT NULL,
+    seq bigint NOT NULL,
+    at_ms bigint NOT NULL,
+    event text NOT NULL,
+    operation text,
+    ids text[],
+    keys text[],
+    groups text[],
+    ranks smallint[],
+    tokens bigint[],
+    deliveries integer[],
+    attempts integer[],
+    workers text[],
+    dues bigint[],
+    causes text[],
+    reasons text[],
+    error_types text[],
+    runs bigint[],
+    waits bigint[],
+    sizes bigint[],
+    bodies bytea[],
+    CONSTRAINT {#entry_pkey} PRIMARY KEY (queue, xid, seq)
+) WITH (autovacuum_vacuum_insert_scale_factor = 0.2);
+-- Steps of one message find their history by this; entries of many are looked through.
+CREATE INDEX {#entry_one} ON {entry} (queue, (ids[1])) WHERE count = 1 AND ids IS NOT NULL;
+-- "So many events end with this entry": made by readers, behind the oldest transaction that is under way.
+CREATE TABLE {mark} (
+    queue integer NOT NULL,
+    number bigint NOT NULL,
+    xid bigint NOT NULL,
+    seq bigint NOT NULL,
+    CONSTRAINT {#mark_pkey} PRIMARY KEY (queue, number)
+);
+CREATE TABLE {kept} (
+    queue integer NOT NULL CONSTRAINT {#kept_pkey} PRIMARY KEY,
+    first bigint NOT NULL
+) WITH (fillfactor = 50);
+CREATE TABLE {reader} (
+    queue integer NOT NULL,
+    name text COLLATE "C" NOT NULL,
+    read_to bigint NOT NULL,
+    CONSTRAINT {#reader_pkey} PRIMARY KEY (queue, name)
+) WITH (fillfactor = 50);
+
+-- What lives for a while: each has an end and an index on it, and is swept a bounded number at a time.
+CREATE TABLE {window} (
+    queue integer NOT NULL,
+    key text COLLATE "C" NOT NULL,
+    message_id text NOT NULL,
+    until_ms bigint NOT NULL,
+    CONSTRAINT {#window_pkey} PRIMARY KEY (queue, key)
+);
+CREATE INDEX {#window_until} ON {window} (until_ms);
+CREATE TABLE {result} (
+    queue integer NOT NULL,
+    id text COLLATE "C" NOT NULL,
+    data bytea NOT NULL,
+    until_ms bigint NOT NULL,
+    CONSTRAINT {#result_pkey} PRIMARY KEY (queue, id)
+);
+CREATE INDEX {#result_until} ON {result} (until_ms);
+CREATE TABLE {arrival} (
+    queue integer NOT NULL,
+    id text COLLATE "C" NOT NULL,
+    until_ms bigint NOT NULL,
+    CONSTRAINT {#arrival_pkey} PRIMARY KEY (queue, id)
+);
+CREATE INDEX {#arrival_until} ON {arrival} (until_ms);
+-- Who sleeps. A row stays after its worker was woken, until its time is over: the newest end of all rows says until
+-- when the memory can be trusted. The row without a name stands for "everybody was woken".
+CREATE TABLE {sleeper} (
+    queue integer NOT NULL,
+    name text COLLATE "C" NOT NULL,
+    until_ms bigint NOT NULL,
+    awake boolean NOT NULL,
+    CONSTRAINT {#sleeper_pkey} PRIMARY KEY (queue, name)
+) WITH (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 200);
+CREATE INDEX {#sleeper_until} ON {sleeper} (queue, until_ms);
+CREATE TABLE {rate} (
+    queue integer NOT NULL,
+    at_ms bigint NOT NULL,
+    count bigint NOT NULL,
+    CONSTRAINT {#rate_pkey} PRIMARY KEY (queue, at_ms)
+);
+
+-- The last 128 results of each session: a new one takes the place of the one 128 before it.
+CREATE TABLE {operation} (
+    queue integer NOT NULL,
+    slot smallint NOT NULL,
+    session bytea NOT NULL,
+    number bigint NOT NULL,
+    until_ms bigint NOT NULL,
+    result text NOT NULL,
+    CONSTRAINT {#operation_pkey} PRIMARY KEY (queue, session, slot)
+) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_cost_delay = 0);

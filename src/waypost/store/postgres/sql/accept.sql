@@ -1,0 +1,318 @@
+-- Store drafts in one queue: the part of a publish that continuations share. An envelope carries its id in bytes 2-25.
+-- Touches: envelope, message, window, arrival, entry, tally.
+-- Keeps: of one key at most one owner and one parked generation, under any interleaving: the unique index decides who
+-- is
+-- first, and what happens to an owner happens under its row's lock. Keys are taken in order, so that nobody deadlocks.
+--
+-- letters: q queued, d delayed, u duplicate, c conflict, e extended, r replaced, E parked by extend; `others` has an id
+-- where the message that counts is another one. `fresh` is how many became claimable, `added` how many use up the cap.
+
+CREATE OR REPLACE FUNCTION {accept}(
+    q {queue}, p_now bigint, p_op text, p_envelopes bytea[], p_priorities smallint[], p_groups text[],
+        p_delays bigint[],
+    p_ats bigint[], p_copies bytea[], p_keys text[], p_windows bigint[], p_rules text[], p_forwarded boolean[],
+    OUT letters text, OUT others text[], OUT fresh bigint, OUT added bigint, OUT first_seq bigint
+) LANGUAGE plpgsql AS $body$
+DECLARE
+    v_due bigint;
+BEGIN
+    IF p_keys IS NOT NULL OR p_forwarded IS NOT NULL THEN
+        SELECT * INTO letters, others, fresh, added, first_seq FROM {accept_keyed}(
+            q, p_now, p_op, p_envelopes, p_priorities, p_groups, p_delays, p_ats, p_copies, p_keys, p_windows, p_rules,
+            p_forwarded);
+        RETURN;
+    END IF;
+    IF cardinality(p_envelopes) = 1 THEN
+        -- Alone: short statements start faster than one that is made for many.
+        v_due := coalesce(p_ats[1], p_now + coalesce(p_delays[1], 0));
+        first_seq := nextval('{sequence}');
+        added := 1;
+        fresh := (v_due <= p_now)::int;
+        letters := CASE WHEN v_due > p_now THEN 'd' ELSE 'q' END;
+        INSERT INTO {envelope} (seq, data) VALUES (first_seq, p_envelopes[1]);
+        INSERT INTO {message} (seq, position, ready_ms, published_ms, queue, size, state, rank, id, "group")
+        VALUES (
+            first_seq, first_seq, greatest(v_due, p_now), p_now, q.number, length(p_envelopes[1]), (v_due > p_now)::int,
+            9 - coalesce(p_priorities[1], 5), convert_from(substr(p_envelopes[1], 2, 24), 'UTF8'), p_groups[1]);
+        IF q.journal IN ('all', 'full') THEN
+            INSERT INTO {entry} (
+                queue, count, xid, seq, at_ms, event, operation, ids, groups, ranks, tokens, deliveries, attempts, dues,
+                sizes, bodies)
+            VALUES (
+                q.number, 1, pg_current_xact_id()::text::bigint, first_seq, p_now, 'published', p_op,
+                ARRAY[convert_from(substr(p_envelopes[1], 2, 24), 'UTF8')], p_groups,
+                ARRAY[9 - coalesce(p_priorities[1], 5)], '{0}', '{0}', '{0}',
+                CASE WHEN v_due > p_now THEN ARRAY[v_due] END, ARRAY[length(p_envelopes[1])],
+                CASE WHEN q.journal = 'full' THEN ARRAY[coalesce(p_copies[1], p_envelopes[1])] END);
+        END IF;
+        INSERT INTO {tally} (seq, queue, minute, published, ready, delayed)
+        VALUES (first_seq, q.number, p_now / 60000, 1, fresh, 1 - fresh);
+        RETURN;
+    END IF;
+    WITH d AS MATERIALIZED (
+        SELECT nextval('{sequence}') AS seq, u.data, convert_from(substr(u.data, 2, 24), 'UTF8') AS id,
+            (9 - coalesce(u.priority, 5))::smallint AS rank, u."group", coalesce(u.at, p_now + coalesce(u.delay,
+                0)) AS due,
+            u.copy
+        FROM unnest(p_envelopes, p_priorities, p_groups, p_delays, p_ats, p_copies)
+            AS u (data, priority, "group", delay, at, copy)
+    ), e AS (
+        INSERT INTO {envelope} (seq, data) SELECT d.seq, d.data FROM d
+    ), m AS (
+        INSERT INTO {message} (seq, position, ready_ms, published_ms, queue, size, state, rank, id, "group")
+        SELECT d.seq, d.seq, greatest(d.due, p_now), p_now, q.number, length(d.data), (d.due > p_now)::int, d.rank,
+            d.id,
+            d."group"
+        FROM d
+    ), j AS (
+        INSERT INTO {entry} (
+            queue, count, xid, seq, at_ms, event, operation, ids, groups, ranks, tokens, deliveries, attempts, dues,
+                sizes,
+            bodies)
+        SELECT q.number, count(*), pg_current_xact_id()::text::bigint, nextval('{sequence}'), p_now, 'published', p_op,
+            array_agg(d.id), CASE WHEN p_groups IS NOT NULL THEN array_agg(d."group") END,
+            CASE WHEN p_priorities IS NULL THEN '{4}' ELSE array_agg(d.rank) END, '{0}', '{0}', '{0}',
+            CASE WHEN p_delays IS NOT NULL OR p_ats IS NOT NULL
+                THEN array_agg(CASE WHEN d.due > p_now THEN d.due END) END,
+            array_agg(length(d.data)),
+            CASE WHEN q.journal = 'full' THEN array_agg(coalesce(d.copy, d.data)) END
+        FROM d WHERE q.journal IN ('all', 'full') HAVING count(*) > 0
+    )
+    SELECT CASE WHEN p_delays IS NULL AND p_ats IS NULL THEN repeat('q', count(*)::int)
+            ELSE string_agg(CASE WHEN d.due > p_now THEN 'd' ELSE 'q' END, '' ORDER BY d.seq) END,
+        count(*) FILTER (WHERE d.due <= p_now), count(*), min(d.seq)
+    INTO letters, fresh, added, first_seq FROM d;
+    INSERT INTO {tally} (seq, queue, minute, published, ready, delayed)
+    VALUES (first_seq, q.number, p_now / 60000, added, fresh, nullif(added - fresh, 0));
+END $body$;
+
+CREATE OR REPLACE FUNCTION {accept_keyed}(
+    q {queue}, p_now bigint, p_op text, p_envelopes bytea[], p_priorities smallint[], p_groups text[],
+        p_delays bigint[],
+    p_ats bigint[], p_copies bytea[], p_keys text[], p_windows bigint[], p_rules text[], p_forwarded boolean[],
+    OUT letters text, OUT others text[], OUT fresh bigint, OUT added bigint, OUT first_seq bigint
+) LANGUAGE plpgsql AS $body$
+DECLARE
+    n integer := cardinality(p_envelopes);
+    v_ids text[];
+    v_seqs bigint[];
+    v_acts text[] := array_fill(NULL::text, ARRAY[n]);
+    v_states smallint[] := array_fill(NULL::smallint, ARRAY[n]);
+    v_fresh text[];
+    v_count bigint;
+    r record;
+    i integer;
+BEGIN
+    SELECT array_agg(convert_from(substr(u.data, 2, 24), 'UTF8')), array_agg(nextval('{sequence}'))
+    INTO v_ids, v_seqs FROM unnest(p_envelopes) AS u (data);
+    others := v_ids;
+    first_seq := v_seqs[1];
+    fresh := 0;
+    IF p_forwarded IS NOT NULL THEN
+        WITH arrived AS (
+            INSERT INTO {arrival} AS a (queue, id, until_ms)
+            SELECT q.number, u.id, p_now + 86400000 FROM unnest(v_ids, p_forwarded) AS u (id, forwarded)
+            WHERE u.forwarded
+                AND NOT EXISTS (SELECT 1 FROM {message} m WHERE m.queue = q.number AND m.id = u.id)
+            ORDER BY u.id
+            ON CONFLICT (queue, id) DO UPDATE SET until_ms = excluded.until_ms WHERE a.until_ms <= p_now
+            RETURNING a.id
+        )
+        SELECT coalesce(array_agg(a.id), '{}') INTO v_fresh FROM arrived a;
+        FOR i IN 1 .. n LOOP
+            IF p_forwarded[i] AND NOT v_ids[i] = ANY (v_fresh) THEN
+                v_acts[i] := 'arrived';
+            END IF;
+        END LOOP;
+    END IF;
+
+    -- Whoever is first to stand in the index of owners has the key.
+    WITH inserted AS (
+        INSERT INTO {message} (seq, position, ready_ms, published_ms, queue, size, state, rank, id, key, "group")
+        SELECT u.seq, u.seq, greatest(coalesce(u.at, p_now + coalesce(u.delay, 0)), p_now), p_now, q.number,
+            length(u.data),
+            (coalesce(u.at, p_now + coalesce(u.delay, 0)) > p_now)::int, 9 - coalesce(u.priority, 5), u.id, u.key,
+                u."group"
+        FROM unnest(v_ids, v_seqs, v_acts, p_envelopes, p_keys, p_priorities, p_groups, p_delays, p_ats)
+            AS u (id, seq, act, data, key, priority, "group", delay, at)
+        WHERE u.act IS NULL ORDER BY u.key, u.seq
+        ON CONFLICT DO NOTHING RETURNING seq
+    )
+    SELECT count(*) INTO v_count FROM inserted;
+    IF v_count = n THEN
+        v_acts := array_fill('new'::text, ARRAY[n]);
+    ELSE
+        SELECT array_agg(coalesce(u.act, CASE WHEN EXISTS (
+            SELECT 1 FROM {message} m WHERE m.queue = q.number AND m.id = u.id
+                AND m.seq = u.seq) THEN 'new' END) ORDER BY u.n)
+        INTO v_acts FROM unnest(v_ids, v_seqs, v_acts) WITH ORDINALITY AS u (id, seq, act, n);
+    END IF;
+    -- A key may be taken although its message has ended: looked at after the insert, behind which nobody can come.
+    FOR r IN
+        SELECT u.n, u.id, w.message_id FROM unnest(v_ids, p_keys, v_acts) WITH ORDINALITY AS u (id, key, act, n)
+        CROSS JOIN LATERAL (
+            SELECT t.message_id FROM {window} t
+            WHERE t.queue = q.number AND t.key = u.key AND t.until_ms + 0 > p_now OFFSET 0) w
+        WHERE u.act = 'new' AND w.message_id <> u.id
+    LOOP
+        DELETE FROM {message} m WHERE m.queue = q.number AND m.id = r.id;
+        v_acts[r.n] := CASE WHEN coalesce(p_rules[r.n], 'keep') = 'error' THEN 'conflict' ELSE 'duplicate' END;
+        others[r.n] := r.message_id;
+    END LOOP;
+    -- The common conflict changes nothing, so it needs no lock.
+    IF 'keep' = ANY (coalesce(p_rules, ARRAY['keep'])) AND array_position(v_acts, NULL) IS NOT NULL THEN
+        FOR r IN
+            SELECT u.n, coalesce(h.id, o.id) AS id
+            FROM unnest(p_keys, v_acts, p_rules) WITH ORDINALITY AS u (key, act, rule, n)
+            CROSS JOIN LATERAL (
+                SELECT t.id FROM {message} t
+                WHERE t.queue = q.number AND t.key = u.key AND t.key IS NOT NULL AND t.state < 3 OFFSET 0) o
+            LEFT JOIN LATERAL (
+                SELECT t.id FROM {message} t
+                WHERE t.queue = q.number AND t.key = u.key AND t.key IS NOT NULL AND t.state = 3 OFFSET 0) h ON true
+            WHERE u.act IS NULL AND coalesce(u.rule, 'keep') = 'keep'
+        LOOP
+            v_acts[r.n] := 'duplicate';
+            others[r.n] := r.id;
+        END LOOP;
+    END IF;
+    FOR i IN
+        SELECT u.n FROM unnest(v_acts, p_keys) WITH ORDINALITY AS u (act, key, n) WHERE u.act IS NULL ORDER BY u.key
+    LOOP
+        SELECT * INTO r
+        FROM {accept_conflict}(
+            q, p_now, p_op, v_ids[i], v_seqs[i], length(p_envelopes[i]), p_keys[i], coalesce(p_rules[i], 'keep'),
+            coalesce(p_ats[i], p_now + coalesce(p_delays[i], 0)), coalesce(p_priorities[i], 5::smallint), p_groups[i]);
+        v_acts[i] := r.act;
+        others[i] := r.whom;
+        v_states[i] := r.state;
+        fresh := fresh + r.fresh;
+    END LOOP;
+
+    WITH d AS MATERIALIZED (
+        SELECT u.*, coalesce(u.at, p_now + coalesce(u.delay, 0)) AS due
+        FROM unnest(v_ids, v_seqs, v_acts, v_states, p_envelopes, p_keys, p_priorities, p_groups, p_delays, p_ats,
+            p_copies,
+            p_windows, p_forwarded, p_rules, others) WITH ORDINALITY
+            AS u (id, seq, act, state, data, key, priority, "group", delay, at, copy, span, forwarded, rule, other, n)
+    ), stored AS MATERIALIZED (
+        SELECT d.*, CASE WHEN d.state = 3 THEN 3 WHEN d.due > p_now THEN 1 ELSE 0 END AS placed
+        FROM d WHERE d.act IN ('new', 'park', 'replace')
+    ), e AS (
+        INSERT INTO {envelope} (seq, data) SELECT s.seq, s.data FROM stored s
+    ), w AS (
+        INSERT INTO {window} AS w (queue, key, message_id, until_ms)
+        SELECT q.number, s.key, s.id, p_now + s.span FROM stored s WHERE s.span > 0 AND s.key IS NOT NULL ORDER BY s.key
+        ON CONFLICT (queue, key) DO UPDATE SET message_id = excluded.message_id, until_ms = excluded.until_ms
+    ), j AS (
+        INSERT INTO {entry} (
+            queue, count, xid, seq, at_ms, event, operation, ids, keys, groups, ranks, tokens, deliveries, attempts,
+                dues,
+            causes, sizes, bodies)
+        SELECT q.number, count(*), pg_current_xact_id()::text::bigint, nextval('{sequence}'), p_now, 'published', p_op,
+            array_agg(s.id), array_agg(s.key), array_agg(s."group"), array_agg((9 - coalesce(s.priority, 5))::smallint),
+            '{0}', '{0}', '{0}', array_agg(CASE WHEN s.due > p_now THEN s.due END),
+            array_agg(CASE WHEN s.act = 'park' THEN 'parked' WHEN s.act = 'replace' THEN 'replace'
+                WHEN s.forwarded THEN 'forwarded' END),
+            array_agg(length(s.data)), CASE WHEN q.journal = 'full' THEN array_agg(coalesce(s.copy, s.data)) END
+        FROM stored s WHERE q.journal IN ('all', 'full') HAVING count(*) > 0
+    ), k AS (
+        INSERT INTO {entry} (queue, count, xid, seq, at_ms, event, operation, ids, keys)
+        SELECT q.number, count(*), pg_current_xact_id()::text::bigint, nextval('{sequence}'), p_now, 'duplicate', p_op,
+            array_agg(d.other), array_agg(d.key)
+        FROM d WHERE d.act IN ('duplicate', 'conflict', 'arrived') AND q.journal IN ('all', 'full') HAVING count(*) > 0
+    ), t AS (
+        INSERT INTO {tally} (seq, queue, minute, published, duplicates, ready, delayed, waiting)
+        SELECT nextval('{sequence}'), q.number, p_now / 60000, nullif(count(s.id), 0), nullif(count(*) FILTER (
+                WHERE d.act IN ('duplicate', 'conflict', 'arrived')), 0),
+            count(*) FILTER (WHERE s.placed = 0), count(*) FILTER (WHERE s.placed = 1),
+                count(*) FILTER (WHERE s.placed = 3)
+        FROM d LEFT JOIN LATERAL (
+            SELECT d.id, CASE WHEN d.state = 3 THEN 3 WHEN d.due > p_now THEN 1 ELSE 0 END AS placed
+            WHERE d.act IN ('new', 'park', 'replace')) s ON true
+    )
+    SELECT string_agg(CASE d.act
+            WHEN 'park' THEN CASE d.rule WHEN 'replace' THEN 'r' ELSE 'E' END
+            WHEN 'replace' THEN 'r' WHEN 'extend' THEN 'e' WHEN 'conflict' THEN 'c' WHEN 'new' THEN
+                CASE WHEN d.due > p_now THEN 'd' ELSE 'q' END
+            ELSE 'u' END, '' ORDER BY d.n),
+        fresh + count(*) FILTER (WHERE d.act IN ('new', 'replace') AND d.state IS DISTINCT FROM 3 AND d.due <= p_now),
+        count(*) FILTER (WHERE d.act IN ('new', 'park') AND NOT coalesce(d.forwarded, false))
+    INTO letters, fresh, added FROM d;
+END $body$;
+
+-- A draft whose key is taken, or was a moment ago: decided under the lock of the owner's row.
+CREATE OR REPLACE FUNCTION {accept_conflict}(
+    q {queue}, p_now bigint, p_op text, p_id text, p_seq bigint, p_size integer, p_key text, p_rule text, p_due bigint,
+    p_priority smallint, p_group text, OUT act text, OUT whom text, OUT state smallint, OUT fresh bigint
+) LANGUAGE plpgsql AS $body$
+#variable_conflict use_column
+DECLARE
+    o {message};
+    h {message};
+    v_ready bigint := greatest(p_due, p_now);
+    v_state smallint := (p_due > p_now)::int;
+    v_seq bigint;
+BEGIN
+    fresh := 0;
+    LOOP
+        SELECT * INTO o FROM {message} m
+        WHERE m.queue = q.number AND m.key = p_key AND m.key IS NOT NULL AND m.state < 3 FOR UPDATE;
+        EXIT WHEN FOUND;
+        -- It ended meanwhile, so the key may be free.
+        v_seq := NULL;
+        INSERT INTO {message} (seq, position, ready_ms, published_ms, queue, size, state, rank, id, key, "group")
+        VALUES (p_seq, p_seq, v_ready, p_now, q.number, p_size, v_state, 9 - p_priority, p_id, p_key, p_group)
+        ON CONFLICT DO NOTHING RETURNING seq INTO v_seq;
+        IF v_seq IS NOT NULL THEN
+            act := 'new';
+            whom := p_id;
+            SELECT w.message_id, CASE WHEN p_rule = 'error' THEN 'conflict' ELSE 'duplicate' END INTO whom, act
+            FROM {window} w WHERE w.queue = q.number AND w.key = p_key AND w.until_ms > p_now;
+            IF FOUND THEN
+                DELETE FROM {message} m WHERE m.queue = q.number AND m.id = p_id;
+            ELSE
+                act := 'new';
+                whom := p_id;
+            END IF;
+            RETURN;
+        END IF;
+    END LOOP;
+    SELECT * INTO h FROM {message} m
+    WHERE m.queue = q.number AND m.key = p_key AND m.key IS NOT NULL AND m.state = 3 FOR UPDATE;
+    whom := coalesce(h.id, o.id);
+    IF p_rule IN ('keep', 'error') THEN
+        act := CASE p_rule WHEN 'error' THEN 'conflict' ELSE 'duplicate' END;
+        RETURN;
+    END IF;
+    IF h.id IS NULL AND o.state = 2 THEN
+        act := 'park';
+        state := 3;
+    ELSIF p_rule = 'extend' THEN
+        act := 'extend';
+        IF h.id IS NOT NULL THEN
+            o := h;
+            UPDATE {message} m SET ready_ms = v_ready WHERE m.queue = q.number AND m.id = h.id;
+        ELSE
+            UPDATE {message} m SET ready_ms = v_ready, state = v_state,
+                position = CASE WHEN v_state = 0 THEN p_seq ELSE m.position END
+            WHERE m.queue = q.number AND m.id = o.id;
+            PERFORM {moved}(q.number, p_now, o.state, v_state);
+            fresh := 1 - v_state;
+        END IF;
+        PERFORM {note}(q, p_now, p_op, 'postponed', o, NULL, false, v_ready);
+        RETURN;
+    ELSE
+        act := 'replace';
+        IF h.id IS NOT NULL THEN
+            state := 3;
+            PERFORM {finish}(q, h, p_now, p_op, 'replaced', 'publish');
+        ELSE
+            state := v_state;
+            PERFORM {finish}(q, o, p_now, p_op, 'replaced', 'publish');
+        END IF;
+    END IF;
+    whom := p_id;
+    INSERT INTO {message} (seq, position, ready_ms, published_ms, queue, size, state, rank, id, key, "group")
+    VALUES (p_seq, p_seq, v_ready, p_now, q.number, p_size, state, 9 - p_priority, p_id, p_key, p_group);
+END $body$;

@@ -1,0 +1,98 @@
+-- Small parts that the verbs share. What reads a table is in PL/pgSQL, whose plans are kept for the session.
+-- Touches: queue (read, a new row for a new queue), operation, total and tally (read).
+
+-- Which events a journal level keeps.
+CREATE OR REPLACE FUNCTION {keeps}(p_level text, p_event text) RETURNS boolean LANGUAGE sql IMMUTABLE AS $body$
+    SELECT p_level IN ('all', 'full') OR p_level = 'failures' AND p_event IN (
+        'retried', 'expired', 'dead', 'dropped', 'cancelled', 'dead_trimmed', 'trimmed', 'configured', 'paused',
+        'resumed')
+$body$;
+
+-- Store time in milliseconds. Tests bring their own.
+CREATE OR REPLACE FUNCTION {clock}(p_clock bigint) RETURNS bigint LANGUAGE sql VOLATILE AS $body$
+    SELECT coalesce(p_clock, floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint)
+$body$;
+
+-- The row of a queue, made if there is none.
+CREATE OR REPLACE FUNCTION {open}(p_queue text) RETURNS {queue} LANGUAGE plpgsql AS $body$
+DECLARE
+    q {queue};
+BEGIN
+    SELECT * INTO q FROM {queue} WHERE name = p_queue;
+    IF NOT FOUND THEN
+        INSERT INTO {queue} (name) VALUES (p_queue) ON CONFLICT DO NOTHING;
+        SELECT * INTO q FROM {queue} WHERE name = p_queue;
+    END IF;
+    RETURN q;
+END $body$;
+
+-- The first result of an operation, null if it is new. One that is forgotten is refused: it may have run.
+CREATE OR REPLACE FUNCTION {replayed}(p_queue integer, p_session bytea, p_number bigint) RETURNS text
+LANGUAGE plpgsql AS $body$
+DECLARE
+    v_number bigint;
+    v_result text;
+BEGIN
+    SELECT number, result INTO v_number, v_result
+    FROM {operation} WHERE queue = p_queue AND session = p_session AND slot = p_number % 128;
+    IF v_number = p_number THEN
+        RETURN v_result;
+    ELSIF v_number > p_number THEN
+        RAISE EXCEPTION 'the result of this operation is forgotten' USING ERRCODE = 'WPOLD';
+    END IF;
+    RETURN NULL;
+END $body$;
+
+-- Keep the result of an operation. If the same operation has finished on another connection meanwhile, this one is
+-- undone and asked again, and then finds the first result. Returns whether this step is the one to tidy up.
+CREATE OR REPLACE FUNCTION {remember}(
+    p_queue integer, p_session bytea, p_number bigint, p_until_ms bigint, p_result text
+) RETURNS boolean LANGUAGE plpgsql AS $body$
+BEGIN
+    INSERT INTO {operation} AS o (queue, slot, session, number, until_ms, result)
+    VALUES (p_queue, p_number % 128, p_session, p_number, p_until_ms, p_result)
+    ON CONFLICT (queue, session, slot) DO UPDATE
+        SET number = excluded.number, until_ms = excluded.until_ms, result = excluded.result
+        WHERE o.number < excluded.number;
+    IF NOT FOUND THEN
+        RAISE EXCEPTION 'this operation ran on another connection' USING ERRCODE = 'WPAGN';
+    END IF;
+    -- One step in 64 tidies up; transaction numbers choose it.
+    RETURN pg_current_xact_id()::text::bigint % 64 = 0;
+END $body$;
+
+-- How many messages are in each state: what was folded, and what was not yet, as of one moment.
+CREATE OR REPLACE FUNCTION {held}(
+    p_queue integer, OUT ready bigint, OUT delayed bigint, OUT leased bigint, OUT waiting bigint, OUT dead_kept bigint
+) LANGUAGE plpgsql AS $body$
+BEGIN
+    SELECT coalesce(sum(c.ready), 0)::bigint, coalesce(sum(c.delayed), 0)::bigint, coalesce(sum(c.leased), 0)::bigint,
+        coalesce(sum(c.waiting), 0)::bigint, coalesce(sum(c.dead_kept), 0)::bigint
+    INTO ready, delayed, leased, waiting, dead_kept
+    FROM (
+        SELECT t.ready, t.delayed, t.leased, t.waiting, t.dead_kept FROM {total} t WHERE t.queue = p_queue
+        UNION ALL
+        SELECT t.ready, t.delayed, t.leased, t.waiting, t.dead_kept FROM {tally} t WHERE t.queue = p_queue
+    ) c;
+END $body$;
+
+-- The key of an advisory lock of one kind on one queue of this namespace.
+CREATE OR REPLACE FUNCTION {lock_of}(p_kind text) RETURNS integer LANGUAGE sql IMMUTABLE AS $body$
+    SELECT hashtext('{message}' || p_kind)
+$body$;
+
+CREATE OR REPLACE FUNCTION {next_due}(p_queue integer) RETURNS bigint LANGUAGE plpgsql AS $body$
+BEGIN
+    RETURN (SELECT m.ready_ms FROM {message} m WHERE m.queue = p_queue AND m.state = 1 ORDER BY m.ready_ms LIMIT 1);
+END $body$;
+
+CREATE OR REPLACE FUNCTION {next_lease}(p_queue integer) RETURNS bigint LANGUAGE plpgsql AS $body$
+BEGIN
+    RETURN (
+        SELECT m.lease_end_ms FROM {message} m WHERE m.queue = p_queue AND m.state = 2 ORDER BY m.lease_end_ms LIMIT 1);
+END $body$;
+
+-- How long until a moment; null if there is none.
+CREATE OR REPLACE FUNCTION {from_now}(p_at bigint, p_now bigint) RETURNS bigint LANGUAGE sql IMMUTABLE AS $body$
+    SELECT CASE WHEN p_at IS NOT NULL THEN greatest(p_at - p_now, 0) END
+$body$;

@@ -1,0 +1,67 @@
+-- Cancel by id or key, once per operation: waiting messages at once, a running one by a flag that its renewal finds.
+-- Touches: queue (read), message, window, completed and result (read), operation, and what `finish` touches.
+-- Keeps: done and dead are final. letters: c cancelled, r requested, f finished, u unknown.
+
+CREATE OR REPLACE FUNCTION {cancel}(
+    p_queue text, p_clock bigint, p_session bytea, p_number bigint, p_ttl bigint, p_ids text[], p_keys text[]
+) RETURNS text LANGUAGE plpgsql {settings} AS $body$
+DECLARE
+    q {queue};
+    m {message};
+    h {message};
+    v_now bigint := {clock}(p_clock);
+    v_op text := encode(p_session, 'hex') || '.' || p_number;
+    v_first text;
+    v_letters text := '';
+BEGIN
+    SELECT * INTO q FROM {queue} WHERE name = p_queue;
+    IF NOT FOUND THEN
+        q := {open}(p_queue);
+    END IF;
+    v_first := {replayed}(q.number, p_session, p_number);
+    IF v_first IS NOT NULL THEN
+        RETURN v_first;
+    END IF;
+    FOR i IN 1 .. cardinality(p_ids) LOOP
+        IF p_keys[i] IS NOT NULL THEN
+            SELECT * INTO m FROM {message} t
+            WHERE t.queue = q.number AND t.key = p_keys[i] AND t.key IS NOT NULL AND t.state < 3 FOR UPDATE;
+            IF NOT FOUND THEN
+                v_letters := v_letters || CASE WHEN EXISTS (
+                    SELECT 1 FROM {window} w WHERE w.queue = q.number AND w.key = p_keys[i] AND w.until_ms > v_now)
+                    THEN 'f' ELSE 'u' END;
+                CONTINUE;
+            END IF;
+            SELECT * INTO h FROM {message} t
+            WHERE t.queue = q.number AND t.key = p_keys[i] AND t.key IS NOT NULL AND t.state = 3 FOR UPDATE;
+            IF FOUND THEN
+                PERFORM {finish}(q, h, v_now, v_op, 'cancelled', 'request');
+            END IF;
+        ELSE
+            SELECT * INTO m FROM {message} t WHERE t.queue = q.number AND t.id = p_ids[i] FOR UPDATE;
+            IF NOT FOUND THEN
+                v_letters := v_letters || CASE WHEN EXISTS (
+                    SELECT 1 FROM {completed} c WHERE c.queue = q.number AND c.id = p_ids[i]) OR EXISTS (
+                    SELECT 1 FROM {result} r WHERE r.queue = q.number AND r.id = p_ids[i] AND r.until_ms > v_now)
+                    THEN 'f' ELSE 'u' END;
+                CONTINUE;
+            END IF;
+        END IF;
+        IF m.state = 4 THEN
+            v_letters := v_letters || 'f';
+        ELSIF m.state = 2 THEN
+            IF NOT m.cancel_requested THEN
+                UPDATE {message} t SET cancel_requested = true WHERE t.queue = q.number AND t.id = m.id;
+                PERFORM {note}(q, v_now, v_op, 'cancel_requested', m);
+            END IF;
+            v_letters := v_letters || 'r';
+        ELSE
+            PERFORM {finish}(q, m, v_now, v_op, 'cancelled', 'request');
+            v_letters := v_letters || 'c';
+        END IF;
+    END LOOP;
+    IF {remember}(q.number, p_session, p_number, v_now + p_ttl, v_letters) THEN
+        PERFORM {tidy}(q, v_now);
+    END IF;
+    RETURN v_letters;
+END $body$;

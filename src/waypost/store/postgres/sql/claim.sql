@@ -1,0 +1,297 @@
+-- Claim: promote what is due, reclaim what expired, lease what is first, and say when to come back.
+-- Touches: queue (read), message, envelope (read), entry, tally, rate, sleeper, operation, and what `finish` touches.
+-- Keeps: a message is leased to one claim (SKIP LOCKED under its row's lock); a token only grows; with `max_running` or
+-- `rate`, claims of one queue take turns, so that together they never pass the limit.
+-- The rows are leases in order; the last row has only `head`.
+
+CREATE OR REPLACE FUNCTION {claim}(
+    p_queue text, p_clock bigint, p_session bytea, p_number bigint, p_ttl bigint, p_limit bigint, p_worker text,
+    p_sleeper text, p_replay boolean
+) RETURNS TABLE (
+    head text, id text, token bigint, deliveries integer, attempts integer, rank smallint, key text, "group" text,
+    published_ms bigint, ready_ms bigint, claimed_ms bigint, lease_end_ms bigint, data bytea
+) LANGUAGE plpgsql {settings} AS $body$
+#variable_conflict use_column
+DECLARE
+    q {queue};
+    v_now bigint := {clock}(p_clock);
+    v_op text := encode(p_session, 'hex') || '.' || p_number;
+    v_nonce bytea := p_session || int4send(p_number::int);
+    v_room bigint := p_limit;
+    v_leased bigint := 0;
+    v_count bigint;
+    v_buried bigint := 0;
+    v_due bigint;
+    v_end bigint;
+    v_rate bigint;
+    v_tidy boolean;
+BEGIN
+    SELECT * INTO q FROM {queue} WHERE name = p_queue;
+    IF NOT FOUND THEN
+        q := {open}(p_queue);
+    END IF;
+    IF {replayed}(q.number, p_session, p_number) IS NOT NULL THEN
+        RETURN QUERY
+            WITH armed AS (
+                UPDATE {message} m SET lease_end_ms = v_now + m.lease_ms
+                WHERE m.queue = q.number AND m.state = 2 AND m.nonce = v_nonce RETURNING m.*
+            )
+            SELECT NULL::text, m.id, m.token, m.deliveries, m.attempts, m.rank, m.key, m."group", m.published_ms,
+                m.ready_ms, m.claimed_ms, m.lease_end_ms, e.data
+            FROM armed m JOIN {envelope} e ON e.seq = m.seq ORDER BY m.rank, m.position, m.id;
+        p_replay := true;
+    ELSE
+        -- Written first: a repeat on another connection waits for this one, or this one is undone by it.
+        v_tidy := {remember}(q.number, p_session, p_number, v_now + p_ttl, '');
+    END IF;
+    v_due := {next_due}(q.number);
+    v_end := {next_lease}(q.number);
+    IF NOT p_replay THEN
+        IF p_sleeper IS NOT NULL THEN
+            UPDATE {sleeper} s SET awake = true WHERE s.queue = q.number AND s.name = p_sleeper AND NOT s.awake;
+        END IF;
+        IF NOT q.paused THEN
+            IF v_due <= v_now THEN
+                PERFORM {promote}(q, v_now, v_op);
+            END IF;
+            IF v_end <= v_now THEN
+                PERFORM {reclaim}(q, v_now, v_op);
+            END IF;
+            IF q.max_running IS NOT NULL OR q.rate_count IS NOT NULL THEN
+                PERFORM pg_advisory_xact_lock({lock_of}('running'), q.number);
+                SELECT r.room, r.next_rate_ms INTO v_room, v_rate FROM {room}(q, v_now, p_limit) r;
+            END IF;
+            IF q.lease_ms IS NULL THEN
+                RETURN QUERY SELECT * FROM {take}(q, v_now, v_op, v_nonce, p_worker, v_room);
+                GET DIAGNOSTICS v_leased = ROW_COUNT;
+            ELSE
+                LOOP
+                    EXIT WHEN v_leased >= v_room;
+                    -- One statement, whatever the number of messages; what is over its limit is left out.
+                    RETURN QUERY
+                WITH chosen AS MATERIALIZED (
+                    SELECT m.ctid AS place FROM {message} m
+                    WHERE m.queue = q.number AND m.state = 0
+                    ORDER BY m.rank, m.position, m.id LIMIT v_room - v_leased FOR UPDATE SKIP LOCKED
+                ), leased AS MATERIALIZED (
+                    UPDATE {message} m SET state = 2, token = m.token + 1, deliveries = m.deliveries + 1,
+                        nonce = v_nonce,
+                        worker = p_worker, claimed_ms = v_now, lease_end_ms = v_now + q.lease_ms, lease_ms = q.lease_ms
+                    FROM chosen c
+                    WHERE m.ctid = c.place AND (q.max_deliveries IS NULL OR m.deliveries < q.max_deliveries)
+                    RETURNING m.seq, m.id, m.token, m.deliveries, m.attempts, m.rank, m.key, m."group", m.published_ms,
+                        m.ready_ms, m.claimed_ms, m.lease_end_ms, m.position, m.cause, m.size
+                ), j AS (
+                    INSERT INTO {entry} (
+                        queue, count, xid, seq, at_ms, event, operation, ids, keys, groups, ranks, tokens, deliveries,
+                            attempts,
+                        workers, causes, waits, sizes)
+                    SELECT q.number, count(*), pg_current_xact_id()::text::bigint, nextval('{sequence}'), v_now,
+                        'claimed', v_op,
+                        array_agg(l.id), CASE WHEN count(l.key) > 0 THEN array_agg(l.key) END,
+                        CASE WHEN count(l."group") > 0 THEN array_agg(l."group") END, array_agg(l.rank),
+                            array_agg(l.token),
+                        array_agg(l.deliveries), array_agg(l.attempts), ARRAY[p_worker],
+                        CASE WHEN count(l.cause) > 0 THEN array_agg(l.cause) END, array_agg(v_now - l.ready_ms),
+                            array_agg(l.size)
+                    FROM leased l WHERE q.journal IN ('all', 'full') HAVING count(*) > 0
+                ), t AS (
+                    INSERT INTO {tally} (
+                        seq, queue, minute, claims, first_claims, again_expired, again_released, again_retried,
+                            again_snoozed,
+                        again_redriven, ready, leased)
+                    SELECT nextval('{sequence}'), q.number, v_now / 60000, count(*),
+                        count(*) FILTER (WHERE l.token = 1),
+                        nullif(count(*) FILTER (WHERE l.token > 1 AND l.cause = 'expired'), 0),
+                        nullif(count(*) FILTER (WHERE l.token > 1 AND l.cause = 'released'), 0),
+                        nullif(count(*) FILTER (WHERE l.token > 1 AND l.cause = 'retried'), 0),
+                        nullif(count(*) FILTER (WHERE l.token > 1 AND l.cause = 'snoozed'), 0),
+                        nullif(count(*) FILTER (WHERE l.token > 1 AND l.cause = 'redriven'), 0), -count(*), count(*)
+                    FROM leased l HAVING count(*) > 0
+                )
+                SELECT NULL::text, l.id, l.token, l.deliveries, l.attempts, l.rank, l.key, l."group", l.published_ms,
+                    l.ready_ms,
+                    l.claimed_ms, l.lease_end_ms, e.data
+                FROM leased l JOIN {envelope} e ON e.seq = l.seq ORDER BY l.rank, l.position, l.id;
+                    GET DIAGNOSTICS v_count = ROW_COUNT;
+                    v_leased := v_leased + v_count;
+                    -- What is over its limit stands in the way: bury it, and look behind it.
+                    EXIT WHEN v_leased >= v_room OR q.max_deliveries IS NULL;
+                    v_count := {bury_exhausted}(q, v_now, v_op, 256 - v_buried);
+                    v_buried := v_buried + v_count;
+                    EXIT WHEN v_count = 0;
+                END LOOP;
+            END IF;
+            IF v_leased > 0 AND q.rate_count IS NOT NULL THEN
+                INSERT INTO {rate} AS r (queue, at_ms, count) VALUES (q.number, v_now, v_leased)
+                ON CONFLICT (queue, at_ms) DO UPDATE SET count = r.count + excluded.count;
+            END IF;
+        END IF;
+        IF q.dead_max IS NOT NULL OR q.dead_keep_ms IS NOT NULL THEN
+            PERFORM {trim_dead}(q, v_now);
+        END IF;
+        IF v_leased = 0 AND p_sleeper IS NOT NULL THEN
+            INSERT INTO {sleeper} (queue, name, until_ms, awake) VALUES (q.number, p_sleeper, v_now + 60000, false)
+            ON CONFLICT (queue, name) DO UPDATE SET until_ms = excluded.until_ms, awake = false;
+        END IF;
+        v_due := {next_due}(q.number);
+        IF v_tidy THEN
+            PERFORM {tidy}(q, v_now);
+        END IF;
+    END IF;
+    RETURN QUERY SELECT
+        json_build_array(
+            {from_now}(v_due, v_now), {from_now}({next_lease}(q.number), v_now), v_rate, q.paused)::text,
+        NULL::text, NULL::bigint, NULL::integer, NULL::integer, NULL::smallint, NULL::text, NULL::text, NULL::bigint,
+        NULL::bigint, NULL::bigint, NULL::bigint, NULL::bytea;
+END $body$;
+
+-- At most once: the message leaves the store with this claim.
+CREATE OR REPLACE FUNCTION {take}(
+    q {queue}, p_now bigint, p_op text, p_nonce bytea, p_worker text, p_room bigint
+) RETURNS TABLE (
+    head text, id text, token bigint, deliveries integer, attempts integer, rank smallint, key text, "group" text,
+    published_ms bigint, ready_ms bigint, claimed_ms bigint, lease_end_ms bigint, data bytea
+) LANGUAGE plpgsql AS $body$
+#variable_conflict use_column
+DECLARE
+    m {message};
+    v_taken bigint := 0;
+    v_buried integer := 0;
+BEGIN
+    WHILE v_taken < p_room LOOP
+        SELECT * INTO m FROM {message} t
+        WHERE t.queue = q.number AND t.state = 0 ORDER BY t.rank, t.position, t.id LIMIT 1 FOR UPDATE SKIP LOCKED;
+        EXIT WHEN NOT FOUND;
+        IF m.deliveries >= q.max_deliveries THEN
+            EXIT WHEN v_buried = 256;
+            v_buried := v_buried + 1;
+            m.reason := 'max_deliveries';
+            PERFORM {finish}(q, m, p_now, p_op, 'dead');
+            PERFORM {trim_dead}(q, p_now);
+            CONTINUE;
+        END IF;
+        v_taken := v_taken + 1;
+        m.token := m.token + 1;
+        m.deliveries := m.deliveries + 1;
+        m.worker := p_worker;
+        m.claimed_ms := p_now;
+        INSERT INTO {tally} (
+            seq, queue, minute, claims, first_claims, again_expired, again_released, again_retried, again_snoozed,
+            again_redriven)
+        VALUES (
+            nextval('{sequence}'), q.number, p_now / 60000, 1, (m.token = 1)::int,
+            (m.token > 1 AND m.cause = 'expired')::int, (m.token > 1 AND m.cause = 'released')::int,
+            (m.token > 1 AND m.cause = 'retried')::int, (m.token > 1 AND m.cause = 'snoozed')::int,
+            (m.token > 1 AND m.cause = 'redriven')::int);
+        PERFORM {note}(q, p_now, p_op, 'claimed', m, m.cause, false, NULL, NULL, NULL, p_now - m.ready_ms);
+        RETURN QUERY SELECT NULL::text, m.id, m.token, m.deliveries, m.attempts, m.rank, m.key, m."group",
+            m.published_ms,
+            m.ready_ms, m.claimed_ms, NULL::bigint, e.data FROM {envelope} e WHERE e.seq = m.seq;
+        PERFORM {finish}(q, m, p_now, p_op, 'done', 'at_most_once');
+    END LOOP;
+END $body$;
+
+-- Bury messages over their limit that stand before all others. Returns how many, 0 when it is enough.
+CREATE OR REPLACE FUNCTION {bury_exhausted}(q {queue}, p_now bigint, p_op text, p_limit bigint) RETURNS integer
+LANGUAGE plpgsql AS $body$
+DECLARE
+    m {message};
+    v_buried integer := 0;
+BEGIN
+    FOR m IN
+        SELECT * FROM {message} t WHERE t.queue = q.number AND t.state = 0 ORDER BY t.rank, t.position, t.id
+        LIMIT p_limit FOR UPDATE SKIP LOCKED
+    LOOP
+        EXIT WHEN m.deliveries < q.max_deliveries;
+        m.reason := 'max_deliveries';
+        PERFORM {finish}(q, m, p_now, p_op, 'dead');
+        PERFORM {trim_dead}(q, p_now);
+        v_buried := v_buried + 1;
+    END LOOP;
+    RETURN v_buried;
+END $body$;
+
+-- What is due becomes ready, in the order of its due time.
+CREATE OR REPLACE FUNCTION {promote}(q {queue}, p_now bigint, p_op text) RETURNS void LANGUAGE plpgsql AS $body$
+BEGIN
+    WITH chosen AS MATERIALIZED (
+        SELECT m.ctid AS place, m.ready_ms, m.id FROM {message} m
+        WHERE m.queue = q.number AND m.state = 1 AND m.ready_ms <= p_now
+        ORDER BY m.ready_ms, m.id LIMIT 512 FOR UPDATE SKIP LOCKED
+    ), placed AS MATERIALIZED (
+        SELECT c.place, nextval('{sequence}') AS position FROM chosen c
+    ), promoted AS (
+        UPDATE {message} m SET state = 0, position = p.position FROM placed p WHERE m.ctid = p.place RETURNING m.*
+    ), j AS (
+        INSERT INTO {entry} (
+            queue, count, xid, seq, at_ms, event, operation, ids, keys, groups, ranks, tokens, deliveries, attempts,
+            causes, sizes)
+        SELECT q.number, count(*), pg_current_xact_id()::text::bigint, nextval('{sequence}'), p_now, 'promoted', p_op,
+            array_agg(m.id), array_agg(m.key), array_agg(m."group"), array_agg(m.rank), array_agg(m.token),
+            array_agg(m.deliveries), array_agg(m.attempts), ARRAY['due'], array_agg(m.size)
+        FROM promoted m WHERE q.journal IN ('all', 'full') HAVING count(*) > 0
+    )
+    INSERT INTO {tally} (seq, queue, minute, ready, delayed)
+    SELECT nextval('{sequence}'), q.number, p_now / 60000, count(*), -count(*) FROM promoted HAVING count(*) > 0;
+END $body$;
+
+-- Leases that have ended go to the head of their priority, unless a cancel or the next generation of their key waits.
+CREATE OR REPLACE FUNCTION {reclaim}(q {queue}, p_now bigint, p_op text) RETURNS void LANGUAGE plpgsql AS $body$
+DECLARE
+    m {message};
+    v_ids text[] := '{}';
+BEGIN
+    FOR m IN
+        SELECT * FROM {message} t WHERE t.queue = q.number AND t.state = 2 AND t.lease_end_ms <= p_now
+        ORDER BY t.lease_end_ms, t.id LIMIT 256 FOR UPDATE SKIP LOCKED
+    LOOP
+        IF m.cancel_requested THEN
+            PERFORM {finish}(q, m, p_now, p_op, 'cancelled', 'expired');
+        ELSIF m.key IS NOT NULL AND EXISTS (
+            SELECT 1 FROM {message} h WHERE h.queue = q.number AND h.key = m.key AND h.key IS NOT NULL AND h.state = 3)
+        THEN
+            PERFORM {finish}(q, m, p_now, p_op, 'replaced', 'expired');
+        ELSE
+            v_ids := v_ids || m.id;
+        END IF;
+    END LOOP;
+    IF cardinality(v_ids) = 0 THEN
+        RETURN;
+    END IF;
+    WITH back AS (
+        UPDATE {message} t
+        SET state = 0, cause = 'expired', ready_ms = t.lease_end_ms, position = t.lease_end_ms - 281474976710656
+        WHERE t.queue = q.number AND t.id = ANY (v_ids) RETURNING t.*
+    ), j AS (
+        INSERT INTO {entry} (
+            queue, count, xid, seq, at_ms, event, operation, ids, keys, groups, ranks, tokens, deliveries, attempts,
+            workers, runs, sizes)
+        SELECT q.number, count(*), pg_current_xact_id()::text::bigint, nextval('{sequence}'), p_now, 'expired', p_op,
+            array_agg(b.id), array_agg(b.key), array_agg(b."group"), array_agg(b.rank), array_agg(b.token),
+            array_agg(b.deliveries), array_agg(b.attempts), array_agg(b.worker), array_agg(p_now - b.claimed_ms),
+            array_agg(b.size)
+        FROM back b WHERE q.journal <> 'off' HAVING count(*) > 0
+    )
+    INSERT INTO {tally} (seq, queue, minute, expired, ready, leased)
+    SELECT nextval('{sequence}'), q.number, p_now / 60000, count(*), count(*), -count(*) FROM back;
+END $body$;
+
+-- How many may be leased now, and how long until the rate lets another one through. Under the lock of `running`.
+CREATE OR REPLACE FUNCTION {room}(q {queue}, p_now bigint, p_limit bigint, OUT room bigint, OUT next_rate_ms bigint)
+LANGUAGE plpgsql AS $body$
+DECLARE
+    v_allowed bigint;
+BEGIN
+    room := p_limit;
+    IF q.max_running IS NOT NULL THEN
+        room := least(room, greatest(0, q.max_running - (SELECT h.leased FROM {held}(q.number) h)));
+    END IF;
+    IF q.rate_count IS NOT NULL THEN
+        DELETE FROM {rate} r WHERE r.queue = q.number AND r.at_ms <= p_now - q.rate_per_ms;
+        SELECT q.rate_count - coalesce(sum(r.count), 0),
+            CASE WHEN q.rate_count <= coalesce(sum(r.count), 0) THEN min(r.at_ms) + q.rate_per_ms - p_now END
+        INTO v_allowed, next_rate_ms FROM {rate} r WHERE r.queue = q.number;
+        room := least(room, greatest(0, v_allowed));
+    END IF;
+END $body$;

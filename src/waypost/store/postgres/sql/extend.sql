@@ -1,0 +1,39 @@
+-- Renew leases, once per operation. Touches: queue (read), message (only the end of the lease), operation.
+-- Keeps: a renewal whose token or nonce is stale changes nothing and says lost. letters: o ok, c cancel, l lost.
+-- A renewal lost with the server's memory costs a redelivery behind the fence at worst, so it waits for no disk.
+
+CREATE OR REPLACE FUNCTION {extend}(
+    p_queue text, p_clock bigint, p_session bytea, p_number bigint, p_ttl bigint, p_ids text[], p_tokens bigint[],
+    p_nonces bytea[]
+) RETURNS text LANGUAGE plpgsql {settings} AS $body$
+DECLARE
+    q {queue};
+    v_now bigint := {clock}(p_clock);
+    v_first text;
+    v_held text[];
+BEGIN
+    SELECT * INTO q FROM {queue} WHERE name = p_queue;
+    IF NOT FOUND THEN
+        q := {open}(p_queue);
+    END IF;
+    v_first := {replayed}(q.number, p_session, p_number);
+    IF v_first IS NOT NULL THEN
+        RETURN v_first;
+    END IF;
+    -- For this transaction: a SET of the function would end before its commit.
+    PERFORM set_config('synchronous_commit', 'off', true);
+    PERFORM 1 FROM {message} m
+    WHERE m.queue = q.number AND m.id = ANY (p_ids) ORDER BY m.id FOR UPDATE;
+    SELECT string_agg(CASE WHEN m.id IS NULL THEN 'l' WHEN m.cancel_requested THEN 'c' ELSE 'o' END, '' ORDER BY u.n),
+        array_agg(m.id)
+    INTO v_first, v_held
+    FROM unnest(p_ids, p_tokens, p_nonces) WITH ORDINALITY AS u (id, token, nonce, n)
+    LEFT JOIN LATERAL (SELECT t.* FROM {message} t WHERE t.queue = q.number AND t.id = u.id OFFSET 0) m
+        ON m.state = 2 AND m.token = u.token AND m.nonce = coalesce(u.nonce, p_nonces[1]);
+    -- The length it was claimed with: its worker renews by that, whatever the queue's lease has become since.
+    UPDATE {message} m SET lease_end_ms = v_now + m.lease_ms WHERE m.queue = q.number AND m.id = ANY (v_held);
+    IF {remember}(q.number, p_session, p_number, v_now + p_ttl, v_first) THEN
+        PERFORM {tidy}(q, v_now);
+    END IF;
+    RETURN v_first;
+END $body$;

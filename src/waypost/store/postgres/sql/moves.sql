@@ -1,0 +1,157 @@
+-- How a message moves: its end, what becomes of its key, and the note in the journal.
+-- Touches: message, envelope, completed, window, entry, tally. Keeps: the ledger, the journal and the keys follow
+-- every change in the same transaction; a key's owner and its next generation change only under the owner's row lock.
+
+-- One event of one message; `m.id` null for an event of the queue itself.
+CREATE OR REPLACE FUNCTION {note}(
+    q {queue}, p_now bigint, p_op text, p_event text, m {message}, p_cause text DEFAULT NULL,
+    p_run boolean DEFAULT false, p_due bigint DEFAULT NULL, p_reason text DEFAULT NULL,
+    p_error_type text DEFAULT NULL, p_wait bigint DEFAULT NULL, p_size bigint DEFAULT NULL
+) RETURNS void LANGUAGE plpgsql AS $body$
+BEGIN
+    IF NOT {keeps}(q.journal, p_event) THEN
+        RETURN;
+    END IF;
+    INSERT INTO {entry} (
+        queue, count, xid, seq, at_ms, event, operation, ids, keys, groups, ranks, tokens, deliveries, attempts,
+        workers, dues, causes, reasons, error_types, runs, waits, sizes
+    ) VALUES (
+        q.number, 1, pg_current_xact_id()::text::bigint, nextval('{sequence}'), p_now, p_event, p_op,
+        CASE WHEN m.id IS NOT NULL THEN ARRAY[m.id] END, CASE WHEN m.key IS NOT NULL THEN ARRAY[m.key] END,
+        CASE WHEN m."group" IS NOT NULL THEN ARRAY[m."group"] END,
+        CASE WHEN m.rank IS NOT NULL THEN ARRAY[m.rank] END,
+        CASE WHEN m.token IS NOT NULL THEN ARRAY[m.token] END,
+        CASE WHEN m.deliveries IS NOT NULL THEN ARRAY[m.deliveries] END,
+        CASE WHEN m.attempts IS NOT NULL THEN ARRAY[m.attempts] END,
+        CASE WHEN p_run OR p_wait IS NOT NULL THEN ARRAY[m.worker] END,
+        CASE WHEN p_due IS NOT NULL THEN ARRAY[p_due] END, CASE WHEN p_cause IS NOT NULL THEN ARRAY[p_cause] END,
+        CASE WHEN p_reason IS NOT NULL THEN ARRAY[p_reason] END,
+        CASE WHEN p_error_type IS NOT NULL THEN ARRAY[p_error_type] END,
+        CASE WHEN p_run THEN ARRAY[p_now - m.claimed_ms] END, CASE WHEN p_wait IS NOT NULL THEN ARRAY[p_wait] END,
+        CASE WHEN coalesce(m.size, p_size) IS NOT NULL THEN ARRAY[coalesce(m.size, p_size)] END
+    );
+END $body$;
+
+-- Count a message that leaves state `p_from` and goes to state `p_to`; null for outside.
+CREATE OR REPLACE FUNCTION {moved}(p_queue integer, p_now bigint, p_from smallint, p_to smallint) RETURNS void
+LANGUAGE plpgsql AS $body$
+BEGIN
+    INSERT INTO {tally} (seq, queue, minute, ready, delayed, leased, waiting, dead_kept)
+    SELECT nextval('{sequence}'), p_queue, p_now / 60000,
+        coalesce((p_to = 0)::int, 0) - coalesce((p_from = 0)::int, 0),
+        coalesce((p_to = 1)::int, 0) - coalesce((p_from = 1)::int, 0),
+        coalesce((p_to = 2)::int, 0) - coalesce((p_from = 2)::int, 0),
+        coalesce((p_to = 3)::int, 0) - coalesce((p_from = 3)::int, 0),
+        coalesce((p_to = 4)::int, 0) - coalesce((p_from = 4)::int, 0);
+END $body$;
+
+-- The end of a message: counted, journalled, its key free or handed to the next generation. The caller holds the lock
+-- of its row. Returns how many messages became claimable by it.
+CREATE OR REPLACE FUNCTION {finish}(
+    q {queue}, m {message}, p_now bigint, p_op text, p_how text, p_cause text DEFAULT NULL
+) RETURNS integer LANGUAGE plpgsql AS $body$
+DECLARE
+    h {message};
+    v_ready bigint;
+BEGIN
+    PERFORM {note}(
+        q, p_now, p_op, p_how, m, p_cause, m.state = 2, NULL, CASE WHEN p_how = 'dead' THEN m.reason END,
+        CASE WHEN p_how = 'dead' THEN m.error_type END);
+    PERFORM {moved}(q.number, p_now, m.state, CASE WHEN p_how = 'dead' THEN 4::smallint END);
+    INSERT INTO {tally} (seq, queue, minute, done, dead, dropped, cancelled, replaced)
+    VALUES (
+        nextval('{sequence}'), q.number, p_now / 60000, nullif((p_how = 'done')::int, 0),
+            nullif((p_how = 'dead')::int, 0),
+        nullif((p_how = 'dropped')::int, 0), nullif((p_how = 'cancelled')::int, 0), nullif((p_how = 'replaced')::int,
+            0));
+    IF p_how = 'dead' THEN
+        UPDATE {message} t SET state = 4, ended_ms = p_now, reason = m.reason, error_type = m.error_type,
+            error = m.error
+        WHERE t.queue = q.number AND t.id = m.id;
+    ELSE
+        DELETE FROM {message} t WHERE t.queue = q.number AND t.id = m.id;
+        IF p_how = 'done' AND q.completed_max > 0 THEN
+            INSERT INTO {completed} VALUES (
+                nextval('{sequence}'), q.number, m.seq, m.id, m.key, m."group", m.rank, m.token, m.deliveries,
+                    m.attempts,
+                m.published_ms, m.ready_ms, m.cancel_requested, p_now, m.reason, m.error_type, m.error);
+            PERFORM {forget_done}(q.number, q.completed_max, 256);
+        ELSE
+            DELETE FROM {envelope} t WHERE t.seq = m.seq;
+        END IF;
+    END IF;
+    IF m.key IS NULL THEN
+        RETURN 0;
+    END IF;
+    IF p_how <> 'done' THEN
+        DELETE FROM {window} w WHERE w.queue = q.number AND w.key = m.key AND w.message_id = m.id;
+    END IF;
+    IF m.state >= 3 THEN
+        RETURN 0;
+    END IF;
+    SELECT * INTO h FROM {message} t
+    WHERE t.queue = q.number AND t.key = m.key AND t.key IS NOT NULL AND t.state = 3 FOR UPDATE;
+    IF NOT FOUND THEN
+        RETURN 0;
+    END IF;
+    v_ready := greatest(h.ready_ms, p_now);
+    UPDATE {message} t
+    SET state = CASE WHEN v_ready > p_now THEN 1 ELSE 0 END, ready_ms = v_ready, position = nextval('{sequence}')
+    WHERE t.queue = q.number AND t.id = h.id;
+    PERFORM {moved}(q.number, p_now, 3::smallint, (CASE WHEN v_ready > p_now THEN 1 ELSE 0 END)::smallint);
+    PERFORM {note}(q, p_now, p_op, 'promoted', h, 'unparked');
+    RETURN (v_ready <= p_now)::int;
+END $body$;
+
+-- Let finished messages beyond the cap go, oldest first, a bounded number at a time. Returns how many went.
+CREATE OR REPLACE FUNCTION {forget_done}(p_queue integer, p_keep bigint, p_limit bigint) RETURNS bigint
+LANGUAGE plpgsql AS $body$
+DECLARE
+    v_seqs bigint[];
+BEGIN
+    WITH surplus AS (
+        SELECT c.number FROM {completed} c WHERE c.queue = p_queue ORDER BY c.number DESC OFFSET p_keep
+    ), oldest AS (
+        SELECT s.number FROM surplus s ORDER BY s.number LIMIT p_limit
+    ), gone AS (
+        DELETE FROM {completed} c USING oldest o WHERE c.queue = p_queue AND c.number = o.number RETURNING c.seq
+    )
+    SELECT array_agg(g.seq) INTO v_seqs FROM gone g;
+    DELETE FROM {envelope} e WHERE e.seq = ANY (v_seqs);
+    RETURN coalesce(cardinality(v_seqs), 0);
+END $body$;
+
+-- Let dead letters go that are too many or too old, a bounded number at a time.
+CREATE OR REPLACE FUNCTION {trim_dead}(q {queue}, p_now bigint) RETURNS void LANGUAGE plpgsql AS $body$
+DECLARE
+    v_surplus bigint := 0;
+    v_old bigint := 0;
+    m {message};
+BEGIN
+    IF q.dead_max IS NOT NULL THEN
+        v_surplus := greatest(0, (SELECT h.dead_kept FROM {held}(q.number) h) - q.dead_max);
+    END IF;
+    IF q.dead_keep_ms IS NOT NULL THEN
+        SELECT count(*) INTO v_old FROM (
+            SELECT 1 FROM {message} t WHERE t.queue = q.number AND t.state = 4 AND t.ended_ms <= p_now - q.dead_keep_ms
+            LIMIT 256) o;
+    END IF;
+    IF greatest(v_surplus, v_old) = 0 THEN
+        RETURN;
+    END IF;
+    FOR m IN
+        SELECT * FROM {message} t WHERE t.queue = q.number AND t.state = 4 ORDER BY t.ended_ms, t.id
+        LIMIT least(256, greatest(v_surplus, v_old)) FOR UPDATE SKIP LOCKED
+    LOOP
+        PERFORM {forget_dead}(q, m, p_now, NULL, CASE WHEN v_surplus > 0 THEN 'dead_max' ELSE 'dead_keep' END);
+    END LOOP;
+END $body$;
+
+CREATE OR REPLACE FUNCTION {forget_dead}(q {queue}, m {message}, p_now bigint, p_op text, p_cause text) RETURNS void
+LANGUAGE plpgsql AS $body$
+BEGIN
+    DELETE FROM {message} t WHERE t.queue = q.number AND t.id = m.id;
+    DELETE FROM {envelope} e WHERE e.seq = m.seq;
+    PERFORM {moved}(q.number, p_now, 4::smallint, NULL);
+    PERFORM {note}(q, p_now, p_op, 'dead_trimmed', m, p_cause);
+END $body$;

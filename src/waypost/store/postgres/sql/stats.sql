@@ -1,0 +1,93 @@
+-- A queue at a glance, as one JSON object. Touches: queue, message, total, tally, minute, sleeper, reader (all read),
+-- and
+-- what `order_journal` touches. Keeps: the counts are those of one moment.
+
+CREATE OR REPLACE FUNCTION {stats}(p_queue text, p_clock bigint, p_minutes bigint) RETURNS text
+LANGUAGE plpgsql {settings} AS $body$
+DECLARE
+    v record;
+    v_number integer;
+    v_now bigint := {clock}(p_clock);
+    v_counts json;
+    v_minutes json;
+BEGIN
+    SELECT * INTO v FROM {ordered}(p_queue, p_clock);
+    v_number := (v.q).number;
+    WITH steps AS MATERIALIZED (
+        SELECT * FROM {tally} t WHERE t.queue = v_number
+    ), counts AS (
+        SELECT
+            t.ready, t.delayed, t.leased, t.waiting, t.dead_kept, t.published, t.redriven, t.done, t.dead, t.dropped,
+            t.cancelled, t.replaced, t.claims, t.first_claims, t.again_expired, t.again_released, t.again_retried,
+            t.again_snoozed, t.again_redriven, t.expired, t.released, t.retried, t.snoozed, t.duplicates, t.transferred
+        FROM {total} t WHERE t.queue = v_number
+        UNION ALL
+        SELECT
+            t.ready, t.delayed, t.leased, t.waiting, t.dead_kept, t.published, t.redriven, t.done, t.dead, t.dropped,
+            t.cancelled, t.replaced, t.claims, t.first_claims, t.again_expired, t.again_released, t.again_retried,
+            t.again_snoozed, t.again_redriven, t.expired, t.released, t.retried, t.snoozed, t.duplicates, t.transferred
+        FROM steps t
+    ), sums AS (
+        SELECT
+            coalesce(sum(t.ready), 0) AS ready, coalesce(sum(t.delayed), 0) AS delayed,
+            coalesce(sum(t.leased), 0) AS leased, coalesce(sum(t.waiting), 0) AS waiting,
+            coalesce(sum(t.dead_kept), 0) AS dead_kept, coalesce(sum(t.published), 0) AS published,
+            coalesce(sum(t.redriven), 0) AS redriven, coalesce(sum(t.done), 0) AS done,
+            coalesce(sum(t.dead), 0) AS dead, coalesce(sum(t.dropped), 0) AS dropped,
+            coalesce(sum(t.cancelled), 0) AS cancelled, coalesce(sum(t.replaced), 0) AS replaced,
+            coalesce(sum(t.claims), 0) AS claims, coalesce(sum(t.first_claims), 0) AS first_claims,
+            coalesce(sum(t.again_expired), 0) AS again_expired, coalesce(sum(t.again_released), 0) AS again_released,
+            coalesce(sum(t.again_retried), 0) AS again_retried, coalesce(sum(t.again_snoozed), 0) AS again_snoozed,
+            coalesce(sum(t.again_redriven), 0) AS again_redriven, coalesce(sum(t.expired), 0) AS expired,
+            coalesce(sum(t.released), 0) AS released, coalesce(sum(t.retried), 0) AS retried,
+            coalesce(sum(t.snoozed), 0) AS snoozed, coalesce(sum(t.duplicates), 0) AS duplicates,
+            coalesce(sum(t.transferred), 0) AS transferred
+        FROM counts t
+    ), lately AS (
+        SELECT t.minute,
+            t.published, t.duplicates, t.claims, t.done, t.retried, t.dead, t.expired, t.dropped
+        FROM {minute} t WHERE t.queue = v_number
+        UNION ALL
+        SELECT t.minute,
+            t.published, t.duplicates, t.claims, t.done, t.retried, t.dead, t.expired, t.dropped
+        FROM steps t
+    ), minutes AS (
+        SELECT t.minute,
+            coalesce(sum(t.published), 0) AS published, coalesce(sum(t.duplicates), 0) AS duplicates,
+            coalesce(sum(t.claims), 0) AS claims, coalesce(sum(t.done), 0) AS done,
+            coalesce(sum(t.retried), 0) AS retried, coalesce(sum(t.dead), 0) AS dead,
+            coalesce(sum(t.expired), 0) AS expired, coalesce(sum(t.dropped), 0) AS dropped
+        FROM lately t
+        WHERE t.minute > v_now / 60000 - least(p_minutes, 1440)
+        GROUP BY t.minute
+        HAVING coalesce(
+            sum(t.published), sum(t.duplicates), sum(t.claims), sum(t.done), sum(t.retried), sum(t.dead),
+            sum(t.expired), sum(t.dropped)) IS NOT NULL
+        ORDER BY t.minute
+    )
+    SELECT (SELECT to_json(s) FROM sums s), (SELECT json_agg(m) FROM minutes m) INTO v_counts, v_minutes;
+    RETURN json_build_object(
+        'now', v_now,
+        'paused', coalesce((v.q).paused, false),
+        'counts', v_counts,
+        'minutes', v_minutes,
+        'oldest_ready', (
+            SELECT max(v_now - h.ready_ms) FROM generate_series(0, 9) AS ranks (rank), LATERAL (
+                (SELECT m.ready_ms FROM {message} m
+                WHERE m.queue = v_number AND m.state = 0 AND m.rank = ranks.rank AND m.position < 0
+                ORDER BY m.position, m.id LIMIT 1)
+                UNION ALL
+                (SELECT m.ready_ms FROM {message} m
+                WHERE m.queue = v_number AND m.state = 0 AND m.rank = ranks.rank AND m.position >= 0
+                ORDER BY m.position, m.id LIMIT 1)) h),
+        'oldest_leased', (
+            SELECT max(v_now - m.claimed_ms) FROM {message} m WHERE m.queue = v_number AND m.state = 2),
+        'next_due', {from_now}({next_due}(v_number), v_now),
+        'next_lease', {from_now}({next_lease}(v_number), v_now),
+        'sleepers', (
+            SELECT count(*) FROM {sleeper} s WHERE s.queue = v_number AND NOT s.awake AND s.until_ms > v_now),
+        'first', v.first,
+        'last', v.last,
+        'readers', (SELECT coalesce(json_object_agg(r.name, r.read_to), '{}') FROM {reader} r WHERE r.queue = v_number)
+    )::text;
+END $body$;

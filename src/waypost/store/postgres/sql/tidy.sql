@@ -1,0 +1,159 @@
+-- What one step in 64 does beside its work, for its own queue: fold counts, put the journal in order and keep its cap,
+-- sweep what has run out. Touches: tally, total, minute, mark, entry, kept, window, result, arrival, sleeper,
+-- operation.
+-- Keeps: bounded work; nobody waits for anybody.
+
+CREATE OR REPLACE FUNCTION {tidy}(q {queue}, p_now bigint) RETURNS void LANGUAGE plpgsql AS $body$
+BEGIN
+    IF pg_try_advisory_xact_lock({lock_of}('tally'), q.number) THEN
+        PERFORM {fold}(q.number, p_now);
+    END IF;
+    IF pg_try_advisory_xact_lock({lock_of}('journal'), q.number) THEN
+        PERFORM {order_journal}(q, p_now, 64);
+    END IF;
+    PERFORM {sweep}(q.number, p_now);
+END $body$;
+
+-- Fold counts: `total` and `minute` gain what the folded rows of `tally` lose. Only under the tally lock.
+CREATE OR REPLACE FUNCTION {fold}(p_queue integer, p_now bigint) RETURNS void LANGUAGE plpgsql AS $body$
+BEGIN
+    WITH chosen AS (
+        SELECT t.ctid AS place FROM {tally} t WHERE t.queue = p_queue ORDER BY t.seq LIMIT 1024 FOR UPDATE SKIP LOCKED
+    ), folded AS MATERIALIZED (
+        DELETE FROM {tally} t USING chosen c WHERE t.ctid = c.place RETURNING t.*
+    ), minutes AS (
+        INSERT INTO {minute} AS m
+        SELECT p_queue, f.minute, sum(f.published), sum(f.duplicates), sum(f.claims), sum(f.done), sum(f.retried),
+            sum(f.dead), sum(f.expired), sum(f.dropped)
+        FROM folded f GROUP BY f.minute
+        HAVING coalesce(sum(f.published), sum(f.duplicates), sum(f.claims), sum(f.done), sum(f.retried), sum(f.dead),
+            sum(f.expired), sum(f.dropped)) IS NOT NULL
+        ON CONFLICT (queue, minute) DO UPDATE SET
+            published = coalesce(m.published, 0) + coalesce(excluded.published, 0),
+            duplicates = coalesce(m.duplicates, 0) + coalesce(excluded.duplicates, 0),
+            claims = coalesce(m.claims, 0) + coalesce(excluded.claims, 0),
+            done = coalesce(m.done, 0) + coalesce(excluded.done, 0),
+            retried = coalesce(m.retried, 0) + coalesce(excluded.retried, 0),
+            dead = coalesce(m.dead, 0) + coalesce(excluded.dead, 0),
+            expired = coalesce(m.expired, 0) + coalesce(excluded.expired, 0),
+            dropped = coalesce(m.dropped, 0) + coalesce(excluded.dropped, 0)
+    )
+    INSERT INTO {total} AS t
+    SELECT p_queue, coalesce(sum(f.ready), 0), coalesce(sum(f.delayed), 0), coalesce(sum(f.leased), 0),
+        coalesce(sum(f.waiting), 0), coalesce(sum(f.dead_kept), 0), coalesce(sum(f.published), 0),
+        coalesce(sum(f.redriven), 0), coalesce(sum(f.done), 0), coalesce(sum(f.dead), 0), coalesce(sum(f.dropped), 0),
+        coalesce(sum(f.cancelled), 0), coalesce(sum(f.replaced), 0), coalesce(sum(f.claims), 0),
+        coalesce(sum(f.first_claims), 0), coalesce(sum(f.again_expired), 0), coalesce(sum(f.again_released), 0),
+        coalesce(sum(f.again_retried), 0), coalesce(sum(f.again_snoozed), 0), coalesce(sum(f.again_redriven), 0),
+        coalesce(sum(f.expired), 0), coalesce(sum(f.released), 0), coalesce(sum(f.retried), 0),
+        coalesce(sum(f.snoozed), 0), coalesce(sum(f.duplicates), 0), coalesce(sum(f.transferred), 0)
+    FROM folded f HAVING count(*) > 0
+    ON CONFLICT (queue) DO UPDATE SET
+        ready = t.ready + excluded.ready, delayed = t.delayed + excluded.delayed, leased = t.leased + excluded.leased,
+        waiting = t.waiting + excluded.waiting, dead_kept = t.dead_kept + excluded.dead_kept,
+        published = t.published + excluded.published, redriven = t.redriven + excluded.redriven,
+        done = t.done + excluded.done, dead = t.dead + excluded.dead, dropped = t.dropped + excluded.dropped,
+        cancelled = t.cancelled + excluded.cancelled, replaced = t.replaced + excluded.replaced,
+        claims = t.claims + excluded.claims, first_claims = t.first_claims + excluded.first_claims,
+        again_expired = t.again_expired + excluded.again_expired,
+        again_released = t.again_released + excluded.again_released,
+        again_retried = t.again_retried + excluded.again_retried,
+        again_snoozed = t.again_snoozed + excluded.again_snoozed,
+        again_redriven = t.again_redriven + excluded.again_redriven,
+        expired = t.expired + excluded.expired, released = t.released + excluded.released,
+        retried = t.retried + excluded.retried, snoozed = t.snoozed + excluded.snoozed,
+        duplicates = t.duplicates + excluded.duplicates, transferred = t.transferred + excluded.transferred;
+    DELETE FROM {minute} m WHERE m.queue = p_queue AND m.minute <= p_now / 60000 - 1440;
+END $body$;
+
+-- Give numbers to entries whose transactions and all older ones have ended: nothing can come before them any more, so
+-- a reader who stands behind them misses nothing. A mark is made for each 64 entries, up to `p_marks` of them. Then
+-- the cap is kept. Only under the journal lock.
+CREATE OR REPLACE FUNCTION {order_journal}(q {queue}, p_now bigint, p_marks integer) RETURNS void
+LANGUAGE plpgsql AS $body$
+DECLARE
+    v_bound bigint := pg_snapshot_xmin(pg_current_snapshot())::text::bigint;
+    v_last {mark};
+    v_counts bigint[];
+    v_xids bigint[];
+    v_seqs bigint[];
+    v_first bigint;
+    v_unread bigint;
+BEGIN
+    SELECT * INTO v_last FROM {mark} m WHERE m.queue = q.number ORDER BY m.number DESC LIMIT 1;
+    IF NOT FOUND THEN
+        v_last := (q.number, 0, 0, 0);
+    END IF;
+    FOR round IN 1 .. p_marks LOOP
+        SELECT array_agg(e.count), array_agg(e.xid), array_agg(e.seq) INTO v_counts, v_xids, v_seqs
+        FROM (
+            SELECT e.count, e.xid, e.seq FROM {entry} e
+            WHERE e.queue = q.number AND (e.xid, e.seq) > (v_last.xid, v_last.seq) AND e.xid < v_bound
+            ORDER BY e.xid, e.seq LIMIT 64
+        ) e;
+        EXIT WHEN v_counts IS NULL;
+        v_last.number := v_last.number + (SELECT sum(c) FROM unnest(v_counts) c);
+        v_last.xid := v_xids[cardinality(v_xids)];
+        v_last.seq := v_seqs[cardinality(v_seqs)];
+        INSERT INTO {mark} VALUES (v_last.*);
+        EXIT WHEN cardinality(v_counts) < 64;
+    END LOOP;
+    SELECT k.first INTO v_first FROM {kept} k WHERE k.queue = q.number;
+    v_first := coalesce(v_first, 1);
+    IF v_last.number - v_first + 1 >= q.journal_max + greatest(512, q.journal_max / 64) THEN
+        SELECT min(r.read_to) + 1 INTO v_unread FROM {reader} r WHERE r.queue = q.number;
+        PERFORM {cut_journal}(q.number, v_last.number - q.journal_max + 1);
+        IF v_unread < v_last.number - q.journal_max + 1 AND {keeps}(q.journal, 'trimmed') THEN
+            v_unread := greatest(v_unread, v_first);
+            -- Its number is the next, so it needs a place behind all that have one: that of the last mark, in effect.
+            INSERT INTO {entry} (queue, count, xid, seq, at_ms, event, causes, reasons, sizes)
+            VALUES (
+                q.number, 1, v_last.xid, greatest(v_last.seq, nextval('{sequence}')), p_now, 'trimmed',
+                ARRAY['hard_cap'], ARRAY[v_unread || '-' || v_last.number - q.journal_max],
+                ARRAY[v_last.number - q.journal_max + 1 - v_unread])
+            RETURNING seq INTO v_last.seq;
+            INSERT INTO {mark} VALUES (q.number, v_last.number + 1, v_last.xid, v_last.seq);
+        END IF;
+    END IF;
+END $body$;
+
+-- Forget the journal before a number: entries and marks that lie before it as a whole. Bounded; the rest goes later.
+CREATE OR REPLACE FUNCTION {cut_journal}(p_queue integer, p_first bigint) RETURNS void LANGUAGE plpgsql AS $body$
+DECLARE
+    v_mark {mark};
+BEGIN
+    INSERT INTO {kept} AS k VALUES (p_queue, p_first)
+    ON CONFLICT (queue) DO UPDATE SET first = excluded.first WHERE k.first < excluded.first;
+    SELECT * INTO v_mark FROM {mark} m WHERE m.queue = p_queue AND m.number < p_first ORDER BY m.number DESC LIMIT 1;
+    IF FOUND THEN
+        DELETE FROM {entry} e WHERE e.ctid IN (
+            SELECT o.ctid FROM {entry} o WHERE o.queue = p_queue AND (o.xid, o.seq) <= (v_mark.xid, v_mark.seq)
+            ORDER BY o.xid, o.seq LIMIT 16384);
+        DELETE FROM {mark} m WHERE m.queue = p_queue AND m.number < v_mark.number;
+    END IF;
+END $body$;
+
+-- Sweep what has run out. Results of operations have no index on their end, so that a new one never touches an index:
+-- a few pages are looked through each time, other ones the next time.
+CREATE OR REPLACE FUNCTION {sweep}(p_queue integer, p_now bigint) RETURNS void LANGUAGE plpgsql AS $body$
+DECLARE
+    v_pages bigint := pg_relation_size('{operation}') / 8192;
+    v_from bigint;
+BEGIN
+    DELETE FROM {window} t WHERE t.ctid IN (
+        SELECT o.ctid FROM {window} o WHERE o.until_ms <= p_now ORDER BY o.until_ms LIMIT 2048 FOR UPDATE SKIP LOCKED);
+    DELETE FROM {result} t WHERE t.ctid IN (
+        SELECT o.ctid FROM {result} o WHERE o.until_ms <= p_now ORDER BY o.until_ms LIMIT 2048 FOR UPDATE SKIP LOCKED);
+    DELETE FROM {arrival} t WHERE t.ctid IN (
+        SELECT o.ctid FROM {arrival} o WHERE o.until_ms <= p_now ORDER BY o.until_ms LIMIT 2048 FOR UPDATE SKIP LOCKED);
+    DELETE FROM {sleeper} t WHERE t.ctid IN (
+        SELECT o.ctid FROM {sleeper} o WHERE o.queue = p_queue AND o.until_ms <= p_now ORDER BY o.until_ms LIMIT 256
+        FOR UPDATE SKIP LOCKED);
+    IF v_pages > 0 THEN
+        v_from := pg_current_xact_id()::text::bigint / 64 * 32 % v_pages;
+        EXECUTE format(
+            'DELETE FROM {operation} t WHERE t.ctid IN (SELECT o.ctid FROM {operation} o '
+            'WHERE o.ctid >= %L::tid AND o.ctid < %L::tid AND o.until_ms <= $1 FOR UPDATE SKIP LOCKED)',
+            '(' || v_from || ',0)', '(' || v_from + 32 || ',0)') USING p_now;
+    END IF;
+END $body$;

@@ -1,0 +1,34 @@
+-- Whom to wake for what a step made claimable. Touches: sleeper.
+-- Keeps: a sleeper is named once; no publisher waits for another one here.
+
+CREATE OR REPLACE FUNCTION {wake}(q {queue}, p_now bigint, p_count bigint) RETURNS text[] LANGUAGE plpgsql AS $body$
+DECLARE
+    v_names text[];
+    v_sleeping boolean;
+BEGIN
+    IF coalesce(p_count, 0) <= 0 OR q.paused THEN
+        RETURN '{}';
+    END IF;
+    SELECT bool_or(NOT s.awake) INTO v_sleeping FROM {sleeper} s WHERE s.queue = q.number AND s.until_ms > p_now;
+    IF v_sleeping IS NULL THEN
+        -- The memory of who sleeps is gone: everybody wakes, once. Whoever does it first does it for all.
+        IF NOT pg_try_advisory_xact_lock({lock_of}('sleeper'), q.number) THEN
+            RETURN '{}';
+        END IF;
+        INSERT INTO {sleeper} AS s (queue, name, until_ms, awake) VALUES (q.number, '', p_now + 60000, true)
+        ON CONFLICT (queue, name) DO UPDATE SET until_ms = excluded.until_ms WHERE s.until_ms <= p_now;
+        RETURN CASE WHEN FOUND THEN '{*}'::text[] ELSE '{}' END;
+    END IF;
+    IF NOT v_sleeping THEN
+        RETURN '{}';
+    END IF;
+    WITH chosen AS (
+        SELECT s.name, s.until_ms FROM {sleeper} s WHERE s.queue = q.number AND NOT s.awake AND s.until_ms > p_now
+        ORDER BY s.until_ms, s.name LIMIT p_count FOR UPDATE SKIP LOCKED
+    ), woken AS (
+        UPDATE {sleeper} s SET awake = true FROM chosen c WHERE s.queue = q.number AND s.name = c.name
+        RETURNING c.name, c.until_ms
+    )
+    SELECT coalesce(array_agg(w.name ORDER BY w.until_ms, w.name), '{}') INTO v_names FROM woken w;
+    RETURN v_names;
+END $body$;

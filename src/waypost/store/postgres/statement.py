@@ -1,0 +1,140 @@
+"""A call of a function as what goes over the socket: the statement, and its parameters in the server's binary form.
+
+The general adapters of a driver look at every element of every list. Here the types are known, so a batch is packed
+with one join, and the reply of most verbs is one text.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from waypost.store.port import Call
+
+if TYPE_CHECKING:
+    from psycopg.pq.abc import PGresult
+
+T = TypeVar("T")
+
+TEXT, BYTES, BOOL, INT2, INT4, INT8, JSONB = 25, 17, 16, 21, 23, 20, 3802
+_ARRAY_OF = {TEXT: 1009, BYTES: 1001, BOOL: 1000, INT2: 1005, INT4: 1007, INT8: 1016}
+_NULL = b"\xff\xff\xff\xff"
+_HEAD = struct.Struct("!IIIII")
+_LENGTH = struct.Struct("!I").pack
+_int2, _int8 = struct.Struct("!h").pack, struct.Struct("!q").pack
+_int4 = struct.Struct("!i").pack
+
+Parameter = tuple[int, bytes | None]
+
+
+@dataclass(slots=True)
+class PostgresCall(Call[T]):
+    """One statement and how to read its reply."""
+
+    name: str
+    queue: str
+    command: bytes
+    parameters: Sequence[Parameter]
+    decode: Callable[[PGresult], T]
+
+
+def text(value: str | None) -> Parameter:
+    """A text, or null."""
+    return TEXT, None if value is None else value.encode()
+
+
+def data(value: bytes | None) -> Parameter:
+    """Bytes, or null."""
+    return BYTES, value
+
+
+def number(value: int | None) -> Parameter:
+    """A bigint, or null."""
+    return INT8, None if value is None else _int8(value)
+
+
+def small(value: int) -> Parameter:
+    """A smallint."""
+    return INT2, _int2(value)
+
+
+def flag(value: bool) -> Parameter:
+    """A boolean."""
+    return BOOL, b"\1" if value else b"\0"
+
+
+def jsonb(value: bytes) -> Parameter:
+    """JSON, of version 1 of its binary form."""
+    return JSONB, b"\1" + value
+
+
+def nothing(kind: int) -> Parameter:
+    """A null array."""
+    return _ARRAY_OF[kind], None
+
+
+def _array(kind: int, elements: Iterable[bytes | None], count: int, *, nulls: bool = True) -> Parameter:
+    if count == 0:
+        return _ARRAY_OF[kind], struct.pack("!III", 0, 0, kind)
+    parts = [_HEAD.pack(1, int(nulls), kind, count, 1)]
+    append = parts.append
+    for element in elements:
+        if element is None:
+            append(_NULL)
+        else:
+            append(_LENGTH(len(element)))
+            append(element)
+    return _ARRAY_OF[kind], b"".join(parts)
+
+
+def array_of_data(values: Sequence[bytes | None]) -> Parameter:
+    """bytea[]"""
+    return _array(BYTES, values, len(values))
+
+
+def array_of_text(values: Sequence[str | None]) -> Parameter:
+    """text[]"""
+    return _array(TEXT, [None if value is None else value.encode() for value in values], len(values))
+
+
+def array_of_numbers(values: Sequence[int | None]) -> Parameter:
+    """bigint[]"""
+    return _array(INT8, [None if value is None else _int8(value) for value in values], len(values))
+
+
+def array_of_ints(values: Sequence[int]) -> Parameter:
+    """integer[]"""
+    return _array(INT4, [_int4(value) for value in values], len(values))
+
+
+def array_of_smalls(values: Sequence[int]) -> Parameter:
+    """smallint[]"""
+    return _array(INT2, [_int2(value) for value in values], len(values))
+
+
+def array_of_flags(values: Sequence[bool]) -> Parameter:
+    """boolean[]"""
+    return _array(BOOL, [b"\1" if value else b"\0" for value in values], len(values))
+
+
+def rows_of(result: PGresult) -> list[tuple[Any, ...]]:
+    """All rows, with the driver's usual types."""
+    from psycopg.adapt import Transformer
+
+    transformer = Transformer()
+    transformer.set_pgresult(result)
+    return transformer.load_rows(0, result.ntuples, tuple)
+
+
+def one(result: PGresult) -> bytes | None:
+    """The only value of a reply: a text, or None."""
+    return result.get_value(0, 0) if result.ntuples else None
+
+
+def safe(value: str | None) -> str | None:
+    """A text that PostgreSQL can hold: it has no NUL, and UTF-8 has no lone surrogates."""
+    if value is None or ("\0" not in value and value.isprintable()):
+        return value
+    return value.replace("\0", "\N{REPLACEMENT CHARACTER}").encode("utf-8", "replace").decode()

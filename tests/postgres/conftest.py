@@ -1,0 +1,72 @@
+"""A server for these tests, and clients of it that are truly apart: each with a connection and a session of its own."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import psycopg
+import pytest
+
+from waypost.store.postgres import PostgresStore, migrate
+from waypost.testing.bench import Bench, fresh_namespace
+from waypost.testing.postgres import PostgresServer
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[PostgresServer]:
+    with PostgresServer() as running:
+        yield running
+
+
+@pytest.fixture
+def namespace(server: PostgresServer) -> str:
+    name = fresh_namespace()
+    migrate(server.url, namespace=name)
+    return name
+
+
+@pytest.fixture
+def bench(server: PostgresServer, namespace: str) -> Iterator[Bench]:
+    """By the server's own clock: what happens here happens at once, not step by step."""
+
+    def make(clock: object, _: str) -> Any:
+        return PostgresStore.from_url(server.url, namespace=namespace)
+
+    with Bench(make, "sync") as subject:
+        yield subject
+        subject.check_invariants()
+
+
+@pytest.fixture
+def side_by_side() -> Callable[[list[Callable[[], object]]], list[object]]:
+    """Run things at once in threads; their results, or the errors they ended with."""
+
+    def run(things: list[Callable[[], object]]) -> list[object]:
+        start = threading.Barrier(len(things), timeout=30)
+        results: list[object] = [None] * len(things)
+
+        def work(index: int) -> None:
+            start.wait()
+            try:
+                results[index] = things[index]()
+            except Exception as error:
+                results[index] = error
+
+        threads = [threading.Thread(target=work, args=(index,)) for index in range(len(things))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        return results
+
+    return run
+
+
+@pytest.fixture
+def database(server: PostgresServer) -> Iterator[psycopg.Connection[Any]]:
+    """A connection of somebody else."""
+    with psycopg.connect(server.url, autocommit=True, application_name=f"test {os.getpid()}") as connection:
+        yield connection

@@ -1,0 +1,197 @@
+"""Connections and schema: what is lost is repeated, what cannot work says what to do."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import psycopg
+import psycopg_pool
+import pytest
+
+from tests.fault.proxy import Proxy
+from waypost import AsyncWaypost, Waypost, errors
+from waypost.store.postgres import PostgresStore, migrate, sql
+from waypost.store.postgres.migrating import VERSION
+from waypost.testing.bench import Bench, fresh_namespace
+from waypost.testing.postgres import PostgresServer
+
+
+@pytest.fixture
+def proxy(server: PostgresServer) -> Iterator[Proxy]:
+    with Proxy(server.port) as running:
+        yield running
+
+
+def through(proxy: Proxy, server: PostgresServer) -> str:
+    return server.url.replace(f":{server.port}/", f":{proxy.port}/")
+
+
+@pytest.mark.promise("PUB-3", "LEASE-6")
+@pytest.mark.parametrize("colour", ["sync", "async"])
+def test_a_reply_lost_after_the_commit_is_asked_for_again_and_is_the_first(
+    proxy: Proxy, server: PostgresServer, namespace: str, colour: Any
+) -> None:
+    url = through(proxy, server)
+    with Bench(lambda clock, _: PostgresStore.from_url(url, namespace=namespace), colour) as bench:
+        operation, draft = bench.operation(), bench.draft()
+        proxy.drop_replies(1, to=b"publish")
+        with pytest.raises(errors.OutcomeUnknown):
+            bench.publish_drafts([draft], operation=operation)
+        assert [one.status for one in bench.publish_drafts([draft], operation=operation)] == ["queued"]
+        operation = bench.operation()
+        proxy.drop_replies(1, to=b"claim")
+        with pytest.raises(errors.OutcomeUnknown):
+            bench.claim_one(operation=operation)
+        lease = bench.claim_one(operation=operation)
+        assert (lease.id, lease.deliveries) == (draft.id, 1)
+        operation = bench.operation()
+        proxy.drop_replies(1, to=b"settle")
+        with pytest.raises(errors.OutcomeUnknown):
+            bench.settle(lease, operation=operation)
+        assert bench.settle(lease, operation=operation) == "done"
+        ledger = bench.ledger()
+        assert (ledger.published, ledger.claims, ledger.done) == (1, 1, 1)
+
+
+@pytest.mark.promise("PUB-3", "LEASE-14")
+def test_the_face_repeats_by_itself_when_replies_are_lost(proxy: Proxy, server: PostgresServer, namespace: str) -> None:
+    with Waypost(through(proxy, server), namespace=namespace) as post:
+        proxy.drop_replies(2, to=b"publish")
+        assert post.publish("orders", {"id": 7}).status == "queued"
+        assert proxy.dropped == 2
+        with post.receive("orders", wait=5) as message:
+            assert message is not None
+            assert message.body == {"id": 7}
+        assert post.ledger("orders").published == post.ledger("orders").done == 1
+
+
+@pytest.mark.promise("LEASE-14")
+def test_work_goes_on_after_the_server_was_killed_and_came_back() -> None:
+    with PostgresServer(durable=True) as own:
+        migrate(own.url)
+        with Waypost(own.url) as post:
+            ids = [post.publish("orders", number).id for number in range(3)]
+            own.kill()
+            back = threading.Thread(target=own.restart)
+            back.start()
+            ids.append(post.publish("orders", 3).id)
+            back.join(30)
+            found = []
+            for _ in ids:
+                with post.receive("orders", wait=5) as message:
+                    assert message is not None
+                    found.append(message.id)
+            assert found == ids
+
+
+def test_nobody_at_home_is_said_within_the_start_timeout() -> None:
+    with pytest.raises(errors.StoreUnavailable, match=r"no connection to postgresql://127\.0\.0\.1:1/nothing"):
+        PostgresStore.from_url("postgresql://u:hunter2@127.0.0.1:1/nothing").connect(start_timeout=2)
+
+
+def test_a_url_that_cannot_be_read_is_refused_without_its_secret() -> None:
+    with pytest.raises(errors.InvalidUrl) as refusal:
+        PostgresStore.from_url("postgresql://u:hunter2@host/db?nonsense=1")
+    assert "hunter2" not in str(refusal.value)
+
+
+class TestSchema:
+    """Tables of this release, of another one, or none."""
+
+    @pytest.mark.promise("STORE-2", "SEE-6")
+    def test_a_database_without_tables_names_the_way_to_make_them(self, server: PostgresServer) -> None:
+        store = PostgresStore.from_url(server.url, namespace=fresh_namespace())
+        with pytest.raises(errors.SchemaTooOld, match="migrate"):
+            store.connect(start_timeout=5)
+        with pytest.raises(errors.SchemaTooOld, match="migrate"):
+            asyncio.run(store.connect_async(start_timeout=5))
+
+    @pytest.mark.promise("STORE-2", "SEE-6")
+    @pytest.mark.parametrize(("version", "error"), [(VERSION + 1, errors.SchemaTooNew), (0, errors.SchemaTooOld)])
+    def test_tables_of_another_release_are_not_touched(
+        self, server: PostgresServer, namespace: str, database: Any, version: int, error: type[Exception]
+    ) -> None:
+        database.execute(f'UPDATE "{namespace}_schema" SET version = {version}')
+        with pytest.raises(error):
+            PostgresStore.from_url(server.url, namespace=namespace).connect(start_timeout=5)
+
+    def test_a_newer_schema_is_not_migrated_back(self, server: PostgresServer, namespace: str, database: Any) -> None:
+        database.execute(f'UPDATE "{namespace}_schema" SET version = {VERSION + 1}')
+        with pytest.raises(errors.SchemaTooNew):
+            migrate(server.url, namespace=namespace)
+
+    def test_migrating_twice_and_at_once_is_harmless(
+        self, server: PostgresServer, side_by_side: Callable[[list[Callable[[], object]]], list[object]]
+    ) -> None:
+        name = fresh_namespace()
+        versions = side_by_side([lambda: migrate(server.url, namespace=name)] * 4)
+        assert sorted(map(str, versions)) == sorted(map(str, [0, *[VERSION] * 3]))
+        assert migrate(server.url, namespace=name) == VERSION
+
+    def test_the_text_of_the_migration_can_be_applied_by_hand_in_another_schema(
+        self, server: PostgresServer, database: Any
+    ) -> None:
+        name = fresh_namespace()
+        database.execute('CREATE SCHEMA IF NOT EXISTS "Side_1"')
+        with database.transaction():
+            database.execute(sql(schema="Side_1", namespace=name))
+        executor = PostgresStore.from_url(server.url, schema="Side_1", namespace=name).connect(start_timeout=5)
+        executor.close()
+        tables = database.execute(
+            "SELECT count(*) FROM pg_tables WHERE schemaname = 'Side_1' AND tablename LIKE %s", (f"{name}%",)
+        ).fetchone()[0]
+        assert tables > 15
+        assert database.execute("SELECT to_regclass(%s)", (f'public."{name}_queue"',)).fetchone() == (None,)
+
+    @pytest.mark.parametrize("schema", ['a"b', "", "1a", "a;b", "x" * 64])
+    def test_a_schema_name_that_needs_care_is_refused(self, schema: str) -> None:
+        with pytest.raises(errors.InvalidName):
+            sql(schema=schema)
+
+    def test_a_user_without_rights_is_told_so(self, server: PostgresServer, namespace: str, database: Any) -> None:
+        database.execute("DROP ROLE IF EXISTS guest")
+        database.execute("CREATE ROLE guest LOGIN")
+        url = server.url.replace("postgres@", "guest@")
+        with pytest.raises(PermissionError, match="grant"):
+            PostgresStore.from_url(url, namespace=namespace).connect(start_timeout=5)
+
+
+class TestPools:
+    """The caller's own pool."""
+
+    @pytest.mark.promise("STORE-5")
+    def test_a_pool_of_the_caller_is_used_and_not_closed(self, server: PostgresServer, namespace: str) -> None:
+        with psycopg_pool.ConnectionPool(server.url, min_size=1, max_size=2, open=True) as pool:
+            with Waypost(client=pool, namespace=namespace) as post:
+                post.publish("orders", b"x")
+                assert post.stats("orders").ledger.ready == 1
+            assert not pool.closed
+            with pool.connection() as connection:
+                assert connection.info.transaction_status == psycopg.pq.TransactionStatus.IDLE
+
+    @pytest.mark.promise("STORE-5")
+    def test_an_asyncio_pool_works_for_the_awaited_face(self, server: PostgresServer, namespace: str) -> None:
+        async def live() -> int:
+            async with (
+                psycopg_pool.AsyncConnectionPool(server.url, min_size=1, max_size=2, open=False) as pool,
+                AsyncWaypost(client=pool, namespace=namespace) as post,
+            ):
+                await post.publish("orders", b"x")
+                return (await post.stats("orders")).ledger.ready
+
+        assert asyncio.run(live()) == 1
+
+    @pytest.mark.promise("STORE-5")
+    def test_a_single_connection_is_refused(self, database: Any) -> None:
+        with pytest.raises(errors.UnusableClient, match="ConnectionPool"):
+            Waypost(client=database)
+
+    @pytest.mark.promise("STORE-5")
+    def test_a_pool_of_the_wrong_colour_is_refused(self, server: PostgresServer, namespace: str) -> None:
+        with psycopg_pool.ConnectionPool(server.url, min_size=1, open=True) as pool:
+            store = PostgresStore.from_client(pool, namespace=namespace)
+            with pytest.raises(errors.UnusableClient):
+                asyncio.run(store.connect_async(start_timeout=1))
