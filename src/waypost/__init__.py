@@ -1,4 +1,4 @@
-"""Messages that must arrive: queues, timers and dead letters on SQLite, Valkey, PostgreSQL or in memory, with an exact history."""
+"""Messages that must arrive: queues, timers and dead letters on SQLite, Valkey or PostgreSQL, with an exact history."""
 
 from __future__ import annotations
 
