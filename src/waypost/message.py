@@ -29,6 +29,8 @@ DeadReason = Literal[
     "blocker_failed",
     "duplicate",
 ]
+#: Reasons of a dead letter that say a handler failed: the failure that ended it is one of its attempts.
+FAILURE_REASONS: frozenset[str | None] = frozenset(("retries_exhausted", "retry_policy_failed"))
 
 EventName = Literal[
     "published",

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from waypost.errors import QueueFull
 from waypost.identity import Operation
 from waypost.message import (
+    FAILURE_REASONS,
     MINUTE_COUNTERS,
     REDELIVERY_CAUSES,
     CancelStatus,
@@ -326,6 +327,8 @@ class QueueModel(Book):
         if outcome in ("retry", "dead"):
             record.error_type, record.error = settlement.error_type, settlement.error
         if outcome == "dead":
+            if settlement.reason in FAILURE_REASONS:
+                record.attempts += 1
             self._bury(now, record, settlement.reason or "rejected", operation)
             return "dead"
         if outcome == "drop":

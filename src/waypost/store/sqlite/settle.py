@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from waypost.message import CancelStatus, ExtendStatus, Settlement, SettleStatus
+from waypost.message import FAILURE_REASONS, CancelStatus, ExtendStatus, Settlement, SettleStatus
 from waypost.store.port import Hold, Target, forwarded_draft
 from waypost.store.sqlite.book import DEAD, LEASED, QueueBook, Record
 from waypost.store.sqlite.moves import bury, end, ends_otherwise, make_claimable, to_head
@@ -76,6 +76,8 @@ def _not_done(book: QueueBook, record: Record, settlement: Settlement, operation
     if outcome in ("retry", "dead"):
         record.error_type, record.error = settlement.error_type, settlement.error
     if outcome == "dead":
+        if settlement.reason in FAILURE_REASONS:
+            record.attempts += 1
         bury(book, record, settlement.reason or "rejected", operation)
         return "dead"
     if outcome == "drop":

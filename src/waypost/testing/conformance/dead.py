@@ -46,6 +46,20 @@ class TestDeadLetters:
         assert [event.reason for event in bench.events("dead", message_id=id)] == [reason]
 
     @pytest.mark.promise("DEAD-1")
+    @pytest.mark.parametrize(
+        ("reason", "attempts"),
+        [("retries_exhausted", 2), ("retry_policy_failed", 2), ("rejected", 1), ("undecodable", 1)],
+    )
+    def test_the_failure_that_ended_a_message_is_one_of_its_attempts(
+        self, bench: Bench, reason: str, attempts: int
+    ) -> None:
+        published = bench.publish()
+        bench.settle(bench.claim_one(), "retry")
+        bench.settle(bench.claim_one(), "dead", reason=reason)
+        assert bench.stored(published.id).attempts == attempts
+        assert [event.attempts for event in bench.events("dead")] == [attempts]
+
+    @pytest.mark.promise("DEAD-1")
     def test_without_a_reason_it_was_rejected(self, bench: Bench) -> None:
         bench.publish()
         bench.settle(bench.claim_one(), "dead")

@@ -66,7 +66,7 @@ BEGIN
             0));
     IF p_how = 'dead' THEN
         UPDATE {message} t SET state = 4, ended_ms = p_now, reason = m.reason, error_type = m.error_type,
-            error = m.error
+            error = m.error, attempts = m.attempts
         WHERE t.queue = q.number AND t.id = m.id;
     ELSE
         DELETE FROM {message} t WHERE t.queue = q.number AND t.id = m.id;

@@ -188,6 +188,10 @@ BEGIN
     IF p_outcome = 'dead' THEN
         letter := 'x';
         m.reason := coalesce(p_reason, 'rejected');
+        IF m.reason IN ('retries_exhausted', 'retry_policy_failed') THEN
+            -- It was a failure of the handler that ended it, and the letter counts that one too.
+            m.attempts := m.attempts + 1;
+        END IF;
         fresh := {finish}(q, m, p_now, p_op, 'dead');
         PERFORM {trim_dead}(q, p_now);
         RETURN;

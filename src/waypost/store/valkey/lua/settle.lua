@@ -156,6 +156,11 @@ local function settle(t)
   end
   local reason, error_type, error_text = t.reason, t.error_type, t.error
   if outcome == 'dead' then
+    if reason == 'retries_exhausted' or reason == 'retry_policy_failed' then
+      -- It was a failure of the handler that ended it, and the letter counts that one too.
+      s.attempts = s.attempts + 1
+      pack_state(s)
+    end
     end_message(s, 'dead', nil, {reason ~= '' and reason or 'rejected', error_type, error_text})
     return 'x'
   end
