@@ -364,6 +364,11 @@ class Message(_Readable[T]):
         return self.lease.attempts
 
     @property
+    def chain_id(self) -> str | None:
+        """The chain that it belongs to: begun by a publish with `chain=True`, gone on with by `then`."""
+        return self.lease.chain
+
+    @property
     def published_at(self) -> datetime:
         """When the store took it in."""
         return _moment(self.lease.published_ms)
@@ -444,6 +449,7 @@ class Message(_Readable[T]):
             due_ms(delay, None)[0],
             check_priority(priority),
             None if group is None else check_text("group", group, GROUP_CHARACTERS_MAX),
+            self.lease.chain,
         )
         self._then = (*self._then, next_one)
         return next_id

@@ -30,7 +30,12 @@
     ├── LeaseLost (RuntimeError)             the lease ended before the settle; the settle changed nothing
     ├── Undecodable (ValueError)             an envelope or a body that cannot be read
     │   └── EnvelopeTooNew                   written by a newer release: leave it for a newer worker
-    └── WaitTimeout (TimeoutError)           a wait ended without what it waited for
+    ├── WaitTimeout (TimeoutError)           a wait ended without what it waited for
+    └── Unfinished (RuntimeError)            what was waited for will not come
+        ├── MessageDead                      the message is a dead letter; carries its reason
+        ├── MessageRemoved                   it was cancelled, dropped, replaced or purged
+        ├── ChainFailed                      a message of the chain ended in one of these ways
+        └── EndUnknown (LookupError)         no trace of the message or chain is left
 
 Each class says in `outcome` whether what was asked for was `done`, `not done` or is `unknown`, so that a caller
 can decide about a repeat without knowing the class. Messages say what to do next; none holds a secret or a body.
@@ -200,3 +205,32 @@ class EnvelopeTooNew(Undecodable):
 
 class WaitTimeout(WaypostError, TimeoutError):
     """Raised when a wait with a deadline ends empty-handed."""
+
+
+class Unfinished(WaypostError, RuntimeError):
+    """Raised when a wait ends because what it waits for will not come."""
+
+    def __init__(self, message: str, *, reason: str | None = None) -> None:
+        super().__init__(message)
+        #: A reason of dead letters, or how else the message ended: cancelled, dropped, replaced.
+        self.reason = reason
+
+
+class MessageDead(Unfinished):
+    """Raised when the message that is waited for became a dead letter."""
+
+
+class MessageRemoved(Unfinished):
+    """Raised when the message that is waited for was cancelled, dropped, replaced or purged."""
+
+
+class ChainFailed(Unfinished):
+    """Raised when a message of the chain that is waited for did not end well. `member` names it as `queue/id`."""
+
+    def __init__(self, message: str, *, reason: str | None = None, member: str | None = None) -> None:
+        super().__init__(message, reason=reason)
+        self.member = member
+
+
+class EndUnknown(Unfinished, LookupError):
+    """Raised when the store has no trace of the message or chain that is waited for."""

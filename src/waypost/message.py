@@ -19,6 +19,8 @@ CancelStatus = Literal["cancelled", "requested", "finished", "unknown"]
 ObservedOutcome = Literal["success", "failure", "skipped", "unknown"]
 MessageState = Literal["ready", "delayed", "waiting", "leased", "dead", "done"]
 
+NoticeKind = Literal["ended", "watch", "completed"]
+
 DeadReason = Literal[
     "max_deliveries",
     "retries_exhausted",
@@ -57,6 +59,17 @@ EventName = Literal[
 ]
 
 
+def chain_id(queue: str, message_id: str) -> str:
+    """The id of the chain that a message begins; it also names any message of one."""
+    return f"{queue}/{message_id}"
+
+
+def split_chain_id(chain: str) -> tuple[str, str]:
+    """The queue and the id in a chain id."""
+    queue, _, message_id = chain.rpartition("/")
+    return queue, message_id
+
+
 class Published(Struct, frozen=True, gc=False):
     """What became of one publish: the id of the message that now stands for it, and what happened.
 
@@ -67,6 +80,13 @@ class Published(Struct, frozen=True, gc=False):
 
     id: str
     status: PublishStatus
+    #: The queue it went to, so that this is all that `wait_result` and `wait_chain` need.
+    queue: str = ""
+
+    @property
+    def chain_id(self) -> str:
+        """The id of the chain that it began, if it was published with `chain=True`."""
+        return chain_id(self.queue, self.id)
 
 
 class Lease(Struct, frozen=True, gc=False):
@@ -86,6 +106,8 @@ class Lease(Struct, frozen=True, gc=False):
     #: None: at most once, the message left the store with this claim and needs no settle.
     lease_end_ms: int | None
     envelope: bytes
+    #: The chain that it belongs to.
+    chain: str | None = None
 
 
 class Claimed(Struct, frozen=True):
@@ -111,6 +133,8 @@ class Continuation(Struct, frozen=True, gc=False):
     delay_ms: int = 0
     priority: int = 5
     group: str | None = None
+    #: The chain that it belongs to, that of the message which sends it on.
+    chain: str | None = None
 
 
 class Settlement(Struct, frozen=True, gc=False):
@@ -223,6 +247,56 @@ class Observed(Struct, frozen=True):
     error: str | None = None
     run_ms: int | None = None
     wait_ms: int | None = None
+
+
+class Watched(Struct, frozen=True):
+    """What a store knows of one message to those who wait for its end."""
+
+    #: Where it is; None if the store has it no more.
+    state: MessageState | None
+    #: How it ended (done, dead, cancelled, dropped, replaced), if that is remembered.
+    ended: EventName | None = None
+    reason: str | None = None
+    error_type: str | None = None
+    error: str | None = None
+    result: bytes | None = None
+
+
+class ChainState(Struct, frozen=True):
+    """How far a chain has come, as its first queue knows it."""
+
+    #: False: no such chain was begun here, or it is forgotten.
+    known: bool
+    #: Messages of it that have not ended.
+    open: int = 0
+    #: The message whose end broke the chain (`queue/id`), and how: a reason of dead letters, or another end.
+    failed: tuple[str, str] | None = None
+    #: The message that ended last (`queue/id`): its result is the chain's.
+    last: str | None = None
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether nothing more can change for those who wait."""
+        return self.known and (self.failed is not None or self.open == 0)
+
+
+class Notice(Struct, frozen=True):
+    """News of a chain on its way to another queue. Whatever it says, it may arrive more than once.
+
+    ended      to the chain's first queue: `member` has ended, and sent on `begun`; `failed` if it did not end well
+    watch      to the chain's first queue: `member` waits for this chain
+    completed  to the queue of a message that waits: this chain ended, well or as `failed` says
+    """
+
+    #: The same for each sending of it.
+    id: str
+    kind: NoticeKind
+    queue: str
+    chain: str
+    #: A message as `queue/id`.
+    member: str
+    begun: tuple[str, ...] = ()
+    failed: str | None = None
 
 
 class Drained(Struct, frozen=True):

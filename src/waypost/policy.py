@@ -60,6 +60,13 @@ SLEEPER_TTL_MS = 60_000
 OUTGOING_TTL_MS = 12 * 3_600_000
 #: How long a queue remembers which continuations arrived: longer than any of them can be resent.
 ARRIVAL_TTL_MS = 24 * 3_600_000
+#: A chain in which nothing ends for so long is forgotten; one that has ended is remembered as long as a result.
+CHAIN_TTL_MS = 30 * 86_400_000
+ENDED_TTL_MS = 3_600_000
+#: Who waits for an end asks again sooner than this, so that the waiters who are gone leave nothing behind.
+WAITER_TTL_MS = 60_000
+#: How many chains one message may wait for.
+BLOCKERS_MAX = 1_000
 MINUTES_KEPT = 1_440
 #: What the journal keeps at level `failures`.
 FAILURE_EVENTS = frozenset(

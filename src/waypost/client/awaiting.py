@@ -25,7 +25,7 @@ from waypost.message import (
     Redriven,
     Stats,
 )
-from waypost.operations import publish, receive, run
+from waypost.operations import publish, receive, run, wait
 from waypost.operations.flow import Flow, drive_async
 from waypost.operations.publish import checked
 from waypost.policy import PAGE_MAX, Policy, RetryPolicy
@@ -243,6 +243,16 @@ class AsyncWaypost(Face):
 
     async def result(self, queue: QueueName, id: str, default: Any = None, *, as_type: type[Any] | None = None) -> Any:
         return self._result_value(await self._call(self._result_call(queue, id)), default, as_type)
+
+    async def wait_result(
+        self, published: Published, timeout: float = 60.0, *, as_type: type[Any] | None = None
+    ) -> Any:
+        return await self._run(wait.wait_result(self._link, published, timeout, as_type))
+
+    async def wait_chain(
+        self, chain: str | Published, timeout: float = 60.0, *, as_type: type[Any] | None = None
+    ) -> Any:
+        return await self._run(wait.wait_chain(self._link, chain, timeout, as_type))
 
     # ---- workers -----------------------------------------------------------------------------------------
 

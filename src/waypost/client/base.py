@@ -16,7 +16,7 @@ from waypost.client.gate import Gate
 from waypost.delivery import Duration, Message, Queue, StoredMessage, queue_name, queue_type
 from waypost.errors import ConfigurationError, ForkedClient, InvalidName, InvalidTime, QueueDrained
 from waypost.identity import Session
-from waypost.message import Drained, JournalPage, MessageState, Redriven, Stats
+from waypost.message import Drained, JournalPage, MessageState, Published, Redriven, Stats
 from waypost.operations import receive, run
 from waypost.operations.flow import Flow, Link, OnEvent, Redact
 from waypost.operations.publish import Group, Key, ManyKey, PublishOptions
@@ -69,6 +69,8 @@ class _Options(TypedDict, total=False):
     correlation_id: str | None
     reply_to: str | None
     timeout: float | None
+    chain: bool
+    after: str | Published | Iterable[str | Published]
 
 
 class PublishKeywords(_Options, total=False):

@@ -31,7 +31,7 @@ from waypost.message import (
     Redriven,
     Stats,
 )
-from waypost.operations import publish, receive, run
+from waypost.operations import publish, receive, run, wait
 from waypost.operations.flow import Flow, drive
 from waypost.operations.publish import checked
 from waypost.policy import PAGE_MAX, Policy, RetryPolicy
@@ -163,7 +163,9 @@ class Waypost(Face):
         or for `window` seconds. `on_conflict` says what happens to a second one: `keep` the first (the default),
         `replace` it, `extend` its due time, or `error` (`KeyTaken`).
         `delay` (seconds, timedelta) or `at` (with a time zone) makes it a timer. `priority` is 0 to 9, higher first.
-        `group`, `headers`, `correlation_id` and `reply_to` travel along. On a full queue whose policy is `block`,
+        `group`, `headers`, `correlation_id` and `reply_to` travel along. `chain=True` begins a chain, which goes on
+        with `message.then` and can be waited for; `after` (chain ids, or what `publish` returned for their first
+        messages) holds this message back until those chains have ended. On a full queue whose policy is `block`,
         waits for room up to `timeout` seconds (1), then raises `QueueFull`.
         """
         with self._gate.publish():
@@ -258,6 +260,22 @@ class Waypost(Face):
     def result(self, queue: QueueName, id: str, default: Any = None, *, as_type: type[Any] | None = None) -> Any:
         """What a handler kept as the result of a message, `default` if there is none or it is too old."""
         return self._result_value(self._call(self._result_call(queue, id)), default, as_type)
+
+    def wait_result(self, published: Published, timeout: float = 60.0, *, as_type: type[Any] | None = None) -> Any:
+        """Wait until a message is done; what its handler kept as the result, None if it kept nothing.
+
+        Raises `MessageDead` or `MessageRemoved` if it ends in another way, `EndUnknown` if no trace of it is left, and
+        `WaitTimeout` when the time is up, which changes nothing: it can be waited for again.
+        """
+        return self._run(wait.wait_result(self._link, published, timeout, as_type))
+
+    def wait_chain(self, chain: str | Published, timeout: float = 60.0, *, as_type: type[Any] | None = None) -> Any:
+        """Wait until every message of a chain is done; the result that the last one kept, None if it kept nothing.
+
+        Raises `ChainFailed` if a message of it ends in another way, `EndUnknown` if no such chain is known, and
+        `WaitTimeout` when the time is up.
+        """
+        return self._run(wait.wait_chain(self._link, chain, timeout, as_type))
 
     # ---- workers -----------------------------------------------------------------------------------------
 

@@ -21,17 +21,20 @@ from waypost.errors import (
     StoreUnavailable,
     WaypostError,
 )
-from waypost.identity import Operation
-from waypost.message import ObservedOutcome, Published
+from waypost.identity import Operation, is_message_id
+from waypost.message import ObservedOutcome, Published, chain_id, split_chain_id
 from waypost.operations.flow import Flow, Link, Sleep, Together, Trouble
+from waypost.operations.forward import deliver_outgoing
 from waypost.policy import (
     BATCH_MAX,
     BLOCK_TIMEOUT_SECONDS,
+    BLOCKERS_MAX,
     CHUNK_BYTES_MAX,
     CHUNK_MESSAGES_MAX,
     GROUP_CHARACTERS_MAX,
     KEY_CHARACTERS_MAX,
     PRIORITY_DEFAULT,
+    QUEUE_NAME,
     OnConflict,
     check_text,
     due_ms,
@@ -72,7 +75,8 @@ class PublishOptions:
     """The options of a publish, checked, as a store understands them."""
 
     __slots__ = (
-        "at_ms", "delay_ms", "group", "headers", "heads", "key", "on_conflict", "priority", "timeout", "window_ms",
+        "after", "at_ms", "chain", "delay_ms", "group", "headers", "heads", "key", "on_conflict", "priority", "timeout",
+        "window_ms",
     )  # fmt: skip
 
     def __init__(
@@ -89,6 +93,8 @@ class PublishOptions:
         correlation_id: str | None = None,
         reply_to: str | None = None,
         timeout: float | None = None,
+        chain: bool = False,
+        after: str | Published | Iterable[str | Published] = (),
     ) -> None:
         if on_conflict not in ON_CONFLICT:
             raise InvalidInput(f"on_conflict must be one of {', '.join(ON_CONFLICT)}, not {on_conflict!r}")
@@ -105,6 +111,10 @@ class PublishOptions:
         self.headers = dict(headers) if headers else {}
         self.heads = codec.Heads(correlation_id=correlation_id, reply_to=reply_to, headers=self.headers)
         self.timeout = BLOCK_TIMEOUT_SECONDS if timeout is None else float(timeout)
+        self.chain = bool(chain)
+        self.after = _blockers(after)
+        if self.after and key is not None:
+            raise InvalidInput("a message that waits for chains cannot have a key: leave out key= or after=")
 
     def key_of(self, body: object, encoded: codec.Encoded | None = None) -> str | None:
         """The key of one body."""
@@ -119,6 +129,24 @@ class PublishOptions:
         """The group of one body."""
         group = self.group
         return check_text("group", group(body), GROUP_CHARACTERS_MAX) if callable(group) else group
+
+
+def check_chain(chain: object) -> str:
+    """Return the id of a chain, given as that or as the publish that began it; or raise `InvalidInput`."""
+    if isinstance(chain, Published):
+        chain = chain.chain_id
+    if isinstance(chain, str):
+        queue, message_id = split_chain_id(chain)
+        if is_message_id(message_id) and QUEUE_NAME.fullmatch(queue):
+            return chain
+    raise InvalidInput("a chain is named by what its first publish returned, or by its chain_id")
+
+
+def _blockers(after: str | Published | Iterable[str | Published]) -> tuple[str, ...]:
+    chains = tuple(dict.fromkeys(map(check_chain, [after] if isinstance(after, str | Published) else after)))
+    if len(chains) > BLOCKERS_MAX:
+        raise InvalidInput(f"a message can wait for at most {BLOCKERS_MAX:,} chains, not {len(chains):,}")
+    return chains
 
 
 NO_OPTIONS = PublishOptions()
@@ -173,6 +201,9 @@ def publish(link: Link, queue: str, body: object, options: PublishOptions) -> Fl
         options.priority,
         None if options.group is None else options.group_of(body),
         None if link.redact is None else journal_copy(link, queue, message_id, body, options),
+        False,
+        chain_id(queue, message_id) if options.chain else None,
+        options.after,
     )
     try:
         try:
@@ -187,6 +218,8 @@ def publish(link: Link, queue: str, body: object, options: PublishOptions) -> Fl
     published = results[0]
     if link.on_event is not None:
         _tell_published(link, queue, results, (draft,))
+    if options.after:
+        yield from deliver_outgoing(link, queue)
     if published.status == "conflict":
         raise _key_taken(draft.key, published.id)
     return published
@@ -297,7 +330,10 @@ class _Cutter:
         self._piece = FIRST_PIECE
         #: Drafts that did not fit into the chunk before.
         self._left: list[Draft] = []
-        self._plain = options.key is None and not callable(options.group) and link.redact is None
+        self._plain = (
+            options.key is None and not callable(options.group) and link.redact is None
+            and not options.chain and not options.after
+        )  # fmt: skip
         self.taken = 0
         self.error: Exception | None = None
 
@@ -367,6 +403,9 @@ class _Cutter:
                 options.priority,
                 options.group_of(body),
                 journal_copy(self._link, self._queue, id, body, options),
+                False,
+                chain_id(self._queue, id) if options.chain else None,
+                options.after,
             )
             for id, envelope, body in zip(ids, envelopes, bodies, strict=True)
         ]
@@ -399,6 +438,8 @@ def publish_many(link: Link, queue: str, bodies: Iterable[object], options: Publ
             results += [None] * (len(chunk.drafts) - len(chunk.results))
             error = error or chunk.error
             conflict = conflict or chunk.conflict
+    if options.after and any(results):
+        yield from deliver_outgoing(link, queue)
     error = error or cutter.error or conflict
     if error is None:
         return results  # type: ignore[return-value]

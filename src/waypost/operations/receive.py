@@ -10,15 +10,15 @@ from typing import Any, TypeAlias, TypeVar
 from waypost.delivery import Message, Outcome, error_text, error_type
 from waypost.errors import EnvelopeTooNew, OperationTooOld, OutcomeUnknown, StoreUnavailable, Undecodable, WaypostError
 from waypost.identity import Operation
-from waypost.message import Claimed, Continuation, ExtendStatus, Lease, ObservedOutcome, Settlement, SettleStatus
+from waypost.message import Claimed, ExtendStatus, Lease, ObservedOutcome, Settlement, SettleStatus
 from waypost.operations.flow import Flow, Link, Sleep, Trouble
+from waypost.operations.forward import deliver_outgoing
 from waypost.policy import (
-    CHUNK_MESSAGES_MAX,
     POLL_FIRST_SECONDS,
     SAFETY_POLL_SECONDS,
     RetryPolicy,
 )
-from waypost.store.port import Draft, Hold
+from waypost.store.port import Hold
 
 T = TypeVar("T")
 #: Makes the message of a lease.
@@ -271,7 +271,7 @@ def settle(
     if link.on_event is not None:
         for message, settlement, status in zip(messages, settlements, woken.result, strict=True):
             tell_settled(link, message, settlement, status, "failure" if status == "lost" else "success")
-    if any(settlement.then for settlement in settlements):
+    if any(s.then for s in settlements) or any(message.lease.chain is not None for message in messages):
         yield from deliver_outgoing(link, queue)
     return woken.result
 
@@ -347,66 +347,3 @@ def extend(link: Link, queue: str, messages: Sequence[Message[Any]]) -> Flow[lis
 
 
 # ---- continuations -------------------------------------------------------------------------------------------
-
-
-def deliver_outgoing(link: Link, queue: str) -> Flow[int]:
-    """Send continuations on to their queues where the store cannot do it in the settle's own step.
-
-    Each is remembered by its target, so it is stored once however often it is sent. Nothing is tried for long here:
-    the settle stands, and what does not get through now is sent by a later claim.
-    """
-    delivered = 0
-    try:
-        waiting: list[Continuation] = yield link.store.outgoing(queue, CHUNK_MESSAGES_MAX)
-    except WaypostError as error:
-        _log_outgoing_delayed(queue, error)
-        return 0
-    for target, drafts in _by_target(waiting):
-        operation = link.lanes.begin(target)
-        try:
-            woken = yield link.store.publish(target, drafts, operation)
-            if woken.wake:
-                link.wake(woken.wake)
-            yield link.store.forwarded(queue, [draft.id for draft in drafts])
-            delivered += len(drafts)
-        except WaypostError as error:
-            # One queue that cannot be reached must not keep the others waiting.
-            _log_outgoing_delayed(queue, error)
-        finally:
-            link.lanes.end(target, operation)
-    return delivered
-
-
-def _log_outgoing_delayed(queue: str, error: WaypostError) -> None:
-    log.warning(
-        "messages sent on from queue %s have not all arrived yet (%s): a later claim sends them again",
-        queue,
-        error,
-        extra={"event": "outgoing_delayed", "queue": queue},
-    )
-
-
-def _by_target(continuations: Sequence[Continuation]) -> list[tuple[str, list[Draft]]]:
-    """Drafts for each target queue, in order, no key twice in one part."""
-    parts: list[tuple[str, list[Draft]]] = []
-    current: dict[str, tuple[list[Draft], set[str]]] = {}
-    for next_one in continuations:
-        drafts, keys = current.get(next_one.queue, (None, set()))
-        if drafts is None or next_one.key in keys:
-            drafts, keys = [], set()
-            current[next_one.queue] = (drafts, keys)
-            parts.append((next_one.queue, drafts))
-        if next_one.key is not None:
-            keys.add(next_one.key)
-        drafts.append(
-            Draft(
-                next_one.id,
-                next_one.envelope,
-                next_one.key,
-                delay_ms=next_one.delay_ms,
-                priority=next_one.priority,
-                group=next_one.group,
-                forwarded=True,
-            )
-        )
-    return parts

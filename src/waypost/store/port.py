@@ -19,11 +19,13 @@ from waypost.errors import InvalidInput
 from waypost.identity import Operation
 from waypost.message import (
     CancelStatus,
+    ChainState,
     Claimed,
     Continuation,
     ExtendStatus,
     JournalPage,
     MessageState,
+    Notice,
     Page,
     Published,
     Purged,
@@ -32,6 +34,7 @@ from waypost.message import (
     SettleStatus,
     Stats,
     TracePage,
+    Watched,
 )
 from waypost.policy import CHUNK_MESSAGES_MAX, OnConflict, Policy
 
@@ -55,6 +58,10 @@ class Draft(Struct, frozen=True, gc=False):
     journal_copy: bytes | None = None
     #: A continuation: the queue remembers its arrival, so that it is stored once however often it is sent.
     forwarded: bool = False
+    #: The chain that it belongs to (`chain_id`); it begins one if that bears its own queue and id.
+    chain: str | None = None
+    #: Chains that must end well before it may be claimed. Such a message has no key.
+    after: tuple[str, ...] = ()
 
 
 class Hold(Struct, frozen=True, gc=False):
@@ -102,6 +109,7 @@ def forwarded_draft(next_one: Continuation) -> Draft:
         priority=next_one.priority,
         group=next_one.group,
         forwarded=True,
+        chain=next_one.chain,
     )
 
 
@@ -159,10 +167,15 @@ class Store(Protocol):
     def extend(self, queue: str, holds: Sequence[Hold], operation: Operation) -> Call[list[ExtendStatus]]: ...
     def cancel(self, queue: str, targets: Sequence[Target], operation: Operation) -> Call[list[CancelStatus]]: ...
 
-    # chains: what a settle sent on, and has not arrived yet (stores that span queues in one step have none)
-    def outgoing(self, queue: str, limit: int) -> Call[list[Continuation]]: ...
+    # chains: what a step sent on, and has not arrived yet (stores that span queues in one step have none)
+    def outgoing(self, queue: str, limit: int) -> Call[list[Continuation | Notice]]: ...
     def forwarded(self, queue: str, ids: Sequence[str]) -> Call[None]: ...
+    def arrive(self, queue: str, notices: Sequence[Notice]) -> Call[Woken[None]]: ...
+
+    # waiting: `waiter` is woken like a sleeper when there is news, if it asks again before `WAITER_TTL_MS` are over
     def result(self, queue: str, message_id: str) -> Call[bytes | None]: ...
+    def watch(self, queue: str, message_id: str, waiter: str | None) -> Call[Watched]: ...
+    def watch_chain(self, queue: str, message_id: str, waiter: str | None) -> Call[ChainState]: ...
 
     # looking
     def peek(

@@ -18,6 +18,7 @@ from waypost.codec import encode_body, make_envelope, open_envelope
 from waypost.identity import Operation, Session, continuation_id
 from waypost.message import (
     CancelStatus,
+    ChainState,
     Claimed,
     Continuation,
     Event,
@@ -25,6 +26,7 @@ from waypost.message import (
     Lease,
     Ledger,
     MessageState,
+    Notice,
     OutcomeName,
     Page,
     Published,
@@ -34,9 +36,12 @@ from waypost.message import (
     SettleStatus,
     Stats,
     Stored,
+    Watched,
+    chain_id,
+    split_chain_id,
 )
 from waypost.policy import CHUNK_MESSAGES_MAX, OnConflict, Policy, policy_changes
-from waypost.store.port import AsyncExecutor, Call, Draft, Executor, Hold, Store, Target, Woken
+from waypost.store.port import AsyncExecutor, Call, Draft, Executor, Hold, Store, Target, Woken, forwarded_draft
 from waypost.testing.clock import ManualClock
 
 T = TypeVar("T")
@@ -186,12 +191,14 @@ class Bench:
         group: str | None = None,
         journal_copy: bytes | None = None,
         forwarded: bool = False,
+        chain: str | None = None,
+        after_chains: Sequence[str] = (),
     ) -> Draft:
         """A message on its way, with a new id unless one is given."""
         id = id or self.session.message_ids(1)[0]
         return Draft(
             id, make_envelope(id, encode_body(body)), key, ms(window), on_conflict, ms(delay), at_ms, priority, group,
-            journal_copy, forwarded,
+            journal_copy, forwarded, chain, tuple(after_chains),
         )  # fmt: skip
 
     def publish_drafts(
@@ -315,28 +322,52 @@ class Bench:
         """The next message of a chain, with the id that its source gives it."""
         id = continuation_id(source.id, source.token, index)
         options["delay_ms"] = ms(options.pop("delay", 0))
+        options.setdefault("chain", source.chain)
         return Continuation(id, queue, make_envelope(id, encode_body(body)), **options)
 
+    def begin_chain(self, *, queue: str = QUEUE, **options: Any) -> str:
+        """Publish the first message of a chain; its chain id."""
+        id = self.session.message_ids(1)[0]
+        return self.publish(queue=queue, id=id, chain=chain_id(queue, id), **options).chain_id
+
+    def chain_state(self, chain: str, waiter: str | None = None) -> ChainState:
+        """How a chain stands at its home."""
+        queue, id = split_chain_id(chain)
+        return self.run(self.store.watch_chain(queue, id, waiter))
+
+    def watch(self, message_id: str, waiter: str | None = None, *, queue: str = QUEUE) -> Watched:
+        """How a message stands for who waits for it."""
+        return self.run(self.store.watch(queue, message_id, waiter))
+
     def deliver_outgoing(self, queue: str = QUEUE) -> list[str]:
-        """Carry continuations to their queues, as clients of a store do that cannot span queues in one step."""
+        """Carry what a queue sends to others, as clients of a store do that cannot span queues in one step."""
         delivered = []
         while found := self.run(self.store.outgoing(queue, CHUNK_MESSAGES_MAX)):
             for one in found:
-                self.forward(one)
+                self.carry(one)
                 self.run(self.store.forwarded(queue, [one.id]))
                 delivered.append(one.id)
         return delivered
 
+    def deliver_all(self) -> None:
+        """Carry everything that any queue sends to others, until nothing is under way."""
+        carried = True
+        while carried:
+            carried = any(self.deliver_outgoing(queue) for queue in sorted(self._queues_used))
+
+    def carry(self, one: Continuation | Notice) -> None:
+        """Take what a queue sends to its target, once more if it was before."""
+        before = self.woken
+        if isinstance(one, Notice):
+            self._queues_used.add(one.queue)
+            self._woken(self.store.arrive(one.queue, [one]))
+        else:
+            self.forward(one)
+        self.woken = {name: before.get(name, []) + self.woken.get(name, []) for name in before | self.woken}
+
     def forward(self, one: Continuation) -> Published:
         """Publish a continuation at its target, once more if it was before."""
-        draft = Draft(
-            one.id, one.envelope, key=one.key, delay_ms=one.delay_ms, priority=one.priority, group=one.group,
-            forwarded=True,
-        )  # fmt: skip
-        before = self.woken
-        published = self.publish_drafts([draft], queue=one.queue)[0]
-        self.woken = {name: before.get(name, []) + self.woken.get(name, []) for name in before | self.woken}
-        return published
+        return self.publish_drafts([forwarded_draft(one)], queue=one.queue)[0]
 
     def result(self, message_id: str, *, queue: str = QUEUE) -> bytes | None:
         """The kept result of a message."""

@@ -20,7 +20,7 @@ from msgspec import structs
 
 from waypost.codec import encode_body, make_envelope
 from waypost.identity import Operation, Session, continuation_id
-from waypost.message import Continuation, Event, Lease, OutcomeName, Settlement
+from waypost.message import Continuation, Event, Lease, Notice, OutcomeName, Settlement
 from waypost.policy import policy_changes
 from waypost.store.memory import MemoryStore
 from waypost.store.port import Call, Draft, Hold, Store, Target, Woken, forwarded_draft
@@ -302,11 +302,17 @@ class StoreMachine(RuleBasedStateMachine):
         """What clients do for a store that cannot span queues in one step."""
         store, executor = self.stores[index], self.executors[index]
         for one in executor.run(store.outgoing(queue, 100)):
-            operation = self.carrier.operation(one.queue)
-            woken = executor.run(store.publish(one.queue, [forwarded_draft(one)], operation))
+            woken: Woken[Any]
+            if isinstance(one, Notice):
+                woken = executor.run(store.arrive(one.queue, [one]))
+            else:
+                operation = self.carrier.operation(one.queue)
+                woken = executor.run(store.publish(one.queue, [forwarded_draft(one)], operation))
             for name, names in woken.wake.items():
                 wake[name] = sorted(wake.get(name, []) + names)
             executor.run(store.forwarded(queue, [one.id]))
+            if isinstance(one, Notice):
+                self.carry(index, one.queue, wake)
 
     @step(1, when=lambda self: self.sent_on, pick=picks)
     def send_again(self, pick: int) -> None:

@@ -21,6 +21,7 @@ from waypost.errors import EnvelopeTooNew, OutcomeUnknown, StoreUnavailable, Und
 from waypost.message import Claimed, Settlement
 from waypost.operations import receive
 from waypost.operations.flow import Link, drive_async
+from waypost.operations.forward import deliver_outgoing
 from waypost.policy import CHUNK_MESSAGES_MAX
 from waypost.store.port import AsyncExecutor
 from waypost.worker.handler import Handler, handling
@@ -202,7 +203,7 @@ class Consumer:
                 nap = receive.Nap()
                 self._accept(claimed)
             if claimed.outgoing:
-                await drive_async(self._executor, receive.deliver_outgoing(self._link, self.queue))
+                await drive_async(self._executor, deliver_outgoing(self._link, self.queue))
             if not claimed.leases and not self.quiet:
                 if not self.in_flight:
                     self.empty_at = work

@@ -41,6 +41,9 @@ class Record:
     reason: str | None = None
     error_type: str | None = None
     error: str | None = None
+    chain: str | None = None
+    #: The chains that it still waits for.
+    blockers: tuple[str, ...] = ()
 
     def stored(self) -> Stored:
         leased = self.state == "leased"
@@ -109,7 +112,7 @@ class Book:
             details = {
                 "message_id": record.id, "key": record.key, "group": record.group, "priority": record.priority,
                 "token": record.token, "claims": record.token, "deliveries": record.deliveries,
-                "attempts": record.attempts, "size": len(record.envelope),
+                "attempts": record.attempts, "size": len(record.envelope), "chain_id": record.chain,
             } | details  # fmt: skip
         self.journal_last += 1
         details["operation_id"] = None if operation is None else str(operation)

@@ -31,6 +31,7 @@ from waypost.message import (
     Settlement,
     SettleStatus,
     Stats,
+    chain_id,
 )
 from waypost.policy import (
     ARRIVAL_TTL_MS,
@@ -41,12 +42,12 @@ from waypost.policy import (
     RECLAIM_MAX,
     SLEEPER_TTL_MS,
 )
-from waypost.store.memory.book import Book, Record, run_of
+from waypost.store.memory.book import Record, run_of
+from waypost.store.memory.chains import Chains
 from waypost.store.port import Draft, Hold, Target
 
 #: Ends after which a key is free at once, even inside its window.
 FREES_WINDOW = frozenset(("dead", "cancelled", "dropped", "replaced"))
-
 
 #: The order in which each state is listed.
 ORDERS: dict[MessageState, Callable[[Record], tuple[object, ...]]] = {
@@ -66,16 +67,14 @@ class Holder:
     parked: str | None = None
 
 
-class QueueModel(Book):
+class QueueModel(Chains):
     """A queue. Every method is one atomic step at store time `now`."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
-        self.messages: dict[str, Record] = {}
         self.keys: dict[str, Holder] = {}
         self.windows: dict[str, tuple[str, int]] = {}
         self.completed: deque[Record] = deque()
-        self.results: dict[str, tuple[bytes, int]] = {}
         self.arrivals: dict[str, int] = {}
         self.sequence = 0
         #: Messages that became claimable in the step under way: so many sleepers are worth waking.
@@ -154,17 +153,23 @@ class QueueModel(Book):
         if action in ("duplicate", "conflict", "arrived"):
             self.count_up(now, "duplicates")
             self.note(now, "duplicate", operation, None, message_id=holder_id, key=draft.key)
-            return Published(holder_id, "conflict" if action == "conflict" else "duplicate")
+            if draft.forwarded and draft.chain is not None and action != "arrived":
+                # Another message stands for it, which is not of this chain: its branch ends here.
+                self.tell_home(draft.chain, draft.id, 0, (), "duplicate")
+            return Published(holder_id, "conflict" if action == "conflict" else "duplicate", self.name)
         due = draft.at_ms if draft.at_ms is not None else now + draft.delay_ms
         if action == "extend":
             record = self.messages[holder_id]
             record.ready_ms = max(due, now)
             if record.state != "waiting":
-                self._make_claimable(now, record, record.ready_ms)
+                self.make_claimable(now, record, record.ready_ms)
             self.note(now, "postponed", operation, record, due_ms=record.ready_ms)
-            return Published(record.id, "extended")
+            return Published(record.id, "extended", self.name)
 
-        record = Record(draft.id, draft.envelope, draft.key, draft.group, draft.priority, now, max(due, now))
+        record = Record(
+            draft.id, draft.envelope, draft.key, draft.group, draft.priority, now, max(due, now),
+            chain=draft.chain, blockers=draft.after,
+        )  # fmt: skip
         cause: str | None = "forwarded" if draft.forwarded else None
         status = "delayed" if due > now else "queued"
         if action == "park":
@@ -182,12 +187,15 @@ class QueueModel(Book):
             self._end(now, old, "replaced", operation, cause="publish")
         elif draft.key is not None:
             self.keys[draft.key] = Holder(record.id)
+        elif record.blockers:
+            record.state, cause = "waiting", "blocked"
         if draft.key is not None and draft.window_ms:
             self.windows = {key: window for key, window in self.windows.items() if window[1] > now}
             self.windows[draft.key] = (record.id, now + draft.window_ms)
         self.messages[record.id] = record
+        self.begin(now, record)
         if record.state != "waiting":
-            self._make_claimable(now, record, record.ready_ms)
+            self.make_claimable(now, record, record.ready_ms)
         self.count_up(now, "published")
         body = None
         if self.policy.journal == "full":
@@ -195,7 +203,7 @@ class QueueModel(Book):
         self.note(
             now, "published", operation, record, cause=cause, due_ms=record.ready_ms if due > now else None, body=body
         )
-        return Published(record.id, status)
+        return Published(record.id, status, self.name)
 
     # ---- claim -------------------------------------------------------------------------------------------
 
@@ -234,7 +242,7 @@ class QueueModel(Book):
     def _promote(self, now: int, operation: Operation) -> None:
         due = sorted((r for r in self._in("delayed") if r.ready_ms <= now), key=lambda r: (r.ready_ms, r.id))
         for record in due[:PROMOTE_MAX]:
-            self._make_claimable(now, record, record.ready_ms)
+            self.make_claimable(now, record, record.ready_ms)
             self.note(now, "promoted", operation, record, cause="due")
 
     def _reclaim(self, now: int, operation: Operation) -> None:
@@ -271,7 +279,7 @@ class QueueModel(Book):
                 if buried == BURY_MAX:
                     break
                 buried += 1
-                self._bury(now, record, "max_deliveries", operation)
+                self.bury(now, record, "max_deliveries", operation)
                 continue
             self.count_up(now, "claims")
             self.count_up(now, "first_claims" if record.token == 0 else f"again_{record.cause}")
@@ -298,7 +306,7 @@ class QueueModel(Book):
     def _lease_of(r: Record) -> Lease:
         return Lease(
             r.id, r.token, r.nonce, r.deliveries, r.attempts, r.priority, r.key, r.group,
-            r.published_ms, r.ready_ms, r.claimed_ms or 0, r.lease_end_ms, r.envelope,
+            r.published_ms, r.ready_ms, r.claimed_ms or 0, r.lease_end_ms, r.envelope, r.chain,
         )  # fmt: skip
 
     # ---- settle, extend, cancel --------------------------------------------------------------------------
@@ -319,7 +327,8 @@ class QueueModel(Book):
             if settlement.result is not None:
                 self.results = {id: kept for id, kept in self.results.items() if kept[1] > now}
                 self.results[record.id] = (settlement.result, now + settlement.result_ttl_ms)
-            self._end(now, record, "done", operation)
+            begun = tuple(chain_id(one.queue, one.id) for one in settlement.then)
+            self._end(now, record, "done", operation, begun=begun)
             return "done"
         if record.cancel_requested:
             self._end(now, record, "cancelled", operation, cause=outcome)
@@ -329,7 +338,7 @@ class QueueModel(Book):
         if outcome == "dead":
             if settlement.reason in FAILURE_REASONS:
                 record.attempts += 1
-            self._bury(now, record, settlement.reason or "rejected", operation)
+            self.bury(now, record, settlement.reason or "rejected", operation)
             return "dead"
         if outcome == "drop":
             self._end(now, record, "dropped", operation, cause="drop")
@@ -356,7 +365,7 @@ class QueueModel(Book):
             now, status, operation, record, due_ms=record.ready_ms,
             reason=settlement.reason, error_type=settlement.error_type, **run_of(now, record),
         )  # fmt: skip
-        self._make_claimable(now, record, record.ready_ms)
+        self.make_claimable(now, record, record.ready_ms)
         return status
 
     def extend(self, now: int, hold: Hold) -> ExtendStatus:
@@ -415,7 +424,7 @@ class QueueModel(Book):
             record.ready_ms, record.cause, record.cancel_requested = now, "redriven", False
             self.counts["redriven"] += 1
             self.note(now, "redriven", operation, record)
-            self._make_claimable(now, record, now)
+            self.make_claimable(now, record, now)
             moved.append(record.id)
         return Redriven(moved, duplicates, len(chosen) > limit)
 
@@ -434,7 +443,7 @@ class QueueModel(Book):
                 self._end(now, record, "cancelled", operation, cause="purge")
         return Purged(min(limit, len(chosen)), len(chosen) > limit)
 
-    def _bury(self, now: int, record: Record, reason: str, operation: Operation) -> None:
+    def bury(self, now: int, record: Record, reason: str, operation: Operation | None) -> None:
         record.reason = reason
         record.ended_ms = now
         self._end(now, record, "dead", operation)
@@ -451,7 +460,7 @@ class QueueModel(Book):
 
     # ---- how a message moves -----------------------------------------------------------------------------
 
-    def _make_claimable(self, now: int, record: Record, ready_ms: int) -> None:
+    def make_claimable(self, now: int, record: Record, ready_ms: int) -> None:
         """To the end of its priority, or to the timers if its time has not come."""
         record.ready_ms = ready_ms
         if ready_ms > now:
@@ -479,7 +488,14 @@ class QueueModel(Book):
         return False
 
     def _end(
-        self, now: int, record: Record, how: EventName, operation: Operation | None, *, cause: str | None = None
+        self,
+        now: int,
+        record: Record,
+        how: EventName,
+        operation: Operation | None,
+        *,
+        cause: str | None = None,
+        begun: tuple[str, ...] = (),
     ) -> None:
         """The end of a message: counted, journalled, its key free or handed to the next generation."""
         self.count_up(now, how)
@@ -498,6 +514,7 @@ class QueueModel(Book):
             self.completed.append(record)
             while len(self.completed) > self.policy.completed_max:
                 self.completed.popleft()
+        self.ended(now, record, how, begun)
         if record.key is not None:
             self._release_key(now, record, record.key, how, operation)
 
@@ -516,7 +533,7 @@ class QueueModel(Book):
             heir = self.messages[holder.parked]
             holder.owner, holder.parked = heir.id, None
             heir.ready_ms = max(heir.ready_ms, now)
-            self._make_claimable(now, heir, heir.ready_ms)
+            self.make_claimable(now, heir, heir.ready_ms)
             self.note(now, "promoted", operation, heir, cause="unparked")
 
     def set_paused(self, now: int, paused: bool) -> bool:

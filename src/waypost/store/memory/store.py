@@ -12,11 +12,13 @@ from typing import Any, TypeVar, cast
 from waypost.identity import Operation
 from waypost.message import (
     CancelStatus,
+    ChainState,
     Claimed,
     Continuation,
     ExtendStatus,
     JournalPage,
     MessageState,
+    Notice,
     Page,
     Published,
     Purged,
@@ -25,6 +27,7 @@ from waypost.message import (
     SettleStatus,
     Stats,
     TracePage,
+    Watched,
 )
 from waypost.policy import Policy
 from waypost.store.memory.book import Record
@@ -100,11 +103,25 @@ class MemoryStore:
         names = model.wake(now, model.freshly_ready + earlier + also())
         return Woken(result, {model.name: names} if names else {})
 
+    def carry_notices(self, now: int) -> dict[str, list[str]]:
+        """Take the notices of a step to their queues, and theirs in turn: here all of it is one step."""
+        wake: dict[str, list[str]] = {}
+        while notices := [notice for model in self._queues.values() for notice in take(model.notices)]:
+            for notice in notices:
+                target = self._queue_for_writing(notice.queue)
+                woken = self._waking(target, now, lambda t=target, n=notice: t.arrive(now, n))  # type: ignore[misc]
+                add_wakes(wake, woken.wake)
+        for model in self._queues.values():
+            if model.expectant:
+                add_wakes(wake, {model.name: take(model.expectant)})
+        return wake
+
     # ---- the way of a message ----------------------------------------------------------------------------
 
     def publish(self, queue: str, drafts: Sequence[Draft], operation: Operation) -> Call[Woken[list[Published]]]:
         def step(model: QueueModel, now: int) -> Woken[list[Published]]:
-            return self._waking(model, now, lambda: model.publish(now, drafts, operation))
+            woken = self._waking(model, now, lambda: model.publish(now, drafts, operation))
+            return Woken(woken.result, add_wakes(woken.wake, self.carry_notices(now)))
 
         return self._once("publish", queue, operation, step)
 
@@ -147,7 +164,7 @@ class MemoryStore:
                 return min(len(settlements), max(0, model.count("ready") - model.freshly_ready))
 
             woken = self._waking(model, now, settle_all, also=freed_slots)
-            return Woken(woken.result, wake | woken.wake)
+            return Woken(woken.result, add_wakes(add_wakes(wake, woken.wake), self.carry_notices(now)))
 
         return self._once("settle", queue, operation, step)
 
@@ -165,8 +182,7 @@ class MemoryStore:
                 target.publish(now, [draft], operation)
             else:
                 woken = self._waking(target, now, lambda t=target, d=draft: t.publish(now, [d], operation))  # type: ignore[misc]
-                for name, names in woken.wake.items():
-                    wake.setdefault(name, []).extend(names)
+                add_wakes(wake, woken.wake)
         return status
 
     def extend(self, queue: str, holds: Sequence[Hold], operation: Operation) -> Call[list[ExtendStatus]]:
@@ -177,11 +193,20 @@ class MemoryStore:
             "cancel", queue, operation, lambda model, now: [model.cancel(now, target, operation) for target in targets]
         )
 
-    def outgoing(self, queue: str, limit: int) -> Call[list[Continuation]]:
+    def outgoing(self, queue: str, limit: int) -> Call[list[Continuation | Notice]]:
         return ModelCall("outgoing", lambda now: [])
 
     def forwarded(self, queue: str, ids: Sequence[str]) -> Call[None]:
         return ModelCall("forwarded", lambda now: None)
+
+    def arrive(self, queue: str, notices: Sequence[Notice]) -> Call[Woken[None]]:
+        return ModelCall("arrive", lambda now: Woken(None, {}))
+
+    def watch(self, queue: str, message_id: str, waiter: str | None) -> Call[Watched]:
+        return ModelCall("watch", lambda now: self._queue(queue).watch(now, message_id, waiter))
+
+    def watch_chain(self, queue: str, message_id: str, waiter: str | None) -> Call[ChainState]:
+        return ModelCall("watch_chain", lambda now: self._queue(queue).watch_chain(now, message_id, waiter))
 
     def result(self, queue: str, message_id: str) -> Call[bytes | None]:
         def step(now: int) -> bytes | None:
@@ -297,6 +322,21 @@ class MemoryStore:
         return ModelCall("journal_trim", lambda now: self._queue_for_writing(queue).trim_journal(now, up_to))
 
 
+def take(items: list[T]) -> list[T]:
+    """All items of a list, which is empty after."""
+    taken = items[:]
+    items.clear()
+    return taken
+
+
+def add_wakes(wakes: dict[str, list[str]], more: dict[str, list[str]]) -> dict[str, list[str]]:
+    """Put more names to those that are to be woken."""
+    for queue, names in more.items():
+        known = wakes.setdefault(queue, [])
+        known += [name for name in names if name not in known]
+    return wakes
+
+
 def worth_resuming(model: QueueModel) -> int:
     """How many sleepers a resume can have made useful: one of them looks after timers and the ends of leases."""
     return model.count("ready") + (model.next_due(0) is not None or model.next_lease(0) is not None)
@@ -317,6 +357,8 @@ class MemoryExecutor:
         with self._store.lock:
             now = self._store.clock()
             result = cast("ModelCall[T]", call).step(now)
+            # Steps that answer without names wake nobody: who waits asks again after a while.
+            self._store.carry_notices(now)
             self._store.cut_journals(now)
             return result
 

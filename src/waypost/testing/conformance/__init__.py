@@ -5,6 +5,7 @@
     queue      pause, policy, limits, namespaces, listings
     lease      claims, fences, counts, reclaim
     settle     outcomes, results, continuations, cancel
+    chains     waiting for an end, chains over several queues, messages that wait for chains
     replay     lost replies
     dead       dead letters and completed history
     timers     not early, in order, bounded
@@ -18,6 +19,7 @@ in both colours. They need store time by hand: a store takes `clock=`, a functio
 
 from __future__ import annotations
 
+from waypost.testing.conformance.chains import TestBlockers, TestChains, TestWaiting
 from waypost.testing.conformance.dead import TestCompletedHistory, TestDeadLetters, TestRedrive
 from waypost.testing.conformance.journal import TestJournal, TestJournalReaders, TestTrace
 from waypost.testing.conformance.keys import TestConflicts, TestGenerations, TestLiveKeys, TestWindows
@@ -33,8 +35,10 @@ from waypost.testing.conformance.wake import TestWakes
 __all__ = [
     "TestApartness",
     "TestAtMostOnce",
+    "TestBlockers",
     "TestCancel",
     "TestCap",
+    "TestChains",
     "TestClaims",
     "TestCompletedHistory",
     "TestConflicts",
@@ -61,6 +65,7 @@ __all__ = [
     "TestResults",
     "TestTimers",
     "TestTrace",
+    "TestWaiting",
     "TestWakes",
     "TestWindows",
 ]

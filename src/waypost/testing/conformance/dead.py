@@ -239,7 +239,7 @@ class TestRedrive:
     def test_a_redriven_message_holds_its_key_again(self, bench: Bench) -> None:
         (id,) = bury(bench, key="k")
         bench.redrive()
-        assert bench.publish(key="k") == Published(id, "duplicate")
+        assert bench.publish(key="k") == Published(id, "duplicate", "orders")
         bench.settle(bench.claim_one())
         assert bench.publish(key="k").status == "queued"
 

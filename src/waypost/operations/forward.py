@@ -1,0 +1,106 @@
+"""Carrying to other queues what a step decided, where a store cannot span queues: continuations, news of chains."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Sequence
+
+from waypost.errors import WaypostError
+from waypost.message import Continuation, Notice
+from waypost.operations.flow import Flow, Link
+from waypost.policy import CHUNK_MESSAGES_MAX
+from waypost.store.port import Draft, forwarded_draft
+
+log = logging.getLogger("waypost")
+
+#: One call carries no more than this to other queues; later claims go on with the rest.
+DELIVERED_MAX = 16 * CHUNK_MESSAGES_MAX
+
+
+def deliver_outgoing(link: Link, queue: str) -> Flow[int]:
+    """Send continuations and news of chains on to their queues where the store cannot do it in the same step.
+
+    Each is remembered by its target, so it counts once however often it is sent. Nothing is tried for long here:
+    the step stands, and what does not get through now is sent by a later claim. News may make their target send
+    news in turn, which go on from here too.
+    """
+    delivered = 0
+    sources = deque([queue])
+    while sources:
+        source = sources.popleft()
+        try:
+            waiting: list[Continuation | Notice] = yield link.store.outgoing(source, CHUNK_MESSAGES_MAX)
+        except WaypostError as error:
+            _log_outgoing_delayed(source, error)
+            continue
+        before = delivered
+        notices: dict[str, list[Notice]] = {}
+        for one in waiting:
+            if isinstance(one, Notice):
+                notices.setdefault(one.queue, []).append(one)
+        delivered += yield from _deliver_messages(link, source, [w for w in waiting if isinstance(w, Continuation)])
+        for target, news in notices.items():
+            if (yield from _deliver_notices(link, source, target, news)):
+                delivered += len(news)
+                sources.append(target)
+        if len(waiting) == CHUNK_MESSAGES_MAX and delivered > before:
+            sources.append(source)
+        if delivered >= DELIVERED_MAX:
+            break
+    return delivered
+
+
+def _deliver_messages(link: Link, source: str, continuations: Sequence[Continuation]) -> Flow[int]:
+    delivered = 0
+    for target, drafts in _by_target(continuations):
+        operation = link.lanes.begin(target)
+        try:
+            woken = yield link.store.publish(target, drafts, operation)
+            if woken.wake:
+                link.wake(woken.wake)
+            yield link.store.forwarded(source, [draft.id for draft in drafts])
+            delivered += len(drafts)
+        except WaypostError as error:
+            # One queue that cannot be reached must not keep the others waiting.
+            _log_outgoing_delayed(source, error)
+        finally:
+            link.lanes.end(target, operation)
+    return delivered
+
+
+def _deliver_notices(link: Link, source: str, target: str, notices: Sequence[Notice]) -> Flow[bool]:
+    try:
+        woken = yield link.store.arrive(target, notices)
+        if woken.wake:
+            link.wake(woken.wake)
+        yield link.store.forwarded(source, [notice.id for notice in notices])
+    except WaypostError as error:
+        _log_outgoing_delayed(source, error)
+        return False
+    return True
+
+
+def _log_outgoing_delayed(queue: str, error: WaypostError) -> None:
+    log.warning(
+        "messages sent on from queue %s have not all arrived yet (%s): a later claim sends them again",
+        queue,
+        error,
+        extra={"event": "outgoing_delayed", "queue": queue},
+    )
+
+
+def _by_target(continuations: Sequence[Continuation]) -> list[tuple[str, list[Draft]]]:
+    """Drafts for each target queue, in order, no key twice in one part."""
+    parts: list[tuple[str, list[Draft]]] = []
+    current: dict[str, tuple[list[Draft], set[str]]] = {}
+    for next_one in continuations:
+        drafts, keys = current.get(next_one.queue, (None, set()))
+        if drafts is None or next_one.key in keys:
+            drafts, keys = [], set()
+            current[next_one.queue] = (drafts, keys)
+            parts.append((next_one.queue, drafts))
+        if next_one.key is not None:
+            keys.add(next_one.key)
+        drafts.append(forwarded_draft(next_one))
+    return parts
