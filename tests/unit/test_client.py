@@ -83,7 +83,7 @@ def test_a_dataclass_travels_with_its_type_name(post: Any) -> None:
 @pytest.mark.promise("PUB-4", "PUB-5")
 def test_a_key_stands_for_one_message(post: Any) -> None:
     first = post.publish("orders", {"n": 1}, key="a")
-    assert post.publish("orders", {"n": 2}, key="a") == waypost.Published(first.id, "duplicate")
+    assert post.publish("orders", {"n": 2}, key="a") == waypost.Published(first.id, "duplicate", "orders")
     assert post.publish("orders", {"n": 2}, key=lambda body: "a").status == "duplicate"
     assert post.publish("orders", {"n": 3}, key="a", on_conflict="extend", delay=5).status == "extended"
     replaced = post.publish("orders", {"n": 4}, key="a", on_conflict="replace")

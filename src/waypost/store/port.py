@@ -99,6 +99,14 @@ class Woken(Struct, Generic[T], frozen=True):
     wake: dict[str, list[str]]
 
 
+def add_wakes(wakes: dict[str, list[str]], more: dict[str, list[str]]) -> dict[str, list[str]]:
+    """Put more names to those that are to be woken."""
+    for queue, names in more.items():
+        known = wakes.setdefault(queue, [])
+        known += [name for name in names if name not in known]
+    return wakes
+
+
 def forwarded_draft(next_one: Continuation) -> Draft:
     """A continuation as its target queue receives it."""
     return Draft(

@@ -32,7 +32,7 @@ from waypost.message import (
 from waypost.policy import Policy
 from waypost.store.memory.book import Record
 from waypost.store.memory.queue import QueueModel
-from waypost.store.port import Call, Draft, Hold, Target, Woken, check_purge, forwarded_draft, told
+from waypost.store.port import Call, Draft, Hold, Target, Woken, add_wakes, check_purge, forwarded_draft, told
 
 T = TypeVar("T")
 
@@ -327,14 +327,6 @@ def take(items: list[T]) -> list[T]:
     taken = items[:]
     items.clear()
     return taken
-
-
-def add_wakes(wakes: dict[str, list[str]], more: dict[str, list[str]]) -> dict[str, list[str]]:
-    """Put more names to those that are to be woken."""
-    for queue, names in more.items():
-        known = wakes.setdefault(queue, [])
-        known += [name for name in names if name not in known]
-    return wakes
 
 
 def worth_resuming(model: QueueModel) -> int:

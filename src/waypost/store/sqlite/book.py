@@ -38,7 +38,7 @@ _FRESH_NUMBERS = dict.fromkeys(NUMBERS, 0) | {"journal_first": 1, "journal_swept
 COLUMNS = (
     'm.seq, m.id, m.state, m.priority, m.position, m.ready_ms, m.published_ms, m.size, m.key, m."group", m.token, '
     "m.deliveries, m.attempts, m.nonce, m.worker, m.claimed_ms, m.lease_end_ms, m.lease_ms, m.cancel_requested, "
-    "m.cause, m.ended_ms, m.reason, m.error_type, m.error"
+    "m.cause, m.ended_ms, m.reason, m.error_type, m.error, m.chain"
 )
 
 #: Rows of the journal that are out of its range are removed so many a step: more than a step adds, never a long stop.
@@ -51,6 +51,7 @@ _ENVELOPE_INSERT = "INSERT INTO {envelope} (seq, data) VALUES (?, ?)"
 _ENVELOPE_DELETE = "DELETE FROM {envelope} WHERE seq = ?"
 _MESSAGE_COLUMNS = (
     "seq", "queue", "id", "state", "priority", "position", "ready_ms", "published_ms", "size", "key", "group",
+    "chain",
 )  # fmt: skip
 _MESSAGE_UPDATE = """
     UPDATE {message} SET state = ?, position = ?, ready_ms = ?, token = ?, deliveries = ?, attempts = ?, nonce = ?,
@@ -61,7 +62,7 @@ _MESSAGE_DELETE = "DELETE FROM {message} WHERE seq = ?"
 _JOURNAL_COLUMNS = (
     "queue", "number", "at_ms", "event", "message_id", "key", "group", "priority", "token", "claims", "deliveries",
     "attempts", "worker", "due_ms", "cause", "reason", "error_type", "run_ms", "wait_ms", "size", "operation_id",
-    "body",
+    "chain_id", "body",
 )  # fmt: skip
 _JOURNAL_SWEEP = "DELETE FROM {journal} WHERE queue = ? AND number < ?"
 _READERS = "SELECT name, read_to FROM {reader} WHERE queue = ?"
@@ -81,6 +82,7 @@ _MINUTE = (
     f"INSERT INTO {{minute}} (queue, minute, {', '.join(MINUTE_COUNTERS)}) VALUES (?, ?{', ?' * len(MINUTE_COUNTERS)}) "
     "ON CONFLICT DO UPDATE SET " + ", ".join(f"{name} = {name} + excluded.{name}" for name in MINUTE_COUNTERS)
 )
+_WAITERS = "SELECT 1 FROM {waiter} WHERE queue = ? LIMIT 1"
 _MINUTES_OLD = "DELETE FROM {minute} WHERE queue = ? AND minute <= ?"
 
 
@@ -113,6 +115,7 @@ class Record(Struct, gc=False):
     reason: str | None = None
     error_type: str | None = None
     error: str | None = None
+    chain: str | None = None
 
 
 class Holder(Struct):
@@ -145,9 +148,27 @@ class QueueBook:
     """A queue in hand. `number` is 0 when it is not in the file."""
 
     __slots__ = (
-        "_added", "_before", "_buried", "_events", "_events_noted", "_gone",
-        "_kept_envelopes", "_minute", "_touched", "freshly_ready", "holders", "name", "now", "number", "numbers",
-        "paused", "policy", "policy_text", "records", "step",
+        "_added",
+        "_awaited",
+        "_before",
+        "_buried",
+        "_events",
+        "_events_noted",
+        "_gone",
+        "_kept_envelopes",
+        "_minute",
+        "_touched",
+        "freshly_ready",
+        "holders",
+        "name",
+        "now",
+        "number",
+        "numbers",
+        "paused",
+        "policy",
+        "policy_text",
+        "records",
+        "step",
     )  # fmt: skip
 
     def __init__(self, step: Step, name: str, row: tuple[Any, ...] | None) -> None:
@@ -167,6 +188,7 @@ class QueueBook:
         self.holders: dict[str, Holder | None] = {}
         #: Messages that became claimable in the step under way: so many sleepers are worth waking.
         self.freshly_ready = 0
+        self._awaited: bool | None = None
         self._added: dict[str, tuple[Record, bytes]] = {}
         self._touched: dict[str, Record] = {}
         self._buried: dict[str, Record] = {}
@@ -227,18 +249,20 @@ class QueueBook:
             return
         numbers = self.numbers
         number = numbers["journal_last"] = numbers["journal_last"] + 1
+        chain = None
         if record is None:
             told = (message_id, key, None, None, None, None, None, None)
         else:
             size = record.size
             token = record.token
+            chain = record.chain
             told = (
                 record.id, record.key, record.group, record.priority,
                 token, token, record.deliveries, record.attempts,
             )  # type: ignore[assignment]  # fmt: skip
         self._events.append((
             self.number, number, self.now, event, *told, worker, due_ms, cause, reason, error_type,
-            run_ms, wait_ms, size, operation, body,
+            run_ms, wait_ms, size, operation, chain, body,
         ))  # fmt: skip
 
     def note_run(self, event: EventName, operation: str | None, record: Record, **details: Any) -> None:
@@ -379,7 +403,7 @@ class QueueBook:
                 [
                     (
                         r.seq, queue, r.id, r.state, r.priority, r.position, r.ready_ms, r.published_ms, r.size,
-                        r.key, r.group,
+                        r.key, r.group, r.chain,
                     )
                     for r, _ in self._added.values()
                 ],
@@ -391,6 +415,13 @@ class QueueBook:
         self.flush_messages()
         self.records.clear()
         self.holders.clear()
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether anybody waits for the end of a message of this queue; looked up once a step."""
+        if self._awaited is None:
+            self._awaited = self.step.execute(_WAITERS, (self.number,)).fetchone() is not None
+        return self._awaited
 
     def next_due(self) -> int | None:
         """Milliseconds until the next timer."""

@@ -179,5 +179,5 @@ def _lease_round(
 def _lease_of(r: Record, envelope: bytes) -> Lease:
     return Lease(
         r.id, r.token, r.nonce, r.deliveries, r.attempts, r.priority, r.key, r.group,
-        r.published_ms, r.ready_ms, r.claimed_ms or 0, r.lease_end_ms, envelope,
+        r.published_ms, r.ready_ms, r.claimed_ms or 0, r.lease_end_ms, envelope, r.chain,
     )  # fmt: skip

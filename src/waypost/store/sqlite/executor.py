@@ -20,6 +20,7 @@ from typing import TypeVar, cast
 
 from waypost.errors import StoreUnavailable, WaypostError
 from waypost.store.port import Call
+from waypost.store.sqlite.chains import carry
 from waypost.store.sqlite.connection import is_full, open_file, patiently, told
 from waypost.store.sqlite.schema import Spelling
 from waypost.store.sqlite.step import SqliteCall, Step
@@ -248,6 +249,9 @@ class SqliteExecutor:
         if call.fills:
             step.keep_reserve()
         result = call.step(step)
+        if step.notices:
+            # Steps that answer without names wake nobody: who waits asks again after a while.
+            carry(step)
         step.finish()
         return result
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from waypost.message import EventName
 from waypost.policy import HEAD_OFFSET, RECLAIM_MAX
 from waypost.store.sqlite.book import COLUMNS, DEAD, DELAYED, LEASED, READY, QueueBook, Record
+from waypost.store.sqlite.ends import ended
 
 #: Ends after which a key is free at once, even inside its window.
 FREES_WINDOW = frozenset(("dead", "cancelled", "dropped", "replaced"))
@@ -71,7 +72,15 @@ def ends_otherwise(book: QueueBook, record: Record, operation: str | None, cause
     return False
 
 
-def end(book: QueueBook, record: Record, how: EventName, operation: str | None, *, cause: str | None = None) -> None:
+def end(
+    book: QueueBook,
+    record: Record,
+    how: EventName,
+    operation: str | None,
+    *,
+    cause: str | None = None,
+    begun: tuple[str, ...] = (),
+) -> None:
     """The end of a message: counted, journalled, its key free or handed to the next generation."""
     book.count_up(how)
     dead = how == "dead"
@@ -94,6 +103,8 @@ def end(book: QueueBook, record: Record, how: EventName, operation: str | None, 
         _complete(book, record)
     else:
         book.remove(record)
+    if record.chain is not None or book.is_awaited:
+        ended(book, record, how, begun)
     if key is None:
         return
     if how in FREES_WINDOW:

@@ -12,6 +12,7 @@ from waypost.message import Published, PublishStatus
 from waypost.policy import ARRIVAL_TTL_MS, BURY_MAX, PRIORITY_MAX, PRIORITY_MIN
 from waypost.store.port import Draft
 from waypost.store.sqlite.book import COLUMNS, LEASED, WAITING, Holder, QueueBook, Record, as_list
+from waypost.store.sqlite.ends import begin, tell_home
 from waypost.store.sqlite.moves import end, make_claimable, placed
 from waypost.store.sqlite.sweep import sweep
 
@@ -133,7 +134,10 @@ def _store(book: QueueBook, draft: Draft, action: str, holder_id: str, seq: int,
     if action in ("duplicate", "conflict", "arrived"):
         book.count_up("duplicates")
         book.note("duplicate", operation, message_id=holder_id, key=draft.key)
-        return Published(holder_id, "conflict" if action == "conflict" else "duplicate")
+        if draft.forwarded and draft.chain is not None and action != "arrived":
+            # Another message stands for it, which is not of this chain: its branch ends here.
+            tell_home(book, draft.chain, draft.id, 0, (), "duplicate")
+        return Published(holder_id, "conflict" if action == "conflict" else "duplicate", book.name)
     now = book.now
     due = draft.at_ms if draft.at_ms is not None else now + draft.delay_ms
     ready_ms = due if due > now else now
@@ -143,7 +147,9 @@ def _store(book: QueueBook, draft: Draft, action: str, holder_id: str, seq: int,
     status: PublishStatus = "delayed" if due > now else "queued"
     cause: str | None = "forwarded" if draft.forwarded else None
     envelope, key = draft.envelope, draft.key
-    record = Record(seq, draft.id, WAITING, draft.priority, 0, ready_ms, now, len(envelope), key, draft.group)
+    record = Record(
+        seq, draft.id, WAITING, draft.priority, 0, ready_ms, now, len(envelope), key, draft.group, chain=draft.chain
+    )
     waits = False
     if key is not None:
         holder = book.holder(key)
@@ -160,9 +166,13 @@ def _store(book: QueueBook, draft: Draft, action: str, holder_id: str, seq: int,
             end(book, old, "replaced", operation, cause="publish")
         else:
             book.holders[key] = Holder(record)
+    elif draft.after:
+        cause, waits = "blocked", True
     if not waits:
         record.state, record.position = placed(book, ready_ms)
     book.add(record, envelope)
+    if draft.chain is not None or draft.after:
+        begin(book, record, draft.after)
     book.count_up("published")
     book.note(
         "published",
@@ -172,7 +182,7 @@ def _store(book: QueueBook, draft: Draft, action: str, holder_id: str, seq: int,
         due_ms=ready_ms if due > now else None,
         body=_copy(draft) if book.policy.journal == "full" else None,
     )
-    return Published(draft.id, status)
+    return Published(draft.id, status, book.name)
 
 
 def _copy(draft: Draft) -> bytes:
@@ -187,7 +197,7 @@ def _extend(book: QueueBook, holder_id: str, ready_ms: int, operation: str | Non
     else:
         make_claimable(book, record, ready_ms)
     book.note("postponed", operation, record, due_ms=ready_ms)
-    return Published(holder_id, "extended")
+    return Published(holder_id, "extended", book.name)
 
 
 def _remember(book: QueueBook, drafts: Sequence[Draft], plans: list[Plan]) -> None:

@@ -108,12 +108,16 @@ def _whole(ids: Ids) -> list[str]:
 Wake = dict[str, list[str]]
 
 PUBLISHED: Form[Woken[list[Published]]] = _form(
-    tuple[Ids, Runs, Wake],
-    lambda woken: (_ids([p.id for p in woken.result]), _runs(p.status for p in woken.result), woken.wake),
-    lambda kept: Woken(
-        [Published(id, status) for id, status in zip(_whole(kept[0]), _unrolled(kept[1]), strict=True)], kept[2]
+    tuple[Ids, Runs, Wake, str],
+    lambda woken: (
+        _ids([p.id for p in woken.result]), _runs(p.status for p in woken.result), woken.wake,
+        woken.result[0].queue if woken.result else "",
     ),
-)
+    lambda kept: Woken(
+        [Published(id, status, kept[3]) for id, status in zip(_whole(kept[0]), _unrolled(kept[1]), strict=True)],
+        kept[2],
+    ),
+)  # fmt: skip
 CLAIMED: Form[list[str]] = _form(Ids, _ids, _whole)  # type: ignore[arg-type]
 SETTLED: Form[Woken[list[SettleStatus]]] = _form(
     tuple[Runs, Wake],

@@ -75,7 +75,8 @@ CREATE TABLE {message} (
     ended_ms INTEGER,
     reason TEXT,
     error_type TEXT,
-    error TEXT
+    error TEXT,
+    chain TEXT
 );
 CREATE UNIQUE INDEX {message:id} ON {message} (queue, id);
 CREATE INDEX {message:ready} ON {message} (queue, priority DESC, position, id) WHERE state = 0;
@@ -171,6 +172,55 @@ CREATE TABLE {arrival} (
     UNIQUE (queue, id)
 );
 CREATE INDEX {arrival:until} ON {arrival} (until_ms);
+-- Chains at their first queue, known by the id of their first message: the messages of each that are open, and the
+-- messages that wait for it. A message is named as queue/id.
+CREATE TABLE {chain} (
+    queue INTEGER NOT NULL,
+    id TEXT NOT NULL,
+    failed_member TEXT,
+    failed TEXT,
+    last TEXT,
+    until_ms INTEGER NOT NULL,
+    UNIQUE (queue, id)
+);
+CREATE INDEX {chain:until} ON {chain} (until_ms);
+CREATE TABLE {member} (
+    queue INTEGER NOT NULL,
+    chain TEXT NOT NULL,
+    name TEXT NOT NULL,
+    count INTEGER NOT NULL,
+    PRIMARY KEY (queue, chain, name)
+) WITHOUT ROWID;
+CREATE TABLE {watcher} (
+    queue INTEGER NOT NULL,
+    chain TEXT NOT NULL,
+    name TEXT NOT NULL,
+    PRIMARY KEY (queue, chain, name)
+) WITHOUT ROWID;
+-- What a message still waits for.
+CREATE TABLE {blocker} (
+    seq INTEGER NOT NULL,
+    chain TEXT NOT NULL,
+    PRIMARY KEY (seq, chain)
+) WITHOUT ROWID;
+-- Clients that wait for the end of a message, or of a chain (`chain/` before the id of its first message).
+CREATE TABLE {waiter} (
+    queue INTEGER NOT NULL,
+    id TEXT NOT NULL,
+    name TEXT NOT NULL,
+    until_ms INTEGER NOT NULL,
+    UNIQUE (queue, id, name)
+);
+CREATE INDEX {waiter:until} ON {waiter} (until_ms);
+-- Ends that somebody waited for.
+CREATE TABLE {ending} (
+    queue INTEGER NOT NULL,
+    id TEXT NOT NULL,
+    how TEXT NOT NULL,
+    until_ms INTEGER NOT NULL,
+    UNIQUE (queue, id)
+);
+CREATE INDEX {ending:until} ON {ending} (until_ms);
 CREATE TABLE {sleeper} (
     queue INTEGER NOT NULL,
     name TEXT NOT NULL,

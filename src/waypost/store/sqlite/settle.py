@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from waypost.message import FAILURE_REASONS, CancelStatus, ExtendStatus, Settlement, SettleStatus
+from waypost.message import FAILURE_REASONS, CancelStatus, ExtendStatus, Settlement, SettleStatus, chain_id
 from waypost.store.port import Hold, Target, forwarded_draft
 from waypost.store.sqlite.book import DEAD, LEASED, QueueBook, Record
 from waypost.store.sqlite.moves import bury, end, ends_otherwise, make_claimable, to_head
@@ -55,7 +55,7 @@ def _done(book: QueueBook, record: Record, settlement: Settlement, operation: st
         sweep(book, "result", 1)
         until_ms = book.now + settlement.result_ttl_ms
         book.step.execute(_RESULT_SET, (book.number, record.id, settlement.result, until_ms))
-    end(book, record, "done", operation)
+    end(book, record, "done", operation, begun=tuple(chain_id(one.queue, one.id) for one in settlement.then))
     for next_one in settlement.then:
         book.numbers["transferred"] += 1
         target = book.step.book(next_one.queue)

@@ -6,6 +6,7 @@ import sqlite3
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
+from waypost.message import Notice
 from waypost.store.port import Call
 from waypost.store.sqlite.book import QueueBook
 from waypost.store.sqlite.schema import RESERVE_BYTES, Spelling
@@ -34,7 +35,9 @@ class SqliteCall(Call[T]):
 class Step:
     """What a verb sees of the file. Everything it does is committed together, or not at all."""
 
-    __slots__ = ("_books", "_connection", "_seq", "_spelling", "give_way", "now", "replay_ttl_ms")
+    __slots__ = (
+        "_books", "_connection", "_seq", "_spelling", "expectant", "give_way", "notices", "now", "replay_ttl_ms",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -53,6 +56,9 @@ class Step:
         self.give_way = give_way
         self._books: dict[str, QueueBook] = {}
         self._seq: int | None = None
+        #: News of chains that this step made and has not acted on, and the clients that wait for its ends, by queue.
+        self.notices: list[Notice] = []
+        self.expectant: dict[str, list[str]] = {}
 
     def execute(self, template: str, parameters: Sequence[Any] = ()) -> sqlite3.Cursor:
         """Run one statement, written with `{table}` for names."""

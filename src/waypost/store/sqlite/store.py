@@ -11,11 +11,13 @@ from waypost.errors import ConfigurationError
 from waypost.identity import Operation
 from waypost.message import (
     CancelStatus,
+    ChainState,
     Claimed,
     Continuation,
     ExtendStatus,
     JournalPage,
     MessageState,
+    Notice,
     Page,
     Published,
     Purged,
@@ -24,10 +26,11 @@ from waypost.message import (
     SettleStatus,
     Stats,
     TracePage,
+    Watched,
 )
 from waypost.policy import Policy
-from waypost.store.port import Call, Draft, Hold, Target, Woken, check_purge
-from waypost.store.sqlite import claim, looking, replays, running, settle
+from waypost.store.port import Call, Draft, Hold, Target, Woken, add_wakes, check_purge
+from waypost.store.sqlite import chains, claim, looking, replays, running, settle
 from waypost.store.sqlite.book import QueueBook
 from waypost.store.sqlite.connection import check_library
 from waypost.store.sqlite.executor import AsyncSqliteExecutor, SqliteExecutor
@@ -115,7 +118,7 @@ class SqliteStore:
 
     def publish(self, queue: str, drafts: Sequence[Draft], operation: Operation) -> Call[Woken[list[Published]]]:
         def work(book: QueueBook) -> Woken[list[Published]]:
-            return _woken(book, lambda: publish(book, drafts, str(operation)))
+            return _carried(book, _woken(book, lambda: publish(book, drafts, str(operation))))
 
         return self._once("publish", queue, operation, replays.PUBLISHED, work)
 
@@ -155,7 +158,7 @@ class SqliteStore:
                 return min(len(settlements), max(0, book.numbers["ready"] - book.freshly_ready))
 
             woken = _woken(book, lambda: settle.settle(book, settlements, str(operation), wake), also=freed_slots)
-            return Woken(woken.result, wake | woken.wake)
+            return _carried(book, Woken(woken.result, wake | woken.wake))
 
         return self._once("settle", queue, operation, replays.SETTLED, work)
 
@@ -167,11 +170,24 @@ class SqliteStore:
             "cancel", queue, operation, replays.CANCELLED, lambda book: settle.cancel(book, targets, str(operation))
         )
 
-    def outgoing(self, queue: str, limit: int) -> Call[list[Continuation]]:
+    def outgoing(self, queue: str, limit: int) -> Call[list[Continuation | Notice]]:
         return SqliteCall("outgoing", lambda step: [], writes=False)
 
     def forwarded(self, queue: str, ids: Sequence[str]) -> Call[None]:
         return SqliteCall("forwarded", lambda step: None, writes=False)
+
+    def arrive(self, queue: str, notices: Sequence[Notice]) -> Call[Woken[None]]:
+        return SqliteCall("arrive", lambda step: Woken(None, {}), writes=False)
+
+    def watch(self, queue: str, message_id: str, waiter: str | None) -> Call[Watched]:
+        return SqliteCall(
+            "watch", lambda step: chains.watch(step, queue, message_id, waiter), writes=waiter is not None
+        )
+
+    def watch_chain(self, queue: str, message_id: str, waiter: str | None) -> Call[ChainState]:
+        return SqliteCall(
+            "watch_chain", lambda step: chains.watch_chain(step, queue, message_id, waiter), writes=waiter is not None
+        )
 
     def result(self, queue: str, message_id: str) -> Call[bytes | None]:
         def run(step: Step) -> bytes | None:
@@ -263,3 +279,11 @@ class SqliteStore:
 def _woken(book: QueueBook, work: Callable[[], T], *, also: Callable[[], int] = lambda: 0) -> Woken[T]:
     result, names = waking(book, work, also=also)
     return Woken(result, {book.name: names} if names else {})
+
+
+def _carried(book: QueueBook, woken: Woken[T]) -> Woken[T]:
+    """Act on the news of chains that a step made, and wake those whom they concern too."""
+    step = book.step
+    if step.notices or step.expectant:
+        add_wakes(woken.wake, chains.carry(step))
+    return woken

@@ -8,7 +8,7 @@ _SWEEPS = {
     table: f"""
     DELETE FROM {{{table}}} WHERE rowid IN (
         SELECT rowid FROM {{{table}}} INDEXED BY {{{table}:until}} WHERE until_ms <= ? ORDER BY until_ms LIMIT ?)"""
-    for table in ("window", "result", "arrival")
+    for table in ("window", "result", "arrival", "waiter", "ending")
 }
 
 

@@ -28,7 +28,7 @@ class TestLiveKeys:
     def test_a_key_stays_taken_through_a_retry(self, bench: Bench) -> None:
         holder = bench.publish(key="k")
         bench.settle(bench.claim_one(), "retry", after=5)
-        assert bench.publish(key="k") == type(holder)(holder.id, "duplicate")
+        assert bench.publish(key="k") == type(holder)(holder.id, "duplicate", holder.queue)
 
     @pytest.mark.promise("PUB-4")
     def test_a_key_stays_taken_through_a_crash(self, bench: Bench) -> None:
@@ -47,7 +47,7 @@ class TestLiveKeys:
     @pytest.mark.parametrize("key", ["Straße", "\u4e2d\u6587", "a b'c\"d", "{tag}", "%s:*?[x]", "\U0001f600" * 100])
     def test_any_text_can_be_a_key(self, bench: Bench, key: str) -> None:
         holder = bench.publish(key=key)
-        assert bench.publish(key=key) == type(holder)(holder.id, "duplicate")
+        assert bench.publish(key=key) == type(holder)(holder.id, "duplicate", holder.queue)
         assert bench.stored(holder.id).key == key
         assert bench.ids("ready", key=key) == [holder.id]
         assert bench.claim_one().key == key
@@ -74,7 +74,7 @@ class TestWindows:
         holder = bench.publish(key="k", window=60)
         bench.settle(bench.claim_one())
         bench.after(59.999)
-        assert bench.publish(key="k", window=60) == type(holder)(holder.id, "duplicate")
+        assert bench.publish(key="k", window=60) == type(holder)(holder.id, "duplicate", holder.queue)
         bench.after(0.001)
         assert bench.publish(key="k", window=60).status == "queued"
 
@@ -140,7 +140,7 @@ class TestWindows:
         replacement = bench.publish(key="k", window=60, on_conflict="replace")
         bench.settle(bench.claim_one())
         bench.after(59)
-        assert bench.publish(key="k", window=60) == type(replacement)(replacement.id, "duplicate")
+        assert bench.publish(key="k", window=60) == type(replacement)(replacement.id, "duplicate", replacement.queue)
         bench.after(1)
         assert bench.publish(key="k", window=60).status == "queued"
 
