@@ -262,7 +262,7 @@ class Waypost(Face):
         return self._result_value(self._call(self._result_call(queue, id)), default, as_type)
 
     def wait_result(self, published: Published, timeout: float = 60.0, *, as_type: type[Any] | None = None) -> Any:
-        """Wait until a message is done; what its handler kept as the result, None if it kept nothing.
+        """Wait until a message is done; what its handler kept as the result, None if it kept nothing (so long).
 
         Raises `MessageDead` or `MessageRemoved` if it ends in another way, `EndUnknown` if no trace of it is left, and
         `WaitTimeout` when the time is up, which changes nothing: it can be waited for again.

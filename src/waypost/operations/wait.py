@@ -47,20 +47,17 @@ class _Patience:
 
 
 def wait_result(link: Link, published: Published, timeout: float, as_type: type[object] | None = None) -> Flow[object]:
-    """The result of a message once it is done; None if its handler kept none."""
+    """The result of a message once it is done; None if its handler kept none, or kept it for a shorter time."""
     queue, message_id = published.queue, check_id(published.id)
     patience = _Patience(link, check_timeout(timeout))
-    awaited = False
     while True:
         watched = yield from link.attempt(link.store.watch(queue, message_id, patience.waiter))
         if watched.result is not None:
             return codec.decode_result(watched.result, as_type)
-        if watched.ended == "done":
-            return None
         if watched.state is None and watched.ended is None:
             watched = yield from _from_history(link, queue, message_id)
-            if watched.ended == "done" and awaited:
-                return None
+        if watched.ended == "done":
+            return None
         if watched.ended is not None:
             raise _unfinished(f"message {message_id} of queue {queue}", watched)
         if watched.state is None:
@@ -68,7 +65,6 @@ def wait_result(link: Link, published: Published, timeout: float, as_type: type[
                 f"queue {queue} has no trace of message {message_id}: it ended, kept no result, and the journal does "
                 "not tell of it any more"
             )
-        awaited = True
         yield patience.sleep(f"message {message_id} of queue {queue}")
 
 
@@ -84,8 +80,6 @@ def _unfinished(what: str, watched: Watched) -> Unfinished:
     if watched.ended == "dead":
         error = f": {watched.error_type}: {watched.error}" if watched.error else ""
         return MessageDead(f"{what} is dead, {watched.reason}{error}", reason=watched.reason)
-    if watched.ended == "done":
-        return EndUnknown(f"{what} is done, and its result was not kept or is too old", reason="done")
     return MessageRemoved(f"{what} was {watched.ended}", reason=watched.ended)
 
 

@@ -1,0 +1,184 @@
+"""Results that are waited for, chains over several queues, and messages that wait for chains: with real workers."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from tests.worker.stage import Stage, until
+from waypost import (
+    ChainFailed,
+    Dead,
+    EndUnknown,
+    InvalidInput,
+    InvalidTime,
+    Message,
+    MessageDead,
+    MessageRemoved,
+    Published,
+    WaitTimeout,
+)
+
+
+@pytest.mark.promise("CHAIN-1")
+def test_a_result_is_there_when_its_message_is_done(stage: Stage) -> None:
+    @stage.handler("sums")
+    def add(numbers: list[int], message: Message[list[int]]) -> None:
+        message.keep_result(sum(numbers))
+
+    with stage.working():
+        published = stage.publish("sums", [1, 2, 3])
+        assert stage.wait_result(published, timeout=20) == 6
+        # It is kept, and can be asked for again.
+        assert stage.wait_result(published, timeout=20) == 6
+
+
+@pytest.mark.promise("CHAIN-1")
+def test_a_message_that_keeps_no_result_ends_the_wait_too(stage: Stage) -> None:
+    begun = threading.Event()
+    go_on = threading.Event()
+
+    @stage.handler("silent")
+    def work(body: Any) -> None:
+        begun.set()
+        go_on.wait(20)
+
+    with stage.working(), ThreadPoolExecutor(1) as pool:
+        published = stage.publish("silent", {})
+        assert begun.wait(20)
+        waiting = pool.submit(lambda: stage.wait_result(published, timeout=20))
+        go_on.set()
+        assert waiting.result(20) is None
+
+
+@pytest.mark.promise("CHAIN-1")
+def test_death_ends_the_wait_with_its_reason(stage: Stage) -> None:
+    @stage.handler("payments")
+    def refuse(body: Any) -> Dead:
+        return Dead("rejected", "no such card")
+
+    with stage.working():
+        published = stage.publish("payments", {})
+        with pytest.raises(MessageDead, match=r"rejected.*no such card") as caught:
+            stage.wait_result(published, timeout=20)
+    assert caught.value.reason == "rejected"
+
+
+@pytest.mark.promise("CHAIN-1")
+def test_a_cancel_ends_the_wait(stage: Stage) -> None:
+    published = stage.publish("orders", {}, delay=3600)
+    assert stage.cancel("orders", id=published.id) == "cancelled"
+    with pytest.raises(MessageRemoved, match="cancelled"):
+        stage.wait_result(published, timeout=20)
+
+
+@pytest.mark.promise("CHAIN-1")
+def test_a_wait_always_has_an_end(stage: Stage) -> None:
+    published = stage.publish("orders", {}, delay=3600)
+    with pytest.raises(WaitTimeout, match="did not end"):
+        stage.wait_result(published, timeout=0.05)
+    with pytest.raises(InvalidTime):
+        stage.wait_result(published, timeout=None)
+
+
+@pytest.mark.promise("CHAIN-1")
+def test_a_message_that_never_was_cannot_be_waited_for(stage: Stage) -> None:
+    unknown = Published("0" * 24, "queued", "orders")
+    with pytest.raises(EndUnknown, match="no trace"):
+        stage.wait_result(unknown, timeout=20)
+    with pytest.raises(EndUnknown, match="chain=True"):
+        stage.wait_chain(unknown, timeout=20)
+    with pytest.raises(InvalidInput, match="chain"):
+        stage.wait_chain("no chain", timeout=20)
+
+
+@pytest.mark.promise("CHAIN-2")
+def test_a_chain_of_five_steps_over_three_queues_ends_with_the_last_result(stage: Stage) -> None:
+    steps: list[str] = []
+
+    def step(next_queue: str | None) -> Any:
+        def work(body: dict[str, Any], message: Message[dict[str, Any]]) -> None:
+            steps.append(message.queue)
+            assert message.chain_id == body["chain"]
+            if body["left"]:
+                message.then(next_queue or "cooking", body | {"left": body["left"] - 1})
+            else:
+                message.keep_result({"dishes": len(steps)})
+
+        return work
+
+    for queue, following in (("cooking", "serving"), ("serving", "washing"), ("washing", "cooking")):
+        stage.handler(queue)(step(following))
+    first = stage.publish("prepare", {}, chain=True)
+
+    @stage.handler("prepare")
+    def prepare(body: Any, message: Message[Any]) -> None:
+        message.then("cooking", {"left": 4, "chain": first.chain_id})
+
+    with stage.working():
+        assert stage.wait_chain(first, timeout=20) == {"dishes": 5}
+    assert steps == ["cooking", "serving", "washing", "cooking", "serving"]
+
+
+@pytest.mark.promise("CHAIN-2")
+def test_a_chain_that_breaks_tells_which_message_broke_it(stage: Stage) -> None:
+    @stage.handler("begin")
+    def begin(body: Any, message: Message[Any]) -> None:
+        message.then("finish", {})
+
+    @stage.handler("finish")
+    def finish(body: Any) -> None:
+        raise Dead("rejected")
+
+    with stage.working():
+        chain = stage.publish("begin", {}, chain=True)
+        with pytest.raises(ChainFailed, match="rejected") as caught:
+            stage.wait_chain(chain, timeout=20)
+    assert caught.value.member is not None
+    assert caught.value.member.startswith("finish/")
+
+
+@pytest.mark.promise("CHAIN-2")
+def test_a_report_waits_for_a_hundred_chains_and_runs_once(stage: Stage) -> None:
+    parts: list[int] = []
+    reports: list[int] = []
+
+    @stage.handler("parts")
+    def part(number: int) -> None:
+        parts.append(number)
+
+    @stage.handler("reports")
+    def report(body: Any) -> None:
+        reports.append(len(parts))
+
+    begun = stage.publish_many("parts", range(100), chain=True)
+    last = stage.publish("reports", {}, after=begun, chain=True)
+    with stage.working():
+        stage.wait_chain(last, timeout=30)
+    assert reports == [100]
+
+
+@pytest.mark.promise("CHAIN-2")
+def test_a_report_whose_chain_broke_is_a_dead_letter(stage: Stage) -> None:
+    @stage.handler("parts")
+    def part(body: Any) -> None:
+        raise Dead("rejected")
+
+    with stage.working():
+        chain = stage.publish("parts", {}, chain=True)
+        last = stage.publish("reports", {}, after=chain)
+        with pytest.raises(MessageDead, match="blocker_failed"):
+            stage.wait_result(last, timeout=20)
+
+
+@pytest.mark.promise("CHAIN-2")
+def test_what_waits_for_chains_has_no_key(stage: Stage) -> None:
+    chain = stage.publish("parts", {}, chain=True)
+    with pytest.raises(InvalidInput, match="key"):
+        stage.publish("reports", {}, after=chain, key="k")
+    with pytest.raises(InvalidInput, match="chain"):
+        stage.publish("reports", {}, after=["no chain"])
+    until(lambda: stage.stats("reports").ledger.published == 0)
