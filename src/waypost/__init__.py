@@ -38,7 +38,18 @@ from waypost.errors import (
     WaitTimeout,
     WaypostError,
 )
-from waypost.message import Drained, Event, JournalPage, Ledger, Observed, Published, Redriven, Stats
+from waypost.message import (
+    Drained,
+    Event,
+    Health,
+    JournalPage,
+    Ledger,
+    Observed,
+    Published,
+    Redriven,
+    RegisteredWorker,
+    Stats,
+)
 from waypost.operations.publish import CONTENT
 from waypost.policy import ByException, Constant, Exponential, Linear, NoRetry, Policy, RetryPolicy
 
@@ -61,6 +72,7 @@ __all__ = [
     "Exponential",
     "ForeignData",
     "ForkedClient",
+    "Health",
     "InvalidBody",
     "InvalidHeaders",
     "InvalidInput",
@@ -87,6 +99,7 @@ __all__ = [
     "QueueDrained",
     "QueueFull",
     "Redriven",
+    "RegisteredWorker",
     "Retry",
     "RetryPolicy",
     "SchemaTooNew",

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import cast
 
 import msgspec
+from msgspec import structs
 
 from waypost import policy
 from waypost.errors import ForeignData, InvalidInput
@@ -30,6 +31,21 @@ def pack(beat: Beat) -> bytes:
             f"{policy.WORKER_BYTES_MAX}; name fewer queues"
         )
     return record
+
+
+def fitting(beat: Beat) -> Beat:
+    """The beat with as many of its queues as a record has room for."""
+    size, room = len(_encode(beat)), policy.WORKER_BYTES_MAX
+    if size <= room:
+        return beat
+    empty = len(_encode(structs.replace(beat, queues=(), unlisted=2**31)))
+    kept = 0
+    for queue in beat.queues:
+        empty += len(_encode(queue))
+        if empty + 8 > room:
+            break
+        kept += 1
+    return structs.replace(beat, queues=beat.queues[:kept], unlisted=len(beat.queues) - kept)
 
 
 def registered(name: str, record: bytes, at_ms: int, until_ms: int) -> RegisteredWorker:
