@@ -66,7 +66,7 @@ def lines(found: Sequence[RegisteredWorker], unserved: Sequence[str]) -> list[st
             )
         if worker.unlisted:
             told.append(f"    and {worker.unlisted} more queues")
-    told.append(f"{len(found)} workers" if found else "no workers")
+    told.append({0: "no workers", 1: "1 worker"}.get(len(found), f"{len(found)} workers"))
     if unserved:
         told.append(f"served by nobody: {', '.join(unserved)}")
     return told

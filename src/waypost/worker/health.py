@@ -97,5 +97,5 @@ def judge(
     return Health(status, reasons + told, queues)
 
 
-#: What somebody is told who asks a worker that has not been started, or has ended.
+#: What somebody is told who asks a worker that has not connected yet, or has ended.
 NOT_RUNNING = Health("red", ["the worker is not running"], [])

@@ -119,7 +119,7 @@ class Worker:
                         return await self._until_stopped(on_started)
                 return await self._until_stopped(on_started)
         finally:
-            self._loop = self._wanted = None
+            self._loop = self._wanted = self._registrar = None
 
     async def start(self) -> Self:
         """Work in the background of this event loop; returns once it claims, or raises why it cannot."""
