@@ -22,7 +22,7 @@ from waypost.worker.health import Served
 
 log = logging.getLogger("waypost")
 
-#: With two beats in a window, a store that is there is never taken for one that is not.
+#: A beat may be late by half of its interval before a store that is there is taken for one that is not.
 BEATS_PER_WINDOW = 1.5
 #: After a failed beat the next one comes so much sooner: who looks after a fault should not have to wait.
 SOONER = 5
