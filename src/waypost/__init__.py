@@ -52,8 +52,9 @@ from waypost.message import (
 )
 from waypost.operations.publish import CONTENT
 from waypost.policy import ByException, Constant, Exponential, Linear, NoRetry, Policy, RetryPolicy
+from waypost.release import VERSION
 
-__version__ = "0.1.0"
+__version__ = VERSION
 
 __all__ = [
     "CONTENT",

@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 
 from waypost.message import Health, WorkerState
 from waypost.policy import BEAT_SECONDS, BEATS_PER_TTL
+from waypost.release import VERSION
 from waypost.store.port import Beat, Executor, ServedQueue, Store
 from waypost.store.register import fitting
 from waypost.worker.health import Served
@@ -129,8 +130,6 @@ def beat_of(
     started_ms: int | None,
 ) -> Beat:
     """What a worker has to tell of itself now."""
-    from waypost import __version__
-
     now = time.monotonic()
     queues = tuple(
         ServedQueue(
@@ -141,4 +140,4 @@ def beat_of(
     )  # fmt: skip
     reasons = tuple(reason[:REASON_CHARACTERS_MAX] for reason in health.reasons[:REASONS_MAX])
     host, pid = socket.gethostname(), os.getpid()
-    return fitting(Beat(name, host, pid, __version__, state, health.status, reasons, processes, started_ms, queues))
+    return fitting(Beat(name, host, pid, VERSION, state, health.status, reasons, processes, started_ms, queues))
