@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sqlite3
 import subprocess
 import sys
@@ -131,3 +132,19 @@ def test_health_is_red_while_the_store_is_away_and_green_again_when_it_is_back(c
         # Beats that failed before or after may have degraded it in between.
         turns = [status for status, _ in groupby(one for one in health() if one != "degraded")]
         assert turns[-3:] == ["green", "red", "green"]
+
+
+def test_a_server_that_hangs_is_noticed_as_one_that_is_gone(tmp_path: Path) -> None:
+    with ValkeyServer(appendonly=True) as server, closing(WatchedCrew(server.url, tmp_path, server)) as crew:
+        worker, health = crew.watched("slow")
+        until(lambda: health()[-1:] == ["green"], "a worker that is well")
+        assert server.pid is not None
+        os.kill(server.pid, signal.SIGSTOP)
+        try:
+            until(lambda: health()[-1] == "red", "the notice that the server hangs")
+        finally:
+            os.kill(server.pid, signal.SIGCONT)
+        until(lambda: health()[-1] == "green", "the notice that it goes on")
+        until(lambda: crew.pids() == {worker.pid}, "the worker in the register")
+        crew.stop(worker)
+        assert crew.pids() == set()

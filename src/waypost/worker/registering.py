@@ -58,6 +58,8 @@ class Registrar:
         self._changed = threading.Condition()
         self._due = 0.0
         self._stopping = False
+        #: Nobody waits any more, and the connection may be closed by now.
+        self._abandoned = False
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
@@ -78,11 +80,12 @@ class Registrar:
             self._changed.notify()
         if self._thread is not None:
             self._thread.join(timeout)
+            self._abandoned = self._thread.is_alive()
 
     def _loop(self) -> None:
         while self._wait():
             self._beat()
-        if self._name:
+        if self._name and not self._abandoned:
             try:
                 self._connected().run(self._store.leave(self._name))
             except Exception as error:
