@@ -43,11 +43,23 @@ from waypost.errors import (
     WaitTimeout,
     WaypostError,
 )
-from waypost.message import Drained, Event, JournalPage, Ledger, Observed, Published, Redriven, Stats
+from waypost.message import (
+    Drained,
+    Event,
+    Health,
+    JournalPage,
+    Ledger,
+    Observed,
+    Published,
+    Redriven,
+    RegisteredWorker,
+    Stats,
+)
 from waypost.operations.publish import CONTENT
 from waypost.policy import ByException, Constant, Exponential, Linear, NoRetry, Policy, RetryPolicy
+from waypost.release import VERSION
 
-__version__ = "0.1.0"
+__version__ = VERSION
 
 __all__ = [
     "CONTENT",
@@ -68,6 +80,7 @@ __all__ = [
     "Exponential",
     "ForeignData",
     "ForkedClient",
+    "Health",
     "InvalidBody",
     "InvalidHeaders",
     "InvalidInput",
@@ -96,6 +109,7 @@ __all__ = [
     "QueueDrained",
     "QueueFull",
     "Redriven",
+    "RegisteredWorker",
     "Retry",
     "RetryPolicy",
     "SchemaTooNew",

@@ -18,6 +18,8 @@ ExtendStatus = Literal["ok", "lost", "cancel"]
 CancelStatus = Literal["cancelled", "requested", "finished", "unknown"]
 ObservedOutcome = Literal["success", "failure", "skipped", "unknown"]
 MessageState = Literal["ready", "delayed", "waiting", "leased", "dead", "done"]
+WorkerState = Literal["running", "quiet", "stopping"]
+HealthStatus = Literal["green", "degraded", "red"]
 
 NoticeKind = Literal["ended", "watch", "completed"]
 
@@ -355,6 +357,57 @@ class Purged(Struct, frozen=True):
 
     removed: int
     more: bool
+
+
+class WorkerQueue(Struct, frozen=True):
+    """A queue as one worker serves it. `handled` counts handler calls since the worker started."""
+
+    name: str
+    concurrency: int
+    in_flight: int
+    handled: int
+    #: When the store last answered a claim of this worker here, with messages or with none.
+    last_claim_ms: int | None
+
+
+class RegisteredWorker(Struct, frozen=True):
+    """A worker as it last told the store of itself. `until_ms` is when the store forgets it unless it tells again."""
+
+    name: str
+    host: str
+    pid: int
+    version: str
+    state: WorkerState
+    status: HealthStatus
+    #: Why its status is not green, in a few words.
+    reasons: list[str]
+    #: How many processes run its handlers.
+    processes: int
+    started_ms: int
+    seen_ms: int
+    until_ms: int
+    queues: list[WorkerQueue]
+    #: Queues that it serves too, and that its record had no room for.
+    unlisted: int
+
+
+class QueueHealth(Struct, frozen=True):
+    """How a worker stands with one queue. `last_claim_seconds` is how long ago the store answered a claim."""
+
+    name: str
+    concurrency: int
+    running: int
+    in_flight: int
+    handled: int
+    last_claim_seconds: float | None
+
+
+class Health(Struct, frozen=True):
+    """Whether a worker consumes: `green`; `degraded`, it does, but not as it should; `red`, it does not."""
+
+    status: HealthStatus
+    reasons: list[str]
+    queues: list[QueueHealth]
 
 
 class Ledger(Struct, frozen=True):

@@ -56,6 +56,12 @@ BURY_MAX = 256
 #: Results of this many operations are kept per session and queue, so that a lost reply can be asked for again.
 REPLAY_MAX = 128
 SLEEPER_TTL_MS = 60_000
+#: A store remembers so many workers; beyond it the ones whose time ends first are forgotten.
+WORKERS_MAX = 2_000
+#: What a worker tells of itself is cut to this, so that a list of all workers stays small enough to read at once.
+WORKER_BYTES_MAX = 16 * 1024
+#: Workers that are gone and that one beat may remove while it is at it.
+WORKERS_SWEPT_MAX = 100
 #: A continuation that cannot be delivered for so long is dead, `undeliverable`.
 OUTGOING_TTL_MS = 12 * 3_600_000
 #: How long a queue remembers which continuations arrived: longer than any of them can be resent.
@@ -85,6 +91,11 @@ BLOCK_TIMEOUT_SECONDS = 1.0
 WINDOW_SECONDS = 3600.0
 RESULT_TTL_SECONDS = 3600.0
 SAFETY_POLL_SECONDS = 5.0
+#: A worker tells the store of itself so often, and is forgotten after three times as long.
+BEAT_SECONDS = 10.0
+BEATS_PER_TTL = 3
+#: A worker that could have claimed and did not for so long does not consume.
+HEALTH_WINDOW_SECONDS = 3 * SAFETY_POLL_SECONDS
 POLL_FIRST_SECONDS = 0.05
 
 QUEUE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:\-]{0,127}")

@@ -82,6 +82,13 @@ def test_a_client_that_cannot_be_found_is_told_in_one_line(shop: Path, target: s
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.promise("SEE-4")
+def test_a_health_window_that_is_none_is_told_in_one_line(shop: Path) -> None:
+    done = command(shop, "worker", "shop:post", "--health-window", "0")
+    assert done.returncode == 1
+    assert done.stderr == "waypost: health_window is a positive number of seconds, not 0.0\n"
+
+
 @pytest.mark.promise("LEASE-11")
 @pytest.mark.parametrize("name", ["post", "async_post"])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])

@@ -34,8 +34,8 @@ KEYWORDS = {
 #: Commands that Redis 6.2 has, with the arguments we use. `LPOP key count`, `XTRIM MINID` and `ZADD` of many are in it.
 COMMANDS = {
     "DEL", "GET", "HDEL", "HEXISTS", "HGET", "HGETALL", "HLEN", "HMGET", "HSCAN", "HSET", "HVALS", "LINDEX", "LLEN",
-    "LPOP", "LPUSH", "LRANGE", "LTRIM", "PEXPIRE", "RPUSH", "SET", "TIME", "XADD", "XLEN", "XRANGE", "XTRIM", "ZADD",
-    "ZCARD", "ZCOUNT", "ZPOPMIN", "ZRANGE", "ZRANGEBYSCORE", "ZRANK", "ZREM", "ZREMRANGEBYSCORE", "ZSCORE",
+    "LPOP", "LPUSH", "LRANGE", "LTRIM", "PEXPIRE", "PTTL", "RPUSH", "SET", "TIME", "XADD", "XLEN", "XRANGE", "XTRIM",
+    "ZADD", "ZCARD", "ZCOUNT", "ZPOPMIN", "ZRANGE", "ZRANGEBYSCORE", "ZRANK", "ZREM", "ZREMRANGEBYSCORE", "ZSCORE",
 }  # fmt: skip
 #: Every place that turns a list into arguments, and why the list is short: a call of Lua takes some 8,000 at most.
 UNPACKED = {
@@ -47,6 +47,8 @@ UNPACKED = {
     "wanted": "a claim's limit, at most a chunk",
     "ids": "settlements or leases of one call, at most a chunk",
     "held": "the first thousand leases",
+    "gone": "workers that one beat removes, at most a hundred",
+    "who, i, min(i + 999, #who)": "a thousand at a time",
     "wake(freshly_ready)": "wake names at most a chunk of sleepers",
 }
 #: The names that scripts give to the keys of a queue.
@@ -54,7 +56,7 @@ CONSTANTS = {
     "QUEUE": "queue", "MESSAGES": "messages", "STATE": "state", "READY": "ready", "DUE": "due", "LEASES": "leases",
     "HOLDERS": "keys", "WAITING": "waiting", "DEAD": "dead", "ERRORS": "errors", "JOURNAL": "journal",
     "READERS": "readers", "SLEEPERS": "sleepers", "RATE": "rate", "COMPLETED": "completed", "OUTGOING": "outgoing",
-    "ARRIVALS": "arrivals", "OPERATIONS": "operations",
+    "ARRIVALS": "arrivals", "OPERATIONS": "operations", "REGISTER": "workers", "RECORDS": "records",
 }  # fmt: skip
 
 TOKEN = re.compile(

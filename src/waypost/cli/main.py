@@ -7,6 +7,8 @@ import sys
 from collections.abc import Sequence
 
 from waypost import __version__
+from waypost.cli import workers
+from waypost.policy import HEALTH_WINDOW_SECONDS
 
 
 def parser() -> argparse.ArgumentParser:
@@ -24,13 +26,20 @@ def parser() -> argparse.ArgumentParser:
         "--timeout", type=float, default=25.0, metavar="S", help="seconds that handlers have to end after a signal (25)"
     )
     worker.add_argument("--until-empty", action="store_true", help="end when nothing is ready any more")
+    worker.add_argument(
+        "--health-window", type=float, default=HEALTH_WINDOW_SECONDS, metavar="S",
+        help="seconds without a claim that could have been made after which its health is red (15)",
+    )  # fmt: skip
     worker.add_argument("--log-level", default="warning", choices=("debug", "info", "warning", "error"))
+    workers.add(commands)
     return top
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; its exit code."""
     options = parser().parse_args(arguments)
+    if options.command == "workers":
+        return workers.run(options)
     from waypost.cli import worker
 
     return worker.run(options, sys.argv[1:] if arguments is None else list(arguments))

@@ -23,12 +23,13 @@ from waypost.message import (
     MessageState,
     Published,
     Redriven,
+    RegisteredWorker,
     Stats,
 )
 from waypost.operations import publish, receive, run, wait
 from waypost.operations.flow import Flow, drive_async
 from waypost.operations.publish import checked
-from waypost.policy import PAGE_MAX, Policy, RetryPolicy
+from waypost.policy import HEALTH_WINDOW_SECONDS, PAGE_MAX, Policy, RetryPolicy
 
 if TYPE_CHECKING:
     import asyncio
@@ -256,8 +257,10 @@ class AsyncWaypost(Face):
 
     # ---- workers -----------------------------------------------------------------------------------------
 
-    def worker(self, queues: Iterable[QueueName] | None = None) -> Worker:
-        return self._make_worker(queues)
+    def worker(
+        self, queues: Iterable[QueueName] | None = None, *, health_window: float = HEALTH_WINDOW_SECONDS
+    ) -> Worker:
+        return self._make_worker(queues, health_window)
 
     async def drain(self, timeout: float = 25.0) -> Drained:
         import asyncio
@@ -321,6 +324,9 @@ class AsyncWaypost(Face):
 
     async def queues(self) -> list[str]:
         return await self._call(self._store.queues())
+
+    async def workers(self) -> list[RegisteredWorker]:
+        return await self._call(self._store.workers())
 
     # ---- running a queue ---------------------------------------------------------------------------------
 

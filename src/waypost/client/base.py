@@ -199,7 +199,7 @@ class Face:
         """What a worker of this client would run."""
         return list(self._handlers.values())
 
-    def _make_worker(self, queues: Iterable[QueueName] | None) -> Worker:
+    def _make_worker(self, queues: Iterable[QueueName] | None, health_window: float) -> Worker:
         from waypost.worker.worker import Worker
 
         self._check_may_work()
@@ -214,7 +214,7 @@ class Face:
         worker = Worker(
             self._store, handlers, owner=self, name=_worker_name(session), retry_budget=self._link.retry_budget,
             start_timeout=self._start_timeout, on_event=self._link.on_event, wake=self._wake, session=session,
-            check=self._check_may_work,
+            check=self._check_may_work, health_window=health_window,
         )  # fmt: skip
         self._workers.append(worker)
         return worker

@@ -29,12 +29,13 @@ from waypost.message import (
     MessageState,
     Published,
     Redriven,
+    RegisteredWorker,
     Stats,
 )
 from waypost.operations import publish, receive, run, wait
 from waypost.operations.flow import Flow, drive
 from waypost.operations.publish import checked
-from waypost.policy import PAGE_MAX, Policy, RetryPolicy
+from waypost.policy import HEALTH_WINDOW_SECONDS, PAGE_MAX, Policy, RetryPolicy
 
 if TYPE_CHECKING:
     from waypost.store.port import Call, Executor
@@ -279,14 +280,17 @@ class Waypost(Face):
 
     # ---- workers -----------------------------------------------------------------------------------------
 
-    def worker(self, queues: Iterable[QueueName] | None = None) -> BlockingWorker:
+    def worker(
+        self, queues: Iterable[QueueName] | None = None, *, health_window: float = HEALTH_WINDOW_SECONDS
+    ) -> BlockingWorker:
         """A worker for the registered handlers, or for those of some queues only.
 
-        `run` it until it is told to stop; or let it work in the background for the length of a `with` block.
+        `run` it until it is told to stop; or let it work in the background for the length of a `with` block. Its
+        `health()` is red when it could have claimed and did not for `health_window` seconds.
         """
         from waypost.worker.blocking import BlockingWorker
 
-        return BlockingWorker(self._make_worker(queues))
+        return BlockingWorker(self._make_worker(queues, health_window))
 
     def drain(self, timeout: float = 25.0) -> Drained:
         """Claim and publish no more, wait for what is under way, give back what has not started, and say how it stands.
@@ -361,6 +365,10 @@ class Waypost(Face):
     def queues(self) -> list[str]:
         """The names of all queues in this namespace."""
         return self._call(self._store.queues())
+
+    def workers(self) -> list[RegisteredWorker]:
+        """The workers that told the store of themselves lately: where they run, what they serve, and how they are."""
+        return self._call(self._store.workers())
 
     # ---- running a queue ---------------------------------------------------------------------------------
 

@@ -30,6 +30,7 @@ from waypost.message import (
     Published,
     Purged,
     Redriven,
+    RegisteredWorker,
     Settlement,
     SettleStatus,
     Stats,
@@ -77,6 +78,33 @@ class Target(Struct, frozen=True, gc=False):
 
     id: str | None = None
     key: str | None = None
+
+
+class ServedQueue(Struct, frozen=True, array_like=True):
+    """A queue in a beat. `claim_age_ms` is how long ago a claim was answered: ages need no common clock."""
+
+    name: str
+    concurrency: int = 0
+    in_flight: int = 0
+    handled: int = 0
+    claim_age_ms: int | None = None
+
+
+class Beat(Struct, frozen=True, array_like=True):
+    """What a worker tells of itself. Fields are only ever added at the end: workers of several releases beat."""
+
+    name: str
+    host: str = ""
+    pid: int = 0
+    version: str = ""
+    state: str = "running"
+    status: str = "green"
+    reasons: tuple[str, ...] = ()
+    processes: int = 1
+    #: By the store's clock, as the answer to the first beat told it; None in that one.
+    started_ms: int | None = None
+    queues: tuple[ServedQueue, ...] = ()
+    unlisted: int = 0
 
 
 def check_chunk(items: Sequence[object]) -> None:
@@ -211,6 +239,11 @@ class Store(Protocol):
     def policy(self, queue: str) -> Call[Policy]: ...
     def pause(self, queue: str) -> Call[bool]: ...
     def resume(self, queue: str) -> Call[Woken[bool]]: ...
+
+    # who works: `beat` answers the store's time, `leave` whether the worker was known
+    def beat(self, beat: Beat, ttl_ms: int) -> Call[int]: ...
+    def leave(self, name: str) -> Call[bool]: ...
+    def workers(self) -> Call[list[RegisteredWorker]]: ...
 
     # the journal
     def journal(self, queue: str, after: int, limit: int) -> Call[JournalPage]: ...

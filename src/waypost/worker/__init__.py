@@ -4,6 +4,8 @@
     consumer   one per handler: the claim loop, and as many runners as handlers may run at once
     settling   one per handler: outcomes of many messages in one call
     renewing   one thread that renews the leases of all consumers, whatever the event loop is doing
+    register   one thread that tells the store of the worker (`registering`)
+    health     judges whether it consumes
     threads    where handlers that block run
     worker     starts and stops all of them; `blocking` does so for the face that blocks
     signals    SIGINT, SIGTERM and SIGHUP as requests to stop

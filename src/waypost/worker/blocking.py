@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from waypost.errors import ConfigurationError
-from waypost.message import Drained
+from waypost.message import Drained, Health
 from waypost.worker.handler import Handler
 from waypost.worker.worker import STOP_SECONDS, Worker, let_linger
 
@@ -95,6 +95,10 @@ class BlockingWorker:
     def report(self) -> Drained:
         """Where the worker stands now."""
         return self._worker.report()
+
+    def health(self) -> Health:
+        """Whether this worker consumes: it claimed, or could have, within its window. Cheap; safe from any thread."""
+        return self._worker.health()
 
     def __enter__(self) -> Self:
         return self.start()

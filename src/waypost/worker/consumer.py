@@ -25,6 +25,7 @@ from waypost.operations.forward import deliver_outgoing
 from waypost.policy import CHUNK_MESSAGES_MAX
 from waypost.store.port import AsyncExecutor
 from waypost.worker.handler import Handler, handling
+from waypost.worker.health import Pulse
 from waypost.worker.running import Ending, Slot, log_failure, suspended
 from waypost.worker.settling import Settler
 from waypost.worker.threads import Threads
@@ -70,6 +71,7 @@ class Consumer:
         #: How far the worker's count of work had come when this queue was last found empty.
         self.empty_at = -1
         self.quiet = False
+        self.pulse = Pulse()
         self._link = link
         self._executor = executor
         self._renewer = renewer
@@ -192,13 +194,15 @@ class Consumer:
             limit = self._room()
             if limit <= 0:
                 self._needs_room = True
-                await self._sleep(None)
+                # Places that are taken are a reason not to claim; outcomes that the store does not take are none.
+                await self._sleep(None, rests=len(self.settler) < UNSETTLED_MAX)
                 continue
             work = self._work_count()
             claimed = await self._claim(limit)
             if claimed is None:
-                await self._sleep(FAILED_CLAIM_SECONDS)
+                await self._sleep(FAILED_CLAIM_SECONDS, rests=False)
                 continue
+            self.pulse.claimed()
             if claimed.leases:
                 nap = receive.Nap()
                 self._accept(claimed)
@@ -263,10 +267,12 @@ class Consumer:
         self._ready.extend(messages)
         self._wake_runners(len(messages))
 
-    async def _sleep(self, seconds: float | None) -> None:
-        """Sleep until the time is up, something of our own comes due, or a poke."""
+    async def _sleep(self, seconds: float | None, *, rests: bool = True) -> None:
+        """Sleep until the time is up, something of our own comes due, or a poke. `rests`: no claim is owed so long."""
         due = self._own_due - time.monotonic()
         pause = due if seconds is None else min(seconds, due)
+        if rests:
+            self.pulse.rests(pause)
         self._asleep = asleep = self._loop.create_future()
         alarm = None if pause == float("inf") else self._loop.call_later(max(0.0, pause), self.poke)
         try:
@@ -274,6 +280,7 @@ class Consumer:
                 await asleep
         finally:
             self._asleep, self._needs_room = None, False
+            self.pulse.wakes()
             if alarm is not None:
                 alarm.cancel()
             if self._own_due <= time.monotonic():

@@ -16,12 +16,15 @@ from typing import Any, Self
 
 from waypost.errors import ConfigurationError, ForkedClient, UnusableClient
 from waypost.identity import Session
-from waypost.message import Drained
+from waypost.message import Drained, Health, WorkerState
 from waypost.operations.flow import Link, OnEvent
-from waypost.store.port import AsyncExecutor, Executor, Store
+from waypost.policy import HEALTH_WINDOW_SECONDS
+from waypost.store.port import AsyncExecutor, Beat, Executor, Store
 from waypost.worker.bridges import LoopExecutor, ThreadedExecutor
 from waypost.worker.consumer import Consumer
 from waypost.worker.handler import Handler
+from waypost.worker.health import NOT_RUNNING, check_window, judge
+from waypost.worker.registering import Registrar, beat_of
 from waypost.worker.renewing import Renewer
 from waypost.worker.signals import StopSignals
 
@@ -49,6 +52,7 @@ class Worker:
         wake: Callable[[dict[str, list[str]]], None] = lambda woken: None,
         session: Session | None = None,
         check: Callable[[], None] = lambda: None,
+        health_window: float = HEALTH_WINDOW_SECONDS,
     ) -> None:
         if not handlers:
             raise ConfigurationError("there is nothing to run: register a function with @post.handler(queue)")
@@ -74,6 +78,13 @@ class Worker:
         self._until_empty = False
         self._work = 0
         self._last = Drained()
+        self.health_window = check_window(health_window)
+        #: The seam for what does not keep a worker from its work: each says what is amiss, or None.
+        self.health_notes: list[Callable[[], str | None]] = []
+        #: How many processes run the handlers.
+        self.processes = 1
+        self._registrar: Registrar | None = None
+        self._state: WorkerState = "running"
 
     # ---- what people call --------------------------------------------------------------------------------
 
@@ -101,13 +112,14 @@ class Worker:
         self._stop_seconds = timeout
         try:
             async with _Parts(self) as parts:
-                self._consumers = parts.consumers
+                self._consumers, self._registrar, self._state = parts.consumers, parts.registrar, "running"
+                parts.registrar.start()
                 if signals:
                     with StopSignals(self._on_signal):
                         return await self._until_stopped(on_started)
                 return await self._until_stopped(on_started)
         finally:
-            self._loop = self._wanted = None
+            self._loop = self._wanted = self._registrar = None
 
     async def start(self) -> Self:
         """Work in the background of this event loop; returns once it claims, or raises why it cannot."""
@@ -162,6 +174,28 @@ class Worker:
             unsettled=sum(consumer.settler.unsettled for consumer in self._consumers),
         )
 
+    def health(self) -> Health:
+        """Whether this worker consumes: it claimed, or could have, within its window. Cheap; safe from any thread."""
+        registrar = self._registrar
+        if registrar is None or self._loop is None:
+            return NOT_RUNNING
+        error = registrar.error
+        return self._judged(registrar.answered, [] if error is None else [f"the last beat failed: {error}"])
+
+    def tell(self, started_ms: int | None) -> Beat:
+        """What the register of workers is told. Called from the registering thread."""
+        # Whoever reads it in the store knows that the store answers.
+        health = self._judged(time.monotonic(), [])
+        return beat_of(
+            self.name, self._consumers, self._state, health, processes=self.processes, started_ms=started_ms
+        )  # fmt: skip
+
+    def _judged(self, answered: float, notes: list[str]) -> Health:
+        told = [note for ask in self.health_notes if (note := ask()) is not None]
+        return judge(
+            self._consumers, self._state, window=self.health_window, answered=answered, notes=told + notes
+        )  # fmt: skip
+
     @property
     def is_running(self) -> bool:
         """Whether `run` is under way."""
@@ -198,6 +232,7 @@ class Worker:
 
     def _begin_stop(self) -> asyncio.Task[Drained]:
         if self._stopping is None:
+            self._be("stopping")
             self._stopping = asyncio.get_running_loop().create_task(self._stop_all(), name="waypost stops")
         return self._stopping
 
@@ -227,7 +262,13 @@ class Worker:
             except RuntimeError:
                 return  # it ended meanwhile
 
+    def _be(self, state: WorkerState) -> None:
+        self._state = state
+        if self._registrar is not None:
+            self._registrar.poke()
+
     def _be_quiet(self) -> None:
+        self._be("quiet")
         for consumer in self._consumers:
             consumer.be_quiet()
 
@@ -270,7 +311,13 @@ class _Parts:
         self._link = Link(worker._store, **worker._options)
         self._executor: AsyncExecutor | None = None
         self._renewer: Renewer | None = None
+        self._blocking: Executor | None = None
+        self.registrar = Registrar(worker._store, self._connected, worker.tell, window=worker.health_window)
         self.consumers: list[Consumer] = []
+
+    def _connected(self) -> Executor:
+        assert self._blocking is not None
+        return self._blocking
 
     async def __aenter__(self) -> Self:
         worker = self._worker
@@ -280,8 +327,14 @@ class _Parts:
         except UnusableClient:
             executor = ThreadedExecutor(await asyncio.to_thread(store.connect, start_timeout=timeout))
         self._executor = executor
-        self._renewer = renewer = Renewer(self._link, lambda: _blocking(store, timeout, executor, loop))
         loop = asyncio.get_running_loop()
+
+        def connect() -> Executor:
+            # Renewals and beats share it: both come from threads, and seldom at once.
+            self._blocking = _blocking(store, timeout, executor, loop)
+            return self._blocking
+
+        self._renewer = renewer = Renewer(self._link, connect)
         for handler in worker.handlers:
             consumer = Consumer(
                 handler, self._link, executor, renewer, owner=worker._owner,
@@ -319,6 +372,7 @@ class _Parts:
         assert self._renewer is not None
         assert self._executor is not None
         self._link.draining = True
+        await asyncio.to_thread(self.registrar.stop, RENEWER_STOP_SECONDS)
         await asyncio.to_thread(self._renewer.stop, RENEWER_STOP_SECONDS)
         await self._executor.close()
 

@@ -23,6 +23,7 @@ from waypost.message import (
     Published,
     Purged,
     Redriven,
+    RegisteredWorker,
     Settlement,
     SettleStatus,
     Stats,
@@ -32,7 +33,9 @@ from waypost.message import (
 from waypost.policy import Policy
 from waypost.store.memory.book import Record
 from waypost.store.memory.queue import QueueModel
-from waypost.store.port import Call, Draft, Hold, Target, Woken, add_wakes, check_purge, forwarded_draft, told
+from waypost.store.memory.workers import Register
+from waypost.store.port import Beat, Call, Draft, Hold, Target, Woken, add_wakes, check_purge, forwarded_draft, told
+from waypost.store.register import pack
 
 T = TypeVar("T")
 
@@ -60,6 +63,7 @@ class MemoryStore:
         self.clock = clock or wall_clock_ms
         self.lock = threading.RLock()
         self._queues: dict[str, QueueModel] = {}
+        self._register = Register()
 
     def connect(self, *, start_timeout: float) -> MemoryExecutor:
         return MemoryExecutor(self)
@@ -298,6 +302,18 @@ class MemoryStore:
             return self._waking(model, now, lambda: changed, also=lambda: worth_resuming(model) if changed else 0)
 
         return ModelCall("resume", step)
+
+    # ---- who works -----------------------------------------------------------------------------------------
+
+    def beat(self, beat: Beat, ttl_ms: int) -> Call[int]:
+        record = pack(beat)
+        return ModelCall("beat", lambda now: self._register.beat(now, beat.name, record, ttl_ms))
+
+    def leave(self, name: str) -> Call[bool]:
+        return ModelCall("leave", lambda now: self._register.leave(name))
+
+    def workers(self) -> Call[list[RegisteredWorker]]:
+        return ModelCall("workers", self._register.workers)
 
     # ---- the journal -------------------------------------------------------------------------------------
 

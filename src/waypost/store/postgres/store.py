@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
+from waypost import policy as limits
 from waypost.identity import Operation
 from waypost.message import (
     CancelStatus,
@@ -21,13 +22,14 @@ from waypost.message import (
     PublishStatus,
     Purged,
     Redriven,
+    RegisteredWorker,
     Settlement,
     SettleStatus,
     Stats,
     TracePage,
 )
 from waypost.policy import DEFAULT_POLICY, PRIORITY_DEFAULT, PRIORITY_MAX, Policy
-from waypost.store.port import Call, Draft, Hold, Target, Woken, check_purge, told
+from waypost.store.port import Beat, Call, Draft, Hold, Target, Woken, check_purge, told
 from waypost.store.postgres import looking
 from waypost.store.postgres.migrating import Names
 from waypost.store.postgres.statement import (
@@ -56,6 +58,7 @@ from waypost.store.postgres.statement import (
     small,
     text,
 )
+from waypost.store.register import pack, registered
 
 if TYPE_CHECKING:
     from psycopg.pq.abc import PGresult
@@ -335,6 +338,23 @@ class PostgresStore:
             return Woken(changed, _wake(queue, wake))
 
         return self._call("pause", queue, [text(queue), self._now(), flag(False)], decode, name="resume")
+
+    # ---- who works ---------------------------------------------------------------------------------------------
+
+    def beat(self, beat: Beat, ttl_ms: int) -> Call[int]:
+        parameters = [text(beat.name), self._now(), number(ttl_ms), data(pack(beat)), number(limits.WORKERS_MAX)]
+        return self._call("beat", "", parameters, _int)
+
+    def leave(self, name: str) -> Call[bool]:
+        return self._call("leave", "", [text(name)], lambda result: one(result) == b"\1")
+
+    def workers(self) -> Call[list[RegisteredWorker]]:
+        def decode(result: PGresult) -> list[RegisteredWorker]:
+            return [registered(*row) for row in rows_of(result)]
+
+        parameters = [self._now(), number(limits.WORKERS_MAX)]
+        command = self._command("workers", len(parameters), "name, record, at_ms, until_ms")
+        return PostgresCall("workers", "", command, parameters, decode)
 
     # ---- the journal -----------------------------------------------------------------------------------------
 

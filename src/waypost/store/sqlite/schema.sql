@@ -265,5 +265,15 @@ CREATE TABLE {replay} (
     PRIMARY KEY (queue, session, number)
 ) WITHOUT ROWID;
 
+-- Who works: what each worker last told of itself, and until when that counts.
+CREATE TABLE {worker} (
+    name TEXT NOT NULL,
+    record BLOB NOT NULL,
+    at_ms INTEGER NOT NULL,
+    until_ms INTEGER NOT NULL,
+    UNIQUE (name)
+);
+CREATE INDEX {worker:until} ON {worker} (until_ms);
+
 -- Room set aside: given up when the disk or the file's limit is reached, so that claims and settles can go on.
 CREATE TABLE {reserve} (number INTEGER PRIMARY KEY, room BLOB NOT NULL);

@@ -22,6 +22,7 @@ from waypost.message import (
     Published,
     Purged,
     Redriven,
+    RegisteredWorker,
     Settlement,
     SettleStatus,
     Stats,
@@ -29,8 +30,9 @@ from waypost.message import (
     Watched,
 )
 from waypost.policy import Policy
-from waypost.store.port import Call, Draft, Hold, Target, Woken, add_wakes, check_purge
-from waypost.store.sqlite import chains, claim, looking, replays, running, settle
+from waypost.store.port import Beat, Call, Draft, Hold, Target, Woken, add_wakes, check_purge
+from waypost.store.register import pack
+from waypost.store.sqlite import chains, claim, looking, replays, running, settle, workers
 from waypost.store.sqlite.book import QueueBook
 from waypost.store.sqlite.connection import check_library
 from waypost.store.sqlite.executor import AsyncSqliteExecutor, SqliteExecutor
@@ -260,6 +262,18 @@ class SqliteStore:
             return _woken(book, lambda: changed, also=lambda: running.worth_resuming(book) if changed else 0)
 
         return SqliteCall("resume", run)
+
+    # ---- who works -----------------------------------------------------------------------------------------
+
+    def beat(self, beat: Beat, ttl_ms: int) -> Call[int]:
+        record = pack(beat)
+        return SqliteCall("beat", lambda step: workers.beat(step, beat.name, record, ttl_ms))
+
+    def leave(self, name: str) -> Call[bool]:
+        return SqliteCall("leave", lambda step: workers.leave(step, name))
+
+    def workers(self) -> Call[list[RegisteredWorker]]:
+        return SqliteCall("workers", workers.workers, writes=False)
 
     # ---- the journal -------------------------------------------------------------------------------------
 

@@ -45,7 +45,7 @@ CAUSES = (
 
 SCRIPTS = (
     "publish", "claim", "settle", "extend", "cancel", "redrive", "purge", "peek", "stats", "configure", "journal",
-    "outgoing",
+    "outgoing", "beat", "leave", "workers",
 )  # fmt: skip
 
 
@@ -68,7 +68,7 @@ class Script:
 INCLUDE = "-- include moves\n"
 LIMITS = (
     "PROMOTE_MAX", "RECLAIM_MAX", "BURY_MAX", "REPLAY_MAX", "SLEEPER_TTL_MS", "ARRIVAL_TTL_MS", "MINUTES_KEPT",
-    "HEAD_OFFSET", "CHUNK_MESSAGES_MAX",
+    "HEAD_OFFSET", "CHUNK_MESSAGES_MAX", "WORKERS_SWEPT_MAX",
 )  # fmt: skip
 _places: dict[str, dict[str, Any]] = {
     "COUNT": {name: place for place, name in enumerate(COUNTERS, 1)},

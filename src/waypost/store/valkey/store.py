@@ -18,6 +18,7 @@ from waypost.message import (
     PublishStatus,
     Purged,
     Redriven,
+    RegisteredWorker,
     Settlement,
     SettleStatus,
     Stats,
@@ -26,6 +27,7 @@ from waypost.message import (
 from waypost.policy import CHUNK_MESSAGES_MAX, OUTGOING_TTL_MS, Durability, Policy, check_namespace
 from waypost.store.port import (
     AsyncExecutor,
+    Beat,
     Call,
     Draft,
     Executor,
@@ -36,7 +38,7 @@ from waypost.store.port import (
     check_purge,
     told,
 )
-from waypost.store.valkey import packing
+from waypost.store.valkey import packing, workers
 from waypost.store.valkey.command import CRLF, ValkeyCall, command, evalsha_head, part
 from waypost.store.valkey.scripts import KEY_NAMES, VERSION, Script, script
 
@@ -415,6 +417,17 @@ class ValkeyStore:
             lambda reply: Woken(reply[0] == b"1", _wake(queue, reply[1:])),
             name="resume",
         )
+
+    # ---- who works ---------------------------------------------------------------------------------------------
+
+    def beat(self, beat: Beat, ttl_ms: int) -> Call[int]:
+        return workers.beat(self, beat, ttl_ms)
+
+    def leave(self, name: str) -> Call[bool]:
+        return workers.leave(self, name)
+
+    def workers(self) -> Call[list[RegisteredWorker]]:
+        return workers.workers(self)
 
     # ---- the journal -----------------------------------------------------------------------------------------
 

@@ -12,6 +12,7 @@
     wake       who is woken, and when everybody is
     journal    the exact history
     ledger     the sums
+    workers    who works, and who is gone
 
 A test module that imports these classes and has the fixture `make_store` (see `waypost.testing.plugin`) runs them
 in both colours. They need store time by hand: a store takes `clock=`, a function that returns milliseconds.
@@ -31,6 +32,7 @@ from waypost.testing.conformance.replay import TestLostReplies, TestOperations
 from waypost.testing.conformance.settle import TestCancel, TestContinuations, TestOutcomes, TestResults
 from waypost.testing.conformance.timers import TestTimers
 from waypost.testing.conformance.wake import TestWakes
+from waypost.testing.conformance.workers import TestRegister
 
 __all__ = [
     "TestApartness",
@@ -62,6 +64,7 @@ __all__ = [
     "TestPublishing",
     "TestReclaim",
     "TestRedrive",
+    "TestRegister",
     "TestResults",
     "TestTimers",
     "TestTrace",

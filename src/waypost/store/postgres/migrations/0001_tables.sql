@@ -222,3 +222,12 @@ CREATE TABLE {operation} (
     result text NOT NULL,
     CONSTRAINT {#operation_pkey} PRIMARY KEY (queue, session, slot)
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_cost_delay = 0);
+
+-- Who works: what each worker last told of itself. Each writes its own row only.
+CREATE TABLE {worker} (
+    name text COLLATE "C" NOT NULL CONSTRAINT {#worker_pkey} PRIMARY KEY,
+    record bytea NOT NULL,
+    at_ms bigint NOT NULL,
+    until_ms bigint NOT NULL
+) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_threshold = 200);
+CREATE INDEX {#worker_until} ON {worker} (until_ms);

@@ -1,0 +1,37 @@
+-- The register of workers. Touches: worker. Keeps: a worker writes only its own row; what has run out is removed in
+-- passing, a bounded number at a time, and never a row that somebody else holds; at most so many rows stay.
+-- A beat that is lost with the server's memory is followed by the next, so it waits for no disk.
+
+CREATE OR REPLACE FUNCTION {beat}(p_name text, p_clock bigint, p_ttl bigint, p_record bytea, p_max bigint)
+RETURNS bigint LANGUAGE plpgsql AS $body$
+DECLARE
+    v_now bigint := {clock}(p_clock);
+BEGIN
+    -- For this transaction: a SET of the function would end before its commit.
+    PERFORM set_config('synchronous_commit', 'off', true);
+    UPDATE {worker} w SET record = p_record, at_ms = v_now, until_ms = v_now + p_ttl WHERE w.name = p_name;
+    IF NOT FOUND THEN
+        INSERT INTO {worker} (name, record, at_ms, until_ms) VALUES (p_name, p_record, v_now, v_now + p_ttl)
+        ON CONFLICT (name) DO UPDATE
+            SET record = excluded.record, at_ms = excluded.at_ms, until_ms = excluded.until_ms;
+        -- Only a new row can be one too many.
+        DELETE FROM {worker} WHERE name IN (
+            SELECT w.name FROM {worker} w WHERE w.name <> p_name ORDER BY w.until_ms, w.name
+            LIMIT greatest(0, (SELECT count(*) FROM {worker}) - p_max) FOR UPDATE SKIP LOCKED);
+    END IF;
+    DELETE FROM {worker} WHERE name IN (
+        SELECT w.name FROM {worker} w WHERE w.until_ms <= v_now ORDER BY w.until_ms LIMIT 100 FOR UPDATE SKIP LOCKED);
+    RETURN v_now;
+END $body$;
+
+CREATE OR REPLACE FUNCTION {leave}(p_name text) RETURNS boolean LANGUAGE plpgsql AS $body$
+BEGIN
+    DELETE FROM {worker} WHERE name = p_name;
+    RETURN FOUND;
+END $body$;
+
+CREATE OR REPLACE FUNCTION {workers}(p_clock bigint, p_max bigint)
+RETURNS TABLE (name text, record bytea, at_ms bigint, until_ms bigint) LANGUAGE sql AS $body$
+    SELECT w.name, w.record, w.at_ms, w.until_ms FROM {worker} w WHERE w.until_ms > {clock}(p_clock)
+    ORDER BY w.name LIMIT p_max
+$body$;

@@ -1,0 +1,68 @@
+"""The register of workers as the stores keep it: one record for each worker, whole, with when it came and when it ends.
+
+A record says how long ago things happened, never when: the store puts its own time to it. So a worker whose clock is
+wrong is listed right, and no store has to look into a record.
+"""
+
+from __future__ import annotations
+
+from typing import cast
+
+import msgspec
+from msgspec import structs
+
+from waypost import policy
+from waypost.errors import ForeignData, InvalidInput
+from waypost.message import HealthStatus, RegisteredWorker, WorkerQueue, WorkerState
+from waypost.policy import WORKER_CHARACTERS_MAX, check_text
+from waypost.store.port import Beat
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(Beat).decode
+
+
+def pack(beat: Beat) -> bytes:
+    """The record of a beat, or why it cannot be one."""
+    check_text("the name of a worker", beat.name, WORKER_CHARACTERS_MAX)
+    record = _encode(beat)
+    if len(record) > policy.WORKER_BYTES_MAX:
+        raise InvalidInput(
+            f"what worker {beat.name} tells of itself takes {len(record)} bytes, the limit is "
+            f"{policy.WORKER_BYTES_MAX}; name fewer queues"
+        )
+    return record
+
+
+def fitting(beat: Beat) -> Beat:
+    """The beat with as many of its queues as a record has room for."""
+    size, room = len(_encode(beat)), policy.WORKER_BYTES_MAX
+    if size <= room:
+        return beat
+    empty = len(_encode(structs.replace(beat, queues=(), unlisted=2**31)))
+    kept = 0
+    for queue in beat.queues:
+        empty += len(_encode(queue))
+        if empty + 8 > room:
+            break
+        kept += 1
+    return structs.replace(beat, queues=beat.queues[:kept], unlisted=len(beat.queues) - kept)
+
+
+def registered(name: str, record: bytes, at_ms: int, until_ms: int) -> RegisteredWorker:
+    """A worker from its record."""
+    try:
+        beat = _decode(record)
+    except msgspec.DecodeError:
+        raise ForeignData(f"the record of worker {name} was not written by waypost; nothing was touched") from None
+    return RegisteredWorker(
+        name, beat.host, beat.pid, beat.version, cast(WorkerState, beat.state), cast(HealthStatus, beat.status),
+        list(beat.reasons), beat.processes, at_ms if beat.started_ms is None else beat.started_ms, at_ms, until_ms,
+        [
+            WorkerQueue(
+                queue.name, queue.concurrency, queue.in_flight, queue.handled,
+                None if queue.claim_age_ms is None else at_ms - queue.claim_age_ms,
+            )
+            for queue in beat.queues
+        ],
+        beat.unlisted,
+    )  # fmt: skip

@@ -1,0 +1,41 @@
+"""The register of workers: one row for each, written by itself, removed in passing when its time is over."""
+
+from __future__ import annotations
+
+from waypost import policy
+from waypost.message import RegisteredWorker
+from waypost.policy import WORKERS_SWEPT_MAX
+from waypost.store.register import registered
+from waypost.store.sqlite.step import Step
+
+_UPDATE = "UPDATE {worker} SET record = ?, at_ms = ?, until_ms = ? WHERE name = ?"
+_INSERT = "INSERT INTO {worker} (record, at_ms, until_ms, name) VALUES (?, ?, ?, ?)"
+_SWEEP = """
+    DELETE FROM {worker} WHERE rowid IN (
+        SELECT rowid FROM {worker} INDEXED BY {worker:until} WHERE until_ms <= ? ORDER BY until_ms LIMIT ?)"""
+_CUT = """
+    DELETE FROM {worker} WHERE rowid IN (
+        SELECT rowid FROM {worker} INDEXED BY {worker:until} WHERE name <> ? AND until_ms > 0 ORDER BY until_ms, name
+        LIMIT max(0, (SELECT count(*) FROM {worker}) - ?))"""
+_LEAVE = "DELETE FROM {worker} WHERE name = ?"
+_WORKERS = "SELECT name, record, at_ms, until_ms FROM {worker} WHERE until_ms > ? ORDER BY name LIMIT ?"
+
+
+def beat(step: Step, name: str, record: bytes, ttl_ms: int) -> int:
+    """Remember a worker for a while. A full register forgets whose time ends first. The store's time."""
+    step.execute(_SWEEP, (step.now, WORKERS_SWEPT_MAX))
+    row = (record, step.now, step.now + ttl_ms, name)
+    if step.execute(_UPDATE, row).rowcount == 0:
+        step.execute(_INSERT, row)
+        step.execute(_CUT, (name, policy.WORKERS_MAX))
+    return step.now
+
+
+def leave(step: Step, name: str) -> bool:
+    """Forget a worker at once; whether it was known."""
+    return step.execute(_LEAVE, (name,)).rowcount > 0
+
+
+def workers(step: Step) -> list[RegisteredWorker]:
+    """Those whose time has not ended, by name."""
+    return [registered(*row) for row in step.execute(_WORKERS, (step.now, policy.WORKERS_MAX))]

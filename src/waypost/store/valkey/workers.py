@@ -1,0 +1,57 @@
+"""The register of workers: two keys in a slot of their own, apart from those of any queue."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from waypost import policy
+from waypost.message import RegisteredWorker
+from waypost.store.port import Beat, Call
+from waypost.store.register import pack, registered
+from waypost.store.valkey.command import ValkeyCall, command
+from waypost.store.valkey.scripts import script
+
+if TYPE_CHECKING:
+    from waypost.store.valkey.store import ValkeyStore
+
+T = TypeVar("T")
+
+
+def _call(store: ValkeyStore, verb: str, arguments: Sequence[bytes], decode: Callable[[Any], T]) -> Call[T]:
+    # No queue has this tag: those have a colon and their name in it.
+    base = f"{{{store.namespace}}}:"
+    keys = [(base + name).encode() for name in ("workers", "records")]
+    if store.source.cluster:
+        # Never written: so that no script begins while the slot is moving, as for the keys of a queue.
+        keys.append(f"{base}never".encode())
+    clock = b"%d" % store.clock() if store.clock else b""
+    text = script(verb)
+    packed = command(b"EVALSHA", text.sha, b"%d" % len(keys), *keys, clock, b"", b"", b"", *arguments)
+    return ValkeyCall(verb, "", packed, decode, text, place=keys[0])
+
+
+def beat(store: ValkeyStore, beat: Beat, ttl_ms: int) -> Call[int]:
+    """Remember a worker for a while."""
+    arguments = [beat.name.encode(), pack(beat), b"%d" % ttl_ms, b"%d" % policy.WORKERS_MAX]
+    return _call(store, "beat", arguments, int)
+
+
+def leave(store: ValkeyStore, name: str) -> Call[bool]:
+    """Forget a worker at once."""
+    return _call(store, "leave", [name.encode()], bool)
+
+
+def workers(store: ValkeyStore) -> Call[list[RegisteredWorker]]:
+    """Those whose time has not ended, by name."""
+
+    def decode(reply: Any) -> list[RegisteredWorker]:
+        names, untils, records = reply
+        found = [
+            registered(name.decode(), record[8:], int.from_bytes(record[:8], "big"), int(until))
+            for name, until, record in zip(names, untils, records, strict=True)
+            if record is not None
+        ]
+        return sorted(found, key=lambda worker: worker.name)
+
+    return _call(store, "workers", [b"%d" % policy.WORKERS_MAX], decode)

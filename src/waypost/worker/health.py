@@ -1,0 +1,101 @@
+"""Health: whether a worker consumes, judged by what its claim loops did and not by whether it is alive.
+
+A loop owes a claim whenever there is room for one. It owes none while all its places are taken, and none while it
+sleeps after a claim that was answered. A worker whose loop owed a claim for longer than the window, or that has heard
+nothing from its store for so long, is red; it turns green by the next claim that is answered. Everything here is
+read from other threads than the one that writes it, without a lock: single numbers that are replaced whole.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+from waypost.errors import ConfigurationError
+from waypost.message import Health, HealthStatus, QueueHealth, WorkerState
+from waypost.worker.handler import Handler
+
+
+class Pulse:
+    """When the store last answered a claim of a loop, and since when the loop owes the next."""
+
+    __slots__ = ("last_claim", "owes_from")
+
+    def __init__(self) -> None:
+        self.last_claim: float | None = None
+        self.owes_from = time.monotonic()
+
+    def claimed(self) -> None:
+        """A claim was answered, with messages or without."""
+        self.last_claim = self.owes_from = time.monotonic()
+
+    def rests(self, seconds: float) -> None:
+        """No claim is owed for so long."""
+        self.owes_from = time.monotonic() + seconds
+
+    def wakes(self) -> None:
+        """The next claim is owed from now on, unless one is owed already."""
+        self.owes_from = min(self.owes_from, time.monotonic())
+
+    def late_seconds(self, now: float) -> float:
+        """For how long a claim has been owed."""
+        return max(0.0, now - self.owes_from)
+
+
+class Served(Protocol):
+    """A consumer, as far as its health goes."""
+
+    handler: Handler
+    queue: str
+    handled: int
+    pulse: Pulse
+
+    @property
+    def running(self) -> int: ...
+    @property
+    def in_flight(self) -> int: ...
+
+
+def check_window(seconds: float) -> float:
+    """Return a health window unchanged, or raise `ConfigurationError`."""
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds < math.inf:
+        raise ConfigurationError(f"health_window is a positive number of seconds, not {seconds!r}")
+    return float(seconds)
+
+
+def judge(
+    consumers: Sequence[Served], state: WorkerState, *, window: float, answered: float, notes: Iterable[str] = ()
+) -> Health:
+    """The health of a worker that runs. `answered` is when the store last answered anything but a claim.
+
+    `notes` say what does not keep it from consuming, but should be known.
+    """
+    now = time.monotonic()
+    claims = [consumer.pulse.last_claim for consumer in consumers]
+    silent = now - max([answered, *(claim for claim in claims if claim is not None)])
+    reasons: list[str] = []
+    if silent > window:
+        reasons.append(f"the store has not answered for {silent:.0f} s")
+    elif state == "running":
+        for consumer in consumers:
+            late = consumer.pulse.late_seconds(now)
+            if late > window:
+                reasons.append(f"queue {consumer.queue}: there was room, but no claim succeeded for {late:.0f} s")
+    status: HealthStatus = "red" if reasons else "green"
+    told = list(notes)
+    if told and not reasons:
+        status = "degraded"
+    queues = [
+        QueueHealth(
+            consumer.queue, consumer.handler.concurrency, consumer.running, consumer.in_flight, consumer.handled,
+            None if claim is None else max(0.0, now - claim),
+        )
+        for consumer, claim in zip(consumers, claims, strict=True)
+    ]  # fmt: skip
+    return Health(status, reasons + told, queues)
+
+
+#: What somebody is told who asks a worker that has not connected yet, or has ended.
+NOT_RUNNING = Health("red", ["the worker is not running"], [])

@@ -1,0 +1,71 @@
+"""`waypost workers`: who is listed, what nobody serves, and what scripts can use."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from waypost import Waypost
+from waypost.cli.main import main
+from waypost.store.port import Beat, ServedQueue
+
+pytestmark = pytest.mark.promise("SEE-4")
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    return f"sqlite:///{tmp_path / 'shop.db'}"
+
+
+def tell(url: str, *beats: Beat, namespace: str = "wp") -> None:
+    with Waypost(url, namespace=namespace) as post:
+        post.publish("orders", 1)
+        post.publish("mails", 1)
+        for beat in beats:
+            post._call(post.store.beat(beat, 30_000))
+
+
+def test_a_store_without_workers_says_so_and_names_its_queues(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    tell(url)
+    assert main(["workers", url]) == 0
+    assert capsys.readouterr().out == "no workers\nserved by nobody: mails, orders\n"
+
+
+def test_workers_are_listed_with_what_they_serve(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    tell(url, Beat("web1:7:ab", "web1", 7, "0.1.0", queues=(ServedQueue("orders", 10, 3, 99, 1_500),)))
+    assert main(["workers", url]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "web1:7:ab  running, green, pid 7 on web1, waypost 0.1.0, up 0 s",
+        "    orders               3 in flight, 10 at once, 99 handled, claimed 1.5 s before its last beat",
+        "1 worker",
+        "served by nobody: mails",
+    ]
+
+
+def test_a_worker_that_is_red_ends_with_its_own_code_and_its_reason(
+    url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    queues = (ServedQueue("orders"), ServedQueue("mails"))
+    tell(url, Beat("a", status="red", reasons=("queue orders: stuck",), queues=queues, unlisted=2))
+    assert main(["workers", url]) == 4
+    told = capsys.readouterr().out
+    assert "\n    queue orders: stuck\n" in told
+    assert "0 handled, no claim yet\n" in told
+    assert "\n    and 2 more queues\n" in told
+    assert "served by nobody" not in told
+
+
+def test_json_has_all_of_it(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    tell(url, Beat("a", "host", 7, queues=(ServedQueue("orders", 10),)), namespace="shop")
+    assert main(["workers", url, "--namespace", "shop", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["unserved"] == ["mails"]
+    (worker,) = told["workers"]
+    assert (worker["name"], worker["status"], worker["queues"][0]["concurrency"]) == ("a", "green", 10)
+
+
+def test_a_url_that_cannot_be_read_is_told_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["workers", "nowhere://"]) == 1
+    assert capsys.readouterr().err.startswith("waypost: the scheme nowhere:// is not known")

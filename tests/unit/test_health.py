@@ -1,0 +1,164 @@
+"""Health: what a claim loop owes, and what that makes of its worker. No clock is waited for: times are set."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import pytest
+
+from waypost import NoRetry, Waypost
+from waypost.errors import ConfigurationError, ForeignData
+from waypost.message import Health, WorkerState
+from waypost.policy import BEAT_SECONDS, BEATS_PER_TTL, HEALTH_WINDOW_SECONDS, SAFETY_POLL_SECONDS, WORKER_BYTES_MAX
+from waypost.store.port import Beat, ServedQueue
+from waypost.store.register import fitting, pack, registered
+from waypost.worker.handler import Handler
+from waypost.worker.health import Pulse, Served, check_window, judge
+from waypost.worker.registering import interval
+
+pytestmark = pytest.mark.promise("SEE-4")
+WINDOW = 15.0
+
+
+def handle(body: Any) -> None:
+    """A handler."""
+
+
+@dataclass
+class Consumer:
+    """A claim loop as it stands."""
+
+    queue: str = "orders"
+    handled: int = 0
+    running: int = 0
+    in_flight: int = 0
+    pulse: Pulse = field(default_factory=Pulse)
+
+    @property
+    def handler(self) -> Handler:
+        return Handler(self.queue, handle, concurrency=3, retry=NoRetry())
+
+
+def judged(
+    *consumers: Consumer, state: WorkerState = "running", silent: float = 0.0, notes: tuple[str, ...] = ()
+) -> Health:
+    served = cast("tuple[Served, ...]", consumers)
+    return judge(served, state, window=WINDOW, answered=time.monotonic() - silent, notes=notes)
+
+
+def owing(seconds: float, queue: str = "orders") -> Consumer:
+    """A loop that has owed a claim for so long."""
+    consumer = Consumer(queue)
+    consumer.pulse.owes_from = time.monotonic() - seconds
+    return consumer
+
+
+def test_a_loop_that_claimed_within_the_window_is_green() -> None:
+    assert judged(owing(WINDOW - 1)).status == "green"
+
+
+def test_a_loop_that_owes_a_claim_for_longer_than_the_window_is_red_and_named() -> None:
+    health = judged(owing(0, "mails"), owing(WINDOW + 5))
+    assert health.status == "red"
+    assert health.reasons == ["queue orders: there was room, but no claim succeeded for 20 s"]
+
+
+def test_an_answered_claim_makes_it_green_again() -> None:
+    consumer = owing(WINDOW + 5)
+    assert judged(consumer).status == "red"
+    consumer.pulse.claimed()
+    assert judged(consumer).status == "green"
+
+
+def test_a_loop_owes_nothing_while_its_places_are_taken_or_it_sleeps_as_planned() -> None:
+    pulse = Pulse()
+    pulse.rests(float("inf"))
+    assert pulse.late_seconds(time.monotonic() + 10_000) == 0
+    pulse.wakes()
+    assert pulse.late_seconds(time.monotonic() + 100) >= 100
+    pulse.rests(60)
+    assert pulse.late_seconds(time.monotonic() + 50) == 0
+    assert pulse.late_seconds(time.monotonic() + 100) > 30
+
+
+def test_a_failed_claim_is_owed_from_the_same_moment_on() -> None:
+    consumer = owing(10)
+    before = consumer.pulse.owes_from
+    consumer.pulse.wakes()
+    assert consumer.pulse.owes_from == before
+
+
+def test_a_store_that_did_not_answer_within_the_window_is_the_one_reason() -> None:
+    health = judged(owing(WINDOW + 5), silent=WINDOW + 7)
+    assert (health.status, health.reasons) == ("red", ["the store has not answered for 22 s"])
+
+
+def test_a_claim_is_an_answer_of_the_store_too() -> None:
+    consumer = Consumer()
+    consumer.pulse.claimed()
+    assert judged(consumer, silent=WINDOW + 7).status == "green"
+
+
+def test_a_worker_that_is_quiet_or_stops_owes_no_claims() -> None:
+    assert judged(owing(1_000), state="quiet").status == "green"
+    assert judged(owing(1_000), state="stopping").status == "green"
+    assert judged(owing(1_000), state="stopping", silent=1_000).status == "red"
+
+
+def test_what_is_amiss_without_keeping_it_from_work_degrades_it() -> None:
+    note = "wake channel down: polling"
+    health = judged(owing(0), notes=(note,))
+    assert (health.status, health.reasons) == ("degraded", [note])
+    worse = judged(owing(WINDOW + 1), notes=(note,))
+    assert worse.status == "red"
+    assert worse.reasons[-1] == note
+
+
+def test_each_queue_is_told_with_its_figures() -> None:
+    consumer = Consumer(handled=7, running=2, in_flight=3)
+    assert judged(consumer).queues[0].last_claim_seconds is None
+    consumer.pulse.claimed()
+    (queue,) = judged(consumer).queues
+    assert (queue.name, queue.concurrency, queue.running, queue.in_flight, queue.handled) == ("orders", 3, 2, 3, 7)
+    assert queue.last_claim_seconds is not None
+
+
+@pytest.mark.parametrize("window", [0, -1, float("inf"), float("nan"), True, "15"])
+def test_a_window_that_is_none_is_refused(window: Any) -> None:
+    with pytest.raises(ConfigurationError, match="health_window is a positive number of seconds"):
+        check_window(window)
+    with Waypost("memory://") as post:
+        post.handler("orders")(handle)
+        with pytest.raises(ConfigurationError, match="health_window"):
+            post.worker(health_window=window)
+
+
+def test_the_defaults_are_a_beat_in_ten_seconds_and_three_polls() -> None:
+    assert interval(HEALTH_WINDOW_SECONDS) == BEAT_SECONDS == 10
+    assert BEAT_SECONDS * BEATS_PER_TTL == 30
+    assert HEALTH_WINDOW_SECONDS == 3 * SAFETY_POLL_SECONDS == WINDOW
+    # Beats are within a shorter window too, since they prove that the store answers.
+    assert interval(3) == 2
+
+
+def test_a_record_keeps_to_its_limit_and_says_how_many_queues_it_left_out() -> None:
+    queues = tuple(ServedQueue(f"queue-{number}-{'x' * 60}", 10, 1, 2, 3) for number in range(1_000))
+    beat = fitting(Beat("a", queues=queues))
+    assert 0 < len(beat.queues) < 1_000
+    assert len(beat.queues) + beat.unlisted == 1_000
+    assert WORKER_BYTES_MAX - 200 < len(pack(beat)) <= WORKER_BYTES_MAX
+    small = Beat("a", queues=queues[:3])
+    assert fitting(small) is small
+
+
+def test_a_record_of_a_newer_release_can_be_read_and_foreign_bytes_are_named() -> None:
+    import msgspec
+
+    queues = [["orders", 1, 2, 3, 4, "new"]]
+    newer = msgspec.msgpack.encode(["a", "host", 7, "9.0", "resting", "blue", [], 1, 5, queues, 0, "new"])
+    worker = registered("a", newer, 1_000, 2_000)
+    assert (worker.version, worker.state, worker.queues[0].last_claim_ms) == ("9.0", "resting", 996)
+    with pytest.raises(ForeignData, match="the record of worker a"):
+        registered("a", b"\xc1what", 1_000, 2_000)
