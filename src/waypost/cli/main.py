@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from waypost import __version__
+from waypost.cli import migrate
 
 
 def parser() -> argparse.ArgumentParser:
@@ -25,12 +26,15 @@ def parser() -> argparse.ArgumentParser:
     )
     worker.add_argument("--until-empty", action="store_true", help="end when nothing is ready any more")
     worker.add_argument("--log-level", default="warning", choices=("debug", "info", "warning", "error"))
+    migrate.add(commands)
     return top
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; its exit code."""
     options = parser().parse_args(arguments)
+    if options.command == "migrate":
+        return migrate.run(options)
     from waypost.cli import worker
 
     return worker.run(options, sys.argv[1:] if arguments is None else list(arguments))
