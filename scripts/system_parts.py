@@ -52,7 +52,9 @@ def install(names: list[str]) -> bool:
         said = (ran.stderr or ran.stdout).strip()
         if not missing():
             return True
-    print(f"system: apt-get could not install {' '.join(missing())}: {said.splitlines()[-1] if said else 'no word why'}")
+    print(
+        f"system: apt-get could not install {' '.join(missing())}: {said.splitlines()[-1] if said else 'no word why'}"
+    )
     return False
 
 

@@ -118,7 +118,7 @@ def failure(error: psycopg.Error, names: Names) -> Exception:
         return lost(error, "the PostgreSQL server", sent=True)
     text = error.diag.message_primary or ""
     if error.sqlstate == "3F000":
-        return ConfigurationError(f"{text}; say CREATE SCHEMA \"{names.schema}\" first, nothing was done")
+        return ConfigurationError(f'{text}; say CREATE SCHEMA "{names.schema}" first, nothing was done')
     if error.sqlstate == "42501":
         return AccessDenied(
             f"{text}; to migrate, a user must own waypost's tables and may create some in schema {names.schema}, and to "
