@@ -74,8 +74,15 @@ def test_the_callers_transaction_is_not_ours(engine: Engine, namespace: str) -> 
 
 
 @pytest.mark.promise("STORE-5")
-@pytest.mark.parametrize("options", [{"poolclass": NullPool}, {"isolation_level": "AUTOCOMMIT"}, {"pool_pre_ping": True},
-                                     {"isolation_level": "SERIALIZABLE"}])  # fmt: skip
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"poolclass": NullPool},
+        {"isolation_level": "AUTOCOMMIT"},
+        {"isolation_level": "SERIALIZABLE"},
+        {"pool_pre_ping": True},
+    ],
+)
 def test_engines_of_other_settings_work_too(server: PostgresServer, namespace: str, options: dict[str, Any]) -> None:
     made = create_engine(engine_url(server), **options)
     with Waypost(client=made, namespace=namespace) as post:
@@ -146,7 +153,7 @@ def test_a_worker_of_either_face_runs_on_an_engine(server: PostgresServer, names
     seen: list[int] = []
     with Waypost(client=made, namespace=namespace) as post:
         post.publish_many("orders", range(20))
-        post.handler("orders", concurrency=4)(lambda body: seen.append(body))
+        post.handler("orders", concurrency=4)(seen.append)
         post.worker().run(until_empty=True)
     made.dispose()
 

@@ -23,10 +23,10 @@ def add(commands: Any) -> None:
     parser: argparse.ArgumentParser = commands.add_parser(
         "migrate",
         help="make the tables of a PostgreSQL store, or bring them up to date",
-        description="Make waypost's tables and functions in a PostgreSQL database, or bring them up to date. Safe to run "
-        "twice and from several places at once.",
-        epilog="Exit codes: 0 all is well, 1 it could not be done, 2 wrong arguments, 3 --check found tables that clients "
-        "of this release cannot use, 4 the tables belong to a newer release.",
+        description="Make waypost's tables and functions in a PostgreSQL database, or bring them up to date. "
+        "Safe to run twice and from several places at once.",
+        epilog="Exit codes: 0 all is well, 1 it could not be done, 2 wrong arguments, 3 --check found tables that "
+        "clients of this release cannot use, 4 the tables belong to a newer release.",
     )
     parser.add_argument("url", nargs="?", metavar="URL", help="postgresql://user@host/database; else WAYPOST_URL")
     parser.add_argument("--url", dest="url_option", metavar="URL", help="the same")
@@ -93,7 +93,7 @@ def act(options: argparse.Namespace, url: str | None) -> int:
     return tell(options, text, before=before, version=VERSION, changed=before != VERSION)
 
 
-def check_version_of(url: str, place: dict[str, str]) -> int:
+def check_version_of(url: str, place: dict[str, Any]) -> int:
     """From which version a script for this database must start."""
     from waypost.store.postgres import check
     from waypost.store.postgres.migrating import VERSION, Names, too_new

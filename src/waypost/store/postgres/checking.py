@@ -1,8 +1,8 @@
 """Whether the tables and functions of a namespace are what this release would make: what differs, by name.
 
-The same script that migrates is run on temporary tables, both are compared, and the transaction is rolled back. So there
-is no second description that could be out of date. What somebody added (a column, an index, a table) is left alone, and
-so are storage settings.
+The same script that migrates is run on temporary tables, both are compared, and the transaction is rolled back. So
+there is no second description that could be out of date. What somebody added (a column, an index, a table) is left
+alone, and so are storage settings.
 """
 
 from __future__ import annotations

@@ -87,8 +87,11 @@ def check_server(version: int, shown: str) -> None:
 
 
 def is_fresh(connection: PGconn) -> bool:
-    """Whether a connection that rested in a pool is still one. A server says nothing to a client that is idle, unless it
-    ended the session; so only what can be read is a reason to look."""
+    """Whether a connection that rested in a pool is still one.
+
+    A server says nothing to a client that is idle, unless it ended the session: only what can be read is a reason to
+    look.
+    """
     waiting = select.poll()
     waiting.register(connection.socket, select.POLLIN)
     if not waiting.poll(0):

@@ -1,7 +1,7 @@
 """Connections lent by the caller's own SQLAlchemy engine: one for each call, never disposed of by us.
 
-Only what the engine's pool hands out is used, its psycopg connection, and that without SQLAlchemy's transactions: a call
-of ours is one statement that commits by itself. The engine's own timeouts, pre-ping and events stay in force.
+Only what the engine's pool hands out is used, its psycopg connection, and that without SQLAlchemy's transactions: a
+call of ours is one statement that commits by itself. The engine's own timeouts, pre-ping and events stay in force.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ class EngineSource:
         if not isinstance(engine, Engine | AsyncEngine):
             kind = type(engine)
             raise UnusableClient(
-                f"{kind.__module__}.{kind.__qualname__} is one conversation with the database; pass the engine it came from"
+                f"{kind.__module__}.{kind.__qualname__} is one conversation with the database; "
+                "pass the engine it came from"
             )
         name, driver = engine.dialect.name, engine.dialect.driver
         maker = "create_async_engine" if isinstance(engine, AsyncEngine) else "create_engine"
@@ -40,8 +41,8 @@ class EngineSource:
             )
         if driver not in ("psycopg", "psycopg_async"):
             raise UnusableClient(
-                f"an engine with the driver {driver} cannot be used, waypost speaks through psycopg (version 3); pass a "
-                f'second engine made by {maker}("postgresql+psycopg://…"), or a URL'
+                f"an engine with the driver {driver} cannot be used, waypost speaks through psycopg (version 3); pass "
+                f'a second engine made by {maker}("postgresql+psycopg://…"), or a URL'
             )
         if isinstance(engine.pool, ONE_FOR_ALL):
             raise UnusableClient(

@@ -121,8 +121,8 @@ def failure(error: psycopg.Error, names: Names) -> Exception:
         return ConfigurationError(f'{text}; say CREATE SCHEMA "{names.schema}" first, nothing was done')
     if error.sqlstate == "42501":
         return AccessDenied(
-            f"{text}; to migrate, a user must own waypost's tables and may create some in schema {names.schema}, and to "
-            "check them, make temporary ones; nothing was done"
+            f"{text}; to migrate, a user must own waypost's tables and may create some in schema {names.schema}, and "
+            "to check them, make temporary ones; nothing was done"
         )
     return refused(error.sqlstate, text, "", "migrate")
 
