@@ -1,7 +1,8 @@
 """What holds for every test run: a test that could not run is said aloud, and under REQUIRE_ALL=1 it is a failure.
 
-A test that needs a part which is not there skips with a reason that begins with `needs `: `pytest.skip("needs a
-Valkey server")`. There is no other reason to skip.
+A test that uses a program of the machine says so with `@pytest.mark.needs("pgbouncer")`; `scripts/system_parts.py`
+lists what there is. One that needs another part which is not there skips with a reason that begins with `needs `:
+`pytest.skip("needs a Valkey server")`. There is no other reason to skip.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from collections import Counter
 
 import pytest
 
+from scripts import system_parts
+
 pytest_plugins = ["waypost.testing.plugin"]
 
 #: How many tests were not run, by what they need.
@@ -19,6 +22,21 @@ NOT_RUN = pytest.StashKey[Counter[str]]()
 
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[NOT_RUN] = Counter()
+    config.addinivalue_line("markers", "needs(*parts): the programs of scripts/system_parts.py that this test starts")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        unknown = {name for mark in item.iter_markers("needs") for name in mark.args} - set(system_parts.PARTS)
+        if unknown:
+            raise pytest.UsageError(f"{item.nodeid} needs {unknown}, which scripts/system_parts.py does not know")
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    for mark in item.iter_markers("needs"):
+        for name in mark.args:
+            if not system_parts.is_there(name):
+                pytest.skip(f"needs {name}")
 
 
 class Watcher:
@@ -58,3 +76,6 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         demanded = os.environ.get("REQUIRE_ALL") == "1"
         told = f"NOT RUN: {missing.total()} tests, need {'; '.join(sorted(missing))}"
         terminalreporter.write_line(told, red=demanded, yellow=not demanded)
+        packages = sorted(set(missing) & set(system_parts.PARTS))
+        if packages:
+            terminalreporter.write_line(f"as root: {system_parts.line_for(packages)}")

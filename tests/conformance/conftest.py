@@ -6,8 +6,9 @@ Drivers are imported where a store is made: the others run without them.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
@@ -19,9 +20,15 @@ from waypost.testing.clock import ManualClock
 from waypost.testing.servers import RedisServer, ValkeyServer
 from waypost.testing.setups import ClusterSetup
 
-#: Every store, by name. A store that is missing here is not tested: there is no other place.
-STORES = ("memory", "sqlite", "valkey", "redis62", "cluster", "postgres")
+if TYPE_CHECKING:
+    from waypost.testing.postgres import PostgresServer
 
+#: Every store, by name. A store that is missing here is not tested: there is no other place.
+STORES = (
+    "memory", "sqlite", "valkey", "redis62", "cluster", "postgres",
+    pytest.param("postgres15", marks=pytest.mark.needs("postgresql-15")),
+    pytest.param("pgbouncer", marks=pytest.mark.needs("pgbouncer")),
+)  # fmt: skip
 
 TABLES = (
     "queue", "envelope", "message", "completed", "tally", "total", "minute", "entry", "mark", "kept", "reader",
@@ -62,11 +69,11 @@ def cluster_client(cluster: ClusterSetup) -> Iterator[Any]:
 
 
 @pytest.fixture(scope="session")
-def postgres_url() -> Iterator[str]:
+def postgres() -> Iterator[PostgresServer]:
     from waypost.testing.postgres import PostgresServer
 
     with PostgresServer() as server:
-        yield server.url
+        yield server
 
 
 @pytest.fixture(params=STORES)
@@ -82,6 +89,8 @@ def make_store(store_name: str, request: pytest.FixtureRequest) -> StoreMaker:
         "sqlite": sqlite_maker,
         "valkey": lambda asked: served_maker(asked.getfixturevalue("valkey_url")),
         "postgres": lambda asked: asked.getfixturevalue("postgres_make"),
+        "postgres15": lambda asked: asked.getfixturevalue("postgres15_make"),
+        "pgbouncer": lambda asked: asked.getfixturevalue("pgbouncer_make"),
         "redis62": lambda asked: served_maker(asked.getfixturevalue("redis_url")),
         "cluster": cluster_maker,
     }
@@ -151,22 +160,56 @@ class PostgresRooms:
                     connection.execute("; ".join(f'DELETE FROM "{name}_{table}"' for table in TABLES))
                     self._free.append((name, uses + 1))
 
+    @contextmanager
+    def maker(self, url: str | None = None) -> Iterator[StoreMaker]:
+        """Makes stores in these rooms, by another way in if one is given."""
+        from waypost.store.postgres import PostgresStore
+
+        taken: dict[str, tuple[str, int]] = {}
+
+        def make(clock: ManualClock, namespace: str) -> Store:
+            if namespace not in taken:
+                taken[namespace] = self.take()
+            return PostgresStore.from_url(url or self.url, namespace=taken[namespace][0], clock=clock)
+
+        yield make
+        self.give(list(taken.values()))
+
 
 @pytest.fixture(scope="session")
-def postgres_rooms(postgres_url: str) -> PostgresRooms:
-    return PostgresRooms(postgres_url)
+def postgres_rooms(postgres: PostgresServer) -> PostgresRooms:
+    return PostgresRooms(postgres.url)
 
 
 @pytest.fixture
 def postgres_make(postgres_rooms: PostgresRooms) -> Iterator[StoreMaker]:
-    from waypost.store.postgres import PostgresStore
+    with postgres_rooms.maker() as make:
+        yield make
 
-    taken: dict[str, tuple[str, int]] = {}
 
-    def make(clock: ManualClock, namespace: str) -> Store:
-        if namespace not in taken:
-            taken[namespace] = postgres_rooms.take()
-        return PostgresStore.from_url(postgres_rooms.url, namespace=taken[namespace][0], clock=clock)
+@pytest.fixture(scope="session")
+def postgres15_rooms() -> Iterator[PostgresRooms]:
+    from waypost.testing.postgres import PostgresServer
 
-    yield make
-    postgres_rooms.give(list(taken.values()))
+    with PostgresServer(release=15) as server:
+        yield PostgresRooms(server.url)
+
+
+@pytest.fixture
+def postgres15_make(postgres15_rooms: PostgresRooms) -> Iterator[StoreMaker]:
+    with postgres15_rooms.maker() as make:
+        yield make
+
+
+@pytest.fixture(scope="session")
+def pgbouncer_url(postgres: PostgresServer) -> Iterator[str]:
+    from waypost.testing.pgbouncer import PgBouncer
+
+    with PgBouncer(postgres, default_pool_size=4) as bouncer:
+        yield bouncer.url
+
+
+@pytest.fixture
+def pgbouncer_make(postgres_rooms: PostgresRooms, pgbouncer_url: str) -> Iterator[StoreMaker]:
+    with postgres_rooms.maker(pgbouncer_url) as make:
+        yield make

@@ -91,8 +91,8 @@ class WakesNobody(QueueModel):
 
 
 class ForgetsBodiesOfTheDead(QueueModel):
-    def _bury(self, now: int, record: Record, reason: str, operation: Operation) -> None:
-        super()._bury(now, record, reason, operation)
+    def bury(self, now: int, record: Record, reason: str, operation: Operation) -> None:
+        super().bury(now, record, reason, operation)
         record.envelope = b""
 
 

@@ -24,7 +24,9 @@ from pathlib import Path
 from tests.fault.proxy import Proxy
 from waypost import Waypost
 from waypost.message import Ledger
-from waypost.testing.servers import ValkeyServer
+from waypost.store.postgres import migrate
+from waypost.testing.postgres import PostgresServer
+from waypost.testing.servers import EmbeddedServer, ValkeyServer
 
 POISON_DELIVERIES = 3
 LEASE_SECONDS = 0.05
@@ -51,8 +53,8 @@ class Place:
     url: str
     quick: bool
     chance: random.Random
-    #: Where a proxy finds the server, None where there is none.
-    port: int | None = None
+    #: The server behind the URL, None where there is none.
+    server: EmbeddedServer | None = None
 
     def size(self, full: int) -> int:
         """The size of a figure: a tenth of it when it must be quick."""
@@ -150,13 +152,14 @@ def same_keys(place: Place) -> Iterator[Figure]:
 
 def lost_replies(place: Place) -> Iterator[Figure]:
     """One reply in ten never arrives: what was asked for happens once all the same."""
-    if place.port is None:
+    server = place.server
+    if server is None:
         return  # SQLite has no replies to lose
     queue, count = "lost-replies", place.size(5_000)
     runs: Counter[int] = Counter()
-    with Proxy(place.port) as proxy, Waypost(f"valkey://127.0.0.1:{proxy.port}") as post:
+    with Proxy(server.port) as proxy, Waypost(place.url.replace(f":{server.port}", f":{proxy.port}")) as post:
         post.ledger(queue)
-        proxy.drop_some(0.1, seed=place.chance.randrange(2**32), to=b"EVALSHA")
+        proxy.drop_some(0.1, seed=place.chance.randrange(2**32), to=VERBS[server.scheme])
         ids = {post.publish(queue, number).id for number in range(count)}
         published = proxy.dropped
         while sum(runs.values()) < 2 * count:
@@ -188,7 +191,78 @@ def lost_replies(place: Place) -> Iterator[Figure]:
     yield balanced(f"{place.store} lost replies", ledger)
 
 
-FIGURES: tuple[Callable[[Place], Iterator[Figure]], ...] = (frozen_workers, poison, same_keys, lost_replies)
+def stopped_server(place: Place) -> Iterator[Figure]:
+    """A server stopped without a word under load and started again: clients go on, nothing acknowledged is missing."""
+    server = place.server
+    if not isinstance(server, PostgresServer):
+        return
+    queue, stops, pause = "stopped-server", 3 if place.quick else 10, 100
+    acknowledged: list[str] = []
+    received: Counter[str] = Counter()
+    failures: list[BaseException] = []
+    ended = threading.Event()
+
+    def publish() -> None:
+        try:
+            with Waypost(place.url) as post:
+                while not ended.is_set():
+                    acknowledged.append(post.publish(queue, len(acknowledged)).id)
+        except BaseException as error:
+            failures.append(error)
+
+    def receive() -> None:
+        try:
+            with Waypost(place.url) as post:
+                while True:
+                    with post.receive(queue, wait=0.2) as message:
+                        if message is not None:
+                            received[message.id] += 1
+                        elif ended.is_set() and not post.ledger(queue).leased:
+                            return
+        except BaseException as error:
+            failures.append(error)
+
+    with Waypost(place.url) as post:
+        post.configure(queue, lease=2)
+    publishers = [threading.Thread(target=publish) for _ in range(3)]
+    receivers = [threading.Thread(target=receive) for _ in range(2)]
+    for thread in publishers + receivers:
+        thread.start()
+    for _ in range(stops):
+        reached, deadline = len(acknowledged) + pause, time.monotonic() + 60
+        while len(acknowledged) < reached and time.monotonic() < deadline and not failures:
+            time.sleep(0.01)
+        server.stop_at_once()
+        server.start()
+    ended.set()
+    for thread in publishers + receivers:
+        thread.join(120)
+    with Waypost(place.url) as post:
+        ledger = post.ledger(queue)
+    missing = set(acknowledged) - set(received)
+    again = received.total() - len(received)
+    explained = sum(ledger.redelivered.values())
+    yield Figure(
+        f"{place.store} stopped at once {stops} times",
+        f"acknowledged publishes {len(acknowledged)}, missing {len(missing)}",
+        f"at least {stops * pause}, 0",
+        len(acknowledged) >= stops * pause and not missing,
+    )
+    yield Figure(f"{place.store} stopped at once, clients that gave up", f"{len(failures)}", "0", not failures)
+    yield Figure(
+        f"{place.store} stopped at once, each once",
+        f"published {ledger.published}, done {ledger.done}, run again {again}, explained {explained}",
+        f"{len(acknowledged)}, {len(acknowledged)}, at most as many as explained",
+        ledger.published == ledger.done == len(acknowledged) and again <= explained,
+    )
+    yield balanced(f"{place.store} stopped at once", ledger)
+
+
+FIGURES: tuple[Callable[[Place], Iterator[Figure]], ...] = (
+    frozen_workers, poison, same_keys, lost_replies, stopped_server,
+)  # fmt: skip
+#: What a request that does something has in it; replies to the greeting of a new connection are let through.
+VERBS = {"valkey": b"EVALSHA", "postgresql": b'"($1'}
 
 
 def main(arguments: list[str]) -> int:
@@ -203,13 +277,19 @@ def main(arguments: list[str]) -> int:
     short = 0
     with ExitStack() as stack:
         directory = stack.enter_context(tempfile.TemporaryDirectory())
-        server = stack.enter_context(ValkeyServer(appendonly=True))
-        urls = {"sqlite": f"sqlite:///{Path(directory) / 'figures.db'}", "valkey": server.url}
-        ports = {"valkey": server.port}
+        valkey = stack.enter_context(ValkeyServer(appendonly=True))
+        postgres = stack.enter_context(PostgresServer(durable=True))
+        migrate(postgres.url)
+        urls = {
+            "sqlite": f"sqlite:///{Path(directory) / 'figures.db'}",
+            "valkey": valkey.url,
+            "postgres": postgres.url,
+        }
+        servers: dict[str, EmbeddedServer] = {"valkey": valkey, "postgres": postgres}
         for store, url in urls.items():
             for take in FIGURES:
                 began = time.monotonic()
-                for figure in take(Place(store, url, options.quick, random.Random(options.seed), ports.get(store))):
+                for figure in take(Place(store, url, options.quick, random.Random(options.seed), servers.get(store))):
                     short += not figure.ok
                     print(figure, flush=True)
                 print(f"  {take.__name__} on {store}: {time.monotonic() - began:.1f} s", flush=True)

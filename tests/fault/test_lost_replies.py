@@ -13,30 +13,48 @@ import pytest
 from tests.fault.proxy import Proxy
 from tests.unit.faces import COLOURS, face
 from waypost import OutcomeUnknown, StoreUnavailable
+from waypost.store.postgres import migrate
 from waypost.testing.bench import fresh_namespace
-from waypost.testing.servers import ValkeyServer
+from waypost.testing.postgres import PostgresServer
+from waypost.testing.servers import EmbeddedServer, ValkeyServer
 
 QUEUE = "orders"
-#: Only scripts do something; replies to the greeting of a new connection are let through.
-SCRIPT = b"EVALSHA"
+#: What a request that does something has in it; replies to the greeting of a new connection are let through.
+VERBS = {"valkey": b"EVALSHA", "postgresql": b'"($1'}
+KINDS: tuple[type[EmbeddedServer], ...] = (ValkeyServer, PostgresServer)
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[ValkeyServer]:
-    with ValkeyServer() as one:
+@pytest.fixture(scope="module", params=KINDS, ids=lambda kind: kind.scheme)
+def server(request: pytest.FixtureRequest) -> Iterator[EmbeddedServer]:
+    with request.param() as one:
         yield one
 
 
 @pytest.fixture
-def proxy(server: ValkeyServer) -> Iterator[Proxy]:
+def proxy(server: EmbeddedServer) -> Iterator[Proxy]:
     with Proxy(server.port) as one:
         yield one
 
 
+@pytest.fixture
+def verb(server: EmbeddedServer) -> bytes:
+    return VERBS[server.scheme]
+
+
+@pytest.fixture
+def place(server: EmbeddedServer, proxy: Proxy) -> tuple[str, str]:
+    """The URL through the proxy, and a namespace to use there."""
+    namespace = fresh_namespace()
+    if server.scheme == "postgresql":
+        migrate(server.url, namespace=namespace)
+    return server.url.replace(f":{server.port}", f":{proxy.port}"), namespace
+
+
 @pytest.fixture(params=COLOURS)
-def post(request: pytest.FixtureRequest, proxy: Proxy) -> Iterator[Any]:
+def post(request: pytest.FixtureRequest, place: tuple[str, str]) -> Iterator[Any]:
     """A client behind the proxy, warmed up: the server knows the scripts, so that a lost reply is that of a script."""
-    with face(request.param, f"valkey://127.0.0.1:{proxy.port}", namespace=fresh_namespace(), retry_budget=30) as one:
+    url, namespace = place
+    with face(request.param, url, namespace=namespace, retry_budget=30) as one:
         one.publish("warm", b"", key="k")
         with one.receive("warm", wait=1) as message:
             one.extend(message)
@@ -46,8 +64,8 @@ def post(request: pytest.FixtureRequest, proxy: Proxy) -> Iterator[Any]:
 
 @pytest.mark.promise("PUB-3")
 @pytest.mark.parametrize("times", [1, 3])
-def test_a_publish_whose_reply_is_lost_stores_once(post: Any, proxy: Proxy, times: int) -> None:
-    proxy.drop_replies(times, to=SCRIPT)
+def test_a_publish_whose_reply_is_lost_stores_once(post: Any, proxy: Proxy, verb: bytes, times: int) -> None:
+    proxy.drop_replies(times, to=verb)
     published = post.publish(QUEUE, b"once", key="order:7", on_conflict="error")
     assert proxy.dropped == times
     assert published.status == "queued"
@@ -57,8 +75,8 @@ def test_a_publish_whose_reply_is_lost_stores_once(post: Any, proxy: Proxy, time
 
 
 @pytest.mark.promise("PUB-3", "PUB-2")
-def test_a_batch_whose_replies_are_lost_stores_each_once(post: Any, proxy: Proxy) -> None:
-    proxy.drop_replies(2, to=SCRIPT)
+def test_a_batch_whose_replies_are_lost_stores_each_once(post: Any, proxy: Proxy, verb: bytes) -> None:
+    proxy.drop_replies(2, to=verb)
     published = post.publish_many(QUEUE, [b"%d" % number for number in range(1_500)])
     assert proxy.dropped >= 1
     assert {one.status for one in published} == {"queued"}
@@ -67,9 +85,9 @@ def test_a_batch_whose_replies_are_lost_stores_each_once(post: Any, proxy: Proxy
 
 
 @pytest.mark.promise("LEASE-6")
-def test_a_claim_whose_reply_is_lost_is_recovered_and_counts_once(post: Any, proxy: Proxy) -> None:
+def test_a_claim_whose_reply_is_lost_is_recovered_and_counts_once(post: Any, proxy: Proxy, verb: bytes) -> None:
     published = post.publish_many(QUEUE, [b"first", b"second"])
-    proxy.drop_replies(2, to=SCRIPT)
+    proxy.drop_replies(2, to=verb)
     with post.receive(QUEUE, wait=10) as message:
         assert message.id == published[0].id
         assert message.deliveries == 1
@@ -79,21 +97,21 @@ def test_a_claim_whose_reply_is_lost_is_recovered_and_counts_once(post: Any, pro
 
 
 @pytest.mark.promise("LEASE-6")
-def test_a_settle_whose_reply_is_lost_answers_as_the_first_time(post: Any, proxy: Proxy) -> None:
+def test_a_settle_whose_reply_is_lost_answers_as_the_first_time(post: Any, proxy: Proxy, verb: bytes) -> None:
     post.publish(QUEUE, b"once")
     with post.receive(QUEUE, wait=10) as message:
-        proxy.drop_replies(1, to=SCRIPT)
+        proxy.drop_replies(1, to=verb)
     assert proxy.dropped == 1
     assert message.settled == "done"
     assert post.ledger(QUEUE).done == 1
 
 
 @pytest.mark.promise("LEASE-6")
-def test_a_retry_whose_reply_is_lost_is_one_attempt(post: Any, proxy: Proxy) -> None:
+def test_a_retry_whose_reply_is_lost_is_one_attempt(post: Any, proxy: Proxy, verb: bytes) -> None:
     post.publish(QUEUE, b"once")
     with post.receive(QUEUE, wait=10) as message:
         message.retry(after=0)
-        proxy.drop_replies(2, to=SCRIPT)
+        proxy.drop_replies(2, to=verb)
     assert message.settled == "retried"
     with post.receive(QUEUE, wait=10) as message:
         assert (message.attempts, message.deliveries) == (1, 2)
@@ -101,39 +119,39 @@ def test_a_retry_whose_reply_is_lost_is_one_attempt(post: Any, proxy: Proxy) -> 
 
 
 @pytest.mark.promise("LEASE-6")
-def test_an_extend_whose_reply_is_lost_answers_as_the_first_time(post: Any, proxy: Proxy) -> None:
+def test_an_extend_whose_reply_is_lost_answers_as_the_first_time(post: Any, proxy: Proxy, verb: bytes) -> None:
     post.publish(QUEUE, b"once")
     with post.receive(QUEUE, wait=10) as message:
-        proxy.drop_replies(1, to=SCRIPT)
+        proxy.drop_replies(1, to=verb)
         assert post.extend(message) == "ok"
     assert proxy.dropped == 1
     assert message.settled == "done"
 
 
 @pytest.mark.promise("LEASE-6", "LEASE-12")
-def test_a_cancel_whose_reply_is_lost_answers_as_the_first_time(post: Any, proxy: Proxy) -> None:
+def test_a_cancel_whose_reply_is_lost_answers_as_the_first_time(post: Any, proxy: Proxy, verb: bytes) -> None:
     post.publish(QUEUE, b"once", key="k")
-    proxy.drop_replies(1, to=SCRIPT)
+    proxy.drop_replies(1, to=verb)
     assert post.cancel(QUEUE, key="k") == "cancelled"
     assert proxy.dropped == 1
     assert post.ledger(QUEUE).cancelled == 1
 
 
 @pytest.mark.promise("LEASE-6", "DEAD-2")
-def test_a_redrive_whose_reply_is_lost_moves_once(post: Any, proxy: Proxy) -> None:
+def test_a_redrive_whose_reply_is_lost_moves_once(post: Any, proxy: Proxy, verb: bytes) -> None:
     published = post.publish(QUEUE, b"once")
     with post.receive(QUEUE, wait=10) as message:
         message.dead("rejected")
-    proxy.drop_replies(1, to=SCRIPT)
+    proxy.drop_replies(1, to=verb)
     assert post.redrive(QUEUE, ids=[published.id]).moved == [published.id]
     assert proxy.dropped == 1
     assert post.ledger(QUEUE).redriven == 1
 
 
 @pytest.mark.promise("PUB-3", "LEASE-6", "SEE-5")
-def test_with_a_tenth_of_all_replies_lost_everything_happens_once(post: Any, proxy: Proxy) -> None:
+def test_with_a_tenth_of_all_replies_lost_everything_happens_once(post: Any, proxy: Proxy, verb: bytes) -> None:
     count = 200
-    proxy.drop_some(0.1, seed=11, to=SCRIPT)
+    proxy.drop_some(0.1, seed=11, to=verb)
     ids = [post.publish(QUEUE, number).id for number in range(count)]
     received: list[tuple[str, int, int]] = []
     while len(received) < count:
@@ -150,14 +168,14 @@ def test_with_a_tenth_of_all_replies_lost_everything_happens_once(post: Any, pro
 @pytest.mark.promise("LEASE-6", "SEE-6")
 @pytest.mark.parametrize("colour", COLOURS)
 def test_without_a_retry_budget_the_outcome_is_unknown_and_the_next_receive_recovers_it(
-    proxy: Proxy, colour: str
+    proxy: Proxy, place: tuple[str, str], verb: bytes, colour: str
 ) -> None:
-    url, namespace = f"valkey://127.0.0.1:{proxy.port}", fresh_namespace()
+    url, namespace = place
     with face(colour, url, namespace=namespace, retry_budget=0) as post:
         published = post.publish(QUEUE, b"once")
         with post.receive("other", wait=0) as nothing:
             assert nothing is None
-        proxy.drop_replies(1, to=SCRIPT)
+        proxy.drop_replies(1, to=verb)
         with pytest.raises(OutcomeUnknown), post.receive(QUEUE, wait=0):
             pass
         with post.receive(QUEUE, wait=0) as message:
@@ -167,8 +185,10 @@ def test_without_a_retry_budget_the_outcome_is_unknown_and_the_next_receive_reco
 
 @pytest.mark.promise("LEASE-14", "SEE-6")
 @pytest.mark.parametrize("colour", COLOURS)
-def test_a_store_that_cannot_be_reached_is_told_apart_from_one_that_did_not_answer(proxy: Proxy, colour: str) -> None:
-    url, namespace = f"valkey://127.0.0.1:{proxy.port}", fresh_namespace()
+def test_a_store_that_cannot_be_reached_is_told_apart_from_one_that_did_not_answer(
+    proxy: Proxy, place: tuple[str, str], colour: str
+) -> None:
+    url, namespace = place
     with face(colour, url, namespace=namespace, retry_budget=0) as post:
         post.publish(QUEUE, b"before")
         proxy.refuse()

@@ -12,6 +12,7 @@ import pytest
 
 from waypost.store.postgres import PostgresStore, migrate
 from waypost.testing.bench import Bench, fresh_namespace
+from waypost.testing.pgbouncer import PgBouncer
 from waypost.testing.postgres import PostgresServer
 
 
@@ -28,12 +29,25 @@ def namespace(server: PostgresServer) -> str:
     return name
 
 
+@pytest.fixture(scope="session")
+def bouncer(server: PostgresServer) -> Iterator[PgBouncer]:
+    """Fewer connections to the server than the tests have clients."""
+    with PgBouncer(server, default_pool_size=4) as running:
+        yield running
+
+
 @pytest.fixture
-def bench(server: PostgresServer, namespace: str) -> Iterator[Bench]:
+def way(server: PostgresServer) -> str:
+    """By which URL clients come in."""
+    return server.url
+
+
+@pytest.fixture
+def bench(way: str, namespace: str) -> Iterator[Bench]:
     """By the server's own clock: what happens here happens at once, not step by step."""
 
     def make(clock: object, _: str) -> Any:
-        return PostgresStore.from_url(server.url, namespace=namespace)
+        return PostgresStore.from_url(way, namespace=namespace)
 
     with Bench(make, "sync") as subject:
         yield subject

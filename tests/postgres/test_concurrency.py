@@ -1,4 +1,8 @@
-"""Many at once: limits hold, nothing is shared, keys store one, and readers of the journal miss nothing."""
+"""Many at once: limits hold, nothing is shared, keys store one, and readers of the journal miss nothing.
+
+All of it on a server's own connections, and through a pgbouncer in transaction mode that has fewer of them than there
+are clients.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +19,14 @@ from waypost.testing.bench import Bench
 from waypost.testing.postgres import PostgresServer
 
 SideBySide = Callable[[list[Callable[[], object]]], list[object]]
+
+
+@pytest.fixture(params=["direct", pytest.param("pgbouncer", marks=pytest.mark.needs("pgbouncer"))])
+def way(request: pytest.FixtureRequest, server: PostgresServer) -> str:
+    if request.param == "direct":
+        return server.url
+    url: str = request.getfixturevalue("bouncer").url
+    return url
 
 
 @pytest.mark.promise("PUB-7", "STORE-2")

@@ -16,6 +16,7 @@ from waypost.identity import Session
 from waypost.message import Claimed, Continuation
 from waypost.operations import publish, receive, run
 from waypost.operations.flow import Flow, Lanes, Link, Sleep, Together, drive, drive_async
+from waypost.operations.forward import deliver_outgoing
 from waypost.policy import BACKOFF_FIRST_SECONDS, BACKOFF_MAX_SECONDS, POLL_FIRST_SECONDS, REPLAY_MAX
 from waypost.store.port import Call, Draft, Woken
 
@@ -352,10 +353,10 @@ def test_what_a_settle_sent_on_arrives_once_however_often_it_is_sent() -> None:
     desk = Desk(store)
     store.kept = [continuation(1, "a", "k"), continuation(2, "b"), continuation(3, "a", "k"), continuation(4, "a")]
     kept = list(store.kept)
-    assert desk.play(receive.deliver_outgoing(desk.link, "orders")) == 4
+    assert desk.play(deliver_outgoing(desk.link, "orders")) == 4
     assert store.kept == []
     store.kept = kept
-    assert desk.play(receive.deliver_outgoing(desk.link, "orders")) == 4
+    assert desk.play(deliver_outgoing(desk.link, "orders")) == 4
     ledgers = [desk.play(desk.link.attempt(store.stats(queue))).ledger for queue in ("a", "b")]
     assert [(ledger.ready, ledger.published) for ledger in ledgers] == [(2, 2), (1, 1)]
 
@@ -365,12 +366,12 @@ def test_what_cannot_be_forwarded_now_is_left_for_a_later_claim(caplog: pytest.L
     desk = Desk(store)
     store.kept = [continuation(1, "a"), continuation(2, "b")]
     with caplog.at_level(logging.WARNING, "waypost"):
-        assert desk.play(receive.deliver_outgoing(desk.link, "orders")) == 0
+        assert desk.play(deliver_outgoing(desk.link, "orders")) == 0
         # One target's trouble is not another's.
-        assert desk.play(receive.deliver_outgoing(desk.link, "orders")) == 1
+        assert desk.play(deliver_outgoing(desk.link, "orders")) == 1
     assert [vars(record)["event"] for record in caplog.records] == ["outgoing_delayed"] * 2
     assert ([next_one.queue for next_one in store.kept], desk.slept) == (["a"], [])
-    assert desk.play(receive.deliver_outgoing(desk.link, "orders")) == 1
+    assert desk.play(deliver_outgoing(desk.link, "orders")) == 1
     assert desk.play(desk.link.attempt(store.stats("a"))).ledger.published == 1
 
 

@@ -5,10 +5,21 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from typing import Any, Protocol
 
 from waypost import __version__
-from waypost.cli import workers
+from waypost.cli import migrate, workers
 from waypost.policy import HEALTH_WINDOW_SECONDS
+
+
+class Command(Protocol):
+    """A module of this package: what it takes, and what it does."""
+
+    def add(self, commands: Any) -> None: ...
+    def run(self, options: argparse.Namespace) -> int: ...
+
+
+COMMANDS: dict[str, Command] = {"migrate": migrate, "workers": workers}
 
 
 def parser() -> argparse.ArgumentParser:
@@ -31,15 +42,16 @@ def parser() -> argparse.ArgumentParser:
         help="seconds without a claim that could have been made after which its health is red (15)",
     )  # fmt: skip
     worker.add_argument("--log-level", default="warning", choices=("debug", "info", "warning", "error"))
-    workers.add(commands)
+    for command in COMMANDS.values():
+        command.add(commands)
     return top
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; its exit code."""
     options = parser().parse_args(arguments)
-    if options.command == "workers":
-        return workers.run(options)
+    if options.command in COMMANDS:
+        return COMMANDS[options.command].run(options)
     from waypost.cli import worker
 
     return worker.run(options, sys.argv[1:] if arguments is None else list(arguments))

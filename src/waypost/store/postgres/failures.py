@@ -57,7 +57,8 @@ def refused(state: str, text: str, queue: str, verb: str) -> WaypostError:
         )
     if state in MISSING:
         return SchemaTooOld(
-            f"a table or function that {verb} needs is missing ({text[:160]}); run waypost.store.postgres.migrate(url)"
+            f"a table or function that {verb} needs is missing ({text[:160]}); `waypost migrate URL --check` "
+            "tells what, and `waypost migrate URL` makes the tables of a new namespace"
         )
     return StoreFailed(f"the server answered {verb} on queue {queue} with an error: {state} {text[:300]}")
 

@@ -9,17 +9,19 @@ from __future__ import annotations
 import re
 from functools import cache
 from importlib.resources import files
+from typing import Any
 
 import psycopg
 
-from waypost.errors import InvalidName, SchemaTooNew, SchemaTooOld, StoreError
+from waypost.errors import ConfigurationError, InvalidName, SchemaTooNew, SchemaTooOld, StoreError
 from waypost.policy import check_namespace
 from waypost.store.postgres.connecting import connect
-from waypost.store.postgres.failures import lost, refused
+from waypost.store.postgres.failures import AccessDenied, lost, refused
 
 #: Grows with every change of a table or a function.
 VERSION = 1
-MIGRATIONS = ("0001_tables",)
+#: Changes of tables, each with the version that it leads to. A version that changes only functions has none.
+MIGRATIONS = ((1, "0001_tables"),)
 FUNCTIONS = (
     "base", "moves", "wake", "tidy", "accept", "publish", "claim", "settle", "extend", "cancel", "running", "journal",
     "stats", "workers",
@@ -66,7 +68,7 @@ def _text(folder: str, name: str) -> str:
 def sql(*, schema: str = "public", namespace: str = "wp", since: int = 0) -> str:
     """All that `migrate` would run on a database at version `since`, as one script."""
     names = Names(schema, namespace)
-    parts = [names.fill(_text("migrations", name)) for name in MIGRATIONS[since:]]
+    parts = [names.fill(_text("migrations", name)) for version, name in MIGRATIONS if version > since]
     # A function may call one that is made later in the same script.
     parts.append("SET LOCAL check_function_bodies = off;")
     parts += [names.fill(_text("sql", name)) for name in FUNCTIONS]
@@ -87,28 +89,49 @@ def migrate(url: str, *, schema: str = "public", namespace: str = "wp", start_ti
     try:
         with connection, connection.cursor() as cursor:
             cursor.execute("SELECT pg_advisory_xact_lock(hashtext('waypost migrate'), hashtext(%s))", (names.of(""),))
-            cursor.execute("SELECT to_regclass(%s)", (names.of("schema"),))
-            found = cursor.fetchone()
-            version = 0
-            if found is not None and found[0] is not None:
-                cursor.execute(names.fill("SELECT version FROM {schema}"))
-                row = cursor.fetchone()
-                version = 0 if row is None else int(row[0])
+            version = version_in(cursor, names) or 0
             if version > VERSION:
                 raise too_new(version, names)
             if version < VERSION:
                 cursor.execute(sql(schema=schema, namespace=namespace, since=version))
             return version
     except psycopg.Error as error:
-        raise _failure(error, url) from None
+        raise failure(error, names) from None
     finally:
         connection.close()
 
 
-def _failure(error: psycopg.Error, url: str) -> Exception:
+def version_in(cursor: psycopg.Cursor[Any], names: Names) -> int | None:
+    """The version of the tables that are there, None if there are none."""
+    cursor.execute("SELECT to_regclass(%s)", (names.of("schema"),))
+    found = cursor.fetchone()
+    if found is None or found[0] is None:
+        return None
+    cursor.execute(names.fill("SELECT version FROM {schema}"))
+    row = cursor.fetchone()
+    return 0 if row is None else int(row[0])
+
+
+def failure(error: psycopg.Error, names: Names) -> Exception:
+    """What a server says to one who makes or compares tables."""
     if error.sqlstate is None:
         return lost(error, "the PostgreSQL server", sent=True)
-    return refused(error.sqlstate, error.diag.message_primary or "", "", "migrate")
+    text = error.diag.message_primary or ""
+    if error.sqlstate == "3F000":
+        return ConfigurationError(f'{text}; say CREATE SCHEMA "{names.schema}" first, nothing was done')
+    if error.sqlstate == "42501":
+        return AccessDenied(
+            f"{text}; to migrate, a user must own waypost's tables and may create some in schema {names.schema}, and "
+            "to check them, make temporary ones; nothing was done"
+        )
+    return refused(error.sqlstate, text, "", "migrate")
+
+
+def command_for(names: Names) -> str:
+    """What to type so that these tables are made."""
+    schema = "" if names.schema == "public" else f" --schema {names.schema}"
+    namespace = "" if names.namespace == "wp" else f" --namespace {names.namespace}"
+    return f"`waypost migrate URL{namespace}{schema}`"
 
 
 def check_version(version: int | None, names: Names) -> None:
@@ -116,12 +139,12 @@ def check_version(version: int | None, names: Names) -> None:
     if version is None:
         raise SchemaTooOld(
             f"the database has no tables of waypost in schema {names.schema} under namespace {names.namespace}; run "
-            "waypost.store.postgres.migrate(url) once, or apply the text of waypost.store.postgres.sql()"
+            f"{command_for(names)} once, or waypost.store.postgres.migrate(url)"
         )
     if version < VERSION:
         raise SchemaTooOld(
             f"the tables of namespace {names.namespace} are of version {version} and this release needs {VERSION}; run "
-            "waypost.store.postgres.migrate(url)"
+            f"{command_for(names)}"
         )
     if version > VERSION:
         raise too_new(version, names)

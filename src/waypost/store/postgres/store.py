@@ -117,10 +117,10 @@ class PostgresStore:
 
     @classmethod
     def from_client(cls, client: Any, **options: Any) -> PostgresStore:
-        """A store on the caller's own pool, which is never closed by us."""
-        from waypost.store.postgres.connecting import PoolSource
+        """A store on the caller's own pool or SQLAlchemy engine, which is never closed by us."""
+        from waypost.store.postgres.connecting import source_of
 
-        return cls(PoolSource(client), **options)
+        return cls(source_of(client), **options)
 
     def connect(self, *, start_timeout: float) -> PostgresExecutor:
         from waypost.store.postgres.executor import PostgresExecutor

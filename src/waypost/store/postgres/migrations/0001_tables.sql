@@ -124,6 +124,10 @@ CREATE TABLE {minute} (
 
 -- The journal: one entry per step and kind of event, its messages side by side in arrays. An array of one element
 -- stands for all messages of the entry, a null array for nulls. `xid` is the transaction that wrote it.
+-- Entries lie in slices of time. Writers fill the slice that `turn` names; a slice whose events are all forgotten is
+-- emptied at once, not row by row, and filled again. What few events are still wanted by then go to `rest` (-1).
+CREATE SEQUENCE {turn} MINVALUE 0 MAXVALUE 7;
+SELECT setval('{turn}', 0);
 CREATE TABLE {entry} (
     queue integer NOT NULL,
     count integer NOT NULL,
@@ -148,10 +152,26 @@ CREATE TABLE {entry} (
     waits bigint[],
     sizes bigint[],
     bodies bytea[],
-    CONSTRAINT {#entry_pkey} PRIMARY KEY (queue, xid, seq)
-) WITH (autovacuum_vacuum_insert_scale_factor = 0.2);
+    slice smallint NOT NULL DEFAULT coalesce(pg_sequence_last_value('{turn}'), 0)
+) PARTITION BY LIST (slice);
+CREATE INDEX {#entry_place} ON {entry} (queue, xid, seq);
 -- Steps of one message find their history by this; entries of many are looked through.
 CREATE INDEX {#entry_one} ON {entry} (queue, (ids[1])) WHERE count = 1 AND ids IS NOT NULL;
+CREATE TABLE {entry_a} PARTITION OF {entry} FOR VALUES IN (0) WITH (autovacuum_vacuum_insert_threshold = -1);
+CREATE TABLE {entry_b} PARTITION OF {entry} FOR VALUES IN (1) WITH (autovacuum_vacuum_insert_threshold = -1);
+CREATE TABLE {entry_c} PARTITION OF {entry} FOR VALUES IN (2) WITH (autovacuum_vacuum_insert_threshold = -1);
+CREATE TABLE {entry_d} PARTITION OF {entry} FOR VALUES IN (3) WITH (autovacuum_vacuum_insert_threshold = -1);
+CREATE TABLE {entry_e} PARTITION OF {entry} FOR VALUES IN (4) WITH (autovacuum_vacuum_insert_threshold = -1);
+CREATE TABLE {entry_f} PARTITION OF {entry} FOR VALUES IN (5) WITH (autovacuum_vacuum_insert_threshold = -1);
+CREATE TABLE {entry_g} PARTITION OF {entry} FOR VALUES IN (6) WITH (autovacuum_vacuum_insert_threshold = -1);
+CREATE TABLE {entry_h} PARTITION OF {entry} FOR VALUES IN (7) WITH (autovacuum_vacuum_insert_threshold = -1);
+CREATE TABLE {rest} PARTITION OF {entry} DEFAULT WITH (autovacuum_vacuum_scale_factor = 0.05);
+-- When the last events of a slice that is not filled any more were moved to `rest`; null while it holds something.
+CREATE TABLE {slice} (
+    number smallint NOT NULL CONSTRAINT {#slice_pkey} PRIMARY KEY,
+    moved_ms bigint
+) WITH (fillfactor = 50);
+INSERT INTO {slice} (number) SELECT generate_series(0, 7);
 -- "So many events end with this entry": made by readers, behind the oldest transaction that is under way.
 CREATE TABLE {mark} (
     queue integer NOT NULL,

@@ -1,4 +1,5 @@
--- The journal for its readers. Touches: entry (read), mark, kept, reader, and what `order_journal` touches.
+-- The journal for its readers. Touches: entry (read), mark, kept, reader, and what `order_journal` and `turn_journal`
+-- touch.
 -- Keeps: numbers begin with 1 and have no gap; what has a number keeps it; nothing is numbered while a transaction that
 -- could come before it is under way. Readers of one queue take turns here, writers wait for nobody.
 
@@ -60,8 +61,10 @@ RETURNS TABLE (head text, before bigint, entry {entry}) LANGUAGE plpgsql {settin
 DECLARE
     v record;
     v_last {mark};
+    v_gone record;
 BEGIN
     SELECT * INTO v FROM {ordered}(p_queue, p_clock);
+    v_gone := {forgotten}((v.q).number);
     SELECT * INTO v_last FROM {mark} m WHERE m.queue = (v.q).number ORDER BY m.number DESC LIMIT 1;
     RETURN QUERY SELECT json_build_array(v.first, v.last)::text, NULL::bigint, NULL::{entry};
     RETURN QUERY
@@ -70,7 +73,8 @@ BEGIN
             WHERE t.queue = (v.q).number AND t.count = 1 AND t.ids IS NOT NULL AND t.ids[1] = p_id
             UNION ALL
             SELECT t.xid, t.seq FROM {entry} t
-            WHERE t.queue = (v.q).number AND t.count > 1 AND p_id = ANY (t.ids)
+            WHERE t.queue = (v.q).number AND (t.xid, t.seq) > (v_gone.xid, v_gone.seq) AND t.count > 1
+                AND p_id = ANY (t.ids)
         )
         SELECT NULL::text, n.number, t FROM found f
         JOIN {entry} t ON t.queue = (v.q).number AND t.xid = f.xid AND t.seq = f.seq
@@ -83,7 +87,7 @@ BEGIN
                 SELECT k.number, k.xid, k.seq FROM {mark} k
                 WHERE k.queue = (v.q).number AND (k.xid, k.seq) < (f.xid, f.seq) ORDER BY k.number DESC LIMIT 1) m
         ) n
-        WHERE (f.xid, f.seq) <= (v_last.xid, v_last.seq)
+        WHERE (f.xid, f.seq) > (v_gone.xid, v_gone.seq) AND (f.xid, f.seq) <= (v_last.xid, v_last.seq)
         ORDER BY n.number;
 END $body$;
 
@@ -124,6 +128,8 @@ BEGIN
         p_to, v.last, (SELECT min(r.read_to) FROM {reader} r WHERE r.queue = (v.q).number));
     IF v_first > v.first THEN
         PERFORM {cut_journal}((v.q).number, v_first);
+        -- Somebody asks for room: look at every slice once.
+        PERFORM {turn_journal}({clock}(p_clock), s.n) FROM generate_series(0, 7) s (n);
     END IF;
     RETURN greatest(v_first, v.first);
 END $body$;

@@ -1,6 +1,6 @@
 -- What one step in 64 does beside its work, for its own queue: fold counts, put the journal in order and keep its cap,
--- sweep what has run out. Touches: tally, total, minute, mark, entry, kept, window, result, arrival, sleeper,
--- operation.
+-- sweep what has run out, turn the slices of the journal. Touches: tally, total, minute, mark, entry and its slices,
+-- slice, turn, kept, window, result, arrival, sleeper, operation.
 -- Keeps: bounded work; nobody waits for anybody.
 
 CREATE OR REPLACE FUNCTION {tidy}(q {queue}, p_now bigint) RETURNS void LANGUAGE plpgsql AS $body$
@@ -12,6 +12,8 @@ BEGIN
         PERFORM {order_journal}(q, p_now, 64);
     END IF;
     PERFORM {sweep}(q.number, p_now);
+    -- The last: a slice that is emptied stays locked until the step is committed, and nothing may wait behind that.
+    PERFORM {turn_journal}(p_now, pg_current_xact_id()::text::bigint / 64);
 END $body$;
 
 -- Fold counts: `total` and `minute` gain what the folded rows of `tally` lose. Only under the tally lock.
@@ -117,7 +119,8 @@ BEGIN
     END IF;
 END $body$;
 
--- Forget the journal before a number: entries and marks that lie before it as a whole. Bounded; the rest goes later.
+-- Forget the journal before a number: from here on entries that lie before it as a whole are not there for anybody.
+-- Those in slices go with their slice; those in `rest` and marks go now, a bounded number of them.
 CREATE OR REPLACE FUNCTION {cut_journal}(p_queue integer, p_first bigint) RETURNS void LANGUAGE plpgsql AS $body$
 DECLARE
     v_mark {mark};
@@ -126,13 +129,109 @@ BEGIN
     ON CONFLICT (queue) DO UPDATE SET first = excluded.first WHERE k.first < excluded.first;
     SELECT * INTO v_mark FROM {mark} m WHERE m.queue = p_queue AND m.number < p_first ORDER BY m.number DESC LIMIT 1;
     IF FOUND THEN
-        DELETE FROM {entry} e WHERE e.ctid IN (
-            SELECT o.ctid FROM {entry} o WHERE o.queue = p_queue AND (o.xid, o.seq) <= (v_mark.xid, v_mark.seq)
+        DELETE FROM {rest} e WHERE e.ctid IN (
+            SELECT o.ctid FROM {rest} o WHERE o.queue = p_queue AND (o.xid, o.seq) <= (v_mark.xid, v_mark.seq)
             ORDER BY o.xid, o.seq LIMIT 16384);
         DELETE FROM {mark} m WHERE m.queue = p_queue AND m.number < v_mark.number;
     END IF;
 END $body$;
 
+-- The place up to which the entries of a queue are forgotten; all zero if none is.
+CREATE OR REPLACE FUNCTION {forgotten}(p_queue integer, OUT xid bigint, OUT seq bigint) LANGUAGE plpgsql AS $body$
+#variable_conflict use_column
+BEGIN
+    SELECT m.xid, m.seq INTO xid, seq FROM {mark} m
+    WHERE m.queue = p_queue AND m.number < (SELECT k.first FROM {kept} k WHERE k.queue = p_queue)
+    ORDER BY m.number DESC LIMIT 1;
+    xid := coalesce(xid, 0);
+    seq := coalesce(seq, 0);
+END $body$;
+
+-- How many entries of a slice are still wanted, but not more than one beyond `p_most` of them; moved to `rest` if asked.
+-- It steps from queue to queue by the index, so that entries which are forgotten are not looked at.
+CREATE OR REPLACE FUNCTION {move_wanted}(p_slice smallint, p_most integer, p_move boolean) RETURNS integer
+LANGUAGE plpgsql AS $body$
+DECLARE
+    v_queue integer := 0;
+    v_place record;
+    v_found integer;
+    v_wanted integer := 0;
+BEGIN
+    LOOP
+        SELECT e.queue INTO v_queue FROM {entry} e
+        WHERE e.slice = p_slice AND e.queue > v_queue ORDER BY e.queue LIMIT 1;
+        EXIT WHEN NOT FOUND OR v_wanted > p_most;
+        v_place := {forgotten}(v_queue);
+        IF p_move THEN
+            UPDATE {entry} e SET slice = -1
+            WHERE e.slice = p_slice AND e.queue = v_queue AND (e.xid, e.seq) > (v_place.xid, v_place.seq);
+            GET DIAGNOSTICS v_found = ROW_COUNT;
+        ELSE
+            SELECT count(*) INTO v_found FROM (
+                SELECT 1 FROM {entry} e
+                WHERE e.slice = p_slice AND e.queue = v_queue AND (e.xid, e.seq) > (v_place.xid, v_place.seq)
+                LIMIT p_most - v_wanted + 1) w;
+        END IF;
+        v_wanted := v_wanted + v_found;
+    END LOOP;
+    RETURN v_wanted;
+END $body$;
+
+-- A slice is not filled beyond this, or beyond a quarter of the whole journal if that is more.
+CREATE OR REPLACE FUNCTION {slice_bytes}() RETURNS bigint LANGUAGE sql IMMUTABLE AS $body$
+    SELECT 16777216::bigint
+$body$;
+
+-- Look after one slice. The one that is being filled: if it is full and another is empty, that one is filled from now
+-- on; if none is empty it goes on growing. Another one: if all of its events are forgotten but for a few, these move to
+-- `rest`, and a minute later, when nobody can look at it as it was before, it is emptied at once. Whoever is using it
+-- at that moment is not waited for: it is tried again.
+CREATE OR REPLACE FUNCTION {turn_journal}(p_now bigint, p_which bigint) RETURNS void LANGUAGE plpgsql {settings} AS $body$
+DECLARE
+    v_tables regclass[] := ARRAY[
+        '{entry_a}', '{entry_b}', '{entry_c}', '{entry_d}', '{entry_e}', '{entry_f}', '{entry_g}', '{entry_h}'];
+    v_current integer := pg_sequence_last_value('{turn}');
+    v_slice smallint := p_which % 8;
+    v_bytes bigint := pg_table_size(v_tables[v_slice + 1]);
+    v_moved_ms bigint;
+    v_wanted integer;
+BEGIN
+    -- A table without rows keeps a page or two.
+    IF v_bytes <= 16384 OR NOT pg_try_advisory_xact_lock({lock_of}('slice'), 0) THEN
+        RETURN;
+    END IF;
+    IF v_slice = v_current THEN
+        IF v_bytes >= {slice_bytes}()
+            AND v_bytes >= (SELECT sum(pg_table_size(t)) / 4 FROM unnest(v_tables) t)
+        THEN
+            PERFORM setval('{turn}', s.n) FROM generate_series(0, 7) s (n)
+            WHERE pg_table_size(v_tables[s.n + 1]) <= 16384 ORDER BY (s.n - v_current + 8) % 8 LIMIT 1;
+        END IF;
+        RETURN;
+    END IF;
+    SELECT s.moved_ms INTO v_moved_ms FROM {slice} s WHERE s.number = v_slice;
+    IF v_moved_ms IS NULL THEN
+        v_wanted := {move_wanted}(v_slice, 512, false);
+        -- Few in number, and few of what is there: large bodies make a slice of few entries.
+        IF v_wanted <= 512 AND v_wanted * 8 <= (
+            SELECT count(*) FROM (SELECT 1 FROM {entry} e WHERE e.slice = v_slice LIMIT 4096) o)
+        THEN
+            PERFORM {move_wanted}(v_slice, 512, true);
+            UPDATE {slice} s SET moved_ms = p_now WHERE s.number = v_slice;
+        END IF;
+    ELSIF p_now - v_moved_ms >= 60000 THEN
+        BEGIN
+            EXECUTE 'LOCK TABLE ' || v_tables[v_slice + 1] || ' IN ACCESS EXCLUSIVE MODE NOWAIT';
+            -- Now nobody writes to it any more; somebody slow may have until now.
+            IF {move_wanted}(v_slice, 0, false) = 0 THEN
+                EXECUTE 'TRUNCATE TABLE ' || v_tables[v_slice + 1];
+            END IF;
+            UPDATE {slice} s SET moved_ms = NULL WHERE s.number = v_slice;
+        EXCEPTION WHEN lock_not_available THEN
+            NULL;
+        END;
+    END IF;
+END $body$;
 -- Sweep what has run out. Results of operations have no index on their end, so that a new one never touches an index:
 -- a few pages are looked through each time, other ones the next time.
 CREATE OR REPLACE FUNCTION {sweep}(p_queue integer, p_now bigint) RETURNS void LANGUAGE plpgsql AS $body$

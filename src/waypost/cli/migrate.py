@@ -1,0 +1,131 @@
+"""`waypost migrate`: make the tables of a PostgreSQL store or bring them up to date; or only look, or only print.
+
+Exit codes: 0 all is well, 1 it could not be done, 2 wrong arguments, 3 `--check` found tables that clients of this
+release cannot use, 4 the tables belong to a newer release.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from waypost.store.postgres.checking import Checked
+
+FAILED, WRONG, BEHIND, AHEAD = 1, 2, 3, 4
+
+
+def add(commands: Any) -> None:
+    """The arguments of the command."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "migrate",
+        help="make the tables of a PostgreSQL store, or bring them up to date",
+        description="Make waypost's tables and functions in a PostgreSQL database, or bring them up to date. "
+        "Safe to run twice and from several places at once.",
+        epilog="Exit codes: 0 all is well, 1 it could not be done, 2 wrong arguments, 3 --check found tables that "
+        "clients of this release cannot use, 4 the tables belong to a newer release.",
+    )
+    parser.add_argument("url", nargs="?", metavar="URL", help="postgresql://user@host/database; else WAYPOST_URL")
+    parser.add_argument("--url", dest="url_option", metavar="URL", help="the same")
+    parser.add_argument("--namespace", default="wp", metavar="NAME", help="stands before every name (wp)")
+    parser.add_argument("--schema", default="public", metavar="NAME", help="the schema the tables are in (public)")
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--sql", action="store_true", help="print what would be run, and run nothing; needs no URL")
+    what.add_argument("--check", action="store_true", help="tell what differs from this release, and change nothing")
+    parser.add_argument("--json", action="store_true", help="one JSON object instead of lines for people")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run the command; its exit code."""
+    from waypost.errors import SchemaTooNew, WaypostError
+
+    url = options.url or options.url_option or os.environ.get("WAYPOST_URL")
+    if options.url and options.url_option and options.url != options.url_option:
+        sys.stderr.write("waypost: two URLs were given\n")
+        return WRONG
+    if not url and not options.sql:
+        sys.stderr.write("waypost: say which database, as in waypost migrate postgresql://user@host/database\n")
+        return WRONG
+    try:
+        if url and not is_postgres(url, options.namespace):
+            return tell(options, "nothing to do: only PostgreSQL has tables to be made beforehand", changed=False)
+        return act(options, url)
+    except SchemaTooNew as error:
+        sys.stderr.write(f"waypost: {error}\n")
+        return AHEAD
+    except WaypostError as error:
+        sys.stderr.write(f"waypost: {error}\n")
+        return FAILED
+
+
+def is_postgres(url: str, namespace: str) -> bool:
+    """Whether a URL names a store that has tables to migrate; an error if it names no store at all."""
+    from waypost.store.opening import open_store
+
+    return open_store(url, namespace=namespace, clock=None, replay_ttl_ms=0, durability="server").kind == "postgres"
+
+
+def act(options: argparse.Namespace, url: str | None) -> int:
+    """Print, check or migrate; the exit code."""
+    from waypost.store.postgres import check, migrate, sql
+    from waypost.store.postgres.migrating import VERSION
+
+    place = {"schema": options.schema, "namespace": options.namespace}
+    if options.sql:
+        since = 0 if not url else check_version_of(url, place)
+        text = f"BEGIN;\n\n{sql(**place, since=since)}\nCOMMIT;\n" if since < VERSION else "-- nothing to do\n"
+        sys.stdout.write(json.dumps({"since": since, "version": VERSION, "sql": text}) + "\n" if options.json else text)
+        return 0
+    assert url is not None
+    if options.check:
+        return tell_check(options, check(url, **place))
+    before = migrate(url, **place)
+    where = f"namespace {options.namespace} in schema {options.schema}"
+    if before == VERSION:
+        text = f"{where} is of version {VERSION} already"
+    elif before == 0:
+        text = f"made {where}, version {VERSION}"
+    else:
+        text = f"brought {where} from version {before} to {VERSION}"
+    return tell(options, text, before=before, version=VERSION, changed=before != VERSION)
+
+
+def check_version_of(url: str, place: dict[str, Any]) -> int:
+    """From which version a script for this database must start."""
+    from waypost.store.postgres import check
+    from waypost.store.postgres.migrating import VERSION, Names, too_new
+
+    version = check(url, **place).version or 0
+    if version > VERSION:
+        raise too_new(version, Names(place["schema"], place["namespace"]))
+    return version
+
+
+def tell_check(options: argparse.Namespace, found: Checked) -> int:
+    """What a check found, and the exit code that says it."""
+    from waypost.store.postgres.migrating import VERSION, Names, command_for
+
+    repair = command_for(Names(options.schema, options.namespace))
+    if found.version is None:
+        text, code = f"there are no tables of namespace {options.namespace} here; run {repair}", BEHIND
+    elif found.version < VERSION:
+        text, code = f"the tables are of version {found.version}, this release needs {VERSION}; run {repair}", BEHIND
+    elif found.version > VERSION:
+        text, code = f"the tables are of version {found.version}, newer than this release ({VERSION})", AHEAD
+    elif found.differences:
+        text, code = "\n".join(["the tables differ from this release:", *found.differences]), BEHIND
+    else:
+        text, code = f"as this release needs them, version {VERSION}", 0
+    tell(options, text, version=found.version, needs=VERSION, current=found.is_current,
+         differences=list(found.differences))  # fmt: skip
+    return code
+
+
+def tell(options: argparse.Namespace, text: str, **facts: object) -> int:
+    """To people or to a program."""
+    told = {"namespace": options.namespace, "schema": options.schema, **facts}
+    sys.stdout.write((json.dumps(told) if options.json else text) + "\n")
+    return 0

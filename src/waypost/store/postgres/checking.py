@@ -1,0 +1,110 @@
+"""Whether the tables and functions of a namespace are what this release would make: what differs, by name.
+
+The same script that migrates is run on temporary tables, both are compared, and the transaction is rolled back. So
+there is no second description that could be out of date. What somebody added (a column, an index, a table) is left
+alone, and so are storage settings.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+
+from waypost.store.postgres.connecting import connect
+from waypost.store.postgres.migrating import VERSION, Names, failure, sql, version_in
+
+#: The schema of a session's temporary tables, by the name that stands for it.
+TEMPORARY = "pg_temp"
+
+_COLUMNS = """
+    SELECT c.relname, a.attname, format_type(a.atttypid, a.atttypmod), a.attnotnull, a.atthasdef
+    FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid
+    WHERE c.relnamespace = %s AND starts_with(c.relname, %s) AND c.relkind IN ('r', 'p') AND a.attnum > 0
+        AND NOT a.attisdropped"""
+_INDEXES = """
+    SELECT c.relname, pg_get_indexdef(c.oid), i.indisvalid FROM pg_class c JOIN pg_index i ON i.indexrelid = c.oid
+    WHERE c.relnamespace = %s AND starts_with(c.relname, %s) AND c.relkind IN ('i', 'I')"""
+_SEQUENCES = """
+    SELECT c.relname FROM pg_class c WHERE c.relnamespace = %s AND starts_with(c.relname, %s) AND c.relkind = 'S'"""
+_FUNCTIONS = """
+    SELECT p.proname, p.pronargs, p.prosrc, p.proconfig FROM pg_proc p
+    WHERE p.pronamespace = %s AND starts_with(p.proname, %s)"""
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """What was found: the version, None if there are no tables, and what differs from this release's own."""
+
+    version: int | None
+    differences: tuple[str, ...]
+
+    @property
+    def is_current(self) -> bool:
+        """Whether clients of this release can work with it."""
+        return self.version == VERSION and not self.differences
+
+
+def check(url: str, *, schema: str = "public", namespace: str = "wp", start_timeout: float = 3.0) -> Checked:
+    """Compare a namespace of a database with what `migrate` would make. Nothing is changed."""
+    names = Names(schema, namespace)
+    connection = connect(url, start_timeout)
+    try:
+        with connection.cursor() as cursor:
+            version = version_in(cursor, names)
+            if version != VERSION:
+                return Checked(version, ())
+            cursor.execute(sql(schema=TEMPORARY, namespace=namespace))
+            cursor.execute("SELECT %s::regnamespace::oid, pg_my_temp_schema()", (f'"{schema}"',))
+            found = cursor.fetchone()
+            assert found is not None
+            return Checked(version, tuple(sorted(_differences(cursor, names, *found))))
+    except psycopg.Error as error:
+        raise failure(error, names) from None
+    finally:
+        connection.rollback()
+        connection.close()
+
+
+def _differences(cursor: psycopg.Cursor[Any], names: Names, present: int, wanted: int) -> list[str]:
+    def rows(query: str, place: int) -> list[tuple[Any, ...]]:
+        return cursor.execute(query, (place, f"{names.namespace}_")).fetchall()
+
+    told: list[str] = []
+    columns = {(table, column): rest for table, column, *rest in rows(_COLUMNS, present)}
+    tables = {table for table, _ in columns}
+    for table, column, *rest in rows(_COLUMNS, wanted):
+        if table not in tables:
+            told.append(f"table {table} is missing")
+        elif (table, column) not in columns:
+            told.append(f"table {table} lacks the column {column}")
+        elif columns[table, column] != rest:
+            told.append(f"column {table}.{column} is {_shown(columns[table, column])} and should be {_shown(rest)}")
+    indexes = {name: (_bare(definition), valid) for name, definition, valid in rows(_INDEXES, present)}
+    for name, definition, _ in rows(_INDEXES, wanted):
+        if name not in indexes:
+            told.append(f"index {name} is missing")
+        elif indexes[name] != (_bare(definition), True):
+            told.append(f"index {name} is {indexes[name][0]} and should be {_bare(definition)}")
+    sequences = {name for (name,) in rows(_SEQUENCES, present)}
+    told += [f"sequence {name} is missing" for (name,) in rows(_SEQUENCES, wanted) if name not in sequences]
+    functions = {(name, count): rest for name, count, *rest in rows(_FUNCTIONS, present)}
+    for name, count, source, settings in rows(_FUNCTIONS, wanted):
+        if (name, count) not in functions:
+            told.append(f"function {name} is missing")
+        elif functions[name, count] != [source.replace(f'"{TEMPORARY}".', f'"{names.schema}".'), settings]:
+            told.append(f"function {name} is not this release's")
+    # A table that is missing is told once, not for each of its columns.
+    return list(dict.fromkeys(told))
+
+
+def _shown(column: list[Any]) -> str:
+    kind, required, has_default = column
+    return f"{kind}{' not null' if required else ''}{' with a default' if has_default else ''}"
+
+
+def _bare(definition: str) -> str:
+    """An index's definition from its kind on, without the schema of its table."""
+    return re.sub(r"^CREATE (UNIQUE )?INDEX .* ON (?:ONLY )?.* USING ", lambda match: match[1] or "", definition)

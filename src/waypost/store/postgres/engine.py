@@ -1,0 +1,112 @@
+"""Connections lent by the caller's own SQLAlchemy engine: one for each call, never disposed of by us.
+
+Only what the engine's pool hands out is used, its psycopg connection, and that without SQLAlchemy's transactions: a
+call of ours is one statement that commits by itself. The engine's own timeouts, pre-ping and events stay in force.
+"""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import psycopg
+from sqlalchemy import AssertionPool, Engine, SingletonThreadPool, StaticPool
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
+from sqlalchemy.ext.asyncio import AsyncEngine
+from sqlalchemy.pool import PoolProxiedConnection
+from sqlalchemy.util import greenlet_spawn
+
+from waypost.errors import UnusableClient
+from waypost.store.postgres.connecting import STALE_MAX, is_fresh
+
+#: These give the same connection to two who ask at once, or refuse the second.
+ONE_FOR_ALL = (StaticPool, SingletonThreadPool, AssertionPool)
+
+
+class EngineSource:
+    """The caller's `Engine` or `AsyncEngine`, with psycopg as its driver."""
+
+    def __init__(self, engine: Any) -> None:
+        if not isinstance(engine, Engine | AsyncEngine):
+            kind = type(engine)
+            raise UnusableClient(
+                f"{kind.__module__}.{kind.__qualname__} is one conversation with the database; "
+                "pass the engine it came from"
+            )
+        name, driver = engine.dialect.name, engine.dialect.driver
+        maker = "create_async_engine" if isinstance(engine, AsyncEngine) else "create_engine"
+        if name != "postgresql":
+            raise UnusableClient(
+                f'an engine for {name} cannot be used; pass one made by {maker}("postgresql+psycopg://…"), or a URL'
+            )
+        if driver not in ("psycopg", "psycopg_async"):
+            raise UnusableClient(
+                f"an engine with the driver {driver} cannot be used, waypost speaks through psycopg (version 3); pass "
+                f'a second engine made by {maker}("postgresql+psycopg://…"), or a URL'
+            )
+        if isinstance(engine.pool, ONE_FOR_ALL):
+            raise UnusableClient(
+                f"an engine with a {type(engine.pool).__name__} has one connection for everybody; pass one with a "
+                "QueuePool, the default, or with a NullPool"
+            )
+        self._engine = engine
+        #: What is lent now: the pool wants back what it gave, not the connection inside.
+        self._lent: dict[int, PoolProxiedConnection] = {}
+        self.shown = f"the caller's {type(engine).__name__}"
+
+    def take(self, start_timeout: float) -> psycopg.Connection[Any]:
+        if isinstance(self._engine, AsyncEngine):
+            raise UnusableClient("an AsyncEngine needs AsyncWaypost; pass an Engine to Waypost")
+        for _ in range(STALE_MAX):
+            try:
+                lent = self._engine.raw_connection()
+            except SQLAlchemyError as error:
+                raise _plain(error) from None
+            connection: Any = lent.driver_connection
+            if is_fresh(connection.pgconn):
+                break
+            _end(lent, True)
+        else:
+            raise ConnectionError("the engine has only connections that the server has ended")
+        self._lent[id(connection)] = lent
+        return cast("psycopg.Connection[Any]", connection)
+
+    def give(self, connection: psycopg.Connection[Any]) -> bool:
+        _end(self._lent.pop(id(connection)), connection.closed)
+        return True
+
+    async def take_async(self, start_timeout: float) -> psycopg.AsyncConnection[Any]:
+        if isinstance(self._engine, Engine):
+            raise UnusableClient("an Engine needs Waypost; pass an AsyncEngine to AsyncWaypost")
+        for _ in range(STALE_MAX):
+            try:
+                lent = await self._engine.raw_connection()
+            except SQLAlchemyError as error:
+                raise _plain(error) from None
+            connection: Any = lent.driver_connection
+            if is_fresh(connection.pgconn):
+                break
+            await greenlet_spawn(_end, lent, True)
+        else:
+            raise ConnectionError("the engine has only connections that the server has ended")
+        self._lent[id(connection)] = lent
+        return cast("psycopg.AsyncConnection[Any]", connection)
+
+    async def give_async(self, connection: psycopg.AsyncConnection[Any]) -> bool:
+        await greenlet_spawn(_end, self._lent.pop(id(connection)), connection.closed)
+        return True
+
+
+def _end(lent: PoolProxiedConnection, closed: bool) -> None:
+    if closed:
+        lent.invalidate()
+    lent.close()
+
+
+def _plain(error: SQLAlchemyError) -> Exception:
+    """The same failure as psycopg or the system would tell it."""
+    if isinstance(error, DBAPIError) and isinstance(error.orig, psycopg.Error):
+        return error.orig
+    if isinstance(error, PoolTimeout):
+        return TimeoutError("the engine's pool had no connection to spare")
+    return ConnectionError(str(error))

@@ -1,0 +1,186 @@
+"""`waypost migrate`: twice, at once, only looked at or only printed; its exit codes are for scripts."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from waypost import Waypost, errors
+from waypost.cli.main import main
+from waypost.store.postgres import check, migrate, migrating
+from waypost.testing.bench import fresh_namespace
+from waypost.testing.postgres import PostgresServer
+
+Said = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def command(capsys: pytest.CaptureFixture[str]) -> Said:
+    """The command in this process: its exit code, and what it wrote to each stream."""
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        code = main(["migrate", *arguments])
+        said = capsys.readouterr()
+        return code, said.out, said.err
+
+    return run
+
+
+@pytest.mark.promise("STORE-2")
+def test_eight_processes_at_once_make_the_tables_once(server: PostgresServer) -> None:
+    name = fresh_namespace()
+    arguments = [sys.executable, "-W", "error", "-m", "waypost.cli.main", "migrate", "--namespace", name, "--json"]
+    environment = os.environ | {"WAYPOST_URL": server.url, "PYTHONPATH": str(Path(__file__).parents[2] / "src")}
+    running = [
+        subprocess.Popen(arguments, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE) for _ in range(8)
+    ]
+    ended = [(process.communicate(timeout=60), process.returncode) for process in running]
+    assert [code for _, code in ended] == [0] * 8, ended
+    told = [json.loads(out) for (out, _), _ in ended]
+    assert sorted(one["changed"] for one in told) == [False] * 7 + [True]
+    assert {one["version"] for one in told} == {migrating.VERSION}
+    assert check(server.url, namespace=name).is_current
+    with Waypost(server.url, namespace=name) as post:
+        assert post.publish("orders", 1).status == "queued"
+
+
+def test_it_says_what_it_did_and_a_second_time_that_there_was_nothing_to_do(
+    server: PostgresServer, command: Said
+) -> None:
+    name = fresh_namespace()
+    code, out, err = command(server.url, "--namespace", name)
+    assert (code, out, err) == (0, f"made namespace {name} in schema public, version {migrating.VERSION}\n", "")
+    code, out, _ = command("--url", server.url, "--namespace", name)
+    assert (code, out) == (0, f"namespace {name} in schema public is of version {migrating.VERSION} already\n")
+
+
+def test_tables_of_an_older_release_are_brought_up_to_date_and_keep_their_messages(
+    server: PostgresServer, namespace: str, command: Said, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Waypost(server.url, namespace=namespace) as post:
+        id = post.publish("orders", 1).id
+    before = migrating.VERSION
+    for module in ("migrating", "checking"):
+        monkeypatch.setattr(f"waypost.store.postgres.{module}.VERSION", before + 1)
+    with pytest.raises(errors.SchemaTooOld, match=f"`waypost migrate URL --namespace {namespace}`"):
+        Waypost(server.url, namespace=namespace).stats("orders")
+    code, out, _ = command(server.url, "--namespace", namespace, "--check")
+    assert (code, f"this release needs {before + 1}; run `waypost migrate" in out) == (3, True)
+    code, out, _ = command(server.url, "--namespace", namespace, "--sql")
+    assert (code, "CREATE TABLE" in out.partition("CREATE OR REPLACE FUNCTION")[0], "_claim" in out) == (0, False, True)
+    code, out, _ = command(server.url, "--namespace", namespace, "--json")
+    assert (code, json.loads(out)["before"], json.loads(out)["version"]) == (0, before, before + 1)
+    with Waypost(server.url, namespace=namespace) as post:
+        assert [message.id for message in post.peek("orders")] == [id]
+
+
+def test_tables_of_a_newer_release_are_left_alone(
+    server: PostgresServer, namespace: str, command: Said, database: Any
+) -> None:
+    database.execute(f'UPDATE "{namespace}_schema" SET version = {migrating.VERSION + 1}')
+    code, _, err = command(server.url, "--namespace", namespace)
+    assert (code, "update waypost here" in err) == (4, True)
+    assert command(server.url, "--namespace", namespace, "--check")[0] == 4
+    assert command(server.url, "--namespace", namespace, "--sql")[0] == 4
+
+
+def test_a_check_names_what_differs_and_tolerates_what_was_added(
+    server: PostgresServer, namespace: str, command: Said, database: Any
+) -> None:
+    database.execute(
+        f'ALTER TABLE "{namespace}_message" ADD COLUMN mine text; CREATE INDEX ON "{namespace}_message" (mine);'
+        f'CREATE TABLE "{namespace}_mine" (a text); ALTER TABLE "{namespace}_tally" SET (fillfactor = 90)'
+    )
+    code, out, _ = command(server.url, "--namespace", namespace, "--check")
+    assert (code, out) == (0, f"as this release needs them, version {migrating.VERSION}\n")
+    database.execute(
+        f'ALTER TABLE "{namespace}_message" DROP COLUMN cause; DROP TABLE "{namespace}_rate";'
+        f'ALTER TABLE "{namespace}_reader" ALTER COLUMN read_to TYPE integer;'
+        f'DROP INDEX "{namespace}_tally_queue"; DROP SEQUENCE "{namespace}_turn" CASCADE;'
+        f'DROP FUNCTION "{namespace}_forget_done";'
+        f'CREATE OR REPLACE FUNCTION "{namespace}_keeps"(p_level text, p_event text) RETURNS boolean LANGUAGE sql '
+        "IMMUTABLE AS 'SELECT true'"
+    )
+    code, out, _ = command(server.url, "--namespace", namespace, "--check", "--json")
+    assert code == 3
+    told = json.loads(out)
+    assert told["current"] is False
+    assert set(told["differences"]) >= {
+        f"column {namespace}_reader.read_to is integer not null and should be bigint not null",
+        f"function {namespace}_forget_done is missing",
+        f"function {namespace}_keeps is not this release's",
+        f"index {namespace}_tally_queue is missing",
+        f"sequence {namespace}_turn is missing",
+        f"table {namespace}_message lacks the column cause",
+        f"table {namespace}_rate is missing",
+    }
+
+
+def test_a_check_of_nothing_names_the_command_and_leaves_nothing_behind(
+    server: PostgresServer, command: Said, database: Any
+) -> None:
+    name = fresh_namespace()
+    database.execute('CREATE SCHEMA IF NOT EXISTS "Side_2"')
+    code, out, _ = command(server.url, "--namespace", name, "--schema", "Side_2", "--check")
+    assert (code, f"run `waypost migrate URL --namespace {name} --schema Side_2`" in out) == (3, True)
+    migrate(server.url, namespace=name, schema="Side_2")
+    assert command(server.url, "--namespace", name, "--schema", "Side_2", "--check")[0] == 0
+    found = database.execute(
+        "SELECT count(DISTINCT relnamespace) FROM pg_class WHERE relname = %s", (f"{name}_queue",)
+    ).fetchone()
+    assert found == (1,)
+
+
+def test_the_printed_script_makes_the_same_tables(server: PostgresServer, command: Said, database: Any) -> None:
+    name = fresh_namespace()
+    code, out, _ = command("--sql", "--namespace", name)
+    assert code == 0
+    database.execute(out)
+    assert check(server.url, namespace=name).is_current
+    assert command(server.url, "--sql", "--namespace", name)[1] == "-- nothing to do\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "told"),
+    [
+        ((), 2, "say which database"),
+        (("postgresql://127.0.0.1:1/a", "--url", "postgresql://127.0.0.1:1/b"), 2, "two URLs"),
+        (("postgresql://u:hunter2@127.0.0.1:1/nothing",), 1, "no connection to postgresql://127.0.0.1:1/nothing"),
+        (("postgresql+psycopg://u:hunter2@host/a",), 1, "without the +psycopg"),
+        (("kafka://u:hunter2@host",), 1, "is not known"),
+        (("postgresql://127.0.0.1:1/a", "--namespace", "a b"), 1, "is not allowed"),
+        (("postgresql://127.0.0.1:1/a", "--schema", 'a"b'), 1, "a schema name has"),
+    ],
+)
+def test_what_cannot_be_done_is_told_in_one_line(
+    command: Said, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], code: int, told: str
+) -> None:
+    monkeypatch.delenv("WAYPOST_URL", raising=False)
+    ended, out, err = command(*arguments)
+    assert (ended, out, err.count("\n")) == (code, "", 1)
+    assert told in err
+    assert "hunter2" not in err
+
+
+def test_a_schema_that_is_not_there_and_a_user_without_rights_are_told_what_to_do(
+    server: PostgresServer, command: Said, database: Any
+) -> None:
+    code, _, err = command(server.url, "--schema", "nowhere")
+    assert (code, 'say CREATE SCHEMA "nowhere" first' in err) == (1, True)
+    database.execute("DROP ROLE IF EXISTS stranger")
+    database.execute("CREATE ROLE stranger LOGIN; REVOKE CREATE ON SCHEMA public FROM PUBLIC")
+    code, _, err = command(server.url.replace("postgres@", "stranger@"), "--namespace", fresh_namespace())
+    assert (code, "must own waypost's tables" in err) == (1, True)
+
+
+def test_stores_that_make_their_own_tables_have_nothing_to_do(command: Said, tmp_path: Path) -> None:
+    code, out, _ = command(f"sqlite:///{tmp_path / 'a.db'}")
+    assert (code, out) == (0, "nothing to do: only PostgreSQL has tables to be made beforehand\n")
+    assert not (tmp_path / "a.db").exists()

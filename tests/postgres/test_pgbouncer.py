@@ -1,0 +1,104 @@
+"""Behind pgbouncer in transaction mode: few connections serve many clients, and its restart is survived."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from waypost import AsyncWaypost, Waypost
+from waypost.store.postgres import PostgresStore, migrate
+from waypost.testing.bench import Bench, fresh_namespace
+from waypost.testing.pgbouncer import PgBouncer
+from waypost.testing.postgres import PostgresServer
+
+pytestmark = pytest.mark.needs("pgbouncer")
+SideBySide = Callable[[list[Callable[[], object]]], list[object]]
+
+
+@pytest.mark.promise("STORE-2", "STORE-5")
+def test_thirty_clients_live_on_four_connections_of_the_server(
+    bouncer: PgBouncer, namespace: str, side_by_side: SideBySide, database: Any
+) -> None:
+    clients = [Waypost(bouncer.url, namespace=namespace) for _ in range(30)]
+    most = 0
+
+    def live(post: Waypost) -> Callable[[], object]:
+        def work() -> int:
+            for number in range(5):
+                post.publish("orders", number, key=f"key {number}", on_conflict="replace")
+                with post.receive("orders", wait=0) as message:
+                    if message is not None:
+                        post.extend(message)
+            return 5
+
+        return work
+
+    def count() -> int:
+        nonlocal most
+        for _ in range(50):
+            found = database.execute(
+                "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'waypost' AND backend_type = "
+                "'client backend'"
+            ).fetchone()
+            most = max(most, found[0])
+        return 5
+
+    try:
+        assert side_by_side([*(live(post) for post in clients), count]) == [5] * 31
+        ledger = clients[0].ledger("orders")
+        assert (ledger.balance, ledger.unexplained, ledger.published) == (0, 0, 150 - ledger.duplicates)
+    finally:
+        for post in clients:
+            post.close()
+    # In session mode the fifth client would have waited for the first to leave.
+    assert 0 < most <= 4
+
+
+@pytest.mark.promise("STORE-2", "LEASE-14")
+@pytest.mark.parametrize("colour", ["sync", "async"])
+def test_a_bouncer_that_is_replaced_loses_nothing(server: PostgresServer, namespace: str, colour: str) -> None:
+    ids: list[str] = []
+    with PgBouncer(server) as own:
+
+        def replace() -> None:
+            own.kill()
+            own.start()
+
+        def publish_and_receive() -> int:
+            with Waypost(own.url, namespace=namespace) as post:
+                ids.extend(post.publish("orders", number).id for number in range(20))
+                replaced = threading.Thread(target=replace)
+                replaced.start()
+                ids.extend(post.publish("orders", number).id for number in range(20))
+                replaced.join(30)
+                while True:
+                    with post.receive("orders", wait=0) as message:
+                        if message is None:
+                            return post.ledger("orders").done
+
+        async def publish_and_receive_async() -> int:
+            async with AsyncWaypost(own.url, namespace=namespace) as post:
+                ids.extend([(await post.publish("orders", number)).id for number in range(20)])
+                replaced = asyncio.create_task(asyncio.to_thread(replace))
+                ids.extend([(await post.publish("orders", number)).id for number in range(20)])
+                await replaced
+                while True:
+                    async with post.receive("orders", wait=0) as message:
+                        if message is None:
+                            return (await post.ledger("orders")).done
+
+        done = publish_and_receive() if colour == "sync" else asyncio.run(publish_and_receive_async())
+    assert (done, len(set(ids))) == (40, 40)
+
+
+@pytest.mark.promise("STORE-2")
+def test_tables_can_be_made_and_checked_through_it(bouncer: PgBouncer) -> None:
+    name = fresh_namespace()
+    assert migrate(bouncer.url, namespace=name) == 0
+    with Bench(lambda clock, _: PostgresStore.from_url(bouncer.url, namespace=name), "sync") as bench:
+        bench.publish()
+        assert bench.ledger().ready == 1
