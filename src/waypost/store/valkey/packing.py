@@ -60,27 +60,6 @@ pack = msgspec.msgpack.Encoder().encode
 unpack = msgspec.msgpack.Decoder().decode
 
 
-def pack_draft(draft: Draft) -> bytes:
-    """One argument of `publish`."""
-    if is_plain(draft):
-        return bytes((draft.priority,)) + draft.envelope
-    return pack_routed(draft)
-
-
-def is_plain(draft: Draft) -> bool:
-    """Whether a draft is just a priority and an envelope."""
-    return (
-        draft.key is None
-        and draft.group is None
-        and draft.delay_ms == 0
-        and draft.at_ms is None
-        and draft.journal_copy is None
-        and not draft.forwarded
-        and draft.chain is None
-        and not draft.after
-    )
-
-
 def pack_routed(draft: Draft) -> bytes:
     """One argument of `publish` with all that can be said."""
     key = (draft.key or "").encode()

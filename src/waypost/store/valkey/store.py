@@ -208,7 +208,17 @@ class ValkeyStore:
         parts: list[bytes] = []
         append = parts.append
         for draft in drafts:
-            if packing.is_plain(draft):
+            # In line, because it is asked of every message.
+            if (
+                draft.key is None
+                and draft.delay_ms == 0
+                and draft.group is None
+                and draft.at_ms is None
+                and draft.journal_copy is None
+                and not draft.forwarded
+                and draft.chain is None
+                and not draft.after
+            ):
                 envelope = draft.envelope
                 shape = (len(envelope), draft.priority)
                 line = lines.get(shape)

@@ -2,8 +2,8 @@
 --
 -- Arguments: one packed notice each: id, kind (ended, watch, completed), chain, member, how it failed or false, and what
 -- was sent on with a NUL between.
--- Touches: queue, messages, state, ready, due, waiting, dead, errors, journal, sleepers, outgoing, arrivals, and the keys of
--- chains.lua.
+-- Touches: queue, messages, state, ready, due, waiting, dead, errors, journal, sleepers, outgoing, arrivals, the keys of
+-- chains.
 -- Invariant: an end is counted once however often it arrives; the other kinds change nothing when they are repeated. The first
 -- write removes.
 -- Reply: the sleepers and waiters to wake.
@@ -23,7 +23,8 @@ must_be('zset', ARRIVALS)
 
 local arrived = {}
 for i = FIRST_ARGUMENT, #ARGV do
-  local id, kind, chain, member, failed, sent = unpack(cmsgpack.unpack(ARGV[i]))
+  local notice = cmsgpack.unpack(ARGV[i])
+  local id, kind, chain, member = notice[1], notice[2], notice[3], notice[4]
   if kind == 'completed' then
     must_be('set', BASE .. 'blockers:' .. sub(member, -24))
   else
@@ -31,11 +32,11 @@ for i = FIRST_ARGUMENT, #ARGV do
     must_be('set', BASE .. 'watchers:' .. sub(chain, -24))
   end
   local begun = {}
-  for one in string.gmatch(sent, '%Z+') do begun[#begun + 1] = one end
+  for one in string.gmatch(notice[6], '%Z+') do begun[#begun + 1] = one end
   local known = kind == 'ended' and (arrived[id] or tonumber(call('ZSCORE', ARRIVALS, id) or 0) > now)
   if not known then
     if kind == 'ended' then arrived[id] = true end
-    news[#news + 1] = {kind = kind, id = id, chain = chain, member = member, failed = failed or nil, begun = begun}
+    news[#news + 1] = {kind = kind, id = id, chain = chain, member = member, failed = notice[5] or nil, begun = begun}
   end
 end
 local due_before = until_first(DUE)

@@ -2,7 +2,7 @@
 --
 -- Arguments: one target each: 'i' and an id, or 'k' and a key.
 -- Touches: queue, messages, state, ready, due, leases, keys, waiting, dead, errors, completed, journal, outgoing,
--- operations, window:<key>, result:<id>.
+-- operations, window:<key>, result:<id>, the keys of chains.
 -- Invariant: a leased message is only marked; its holder learns of it at the next extend. The first write removes.
 -- Reply: one letter each: c cancelled, r requested, f finished, u unknown.
 

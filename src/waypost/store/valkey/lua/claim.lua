@@ -2,7 +2,7 @@
 --
 -- Arguments: limit, worker, sleeper or '', '1' to repeat only (take no fresh work).
 -- Touches: queue, messages, state, ready, due, leases, keys, waiting, dead, errors, journal, sleepers, rate, outgoing,
--- completed, operations.
+-- completed, operations, the keys of chains.
 -- Invariant: one holder. A lease is a member of leases and a state with status L, a grown token and this call's nonce.
 -- The first write removes: a store whose memory is full can be drained.
 -- Reply: lease end, next due, next lease end, next rate slot (milliseconds, -1: none), paused, outgoing, now, then value

@@ -7,13 +7,12 @@
 -- Invariant: reads its argument and nothing else.
 
 local RULES = {[0] = 'keep', [1] = 'replace', [2] = 'extend', [3] = 'error'}
-local NO_CHAINS = {}
 
 local function parse_draft(argument)
   local mark = byte(argument, 1)
   if mark < 16 then
     return {id = sub(argument, 3, 26), priority = mark, flags = 0, due = 0, window = 0, key = '', group = '', chain = '',
-      after = NO_CHAINS, envelope = sub(argument, 2), rule = 'keep'}
+      envelope = sub(argument, 2), rule = 'keep'}
   end
   local flags, due, window, key_length, group_length, copy_length, at = struct_unpack('>BI8I8HHI4', argument, 2)
   local key_end = at + key_length
@@ -22,7 +21,7 @@ local function parse_draft(argument)
   local draft = {priority = mark - 16, flags = flags, due = due, window = window,
     key = sub(argument, at, key_end - 1), group = sub(argument, key_end, group_end - 1),
     copy = floor(flags / 16) % 2 == 1 and sub(argument, group_end, ends - 1) or nil, rule = RULES[flags % 4],
-    absolute = floor(flags / 4) % 2 == 1, forwarded = floor(flags / 8) % 2 == 1, chain = '', after = NO_CHAINS}
+    absolute = floor(flags / 4) % 2 == 1, forwarded = floor(flags / 8) % 2 == 1, chain = ''}
   if flags >= 32 then
     if floor(flags / 32) % 2 == 1 then
       local chain_end = ends + 1 + byte(argument, ends)

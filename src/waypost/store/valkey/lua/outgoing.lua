@@ -1,7 +1,8 @@
 -- outgoing: continuations and notices that steps of this queue decided and that have not been confirmed by their queue.
 --
 -- Arguments: 'list', limit, age in milliseconds from which one is undeliverable | 'confirm', ids.
--- Touches: queue, outgoing, messages, state, ready, due, waiting, dead, errors, journal.
+-- Touches: queue, outgoing, messages, state, ready, due, waiting, dead, errors, journal, the keys of
+-- chains.
 -- Invariant: a continuation leaves this hash only when its queue has it, or into the dead letters, `undeliverable`. So does
 -- who waits for a chain whose queue cannot be reached; other notices end with the memory of their chain.
 -- An entry is its time (8), the id of the message that was settled or began the chain (24), length of the queue (2), queue,

@@ -2,7 +2,7 @@
 --
 -- Arguments: state (ready, delayed, waiting, dead, done), limit.
 -- Touches: queue, messages, state, ready, due, waiting, keys, dead, errors, completed, journal, outgoing, operations,
--- window:<key>.
+-- window:<key>, the keys of chains.
 -- Invariant: leased messages are never purged. The first write removes.
 -- Reply: number removed, 1 if more are left.
 

@@ -5,7 +5,7 @@
 -- and result (4), 1 if there is a result (1), number of continuations (1), the texts, and each continuation as
 -- id (24), lengths of queue (2) and draft (4), queue, draft.
 -- Touches: queue, messages, state, ready, due, leases, keys, waiting, dead, errors, completed, journal, sleepers,
--- outgoing, operations, window:<key>, result:<id>, and the keys of chains.lua.
+-- outgoing, operations, window:<key>, result:<id>, the keys of chains.
 -- Invariant: a stale token or nonce changes nothing. Dead, done and dropped are final. What a handler sends on is
 -- recorded in the same step as its end. The first write removes, so that a full store can be drained.
 -- Reply: one letter per settlement, then the sleepers and waiters to wake.

@@ -1,7 +1,7 @@
 -- watch: how a message or a chain stands, and for a client that waits a place among those who are woken when it ends.
 --
 -- Arguments: 'message' or 'chain', id, name of who waits or ''.
--- Touches: queue, messages, state, errors, result:<id>, and the keys of chains.lua.
+-- Touches: queue, messages, state, errors, result:<id>, the keys of chains.
 -- Invariant: who waits is known to the end of the message: its state says that it is awaited. The first write removes.
 -- Reply to message: status or '', then of a dead letter its failure; how it ended if it is known, its result if it has one.
 -- Reply to chain: nothing if it is unknown, or the number of open members, '' or member NUL reason of its failure, last member.
