@@ -33,9 +33,10 @@ KEYWORDS = {
 }  # fmt: skip
 #: Commands that Redis 6.2 has, with the arguments we use. `LPOP key count`, `XTRIM MINID` and `ZADD` of many are in it.
 COMMANDS = {
-    "DEL", "GET", "HDEL", "HEXISTS", "HGET", "HGETALL", "HLEN", "HMGET", "HSCAN", "HSET", "HVALS", "LINDEX", "LLEN",
-    "LPOP", "LPUSH", "LRANGE", "LTRIM", "PEXPIRE", "PTTL", "RPUSH", "SET", "TIME", "XADD", "XLEN", "XRANGE", "XTRIM",
-    "ZADD", "ZCARD", "ZCOUNT", "ZPOPMIN", "ZRANGE", "ZRANGEBYSCORE", "ZRANK", "ZREM", "ZREMRANGEBYSCORE", "ZSCORE",
+    "DEL", "GET", "HDEL", "HEXISTS", "HGET", "HGETALL", "HINCRBY", "HLEN", "HMGET", "HSCAN", "HSET", "HVALS", "LINDEX",
+    "LLEN", "LPOP", "LPUSH", "LRANGE", "LTRIM", "PEXPIRE", "PTTL", "RPUSH", "SADD", "SCARD", "SET", "SPOP", "SREM",
+    "TIME", "XADD", "XLEN", "XRANGE", "XTRIM", "ZADD", "ZCARD", "ZCOUNT", "ZPOPMIN", "ZRANGE", "ZRANGEBYSCORE", "ZRANK",
+    "ZREM", "ZREMRANGEBYSCORE", "ZSCORE",
 }  # fmt: skip
 #: Every place that turns a list into arguments, and why the list is short: a call of Lua takes some 8,000 at most.
 UNPACKED = {
@@ -58,6 +59,12 @@ CONSTANTS = {
     "READERS": "readers", "SLEEPERS": "sleepers", "RATE": "rate", "COMPLETED": "completed", "OUTGOING": "outgoing",
     "ARRIVALS": "arrivals", "OPERATIONS": "operations", "REGISTER": "workers", "RECORDS": "records",
 }  # fmt: skip
+
+#: Parts that scripts include.
+PARTS = {"base", "moves", "chains", "drafts"}
+#: Keys that depend on an argument, and what a script that can touch those of chains says in its opening.
+DERIVED = {"window:<key>", "result:<id>"}
+OF_CHAINS = "the keys of chains"
 
 TOKEN = re.compile(
     r"(?P<text>'(?:\\.|[^'\\])*'|\"(?:\\.|[^\"\\])*\")|(?P<comment>--[^\n]*)|(?P<number>\d[\w.]*)|(?P<name>[A-Za-z_]\w*)"
@@ -103,7 +110,7 @@ def code(name: str) -> str:
 
 
 def test_there_is_a_file_for_each_script() -> None:
-    assert set(FILES) == {*SCRIPTS, "base", "moves"}
+    assert set(FILES) == {*SCRIPTS, *PARTS}
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
@@ -182,7 +189,7 @@ def test_every_file_opens_with_what_it_touches_and_what_it_keeps(name: str) -> N
     told = head(FILES[name])
     assert told.startswith(f"{name}: ")
     assert "Invariant" in told or "Writes nothing" in told
-    assert "Touches: " in told or name in ("base", "moves")
+    assert "Touches: " in told or name in PARTS
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
@@ -192,7 +199,16 @@ def test_every_key_that_a_script_names_is_in_its_opening(name: str) -> None:
     named = {key for constant, key in CONSTANTS.items() if re.search(rf"(?<![.\w']){constant}\b", body)}
     listed = {one.strip() for one in touched.split(",")}
     assert named - listed == set()
-    assert listed - {"window:<key>", "result:<id>"} <= set(CONSTANTS.values())
+    assert listed - DERIVED - {OF_CHAINS} <= set(CONSTANTS.values())
+    of_chains = re.search(r"-- include chains\n|BASE \.\. '(?:chain|watchers|blockers|waiters|end):", FILES[name])
+    assert bool(of_chains) == (OF_CHAINS in listed)
+
+
+def test_every_derived_key_is_in_an_opening() -> None:
+    made = {kind for text in FILES.values() for kind in re.findall(r"BASE \.\. '([a-z:]+):'", text)}
+    told = head(FILES["base"]) + head(FILES["chains"])
+    assert made == {"window", "result", "chain", "watchers", "blockers", "waiters", "waiters:chain", "end"}
+    assert [kind for kind in made if f"{kind}:<" not in told] == []
 
 
 def test_the_keys_have_the_order_in_which_the_scripts_take_them() -> None:

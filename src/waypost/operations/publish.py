@@ -328,6 +328,8 @@ class _Cutter:
         self._bodies = iter(bodies)
         self._largest = 1
         self._piece = FIRST_PIECE
+        #: Each message that waits for chains sends a notice to each: one step must not send too many.
+        self._most = CHUNK_MESSAGES_MAX // max(1, len(options.after) // 4) or 1
         #: Drafts that did not fit into the chunk before.
         self._left: list[Draft] = []
         self._plain = (
@@ -347,9 +349,9 @@ class _Cutter:
     def _chunk(self) -> list[Draft]:
         drafts, self._left = self._left, []
         size = sum(len(draft.envelope) for draft in drafts)
-        while len(drafts) < CHUNK_MESSAGES_MAX and size < CHUNK_BYTES_MAX:
+        while len(drafts) < self._most and size < CHUNK_BYTES_MAX:
             room = CHUNK_BYTES_MAX - size
-            count = max(1, min(CHUNK_MESSAGES_MAX - len(drafts), self._piece, room // self._largest))
+            count = max(1, min(self._most - len(drafts), self._piece, room // self._largest))
             bodies = list(islice(self._bodies, count))
             if not bodies:
                 break

@@ -15,14 +15,17 @@ from waypost.identity import SESSION_BYTES, Operation
 from waypost.message import (
     MINUTE_COUNTERS,
     REDELIVERY_CAUSES,
+    ChainState,
     Continuation,
     Event,
     Lease,
     Ledger,
     MessageState,
     Minute,
+    Notice,
     Settlement,
     Stored,
+    Watched,
 )
 from waypost.policy import Policy
 from waypost.store.port import Draft, Hold, forwarded_draft
@@ -38,8 +41,12 @@ TEXT_ITEM = Struct(">BBIH")
 
 #: The first byte of a draft that has more than a priority and an envelope.
 ROUTED = 16
+#: What stands before a notice in the place of a draft.
+NOTICE = b"N"
 RULES = {"keep": 0, "replace": 1, "extend": 2, "error": 3}
-ABSOLUTE, FORWARDED, HAS_COPY = 4, 8, 16
+ABSOLUTE, FORWARDED, HAS_COPY, HAS_CHAIN, WAITS = 4, 8, 16, 32, 64
+#: Flags of a state.
+CANCEL_REQUESTED, OF_A_CHAIN = 1, 4
 
 VALUE_HEAD = 9  # published_ms and priority stand before the envelope
 STATUS: dict[bytes, MessageState] = {b"R": "ready", b"D": "delayed", b"W": "waiting", b"L": "leased", b"X": "dead"}
@@ -51,25 +58,6 @@ TELLS_DUE = frozenset(("retried", "snoozed", "postponed"))
 
 pack = msgspec.msgpack.Encoder().encode
 unpack = msgspec.msgpack.Decoder().decode
-
-
-def pack_draft(draft: Draft) -> bytes:
-    """One argument of `publish`."""
-    if is_plain(draft):
-        return bytes((draft.priority,)) + draft.envelope
-    return pack_routed(draft)
-
-
-def is_plain(draft: Draft) -> bool:
-    """Whether a draft is just a priority and an envelope."""
-    return (
-        draft.key is None
-        and draft.group is None
-        and draft.delay_ms == 0
-        and draft.at_ms is None
-        and draft.journal_copy is None
-        and not draft.forwarded
-    )
 
 
 def pack_routed(draft: Draft) -> bytes:
@@ -86,8 +74,22 @@ def pack_routed(draft: Draft) -> bytes:
         flags |= FORWARDED
     if draft.journal_copy is not None:
         flags |= HAS_COPY
+    chain = after = b""
+    if draft.chain is not None:
+        flags |= HAS_CHAIN
+        chain = _short(draft.chain)
+    if draft.after:
+        flags |= WAITS
+        chains = "\0".join(draft.after).encode()
+        after = len(chains).to_bytes(4, "big") + chains
     head = ROUTING.pack(ROUTED + draft.priority, flags, due, draft.window_ms, len(key), len(group), len(copy))
-    return b"".join((head, key, group, copy, draft.envelope))
+    return b"".join((head, key, group, copy, chain, after, draft.envelope))
+
+
+def _short(text: str) -> bytes:
+    """A text of at most 255 bytes, with its length before it."""
+    data = text.encode()
+    return bytes((len(data),)) + data
 
 
 def unpack_routed(data: bytes, message_id: str) -> Draft:
@@ -95,9 +97,12 @@ def unpack_routed(data: bytes, message_id: str) -> Draft:
     mark, flags, due, window, key_length, group_length, copy_length = ROUTING.unpack_from(data)
     group_at = ROUTING.size + key_length
     copy_at = group_at + group_length
+    chain_at = envelope_at = copy_at + copy_length
+    if flags & HAS_CHAIN:
+        envelope_at += 1 + data[chain_at]
     return Draft(
         message_id,
-        data[copy_at + copy_length :],
+        data[envelope_at:],
         key=_text(data[ROUTING.size : group_at]),
         window_ms=window,
         delay_ms=0 if flags & ABSOLUTE else due,
@@ -105,6 +110,7 @@ def unpack_routed(data: bytes, message_id: str) -> Draft:
         priority=mark - ROUTED,
         group=_text(data[group_at:copy_at]),
         forwarded=bool(flags & FORWARDED),
+        chain=_text(data[chain_at + 1 : envelope_at]),
     )
 
 
@@ -138,19 +144,54 @@ def pack_settlement(settlement: Settlement) -> bytes:
     return b"".join(parts)
 
 
-def unpack_outgoing(message_id: str, data: bytes) -> Continuation:
-    """A continuation that waits to be sent on."""
+def unpack_outgoing(message_id: str, data: bytes) -> Continuation | Notice:
+    """A continuation or a notice that waits to be sent on."""
     length = int.from_bytes(data[32:34], "big")
-    draft = unpack_routed(data[34 + length :], message_id)
+    queue, at = data[34 : 34 + length].decode(), 34 + length
+    if data[at : at + 1] == NOTICE:
+        return unpack_notice(queue, data[at + 1 :])
+    draft = unpack_routed(data[at:], message_id)
     return Continuation(
-        message_id,
-        data[34 : 34 + length].decode(),
-        draft.envelope,
-        draft.key,
-        draft.delay_ms,
-        draft.priority,
-        draft.group,
+        message_id, queue, draft.envelope, draft.key, draft.delay_ms, draft.priority, draft.group, draft.chain
     )
+
+
+# ---- chains ----------------------------------------------------------------------------------------------------
+
+
+def pack_notice(notice: Notice) -> bytes:
+    """One argument of `arrive`. Lua has no None in its lists."""
+    failed = False if notice.failed is None else notice.failed
+    return pack((notice.id, notice.kind, notice.chain, notice.member, failed, "\0".join(notice.begun)))
+
+
+def unpack_notice(queue: str, data: bytes) -> Notice:
+    """A notice that a step of this store made."""
+    id, kind, chain, member, failed, begun = unpack(data)
+    if failed is False:
+        failed = None
+    return Notice(id, kind, queue, chain, member, tuple(begun.split("\0")) if begun else (), failed)
+
+
+def unpack_chain(reply: Sequence[Any]) -> ChainState:
+    """How a chain stands."""
+    if not reply:
+        return ChainState(False)
+    open, failed, last = reply
+    member, _, reason = failed.decode().partition("\0")
+    return ChainState(True, open, (member, reason) if failed else None, _text(last))
+
+
+def unpack_watched(reply: Sequence[Any]) -> Watched:
+    """How a message stands for who waits for its end."""
+    status, *more = reply
+    if status == b"X":
+        reason, error_type, error = unpack(more[0]) if more[0] else ("", "", "")
+        return Watched("dead", "dead", _str(reason), _str(error_type), _str(error))
+    if status:
+        return Watched(STATUS[status])
+    ended: Any = more[0].decode() if more else None
+    return Watched(None, ended, result=bytes(more[1]) if len(more) > 1 else None)
 
 
 def _text(data: bytes) -> str | None:
@@ -179,15 +220,16 @@ def unpack_leases(reply: Sequence[Any], first: int, lease_end: int, now: int, no
             )
             continue
         (
-            _, token, _, claimed, _, deliveries, attempts, _, _, published, priority, ready, _,
-            key_length, group_length, _,
+            _, token, _, claimed, _, deliveries, attempts, flags, _, published, priority, ready, _,
+            key_length, group_length, worker_length,
         ) = read(state)  # fmt: skip
         group_at = size + key_length
         key, group = _text(state[size:group_at]), _text(state[group_at : group_at + group_length])
+        chain = state[group_at + group_length + worker_length + 1 :].decode() if flags & OF_A_CHAIN else None
         leases.append(
             Lease(
                 message_id, token, nonce, deliveries, attempts, priority, key, group, published, ready, claimed, end,
-                envelope,
+                envelope, chain,
             )
         )  # fmt: skip
     return leases
@@ -206,7 +248,7 @@ def unpack_stored(state: MessageState, score: bytes, value: bytes, packed: bytes
         value[10:34].decode(), state, _text(packed[key_at:group_at]), _text(packed[group_at:worker_at]),
         fields[10], fields[1], fields[5], fields[6], fields[9], fields[11], value[VALUE_HEAD:],
         fields[3] if leased else None, int(float(score)) if leased else None,
-        _text(packed[worker_at : worker_at + worker_length]) if leased else None, bool(fields[7] & 1),
+        _text(packed[worker_at : worker_at + worker_length]) if leased else None, bool(fields[7] & CANCEL_REQUESTED),
         int(float(score)) if state in ("dead", "done") else None,
         _str(reason), _str(error_type), _str(error),
     )  # fmt: skip
@@ -306,6 +348,8 @@ def unpack_entry(queue: str, last: int, data: bytes) -> Iterator[Event]:
             at += STATE.size
             if kind != b"s":
                 length = sum(fields[13:])
+                if fields[7] & OF_A_CHAIN:
+                    length += 1 + data[at + length]
                 tail = data[at : at + length]
                 at += length
             extra: dict[str, Any] = {}
@@ -343,16 +387,26 @@ def state_event(
     extra: dict[str, Any],
 ) -> Event:
     """An event of a message, told from its packed state."""
-    status, token, _, claimed, _, deliveries, attempts, _, _, _, priority, ready, size = fields[:13]
-    key_length, group_length, _ = fields[13:]
+    status, token, _, claimed, _, deliveries, attempts, flags, _, _, priority, ready, size = fields[:13]
+    key_length, group_length, worker_length = fields[13:]
+    worker_at = key_length + group_length
+    chain_at = worker_at + worker_length
     if event == "claimed":
-        extra |= {"worker": _text(tail[key_length + group_length :]), "wait_ms": at_ms - ready}
+        extra |= {"worker": _text(tail[worker_at:chain_at]), "wait_ms": at_ms - ready}
     elif event in ENDS_LEASE or (event in MAY_END_LEASE and status == b"L"):
-        extra |= {"worker": _text(tail[key_length + group_length :]), "run_ms": at_ms - claimed}
+        extra |= {"worker": _text(tail[worker_at:chain_at]), "run_ms": at_ms - claimed}
     if event in TELLS_DUE or (event == "published" and ready > at_ms):
         extra["due_ms"] = ready
     return Event(
         queue, number, at_ms, event, message_id, _text(tail[:key_length]),
-        _text(tail[key_length : key_length + group_length]), priority, token, token, deliveries, attempts,
-        size=size, operation_id=None if event == "dead_trimmed" and extra["cause"] != "purge" else operation, **extra,
+        _text(tail[key_length:worker_at]), priority, token, token, deliveries, attempts,
+        size=size, operation_id=None if _follows(event, status, extra["cause"]) else operation,
+        chain_id=tail[chain_at + 1 :].decode() if flags & OF_A_CHAIN else None, **extra,
     )  # fmt: skip
+
+
+def _follows(event: str, status: bytes, cause: str | None) -> bool:
+    """Whether an event only follows from others: no operation was about it, though it is in the entry of one."""
+    if event == "dead":
+        return status == b"W"
+    return (event == "dead_trimmed" and cause != "purge") or cause == "unblocked"

@@ -41,11 +41,12 @@ EVENTS: tuple[EventName, ...] = get_args(EventName)
 CAUSES = (
     *REDELIVERY_CAUSES, "due", "unparked", "overload", "publish", "replace", "parked", "forwarded", "at_most_once",
     "request", "purge", "retry", "snooze", "release", "dead", "drop", "dead_max", "dead_keep", "hard_cap",
+    "blocked", "unblocked",
 )  # fmt: skip
 
 SCRIPTS = (
     "publish", "claim", "settle", "extend", "cancel", "redrive", "purge", "peek", "stats", "configure", "journal",
-    "outgoing", "beat", "leave", "workers",
+    "outgoing", "beat", "leave", "workers", "arrive", "watch",
 )  # fmt: skip
 
 
@@ -65,10 +66,10 @@ class Script:
         self.sha = hashlib.sha1(self.text, usedforsecurity=False).hexdigest().encode()
 
 
-INCLUDE = "-- include moves\n"
+INCLUDE = re.compile(r"^-- include (\w+)\n", re.MULTILINE)
 LIMITS = (
     "PROMOTE_MAX", "RECLAIM_MAX", "BURY_MAX", "REPLAY_MAX", "SLEEPER_TTL_MS", "ARRIVAL_TTL_MS", "MINUTES_KEPT",
-    "HEAD_OFFSET", "CHUNK_MESSAGES_MAX", "WORKERS_SWEPT_MAX",
+    "HEAD_OFFSET", "CHUNK_MESSAGES_MAX", "WORKERS_SWEPT_MAX", "CHAIN_TTL_MS", "ENDED_TTL_MS", "WAITER_TTL_MS",
 )  # fmt: skip
 _places: dict[str, dict[str, Any]] = {
     "COUNT": {name: place for place, name in enumerate(COUNTERS, 1)},
@@ -83,6 +84,8 @@ _texts = {
     "VERSION": str(VERSION),
     "COUNTERS": str(len(COUNTERS)),
     "NO_NONCE": "'" + "\\0" * 12 + "'",
+    # The name of a queue in the first of its keys; no namespace has a colon.
+    "QUEUE_PATTERN": "'^{[^:]*:(.*)}:queue$'",
     "FAILURE_TABLE": _table(dict.fromkeys(sorted(policy.FAILURE_EVENTS), "true")),
     "CAUSE_NAME_TABLE": "{" + ", ".join(f"'{name}'" for name in CAUSES) + "}",
     "DEFAULT_POLICY": _table(
@@ -111,5 +114,5 @@ def _read(name: str) -> str:
 def script(name: str) -> Script:
     """A script by the name of its verb."""
     text = _read("base") + "\n" + _read(name)
-    text = COMMENT.sub("", text.replace(INCLUDE, _read("moves")))
+    text = COMMENT.sub("", INCLUDE.sub(lambda match: _read(match[1]), text))
     return Script(name, CONSTANT.sub(lambda match: constant(match[0]), text))

@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from waypost.identity import Operation, id_time_ms, is_message_id
 from waypost.message import (
     CancelStatus,
+    ChainState,
     Claimed,
     Continuation,
     ExtendStatus,
     JournalPage,
     MessageState,
+    Notice,
     Page,
     Published,
     PublishStatus,
@@ -23,6 +25,7 @@ from waypost.message import (
     SettleStatus,
     Stats,
     TracePage,
+    Watched,
 )
 from waypost.policy import CHUNK_MESSAGES_MAX, OUTGOING_TTL_MS, Durability, Policy, check_namespace
 from waypost.store.port import (
@@ -67,7 +70,7 @@ CLOCK_DIFFERENCE_MS = 120_000
 FINAL_EVENTS = frozenset(("done", "dropped", "cancelled", "replaced", "dead_trimmed"))
 ID_BYTES = 24
 #: With durability `fsync`: what must not be lost. A lost claim or renewal is harmless, the lease just ends.
-KEPT_ON_DISK = frozenset(("publish", "settle", "cancel", "redrive", "purge", "configure"))
+KEPT_ON_DISK = frozenset(("publish", "settle", "cancel", "redrive", "purge", "configure", "arrive"))
 #: One local disk, no replica, within so many milliseconds. It covers the connection that it is sent on.
 WAIT_FOR_DISK = command(b"WAITAOF", b"1", b"0", b"5000")
 NOTHING = part(b"")
@@ -198,8 +201,8 @@ class ValkeyStore:
             statuses = reply[0]
             wake = _wake(queue, reply[1:])
             if len(statuses) == len(drafts) and statuses.count(b"q") == len(drafts):
-                return Woken([Published(draft.id, "queued") for draft in drafts], wake)
-            return Woken(_published(statuses, drafts), wake)
+                return Woken([Published(draft.id, "queued", queue) for draft in drafts], wake)
+            return Woken(_published(queue, statuses, drafts), wake)
 
         check_chunk(drafts)
         # The common draft is a priority and an envelope; its length line is the same for many.
@@ -207,7 +210,17 @@ class ValkeyStore:
         parts: list[bytes] = []
         append = parts.append
         for draft in drafts:
-            if packing.is_plain(draft):
+            # In line, because it is asked of every message.
+            if (
+                draft.key is None
+                and draft.delay_ms == 0
+                and draft.group is None
+                and draft.at_ms is None
+                and draft.journal_copy is None
+                and not draft.forwarded
+                and draft.chain is None
+                and not draft.after
+            ):
                 envelope = draft.envelope
                 shape = (len(envelope), draft.priority)
                 line = lines.get(shape)
@@ -276,8 +289,8 @@ class ValkeyStore:
             "cancel", queue, operation, arguments, lambda reply: [CANCEL_STATUS[letter] for letter in reply]
         )
 
-    def outgoing(self, queue: str, limit: int) -> Call[list[Continuation]]:
-        def decode(reply: Any) -> list[Continuation]:
+    def outgoing(self, queue: str, limit: int) -> Call[list[Continuation | Notice]]:
+        def decode(reply: Any) -> list[Continuation | Notice]:
             return [packing.unpack_outgoing(reply[at].decode(), reply[at + 1]) for at in range(0, len(reply), 2)]
 
         return self._call("outgoing", queue, None, [b"list", b"%d" % limit, b"%d" % OUTGOING_TTL_MS], decode)
@@ -285,6 +298,21 @@ class ValkeyStore:
     def forwarded(self, queue: str, ids: Sequence[str]) -> Call[None]:
         arguments = [b"confirm", *(message_id.encode() for message_id in ids)]
         return self._call("outgoing", queue, None, arguments, lambda reply: None, name="forwarded")
+
+    def arrive(self, queue: str, notices: Sequence[Notice]) -> Call[Woken[None]]:
+        check_chunk(notices)
+        arguments = [packing.pack_notice(notice) for notice in notices]
+        return self._call("arrive", queue, None, arguments, lambda reply: Woken(None, _wake(queue, reply)))
+
+    # ---- waiting -----------------------------------------------------------------------------------------------
+
+    def watch(self, queue: str, message_id: str, waiter: str | None) -> Call[Watched]:
+        arguments = [b"message", message_id.encode(), (waiter or "").encode()]
+        return self._call("watch", queue, None, arguments, packing.unpack_watched)
+
+    def watch_chain(self, queue: str, message_id: str, waiter: str | None) -> Call[ChainState]:
+        arguments = [b"chain", message_id.encode(), (waiter or "").encode()]
+        return self._call("watch", queue, None, arguments, packing.unpack_chain, name="watch_chain")
 
     def result(self, queue: str, message_id: str) -> Call[bytes | None]:
         def decode(reply: Any) -> bytes | None:
@@ -457,7 +485,7 @@ class ValkeyStore:
         return self._call("journal", queue, None, [b"trim", b"%d" % up_to], int, name="journal_trim")
 
 
-def _published(statuses: bytes, drafts: Sequence[Draft]) -> list[Published]:
+def _published(queue: str, statuses: bytes, drafts: Sequence[Draft]) -> list[Published]:
     """Letters, each followed by an id where the message that counts is not the draft's own."""
     results = []
     at = 0
@@ -468,7 +496,7 @@ def _published(statuses: bytes, drafts: Sequence[Draft]) -> list[Published]:
         if letter in NAMES_ANOTHER:
             message_id = statuses[at : at + ID_BYTES].decode()
             at += ID_BYTES
-        results.append(Published(message_id, PUBLISH_STATUS[letter]))
+        results.append(Published(message_id, PUBLISH_STATUS[letter], queue))
     return results
 
 

@@ -12,7 +12,7 @@
 --   5 due        zset    id by due time
 --   6 leases     zset    id by lease end
 --   7 keys       hash    key -> owner id, then the id of the parked next generation if there is one
---   8 waiting    zset    parked ids
+--   8 waiting    zset    ids that are parked behind their key, or wait for chains
 --   9 dead       zset    id by time of death
 --  10 errors     hash    id -> {reason, error type, error} of a dead letter or of the last failed attempt
 --  11 journal    stream  entry id = number of its last event; field e = the events of one step
@@ -20,15 +20,15 @@
 --  13 sleepers   zset    name by the end of its registration; '' ends last: while it is there, the memory is whole
 --  14 rate       list    "at:count" of the claims inside the rate's window
 --  15 completed  list    finished messages, newest first
---  16 outgoing   hash    id -> continuation that has not been confirmed by its queue
---  17 arrivals   zset    continuations that arrived, by the time until which they are remembered
+--  16 outgoing   hash    id -> continuation or notice that has not been confirmed by its queue
+--  17 arrivals   zset    continuations and notices that arrived, by the time until which they are remembered
 --  18 operations hash    number -> first result, of one session; newest -> newest number and when the hash expires
 --  19 never              on a Cluster only: never written, so that no script begins in a slot that is moving
--- and, derived in the same slot: window:<key>, result:<id>, both with a TTL.
+-- and, derived in the same slot: window:<key>, result:<id>, both with a TTL, and those of chains.lua.
 --
--- State, 65 bytes and three texts: status (1: R D W L X) token (4) nonce (12) claimed_ms (8) lease_ms (4) deliveries (4)
--- attempts (4) flags (1: 1 cancel requested) cause (1) published_ms (8) priority (1) ready_ms (8) size (4) key, group and worker
--- lengths (2, 2, 1), key, group, worker.
+-- State, 65 bytes and up to four texts: status (1: R D W L X) token (4) nonce (12) claimed_ms (8) lease_ms (4) deliveries (4)
+-- attempts (4) flags (1: 1 cancel requested, 2 awaited, 4 of a chain, 8 waits for chains) cause (1) published_ms (8) priority (1)
+-- ready_ms (8) size (4) key, group and worker lengths (2, 2, 1), key, group, worker; then of a chain its length (1) and id.
 --
 -- ARGV begins with: 1 the clock of a test or '', 2 operation number or '', 3 nonce, 4 replay TTL in milliseconds.
 -- Invariant of every script: all reads and checks come before the first write; a failure after it cannot happen.
@@ -65,7 +65,7 @@ local event_count = 0
 
 -- ---- checks that come before any write -----------------------------------------------------------------------
 
-local PROBES = {hash = 'HLEN', zset = 'ZCARD', stream = 'XLEN', list = 'LLEN'}
+local PROBES = {hash = 'HLEN', zset = 'ZCARD', stream = 'XLEN', list = 'LLEN', set = 'SCARD'}
 
 local function must_be(kind, key)
   local reply = redis.pcall(PROBES[kind], key)

@@ -1,8 +1,8 @@
 -- cancel: end messages that wait, ask those that run to stop.
 --
 -- Arguments: one target each: 'i' and an id, or 'k' and a key.
--- Touches: queue, messages, state, ready, due, leases, keys, waiting, errors, completed, journal, operations,
--- window:<key>, result:<id>.
+-- Touches: queue, messages, state, ready, due, leases, keys, waiting, dead, errors, completed, journal, outgoing,
+-- operations, window:<key>, result:<id>, the keys of chains.
 -- Invariant: a leased message is only marked; its holder learns of it at the next extend. The first write removes.
 -- Reply: one letter each: c cancelled, r requested, f finished, u unknown.
 
@@ -17,7 +17,9 @@ must_be('zset', READY)
 must_be('zset', DUE)
 must_be('hash', HOLDERS)
 must_be('zset', WAITING)
+must_be('zset', DEAD)
 must_be('hash', ERRORS)
+must_be('hash', OUTGOING)
 must_be('list', COMPLETED)
 begin_removing()
 
@@ -64,6 +66,9 @@ end
 
 local statuses = {}
 for i = FIRST_ARGUMENT, #ARGV do statuses[#statuses + 1] = cancel(ARGV[i]) end
+
+-- include chains
+
 write_book()
 local reply = concat(statuses)
 remember(reply)

@@ -2,7 +2,7 @@
 --
 -- Arguments: limit, worker, sleeper or '', '1' to repeat only (take no fresh work).
 -- Touches: queue, messages, state, ready, due, leases, keys, waiting, dead, errors, journal, sleepers, rate, outgoing,
--- completed, operations.
+-- completed, operations, the keys of chains.
 -- Invariant: one holder. A lease is a member of leases and a state with status L, a grown token and this call's nonce.
 -- The first write removes: a store whose memory is full can be drained.
 -- Reply: lease end, next due, next lease end, next rate slot (milliseconds, -1: none), paused, outgoing, now, then value
@@ -25,7 +25,8 @@ if policy.rate_count then must_be('list', RATE) end
 if policy.completed_max > 0 then must_be('list', COMPLETED) end
 
 local function header(lease_end, next_rate)
-  return {lease_end, until_first(DUE) or -1, until_first(LEASES) or -1, next_rate or -1, paused and 1 or 0, outgoing, now}
+  return {lease_end, until_first(DUE) or -1, until_first(LEASES) or -1, next_rate or -1, paused and 1 or 0, outgoing + sent_on,
+    now}
 end
 
 if first or repeat_only then
@@ -234,7 +235,11 @@ elseif sleeper ~= '' then
   call('PEXPIRE', SLEEPERS, SLEEPER_TTL_MS * 2)
 end
 enforce_dead_limits()
-if item_count > 0 or leased > 0 or buried > 0 or policy.rate_count then write_book() end
+
+-- include chains
+
+-- Also where the journal is silent: what came due or expired has been counted or has a place in the sequence.
+if item_count > 0 or leased > 0 or buried > 0 or #due > 0 or #expired > 0 or policy.rate_count then write_book() end
 remember(concat(ids))
 
 local reply = header(lease_end, next_rate)

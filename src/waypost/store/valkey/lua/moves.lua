@@ -69,13 +69,16 @@ local function read_state(id, raw)
     s.size, key_length, group_length, worker_length, at = struct_unpack(STATE_FORMAT, raw)
   s.key = sub(raw, at, at + key_length - 1)
   s.group = sub(raw, at + key_length, at + key_length + group_length - 1)
-  s.worker = sub(raw, at + key_length + group_length)
+  at = at + key_length + group_length
+  s.worker = sub(raw, at, at + worker_length - 1)
+  s.chain = sub(raw, at + worker_length + 1)
   return s
 end
 
 local function pack_state(s)
   s.raw = struct_pack(STATE_FORMAT, s.status, s.token, s.nonce, s.claimed, s.lease, s.deliveries, s.attempts, s.flags, s.cause,
     s.published, s.priority, s.ready, s.size, #s.key, #s.group, #s.worker) .. s.key .. s.group .. s.worker
+  if s.chain ~= '' then s.raw = s.raw .. char(#s.chain) .. s.chain end
   return s.raw
 end
 
@@ -84,7 +87,7 @@ local function fresh_state(id, value)
   local published = struct_unpack('>I8', value)
   local s = {id = id, status = 'R', token = 0, nonce = NO_NONCE, claimed = 0, lease = 0, deliveries = 0, attempts = 0, flags = 0,
     cause = 0, published = published, priority = byte(value, 9), ready = published, size = #value - 9, key = '',
-    group = '', worker = ''}
+    group = '', worker = '', chain = ''}
   pack_state(s)
   return s
 end
@@ -186,12 +189,22 @@ local function enforce_dead_limits()
   end
 end
 
+-- What a step has to tell chains and those who wait: chains.lua acts on it behind all else. And what comes of that: names
+-- to wake, and how much went to outgoing.
+local news, expectant, sent_on = {}, {}, 0
+
 -- The end of a message: counted, journalled, its key free or handed to the next generation.
--- `details` of a dead letter: {reason, error type or '', error or ''}.
-local function end_message(s, how, cause, details)
+-- `details` of a dead letter: {reason, error type or '', error or ''}. `begun`: what it sent on, as queue/id.
+local function end_message(s, how, cause, details, begun)
   tally(how, 1)
   note_state(how, cause, s.id, s.raw, details and details[1], details and details[2] ~= '' and details[2] or nil)
   if not s.popped then call('ZREM', PLACES[s.status], s.id) end
+  if s.flags > 1 then
+    news[#news + 1] = {kind = 'end', id = s.id, token = s.token, flags = s.flags, chain = s.chain, how = how, begun = begun,
+      reason = details and details[1]}
+    -- A dead letter waits for nothing, and those who waited for it have been told.
+    s.flags = s.flags % 2 + floor(s.flags / 4) % 2 * 4
+  end
   if how == 'dead' then
     s.status = 'X'
     call('HSET', STATE, s.id, pack_state(s))

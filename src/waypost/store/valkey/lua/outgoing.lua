@@ -1,12 +1,17 @@
--- outgoing: continuations that settles of this queue decided and that have not been confirmed by their own queue.
+-- outgoing: continuations and notices that steps of this queue decided and that have not been confirmed by their queue.
 --
 -- Arguments: 'list', limit, age in milliseconds from which one is undeliverable | 'confirm', ids.
--- Touches: queue, outgoing, messages, state, dead, errors, journal.
--- Invariant: a continuation leaves this hash only when its queue has it, or into the dead letters, `undeliverable`.
--- An entry is its time (8), the id of the message that was settled (24), length of the queue (2), queue, draft.
+-- Touches: queue, outgoing, messages, state, ready, due, waiting, dead, errors, journal, the keys of
+-- chains.
+-- Invariant: a continuation leaves this hash only when its queue has it, or into the dead letters, `undeliverable`. So does
+-- who waits for a chain whose queue cannot be reached; other notices end with the memory of their chain.
+-- An entry is its time (8), the id of the message that was settled or began the chain (24), length of the queue (2), queue,
+-- and a draft, or N and a packed notice.
 -- Reply to list: id and entry of each.
 
 -- include moves
+
+-- include drafts
 
 open_queue()
 must_be('hash', OUTGOING)
@@ -19,8 +24,33 @@ end
 local limit, undeliverable_after = tonumber(ARGV[FIRST_ARGUMENT + 1]), tonumber(ARGV[FIRST_ARGUMENT + 2])
 must_be('hash', MESSAGES)
 must_be('hash', STATE)
+must_be('zset', READY)
+must_be('zset', DUE)
+must_be('zset', WAITING)
 must_be('zset', DEAD)
 must_be('hash', ERRORS)
+
+local function bury_draft(id, packed, queue_length)
+  local draft = parse_draft(sub(packed, 35 + queue_length))
+  local s = {id = id, popped = true, status = 'R', token = 0, nonce = NO_NONCE, claimed = 0, lease = 0,
+    deliveries = 0, attempts = 0, flags = draft.chain ~= '' and 4 or 0, cause = 0, published = now, priority = draft.priority,
+    ready = now, size = #draft.envelope, key = '', group = draft.group, worker = '', chain = draft.chain}
+  pack_state(s)
+  call('HSET', MESSAGES, id, now8 .. char(s.priority) .. draft.envelope)
+  count_up(COUNT.published, MINUTE.published, 1)
+  end_message(s, 'dead', nil, {'undeliverable', '', 'queue ' .. sub(packed, 35, 34 + queue_length) .. ' could not be reached'})
+end
+
+-- A notice that has waited so long: true if it is given up.
+local function give_up(age, notice)
+  if notice[4] == '' then return false end -- to this very queue: it only waits for the next client
+  if notice[2] == 'watch' then
+    news[#news + 1] = {kind = 'completed', id = notice[1], chain = notice[3], member = notice[4], failed = 'undeliverable'}
+    return true
+  end
+  -- That a chain is complete can be said any number of times, so it is said for as long as anybody could wait for it.
+  return notice[2] == 'ended' or age >= CHAIN_TTL_MS
+end
 
 local reply, buried, seen = {}, 0, {}
 local cursor = '0'
@@ -29,21 +59,13 @@ repeat
   cursor = page[1]
   for i = 1, #page[2], 2 do
     local id, packed = page[2][i], page[2][i + 1]
-    local queue_length = struct_unpack('>H', packed, 33)
-    if now - struct_unpack('>I8', packed) >= undeliverable_after and buried < BURY_MAX then
+    local age, queue_length = now - struct_unpack('>I8', packed), struct_unpack('>H', packed, 33)
+    local is_notice = byte(packed, 35 + queue_length) == 78
+    if age >= undeliverable_after and buried < BURY_MAX
+      and (not is_notice or give_up(age, cmsgpack.unpack(sub(packed, 36 + queue_length)))) then
       buried = buried + 1
       call('HDEL', OUTGOING, id)
-      local draft = sub(packed, 35 + queue_length)
-      local key_length, group_length, copy_length, at = struct_unpack('>HHI4', draft, 19)
-      local group_at = at + key_length
-      local envelope = sub(draft, group_at + group_length + copy_length)
-      local s = {id = id, popped = true, status = 'R', token = 0, nonce = NO_NONCE, claimed = 0, lease = 0,
-        deliveries = 0, attempts = 0, flags = 0, cause = 0, published = now, priority = byte(draft, 1) - 16, ready = now,
-        size = #envelope, key = '', group = sub(draft, group_at, group_at + group_length - 1), worker = ''}
-      pack_state(s)
-      call('HSET', MESSAGES, id, now8 .. char(s.priority) .. envelope)
-      count_up(COUNT.published, MINUTE.published, 1)
-      end_message(s, 'dead', nil, {'undeliverable', '', 'queue ' .. sub(packed, 35, 34 + queue_length) .. ' could not be reached'})
+      if not is_notice then bury_draft(id, packed, queue_length) end
     elseif #reply < limit * 2 and not seen[id] then
       seen[id] = true
       reply[#reply + 1] = id
@@ -51,5 +73,8 @@ repeat
     end
   end
 until cursor == '0' or #reply >= limit * 2
+
+-- include chains
+
 if buried > 0 then write_book() end
 return reply

@@ -1,9 +1,9 @@
 -- publish: store messages, each once, in order; refuse all of them or none when the queue is full.
 --
 -- Arguments: one packed draft each. First byte below 16: a plain one, priority and envelope (version, id, …).
--- Otherwise 16 + priority, flags (conflict rule in the lowest two bits, 4 absolute due time, 8 forwarded, 16 has a
--- journal copy), due (8), window (8), key, group and journal copy lengths (2, 2, 4), key, group, journal copy, envelope.
--- Touches: queue, messages, state, ready, due, keys, waiting, errors, journal, sleepers, arrivals, operations, window:<key>.
+-- Otherwise as drafts.lua reads it.
+-- Touches: queue, messages, state, ready, due, keys, waiting, dead, errors, journal, sleepers, outgoing, arrivals,
+-- operations, window:<key>, the keys of chains.
 -- Invariant: one waiting message per key and at most one leased; the cap is never passed; nothing is written if full.
 -- The first write is one that a full memory refuses.
 -- Reply: letters q queued, d delayed, r replaced, E extended by parking, and u duplicate, c conflict, e extended, each
@@ -61,8 +61,9 @@ end
 
 -- include moves
 
+-- include drafts
+
 must_be('hash', MESSAGES)
-local RULES = {[0] = 'keep', [1] = 'replace', [2] = 'extend', [3] = 'error'}
 
 local function pending() return call('ZCARD', READY) + call('ZCARD', DUE) + call('ZCARD', WAITING) end
 
@@ -112,23 +113,6 @@ must_be('zset', WAITING)
 must_be('hash', ERRORS)
 must_be('zset', ARRIVALS)
 
-local function parse(argument)
-  local mark = byte(argument, 1)
-  if mark < 16 then
-    return {id = sub(argument, 3, 26), priority = mark, flags = 0, due = 0, window = 0, key = '', group = '', 
-      envelope = sub(argument, 2), rule = 'keep'}
-  end
-  local flags, due, window, key_length, group_length, copy_length, at = struct_unpack('>BI8I8HHI4', argument, 2)
-  local key_end = at + key_length
-  local group_end = key_end + group_length
-  local copy_end = group_end + copy_length
-  local envelope = sub(argument, copy_end)
-  return {id = sub(envelope, 2, 25), priority = mark - 16, flags = flags, due = due, window = window,
-    key = sub(argument, at, key_end - 1), group = sub(argument, key_end, group_end - 1),
-    copy = floor(flags / 16) % 2 == 1 and sub(argument, group_end, copy_end - 1) or nil, envelope = envelope, rule = RULES[flags % 4],
-    absolute = floor(flags / 4) % 2 == 1, forwarded = floor(flags / 8) % 2 == 1}
-end
-
 -- A key's window, or false. It may be written, so it must be ours.
 local function window_of(key)
   local window = redis.pcall('GET', BASE .. 'window:' .. key)
@@ -162,14 +146,36 @@ local function plan(draft)
 end
 
 local drafts, added, concerned = {}, 0, {}
+local ends_others = false
 for i = FIRST_ARGUMENT, #ARGV do
-  local draft = parse(ARGV[i])
+  local draft = parse_draft(ARGV[i])
   draft.action, draft.holder = plan(draft)
   concerned[draft.holder] = true
+  if draft.chain ~= '' or draft.after then
+    -- Whatever it writes because of chains must be ours. In line: a function would be made for every publish.
+    local own = string.match(QUEUE, QUEUE_PATTERN) .. '/'
+    ends_others = true
+    draft.begins_chain = draft.chain == own .. draft.id
+    if draft.begins_chain then must_be('hash', BASE .. 'chain:' .. draft.id) end
+    if draft.after then must_be('set', BASE .. 'blockers:' .. draft.id) end
+    for j = 1, draft.after and #draft.after or 0 do
+      local first = sub(draft.after[j], -24)
+      if draft.after[j] == own .. first then
+        must_be('hash', BASE .. 'chain:' .. first)
+        must_be('set', BASE .. 'watchers:' .. first)
+      end
+    end
+  elseif draft.action == 'replace' then
+    ends_others = true
+  end
   if (draft.action == 'new' or draft.action == 'park') and not draft.forwarded then added = added + 1 end
   drafts[#drafts + 1] = draft
 end
 local dropped = room_for(added, concerned)
+if ends_others or #dropped > 0 then
+  must_be('zset', DEAD)
+  must_be('hash', OUTGOING)
+end
 local due_before = until_first(DUE)
 
 begin_adding()
@@ -201,8 +207,8 @@ end
 
 local function store(draft, ready, status)
   local s = {id = draft.id, status = 'R', token = 0, nonce = NO_NONCE, claimed = 0, lease = 0, deliveries = 0, attempts = 0,
-    flags = 0, cause = 0, published = now, priority = draft.priority, ready = ready, size = #draft.envelope,
-    key = draft.key, group = draft.group, worker = ''}
+    flags = draft.chain ~= '' and 4 or 0, cause = 0, published = now, priority = draft.priority, ready = ready,
+    size = #draft.envelope, key = draft.key, group = draft.group, worker = '', chain = draft.chain}
   local cause = draft.forwarded and 'forwarded' or nil
   if draft.action == 'park' then
     s.status, cause = 'W', 'parked'
@@ -220,6 +226,17 @@ local function store(draft, ready, status)
     end_message(old, 'replaced', 'publish')
   elseif draft.key ~= '' then
     call('HSET', HOLDERS, draft.key, draft.id)
+  elseif draft.after then
+    s.status, s.flags, cause = 'W', s.flags + 8, 'blocked'
+    bulk('SADD', BASE .. 'blockers:' .. draft.id, draft.after, #draft.after)
+    for i = 1, #draft.after do
+      news[#news + 1] = {kind = 'watching', id = draft.id, chain = draft.after[i], index = i}
+    end
+  end
+  if draft.begins_chain then
+    local key = BASE .. 'chain:' .. draft.id
+    call('HSET', key, 'until', now + CHAIN_TTL_MS, 'open', 1, draft.chain, 1)
+    call('PEXPIRE', key, CHAIN_TTL_MS)
   end
   if draft.key ~= '' and draft.window > 0 then
     call('SET', BASE .. 'window:' .. draft.key, draft.id .. struct_pack('>I8', now + draft.window), 'PX', draft.window)
@@ -248,6 +265,10 @@ for i = 1, #drafts do
   end
   if draft.action == 'duplicate' or draft.action == 'conflict' or draft.action == 'arrived' then
     note_duplicate(draft.holder, draft.key)
+    if draft.forwarded and draft.chain ~= '' and draft.action ~= 'arrived' then
+      -- Another message stands for it, which is not of this chain: its branch ends here.
+      news[#news + 1] = {kind = 'end', id = draft.id, token = 0, flags = 4, chain = draft.chain, how = 'duplicate'}
+    end
     statuses[i] = (draft.action == 'conflict' and 'c' or 'u') .. draft.holder
   elseif draft.action == 'extend' then
     statuses[i] = extend_due(draft, ready)
@@ -256,7 +277,10 @@ for i = 1, #drafts do
   end
 end
 
+-- include chains
+
 local names = wake(worth(due_before))
+for i = 1, #expectant do names[#names + 1] = expectant[i] end
 begin_removing()
 write_book()
 return remember_answer(concat(statuses), names)

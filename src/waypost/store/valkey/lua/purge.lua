@@ -1,7 +1,8 @@
 -- purge: remove up to n messages of one state. Waiting ones end `cancelled`; dead letters and kept history just go.
 --
 -- Arguments: state (ready, delayed, waiting, dead, done), limit.
--- Touches: queue, messages, state, ready, due, waiting, keys, dead, errors, completed, journal, operations, window:<key>.
+-- Touches: queue, messages, state, ready, due, waiting, keys, dead, errors, completed, journal, outgoing, operations,
+-- window:<key>, the keys of chains.
 -- Invariant: leased messages are never purged. The first write removes.
 -- Reply: number removed, 1 if more are left.
 
@@ -18,6 +19,7 @@ must_be('hash', HOLDERS)
 must_be('zset', WAITING)
 must_be('zset', DEAD)
 must_be('hash', ERRORS)
+must_be('hash', OUTGOING)
 
 local state, limit = ARGV[FIRST_ARGUMENT], tonumber(ARGV[FIRST_ARGUMENT + 1])
 local reply
@@ -39,7 +41,10 @@ else
     for i = 1, #ids do end_message(state_of(ids[i]), 'cancelled', 'purge') end
   end
   reply = {#ids, length > #ids and 1 or 0}
-  write_book()
 end
+
+-- include chains
+
+if state ~= 'done' then write_book() end
 remember(cmsgpack.pack(reply))
 return reply

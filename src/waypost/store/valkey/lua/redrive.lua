@@ -75,7 +75,7 @@ for i = 1, min(limit, #chosen) do
     if s.key ~= '' then call('HSET', HOLDERS, s.key, s.id) end
     call('ZREM', DEAD, s.id)
     call('HDEL', ERRORS, s.id)
-    s.deliveries, s.attempts, s.flags, s.cause = 0, 0, 0, CAUSE_NUMBER.redriven
+    s.deliveries, s.attempts, s.flags, s.cause = 0, 0, floor(s.flags / 4) * 4, CAUSE_NUMBER.redriven
     count_up(COUNT.redriven, nil, 1)
     make_claimable(s, now)
     note_state('redriven', nil, s.id, s.raw)

@@ -5,10 +5,10 @@
 -- and result (4), 1 if there is a result (1), number of continuations (1), the texts, and each continuation as
 -- id (24), lengths of queue (2) and draft (4), queue, draft.
 -- Touches: queue, messages, state, ready, due, leases, keys, waiting, dead, errors, completed, journal, sleepers,
--- outgoing, operations, window:<key>, result:<id>.
+-- outgoing, operations, window:<key>, result:<id>, the keys of chains.
 -- Invariant: a stale token or nonce changes nothing. Dead, done and dropped are final. What a handler sends on is
 -- recorded in the same step as its end. The first write removes, so that a full store can be drained.
--- Reply: one letter per settlement, then the sleepers to wake.
+-- Reply: one letter per settlement, then the sleepers and waiters to wake.
 
 -- include moves
 
@@ -25,21 +25,13 @@ if policy.completed_max > 0 then must_be('list', COMPLETED) end
 
 local plain = ARGV[FIRST_ARGUMENT]
 local statuses = {}
+local due_before, changes_places = nil, false
 
-local function answer(number, worth_now)
-  if policy.max_running then
-    worth_now = worth_now + min(number, max(0, call('ZCARD', READY) - freshly_ready))
-  end
-  local names = wake(worth_now)
-  write_book()
-  return remember_answer(concat(statuses), names)
-end
-
--- Whether a state tells of a failed attempt or a key: the numbers of both, byte by byte, without making texts.
+-- Whether a state tells of a failed attempt, a flag or a key: the numbers of all, byte by byte, without making texts.
 local function has_more(state)
-  local a1, a2, a3, a4 = byte(state, 34, 37)
+  local a1, a2, a3, a4, flags = byte(state, 34, 38)
   local k1, k2 = byte(state, 61, 62)
-  return a1 + a2 + a3 + a4 + k1 + k2 > 0
+  return a1 + a2 + a3 + a4 + flags + k1 + k2 > 0
 end
 
 if plain ~= '' then
@@ -51,7 +43,6 @@ if plain ~= '' then
   end
   local states = call('HMGET', STATE, unpack(ids))
   local ended, done = {}, 0
-  local due_before, heirs_possible = nil, false
   local slow = policy.completed_max > 0
   local notes, head, same_head = noted('done'), 'S' .. EVENT.done .. '\0', 's' .. EVENT.done .. '\0'
   for i = 1, number do
@@ -60,11 +51,13 @@ if plain ~= '' then
     if not state or sub(state, 1, 17) ~= sub(plain, at - 16, at) or ended[id] then
       statuses[i] = 'l'
     elseif slow or has_more(state) then
-      -- Its key may have an heir, its failures are on record, or it is kept: the long way.
-      if not heirs_possible then
+      -- Its key may have an heir, its failures are on record, others wait for it, or it is kept: the long way.
+      if not changes_places then
         must_be('zset', WAITING)
+        must_be('zset', DEAD)
         must_be('hash', ERRORS)
-        heirs_possible = true
+        must_be('hash', OUTGOING)
+        changes_places = true
         due_before = until_first(DUE)
         begin_removing()
       end
@@ -90,107 +83,118 @@ if plain ~= '' then
       end
     end
   end
-  if not heirs_possible then begin_removing() end
+  if not changes_places then begin_removing() end
   if done > 0 then
     bulk('ZREM', LEASES, ended, done)
     bulk('HDEL', STATE, ended, done)
     bulk('HDEL', MESSAGES, ended, done)
     count_up(COUNT.done, MINUTE.done, done)
   end
-  return answer(number, heirs_possible and worth(due_before) or 0)
-end
+else
+  must_be('zset', WAITING)
+  must_be('zset', DEAD)
+  must_be('hash', ERRORS)
+  must_be('hash', OUTGOING)
+  due_before, changes_places = until_first(DUE), true
+  begin_removing()
 
-must_be('zset', WAITING)
-must_be('zset', DEAD)
-must_be('hash', ERRORS)
-must_be('hash', OUTGOING)
-local due_before = until_first(DUE)
-begin_removing()
+  local OUTCOMES = {d = 'done', r = 'retry', s = 'snooze', x = 'dead', p = 'drop', b = 'release'}
 
-local OUTCOMES = {d = 'done', r = 'retry', s = 'snooze', x = 'dead', p = 'drop', b = 'release'}
-
-local function unpack_settlement(text)
-  local t = {id = sub(text, 1, 24), fence = sub(text, 25, 41)}
-  local outcome, reason_length, type_length, error_length, result_length, has_result, number, at
-  outcome, t.after, t.result_ttl, reason_length, type_length, error_length, result_length, has_result, number, at =
-    struct_unpack('>c1I8I8HHI4I4BB', text, 42)
-  t.outcome = OUTCOMES[outcome]
-  local function take(length)
-    local part = sub(text, at, at + length - 1)
-    at = at + length
-    return part
-  end
-  t.reason, t.error_type, t.error = take(reason_length), take(type_length), take(error_length)
-  local result = take(result_length)
-  t.result = has_result == 1 and result or nil
-  t.continuations = {}
-  for i = 1, number do
-    local id = take(24)
-    local queue_length, draft_length = struct_unpack('>HI4', take(6))
-    t.continuations[i] = {id, struct_pack('>H', queue_length) .. take(queue_length) .. take(draft_length)}
-  end
-  return t
-end
-
-local function finish(s, t)
-  if t.result then
-    call('SET', BASE .. 'result:' .. s.id, struct_pack('>I8', now + t.result_ttl) .. t.result, 'PX', max(1, t.result_ttl))
-  end
-  end_message(s, 'done')
-  for i = 1, #t.continuations do
-    count_up(COUNT.transferred, nil, 1)
-    call('HSET', OUTGOING, t.continuations[i][1], now8 .. s.id .. t.continuations[i][2])
-  end
-  return 'd'
-end
-
-local function settle(t)
-  local id, outcome = t.id, t.outcome
-  local raw = call('HGET', STATE, id)
-  if not raw or sub(raw, 1, 17) ~= t.fence then return 'l' end
-  local s = read_state(id, raw)
-  if outcome == 'done' then return finish(s, t) end
-  if cancel_requested(s) then
-    end_message(s, 'cancelled', outcome)
-    return 'c'
-  end
-  local reason, error_type, error_text = t.reason, t.error_type, t.error
-  if outcome == 'dead' then
-    if reason == 'retries_exhausted' or reason == 'retry_policy_failed' then
-      -- It was a failure of the handler that ended it, and the letter counts that one too.
-      s.attempts = s.attempts + 1
-      pack_state(s)
+  local function unpack_settlement(text)
+    local t = {id = sub(text, 1, 24), fence = sub(text, 25, 41)}
+    local outcome, reason_length, type_length, error_length, result_length, has_result, number, at
+    outcome, t.after, t.result_ttl, reason_length, type_length, error_length, result_length, has_result, number, at =
+      struct_unpack('>c1I8I8HHI4I4BB', text, 42)
+    t.outcome = OUTCOMES[outcome]
+    local function take(length)
+      local part = sub(text, at, at + length - 1)
+      at = at + length
+      return part
     end
-    end_message(s, 'dead', nil, {reason ~= '' and reason or 'rejected', error_type, error_text})
-    return 'x'
+    t.reason, t.error_type, t.error = take(reason_length), take(type_length), take(error_length)
+    local result = take(result_length)
+    t.result = has_result == 1 and result or nil
+    t.continuations, t.begun = {}, {}
+    for i = 1, number do
+      local id = take(24)
+      local queue_length, draft_length = struct_unpack('>HI4', take(6))
+      local queue = take(queue_length)
+      t.continuations[i] = {id, struct_pack('>H', queue_length) .. queue .. take(draft_length)}
+      t.begun[i] = queue .. '/' .. id
+    end
+    return t
   end
-  if outcome == 'drop' then
-    end_message(s, 'dropped', 'drop')
-    return 'p'
+
+  local function finish(s, t)
+    if t.result then
+      call('SET', BASE .. 'result:' .. s.id, struct_pack('>I8', now + t.result_ttl) .. t.result, 'PX', max(1, t.result_ttl))
+    end
+    end_message(s, 'done', nil, nil, t.begun)
+    for i = 1, #t.continuations do
+      count_up(COUNT.transferred, nil, 1)
+      call('HSET', OUTGOING, t.continuations[i][1], now8 .. s.id .. t.continuations[i][2])
+    end
+    return 'd'
   end
-  if ends_otherwise(s, outcome) then return 'e' end
-  call('ZREM', LEASES, id)
-  if outcome == 'release' then
-    s.deliveries = s.deliveries - 1
-    count_up(COUNT.released, nil, 1)
-    to_head(s, now, 'released')
-    note_state('released', nil, id, s.raw)
-    return 'b'
+
+  local function settle(t)
+    local id, outcome = t.id, t.outcome
+    local raw = call('HGET', STATE, id)
+    if not raw or sub(raw, 1, 17) ~= t.fence then return 'l' end
+    local s = read_state(id, raw)
+    if outcome == 'done' then return finish(s, t) end
+    if cancel_requested(s) then
+      end_message(s, 'cancelled', outcome)
+      return 'c'
+    end
+    local reason, error_type, error_text = t.reason, t.error_type, t.error
+    if outcome == 'dead' then
+      if reason == 'retries_exhausted' or reason == 'retry_policy_failed' then
+        -- It was a failure of the handler that ended it, and the letter counts that one too.
+        s.attempts = s.attempts + 1
+        pack_state(s)
+      end
+      end_message(s, 'dead', nil, {reason ~= '' and reason or 'rejected', error_type, error_text})
+      return 'x'
+    end
+    if outcome == 'drop' then
+      end_message(s, 'dropped', 'drop')
+      return 'p'
+    end
+    if ends_otherwise(s, outcome) then return 'e' end
+    call('ZREM', LEASES, id)
+    if outcome == 'release' then
+      s.deliveries = s.deliveries - 1
+      count_up(COUNT.released, nil, 1)
+      to_head(s, now, 'released')
+      note_state('released', nil, id, s.raw)
+      return 'b'
+    end
+    local event = 'snoozed'
+    if outcome == 'retry' then
+      event = 'retried'
+      s.attempts = s.attempts + 1
+      call('HSET', ERRORS, id, cmsgpack.pack({'', error_type, error_text}))
+    else
+      s.deliveries = s.deliveries - 1
+    end
+    s.cause = codes().cause_number[event]
+    tally(event, 1)
+    make_claimable(s, now + t.after)
+    note_state(event, nil, id, s.raw, reason ~= '' and reason or nil, error_type ~= '' and error_type or nil)
+    return event == 'retried' and 'r' or 's'
   end
-  local event = 'snoozed'
-  if outcome == 'retry' then
-    event = 'retried'
-    s.attempts = s.attempts + 1
-    call('HSET', ERRORS, id, cmsgpack.pack({'', error_type, error_text}))
-  else
-    s.deliveries = s.deliveries - 1
-  end
-  s.cause = codes().cause_number[event]
-  tally(event, 1)
-  make_claimable(s, now + t.after)
-  note_state(event, nil, id, s.raw, reason ~= '' and reason or nil, error_type ~= '' and error_type or nil)
-  return event == 'retried' and 'r' or 's'
+
+  for i = FIRST_ARGUMENT + 1, #ARGV do statuses[#statuses + 1] = settle(unpack_settlement(ARGV[i])) end
 end
 
-for i = FIRST_ARGUMENT + 1, #ARGV do statuses[#statuses + 1] = settle(unpack_settlement(ARGV[i])) end
-return answer(#statuses, worth(due_before))
+-- include chains
+
+local worth_now = changes_places and worth(due_before) or 0
+if policy.max_running then
+  worth_now = worth_now + min(#statuses, max(0, call('ZCARD', READY) - freshly_ready))
+end
+local names = wake(worth_now)
+for i = 1, #expectant do names[#names + 1] = expectant[i] end
+write_book()
+return remember_answer(concat(statuses), names)

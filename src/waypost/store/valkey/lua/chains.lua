@@ -1,0 +1,166 @@
+-- chains: what a step means for chains, for messages that wait for them, and for clients that wait for an end.
+--
+-- Included by every script that can end a message, behind all that it does: the steps that have nothing to tell do not pay for
+-- it. Keys, all derived in the slot of the queue:
+--   chain:<id>           hash    a chain at its home, the queue of its first message: until, open (how many members have a count
+--                                that is not 0), last, failed (member NUL reason), watched ('1' if there are watchers), and
+--                                each member (queue/id) with its count: + 1 when it is told to have begun, - 1 when ended
+--   watchers:<id>        set     messages (queue/id) that wait for this chain
+--   blockers:<id>        set     chains that a message of this queue still waits for; goes with the message
+--   waiters:<id>, waiters:chain:<id>  zset  clients that wait for an end, by the time until which they do
+--   end:<id>             string  until (8) and how a message ended that somebody waited for
+-- Invariant: an end is counted once. It is acted on here if the chain's home is this queue, otherwise it is in outgoing in the
+-- same step; so is all that would make one step too long. Where a derived key is not ours, nothing of ours lies there.
+
+if #news > 0 then
+  local NAME = string.match(QUEUE, QUEUE_PATTERN)
+  local room = CHUNK_MESSAGES_MAX * 2
+
+  local function send_out(target, notice)
+    sent_on = sent_on + 1
+    call('HSET', OUTGOING, notice.id, now8 .. sub(notice.chain, -24) .. struct_pack('>H', #target) .. target .. 'N'
+      .. cmsgpack.pack({notice.id, notice.kind, notice.chain, notice.member, notice.failed or false,
+        notice.begun and concat(notice.begun, '\0') or ''}))
+  end
+
+  -- To this queue at once, as long as there is room in this step; to any other by way of outgoing.
+  local function send(target, notice)
+    if target ~= NAME or room == 0 then return send_out(target, notice) end
+    room = room - 1
+    news[#news + 1] = notice
+  end
+
+  local function home_of(chain) return sub(chain, 1, -26) end
+
+  local function wake_waiters(key)
+    local names = redis.pcall('ZRANGEBYSCORE', key, '(' .. format('%.0f', now), '+inf', 'LIMIT', 0, CHUNK_MESSAGES_MAX)
+    if names.err then return end
+    for i = 1, min(#names, CHUNK_MESSAGES_MAX - #expectant) do expectant[#expectant + 1] = names[i] end
+    call('DEL', key)
+  end
+
+  -- The chains that a message waited for, when it ends: forget them.
+  local function forget_blockers(id)
+    local key = BASE .. 'blockers:' .. id
+    if type(redis.pcall('SCARD', key)) == 'number' then call('DEL', key) end
+  end
+
+  local function remember_end(id, how)
+    local key = BASE .. 'end:' .. id
+    if type(redis.pcall('GET', key)) == 'table' then return end
+    call('SET', key, struct_pack('>I8', now + ENDED_TTL_MS) .. how, 'PX', ENDED_TTL_MS)
+  end
+
+  local function ended_here(one)
+    local flags = floor(one.flags / 2)
+    if flags % 2 == 1 then
+      wake_waiters(BASE .. 'waiters:' .. one.id)
+      remember_end(one.id, one.how)
+    end
+    if floor(flags / 2) % 2 == 1 then
+      send(home_of(one.chain), {kind = 'ended', id = one.id .. ':' .. format('%.0f', one.token), chain = one.chain,
+        member = NAME .. '/' .. one.id, begun = one.begun, failed = one.how ~= 'done' and (one.reason or one.how) or nil})
+    end
+    if flags >= 4 then forget_blockers(one.id) end
+  end
+
+  local function chain_at(first)
+    local fields = redis.pcall('HMGET', BASE .. 'chain:' .. first, 'until', 'open', 'failed', 'watched')
+    if fields.err or not fields[1] or tonumber(fields[1]) <= now then return end
+    return {open = tonumber(fields[2]), failed = fields[3], watched = fields[4]}
+  end
+
+  -- Tell those who wait for a chain. Not more than a chunk of them in one step: a notice to this very queue goes on.
+  local function complete(chain, failed)
+    local first = sub(chain, -24)
+    local members = redis.pcall('SPOP', BASE .. 'watchers:' .. first, CHUNK_MESSAGES_MAX)
+    if members.err then return end
+    for i = 1, #members do
+      send(home_of(members[i]), {kind = 'completed', id = sub(members[i], -24) .. ':' .. first, chain = chain, member = members[i],
+        failed = failed})
+    end
+    if #members == CHUNK_MESSAGES_MAX then
+      send_out(NAME, {kind = 'watch', id = first .. ':' .. sub(members[1], -24), chain = chain, member = '', failed = failed})
+    end
+  end
+
+  -- Count a member; what that does to the number of those that are not even.
+  local function count_member(key, member, by)
+    local count = call('HINCRBY', key, member, by)
+    if count == 0 then
+      call('HDEL', key, member)
+      return -1
+    end
+    return count == by and 1 or 0
+  end
+
+  local function count_end(notice)
+    local first = sub(notice.chain, -24)
+    local chain, key = chain_at(first), BASE .. 'chain:' .. first
+    if not chain or chain.failed or chain.open == 0 then return end
+    local open = chain.open + count_member(key, notice.member, -1)
+    local begun = notice.begun or {}
+    for i = 1, #begun do open = open + count_member(key, begun[i], 1) end
+    local finished = notice.failed or open == 0
+    local ttl = finished and ENDED_TTL_MS or CHAIN_TTL_MS
+    call('HSET', key, 'until', now + ttl, 'open', open, 'last', notice.member)
+    if notice.failed then call('HSET', key, 'failed', notice.member .. '\0' .. notice.failed) end
+    call('PEXPIRE', key, ttl)
+    if chain.watched then call('PEXPIRE', BASE .. 'watchers:' .. first, CHAIN_TTL_MS) end
+    if finished then
+      wake_waiters(BASE .. 'waiters:chain:' .. first)
+      if chain.watched then complete(notice.chain, notice.failed) end
+    end
+  end
+
+  local function add_watcher(notice)
+    if notice.member == '' then return complete(notice.chain, notice.failed) end
+    local first = sub(notice.chain, -24)
+    local chain = chain_at(first)
+    if chain and not chain.failed and chain.open > 0 then
+      local key = BASE .. 'watchers:' .. first
+      call('SADD', key, notice.member)
+      call('PEXPIRE', key, CHAIN_TTL_MS)
+      if not chain.watched then call('HSET', BASE .. 'chain:' .. first, 'watched', '1') end
+      return
+    end
+    local failed = nil
+    if not chain then
+      failed = 'unknown chain'
+    elseif chain.failed then
+      failed = string.match(chain.failed, '%z(.*)$')
+    end
+    send(home_of(notice.member), {kind = 'completed', id = sub(notice.member, -24) .. ':' .. first, chain = notice.chain,
+      member = notice.member, failed = failed})
+  end
+
+  local function unblock(notice)
+    local id = sub(notice.member, -24)
+    local raw = call('HGET', STATE, id)
+    if not raw or sub(raw, 1, 1) ~= 'W' then return end
+    local s = read_state(id, raw)
+    if s.flags < 8 then return end
+    local key = BASE .. 'blockers:' .. id
+    if redis.pcall('SREM', key, notice.chain) ~= 1 then return end
+    if notice.failed then
+      end_message(s, 'dead', nil, {'blocker_failed', 'ChainFailed', 'chain ' .. notice.chain .. ': ' .. notice.failed})
+    elseif call('SCARD', key) == 0 then
+      call('ZREM', WAITING, id)
+      s.flags = s.flags - 8
+      make_claimable(s, max(s.ready, now))
+      note_state('promoted', 'unblocked', id, s.raw)
+    end
+  end
+
+  local function watch(one)
+    send(home_of(one.chain), {kind = 'watch', id = one.id .. ':w' .. format('%.0f', one.index), chain = one.chain,
+      member = NAME .. '/' .. one.id})
+  end
+
+  local act = {['end'] = ended_here, watching = watch, ended = count_end, watch = add_watcher, completed = unblock}
+  local at = 1
+  while news[at] do
+    act[news[at].kind](news[at])
+    at = at + 1
+  end
+end

@@ -1,0 +1,57 @@
+-- watch: how a message or a chain stands, and for a client that waits a place among those who are woken when it ends.
+--
+-- Arguments: 'message' or 'chain', id, name of who waits or ''.
+-- Touches: queue, messages, state, errors, result:<id>, the keys of chains.
+-- Invariant: who waits is known to the end of the message: its state says that it is awaited. The first write removes.
+-- Reply to message: status or '', then of a dead letter its failure; how it ended if it is known, its result if it has one.
+-- Reply to chain: nothing if it is unknown, or the number of open members, '' or member NUL reason of its failure, last member.
+
+-- include moves
+
+open_queue()
+must_be('hash', MESSAGES)
+must_be('hash', STATE)
+must_be('hash', ERRORS)
+local action, id, waiter = ARGV[FIRST_ARGUMENT], ARGV[FIRST_ARGUMENT + 1], ARGV[FIRST_ARGUMENT + 2]
+
+-- Those who have stopped asking go in passing.
+local function register(key)
+  call('ZREMRANGEBYSCORE', key, '-inf', now)
+  call('ZADD', key, now + WAITER_TTL_MS, waiter)
+  call('PEXPIRE', key, WAITER_TTL_MS)
+end
+
+if action == 'chain' then
+  local key, waiters = BASE .. 'chain:' .. id, BASE .. 'waiters:chain:' .. id
+  must_be('hash', key)
+  must_be('zset', waiters)
+  local fields = call('HMGET', key, 'until', 'open', 'failed', 'last')
+  if not fields[1] or tonumber(fields[1]) <= now then return {} end
+  local open = tonumber(fields[2])
+  if waiter ~= '' and open > 0 and not fields[3] then register(waiters) end
+  return {open, fields[3] or '', fields[4] or ''}
+end
+
+local waiters = BASE .. 'waiters:' .. id
+must_be('zset', waiters)
+
+local function kept_at(key)
+  local kept = text_at(key)
+  if kept and struct_unpack('>I8', kept) > now then return sub(kept, 9) end
+end
+
+local s = state_of(id)
+if s then
+  if s.status == 'X' then return {'X', call('HGET', ERRORS, id) or ''} end
+  if waiter ~= '' then
+    register(waiters)
+    if floor(s.flags / 2) % 2 == 0 then
+      s.flags = s.flags + 2
+      call('HSET', STATE, id, pack_state(s))
+    end
+  end
+  return {s.status}
+end
+local result = kept_at(BASE .. 'result:' .. id)
+if result then return {'', 'done', result} end
+return {'', kept_at(BASE .. 'end:' .. id) or nil}
