@@ -25,6 +25,7 @@ from waypost.errors import (
     OperationTooOld,
     OutcomeUnknown,
     PartialPublish,
+    ProcessFailed,
     QueueDrained,
     QueueFull,
     SchemaTooNew,
@@ -34,11 +35,13 @@ from waypost.errors import (
     StoreFull,
     StoreUnavailable,
     Undecodable,
+    UnknownQueue,
     UnusableClient,
     WaitTimeout,
     WaypostError,
 )
 from waypost.message import Drained, Event, JournalPage, Ledger, Observed, Published, Redriven, Stats
+from waypost.middleware import Middleware, Outgoing
 from waypost.operations.publish import CONTENT
 from waypost.policy import ByException, Constant, Exponential, Linear, NoRetry, Policy, RetryPolicy
 
@@ -74,14 +77,17 @@ __all__ = [
     "Ledger",
     "Linear",
     "Message",
+    "Middleware",
     "MissingExtra",
     "NoRetry",
     "Observed",
     "OperationTooOld",
     "Outcome",
     "OutcomeUnknown",
+    "Outgoing",
     "PartialPublish",
     "Policy",
+    "ProcessFailed",
     "Published",
     "Queue",
     "QueueDrained",
@@ -99,6 +105,7 @@ __all__ = [
     "StoreUnavailable",
     "StoredMessage",
     "Undecodable",
+    "UnknownQueue",
     "UnusableClient",
     "WaitTimeout",
     "Waypost",

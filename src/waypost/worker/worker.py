@@ -52,6 +52,8 @@ class Worker:
     ) -> None:
         if not handlers:
             raise ConfigurationError("there is nothing to run: register a function with @post.handler(queue)")
+        for handler in handlers:
+            handler.check_can_start()
         self.handlers = list(handlers)
         self.name = name
         self._store = store
@@ -319,6 +321,8 @@ class _Parts:
         assert self._renewer is not None
         assert self._executor is not None
         self._link.draining = True
+        for consumer in self.consumers:
+            consumer.close()
         await asyncio.to_thread(self._renewer.stop, RENEWER_STOP_SECONDS)
         await self._executor.close()
 
