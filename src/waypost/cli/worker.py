@@ -102,7 +102,7 @@ def told_start(face: Face, worker: BlockingWorker | Worker) -> str:
     ]
     for handler in worker.handlers:
         batch = "" if handler.batch is None else f", batches of {handler.batch}"
-        where = "on the event loop" if handler.is_async else "in threads"
+        where = "on the event loop" if handler.is_async else "in processes" if handler.process else "in threads"
         lines.append(f"  {handler.queue:10} {handler.name}: {handler.concurrency} at once {where}{batch}")
     lines.append("  stop with SIGINT, SIGTERM or SIGHUP; a second one does not wait")
     return "\n".join(lines)

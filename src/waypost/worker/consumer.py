@@ -96,6 +96,7 @@ class Consumer:
         self._limits_due = 0.0
         self._claiming: asyncio.Task[None] | None = None
         self._asleep: asyncio.Future[None] | None = None
+        self._poked = False
         self._needs_room = False
         self._low = 0
         self._own_due = float("inf")
@@ -207,7 +208,7 @@ class Consumer:
                 self._needs_room = True
                 await self._sleep(None)
                 continue
-            work = self._work_count()
+            work, self._poked = self._work_count(), False
             claimed = await self._claim(limit)
             if claimed is None:
                 await self._sleep(FAILED_CLAIM_SECONDS)
@@ -294,19 +295,26 @@ class Consumer:
         due = self._own_due - time.monotonic()
         pause = due if seconds is None else min(seconds, due)
         self._asleep = asleep = self._loop.create_future()
-        alarm = None if pause == float("inf") else self._loop.call_later(max(0.0, pause), self.poke)
+        alarm = None if pause == float("inf") else self._loop.call_later(max(0.0, pause), self._wake)
         try:
-            if not self.quiet:
+            if not self.quiet and not self._poked:
                 await asleep
         finally:
-            self._asleep, self._needs_room = None, False
+            self._asleep, self._needs_room, self._poked = None, False, False
             if alarm is not None:
                 alarm.cancel()
             if self._own_due <= time.monotonic():
                 self._own_due = float("inf")
 
     def poke(self) -> None:
-        """End the sleep: there is room, or work, or a reason to stop."""
+        """There may be work, or a reason to stop: end the sleep, or do not begin the next one.
+
+        A claim under way may have looked before the work came.
+        """
+        self._poked = True
+        self._wake()
+
+    def _wake(self) -> None:
         if self._asleep is not None and not self._asleep.done():
             self._asleep.set_result(None)
 
@@ -316,9 +324,9 @@ class Consumer:
             due = time.monotonic() + soonest_ms / 1000
             if due < self._own_due:
                 self._own_due = due
-                self.poke()
+                self._wake()
         if self._needs_room:
-            self.poke()
+            self._wake()
         self._on_work(sent_to)
 
     # ---- running -----------------------------------------------------------------------------------------
@@ -370,7 +378,7 @@ class Consumer:
                     await asyncio.sleep(0)
                     turn = monotonic()
             if self._needs_room and len(ready) <= self._low:
-                self.poke()
+                self._wake()
 
     def _take(self) -> list[Message[Any]]:
         """The messages of the next call, without those that need no handler any more."""
