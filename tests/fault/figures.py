@@ -9,25 +9,34 @@ messages repeatable. It fails if any figure is short.
 from __future__ import annotations
 
 import argparse
+import gc
 import logging
 import random
+import resource
+import sqlite3
 import sys
 import tempfile
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 
 from tests.fault.proxy import Proxy
 from waypost import Waypost
 from waypost.message import Ledger
+from waypost.store.postgres import migrate
+from waypost.testing.postgres import PostgresServer
 from waypost.testing.servers import ValkeyServer
 
 POISON_DELIVERIES = 3
 LEASE_SECONDS = 0.05
+#: The tables of the SQL stores whose rows belong to messages.
+GROWING = ("envelope", "message", "completed", "window", "result", "arrival", "rate")
+#: What a worker may grow by over the last 150,000 of 200,000 messages.
+WORKER_GROWTH_MB_MAX = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +62,28 @@ class Place:
     chance: random.Random
     #: Where a proxy finds the server, None where there is none.
     port: int | None = None
+
+    def kept(self) -> int:
+        """How many things the store keeps: the keys of a server, or the rows of tables that could grow with messages.
+
+        Left out are counters of the last day, the journal, and the results of a client's last 128 calls: all bounded.
+        """
+        if self.port is not None:
+            import redis
+
+            with redis.Redis(port=self.port) as client:
+                return int(client.dbsize())
+        rows = " + ".join(f"(SELECT count(*) FROM wp_{table})" for table in GROWING)
+        if self.url.startswith("postgresql"):
+            import psycopg
+
+            with psycopg.connect(self.url) as server:
+                found = server.execute(f"SELECT {rows}".encode()).fetchone()
+        else:
+            with closing(sqlite3.connect(self.url.removeprefix("sqlite:///"))) as file:
+                found = file.execute(f"SELECT {rows}").fetchone()
+        assert found is not None
+        return int(found[0])
 
     def size(self, full: int) -> int:
         """The size of a figure: a tenth of it when it must be quick."""
@@ -188,7 +219,52 @@ def lost_replies(place: Place) -> Iterator[Figure]:
     yield balanced(f"{place.store} lost replies", ledger)
 
 
-FIGURES: tuple[Callable[[Place], Iterator[Figure]], ...] = (frozen_workers, poison, same_keys, lost_replies)
+def worker_memory(place: Place) -> Iterator[Figure]:
+    """A worker that has handled very many messages is no larger than after the first of them, nor is its store."""
+    queue, waves = "worker-memory", 20
+    wave = place.size(200_000) // waves
+    with Waypost(place.url) as post:
+        # The history is bounded by a cap of its own; here it would only hide what should not grow.
+        post.configure(queue, journal="off")
+
+        @post.handler(queue)
+        async def handle(body: dict[str, int]) -> None: ...
+
+        sizes, kept = list[int](), list[int]()
+        with post.worker():
+            for number in range(1, waves + 1):
+                post.publish_many(queue, ({"number": one, "wave": number} for one in range(wave)))
+                while (ledger := post.ledger(queue)).done < number * wave:
+                    time.sleep(0.01)
+                gc.collect()
+                sizes.append(resident_bytes())
+                kept.append(place.kept())
+    # Warm is a quarter of them: allocators, caches and lanes have found their size.
+    warm = waves // 4
+    grown = (max(sizes[-warm:]) - max(sizes[:warm])) / 1e6
+    yield Figure(
+        f"{place.store} worker memory",
+        f"grown by {grown:.1f} MB in {wave * (waves - warm):,} messages",
+        f"{WORKER_GROWTH_MB_MAX:g} MB",
+        grown < WORKER_GROWTH_MB_MAX,
+    )
+    yield Figure(
+        f"{place.store} worker memory, things kept in the store",
+        f"{min(kept[-warm:])} after {waves * wave:,} messages",
+        f"{max(kept[:warm])}, as after {warm * wave:,}",
+        min(kept[-warm:]) <= max(kept[:warm]),
+    )
+    yield balanced(f"{place.store} worker memory", ledger)
+
+
+def resident_bytes() -> int:
+    """The memory of this process."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+FIGURES: tuple[Callable[[Place], Iterator[Figure]], ...] = (
+    frozen_workers, poison, same_keys, lost_replies, worker_memory,
+)  # fmt: skip
 
 
 def main(arguments: list[str]) -> int:
@@ -204,7 +280,13 @@ def main(arguments: list[str]) -> int:
     with ExitStack() as stack:
         directory = stack.enter_context(tempfile.TemporaryDirectory())
         server = stack.enter_context(ValkeyServer(appendonly=True))
-        urls = {"sqlite": f"sqlite:///{Path(directory) / 'figures.db'}", "valkey": server.url}
+        database = stack.enter_context(PostgresServer())
+        migrate(database.url)
+        urls = {
+            "sqlite": f"sqlite:///{Path(directory) / 'figures.db'}",
+            "valkey": server.url,
+            "postgres": database.url,
+        }
         ports = {"valkey": server.port}
         for store, url in urls.items():
             for take in FIGURES:
