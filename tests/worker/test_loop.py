@@ -252,12 +252,16 @@ def test_a_client_does_not_keep_every_worker_it_ever_made() -> None:
         for number in range(20):
             post.publish("orders", number)
             assert post.worker().run(until_empty=True, signals=False).handled == 1
-        gc.collect()
-        assert len(post._workers) == 0
+
+        def left() -> int:
+            gc.collect()
+            return len(post._workers)
+
+        # The thread that renewed for the last one may still be on its way out.
+        until(lambda: left() == 0)
         running = post.worker()
         with running:
-            gc.collect()
-            assert len(post._workers) == 1
+            assert left() == 1
             assert post.drain(timeout=5).complete
             assert not running.is_running
 

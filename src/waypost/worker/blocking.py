@@ -96,6 +96,10 @@ class BlockingWorker:
         """Where the worker stands now."""
         return self._worker.report()
 
+    def reports(self) -> dict[str, Drained]:
+        """The same for each of its queues."""
+        return self._worker.reports()
+
     def __enter__(self) -> Self:
         return self.start()
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from waypost.delivery import Message, Outcome, Retry
 from waypost.errors import EnvelopeTooNew, OutcomeUnknown, StoreUnavailable, Undecodable, WaypostError
-from waypost.message import Claimed, Settlement
+from waypost.message import Claimed, Drained, Settlement
 from waypost.operations import receive
 from waypost.operations.flow import Link, drive_async
 from waypost.policy import CHUNK_MESSAGES_MAX
@@ -149,14 +149,16 @@ class Consumer:
         self._caller.close()
 
     @property
-    def running(self) -> int:
-        """Handler calls under way."""
-        return self._busy
-
-    @property
     def in_flight(self) -> int:
         """All that was claimed here and is not settled yet."""
         return len(self._ready) + self._busy + len(self._paced) + len(self.settler)
+
+    def report(self) -> Drained:
+        """Where it stands."""
+        return Drained(
+            handled=self.handled, released=self.settler.released, cancelled=self.cancelled, running=self._busy,
+            unsettled=self.settler.unsettled,
+        )  # fmt: skip
 
     def runners(self) -> list[asyncio.Task[None]]:
         """Those that have not ended: after a stop, the ones whose handlers go on."""

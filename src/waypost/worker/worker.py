@@ -156,13 +156,11 @@ class Worker:
         """Where the worker stands now."""
         if not self._consumers:
             return self._last
-        return Drained(
-            handled=sum(consumer.handled for consumer in self._consumers),
-            released=sum(consumer.settler.released for consumer in self._consumers),
-            cancelled=sum(consumer.cancelled for consumer in self._consumers),
-            running=sum(consumer.running for consumer in self._consumers),
-            unsettled=sum(consumer.settler.unsettled for consumer in self._consumers),
-        )
+        return sum((consumer.report() for consumer in self._consumers), Drained())
+
+    def reports(self) -> dict[str, Drained]:
+        """The same for each of its queues."""
+        return {consumer.queue: consumer.report() for consumer in self._consumers}
 
     @property
     def is_running(self) -> bool:
