@@ -29,6 +29,7 @@ from waypost.errors import (
     OperationTooOld,
     OutcomeUnknown,
     PartialPublish,
+    ProcessFailed,
     QueueDrained,
     QueueFull,
     SchemaTooNew,
@@ -39,6 +40,7 @@ from waypost.errors import (
     StoreUnavailable,
     Undecodable,
     Unfinished,
+    UnknownQueue,
     UnusableClient,
     WaitTimeout,
     WaypostError,
@@ -55,6 +57,7 @@ from waypost.message import (
     RegisteredWorker,
     Stats,
 )
+from waypost.middleware import Middleware, Outgoing
 from waypost.operations.publish import CONTENT
 from waypost.policy import ByException, Constant, Exponential, Linear, NoRetry, Policy, RetryPolicy
 from waypost.release import VERSION
@@ -96,14 +99,17 @@ __all__ = [
     "Message",
     "MessageDead",
     "MessageRemoved",
+    "Middleware",
     "MissingExtra",
     "NoRetry",
     "Observed",
     "OperationTooOld",
     "Outcome",
     "OutcomeUnknown",
+    "Outgoing",
     "PartialPublish",
     "Policy",
+    "ProcessFailed",
     "Published",
     "Queue",
     "QueueDrained",
@@ -123,6 +129,7 @@ __all__ = [
     "StoredMessage",
     "Undecodable",
     "Unfinished",
+    "UnknownQueue",
     "UnusableClient",
     "WaitTimeout",
     "Waypost",

@@ -3,6 +3,7 @@
     WaypostError
     ├── InvalidInput (ValueError)            the call is wrong; nothing was sent
     │   ├── InvalidName                      a queue, key, group, namespace or reader name
+    │   │   └── UnknownQueue                 a queue that a client with strict_queues was not told of
     │   ├── InvalidTime                      a naive datetime, a negative delay, both delay and at
     │   ├── InvalidBody (TypeError too)      a body that has no faithful form
     │   ├── BodyTooLarge
@@ -27,6 +28,7 @@
     ├── KeyTaken (KeyError)                  `on_conflict="error"` and the key is in use
     ├── PartialPublish                       a later part of a batch failed; carries what is known
     ├── QueueDrained (RuntimeError)          this object was drained and publishes no more
+    ├── ProcessFailed (RuntimeError)         the process of a handler died, or its error is of no class known here
     ├── LeaseLost (RuntimeError)             the lease ended before the settle; the settle changed nothing
     ├── Undecodable (ValueError)             an envelope or a body that cannot be read
     │   └── EnvelopeTooNew                   written by a newer release: leave it for a newer worker
@@ -64,6 +66,10 @@ class InvalidInput(WaypostError, ValueError):
 
 class InvalidName(InvalidInput):
     """Raised when a queue, key, group, namespace or reader name breaks the syntax of names."""
+
+
+class UnknownQueue(InvalidName):
+    """Raised when a client with `strict_queues=True` is given a queue that nobody declared."""
 
 
 class InvalidTime(InvalidInput):
@@ -189,6 +195,12 @@ class PartialPublish(WaypostError):
 
 class QueueDrained(WaypostError, RuntimeError):
     """Raised when a publish is tried through an object that was drained."""
+
+
+class ProcessFailed(WaypostError, RuntimeError):
+    """Raised for a handler whose process died, or whose error is of a class that the worker's process cannot find."""
+
+    outcome = "unknown"
 
 
 class LeaseLost(WaypostError, RuntimeError):

@@ -48,6 +48,17 @@ async def late(message: Message[int]) -> None:
     note(f"ended-{message.lease_lost}", message)
 
 
+@post.handler("told", concurrency=2)
+async def told(message: Message[int]) -> None:
+    """Waits on its first delivery until it hears that its lease is lost."""
+    note("began", message)
+    try:
+        while message.deliveries == 1 and not message.lease_lost:  # noqa: ASYNC110 - another thread sets it
+            await asyncio.sleep(0.005)
+    finally:
+        note(f"lost-{message.lease_lost}", message)
+
+
 @post.handler("blocking", concurrency=2)
 async def blocking(message: Message[int]) -> None:
     """Blocks the event loop for several leases."""

@@ -9,15 +9,18 @@ messages repeatable. It fails if any figure is short.
 from __future__ import annotations
 
 import argparse
+import gc
 import logging
 import random
+import resource
+import sqlite3
 import sys
 import tempfile
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,6 +33,10 @@ from waypost.testing.servers import EmbeddedServer, ValkeyServer
 
 POISON_DELIVERIES = 3
 LEASE_SECONDS = 0.05
+#: The tables of the SQL stores whose rows belong to messages.
+GROWING = ("envelope", "message", "completed", "window", "result", "arrival", "rate")
+#: What a worker may grow by over the last 150,000 of 200,000 messages.
+WORKER_GROWTH_MB_MAX = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +62,28 @@ class Place:
     chance: random.Random
     #: The server behind the URL, None where there is none.
     server: EmbeddedServer | None = None
+
+    def kept(self) -> int:
+        """How many things the store keeps: the keys of a server, or the rows of tables that could grow with messages.
+
+        Left out are counters of the last day, the journal, and the results of a client's last 128 calls: all bounded.
+        """
+        if isinstance(self.server, ValkeyServer):
+            import redis
+
+            with redis.Redis(port=self.server.port) as client:
+                return int(client.dbsize())
+        rows = " + ".join(f"(SELECT count(*) FROM wp_{table})" for table in GROWING)
+        if self.url.startswith("postgresql"):
+            import psycopg
+
+            with psycopg.connect(self.url) as server:
+                found = server.execute(f"SELECT {rows}".encode()).fetchone()
+        else:
+            with closing(sqlite3.connect(self.url.removeprefix("sqlite:///"))) as file:
+                found = file.execute(f"SELECT {rows}").fetchone()
+        assert found is not None
+        return int(found[0])
 
     def size(self, full: int) -> int:
         """The size of a figure: a tenth of it when it must be quick."""
@@ -258,8 +287,51 @@ def stopped_server(place: Place) -> Iterator[Figure]:
     yield balanced(f"{place.store} stopped at once", ledger)
 
 
+def worker_memory(place: Place) -> Iterator[Figure]:
+    """A worker that has handled very many messages is no larger than after the first of them, nor is its store."""
+    queue, waves = "worker-memory", 20
+    wave = place.size(200_000) // waves
+    with Waypost(place.url) as post:
+        # The history is bounded by a cap of its own; here it would only hide what should not grow.
+        post.configure(queue, journal="off")
+
+        @post.handler(queue)
+        async def handle(body: dict[str, int]) -> None: ...
+
+        sizes, kept = list[int](), list[int]()
+        with post.worker():
+            for number in range(1, waves + 1):
+                post.publish_many(queue, ({"number": one, "wave": number} for one in range(wave)))
+                while (ledger := post.ledger(queue)).done < number * wave:
+                    time.sleep(0.01)
+                gc.collect()
+                sizes.append(resident_bytes())
+                kept.append(place.kept())
+    # Warm is a quarter of them: allocators, caches and lanes have found their size.
+    warm = waves // 4
+    grown = (max(sizes[-warm:]) - max(sizes[:warm])) / 1e6
+    yield Figure(
+        f"{place.store} worker memory",
+        f"grown by {grown:.1f} MB in {wave * (waves - warm):,} messages",
+        f"{WORKER_GROWTH_MB_MAX:g} MB",
+        grown < WORKER_GROWTH_MB_MAX,
+    )
+    yield Figure(
+        f"{place.store} worker memory, things kept in the store",
+        f"{min(kept[-warm:])} after {waves * wave:,} messages",
+        f"{max(kept[:warm])}, as after {warm * wave:,}",
+        min(kept[-warm:]) <= max(kept[:warm]),
+    )
+    yield balanced(f"{place.store} worker memory", ledger)
+
+
+def resident_bytes() -> int:
+    """The memory of this process."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
 FIGURES: tuple[Callable[[Place], Iterator[Figure]], ...] = (
-    frozen_workers, poison, same_keys, lost_replies, stopped_server,
+    frozen_workers, poison, same_keys, lost_replies, stopped_server, worker_memory,
 )  # fmt: skip
 #: What a request that does something has in it; replies to the greeting of a new connection are let through.
 VERBS = {"valkey": b"EVALSHA", "postgresql": b'"($1'}

@@ -10,14 +10,16 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from waypost import Waypost
-from waypost.testing.servers import ValkeyServer
+from waypost.store.postgres import migrate
+from waypost.testing.postgres import PostgresServer
+from waypost.testing.servers import EmbeddedServer, ValkeyServer
 
 ROOT = Path(__file__).parents[2]
 PATIENCE_SECONDS = 30.0
@@ -96,24 +98,25 @@ class Crew:
         self.post.close()
 
 
+SERVERS: dict[str, Callable[[], EmbeddedServer]] = {
+    "valkey": lambda: ValkeyServer(appendonly=True, appendfsync="always"),
+    "postgres": lambda: PostgresServer(durable=True),
+}
+
+
 @contextmanager
-def crew_on(store: str, folder: Path) -> Iterator[tuple[Crew, ValkeyServer | None]]:
-    if store == "sqlite":
-        crew = Crew(f"sqlite:///{folder / 'crew.db'}", folder)
-        try:
-            yield crew, None
-        finally:
-            crew.close()
-        return
-    with ValkeyServer(appendonly=True) as server:
-        crew = Crew(server.url, folder)
-        try:
-            yield crew, server
-        finally:
-            crew.close()
+def crew_on(store: str, folder: Path) -> Iterator[tuple[Crew, EmbeddedServer | None]]:
+    with ExitStack() as stack:
+        server = stack.enter_context(SERVERS[store]()) if store in SERVERS else None
+        url = f"sqlite:///{folder / 'crew.db'}" if server is None else server.url
+        if store == "postgres":
+            migrate(url)
+        crew = Crew(url, folder)
+        stack.callback(crew.close)
+        yield crew, server
 
 
-@pytest.fixture(params=["sqlite", "valkey"])
+@pytest.fixture(params=["sqlite", *SERVERS])
 def crew(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Crew]:
     with crew_on(request.param, tmp_path) as (made, _):
         yield made
@@ -192,6 +195,27 @@ def test_a_worker_that_was_frozen_for_longer_than_its_lease_cannot_settle(crew: 
     assert crew.post.ledger("late").done == 1
 
 
+@pytest.mark.promise("LEASE-3", "LEASE-2")
+def test_a_handler_whose_process_was_frozen_hears_that_its_lease_is_lost(crew: Crew) -> None:
+    crew.post.configure("told", lease=LEASE)
+    published = crew.post.publish("told", 1)
+    frozen = crew.start("told")
+    until(lambda: crew.count("began") == 1, "the first delivery")
+    crew.freeze(frozen)
+    other = crew.start("told")
+    until(lambda: crew.post.ledger("told").done == 1, "the second delivery")
+    frozen.send_signal(signal.SIGCONT)
+    until(lambda: crew.count("lost-True") == 1, "the news")
+    assert [(what, delivery, pid) for what, _, delivery, pid in crew.told() if what != "began"] == [
+        ("lost-False", 2, other.pid),
+        ("lost-True", 1, frozen.pid),
+    ]
+    assert "was lost before its" in crew.stop(frozen)
+    crew.stop(other)
+    names = [event.event for event in crew.post.history("told", published.id)]
+    assert names == ["published", "claimed", "expired", "claimed", "done"]
+
+
 @pytest.mark.promise("LEASE-3")
 def test_an_event_loop_that_is_blocked_for_longer_than_the_lease_loses_nothing(crew: Crew) -> None:
     crew.post.configure("blocking", lease=LEASE)
@@ -219,8 +243,9 @@ def test_a_poison_message_ends_after_exactly_its_limit_while_others_flow(crew: C
 
 
 @pytest.mark.promise("LEASE-14")
-def test_workers_go_on_by_themselves_after_their_server_was_restarted_under_load(tmp_path: Path) -> None:
-    with crew_on("valkey", tmp_path) as (crew, server):
+@pytest.mark.parametrize("store", SERVERS)
+def test_workers_go_on_by_themselves_after_their_server_was_restarted_under_load(tmp_path: Path, store: str) -> None:
+    with crew_on(store, tmp_path) as (crew, server):
         assert server is not None
         crew.post.configure("slow", lease=2)
         crew.post.publish_many("slow", range(200))

@@ -8,11 +8,13 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from waypost import Waypost, __version__
+from waypost import Drained, Waypost, __version__
 from waypost.cli.main import main
+from waypost.cli.worker import told_end, told_start
 
 ROOT = Path(__file__).parents[2]
 SHOP = """
@@ -63,7 +65,38 @@ def test_a_worker_says_what_it_runs_and_how_it_ended(shop: Path, name: str) -> N
 def test_all_handlers_run_unless_some_are_chosen(shop: Path) -> None:
     done = command(shop, "worker", "shop:post", "--until-empty")
     assert "mails      send: 10 at once in threads, batches of 20" in done.stderr
+    assert "  orders     3 handled, 0 given back\n  mails      0 handled, 0 given back\n" in done.stderr
     assert done.returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("url", "options", "told"),
+    [
+        ("memory://", {}, "everything is gone when it ends"),
+        ("valkey://127.0.0.1:1", {}, "as durable as the server's append-only file"),
+        ("valkey://127.0.0.1:1", {"durability": "fsync"}, "on the server's disk (durability fsync)"),
+        ("postgresql://127.0.0.1:1/x", {}, "as the server's synchronous_commit says"),
+    ],
+)
+def test_the_start_tells_the_store_and_how_durable_it_is(url: str, options: dict[str, Any], told: str) -> None:
+    post = Waypost(url, **options)
+
+    @post.handler("a-queue-with-a-long-name", timeout=30)
+    async def charge(body: int) -> None: ...
+
+    start = told_start(post, post.worker())
+    assert told in start
+    assert f"  {'store':24} {post.store.kind}, namespace wp: " in start
+    assert "a-queue-with-a-long-name test_the_start" in start
+    assert "charge: 10 at once on the event loop, at most 30 s each" in start
+
+
+def test_the_end_tells_what_is_left() -> None:
+    report = Drained(handled=5, released=2, cancelled=1, running=1, unsettled=3)
+    assert told_end(report) == (
+        "waypost worker stopped: 5 handled, 2 given back, 1 cancelled, 1 still running: delivered again when their "
+        "leases end, 3 not settled: delivered again when their leases end"
+    )
 
 
 @pytest.mark.parametrize(

@@ -9,15 +9,23 @@ from pathlib import Path
 import pytest
 
 from tests.worker.stage import Stage
+from waypost.store.postgres import migrate
+from waypost.testing.postgres import PostgresServer
 from waypost.testing.servers import ValkeyServer
 
-STORES = ("memory", "sqlite", "valkey")
+STORES = ("memory", "sqlite", "valkey", "postgres")
 _numbers = itertools.count()
 
 
 @pytest.fixture(scope="session")
 def valkey_url() -> Iterator[str]:
     with ValkeyServer(appendonly=True, appendfsync="no") as server:
+        yield server.url
+
+
+@pytest.fixture(scope="session")
+def postgres_url() -> Iterator[str]:
+    with PostgresServer() as server:
         yield server.url
 
 
@@ -28,13 +36,17 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
             return f"memory://stage-{next(_numbers)}"
         case "sqlite":
             return f"sqlite:///{tmp_path / 'stage.db'}"
-    served: str = request.getfixturevalue("valkey_url")
+    served: str = request.getfixturevalue(f"{request.param}_url")
     return served
 
 
 @pytest.fixture
-def namespace() -> str:
-    return f"stage-{next(_numbers)}"
+def namespace(request: pytest.FixtureRequest) -> str:
+    """A name of its own for each test, with tables where the store needs them."""
+    name = f"stage-{next(_numbers)}"
+    if "url" in request.fixturenames and (url := request.getfixturevalue("url")).startswith("postgresql"):
+        migrate(url, namespace=name)
+    return name
 
 
 @pytest.fixture(params=["sync", "async"])

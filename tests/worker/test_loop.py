@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 from collections import Counter
 from typing import Any
@@ -133,6 +134,136 @@ def test_a_rate_and_a_limit_of_running_messages_hold_for_workers(stage: Stage) -
     with stage.working():
         until(lambda: stage.ledger("orders").done == 40)
     assert running[1] <= 2
+
+
+@pytest.mark.promise("QUEUE-3")
+def test_a_fast_worker_leaves_the_places_of_max_running_to_others(
+    stage: Stage, url: str, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is claimed ahead counts as running: a worker that did so would hold places that it does not use."""
+    monkeypatch.setattr("waypost.worker.consumer.LIMITS_SECONDS", 0.0)
+    stage.configure("orders", max_running=8)
+    leased: list[int] = []
+    running = [0]
+
+    @stage.handler("orders", concurrency=2)
+    async def handle(number: int) -> None:
+        running[0] += 1
+        # So fast that many more than two would be claimed ahead.
+        await asyncio.sleep(0.0005)
+        running[0] -= 1
+
+    from waypost.worker.consumer import Consumer
+
+    accept = Consumer._accept
+
+    def watch(self: Consumer, claimed: Any) -> None:
+        accept(self, claimed)
+        if self.handled > 100:
+            leased.append(len(self._ready) + self._busy)
+
+    monkeypatch.setattr(Consumer, "_accept", watch)
+    stage.publish_many("orders", range(400))
+    stage.run()
+    assert stage.ledger("orders").done == 400
+    assert max(leased) <= 2
+
+
+@pytest.mark.promise("LEASE-8", "LEASE-5")
+def test_a_handler_that_cancels_itself_is_not_called_again_at_once(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("waypost.worker.consumer.CANCELLED_SECONDS", 60.0)
+    calls: list[str] = []
+
+    @stage.handler("orders", concurrency=1)
+    async def handle(body: str) -> None:
+        calls.append(body)
+        if body == "cancels":
+            raise asyncio.CancelledError
+
+    stage.publish_many("orders", ["cancels", "a", "b"])
+    with stage.working():
+        until(lambda: stage.ledger("orders").done == 2)
+        assert stage.ledger("orders").leased == 1
+    # A stop does not wait for the pause.
+    assert calls == ["cancels", "a", "b"]
+    (stored,) = stage.peek("orders")
+    assert (stored.body, stored.deliveries) == ("cancels", 0)
+    assert stage.ledger("orders").released == 1
+
+
+@pytest.mark.promise("LEASE-8")
+def test_a_handler_that_cancels_itself_is_called_again_after_a_pause(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("waypost.worker.consumer.CANCELLED_SECONDS", 0.02)
+    calls: list[int] = []
+
+    @stage.handler("orders")
+    async def handle(message: Message[str]) -> None:
+        calls.append(message.deliveries)
+        if len(calls) < 3:
+            raise asyncio.CancelledError
+
+    stage.publish("orders", "one")
+    with stage.working():
+        until(lambda: stage.ledger("orders").done)
+    assert calls == [1, 1, 1]
+
+
+def test_work_that_comes_while_a_claim_is_under_way_is_not_left_for_the_next_poll(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A poke in that moment must not be forgotten: the claim may have looked before the work was there."""
+    monkeypatch.setattr("waypost.operations.receive.POLL_FIRST_SECONDS", 3600.0)
+    seen: list[int] = []
+    with Waypost("memory://poke") as post:
+
+        @post.handler("orders")
+        async def handle(number: int) -> None:
+            seen.append(number)
+
+        worker = post.worker()
+        inner = worker._worker
+        from waypost.worker.consumer import Consumer
+
+        claim = Consumer._claim
+
+        async def claim_and_publish(self: Consumer, limit: int) -> Any:
+            claimed = await claim(self, limit)
+            if not seen and not claimed.leases:  # type: ignore[union-attr]
+                post.publish("orders", 7)
+                inner._poke("orders")
+            return claimed
+
+        monkeypatch.setattr(Consumer, "_claim", claim_and_publish)
+        with worker:
+            until(lambda: seen)
+    assert seen == [7]
+
+
+def test_a_client_does_not_keep_every_worker_it_ever_made() -> None:
+    with Waypost("memory://workers") as post:
+
+        @post.handler("orders")
+        async def handle(number: int) -> None: ...
+
+        for number in range(20):
+            post.publish("orders", number)
+            assert post.worker().run(until_empty=True, signals=False).handled == 1
+
+        def left() -> int:
+            gc.collect()
+            return len(post._workers)
+
+        # The thread that renewed for the last one may still be on its way out.
+        until(lambda: left() == 0)
+        running = post.worker()
+        with running:
+            assert left() == 1
+            assert post.drain(timeout=5).complete
+            assert not running.is_running
 
 
 # ---- consume -------------------------------------------------------------------------------------------------

@@ -14,12 +14,14 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterable
 from typing import Any
 
 from waypost.client import AsyncWaypost, Waypost
 from waypost.client.base import Face
 from waypost.errors import ConfigurationError, WaypostError
 from waypost.message import Drained
+from waypost.store.port import Store
 from waypost.worker.blocking import BlockingWorker, close_loop
 from waypost.worker.signals import NAMES
 from waypost.worker.worker import Worker
@@ -48,7 +50,7 @@ def run(options: argparse.Namespace, arguments: list[str]) -> int:
     except WaypostError as error:
         say(f"waypost: {error}")
         return 1
-    say(told_end(report))
+    say(told_end(report, worker.reports()))
     return 0 if report.complete else 3
 
 
@@ -91,25 +93,49 @@ def run_worker(worker: BlockingWorker | Worker, options: argparse.Namespace) -> 
 
 def told_start(face: Face, worker: BlockingWorker | Worker) -> str:
     """What will be run, where, and how safe it is there."""
-    durability = {
-        "memory": "in this process only: everything is gone when it ends",
-        "sqlite": "each commit is on the disk",
-        "valkey": "as durable as the server's append-only file; a warning tells if it has none",
-    }
+    width = _width(handler.queue for handler in worker.handlers)
     lines = [
         f"waypost worker {worker.name}",
-        f"  store      {face.store.kind}, namespace {face.store.namespace}: {durability.get(face.store.kind, '')}",
+        f"  {'store':{width}} {face.store.kind}, namespace {face.store.namespace}: {durability(face.store)}",
     ]
     for handler in worker.handlers:
-        batch = "" if handler.batch is None else f", batches of {handler.batch}"
-        where = "on the event loop" if handler.is_async else "in threads"
-        lines.append(f"  {handler.queue:10} {handler.name}: {handler.concurrency} at once {where}{batch}")
+        where = "on the event loop" if handler.is_async else "in processes" if handler.process else "in threads"
+        told = f"{handler.name}: {handler.concurrency} at once {where}"
+        if handler.batch is not None:
+            told += f", batches of {handler.batch}"
+        if handler.timeout is not None:
+            told += f", at most {handler.timeout:g} s each"
+        lines.append(f"  {handler.queue:{width}} {told}")
     lines.append("  stop with SIGINT, SIGTERM or SIGHUP; a second one does not wait")
     return "\n".join(lines)
 
 
-def told_end(report: Drained) -> str:
-    """How it went."""
+def durability(store: Store) -> str:
+    """How safe it is what a store has acknowledged."""
+    match store.kind:
+        case "memory":
+            return "in this process only: everything is gone when it ends"
+        case "sqlite":
+            return "each commit is on the disk"
+        case "valkey" if getattr(store, "durability", "server") == "fsync":
+            return "what is acknowledged is on the server's disk (durability fsync)"
+        case "valkey":
+            return "as durable as the server's append-only file; a warning tells if it has none"
+        case "postgres":
+            return "each commit is as durable as the server's synchronous_commit says"
+    return "as durable as it says itself"
+
+
+def told_end(report: Drained, by_queue: dict[str, Drained] | None = None) -> str:
+    """How it went, in all and for each queue where there are several."""
+    lines = []
+    if by_queue is not None and len(by_queue) > 1:
+        width = _width(by_queue)
+        lines = [f"  {queue:{width}} {_counts(one)}" for queue, one in by_queue.items()]
+    return "\n".join([*lines, f"waypost worker stopped: {_counts(report)}"])
+
+
+def _counts(report: Drained) -> str:
     parts = [f"{report.handled} handled", f"{report.released} given back"]
     if report.cancelled:
         parts.append(f"{report.cancelled} cancelled")
@@ -117,7 +143,11 @@ def told_end(report: Drained) -> str:
         parts.append(f"{report.running} still running: delivered again when their leases end")
     if report.unsettled:
         parts.append(f"{report.unsettled} not settled: delivered again when their leases end")
-    return f"waypost worker stopped: {', '.join(parts)}"
+    return ", ".join(parts)
+
+
+def _width(names: Iterable[str]) -> int:
+    return max(10, *map(len, names))
 
 
 class Processes:
@@ -133,6 +163,7 @@ class Processes:
         """Until all have ended; the worst of their exit codes."""
         for name in NAMES:
             signal.signal(getattr(signal, name), self._pass_on)
+        say(f"waypost: {self._count} worker processes; a signal to this one ({os.getpid()}) is passed on to them")
         worst, due = 0, time.monotonic()
         self._children = [self._start() for _ in range(self._count)]
         while self._children:

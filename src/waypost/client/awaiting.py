@@ -6,7 +6,7 @@ import os
 from collections.abc import AsyncIterator, Iterable
 from datetime import datetime
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, Unpack, cast, overload
 from weakref import WeakKeyDictionary
 
 from waypost.client.base import DEFAULT_RETRY, Face, Listing, PublishKeywords, PublishManyKeywords, QueueName
@@ -26,6 +26,7 @@ from waypost.message import (
     RegisteredWorker,
     Stats,
 )
+from waypost.middleware import Outgoing
 from waypost.operations import publish, receive, run, wait
 from waypost.operations.flow import Flow, drive_async
 from waypost.operations.publish import checked
@@ -122,6 +123,7 @@ class AsyncWaypost(Face):
     for `retry_budget` seconds (0: never) without doing anything twice.
     """
 
+    _awaited = True
     _connections: WeakKeyDictionary[asyncio.AbstractEventLoop, _Connection] | None = None
 
     async def open(self) -> Self:
@@ -178,8 +180,16 @@ class AsyncWaypost(Face):
     @overload
     async def publish(self, queue: str, body: object, **options: Unpack[PublishKeywords]) -> Published: ...
     async def publish(self, queue: QueueName, body: object, **options: Unpack[PublishKeywords]) -> Published:
+        name = self._name(queue)
         with self._gate.publish():
-            return await self._run(publish.publish(self._link, queue_name(queue), body, checked(options)))
+            if self._registry.middleware:
+                return (await self._published_through(name, [body], options, self._send_one))[0]  # type: ignore[no-any-return]
+            return await self._run(publish.publish(self._link, name, body, checked(options)))
+
+    async def _send_one(self, outgoing: Outgoing) -> list[Published]:
+        (body,) = outgoing.bodies
+        flow = publish.publish(self._link, self._name(outgoing.queue), body, checked(outgoing.options))
+        return [await self._run(flow)]
 
     @overload
     async def publish_many(
@@ -192,9 +202,16 @@ class AsyncWaypost(Face):
     async def publish_many(
         self, queue: QueueName, bodies: Iterable[Any], **options: Unpack[PublishManyKeywords]
     ) -> list[Published]:
+        name = self._name(queue)
         with self._gate.publish():
-            flow = publish.publish_many(self._link, queue_name(queue), bodies, self._many_options(options))
-            return await self._run(flow)
+            if self._registry.middleware:
+                return await self._published_through(name, bodies, options, self._send_many)  # type: ignore[no-any-return]
+            return await self._run(publish.publish_many(self._link, name, bodies, self._many_options(options)))
+
+    async def _send_many(self, outgoing: Outgoing) -> list[Published]:
+        options = self._many_options(cast("PublishManyKeywords", dict(outgoing.options)))
+        flow = publish.publish_many(self._link, self._name(outgoing.queue), outgoing.bodies, options)
+        return await self._run(flow)
 
     @overload
     def receive(
@@ -240,7 +257,7 @@ class AsyncWaypost(Face):
         return (await self._run(receive.extend(self._link, message.queue, [message])))[0]
 
     async def cancel(self, queue: QueueName, *, id: str | None = None, key: str | None = None) -> CancelStatus:
-        return await self._run(run.cancel(self._link, queue_name(queue), id=id, key=key))
+        return await self._run(run.cancel(self._link, self._name(queue), id=id, key=key))
 
     async def result(self, queue: QueueName, id: str, default: Any = None, *, as_type: type[Any] | None = None) -> Any:
         return self._result_value(await self._call(self._result_call(queue, id)), default, as_type)
@@ -331,16 +348,16 @@ class AsyncWaypost(Face):
     # ---- running a queue ---------------------------------------------------------------------------------
 
     async def configure(self, queue: QueueName, **settings: Any) -> Policy:
-        return await self._run(run.configure(self._link, queue_name(queue), settings))
+        return await self._run(run.configure(self._link, self._name(queue), settings))
 
     async def policy(self, queue: QueueName) -> Policy:
         return await self._call(self._store.policy(queue_name(queue)))
 
     async def pause(self, queue: QueueName) -> bool:
-        return await self._run(run.pause(self._link, queue_name(queue)))
+        return await self._run(run.pause(self._link, self._name(queue)))
 
     async def resume(self, queue: QueueName) -> bool:
-        return await self._run(run.resume(self._link, queue_name(queue)))
+        return await self._run(run.resume(self._link, self._name(queue)))
 
     async def redrive(
         self,

@@ -9,14 +9,17 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypedDict, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypedDict, TypeVar, cast
+from weakref import WeakSet
 
 from waypost import codec
 from waypost.client.gate import Gate
+from waypost.client.registry import Registry
 from waypost.delivery import Duration, Message, Queue, StoredMessage, queue_name, queue_type
 from waypost.errors import ConfigurationError, ForkedClient, InvalidName, InvalidTime, QueueDrained
 from waypost.identity import Session
 from waypost.message import Drained, JournalPage, MessageState, Published, Redriven, Stats
+from waypost.middleware import Middleware, Outgoing, published_through
 from waypost.operations import receive, run
 from waypost.operations.flow import Flow, Link, OnEvent, Redact
 from waypost.operations.publish import Group, Key, ManyKey, PublishOptions
@@ -88,6 +91,9 @@ class PublishManyKeywords(_Options, total=False):
 class Face:
     """What both faces are made of: a store, an identity, and the checks that come before a flow."""
 
+    #: Whether calls of this face are awaited.
+    _awaited: ClassVar[bool] = False
+
     def __init__(
         self,
         url: str | None = None,
@@ -101,7 +107,14 @@ class Face:
         redact: Redact | None = None,
         on_event: OnEvent | None = None,
         clock: Callable[[], int] | None = None,
+        queues: Iterable[QueueName] | None = None,
+        strict_queues: bool = False,
+        middleware: Iterable[Middleware] = (),
+        state: object = None,
     ) -> None:
+        self._registry = Registry(
+            queues=queues, strict=strict_queues, middleware=middleware, state=state, awaited=self._awaited
+        )
         if sum(given is not None for given in (url, client, store)) != 1:
             raise ConfigurationError(
                 'give exactly one of a URL, client= or store=, as in Waypost("sqlite:///orders.db")'
@@ -137,8 +150,10 @@ class Face:
             on_event=on_event,
         )
         self._gate = Gate(self, self._link)
-        self._handlers: dict[str, Handler] = {}
-        self._workers: list[Stoppable] = []
+        # Weak: a program may make workers for as long as it lives. One that runs is kept by its run.
+        self._workers: WeakSet[Stoppable] = WeakSet()
+        #: Those that a drain found, whose reports it gives.
+        self._stopped: list[Stoppable] = []
         self._closed = False
         self._connecting = threading.Lock()
 
@@ -146,6 +161,11 @@ class Face:
     def store(self) -> Store:
         """The store behind this client."""
         return self._store
+
+    @property
+    def state(self) -> Any:
+        """What the application gave to its handlers with `state=`."""
+        return self._registry.state
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._store.kind}, namespace={self._store.namespace!r})"
@@ -167,29 +187,31 @@ class Face:
         timeout: float | None = None,
         batch: int | None = None,
         manual: bool = False,
+        process: bool = False,
         max_run: float = MAX_RUN_SECONDS,
         on_lease_lost: OnLeaseLost | None = None,
     ) -> Callable[[F], F]:
         """Register a function for the messages of a queue; a worker runs it.
 
-        It is given the body, as the annotated type of its first parameter, and the `Message` where a parameter is
-        annotated as one or named `message`. An async function runs on the worker's event loop, any other in a thread.
+        It is given the body, as the annotated type of its first parameter, and by annotation or name the `Message`, the
+        `headers` and the client's `state`. An async function runs on the worker's event loop, any other in a thread,
+        or with `process=True` in a process of its own, which is killed where a coroutine would be cancelled.
         It ends by returning (done), by returning or raising `Retry`, `Snooze`, `Dead` or `Drop`, or by an error, for
         which `retry` decides. `manual=True`: unless it settles by `message.done()` and the like, it is retried.
 
-        `concurrency` calls run at once in a worker. `timeout` cancels an async handler, which then has failed;
-        `max_run` does so too, and also ends the renewal of its lease. With `batch` it is given lists of up to so many.
-        `on_lease_lost` is called with a message whose lease was lost while it was handled.
+        `concurrency` calls run at once in a worker. `timeout` ends a handler that can be stopped, which then has
+        failed; `max_run` does so too, and also ends the renewal of its lease. With `batch` it is given lists of up to
+        so many. `on_lease_lost` is called with a message whose lease was lost while it was handled.
         """
 
         def register(function: F) -> F:
+            self._registry.check_handled(queue)
             handler = Handler(
                 queue, function, concurrency=concurrency, retry=retry, timeout=timeout, batch=batch, manual=manual,
-                max_run=max_run, on_lease_lost=on_lease_lost,
+                process=process, max_run=max_run, on_lease_lost=on_lease_lost, state=self._registry.state,
+                middleware=self._registry.middleware,
             )  # fmt: skip
-            known = self._handlers.setdefault(handler.queue, handler)
-            if known is not handler:
-                raise ConfigurationError(f"queue {handler.queue} has a handler already: {known.name}")
+            self._registry.add(handler)
             return function
 
         return register
@@ -197,7 +219,7 @@ class Face:
     @property
     def handlers(self) -> list[Handler]:
         """What a worker of this client would run."""
-        return list(self._handlers.values())
+        return list(self._registry.handlers.values())
 
     def _make_worker(self, queues: Iterable[QueueName] | None, health_window: float) -> Worker:
         from waypost.worker.worker import Worker
@@ -206,17 +228,17 @@ class Face:
         handlers = self.handlers
         if queues is not None:
             names = [queue_name(queue) for queue in queues]
-            missing = [name for name in names if name not in self._handlers]
+            missing = [name for name in names if name not in self._registry.handlers]
             if missing:
                 raise ConfigurationError(f"no handler is registered for {', '.join(missing)}")
-            handlers = [self._handlers[name] for name in names]
+            handlers = [self._registry.handlers[name] for name in names]
         session = Session()
         worker = Worker(
             self._store, handlers, owner=self, name=_worker_name(session), retry_budget=self._link.retry_budget,
             start_timeout=self._start_timeout, on_event=self._link.on_event, wake=self._wake, session=session,
             check=self._check_may_work, health_window=health_window,
         )  # fmt: skip
-        self._workers.append(worker)
+        self._workers.add(worker)
         return worker
 
     def _check_may_work(self) -> None:
@@ -230,17 +252,18 @@ class Face:
             return
         self._gate.drain()
         deadline = time.monotonic() + timeout
-        for worker in self._workers:
+        self._stopped = list({*self._stopped, *self._workers})
+        for worker in self._stopped:
             worker.request_stop(timeout)
         while time.monotonic() < deadline and (self._gate.publishing or self._gate.receiving):
             yield DRAIN_LOOK_SECONDS
         # A worker whose time is up still cancels, gives back and says goodbye.
-        while time.monotonic() < deadline + DRAIN_GRACE_SECONDS and any(worker.is_running for worker in self._workers):
+        while time.monotonic() < deadline + DRAIN_GRACE_SECONDS and any(worker.is_running for worker in self._stopped):
             yield DRAIN_LOOK_SECONDS
 
     def _drained(self, unsettled: int = 0) -> Drained:
         report = Drained(running=self._gate.receiving, publishing=self._gate.publishing, unsettled=unsettled)
-        for worker in self._workers:
+        for worker in {*self._stopped, *self._workers}:
             report += worker.report()
         return report
 
@@ -255,10 +278,21 @@ class Face:
 
     # ---- arguments to flows ------------------------------------------------------------------------------
 
+    def _name(self, queue: QueueName) -> str:
+        """The checked name of a queue that is to be changed; looking is free."""
+        return self._registry.name(queue) if self._registry.strict else queue_name(queue)
+
+    def _published_through(
+        self, queue: str, bodies: Iterable[object], options: Mapping[str, Any], send: Callable[[Outgoing], Any]
+    ) -> Any:
+        """Publish through the middleware; `send` is the innermost."""
+        call = published_through(self._registry.middleware, send, awaited=self._awaited)
+        return call(Outgoing(queue, bodies, dict(options)))
+
     def _receive_flow(
         self, queue: QueueName, wait: Duration | None, as_type: type[T] | None, make: receive.Make[T] = Message
     ) -> Flow[Message[T] | None]:
-        return receive.receive(self._link, queue_name(queue), _wait_seconds(wait), as_type, make)
+        return receive.receive(self._link, self._name(queue), _wait_seconds(wait), as_type, make)
 
     def _redrive_flow(
         self,
@@ -279,7 +313,7 @@ class Face:
             run.check_count("limit", limit, 1, 2**40)
         if reason is not None:
             check_text("reason", reason, REASON_CHARACTERS_MAX)
-        return run.redrive(self._link, queue_name(queue), ids=chosen, reason=reason, limit=limit, rate=rate)
+        return run.redrive(self._link, self._name(queue), ids=chosen, reason=reason, limit=limit, rate=rate)
 
     def _many_options(self, options: PublishManyKeywords) -> PublishOptions:
         key = options.get("key")
@@ -294,7 +328,7 @@ class Face:
         return default if data is None else codec.decode_result(data, as_type)
 
     def _purge_flow(self, queue: QueueName, state: MessageState) -> Flow[int]:
-        return run.purge(self._link, queue_name(queue), run.check_state(state, run.PURGED_STATES))
+        return run.purge(self._link, self._name(queue), run.check_state(state, run.PURGED_STATES))
 
     def _peek_flow(self, queue: QueueName, n: int, state: MessageState) -> Flow[list[StoredMessage[Any]]]:
         run.check_count("n", n, 1, PAGE_MAX)

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable, Iterator
 from datetime import datetime
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, Unpack, cast, overload
 
 from waypost.client.base import (
     DEFAULT_RETRY,
@@ -32,6 +32,7 @@ from waypost.message import (
     RegisteredWorker,
     Stats,
 )
+from waypost.middleware import Outgoing
 from waypost.operations import publish, receive, run, wait
 from waypost.operations.flow import Flow, drive
 from waypost.operations.publish import checked
@@ -169,8 +170,16 @@ class Waypost(Face):
         messages) holds this message back until those chains have ended. On a full queue whose policy is `block`,
         waits for room up to `timeout` seconds (1), then raises `QueueFull`.
         """
+        name = self._name(queue)
         with self._gate.publish():
-            return self._run(publish.publish(self._link, queue_name(queue), body, checked(options)))
+            if self._registry.middleware:
+                return (self._published_through(name, [body], options, self._send_one))[0]  # type: ignore[no-any-return]
+            return self._run(publish.publish(self._link, name, body, checked(options)))
+
+    def _send_one(self, outgoing: Outgoing) -> list[Published]:
+        (body,) = outgoing.bodies
+        flow = publish.publish(self._link, self._name(outgoing.queue), body, checked(outgoing.options))
+        return [self._run(flow)]
 
     @overload
     def publish_many(
@@ -190,9 +199,16 @@ class Waypost(Face):
         part fails after others are stored, or a body is refused, `PartialPublish` says what is known of each; if
         nothing was stored, the error itself is raised.
         """
+        name = self._name(queue)
         with self._gate.publish():
-            flow = publish.publish_many(self._link, queue_name(queue), bodies, self._many_options(options))
-            return self._run(flow)
+            if self._registry.middleware:
+                return self._published_through(name, bodies, options, self._send_many)  # type: ignore[no-any-return]
+            return self._run(publish.publish_many(self._link, name, bodies, self._many_options(options)))
+
+    def _send_many(self, outgoing: Outgoing) -> list[Published]:
+        options = self._many_options(cast("PublishManyKeywords", dict(outgoing.options)))
+        flow = publish.publish_many(self._link, self._name(outgoing.queue), outgoing.bodies, options)
+        return self._run(flow)
 
     @overload
     def receive(
@@ -256,7 +272,7 @@ class Waypost(Face):
 
     def cancel(self, queue: QueueName, *, id: str | None = None, key: str | None = None) -> CancelStatus:
         """Cancel by id or key: `cancelled`, `requested` (it is running), `finished` or `unknown`."""
-        return self._run(run.cancel(self._link, queue_name(queue), id=id, key=key))
+        return self._run(run.cancel(self._link, self._name(queue), id=id, key=key))
 
     def result(self, queue: QueueName, id: str, default: Any = None, *, as_type: type[Any] | None = None) -> Any:
         """What a handler kept as the result of a message, `default` if there is none or it is too old."""
@@ -378,7 +394,7 @@ class Waypost(Face):
         Known are lease, max_deliveries, max_pending, overload ("raise", "block", "drop_oldest"), max_running, rate
         ("100/m"), journal ("off", "failures", "all", "full"), journal_max, dead_max, dead_keep and completed.
         """
-        return self._run(run.configure(self._link, queue_name(queue), settings))
+        return self._run(run.configure(self._link, self._name(queue), settings))
 
     def policy(self, queue: QueueName) -> Policy:
         """How a queue behaves now."""
@@ -386,11 +402,11 @@ class Waypost(Face):
 
     def pause(self, queue: QueueName) -> bool:
         """Hand out nothing until `resume`; publishes and settles go on. Whether this changed anything."""
-        return self._run(run.pause(self._link, queue_name(queue)))
+        return self._run(run.pause(self._link, self._name(queue)))
 
     def resume(self, queue: QueueName) -> bool:
         """Hand out messages again. Whether this changed anything."""
-        return self._run(run.resume(self._link, queue_name(queue)))
+        return self._run(run.resume(self._link, self._name(queue)))
 
     def redrive(
         self,

@@ -100,6 +100,10 @@ class BlockingWorker:
         """Whether this worker consumes: it claimed, or could have, within its window. Cheap; safe from any thread."""
         return self._worker.health()
 
+    def reports(self) -> dict[str, Drained]:
+        """The same for each of its queues."""
+        return self._worker.reports()
+
     def __enter__(self) -> Self:
         return self.start()
 

@@ -12,23 +12,21 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextvars import copy_context
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from waypost.delivery import Message, Outcome, Retry
 from waypost.errors import EnvelopeTooNew, OutcomeUnknown, StoreUnavailable, Undecodable, WaypostError
-from waypost.message import Claimed, Settlement
+from waypost.message import Claimed, Drained, Settlement
 from waypost.operations import receive
 from waypost.operations.flow import Link, drive_async
 from waypost.operations.forward import deliver_outgoing
 from waypost.policy import CHUNK_MESSAGES_MAX
 from waypost.store.port import AsyncExecutor
+from waypost.worker.calling import Caller
 from waypost.worker.handler import Handler, handling
 from waypost.worker.health import Pulse
-from waypost.worker.running import Ending, Slot, log_failure, suspended
+from waypost.worker.running import Ending, Slot, log_failure
 from waypost.worker.settling import Settler
-from waypost.worker.threads import Threads
 
 if TYPE_CHECKING:
     from waypost.worker.renewing import Renewer
@@ -45,6 +43,11 @@ UNSETTLED_MAX = 4 * CHUNK_MESSAGES_MAX
 FAILED_CLAIM_SECONDS = 1.0
 #: A handler that was cancelled has so long to end before it counts as one that goes on.
 CANCEL_GRACE_SECONDS = 1.0
+#: A message whose handler cancelled itself is given back after so long. That costs it nothing, so without a pause one
+#: that always does so would keep a worker busy with nothing else.
+CANCELLED_SECONDS = 1.0
+#: So often a busy worker asks whether its queue has limits that others want to share.
+LIMITS_SECONDS = 5.0
 
 
 class Consumer:
@@ -83,14 +86,20 @@ class Consumer:
         self._ready: deque[Message[Any]] = deque()
         self._held: set[Message[Any]] = set()
         self.settler = Settler(link, executor, self.queue, self._held, self._on_settled)
-        self._threads = None if handler.is_async else Threads(f"waypost-{self.queue}", handler.concurrency)
+        self._caller = Caller(handler, self._settle)
+        #: Messages that wait to be given back.
+        self._paced: dict[Message[Any], Settlement] = {}
         self._slots: list[Slot] = []
         self._idle: list[Slot] = []
         self._busy = 0
         self._stopping = False
         self._at_most_once = False
+        #: Whether the queue has `max_running` or a rate, and when to ask again.
+        self._limited = False
+        self._limits_due = 0.0
         self._claiming: asyncio.Task[None] | None = None
         self._asleep: asyncio.Future[None] | None = None
+        self._poked = False
         self._needs_room = False
         self._low = 0
         self._own_due = float("inf")
@@ -128,7 +137,7 @@ class Consumer:
             await asyncio.wait(runners, timeout=max(0.0, deadline - time.monotonic()))
         self._give_back_ready()
         late_ones = [slot for slot in self._slots if slot.messages]
-        if self.handler.is_async and late_ones:
+        if self.handler.can_be_stopped and late_ones:
             for slot in late_ones:
                 slot.cancel("stopped")
             self.cancelled += len(late_ones)
@@ -136,8 +145,11 @@ class Consumer:
             await asyncio.wait(tasks, timeout=CANCEL_GRACE_SECONDS)
         await self._give_back_lost_claims()
         await self.settler.stop(max(receive.RELEASE_BUDGET_SECONDS, deadline - time.monotonic()))
-        if self._threads is not None:
-            self._threads.stop()
+        await self._caller.stop()
+
+    def close(self) -> None:
+        """Whatever happened before: leave no process behind."""
+        self._caller.close()
 
     @property
     def running(self) -> int:
@@ -147,13 +159,22 @@ class Consumer:
     @property
     def in_flight(self) -> int:
         """All that was claimed here and is not settled yet."""
-        return len(self._ready) + self._busy + len(self.settler)
+        return len(self._ready) + self._busy + len(self._paced) + len(self.settler)
+
+    def report(self) -> Drained:
+        """Where it stands."""
+        return Drained(
+            handled=self.handled, released=self.settler.released, cancelled=self.cancelled, running=self._busy,
+            unsettled=self.settler.unsettled,
+        )  # fmt: skip
 
     def runners(self) -> list[asyncio.Task[None]]:
         """Those that have not ended: after a stop, the ones whose handlers go on."""
         return [slot.task for slot in self._slots if slot.task is not None and not slot.task.done()]
 
     def _give_back_ready(self) -> None:
+        for message in list(self._paced):
+            self._give_back_now(message)
         kept = [message for message in self._ready if message.at_most_once]
         for message in self._ready:
             # What has left the store cannot be given back: it is handled while there is time.
@@ -191,13 +212,14 @@ class Consumer:
         nap = receive.Nap()
         self._mark = (time.monotonic(), 0)
         while not self.quiet:
+            await self._learn_limits()
             limit = self._room()
             if limit <= 0:
                 self._needs_room = True
                 # Places that are taken are a reason not to claim; outcomes that the store does not take are none.
                 await self._sleep(None, rests=len(self.settler) < UNSETTLED_MAX)
                 continue
-            work = self._work_count()
+            work, self._poked = self._work_count(), False
             claimed = await self._claim(limit)
             if claimed is None:
                 await self._sleep(FAILED_CLAIM_SECONDS, rests=False)
@@ -236,6 +258,18 @@ class Consumer:
             )
             return None
 
+    async def _learn_limits(self) -> None:
+        """Before claiming ahead: what is held here counts against `max_running` and the rate of everybody."""
+        now = time.monotonic()
+        if self._rate * SOON_SECONDS < 1 or now < self._limits_due:
+            return
+        self._limits_due = now + LIMITS_SECONDS
+        try:
+            policy = await drive_async(self._executor, self._link.policy(self.queue))
+        except WaypostError:
+            return  # the claim that follows says so
+        self._limited = policy.max_running is not None or policy.rate_count is not None
+
     def _room(self) -> int:
         """How many more messages can start now or soon."""
         then, handled_then = self._mark
@@ -248,7 +282,8 @@ class Consumer:
             self._low = 0
             return 0
         per_call = self.handler.batch or 1
-        soon = 0 if self._at_most_once else int(self._rate * SOON_SECONDS) * per_call
+        ahead = not self._at_most_once and not self._limited
+        soon = int(self._rate * SOON_SECONDS) * per_call if ahead else 0
         self._low = soon // 2
         free = (self.handler.concurrency - self._busy) * per_call
         return min(free + soon - len(self._ready), CHUNK_MESSAGES_MAX)
@@ -274,12 +309,12 @@ class Consumer:
         if rests:
             self.pulse.rests(pause)
         self._asleep = asleep = self._loop.create_future()
-        alarm = None if pause == float("inf") else self._loop.call_later(max(0.0, pause), self.poke)
+        alarm = None if pause == float("inf") else self._loop.call_later(max(0.0, pause), self._wake)
         try:
-            if not self.quiet:
+            if not self.quiet and not self._poked:
                 await asleep
         finally:
-            self._asleep, self._needs_room = None, False
+            self._asleep, self._needs_room, self._poked = None, False, False
             self.pulse.wakes()
             if alarm is not None:
                 alarm.cancel()
@@ -287,7 +322,14 @@ class Consumer:
                 self._own_due = float("inf")
 
     def poke(self) -> None:
-        """End the sleep: there is room, or work, or a reason to stop."""
+        """There may be work, or a reason to stop: end the sleep, or do not begin the next one.
+
+        A claim under way may have looked before the work came.
+        """
+        self._poked = True
+        self._wake()
+
+    def _wake(self) -> None:
         if self._asleep is not None and not self._asleep.done():
             self._asleep.set_result(None)
 
@@ -297,9 +339,9 @@ class Consumer:
             due = time.monotonic() + soonest_ms / 1000
             if due < self._own_due:
                 self._own_due = due
-                self.poke()
+                self._wake()
         if self._needs_room:
-            self.poke()
+            self._wake()
         self._on_work(sent_to)
 
     # ---- running -----------------------------------------------------------------------------------------
@@ -336,14 +378,14 @@ class Consumer:
                 self._busy += 1
                 result, error = None, None
                 try:
-                    result = await self._call(slot, messages)
+                    result = await self._caller.call(slot, messages)
                 except BaseException as failure:
                     error = failure
                 self._busy -= 1
                 slot.messages = ()
                 if isinstance(error, asyncio.CancelledError) and slot.was_given_up():
                     # The event loop is being closed. A thread may still be at work: never give back what may run.
-                    if self.handler.is_async:
+                    if self.handler.can_be_stopped:
                         self._end(slot, messages, None, error)
                     raise error
                 self._end(slot, messages, result, error)
@@ -351,7 +393,7 @@ class Consumer:
                     await asyncio.sleep(0)
                     turn = monotonic()
             if self._needs_room and len(ready) <= self._low:
-                self.poke()
+                self._wake()
 
     def _take(self) -> list[Message[Any]]:
         """The messages of the next call, without those that need no handler any more."""
@@ -369,31 +411,14 @@ class Consumer:
                 self._give_back(message)
                 continue
             try:
-                if "body" in self.handler.wanted or self.handler.as_type is not None:
+                # A process reads its messages itself.
+                if not self.handler.process and ("body" in self.handler.wanted or self.handler.as_type is not None):
                     _ = message.body
             except Undecodable as error:
                 self._settle(message, error)
                 continue
             messages.append(message)
         return messages
-
-    async def _call(self, slot: Slot, messages: list[Message[Any]]) -> Any:
-        handler = self.handler
-        given = handler.given(messages)
-        # A context of its own for each call: what a handler sets in it must not reach the next one.
-        context = copy_context()
-        if self._threads is not None:
-            return await self._threads.run(partial(context.run, handler.function, *given))
-        coroutine = context.run(handler.function, *given)
-        try:
-            waits_for = context.run(coroutine.send, None)
-        except StopIteration as stop:
-            return stop.value
-        alarm = self._loop.call_later(handler.time_limit, slot.cancel, "timeout")
-        try:
-            return await suspended(coroutine, context, waits_for)
-        finally:
-            alarm.cancel()
 
     # ---- ending ------------------------------------------------------------------------------------------
 
@@ -416,10 +441,11 @@ class Consumer:
                 log_failure(self.handler, messages, error)
         if self._link.on_event is not None:
             slot.tell(self._link, messages, error, ending)
+        paced = isinstance(error, asyncio.CancelledError) and ending is None and not self._stopping
         for message in messages:
-            self._settle(message, error)
+            self._settle(message, error, paced=paced)
 
-    def _settle(self, message: Message[Any], error: BaseException | None) -> None:
+    def _settle(self, message: Message[Any], error: BaseException | None, *, paced: bool = False) -> None:
         handler = self.handler
         if handler.manual and error is None and message.outcome is None:
             error = Retry(reason="left unsettled")
@@ -434,8 +460,16 @@ class Consumer:
         elif message.at_most_once:
             if self._link.on_event is not None:
                 receive.tell_settled(self._link, message, settlement, "done")
+        elif paced and settlement.outcome == "release":
+            self._paced[message] = settlement
+            self._loop.call_later(CANCELLED_SECONDS, self._give_back_now, message)
         else:
             self.settler.add(message, settlement)
+
+    def _give_back_now(self, message: Message[Any]) -> None:
+        """Give back a message whose pause is over, or cut short by a stop."""
+        if self._paced.pop(message, None) is not None:
+            self._give_back(message)
 
     def _close_lost(self, message: Message[Any], settlement: Settlement) -> None:
         """Its renewal said that it is ours no more: a settle could only be refused."""
@@ -487,7 +521,7 @@ class Consumer:
     def _stop_handler(self, message: Message[Any], ending: Ending) -> None:
         for slot in self._slots:
             # In a batch the others are still ours: the handler goes on and can look at each message.
-            if message in slot.messages and self.handler.is_async and len(slot.messages) == 1:
+            if message in slot.messages and self.handler.can_be_stopped and len(slot.messages) == 1:
                 slot.cancel(ending)
         if ending == "lost" and self.handler.on_lease_lost is not None:
             try:

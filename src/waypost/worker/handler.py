@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
-import typing
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from waypost.delivery import Message, Queue, queue_name, queue_type
 from waypost.errors import ConfigurationError
+from waypost.middleware import Middleware, check_handling, handled_through
 from waypost.policy import CHUNK_MESSAGES_MAX, RetryPolicy, check_retry
+from waypost.worker.signature import Signature, Wanted
 
 if TYPE_CHECKING:
     from waypost.worker.running import Slot
@@ -33,8 +35,8 @@ class Handler:
     """How the messages of one queue are handled in this process."""
 
     __slots__ = (
-        "as_type", "batch", "concurrency", "function", "is_async", "manual", "max_run", "name", "on_lease_lost",
-        "queue", "retry", "timeout", "wanted",
+        "as_type", "batch", "concurrency", "function", "is_async", "manual", "max_run", "middleware", "name",
+        "on_lease_lost", "process", "queue", "retry", "state", "timeout", "wanted",
     )  # fmt: skip
 
     def __init__(
@@ -47,8 +49,11 @@ class Handler:
         timeout: float | None = None,
         batch: int | None = None,
         manual: bool = False,
+        process: bool = False,
         max_run: float = MAX_RUN_SECONDS,
         on_lease_lost: OnLeaseLost | None = None,
+        state: object = None,
+        middleware: Sequence[Middleware] = (),
     ) -> None:
         self.queue = queue_name(queue)
         if not callable(function):
@@ -56,121 +61,145 @@ class Handler:
         self.function = function
         self.name: str = getattr(function, "__qualname__", None) or type(function).__qualname__
         self.is_async = _is_async(function)
+        #: Whether it runs in a process of its own rather than in a thread.
+        self.process = process
         self.concurrency = _whole("concurrency", concurrency, CONCURRENCY_MAX)
         self.batch = None if batch is None else _whole("batch", batch, CHUNK_MESSAGES_MAX)
         self.retry = check_retry(retry)
         self.timeout = None if timeout is None else _seconds("timeout", timeout)
-        if timeout is not None and not self.is_async:
+        if timeout is not None and not self.can_be_stopped:
             raise ConfigurationError(
-                f"handler {self.name}: nothing can stop a thread, so timeout= is for async handlers; max_run= says "
-                "when the lease of a handler that blocks is not renewed any more"
+                f"handler {self.name}: nothing can stop a thread, so timeout= is for async handlers and for "
+                "process=True; max_run= says when the lease of a handler that blocks is not renewed any more"
             )
         self.max_run = _seconds("max_run", max_run)
         self.manual = manual
         self.on_lease_lost = on_lease_lost
-        #: In the order of the parameters: "body" or "message".
-        self.wanted: tuple[str, ...] = ()
+        #: The client's state, for parameters that ask for it.
+        self.state = state
+        signature = Signature(self.name, function, is_batch=batch is not None, state=state, as_type=queue_type(queue))
+        self.wanted: tuple[Wanted, ...] = signature.wanted
         #: What the body must be; None for what it was published as.
-        self.as_type: Any = queue_type(queue)
-        self._read_signature()
+        self.as_type: Any = signature.as_type
+        #: What is called around the function, outermost first.
+        self.middleware = check_handling(middleware, self.name, awaited=self.can_be_stopped)
+        if process:
+            self._check_process()
 
     def __repr__(self) -> str:
         return f"Handler({self.queue!r}, {self.name})"
 
     @property
+    def can_be_stopped(self) -> bool:
+        """Whether a call can be ended from outside: a coroutine is cancelled, a process is killed, a thread runs on."""
+        return self.is_async or self.process
+
+    @property
     def time_limit(self) -> float:
-        """After how many seconds an async handler is cancelled."""
+        """After how many seconds a handler that can be stopped is."""
         return self.max_run if self.timeout is None else min(self.timeout, self.max_run)
 
-    def given(self, messages: list[Message[Any]]) -> tuple[Any, ...]:
+    def given(self, messages: Sequence[Message[Any]]) -> tuple[Any, ...]:
         """The arguments of a call. Raises `Undecodable` if a body is not what the handler expects."""
         if self.batch is not None:
-            lists: dict[str, Any] = {"message": messages}
-            if "body" in self.wanted:
-                lists["body"] = [message.body for message in messages]
-            return tuple(lists[what] for what in self.wanted)
+            return tuple(self._given_lists(messages))
         message = messages[0]
         if self.wanted == BODY_ONLY:
             return (message.body,)
-        return tuple(message.body if what == "body" else message for what in self.wanted)
+        return tuple(self._given_one(message))
 
-    # ---- reading the signature ---------------------------------------------------------------------------
+    def _given_one(self, message: Message[Any]) -> list[Any]:
+        given: list[Any] = []
+        for what in self.wanted:
+            match what:
+                case "body":
+                    given.append(message.body)
+                case "message":
+                    given.append(message)
+                case "headers":
+                    given.append(message.headers)
+                case "state":
+                    given.append(self.state)
+        return given
 
-    def _read_signature(self) -> None:
-        try:
-            parameters = inspect.signature(self.function).parameters.values()
-        except (TypeError, ValueError):
-            raise ConfigurationError(f"handler {self.name} has no signature that can be read; wrap it") from None
-        wanted: list[str] = []
-        for parameter in parameters:
-            if parameter.kind is inspect.Parameter.VAR_POSITIONAL or parameter.kind is inspect.Parameter.VAR_KEYWORD:
-                continue
-            annotation = self._annotation(parameter)
-            if self._is_message(parameter.name, annotation):
-                what = "message"
-            elif not wanted or wanted == ["message"]:
-                what = "body"
-            else:
-                what = ""
-            positional = parameter.kind is not inspect.Parameter.KEYWORD_ONLY
-            if what and positional and what not in wanted:
-                wanted.append(what)
-                self._take_type(what, annotation)
-            elif parameter.default is inspect.Parameter.empty:
-                raise ConfigurationError(
-                    f"handler {self.name}: nothing is known to give to the parameter {parameter.name!r}; a handler "
-                    "takes the body and, by the name or the annotation, the message"
-                )
-            else:
-                break
-        self.wanted = tuple(wanted)
+    def _given_lists(self, messages: Sequence[Message[Any]]) -> list[Any]:
+        given: list[Any] = []
+        for what in self.wanted:
+            match what:
+                case "body":
+                    given.append([message.body for message in messages])
+                case "message":
+                    given.append(list(messages))
+                case "headers":
+                    given.append([message.headers for message in messages])
+                case "state":
+                    given.append(self.state)
+        return given
 
-    def _annotation(self, parameter: inspect.Parameter) -> Any:
-        annotation = parameter.annotation
-        if annotation is inspect.Parameter.empty:
-            return None
-        function = inspect.unwrap(self.function)
-        function = getattr(function, "func", function)  # a partial
-        function = getattr(function, "__func__", function)
-        code, cells = getattr(function, "__code__", None), getattr(function, "__closure__", None) or ()
-        local: dict[str, Any] = {}
-        for name, cell in zip(code.co_freevars if code else (), cells, strict=False):
-            try:
-                local[name] = cell.cell_contents
-            except ValueError:
-                continue  # not bound yet
-        asked = SimpleNamespace(__annotations__={"asked": annotation})
-        try:
-            return typing.get_type_hints(asked, getattr(function, "__globals__", {}), local)["asked"]
-        except NameError as error:
+    def through_middleware(self, call: Callable[[Sequence[Message[Any]]], Any]) -> Callable[..., Any]:
+        """A call of the handler with the middleware around it."""
+        return handled_through(self.middleware, call, awaited=self.can_be_stopped)
+
+    # ---- processes ---------------------------------------------------------------------------------------
+
+    def _check_process(self) -> None:
+        """What can be known of a handler for processes when it is registered: its name is not bound yet."""
+        if os.name != "posix":
+            raise ConfigurationError(f"handler {self.name}: process=True needs a POSIX system")
+        if self.is_async:
             raise ConfigurationError(
-                f"handler {self.name}: the annotation of {parameter.name!r} cannot be resolved ({error}); define the "
-                "type at the top of its module"
-            ) from None
+                f"handler {self.name} is async and runs on the event loop; process=True is for functions that compute"
+            )
+        if not inspect.isfunction(self.function) or "<" in self.name:
+            raise ConfigurationError(
+                f"handler {self.name}: with process=True a handler is found by its name in another process, so it must "
+                "be a function at the top of its module, not a lambda, a method or a function inside another"
+            )
+        if "state" in self.wanted:
+            raise ConfigurationError(
+                f"handler {self.name}: the client's state stays in the worker's own process; with process=True make "
+                "what the handler needs at the top of its module"
+            )
 
-    def _is_message(self, name: str, annotation: Any) -> bool:
-        if self.batch is not None and typing.get_origin(annotation) is list:
-            (annotation,) = typing.get_args(annotation)
-        origin = typing.get_origin(annotation) or annotation
-        if isinstance(origin, type) and issubclass(origin, Message):
-            return True
-        return annotation in (None, Any) and name in ("message", "messages")
+    def check_can_start(self) -> None:
+        """Raise `ConfigurationError` if a process of its own could not find this handler."""
+        if not self.process:
+            return
+        module = self.function.__module__
+        if module == "__main__":
+            raise ConfigurationError(
+                f"handler {self.name} is in the program that was started (__main__), where no other process can find "
+                "it; put it into a module and import that, or start it with: waypost worker module:post"
+            )
+        if find(module, self.name) is not self.function:
+            raise ConfigurationError(
+                f"handler {self.name}: {module}.{self.name} is not the function that was registered; put "
+                "@post.handler above all other decorators"
+            )
+        if self.body_type_name is not None and find(*self.body_type_name.split(":")) is not self.as_type:
+            raise ConfigurationError(
+                f"handler {self.name}: the type of its queue's bodies cannot be found by its name in another process; "
+                "annotate the parameter of the handler instead"
+            )
 
-    def _take_type(self, what: str, annotation: Any) -> None:
-        """The annotated type of the body, or of `Message[T]`, says what the body must be."""
-        if self.batch is not None and annotation is not None:
-            if typing.get_origin(annotation) not in (list, typing.get_origin(typing.Sequence[int])):
-                if annotation in (Any, list):
-                    return
-                raise ConfigurationError(
-                    f"handler {self.name} takes batches: annotate its parameter as list[…], not {annotation}"
-                )
-            (annotation,) = typing.get_args(annotation)
-        if what == "message":
-            given = typing.get_args(annotation)
-            annotation = given[0] if given else None
-        if annotation is not None and annotation is not Any and not isinstance(annotation, typing.TypeVar):
-            self.as_type = annotation
+    @property
+    def body_type_name(self) -> str | None:
+        """Where the type of the bodies is found, if the function's own annotations do not say."""
+        own = Signature(self.name, self.function, is_batch=self.batch is not None, state=self.state).as_type
+        if self.as_type is None or own == self.as_type:
+            return None
+        return f"{getattr(self.as_type, '__module__', '')}:{getattr(self.as_type, '__qualname__', '')}"
+
+
+def find(module: str, qualname: str) -> Any:
+    """What a module calls by this name; None if there is no such thing."""
+    try:
+        found: Any = importlib.import_module(module)
+    except (ImportError, ValueError):
+        return None
+    for name in qualname.split("."):
+        found = getattr(found, name, None)
+    return found
 
 
 def _is_async(function: Callable[..., Any]) -> bool:

@@ -56,6 +56,8 @@ class Worker:
     ) -> None:
         if not handlers:
             raise ConfigurationError("there is nothing to run: register a function with @post.handler(queue)")
+        for handler in handlers:
+            handler.check_can_start()
         self.handlers = list(handlers)
         self.name = name
         self._store = store
@@ -166,13 +168,11 @@ class Worker:
         """Where the worker stands now."""
         if not self._consumers:
             return self._last
-        return Drained(
-            handled=sum(consumer.handled for consumer in self._consumers),
-            released=sum(consumer.settler.released for consumer in self._consumers),
-            cancelled=sum(consumer.cancelled for consumer in self._consumers),
-            running=sum(consumer.running for consumer in self._consumers),
-            unsettled=sum(consumer.settler.unsettled for consumer in self._consumers),
-        )
+        return sum((consumer.report() for consumer in self._consumers), Drained())
+
+    def reports(self) -> dict[str, Drained]:
+        """The same for each of its queues."""
+        return {consumer.queue: consumer.report() for consumer in self._consumers}
 
     def health(self) -> Health:
         """Whether this worker consumes: it claimed, or could have, within its window. Cheap; safe from any thread."""
@@ -373,6 +373,8 @@ class _Parts:
         assert self._executor is not None
         self._link.draining = True
         await asyncio.to_thread(self.registrar.stop, RENEWER_STOP_SECONDS)
+        for consumer in self.consumers:
+            consumer.close()
         await asyncio.to_thread(self._renewer.stop, RENEWER_STOP_SECONDS)
         await self._executor.close()
 

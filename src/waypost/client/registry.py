@@ -1,0 +1,64 @@
+"""What a client was told about its application: its queues, its handlers, its middleware and its state."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from waypost.delivery import Queue, queue_name
+from waypost.errors import ConfigurationError, UnknownQueue
+from waypost.middleware import Middleware, check_middleware
+from waypost.worker.handler import Handler
+
+
+class Registry:
+    """Kept by a client, asked for the name of every queue that is to be changed."""
+
+    __slots__ = ("_declared", "_given", "handlers", "middleware", "state", "strict")
+
+    def __init__(
+        self,
+        *,
+        queues: Iterable[str | Queue[Any]] | None,
+        strict: bool,
+        middleware: Iterable[Middleware],
+        state: object,
+        awaited: bool,
+    ) -> None:
+        self.strict = strict
+        self.state = state
+        self.middleware = check_middleware(middleware, awaited=awaited)
+        self.handlers: dict[str, Handler] = {}
+        if isinstance(queues, str):
+            raise ConfigurationError("queues= is a list of queues: queues=[orders, mails]")
+        self._given = queues is not None
+        self._declared = {queue_name(queue) for queue in queues or ()}
+
+    def name(self, queue: str | Queue[Any]) -> str:
+        """The checked name of a queue. Raises `UnknownQueue` if this client is strict and was not told of it."""
+        name = queue_name(queue)
+        if self.strict and name not in self._declared:
+            raise self._unknown(name)
+        return name
+
+    def check_handled(self, queue: str | Queue[Any]) -> None:
+        """A handler for this queue is registered. With a handle it declares the queue, or where no list was given."""
+        name = queue_name(queue)
+        if self.strict and self._given and not isinstance(queue, Queue) and name not in self._declared:
+            raise self._unknown(name)
+
+    def add(self, handler: Handler) -> None:
+        """Register a handler."""
+        known = self.handlers.setdefault(handler.queue, handler)
+        if known is not handler:
+            raise ConfigurationError(f"queue {handler.queue} has a handler already: {known.name}")
+        self._declared.add(handler.queue)
+
+    def _unknown(self, name: str) -> UnknownQueue:
+        from difflib import get_close_matches
+
+        close = get_close_matches(name, self._declared)
+        hint = f"Did you mean {' or '.join(close)}? If not, declare" if close else "Declare"
+        return UnknownQueue(
+            f"queue {name} was not declared, and this client is strict. {hint} it with queues=[…] or a handler"
+        )

@@ -1,0 +1,135 @@
+"""Middleware: the one place to put code around every publish of a client and every handler call of its workers.
+
+    class Timed(Middleware):
+        async def handle_async(self, messages, call_next):
+            began = time.monotonic()
+            try:
+                return await call_next()
+            finally:
+                took.observe(time.monotonic() - began)
+
+    post = AsyncWaypost(url, middleware=[Traced(), Timed()])      # Traced is outermost
+
+Each kind of call has a method in its own colour; override those that you need. What calls `publish` and what runs
+handlers knows its colour, so a middleware that has the method of the other colour only is refused where it is given:
+it would be passed over in silence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from msgspec import Struct, structs
+
+from waypost.delivery import Message
+from waypost.errors import ConfigurationError
+from waypost.message import Published
+
+
+class Outgoing(Struct, frozen=True):
+    """A publish on its way: one body, or those of a batch, with the options of the call."""
+
+    queue: str
+    #: One for `publish`. For `publish_many` what the caller gave, which may be a generator: map it, do not use it up.
+    bodies: Iterable[Any]
+    #: The keywords of the call: `key`, `delay`, `headers`, …
+    options: Mapping[str, Any]
+
+    def with_headers(self, headers: Mapping[str, str]) -> Outgoing:
+        """The same with these headers too."""
+        merged = {**(self.options.get("headers") or {}), **headers}
+        return structs.replace(self, options={**self.options, "headers": merged})
+
+
+class Middleware:
+    """What is called around publishes and handlers. Every method passes on unless you override it.
+
+    `call_next` goes on inwards, to the next middleware and at last to the store or the handler. A method may look
+    before and after, pass on a changed `Outgoing`, return an outcome (`Retry`, `Dead`, …) in place of the handler's, or
+    raise: an error here is like one of the handler, or like one of the publish.
+    """
+
+    def publish(self, outgoing: Outgoing, call_next: Callable[[Outgoing], list[Published]]) -> list[Published]:
+        """Around `publish` and `publish_many` of a `Waypost`."""
+        return call_next(outgoing)
+
+    async def publish_async(
+        self, outgoing: Outgoing, call_next: Callable[[Outgoing], Awaitable[list[Published]]]
+    ) -> list[Published]:
+        """Around `publish` and `publish_many` of an `AsyncWaypost`."""
+        return await call_next(outgoing)
+
+    def handle(self, messages: Sequence[Message[Any]], call_next: Callable[[], Any]) -> Any:
+        """Around a handler that blocks, in its thread. `messages` is one message unless the handler takes batches."""
+        return call_next()
+
+    async def handle_async(self, messages: Sequence[Message[Any]], call_next: Callable[[], Awaitable[Any]]) -> Any:
+        """Around an async handler, and around the wait for one that runs in a process."""
+        return await call_next()
+
+
+def overrides(middleware: Middleware, method: str) -> bool:
+    """Whether it does anything in this method."""
+    return getattr(type(middleware), method) is not getattr(Middleware, method)
+
+
+def check_middleware(given: Iterable[Middleware], *, awaited: bool) -> tuple[Middleware, ...]:
+    """The middleware of a client, if each is one and has the method for the publishes of this colour."""
+    chosen = tuple(given)
+    for one in chosen:
+        if not isinstance(one, Middleware):
+            raise ConfigurationError(f"a middleware is an instance of waypost.Middleware, not {one!r:.80}")
+        method, other = ("publish_async", "publish") if awaited else ("publish", "publish_async")
+        if overrides(one, other) and not overrides(one, method):
+            raise ConfigurationError(
+                f"{type(one).__name__} has {other} but not {method}, so this client's publishes would pass it by"
+            )
+    return chosen
+
+
+def check_handling(given: Iterable[Middleware], handler: str, *, awaited: bool) -> tuple[Middleware, ...]:
+    """Those that do something around handlers of this colour; refuses one that only knows the other."""
+    method, other = ("handle_async", "handle") if awaited else ("handle", "handle_async")
+    chosen = []
+    for one in given:
+        if overrides(one, method):
+            chosen.append(one)
+        elif overrides(one, other):
+            kind = "is awaited (async, or in a process)" if awaited else "blocks"
+            raise ConfigurationError(
+                f"{type(one).__name__} has {other} but not {method}, and handler {handler} {kind}: it would pass it by"
+            )
+    return tuple(chosen)
+
+
+def handled_through(
+    middleware: Sequence[Middleware], call: Callable[[Sequence[Message[Any]]], Any], *, awaited: bool
+) -> Callable[[Sequence[Message[Any]]], Any]:
+    """A handler call with the middleware around it."""
+    for one in reversed(middleware):
+        call = partial(_handle, one.handle_async if awaited else one.handle, call)
+    return call
+
+
+def _handle(
+    around: Callable[..., Any], inner: Callable[[Sequence[Message[Any]]], Any], messages: Sequence[Message[Any]]
+) -> Any:
+    return around(messages, partial(inner, messages))
+
+
+def published_through(
+    middleware: Sequence[Middleware], send: Callable[[Outgoing], Any], *, awaited: bool
+) -> Callable[[Outgoing], Any]:
+    """A publish with the middleware around it."""
+    for one in reversed(middleware):
+        if awaited and overrides(one, "publish_async"):
+            send = partial(_publish, one.publish_async, send)
+        elif not awaited and overrides(one, "publish"):
+            send = partial(_publish, one.publish, send)
+    return send
+
+
+def _publish(around: Callable[..., Any], inner: Callable[[Outgoing], Any], outgoing: Outgoing) -> Any:
+    return around(outgoing, inner)

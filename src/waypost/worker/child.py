@@ -1,0 +1,141 @@
+"""The program of a handler's process: it reads calls from its worker, runs the handler, and answers.
+
+It ends when its worker does, however that ends: the pipe between them closes, which a thread notices while a handler
+runs; and where the system can (Linux), the kernel ends it even if a handler holds the interpreter's lock in C.
+Signals that ask a worker to stop are the worker's affair, also where a terminal or a supervisor sends them to all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import queue
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from waypost.delivery import Message, Outcome, Queue
+from waypost.errors import ProcessFailed, Undecodable
+from waypost.policy import NoRetry
+from waypost.worker.handler import Handler, find
+from waypost.worker.signals import NAMES
+from waypost.worker.wire import LENGTH_BYTES, Answer, Call, End, Hello, decode, end_of, failure_of, frame, say
+
+#: An idle process whose worker is gone has so long to end in its own way: what it registered with `atexit`.
+EXIT_SECONDS = 2.0
+PR_SET_PDEATHSIG = 1
+
+
+def main(descriptor: int, parent: int) -> None:
+    """Serve calls until the worker hangs up."""
+    end_with_parent(parent)
+    for name in NAMES:
+        # Not SIG_IGN: programs that a handler starts would inherit that.
+        signal.signal(getattr(signal, name), lambda number, stack: None)
+    connection = socket.socket(fileno=descriptor)
+    connection.set_inheritable(False)
+    # A fork that outlives this process must not keep its worker waiting for the end of the connection.
+    os.register_at_fork(after_in_child=connection.close)
+    frames: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+    threading.Thread(target=_listen, args=(connection, frames), name="waypost-parent", daemon=True).start()
+    first = frames.get()
+    if first is None:
+        return
+    hello, handler, answer = decode(first, Hello), None, Answer()
+    try:
+        handler = handler_of(hello)
+    except BaseException as error:
+        answer = Answer(failure=failure_of(error))
+    connection.sendall(frame(answer))
+    while (data := frames.get()) is not None:
+        if handler is not None:
+            answer = answer_to(decode(data, Call), handler)
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            connection.sendall(frame(answer))
+        del data
+
+
+def end_with_parent(parent: int) -> None:
+    """Ask the kernel, where it can be asked, to end this process with the one that started it."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        sys.exit(0)  # it ended before we could ask
+
+
+def _listen(connection: socket.socket, frames: queue.SimpleQueue[bytes | None]) -> None:
+    """Pass frames on; when the worker is gone, end this process, in the middle of a handler if there is one."""
+    while (data := _read_frame(connection)) is not None:
+        frames.put(data)
+    frames.put(None)
+    # A handler at work now works for nobody. An idle process takes the None and is gone before this.
+    threading.Event().wait(EXIT_SECONDS)
+    os._exit(1)
+
+
+def _read_frame(connection: socket.socket) -> bytes | None:
+    head = _read(connection, LENGTH_BYTES)
+    return None if head is None else _read(connection, int.from_bytes(head, "big"))
+
+
+def _read(connection: socket.socket, count: int) -> bytes | None:
+    data = bytearray()
+    while len(data) < count:
+        try:
+            part = connection.recv(count - len(data))
+        except OSError:
+            return None
+        if not part:
+            return None
+        data += part
+    return bytes(data)
+
+
+def handler_of(hello: Hello) -> Handler:
+    """The handler that a worker speaks of, found by its name."""
+    import importlib
+
+    importlib.import_module(hello.module)  # its own error says more than that nothing was found
+    function: Callable[..., Any] | None = find(hello.module, hello.name)
+    if function is None:
+        raise ProcessFailed(f"there is no {hello.module}.{hello.name} in the handler's process")
+    target: str | Queue[Any] = hello.queue
+    if hello.body_type is not None:
+        target = Queue(hello.queue, find(*hello.body_type.split(":")))
+    return Handler(target, function, batch=hello.batch, retry=NoRetry())
+
+
+def answer_to(call: Call, handler: Handler) -> Answer:
+    """Run the handler for a call."""
+    messages = [Message(handler.queue, lease, handler.as_type) for lease in call.leases]
+    ends: dict[str, End] = {}
+    readable: list[Message[Any]] = []
+    for message in messages:
+        try:
+            if "body" in handler.wanted or handler.as_type is not None:
+                _ = message.body
+            else:
+                message.open()
+        except Undecodable as error:
+            ends[message.id] = End(unreadable=failure_of(error))
+        else:
+            readable.append(message)
+    said, failure = None, None
+    if readable:
+        try:
+            result = handler.function(*handler.given(readable))
+        except Outcome as outcome:
+            said = say(outcome)
+        except BaseException as error:
+            failure = failure_of(error)
+        else:
+            said = say(result) if isinstance(result, Outcome) else None
+        for message in readable:
+            ends[message.id] = end_of(message)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    return Answer([ends[message.id] for message in messages], said, failure)

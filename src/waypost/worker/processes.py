@@ -1,0 +1,208 @@
+"""Processes for handlers that compute: as many as run at once, each a Python of its own that serves one call at a time.
+
+A process can be ended where a thread cannot: when the lease is lost, a cancel is asked for or the time is up, it is
+killed, and the next call gets another. If it dies by itself, that is the failure of the call it was serving and of
+no other. It is started as a program of its own and told the handler by name, so nothing is forked and nothing is
+unpacked that could be code.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+from weakref import WeakSet
+
+from waypost.delivery import Message, Outcome
+from waypost.errors import ProcessFailed, Undecodable
+from waypost.worker.handler import Handler, find
+from waypost.worker.wire import LENGTH_BYTES, Answer, Call, Hello, decode, error_of, frame, heard, take_over
+
+#: Imports may take a while on a cold disk; a process that needs longer will not come up at all.
+START_SECONDS_MAX = 60.0
+#: Idle processes have so long to end when the worker stops.
+STOP_SECONDS_MAX = 3.0
+#: After the connection broke, the exit code says why; it is there in a moment.
+EXIT_LOOK_SECONDS = 0.005
+EXIT_LOOKS_MAX = 200
+READ_BYTES = 256 * 1024
+#: The same modules must be found as here, waypost itself included.
+PROGRAM = "import json, sys; sys.path[:] = json.loads(sys.argv[3]); from waypost.worker.child import main; \
+main(int(sys.argv[1]), int(sys.argv[2]))"
+
+#: A forked copy of this process must not hold the connections open after it is gone.
+_connections: WeakSet[socket.socket] = WeakSet()
+
+
+def _close_in_fork() -> None:
+    for connection in list(_connections):
+        connection.close()
+
+
+os.register_at_fork(after_in_child=_close_in_fork)
+
+
+class Child:
+    """One process and the connection to it."""
+
+    def __init__(self) -> None:
+        self._connection, theirs = socket.socketpair()
+        _connections.add(self._connection)
+        self._connection.setblocking(False)
+        self._data = bytearray()
+        with theirs:
+            warnings = [f"-W{option}" for option in sys.warnoptions]
+            arguments = [str(theirs.fileno()), str(os.getpid()), json.dumps(sys.path)]
+            self.process = subprocess.Popen(
+                [sys.executable, *warnings, "-c", PROGRAM, *arguments],
+                stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()],
+            )  # fmt: skip
+
+    async def ask(self, question: Hello | Call) -> Answer:
+        """One frame there and one back. Raises `ProcessFailed` if the process ends instead of answering."""
+        loop = asyncio.get_running_loop()
+        try:
+            await loop.sock_sendall(self._connection, frame(question))
+            head = await self._read(LENGTH_BYTES)
+            return decode(await self._read(int.from_bytes(head, "big")), Answer)
+        except OSError:
+            raise ProcessFailed(f"the handler's process {self.process.pid} {await self._how_it_ended()}") from None
+
+    async def _read(self, count: int) -> bytes:
+        while len(self._data) < count:
+            part = await asyncio.get_running_loop().sock_recv(self._connection, READ_BYTES)
+            if not part:
+                raise ConnectionResetError
+            self._data += part
+        data = bytes(self._data[:count])
+        del self._data[:count]
+        return data
+
+    async def _how_it_ended(self) -> str:
+        for _ in range(EXIT_LOOKS_MAX):
+            if self.process.poll() is not None:
+                break
+            await asyncio.sleep(EXIT_LOOK_SECONDS)
+        code = self.process.poll()
+        if code is None:
+            return "closed its connection"
+        if code < 0:
+            return f"was killed by {signal.Signals(-code).name}"
+        return f"ended with exit code {code}"
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it still runs."""
+        return self.process.poll() is None
+
+    def hang_up(self) -> None:
+        """Close the connection: it ends by itself when it is idle."""
+        self._connection.close()
+
+    def kill(self) -> None:
+        """End it at once. A thread collects its exit code: the end of a large process takes a moment."""
+        self._connection.close()
+        if self.process.poll() is None:
+            with suppress(ProcessLookupError):
+                self.process.kill()
+            threading.Thread(target=self.process.wait, name="waypost-reaper", daemon=True).start()
+
+
+class Processes:
+    """The processes of one handler. Lives on one event loop, in whose thread they are started."""
+
+    def __init__(self, handler: Handler) -> None:
+        self._handler = handler
+        self._hello = Hello(
+            handler.function.__module__, handler.name, handler.queue, handler.batch, handler.body_type_name
+        )
+        self._idle: list[Child] = []
+        self._all: set[Child] = set()
+
+    async def run(
+        self,
+        messages: list[Message[Any]],
+        on_begun: Callable[[], asyncio.TimerHandle],
+        on_unreadable: Callable[[Message[Any], Undecodable], None],
+    ) -> Any:
+        """Run the handler for these messages in a process; its outcome, or the error that it ended with.
+
+        `on_begun` is called when the handler starts; it returns the alarm that ends it. `on_unreadable` is called for
+        messages whose bodies the process could not read, and which were no part of the call.
+        """
+        child = await self._take()
+        alarm = on_begun()
+        try:
+            answer = await child.ask(Call([message.lease for message in messages]))
+        except BaseException:
+            self._end(child)
+            raise
+        finally:
+            alarm.cancel()
+        self._idle.append(child)
+        for message, end in zip(messages, answer.ends, strict=False):
+            if end.unreadable is None:
+                take_over(message, end)
+            else:
+                error = error_of(end.unreadable, find)
+                on_unreadable(message, error if isinstance(error, Undecodable) else Undecodable(str(error)))
+        if answer.failure is not None:
+            raise error_of(answer.failure, find)
+        said = None if answer.said is None else heard(answer.said)
+        return said if isinstance(said, Outcome) else None
+
+    async def _take(self) -> Child:
+        while self._idle:
+            child = self._idle.pop()
+            if child.is_alive:
+                return child
+            self._end(child)
+        child = Child()
+        self._all.add(child)
+        try:
+            async with asyncio.timeout(START_SECONDS_MAX):
+                answer = await child.ask(self._hello)
+        except TimeoutError:
+            self._end(child)
+            raise ProcessFailed(f"the handler's process did not start within {START_SECONDS_MAX:g} s") from None
+        except BaseException:
+            self._end(child)
+            raise
+        if answer.failure is not None:
+            # What it could not import now it may import after a repair, so no process stays that could not.
+            self._end(child)
+            raise error_of(answer.failure, find)
+        return child
+
+    def _end(self, child: Child) -> None:
+        child.kill()
+        self._all.discard(child)
+
+    @property
+    def pids(self) -> list[int]:
+        """The processes that there are."""
+        return [child.process.pid for child in self._all]
+
+    async def stop(self) -> None:
+        """Let idle processes end, then kill what is left."""
+        for child in self._idle:
+            child.hang_up()
+        looks = round(STOP_SECONDS_MAX / EXIT_LOOK_SECONDS)
+        while looks > 0 and any(child.is_alive for child in self._idle):
+            looks -= 1
+            await asyncio.sleep(EXIT_LOOK_SECONDS)
+        self.kill()
+
+    def kill(self) -> None:
+        """End all of them at once."""
+        for child in list(self._all):
+            self._end(child)
+        self._idle.clear()

@@ -1,0 +1,200 @@
+"""What a worker and a handler's process say to each other: MessagePack of plain data, each frame after its length.
+
+Nothing here can become code in the reader: an outcome is its fields, an error the name of its class and its text.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable
+from typing import Any, Literal, TypeVar
+
+import msgspec
+from msgspec import Struct
+
+from waypost.delivery import Dead, Drop, Message, Outcome, Retry, Snooze, cut_text, error_text
+from waypost.errors import ProcessFailed
+from waypost.message import Continuation, Lease
+
+T = TypeVar("T")
+LENGTH_BYTES = 4
+#: The arguments of an error that can travel, so that the class can be given them again.
+PLAIN = (str, int, float, bool, type(None))
+#: The last lines of a traceback say most.
+TRACEBACK_CHARACTERS_MAX = 16 * 1024
+
+
+class Hello(Struct, frozen=True):
+    """The first frame: which handler the process is for."""
+
+    module: str
+    name: str
+    queue: str
+    batch: int | None
+    #: `module:name` of the body's type where the function's annotations do not say it.
+    body_type: str | None
+
+
+class Call(Struct, frozen=True):
+    """The messages of one handler call."""
+
+    leases: list[Lease]
+
+
+class Said(Struct, frozen=True):
+    """An outcome."""
+
+    outcome: Literal["done", "retry", "snooze", "dead", "drop"]
+    after_ms: int | None = None
+    reason: str | None = None
+    error: str | None = None
+
+
+class Failure(Struct, frozen=True):
+    """An error as far as it can travel."""
+
+    module: str
+    name: str
+    text: str
+    arguments: list[str | int | float | bool | None] | None
+    traceback: str
+
+
+class End(Struct, frozen=True):
+    """What a handler decided about one message by hand, or why it could not be read."""
+
+    said: Said | None = None
+    then: tuple[Continuation, ...] = ()
+    result: bytes | None = None
+    result_ttl_ms: int = 0
+    unreadable: Failure | None = None
+
+
+class Answer(Struct, frozen=True):
+    """How a call ended. The answer to `Hello` is one without ends, with the failure to import if there was one."""
+
+    ends: list[End] = []
+    said: Said | None = None
+    failure: Failure | None = None
+
+
+encode = msgspec.msgpack.Encoder().encode
+_decoders: dict[type, msgspec.msgpack.Decoder[Any]] = {}
+
+
+def frame(value: Struct) -> bytes:
+    """A value as it goes over the wire."""
+    data = encode(value)
+    return len(data).to_bytes(LENGTH_BYTES, "big") + data
+
+
+def decode(data: bytes, kind: type[T]) -> T:
+    """A value from the wire."""
+    decoder = _decoders.get(kind)
+    if decoder is None:
+        decoder = _decoders[kind] = msgspec.msgpack.Decoder(kind)
+    value: T = decoder.decode(data)
+    return value
+
+
+# ---- outcomes ------------------------------------------------------------------------------------------------
+
+
+def say(outcome: Outcome | Literal["done"] | None) -> Said | None:
+    """An outcome as its fields."""
+    match outcome:
+        case None:
+            return None
+        case Retry():
+            return Said("retry", outcome.after_ms, outcome.reason)
+        case Snooze():
+            return Said("snooze", outcome.after_ms)
+        case Dead():
+            return Said("dead", None, outcome.reason, outcome.error)
+        case Drop():
+            return Said("drop")
+    return Said("done")
+
+
+def heard(said: Said) -> Outcome | Literal["done"]:
+    """The outcome that was said."""
+    after = None if said.after_ms is None else said.after_ms / 1000
+    match said.outcome:
+        case "retry":
+            return Retry(after, said.reason)
+        case "snooze":
+            return Snooze(after or 0)
+        case "dead":
+            return Dead(said.reason or "rejected", said.error)
+        case "drop":
+            return Drop()
+    return "done"
+
+
+def end_of(message: Message[Any]) -> End:
+    """What a handler left in a message."""
+    return End(say(message.outcome), message._then, message._result, message._result_ttl_ms)
+
+
+def take_over(message: Message[Any], end: End) -> None:
+    """Put what the handler's own copy of a message says into ours."""
+    if end.said is not None:
+        message.outcome = heard(end.said)
+    message._then = end.then
+    message._result = end.result
+    message._result_ttl_ms = end.result_ttl_ms
+
+
+# ---- errors --------------------------------------------------------------------------------------------------
+
+
+def failure_of(error: BaseException) -> Failure:
+    """An error as it can travel: its class by name, its text, its arguments if they are plain."""
+    kind = type(error)
+    plain = all(isinstance(one, PLAIN) for one in error.args)
+    told = "".join(traceback.format_exception(error))[-TRACEBACK_CHARACTERS_MAX:]
+    return Failure(
+        kind.__module__,
+        kind.__qualname__,
+        error_text(error),
+        [_plain(one) for one in error.args] if plain else None,
+        told.encode("utf-8", "backslashreplace").decode(),
+    )
+
+
+def _plain(value: Any) -> Any:
+    """Without what MessagePack cannot carry: huge numbers and lone surrogates."""
+    if isinstance(value, str):
+        return cut_text(value)
+    if isinstance(value, int) and not -(2**63) <= value < 2**63:
+        return str(value)
+    return value
+
+
+def error_of(failure: Failure, find: Callable[[str, str], Any]) -> BaseException:
+    """An error of the same class that says the same, so that a retry policy by class works; else a `ProcessFailed`."""
+    error = _same_class(failure, find) or ProcessFailed(f"{failure.module}.{failure.name}: {failure.text}")
+    error.add_note(f"In the handler's process:\n{failure.traceback}")
+    return error
+
+
+def _same_class(failure: Failure, find: Callable[[str, str], Any]) -> BaseException | None:
+    kind = find(failure.module, failure.name) if failure.module not in ("__main__", "") else None
+    if not isinstance(kind, type) or not issubclass(kind, BaseException):
+        return None
+    arguments = [failure.text] if failure.arguments is None else failure.arguments
+    try:
+        # Not its __init__, which may want anything.
+        error = kind.__new__(kind, *arguments)
+        if str(error) == failure.text:
+            return error
+    except Exception:
+        error = None
+    try:
+        told = failure.text
+        names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__str__": lambda self: told}
+        speaking: Any = type(kind.__name__, (kind,), names)
+        made: BaseException = speaking.__new__(speaking, told)
+        return made
+    except Exception:
+        return error

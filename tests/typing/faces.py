@@ -1,0 +1,186 @@
+"""What type checkers must see of the two faces. Nothing here runs.
+
+A line with an ignore for both checkers is an error that they must find; all other lines are right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, assert_type
+
+from waypost import (
+    AsyncWaypost,
+    Constant,
+    Dead,
+    Drained,
+    Ledger,
+    Message,
+    Middleware,
+    Outgoing,
+    Policy,
+    Published,
+    Queue,
+    Retry,
+    StoredMessage,
+    Waypost,
+)
+from waypost.client.awaiting import AsyncConsumed
+from waypost.client.blocking import Consumed
+from waypost.worker.blocking import BlockingWorker
+from waypost.worker.worker import Worker
+
+
+@dataclass
+class Order:
+    id: int
+
+
+@dataclass
+class Mail:
+    to: str
+
+
+orders = Queue("orders", Order)
+post = Waypost("memory://", queues=[orders, "mails"], strict_queues=True, state=Order(1))
+async_post = AsyncWaypost("memory://", queues=[orders, "mails"])
+
+# ---- publish -------------------------------------------------------------------------------------------------
+
+
+def publishes() -> None:
+    assert_type(post.publish(orders, Order(7)), Published)
+    assert_type(post.publish("orders", {"id": 7}, key="order:7", delay=timedelta(minutes=1)), Published)
+    assert_type(post.publish_many(orders, [Order(7)]), list[Published])
+    assert_type(post.publish_many("orders", (number for number in range(3))), list[Published])
+
+    post.publish(orders, Mail("you"))  # type: ignore[misc]  # pyright: ignore[reportCallIssue, reportArgumentType]
+    post.publish(orders, {"id": 7})  # type: ignore[misc]  # pyright: ignore[reportCallIssue, reportArgumentType]
+    post.publish_many(orders, [Mail("you")])  # type: ignore[misc]  # pyright: ignore[reportCallIssue, reportArgumentType]
+    post.publish("orders", 1, priority="high")  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue, reportArgumentType]
+    post.publish("orders", 1, colour="red")  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue]
+    post.publish_many("orders", [1], key="one for all")  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue, reportArgumentType]
+    Queue("orders", 7)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+
+async def publishes_async() -> None:
+    assert_type(await async_post.publish(orders, Order(7)), Published)
+    assert_type(await async_post.publish_many("orders", [1, 2]), list[Published])
+    under_way: Coroutine[Any, Any, Published] = async_post.publish(orders, Order(7))
+    await under_way
+
+    await async_post.publish(orders, Mail("you"))  # type: ignore[misc]  # pyright: ignore[reportCallIssue, reportArgumentType]
+    await post.publish(orders, Order(7))  # type: ignore[misc]  # pyright: ignore[reportGeneralTypeIssues]
+    async_post.publish(orders, Order(7)).status  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
+
+
+# ---- receive and consume -------------------------------------------------------------------------------------
+
+
+def receives() -> None:
+    with post.receive(orders, wait=5) as message:
+        assert_type(message, Message[Order] | None)
+        message.body  # type: ignore[union-attr]  # pyright: ignore[reportOptionalMemberAccess]
+        if message is not None:
+            assert_type(message.body, Order)
+            assert_type(message.headers, dict[str, str])
+            assert_type(message.decode(Mail), Mail)
+            message.body.item  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
+            message.retry("soon")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    with post.receive("orders") as anything:
+        assert_type(anything, Message[Any] | None)
+    assert_type(post.consume(orders), Iterator[Consumed[Order]])
+    for consumed in post.consume(orders):
+        with consumed:
+            assert_type(consumed.body, Order)
+    assert_type(post.peek(orders), list[StoredMessage[Order]])
+    assert_type(post.ledger("orders"), Ledger)
+    assert_type(post.configure("orders", lease=5), Policy)
+
+
+async def receives_async() -> None:
+    async with async_post.receive(orders, wait=5) as message:
+        assert_type(message, Message[Order] | None)
+    assert_type(async_post.consume(orders), AsyncIterator[AsyncConsumed[Order]])
+    async for consumed in async_post.consume(orders):
+        async with consumed:
+            assert_type(consumed.body, Order)
+    assert_type(await async_post.peek(orders), list[StoredMessage[Order]])
+    assert_type(await async_post.ledger("orders"), Ledger)
+
+    with async_post.receive(orders):  # type: ignore[attr-defined]  # pyright: ignore[reportGeneralTypeIssues]
+        pass
+    async with post.receive(orders):  # type: ignore[attr-defined]  # pyright: ignore[reportGeneralTypeIssues]
+        pass
+    for _ in async_post.consume(orders):  # type: ignore[attr-defined]  # pyright: ignore[reportGeneralTypeIssues, reportUnknownVariableType]
+        pass
+
+
+# ---- handlers and workers ------------------------------------------------------------------------------------
+
+
+@post.handler(orders, concurrency=50, retry=Constant(pause=5), timeout=30)
+@async_post.handler(orders)
+async def charge(order: Order, message: Message[Order], headers: Mapping[str, str]) -> Dead | Retry | None:
+    assert_type(message.body, Order)
+    message.then("mails", Mail(headers["to"]), delay=5)
+    return Dead("negative") if order.id < 0 else None
+
+
+@post.handler("numbers", batch=100, process=True)
+def add(numbers: list[int], messages: list[Message[int]]) -> None:
+    assert_type(messages[0].body, int)
+
+
+def handlers() -> None:
+    # A handler stays what it was: it can be called, and called wrongly.
+    begun: Coroutine[Any, Any, Dead | Retry | None] = charge(Order(7), _message(), {})
+    begun.close()
+    charge(Mail("you"), _message(), {}).close()  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    as_it_was: Callable[[list[int], list[Message[int]]], None] = add
+    add(["one"], [])  # type: ignore[list-item]  # pyright: ignore[reportArgumentType]
+    post.handler("orders")(7)  # type: ignore[type-var]  # pyright: ignore[reportArgumentType]
+    post.handler("orders", retry=5)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    post.handler("orders", process="yes")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    as_it_was([1], [])
+
+
+def _message() -> Message[Order]:
+    raise NotImplementedError
+
+
+async def workers() -> None:
+    assert_type(post.worker(), BlockingWorker)
+    assert_type(post.worker([orders]).run(until_empty=True), Drained)
+    assert_type(async_post.worker(), Worker)
+    assert_type(await async_post.worker().run(until_empty=True), Drained)
+    assert_type(post.drain(), Drained)
+    assert_type(await async_post.drain(), Drained)
+    with async_post.worker():  # type: ignore[attr-defined]  # pyright: ignore[reportGeneralTypeIssues]
+        pass
+
+
+# ---- middleware ----------------------------------------------------------------------------------------------
+
+
+class Passing(Middleware):
+    """Overrides with the types of the base."""
+
+    def publish(self, outgoing: Outgoing, call_next: Callable[[Outgoing], list[Published]]) -> list[Published]:
+        assert_type(outgoing.with_headers({"a": "b"}), Outgoing)
+        return call_next(outgoing)
+
+
+class Mistaken(Middleware):
+    """An async method in the place of one that is not."""
+
+    async def handle(self, messages: Any, call_next: Any) -> str:
+        return "handled"
+
+    async def publish(self, outgoing: Any, call_next: Any) -> list[Published]:  # type: ignore[override]  # pyright: ignore[reportIncompatibleMethodOverride]
+        return []
+
+
+Waypost("memory://", middleware=[Passing()])
+Waypost("memory://", middleware=[Passing])  # type: ignore[list-item]  # pyright: ignore[reportArgumentType]

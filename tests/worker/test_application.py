@@ -1,0 +1,345 @@
+"""What an application gives to its client: state and headers for handlers, middleware, the list of its queues."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import threading
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from tests.unit.faces import COLOURS, face
+from tests.worker.stage import Stage
+from waypost import (
+    AsyncWaypost,
+    ConfigurationError,
+    Dead,
+    Message,
+    Middleware,
+    NoRetry,
+    Outgoing,
+    Published,
+    Queue,
+    UnknownQueue,
+    Waypost,
+)
+
+
+@dataclass
+class Order:
+    id: int
+
+
+class App:
+    """The state of an application."""
+
+    def __init__(self) -> None:
+        self.seen: list[Any] = []
+
+
+class AppInTests(App):
+    """What its tests put in its place."""
+
+
+# ---- what a handler is given ---------------------------------------------------------------------------------
+
+
+@pytest.mark.promise("FACE-1")
+@pytest.mark.parametrize("is_async", [True, False], ids=["async-handler", "sync-handler"])
+def test_headers_and_state_are_given_where_they_are_asked_for(url: str, namespace: str, is_async: bool) -> None:
+    app = AppInTests()
+    with Stage("async" if is_async else "sync", url, namespace=namespace, state=app) as stage:
+        assert stage.post.state is app
+
+        async def awaits(state: App, order: Order, headers: Mapping[str, str], message: Message[Order]) -> None:
+            state.seen.append((order.id, dict(headers), message.deliveries))
+
+        def blocks(order: Order, application: App, message: Message[Order], headers: dict[str, str]) -> None:
+            application.seen.append((order.id, dict(headers), message.deliveries))
+
+        stage.handler("orders")(awaits if is_async else blocks)
+        stage.publish("orders", {"id": 7}, headers={"from": "shop"})
+        stage.publish("orders", {"id": 8})
+        stage.run()
+    assert sorted(app.seen) == [(7, {"from": "shop"}, 1), (8, {}, 1)]
+
+
+@pytest.mark.promise("FACE-1")
+def test_names_decide_where_there_is_no_annotation_and_batches_get_lists() -> None:
+    app = App()
+    with Stage("sync", "memory://application-names", state=app) as stage:
+
+        @stage.handler("orders", batch=10, concurrency=1)
+        def handle(bodies, headers, messages, state) -> None:  # type: ignore[no-untyped-def]
+            state.seen.append((bodies, headers, [message.id for message in messages]))
+
+        published = [stage.publish("orders", number, headers={"n": str(number)}) for number in range(2)]
+        stage.run()
+    assert app.seen == [([0, 1], [{"n": "0"}, {"n": "1"}], [one.id for one in published])]
+
+
+def test_an_annotation_counts_more_than_a_name() -> None:
+    seen: list[Any] = []
+    with Stage("sync", "memory://application-annotations", state={"a": "dict"}) as stage:
+
+        @stage.handler("orders")
+        def first(headers: Order) -> None:
+            seen.append(headers)
+
+        @stage.handler("states")
+        def second(body: dict[str, int], state: dict[str, str]) -> None:
+            seen.append((body, state))
+
+        stage.publish("orders", {"id": 7})
+        stage.publish("states", {"one": 1})
+        stage.run()
+    assert Order(7) in seen
+    assert ({"one": 1}, {"a": "dict"}) in seen
+
+
+def test_a_parameter_that_nobody_can_fill_is_named_when_the_handler_is_registered() -> None:
+    def wants_app(body: str, app: App) -> None: ...
+    def wants_two(body: str, other: int) -> None: ...
+    def keyword(body: str, *, message: Message[str]) -> None: ...
+    def fine(body: str, message: Message[str], repeat: int = 3) -> None: ...
+
+    without = Waypost("memory://")
+    cases: list[tuple[Any, str]] = [(wants_app, "app"), (wants_two, "other"), (keyword, "message")]
+    for function, name in cases:
+        with pytest.raises(ConfigurationError, match=f"nothing is known to give to the parameter '{name}'"):
+            without.handler("orders")(function)
+    with pytest.raises(ConfigurationError, match="give it one with state="):
+        without.handler("orders")(wants_app)
+    without.handler("orders")(fine)
+    assert Waypost("memory://", state=AppInTests()).handler("orders")(wants_app) is wants_app
+
+
+# ---- middleware ----------------------------------------------------------------------------------------------
+
+told: contextvars.ContextVar[str] = contextvars.ContextVar("told", default="nothing")
+
+
+@dataclass
+class Noting(Middleware):
+    """Says when it is entered and left, in each of the four methods."""
+
+    name: str
+    notes: list[str] = field(default_factory=list)
+
+    def publish(self, outgoing: Outgoing, call_next: Callable[[Outgoing], list[Published]]) -> list[Published]:
+        self.notes.append(f"{self.name} publishes to {outgoing.queue}")
+        return call_next(outgoing.with_headers({self.name: "was here"}))
+
+    async def publish_async(
+        self, outgoing: Outgoing, call_next: Callable[[Outgoing], Awaitable[list[Published]]]
+    ) -> list[Published]:
+        self.notes.append(f"{self.name} publishes to {outgoing.queue}")
+        return await call_next(outgoing.with_headers({self.name: "was here"}))
+
+    def handle(self, messages: Sequence[Message[Any]], call_next: Callable[[], Any]) -> Any:
+        self.notes.append(f"{self.name} in")
+        told.set(self.name)
+        try:
+            return call_next()
+        finally:
+            self.notes.append(f"{self.name} out")
+
+    async def handle_async(self, messages: Sequence[Message[Any]], call_next: Callable[[], Awaitable[Any]]) -> Any:
+        self.notes.append(f"{self.name} in")
+        told.set(self.name)
+        await asyncio.sleep(0)
+        try:
+            return await call_next()
+        finally:
+            self.notes.append(f"{self.name} out")
+
+
+@pytest.mark.promise("FACE-1")
+@pytest.mark.parametrize("is_async", [True, False], ids=["async-handler", "sync-handler"])
+def test_middleware_stands_around_publishes_and_handlers_the_first_outermost(
+    stage: Stage, url: str, namespace: str, is_async: bool
+) -> None:
+    notes: list[str] = []
+    middleware = [Noting("first", notes), Noting("second", notes)]
+    with Stage(stage.colour, url, namespace=namespace, middleware=middleware) as noted:
+
+        def note(message: Message[str]) -> None:
+            notes.append(f"handled {message.body} {sorted(message.headers)} {told.get()}")
+
+        async def awaits(message: Message[str]) -> None:
+            await asyncio.sleep(0)
+            note(message)
+
+        noted.handler("orders")(awaits if is_async else note)
+        noted.publish("orders", "a", headers={"own": "1"})
+        noted.run()
+        assert notes == [
+            "first publishes to orders", "second publishes to orders", "first in", "second in",
+            "handled a ['first', 'own', 'second'] second", "second out", "first out",
+        ]  # fmt: skip
+        notes.clear()
+        assert len(noted.publish_many("orders", (str(number) for number in range(3)))) == 3
+        assert notes == ["first publishes to orders", "second publishes to orders"]
+        noted.run()
+        assert sum(note.startswith("handled") for note in notes) == 3
+
+
+@pytest.mark.promise("LEASE-8", "LEASE-9")
+def test_an_error_or_an_outcome_of_middleware_is_like_one_of_the_handler(
+    stage: Stage, url: str, namespace: str
+) -> None:
+    calls: list[str] = []
+
+    class Guard(Middleware):
+        def decide(self, body: str) -> Dead | None:
+            if body == "raise":
+                raise KeyError("no entry")
+            return Dead("turned away") if body == "dead" else None
+
+        def handle(self, messages: Sequence[Message[Any]], call_next: Callable[[], Any]) -> Any:
+            return self.decide(messages[0].body) or call_next()
+
+        async def handle_async(self, messages: Sequence[Message[Any]], call_next: Callable[[], Awaitable[Any]]) -> Any:
+            return self.decide(messages[0].body) or await call_next()
+
+        def publish(self, outgoing: Outgoing, call_next: Callable[[Outgoing], list[Published]]) -> list[Published]:
+            if "never" in outgoing.bodies:
+                raise PermissionError("not this")
+            return call_next(outgoing)
+
+        async def publish_async(
+            self, outgoing: Outgoing, call_next: Callable[[Outgoing], Awaitable[list[Published]]]
+        ) -> list[Published]:
+            return await call_next(outgoing) if "never" not in outgoing.bodies else self.publish(outgoing, list)  # type: ignore[arg-type]
+
+    with Stage(stage.colour, url, namespace=namespace, middleware=[Guard()]) as guarded:
+
+        @guarded.handler("orders", retry=NoRetry())
+        def blocks(body: str) -> None:
+            calls.append(body)
+
+        @guarded.handler("mails", retry=NoRetry())
+        async def awaits(body: str) -> None:
+            calls.append(body)
+
+        for queue in ("orders", "mails"):
+            guarded.publish_many(queue, ["raise", "dead", "fine"])
+        guarded.run()
+        for queue in ("orders", "mails"):
+            dead = {letter.body: (letter.reason, letter.error) for letter in guarded.dead_letters(queue)}
+            assert dead == {"raise": ("retries_exhausted", "'no entry'"), "dead": ("turned away", None)}
+        with pytest.raises(PermissionError, match="not this"):
+            guarded.publish("orders", "never")
+        assert guarded.ledger("orders").published == 3
+    assert calls == ["fine", "fine"]
+
+
+@pytest.mark.promise("FACE-1", "DEAD-1")
+def test_a_body_that_cannot_be_read_is_undecodable_behind_middleware_too() -> None:
+    with Stage("sync", "memory://application-undecodable", middleware=[Noting("first")]) as stage:
+
+        @stage.handler("orders")
+        async def awaits(order: Order) -> None: ...
+
+        @stage.handler("mails")
+        def blocks(order: Order) -> None: ...
+
+        stage.publish("orders", {"id": "x"})
+        stage.publish("mails", {"id": "x"})
+        stage.run()
+        for queue in ("orders", "mails"):
+            assert [letter.reason for letter in stage.dead_letters(queue)] == ["undecodable"]
+
+
+def test_middleware_of_the_wrong_colour_is_refused_rather_than_passed_by() -> None:
+    class Blocks(Middleware):
+        def publish(self, outgoing: Outgoing, call_next: Callable[[Outgoing], list[Published]]) -> list[Published]:
+            return call_next(outgoing)
+
+    class Awaits(Middleware):
+        async def handle_async(self, messages: Any, call_next: Any) -> Any:
+            return await call_next()
+
+    def blocks(body: str) -> None: ...
+    async def awaits(body: str) -> None: ...
+
+    with pytest.raises(ConfigurationError, match="Blocks has publish but not publish_async"):
+        AsyncWaypost("memory://", middleware=[Blocks()])
+    with pytest.raises(ConfigurationError, match="an instance of"):
+        Waypost("memory://", middleware=[Blocks])  # type: ignore[list-item]
+    post = Waypost("memory://", middleware=[Awaits(), Blocks()])
+    post.handler("mails")(awaits)
+    with pytest.raises(ConfigurationError, match=r"Awaits has handle_async but not handle, .* blocks"):
+        post.handler("orders")(blocks)
+
+
+def test_middleware_runs_where_its_handler_does() -> None:
+    places: list[str] = []
+
+    class Places(Middleware):
+        def handle(self, messages: Any, call_next: Any) -> Any:
+            places.append(threading.current_thread().name)
+            return call_next()
+
+    with Waypost("memory://application-places", middleware=[Places()]) as post:
+
+        @post.handler("orders")
+        def handle(body: str) -> None:
+            places.append(threading.current_thread().name)
+
+        post.publish("orders", "one")
+        post.worker().run(until_empty=True, signals=False)
+    assert places[0] == places[1]
+    assert places[0].startswith("waypost-orders")
+
+
+# ---- strict queues -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.promise("PUB-8")
+@pytest.mark.parametrize("colour", COLOURS)
+def test_a_strict_client_refuses_queues_that_were_not_declared_and_names_close_ones(colour: str) -> None:
+    orders = Queue("orders", Order)
+    with face(colour, "memory://strict", queues=[orders, "mails"], strict_queues=True) as client:
+        client.publish("orders", {"id": 1})
+        client.publish(orders, Order(2))
+        wrong = "ordres"
+        refusals: list[Callable[[], Any]] = [
+            lambda: client.publish(wrong, 1),
+            lambda: client.publish_many(wrong, [1]),
+            lambda: list(client.consume(wrong, wait=0)),
+            lambda: client.configure(wrong, lease=5),
+            lambda: client.pause(wrong),
+            lambda: client.resume(wrong),
+            lambda: client.cancel(wrong, key="a"),
+            lambda: client.redrive(wrong),
+            lambda: client.purge(wrong),
+            lambda: client.handler(wrong)(lambda body: None),
+        ]
+        for refusal in refusals:
+            with pytest.raises(UnknownQueue, match=r"queue ordres was not declared.*Did you mean orders\?"):
+                refusal()
+        with pytest.raises(UnknownQueue, match="Declare it with queues="), client.receive("zebra"):
+            pass
+        assert client.stats(wrong).ledger.published == 0
+        assert client.queues() == ["orders"]
+
+
+@pytest.mark.promise("PUB-8")
+def test_handlers_declare_their_queues_and_without_strictness_every_name_will_do() -> None:
+    post = Waypost("memory://strict-handlers", strict_queues=True)
+    post.handler("orders")(lambda body: None)
+    assert post.publish("orders", 1).status == "queued"
+    with pytest.raises(UnknownQueue, match="Did you mean orders"):
+        post.publish("order", 1)
+    listed = Waypost("memory://strict-handlers", strict_queues=True, queues=["mails"])
+    listed.handler(Queue("orders", Order))(lambda order: None)
+    assert listed.publish("orders", {"id": 1}).status == "queued"
+    with pytest.raises(UnknownQueue):
+        listed.handler("mials")(lambda body: None)
+    with pytest.raises(ConfigurationError, match="is a list of queues"):
+        Waypost("memory://", queues="orders")
+    assert Waypost("memory://strict-handlers", queues=["mails"]).publish("anything", 1).status == "queued"

@@ -1,0 +1,390 @@
+"""Handlers in processes: what travels to them and back, how they end, and that nothing of them is left."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.worker import mill
+from tests.worker.stage import Stage, until
+from waypost import (
+    ByException,
+    ConfigurationError,
+    Constant,
+    Message,
+    Middleware,
+    NoRetry,
+    ProcessFailed,
+    Queue,
+    Waypost,
+)
+from waypost.worker.handler import find
+from waypost.worker.wire import error_of, failure_of
+
+ROOT = Path(__file__).parents[2]
+AT_ONCE = Constant(pause=0, jitter=0, attempts=3)
+
+
+def is_there(pid: int) -> bool:
+    """Whether a process runs; one that has ended and only waits to be looked at does not."""
+    try:
+        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
+
+
+def noted(path: Path) -> list[list[int]]:
+    return [[int(word) for word in line.split()] for line in path.read_text().splitlines()] if path.exists() else []
+
+
+# ---- there and back ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.promise("FACE-1", "LEASE-3")
+def test_a_handler_computes_in_processes_of_its_own(stage: Stage) -> None:
+    stage.handler("numbers", process=True, concurrency=2)(mill.square)
+    ids = [published.id for published in stage.publish_many("numbers", range(20))]
+    assert stage.run().handled == 20
+    results = [stage.result("numbers", id) for id in ids]
+    assert [result["square"] for result in results] == [number * number for number in range(20)]
+    processes = {result["process"] for result in results}
+    assert 1 <= len(processes) <= 2
+    assert os.getpid() not in processes
+    assert not any(map(is_there, processes))
+
+
+@pytest.mark.promise("FACE-1")
+def test_body_headers_and_message_arrive_and_what_the_message_was_told_comes_back(stage: Stage) -> None:
+    stage.handler("orders", process=True)(mill.order)
+    published = stage.publish("orders", mill.Order(7, "chair"), key="order:7", headers={"from": "shop"})
+    stage.publish("orders", {"id": "seven"})
+    stage.run()
+    assert stage.result("orders", published.id) == [7, "chair", "shop", 1, 1, "order:7"]
+    assert [stored.body for stored in stage.peek("next")] == [{"id": 7}]
+    (letter,) = stage.dead_letters("orders")
+    assert (letter.reason, letter.error_type) == ("undecodable", "waypost.errors.Undecodable")
+    assert "Expected `int`, got `str`" in letter.error
+
+
+@pytest.mark.promise("LEASE-8")
+def test_outcomes_come_back_returned_raised_or_by_hand() -> None:
+    with Stage("sync", "memory://mill-outcomes") as stage:
+        stage.handler("orders", process=True, concurrency=1)(mill.end)
+        names = [f"{how} {end}" for how in ("return", "raise", "hand") for end in ("retry", "snooze", "dead", "drop")]
+        stage.publish_many("orders", [*names, "return done", "hand done"])
+        stage.run()
+        ledger = stage.ledger("orders")
+        assert (ledger.done, ledger.dropped, ledger.dead) == (2, 3, 3)
+        assert (ledger.retried, ledger.snoozed, ledger.delayed) == (3, 3, 6)
+        assert {(letter.reason, letter.error) for letter in stage.dead_letters("orders")} == {
+            ("bad address", "no such street")
+        }
+        assert {(timer.body, timer.error) for timer in stage.timers("orders") if timer.attempts} == {
+            ("return retry", "later"),
+            ("raise retry", "later"),
+            ("hand retry", None),
+        }
+
+
+@pytest.mark.promise("LEASE-9", "DEAD-1")
+def test_errors_keep_their_class_and_text_so_that_a_policy_by_class_works(caplog: pytest.LogCaptureFixture) -> None:
+    policy = ByException(
+        (LookupError, NoRetry()), ((OSError, mill.Jammed), AT_ONCE), (ProcessFailed, NoRetry()), otherwise=NoRetry()
+    )
+    with Stage("sync", "memory://mill-errors") as stage:
+        stage.handler("orders", process=True, concurrency=1, retry=policy)(mill.fail)
+        stage.publish_many("orders", ["key", "file", "jammed", "local", "unicode"])
+        with stage.working():
+            until(lambda: stage.ledger("orders").dead == 5)
+        dead = {
+            letter.body: (letter.error_type, letter.error, letter.deliveries) for letter in stage.dead_letters("orders")
+        }
+    assert dead == {
+        "key": ("KeyError", "'no such order'", 1),
+        "file": ("FileNotFoundError", "[Errno 2] No such file or directory: 'order.txt'", 3),
+        "jammed": ("tests.worker.mill.Jammed", "wheel 7 is jammed", 3),
+        "local": ("waypost.errors.ProcessFailed", "tests.worker.mill.fail.<locals>.Local: only here", 1),
+        "unicode": ("ValueError", f"('lone \\ud800 surrogate', {2**80})", 1),
+    }
+    failures = [record for record in caplog.records if vars(record).get("event") == "handler_failed"]
+    assert len(failures) == 9
+    formatted = logging.Formatter().formatException(failures[0].exc_info)  # type: ignore[arg-type]
+    assert "In the handler's process:" in formatted
+    assert 'raise KeyError("no such order")' in formatted
+
+
+@pytest.mark.parametrize("error", [KeyError("a", 1), OSError("plain"), UnicodeDecodeError("utf-8", b"x", 0, 1, "bad")])
+def test_an_error_that_travelled_says_what_it_said(error: Exception) -> None:
+    arrived = error_of(failure_of(error), find)
+    assert isinstance(arrived, type(error))
+    assert str(arrived) == str(error)
+    assert type(arrived).__qualname__ == type(error).__qualname__
+
+
+@pytest.mark.promise("LEASE-8")
+def test_an_exit_in_a_process_gives_the_message_back_and_ends_the_worker() -> None:
+    with Waypost("memory://mill-exit") as post:
+        post.handler("orders", process=True)(mill.fail)
+        post.publish("orders", "exit")
+        with pytest.raises(SystemExit, match="enough"):
+            post.worker().run(signals=False)
+        (stored,) = post.peek("orders")
+        assert (stored.deliveries, stored.attempts) == (0, 0)
+
+
+@pytest.mark.promise("FACE-1", "LEASE-8")
+def test_batches_are_read_and_settled_one_by_one() -> None:
+    with Stage("sync", "memory://mill-batches") as stage:
+        stage.handler("orders", process=True, batch=20, concurrency=2)(mill.many)
+        published = stage.publish_many("orders", [{"id": number} for number in range(50)])
+        stage.publish("orders", {"id": "x"})
+        stage.run()
+        ledger = stage.ledger("orders")
+        assert (ledger.done, ledger.dead) == (45, 6)
+        assert Counter(letter.reason for letter in stage.dead_letters("orders")) == {"round": 5, "undecodable": 1}
+        assert stage.result("orders", published[7].id) == 7
+
+
+def test_the_type_of_the_queue_counts_where_the_handler_has_none() -> None:
+    with Stage("sync", "memory://mill-types") as stage:
+        stage.handler(Queue("orders", mill.Order), process=True)(mill.untyped)
+        published = stage.publish("orders", mill.Order(7))
+        stage.run()
+        assert stage.result("orders", published.id) == "Order"
+
+
+def test_middleware_stands_around_the_wait_for_a_process() -> None:
+    seen: list[Any] = []
+
+    class Watching(Middleware):
+        async def handle_async(self, messages: Any, call_next: Any) -> Any:
+            try:
+                return await call_next()
+            except KeyError as error:
+                seen.append((messages[0].body, str(error)))
+                raise
+
+    with Stage("sync", "memory://mill-middleware", middleware=[Watching()]) as stage:
+        stage.handler("orders", process=True, retry=NoRetry())(mill.fail)
+        stage.publish("orders", "key")
+        stage.run()
+        assert seen == [("key", "'no such order'")]
+        assert stage.ledger("orders").dead == 1
+
+
+# ---- ends ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.promise("LEASE-3", "LEASE-9")
+@pytest.mark.parametrize(
+    ("how", "told"), [("kill", "was killed by SIGKILL"), ("exit", "exit code 3"), ("segfault", "killed by SIGSEGV")]
+)
+def test_a_process_that_dies_is_the_failure_of_its_message_only(how: str, told: str) -> None:
+    with Stage("sync", f"memory://mill-death-{how}") as stage:
+        stage.handler("orders", process=True, concurrency=1, retry=AT_ONCE)(mill.die)
+        stage.publish_many("orders", ["a", how, "b"])
+        with stage.working():
+            until(lambda: stage.ended("orders") == 3)
+        ledger = stage.ledger("orders")
+        assert (ledger.done, ledger.dead, ledger.claims) == (2, 1, 5)
+        (letter,) = stage.dead_letters("orders")
+        assert (letter.reason, letter.deliveries) == ("retries_exhausted", 3)
+        assert letter.error_type == "waypost.errors.ProcessFailed"
+        assert told in letter.error
+
+
+@pytest.mark.promise("LEASE-3")
+def test_a_lease_is_renewed_while_c_code_holds_the_lock_of_its_process(stage: Stage) -> None:
+    stage.configure("numbers", lease=0.6)
+    stage.handler("numbers", process=True)(mill.hold)
+    stage.publish("numbers", 1.8)
+    with stage.working():
+        until(lambda: stage.ledger("numbers").done)
+    assert stage.ledger("numbers").expired == 0
+
+
+@pytest.mark.promise("LEASE-8", "LEASE-3")
+def test_a_process_past_its_time_is_killed_and_the_next_call_gets_another(stage: Stage, tmp_path: Path) -> None:
+    notes = tmp_path / "notes"
+    stage.handler("orders", process=True, concurrency=1, timeout=0.1, retry=AT_ONCE)(mill.hang)
+    stage.publish("orders", str(notes))
+    with stage.working():
+        until(lambda: stage.ledger("orders").done)
+        (first, *_), (second, *_) = noted(notes)
+        assert first != second
+        assert not is_there(first)
+    until(lambda: not is_there(second))
+    assert stage.ledger("orders").retried == 1
+
+
+@pytest.mark.promise("LEASE-12")
+def test_a_cancel_kills_the_process_of_a_running_message(stage: Stage, tmp_path: Path) -> None:
+    notes = tmp_path / "notes"
+    stage.configure("orders", lease=0.6)
+    stage.handler("orders", process=True)(mill.hold_for_long)
+    published = stage.publish("orders", str(notes))
+    with stage.working():
+        ((pid,),) = until(lambda: noted(notes))
+        assert stage.cancel("orders", id=published.id) == "requested"
+        until(lambda: stage.ledger("orders").cancelled)
+        until(lambda: not is_there(pid))
+
+
+@pytest.mark.promise("LEASE-3", "LEASE-2")
+def test_a_lost_lease_kills_the_process_and_nothing_of_it_is_settled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from waypost.worker.consumer import Consumer
+
+    notes, lost = tmp_path / "notes", list[str]()
+    with Stage("sync", "memory://mill-lost") as stage:
+        stage.configure("orders", lease=0.6)
+
+        def on_lease_lost(message: Message[Any]) -> None:
+            lost.append(message.id)
+
+        stage.handler("orders", process=True, on_lease_lost=on_lease_lost)(mill.hang)
+        published = stage.publish("orders", str(notes))
+        with stage.working() as worker:
+            ((pid, _, _),) = until(lambda: noted(notes))
+            worker.quiet()
+            with monkeypatch.context() as silenced:
+                # As a frozen process would hold its renewals back.
+                silenced.setattr(Consumer, "to_renew", lambda self: [])
+                with stage.receive("orders", wait=20) as taken:
+                    assert taken.id == published.id
+            until(lambda: not is_there(pid))
+        assert lost == [published.id]
+        assert (stage.ledger("orders").done, stage.ledger("orders").expired) == (1, 1)
+
+
+@pytest.mark.promise("LEASE-11")
+def test_a_stop_kills_what_is_not_done_in_time_and_gives_it_back(stage: Stage, tmp_path: Path) -> None:
+    notes = tmp_path / "notes"
+    stage.handler("orders", process=True)(mill.hang)
+    stage.publish("orders", str(notes))
+    worker = stage.post.worker()
+    stage.done(worker.start())
+    ((pid, _, _),) = until(lambda: noted(notes))
+    report = stage.done(worker.stop(0.05))
+    assert (report.cancelled, report.released, report.running) == (1, 1, 0)
+    until(lambda: not is_there(pid))
+    (stored,) = stage.peek("orders")
+    assert stored.deliveries == 0
+
+
+SHOP = """
+from tests.worker import mill
+from waypost import Waypost
+post = Waypost("sqlite:///shop.db")
+post.handler("hangs", process=True)(mill.hang)
+post.handler("holds", process=True)(mill.hold_for_long)
+post.handler("talks", process=True)(mill.talk)
+"""
+
+
+def start_shop(folder: Path, *arguments: str) -> subprocess.Popen[str]:
+    (folder / "shop.py").write_text(SHOP)
+    return subprocess.Popen(
+        [sys.executable, "-W", "error", "-m", "waypost.cli.main", "worker", "shop:post", *arguments],
+        cwd=folder, env=os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)])},
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+
+
+@pytest.mark.promise("LEASE-3", "LEASE-13")
+@pytest.mark.parametrize("queue", ["hangs", "holds"])
+def test_no_process_is_left_of_a_worker_that_was_killed(tmp_path: Path, queue: str) -> None:
+    notes = tmp_path / "notes"
+    with Waypost(f"sqlite:///{tmp_path / 'shop.db'}") as post:
+        post.publish(queue, str(notes))
+        worker = start_shop(tmp_path)
+        (pid, *_) = until(lambda: noted(notes))[0]
+        assert pid != worker.pid
+        worker.kill()
+        worker.communicate(timeout=30)
+        until(lambda: not is_there(pid))
+
+
+@pytest.mark.promise("LEASE-11")
+def test_a_signal_to_all_processes_of_a_worker_stops_it_in_order(tmp_path: Path) -> None:
+    with Waypost(f"sqlite:///{tmp_path / 'shop.db'}") as post:
+        post.publish_many("talks", ["hello", "again"])
+        worker = start_shop(tmp_path)
+        until(lambda: post.ledger("talks").done == 2)
+        os.killpg(worker.pid, signal.SIGINT)
+        said, told = worker.communicate(timeout=30)
+        assert worker.returncode == 0, told
+    assert "2 handled" in told
+    assert "talks      talk: 10 at once in processes" in told
+    assert {line.split()[0] for line in said.splitlines()} == {"hello", "again"}
+    assert not any(is_there(int(line.split()[1])) for line in said.splitlines())
+
+
+# ---- refusals ------------------------------------------------------------------------------------------------
+
+
+def test_what_no_other_process_could_find_is_refused_with_the_reason() -> None:
+    post = Waypost("memory://", state=mill.Order(1))
+
+    def inner(body: str) -> None: ...
+    async def awaits(body: str) -> None: ...
+    def wants_state(body: str, state: mill.Order) -> None: ...
+
+    wants_state.__qualname__ = "wants_state"
+    cases: list[tuple[Any, str]] = [
+        (lambda body: None, "not a lambda"),
+        (inner, "function inside another"),
+        (awaits, "is async and runs on the event loop"),
+        (wants_state, "state stays in the worker's own process"),
+        (mill.Order(1).__eq__, "not a lambda, a method"),
+    ]
+    for function, match in cases:
+        with pytest.raises(ConfigurationError, match=match):
+            post.handler("orders", process=True)(function)
+
+
+def test_what_is_not_where_its_name_says_is_refused_when_a_worker_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    post = Waypost("memory://")
+    post.handler("orders", process=True)(mill.die)
+    monkeypatch.setattr(mill, "die", lambda how: None)
+    with pytest.raises(ConfigurationError, match="is not the function that was registered"):
+        post.worker()
+    monkeypatch.undo()
+    assert post.worker().handlers[0].name == "die"
+    monkeypatch.setattr(mill.die, "__module__", "__main__")
+    with pytest.raises(ConfigurationError, match="waypost worker module:post"):
+        post.worker()
+
+
+def test_a_module_that_cannot_be_imported_there_is_the_failure_of_the_message(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    (tmp_path / "fussy.py").write_text(
+        "import os, sys\n"
+        "if 'program' not in sys.argv[0]:\n"
+        "    raise ImportError('not here')\n"
+        "def work(body: str) -> None: ...\n"
+    )
+    program.write_text(
+        "from waypost import NoRetry, Waypost\n"
+        "import fussy\n"
+        "post = Waypost('memory://')\n"
+        "post.handler('orders', process=True, retry=NoRetry())(fussy.work)\n"
+        "post.publish('orders', 'one')\n"
+        "post.worker().run(until_empty=True)\n"
+        "letter, = post.dead_letters('orders')\n"
+        "print(letter.error_type, letter.error)\n"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-W", "error", str(program)], capture_output=True, text=True, timeout=60, check=False,
+        env=os.environ | {"PYTHONPATH": str(ROOT / "src")},
+    )  # fmt: skip
+    assert ran.stdout == "ImportError not here\n", ran.stderr
