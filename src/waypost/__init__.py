@@ -17,6 +17,7 @@ from waypost.errors import (
     InvalidInput,
     InvalidName,
     InvalidPolicy,
+    InvalidSchedule,
     InvalidTime,
     InvalidUrl,
     KeyTaken,
@@ -34,13 +35,14 @@ from waypost.errors import (
     StoreFull,
     StoreUnavailable,
     Undecodable,
+    UnknownSchedule,
     UnusableClient,
     WaitTimeout,
     WaypostError,
 )
 from waypost.message import Drained, Event, JournalPage, Ledger, Observed, Published, Redriven, Stats
 from waypost.operations.publish import CONTENT
-from waypost.policy import ByException, Constant, Exponential, Linear, NoRetry, Policy, RetryPolicy
+from waypost.policy import ByException, CatchUp, Constant, Exponential, Linear, NoRetry, Policy, RetryPolicy
 
 __version__ = "0.1.0"
 
@@ -51,6 +53,7 @@ __all__ = [
     "BodyTooDeep",
     "BodyTooLarge",
     "ByException",
+    "CatchUp",
     "ConfigurationError",
     "Constant",
     "Dead",
@@ -66,6 +69,7 @@ __all__ = [
     "InvalidInput",
     "InvalidName",
     "InvalidPolicy",
+    "InvalidSchedule",
     "InvalidTime",
     "InvalidUrl",
     "JournalPage",
@@ -99,6 +103,7 @@ __all__ = [
     "StoreUnavailable",
     "StoredMessage",
     "Undecodable",
+    "UnknownSchedule",
     "UnusableClient",
     "WaitTimeout",
     "Waypost",
