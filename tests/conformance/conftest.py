@@ -25,7 +25,7 @@ STORES = ("memory", "sqlite", "valkey", "redis62", "cluster", "postgres")
 
 TABLES = (
     "queue", "envelope", "message", "completed", "tally", "total", "minute", "entry", "mark", "kept", "reader",
-    "window", "result", "arrival", "sleeper", "rate", "operation",
+    "window", "result", "arrival", "sleeper", "rate", "operation", "schedule", "leader",
 )  # fmt: skip
 
 

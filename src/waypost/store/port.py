@@ -21,16 +21,22 @@ from waypost.message import (
     CancelStatus,
     Claimed,
     Continuation,
+    Elected,
     ExtendStatus,
+    Fired,
     JournalPage,
     MessageState,
     Page,
+    Promoted,
     Published,
     Purged,
     Redriven,
+    Saved,
+    ScheduleList,
     Settlement,
     SettleStatus,
     Stats,
+    StoredSchedule,
     TracePage,
 )
 from waypost.policy import CHUNK_MESSAGES_MAX, OnConflict, Policy
@@ -70,6 +76,22 @@ class Target(Struct, frozen=True, gc=False):
 
     id: str | None = None
     key: str | None = None
+
+
+class FireStep(Struct, frozen=True):
+    """One fire of a schedule: what it must be like for the step to happen, and what the step makes of it."""
+
+    key: str
+    version: str
+    expected_ms: int
+    #: The store's clock must lie between these.
+    last_due_ms: int
+    valid_until_ms: int
+    #: The newest instant that fires; None if the step only counts instants as missed.
+    last_ms: int | None
+    missed: int
+    next_ms: int | None
+    due_ms: int | None
 
 
 def check_chunk(items: Sequence[object]) -> None:
@@ -196,3 +218,23 @@ class Store(Protocol):
     def journal_reader(self, queue: str, name: str, read_to: int | None) -> Call[int]: ...
     def journal_forget(self, queue: str, name: str) -> Call[bool]: ...
     def journal_trim(self, queue: str, up_to: int) -> Call[int]: ...
+
+    # schedules: they lie beside their queue; whoever changes one says what it saw
+    def save_schedule(
+        self, queue: str, schedule: StoredSchedule, *, version: str | None, next_ms: int | None
+    ) -> Call[Saved]: ...
+    def remove_schedule(self, queue: str, key: str) -> Call[bool]: ...
+    def schedules(self, queue: str) -> Call[ScheduleList]: ...
+    def scheduled(self) -> Call[dict[str, int]]: ...
+    def schedules_changed(self, queue: str) -> Call[None]: ...
+    def fire_schedule(
+        self, queue: str, step: FireStep, drafts: Sequence[Draft], operation: Operation
+    ) -> Call[Woken[Fired]]: ...
+    def trigger_schedule(
+        self, queue: str, key: str, draft: Draft, operation: Operation
+    ) -> Call[Woken[Published | None]]: ...
+
+    # who does what only one should do, and timers that nobody claims
+    def elect(self, role: str, name: str, ttl_ms: int) -> Call[Elected]: ...
+    def resign(self, role: str, name: str) -> Call[bool]: ...
+    def promote(self, queue: str) -> Call[Woken[Promoted]]: ...

@@ -30,6 +30,7 @@ from waypost.message import (
     Settlement,
     SettleStatus,
     Stats,
+    StoredSchedule,
 )
 from waypost.policy import (
     ARRIVAL_TTL_MS,
@@ -76,6 +77,7 @@ class QueueModel(Book):
         self.completed: deque[Record] = deque()
         self.results: dict[str, tuple[bytes, int]] = {}
         self.arrivals: dict[str, int] = {}
+        self.schedules: dict[str, StoredSchedule] = {}
         self.sequence = 0
         #: Messages that became claimable in the step under way: so many sleepers are worth waking.
         self.freshly_ready = 0
@@ -83,11 +85,13 @@ class QueueModel(Book):
 
     # ---- publish -----------------------------------------------------------------------------------------
 
-    def publish(self, now: int, drafts: Sequence[Draft], operation: Operation | None) -> list[Published]:
+    def publish(
+        self, now: int, drafts: Sequence[Draft], operation: Operation | None, *, schedule: str | None = None
+    ) -> list[Published]:
         plans = [self._plan(now, draft) for draft in drafts]
         self._make_room(now, drafts, plans, operation)
         return [
-            self._store(now, draft, action, holder_id, operation)
+            self._store(now, draft, action, holder_id, operation, schedule)
             for draft, (action, holder_id) in zip(drafts, plans, strict=True)
         ]
 
@@ -144,7 +148,9 @@ class QueueModel(Book):
             "retry later, raise max_pending or add workers"
         )
 
-    def _store(self, now: int, draft: Draft, action: str, holder_id: str, operation: Operation | None) -> Published:
+    def _store(
+        self, now: int, draft: Draft, action: str, holder_id: str, operation: Operation | None, schedule: str | None
+    ) -> Published:
         status: PublishStatus
         if draft.forwarded and action != "arrived":
             # Also when its key is taken: that answer is final, and must not change because it was sent again.
@@ -192,8 +198,9 @@ class QueueModel(Book):
         if self.policy.journal == "full":
             body = draft.envelope if draft.journal_copy is None else draft.journal_copy
         self.note(
-            now, "published", operation, record, cause=cause, due_ms=record.ready_ms if due > now else None, body=body
-        )
+            now, "published", operation, record, cause=cause, due_ms=record.ready_ms if due > now else None, body=body,
+            schedule=schedule,
+        )  # fmt: skip
         return Published(record.id, status)
 
     # ---- claim -------------------------------------------------------------------------------------------
@@ -206,7 +213,7 @@ class QueueModel(Book):
         leases: list[Lease] = []
         next_rate_ms = None
         if not self.paused:
-            self._promote(now, operation)
+            self.promote(now, operation)
             self._reclaim(now, operation)
             room, next_rate_ms = self._room(now, limit)
             leases = self._lease(now, room, operation, worker)
@@ -230,7 +237,7 @@ class QueueModel(Book):
     def _claimed(self, now: int, leases: list[Lease], next_rate_ms: int | None) -> Claimed:
         return Claimed(leases, self.next_due(now), self.next_lease(now), next_rate_ms, self.paused, 0)
 
-    def _promote(self, now: int, operation: Operation) -> None:
+    def promote(self, now: int, operation: Operation | None) -> None:
         due = sorted((r for r in self._in("delayed") if r.ready_ms <= now), key=lambda r: (r.ready_ms, r.id))
         for record in due[:PROMOTE_MAX]:
             self._make_claimable(now, record, record.ready_ms)
@@ -535,8 +542,12 @@ class QueueModel(Book):
     def count(self, state: MessageState) -> int:
         return sum(r.state == state for r in self.messages.values())
 
+    def next_due_at(self) -> int | None:
+        return min((r.ready_ms for r in self._in("delayed")), default=None)
+
     def next_due(self, now: int) -> int | None:
-        return min((max(0, r.ready_ms - now) for r in self._in("delayed")), default=None)
+        due = self.next_due_at()
+        return None if due is None else max(0, due - now)
 
     def next_lease(self, now: int) -> int | None:
         return min((max(0, (r.lease_end_ms or 0) - now) for r in self._in("leased")), default=None)

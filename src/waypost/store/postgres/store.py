@@ -30,6 +30,7 @@ from waypost.policy import DEFAULT_POLICY, PRIORITY_DEFAULT, PRIORITY_MAX, Polic
 from waypost.store.port import Call, Draft, Hold, Target, Woken, check_purge, told
 from waypost.store.postgres import looking
 from waypost.store.postgres.migrating import Names
+from waypost.store.postgres.schedules import ScheduleVerbs
 from waypost.store.postgres.statement import (
     BOOL,
     BYTES,
@@ -83,7 +84,7 @@ _policy_reply = msgspec.json.Decoder(tuple[Policy, list[str]]).decode
 _changed_reply = msgspec.json.Decoder(tuple[bool, list[str]]).decode
 
 
-class PostgresStore:
+class PostgresStore(ScheduleVerbs):
     """The contract on PostgreSQL. Made by `from_url` or `from_client`; touches no socket itself."""
 
     kind = "postgres"

@@ -45,8 +45,10 @@ CAUSES = (
 
 SCRIPTS = (
     "publish", "claim", "settle", "extend", "cancel", "redrive", "purge", "peek", "stats", "configure", "journal",
-    "outgoing",
+    "outgoing", "save_schedule", "schedules", "fire_schedule", "trigger_schedule", "promote",
 )  # fmt: skip
+#: Scripts that belong to no queue, and so do without the base.
+APART = ("elect",)
 
 
 def _table(entries: dict[str, Any]) -> str:
@@ -65,7 +67,7 @@ class Script:
         self.sha = hashlib.sha1(self.text, usedforsecurity=False).hexdigest().encode()
 
 
-INCLUDE = "-- include moves\n"
+INCLUDE = re.compile(r"^-- include (\w+)\n", re.MULTILINE)
 LIMITS = (
     "PROMOTE_MAX", "RECLAIM_MAX", "BURY_MAX", "REPLAY_MAX", "SLEEPER_TTL_MS", "ARRIVAL_TTL_MS", "MINUTES_KEPT",
     "HEAD_OFFSET", "CHUNK_MESSAGES_MAX",
@@ -110,6 +112,6 @@ def _read(name: str) -> str:
 @cache
 def script(name: str) -> Script:
     """A script by the name of its verb."""
-    text = _read("base") + "\n" + _read(name)
-    text = COMMENT.sub("", text.replace(INCLUDE, _read("moves")))
+    text = _read(name) if name in APART else _read("base") + "\n" + _read(name)
+    text = COMMENT.sub("", INCLUDE.sub(lambda match: _read(match[1]), text))
     return Script(name, CONSTANT.sub(lambda match: constant(match[0]), text))

@@ -148,6 +148,7 @@ CREATE TABLE {entry} (
     waits bigint[],
     sizes bigint[],
     bodies bytea[],
+    schedule text,
     CONSTRAINT {#entry_pkey} PRIMARY KEY (queue, xid, seq)
 ) WITH (autovacuum_vacuum_insert_scale_factor = 0.2);
 -- Steps of one message find their history by this; entries of many are looked through.
@@ -222,3 +223,26 @@ CREATE TABLE {operation} (
     result text NOT NULL,
     CONSTRAINT {#operation_pkey} PRIMARY KEY (queue, session, slot)
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_cost_delay = 0);
+
+-- Schedules, each beside its queue. `change` grows with every save, so that a scheduler knows what to read again.
+CREATE TABLE {schedule} (
+    queue integer NOT NULL,
+    key text COLLATE "C" NOT NULL,
+    version text COLLATE "C" NOT NULL,
+    spec bytea NOT NULL,
+    paused boolean NOT NULL,
+    next_ms bigint,
+    due_ms bigint,
+    fires bigint NOT NULL DEFAULT 0,
+    missed bigint NOT NULL DEFAULT 0,
+    last_ms bigint,
+    change bigint NOT NULL,
+    CONSTRAINT {#schedule_pkey} PRIMARY KEY (queue, key)
+) WITH (fillfactor = 50);
+-- Who leads in a role, and until when.
+CREATE TABLE {leader} (
+    role text COLLATE "C" NOT NULL CONSTRAINT {#leader_pkey} PRIMARY KEY,
+    name text NOT NULL,
+    token bigint NOT NULL,
+    until_ms bigint NOT NULL
+) WITH (fillfactor = 50);

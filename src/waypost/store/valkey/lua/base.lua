@@ -24,7 +24,7 @@
 --  17 arrivals   zset    continuations that arrived, by the time until which they are remembered
 --  18 operations hash    number -> first result, of one session; newest -> newest number and when the hash expires
 --  19 never              on a Cluster only: never written, so that no script begins in a slot that is moving
--- and, derived in the same slot: window:<key>, result:<id>, both with a TTL.
+-- and, derived in the same slot: window:<key>, result:<id>, both with a TTL; schedules, a hash (see save_schedule.lua).
 --
 -- State, 65 bytes and three texts: status (1: R D W L X) token (4) nonce (12) claimed_ms (8) lease_ms (4) deliveries (4)
 -- attempts (4) flags (1: 1 cancel requested) cause (1) published_ms (8) priority (1) ready_ms (8) size (4) key, group and worker
