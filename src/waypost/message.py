@@ -263,7 +263,7 @@ class Saved(Struct, frozen=True):
 class Fired(Struct, frozen=True):
     """What a fire did, and where the schedule stands now (None: it is gone).
 
-    `fired`, or nothing: `conflict` (somebody else fired, or changed it), `early` (not due by the store's clock), `stale`
+    `fired`, or nothing: `conflict` (somebody else fired or changed it), `early` (not due by the store's clock), `stale`
     (the decision is too old).
     """
 
@@ -282,7 +282,7 @@ class Elected(Struct, frozen=True):
 
 
 class Promoted(Struct, frozen=True):
-    """What a promotion did in one queue: how many timers became ready, how many are left, and how late the oldest was."""
+    """What a promotion did in one queue: timers that became ready, timers left, and how late the oldest was."""
 
     promoted: int
     depth: int

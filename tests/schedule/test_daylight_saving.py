@@ -81,6 +81,8 @@ def test_a_day_that_was_skipped_and_odd_changes_agree_with_the_oracle_too(
 
 def test_the_zones_have_changes_to_look_at() -> None:
     """An oracle that is asked nothing agrees with everything."""
-    counts = {zone: len(changes(ZoneInfo(zone), utc(2020), utc(2036))) for zone in ("Europe/Berlin", "Africa/Casablanca")}
+    counts = {
+        zone: len(changes(ZoneInfo(zone), utc(2020), utc(2036))) for zone in ("Europe/Berlin", "Africa/Casablanca")
+    }
     assert counts["Europe/Berlin"] == 32
     assert counts["Africa/Casablanca"] >= 24

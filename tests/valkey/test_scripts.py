@@ -14,7 +14,7 @@ from waypost.errors import InvalidInput, MissingExtra
 from waypost.identity import Session
 from waypost.store.port import Hold
 from waypost.store.valkey import ValkeyStore
-from waypost.store.valkey.scripts import KEY_NAMES, SCRIPTS, script
+from waypost.store.valkey.scripts import APART, KEY_NAMES, SCRIPTS, script
 from waypost.testing.servers import RedisServer
 
 pytestmark = pytest.mark.promise("STORE-1")
@@ -48,13 +48,14 @@ UNPACKED = {
     "ids": "settlements or leases of one call, at most a chunk",
     "held": "the first thousand leases",
     "wake(freshly_ready)": "wake names at most a chunk of sleepers",
+    "wake(worth(due_before))": "wake names at most a chunk of sleepers",
 }
 #: The names that scripts give to the keys of a queue.
 CONSTANTS = {
     "QUEUE": "queue", "MESSAGES": "messages", "STATE": "state", "READY": "ready", "DUE": "due", "LEASES": "leases",
     "HOLDERS": "keys", "WAITING": "waiting", "DEAD": "dead", "ERRORS": "errors", "JOURNAL": "journal",
     "READERS": "readers", "SLEEPERS": "sleepers", "RATE": "rate", "COMPLETED": "completed", "OUTGOING": "outgoing",
-    "ARRIVALS": "arrivals", "OPERATIONS": "operations",
+    "ARRIVALS": "arrivals", "OPERATIONS": "operations", "SCHEDULES": "schedules",
 }  # fmt: skip
 
 TOKEN = re.compile(
@@ -101,10 +102,10 @@ def code(name: str) -> str:
 
 
 def test_there_is_a_file_for_each_script() -> None:
-    assert set(FILES) == {*SCRIPTS, "base", "moves"}
+    assert set(FILES) == {*SCRIPTS, *APART, "base", "moves", "accept"}
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
+@pytest.mark.parametrize("name", [*SCRIPTS, *APART])
 def test_every_name_is_made_before_it_is_used(name: str) -> None:
     """A forgotten constant, a function used above its own line, a value without `local`: each fails only when run."""
     known = set(BUILTINS)
@@ -134,7 +135,7 @@ def commands(text: str) -> set[str]:
     return {*called, *re.findall(r"'(\w+)'", " ".join(probes))}
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
+@pytest.mark.parametrize("name", [*SCRIPTS, *APART])
 def test_no_command_is_newer_than_redis_6_2(name: str) -> None:
     assert commands(code(name)) - COMMANDS == set()
     # Nothing is called by a name made at run time, but for the two that take it from a list above.
@@ -147,7 +148,7 @@ def test_the_list_of_commands_is_of_those_in_use() -> None:
     assert COMMANDS - used == set()
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
+@pytest.mark.parametrize("name", [*SCRIPTS, *APART])
 def test_the_server_loads_every_script_under_the_name_we_call_it_by(name: str, raw: Any) -> None:
     assert raw.script_load(script(name).text) == script(name).sha.decode()
 
@@ -180,7 +181,7 @@ def test_every_file_opens_with_what_it_touches_and_what_it_keeps(name: str) -> N
     told = head(FILES[name])
     assert told.startswith(f"{name}: ")
     assert "Invariant" in told or "Writes nothing" in told
-    assert "Touches: " in told or name in ("base", "moves")
+    assert "Touches: " in told or name in ("base", "moves", "accept")
 
 
 @pytest.mark.parametrize("name", SCRIPTS)

@@ -1,10 +1,10 @@
-"""`waypost`: reads the arguments and calls the command. Nothing of a command is loaded before it is asked for."""
+"""`waypost`: reads the arguments and calls the command. Each command has a module, with `add` for its arguments."""
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from waypost import __version__
 
@@ -25,12 +25,19 @@ def parser() -> argparse.ArgumentParser:
     )
     worker.add_argument("--until-empty", action="store_true", help="end when nothing is ready any more")
     worker.add_argument("--log-level", default="warning", choices=("debug", "info", "warning", "error"))
+    from waypost.cli import clockwork, schedules
+
+    clockwork.add(commands)
+    schedules.add(commands)
     return top
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; its exit code."""
     options = parser().parse_args(arguments)
+    run: Callable[[argparse.Namespace], int] | None = getattr(options, "run", None)
+    if run is not None:
+        return run(options)
     from waypost.cli import worker
 
     return worker.run(options, sys.argv[1:] if arguments is None else list(arguments))

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypedDict, TypeVar, ca
 
 from waypost import codec
 from waypost.client.gate import Gate
+from waypost.client.scheduling import ScheduleFace
 from waypost.delivery import Duration, Message, Queue, StoredMessage, queue_name, queue_type
 from waypost.errors import ConfigurationError, ForkedClient, InvalidName, InvalidTime, QueueDrained
 from waypost.identity import Session
@@ -40,7 +41,8 @@ from waypost.store.opening import StoreOptions, open_store, store_from_client
 from waypost.worker.handler import CONCURRENCY, MAX_RUN_SECONDS, Handler, OnLeaseLost
 
 if TYPE_CHECKING:
-    from waypost.store.port import Call, Store
+    from waypost.schedule.running import Background
+    from waypost.store.port import AsyncExecutor, Call, Store
     from waypost.worker.worker import Worker
 
 T = TypeVar("T")
@@ -83,7 +85,7 @@ class PublishManyKeywords(_Options, total=False):
     key: ManyKey
 
 
-class Face:
+class Face(ScheduleFace):
     """What both faces are made of: a store, an identity, and the checks that come before a flow."""
 
     def __init__(
@@ -136,6 +138,7 @@ class Face:
         )
         self._gate = Gate(self, self._link)
         self._handlers: dict[str, Handler] = {}
+        self._start_declaring()
         self._workers: list[Stoppable] = []
         self._closed = False
         self._connecting = threading.Lock()
@@ -192,12 +195,17 @@ class Face:
 
         return register
 
+    def _register(self, queue: QueueName, function: F, options: Mapping[str, Any]) -> F:
+        return self.handler(queue, **options)(function)
+
     @property
     def handlers(self) -> list[Handler]:
         """What a worker of this client would run."""
         return list(self._handlers.values())
 
-    def _make_worker(self, queues: Iterable[QueueName] | None) -> Worker:
+    def _make_worker(
+        self, queues: Iterable[QueueName] | None, *, scheduler: bool = True, promoter: bool = False
+    ) -> Worker:
         from waypost.worker.worker import Worker
 
         self._check_may_work()
@@ -209,10 +217,17 @@ class Face:
                 raise ConfigurationError(f"no handler is registered for {', '.join(missing)}")
             handlers = [self._handlers[name] for name in names]
         session = Session()
+
+        def prepare(link: Link) -> Flow[None]:
+            return self._save_declared(link, [handler.queue for handler in handlers])
+
+        def embed(link: Link, executor: AsyncExecutor) -> list[Background]:
+            return self._embed(link, executor, scheduler=scheduler, promoter=promoter)
+
         worker = Worker(
             self._store, handlers, owner=self, name=_worker_name(session), retry_budget=self._link.retry_budget,
             start_timeout=self._start_timeout, on_event=self._link.on_event, wake=self._wake, session=session,
-            check=self._check_may_work,
+            check=self._check_may_work, prepare=prepare, embed=embed,
         )  # fmt: skip
         self._workers.append(worker)
         return worker

@@ -35,7 +35,10 @@ FIELDS = (
     ("month", 1, 12),
     ("day of week", 0, 7),
 )
-NAMED = {"month": {name: place for place, name in enumerate(MONTHS, 1)}, "day of week": dict(zip(DAYS, range(7), strict=True))}
+NAMED = {
+    "month": {name: place for place, name in enumerate(MONTHS, 1)},
+    "day of week": dict(zip(DAYS, range(7), strict=True)),
+}
 PATTERN_CHARACTERS_MAX = 256
 #: 29 February is at most eight years away; what does not occur within this does not occur.
 HORIZON_YEARS = 9
@@ -62,9 +65,9 @@ class Cron:
         self._either = not texts[3].startswith("*") and not texts[5].startswith("*")
         #: Whether daylight saving leaves it alone: every hour, or every so many, is meant as time that passes.
         self.follows_real_time = texts[2].startswith("*")
-        if self.after(datetime(2024, 1, 1)) is None:  # noqa: DTZ001: a local time
+        if self.after(datetime(2024, 1, 1)) is None:  # noqa: DTZ001  (a local time)
             raise InvalidSchedule(
-                f"cron pattern {self.pattern!r} never occurs: day of month {texts[3]!r} does not exist in month {texts[4]!r}"
+                f"cron pattern {self.pattern!r} never occurs: day of month {texts[3]!r} is in no month {texts[4]!r}"
             )
 
     def on(self, day: date) -> bool:
@@ -90,7 +93,7 @@ class Cron:
         time = self._time_from(start.hour, start.minute, start.second) if self.on(start.date()) else None
         if time is None:
             day, time = self._day_after(start.date()), (self.hours[0], self.minutes[0], self.seconds[0])
-        return None if day is None else datetime(day.year, day.month, day.day, *time)  # noqa: DTZ001: a local time
+        return None if day is None else datetime(day.year, day.month, day.day, *time)  # noqa: DTZ001  (a local time)
 
     def _time_from(self, hour: int, minute: int, second: int) -> tuple[int, int, int] | None:
         """The first time of day from this one on."""
@@ -141,8 +144,8 @@ def _texts(pattern: str) -> list[str]:
     texts = pattern.split()
     if len(texts) not in (5, 6):
         raise InvalidSchedule(
-            f"cron pattern {pattern!r} has {len(texts)} fields; it needs 5 (minutes, hours, day of month, month, day of "
-            "week), or 6 with seconds first"
+            f"cron pattern {pattern!r} has {len(texts)} fields; it needs 5 (minutes, hours, day of month, month, "
+            "day of week), or 6 with seconds first"
         )
     return texts if len(texts) == 6 else ["0", *texts]
 
@@ -153,8 +156,8 @@ def _values(text: str, field: str, least: int, most: int) -> set[int]:
         match = PART.fullmatch(part)
         if match is None:
             raise InvalidSchedule(
-                f"cron field {field}: {part!r} is not supported; use *, a number{_or_name(field)}, a range a-b, a step */n "
-                "or a-b/n, or a list of these"
+                f"cron field {field}: {part!r} is not supported; use *, a number{_or_name(field)}, a range a-b, a "
+                "step */n or a-b/n, or a list of these"
             )
         first, last, step_text = match.groups()
         step = 1 if step_text is None else int(step_text)

@@ -14,7 +14,7 @@ from datetime import UTC, datetime, timedelta, timezone, tzinfo
 
 from waypost.schedule.cron import Cron
 
-EPOCH = datetime(1970, 1, 1)  # noqa: DTZ001: naive, for sums with local times
+EPOCH = datetime(1970, 1, 1)  # noqa: DTZ001  (naive, for sums with local times)
 DAY = 86_400
 #: The last second of which local times can be told in every zone.
 SECONDS_MAX = 253_402_214_400

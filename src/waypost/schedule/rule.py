@@ -1,4 +1,4 @@
-"""A schedule's rule: what is saved with it, and the instants that follow from it. Pure: milliseconds in, milliseconds out.
+"""A schedule's rule: what is saved with it, and the instants that follow from it. Pure: milliseconds in and out.
 
 An instant is when the rule says that it fires; its due time is the instant plus its jitter, which follows from the
 schedule and the instant alone. So every scheduler computes the same, and the store can compare.
@@ -26,7 +26,7 @@ WALK_MAX = 20_000
 
 
 class Spec(msgspec.Struct, frozen=True, omit_defaults=True):
-    """All that is saved of a schedule but its place in time. A newer release may add fields: older ones pass over them."""
+    """All that is saved of a schedule but its place in time. Newer releases may add fields, older pass over them."""
 
     name: str
     cron: str | None = None
@@ -81,9 +81,7 @@ def unpack_spec(data: bytes) -> Spec:
     try:
         return _decode(data)
     except msgspec.DecodeError as error:
-        raise SchemaTooNew(
-            f"a schedule cannot be read by this release ({error}); update waypost to use it"
-        ) from None
+        raise SchemaTooNew(f"a schedule cannot be read by this release ({error}); update waypost to use it") from None
 
 
 class Fire(NamedTuple):

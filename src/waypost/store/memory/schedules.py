@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def save_schedule(
     model: QueueModel, schedule: StoredSchedule, version: str | None, next_ms: int | None
 ) -> tuple[Saved, bool]:
-    """Write a schedule if it is as the caller saw it: of that version, and with that next fire. What was counted stays."""
+    """Write a schedule if it is as the caller saw it, of that version and next fire. What was counted stays."""
     found = model.schedules.get(schedule.key)
     if (None if found is None else (found.version, found.next_ms)) != (None if version is None else (version, next_ms)):
         return Saved("conflict", found), False
@@ -28,10 +28,8 @@ def save_schedule(
     return Saved("saved", schedule), True
 
 
-def fire_schedule(
-    model: QueueModel, now: int, step: FireStep, drafts: Sequence[Draft], operation: Operation
-) -> Fired:
-    """Publish the fires of a schedule and move it on, if it still stands where the caller saw it and its time has come."""
+def fire_schedule(model: QueueModel, now: int, step: FireStep, drafts: Sequence[Draft], operation: Operation) -> Fired:
+    """Publish the fires of a schedule and move it on, if it stands where the caller saw it and its time has come."""
     found = model.schedules.get(step.key)
     status: FireStatus = "fired"
     if found is None or found.paused or (found.version, found.next_ms) != (step.version, step.expected_ms):

@@ -340,9 +340,7 @@ class MemoryStore:
         self, queue: str, step: FireStep, drafts: Sequence[Draft], operation: Operation
     ) -> Call[Woken[Fired]]:
         def run(model: QueueModel, now: int) -> Woken[Fired]:
-            return self._waking(
-                model, now, lambda: scheduling.fire_schedule(model, now, step, drafts, operation)
-            )
+            return self._waking(model, now, lambda: scheduling.fire_schedule(model, now, step, drafts, operation))
 
         return self._once("fire_schedule", queue, operation, run)
 
@@ -350,9 +348,7 @@ class MemoryStore:
         self, queue: str, key: str, draft: Draft, operation: Operation
     ) -> Call[Woken[Published | None]]:
         def run(model: QueueModel, now: int) -> Woken[Published | None]:
-            return self._waking(
-                model, now, lambda: scheduling.trigger_schedule(model, now, key, draft, operation)
-            )
+            return self._waking(model, now, lambda: scheduling.trigger_schedule(model, now, key, draft, operation))
 
         return self._once("trigger_schedule", queue, operation, run)
 

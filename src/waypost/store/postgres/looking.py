@@ -38,10 +38,10 @@ ORDERS: dict[MessageState, tuple[str, ...]] = {
 }
 #: The fields of a journal entry as `journal` and `trace` hand them out.
 ENTRY = (
-    "before, (entry).count, (entry).at_ms, (entry).event, (entry).operation, (entry).schedule, (entry).ids, (entry).keys, "
-    "(entry).groups, (entry).ranks, (entry).tokens, (entry).deliveries, (entry).attempts, (entry).workers, "
-    "(entry).dues, (entry).causes, (entry).reasons, (entry).error_types, (entry).runs, (entry).waits, "
-    "(entry).sizes, (entry).bodies"
+    "before, (entry).count, (entry).at_ms, (entry).event, (entry).operation, (entry).schedule, (entry).ids, "
+    "(entry).keys, (entry).groups, (entry).ranks, (entry).tokens, (entry).deliveries, (entry).attempts, "
+    "(entry).workers, (entry).dues, (entry).causes, (entry).reasons, (entry).error_types, (entry).runs, "
+    "(entry).waits, (entry).sizes, (entry).bodies"
 )
 
 

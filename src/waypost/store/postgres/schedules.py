@@ -76,9 +76,7 @@ class ScheduleVerbs:
     def _command(self, verb: str, count: int, columns: str = "") -> bytes:
         raise NotImplementedError
 
-    def _call(
-        self, verb: str, queue: str, parameters: Sequence[Parameter], decode: Callable[[PGresult], T]
-    ) -> Call[T]:
+    def _call(self, verb: str, queue: str, parameters: Sequence[Parameter], decode: Callable[[PGresult], T]) -> Call[T]:
         raise NotImplementedError
 
     def _once(

@@ -29,13 +29,12 @@ _MOVE = """
     WHERE queue = ? AND key = ?"""
 _REMOVE = "DELETE FROM {schedule} WHERE queue = ? AND key = ?"
 _SCHEDULED = """
-    SELECT q.name, max(s.change) FROM {schedule} s JOIN {queue} q ON q.number = s.queue GROUP BY q.name ORDER BY q.name"""
+    SELECT q.name, max(s.change) FROM {schedule} s JOIN {queue} q ON q.number = s.queue GROUP BY q.name"""
 _LEADER = "SELECT name, token, until_ms FROM {leader} WHERE role = ?"
 _LEADER_SET = """
     INSERT INTO {leader} (role, name, token, until_ms) VALUES (?, ?, ?, ?)
     ON CONFLICT DO UPDATE SET name = excluded.name, token = excluded.token, until_ms = excluded.until_ms"""
 _OLDEST_DUE = "SELECT min(ready_ms) FROM {message} INDEXED BY {message:delayed} WHERE queue = ? AND state = 1"
-
 
 
 def _read(row: tuple[Any, ...]) -> StoredSchedule:
@@ -76,7 +75,7 @@ def scheduled(step: Step) -> dict[str, int]:
 
 
 def fire_schedule(book: QueueBook, step: FireStep, drafts: Sequence[Draft], operation: str) -> Fired:
-    """Publish the fires of a schedule and move it on, if it still stands where the caller saw it and its time has come."""
+    """Publish the fires of a schedule and move it on, if it stands where the caller saw it and its time has come."""
     found = _find(book, step.key)
     status: FireStatus = "fired"
     if found is None or found.paused or (found.version, found.next_ms) != (step.version, step.expected_ms):

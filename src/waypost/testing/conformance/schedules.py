@@ -1,4 +1,4 @@
-"""Schedules: saved as they were seen, each instant fired once. Leaders: one at a time. Promotion: as a claim does it."""
+"""Schedules: saved as they were seen, each instant fired once. Leaders: one at a time. Promotion: as claims do it."""
 
 from __future__ import annotations
 
@@ -18,10 +18,18 @@ KEY = "rollup::every:60000"
 
 
 def save(
-    bench: Bench, key: str = KEY, *, version: str = "v1", seen: StoredSchedule | None = None, queue: str = QUEUE, **more: Any
+    bench: Bench,
+    key: str = KEY,
+    *,
+    version: str = "v1",
+    seen: StoredSchedule | None = None,
+    queue: str = QUEUE,
+    **more: Any,
 ) -> Saved:
     """Save a schedule that fires in a minute, over what was seen."""
-    given = {"spec": b"\0spec\xff", "paused": False, "next_ms": bench.now_ms + 60_000, "due_ms": bench.now_ms + 60_000} | more
+    given: dict[str, Any] = {
+        "spec": b"\0spec\xff", "paused": False, "next_ms": bench.now_ms + 60_000, "due_ms": bench.now_ms + 60_000,
+    } | more  # fmt: skip
     schedule = StoredSchedule(key, version, **given)
     seen_version, seen_next = (None, None) if seen is None else (seen.version, seen.next_ms)
     return bench.run(bench.store.save_schedule(queue, schedule, version=seen_version, next_ms=seen_next))

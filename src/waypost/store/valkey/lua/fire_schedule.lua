@@ -2,7 +2,8 @@
 --
 -- Arguments: key, version, the next fire that was seen, the times between which the clock must lie, the newest instant
 -- that fires or '', how many were missed, the next fire and its due time or ''; then packed drafts as for publish.
--- Touches: schedules (see save_schedule.lua), and what publish touches.
+-- Touches: schedules, queue, messages, state, ready, due, keys, waiting, errors, journal, sleepers, arrivals, operations,
+-- window:<key>.
 -- Invariant: of those who saw the same next fire, one fires it. A full queue refuses before anything is written.
 -- Reply: f fired, c conflict, e early, s stale; now; the schedule as it is now or ''; the sleepers to wake.
 

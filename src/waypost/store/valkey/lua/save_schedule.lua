@@ -1,8 +1,9 @@
 -- save_schedule: write a schedule if it is as the caller saw it.
 --
 -- Arguments: key, the version that was seen or '' for none, the next fire that was seen or '', the packed schedule.
--- Touches: schedules: key -> next_ms due_ms last_ms fires missed (8 bytes each, 0: none) paused (1) version and its
--- length (1), then the spec, which is not looked into.
+-- Touches: schedules.
+-- A schedule: next_ms due_ms last_ms fires missed (8 bytes each, 0: none) paused (1), length (1) and text of its version,
+-- then the spec, which is not looked into.
 -- Invariant: what somebody else changed or fired meanwhile is not overwritten; what was counted stays.
 -- Reply: '1' or '0' (did it happen), the schedule as it is now or ''.
 

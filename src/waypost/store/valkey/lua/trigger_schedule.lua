@@ -1,6 +1,8 @@
 -- trigger_schedule: publish the message of a schedule now, beside its instants.
 --
--- Arguments: key, one packed draft as for publish. Touches: schedules (read), and what publish touches.
+-- Arguments: key, one packed draft as for publish.
+-- Touches: schedules, queue, messages, state, ready, due, keys, waiting, errors, journal, sleepers, arrivals, operations,
+-- window:<key>.
 -- Invariant: nothing is published for a schedule that is not there. Reply: as of publish; nothing if there is none.
 
 local first = first_result()
