@@ -19,6 +19,7 @@ from waypost.errors import (
     InvalidInput,
     InvalidName,
     InvalidPolicy,
+    InvalidSchedule,
     InvalidTime,
     InvalidUrl,
     KeyTaken,
@@ -41,6 +42,7 @@ from waypost.errors import (
     Undecodable,
     Unfinished,
     UnknownQueue,
+    UnknownSchedule,
     UnusableClient,
     WaitTimeout,
     WaypostError,
@@ -59,7 +61,7 @@ from waypost.message import (
 )
 from waypost.middleware import Middleware, Outgoing
 from waypost.operations.publish import CONTENT
-from waypost.policy import ByException, Constant, Exponential, Linear, NoRetry, Policy, RetryPolicy
+from waypost.policy import ByException, CatchUp, Constant, Exponential, Linear, NoRetry, Policy, RetryPolicy
 from waypost.release import VERSION
 
 __version__ = VERSION
@@ -71,6 +73,7 @@ __all__ = [
     "BodyTooDeep",
     "BodyTooLarge",
     "ByException",
+    "CatchUp",
     "ChainFailed",
     "ConfigurationError",
     "Constant",
@@ -89,6 +92,7 @@ __all__ = [
     "InvalidInput",
     "InvalidName",
     "InvalidPolicy",
+    "InvalidSchedule",
     "InvalidTime",
     "InvalidUrl",
     "JournalPage",
@@ -130,6 +134,7 @@ __all__ = [
     "Undecodable",
     "Unfinished",
     "UnknownQueue",
+    "UnknownSchedule",
     "UnusableClient",
     "WaitTimeout",
     "Waypost",

@@ -198,6 +198,12 @@ class _Readable(Generic[T]):
         return self.open().headers
 
     @property
+    def instant(self) -> datetime | None:
+        """The instant that a schedule published it for; None if no schedule did."""
+        told = self.open().headers.get("waypost-instant")
+        return None if told is None else datetime.fromisoformat(told)
+
+    @property
     def correlation_id(self) -> str | None:
         """What the publisher relates this message to."""
         return self.open().correlation_id
@@ -452,6 +458,31 @@ class Message(_Readable[T]):
             self.lease.chain,
         )
         self._then = (*self._then, next_one)
+        return next_id
+
+    def reschedule(self, delay: Duration) -> str:
+        """This one is done, and the same message comes again after so long, under the same key; returns its new id.
+
+        Decided in the same atomic step as the settle: nothing comes again if this delivery fails or is lost. If
+        somebody published another one under its key meanwhile, that one counts and this does not come again.
+        """
+        self._check_kept("reschedule")
+        envelope = self.open()
+        next_id = continuation_id(self.id, self.token, len(self._then))
+        head = codec.encode_head(
+            type_name=envelope.type_name,
+            correlation_id=envelope.correlation_id,
+            reply_to=envelope.reply_to,
+            trace=envelope.trace,
+            headers=envelope.headers,
+        )
+        encoded = codec.Encoded(codec.CONTENT_TYPES.index(envelope.content_type), envelope.data, envelope.type_name)
+        again = Continuation(
+            next_id, self.queue, codec.make_envelope(next_id, encoded, head), self.key, due_ms(delay, None)[0],
+            self.priority, self.group,
+        )  # fmt: skip
+        self._decide("done")
+        self._then = (*self._then, again)
         return next_id
 
     def keep_result(self, value: object, ttl: Duration = RESULT_TTL_SECONDS) -> None:

@@ -9,7 +9,8 @@
     │   ├── BodyTooLarge
     │   ├── BodyTooDeep
     │   ├── InvalidHeaders
-    │   └── InvalidPolicy                    a queue setting that makes no sense
+    │   ├── InvalidPolicy                    a queue setting that makes no sense
+    │   └── InvalidSchedule                  a cron pattern, interval, zone or rule that makes no sense
     ├── ConfigurationError (ValueError)      the client was built wrongly
     │   ├── InvalidUrl
     │   ├── UnusableClient (TypeError too)   a Sentinel manager, a pipeline, a single-connection client
@@ -26,6 +27,7 @@
     │   └── StoreFailed                         the store answered with an error that has no better name
     ├── QueueFull                            `max_pending` is reached; nothing of the call was written
     ├── KeyTaken (KeyError)                  `on_conflict="error"` and the key is in use
+    ├── UnknownSchedule (KeyError)           there is no schedule of that name or key
     ├── PartialPublish                       a later part of a batch failed; carries what is known
     ├── QueueDrained (RuntimeError)          this object was drained and publishes no more
     ├── ProcessFailed (RuntimeError)         the process of a handler died, or its error is of no class known here
@@ -94,6 +96,10 @@ class InvalidHeaders(InvalidInput):
 
 class InvalidPolicy(InvalidInput):
     """Raised when a queue setting is unknown or makes no sense."""
+
+
+class InvalidSchedule(InvalidInput):
+    """Raised when a cron pattern, an interval, a time zone or another part of a schedule makes no sense."""
 
 
 class ConfigurationError(WaypostError, ValueError):
@@ -173,6 +179,13 @@ class KeyTaken(WaypostError, KeyError):
         super().__init__(message)
         #: The message that holds the key.
         self.id = id
+
+    def __str__(self) -> str:  # KeyError would show the repr
+        return str(self.args[0])
+
+
+class UnknownSchedule(WaypostError, KeyError):
+    """Raised when a schedule that is to be changed is not there, or a name fits several."""
 
     def __str__(self) -> str:  # KeyError would show the repr
         return str(self.args[0])

@@ -16,6 +16,8 @@ OutcomeName = Literal["done", "retry", "snooze", "dead", "drop", "release"]
 SettleStatus = Literal["done", "retried", "snoozed", "dead", "dropped", "released", "cancelled", "replaced", "lost"]
 ExtendStatus = Literal["ok", "lost", "cancel"]
 CancelStatus = Literal["cancelled", "requested", "finished", "unknown"]
+SaveStatus = Literal["saved", "conflict"]
+FireStatus = Literal["fired", "conflict", "early", "stale"]
 ObservedOutcome = Literal["success", "failure", "skipped", "unknown"]
 MessageState = Literal["ready", "delayed", "waiting", "leased", "dead", "done"]
 WorkerState = Literal["running", "quiet", "stopping"]
@@ -249,6 +251,71 @@ class Observed(Struct, frozen=True):
     error: str | None = None
     run_ms: int | None = None
     wait_ms: int | None = None
+    #: Of a tick: timers left, and instants that were missed.
+    depth: int | None = None
+    missed: int | None = None
+
+
+class StoredSchedule(Struct, frozen=True):
+    """A schedule as it lies in the store. `version` changes with every save that changes something."""
+
+    key: str
+    version: str
+    #: The rule and its message, packed: stores do not look into it.
+    spec: bytes
+    paused: bool
+    #: The instant that fires next and when it is due, later by its jitter; None: there is none left.
+    next_ms: int | None
+    due_ms: int | None
+    fires: int = 0
+    missed: int = 0
+    #: The newest instant that fired.
+    last_ms: int | None = None
+
+
+class ScheduleList(Struct, frozen=True):
+    """The schedules of a queue in the order of their keys, and store time when they were read."""
+
+    at_ms: int
+    schedules: list[StoredSchedule]
+
+
+class Saved(Struct, frozen=True):
+    """What a save did: `saved`, or `conflict` if the schedule is not as the caller saw it."""
+
+    status: SaveStatus
+    #: What is there now; None if nothing is.
+    schedule: StoredSchedule | None
+
+
+class Fired(Struct, frozen=True):
+    """What a fire did, and where the schedule stands now (None: it is gone).
+
+    `fired`, or nothing: `conflict` (somebody else fired or changed it), `early` (not due by the store's clock), `stale`
+    (the decision is too old).
+    """
+
+    status: FireStatus
+    at_ms: int
+    schedule: StoredSchedule | None
+
+
+class Elected(Struct, frozen=True):
+    """Who leads in a role. `token` grows with every change of the leader."""
+
+    leader: str
+    token: int
+    #: How long its lease still lasts.
+    remaining_ms: int
+
+
+class Promoted(Struct, frozen=True):
+    """What a promotion did in one queue: timers that became ready, timers left, and how late the oldest was."""
+
+    promoted: int
+    depth: int
+    oldest_lag_ms: int
+    next_due_ms: int | None
 
 
 class Watched(Struct, frozen=True):

@@ -14,7 +14,7 @@ from typing import Any, Literal, Protocol
 
 from msgspec import Struct, structs
 
-from waypost.errors import InvalidName, InvalidPolicy, InvalidTime
+from waypost.errors import InvalidName, InvalidPolicy, InvalidSchedule, InvalidTime
 
 OnConflict = Literal["keep", "replace", "extend", "error"]
 Overload = Literal["raise", "block", "drop_oldest"]
@@ -97,6 +97,16 @@ BEATS_PER_TTL = 3
 #: A worker that could have claimed and did not for so long does not consume.
 HEALTH_WINDOW_SECONDS = 3 * SAFETY_POLL_SECONDS
 POLL_FIRST_SECONDS = 0.05
+
+# ---- schedules ----------------------------------------------------------------------------------------------
+
+#: How late an instant may be fired without being missed: a leader that died is replaced well within it.
+GRACE_SECONDS = 60.0
+#: A shorter interval than the clock of a store can tell makes no sense.
+INTERVAL_MS_MIN = 1
+INTERVAL_MS_MAX = 10 * 366 * 86_400_000
+#: A leader's lease: after so long without a word from it another one takes over.
+LEADER_TTL_MS = 15_000
 
 QUEUE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:\-]{0,127}")
 NAMESPACE = re.compile(r"[A-Za-z][A-Za-z0-9_\-]{0,47}")
@@ -382,6 +392,23 @@ class ByException:
             if isinstance(error, kinds):
                 return policy.delay(attempt, error)
         return self.otherwise.delay(attempt, error)
+
+
+class CatchUp(Struct, frozen=True):
+    """What becomes of fires that were missed: the newest so many are made up for, in order, in one step."""
+
+    max_catchup: int
+
+    def __post_init__(self) -> None:
+        if type(self.max_catchup) is not int or not 1 <= self.max_catchup <= CHUNK_MESSAGES_MAX:
+            raise InvalidSchedule(
+                f"CatchUp takes a whole number from 1 to {CHUNK_MESSAGES_MAX}, all of which are published in one step, "
+                f"not {self.max_catchup!r}"
+            )
+
+
+#: `skip`: only the newest instant, and only within the grace. `once`: the newest, however late.
+Missed = Literal["skip", "once"] | CatchUp
 
 
 def check_retry(policy: RetryPolicy) -> RetryPolicy:

@@ -32,7 +32,7 @@ STORES = (
 
 TABLES = (
     "queue", "envelope", "message", "completed", "tally", "total", "minute", "entry", "mark", "kept", "reader",
-    "window", "result", "arrival", "sleeper", "rate", "operation", "worker",
+    "window", "result", "arrival", "sleeper", "rate", "operation", "worker", "schedule", "leader",
 )  # fmt: skip
 
 

@@ -81,8 +81,8 @@ class RunsRepeatsAgain(QueueModel):
 
 
 class PromotesEarly(QueueModel):
-    def _promote(self, now: int, operation: Operation) -> None:
-        super()._promote(now + 400, operation)
+    def promote(self, now: int, operation: Operation | None) -> None:
+        super().promote(now + 400, operation)
 
 
 class WakesNobody(QueueModel):
@@ -91,7 +91,7 @@ class WakesNobody(QueueModel):
 
 
 class ForgetsBodiesOfTheDead(QueueModel):
-    def bury(self, now: int, record: Record, reason: str, operation: Operation) -> None:
+    def bury(self, now: int, record: Record, reason: str, operation: Operation | None) -> None:
         super().bury(now, record, reason, operation)
         record.envelope = b""
 

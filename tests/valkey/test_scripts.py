@@ -14,7 +14,7 @@ from waypost.errors import InvalidInput, MissingExtra
 from waypost.identity import Session
 from waypost.store.port import Hold
 from waypost.store.valkey import ValkeyStore
-from waypost.store.valkey.scripts import KEY_NAMES, SCRIPTS, script
+from waypost.store.valkey.scripts import APART, KEY_NAMES, SCRIPTS, script
 from waypost.testing.servers import RedisServer
 
 pytestmark = pytest.mark.promise("STORE-1")
@@ -51,6 +51,7 @@ UNPACKED = {
     "gone": "workers that one beat removes, at most a hundred",
     "who, i, min(i + 999, #who)": "a thousand at a time",
     "wake(freshly_ready)": "wake names at most a chunk of sleepers",
+    "wake(worth(due_before))": "wake names at most a chunk of sleepers",
 }
 #: The names that scripts give to the keys of a queue.
 CONSTANTS = {
@@ -58,10 +59,11 @@ CONSTANTS = {
     "HOLDERS": "keys", "WAITING": "waiting", "DEAD": "dead", "ERRORS": "errors", "JOURNAL": "journal",
     "READERS": "readers", "SLEEPERS": "sleepers", "RATE": "rate", "COMPLETED": "completed", "OUTGOING": "outgoing",
     "ARRIVALS": "arrivals", "OPERATIONS": "operations", "REGISTER": "workers", "RECORDS": "records",
+    "SCHEDULES": "schedules",
 }  # fmt: skip
 
 #: Parts that scripts include.
-PARTS = {"base", "moves", "chains", "drafts"}
+PARTS = {"base", "moves", "accept", "chains", "drafts"}
 #: Keys that depend on an argument, and what a script that can touch those of chains says in its opening.
 DERIVED = {"window:<key>", "result:<id>"}
 OF_CHAINS = "the keys of chains"
@@ -110,10 +112,10 @@ def code(name: str) -> str:
 
 
 def test_there_is_a_file_for_each_script() -> None:
-    assert set(FILES) == {*SCRIPTS, *PARTS}
+    assert set(FILES) == {*SCRIPTS, *APART, *PARTS}
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
+@pytest.mark.parametrize("name", [*SCRIPTS, *APART])
 def test_every_name_is_made_before_it_is_used(name: str) -> None:
     """A forgotten constant, a function used above its own line, a value without `local`: each fails only when run."""
     known = set(BUILTINS)
@@ -143,7 +145,7 @@ def commands(text: str) -> set[str]:
     return {*called, *re.findall(r"'(\w+)'", " ".join(probes))}
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
+@pytest.mark.parametrize("name", [*SCRIPTS, *APART])
 def test_no_command_is_newer_than_redis_6_2(name: str) -> None:
     assert commands(code(name)) - COMMANDS == set()
     # Nothing is called by a name made at run time, but for the two that take it from a list above.
@@ -156,7 +158,7 @@ def test_the_list_of_commands_is_of_those_in_use() -> None:
     assert COMMANDS - used == set()
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
+@pytest.mark.parametrize("name", [*SCRIPTS, *APART])
 def test_the_server_loads_every_script_under_the_name_we_call_it_by(name: str, raw: Any) -> None:
     assert raw.script_load(script(name).text) == script(name).sha.decode()
 

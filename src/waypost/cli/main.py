@@ -1,25 +1,17 @@
-"""`waypost`: reads the arguments and calls the command. Nothing of a command is loaded before it is asked for."""
+"""`waypost`: reads the arguments and calls the command. Each command has a module, with `add` for its arguments."""
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
 
 from waypost import __version__
-from waypost.cli import migrate, workers
+from waypost.cli import clockwork, migrate, schedules, workers
 from waypost.policy import HEALTH_WINDOW_SECONDS
 
-
-class Command(Protocol):
-    """A module of this package: what it takes, and what it does."""
-
-    def add(self, commands: Any) -> None: ...
-    def run(self, options: argparse.Namespace) -> int: ...
-
-
-COMMANDS: dict[str, Command] = {"migrate": migrate, "workers": workers}
+#: Each adds its arguments, and what runs it as `run`.
+COMMANDS = (clockwork, schedules, workers, migrate)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -42,7 +34,7 @@ def parser() -> argparse.ArgumentParser:
         help="seconds without a claim that could have been made after which its health is red (15)",
     )  # fmt: skip
     worker.add_argument("--log-level", default="warning", choices=("debug", "info", "warning", "error"))
-    for command in COMMANDS.values():
+    for command in COMMANDS:
         command.add(commands)
     return top
 
@@ -50,8 +42,9 @@ def parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; its exit code."""
     options = parser().parse_args(arguments)
-    if options.command in COMMANDS:
-        return COMMANDS[options.command].run(options)
+    run: Callable[[argparse.Namespace], int] | None = getattr(options, "run", None)
+    if run is not None:
+        return run(options)
     from waypost.cli import worker
 
     return worker.run(options, sys.argv[1:] if arguments is None else list(arguments))

@@ -36,6 +36,7 @@ def add(commands: Any) -> None:
     what.add_argument("--sql", action="store_true", help="print what would be run, and run nothing; needs no URL")
     what.add_argument("--check", action="store_true", help="tell what differs from this release, and change nothing")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of lines for people")
+    parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:

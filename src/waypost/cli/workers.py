@@ -21,6 +21,7 @@ def add(commands: Any) -> None:
     parser.add_argument("url", help="the store: sqlite:///orders.db, valkey://127.0.0.1:6379, postgresql://…")
     parser.add_argument("--namespace", default="wp", help="the namespace in it (wp)")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of lines for people")
+    parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:

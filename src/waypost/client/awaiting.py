@@ -11,6 +11,7 @@ from weakref import WeakKeyDictionary
 
 from waypost.client.base import DEFAULT_RETRY, Face, Listing, PublishKeywords, PublishManyKeywords, QueueName
 from waypost.client.blocking import Waypost
+from waypost.client.scheduling import AwaitedSchedules
 from waypost.delivery import Duration, Message, Queue, Retry, StoredMessage, queue_name, queue_type
 from waypost.message import (
     CancelStatus,
@@ -115,7 +116,7 @@ class _Connection:
         self.executor: AsyncExecutor | None = None
 
 
-class AsyncWaypost(Face):
+class AsyncWaypost(Face, AwaitedSchedules):
     """A client for asyncio. Tasks may share it; each event loop gets its own connections. A forked child makes its own.
 
     Give a URL (`sqlite:///orders.db`, `valkey://127.0.0.1:6379`, `memory://`), or your own redis client with
@@ -275,9 +276,14 @@ class AsyncWaypost(Face):
     # ---- workers -----------------------------------------------------------------------------------------
 
     def worker(
-        self, queues: Iterable[QueueName] | None = None, *, health_window: float = HEALTH_WINDOW_SECONDS
+        self,
+        queues: Iterable[QueueName] | None = None,
+        *,
+        health_window: float = HEALTH_WINDOW_SECONDS,
+        scheduler: bool = True,
+        promoter: bool = False,
     ) -> Worker:
-        return self._make_worker(queues, health_window)
+        return self._make_worker(queues, health_window, scheduler=scheduler, promoter=promoter)
 
     async def drain(self, timeout: float = 25.0) -> Drained:
         import asyncio

@@ -15,6 +15,7 @@ from weakref import WeakSet
 from waypost import codec
 from waypost.client.gate import Gate
 from waypost.client.registry import Registry
+from waypost.client.scheduling import ScheduleFace
 from waypost.delivery import Duration, Message, Queue, StoredMessage, queue_name, queue_type
 from waypost.errors import ConfigurationError, ForkedClient, InvalidName, InvalidTime, QueueDrained
 from waypost.identity import Session
@@ -43,7 +44,8 @@ from waypost.store.opening import StoreOptions, open_store, store_from_client
 from waypost.worker.handler import CONCURRENCY, MAX_RUN_SECONDS, Handler, OnLeaseLost
 
 if TYPE_CHECKING:
-    from waypost.store.port import Call, Store
+    from waypost.schedule.running import Background
+    from waypost.store.port import AsyncExecutor, Call, Store
     from waypost.worker.worker import Worker
 
 T = TypeVar("T")
@@ -88,7 +90,7 @@ class PublishManyKeywords(_Options, total=False):
     key: ManyKey
 
 
-class Face:
+class Face(ScheduleFace):
     """What both faces are made of: a store, an identity, and the checks that come before a flow."""
 
     #: Whether calls of this face are awaited.
@@ -154,6 +156,7 @@ class Face:
         self._workers: WeakSet[Stoppable] = WeakSet()
         #: Those that a drain found, whose reports it gives.
         self._stopped: list[Stoppable] = []
+        self._start_declaring()
         self._closed = False
         self._connecting = threading.Lock()
 
@@ -216,12 +219,22 @@ class Face:
 
         return register
 
+    def _register(self, queue: QueueName, function: F, options: Mapping[str, Any]) -> F:
+        return self.handler(queue, **options)(function)
+
     @property
     def handlers(self) -> list[Handler]:
         """What a worker of this client would run."""
         return list(self._registry.handlers.values())
 
-    def _make_worker(self, queues: Iterable[QueueName] | None, health_window: float) -> Worker:
+    def _make_worker(
+        self,
+        queues: Iterable[QueueName] | None,
+        health_window: float,
+        *,
+        scheduler: bool = True,
+        promoter: bool = False,
+    ) -> Worker:
         from waypost.worker.worker import Worker
 
         self._check_may_work()
@@ -233,10 +246,17 @@ class Face:
                 raise ConfigurationError(f"no handler is registered for {', '.join(missing)}")
             handlers = [self._registry.handlers[name] for name in names]
         session = Session()
+
+        def prepare(link: Link) -> Flow[None]:
+            return self._save_declared(link, [handler.queue for handler in handlers])
+
+        def embed(link: Link, executor: AsyncExecutor) -> list[Background]:
+            return self._embed(link, executor, scheduler=scheduler, promoter=promoter)
+
         worker = Worker(
             self._store, handlers, owner=self, name=_worker_name(session), retry_budget=self._link.retry_budget,
             start_timeout=self._start_timeout, on_event=self._link.on_event, wake=self._wake, session=session,
-            check=self._check_may_work, health_window=health_window,
+            check=self._check_may_work, health_window=health_window, prepare=prepare, embed=embed,
         )  # fmt: skip
         self._workers.add(worker)
         return worker

@@ -17,6 +17,7 @@ from waypost.client.base import (
     PublishManyKeywords,
     QueueName,
 )
+from waypost.client.scheduling import BlockingSchedules
 from waypost.delivery import Duration, Message, Queue, Retry, StoredMessage, queue_name, queue_type
 from waypost.message import (
     CancelStatus,
@@ -107,7 +108,7 @@ class Consumed(Message[T]):
             self._face._gate.received(-1)
 
 
-class Waypost(Face):
+class Waypost(Face, BlockingSchedules):
     """A client that blocks. Threads may share it; a forked child must make its own.
 
     Give a URL (`sqlite:///orders.db`, `valkey://127.0.0.1:6379`, `memory://`), or your own redis client with
@@ -297,16 +298,23 @@ class Waypost(Face):
     # ---- workers -----------------------------------------------------------------------------------------
 
     def worker(
-        self, queues: Iterable[QueueName] | None = None, *, health_window: float = HEALTH_WINDOW_SECONDS
+        self,
+        queues: Iterable[QueueName] | None = None,
+        *,
+        health_window: float = HEALTH_WINDOW_SECONDS,
+        scheduler: bool = True,
+        promoter: bool = False,
     ) -> BlockingWorker:
         """A worker for the registered handlers, or for those of some queues only.
 
         `run` it until it is told to stop; or let it work in the background for the length of a `with` block. Its
-        `health()` is red when it could have claimed and did not for `health_window` seconds.
+        `health()` is red when it could have claimed and did not for `health_window` seconds. It also fires schedules,
+        unless `scheduler=False`, and with `promoter=True` it promotes timers of all queues: of all workers one does so
+        at a time.
         """
         from waypost.worker.blocking import BlockingWorker
 
-        return BlockingWorker(self._make_worker(queues, health_window))
+        return BlockingWorker(self._make_worker(queues, health_window, scheduler=scheduler, promoter=promoter))
 
     def drain(self, timeout: float = 25.0) -> Drained:
         """Claim and publish no more, wait for what is under way, give back what has not started, and say how it stands.

@@ -22,18 +22,24 @@ from waypost.message import (
     ChainState,
     Claimed,
     Continuation,
+    Elected,
     ExtendStatus,
+    Fired,
     JournalPage,
     MessageState,
     Notice,
     Page,
+    Promoted,
     Published,
     Purged,
     Redriven,
     RegisteredWorker,
+    Saved,
+    ScheduleList,
     Settlement,
     SettleStatus,
     Stats,
+    StoredSchedule,
     TracePage,
     Watched,
 )
@@ -105,6 +111,22 @@ class Beat(Struct, frozen=True, array_like=True):
     started_ms: int | None = None
     queues: tuple[ServedQueue, ...] = ()
     unlisted: int = 0
+
+
+class FireStep(Struct, frozen=True):
+    """One fire of a schedule: what it must be like for the step to happen, and what the step makes of it."""
+
+    key: str
+    version: str
+    expected_ms: int
+    #: The store's clock must lie between these.
+    last_due_ms: int
+    valid_until_ms: int
+    #: The newest instant that fires; None if the step only counts instants as missed.
+    last_ms: int | None
+    missed: int
+    next_ms: int | None
+    due_ms: int | None
 
 
 def check_chunk(items: Sequence[object]) -> None:
@@ -250,3 +272,23 @@ class Store(Protocol):
     def journal_reader(self, queue: str, name: str, read_to: int | None) -> Call[int]: ...
     def journal_forget(self, queue: str, name: str) -> Call[bool]: ...
     def journal_trim(self, queue: str, up_to: int) -> Call[int]: ...
+
+    # schedules: they lie beside their queue; whoever changes one says what it saw
+    def save_schedule(
+        self, queue: str, schedule: StoredSchedule, *, version: str | None, next_ms: int | None
+    ) -> Call[Saved]: ...
+    def remove_schedule(self, queue: str, key: str) -> Call[bool]: ...
+    def schedules(self, queue: str) -> Call[ScheduleList]: ...
+    def scheduled(self) -> Call[dict[str, int]]: ...
+    def schedules_changed(self, queue: str) -> Call[None]: ...
+    def fire_schedule(
+        self, queue: str, step: FireStep, drafts: Sequence[Draft], operation: Operation
+    ) -> Call[Woken[Fired]]: ...
+    def trigger_schedule(
+        self, queue: str, key: str, draft: Draft, operation: Operation
+    ) -> Call[Woken[Published | None]]: ...
+
+    # who does what only one should do, and timers that nobody claims
+    def elect(self, role: str, name: str, ttl_ms: int) -> Call[Elected]: ...
+    def resign(self, role: str, name: str) -> Call[bool]: ...
+    def promote(self, queue: str) -> Call[Woken[Promoted]]: ...

@@ -17,8 +17,9 @@ from typing import Any, Self
 from waypost.errors import ConfigurationError, ForkedClient, UnusableClient
 from waypost.identity import Session
 from waypost.message import Drained, Health, WorkerState
-from waypost.operations.flow import Link, OnEvent
+from waypost.operations.flow import Flow, Link, OnEvent, drive_async
 from waypost.policy import HEALTH_WINDOW_SECONDS
+from waypost.schedule.running import Background
 from waypost.store.port import AsyncExecutor, Beat, Executor, Store
 from waypost.worker.bridges import LoopExecutor, ThreadedExecutor
 from waypost.worker.consumer import Consumer
@@ -53,6 +54,8 @@ class Worker:
         session: Session | None = None,
         check: Callable[[], None] = lambda: None,
         health_window: float = HEALTH_WINDOW_SECONDS,
+        prepare: Callable[[Link], Flow[None]] | None = None,
+        embed: Callable[[Link, AsyncExecutor], list[Background]] = lambda link, executor: [],
     ) -> None:
         if not handlers:
             raise ConfigurationError("there is nothing to run: register a function with @post.handler(queue)")
@@ -64,6 +67,9 @@ class Worker:
         self._owner = owner
         #: Raises if the client that made this worker must not be used any more: forked, closed or drained.
         self._check = check
+        #: What to save before the first claim, and what runs beside the handlers: the scheduler, the promoter.
+        self._prepare = prepare
+        self._embed = embed
         # A session of its own: what a worker's claims hold must not turn up in a `receive` of the same client.
         self._session = session or Session()
         self._options: dict[str, Any] = {
@@ -313,6 +319,7 @@ class _Parts:
         self._renewer: Renewer | None = None
         self._blocking: Executor | None = None
         self.registrar = Registrar(worker._store, self._connected, worker.tell, window=worker.health_window)
+        self._background: list[Background] = []
         self.consumers: list[Consumer] = []
 
     def _connected(self) -> Executor:
@@ -342,13 +349,19 @@ class _Parts:
             )  # fmt: skip
             self.consumers.append(consumer)
         try:
+            if worker._prepare is not None:
+                await drive_async(executor, worker._prepare(self._link))
             await asyncio.to_thread(renewer.start, list(self.consumers))
+            self._background = worker._embed(self._link, executor)
+            for part in self._background:
+                part.start()
         except BaseException:
             await executor.close()
             raise
         return self
 
     async def __aexit__(self, *ended: object) -> None:
+        await asyncio.gather(*(part.stop() for part in self._background))
         left = [runner for consumer in self.consumers for runner in consumer.runners()]
         if left:
             # Handlers that go on in their threads keep their leases, and are settled if they end before the loop does.

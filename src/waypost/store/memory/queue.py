@@ -6,57 +6,42 @@ conformance suite and the state machine compare them step by step.
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from waypost.errors import QueueFull
 from waypost.identity import Operation
 from waypost.message import (
     FAILURE_REASONS,
-    MINUTE_COUNTERS,
-    REDELIVERY_CAUSES,
     CancelStatus,
     Claimed,
     EventName,
     ExtendStatus,
     Lease,
-    Ledger,
     MessageState,
-    Minute,
     Published,
     PublishStatus,
     Purged,
     Redriven,
     Settlement,
     SettleStatus,
-    Stats,
+    StoredSchedule,
     chain_id,
 )
 from waypost.policy import (
     ARRIVAL_TTL_MS,
     BURY_MAX,
     HEAD_OFFSET,
-    MINUTES_KEPT,
     PROMOTE_MAX,
     RECLAIM_MAX,
     SLEEPER_TTL_MS,
 )
 from waypost.store.memory.book import Record, run_of
-from waypost.store.memory.chains import Chains
+from waypost.store.memory.shelves import ORDERS, Shelves
 from waypost.store.port import Draft, Hold, Target
 
 #: Ends after which a key is free at once, even inside its window.
 FREES_WINDOW = frozenset(("dead", "cancelled", "dropped", "replaced"))
-
-#: The order in which each state is listed.
-ORDERS: dict[MessageState, Callable[[Record], tuple[object, ...]]] = {
-    "ready": lambda r: (-r.priority, r.position, r.id),
-    "delayed": lambda r: (r.ready_ms, r.id),
-    "waiting": lambda r: (r.id,),
-    "leased": lambda r: (r.lease_end_ms or 0, r.id),
-    "dead": lambda r: (r.ended_ms or 0, r.id),
-}
 
 
 @dataclass(slots=True)
@@ -67,15 +52,15 @@ class Holder:
     parked: str | None = None
 
 
-class QueueModel(Chains):
+class QueueModel(Shelves):
     """A queue. Every method is one atomic step at store time `now`."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
         self.keys: dict[str, Holder] = {}
         self.windows: dict[str, tuple[str, int]] = {}
-        self.completed: deque[Record] = deque()
         self.arrivals: dict[str, int] = {}
+        self.schedules: dict[str, StoredSchedule] = {}
         self.sequence = 0
         #: Messages that became claimable in the step under way: so many sleepers are worth waking.
         self.freshly_ready = 0
@@ -83,11 +68,13 @@ class QueueModel(Chains):
 
     # ---- publish -----------------------------------------------------------------------------------------
 
-    def publish(self, now: int, drafts: Sequence[Draft], operation: Operation | None) -> list[Published]:
+    def publish(
+        self, now: int, drafts: Sequence[Draft], operation: Operation | None, *, schedule: str | None = None
+    ) -> list[Published]:
         plans = [self._plan(now, draft) for draft in drafts]
         self._make_room(now, drafts, plans, operation)
         return [
-            self._store(now, draft, action, holder_id, operation)
+            self._store(now, draft, action, holder_id, operation, schedule)
             for draft, (action, holder_id) in zip(drafts, plans, strict=True)
         ]
 
@@ -144,7 +131,9 @@ class QueueModel(Chains):
             "retry later, raise max_pending or add workers"
         )
 
-    def _store(self, now: int, draft: Draft, action: str, holder_id: str, operation: Operation | None) -> Published:
+    def _store(
+        self, now: int, draft: Draft, action: str, holder_id: str, operation: Operation | None, schedule: str | None
+    ) -> Published:
         status: PublishStatus
         if draft.forwarded and action != "arrived":
             # Also when its key is taken: that answer is final, and must not change because it was sent again.
@@ -201,8 +190,9 @@ class QueueModel(Chains):
         if self.policy.journal == "full":
             body = draft.envelope if draft.journal_copy is None else draft.journal_copy
         self.note(
-            now, "published", operation, record, cause=cause, due_ms=record.ready_ms if due > now else None, body=body
-        )
+            now, "published", operation, record, cause=cause, due_ms=record.ready_ms if due > now else None, body=body,
+            schedule=schedule,
+        )  # fmt: skip
         return Published(record.id, status, self.name)
 
     # ---- claim -------------------------------------------------------------------------------------------
@@ -215,7 +205,7 @@ class QueueModel(Chains):
         leases: list[Lease] = []
         next_rate_ms = None
         if not self.paused:
-            self._promote(now, operation)
+            self.promote(now, operation)
             self._reclaim(now, operation)
             room, next_rate_ms = self._room(now, limit)
             leases = self._lease(now, room, operation, worker)
@@ -239,7 +229,7 @@ class QueueModel(Chains):
     def _claimed(self, now: int, leases: list[Lease], next_rate_ms: int | None) -> Claimed:
         return Claimed(leases, self.next_due(now), self.next_lease(now), next_rate_ms, self.paused, 0)
 
-    def _promote(self, now: int, operation: Operation) -> None:
+    def promote(self, now: int, operation: Operation | None) -> None:
         due = sorted((r for r in self._in("delayed") if r.ready_ms <= now), key=lambda r: (r.ready_ms, r.id))
         for record in due[:PROMOTE_MAX]:
             self.make_claimable(now, record, record.ready_ms)
@@ -543,58 +533,3 @@ class QueueModel(Chains):
         self.paused = paused
         self.note(now, "paused" if paused else "resumed", None, None)
         return True
-
-    # ---- counting and looking ----------------------------------------------------------------------------
-
-    def _in(self, state: MessageState) -> list[Record]:
-        return [r for r in self.messages.values() if r.state == state]
-
-    def _ready(self) -> list[Record]:
-        return self._in("ready")
-
-    def count(self, state: MessageState) -> int:
-        return sum(r.state == state for r in self.messages.values())
-
-    def next_due(self, now: int) -> int | None:
-        return min((max(0, r.ready_ms - now) for r in self._in("delayed")), default=None)
-
-    def next_lease(self, now: int) -> int | None:
-        return min((max(0, (r.lease_end_ms or 0) - now) for r in self._in("leased")), default=None)
-
-    def listing(self, state: MessageState) -> list[Record]:
-        if state == "done":
-            return list(self.completed)
-        return sorted(self._in(state), key=ORDERS[state])
-
-    def _oldest_ready(self, now: int) -> int | None:
-        """The longest wait among the messages that stand first: of each priority, reclaimed ones apart."""
-        heads: dict[tuple[int, bool], Record] = {}
-        for record in self.listing("ready"):
-            heads.setdefault((record.priority, record.position < 0), record)
-        return max((now - record.ready_ms for record in heads.values()), default=None)
-
-    def ledger(self) -> Ledger:
-        c = self.counts
-        return Ledger(
-            c["published"], c["redriven"],
-            self.count("ready"), self.count("delayed"), self.count("waiting"), self.count("leased"),
-            c["done"], c["dead"], c["dropped"], c["cancelled"], c["replaced"], self.count("dead"),
-            c["claims"], c["first_claims"], {cause: c[f"again_{cause}"] for cause in REDELIVERY_CAUSES},
-            c["expired"], c["released"], c["retried"], c["snoozed"], c["duplicates"], c["transferred"],
-        )  # fmt: skip
-
-    def stats(self, now: int, minutes: int) -> Stats:
-        first = now // 60_000 - min(minutes, MINUTES_KEPT) + 1
-        return Stats(
-            self.name, now, self.ledger(), self.paused,
-            self._oldest_ready(now),
-            max((now - (r.claimed_ms or 0) for r in self._in("leased")), default=None),
-            self.next_due(now), self.next_lease(now),
-            sum(until > now for until in self.sleepers.values()),
-            self.journal_first, self.journal_last, dict(self.readers),
-            [
-                Minute(minute * 60_000, {name: counts[name] for name in MINUTE_COUNTERS})
-                for minute, counts in sorted(self.minutes.items())
-                if minute >= first
-            ],
-        )  # fmt: skip

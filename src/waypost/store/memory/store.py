@@ -15,26 +15,45 @@ from waypost.message import (
     ChainState,
     Claimed,
     Continuation,
+    Elected,
     ExtendStatus,
+    Fired,
     JournalPage,
     MessageState,
     Notice,
     Page,
+    Promoted,
     Published,
     Purged,
     Redriven,
     RegisteredWorker,
+    Saved,
+    ScheduleList,
     Settlement,
     SettleStatus,
     Stats,
+    StoredSchedule,
     TracePage,
     Watched,
 )
 from waypost.policy import Policy
+from waypost.store.memory import schedules as scheduling
 from waypost.store.memory.book import Record
 from waypost.store.memory.queue import QueueModel
 from waypost.store.memory.workers import Register
-from waypost.store.port import Beat, Call, Draft, Hold, Target, Woken, add_wakes, check_purge, forwarded_draft, told
+from waypost.store.port import (
+    Beat,
+    Call,
+    Draft,
+    FireStep,
+    Hold,
+    Target,
+    Woken,
+    add_wakes,
+    check_purge,
+    forwarded_draft,
+    told,
+)
 from waypost.store.register import pack
 
 T = TypeVar("T")
@@ -64,6 +83,8 @@ class MemoryStore:
         self.lock = threading.RLock()
         self._queues: dict[str, QueueModel] = {}
         self._register = Register()
+        self._scheduled: dict[str, int] = {}
+        self._leaders = scheduling.Leaders()
 
     def connect(self, *, start_timeout: float) -> MemoryExecutor:
         return MemoryExecutor(self)
@@ -336,6 +357,66 @@ class MemoryStore:
 
     def journal_trim(self, queue: str, up_to: int) -> Call[int]:
         return ModelCall("journal_trim", lambda now: self._queue_for_writing(queue).trim_journal(now, up_to))
+
+    # ---- schedules and leaders ---------------------------------------------------------------------------
+
+    def save_schedule(
+        self, queue: str, schedule: StoredSchedule, *, version: str | None, next_ms: int | None
+    ) -> Call[Saved]:
+        def step(now: int) -> Saved:
+            saved, changed = scheduling.save_schedule(self._queue_for_writing(queue), schedule, version, next_ms)
+            if changed:
+                self._scheduled[queue] = self._scheduled.get(queue, 0) + 1
+            return saved
+
+        return ModelCall("save_schedule", step)
+
+    def remove_schedule(self, queue: str, key: str) -> Call[bool]:
+        return ModelCall(
+            "remove_schedule", lambda now: self._queue_for_writing(queue).schedules.pop(key, None) is not None
+        )
+
+    def schedules(self, queue: str) -> Call[ScheduleList]:
+        def step(now: int) -> ScheduleList:
+            found = self._queue(queue).schedules
+            return ScheduleList(now, [found[key] for key in sorted(found)])
+
+        return ModelCall("schedules", step)
+
+    def scheduled(self) -> Call[dict[str, int]]:
+        return ModelCall("scheduled", lambda now: dict(self._scheduled))
+
+    def schedules_changed(self, queue: str) -> Call[None]:
+        return ModelCall("schedules_changed", lambda now: None)
+
+    def fire_schedule(
+        self, queue: str, step: FireStep, drafts: Sequence[Draft], operation: Operation
+    ) -> Call[Woken[Fired]]:
+        def run(model: QueueModel, now: int) -> Woken[Fired]:
+            return self._waking(model, now, lambda: scheduling.fire_schedule(model, now, step, drafts, operation))
+
+        return self._once("fire_schedule", queue, operation, run)
+
+    def trigger_schedule(
+        self, queue: str, key: str, draft: Draft, operation: Operation
+    ) -> Call[Woken[Published | None]]:
+        def run(model: QueueModel, now: int) -> Woken[Published | None]:
+            return self._waking(model, now, lambda: scheduling.trigger_schedule(model, now, key, draft, operation))
+
+        return self._once("trigger_schedule", queue, operation, run)
+
+    def elect(self, role: str, name: str, ttl_ms: int) -> Call[Elected]:
+        return ModelCall("elect", lambda now: self._leaders.elect(now, role, name, ttl_ms))
+
+    def resign(self, role: str, name: str) -> Call[bool]:
+        return ModelCall("resign", lambda now: self._leaders.resign(now, role, name))
+
+    def promote(self, queue: str) -> Call[Woken[Promoted]]:
+        def step(now: int) -> Woken[Promoted]:
+            model = self._queue(queue)
+            return self._waking(model, now, lambda: scheduling.promote(model, now))
+
+        return ModelCall("promote", step)
 
 
 def take(items: list[T]) -> list[T]:

@@ -38,10 +38,10 @@ ORDERS: dict[MessageState, tuple[str, ...]] = {
 }
 #: The fields of a journal entry as `journal` and `trace` hand them out.
 ENTRY = (
-    "before, (entry).count, (entry).at_ms, (entry).event, (entry).operation, (entry).ids, (entry).keys, "
-    "(entry).groups, (entry).ranks, (entry).tokens, (entry).deliveries, (entry).attempts, (entry).workers, "
-    "(entry).dues, (entry).causes, (entry).reasons, (entry).error_types, (entry).runs, (entry).waits, "
-    "(entry).sizes, (entry).bodies"
+    "before, (entry).count, (entry).at_ms, (entry).event, (entry).operation, (entry).schedule, (entry).ids, "
+    "(entry).keys, (entry).groups, (entry).ranks, (entry).tokens, (entry).deliveries, (entry).attempts, "
+    "(entry).workers, (entry).dues, (entry).causes, (entry).reasons, (entry).error_types, (entry).runs, "
+    "(entry).waits, (entry).sizes, (entry).bodies"
 )
 
 
@@ -139,12 +139,12 @@ def _spread(values: list[Any] | None, count: int) -> list[Any]:
 
 def _events(queue: str, row: tuple[Any, ...]) -> list[Event]:
     """The events of one entry."""
-    before, count, at_ms, event, operation = row[:5]
-    fields = [_spread(values, count) for values in row[5:]]
+    before, count, at_ms, event, operation, schedule = row[:6]
+    fields = [_spread(values, count) for values in row[6:]]
     return [
         Event(
             queue, before + index, at_ms, event, id, key, group, None if rank is None else 9 - rank, token, token,
-            deliveries, attempts, worker, due, cause, reason, error_type, run, wait, size, operation, None, None,
+            deliveries, attempts, worker, due, cause, reason, error_type, run, wait, size, operation, None, schedule,
             None if body is None else bytes(body),
         )
         for index, (

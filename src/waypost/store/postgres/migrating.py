@@ -24,7 +24,7 @@ VERSION = 1
 MIGRATIONS = ((1, "0001_tables"),)
 FUNCTIONS = (
     "base", "moves", "wake", "tidy", "accept", "publish", "claim", "settle", "extend", "cancel", "running", "journal",
-    "stats", "workers",
+    "stats", "workers", "schedules",
 )  # fmt: skip
 SCHEMA = re.compile(r"[A-Za-z_][A-Za-z0-9_$]{0,62}")
 NAME = re.compile(r"\{(#?)([a-z_]+)\}")

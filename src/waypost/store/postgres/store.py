@@ -32,6 +32,7 @@ from waypost.policy import DEFAULT_POLICY, PRIORITY_DEFAULT, PRIORITY_MAX, Polic
 from waypost.store.port import Beat, Call, Draft, Hold, Target, Woken, check_purge, told
 from waypost.store.postgres import looking
 from waypost.store.postgres.migrating import Names
+from waypost.store.postgres.schedules import ScheduleVerbs
 from waypost.store.postgres.statement import (
     BOOL,
     BYTES,
@@ -86,7 +87,7 @@ _policy_reply = msgspec.json.Decoder(tuple[Policy, list[str]]).decode
 _changed_reply = msgspec.json.Decoder(tuple[bool, list[str]]).decode
 
 
-class PostgresStore:
+class PostgresStore(ScheduleVerbs):
     """The contract on PostgreSQL. Made by `from_url` or `from_client`; touches no socket itself."""
 
     kind = "postgres"
@@ -175,10 +176,10 @@ class PostgresStore:
         def decode(result: PGresult) -> Woken[list[Published]]:
             letters, others, wake = _published_reply(one(result) or b"")
             if not letters:
-                return Woken([Published(draft.id, "queued") for draft in drafts], _wake(queue, wake))
+                return Woken([Published(draft.id, "queued", queue) for draft in drafts], _wake(queue, wake))
             ids = others or [draft.id for draft in drafts]
             return Woken(
-                [Published(id, PUBLISH_STATUS[letter]) for id, letter in zip(ids, letters, strict=True)],
+                [Published(id, PUBLISH_STATUS[letter], queue) for id, letter in zip(ids, letters, strict=True)],
                 _wake(queue, wake),
             )
 

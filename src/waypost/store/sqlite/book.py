@@ -62,7 +62,7 @@ _MESSAGE_DELETE = "DELETE FROM {message} WHERE seq = ?"
 _JOURNAL_COLUMNS = (
     "queue", "number", "at_ms", "event", "message_id", "key", "group", "priority", "token", "claims", "deliveries",
     "attempts", "worker", "due_ms", "cause", "reason", "error_type", "run_ms", "wait_ms", "size", "operation_id",
-    "chain_id", "body",
+    "chain_id", "body", "schedule",
 )  # fmt: skip
 _JOURNAL_SWEEP = "DELETE FROM {journal} WHERE queue = ? AND number < ?"
 _READERS = "SELECT name, read_to FROM {reader} WHERE queue = ?"
@@ -243,6 +243,7 @@ class QueueBook:
         wait_ms: int | None = None,
         size: int | None = None,
         body: bytes | None = None,
+        schedule: str | None = None,
     ) -> None:
         """Append one event, in the same step as what it tells."""
         if not self._events_noted and not self.notes(event):
@@ -262,7 +263,7 @@ class QueueBook:
             )  # type: ignore[assignment]  # fmt: skip
         self._events.append((
             self.number, number, self.now, event, *told, worker, due_ms, cause, reason, error_type,
-            run_ms, wait_ms, size, operation, chain, body,
+            run_ms, wait_ms, size, operation, chain, body, schedule,
         ))  # fmt: skip
 
     def note_run(self, event: EventName, operation: str | None, record: Record, **details: Any) -> None:

@@ -52,7 +52,7 @@ def claim(
     leases: list[Lease] = []
     next_rate_ms = None
     if not book.paused:
-        _promote(book, told)
+        promote_due(book, told)
         _reclaim(book, told)
         room, next_rate_ms = _room(book, limit)
         leases = _lease(book, room, operation.nonce, worker, told)
@@ -80,7 +80,8 @@ def _claimed(book: QueueBook, leases: list[Lease], next_rate_ms: int | None) -> 
     return Claimed(leases, book.next_due(), book.next_lease(), next_rate_ms, book.paused, 0)
 
 
-def _promote(book: QueueBook, operation: str) -> None:
+def promote_due(book: QueueBook, operation: str | None) -> None:
+    """Make timers ready that are due, a bounded number."""
     for row in book.step.execute(_DUE, (book.number, book.now, PROMOTE_MAX)).fetchall():
         record = book.hold(row)
         make_claimable(book, record, record.ready_ms)

@@ -35,13 +35,15 @@ _DROPPABLE = f"""
 Plan = tuple[str, str]
 
 
-def publish(book: QueueBook, drafts: Sequence[Draft], operation: str | None) -> list[Published]:
+def publish(
+    book: QueueBook, drafts: Sequence[Draft], operation: str | None, *, schedule: str | None = None
+) -> list[Published]:
     """Store drafts, and say for each what became of it."""
     plans = _plans(book, drafts)
     _make_room(book, drafts, plans, operation)
     seq = book.step.take_seq(len(drafts))
     results = [
-        _store(book, draft, action, holder_id, seq + index, operation)
+        _store(book, draft, action, holder_id, seq + index, operation, schedule)
         for index, (draft, (action, holder_id)) in enumerate(zip(drafts, plans, strict=True))
     ]
     _remember(book, drafts, plans)
@@ -130,7 +132,15 @@ def _oldest(book: QueueBook, count: int, spared: set[str]) -> list[Record]:
     return chosen
 
 
-def _store(book: QueueBook, draft: Draft, action: str, holder_id: str, seq: int, operation: str | None) -> Published:
+def _store(
+    book: QueueBook,
+    draft: Draft,
+    action: str,
+    holder_id: str,
+    seq: int,
+    operation: str | None,
+    schedule: str | None,
+) -> Published:
     if action in ("duplicate", "conflict", "arrived"):
         book.count_up("duplicates")
         book.note("duplicate", operation, message_id=holder_id, key=draft.key)
@@ -181,6 +191,7 @@ def _store(book: QueueBook, draft: Draft, action: str, holder_id: str, seq: int,
         cause=cause,
         due_ms=ready_ms if due > now else None,
         body=_copy(draft) if book.policy.journal == "full" else None,
+        schedule=schedule,
     )
     return Published(draft.id, status, book.name)
 

@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from waypost.errors import OperationTooOld
 from waypost.identity import Operation
-from waypost.message import CancelStatus, ExtendStatus, Published, Purged, Redriven, SettleStatus
+from waypost.message import CancelStatus, ExtendStatus, Fired, Published, Purged, Redriven, SettleStatus
 from waypost.policy import REPLAY_MAX
 from waypost.store.port import Woken
 from waypost.store.sqlite.book import QueueBook
@@ -128,3 +128,5 @@ EXTENDED: Form[list[ExtendStatus]] = _form(list[tuple[str, int]], _runs, _unroll
 CANCELLED: Form[list[CancelStatus]] = _form(list[tuple[str, int]], _runs, _unrolled)
 REDRIVEN: Form[Woken[Redriven]] = _form(Woken[Redriven], lambda woken: woken, lambda kept: kept)
 PURGED: Form[Purged] = _form(Purged, lambda purged: purged, lambda kept: kept)
+FIRED: Form[Woken[Fired]] = _form(Woken[Fired], lambda woken: woken, lambda kept: kept)
+TRIGGERED: Form[Woken[Published | None]] = _form(Woken[Published | None], lambda woken: woken, lambda kept: kept)

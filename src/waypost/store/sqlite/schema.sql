@@ -277,3 +277,27 @@ CREATE INDEX {worker:until} ON {worker} (until_ms);
 
 -- Room set aside: given up when the disk or the file's limit is reached, so that claims and settles can go on.
 CREATE TABLE {reserve} (number INTEGER PRIMARY KEY, room BLOB NOT NULL);
+
+-- Schedules, each beside its queue. `change` grows with every save, so that a scheduler knows what to read again.
+CREATE TABLE {schedule} (
+    queue INTEGER NOT NULL,
+    key TEXT NOT NULL,
+    version TEXT NOT NULL,
+    spec BLOB NOT NULL,
+    paused INTEGER NOT NULL,
+    next_ms INTEGER,
+    due_ms INTEGER,
+    fires INTEGER NOT NULL DEFAULT 0,
+    missed INTEGER NOT NULL DEFAULT 0,
+    last_ms INTEGER,
+    change INTEGER NOT NULL,
+    PRIMARY KEY (queue, key)
+) WITHOUT ROWID;
+
+-- Who leads in a role, and until when.
+CREATE TABLE {leader} (
+    role TEXT PRIMARY KEY,
+    name TEXT NOT NULL,
+    token INTEGER NOT NULL,
+    until_ms INTEGER NOT NULL
+) WITHOUT ROWID;

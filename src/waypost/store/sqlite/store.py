@@ -14,25 +14,31 @@ from waypost.message import (
     ChainState,
     Claimed,
     Continuation,
+    Elected,
     ExtendStatus,
+    Fired,
     JournalPage,
     MessageState,
     Notice,
     Page,
+    Promoted,
     Published,
     Purged,
     Redriven,
     RegisteredWorker,
+    Saved,
+    ScheduleList,
     Settlement,
     SettleStatus,
     Stats,
+    StoredSchedule,
     TracePage,
     Watched,
 )
 from waypost.policy import Policy
-from waypost.store.port import Beat, Call, Draft, Hold, Target, Woken, add_wakes, check_purge
+from waypost.store.port import Beat, Call, Draft, FireStep, Hold, Target, Woken, add_wakes, check_purge
 from waypost.store.register import pack
-from waypost.store.sqlite import chains, claim, looking, replays, running, settle, workers
+from waypost.store.sqlite import chains, claim, looking, replays, running, schedules, settle, workers
 from waypost.store.sqlite.book import QueueBook
 from waypost.store.sqlite.connection import check_library
 from waypost.store.sqlite.executor import AsyncSqliteExecutor, SqliteExecutor
@@ -114,7 +120,7 @@ class SqliteStore:
             replays.remember(book, operation, form.pack(result))
             return result
 
-        return SqliteCall(name, run, fills=name == "publish")
+        return SqliteCall(name, run, fills=name in ("publish", "fire_schedule", "trigger_schedule"))
 
     # ---- the way of a message ----------------------------------------------------------------------------
 
@@ -288,6 +294,57 @@ class SqliteStore:
 
     def journal_trim(self, queue: str, up_to: int) -> Call[int]:
         return SqliteCall("journal_trim", lambda step: step.book(queue).trim_journal(up_to))
+
+    # ---- schedules and leaders ---------------------------------------------------------------------------
+
+    def save_schedule(
+        self, queue: str, schedule: StoredSchedule, *, version: str | None, next_ms: int | None
+    ) -> Call[Saved]:
+        def run(step: Step) -> Saved:
+            return schedules.save_schedule(step.book(queue), schedule, version, next_ms)
+
+        return SqliteCall("save_schedule", run, fills=True)
+
+    def remove_schedule(self, queue: str, key: str) -> Call[bool]:
+        return SqliteCall("remove_schedule", lambda step: schedules.remove_schedule(step.book(queue), key))
+
+    def schedules(self, queue: str) -> Call[ScheduleList]:
+        return SqliteCall("schedules", lambda step: schedules.schedules(step.look(queue)), writes=False)
+
+    def scheduled(self) -> Call[dict[str, int]]:
+        return SqliteCall("scheduled", schedules.scheduled, writes=False)
+
+    def schedules_changed(self, queue: str) -> Call[None]:
+        return SqliteCall("schedules_changed", lambda step: None, writes=False)
+
+    def fire_schedule(
+        self, queue: str, step: FireStep, drafts: Sequence[Draft], operation: Operation
+    ) -> Call[Woken[Fired]]:
+        def work(book: QueueBook) -> Woken[Fired]:
+            return _woken(book, lambda: schedules.fire_schedule(book, step, drafts, str(operation)))
+
+        return self._once("fire_schedule", queue, operation, replays.FIRED, work)
+
+    def trigger_schedule(
+        self, queue: str, key: str, draft: Draft, operation: Operation
+    ) -> Call[Woken[Published | None]]:
+        def work(book: QueueBook) -> Woken[Published | None]:
+            return _woken(book, lambda: schedules.trigger_schedule(book, key, draft, str(operation)))
+
+        return self._once("trigger_schedule", queue, operation, replays.TRIGGERED, work)
+
+    def elect(self, role: str, name: str, ttl_ms: int) -> Call[Elected]:
+        return SqliteCall("elect", lambda step: schedules.elect(step, role, name, ttl_ms))
+
+    def resign(self, role: str, name: str) -> Call[bool]:
+        return SqliteCall("resign", lambda step: schedules.resign(step, role, name))
+
+    def promote(self, queue: str) -> Call[Woken[Promoted]]:
+        def run(step: Step) -> Woken[Promoted]:
+            book = step.book(queue)
+            return _woken(book, lambda: schedules.promote(book))
+
+        return SqliteCall("promote", run)
 
 
 def _woken(book: QueueBook, work: Callable[[], T], *, also: Callable[[], int] = lambda: 0) -> Woken[T]:

@@ -338,7 +338,7 @@ def unpack_entry(queue: str, last: int, data: bytes) -> Iterator[Event]:
             at += length
         else:
             event_name = "published"
-            if kind != b"P":
+            if kind not in b"PF":
                 event_name = EVENTS[data[at] - 1]
                 at += 1
             cause_name = CAUSES[data[at] - 1] if data[at] else None
@@ -358,12 +358,16 @@ def unpack_entry(queue: str, last: int, data: bytes) -> Iterator[Event]:
                 reason, _, error_type = data[at + 2 : at + 2 + length].decode().partition("\0")
                 extra = {"reason": reason or None, "error_type": error_type or None}
                 at += 2 + length
-            elif kind == b"P":
+            elif kind in b"PF":
                 length = int.from_bytes(data[at : at + 4], "big")
                 at += 4
                 if length:  # one more than the body's own, so that 0 says that there is none
                     extra = {"body": data[at : at + length - 1]}
                     at += length - 1
+                if kind == b"F":  # fired by a schedule
+                    length = int.from_bytes(data[at : at + 2], "big")
+                    extra["schedule"] = data[at + 2 : at + 2 + length].decode()
+                    at += 2 + length
             extra["cause"] = cause_name
             yield state_event(queue, number, at_ms, event_name, message_id, fields, tail, operation, extra)
 

@@ -46,8 +46,11 @@ CAUSES = (
 
 SCRIPTS = (
     "publish", "claim", "settle", "extend", "cancel", "redrive", "purge", "peek", "stats", "configure", "journal",
-    "outgoing", "beat", "leave", "workers", "arrive", "watch",
+    "outgoing", "beat", "leave", "workers", "arrive", "watch", "save_schedule", "schedules", "fire_schedule",
+    "trigger_schedule", "promote",
 )  # fmt: skip
+#: Scripts that belong to no queue, and so do without the base.
+APART = ("elect",)
 
 
 def _table(entries: dict[str, Any]) -> str:
@@ -113,6 +116,8 @@ def _read(name: str) -> str:
 @cache
 def script(name: str) -> Script:
     """A script by the name of its verb."""
-    text = _read("base") + "\n" + _read(name)
-    text = COMMENT.sub("", INCLUDE.sub(lambda match: _read(match[1]), text))
+    text = _read(name) if name in APART else _read("base") + "\n" + _read(name)
+    while INCLUDE.search(text):
+        text = INCLUDE.sub(lambda match: _read(match[1]), text)
+    text = COMMENT.sub("", text)
     return Script(name, CONSTANT.sub(lambda match: constant(match[0]), text))

@@ -43,6 +43,7 @@ from waypost.store.port import (
 )
 from waypost.store.valkey import packing, workers
 from waypost.store.valkey.command import CRLF, ValkeyCall, command, evalsha_head, part
+from waypost.store.valkey.schedules import ScheduleVerbs
 from waypost.store.valkey.scripts import KEY_NAMES, VERSION, Script, script
 
 if TYPE_CHECKING:
@@ -70,13 +71,20 @@ CLOCK_DIFFERENCE_MS = 120_000
 FINAL_EVENTS = frozenset(("done", "dropped", "cancelled", "replaced", "dead_trimmed"))
 ID_BYTES = 24
 #: With durability `fsync`: what must not be lost. A lost claim or renewal is harmless, the lease just ends.
-KEPT_ON_DISK = frozenset(("publish", "settle", "cancel", "redrive", "purge", "configure", "arrive"))
+KEPT_ON_DISK = frozenset(
+    (
+        "publish", "settle", "cancel", "redrive", "purge", "configure", "arrive", "save_schedule", "fire_schedule",
+        "trigger_schedule",
+    )
+)  # fmt: skip
+#: After these a queue is there for everybody to see.
+ANNOUNCED = frozenset(("publish", "configure", "save_schedule", "fire_schedule", "trigger_schedule"))
 #: One local disk, no replica, within so many milliseconds. It covers the connection that it is sent on.
 WAIT_FOR_DISK = command(b"WAITAOF", b"1", b"0", b"5000")
 NOTHING = part(b"")
 
 
-class ValkeyStore:
+class ValkeyStore(ScheduleVerbs):
     """The contract on a server of the Redis family. Made by `from_url` or `from_client`; touches no socket itself."""
 
     kind = "valkey"
@@ -184,7 +192,7 @@ class ValkeyStore:
         if encoded is not None:
             parts.append(encoded)
         announce: ValkeyCall[None] | None = None
-        if verb in ("publish", "configure") and queue not in self._announced:
+        if verb in ANNOUNCED and queue not in self._announced:
             # The list of queues lies in another slot than the queue, so it cannot be part of the same step.
             self._announced.add(queue)
             listed = f"{self.namespace}:queues".encode()

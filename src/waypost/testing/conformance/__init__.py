@@ -13,6 +13,7 @@
     journal    the exact history
     ledger     the sums
     workers    who works, and who is gone
+    schedules  each instant once, leaders, promotion
 
 A test module that imports these classes and has the fixture `make_store` (see `waypost.testing.plugin`) runs them
 in both colours. They need store time by hand: a store takes `clock=`, a function that returns milliseconds.
@@ -29,6 +30,7 @@ from waypost.testing.conformance.ledger import TestLedger, TestMinutes
 from waypost.testing.conformance.publish import TestCap, TestPublishing
 from waypost.testing.conformance.queue import TestApartness, TestLimits, TestLooking, TestPause, TestPolicy
 from waypost.testing.conformance.replay import TestLostReplies, TestOperations
+from waypost.testing.conformance.schedules import TestFires, TestLeaders, TestPromotion, TestSaving
 from waypost.testing.conformance.settle import TestCancel, TestContinuations, TestOutcomes, TestResults
 from waypost.testing.conformance.timers import TestTimers
 from waypost.testing.conformance.wake import TestWakes
@@ -48,9 +50,11 @@ __all__ = [
     "TestCounts",
     "TestDeadLetters",
     "TestFences",
+    "TestFires",
     "TestGenerations",
     "TestJournal",
     "TestJournalReaders",
+    "TestLeaders",
     "TestLedger",
     "TestLimits",
     "TestLiveKeys",
@@ -61,11 +65,13 @@ __all__ = [
     "TestOutcomes",
     "TestPause",
     "TestPolicy",
+    "TestPromotion",
     "TestPublishing",
     "TestReclaim",
     "TestRedrive",
     "TestRegister",
     "TestResults",
+    "TestSaving",
     "TestTimers",
     "TestTrace",
     "TestWaiting",

@@ -152,6 +152,7 @@ CREATE TABLE {entry} (
     waits bigint[],
     sizes bigint[],
     bodies bytea[],
+    schedule text,
     slice smallint NOT NULL DEFAULT coalesce(pg_sequence_last_value('{turn}'), 0)
 ) PARTITION BY LIST (slice);
 CREATE INDEX {#entry_place} ON {entry} (queue, xid, seq);
@@ -251,3 +252,25 @@ CREATE TABLE {worker} (
     until_ms bigint NOT NULL
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_threshold = 200);
 CREATE INDEX {#worker_until} ON {worker} (until_ms);
+-- Schedules, each beside its queue. `change` grows with every save, so that a scheduler knows what to read again.
+CREATE TABLE {schedule} (
+    queue integer NOT NULL,
+    key text COLLATE "C" NOT NULL,
+    version text COLLATE "C" NOT NULL,
+    spec bytea NOT NULL,
+    paused boolean NOT NULL,
+    next_ms bigint,
+    due_ms bigint,
+    fires bigint NOT NULL DEFAULT 0,
+    missed bigint NOT NULL DEFAULT 0,
+    last_ms bigint,
+    change bigint NOT NULL,
+    CONSTRAINT {#schedule_pkey} PRIMARY KEY (queue, key)
+) WITH (fillfactor = 50);
+-- Who leads in a role, and until when.
+CREATE TABLE {leader} (
+    role text COLLATE "C" NOT NULL CONSTRAINT {#leader_pkey} PRIMARY KEY,
+    name text NOT NULL,
+    token bigint NOT NULL,
+    until_ms bigint NOT NULL
+) WITH (fillfactor = 50);

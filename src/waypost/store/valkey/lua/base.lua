@@ -24,7 +24,8 @@
 --  17 arrivals   zset    continuations and notices that arrived, by the time until which they are remembered
 --  18 operations hash    number -> first result, of one session; newest -> newest number and when the hash expires
 --  19 never              on a Cluster only: never written, so that no script begins in a slot that is moving
--- and, derived in the same slot: window:<key>, result:<id>, both with a TTL, and those of chains.lua.
+-- and, derived in the same slot: window:<key>, result:<id>, both with a TTL; schedules, a hash (see save_schedule.lua); and those
+-- of chains.lua.
 --
 -- State, 65 bytes and up to four texts: status (1: R D W L X) token (4) nonce (12) claimed_ms (8) lease_ms (4) deliveries (4)
 -- attempts (4) flags (1: 1 cancel requested, 2 awaited, 4 of a chain, 8 waits for chains) cause (1) published_ms (8) priority (1)

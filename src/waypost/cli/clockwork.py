@@ -1,0 +1,70 @@
+"""`waypost scheduler` and `waypost promoter`: the loops that workers have inside, as processes of their own."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+import threading
+from typing import Any
+
+from waypost.client import Waypost
+from waypost.errors import WaypostError
+from waypost.policy import LEADER_TTL_MS
+from waypost.schedule.loop import Tick
+from waypost.schedule.promoting import PromoterTick
+from waypost.worker.signals import StopSignals
+
+log = logging.getLogger("waypost")
+
+
+def add(commands: Any) -> None:
+    """The arguments of these commands."""
+    for role, text in (("scheduler", "fire schedules"), ("promoter", "make timers ready and wake workers for them")):
+        parser = commands.add_parser(
+            role, help=text, description=f"{text.capitalize()}. Of all that run, one leads at a time."
+        )
+        parser.add_argument("url", help="the store: sqlite:///orders.db, valkey://127.0.0.1:6379, postgresql://…")
+        parser.add_argument("--namespace", default="wp", help="the namespace (wp)")
+        parser.add_argument(
+            "--ttl", type=float, default=LEADER_TTL_MS / 1000, metavar="S",
+            help=f"a leader not heard of for so many seconds is replaced ({LEADER_TTL_MS // 1000})",
+        )  # fmt: skip
+        parser.add_argument("--log-level", default="info", choices=("debug", "info", "warning", "error"))
+        parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run the command until a signal; its exit code."""
+    logging.basicConfig(
+        level=options.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stderr
+    )
+    stop = threading.Event()
+    try:
+        with Waypost(options.url, namespace=options.namespace) as post, StopSignals(lambda name: stop.set()):
+            if options.command == "scheduler":
+                post.run_scheduler(stop, ttl=options.ttl, on_tick=tell_scheduler)
+            else:
+                post.run_promoter(stop, ttl=options.ttl, on_tick=tell_promoter)
+    except WaypostError as error:
+        sys.stderr.write(f"waypost: {error}\n")
+        return 1
+    return 0
+
+
+def tell_scheduler(tick: Tick) -> None:
+    """One line for a tick; those that did nothing only at level debug."""
+    level = logging.INFO if tick.fires or tick.missed or tick.election == "elected" else logging.DEBUG
+    log.log(
+        level, "tick: %s, fired %d, missed %d, late %d ms", tick.election, tick.fires, tick.missed, tick.lateness_ms,
+        extra={"event": "scheduler_tick", "fires": tick.fires, "missed": tick.missed, "lateness_ms": tick.lateness_ms},
+    )  # fmt: skip
+
+
+def tell_promoter(tick: PromoterTick) -> None:
+    """The same of a promoter."""
+    level = logging.INFO if tick.promoted or tick.election == "elected" else logging.DEBUG
+    log.log(
+        level, "tick: %s, promoted %d, %d timers left, the oldest %d ms late", tick.election, tick.promoted, tick.depth,
+        tick.oldest_lag_ms, extra={"event": "promoter_tick", "promoted": tick.promoted, "depth": tick.depth},
+    )  # fmt: skip

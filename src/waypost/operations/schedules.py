@@ -1,0 +1,321 @@
+"""Schedules: saved, found, paused, triggered; and what is published when one fires.
+
+Whoever changes a schedule reads it first, computes where it stands, and writes it only over what it saw. So instants
+are computed here, by one program in one language, and the store only compares.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+
+from msgspec import structs
+
+from waypost import codec
+from waypost.delivery import Duration, check_priority
+from waypost.errors import InvalidSchedule, InvalidTime, StoreFailed, UnknownSchedule
+from waypost.message import Published, ScheduleList, StoredSchedule
+from waypost.operations.flow import Flow, Link, Together
+from waypost.operations.publish import PublishOptions, journal_copy
+from waypost.policy import (
+    CHUNK_BYTES_MAX,
+    GRACE_SECONDS,
+    GROUP_CHARACTERS_MAX,
+    KEY_CHARACTERS_MAX,
+    CatchUp,
+    Missed,
+    check_text,
+)
+from waypost.schedule.cron import read_cron
+from waypost.schedule.described import Schedule, describe, told
+from waypost.schedule.every import interval_ms
+from waypost.schedule.rule import Fire, Spec, Timeline, fire_id, pack_spec, unpack_spec
+from waypost.schedule.zones import zone_name
+from waypost.store.port import Draft
+
+NAME_CHARACTERS_MAX = 128
+#: The headers by which a message says that a schedule published it, and for which instant.
+SCHEDULE_HEADER, INSTANT_HEADER = "waypost-schedule", "waypost-instant"
+#: Somebody else changed the schedule between our look and our save: so often we look again.
+SAVE_TRIES = 100
+#: So many queues are asked in one flush.
+LISTED_TOGETHER = 64
+
+
+# ---- from keywords to a spec ---------------------------------------------------------------------------------
+
+
+def make_spec(
+    name: str,
+    *,
+    cron: str | None = None,
+    every: Duration | None = None,
+    tz: str = "UTC",
+    missed: Missed = "skip",
+    grace: Duration = GRACE_SECONDS,
+    start: datetime | None = None,
+    end: datetime | None = None,
+    max_fires: int | None = None,
+    jitter: Duration = 0,
+    body: object = None,
+    priority: int = 5,
+    group: str | None = None,
+    headers: Mapping[str, str] | None = None,
+    correlation_id: str | None = None,
+    reply_to: str | None = None,
+    declared: bool = False,
+) -> Spec:
+    """The keywords of `save_schedule`, checked."""
+    check_text("schedule name", name, NAME_CHARACTERS_MAX)
+    if (cron is None) == (every is None):
+        raise InvalidSchedule('a schedule needs either cron="0 9 * * *" or every=60, one of them')
+    if every is not None and tz != "UTC":
+        raise InvalidSchedule("an interval has no time zone: tz belongs to cron")
+    if missed not in ("skip", "once") and not isinstance(missed, CatchUp):
+        raise InvalidSchedule(f'missed is "skip", "once" or CatchUp(n), not {missed!r}')
+    if max_fires is not None and (type(max_fires) is not int or max_fires < 1):
+        raise InvalidSchedule(f"max_fires is a whole number from 1, not {max_fires!r}")
+    encoded = codec.encode_body(body)
+    spec = Spec(
+        name,
+        cron=None if cron is None else read_cron(cron).pattern,
+        every_ms=None if every is None else interval_ms(every),
+        tz=zone_name(tz),
+        start_ms=_moment_ms("start", start),
+        end_ms=_moment_ms("end", end),
+        max_fires=max_fires,
+        jitter_ms=_span_ms("jitter", jitter),
+        missed="all" if isinstance(missed, CatchUp) else missed,
+        max_catchup=missed.max_catchup if isinstance(missed, CatchUp) else 0,
+        grace_ms=_span_ms("grace", grace),
+        content=encoded.content,
+        body=encoded.data,
+        type_name=encoded.type_name,
+        headers=dict(headers or {}),
+        correlation_id=correlation_id,
+        reply_to=reply_to,
+        priority=check_priority(priority),
+        group=None if group is None else check_text("group", group, GROUP_CHARACTERS_MAX),
+        declared=declared,
+    )
+    if spec.start_ms is not None and spec.end_ms is not None and spec.end_ms < spec.start_ms:
+        raise InvalidSchedule("the end of a schedule lies before its start")
+    # Headers and sizes are refused now, and not when it fires.
+    size = len(_envelope("0" * 24, spec, 0))
+    if spec.missed == "all" and size * spec.max_catchup > CHUNK_BYTES_MAX:
+        raise InvalidSchedule(
+            f"CatchUp({spec.max_catchup}) of a message of {size:,} bytes is more than one step may publish "
+            f"({CHUNK_BYTES_MAX:,} bytes); lower it, or publish a reference to the data"
+        )
+    return spec
+
+
+def derived_key(spec: Spec) -> str:
+    """The key of a schedule that was given none: the same for the same name and rule, for ever."""
+    rule = f"every:{spec.every_ms}" if spec.cron is None else f"cron:{spec.cron}:{spec.tz}"
+    return check_text("schedule key", f"{spec.name}::{rule}", KEY_CHARACTERS_MAX)
+
+
+def _moment_ms(what: str, at: datetime | None) -> int | None:
+    if at is None:
+        return None
+    if not isinstance(at, datetime) or at.tzinfo is None or at.utcoffset() is None:
+        raise InvalidTime(f"{what} must be a datetime with a time zone, for example datetime.now(timezone.utc)")
+    return max(0, round(at.astimezone(UTC).timestamp() * 1000))
+
+
+def _span_ms(what: str, span: Duration) -> int:
+    seconds = span.total_seconds() if isinstance(span, timedelta) else span
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds <= 1e9:
+        raise InvalidSchedule(f"{what} must be a duration from 0, in seconds or as a timedelta, not {span!r}")
+    return round(seconds * 1000)
+
+
+# ---- what is published -----------------------------------------------------------------------------------------
+
+
+def _headers(spec: Spec, instant_ms: int) -> dict[str, str]:
+    return spec.headers | {SCHEDULE_HEADER: spec.name, INSTANT_HEADER: told(instant_ms)}
+
+
+def _envelope(message_id: str, spec: Spec, instant_ms: int) -> bytes:
+    head = codec.encode_head(
+        type_name=spec.type_name,
+        correlation_id=spec.correlation_id,
+        reply_to=spec.reply_to,
+        headers=_headers(spec, instant_ms),
+    )
+    return codec.make_envelope(message_id, codec.Encoded(spec.content, spec.body, spec.type_name), head)
+
+
+def _draft(link: Link, queue: str, message_id: str, spec: Spec, instant_ms: int) -> Draft:
+    copy = None
+    if link.redact is not None:
+        body = codec.decode_body(codec.CONTENT_TYPES[spec.content], spec.body)
+        copy = journal_copy(link, queue, message_id, body, PublishOptions(headers=_headers(spec, instant_ms)))
+    return Draft(
+        message_id, _envelope(message_id, spec, instant_ms), priority=spec.priority, group=spec.group, journal_copy=copy
+    )
+
+
+def drafts_of(link: Link, queue: str, schedule: StoredSchedule, spec: Spec, fires: Sequence[Fire]) -> list[Draft]:
+    """The messages of some fires. Their ids follow from schedule and instant."""
+    return [
+        _draft(link, queue, fire_id(queue, schedule.key, schedule.version, fire.instant_ms), spec, fire.instant_ms)
+        for fire in fires
+    ]
+
+
+# ---- saving ----------------------------------------------------------------------------------------------------
+
+
+def _listing(link: Link, queue: str) -> Flow[ScheduleList]:
+    return (yield from link.attempt(link.store.schedules(queue)))
+
+
+def _with_key(listing: ScheduleList, key: str) -> StoredSchedule | None:
+    return next((schedule for schedule in listing.schedules if schedule.key == key), None)
+
+
+def save(link: Link, queue: str, key: str, spec: Spec) -> Flow[Schedule]:
+    """Save a schedule. The same rule again moves nothing; another one fires next when it says so, from now on."""
+    yield from link.attempt(link.store.schedules_changed(queue))
+    for _ in range(SAVE_TRIES):
+        listing = yield from _listing(link, queue)
+        found = _with_key(listing, key)
+        wanted = _standing(key, spec, found, listing.at_ms)
+        if found is not None and structs.replace(wanted, version=found.version) == found:
+            link.tell("schedule_saved", queue, "skipped", key=key)
+            return describe(queue, found)
+        seen = (None, None) if found is None else (found.version, found.next_ms)
+        saved = yield from link.attempt(link.store.save_schedule(queue, wanted, version=seen[0], next_ms=seen[1]))
+        if saved.status == "saved" and saved.schedule is not None:
+            yield from link.attempt(link.store.schedules_changed(queue))
+            link.tell("schedule_saved", queue, key=key)
+            return describe(queue, saved.schedule)
+    raise _contended(key, queue)
+
+
+def _contended(key: str, queue: str) -> StoreFailed:
+    return StoreFailed(f"schedule {key!r} of queue {queue} is changed by others all the time; it was not changed here")
+
+
+def _standing(key: str, spec: Spec, found: StoredSchedule | None, now_ms: int) -> StoredSchedule:
+    """The schedule as it is to be saved over what was found."""
+    version = os.urandom(8).hex()
+    if found is not None:
+        old = unpack_spec(found.spec)
+        if spec.fires_like(old):
+            spec = structs.replace(spec, anchor_ms=old.anchor_ms)
+            return structs.replace(found, version=version, spec=pack_spec(spec))
+    spec = structs.replace(spec, anchor_ms=now_ms if spec.every_ms is not None else 0)
+    fire = _first_fire(key, spec, now_ms, 0 if found is None else found.fires)
+    if fire is None:
+        raise InvalidSchedule(
+            f"schedule {key!r} would never fire: no instant lies between now and its end, or max_fires is used up"
+        )
+    next_ms, due_ms = fire
+    if found is None:
+        return StoredSchedule(key, version, pack_spec(spec), False, next_ms, due_ms)
+    return structs.replace(found, version=version, spec=pack_spec(spec), next_ms=next_ms, due_ms=due_ms)
+
+
+def _first_fire(key: str, spec: Spec, now_ms: int, fires: int) -> Fire | None:
+    if spec.max_fires is not None and fires >= spec.max_fires:
+        return None
+    return Timeline(key, spec).after(now_ms)
+
+
+# ---- finding ---------------------------------------------------------------------------------------------------
+
+
+def listings(link: Link, queue: str | None) -> Flow[dict[str, ScheduleList]]:
+    """The schedules of one queue, or of all."""
+    if queue is not None:
+        return {queue: (yield from _listing(link, queue))}
+    queues = sorted((yield from link.attempt(link.store.scheduled())))
+    found: dict[str, ScheduleList] = {}
+    for at in range(0, len(queues), LISTED_TOGETHER):
+        part = queues[at : at + LISTED_TOGETHER]
+        results = yield Together([link.store.schedules(name) for name in part])
+        for name, result in zip(part, results, strict=True):
+            # A connection that failed is tried again for each: a listing has no first answer to lose.
+            found[name] = (yield from _listing(link, name)) if isinstance(result, Exception) else result
+    return found
+
+
+def schedules(link: Link, queue: str | None, count: int) -> Flow[list[Schedule]]:
+    """All schedules with their next so many fires, by queue and key."""
+    found = yield from listings(link, queue)
+    return [describe(name, stored, count) for name, listing in found.items() for stored in listing.schedules]
+
+
+def find(link: Link, name: str, queue: str | None) -> Flow[tuple[str, StoredSchedule, int]]:
+    """The one schedule that a key or a name means, its queue, and store time."""
+    found = yield from listings(link, queue)
+    everything = [(place, stored, listing.at_ms) for place, listing in found.items() for stored in listing.schedules]
+    fitting = [one for one in everything if one[1].key == name]
+    if not fitting:
+        fitting = [one for one in everything if unpack_spec(one[1].spec).name == name]
+    where = "" if queue is None else f" in queue {queue}"
+    if not fitting:
+        raise UnknownSchedule(f"there is no schedule {name!r}{where}; schedules() lists what there is")
+    if len(fitting) > 1:
+        told_of = ", ".join(f"{stored.key!r} in {place}" for place, stored, _ in fitting[:5])
+        raise UnknownSchedule(f"{name!r} means several schedules{where}: {told_of}; give the key, and queue=")
+    return fitting[0]
+
+
+# ---- changing --------------------------------------------------------------------------------------------------
+
+
+def remove(link: Link, name: str, queue: str | None) -> Flow[bool]:
+    """Remove a schedule. What it has published stays."""
+    try:
+        place, stored, _ = yield from find(link, name, queue)
+    except UnknownSchedule as error:
+        if "several" in str(error):
+            raise
+        return False
+    removed = yield from link.attempt(link.store.remove_schedule(place, stored.key))
+    yield from link.attempt(link.store.schedules_changed(place))
+    link.tell("schedule_removed", place, "success" if removed else "skipped", key=stored.key)
+    return removed
+
+
+def set_paused(link: Link, name: str, queue: str | None, paused: bool) -> Flow[bool]:
+    """Pause a schedule, or resume it at its next instant from now; whether that changed anything."""
+    for _ in range(SAVE_TRIES):
+        place, stored, now_ms = yield from find(link, name, queue)
+        if stored.paused == paused:
+            return False
+        wanted = structs.replace(stored, version=os.urandom(8).hex(), paused=paused)
+        if not paused and stored.next_ms is not None and (stored.due_ms or 0) <= now_ms:
+            # What passed in the pause was meant not to fire: it is not missed.
+            fire = _first_fire(stored.key, unpack_spec(stored.spec), now_ms, stored.fires)
+            next_ms, due_ms = (None, None) if fire is None else fire
+            wanted = structs.replace(wanted, next_ms=next_ms, due_ms=due_ms)
+        call = link.store.save_schedule(place, wanted, version=stored.version, next_ms=stored.next_ms)
+        saved = yield from link.attempt(call)
+        if saved.status == "saved":
+            yield from link.attempt(link.store.schedules_changed(place))
+            link.tell("schedule_paused" if paused else "schedule_resumed", place, key=stored.key)
+            return True
+    raise _contended(name, queue or "")
+
+
+def trigger(link: Link, name: str, queue: str | None) -> Flow[Published]:
+    """Publish a schedule's message now. Its instants and its counts stay as they are."""
+    place, stored, now_ms = yield from find(link, name, queue)
+    draft = _draft(link, place, link.session.message_ids(1)[0], unpack_spec(stored.spec), now_ms)
+    operation = link.lanes.begin(place)
+    try:
+        call = link.store.trigger_schedule(place, stored.key, draft, operation)
+        published = yield from link.attempt_woken(call)
+    finally:
+        link.lanes.end(place, operation)
+    if published is None:
+        raise UnknownSchedule(f"schedule {name!r} was removed a moment ago; nothing was published")
+    link.tell("published", place, message_id=published.id, key=stored.key, reason="triggered")
+    return published

@@ -1,0 +1,104 @@
+"""A schedule as people see it: its rule, where it stands, and when it fires next."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+from msgspec import Struct
+
+from waypost import codec
+from waypost.message import StoredSchedule
+from waypost.policy import CatchUp, Missed
+from waypost.schedule.rule import Spec, Timeline, unpack_spec
+from waypost.schedule.zones import zone_of
+
+
+def moment(ms: int) -> datetime:
+    """Milliseconds as a time in UTC."""
+    return datetime.fromtimestamp(ms // 1000, UTC).replace(microsecond=ms % 1000 * 1000)
+
+
+def told(ms: int) -> str:
+    """Milliseconds as headers and listings tell them: 2026-03-06T07:00:00Z, with milliseconds where there are any."""
+    at = moment(ms)
+    return at.isoformat(timespec="milliseconds" if ms % 1000 else "seconds").replace("+00:00", "Z")
+
+
+class Schedule(Struct, frozen=True):
+    """A schedule: the rule as it was saved, and where it stands. Durations are in seconds, times in UTC."""
+
+    queue: str
+    key: str
+    name: str
+    cron: str | None
+    every: float | None
+    tz: str
+    missed: Missed
+    grace: float
+    start: datetime | None
+    end: datetime | None
+    max_fires: int | None
+    jitter: float
+    paused: bool
+    #: When it fires next, its jitter included; empty if it is paused or over.
+    next_fires: list[datetime]
+    #: How many messages it has published, how many instants it missed, and the newest instant that fired.
+    fires: int
+    missed_fires: int
+    last_fire: datetime | None
+    #: Whether `@post.cron` or `@post.every` of a program declared it.
+    declared: bool
+    priority: int
+    group: str | None
+    headers: dict[str, str]
+    body: Any
+
+    @property
+    def next_fire(self) -> datetime | None:
+        """The next one."""
+        return self.next_fires[0] if self.next_fires else None
+
+    def local(self, at: datetime) -> datetime:
+        """A time in the schedule's own zone."""
+        return at.astimezone(zone_of(self.tz))
+
+
+def missed_of(spec: Spec) -> Missed:
+    """What becomes of missed fires, as it was given."""
+    if spec.missed == "all":
+        return CatchUp(spec.max_catchup)
+    return "once" if spec.missed == "once" else "skip"
+
+
+def describe(queue: str, stored: StoredSchedule, count: int = 1) -> Schedule:
+    """A stored schedule with its next so many fires."""
+    spec = unpack_spec(stored.spec)
+    fires = []
+    if stored.next_ms is not None and not stored.paused:
+        left = count if spec.max_fires is None else min(count, spec.max_fires - stored.fires)
+        fires = Timeline(stored.key, spec).many(stored.next_ms - 1, left)
+    return Schedule(
+        queue=queue,
+        key=stored.key,
+        name=spec.name,
+        cron=spec.cron,
+        every=None if spec.every_ms is None else spec.every_ms / 1000,
+        tz=spec.tz,
+        missed=missed_of(spec),
+        grace=spec.grace_ms / 1000,
+        start=None if spec.start_ms is None else moment(spec.start_ms),
+        end=None if spec.end_ms is None else moment(spec.end_ms),
+        max_fires=spec.max_fires,
+        jitter=spec.jitter_ms / 1000,
+        paused=stored.paused,
+        next_fires=[moment(fire.due_ms) for fire in fires],
+        fires=stored.fires,
+        missed_fires=stored.missed,
+        last_fire=None if stored.last_ms is None else moment(stored.last_ms),
+        declared=spec.declared,
+        priority=spec.priority,
+        group=spec.group,
+        headers=dict(spec.headers),
+        body=codec.decode_body(codec.CONTENT_TYPES[spec.content], spec.body),
+    )

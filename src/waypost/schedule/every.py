@@ -1,0 +1,25 @@
+"""Intervals: every so many milliseconds from an anchor, computed and never walked through."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from waypost.errors import InvalidSchedule
+from waypost.policy import INTERVAL_MS_MAX, INTERVAL_MS_MIN
+
+
+def interval_ms(every: float | timedelta) -> int:
+    """Seconds or a timedelta as milliseconds, or raise `InvalidSchedule`."""
+    seconds = every.total_seconds() if isinstance(every, timedelta) else every
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or seconds != seconds:
+        raise InvalidSchedule(f"every is a number of seconds or a timedelta, not {every!r}")
+    if not INTERVAL_MS_MIN <= seconds * 1000 <= INTERVAL_MS_MAX:
+        raise InvalidSchedule(f"every must be from a millisecond to ten years, not {every!r}")
+    return round(seconds * 1000)
+
+
+def next_multiple(anchor_ms: int, every_ms: int, after_ms: int) -> int:
+    """The first anchor + n × interval (n from 0) behind a moment."""
+    if after_ms < anchor_ms:
+        return anchor_ms
+    return anchor_ms + ((after_ms - anchor_ms) // every_ms + 1) * every_ms

@@ -1,0 +1,120 @@
+"""What daylight saving makes of a pattern: the instants at which a cron pattern fires in a zone.
+
+A pattern whose hour field begins with `*` follows real time: a local time that the clocks skip does not occur, one
+that they repeat occurs twice. Every other pattern is wall-clock: local times that are skipped make one fire, at the
+first instant after the gap, and of a time that is repeated only the first counts.
+
+Both are monotonous, so the next instant is found by jumping from match to match, never minute by minute. Whole
+seconds of UTC here, as numbers.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta, timezone, tzinfo
+
+from waypost.schedule.cron import Cron
+
+EPOCH = datetime(1970, 1, 1)  # noqa: DTZ001  (naive, for sums with local times)
+DAY = 86_400
+#: The last second of which local times can be told in every zone.
+SECONDS_MAX = 253_402_214_400
+
+
+def next_instant(cron: Cron, zone: tzinfo, after: int) -> int | None:
+    """The first second behind `after` (seconds of UTC) at which a pattern fires; None if there is none."""
+    if not 0 <= after < SECONDS_MAX:
+        return None
+    if isinstance(zone, timezone):
+        offset = int(zone.utcoffset(None).total_seconds())
+        found = cron.after(_naive(after + offset))
+        return None if found is None else _seconds(found) - offset
+    return _real_time(cron, zone, after) if cron.follows_real_time else _wall_clock(cron, zone, after)
+
+
+def _wall_clock(cron: Cron, zone: tzinfo, after: int) -> int | None:
+    local: datetime | None = _naive(after + offset_at(zone, after))
+    while True:
+        local = None if local is None else cron.after(local)
+        if local is None:
+            return None
+        instant = first_instant_of(zone, local)
+        # In the second pass of a repeated hour, its local times are over already.
+        if instant > after:
+            return instant
+
+
+def _real_time(cron: Cron, zone: tzinfo, after: int) -> int | None:
+    """Search with the offset that holds, as far as it holds; then go on with the next."""
+    while True:
+        offset = offset_at(zone, after)
+        local = cron.after(_naive(after + offset))
+        if local is None:
+            return None
+        candidate = _seconds(local) - offset
+        change = _next_change(zone, after, min(candidate, SECONDS_MAX))
+        if change is None:
+            return candidate
+        # The change itself may be the instant, so search from the second before it, with the offset after it.
+        offset = offset_at(zone, change)
+        local = cron.after(_naive(change - 1 + offset))
+        if local is None:
+            return None
+        candidate = _seconds(local) - offset
+        if candidate == change or _next_change(zone, change, candidate) is None:
+            return candidate
+        after = change
+
+
+def _next_change(zone: tzinfo, after: int, until: int) -> int | None:
+    """The first second in (after, until] with another offset than the one before it."""
+    offset, low = offset_at(zone, after), after
+    while low < until:
+        high = min(low + DAY, until)
+        if offset_at(zone, high) != offset:
+            return _change_between(zone, low, high)
+        low = high
+    return None
+
+
+def _change_between(zone: tzinfo, low: int, high: int) -> int:
+    """The first second in (low, high] that has no longer the offset of `low`."""
+    offset = offset_at(zone, low)
+    while high - low > 1:
+        middle = (low + high) // 2
+        if offset_at(zone, middle) == offset:
+            low = middle
+        else:
+            high = middle
+    return high
+
+
+def first_instant_of(zone: tzinfo, local: datetime) -> int:
+    """The first instant that has a local time; of one that is skipped, the first instant after the gap."""
+    seconds = _seconds(local)
+    before = seconds - _offset_of(zone, local, 0)
+    if before + offset_at(zone, before) == seconds:
+        return before
+    # Skipped. Read with the offset after the gap it lies before the change, with the offset before the gap behind it.
+    return _change_between(zone, seconds - _offset_of(zone, local, 1), before)
+
+
+def _offset_of(zone: tzinfo, local: datetime, fold: int) -> int:
+    return _whole(zone.utcoffset(local.replace(fold=fold)))
+
+
+def offset_at(zone: tzinfo, instant: int) -> int:
+    """Seconds that local time is ahead of UTC at an instant."""
+    return _whole(datetime.fromtimestamp(instant, UTC).astimezone(zone).utcoffset())
+
+
+def _whole(offset: timedelta | None) -> int:
+    return 0 if offset is None else offset.days * DAY + offset.seconds
+
+
+def _naive(seconds: int) -> datetime:
+    return EPOCH + timedelta(seconds=seconds)
+
+
+def _seconds(local: datetime) -> int:
+    span = local - EPOCH
+    return span.days * DAY + span.seconds

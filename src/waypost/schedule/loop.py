@@ -1,0 +1,317 @@
+"""The scheduler: one leader reads the schedules, sleeps until the next fire, and fires.
+
+A tick does no I/O of its own: it is a flow. Its answer says how long to sleep. Store time is what counts: it comes
+with every reading and is carried on by this process's monotonic clock, so a wall clock that is wrong is harmless. That
+one leader is elected saves work and nothing more: each fire is compared with what the store has, so two that believe
+to lead fire each instant once between them.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Literal
+
+from msgspec import Struct, structs
+
+from waypost.errors import OutcomeUnknown, QueueFull, StoreUnavailable, WaypostError
+from waypost.identity import Operation
+from waypost.message import Fired, ScheduleList, StoredSchedule
+from waypost.operations.flow import Flow, Link, Together
+from waypost.operations.schedules import drafts_of
+from waypost.policy import LEADER_TTL_MS
+from waypost.schedule.missed import Decision, decide
+from waypost.schedule.rule import Fire, Spec, unpack_spec
+from waypost.store.port import Call, FireStep, Woken
+
+log = logging.getLogger("waypost")
+
+#: How often a leader asks whether a schedule was saved: together with its renewals less than a command a second.
+LOOK_SECONDS = 1.3
+#: How often it reads everything again, whatever it believes to know.
+READ_SECONDS = 30.0
+#: So many fires go to the store in one flush.
+FIRED_TOGETHER = 64
+#: A full queue is tried again so often.
+HELD_SECONDS = 1.0
+
+Election = Literal["elected", "leading", "following"]
+
+
+class Tick(Struct, frozen=True):
+    """What a tick did."""
+
+    election: Election
+    #: Messages published, instants missed, and how late the latest fire was, in milliseconds by the store's clock.
+    fires: int = 0
+    missed: int = 0
+    lateness_ms: int = 0
+    #: How long there is nothing to do.
+    sleep_seconds: float = 0.0
+
+
+class Candidate:
+    """Leads in a role, or waits for it. The share of a scheduler and a promoter."""
+
+    def __init__(self, link: Link, role: str, *, name: str, ttl_ms: int) -> None:
+        self.link = link
+        self.role = role
+        self.name = name
+        self.ttl_ms = ttl_ms
+        self.leading = False
+        #: When to ask the store again, by the monotonic clock.
+        self.ask_at = 0.0
+
+    def stand(self) -> Flow[Election]:
+        """Lead, go on leading, or follow."""
+        if self.link.monotonic() < self.ask_at:
+            return "leading" if self.leading else "following"
+        elected = yield from self.link.attempt(self.link.store.elect(self.role, self.name, self.ttl_ms))
+        was, self.leading = self.leading, elected.leader == self.name
+        # A leader renews in time; who follows comes back when the lease that it was told of has ended.
+        wait_ms = self.ttl_ms / 3 if self.leading else elected.remaining_ms + 1
+        self.ask_at = self.link.monotonic() + wait_ms / 1000
+        if self.leading != was:
+            event, said = ("elected", "leads") if self.leading else ("lost", "leads no more")
+            told = {"event": f"{self.role}_{event}", "token": elected.token}
+            log.info("%s %s %s", self.role, self.name, said, extra=told)
+        if not self.leading:
+            return "following"
+        return "leading" if was else "elected"
+
+    def resign(self) -> Flow[None]:
+        """Hand over: whoever asks next leads at once."""
+        if self.leading:
+            self.leading = False
+            yield from self.link.attempt(self.link.store.resign(self.role, self.name), budget=0)
+
+
+class _Known(Struct):
+    """A schedule as this scheduler knows it."""
+
+    queue: str
+    stored: StoredSchedule
+    spec: Spec
+    #: Not before this, by the monotonic clock: its queue is full.
+    held_until: float = 0.0
+
+
+class Scheduler:
+    """The loop's state. `tick` moves it on; `poke` makes the next tick look at the store first."""
+
+    role = "scheduler"
+
+    def __init__(
+        self,
+        link: Link,
+        *,
+        ttl_ms: int = LEADER_TTL_MS,
+        look_seconds: float = LOOK_SECONDS,
+        on_tick: Callable[[Tick], object] | None = None,
+    ) -> None:
+        self.link = link
+        self.candidate = Candidate(link, self.role, name=link.worker, ttl_ms=ttl_ms)
+        self._look_seconds = look_seconds
+        self._on_tick = on_tick
+        self._known: dict[tuple[str, str], _Known] = {}
+        self._numbers: dict[str, int] = {}
+        #: Store time less the monotonic clock, in milliseconds; None before the first reading.
+        self._ahead_ms: float | None = None
+        self._look_at = self._read_at = 0.0
+
+    def poke(self) -> None:
+        """A schedule was saved here, or the time changed: read everything now."""
+        self._look_at = self._read_at = 0.0
+
+    def hand_over(self) -> Flow[None]:
+        """The end: another one leads at once."""
+        yield from self.candidate.resign()
+
+    def tick(self) -> Flow[Tick]:
+        """Stand for election; a leader looks for changes, fires what is due, and says how long it may sleep."""
+        election = yield from self.candidate.stand()
+        if election == "following":
+            self._known.clear()
+            self._numbers.clear()
+            self._look_at = self._read_at = 0.0
+            return self._told(Tick(election, sleep_seconds=self._until(self.candidate.ask_at)))
+        yield from self._look()
+        tick = Tick(election)
+        due = self._due()
+        for at in range(0, len(due), FIRED_TOGETHER):
+            tick = yield from self._fire(due[at : at + FIRED_TOGETHER], tick)
+        return self._told(structs.replace(tick, sleep_seconds=self._sleep_seconds()))
+
+    def _told(self, tick: Tick) -> Tick:
+        if tick.election == "elected" or tick.fires or tick.missed or self._on_tick is not None:
+            self.link.tell(
+                "scheduler_tick", "", "success" if tick.fires else "skipped", count=tick.fires, missed=tick.missed,
+                wait_ms=tick.lateness_ms, reason=tick.election,
+            )  # fmt: skip
+        if self._on_tick is not None:
+            self._on_tick(tick)
+        return tick
+
+    # ---- time --------------------------------------------------------------------------------------------
+
+    def _monotonic_ms(self) -> float:
+        return self.link.monotonic() * 1000
+
+    def _take_time(self, at_ms: int) -> None:
+        """Store time as of a reply that came just now: a little old, so what follows from it is never early."""
+        self._ahead_ms = at_ms - self._monotonic_ms()
+
+    def _store_now(self) -> int:
+        assert self._ahead_ms is not None
+        return int(self._monotonic_ms() + self._ahead_ms)
+
+    def _until(self, at: float) -> float:
+        return max(0.0, at - self.link.monotonic())
+
+    def _sleep_seconds(self) -> float:
+        """Until the next fire, the next look, or the next renewal."""
+        sleep = min(self._until(self._look_at), self._until(self.candidate.ask_at))
+        for known in self._known.values():
+            due_ms = known.stored.due_ms
+            if due_ms is not None and not known.stored.paused:
+                # A millisecond more than it seems: the clock of the store is cut to whole ones.
+                seconds = (due_ms - self._store_now() + 1) / 1000
+                sleep = min(sleep, max(seconds, self._until(known.held_until)))
+        return max(0.0, sleep)
+
+    # ---- reading -----------------------------------------------------------------------------------------
+
+    def _look(self) -> Flow[None]:
+        """Read the schedules of queues in which something was saved; now and then those of all."""
+        now = self.link.monotonic()
+        if now < self._look_at:
+            return
+        # Before the question, so that a poke that comes meanwhile is not lost.
+        self._look_at = now + self._look_seconds
+        numbers = yield from self.link.attempt(self.link.store.scheduled())
+        if now >= self._read_at:
+            self._read_at = now + READ_SECONDS
+            self._numbers.clear()
+        changed = [queue for queue, number in numbers.items() if self._numbers.get(queue) != number]
+        for at in range(0, len(changed), FIRED_TOGETHER):
+            part = changed[at : at + FIRED_TOGETHER]
+            results = yield Together([self.link.store.schedules(queue) for queue in part])
+            for queue, result in zip(part, results, strict=True):
+                if isinstance(result, Exception):
+                    raise result
+                self._learn(queue, result)
+                self._numbers[queue] = numbers[queue]
+
+    def _learn(self, queue: str, listing: ScheduleList) -> None:
+        self._take_time(listing.at_ms)
+        kept = {stored.key for stored in listing.schedules}
+        for place in [place for place in self._known if place[0] == queue and place[1] not in kept]:
+            del self._known[place]
+        for stored in listing.schedules:
+            self._know(queue, stored)
+
+    def _know(self, queue: str, stored: StoredSchedule) -> None:
+        known = self._known.get((queue, stored.key))
+        try:
+            spec = known.spec if known is not None and known.stored.spec == stored.spec else unpack_spec(stored.spec)
+        except WaypostError as error:
+            # A newer release saved it: it is left for a newer scheduler.
+            log.warning("schedule %s of queue %s: %s", stored.key, queue, error, extra={"event": "schedule_unreadable"})
+            self._known.pop((queue, stored.key), None)
+            return
+        self._known[queue, stored.key] = _Known(queue, stored, spec, 0.0 if known is None else known.held_until)
+
+    def _due(self) -> list[_Known]:
+        """What is due, longest due first."""
+        if not self._known:
+            return []
+        now, monotonic = self._store_now(), self.link.monotonic()
+        due = [
+            (known.stored.due_ms, place)
+            for place, known in self._known.items()
+            if known.stored.due_ms is not None
+            and known.stored.due_ms <= now
+            and not known.stored.paused
+            and known.held_until <= monotonic
+        ]
+        return [self._known[place] for _, place in sorted(due)]
+
+    # ---- firing ------------------------------------------------------------------------------------------
+
+    def _fire(self, due: list[_Known], tick: Tick) -> Flow[Tick]:
+        steps: list[tuple[_Known, Decision, Operation, Call[Woken[Fired]]]] = []
+        for known in due:
+            stored = known.stored
+            expected = Fire(stored.next_ms or 0, stored.due_ms or 0)
+            decision = decide(known.spec, stored.key, expected, stored.fires, self._store_now())
+            if decision is None:
+                continue
+            operation = self.link.lanes.begin(known.queue)
+            drafts = drafts_of(self.link, known.queue, stored, known.spec, decision.fires)
+            step = _step(stored, decision)
+            steps.append(
+                (known, decision, operation, self.link.store.fire_schedule(known.queue, step, drafts, operation))
+            )
+        try:
+            results = yield Together([call for *_, call in steps])
+            for (known, decision, _, call), result in zip(steps, results, strict=True):
+                if isinstance(result, StoreUnavailable | OutcomeUnknown):
+                    # The same operation again: the store answers with what became of the first.
+                    result = yield from self.link.attempt(call)
+                tick = self._came(known, decision, result, tick)
+        finally:
+            for known, _, operation, _ in steps:
+                self.link.lanes.end(known.queue, operation)
+        return tick
+
+    def _came(self, known: _Known, decision: Decision, result: Woken[Fired] | Exception, tick: Tick) -> Tick:
+        """What became of one fire."""
+        queue, key = known.queue, known.stored.key
+        if isinstance(result, QueueFull):
+            known.held_until = self.link.monotonic() + HELD_SECONDS
+            log.warning(
+                "schedule %s waits: %s", key, result, extra={"event": "fire_held", "queue": queue, "schedule": key}
+            )
+            self.link.tell("fired", queue, "failure", key=key, count=len(decision.fires), reason="queue_full")
+            return tick
+        if isinstance(result, Exception):
+            raise result
+        if result.wake:
+            self.link.wake(result.wake)
+        fired = result.result
+        self._take_time(fired.at_ms)
+        if fired.schedule is None:
+            del self._known[queue, key]
+        else:
+            self._know(queue, fired.schedule)
+        if fired.status != "fired":
+            self.link.tell("fired", queue, "skipped", key=key, reason=fired.status)
+            return tick
+        late = fired.at_ms - decision.fires[-1].due_ms if decision.fires else 0
+        if decision.missed:
+            log.warning(
+                "schedule %s of queue %s missed %d instants", key, queue, decision.missed,
+                extra={"event": "fires_missed", "queue": queue, "schedule": key, "missed": decision.missed},
+            )  # fmt: skip
+        self.link.tell("fired", queue, key=key, count=len(decision.fires), missed=decision.missed, wait_ms=late)
+        return structs.replace(
+            tick,
+            fires=tick.fires + len(decision.fires),
+            missed=tick.missed + decision.missed,
+            lateness_ms=max(tick.lateness_ms, late),
+        )
+
+
+def _step(stored: StoredSchedule, decision: Decision) -> FireStep:
+    following = decision.following
+    return FireStep(
+        key=stored.key,
+        version=stored.version,
+        expected_ms=stored.next_ms or 0,
+        last_due_ms=decision.last_due_ms,
+        valid_until_ms=decision.valid_until_ms,
+        last_ms=decision.fires[-1].instant_ms if decision.fires else None,
+        missed=decision.missed,
+        next_ms=None if following is None else following.instant_ms,
+        due_ms=None if following is None else following.due_ms,
+    )

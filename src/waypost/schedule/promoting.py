@@ -1,0 +1,110 @@
+"""The promoter: one leader makes timers ready when they are due, and wakes sleepers for them.
+
+Claims promote too, so nothing depends on it, and its death delays nothing. It is for workers that no wake-up reaches in
+their sleep, and for continuations whose sender died before it could send them on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from msgspec import Struct
+
+from waypost.message import Promoted
+from waypost.operations.flow import Flow, Link, Together
+from waypost.operations.forward import deliver_outgoing
+from waypost.policy import LEADER_TTL_MS, PROMOTE_MAX
+from waypost.schedule.loop import Candidate, Election
+from waypost.store.port import Woken
+
+#: A timer that was published after the last look is promoted this late at most, if no worker is awake to claim it.
+LOOK_SECONDS = 1.0
+#: How often it reads which queues there are, and sends on what was left behind.
+QUEUES_SECONDS = 5.0
+PROMOTED_TOGETHER = 64
+
+
+class PromoterTick(Struct, frozen=True):
+    """What a tick did: timers made ready, timers left, and how late the oldest was, in milliseconds."""
+
+    election: Election
+    promoted: int = 0
+    depth: int = 0
+    oldest_lag_ms: int = 0
+    sleep_seconds: float = 0.0
+
+
+class Promoter:
+    """The loop's state. `tick` moves it on."""
+
+    role = "promoter"
+
+    def __init__(
+        self,
+        link: Link,
+        *,
+        ttl_ms: int = LEADER_TTL_MS,
+        look_seconds: float = LOOK_SECONDS,
+        on_tick: Callable[[PromoterTick], object] | None = None,
+    ) -> None:
+        self.link = link
+        self.candidate = Candidate(link, self.role, name=link.worker, ttl_ms=ttl_ms)
+        self._look_seconds = look_seconds
+        self._on_tick = on_tick
+        self._queues: list[str] = []
+        self._queues_at = 0.0
+
+    def poke(self) -> None:
+        """Look at the list of queues now."""
+        self._queues_at = 0.0
+
+    def hand_over(self) -> Flow[None]:
+        """The end: another one leads at once."""
+        yield from self.candidate.resign()
+
+    def tick(self) -> Flow[PromoterTick]:
+        """Stand for election; a leader promotes what is due in every queue, and says how long it may sleep."""
+        election = yield from self.candidate.stand()
+        if election == "following":
+            sleep = max(0.0, self.candidate.ask_at - self.link.monotonic())
+            return self._told(PromoterTick(election, sleep_seconds=sleep))
+        if self.link.monotonic() >= self._queues_at:
+            self._queues_at = self.link.monotonic() + QUEUES_SECONDS
+            self._queues = yield from self.link.attempt(self.link.store.queues())
+            if self.link.store.kind == "valkey":
+                for queue in self._queues:
+                    yield from deliver_outgoing(self.link, queue)
+        promoted = depth = lag = 0
+        sleep = self._look_seconds
+        for at in range(0, len(self._queues), PROMOTED_TOGETHER):
+            part = self._queues[at : at + PROMOTED_TOGETHER]
+            results = yield Together([self.link.store.promote(queue) for queue in part])
+            for result in results:
+                if isinstance(result, Exception):
+                    raise result
+                told = self._take(result)
+                promoted, depth, lag = promoted + told.promoted, depth + told.depth, max(lag, told.oldest_lag_ms)
+                sleep = min(sleep, _sleep_seconds(told, self._look_seconds))
+        return self._told(PromoterTick(election, promoted, depth, lag, sleep))
+
+    def _take(self, woken: Woken[Promoted]) -> Promoted:
+        if woken.wake:
+            self.link.wake(woken.wake)
+        return woken.result
+
+    def _told(self, tick: PromoterTick) -> PromoterTick:
+        self.link.tell(
+            "promoter_tick", "", "success" if tick.promoted else "skipped", count=tick.promoted, depth=tick.depth,
+            wait_ms=tick.oldest_lag_ms, reason=tick.election,
+        )  # fmt: skip
+        if self._on_tick is not None:
+            self._on_tick(tick)
+        return tick
+
+
+def _sleep_seconds(told: Promoted, most: float) -> float:
+    if told.promoted == PROMOTE_MAX:
+        return 0.0
+    if told.next_due_ms is None or (told.next_due_ms == 0 and told.promoted == 0):
+        return most  # no timer, or a paused queue that lets them gather
+    return min(most, (told.next_due_ms + 1) / 1000)

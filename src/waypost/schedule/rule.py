@@ -1,0 +1,149 @@
+"""A schedule's rule: what is saved with it, and the instants that follow from it. Pure: milliseconds in and out.
+
+An instant is when the rule says that it fires; its due time is the instant plus its jitter, which follows from the
+schedule and the instant alone. So every scheduler computes the same, and the store can compare.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from itertools import islice
+from typing import NamedTuple
+
+import msgspec
+
+from waypost.errors import InvalidSchedule, SchemaTooNew
+from waypost.identity import encode
+from waypost.policy import DUE_MS_MAX
+from waypost.schedule.cron import read_cron
+from waypost.schedule.every import next_multiple
+from waypost.schedule.instants import next_instant
+from waypost.schedule.zones import zone_of
+
+#: So many instants are walked through in one step of a catch-up; what is left is for the next step.
+WALK_MAX = 20_000
+
+
+class Spec(msgspec.Struct, frozen=True, omit_defaults=True):
+    """All that is saved of a schedule but its place in time. Newer releases may add fields, older pass over them."""
+
+    name: str
+    cron: str | None = None
+    every_ms: int | None = None
+    tz: str = "UTC"
+    #: Where intervals are counted from.
+    anchor_ms: int = 0
+    start_ms: int | None = None
+    end_ms: int | None = None
+    max_fires: int | None = None
+    jitter_ms: int = 0
+    #: `skip`, `once`, or `all` with `max_catchup`.
+    missed: str = "skip"
+    max_catchup: int = 0
+    grace_ms: int = 60_000
+    #: The message: what its body is, its bytes, and what goes with it.
+    content: int = 2
+    body: bytes = b"null"
+    type_name: str | None = None
+    headers: dict[str, str] = {}
+    correlation_id: str | None = None
+    reply_to: str | None = None
+    priority: int = 5
+    group: str | None = None
+    #: Whether a decorator in a program declared it, and not somebody by hand.
+    declared: bool = False
+
+    def fires_like(self, other: Spec) -> bool:
+        """Whether two rules have the same instants, so that saving one in place of the other moves nothing."""
+        return self.timing == other.timing
+
+    @property
+    def timing(self) -> tuple[object, ...]:
+        """What decides about the instants. The anchor is not part of it: it is when the rule was first saved."""
+        return (
+            self.cron, self.every_ms, self.tz if self.cron else None, self.start_ms, self.end_ms, self.max_fires,
+            self.jitter_ms,
+        )  # fmt: skip
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(Spec).decode
+
+
+def pack_spec(spec: Spec) -> bytes:
+    """A spec as stores keep it."""
+    return _encode(spec)
+
+
+def unpack_spec(data: bytes) -> Spec:
+    """The same, back. Raises `SchemaTooNew` if a newer release wrote something that this one cannot read."""
+    try:
+        return _decode(data)
+    except msgspec.DecodeError as error:
+        raise SchemaTooNew(f"a schedule cannot be read by this release ({error}); update waypost to use it") from None
+
+
+class Fire(NamedTuple):
+    """An instant, and when it is due: later by its jitter."""
+
+    instant_ms: int
+    due_ms: int
+
+
+class Timeline:
+    """The instants of one schedule, in order."""
+
+    __slots__ = ("_key", "_spec")
+
+    def __init__(self, key: str, spec: Spec) -> None:
+        self._key = key
+        self._spec = spec
+
+    def _instant_after(self, after_ms: int) -> int | None:
+        spec = self._spec
+        if spec.start_ms is not None:
+            after_ms = max(after_ms, spec.start_ms - 1)
+        if spec.every_ms is not None:
+            anchor = spec.anchor_ms if spec.start_ms is None else spec.start_ms
+            found: int | None = next_multiple(anchor, spec.every_ms, after_ms)
+        elif spec.cron is not None:
+            seconds = next_instant(read_cron(spec.cron), zone_of(spec.tz), max(0, after_ms) // 1000)
+            found = None if seconds is None else seconds * 1000
+        else:
+            raise InvalidSchedule("a schedule has either cron or every; this one has neither")
+        if found is None or found > DUE_MS_MAX or (spec.end_ms is not None and found > spec.end_ms):
+            return None
+        return found
+
+    def walk(self, after_ms: int) -> Iterator[Fire]:
+        """The fires behind a moment (by their instants), in order. Due times are in order too."""
+        instant = self._instant_after(after_ms)
+        while instant is not None:
+            following = self._instant_after(instant)
+            yield Fire(instant, instant + self._jitter(instant, following))
+            instant = following
+
+    def after(self, after_ms: int) -> Fire | None:
+        """The first fire behind a moment."""
+        return next(self.walk(after_ms), None)
+
+    def many(self, after_ms: int, count: int) -> list[Fire]:
+        """The next so many."""
+        return list(islice(self.walk(after_ms), count))
+
+    def _jitter(self, instant: int, following: int | None) -> int:
+        """How much later than its instant a fire is due: the same for all who ask, and before the next instant."""
+        span = self._spec.jitter_ms
+        if span and following is not None:
+            span = min(span, following - instant)
+        if span <= 1:
+            return 0
+        digest = hashlib.blake2b(f"{self._key}\0{instant}".encode(), digest_size=8).digest()
+        return int.from_bytes(digest, "big") % span
+
+
+def fire_id(queue: str, key: str, version: str, instant_ms: int) -> str:
+    """The id of the message of one instant: the same whoever fires it."""
+    digest = hashlib.blake2b(f"{queue}\0{key}\0{version}\0{instant_ms}".encode(), digest_size=16).digest()
+    return encode(instant_ms, 9) + encode(int.from_bytes(digest, "big"), 15)

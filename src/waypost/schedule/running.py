@@ -1,0 +1,151 @@
+"""What keeps a scheduler or a promoter going: tick, sleep, and hand over at the end. In both colours.
+
+A tick that fails because the store is away is told once, and tried again: these loops end only when they are told to.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from contextlib import suppress
+from typing import Protocol
+
+from waypost.delivery import error_text, error_type
+from waypost.errors import WaypostError
+from waypost.operations.flow import Flow, Link, drive, drive_async
+from waypost.store.port import AsyncExecutor, Executor
+
+log = logging.getLogger("waypost")
+
+#: The pause after a tick that failed: its calls have been repeated for the retry budget already.
+FAILED_SECONDS = 1.0
+#: The hand-over is a courtesy: without it the next leader comes when the lease ends.
+HAND_OVER_SECONDS = 2.0
+
+
+class Ticked(Protocol):
+    """What a tick says that matters here."""
+
+    @property
+    def sleep_seconds(self) -> float: ...
+
+
+class Ticking(Protocol):
+    """A scheduler or a promoter."""
+
+    role: str
+    link: Link
+
+    def tick(self) -> Flow[Ticked]: ...
+    def hand_over(self) -> Flow[None]: ...
+    def poke(self) -> None: ...
+
+
+class _Pulse:
+    """The share of both colours: what a failure says, and once."""
+
+    def __init__(self, part: Ticking) -> None:
+        self._part = part
+        self._failing = False
+
+    def failed(self, error: WaypostError) -> float:
+        part = self._part
+        part.link.tell(f"{part.role}_tick", "", "failure", error_type=error_type(error), error=error_text(error))
+        if not self._failing:
+            self._failing = True
+            log.warning("%s: %s; it goes on trying", part.role, error, extra={"event": f"{part.role}_failed"})
+        return FAILED_SECONDS
+
+    def succeeded(self, ticked: Ticked) -> float:
+        self._failing = False
+        return ticked.sleep_seconds
+
+
+def run_blocking(executor: Executor, part: Ticking, stop: threading.Event) -> None:
+    """Tick until `stop` is set, then hand over."""
+    pulse = _Pulse(part)
+    try:
+        while not stop.is_set():
+            try:
+                seconds = pulse.succeeded(drive(executor, part.tick()))
+            except WaypostError as error:
+                seconds = pulse.failed(error)
+            stop.wait(seconds)
+    finally:
+        try:
+            drive(executor, part.hand_over())
+        except WaypostError as error:
+            log.info("%s could not hand over: %s", part.role, error, extra={"event": f"{part.role}_not_handed_over"})
+
+
+class Background:
+    """The same on an event loop, as a task."""
+
+    def __init__(self, executor: AsyncExecutor, part: Ticking) -> None:
+        self._executor = executor
+        self._part = part
+        self._pulse = _Pulse(part)
+        self._loop = asyncio.get_running_loop()
+        self._woken = asyncio.Event()
+        self._stopping = False
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Tick from now on."""
+        self._task = self._loop.create_task(self.run(), name=f"waypost {self._part.role}")
+
+    def poke(self) -> None:
+        """Tick now. Safe from any thread."""
+        try:
+            self._loop.call_soon_threadsafe(self._poke)
+        except RuntimeError:
+            return  # the loop ended
+
+    def _poke(self) -> None:
+        self._part.poke()
+        self._woken.set()
+
+    def request_stop(self) -> None:
+        """Let the tick under way end, then hand over."""
+        self._stopping = True
+        self._woken.set()
+
+    async def run(self) -> None:
+        """Tick until told to stop, then hand over."""
+        try:
+            while not self._stopping:
+                self._woken.clear()
+                try:
+                    seconds = self._pulse.succeeded(await drive_async(self._executor, self._part.tick()))
+                except WaypostError as error:
+                    seconds = self._pulse.failed(error)
+                if seconds > 0 and not self._stopping:
+                    with suppress(TimeoutError):
+                        await asyncio.wait_for(self._woken.wait(), seconds)
+                else:
+                    await asyncio.sleep(0)
+        finally:
+            await self._hand_over()
+
+    async def _hand_over(self) -> None:
+        try:
+            await asyncio.wait_for(drive_async(self._executor, self._part.hand_over()), HAND_OVER_SECONDS)
+        except (WaypostError, TimeoutError) as error:
+            log.info(
+                "%s could not hand over: %s", self._part.role, error,
+                extra={"event": f"{self._part.role}_not_handed_over"},
+            )  # fmt: skip
+
+    async def stop(self, timeout: float = HAND_OVER_SECONDS) -> None:
+        """Stop and wait for the end. A tick that hangs is cancelled: nothing it does is half done."""
+        self.request_stop()
+        if self._task is None:
+            return
+        done, _ = await asyncio.wait([self._task], timeout=timeout)
+        if not done:
+            self._task.cancel()
+            await asyncio.wait([self._task], timeout=timeout)
+        task, self._task = self._task, None
+        if task.done() and not task.cancelled() and task.exception() is not None:
+            log.error("%s ended: %s", self._part.role, task.exception(), extra={"event": f"{self._part.role}_ended"})

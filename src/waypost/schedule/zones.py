@@ -1,0 +1,47 @@
+"""Time zones: `UTC` or `Z`, fixed offsets, IANA names."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, timedelta, timezone, tzinfo
+from functools import lru_cache
+from zoneinfo import ZoneInfo
+
+from waypost.errors import InvalidSchedule
+
+OFFSET = re.compile(r"([+-])(\d{2}):?(\d{2})")
+NAME = re.compile(r"[A-Za-z][A-Za-z0-9_+\-]*(?:/[A-Za-z0-9_+\-]+){0,3}")
+
+
+@lru_cache(maxsize=1024)
+def zone_of(name: str) -> tzinfo:
+    """The zone of a name, or raise `InvalidSchedule`. A fixed offset is a `datetime.timezone`."""
+    if not isinstance(name, str):
+        raise InvalidSchedule(f"a time zone is text, not {type(name).__name__}")
+    if name.upper() in ("UTC", "Z"):
+        return UTC
+    offset = OFFSET.fullmatch(name)
+    if offset is not None:
+        hours, minutes = int(offset[2]), int(offset[3])
+        if hours > 23 or minutes > 59:
+            raise InvalidSchedule(f"time zone {name!r}: an offset is at most 23:59")
+        span = timedelta(hours=hours, minutes=minutes)
+        return timezone(-span if offset[1] == "-" else span)
+    # Names become paths of files, so nothing that could lead elsewhere is looked up.
+    if NAME.fullmatch(name) is not None:
+        try:
+            return ZoneInfo(name)
+        except (OSError, ValueError):  # no such file, a folder, no zone in it; "not found" is a KeyError
+            pass
+        except KeyError:
+            pass
+    raise InvalidSchedule(
+        f"time zone {name[:64]!r} is not known here; use UTC, an offset as +05:30, or a name as Europe/Madrid. If the "
+        "system has no zones, install tzdata"
+    )
+
+
+def zone_name(name: str) -> str:
+    """A zone as it stands in keys: `Z` and `utc` are `UTC`."""
+    zone_of(name)
+    return "UTC" if name.upper() in ("UTC", "Z") else name

@@ -1,0 +1,97 @@
+"""Schedules and leaders as a model: what each verb means, told in plain Python."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from msgspec import structs
+
+from waypost.identity import Operation
+from waypost.message import Elected, Fired, FireStatus, Promoted, Published, Saved, StoredSchedule
+from waypost.store.port import Draft, FireStep
+
+if TYPE_CHECKING:
+    from waypost.store.memory.queue import QueueModel
+
+
+def save_schedule(
+    model: QueueModel, schedule: StoredSchedule, version: str | None, next_ms: int | None
+) -> tuple[Saved, bool]:
+    """Write a schedule if it is as the caller saw it, of that version and next fire. What was counted stays."""
+    found = model.schedules.get(schedule.key)
+    if (None if found is None else (found.version, found.next_ms)) != (None if version is None else (version, next_ms)):
+        return Saved("conflict", found), False
+    if found is not None:
+        schedule = structs.replace(schedule, fires=found.fires, missed=found.missed, last_ms=found.last_ms)
+    model.schedules[schedule.key] = schedule
+    return Saved("saved", schedule), True
+
+
+def fire_schedule(model: QueueModel, now: int, step: FireStep, drafts: Sequence[Draft], operation: Operation) -> Fired:
+    """Publish the fires of a schedule and move it on, if it stands where the caller saw it and its time has come."""
+    found = model.schedules.get(step.key)
+    status: FireStatus = "fired"
+    if found is None or found.paused or (found.version, found.next_ms) != (step.version, step.expected_ms):
+        status = "conflict"
+    elif now < step.last_due_ms:
+        status = "early"
+    elif now > step.valid_until_ms:
+        status = "stale"
+    if status != "fired" or found is None:
+        return Fired(status, now, found)
+    # A full queue refuses here, before anything has changed.
+    model.publish(now, drafts, operation, schedule=step.key)
+    moved = structs.replace(
+        found,
+        next_ms=step.next_ms,
+        due_ms=step.due_ms,
+        fires=found.fires + len(drafts),
+        missed=found.missed + step.missed,
+        last_ms=found.last_ms if step.last_ms is None else step.last_ms,
+    )
+    model.schedules[step.key] = moved
+    return Fired("fired", now, moved)
+
+
+def trigger_schedule(model: QueueModel, now: int, key: str, draft: Draft, operation: Operation) -> Published | None:
+    """Publish a schedule's message now, beside its instants; None if there is no such schedule."""
+    if key not in model.schedules:
+        return None
+    return model.publish(now, [draft], operation, schedule=key)[0]
+
+
+def promote(model: QueueModel, now: int) -> Promoted:
+    """Make timers ready that are due, as a claim does; a paused queue lets them gather."""
+    late = model.next_due_at()
+    before = model.count("delayed")
+    if not model.paused:
+        model.promote(now, None)
+    depth = model.count("delayed")
+    lag = 0 if late is None else max(0, now - late)
+    return Promoted(before - depth, depth, lag, model.next_due(now))
+
+
+class Leaders:
+    """Who leads in each role, and until when."""
+
+    def __init__(self) -> None:
+        self._roles: dict[str, tuple[str, int, int]] = {}
+
+    def elect(self, now: int, role: str, name: str, ttl_ms: int) -> Elected:
+        """Lead, or go on leading, if nobody else does; who leads now."""
+        leader, token, until = self._roles.get(role, ("", 0, 0))
+        if leader != name and leader and until > now:
+            return Elected(leader, token, until - now)
+        if leader != name or until <= now:
+            token += 1
+        self._roles[role] = (name, token, now + ttl_ms)
+        return Elected(name, token, ttl_ms)
+
+    def resign(self, now: int, role: str, name: str) -> bool:
+        """Lead no more, so that another one can at once."""
+        leader, token, until = self._roles.get(role, ("", 0, 0))
+        if leader != name or until <= now:
+            return False
+        self._roles[role] = ("", token, 0)
+        return True

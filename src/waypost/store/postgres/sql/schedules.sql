@@ -1,0 +1,177 @@
+-- Schedules beside their queue, leaders, and timers that nobody claims.
+-- Touches: schedule, leader, message, entry, tally, sleeper, operation, and what `publish` touches.
+-- Keeps: of those who saw the same next fire one fires it, under the lock of the schedule's row; its messages, and where
+-- it stands after them, are one transaction. A full queue refuses, and then nothing has changed.
+
+-- Write a schedule if it is as the caller saw it. What was counted stays.
+CREATE OR REPLACE FUNCTION {save_schedule}(
+    p_queue text, p_key text, p_seen_version text, p_seen_next bigint, p_version text, p_spec bytea, p_paused boolean,
+    p_next bigint, p_due bigint
+) RETURNS TABLE (status text, at_ms bigint, wake text, s {schedule}) LANGUAGE plpgsql {settings} AS $body$
+#variable_conflict use_column
+DECLARE
+    q {queue} := {open}(p_queue);
+    v {schedule};
+    v_saved boolean := false;
+BEGIN
+    IF p_seen_version IS NULL THEN
+        INSERT INTO {schedule} (queue, key, version, spec, paused, next_ms, due_ms, change)
+        VALUES (q.number, p_key, p_version, p_spec, p_paused, p_next, p_due, nextval('{sequence}'))
+        ON CONFLICT (queue, key) DO NOTHING;
+        v_saved := FOUND;
+    ELSE
+        UPDATE {schedule} t SET version = p_version, spec = p_spec, paused = p_paused, next_ms = p_next, due_ms = p_due,
+            change = nextval('{sequence}')
+        WHERE t.queue = q.number AND t.key = p_key AND t.version = p_seen_version
+            AND t.next_ms IS NOT DISTINCT FROM p_seen_next;
+        v_saved := FOUND;
+    END IF;
+    SELECT * INTO v FROM {schedule} t WHERE t.queue = q.number AND t.key = p_key;
+    RETURN QUERY SELECT CASE WHEN v_saved THEN 'saved' ELSE 'conflict' END, NULL::bigint, NULL::text, v;
+END $body$;
+
+CREATE OR REPLACE FUNCTION {remove_schedule}(p_queue text, p_key text) RETURNS boolean LANGUAGE plpgsql AS $body$
+BEGIN
+    DELETE FROM {schedule} t USING {queue} q WHERE q.name = p_queue AND t.queue = q.number AND t.key = p_key;
+    RETURN FOUND;
+END $body$;
+
+-- The schedules of a queue; the first row has only the time.
+CREATE OR REPLACE FUNCTION {schedules}(p_queue text, p_clock bigint)
+RETURNS TABLE (status text, at_ms bigint, wake text, s {schedule}) LANGUAGE plpgsql {settings} AS $body$
+#variable_conflict use_column
+BEGIN
+    RETURN QUERY SELECT NULL::text, {clock}(p_clock), NULL::text, NULL::{schedule};
+    RETURN QUERY SELECT NULL::text, NULL::bigint, NULL::text, t FROM {schedule} t JOIN {queue} q ON q.number = t.queue
+        WHERE q.name = p_queue ORDER BY t.queue, t.key;
+END $body$;
+
+CREATE OR REPLACE FUNCTION {fire_schedule}(
+    p_queue text, p_clock bigint, p_session bytea, p_number bigint, p_ttl bigint, p_key text, p_version text,
+    p_expected bigint, p_last_due bigint, p_valid_until bigint, p_last bigint, p_missed bigint, p_next bigint,
+    p_due bigint, p_envelopes bytea[], p_priorities smallint[], p_groups text[], p_copies bytea[]
+) RETURNS TABLE (status text, at_ms bigint, wake text, s {schedule}) LANGUAGE plpgsql {settings} AS $body$
+#variable_conflict use_column
+DECLARE
+    q {queue} := {open}(p_queue);
+    v {schedule};
+    v_now bigint;
+    v_status text := 'fired';
+    v_wake text := '[]';
+    v_first text := {replayed}(q.number, p_session, p_number);
+BEGIN
+    SELECT * INTO v FROM {schedule} t WHERE t.queue = q.number AND t.key = p_key FOR UPDATE;
+    IF v_first IS NOT NULL THEN
+        RETURN QUERY SELECT v_first::json ->> 0, (v_first::json ->> 1)::bigint, v_first::json ->> 2, v;
+        RETURN;
+    END IF;
+    -- Whoever waited for the row has a later time, and finds another next fire.
+    v_now := {clock}(p_clock);
+    IF v.key IS NULL OR v.paused OR v.version <> p_version OR v.next_ms IS DISTINCT FROM p_expected THEN
+        v_status := 'conflict';
+    ELSIF v_now < p_last_due THEN
+        v_status := 'early';
+    ELSIF v_now > p_valid_until THEN
+        v_status := 'stale';
+    ELSE
+        IF cardinality(p_envelopes) > 0 THEN
+            v_wake := {publish}(
+                p_queue, v_now, p_session, p_number, NULL, p_envelopes, p_priorities, p_groups, NULL, NULL, p_copies,
+                NULL, NULL, NULL, NULL)::json ->> 2;
+            PERFORM {label_fires}(q.number, p_key);
+        END IF;
+        UPDATE {schedule} t SET next_ms = p_next, due_ms = p_due, fires = t.fires + cardinality(p_envelopes),
+            missed = t.missed + p_missed, last_ms = coalesce(p_last, t.last_ms)
+        WHERE t.queue = q.number AND t.key = p_key RETURNING * INTO v;
+        IF {remember}(
+            q.number, p_session, p_number, v_now + p_ttl, json_build_array(v_status, v_now, v_wake)::text) THEN
+            PERFORM {tidy}(q, v_now);
+        END IF;
+    END IF;
+    RETURN QUERY SELECT v_status, v_now, v_wake, v;
+END $body$;
+
+-- Say in the journal which schedule the messages of this transaction come from.
+CREATE OR REPLACE FUNCTION {label_fires}(p_queue integer, p_key text) RETURNS void LANGUAGE plpgsql AS $body$
+BEGIN
+    UPDATE {entry} e SET schedule = p_key
+    WHERE e.queue = p_queue AND e.xid = pg_current_xact_id()::text::bigint AND e.event = 'published';
+END $body$;
+
+CREATE OR REPLACE FUNCTION {trigger_schedule}(
+    p_queue text, p_clock bigint, p_session bytea, p_number bigint, p_ttl bigint, p_key text, p_envelopes bytea[],
+    p_priorities smallint[], p_groups text[], p_copies bytea[]
+) RETURNS text LANGUAGE plpgsql {settings} AS $body$
+DECLARE
+    q {queue} := {open}(p_queue);
+    v_now bigint := {clock}(p_clock);
+    v_first text := {replayed}(q.number, p_session, p_number);
+BEGIN
+    IF v_first IS NOT NULL THEN
+        RETURN v_first;
+    END IF;
+    IF NOT EXISTS (SELECT 1 FROM {schedule} t WHERE t.queue = q.number AND t.key = p_key) THEN
+        RETURN NULL;
+    END IF;
+    v_first := {publish}(
+        p_queue, v_now, p_session, p_number, NULL, p_envelopes, p_priorities, p_groups, NULL, NULL, p_copies,
+        NULL, NULL, NULL, NULL);
+    PERFORM {label_fires}(q.number, p_key);
+    IF {remember}(q.number, p_session, p_number, v_now + p_ttl, v_first) THEN
+        PERFORM {tidy}(q, v_now);
+    END IF;
+    RETURN v_first;
+END $body$;
+
+-- Make timers ready that are due, as a claim does; a paused queue lets them gather.
+CREATE OR REPLACE FUNCTION {promote}(p_queue text, p_clock bigint) RETURNS text
+LANGUAGE plpgsql {settings} AS $body$
+DECLARE
+    q {queue};
+    v_now bigint := {clock}(p_clock);
+    v_oldest bigint;
+    v_before bigint;
+    v_after bigint;
+    v_wake text[] := '{}';
+BEGIN
+    SELECT * INTO q FROM {queue} t WHERE t.name = p_queue;
+    v_oldest := {next_due}(q.number);
+    SELECT h.delayed INTO v_before FROM {held}(q.number) h;
+    v_after := v_before;
+    IF v_oldest <= v_now AND NOT q.paused THEN
+        PERFORM {promote}(q, v_now, NULL);
+        SELECT h.delayed INTO v_after FROM {held}(q.number) h;
+        v_wake := {wake}(q, v_now, v_before - v_after);
+    END IF;
+    RETURN json_build_array(
+        v_before - v_after, v_after, coalesce(greatest(v_now - v_oldest, 0), 0),
+        {from_now}({next_due}(q.number), v_now), v_wake)::text;
+END $body$;
+
+-- Lead in a role, or go on leading, if nobody else does. The token grows with every change of the leader.
+CREATE OR REPLACE FUNCTION {elect}(p_role text, p_clock bigint, p_name text, p_ttl bigint) RETURNS text
+LANGUAGE plpgsql {settings} AS $body$
+DECLARE
+    v {leader};
+    v_now bigint;
+BEGIN
+    INSERT INTO {leader} (role, name, token, until_ms) VALUES (p_role, '', 0, 0) ON CONFLICT (role) DO NOTHING;
+    SELECT * INTO v FROM {leader} t WHERE t.role = p_role FOR UPDATE;
+    v_now := {clock}(p_clock);
+    IF v.name NOT IN ('', p_name) AND v.until_ms > v_now THEN
+        RETURN json_build_array(v.name, v.token, v.until_ms - v_now)::text;
+    END IF;
+    IF v.name <> p_name OR v.until_ms <= v_now THEN
+        v.token := v.token + 1;
+    END IF;
+    UPDATE {leader} t SET name = p_name, token = v.token, until_ms = v_now + p_ttl WHERE t.role = p_role;
+    RETURN json_build_array(p_name, v.token, p_ttl)::text;
+END $body$;
+
+CREATE OR REPLACE FUNCTION {resign}(p_role text, p_clock bigint, p_name text) RETURNS boolean
+LANGUAGE plpgsql AS $body$
+BEGIN
+    UPDATE {leader} t SET name = '', until_ms = 0
+    WHERE t.role = p_role AND t.name = p_name AND t.until_ms > {clock}(p_clock);
+    RETURN FOUND;
+END $body$;

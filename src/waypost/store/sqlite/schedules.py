@@ -1,0 +1,130 @@
+"""Schedules beside their queue, leaders, and timers that nobody claims."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from waypost.message import Elected, Fired, FireStatus, Promoted, Published, Saved, ScheduleList, StoredSchedule
+from waypost.store.port import Draft, FireStep
+from waypost.store.sqlite.book import QueueBook
+from waypost.store.sqlite.claim import promote_due
+from waypost.store.sqlite.publish import publish
+from waypost.store.sqlite.step import Step
+
+_COLUMNS = "s.key, s.version, s.spec, s.paused, s.next_ms, s.due_ms, s.fires, s.missed, s.last_ms"
+_ONE = f"SELECT {_COLUMNS} FROM {{schedule}} s WHERE s.queue = ? AND s.key = ?"
+_ALL = f"SELECT {_COLUMNS} FROM {{schedule}} s WHERE s.queue = ? ORDER BY s.key"
+#: What is new or changed has a higher number than any had before; what is gone is noticed when it is to be fired.
+_CHANGE = """
+    INSERT INTO {meta} (name, value) VALUES ('schedule change', 1)
+    ON CONFLICT DO UPDATE SET value = value + 1 RETURNING value"""
+_SAVE = """
+    INSERT INTO {schedule} (queue, key, version, spec, paused, next_ms, due_ms, change) VALUES (?, ?, ?, ?, ?, ?, ?, ?)
+    ON CONFLICT DO UPDATE SET version = excluded.version, spec = excluded.spec, paused = excluded.paused,
+        next_ms = excluded.next_ms, due_ms = excluded.due_ms, change = excluded.change"""
+_MOVE = """
+    UPDATE {schedule} SET next_ms = ?, due_ms = ?, fires = fires + ?, missed = missed + ?,
+        last_ms = coalesce(?, last_ms)
+    WHERE queue = ? AND key = ?"""
+_REMOVE = "DELETE FROM {schedule} WHERE queue = ? AND key = ?"
+_SCHEDULED = """
+    SELECT q.name, max(s.change) FROM {schedule} s JOIN {queue} q ON q.number = s.queue GROUP BY q.name"""
+_LEADER = "SELECT name, token, until_ms FROM {leader} WHERE role = ?"
+_LEADER_SET = """
+    INSERT INTO {leader} (role, name, token, until_ms) VALUES (?, ?, ?, ?)
+    ON CONFLICT DO UPDATE SET name = excluded.name, token = excluded.token, until_ms = excluded.until_ms"""
+_OLDEST_DUE = "SELECT min(ready_ms) FROM {message} INDEXED BY {message:delayed} WHERE queue = ? AND state = 1"
+
+
+def _read(row: tuple[Any, ...]) -> StoredSchedule:
+    key, version, spec, paused, next_ms, due_ms, fires, missed, last_ms = row
+    return StoredSchedule(key, version, bytes(spec), bool(paused), next_ms, due_ms, fires, missed, last_ms)
+
+
+def _find(book: QueueBook, key: str) -> StoredSchedule | None:
+    row = book.step.execute(_ONE, (book.number, key)).fetchone()
+    return None if row is None else _read(row)
+
+
+def save_schedule(book: QueueBook, schedule: StoredSchedule, version: str | None, next_ms: int | None) -> Saved:
+    """Write a schedule if it is as the caller saw it; what was counted stays."""
+    found = _find(book, schedule.key)
+    if (None if found is None else (found.version, found.next_ms)) != (None if version is None else (version, next_ms)):
+        return Saved("conflict", found)
+    step = book.step
+    change = step.execute(_CHANGE).fetchone()[0]
+    s = schedule
+    step.execute(_SAVE, (book.number, s.key, s.version, s.spec, int(s.paused), s.next_ms, s.due_ms, change))
+    return Saved("saved", _find(book, schedule.key))
+
+
+def remove_schedule(book: QueueBook, key: str) -> bool:
+    """Whether there was one."""
+    return book.step.execute(_REMOVE, (book.number, key)).rowcount > 0
+
+
+def schedules(book: QueueBook) -> ScheduleList:
+    """The schedules of a queue."""
+    return ScheduleList(book.now, [_read(row) for row in book.step.execute(_ALL, (book.number,))])
+
+
+def scheduled(step: Step) -> dict[str, int]:
+    """The queues that have schedules, and a number that grows when one of them is saved."""
+    return dict(step.execute(_SCHEDULED).fetchall())
+
+
+def fire_schedule(book: QueueBook, step: FireStep, drafts: Sequence[Draft], operation: str) -> Fired:
+    """Publish the fires of a schedule and move it on, if it stands where the caller saw it and its time has come."""
+    found = _find(book, step.key)
+    status: FireStatus = "fired"
+    if found is None or found.paused or (found.version, found.next_ms) != (step.version, step.expected_ms):
+        status = "conflict"
+    elif book.now < step.last_due_ms:
+        status = "early"
+    elif book.now > step.valid_until_ms:
+        status = "stale"
+    if status != "fired":
+        return Fired(status, book.now, found)
+    publish(book, drafts, operation, schedule=step.key)
+    moved = (step.next_ms, step.due_ms, len(drafts), step.missed, step.last_ms)
+    book.step.execute(_MOVE, (*moved, book.number, step.key))
+    return Fired("fired", book.now, _find(book, step.key))
+
+
+def trigger_schedule(book: QueueBook, key: str, draft: Draft, operation: str) -> Published | None:
+    """Publish a schedule's message now, beside its instants; None if there is no such schedule."""
+    if _find(book, key) is None:
+        return None
+    return publish(book, [draft], operation, schedule=key)[0]
+
+
+def elect(step: Step, role: str, name: str, ttl_ms: int) -> Elected:
+    """Lead, or go on leading, if nobody else does; who leads now."""
+    leader, token, until = step.execute(_LEADER, (role,)).fetchone() or ("", 0, 0)
+    if leader not in ("", name) and until > step.now:
+        return Elected(leader, token, until - step.now)
+    if leader != name or until <= step.now:
+        token += 1
+    step.execute(_LEADER_SET, (role, name, token, step.now + ttl_ms))
+    return Elected(name, token, ttl_ms)
+
+
+def resign(step: Step, role: str, name: str) -> bool:
+    """Lead no more, so that another one can at once."""
+    leader, token, until = step.execute(_LEADER, (role,)).fetchone() or ("", 0, 0)
+    if leader != name or until <= step.now:
+        return False
+    step.execute(_LEADER_SET, (role, "", token, 0))
+    return True
+
+
+def promote(book: QueueBook) -> Promoted:
+    """Make timers ready that are due, as a claim does; a paused queue lets them gather."""
+    oldest = book.step.execute(_OLDEST_DUE, (book.number,)).fetchone()[0]
+    before = book.numbers["delayed"]
+    if not book.paused and oldest is not None and oldest <= book.now:
+        promote_due(book, None)
+    depth = book.numbers["delayed"]
+    lag = 0 if oldest is None else max(0, book.now - oldest)
+    return Promoted(before - depth, depth, lag, book.next_due())

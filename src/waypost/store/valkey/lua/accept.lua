@@ -1,0 +1,229 @@
+-- accept: drafts become messages, unless their key or their arrival says otherwise: what publish and fires share.
+--
+-- Included behind moves; the includer goes on with chains. Keys and layouts: see base.lua; the form of a draft: see drafts.lua.
+-- Invariant: all is decided before anything is written: what each draft means, and whether there is room for all.
+
+-- include drafts
+
+must_be('hash', MESSAGES)
+
+local function pending() return call('ZCARD', READY) + call('ZCARD', DUE) + call('ZCARD', WAITING) end
+
+local function refuse(waiting) error(format('WP-FULL %.0f %.0f', waiting, policy.max_pending)) end
+
+-- The ids that go first when the queue is full: lowest priority, oldest in it, none that this call concerns.
+local function droppable(number, concerned)
+  local chosen = {}
+  for priority = 0, 9 do
+    local from, skipped = score_of(priority, -HEAD_OFFSET), 0
+    while #chosen < number do
+      local ids = call('ZRANGEBYSCORE', READY, format('%.0f', from), format('(%.0f', from + BAND), 'LIMIT', skipped, 500)
+      for i = 1, #ids do
+        if not concerned[ids[i]] and #chosen < number then chosen[#chosen + 1] = ids[i] end
+      end
+      if #ids < 500 then break end
+      skipped = skipped + 500
+    end
+  end
+  return chosen
+end
+
+-- What has to go so that `added` fit in: a list of ids, or an error before anything is written.
+local function room_for(added, concerned)
+  if not policy.max_pending or added == 0 then return {} end
+  local waiting = pending()
+  local over = min(waiting + added - policy.max_pending, added + BURY_MAX)
+  if over <= 0 then return {} end
+  if policy.overload ~= 'drop_oldest' then refuse(waiting) end
+  local chosen = droppable(over, concerned)
+  if #chosen < over then refuse(waiting) end
+  return chosen
+end
+
+local function drop(ids)
+  for i = 1, #ids do end_message(state_of(ids[i]), 'dropped', 'overload') end
+end
+
+-- The first write of all: refused by a server whose memory is full, with nothing written yet.
+local function begin_adding() call('HSET', QUEUE, 'version', VERSION) end
+
+-- The general case: decide about every draft first, then write.
+must_be('hash', STATE)
+must_be('zset', DUE)
+must_be('hash', HOLDERS)
+must_be('zset', WAITING)
+must_be('hash', ERRORS)
+must_be('zset', ARRIVALS)
+
+-- A key's window, or false. It may be written, so it must be ours.
+local function window_of(key)
+  local window = redis.pcall('GET', BASE .. 'window:' .. key)
+  if type(window) == 'table' then error('WP-FOREIGN string ' .. BASE .. 'window:' .. key) end
+  return window
+end
+
+-- What to do with a draft, and which message it concerns. Reads only.
+local function plan(draft)
+  if draft.forwarded then
+    local known = call('ZSCORE', ARRIVALS, draft.id)
+    if (known and tonumber(known) > now) or call('HEXISTS', MESSAGES, draft.id) == 1 then return 'arrived', draft.id end
+  end
+  if draft.key == '' then return 'new', draft.id end
+  local holder = call('HGET', HOLDERS, draft.key)
+  if not holder then
+    local window = window_of(draft.key)
+    if not window or struct_unpack('>I8', window, 25) <= now then return 'new', draft.id end
+    return draft.rule == 'error' and 'conflict' or 'duplicate', sub(window, 1, 24)
+  end
+  local owner, parked = sub(holder, 1, 24), sub(holder, 25)
+  local standing = parked ~= '' and parked or owner
+  if draft.rule == 'keep' then return 'duplicate', standing end
+  if draft.rule == 'error' then return 'conflict', standing end
+  if draft.window > 0 then window_of(draft.key) end
+  if parked == '' then
+    local state = call('HGET', STATE, owner)
+    if state and sub(state, 1, 1) == 'L' then return 'park', owner end
+  end
+  return draft.rule, standing
+end
+
+-- Decide about the drafts from argument `first` on; an error if there is no room for them. Reads only.
+local function plan_drafts(first)
+  local drafts, added, concerned = {}, 0, {}
+  local ends_others = false
+  for i = first, #ARGV do
+    local draft = parse_draft(ARGV[i])
+    draft.action, draft.holder = plan(draft)
+    concerned[draft.holder] = true
+    if draft.chain ~= '' or draft.after then
+      -- Whatever it writes because of chains must be ours. In line: a function would be made for every publish.
+      local own = string.match(QUEUE, QUEUE_PATTERN) .. '/'
+      ends_others = true
+      draft.begins_chain = draft.chain == own .. draft.id
+      if draft.begins_chain then must_be('hash', BASE .. 'chain:' .. draft.id) end
+      if draft.after then must_be('set', BASE .. 'blockers:' .. draft.id) end
+      for j = 1, draft.after and #draft.after or 0 do
+        local first_id = sub(draft.after[j], -24)
+        if draft.after[j] == own .. first_id then
+          must_be('hash', BASE .. 'chain:' .. first_id)
+          must_be('set', BASE .. 'watchers:' .. first_id)
+        end
+      end
+    elseif draft.action == 'replace' then
+      ends_others = true
+    end
+    if (draft.action == 'new' or draft.action == 'park') and not draft.forwarded then added = added + 1 end
+    drafts[#drafts + 1] = draft
+  end
+  drafts.dropped = room_for(added, concerned)
+  if ends_others or #drafts.dropped > 0 then
+    must_be('zset', DEAD)
+    must_be('hash', OUTGOING)
+  end
+  return drafts
+end
+
+-- The schedule that fires them, if one does.
+local fired_by
+
+local function note_published(draft, s, cause)
+  if not noted('published') then return end
+  event_count = event_count + 1
+  local body = '\0\0\0\0'
+  if policy.journal == 'full' then
+    body = draft.copy or draft.envelope
+    body = struct_pack('>I4', #body + 1) .. body -- 0 says that there is none: a redacted copy may be empty
+  end
+  local told = (cause and codes().cause[cause] or '\0') .. s.id .. s.raw .. body
+  add_item(fired_by and 'F' .. told .. struct_pack('>H', #fired_by) .. fired_by or 'P' .. told)
+end
+
+local function extend_due(draft, ready)
+  local s = state_of(draft.holder)
+  if s.status == 'W' then
+    s.ready = ready
+    call('HSET', STATE, s.id, pack_state(s))
+  else
+    call('ZREM', PLACES[s.status], s.id)
+    make_claimable(s, ready)
+  end
+  note_state('postponed', nil, s.id, s.raw)
+  return 'e' .. s.id
+end
+
+local function store(draft, ready, status)
+  local s = {id = draft.id, status = 'R', token = 0, nonce = NO_NONCE, claimed = 0, lease = 0, deliveries = 0, attempts = 0,
+    flags = draft.chain ~= '' and 4 or 0, cause = 0, published = now, priority = draft.priority, ready = ready,
+    size = #draft.envelope, key = draft.key, group = draft.group, worker = '', chain = draft.chain}
+  local cause = draft.forwarded and 'forwarded' or nil
+  if draft.action == 'park' then
+    s.status, cause = 'W', 'parked'
+    call('HSET', HOLDERS, draft.key, draft.holder .. draft.id)
+    status = draft.rule == 'replace' and 'r' or 'E'
+  elseif draft.action == 'replace' then
+    cause, status = 'replace', 'r'
+    local old = state_of(draft.holder)
+    if old.status == 'W' then
+      s.status = 'W'
+      call('HSET', HOLDERS, draft.key, sub(call('HGET', HOLDERS, draft.key), 1, 24) .. draft.id)
+    else
+      call('HSET', HOLDERS, draft.key, draft.id)
+    end
+    end_message(old, 'replaced', 'publish')
+  elseif draft.key ~= '' then
+    call('HSET', HOLDERS, draft.key, draft.id)
+  elseif draft.after then
+    s.status, s.flags, cause = 'W', s.flags + 8, 'blocked'
+    bulk('SADD', BASE .. 'blockers:' .. draft.id, draft.after, #draft.after)
+    for i = 1, #draft.after do
+      news[#news + 1] = {kind = 'watching', id = draft.id, chain = draft.after[i], index = i}
+    end
+  end
+  if draft.begins_chain then
+    local key = BASE .. 'chain:' .. draft.id
+    call('HSET', key, 'until', now + CHAIN_TTL_MS, 'open', 1, draft.chain, 1)
+    call('PEXPIRE', key, CHAIN_TTL_MS)
+  end
+  if draft.key ~= '' and draft.window > 0 then
+    call('SET', BASE .. 'window:' .. draft.key, draft.id .. struct_pack('>I8', now + draft.window), 'PX', draft.window)
+  end
+  call('HSET', MESSAGES, draft.id, now8 .. char(draft.priority) .. draft.envelope)
+  if s.status == 'W' then
+    call('ZADD', WAITING, 0, s.id)
+    call('HSET', STATE, s.id, pack_state(s))
+  else
+    make_claimable(s, ready)
+  end
+  count_up(COUNT.published, MINUTE.published, 1)
+  note_published(draft, s, cause)
+  return status
+end
+
+-- Store drafts as planned, behind the first write; a letter for each, with an id where another message counts.
+local function store_drafts(drafts)
+  drop(drafts.dropped)
+  local statuses = {}
+  for i = 1, #drafts do
+    local draft = drafts[i]
+    local due = draft.absolute and draft.due or now + draft.due
+    local ready = max(due, now)
+    if draft.forwarded and draft.action ~= 'arrived' then
+      -- Also when its key is taken: that answer is final, and must not change because it was sent again.
+      call('ZREMRANGEBYSCORE', ARRIVALS, '-inf', now)
+      call('ZADD', ARRIVALS, now + ARRIVAL_TTL_MS, draft.id)
+    end
+    if draft.action == 'duplicate' or draft.action == 'conflict' or draft.action == 'arrived' then
+      note_duplicate(draft.holder, draft.key)
+      if draft.forwarded and draft.chain ~= '' and draft.action ~= 'arrived' then
+        -- Another message stands for it, which is not of this chain: its branch ends here.
+        news[#news + 1] = {kind = 'end', id = draft.id, token = 0, flags = 4, chain = draft.chain, how = 'duplicate'}
+      end
+      statuses[i] = (draft.action == 'conflict' and 'c' or 'u') .. draft.holder
+    elseif draft.action == 'extend' then
+      statuses[i] = extend_due(draft, ready)
+    else
+      statuses[i] = store(draft, ready, due > now and 'd' or 'q')
+    end
+  end
+  return concat(statuses)
+end

@@ -1,0 +1,45 @@
+-- fire_schedule: publish the fires of a schedule and move it on, in one step, once.
+--
+-- Arguments: key, version, the next fire that was seen, the times between which the clock must lie, the newest instant
+-- that fires or '', how many were missed, the next fire and its due time or ''; then packed drafts as for publish.
+-- Touches: schedules, queue, messages, state, ready, due, keys, waiting, errors, journal, sleepers, arrivals, operations,
+-- window:<key>, the keys of chains.
+-- Invariant: of those who saw the same next fire, one fires it. A full queue refuses before anything is written.
+-- Reply: f fired, c conflict, e early, s stale; now; the schedule as it is now or ''; the sleepers to wake.
+
+local first = first_result()
+if first then return cmsgpack.unpack(first) end
+open_queue()
+must_be('zset', READY)
+local SCHEDULES = BASE .. 'schedules'
+must_be('hash', SCHEDULES)
+
+-- include moves
+-- include accept
+
+local key, version, expected = ARGV[FIRST_ARGUMENT], ARGV[FIRST_ARGUMENT + 1], tonumber(ARGV[FIRST_ARGUMENT + 2])
+local last_due, valid_until = tonumber(ARGV[FIRST_ARGUMENT + 3]), tonumber(ARGV[FIRST_ARGUMENT + 4])
+local found = call('HGET', SCHEDULES, key)
+if not found then return {'c', now, ''} end
+local next_ms, due_ms, last_ms, fires, missed, halted = struct_unpack('>I8I8I8I8I8B', found)
+if halted == 1 or next_ms ~= expected or sub(found, 43, 42 + byte(found, 42)) ~= version then return {'c', now, found} end
+if now < last_due then return {'e', now, found} end
+if now > valid_until then return {'s', now, found} end
+
+local drafts = plan_drafts(FIRST_ARGUMENT + 9)
+local due_before = until_first(DUE)
+begin_adding()
+fired_by = key
+store_drafts(drafts)
+found = struct_pack('>I8I8I8I8I8', tonumber(ARGV[FIRST_ARGUMENT + 7]) or 0, tonumber(ARGV[FIRST_ARGUMENT + 8]) or 0,
+  tonumber(ARGV[FIRST_ARGUMENT + 5]) or last_ms, fires + #drafts, missed + tonumber(ARGV[FIRST_ARGUMENT + 6])) .. sub(found, 41)
+call('HSET', SCHEDULES, key, found)
+
+-- include chains
+
+local reply = {'f', now, found, unpack(wake(worth(due_before)))}
+for i = 1, #expectant do reply[#reply + 1] = expectant[i] end
+begin_removing()
+write_book()
+remember(cmsgpack.pack(reply))
+return reply

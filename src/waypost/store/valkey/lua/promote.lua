@@ -1,0 +1,25 @@
+-- promote: make timers ready that are due, as a claim does, for whoever sleeps.
+--
+-- Touches: queue, messages, state, ready, due, journal, sleepers.
+-- Invariant: a bounded number; a paused queue lets its timers gather. A repeat only finds less to do.
+-- Reply: promoted, timers left, how late the oldest was, next due (-1: none), then the sleepers to wake.
+
+-- include moves
+
+open_queue()
+must_be('hash', MESSAGES)
+must_be('hash', STATE)
+must_be('zset', READY)
+local timers = must_be('zset', DUE)
+local oldest = timers > 0 and tonumber(call('ZRANGE', DUE, 0, 0, 'WITHSCORES')[2]) or now
+local due = {}
+if not paused and timers > 0 then due = call('ZRANGEBYSCORE', DUE, '-inf', now, 'LIMIT', 0, PROMOTE_MAX) end
+for i = 1, #due do
+  local s = state_of(due[i])
+  call('ZREM', DUE, s.id)
+  make_claimable(s, s.ready)
+  note_state('promoted', 'due', s.id, s.raw)
+end
+local names = wake(#due)
+if #due > 0 then write_book() end
+return {#due, timers - #due, max(0, now - oldest), until_first(DUE) or -1, unpack(names)}

@@ -1,0 +1,26 @@
+-- save_schedule: write a schedule if it is as the caller saw it.
+--
+-- Arguments: key, the version that was seen or '' for none, the next fire that was seen or '', the packed schedule.
+-- Touches: schedules.
+-- A schedule: next_ms due_ms last_ms fires missed (8 bytes each, 0: none) paused (1), length (1) and text of its version,
+-- then the spec, which is not looked into.
+-- Invariant: what somebody else changed or fired meanwhile is not overwritten; what was counted stays.
+-- Reply: '1' or '0' (did it happen), the schedule as it is now or ''.
+
+open_queue()
+local SCHEDULES = BASE .. 'schedules'
+must_be('hash', SCHEDULES)
+
+local key, version, next_seen = ARGV[FIRST_ARGUMENT], ARGV[FIRST_ARGUMENT + 1], ARGV[FIRST_ARGUMENT + 2]
+local packed = ARGV[FIRST_ARGUMENT + 3]
+local found = call('HGET', SCHEDULES, key) or ''
+local found_version, found_next = '', ''
+if found ~= '' then
+  found_version = sub(found, 43, 42 + byte(found, 42))
+  local next_ms = struct_unpack('>I8', found)
+  if next_ms > 0 then found_next = format('%.0f', next_ms) end
+end
+if found_version ~= version or found_next ~= next_seen then return {'0', found} end
+if found ~= '' then packed = sub(packed, 1, 16) .. sub(found, 17, 40) .. sub(packed, 41) end
+call('HSET', SCHEDULES, key, packed)
+return {'1', packed}

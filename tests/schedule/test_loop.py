@@ -1,0 +1,417 @@
+"""The scheduler and the promoter, tick by tick: time by hand, any order of who does what, on every kind of store."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from waypost.codec import encode_body, make_envelope
+from waypost.delivery import StoredMessage
+from waypost.errors import StoreUnavailable
+from waypost.identity import Session
+from waypost.message import Observed
+from waypost.operations import schedules as operations
+from waypost.operations.flow import Link, Together, drive
+from waypost.policy import CatchUp, Missed
+from waypost.schedule.described import Schedule, describe
+from waypost.schedule.loop import LOOK_SECONDS, Scheduler, Tick
+from waypost.schedule.promoting import Promoter, PromoterTick
+from waypost.store.memory import MemoryStore
+from waypost.store.port import Draft, Executor, Store
+from waypost.testing.clock import START_MS, ManualClock
+
+QUEUE = "reports"
+
+
+class World:
+    """A store, its clock by hand, and any number of schedulers."""
+
+    def __init__(self, store: Store, clock: ManualClock) -> None:
+        self.store = store
+        self.clock = clock
+        self.executor: Executor = store.connect(start_timeout=5)
+        self.events: list[Observed] = []
+        self.woken: list[dict[str, list[str]]] = []
+        self.link = self.new_link("author")
+
+    def new_link(self, name: str) -> Link:
+        # Their monotonic clocks have nothing to do with the store's but the pace.
+        return Link(
+            self.store, session=Session(), worker=name, retry_budget=0, wake=self.woken.append,
+            on_event=self.events.append, monotonic=lambda: (self.clock() - START_MS) / 1000 + 77,
+        )  # fmt: skip
+
+    def scheduler(self, name: str = "a", **options: Any) -> Scheduler:
+        return Scheduler(self.new_link(name), **options)
+
+    def tick(self, scheduler: Scheduler) -> Tick:
+        return drive(self.executor, scheduler.tick())
+
+    def save(self, name: str = "rollup", **rule: Any) -> Schedule:
+        spec = operations.make_spec(name, **rule)
+        return drive(self.executor, operations.save(self.link, QUEUE, operations.derived_key(spec), spec))
+
+    def instants(self) -> list[int]:
+        """The instants of all that was published, in milliseconds after the start."""
+        page = self.executor.run(self.store.peek(QUEUE, "ready", 1_000))
+        found = []
+        for stored in page.messages:
+            instant = StoredMessage[Any](QUEUE, stored).instant
+            assert instant is not None
+            found.append(round(instant.timestamp() * 1000) - self.start_ms)
+        return found
+
+    start_ms = 0
+
+    def stored(self) -> Schedule:
+        (one,) = self.executor.run(self.store.schedules(QUEUE)).schedules
+        return describe(QUEUE, one)
+
+
+def world_of(store: Store, clock: ManualClock) -> World:
+    world = World(store, clock)
+    world.start_ms = clock()
+    return world
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+def world(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[World]:
+    clock = ManualClock()
+    if request.param == "memory":
+        store = cast(Store, MemoryStore(clock=clock))
+    else:
+        from waypost.store.sqlite import SqliteStore
+
+        store = cast(Store, SqliteStore(tmp_path / "loop.db", clock=clock))
+    made = world_of(store, clock)
+    yield made
+    made.executor.close()
+
+
+def thaw(world: World, frozen: Any, step: Any) -> Any:
+    """Let a tick that stood still before a step go on to its end."""
+    try:
+        while True:
+            done = world.executor.run_many(step.calls) if isinstance(step, Together) else world.executor.run(step)
+            step = frozen.send(done)
+    except StopIteration as stopped:
+        return stopped.value
+
+
+@pytest.mark.promise("CRON-7")
+def test_a_leader_sleeps_until_the_next_fire_and_fires_it(world: World) -> None:
+    world.save(every=1.0)
+    scheduler = world.scheduler()
+    first = world.tick(scheduler)
+    assert first.election == "elected"
+    assert first.fires == 0
+    assert first.sleep_seconds == pytest.approx(1.001)
+    world.clock.advance(1.001)
+    second = world.tick(scheduler)
+    assert (second.election, second.fires, second.missed, second.lateness_ms) == ("leading", 1, 0, 1)
+    assert world.instants() == [1_000]
+
+
+@pytest.mark.promise("CRON-1", "CRON-7")
+@pytest.mark.parametrize("missed", ["skip", "once", CatchUp(3)])
+def test_intervals_of_parts_of_a_second_all_fire(world: World, missed: Missed) -> None:
+    world.save(every=0.3, missed=missed)
+    scheduler = world.scheduler()
+    until = world.clock() + 6_010
+    while world.clock() <= until:
+        tick = world.tick(scheduler)
+        world.clock.advance(max(0.001, round(tick.sleep_seconds, 3)))
+    assert world.instants() == [300 * number for number in range(1, 21)]
+    assert world.stored().missed_fires == 0
+
+
+@pytest.mark.promise("CRON-6")
+def test_any_number_of_schedulers_fire_each_instant_once_and_one_leads(world: World) -> None:
+    world.save(every=1.0)
+    schedulers = [world.scheduler(name) for name in "abcdef"]
+    elections: Counter[str] = Counter()
+    for _ in range(20):
+        world.clock.advance(1)
+        for scheduler in schedulers:
+            elections[world.tick(scheduler).election] += 1
+    assert world.instants() == [1_000 * number for number in range(1, 21)]
+    assert elections["elected"] == 1
+    assert world.stored().fires == 20
+
+
+@pytest.mark.promise("CRON-6")
+def test_two_that_believe_to_lead_fire_each_instant_once(world: World) -> None:
+    world.save(every=1.0)
+    old, new = world.scheduler("old", ttl_ms=3_000), world.scheduler("new", ttl_ms=3_000)
+    world.tick(old)
+    # The old one is frozen in the middle of its tick, before its fire reaches the store.
+    world.clock.advance(1)
+    frozen = old.tick()
+    step = next(frozen)
+    world.clock.advance(4)
+    assert world.tick(new).election == "elected"
+    world.clock.advance(1)
+    assert world.tick(new).fires == 1
+    # It thaws, and goes on with what it had decided.
+    thawed: Tick = thaw(world, frozen, step)
+    assert thawed.fires == 0
+    counted = Counter(world.instants())
+    assert set(counted.values()) == {1}
+    assert world.stored().fires == len(counted)
+
+
+@pytest.mark.promise("CRON-4")
+@pytest.mark.parametrize("windows", [1, 3, 5])
+@pytest.mark.parametrize(
+    ("missed", "expected"),
+    [("skip", lambda n: [n]), ("once", lambda n: [n]), (CatchUp(2), lambda n: list(range(max(1, n - 1), n + 1)))],
+)
+def test_after_an_outage_within_the_grace(
+    world: World, missed: Missed, expected: Callable[[int], list[int]], windows: int
+) -> None:
+    world.save(every=10.0, missed=missed)
+    world.clock.advance(windows * 10 + 5)
+    tick = world.tick(world.scheduler())
+    assert world.instants() == [10_000 * number for number in expected(windows)]
+    assert tick.missed == windows - len(expected(windows))
+    assert world.stored().missed_fires == tick.missed
+
+
+@pytest.mark.promise("CRON-4")
+@pytest.mark.parametrize("windows", [1, 3, 5])
+@pytest.mark.parametrize(("missed", "count"), [("skip", 0), ("once", 1), (CatchUp(4), 4)])
+def test_after_an_outage_beyond_the_grace(world: World, missed: Missed, count: int, windows: int) -> None:
+    world.save(cron="0 * * * *", missed=missed, grace=60)
+    first = world.stored().next_fire
+    assert first is not None
+    world.clock.advance_ms(round(first.timestamp() * 1000) + (windows - 1) * 3_600_000 + 61_000 - world.clock())
+    world.tick(world.scheduler())
+    assert len(world.instants()) == min(count, windows)
+    again = world.tick(world.scheduler("b", ttl_ms=1_000))
+    assert again.fires == 0
+
+
+@pytest.mark.promise("CRON-1", "CRON-6")
+def test_max_fires_and_end_are_kept_and_a_schedule_that_is_over_stays_listed(world: World) -> None:
+    end = datetime.fromtimestamp(world.clock() / 1000 + 2.5, UTC)
+    world.save("bounded", every=1.0, max_fires=3, missed=CatchUp(10))
+    world.save("ended", every=1.0, end=end, missed=CatchUp(10))
+    world.clock.advance(10)
+    scheduler = world.scheduler()
+    assert world.tick(scheduler).fires == 5
+    world.clock.advance(10)
+    assert world.tick(scheduler).fires == 0
+    found = drive(world.executor, operations.schedules(world.link, None, 3))
+    assert [(one.name, one.fires, one.next_fires) for one in found] == [("bounded", 3, []), ("ended", 2, [])]
+
+
+@pytest.mark.promise("CRON-5")
+def test_saving_again_moves_nothing_and_another_rule_does(world: World) -> None:
+    first = world.save(every=10.0)
+    world.clock.advance(4)
+    assert world.save(every=10.0) == first
+    changed = world.save(every=10.0, body={"report": 1})
+    assert (changed.next_fire, changed.body) == (first.next_fire, {"report": 1})
+    spec = operations.make_spec("rollup", every=7.0)
+    moved = drive(world.executor, operations.save(world.link, QUEUE, first.key, spec))
+    assert moved.next_fire is not None
+    assert round(moved.next_fire.timestamp() * 1000) == world.clock() + 7_000
+
+
+@pytest.mark.promise("CRON-7")
+def test_a_schedule_that_is_saved_changed_paused_or_removed_is_noticed(world: World) -> None:
+    scheduler = world.scheduler()
+    world.tick(scheduler)
+    key = world.save(every=1.0).key
+    world.clock.advance(LOOK_SECONDS)
+    assert world.tick(scheduler).fires == 1
+    assert drive(world.executor, operations.set_paused(world.link, key, None, True)) is True
+    world.clock.advance(5)
+    assert world.tick(scheduler).fires == 0
+    assert drive(world.executor, operations.set_paused(world.link, "rollup", QUEUE, False)) is True
+    assert drive(world.executor, operations.set_paused(world.link, "rollup", QUEUE, False)) is False
+    world.clock.advance(LOOK_SECONDS)
+    tick = world.tick(scheduler)
+    assert (tick.fires, tick.missed) == (1, 0)
+    assert drive(world.executor, operations.remove(world.link, key, None)) is True
+    assert drive(world.executor, operations.remove(world.link, key, None)) is False
+    world.clock.advance(5)
+    assert world.tick(scheduler).fires == 0
+
+
+@pytest.mark.promise("CRON-6", "PUB-7")
+def test_a_full_queue_holds_fires_back_and_what_is_then_too_late_is_missed(world: World) -> None:
+    world.executor.run(world.store.configure(QUEUE, {"max_pending": 1}))
+    world.save(every=10.0, grace=15)
+    scheduler = world.scheduler(ttl_ms=600_000)
+    world.tick(scheduler)
+    world.clock.advance(10)
+    assert world.tick(scheduler).fires == 1
+    world.clock.advance(10)
+    held = world.tick(scheduler)
+    assert (held.fires, held.missed) == (0, 0)
+    assert held.sleep_seconds >= 0.5
+    world.clock.advance(20)
+    session = Session()
+    claimed = world.executor.run(world.store.claim(QUEUE, 1, session.operation(QUEUE), worker="w"))
+    assert len(claimed.leases) == 1
+    tick = world.tick(scheduler)
+    assert (tick.fires, tick.missed) == (1, 2)
+    assert world.instants() == [40_000]
+
+
+@pytest.mark.promise("CRON-7")
+def test_reports_tell_fires_misses_and_lateness(world: World) -> None:
+    seen: list[Tick] = []
+    world.save(every=1.0, missed="once")
+    scheduler = world.scheduler(on_tick=seen.append)
+    world.tick(scheduler)
+    world.clock.advance(3.2)
+    world.tick(scheduler)
+    assert [(tick.election, tick.fires, tick.missed, tick.lateness_ms) for tick in seen] == [
+        ("elected", 0, 0, 0),
+        ("leading", 1, 2, 200),
+    ]
+    fired = [event for event in world.events if event.event == "fired"]
+    assert [(event.count, event.missed, event.wait_ms) for event in fired] == [(1, 2, 200)]
+    ticks = [event for event in world.events if event.event == "scheduler_tick"]
+    assert [(event.reason, event.count) for event in ticks] == [("elected", 0), ("leading", 1)]
+
+
+@pytest.mark.promise("CRON-7", "TIMER-4")
+def test_who_hands_over_is_followed_at_once(world: World) -> None:
+    first, second = world.scheduler("a"), world.scheduler("b")
+    world.tick(first)
+    waiting = world.tick(second)
+    assert waiting.election == "following"
+    assert waiting.sleep_seconds == pytest.approx(15.001)
+    drive(world.executor, first.hand_over())
+    assert world.tick(world.scheduler("c")).election == "elected"
+
+
+@pytest.mark.promise("CRON-7")
+def test_an_idle_leader_sends_less_than_a_command_a_second(world: World) -> None:
+    sent = 0
+
+    class Counting:
+        def run(self, call: Any) -> Any:
+            nonlocal sent
+            sent += 1
+            return world.executor.run(call)
+
+        def run_many(self, calls: Any) -> list[Any]:
+            nonlocal sent
+            chosen = list(calls)
+            sent += len(chosen)
+            return world.executor.run_many(chosen)
+
+        def close(self) -> None: ...
+
+    for number in range(5):
+        world.save(f"yearly {number}", cron="@yearly")
+    scheduler = world.scheduler()
+    drive(Counting(), scheduler.tick())
+    sent, began = 0, world.clock()
+    while world.clock() < began + 120_000:
+        world.clock.advance(drive(Counting(), scheduler.tick()).sleep_seconds + 0.001)
+    assert sent < 120
+
+
+@pytest.mark.promise("CRON-6")
+def test_a_store_that_is_away_ends_no_schedule(world: World) -> None:
+    world.save(every=1.0)
+    scheduler = world.scheduler()
+    world.tick(scheduler)
+
+    class Away:
+        def run(self, call: Any) -> Any:
+            raise StoreUnavailable("away")
+
+        def run_many(self, calls: Any) -> list[Any]:
+            return [StoreUnavailable("away") for _ in calls]
+
+        def close(self) -> None: ...
+
+    world.clock.advance(1)
+    with pytest.raises(StoreUnavailable):
+        drive(Away(), scheduler.tick())
+    world.clock.advance(0.5)
+    assert world.tick(scheduler).fires == 1
+    assert world.instants() == [1_000]
+
+
+@pytest.mark.promise("TIMER-4")
+def test_a_promoter_makes_ready_wakes_and_reports(world: World) -> None:
+    seen: list[PromoterTick] = []
+    session = Session()
+    ids = session.message_ids(2)
+    drafts = [
+        Draft(id, make_envelope(id, encode_body(1)), delay_ms=delay)
+        for id, delay in zip(ids, (500, 60_000), strict=True)
+    ]
+    world.executor.run(world.store.publish(QUEUE, drafts, session.operation(QUEUE)))
+    world.executor.run(world.store.claim(QUEUE, 1, session.operation(QUEUE), worker="w", sleeper="w"))
+    promoter = Promoter(world.new_link("p"), on_tick=seen.append)
+    follower = Promoter(world.new_link("q"), on_tick=seen.append)
+    first = drive(world.executor, promoter.tick())
+    assert first.sleep_seconds == pytest.approx(0.501)
+    world.clock.advance(0.501)
+    drive(world.executor, promoter.tick())
+    drive(world.executor, follower.tick())
+    assert [(tick.election, tick.promoted, tick.depth, tick.oldest_lag_ms) for tick in seen] == [
+        ("elected", 0, 2, 0),
+        ("leading", 1, 1, 1),
+        ("following", 0, 0, 0),
+    ]
+    assert world.woken == [{QUEUE: ["w"]}]
+    told = [(event.reason, event.count, event.depth) for event in world.events if event.event == "promoter_tick"]
+    assert told == [("elected", 0, 2), ("leading", 1, 1), ("following", 0, 0)]
+
+
+#: What happens in one step of a story made by chance.
+ACTIONS = ("tick a", "tick b", "tick c", "freeze a", "thaw a", "save", "pause", "resume", "pass")
+
+
+@pytest.mark.promise("CRON-6")
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.tuples(st.sampled_from(ACTIONS), st.integers(0, 4_000)), min_size=5, max_size=60),
+    st.sampled_from(["skip", "once", CatchUp(3)]),
+)
+def test_whatever_happens_in_whatever_order_no_instant_fires_twice(
+    actions: list[tuple[str, int]], missed: Missed
+) -> None:
+    clock = ManualClock()
+    world = world_of(cast(Store, MemoryStore(clock=clock)), clock)
+    world.save(every=1.0, missed=missed)
+    schedulers = {name: world.scheduler(name, ttl_ms=2_000) for name in "abc"}
+    frozen: Any = None
+    step: Any = None
+    for action, ms in actions:
+        clock.advance(ms / 1000)
+        what, _, who = action.partition(" ")
+        if what == "tick" and not (who == "a" and frozen is not None):
+            world.tick(schedulers[who])
+        elif what == "freeze" and frozen is None:
+            frozen = schedulers["a"].tick()
+            step = next(frozen, None)
+            frozen = None if step is None else frozen
+        elif what == "thaw" and frozen is not None:
+            thaw(world, frozen, step)
+            frozen = None
+        elif what == "save":
+            world.save(every=1.0, missed=missed, body=ms)
+        elif what in ("pause", "resume"):
+            drive(world.executor, operations.set_paused(world.link, "rollup", QUEUE, what == "pause"))
+    counted = Counter(world.instants())
+    assert set(counted.values()) <= {1}
+    assert all(instant % 1_000 == 0 for instant in counted)
+    assert max(counted, default=0) <= clock() - world.start_ms
+    assert world.stored().fires == len(counted)

@@ -1,0 +1,174 @@
+"""What is fired after an outage: policies × outages, bounds, and steps that stay short."""
+
+from __future__ import annotations
+
+import pytest
+
+from waypost.policy import CHUNK_MESSAGES_MAX
+from waypost.schedule.missed import DECISION_MS, Decision, decide
+from waypost.schedule.rule import WALK_MAX, Fire, Spec, Timeline, fire_id, pack_spec, unpack_spec
+
+T0 = 1_800_000_000_000
+MINUTE = 60_000
+
+
+def spec(missed: str = "skip", max_catchup: int = 0, **more: object) -> Spec:
+    given: dict[str, object] = {"every_ms": MINUTE, "anchor_ms": T0, "grace_ms": 30_000} | more
+    return Spec("rollup", missed=missed, max_catchup=max_catchup, **given)  # type: ignore[arg-type]
+
+
+def decided(one: Spec, now_ms: int, *, expected: int = T0 + MINUTE, fired: int = 0) -> Decision:
+    fire = Timeline("key", one).after(expected - 1)
+    assert fire is not None
+    found = decide(one, "key", fire, fired, now_ms)
+    assert found is not None
+    return found
+
+
+def minutes(decision: Decision) -> list[int]:
+    """The instants that fire, as minutes after the anchor."""
+    return [(fire.instant_ms - T0) // MINUTE for fire in decision.fires]
+
+
+@pytest.mark.promise("CRON-4")
+@pytest.mark.parametrize("windows", [1, 3, 5])
+@pytest.mark.parametrize("late_ms", [0, 29_999, 30_000, 30_001, 59_999])
+@pytest.mark.parametrize(("missed", "most"), [("skip", 0), ("once", 0), ("all", 1), ("all", 2), ("all", 4), ("all", 9)])
+def test_each_policy_after_each_outage(missed: str, most: int, late_ms: int, windows: int) -> None:
+    decision = decided(spec(missed, most), T0 + windows * MINUTE + late_ms)
+    newest = list(range(1, windows + 1))
+    expected = {
+        "skip": newest[-1:] if late_ms <= 30_000 else [],
+        "once": newest[-1:],
+        "all": newest[-most:] if most else [],
+    }[missed]
+    assert minutes(decision) == expected
+    assert decision.missed == windows - len(expected)
+    assert decision.following is not None
+    assert decision.following.instant_ms == T0 + (windows + 1) * MINUTE
+
+
+@pytest.mark.promise("CRON-4")
+def test_nothing_is_decided_before_it_is_due() -> None:
+    assert decide(spec(), "key", Fire(T0 + MINUTE, T0 + MINUTE), 0, T0 + MINUTE - 1) is None
+
+
+@pytest.mark.promise("CRON-4")
+@pytest.mark.parametrize(("fired", "expected"), [(0, [1, 2, 3]), (1, [1, 2]), (2, [1])])
+def test_max_fires_holds_in_a_catch_up_as_if_all_had_fired_in_time(fired: int, expected: list[int]) -> None:
+    decision = decided(spec("all", 9, max_fires=3), T0 + 5 * MINUTE, fired=fired)
+    assert minutes(decision) == expected
+    assert decision.following is None
+    assert decision.missed == 0
+
+
+@pytest.mark.promise("CRON-4")
+@pytest.mark.parametrize("missed", ["skip", "once", "all"])
+def test_nothing_fires_behind_the_end(missed: str) -> None:
+    decision = decided(spec(missed, 9, end_ms=T0 + 3 * MINUTE), T0 + 60 * MINUTE)
+    assert minutes(decision) == {"skip": [], "once": [3], "all": [1, 2, 3]}[missed]
+    assert decision.following is None
+
+
+@pytest.mark.promise("CRON-4")
+def test_a_decision_is_good_until_the_next_instant_or_the_end_of_the_grace() -> None:
+    in_time = decided(spec(), T0 + MINUTE + 10)
+    assert (in_time.last_due_ms, in_time.valid_until_ms) == (T0 + MINUTE, T0 + MINUTE + 30_000)
+    long_grace = decided(spec(grace_ms=10 * MINUTE), T0 + MINUTE + 10)
+    assert long_grace.valid_until_ms == T0 + 2 * MINUTE - 1
+    late = decided(spec("once"), T0 + MINUTE + 40_000)
+    assert late.valid_until_ms == T0 + 2 * MINUTE - 1
+    short = decided(spec(every_ms=1), T0 + MINUTE + 10)
+    assert short.valid_until_ms == T0 + MINUTE + 10 + DECISION_MS
+
+
+@pytest.mark.promise("CRON-4")
+@pytest.mark.parametrize("missed", ["skip", "once", "all"])
+def test_a_day_of_milliseconds_is_counted_without_walking_through_it(missed: str) -> None:
+    one = spec(missed, 5, every_ms=1, grace_ms=1_000)
+    now = T0 + 86_400_000
+    decision = decided(one, now, expected=T0 + 1)
+    assert len(decision.fires) == {"skip": 1, "once": 1, "all": 5}[missed]
+    assert decision.missed + len(decision.fires) == 86_400_000
+    assert decision.following is not None
+    assert decision.following.instant_ms == now + 1
+
+
+@pytest.mark.promise("CRON-4")
+def test_an_end_in_the_middle_of_a_long_outage_is_kept() -> None:
+    decision = decided(spec("all", 5, every_ms=1, end_ms=T0 + 5_000_000), T0 + 86_400_000, expected=T0 + 1)
+    assert [fire.instant_ms - T0 for fire in decision.fires] == [4_999_996, 4_999_997, 4_999_998, 4_999_999, 5_000_000]
+    assert decision.missed == 5_000_000 - 5
+    assert decision.following is None
+
+
+@pytest.mark.promise("CRON-4")
+def test_a_long_outage_of_a_pattern_is_counted_in_several_short_steps() -> None:
+    one = Spec("tick", cron="* * * * * *", missed="all", max_catchup=3)
+    first = Timeline("key", one).after(T0)
+    assert first is not None
+    now, expected, missed, steps = first.instant_ms + 50_000_000, first, 0, 0
+    while True:
+        decision = decide(one, "key", expected, 0, now)
+        assert decision is not None
+        steps += 1
+        missed += decision.missed
+        assert decision.following is not None
+        expected = decision.following
+        if decision.fires:
+            break
+    assert steps == 50_000 // WALK_MAX + 1
+    assert [fire.instant_ms for fire in decision.fires] == [now - 2_000, now - 1_000, now]
+    assert missed == 50_001 - 3
+
+
+@pytest.mark.promise("CRON-4", "CRON-1")
+def test_jitter_is_the_same_for_all_who_ask_and_stays_before_the_next_instant() -> None:
+    one = spec(jitter_ms=10 * MINUTE)
+    fires = Timeline("key", one).many(T0, 200)
+    assert fires == Timeline("key", one).many(T0, 200)
+    assert fires != Timeline("other", one).many(T0, 200)
+    dues = [fire.due_ms for fire in fires]
+    assert dues == sorted(dues)
+    assert all(fire.instant_ms <= fire.due_ms < fire.instant_ms + MINUTE for fire in fires)
+
+
+@pytest.mark.promise("CRON-1")
+def test_a_thousand_schedules_of_one_hour_do_not_fire_in_one_second() -> None:
+    one = Spec("hourly", cron="0 * * * *", jitter_ms=300_000)
+    seconds: dict[int, int] = {}
+    for number in range(1_000):
+        fire = Timeline(f"key {number}", one).after(T0)
+        assert fire is not None
+        seconds[fire.due_ms // 1_000] = seconds.get(fire.due_ms // 1_000, 0) + 1
+    assert max(seconds.values()) < 20
+    assert len(seconds) > 250
+
+
+@pytest.mark.promise("CRON-6")
+def test_the_id_of_a_fire_follows_from_schedule_and_instant() -> None:
+    one = fire_id("reports", "rollup", "v1", T0)
+    assert one == fire_id("reports", "rollup", "v1", T0)
+    others = {
+        fire_id("reports", "rollup", "v1", T0 + 1),
+        fire_id("reports", "rollup", "v2", T0),
+        fire_id("x", "rollup", "v1", T0),
+    }
+    assert len({one, *others}) == 4
+    assert len(one) == 24
+
+
+@pytest.mark.promise("CRON-5")
+def test_a_spec_comes_back_as_it_was_and_fields_of_a_newer_release_are_passed_over() -> None:
+    import msgspec
+
+    one = spec(body=b"\0\xff", headers={"a": "b"}, tz="UTC")
+    assert unpack_spec(pack_spec(one)) == one
+    newer = msgspec.msgpack.encode({"name": "rollup", "every_ms": 5, "colour": "blue"})
+    assert unpack_spec(newer) == Spec("rollup", every_ms=5)
+
+
+@pytest.mark.promise("CRON-4")
+def test_no_step_publishes_more_than_a_chunk() -> None:
+    decision = decided(spec("all", CHUNK_MESSAGES_MAX, every_ms=10), T0 + 3_600_000, expected=T0 + 10)
+    assert len(decision.fires) == CHUNK_MESSAGES_MAX
