@@ -211,7 +211,8 @@ class QueueModel(Book):
             room, next_rate_ms = self._room(now, limit)
             leases = self._lease(now, room, operation, worker)
         self._trim_dead(now)
-        if not leases and sleeper is not None:
+        if sleeper is not None and len(leases) < limit:
+            # It took all there was and has room for more; who asks for nothing only says that it sleeps no longer.
             self.sleepers = {name: until for name, until in self.sleepers.items() if until > now}
             self.sleepers[sleeper] = now + SLEEPER_TTL_MS
             self.sleepers_known_until = now + SLEEPER_TTL_MS
@@ -228,7 +229,9 @@ class QueueModel(Book):
         return self._claimed(now, leases, None)
 
     def _claimed(self, now: int, leases: list[Lease], next_rate_ms: int | None) -> Claimed:
-        return Claimed(leases, self.next_due(now), self.next_lease(now), next_rate_ms, self.paused, 0)
+        return Claimed(
+            leases, self.next_due(now), self.next_lease(now), next_rate_ms, self.paused, 0, self.policy.lease_ms
+        )
 
     def _promote(self, now: int, operation: Operation) -> None:
         due = sorted((r for r in self._in("delayed") if r.ready_ms <= now), key=lambda r: (r.ready_ms, r.id))

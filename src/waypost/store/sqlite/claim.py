@@ -44,7 +44,7 @@ _SLEEPERS_OLD = "DELETE FROM {sleeper} WHERE queue = ? AND until_ms <= ?"
 def claim(
     book: QueueBook, limit: int, operation: Operation, worker: str, sleeper: str | None
 ) -> tuple[Claimed, list[str]]:
-    """Lease up to `limit` messages; an empty hand registers its worker as a sleeper in the same step."""
+    """Lease up to `limit` messages; a hand that is not full registers its worker as a sleeper in the same step."""
     step, now = book.step, book.now
     told = str(operation)
     if sleeper is not None:
@@ -57,7 +57,7 @@ def claim(
         room, next_rate_ms = _room(book, limit)
         leases = _lease(book, room, operation.nonce, worker, told)
     trim_dead(book)
-    if not leases and sleeper is not None:
+    if sleeper is not None and len(leases) < limit:
         step.execute(_SLEEPERS_OLD, (book.number, now))
         step.execute(_SLEEPER_IN, (book.number, sleeper, now + SLEEPER_TTL_MS))
         book.numbers["sleepers_known_until"] = now + SLEEPER_TTL_MS
@@ -77,7 +77,7 @@ def claim_again(book: QueueBook, ids: list[str], operation: Operation) -> Claime
 
 
 def _claimed(book: QueueBook, leases: list[Lease], next_rate_ms: int | None) -> Claimed:
-    return Claimed(leases, book.next_due(), book.next_lease(), next_rate_ms, book.paused, 0)
+    return Claimed(leases, book.next_due(), book.next_lease(), next_rate_ms, book.paused, 0, book.policy.lease_ms)
 
 
 def _promote(book: QueueBook, operation: str) -> None:

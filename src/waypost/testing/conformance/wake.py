@@ -62,6 +62,38 @@ class TestWakes:
         assert bench.stats().sleepers == 0
 
     @pytest.mark.promise("WAKE-2")
+    def test_a_claim_that_took_all_there_was_and_has_room_for_more_sleeps(self, bench: Bench) -> None:
+        bench.publish()
+        assert len(bench.claim(2, sleeper="a")) == 1
+        assert bench.stats().sleepers == 1
+        bench.publish()
+        assert bench.woken == {"orders": ["a"]}
+
+    @pytest.mark.promise("WAKE-2")
+    def test_a_claim_whose_hands_are_full_does_not_sleep(self, bench: Bench) -> None:
+        put_to_sleep(bench, "a")
+        bench.publish_count(3)
+        assert len(bench.claim(2, sleeper="a")) == 2
+        assert bench.stats().sleepers == 0
+
+    @pytest.mark.promise("WAKE-2")
+    def test_a_claim_for_nothing_takes_its_sleeper_out_of_the_memory(self, bench: Bench) -> None:
+        put_to_sleep(bench, "a", "b")
+        assert bench.claim(0, sleeper="a") == []
+        assert bench.stats().sleepers == 1
+        bench.publish_drafts([bench.draft(), bench.draft()])
+        assert bench.woken == {"orders": ["b"]}
+
+    @pytest.mark.promise("WAKE-5")
+    def test_a_claim_tells_how_long_leases_are(self, bench: Bench) -> None:
+        assert bench.claimed(1).lease_ms == 60_000
+        bench.configure(lease=5)
+        bench.publish()
+        assert bench.claimed(1).lease_ms == 5_000
+        bench.configure(lease=None)
+        assert bench.claimed(1).lease_ms is None
+
+    @pytest.mark.promise("WAKE-2")
     def test_a_sleeper_that_sleeps_again_counts_once(self, bench: Bench) -> None:
         put_to_sleep(bench, "a", "b", "a")
         assert bench.stats().sleepers == 2

@@ -202,7 +202,7 @@ local function until_first(key)
 end
 
 -- Take up to `number` sleepers out of the memory, longest asleep first; '*' if the memory is gone.
-local function wake(number)
+local function choose_sleepers(number)
   if number == 0 or paused then return {} end
   number = min(number, CHUNK_MESSAGES_MAX)
   -- Called after writes, so it must not fail: where the memory is not ours, everybody is woken as if it were gone.
@@ -222,5 +222,13 @@ local function wake(number)
     if found[i] ~= '' and #names < number then names[#names + 1] = found[i] end
   end
   if #names > 0 then call('ZREM', SLEEPERS, unpack(names)) end
+  return names
+end
+
+-- Whom to wake for what a step made claimable. They are told here, on the channel <base>ready: those who listen hear it
+-- with the step itself. What cannot be told is no failure: it costs them a safety poll.
+local function wake(number)
+  local names = choose_sleepers(number)
+  if #names > 0 then redis.pcall('PUBLISH', BASE .. 'ready', concat(names, '\n')) end
   return names
 end

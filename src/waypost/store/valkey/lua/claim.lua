@@ -5,8 +5,9 @@
 -- completed, operations.
 -- Invariant: one holder. A lease is a member of leases and a state with status L, a grown token and this call's nonce.
 -- The first write removes: a store whose memory is full can be drained.
--- Reply: lease end, next due, next lease end, next rate slot (milliseconds, -1: none), paused, outgoing, now, then value
--- and state of each message; '' for the state of one that was never claimed before, which follows from all the others.
+-- Reply: lease end, next due, next lease end, next rate slot (milliseconds, -1: none), paused, outgoing, now,
+-- how long leases are now, then value and state of each message; '' for the state of one that was never claimed before,
+-- which follows from all the others.
 
 -- include moves
 
@@ -25,7 +26,8 @@ if policy.rate_count then must_be('list', RATE) end
 if policy.completed_max > 0 then must_be('list', COMPLETED) end
 
 local function header(lease_end, next_rate)
-  return {lease_end, until_first(DUE) or -1, until_first(LEASES) or -1, next_rate or -1, paused and 1 or 0, outgoing, now}
+  return {lease_end, until_first(DUE) or -1, until_first(LEASES) or -1, next_rate or -1, paused and 1 or 0, outgoing, now,
+    policy.lease_ms or -1}
 end
 
 if first or repeat_only then
@@ -44,7 +46,7 @@ if first or repeat_only then
     end
   end
   local reply = header(lease_end)
-  for i = 1, #again do reply[i + 7] = again[i] end
+  for i = 1, #again do reply[i + 8] = again[i] end
   return reply
 end
 
@@ -229,7 +231,9 @@ if leased > 0 then
     call('RPUSH', RATE, format('%.0f:%.0f', now, leased))
     counts[COUNT.rate_sum] = counts[COUNT.rate_sum] + leased
   end
-elseif sleeper ~= '' then
+end
+-- It took all there was and has room for more; who asks for nothing only says that it sleeps no longer.
+if sleeper ~= '' and leased < limit then
   call('ZADD', SLEEPERS, now + SLEEPER_TTL_MS, sleeper, now + SLEEPER_TTL_MS, '')
   call('PEXPIRE', SLEEPERS, SLEEPER_TTL_MS * 2)
 end
@@ -238,5 +242,5 @@ if item_count > 0 or leased > 0 or buried > 0 or policy.rate_count then write_bo
 remember(concat(ids))
 
 local reply = header(lease_end, next_rate)
-for i = 1, leased * 2 do reply[i + 7] = replies[i] end
+for i = 1, leased * 2 do reply[i + 8] = replies[i] end
 return reply
