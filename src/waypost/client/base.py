@@ -37,10 +37,13 @@ from waypost.policy import (
     due_ms,
 )
 from waypost.store.opening import StoreOptions, open_store, store_from_client
+from waypost.wake.opening import open_wakeups
+from waypost.wake.wakeups import Wakeups
 from waypost.worker.handler import CONCURRENCY, MAX_RUN_SECONDS, Handler, OnLeaseLost
 
 if TYPE_CHECKING:
     from waypost.store.port import Call, Store
+    from waypost.wake.port import Channel
     from waypost.worker.worker import Worker
 
 T = TypeVar("T")
@@ -99,6 +102,7 @@ class Face:
         redact: Redact | None = None,
         on_event: OnEvent | None = None,
         clock: Callable[[], int] | None = None,
+        wake: str | Channel | None = None,
     ) -> None:
         if sum(given is not None for given in (url, client, store)) != 1:
             raise ConfigurationError(
@@ -123,6 +127,7 @@ class Face:
         elif client is not None:
             store = store_from_client(client, **options)
         self._store = cast("Store", store)
+        self._wakeups = open_wakeups(self._store, wake, start_timeout)
         self._start_timeout = start_timeout
         self._session = Session()
         self._link = Link(
@@ -130,7 +135,7 @@ class Face:
             session=self._session,
             worker=_worker_name(self._session),
             retry_budget=retry_budget,
-            wake=self._wake,
+            wakeups=self._wakeups,
             redact=redact,
             on_event=on_event,
         )
@@ -148,11 +153,10 @@ class Face:
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._store.kind}, namespace={self._store.namespace!r})"
 
-    def _wake(self, sleepers: dict[str, list[str]]) -> None:
-        """Called with whom to wake, by queue, after every step that made work claimable. The one seam for a channel.
-
-        Without a channel nobody is told, and who waits finds out by the store's next moment or by polling.
-        """
+    @property
+    def wakeups(self) -> Wakeups:
+        """How this client is woken and wakes others: the kind of channel, and whether it works."""
+        return self._wakeups
 
     # ---- handlers and workers ----------------------------------------------------------------------------
 
@@ -211,7 +215,7 @@ class Face:
         session = Session()
         worker = Worker(
             self._store, handlers, owner=self, name=_worker_name(session), retry_budget=self._link.retry_budget,
-            start_timeout=self._start_timeout, on_event=self._link.on_event, wake=self._wake, session=session,
+            start_timeout=self._start_timeout, on_event=self._link.on_event, wakeups=self._wakeups, session=session,
             check=self._check_may_work,
         )  # fmt: skip
         self._workers.append(worker)

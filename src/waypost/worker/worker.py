@@ -19,6 +19,7 @@ from waypost.identity import Session
 from waypost.message import Drained
 from waypost.operations.flow import Link, OnEvent
 from waypost.store.port import AsyncExecutor, Executor, Store
+from waypost.wake.wakeups import NO_WAKEUPS, Wakeups
 from waypost.worker.bridges import LoopExecutor, ThreadedExecutor
 from waypost.worker.consumer import Consumer
 from waypost.worker.handler import Handler
@@ -46,7 +47,7 @@ class Worker:
         retry_budget: float,
         start_timeout: float,
         on_event: OnEvent | None = None,
-        wake: Callable[[dict[str, list[str]]], None] = lambda woken: None,
+        wakeups: Wakeups = NO_WAKEUPS,
         session: Session | None = None,
         check: Callable[[], None] = lambda: None,
     ) -> None:
@@ -61,7 +62,8 @@ class Worker:
         # A session of its own: what a worker's claims hold must not turn up in a `receive` of the same client.
         self._session = session or Session()
         self._options: dict[str, Any] = {
-            "session": self._session, "worker": name, "retry_budget": retry_budget, "wake": wake, "on_event": on_event,
+            "session": self._session, "worker": name, "retry_budget": retry_budget, "wakeups": wakeups,
+            "on_event": on_event,
         }  # fmt: skip
         self._start_timeout = start_timeout
         self._consumers: list[Consumer] = []
