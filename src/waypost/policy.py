@@ -56,6 +56,10 @@ BURY_MAX = 256
 #: Results of this many operations are kept per session and queue, so that a lost reply can be asked for again.
 REPLAY_MAX = 128
 SLEEPER_TTL_MS = 60_000
+#: Whoever says that it looks again soon may cover so much at most: a longer promise could be broken by a crash.
+COVER_MS_MAX = 100
+#: A step that makes more than so many messages ready wakes sleepers whoever looks again soon: one alone would be slow.
+COVERED_MAX = 8
 #: A continuation that cannot be delivered for so long is dead, `undeliverable`.
 OUTGOING_TTL_MS = 12 * 3_600_000
 #: How long a queue remembers which continuations arrived: longer than any of them can be resent.

@@ -139,14 +139,20 @@ class Nap:
 
 
 def claim(
-    link: Link, queue: str, limit: int, deadline: float | None = None, *, sleeper: str | None = None
+    link: Link,
+    queue: str,
+    limit: int,
+    deadline: float | None = None,
+    *,
+    sleeper: str | None = None,
+    linger_ms: int | None = None,
 ) -> Flow[Claimed]:
     """Claim messages. If the reply is lost and the wait is over, ask for that claim again and take nothing new."""
     store = link.store
     operation = link.lanes.begin(queue)
     may_have_run = False
     try:
-        call = store.claim(queue, limit, operation, worker=link.worker, sleeper=sleeper)
+        call = store.claim(queue, limit, operation, worker=link.worker, sleeper=sleeper, linger_ms=linger_ms)
         trouble = Trouble(link, link.retry_budget)
         while True:
             try:

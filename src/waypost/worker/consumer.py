@@ -26,6 +26,7 @@ from waypost.store.port import AsyncExecutor
 from waypost.wake.port import EVERYBODY, Listening
 from waypost.wake.wakeups import key_word
 from waypost.worker.handler import Handler, handling
+from waypost.worker.lingering import Linger
 from waypost.worker.running import Ending, Slot, log_failure, suspended
 from waypost.worker.settling import Settler
 from waypost.worker.threads import Threads
@@ -95,6 +96,7 @@ class Consumer:
         self._sleeper = link.wakeups.sleeper(link.worker)
         #: Whether the store has it in its memory of sleepers.
         self._registered = False
+        self._linger = Linger()
         self._ears: list[Listening] = []
         self._needs_room = False
         self._low = 0
@@ -238,12 +240,14 @@ class Consumer:
                 continue
             work = self._work_count()
             self._poked = False
-            heard = self._hears
-            claimed = await self._claim(limit, self._sleeper if heard else None)
+            lingers = self._linger.begin(self._hears)
+            sleeper = self._sleeper if self._hears and not lingers else None
+            claimed = await self._claim(limit, sleeper)
             if claimed is None:
                 await self._sleep(FAILED_CLAIM_SECONDS)
                 continue
-            self._registered = heard and len(claimed.leases) < limit
+            self._linger.end(len(claimed.leases))
+            self._registered = sleeper is not None and len(claimed.leases) < limit
             if claimed.leases:
                 nap = receive.Nap()
                 self._accept(claimed)
@@ -254,6 +258,11 @@ class Consumer:
             if not claimed.leases and not self.in_flight:
                 self.empty_at = work
                 self._on_work(None)
+            if lingers and len(claimed.leases) < limit:
+                if claimed.leases:
+                    await self._sleep(self._linger.seconds)
+                # Found nothing: the next claim says that it sleeps.
+                continue
             # With room left it sleeps if it will be woken; otherwise it goes on until it finds nothing.
             if self._registered or not claimed.leases:
                 await self._sleep(nap.seconds(claimed, None, woken=self._registered))
@@ -268,7 +277,8 @@ class Consumer:
                 found = await drive_async(self._executor, receive.claim_lost(link, self.queue, operation))
                 if found is not None and found.leases:
                     return found
-            return await drive_async(self._executor, receive.claim(link, self.queue, limit, sleeper=sleeper))
+            flow = receive.claim(link, self.queue, limit, sleeper=sleeper, linger_ms=self._linger.cover_ms)
+            return await drive_async(self._executor, flow)
         except WaypostError as error:
             away = isinstance(error, StoreUnavailable | OutcomeUnknown)
             log.log(

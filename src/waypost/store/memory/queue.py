@@ -34,6 +34,7 @@ from waypost.message import (
 from waypost.policy import (
     ARRIVAL_TTL_MS,
     BURY_MAX,
+    COVER_MS_MAX,
     HEAD_OFFSET,
     MINUTES_KEPT,
     PROMOTE_MAX,
@@ -199,10 +200,18 @@ class QueueModel(Book):
     # ---- claim -------------------------------------------------------------------------------------------
 
     def claim(
-        self, now: int, limit: int, operation: Operation, worker: str, sleeper: str | None
+        self,
+        now: int,
+        limit: int,
+        operation: Operation,
+        worker: str,
+        sleeper: str | None,
+        linger_ms: int | None = None,
     ) -> tuple[Claimed, list[str]]:
         if sleeper is not None:
             self.sleepers.pop(sleeper, None)
+        if linger_ms is not None:
+            self.covered.pop(worker, None)
         leases: list[Lease] = []
         next_rate_ms = None
         if not self.paused:
@@ -216,6 +225,9 @@ class QueueModel(Book):
             self.sleepers = {name: until for name, until in self.sleepers.items() if until > now}
             self.sleepers[sleeper] = now + SLEEPER_TTL_MS
             self.sleepers_known_until = now + SLEEPER_TTL_MS
+        if linger_ms and len(leases) < limit:
+            self.covered = {name: until for name, until in self.covered.items() if until > now}
+            self.covered[worker] = now + min(linger_ms, COVER_MS_MAX)
         return self._claimed(now, leases, next_rate_ms), [lease.id for lease in leases]
 
     def claim_again(self, now: int, ids: Iterable[str], operation: Operation) -> Claimed:

@@ -190,6 +190,7 @@ class PostgresStore:
         *,
         worker: str,
         sleeper: str | None = None,
+        linger_ms: int | None = None,
         replay: bool = False,
     ) -> Call[Claimed]:
         nonce = operation.nonce
@@ -207,7 +208,7 @@ class PostgresStore:
             ]  # fmt: skip
             return Claimed(leases, next_due, next_lease, next_rate, paused, 0, lease_ms)
 
-        parameters = [number(limit), text(worker), text(sleeper), flag(replay)]
+        parameters = [number(limit), text(worker), text(sleeper), flag(replay), number(linger_ms)]
         return self._once("claim", queue, operation, parameters, decode, columns="*")
 
     def settle(

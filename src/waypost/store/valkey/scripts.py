@@ -67,8 +67,8 @@ class Script:
 
 INCLUDE = "-- include moves\n"
 LIMITS = (
-    "PROMOTE_MAX", "RECLAIM_MAX", "BURY_MAX", "REPLAY_MAX", "SLEEPER_TTL_MS", "ARRIVAL_TTL_MS", "MINUTES_KEPT",
-    "HEAD_OFFSET", "CHUNK_MESSAGES_MAX",
+    "PROMOTE_MAX", "RECLAIM_MAX", "BURY_MAX", "REPLAY_MAX", "SLEEPER_TTL_MS", "COVER_MS_MAX", "COVERED_MAX",
+    "ARRIVAL_TTL_MS", "MINUTES_KEPT", "HEAD_OFFSET", "CHUNK_MESSAGES_MAX",
 )  # fmt: skip
 _places: dict[str, dict[str, Any]] = {
     "COUNT": {name: place for place, name in enumerate(COUNTERS, 1)},

@@ -226,6 +226,7 @@ class ValkeyStore:
         *,
         worker: str,
         sleeper: str | None = None,
+        linger_ms: int | None = None,
         replay: bool = False,
     ) -> Call[Claimed]:
         def decode(reply: Any) -> Claimed:
@@ -236,7 +237,8 @@ class ValkeyStore:
                 _or_none(lease),
             )  # fmt: skip
 
-        arguments = (b"%d" % limit, worker.encode(), (sleeper or "").encode(), b"1" if replay else b"0")
+        linger = b"" if linger_ms is None else b"%d" % linger_ms
+        arguments = (b"%d" % limit, worker.encode(), (sleeper or "").encode(), b"1" if replay else b"0", linger)
         return self._call("claim", queue, operation, arguments, decode)
 
     def settle(

@@ -28,7 +28,7 @@ from waypost.testing.conformance.queue import TestApartness, TestLimits, TestLoo
 from waypost.testing.conformance.replay import TestLostReplies, TestOperations
 from waypost.testing.conformance.settle import TestCancel, TestContinuations, TestOutcomes, TestResults
 from waypost.testing.conformance.timers import TestTimers
-from waypost.testing.conformance.wake import TestWakes
+from waypost.testing.conformance.wake import TestCover, TestWakes
 
 __all__ = [
     "TestApartness",
@@ -40,6 +40,7 @@ __all__ = [
     "TestConflicts",
     "TestContinuations",
     "TestCounts",
+    "TestCover",
     "TestDeadLetters",
     "TestFences",
     "TestGenerations",

@@ -6,7 +6,7 @@
 
 CREATE OR REPLACE FUNCTION {claim}(
     p_queue text, p_clock bigint, p_session bytea, p_number bigint, p_ttl bigint, p_limit bigint, p_worker text,
-    p_sleeper text, p_replay boolean
+    p_sleeper text, p_replay boolean, p_linger bigint
 ) RETURNS TABLE (
     head text, id text, token bigint, deliveries integer, attempts integer, rank smallint, key text, "group" text,
     published_ms bigint, ready_ms bigint, claimed_ms bigint, lease_end_ms bigint, data bytea
@@ -134,6 +134,9 @@ BEGIN
         IF v_leased < p_limit AND p_sleeper IS NOT NULL THEN
             INSERT INTO {sleeper} (queue, name, until_ms, awake) VALUES (q.number, p_sleeper, v_now + 60000, false)
             ON CONFLICT (queue, name) DO UPDATE SET until_ms = excluded.until_ms, awake = false;
+        END IF;
+        IF p_linger IS NOT NULL THEN
+            PERFORM {cover}(q.number, p_worker, v_now, CASE WHEN v_leased < p_limit THEN p_linger ELSE 0 END);
         END IF;
         v_due := {next_due}(q.number);
         IF v_tidy THEN

@@ -33,6 +33,13 @@ BEGIN
     IF coalesce(p_count, 0) <= 0 OR q.paused THEN
         RETURN '{}';
     END IF;
+    IF p_count <= 8 AND EXISTS (
+        SELECT 1 FROM {sleeper} s
+        WHERE s.queue = q.number AND s.until_ms > p_now AND s.until_ms <= p_now + 100 AND s.name LIKE '~%')
+    THEN
+        -- Somebody looks again so soon that it takes a few messages more than any other would.
+        RETURN '{}';
+    END IF;
     SELECT bool_or(NOT s.awake) INTO v_sleeping FROM {sleeper} s WHERE s.queue = q.number AND s.until_ms > p_now;
     IF v_sleeping IS NULL THEN
         -- The memory of who sleeps is gone: everybody wakes, once. Whoever does it first does it for all.
@@ -48,11 +55,23 @@ BEGIN
     END IF;
     WITH chosen AS (
         SELECT s.name, s.until_ms FROM {sleeper} s WHERE s.queue = q.number AND NOT s.awake AND s.until_ms > p_now
-        ORDER BY s.until_ms, s.name LIMIT p_count FOR UPDATE SKIP LOCKED
+        ORDER BY s.until_ms DESC, s.name DESC LIMIT p_count FOR UPDATE SKIP LOCKED
     ), woken AS (
         UPDATE {sleeper} s SET awake = true FROM chosen c WHERE s.queue = q.number AND s.name = c.name
         RETURNING c.name, c.until_ms
     )
-    SELECT coalesce(array_agg(w.name ORDER BY w.until_ms, w.name), '{}') INTO v_names FROM woken w;
+    SELECT coalesce(array_agg(w.name ORDER BY w.until_ms DESC, w.name DESC), '{}') INTO v_names FROM woken w;
     RETURN v_names;
+END $body$;
+
+-- A worker looks again within so many milliseconds, 0: it no longer says so. Each has a row of its own, named ~worker.
+CREATE OR REPLACE FUNCTION {cover}(p_queue integer, p_worker text, p_now bigint, p_ms bigint) RETURNS void
+LANGUAGE plpgsql AS $body$
+BEGIN
+    IF p_ms > 0 THEN
+        INSERT INTO {sleeper} (queue, name, until_ms, awake) VALUES (p_queue, '~' || p_worker, p_now + least(p_ms, 100), true)
+        ON CONFLICT (queue, name) DO UPDATE SET until_ms = excluded.until_ms;
+    ELSE
+        UPDATE {sleeper} s SET until_ms = p_now WHERE s.queue = p_queue AND s.name = '~' || p_worker AND s.until_ms > p_now;
+    END IF;
 END $body$;

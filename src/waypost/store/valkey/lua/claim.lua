@@ -1,6 +1,7 @@
 -- claim: lease up to n messages, highest priority first, first in first out.
 --
--- Arguments: limit, worker, sleeper or '', '1' to repeat only (take no fresh work).
+-- Arguments: limit, worker, sleeper or '', '1' to repeat only (take no fresh work), in how many milliseconds it looks
+-- again or ''.
 -- Touches: queue, messages, state, ready, due, leases, keys, waiting, dead, errors, journal, sleepers, rate, outgoing,
 -- completed, operations.
 -- Invariant: one holder. A lease is a member of leases and a state with status L, a grown token and this call's nonce.
@@ -14,6 +15,7 @@
 local limit = min(CHUNK_MESSAGES_MAX, tonumber(ARGV[FIRST_ARGUMENT]))
 local worker, sleeper = ARGV[FIRST_ARGUMENT + 1], ARGV[FIRST_ARGUMENT + 2]
 local repeat_only = ARGV[FIRST_ARGUMENT + 3] == '1'
+local linger = tonumber(ARGV[FIRST_ARGUMENT + 4])
 
 local first = first_result()
 open_queue()
@@ -21,7 +23,7 @@ must_be('hash', MESSAGES)
 must_be('zset', READY)
 local with_state, held = must_be('hash', STATE), must_be('zset', LEASES)
 local timers, outgoing = must_be('zset', DUE), must_be('hash', OUTGOING)
-if sleeper ~= '' then must_be('zset', SLEEPERS) end
+if sleeper ~= '' or linger then must_be('zset', SLEEPERS) end
 if policy.rate_count then must_be('list', RATE) end
 if policy.completed_max > 0 then must_be('list', COMPLETED) end
 
@@ -66,6 +68,7 @@ end
 
 begin_removing()
 if sleeper ~= '' then call('ZREM', SLEEPERS, sleeper) end
+if linger then call('ZREM', SLEEPERS, '~' .. worker) end
 
 for i = 1, #due do
   local s = state_of(due[i])
@@ -234,7 +237,12 @@ if leased > 0 then
 end
 -- It took all there was and has room for more; who asks for nothing only says that it sleeps no longer.
 if sleeper ~= '' and leased < limit then
+  call('ZREMRANGEBYSCORE', SLEEPERS, '-inf', now)
   call('ZADD', SLEEPERS, now + SLEEPER_TTL_MS, sleeper, now + SLEEPER_TTL_MS, '')
+  call('PEXPIRE', SLEEPERS, SLEEPER_TTL_MS * 2)
+end
+if linger and linger > 0 and leased < limit then
+  call('ZADD', SLEEPERS, now + min(linger, COVER_MS_MAX), '~' .. worker)
   call('PEXPIRE', SLEEPERS, SLEEPER_TTL_MS * 2)
 end
 enforce_dead_limits()
