@@ -101,6 +101,12 @@ class Hub:
     def flush(self, timeout: float) -> bool:
         return True
 
+    def stop(self) -> None:
+        """End all listening at once; whoever listens again begins anew."""
+        with self._lock:
+            self._ears.clear()
+            self._changed()
+
     def _changed(self) -> None:
         """Somebody began or ceased to listen. Under the lock."""
 
@@ -189,6 +195,12 @@ class ThreadHub(Hub):
     def flush(self, timeout: float) -> bool:
         with self._drained:
             return self._drained.wait_for(lambda: not self._outgoing and not self._sending, timeout)
+
+    def stop(self) -> None:
+        with self._lock:
+            self._outgoing.clear()
+            self._sent_at = float("-inf")
+            super().stop()
 
     def _changed(self) -> None:
         if self._thread is None:

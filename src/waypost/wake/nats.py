@@ -62,7 +62,8 @@ class NatsTransport:
 
         self._client = await asyncio.wait_for(
             nats.connect(
-                self._url, name="waypost", allow_reconnect=False, connect_timeout=max(1, round(self._timeout)),
+                self._url, name="waypost", allow_reconnect=False, max_reconnect_attempts=1, reconnect_time_wait=0,
+                connect_timeout=max(1, round(self._timeout)),
                 ping_interval=PING_SECONDS, max_outstanding_pings=1, error_cb=on_error, closed_cb=on_end,
                 disconnected_cb=on_end,
             ),
