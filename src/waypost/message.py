@@ -125,6 +125,8 @@ class Claimed(Struct, frozen=True):
     paused: bool
     #: Continuations that were decided here but have not arrived at their queue yet.
     outgoing: int
+    #: How long leases of this queue are now. Whoever looks at least that often sees each of them before it ends.
+    lease_ms: int | None = None
 
 
 class Continuation(Struct, frozen=True, gc=False):

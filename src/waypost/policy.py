@@ -62,6 +62,10 @@ WORKERS_MAX = 2_000
 WORKER_BYTES_MAX = 16 * 1024
 #: Workers that are gone and that one beat may remove while it is at it.
 WORKERS_SWEPT_MAX = 100
+#: Whoever says that it looks again soon may cover so much at most: a longer promise could be broken by a crash.
+COVER_MS_MAX = 100
+#: A step that makes more than so many messages ready wakes sleepers whoever looks again soon: one alone would be slow.
+COVERED_MAX = 8
 #: A continuation that cannot be delivered for so long is dead, `undeliverable`.
 OUTGOING_TTL_MS = 12 * 3_600_000
 #: How long a queue remembers which continuations arrived: longer than any of them can be resent.

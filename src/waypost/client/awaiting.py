@@ -140,6 +140,9 @@ class AsyncWaypost(Face, AwaitedSchedules):
         # is collected takes its socket off the loop's selector, which both processes share.
         if self._session.pid != os.getpid():
             return
+        self._wakeups.close()
+        if not self._wakeups.flush(0):
+            await asyncio.to_thread(self._wakeups.flush)
         connections, self._connections = self._connections, None
         connection = None if connections is None else connections.get(asyncio.get_running_loop())
         if connection is not None and connection.executor is not None:

@@ -41,11 +41,14 @@ from waypost.policy import (
     due_ms,
 )
 from waypost.store.opening import StoreOptions, open_store, store_from_client
+from waypost.wake.opening import open_wakeups
+from waypost.wake.wakeups import Wakeups
 from waypost.worker.handler import CONCURRENCY, MAX_RUN_SECONDS, Handler, OnLeaseLost
 
 if TYPE_CHECKING:
     from waypost.schedule.running import Background
     from waypost.store.port import AsyncExecutor, Call, Store
+    from waypost.wake.port import Channel
     from waypost.worker.worker import Worker
 
 T = TypeVar("T")
@@ -113,6 +116,7 @@ class Face(ScheduleFace):
         strict_queues: bool = False,
         middleware: Iterable[Middleware] = (),
         state: object = None,
+        wake: str | Channel | None = None,
     ) -> None:
         self._registry = Registry(
             queues=queues, strict=strict_queues, middleware=middleware, state=state, awaited=self._awaited
@@ -140,6 +144,7 @@ class Face(ScheduleFace):
         elif client is not None:
             store = store_from_client(client, **options)
         self._store = cast("Store", store)
+        self._wakeups = open_wakeups(self._store, wake, start_timeout)
         self._start_timeout = start_timeout
         self._session = Session()
         self._link = Link(
@@ -147,7 +152,7 @@ class Face(ScheduleFace):
             session=self._session,
             worker=_worker_name(self._session),
             retry_budget=retry_budget,
-            wake=self._wake,
+            wakeups=self._wakeups,
             redact=redact,
             on_event=on_event,
         )
@@ -173,11 +178,10 @@ class Face(ScheduleFace):
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._store.kind}, namespace={self._store.namespace!r})"
 
-    def _wake(self, sleepers: dict[str, list[str]]) -> None:
-        """Called with whom to wake, by queue, after every step that made work claimable. The one seam for a channel.
-
-        Without a channel nobody is told, and who waits finds out by the store's next moment or by polling.
-        """
+    @property
+    def wakeups(self) -> Wakeups:
+        """How this client is woken and wakes others: the kind of channel, and whether it works."""
+        return self._wakeups
 
     # ---- handlers and workers ----------------------------------------------------------------------------
 
@@ -255,7 +259,7 @@ class Face(ScheduleFace):
 
         worker = Worker(
             self._store, handlers, owner=self, name=_worker_name(session), retry_budget=self._link.retry_budget,
-            start_timeout=self._start_timeout, on_event=self._link.on_event, wake=self._wake, session=session,
+            start_timeout=self._start_timeout, on_event=self._link.on_event, wakeups=self._wakeups, session=session,
             check=self._check_may_work, health_window=health_window, prepare=prepare, embed=embed,
         )  # fmt: skip
         self._workers.add(worker)

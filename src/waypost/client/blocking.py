@@ -128,8 +128,11 @@ class Waypost(Face, BlockingSchedules):
         """Give the connections back. A client handed in with `client=` stays open: it is yours."""
         executor, self._executor, self._closed = self._executor, None, True
         # In a forked child the connections are the parent's, and closing them would disturb it.
-        if executor is not None and self._session.pid == os.getpid():
-            executor.close()
+        if self._session.pid == os.getpid():
+            self._wakeups.close()
+            self._wakeups.flush()
+            if executor is not None:
+                executor.close()
 
     def __enter__(self) -> Self:
         return self.open()

@@ -26,6 +26,8 @@ from waypost.policy import (
     Policy,
 )
 from waypost.store.port import AsyncExecutor, Call, Executor, Store, Woken
+from waypost.wake.bell import Bell
+from waypost.wake.wakeups import NO_WAKEUPS, Wakeups
 
 T = TypeVar("T")
 log = logging.getLogger("waypost")
@@ -41,13 +43,17 @@ class Together:
 
 
 class Sleep:
-    """A pause; with `ends_early`, one that is looked at now and then, so that a drain need not wait for its end."""
+    """A pause; with `ends_early`, one that is looked at now and then, so that a drain need not wait for its end.
 
-    __slots__ = ("ends_early", "seconds")
+    With a `bell` it ends when that rings.
+    """
 
-    def __init__(self, seconds: float, ends_early: Callable[[], bool] | None = None) -> None:
+    __slots__ = ("bell", "ends_early", "seconds")
+
+    def __init__(self, seconds: float, ends_early: Callable[[], bool] | None = None, bell: Bell | None = None) -> None:
         self.seconds = seconds
         self.ends_early = ends_early
+        self.bell = bell
 
     def parts(self) -> Iterator[float]:
         """The pause cut into as many sleeps as it needs."""
@@ -80,7 +86,10 @@ def drive(executor: Executor, flow: Flow[T]) -> T:
                     result = executor.run_many(step.calls)
                 elif type(step) is Sleep:
                     for seconds in step.parts():
-                        time.sleep(seconds)
+                        if step.bell is None:
+                            time.sleep(seconds)
+                        elif step.bell.wait(seconds):
+                            break
                 else:
                     result = executor.run(step)  # type: ignore[arg-type]
             except BaseException as error:
@@ -104,7 +113,10 @@ async def drive_async(executor: AsyncExecutor, flow: Flow[T]) -> T:
                     result = await executor.run_many(step.calls)
                 elif type(step) is Sleep:
                     for seconds in step.parts():
-                        await asyncio.sleep(seconds)
+                        if step.bell is None:
+                            await asyncio.sleep(seconds)
+                        elif await step.bell.wait_async(seconds):
+                            break
                 else:
                     result = await executor.run(step)  # type: ignore[arg-type]
             except BaseException as error:
@@ -179,7 +191,8 @@ class Link:
         session: Session,
         worker: str,
         retry_budget: float = RETRY_BUDGET_SECONDS,
-        wake: Callable[[dict[str, list[str]]], None] = lambda woken: None,
+        wakeups: Wakeups = NO_WAKEUPS,
+        wake: Callable[[dict[str, list[str]]], None] | None = None,
         redact: Redact | None = None,
         on_event: OnEvent | None = None,
         monotonic: Callable[[], float] = time.monotonic,
@@ -188,7 +201,8 @@ class Link:
         self.session = session
         self.worker = worker
         self.retry_budget = retry_budget
-        self.wake = wake
+        self.wakeups = wakeups
+        self.wake = wake or wakeups.wake
         self.redact = redact
         self.on_event = on_event
         #: Set by a drain: who waits for messages stops waiting.

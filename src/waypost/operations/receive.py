@@ -19,6 +19,7 @@ from waypost.policy import (
     RetryPolicy,
 )
 from waypost.store.port import Hold
+from waypost.wake.bell import Bell
 
 T = TypeVar("T")
 #: Makes the message of a lease.
@@ -42,9 +43,32 @@ def receive(
     """The next message that can be read, or None when the wait is over. `wait=None` waits for ever."""
     deadline = None if wait is None else link.monotonic() + wait
     found = yield from _claim_lost_again(link, queue, as_type, make)
-    nap = Nap()
+    bell = link.wakeups.take_bell(link.worker, queue) if found is None and wait != 0 else None
+    try:
+        if found is None:
+            found = yield from _receive(link, queue, deadline, bell, as_type, make)
+    finally:
+        if bell is not None:
+            link.wakeups.give_bell(queue, bell)
+    return found
+
+
+def _receive(
+    link: Link, queue: str, deadline: float | None, bell: Bell | None, as_type: type[T] | None, make: Make[T]
+) -> Flow[Message[T] | None]:
+    found: Message[T] | None = None
+    nap, asleep = Nap(), False
     while found is None and not link.draining:
-        claimed = yield from claim(link, queue, 1, deadline)
+        over = deadline is not None and link.monotonic() >= deadline
+        if asleep and over:
+            # Before the last look: whoever publishes after it wakes another one.
+            asleep = yield from wake_up(link, queue, bell)
+        sleeper = None
+        if bell is not None:
+            bell.clear()
+            sleeper = bell.name if bell.working and not over else None
+        claimed = yield from claim(link, queue, 1, deadline, sleeper=sleeper)
+        asleep = sleeper is not None and not claimed.leases
         if claimed.outgoing:
             yield from deliver_outgoing(link, queue)
         if claimed.leases:
@@ -54,13 +78,37 @@ def receive(
             continue
         remaining = None if deadline is None else deadline - link.monotonic()
         if remaining is not None and remaining <= 0:
-            return None
-        yield Sleep(nap.seconds(claimed, remaining), lambda: link.draining)
+            break
+        yield Sleep(nap.seconds(claimed, remaining, woken=asleep), lambda: link.draining, bell)
+    if asleep:
+        yield from wake_up(link, queue, bell)
     return found
 
 
+def wake_up(link: Link, queue: str, bell: Bell | None) -> Flow[bool]:
+    """Sleep no longer, so that nobody is woken who has left."""
+    if bell is not None:
+        yield from leave(link, queue, bell.name)
+    return False
+
+
+def leave(link: Link, queue: str, sleeper: str) -> Flow[None]:
+    """Take a sleeper out of the store's memory. What cannot be done soon is not: the memory forgets by itself."""
+    operation = link.lanes.begin(queue)
+    try:
+        call = link.store.claim(queue, 0, operation, worker=link.worker, sleeper=sleeper)
+        yield from link.attempt(call, budget=min(RELEASE_BUDGET_SECONDS, link.retry_budget))
+    except WaypostError as error:
+        log.debug("queue %s: sleeper %s stays registered for a while: %s", queue, sleeper, error)
+    finally:
+        link.lanes.end(queue, operation)
+
+
 class Nap:
-    """How long to sleep after an empty claim: until the store's next moment, or the next poll."""
+    """How long to sleep after a claim that found too little: until the store's next moment, or the next poll.
+
+    Who will be woken polls only to be safe. Who will not polls soon, then ever more rarely.
+    """
 
     __slots__ = ("_least", "_poll")
 
@@ -68,9 +116,15 @@ class Nap:
         self._poll = POLL_FIRST_SECONDS
         self._least = MOMENT_MIN_SECONDS
 
-    def seconds(self, claimed: Claimed, remaining: float | None) -> float:
-        pause = self._poll * random.uniform(0.8, 1.0)
-        self._poll = min(self._poll * 2, SAFETY_POLL_SECONDS)
+    def seconds(self, claimed: Claimed, remaining: float | None, *, woken: bool = False) -> float:
+        if woken:
+            # Leases that begin meanwhile end no sooner than one lease from now: this is in time to learn of each.
+            longest = SAFETY_POLL_SECONDS if claimed.lease_ms is None else claimed.lease_ms / 1000
+            pause = min(SAFETY_POLL_SECONDS, max(longest, POLL_FIRST_SECONDS)) * random.uniform(0.8, 1.0)
+            self._poll = POLL_FIRST_SECONDS
+        else:
+            pause = self._poll * random.uniform(0.8, 1.0)
+            self._poll = min(self._poll * 2, SAFETY_POLL_SECONDS)
         moments: list[int | None] = []
         if not claimed.paused:
             # While the rate is used up, neither timers nor leases that end can bring anything.
@@ -85,14 +139,20 @@ class Nap:
 
 
 def claim(
-    link: Link, queue: str, limit: int, deadline: float | None = None, *, sleeper: str | None = None
+    link: Link,
+    queue: str,
+    limit: int,
+    deadline: float | None = None,
+    *,
+    sleeper: str | None = None,
+    linger_ms: int | None = None,
 ) -> Flow[Claimed]:
     """Claim messages. If the reply is lost and the wait is over, ask for that claim again and take nothing new."""
     store = link.store
     operation = link.lanes.begin(queue)
     may_have_run = False
     try:
-        call = store.claim(queue, limit, operation, worker=link.worker, sleeper=sleeper)
+        call = store.claim(queue, limit, operation, worker=link.worker, sleeper=sleeper, linger_ms=linger_ms)
         trouble = Trouble(link, link.retry_budget)
         while True:
             try:

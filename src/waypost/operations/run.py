@@ -11,6 +11,7 @@ from waypost.message import CancelStatus, Event, MessageState, ObservedOutcome, 
 from waypost.operations.flow import Flow, Link, Sleep
 from waypost.policy import CHUNK_MESSAGES_MAX, KEY_CHARACTERS_MAX, Policy, check_text, parse_rate, policy_changes
 from waypost.store.port import Call, Target
+from waypost.wake.wakeups import key_word
 
 T = TypeVar("T")
 
@@ -85,6 +86,9 @@ def cancel(link: Link, queue: str, *, id: str | None, key: str | None) -> Flow[C
     event = "cancelled" if status == "cancelled" else "cancel_requested"
     outcome: ObservedOutcome = "success" if status in ("cancelled", "requested") else "skipped"
     link.tell(event, queue, outcome, message_id=id, key=key, reason=status)
+    if status == "requested":
+        # Its holder would learn of it at its next renewal; now it renews at once.
+        link.wakeups.tell("held", queue, [id if id is not None else key_word(key or "")])
     return status
 
 

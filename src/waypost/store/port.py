@@ -6,6 +6,9 @@ batch-first: one message is a batch of one. `operation` makes a repeated call re
 
 Callers keep to the limits of `policy`: at most `CHUNK_MESSAGES_MAX` items a call, and no id and no key twice in one
 publish. Every verb that can make work claimable answers, next to its result, which sleepers to wake.
+
+A claim that got less than it asked for registers its `sleeper`: it has room for more. With `linger_ms` it promises to
+look again so soon that until then nobody is woken for a few messages; 0 ends the promise.
 """
 
 from __future__ import annotations
@@ -217,6 +220,7 @@ class Store(Protocol):
         *,
         worker: str,
         sleeper: str | None = None,
+        linger_ms: int | None = None,
         replay: bool = False,
     ) -> Call[Claimed]: ...
     def settle(

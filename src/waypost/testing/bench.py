@@ -230,12 +230,14 @@ class Bench:
         queue: str = QUEUE,
         worker: str = "worker-1",
         sleeper: str | None = None,
+        linger_ms: int | None = None,
         replay: bool = False,
         operation: Operation | None = None,
     ) -> Claimed:
         """A claim and its whole reply."""
         operation = operation or self.operation(queue)
-        return self.run(self.store.claim(queue, limit, operation, worker=worker, sleeper=sleeper, replay=replay))
+        options: dict[str, Any] = {"sleeper": sleeper, "linger_ms": linger_ms, "replay": replay}
+        return self.run(self.store.claim(queue, limit, operation, worker=worker, **options))
 
     def claim(self, limit: int = 1, **options: Any) -> list[Lease]:
         """A claim, and the leases it gave."""

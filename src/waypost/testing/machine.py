@@ -235,15 +235,16 @@ class StoreMachine(RuleBasedStateMachine):
     @step(
         8,
         queue=queues,
-        limit=st.integers(1, 5),
+        limit=st.integers(0, 5),
         sleeper=st.sampled_from(SLEEPERS),
+        linger=st.sampled_from((None, None, None, 0, 20, 500)),
         replay=st.sampled_from((False,) * 7 + (True,)),
     )
-    def claim(self, queue: str, limit: int, sleeper: str | None, replay: bool) -> None:
+    def claim(self, queue: str, limit: int, sleeper: str | None, linger: int | None, replay: bool) -> None:
         """A claim; now and then one that only asks for a lost reply."""
+        options: dict[str, Any] = {"sleeper": sleeper, "linger_ms": linger, "replay": replay}
         claimed = self.operate(
-            queue,
-            lambda store, operation: store.claim(queue, limit, operation, worker="w", sleeper=sleeper, replay=replay),
+            queue, lambda store, operation: store.claim(queue, limit, operation, worker="w", **options)
         )
         assert claimed is not None
         for lease in claimed.leases:

@@ -150,10 +150,13 @@ class EmbeddedServer:
     def _wait_until_it_answers(self) -> bool:
         deadline = time.monotonic() + START_SECONDS_MAX
         while time.monotonic() < deadline and self.pid is not None:
-            if answers(self.port):
+            if self._answers():
                 return True
             time.sleep(0.01)
         return False
+
+    def _answers(self) -> bool:
+        return answers(self.port)
 
     def kill(self) -> None:
         """End it at once with SIGKILL. What it had not written is lost; `start` or `restart` brings it back."""
@@ -244,14 +247,18 @@ def free_port() -> int:
 
 def answers(port: int, timeout: float = 1.0) -> bool:
     """Whether a server on a loopback port answers PING, and not only that it is still loading."""
+    # A server that wants a password is up as well.
+    return answers_with(port, b"PING\r\n", b"+PONG", b"-NOAUTH", timeout=timeout)
+
+
+def answers_with(port: int, question: bytes, *answers: bytes, timeout: float = 1.0) -> bool:
+    """Whether what listens on a loopback port answers a question, or greets, as it should."""
     try:
         with socket.create_connection(("127.0.0.1", port), timeout) as connection:
-            connection.sendall(b"PING\r\n")
-            reply = connection.recv(64)
+            connection.sendall(question)
+            return connection.recv(64).startswith(answers)
     except OSError:
         return False
-    # A server that wants a password is up as well.
-    return reply.startswith((b"+PONG", b"-NOAUTH"))
 
 
 @atexit.register

@@ -22,9 +22,12 @@ from waypost.operations.flow import Link, drive_async
 from waypost.operations.forward import deliver_outgoing
 from waypost.policy import CHUNK_MESSAGES_MAX
 from waypost.store.port import AsyncExecutor
+from waypost.wake.port import EVERYBODY, Listening
+from waypost.wake.wakeups import key_word
 from waypost.worker.calling import Caller
 from waypost.worker.handler import Handler, handling
 from waypost.worker.health import Pulse
+from waypost.worker.lingering import Linger
 from waypost.worker.running import Ending, Slot, log_failure
 from waypost.worker.settling import Settler
 
@@ -99,7 +102,13 @@ class Consumer:
         self._limits_due = 0.0
         self._claiming: asyncio.Task[None] | None = None
         self._asleep: asyncio.Future[None] | None = None
+        #: Poked while it was not asleep: the next sleep ends at once.
         self._poked = False
+        self._sleeper = link.wakeups.sleeper(link.worker)
+        #: Whether the store has it in its memory of sleepers.
+        self._registered = False
+        self._linger = Linger()
+        self._ears: list[Listening] = []
         self._needs_room = False
         self._low = 0
         self._own_due = float("inf")
@@ -112,6 +121,7 @@ class Consumer:
     def start(self) -> None:
         """Begin to claim."""
         self.settler.start()
+        self._listen()
         self._claiming = self._loop.create_task(self._claim_loop(), name=f"waypost claims {self.queue}")
         self._claiming.add_done_callback(self._claim_loop_ended)
 
@@ -130,6 +140,7 @@ class Consumer:
             if late:
                 self._claiming.cancel()
                 await asyncio.gather(self._claiming, return_exceptions=True)
+        await self._leave()
         self._give_back_ready()
         self._wake_runners(len(self._idle))
         runners = [slot.task for slot in self._slots if slot.task is not None and not slot.task.done()]
@@ -202,6 +213,39 @@ class Consumer:
             for lease in claimed.leases if claimed is not None else ():
                 self._give_back(Message(self.queue, lease))
 
+    # ---- wake-ups ----------------------------------------------------------------------------------------
+
+    def _listen(self) -> None:
+        wakeups = self._link.wakeups
+        for kind, name, hear in (("ready", self._sleeper, self._on_wake), ("held", None, self._on_cancel_word)):
+            ear = wakeups.listen(kind, self.queue, name, hear)  # type: ignore[arg-type]
+            if ear is not None:
+                self._ears.append(ear)
+
+    @property
+    def _hears(self) -> bool:
+        """Whether a wake-up that is sent now will be heard."""
+        return bool(self._ears) and self._ears[0].working
+
+    def _on_wake(self, word: str) -> None:
+        self._from_thread(self.poke)
+
+    def _on_cancel_word(self, word: str) -> None:
+        """Somebody asked for a message to be cancelled; if it is one of ours, the next renewal is now."""
+        for message in list(self._held):
+            if word in (EVERYBODY, message.id) or (message.key is not None and word == key_word(message.key)):
+                self._renewer.renew_now(self)
+                return
+
+    async def _leave(self) -> None:
+        """Sleep no longer, so that nobody is woken who has left."""
+        for ear in self._ears:
+            ear.close()
+        self._ears.clear()
+        if self._registered:
+            self._registered = False
+            await drive_async(self._executor, receive.leave(self._link, self.queue, self._sleeper))
+
     # ---- claiming ----------------------------------------------------------------------------------------
 
     def _claim_loop_ended(self, task: asyncio.Task[None]) -> None:
@@ -220,24 +264,36 @@ class Consumer:
                 await self._sleep(None, rests=len(self.settler) < UNSETTLED_MAX)
                 continue
             work, self._poked = self._work_count(), False
-            claimed = await self._claim(limit)
+            lingers = self._linger.begin(self._hears)
+            sleeper = self._sleeper if self._hears and not lingers else None
+            claimed = await self._claim(limit, sleeper)
             if claimed is None:
                 await self._sleep(FAILED_CLAIM_SECONDS, rests=False)
                 continue
             self.pulse.claimed()
+            self._linger.end(len(claimed.leases))
+            self._registered = sleeper is not None and len(claimed.leases) < limit
             if claimed.leases:
                 nap = receive.Nap()
                 self._accept(claimed)
             if claimed.outgoing:
                 await drive_async(self._executor, deliver_outgoing(self._link, self.queue))
-            if not claimed.leases and not self.quiet:
-                if not self.in_flight:
-                    self.empty_at = work
-                    self._on_work(None)
-                await self._sleep(nap.seconds(claimed, None))
+            if self.quiet:
+                return
+            if not claimed.leases and not self.in_flight:
+                self.empty_at = work
+                self._on_work(None)
+            if lingers and len(claimed.leases) < limit:
+                if claimed.leases:
+                    await self._sleep(self._linger.seconds)
+                # Found nothing: the next claim says that it sleeps.
+                continue
+            # With room left it sleeps if it will be woken; otherwise it goes on until it finds nothing.
+            if self._registered or not claimed.leases:
+                await self._sleep(nap.seconds(claimed, None, woken=self._registered))
                 self._mark = (time.monotonic(), self.handled)
 
-    async def _claim(self, limit: int) -> Claimed | None:
+    async def _claim(self, limit: int, sleeper: str | None) -> Claimed | None:
         """One claim, or what an earlier one still holds. None if the store does not answer."""
         link = self._link
         try:
@@ -246,7 +302,8 @@ class Consumer:
                 found = await drive_async(self._executor, receive.claim_lost(link, self.queue, operation))
                 if found is not None and found.leases:
                     return found
-            return await drive_async(self._executor, receive.claim(link, self.queue, limit))
+            flow = receive.claim(link, self.queue, limit, sleeper=sleeper, linger_ms=self._linger.cover_ms)
+            return await drive_async(self._executor, flow)
         except WaypostError as error:
             away = isinstance(error, StoreUnavailable | OutcomeUnknown)
             log.log(

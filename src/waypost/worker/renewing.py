@@ -78,6 +78,12 @@ class Renewer:
             self._due.pop(holder, None)
             self._changed.notify()
 
+    def renew_now(self, holder: Holder) -> None:
+        """Somebody wants one of its messages cancelled: the answer to a renewal says which."""
+        with self._changed:
+            self._due[holder] = time.monotonic()
+            self._changed.notify()
+
     def _loop(self) -> None:
         while True:
             with self._changed:

@@ -21,6 +21,7 @@ from waypost.operations.flow import Flow, Link, OnEvent, drive_async
 from waypost.policy import HEALTH_WINDOW_SECONDS
 from waypost.schedule.running import Background
 from waypost.store.port import AsyncExecutor, Beat, Executor, Store
+from waypost.wake.wakeups import NO_WAKEUPS, Wakeups
 from waypost.worker.bridges import LoopExecutor, ThreadedExecutor
 from waypost.worker.consumer import Consumer
 from waypost.worker.handler import Handler
@@ -50,7 +51,7 @@ class Worker:
         retry_budget: float,
         start_timeout: float,
         on_event: OnEvent | None = None,
-        wake: Callable[[dict[str, list[str]]], None] = lambda woken: None,
+        wakeups: Wakeups = NO_WAKEUPS,
         session: Session | None = None,
         check: Callable[[], None] = lambda: None,
         health_window: float = HEALTH_WINDOW_SECONDS,
@@ -73,7 +74,8 @@ class Worker:
         # A session of its own: what a worker's claims hold must not turn up in a `receive` of the same client.
         self._session = session or Session()
         self._options: dict[str, Any] = {
-            "session": self._session, "worker": name, "retry_budget": retry_budget, "wake": wake, "on_event": on_event,
+            "session": self._session, "worker": name, "retry_budget": retry_budget, "wakeups": wakeups,
+            "on_event": on_event,
         }  # fmt: skip
         self._start_timeout = start_timeout
         self._consumers: list[Consumer] = []

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from waypost.errors import OperationTooOld
 from waypost.identity import Operation
 from waypost.message import MINUTE_COUNTERS, Event, EventName, MessageState, Stored
-from waypost.policy import DEFAULT_POLICY, FAILURE_EVENTS, MINUTES_KEPT, REPLAY_MAX, SLEEPER_TTL_MS
+from waypost.policy import COVERED_MAX, DEFAULT_POLICY, FAILURE_EVENTS, MINUTES_KEPT, REPLAY_MAX, SLEEPER_TTL_MS
 
 
 @dataclass(slots=True)
@@ -84,6 +84,8 @@ class Book:
         self.sleepers: dict[str, int] = {}
         #: Until when the memory of sleepers can be trusted; after it everybody is woken once.
         self.sleepers_known_until = 0
+        #: Who looks again soon, and until when that is: nobody need be woken for a few messages until then.
+        self.covered: dict[str, int] = {}
         self.counts: Counter[str] = Counter()
         self.minutes: dict[int, Counter[str]] = {}
         self.journal: deque[Event] = deque()
@@ -171,15 +173,17 @@ class Book:
         replays.results.pop(operation.number - REPLAY_MAX, None)
 
     def wake(self, now: int, count: int) -> list[str]:
-        """Take up to `count` sleepers out of the memory, longest asleep first; `*` if the memory is gone."""
+        """Take up to `count` sleepers out of the memory, the last to fall asleep first; `*` if the memory is gone."""
         if count == 0 or self.paused:
+            return []
+        if count <= COVERED_MAX and any(until > now for until in self.covered.values()):
             return []
         if self.sleepers_known_until <= now:
             self.sleepers.clear()
             self.sleepers_known_until = now + SLEEPER_TTL_MS
             return ["*"]
-        awake = sorted((until, name) for name, until in self.sleepers.items() if until > now)
-        names = [name for _, name in awake[:count]]
+        asleep = sorted(((until, name) for name, until in self.sleepers.items() if until > now), reverse=True)
+        names = [name for _, name in asleep[:count]]
         for name in names:
             del self.sleepers[name]
         return names

@@ -31,6 +31,7 @@ from waypost.message import (
 from waypost.policy import (
     ARRIVAL_TTL_MS,
     BURY_MAX,
+    COVER_MS_MAX,
     HEAD_OFFSET,
     PROMOTE_MAX,
     RECLAIM_MAX,
@@ -198,10 +199,18 @@ class QueueModel(Shelves):
     # ---- claim -------------------------------------------------------------------------------------------
 
     def claim(
-        self, now: int, limit: int, operation: Operation, worker: str, sleeper: str | None
+        self,
+        now: int,
+        limit: int,
+        operation: Operation,
+        worker: str,
+        sleeper: str | None,
+        linger_ms: int | None = None,
     ) -> tuple[Claimed, list[str]]:
         if sleeper is not None:
             self.sleepers.pop(sleeper, None)
+        if linger_ms is not None:
+            self.covered.pop(worker, None)
         leases: list[Lease] = []
         next_rate_ms = None
         if not self.paused:
@@ -210,10 +219,14 @@ class QueueModel(Shelves):
             room, next_rate_ms = self._room(now, limit)
             leases = self._lease(now, room, operation, worker)
         self._trim_dead(now)
-        if not leases and sleeper is not None:
+        if sleeper is not None and len(leases) < limit:
+            # It took all there was and has room for more; who asks for nothing only says that it sleeps no longer.
             self.sleepers = {name: until for name, until in self.sleepers.items() if until > now}
             self.sleepers[sleeper] = now + SLEEPER_TTL_MS
             self.sleepers_known_until = now + SLEEPER_TTL_MS
+        if linger_ms and len(leases) < limit:
+            self.covered = {name: until for name, until in self.covered.items() if until > now}
+            self.covered[worker] = now + min(linger_ms, COVER_MS_MAX)
         return self._claimed(now, leases, next_rate_ms), [lease.id for lease in leases]
 
     def claim_again(self, now: int, ids: Iterable[str], operation: Operation) -> Claimed:
@@ -227,7 +240,9 @@ class QueueModel(Shelves):
         return self._claimed(now, leases, None)
 
     def _claimed(self, now: int, leases: list[Lease], next_rate_ms: int | None) -> Claimed:
-        return Claimed(leases, self.next_due(now), self.next_lease(now), next_rate_ms, self.paused, 0)
+        return Claimed(
+            leases, self.next_due(now), self.next_lease(now), next_rate_ms, self.paused, 0, self.policy.lease_ms
+        )
 
     def promote(self, now: int, operation: Operation | None) -> None:
         due = sorted((r for r in self._in("delayed") if r.ready_ms <= now), key=lambda r: (r.ready_ms, r.id))

@@ -158,6 +158,7 @@ class MemoryStore:
         *,
         worker: str,
         sleeper: str | None = None,
+        linger_ms: int | None = None,
         replay: bool = False,
     ) -> Call[Claimed]:
         def run(now: int) -> Claimed:
@@ -168,7 +169,7 @@ class MemoryStore:
                 model.remember(operation, first := [])
             if first is not None:
                 return model.claim_again(now, cast("list[str]", first), operation)
-            claimed, ids = model.claim(now, limit, operation, worker, sleeper)
+            claimed, ids = model.claim(now, limit, operation, worker, sleeper, linger_ms)
             model.remember(operation, ids)
             return claimed
 

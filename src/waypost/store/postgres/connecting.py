@@ -26,17 +26,36 @@ except ImportError as error:  # pragma: no cover - exercised in a subprocess wit
 OLDEST_SERVER = 140000
 #: After a server's restart a pool may be full of connections that have ended; each is thrown away once it is met.
 STALE_MAX = 100
+#: What of a pool's settings says where and as whom to connect.
+CONNECTION_OPTIONS = frozenset(
+    (
+        "host",
+        "hostaddr",
+        "port",
+        "dbname",
+        "user",
+        "password",
+        "passfile",
+        "sslmode",
+        "sslcert",
+        "sslkey",
+        "sslrootcert",
+    )
+)
 
 
 class Source(Protocol):
     """Lends connections, and takes them back."""
 
     shown: str
+    #: What tells it from others: two sources of one place lead to the same database as the same user.
+    place: object
 
     def take(self, start_timeout: float) -> psycopg.Connection[Any]: ...
     def give(self, connection: psycopg.Connection[Any]) -> bool: ...
     async def take_async(self, start_timeout: float) -> psycopg.AsyncConnection[Any]: ...
     async def give_async(self, connection: psycopg.AsyncConnection[Any]) -> bool: ...
+    def dedicated(self, start_timeout: float) -> psycopg.Connection[Any]: ...
 
 
 def options(start_timeout: float) -> dict[str, Any]:
@@ -110,6 +129,11 @@ class UrlSource:
     def __init__(self, url: str) -> None:
         self._url = check_url(url)
         self.shown = shown_of(url)
+        self.place: object = url
+
+    def dedicated(self, start_timeout: float) -> psycopg.Connection[Any]:
+        """A connection for one purpose, whose owner closes it."""
+        return self.take(start_timeout)
 
     def take(self, start_timeout: float) -> psycopg.Connection[Any]:
         return psycopg.connect(self._url, **options(start_timeout))
@@ -146,6 +170,15 @@ class PoolSource:
         self._pool = pool
         self._is_async = inspect.iscoroutinefunction(pool.getconn)
         self.shown = f"the caller's {kind.__name__}"
+        self.place: object = pool
+
+    def dedicated(self, start_timeout: float) -> psycopg.Connection[Any]:
+        """A connection to where the pool's lead, whose owner closes it: for ever is too long to borrow one."""
+        address = self._pool.conninfo
+        if not isinstance(address, str):
+            raise UnusableClient("this pool makes its address up as it goes; give wake= a URL of its own")
+        given = {name: value for name, value in dict(self._pool.kwargs or {}).items() if name in CONNECTION_OPTIONS}
+        return psycopg.connect(address, **(given | options(start_timeout)))
 
     def take(self, start_timeout: float) -> psycopg.Connection[Any]:
         if self._is_async:

@@ -17,7 +17,7 @@ from sqlalchemy.pool import PoolProxiedConnection
 from sqlalchemy.util import greenlet_spawn
 
 from waypost.errors import UnusableClient
-from waypost.store.postgres.connecting import STALE_MAX, is_fresh
+from waypost.store.postgres.connecting import STALE_MAX, is_fresh, options
 
 #: These give the same connection to two who ask at once, or refuse the second.
 ONE_FOR_ALL = (StaticPool, SingletonThreadPool, AssertionPool)
@@ -53,6 +53,12 @@ class EngineSource:
         #: What is lent now: the pool wants back what it gave, not the connection inside.
         self._lent: dict[int, PoolProxiedConnection] = {}
         self.shown = f"the caller's {type(engine).__name__}"
+        self._url = engine.url.set(drivername="postgresql").render_as_string(hide_password=False)
+        self.place: object = self._url
+
+    def dedicated(self, start_timeout: float) -> psycopg.Connection[Any]:
+        """A connection for one purpose, whose owner closes it: beside the pool, which may be small."""
+        return psycopg.connect(self._url, **options(start_timeout))
 
     def take(self, start_timeout: float) -> psycopg.Connection[Any]:
         if isinstance(self._engine, AsyncEngine):

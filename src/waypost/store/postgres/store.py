@@ -81,7 +81,7 @@ CANCEL_STATUS: dict[str, CancelStatus] = {"c": "cancelled", "r": "requested", "f
 
 _published_reply = msgspec.json.Decoder(tuple[str, list[str] | None, list[str]]).decode
 _settled_reply = msgspec.json.Decoder(tuple[str, list[tuple[str, list[str]]]]).decode
-_claimed_reply = msgspec.json.Decoder(tuple[int | None, int | None, int | None, bool]).decode
+_claimed_reply = msgspec.json.Decoder(tuple[int | None, int | None, int | None, bool, int | None]).decode
 _redriven_reply = msgspec.json.Decoder(tuple[list[str], list[str], bool, list[str]]).decode
 _policy_reply = msgspec.json.Decoder(tuple[Policy, list[str]]).decode
 _changed_reply = msgspec.json.Decoder(tuple[bool, list[str]]).decode
@@ -194,13 +194,14 @@ class PostgresStore(ScheduleVerbs):
         *,
         worker: str,
         sleeper: str | None = None,
+        linger_ms: int | None = None,
         replay: bool = False,
     ) -> Call[Claimed]:
         nonce = operation.nonce
 
         def decode(result: PGresult) -> Claimed:
             *rows, last = rows_of(result)
-            next_due, next_lease, next_rate, paused = _claimed_reply(last[0])
+            next_due, next_lease, next_rate, paused, lease_ms = _claimed_reply(last[0])
             leases = [
                 Lease(
                     id, token, nonce, deliveries, attempts, PRIORITY_MAX - rank, key, group, published_ms, ready_ms,
@@ -209,9 +210,9 @@ class PostgresStore(ScheduleVerbs):
                 for _, id, token, deliveries, attempts, rank, key, group, published_ms, ready_ms, claimed_ms,
                     lease_end_ms, envelope in rows
             ]  # fmt: skip
-            return Claimed(leases, next_due, next_lease, next_rate, paused, 0)
+            return Claimed(leases, next_due, next_lease, next_rate, paused, 0, lease_ms)
 
-        parameters = [number(limit), text(worker), text(sleeper), flag(replay)]
+        parameters = [number(limit), text(worker), text(sleeper), flag(replay), number(linger_ms)]
         return self._once("claim", queue, operation, parameters, decode, columns="*")
 
     def settle(

@@ -8,9 +8,10 @@ import msgspec
 
 from waypost.identity import Operation
 from waypost.message import Claimed, Lease
-from waypost.policy import BURY_MAX, PROMOTE_MAX, RECLAIM_MAX, SLEEPER_TTL_MS
+from waypost.policy import BURY_MAX, COVER_MS_MAX, PROMOTE_MAX, RECLAIM_MAX, SLEEPER_TTL_MS
 from waypost.store.sqlite.book import COLUMNS, LEASED, QueueBook, Record, as_list
 from waypost.store.sqlite.moves import bury, end, ends_otherwise, make_claimable, to_head, trim_dead
+from waypost.store.sqlite.wake import COVERS
 
 _DUE = f"""
     SELECT {COLUMNS} FROM {{message}} m INDEXED BY {{message:delayed}}
@@ -42,13 +43,15 @@ _SLEEPERS_OLD = "DELETE FROM {sleeper} WHERE queue = ? AND until_ms <= ?"
 
 
 def claim(
-    book: QueueBook, limit: int, operation: Operation, worker: str, sleeper: str | None
+    book: QueueBook, limit: int, operation: Operation, worker: str, sleeper: str | None, linger_ms: int | None
 ) -> tuple[Claimed, list[str]]:
-    """Lease up to `limit` messages; an empty hand registers its worker as a sleeper in the same step."""
+    """Lease up to `limit` messages; a hand that is not full registers its worker as a sleeper in the same step."""
     step, now = book.step, book.now
     told = str(operation)
     if sleeper is not None:
         step.execute(_SLEEPER_OUT, (book.number, sleeper))
+    if linger_ms is not None:
+        step.execute(_SLEEPER_OUT, (book.number, COVERS + worker))
     leases: list[Lease] = []
     next_rate_ms = None
     if not book.paused:
@@ -57,10 +60,12 @@ def claim(
         room, next_rate_ms = _room(book, limit)
         leases = _lease(book, room, operation.nonce, worker, told)
     trim_dead(book)
-    if not leases and sleeper is not None:
+    if sleeper is not None and len(leases) < limit:
         step.execute(_SLEEPERS_OLD, (book.number, now))
         step.execute(_SLEEPER_IN, (book.number, sleeper, now + SLEEPER_TTL_MS))
         book.numbers["sleepers_known_until"] = now + SLEEPER_TTL_MS
+    if linger_ms and len(leases) < limit:
+        step.execute(_SLEEPER_IN, (book.number, COVERS + worker, now + min(linger_ms, COVER_MS_MAX)))
     return _claimed(book, leases, next_rate_ms), [lease.id for lease in leases]
 
 
@@ -77,7 +82,7 @@ def claim_again(book: QueueBook, ids: list[str], operation: Operation) -> Claime
 
 
 def _claimed(book: QueueBook, leases: list[Lease], next_rate_ms: int | None) -> Claimed:
-    return Claimed(leases, book.next_due(), book.next_lease(), next_rate_ms, book.paused, 0)
+    return Claimed(leases, book.next_due(), book.next_lease(), next_rate_ms, book.paused, 0, book.policy.lease_ms)
 
 
 def promote_due(book: QueueBook, operation: str | None) -> None:

@@ -61,7 +61,9 @@ _HEAD = """
     SELECT ready_ms FROM {message} INDEXED BY {message:ready}
     WHERE queue = ? AND state = 0 AND priority = ? AND position >= ? ORDER BY position, id LIMIT 1"""
 _OLDEST_LEASED = "SELECT min(claimed_ms) FROM {message} INDEXED BY {message:leased} WHERE queue = ? AND state = 2"
-_SLEEPERS = "SELECT count(*) FROM {sleeper} INDEXED BY {sleeper:until} WHERE queue = ? AND until_ms > ?"
+_SLEEPERS = """
+    SELECT count(*) FROM {sleeper} INDEXED BY {sleeper:until}
+    WHERE queue = ? AND until_ms > ? AND name NOT GLOB '~*'"""
 _MINUTES = (
     f"SELECT minute, {', '.join(MINUTE_COUNTERS)} FROM {{minute}} WHERE queue = ? AND minute >= ? ORDER BY minute"
 )

@@ -138,6 +138,7 @@ class SqliteStore:
         *,
         worker: str,
         sleeper: str | None = None,
+        linger_ms: int | None = None,
         replay: bool = False,
     ) -> Call[Claimed]:
         def run(step: Step) -> Claimed:
@@ -148,7 +149,7 @@ class SqliteStore:
                 replays.remember(book, operation, first := replays.CLAIMED.pack([]))
             if first is not None:
                 return claim.claim_again(book, replays.CLAIMED.unpack(first), operation)
-            claimed, ids = claim.claim(book, limit, operation, worker, sleeper)
+            claimed, ids = claim.claim(book, limit, operation, worker, sleeper, linger_ms)
             replays.remember(book, operation, replays.CLAIMED.pack(ids))
             return claimed
 

@@ -5,15 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
-from waypost.policy import SLEEPER_TTL_MS
+from waypost.policy import COVER_MS_MAX, COVERED_MAX, SLEEPER_TTL_MS
 from waypost.store.sqlite.book import QueueBook
 
 T = TypeVar("T")
 
+#: Before the name of a worker that looks again soon: while such a row lives, nobody is woken for a few messages.
+COVERS = "~"
+
 _SLEEPERS_CLEAR = "DELETE FROM {sleeper} WHERE queue = ?"
 _SLEEPERS_FIRST = """
     SELECT queue, name FROM {sleeper} INDEXED BY {sleeper:until}
-    WHERE queue = ? AND until_ms > ? ORDER BY until_ms, name LIMIT ?"""
+    WHERE queue = ? AND until_ms > ? AND name NOT GLOB '~*' ORDER BY until_ms DESC, name DESC LIMIT ?"""
+_COVERED = """
+    SELECT 1 FROM {sleeper} INDEXED BY {sleeper:until}
+    WHERE queue = ? AND until_ms > ? AND until_ms <= ? AND name GLOB '~*' LIMIT 1"""
 _SLEEPER_OUT = "DELETE FROM {sleeper} WHERE queue = ? AND name = ?"
 
 
@@ -28,9 +34,13 @@ def waking(book: QueueBook, work: Callable[[], T], *, also: Callable[[], int] = 
 
 
 def _wake(book: QueueBook, count: int) -> list[str]:
-    """Take up to `count` sleepers out of the memory, longest asleep first; `*` if the memory is gone."""
+    """Take up to `count` sleepers out of the memory, the last to fall asleep first; `*` if the memory is gone."""
     if count == 0 or book.paused:
         return []
+    if count <= COVERED_MAX:
+        covers = book.step.execute(_COVERED, (book.number, book.now, book.now + COVER_MS_MAX))
+        if covers.fetchone() is not None:
+            return []
     if book.numbers["sleepers_known_until"] <= book.now:
         book.step.execute(_SLEEPERS_CLEAR, (book.number,))
         book.numbers["sleepers_known_until"] = book.now + SLEEPER_TTL_MS

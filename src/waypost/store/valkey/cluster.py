@@ -56,6 +56,7 @@ class ClusterSource:
     cluster = True
 
     def __init__(self, url: str) -> None:
+        self.place: object = url
         self._hosts, path, options, tls, self.shown = read_url(url, "cluster", CLUSTER_PORT)
         if path not in ([], ["0"]) or options.pop("db", 0) != 0:
             raise InvalidUrl("a Cluster has one database, number 0: valkey+cluster://host1:6379,host2:6379")
@@ -92,6 +93,7 @@ class ClusterClientSource:
     cluster = True
 
     def __init__(self, client: Any) -> None:
+        self.place: object = client
         self._client = client
         self._is_async = hasattr(client, "aclose")
         self.shown = f"the caller's {type(client).__name__}"
@@ -119,6 +121,7 @@ class NodeSource:
     cluster = True
 
     def __init__(self, pool: Any, shown: str, *, owned: bool) -> None:
+        self.place: object = pool
         self._pool = pool
         self.shown = shown
         self.owned = owned

@@ -32,6 +32,8 @@ class Source(Protocol):
     shown: str
     owned: bool
     cluster: bool
+    #: What tells it from others: two sources of one place lead to the same servers as the same user.
+    place: object
 
     def pool(self, start_timeout: float) -> Any: ...
     def async_pool(self, start_timeout: float) -> Any: ...
@@ -89,6 +91,7 @@ class UrlSource(Owned):
     """Connections made from a URL."""
 
     def __init__(self, url: str) -> None:
+        self.place: object = url
         parts = urlsplit(url)
         if parts.scheme not in SCHEMES:
             raise InvalidUrl(
@@ -150,6 +153,7 @@ class ClientSource:
                 f"{name} was made with single_connection_client=True and owns one socket, which cannot be shared "
                 "safely; pass a client with a pool"
             )
+        self.place: object = client.connection_pool
         self._pool = client.connection_pool
         self._is_async = inspect.iscoroutinefunction(self._pool.get_connection)
         self.shown = f"the caller's {kind.__name__}"

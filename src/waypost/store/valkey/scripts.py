@@ -73,6 +73,7 @@ INCLUDE = re.compile(r"^-- include (\w+)\n", re.MULTILINE)
 LIMITS = (
     "PROMOTE_MAX", "RECLAIM_MAX", "BURY_MAX", "REPLAY_MAX", "SLEEPER_TTL_MS", "ARRIVAL_TTL_MS", "MINUTES_KEPT",
     "HEAD_OFFSET", "CHUNK_MESSAGES_MAX", "WORKERS_SWEPT_MAX", "CHAIN_TTL_MS", "ENDED_TTL_MS", "WAITER_TTL_MS",
+    "COVER_MS_MAX", "COVERED_MAX",
 )  # fmt: skip
 _places: dict[str, dict[str, Any]] = {
     "COUNT": {name: place for place, name in enumerate(COUNTERS, 1)},

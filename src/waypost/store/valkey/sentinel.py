@@ -22,6 +22,7 @@ class SentinelSource(Owned):
     """`valkey+sentinel://[user:password@]host1:26379,host2:26379/service[/database]`."""
 
     def __init__(self, url: str) -> None:
+        self.place: object = url
         self._hosts, path, options, self._tls, shown = read_url(url, "sentinel", SENTINEL_PORT)
         if not 1 <= len(path) <= 2:
             raise InvalidUrl(

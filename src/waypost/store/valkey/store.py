@@ -249,14 +249,19 @@ class ValkeyStore(ScheduleVerbs):
         *,
         worker: str,
         sleeper: str | None = None,
+        linger_ms: int | None = None,
         replay: bool = False,
     ) -> Call[Claimed]:
         def decode(reply: Any) -> Claimed:
-            lease_end, next_due, next_lease, next_rate, paused, outgoing, now = reply[:7]
-            leases = packing.unpack_leases(reply, 7, lease_end, now, operation.nonce)
-            return Claimed(leases, _or_none(next_due), _or_none(next_lease), _or_none(next_rate), paused == 1, outgoing)
+            lease_end, next_due, next_lease, next_rate, paused, outgoing, now, lease = reply[:8]
+            leases = packing.unpack_leases(reply, 8, lease_end, now, operation.nonce)
+            return Claimed(
+                leases, _or_none(next_due), _or_none(next_lease), _or_none(next_rate), paused == 1, outgoing,
+                _or_none(lease),
+            )  # fmt: skip
 
-        arguments = (b"%d" % limit, worker.encode(), (sleeper or "").encode(), b"1" if replay else b"0")
+        linger = b"" if linger_ms is None else b"%d" % linger_ms
+        arguments = (b"%d" % limit, worker.encode(), (sleeper or "").encode(), b"1" if replay else b"0", linger)
         return self._call("claim", queue, operation, arguments, decode)
 
     def settle(

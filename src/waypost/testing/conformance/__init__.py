@@ -33,7 +33,7 @@ from waypost.testing.conformance.replay import TestLostReplies, TestOperations
 from waypost.testing.conformance.schedules import TestFires, TestLeaders, TestPromotion, TestSaving
 from waypost.testing.conformance.settle import TestCancel, TestContinuations, TestOutcomes, TestResults
 from waypost.testing.conformance.timers import TestTimers
-from waypost.testing.conformance.wake import TestWakes
+from waypost.testing.conformance.wake import TestCover, TestWakes
 from waypost.testing.conformance.workers import TestRegister
 
 __all__ = [
@@ -48,6 +48,7 @@ __all__ = [
     "TestConflicts",
     "TestContinuations",
     "TestCounts",
+    "TestCover",
     "TestDeadLetters",
     "TestFences",
     "TestFires",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from waypost.policy import SLEEPER_TTL_MS
+from waypost.policy import COVER_MS_MAX, COVERED_MAX, SLEEPER_TTL_MS
 from waypost.testing.bench import Bench
 
 
@@ -40,21 +40,21 @@ class TestWakes:
     def test_a_publish_of_so_many_wakes_so_many(self, bench: Bench) -> None:
         put_to_sleep(bench, "a", "b", "c")
         bench.publish_drafts([bench.draft(), bench.draft()])
-        assert bench.woken == {"orders": ["a", "b"]}
+        assert bench.woken == {"orders": ["c", "b"]}
         bench.publish_drafts([bench.draft(), bench.draft()])
-        assert bench.woken == {"orders": ["c"]}
+        assert bench.woken == {"orders": ["a"]}
         bench.publish()
         assert bench.woken == {}
 
     @pytest.mark.promise("WAKE-2")
-    def test_the_longest_asleep_is_woken_first(self, bench: Bench) -> None:
+    def test_the_last_to_fall_asleep_is_woken_first(self, bench: Bench) -> None:
         put_to_sleep(bench, "z", "a")
         bench.publish()
-        assert bench.woken == {"orders": ["z"]}
+        assert bench.woken == {"orders": ["a"]}
 
     @pytest.mark.promise("WAKE-2")
     def test_a_claim_that_finds_work_leaves_no_sleeper_behind(self, bench: Bench) -> None:
-        put_to_sleep(bench, "a", "b")
+        put_to_sleep(bench, "b", "a")
         bench.publish()
         assert len(bench.claim(sleeper="b")) == 1
         bench.publish()
@@ -62,11 +62,43 @@ class TestWakes:
         assert bench.stats().sleepers == 0
 
     @pytest.mark.promise("WAKE-2")
+    def test_a_claim_that_took_all_there_was_and_has_room_for_more_sleeps(self, bench: Bench) -> None:
+        bench.publish()
+        assert len(bench.claim(2, sleeper="a")) == 1
+        assert bench.stats().sleepers == 1
+        bench.publish()
+        assert bench.woken == {"orders": ["a"]}
+
+    @pytest.mark.promise("WAKE-2")
+    def test_a_claim_whose_hands_are_full_does_not_sleep(self, bench: Bench) -> None:
+        put_to_sleep(bench, "a")
+        bench.publish_count(3)
+        assert len(bench.claim(2, sleeper="a")) == 2
+        assert bench.stats().sleepers == 0
+
+    @pytest.mark.promise("WAKE-2")
+    def test_a_claim_for_nothing_takes_its_sleeper_out_of_the_memory(self, bench: Bench) -> None:
+        put_to_sleep(bench, "a", "b")
+        assert bench.claim(0, sleeper="a") == []
+        assert bench.stats().sleepers == 1
+        bench.publish_drafts([bench.draft(), bench.draft()])
+        assert bench.woken == {"orders": ["b"]}
+
+    @pytest.mark.promise("WAKE-5")
+    def test_a_claim_tells_how_long_leases_are(self, bench: Bench) -> None:
+        assert bench.claimed(1).lease_ms == 60_000
+        bench.configure(lease=5)
+        bench.publish()
+        assert bench.claimed(1).lease_ms == 5_000
+        bench.configure(lease=None)
+        assert bench.claimed(1).lease_ms is None
+
+    @pytest.mark.promise("WAKE-2")
     def test_a_sleeper_that_sleeps_again_counts_once(self, bench: Bench) -> None:
         put_to_sleep(bench, "a", "b", "a")
         assert bench.stats().sleepers == 2
         bench.publish_drafts([bench.draft() for _ in range(5)])
-        assert bench.woken == {"orders": ["b", "a"]}
+        assert bench.woken == {"orders": ["a", "b"]}
 
     @pytest.mark.promise("WAKE-2")
     def test_a_sleeper_is_forgotten_after_its_time(self, bench: Bench) -> None:
@@ -94,16 +126,16 @@ class TestWakes:
     def test_a_new_earliest_timer_wakes_one(self, bench: Bench) -> None:
         put_to_sleep(bench, "a", "b", "c", "d")
         bench.publish(delay=60)
-        assert bench.woken == {"orders": ["a"]}
+        assert bench.woken == {"orders": ["d"]}
         bench.publish(delay=90)
         assert bench.woken == {}
         bench.publish_drafts([bench.draft(delay=30), bench.draft(delay=20)])
-        assert bench.woken == {"orders": ["b"]}
+        assert bench.woken == {"orders": ["c"]}
 
     @pytest.mark.promise("TIMER-2", "PUB-5")
     def test_a_timer_brought_forward_wakes_one(self, bench: Bench) -> None:
         bench.publish(key="k", delay=60)
-        put_to_sleep(bench, "a", "b")
+        put_to_sleep(bench, "b", "a")
         bench.publish(key="k", delay=30, on_conflict="extend")
         assert bench.woken == {"orders": ["a"]}
         bench.publish(key="k", delay=50, on_conflict="extend")
@@ -114,7 +146,7 @@ class TestWakes:
     def test_what_a_settle_sends_back_wakes_one(self, bench: Bench, outcome: str, after: float) -> None:
         bench.publish()
         lease = bench.claim_one()
-        put_to_sleep(bench, "a", "b")
+        put_to_sleep(bench, "b", "a")
         bench.settle(lease, outcome, after=after)  # type: ignore[arg-type]
         assert bench.woken == {"orders": ["a"]}
 
@@ -131,7 +163,7 @@ class TestWakes:
     def test_a_generation_that_takes_over_wakes_one(self, bench: Bench) -> None:
         bench.publish(key="k")
         lease = bench.claim_one()
-        put_to_sleep(bench, "a", "b")
+        put_to_sleep(bench, "b", "a")
         bench.publish(key="k", on_conflict="replace")
         assert bench.woken == {}
         bench.settle(lease)
@@ -142,7 +174,7 @@ class TestWakes:
         bench.publish_count(2)
         for lease in bench.claim(2):
             bench.settle(lease, "dead")
-        put_to_sleep(bench, "a", "b", "c")
+        put_to_sleep(bench, "c", "b", "a")
         bench.redrive()
         assert bench.woken == {"orders": ["a", "b"]}
 
@@ -151,14 +183,14 @@ class TestWakes:
         bench.configure(max_running=1)
         bench.publish_count(3)
         lease = bench.claim_one()
-        put_to_sleep(bench, "a", "b")
+        put_to_sleep(bench, "b", "a")
         bench.settle(lease)
         assert bench.woken == {"orders": ["a"]}
 
     @pytest.mark.promise("QUEUE-1")
     def test_a_paused_queue_wakes_nobody_and_resume_wakes_for_what_gathered(self, bench: Bench) -> None:
         bench.pause()
-        put_to_sleep(bench, "a", "b", "c")
+        put_to_sleep(bench, "c", "b", "a")
         bench.publish_count(2)
         assert bench.woken == {}
         assert bench.resume()
@@ -177,7 +209,7 @@ class TestWakes:
     def test_resume_wakes_one_for_the_timers(self, bench: Bench) -> None:
         bench.pause()
         bench.publish(delay=60)
-        put_to_sleep(bench, "a", "b")
+        put_to_sleep(bench, "b", "a")
         bench.resume()
         assert bench.woken == {"orders": ["a"]}
 
@@ -186,7 +218,7 @@ class TestWakes:
         bench.publish()
         bench.claim_one()
         bench.pause()
-        put_to_sleep(bench, "a", "b")
+        put_to_sleep(bench, "b", "a")
         bench.resume()
         assert bench.woken == {"orders": ["a"]}
 
@@ -195,7 +227,7 @@ class TestWakes:
         bench.configure(max_running=1)
         bench.publish_count(3)
         bench.claim_one()
-        put_to_sleep(bench, "a", "b", "c")
+        put_to_sleep(bench, "c", "b", "a")
         bench.configure(max_running=10)
         assert bench.woken == {"orders": ["a", "b"]}
 
@@ -214,3 +246,52 @@ class TestWakes:
         bench.settle(lease, then=[bench.continuation(lease, "billing")])
         bench.deliver_outgoing()
         assert bench.woken == {"billing": ["clerk"]}
+
+
+class TestCover:
+    """Whoever is sure to look again soon spares the others."""
+
+    @pytest.mark.promise("WAKE-2")
+    def test_nobody_is_woken_for_a_few_messages_while_somebody_looks_again_soon(self, bench: Bench) -> None:
+        put_to_sleep(bench, "a")
+        bench.publish()
+        bench.claim(10, linger_ms=20)
+        bench.publish_count(2)
+        assert bench.woken == {}
+        bench.after(0.02)
+        assert len(bench.claim(10, sleeper="b")) == 2
+        bench.publish()
+        assert bench.woken == {"orders": ["b"]}
+
+    @pytest.mark.promise("WAKE-2")
+    def test_many_messages_wake_sleepers_whoever_looks_again_soon(self, bench: Bench) -> None:
+        put_to_sleep(bench, "a", "b")
+        bench.claim(10, linger_ms=20)
+        bench.publish_drafts([bench.draft() for _ in range(COVERED_MAX + 1)])
+        assert bench.woken == {"orders": ["b", "a"]}
+
+    @pytest.mark.promise("WAKE-2")
+    def test_a_claim_whose_hands_are_full_covers_nothing(self, bench: Bench) -> None:
+        put_to_sleep(bench, "a")
+        bench.claim(10, linger_ms=20)
+        bench.publish_count(2)
+        assert len(bench.claim(1, linger_ms=20)) == 1
+        bench.publish()
+        assert bench.woken == {"orders": ["a"]}
+
+    @pytest.mark.promise("WAKE-2")
+    def test_a_promise_to_look_again_can_be_taken_back(self, bench: Bench) -> None:
+        put_to_sleep(bench, "a")
+        bench.claim(10, linger_ms=50)
+        bench.claim(10, linger_ms=0)
+        bench.publish()
+        assert bench.woken == {"orders": ["a"]}
+
+    @pytest.mark.promise("WAKE-2")
+    def test_a_promise_does_not_hold_for_long_and_counts_as_no_sleeper(self, bench: Bench) -> None:
+        put_to_sleep(bench, "a")
+        bench.claim(10, linger_ms=60_000)
+        assert bench.stats().sleepers == 1
+        bench.after(COVER_MS_MAX / 1000)
+        bench.publish()
+        assert bench.woken == {"orders": ["a"]}

@@ -6,7 +6,7 @@
 
 CREATE OR REPLACE FUNCTION {claim}(
     p_queue text, p_clock bigint, p_session bytea, p_number bigint, p_ttl bigint, p_limit bigint, p_worker text,
-    p_sleeper text, p_replay boolean
+    p_sleeper text, p_replay boolean, p_linger bigint
 ) RETURNS TABLE (
     head text, id text, token bigint, deliveries integer, attempts integer, rank smallint, key text, "group" text,
     published_ms bigint, ready_ms bigint, claimed_ms bigint, lease_end_ms bigint, data bytea
@@ -130,9 +130,13 @@ BEGIN
         IF q.dead_max IS NOT NULL OR q.dead_keep_ms IS NOT NULL THEN
             PERFORM {trim_dead}(q, v_now);
         END IF;
-        IF v_leased = 0 AND p_sleeper IS NOT NULL THEN
+        -- It took all there was and has room for more; who asks for nothing only says that it sleeps no longer.
+        IF v_leased < p_limit AND p_sleeper IS NOT NULL THEN
             INSERT INTO {sleeper} (queue, name, until_ms, awake) VALUES (q.number, p_sleeper, v_now + 60000, false)
             ON CONFLICT (queue, name) DO UPDATE SET until_ms = excluded.until_ms, awake = false;
+        END IF;
+        IF p_linger IS NOT NULL THEN
+            PERFORM {cover}(q.number, p_worker, v_now, CASE WHEN v_leased < p_limit THEN p_linger ELSE 0 END);
         END IF;
         v_due := {next_due}(q.number);
         IF v_tidy THEN
@@ -141,7 +145,7 @@ BEGIN
     END IF;
     RETURN QUERY SELECT
         json_build_array(
-            {from_now}(v_due, v_now), {from_now}({next_lease}(q.number), v_now), v_rate, q.paused)::text,
+            {from_now}(v_due, v_now), {from_now}({next_lease}(q.number), v_now), v_rate, q.paused, q.lease_ms)::text,
         NULL::text, NULL::bigint, NULL::integer, NULL::integer, NULL::smallint, NULL::text, NULL::text, NULL::bigint,
         NULL::bigint, NULL::bigint, NULL::bigint, NULL::bytea;
 END $body$;

@@ -1,12 +1,43 @@
--- Whom to wake for what a step made claimable. Touches: sleeper.
--- Keeps: a sleeper is named once; no publisher waits for another one here.
+-- Whom to wake for what a step made claimable, and the word to them that travels with the commit. Touches: sleeper.
+-- Keeps: a sleeper is named once; no publisher waits for another one here; where nobody sleeps nothing is sent.
 
+-- The channel of a queue. A name has room for 63 bytes.
+CREATE OR REPLACE FUNCTION {channel}(p_queue text) RETURNS text LANGUAGE sql IMMUTABLE AS $body$
+    SELECT CASE WHEN octet_length(c.name) <= 63 THEN c.name
+        ELSE 'waypost:' || left(encode(sha256(convert_to(c.name, 'UTF8')), 'hex'), 40) END
+    FROM (SELECT trim(both '"' FROM '{#ready}') || ':' || p_queue AS name) c
+$body$;
+
+-- Those whose names begin with @ listen here; the others are told by the client, which has another way to reach them.
 CREATE OR REPLACE FUNCTION {wake}(q {queue}, p_now bigint, p_count bigint) RETURNS text[] LANGUAGE plpgsql AS $body$
+DECLARE
+    v_names text[] := {sleepers}(q, p_now, p_count);
+    v_here text[];
+BEGIN
+    IF cardinality(v_names) = 0 THEN
+        RETURN v_names;
+    END IF;
+    SELECT array_agg(n.name) INTO v_here FROM unnest(v_names) AS n (name) WHERE n.name ~ '^[@*]';
+    -- A payload has room for 8,000 bytes, and a name for a little more than 128.
+    FOR i IN 1 .. coalesce(cardinality(v_here), 0) BY 50 LOOP
+        PERFORM pg_notify({channel}(q.name), array_to_string(v_here[i : i + 49], E'\n'));
+    END LOOP;
+    RETURN v_names;
+END $body$;
+
+CREATE OR REPLACE FUNCTION {sleepers}(q {queue}, p_now bigint, p_count bigint) RETURNS text[] LANGUAGE plpgsql AS $body$
 DECLARE
     v_names text[];
     v_sleeping boolean;
 BEGIN
     IF coalesce(p_count, 0) <= 0 OR q.paused THEN
+        RETURN '{}';
+    END IF;
+    IF p_count <= 8 AND EXISTS (
+        SELECT 1 FROM {sleeper} s
+        WHERE s.queue = q.number AND s.until_ms > p_now AND s.until_ms <= p_now + 100 AND s.name LIKE '~%')
+    THEN
+        -- Somebody looks again so soon that it takes a few messages more than any other would.
         RETURN '{}';
     END IF;
     SELECT bool_or(NOT s.awake) INTO v_sleeping FROM {sleeper} s WHERE s.queue = q.number AND s.until_ms > p_now;
@@ -24,11 +55,23 @@ BEGIN
     END IF;
     WITH chosen AS (
         SELECT s.name, s.until_ms FROM {sleeper} s WHERE s.queue = q.number AND NOT s.awake AND s.until_ms > p_now
-        ORDER BY s.until_ms, s.name LIMIT p_count FOR UPDATE SKIP LOCKED
+        ORDER BY s.until_ms DESC, s.name DESC LIMIT p_count FOR UPDATE SKIP LOCKED
     ), woken AS (
         UPDATE {sleeper} s SET awake = true FROM chosen c WHERE s.queue = q.number AND s.name = c.name
         RETURNING c.name, c.until_ms
     )
-    SELECT coalesce(array_agg(w.name ORDER BY w.until_ms, w.name), '{}') INTO v_names FROM woken w;
+    SELECT coalesce(array_agg(w.name ORDER BY w.until_ms DESC, w.name DESC), '{}') INTO v_names FROM woken w;
     RETURN v_names;
+END $body$;
+
+-- A worker looks again within so many milliseconds, 0: it no longer says so. Each has a row of its own, named ~worker.
+CREATE OR REPLACE FUNCTION {cover}(p_queue integer, p_worker text, p_now bigint, p_ms bigint) RETURNS void
+LANGUAGE plpgsql AS $body$
+BEGIN
+    IF p_ms > 0 THEN
+        INSERT INTO {sleeper} (queue, name, until_ms, awake) VALUES (p_queue, '~' || p_worker, p_now + least(p_ms, 100), true)
+        ON CONFLICT (queue, name) DO UPDATE SET until_ms = excluded.until_ms;
+    ELSE
+        UPDATE {sleeper} s SET until_ms = p_now WHERE s.queue = p_queue AND s.name = '~' || p_worker AND s.until_ms > p_now;
+    END IF;
 END $body$;

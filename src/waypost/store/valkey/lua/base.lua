@@ -17,7 +17,8 @@
 --  10 errors     hash    id -> {reason, error type, error} of a dead letter or of the last failed attempt
 --  11 journal    stream  entry id = number of its last event; field e = the events of one step
 --  12 readers    hash    name -> number read to
---  13 sleepers   zset    name by the end of its registration; '' ends last: while it is there, the memory is whole
+--  13 sleepers   zset    name by the end of its registration; '' ends last: while it is there, the memory is whole;
+--                        ~<worker>: until when it is sure to look again
 --  14 rate       list    "at:count" of the claims inside the rate's window
 --  15 completed  list    finished messages, newest first
 --  16 outgoing   hash    id -> continuation or notice that has not been confirmed by its queue
@@ -202,26 +203,43 @@ local function until_first(key)
   if first[2] then return max(0, tonumber(first[2]) - now) end
 end
 
--- Take up to `number` sleepers out of the memory, longest asleep first; '*' if the memory is gone.
-local function wake(number)
+-- Take up to `number` sleepers out of the memory, the last to fall asleep first; '*' if the memory is gone.
+local function choose_sleepers(number)
   if number == 0 or paused then return {} end
   number = min(number, CHUNK_MESSAGES_MAX)
   -- Called after writes, so it must not fail: where the memory is not ours, everybody is woken as if it were gone.
-  local found = redis.pcall('ZRANGE', SLEEPERS, 0, number, 'WITHSCORES')
+  local found = redis.pcall('ZREVRANGE', SLEEPERS, 0, number, 'WITHSCORES')
   if found.err then return {'*'} end
-  if found[2] and tonumber(found[2]) <= now then
-    call('ZREMRANGEBYSCORE', SLEEPERS, '-inf', now)
-    found = call('ZRANGE', SLEEPERS, 0, number, 'WITHSCORES')
+  local names, known = {}, false
+  for i = 1, #found, 2 do
+    local name = found[i]
+    if tonumber(found[i + 1]) <= now then break end
+    if byte(name) == 126 then
+      -- Somebody looks again so soon that it takes a few messages more than any other would.
+      if number <= COVERED_MAX then return {} end
+    else
+      known = true
+      if name ~= '' and #names < number then names[#names + 1] = name end
+    end
   end
-  if #found == 0 then
+  if not known then
     call('ZADD', SLEEPERS, now + SLEEPER_TTL_MS, '')
     call('PEXPIRE', SLEEPERS, SLEEPER_TTL_MS * 2)
     return {'*'}
   end
-  local names = {}
-  for i = 1, #found, 2 do
-    if found[i] ~= '' and #names < number then names[#names + 1] = found[i] end
+  if #names > 0 and number <= COVERED_MAX then
+    -- Those who cover stand at the other end: they say so for milliseconds, not for a minute.
+    local soonest = call('ZRANGEBYSCORE', SLEEPERS, '(' .. format('%.0f', now), now + COVER_MS_MAX, 'LIMIT', 0, 1)[1]
+    if soonest and byte(soonest) == 126 then return {} end
   end
   if #names > 0 then call('ZREM', SLEEPERS, unpack(names)) end
+  return names
+end
+
+-- Whom to wake for what a step made claimable. They are told here, on the channel <base>ready: those who listen hear it
+-- with the step itself. What cannot be told is no failure: it costs them a safety poll.
+local function wake(number)
+  local names = choose_sleepers(number)
+  if #names > 0 then redis.pcall('PUBLISH', BASE .. 'ready', concat(names, '\n')) end
   return names
 end

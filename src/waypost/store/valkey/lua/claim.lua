@@ -1,18 +1,21 @@
 -- claim: lease up to n messages, highest priority first, first in first out.
 --
--- Arguments: limit, worker, sleeper or '', '1' to repeat only (take no fresh work).
+-- Arguments: limit, worker, sleeper or '', '1' to repeat only (take no fresh work), in how many milliseconds it looks
+-- again or ''.
 -- Touches: queue, messages, state, ready, due, leases, keys, waiting, dead, errors, journal, sleepers, rate, outgoing,
 -- completed, operations, the keys of chains.
 -- Invariant: one holder. A lease is a member of leases and a state with status L, a grown token and this call's nonce.
 -- The first write removes: a store whose memory is full can be drained.
--- Reply: lease end, next due, next lease end, next rate slot (milliseconds, -1: none), paused, outgoing, now, then value
--- and state of each message; '' for the state of one that was never claimed before, which follows from all the others.
+-- Reply: lease end, next due, next lease end, next rate slot (milliseconds, -1: none), paused, outgoing, now,
+-- how long leases are now, then value and state of each message; '' for the state of one that was never claimed before,
+-- which follows from all the others.
 
 -- include moves
 
 local limit = min(CHUNK_MESSAGES_MAX, tonumber(ARGV[FIRST_ARGUMENT]))
 local worker, sleeper = ARGV[FIRST_ARGUMENT + 1], ARGV[FIRST_ARGUMENT + 2]
 local repeat_only = ARGV[FIRST_ARGUMENT + 3] == '1'
+local linger = tonumber(ARGV[FIRST_ARGUMENT + 4])
 
 local first = first_result()
 open_queue()
@@ -20,13 +23,13 @@ must_be('hash', MESSAGES)
 must_be('zset', READY)
 local with_state, held = must_be('hash', STATE), must_be('zset', LEASES)
 local timers, outgoing = must_be('zset', DUE), must_be('hash', OUTGOING)
-if sleeper ~= '' then must_be('zset', SLEEPERS) end
+if sleeper ~= '' or linger then must_be('zset', SLEEPERS) end
 if policy.rate_count then must_be('list', RATE) end
 if policy.completed_max > 0 then must_be('list', COMPLETED) end
 
 local function header(lease_end, next_rate)
   return {lease_end, until_first(DUE) or -1, until_first(LEASES) or -1, next_rate or -1, paused and 1 or 0, outgoing + sent_on,
-    now}
+    now, policy.lease_ms or -1}
 end
 
 if first or repeat_only then
@@ -45,7 +48,7 @@ if first or repeat_only then
     end
   end
   local reply = header(lease_end)
-  for i = 1, #again do reply[i + 7] = again[i] end
+  for i = 1, #again do reply[i + 8] = again[i] end
   return reply
 end
 
@@ -65,6 +68,7 @@ end
 
 begin_removing()
 if sleeper ~= '' then call('ZREM', SLEEPERS, sleeper) end
+if linger then call('ZREM', SLEEPERS, '~' .. worker) end
 
 for i = 1, #due do
   local s = state_of(due[i])
@@ -230,8 +234,15 @@ if leased > 0 then
     call('RPUSH', RATE, format('%.0f:%.0f', now, leased))
     counts[COUNT.rate_sum] = counts[COUNT.rate_sum] + leased
   end
-elseif sleeper ~= '' then
+end
+-- It took all there was and has room for more; who asks for nothing only says that it sleeps no longer.
+if sleeper ~= '' and leased < limit then
+  call('ZREMRANGEBYSCORE', SLEEPERS, '-inf', now)
   call('ZADD', SLEEPERS, now + SLEEPER_TTL_MS, sleeper, now + SLEEPER_TTL_MS, '')
+  call('PEXPIRE', SLEEPERS, SLEEPER_TTL_MS * 2)
+end
+if linger and linger > 0 and leased < limit then
+  call('ZADD', SLEEPERS, now + min(linger, COVER_MS_MAX), '~' .. worker)
   call('PEXPIRE', SLEEPERS, SLEEPER_TTL_MS * 2)
 end
 enforce_dead_limits()
@@ -243,5 +254,5 @@ if item_count > 0 or leased > 0 or buried > 0 or #due > 0 or #expired > 0 or pol
 remember(concat(ids))
 
 local reply = header(lease_end, next_rate)
-for i = 1, leased * 2 do reply[i + 7] = replies[i] end
+for i = 1, leased * 2 do reply[i + 8] = replies[i] end
 return reply

@@ -43,7 +43,7 @@ end
 local sleeping = call('ZRANGEBYSCORE', SLEEPERS, '(' .. format('%.0f', now), '+inf')
 local sleepers = 0
 for i = 1, #sleeping do
-  if sleeping[i] ~= '' then sleepers = sleepers + 1 end
+  if sleeping[i] ~= '' and byte(sleeping[i]) ~= 126 then sleepers = sleepers + 1 end
 end
 
 local minutes = {}

@@ -1,0 +1,154 @@
+"""How soon a sleeping worker starts what was published, and what it costs to sleep.
+
+    python -m benchmarks.wake --quick --json
+
+`start` is the time from the call of `publish` in one process to the first line of the handler in another, at 200
+messages a second, with the worker asleep between most of them. `poll` beside it is the same without wake-ups. `idle` is
+what an idle worker asks of its store in a second. `commit` is what a publishing transaction on PostgreSQL takes with
+sleeping workers and without wake-ups, by turns.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import multiprocessing
+import statistics
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from benchmarks.measure import Report, arguments
+from waypost import AsyncWaypost, Waypost
+from waypost.testing.postgres import PostgresServer
+from waypost.testing.servers import ValkeyServer
+
+RATE = 200
+SPAWN = multiprocessing.get_context("spawn")
+
+
+def work(url: str, wake: str | None, queue: str, started: Any, stop: Any, answers: Any, mode: str) -> None:
+    """One worker process: sends back the nanoseconds from publish to start of each message."""
+    logging.getLogger("waypost").setLevel(logging.ERROR)
+    taken: list[int] = []
+
+    async def handle(body: int) -> None:
+        taken.append(time.perf_counter_ns() - body)
+
+    if mode == "sync":
+        post = Waypost(url, wake=wake)
+        post.handler(queue)(handle)
+        with post, post.worker():
+            started.set()
+            stop.wait()
+    else:
+
+        async def run() -> None:
+            async with AsyncWaypost(url, wake=wake) as post:
+                post.handler(queue)(handle)
+                worker = post.worker()
+                async with worker:
+                    started.set()
+                    await asyncio.to_thread(stop.wait)
+
+        asyncio.run(run())
+    answers.put(taken)
+
+
+def publish_evenly(post: Waypost, queue: str, count: int, rate: float) -> None:
+    """One message after the other, each at its time."""
+    start = time.perf_counter()
+    for number in range(count):
+        pause = start + number / rate - time.perf_counter()
+        if pause > 0:
+            time.sleep(pause)
+        post.publish(queue, time.perf_counter_ns())
+
+
+def start_latency(url: str, wake: str | None, count: int, rate: float = RATE, mode: str = "async") -> list[float]:
+    """Milliseconds from publish to start, of each message."""
+    queue = f"start-{time.monotonic_ns()}"
+    started, stop, answers = SPAWN.Event(), SPAWN.Event(), SPAWN.Queue()
+    process = SPAWN.Process(target=work, args=(url, wake, queue, started, stop, answers, mode))
+    process.start()
+    try:
+        started.wait(30)
+        with Waypost(url, wake=wake) as post:
+            time.sleep(0.5)  # the worker sleeps by then
+            publish_evenly(post, queue, count, rate)
+            while post.ledger(queue).done < count:
+                time.sleep(0.02)
+        stop.set()
+        taken: list[int] = answers.get(timeout=30)
+    finally:
+        stop.set()
+        process.join(30)
+    return [nanoseconds / 1e6 for nanoseconds in taken[count // 10 :]]
+
+
+@contextmanager
+def stores(only: str | None) -> Iterator[dict[str, str]]:
+    with ValkeyServer() as valkey, PostgresServer() as postgres, tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        from waypost.store.postgres import migrate
+
+        migrate(postgres.url)
+        urls = {"valkey": valkey.url, "postgres": postgres.url, "sqlite": f"sqlite:///{Path(folder) / 'bench.db'}"}
+        yield {name: url for name, url in urls.items() if only in (None, name)}
+
+
+def percentile(values: list[float], share: float) -> float:
+    return sorted(values)[min(len(values) - 1, int(len(values) * share))]
+
+
+# ---- what a commit takes ---------------------------------------------------------------------------------------------
+
+
+def commit_latency(url: str, queue: str, seconds: float, rate: float, publishers: int) -> list[float]:
+    """Milliseconds of each publish, at a fixed rate from several threads."""
+    taken: list[float] = []
+    start = time.perf_counter() + 0.1
+
+    def run(offset: float) -> None:
+        with Waypost(url, wake="poll") as post:
+            due = start + offset
+            while due < start + seconds:
+                pause = due - time.perf_counter()
+                if pause > 0:
+                    time.sleep(pause)
+                began = time.perf_counter()
+                post.publish(queue, 1)
+                taken.append((time.perf_counter() - began) * 1000)
+                due += publishers / rate
+
+    threads = [threading.Thread(target=run, args=(number / rate,)) for number in range(publishers)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return taken
+
+
+def main() -> None:
+    """Run what was asked for."""
+    options = arguments(__doc__ or "")
+    logging.getLogger("waypost").setLevel(logging.ERROR)
+    report = Report(options.json)
+    count, rounds = (400, 3) if options.quick else (2_000, 5)
+    with stores(options.store) as urls:
+        for store, url in urls.items():
+            taken: dict[str, list[float]] = {"async": [], "sync": [], "poll": []}
+            for _ in range(rounds):
+                taken["async"] += start_latency(url, None, count)
+                taken["sync"] += start_latency(url, None, count, mode="sync")
+                taken["poll"] += start_latency(url, "poll", count // 4)
+            for name, values in taken.items():
+                report.add(f"start-{name}-p50", store, "waypost", round(statistics.median(values), 3), "ms")
+                report.add(f"start-{name}-p99", store, "waypost", round(percentile(values, 0.99), 3), "ms")
+
+
+if __name__ == "__main__":
+    main()

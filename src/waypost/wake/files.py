@@ -1,0 +1,228 @@
+"""Wake-ups beside a SQLite file: Unix datagram sockets in a directory next to it, one for each process that listens.
+
+Where sockets cannot be made there (the path is too long, the file system has none), the file itself is watched: every
+20 ms SQLite is asked, without a lock, whether anybody has written; if so, a look at the memory of sleepers shows who
+was taken out of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import socket
+import sqlite3
+import time
+from collections.abc import Callable, Sequence
+from itertools import count
+
+import msgspec
+
+from waypost.store.sqlite.schema import Spelling
+from waypost.wake.hub import ThreadHub, Transport, Useless
+from waypost.wake.pipes import Interruptible
+from waypost.wake.port import EVERYBODY, LOOK, Topic
+
+log = logging.getLogger("waypost")
+
+#: A path longer than this is none for a socket.
+SOCKET_PATH_BYTES_MAX = 100
+DATAGRAM_BYTES_MAX = 60_000
+WATCH_SECONDS = 0.02
+
+_numbers = count(1)
+_decode = msgspec.json.Decoder(tuple[str, str, str, list[str]]).decode
+
+
+def directory_of(path: str) -> str:
+    """Where the sockets of a file lie."""
+    return f"{path}-wake"
+
+
+class FileHub(ThreadHub):
+    """The channel of one SQLite file. Sending needs no thread: a datagram is written or it is not."""
+
+    def __init__(self, path: str) -> None:
+        self._directory = directory_of(path)
+        super().__init__("local", lambda: self._transport_of(path), f"sockets beside {path}")
+        self._sender: socket.socket | None = None
+
+    def _transport_of(self, path: str) -> Transport:
+        try:
+            return SocketTransport(directory_of(path))
+        except OSError as error:
+            log.info("no sockets beside %s (%s): the file is watched instead", path, error)
+            return WatchingTransport(path, self._names)
+
+    def _names(self, topic: Topic) -> set[str]:
+        with self._lock:
+            return {name for name in self._ears.get(topic, ()) if name is not None}
+
+    def send(self, topic: Topic, words: Sequence[str]) -> None:
+        data = msgspec.json.encode((*topic, words))
+        if len(data) > DATAGRAM_BYTES_MAX:
+            half = len(words) // 2
+            if half:
+                self.send(topic, words[:half])
+                self.send(topic, words[half:])
+            return
+        with self._lock:
+            if self._sender is None:
+                self._sender = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+                self._sender.setblocking(False)
+        for name in _listed(self._directory):
+            _say(self._sender, os.path.join(self._directory, name), data)
+
+    def __del__(self) -> None:
+        sender = getattr(self, "_sender", None)
+        if sender is not None:
+            sender.close()
+
+
+def _listed(directory: str) -> list[str]:
+    try:
+        return os.listdir(directory)
+    except OSError:
+        return []  # nobody has ever listened
+
+
+def _say(sender: socket.socket, path: str, data: bytes) -> None:
+    try:
+        sender.sendto(data, path)
+    except ConnectionRefusedError:
+        # Its process is gone without a word.
+        with contextlib.suppress(OSError):
+            os.unlink(path)
+    except OSError:
+        return  # gone just now, or so far behind that it will look anyway
+
+
+class SocketTransport(Interruptible):
+    """A socket of this process in the directory beside the file."""
+
+    def __init__(self, directory: str) -> None:
+        self._path = os.path.join(directory, f"{os.getpid()}.{next(_numbers)}")
+        if len(os.fsencode(self._path)) > SOCKET_PATH_BYTES_MAX:
+            raise OSError("the path is too long for a socket")
+        os.makedirs(directory, exist_ok=True)
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        try:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self._path)
+            self._socket.bind(self._path)
+        except OSError:
+            self._socket.close()
+            raise
+        self._socket.setblocking(False)
+        super().__init__()
+
+    def open(self) -> None:
+        """It listens since it was made."""
+
+    def listen(self, topics: Sequence[Topic]) -> None:
+        """Everything comes; the hub knows who wants it."""
+
+    def unlisten(self, topics: Sequence[Topic]) -> None:
+        """The same."""
+
+    def send(self, topic: Topic, words: Sequence[str]) -> None:
+        """The hub sends by itself."""
+
+    def wait(self, seconds: float) -> list[tuple[Topic, list[str]]]:
+        came: list[tuple[Topic, list[str]]] = []
+        if self.ready(self._socket.fileno(), seconds):
+            with contextlib.suppress(BlockingIOError):
+                while len(came) < 100:
+                    try:
+                        namespace, kind, queue, words = _decode(self._socket.recv(1 << 16))
+                    except msgspec.DecodeError:
+                        continue  # not from one of us
+                    came.append((Topic(namespace, kind, queue), words))  # type: ignore[arg-type]
+        return came
+
+    def probe(self) -> None:
+        if not os.path.exists(self._path):
+            raise OSError("the socket was removed")
+
+    def close(self) -> None:
+        self._socket.close()
+        with contextlib.suppress(OSError):
+            os.unlink(self._path)
+        with contextlib.suppress(OSError):
+            os.rmdir(os.path.dirname(self._path))  # if it was the last
+        self.close_pipe()
+
+
+class WatchingTransport(Interruptible):
+    """Watches the file itself: who listens and is not registered as a sleeper was woken, or has yet to look."""
+
+    def __init__(self, path: str, names: Callable[[Topic], set[str]]) -> None:
+        super().__init__()
+        self._file = path
+        self._names = names
+        self._connection: sqlite3.Connection | None = None
+        self._version = -1
+        self._topics: set[Topic] = set()
+        self._queries: dict[str, str] = {}
+
+    def open(self) -> None:
+        if not os.path.exists(self._file):
+            raise Useless("the file is not there yet")
+        self._connection = sqlite3.connect(self._file, isolation_level=None, check_same_thread=False)
+
+    def listen(self, topics: Sequence[Topic]) -> None:
+        self._topics.update(topics)
+
+    def unlisten(self, topics: Sequence[Topic]) -> None:
+        self._topics.difference_update(topics)
+
+    def send(self, topic: Topic, words: Sequence[str]) -> None:
+        """The hub sends by itself."""
+
+    def wait(self, seconds: float) -> list[tuple[Topic, list[str]]]:
+        assert self._connection is not None
+        until = time.monotonic() + seconds
+        while True:
+            version = self._connection.execute("PRAGMA data_version").fetchone()[0]
+            if version != self._version:
+                self._version = version
+                came = [(topic, words) for topic in self._topics if (words := self._woken(topic))]
+                if came:
+                    return came
+            left = until - time.monotonic()
+            if left <= 0 or self.interrupted(min(WATCH_SECONDS, left)):
+                return []
+
+    def interrupted(self, seconds: float) -> bool:
+        """A pause; whether it was ended."""
+        return self.ready(self._inner.fileno(), seconds)
+
+    def _woken(self, topic: Topic) -> list[str]:
+        if topic.kind != "ready":
+            # A renewal is a write itself: who renewed for every write would never cease to.
+            return [EVERYBODY] if topic.kind == "result" else []
+        assert self._connection is not None
+        try:
+            rows = self._connection.execute(self._query(topic.namespace), (topic.queue, time.time_ns() // 1_000_000))
+            asleep = {name for (name,) in rows}
+        except sqlite3.OperationalError:
+            return [LOOK]  # no tables yet, or somebody has the file to himself
+        return sorted(self._names(topic) - asleep)
+
+    def _query(self, namespace: str) -> str:
+        known = self._queries.get(namespace)
+        if known is None:
+            spelling = Spelling(namespace)
+            known = self._queries[namespace] = spelling[
+                "SELECT s.name FROM {sleeper} s JOIN {queue} q ON q.number = s.queue "
+                "WHERE q.name = ? AND s.until_ms > ?"
+            ]
+        return known
+
+    def probe(self) -> None:
+        """A file answers or raises."""
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+        self.close_pipe()

@@ -1,0 +1,349 @@
+"""The listeners of one process on one channel, and the one thread and connection that they share.
+
+A `Hub` knows who listens to what and passes words on. `ThreadHub` adds a thread, which is started with the first
+listener and ends with the last. It keeps a `Transport`, the connection itself, alive: it looks whether the other side
+still answers, and makes a new one when it does not. Listeners are told to look whenever words may have been missed.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
+from weakref import WeakValueDictionary
+
+from waypost.wake.port import EVERYBODY, LOOK, Hear, State, Topic
+
+log = logging.getLogger("waypost")
+
+#: A connection on which nothing came for so long is asked whether it still stands.
+PROBE_SECONDS = 5.0
+#: After a failure it is tried again soon, then ever more rarely.
+RETRY_FIRST_SECONDS = 0.05
+RETRY_MAX_SECONDS = 5.0
+#: A channel that works but carries nothing (a pooler stands between) is looked at again after so long.
+USELESS_SECONDS = 60.0
+#: Whoever only sends keeps the connection for so long after the last word.
+SENDER_SECONDS = 10.0
+#: More words than this are not kept for a channel that is away: they would come too late to be of use.
+OUTGOING_MAX = 1_000
+
+
+class Useless(Exception):
+    """Raised by a transport that connects but will not carry words; there is no hurry to try again."""
+
+
+class Ear:
+    """One listener."""
+
+    __slots__ = ("_hub", "hear", "name", "topic")
+
+    def __init__(self, hub: Hub, topic: Topic, name: str | None, hear: Hear) -> None:
+        self._hub = hub
+        self.topic = topic
+        self.name = name
+        self.hear = hear
+
+    @property
+    def working(self) -> bool:
+        return self._hub.carries(self.topic)
+
+    def close(self) -> None:
+        self._hub.forget(self)
+
+
+class Hub:
+    """Who listens to what in this process, and a channel that reaches nobody else: the one for stores in memory."""
+
+    kind = "local"
+
+    def __init__(self) -> None:
+        self._ears: dict[Topic, dict[str | None, list[Ear]]] = {}
+        self._lock = threading.RLock()
+        self._pid = os.getpid()
+
+    @property
+    def state(self) -> State:
+        return "working" if self._ears else "idle"
+
+    def carries(self, topic: Topic) -> bool:
+        """Whether words on this topic are heard now."""
+        return True
+
+    def send(self, topic: Topic, words: Sequence[str]) -> None:
+        self.dispatch(topic, words)
+
+    def listen(self, topic: Topic, name: str | None, hear: Hear) -> Ear:
+        ear = Ear(self, topic, name, hear)
+        with self._lock:
+            self._ears.setdefault(topic, {}).setdefault(name, []).append(ear)
+            self._changed()
+        return ear
+
+    def forget(self, ear: Ear) -> None:
+        """The end of a listener. Safe to call twice."""
+        with self._lock:
+            names = self._ears.get(ear.topic, {})
+            ears = names.get(ear.name, [])
+            if ear not in ears:
+                return
+            ears.remove(ear)
+            if not ears:
+                del names[ear.name]
+            if not names:
+                del self._ears[ear.topic]
+            self._changed()
+
+    def flush(self, timeout: float) -> bool:
+        return True
+
+    def stop(self) -> None:
+        """End all listening at once; whoever listens again begins anew."""
+        with self._lock:
+            self._ears.clear()
+            self._changed()
+
+    def _changed(self) -> None:
+        """Somebody began or ceased to listen. Under the lock."""
+
+    def dispatch(self, topic: Topic, words: Iterable[str]) -> None:
+        """Tell those who listen; what one of them raises harms no other."""
+        with self._lock:
+            names = self._ears.get(topic)
+            if names is None:
+                return
+            chosen: list[tuple[Ear, str]] = []
+            for word in words:
+                everybody = word in (EVERYBODY, LOOK)
+                for ears in list(names.values()) if everybody else (names.get(word, ()), names.get(None, ())):
+                    chosen += [(ear, word) for ear in ears]
+        for ear, word in chosen:
+            try:
+                ear.hear(word)
+            except Exception:
+                log.exception("a listener failed", extra={"event": "wake_failed", "queue": topic.queue})
+
+    def look(self, topics: Iterable[Topic] | None = None) -> None:
+        """Tell everybody, or those of some topics, that words may have been missed."""
+        with self._lock:
+            chosen = list(self._ears if topics is None else topics)
+        for topic in chosen:
+            self.dispatch(topic, (LOOK,))
+
+
+class Transport(Protocol):
+    """A connection, used by the thread of its hub alone but for `interrupt`. Every failure is raised."""
+
+    def open(self) -> None: ...
+    def listen(self, topics: Sequence[Topic]) -> None:
+        """Subscribe; when it returns, every word that is sent will come."""
+        ...
+
+    def unlisten(self, topics: Sequence[Topic]) -> None: ...
+    def send(self, topic: Topic, words: Sequence[str]) -> None: ...
+    def wait(self, seconds: float) -> list[tuple[Topic, list[str]]]:
+        """What came, as soon as something came; nothing when the time is up or it was interrupted."""
+        ...
+
+    def probe(self) -> None:
+        """Make sure that the other side still answers."""
+        ...
+
+    def interrupt(self) -> None:
+        """End a `wait`. From any thread."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class ThreadHub(Hub):
+    """A hub over a connection."""
+
+    def __init__(self, kind: str, make: Callable[[], Transport], shown: str = "") -> None:
+        super().__init__()
+        self.kind = kind
+        self._make = make
+        self._shown = shown or kind
+        self._live: set[Topic] = set()
+        self._outgoing: list[tuple[Topic, Sequence[str]]] = []
+        self._sending = False
+        self._sent_at = float("-inf")
+        self._transport: Transport | None = None
+        self._thread: threading.Thread | None = None
+        self._bell = threading.Event()
+        self._drained = threading.Condition(self._lock)
+        self._state: State = "idle"
+        self._told = False
+
+    @property
+    def state(self) -> State:
+        return self._state
+
+    def carries(self, topic: Topic) -> bool:
+        return topic in self._live
+
+    def send(self, topic: Topic, words: Sequence[str]) -> None:
+        with self._lock:
+            if len(self._outgoing) < OUTGOING_MAX:
+                self._outgoing.append((topic, words))
+                self._changed()
+
+    def flush(self, timeout: float) -> bool:
+        with self._drained:
+            return self._drained.wait_for(lambda: not self._outgoing and not self._sending, timeout)
+
+    def stop(self) -> None:
+        with self._lock:
+            self._outgoing.clear()
+            self._sent_at = float("-inf")
+            super().stop()
+
+    def _changed(self) -> None:
+        if self._thread is None:
+            if not self._ears and not self._outgoing:
+                return
+            self._thread = threading.Thread(target=self._run, name=f"waypost-wake-{self.kind}", daemon=True)
+            self._state = "starting"
+            self._thread.start()
+        self._bell.set()
+        if self._transport is not None:
+            self._transport.interrupt()
+
+    # ---- the thread --------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        pause = RETRY_FIRST_SECONDS
+        while not self._is_over():
+            transport: Transport | None = None
+            try:
+                transport = self._make()
+                transport.open()
+                with self._lock:
+                    self._transport = transport
+                pause = RETRY_FIRST_SECONDS
+                self._serve(transport)
+                return  # from here on another thread may be at work
+            except Exception as error:
+                self._fail(error)
+                seconds = USELESS_SECONDS if isinstance(error, Useless) else pause * random.uniform(0.5, 1.0)
+            finally:
+                if transport is not None:
+                    self._close(transport)
+            self._rest(seconds)
+            pause = min(pause * 2, RETRY_MAX_SECONDS)
+
+    def _close(self, transport: Transport) -> None:
+        with self._lock:
+            if self._transport is transport:
+                self._transport = None
+        try:
+            transport.close()
+        except Exception:
+            log.debug("closing a wake-up channel failed", exc_info=True)
+
+    def _rest(self, seconds: float) -> None:
+        """A pause between two tries, which the last listener's leave ends."""
+        until = time.monotonic() + seconds
+        while (left := until - time.monotonic()) > 0:
+            if self._bell.wait(left):
+                self._bell.clear()
+                with self._lock:
+                    if not self._ears:
+                        return
+
+    def _is_over(self) -> bool:
+        """Whether nobody needs the thread any more; then another one may be started at once."""
+        with self._lock:
+            if self._ears or self._outgoing or time.monotonic() < self._sent_at + SENDER_SECONDS:
+                return False
+            self._thread, self._state, self._told = None, "idle", False
+            self._live.clear()
+            return True
+
+    def _serve(self, transport: Transport) -> None:
+        """Keep one connection at work. Returns when nobody needs it, raises when it fails."""
+        known: set[Topic] = set()
+        heard_at = time.monotonic()
+        first = True
+        while True:
+            with self._lock:
+                wanted = set(self._ears)
+                outgoing, self._outgoing = self._outgoing, []
+                self._sending = bool(outgoing)
+            new, gone = wanted - known, known - wanted
+            if new:
+                transport.listen(sorted(new))
+            if gone:
+                transport.unlisten(sorted(gone))
+                self._live -= gone
+            known = wanted
+            self._live |= new
+            if first:
+                self._begin_to_work()
+                first = False
+            if new:
+                # What was sent before the subscription was in force was missed.
+                self.look(new)
+            self._send_all(transport, outgoing)
+            if not wanted and self._is_over():
+                return
+            came = transport.wait(PROBE_SECONDS)
+            now = time.monotonic()
+            for topic, words in came:
+                self.dispatch(topic, words)
+            if came:
+                heard_at = now
+            elif now - heard_at >= PROBE_SECONDS:
+                transport.probe()
+                heard_at = now
+
+    def _send_all(self, transport: Transport, outgoing: list[tuple[Topic, Sequence[str]]]) -> None:
+        for topic, words in outgoing:
+            transport.send(topic, words)
+        if outgoing:
+            with self._drained:
+                self._sending = False
+                self._sent_at = time.monotonic()
+                self._drained.notify_all()
+
+    def _begin_to_work(self) -> None:
+        self._state = "working"
+        if self._told:
+            log.info("wake-ups over %s work again", self._shown, extra={"event": "wake_healed", "channel": self.kind})
+        self._told = False
+
+    def _fail(self, error: Exception) -> None:
+        with self._drained:
+            self._state = "broken"
+            self._live.clear()
+            # Words are of use now or never.
+            self._outgoing.clear()
+            self._sending = False
+            self._drained.notify_all()
+        if not self._told:
+            self._told = True
+            log.warning(
+                "wake-ups over %s do not work (%s): who waits polls until they do",
+                self._shown,
+                error,
+                extra={"event": "wake_broken", "channel": self.kind},
+            )
+        self.look()
+
+
+_hubs: WeakValueDictionary[tuple[int, str, object], Hub] = WeakValueDictionary()
+_hubs_lock = threading.Lock()
+
+
+def shared(kind: str, place: object, make: Callable[[], Hub]) -> Hub:
+    """The hub of this process for a channel: one for all clients and workers that name the same place."""
+    with _hubs_lock:
+        key = (os.getpid(), kind, place)
+        hub = _hubs.get(key)
+        if hub is None:
+            hub = _hubs[key] = make()
+        return hub

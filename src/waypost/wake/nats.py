@@ -1,0 +1,134 @@
+"""Wake-ups over core NATS: one subject for each topic, every process hears it and knows whether it was named.
+
+The driver is asyncio's; it lives on an event loop of its own in the thread of the hub. It does not reconnect by itself:
+that is the hub's work, the same for all channels.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+from collections.abc import Coroutine, Sequence
+from typing import Any, TypeVar
+
+from waypost.errors import MissingExtra
+from waypost.wake.pipes import packed, unpacked
+from waypost.wake.port import Topic
+
+try:
+    import nats
+except ImportError as error:
+    raise MissingExtra('wake-ups over NATS need its driver: pip install "waypost[nats]"') from error
+
+T = TypeVar("T")
+
+#: The server's own look at an idle connection.
+PING_SECONDS = 5
+
+
+def subject_of(topic: Topic) -> str:
+    """The subject of a topic. Names of queues have nothing that a subject has not, but dots at odd places."""
+    queue = re.sub(r"\.(?=\.|$)", "._", topic.queue)
+    return f"waypost.{topic.namespace}.{topic.kind}.{queue}"
+
+
+class NatsTransport:
+    """One connection that listens and sends."""
+
+    def __init__(self, url: str, timeout: float) -> None:
+        self._url = url
+        self._timeout = timeout
+        self._loop = asyncio.new_event_loop()
+        self._came: list[tuple[Topic, list[str]]] = []
+        self._something = asyncio.Event()
+        self._client: Any = None
+        self._subscriptions: dict[Topic, Any] = {}
+        self._failure: Exception | None = None
+
+    def _do(self, work: Coroutine[Any, Any, T]) -> T:
+        return self._loop.run_until_complete(work)
+
+    def open(self) -> None:
+        self._do(self._open())
+
+    async def _open(self) -> None:
+        async def on_error(error: Exception) -> None:
+            self._failure = self._failure or error
+            self._something.set()
+
+        async def on_end() -> None:
+            await on_error(ConnectionError("the connection ended"))
+
+        self._client = await asyncio.wait_for(
+            nats.connect(
+                self._url, name="waypost", allow_reconnect=False, max_reconnect_attempts=1, reconnect_time_wait=0,
+                connect_timeout=max(1, round(self._timeout)),
+                ping_interval=PING_SECONDS, max_outstanding_pings=1, error_cb=on_error, closed_cb=on_end,
+                disconnected_cb=on_end,
+            ),
+            self._timeout + 1,
+        )  # fmt: skip
+        # An attempt that failed before another server of the list answered is no failure of this connection.
+        self._failure = None
+
+    def listen(self, topics: Sequence[Topic]) -> None:
+        self._do(self._listen(topics))
+
+    async def _listen(self, topics: Sequence[Topic]) -> None:
+        for topic in topics:
+
+            async def heard(message: Any, topic: Topic = topic) -> None:
+                self._came.append((topic, unpacked(message.data.decode(errors="replace"))))
+                self._something.set()
+
+            self._subscriptions[topic] = await self._client.subscribe(subject_of(topic), cb=heard)
+        await self._client.flush(timeout=self._timeout)
+
+    def unlisten(self, topics: Sequence[Topic]) -> None:
+        for topic in topics:
+            subscription = self._subscriptions.pop(topic, None)
+            if subscription is not None:
+                self._do(subscription.unsubscribe())
+
+    def send(self, topic: Topic, words: Sequence[str]) -> None:
+        self._do(self._send(topic, packed(words).encode()))
+
+    async def _send(self, topic: Topic, data: bytes) -> None:
+        await self._client.publish(subject_of(topic), data)
+        await self._client.flush(timeout=self._timeout)
+
+    def wait(self, seconds: float) -> list[tuple[Topic, list[str]]]:
+        self._do(self._wait(seconds))
+        if self._failure is not None:
+            raise self._failure
+        came, self._came = self._came, []
+        return came
+
+    async def _wait(self, seconds: float) -> None:
+        if not self._came:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._something.wait(), seconds)
+        self._something.clear()
+
+    def interrupt(self) -> None:
+        with contextlib.suppress(RuntimeError):  # it is closed
+            self._loop.call_soon_threadsafe(self._something.set)
+
+    def probe(self) -> None:
+        self._do(self._client.flush(timeout=self._timeout))
+
+    def close(self) -> None:
+        if self._client is not None:
+            with contextlib.suppress(Exception):
+                self._do(asyncio.wait_for(self._client.close(), self._timeout))
+        left = asyncio.all_tasks(self._loop)
+        for task in left:
+            task.cancel()
+        if left:
+            self._do(_ended(left))
+        self._loop.close()
+
+
+async def _ended(tasks: set[asyncio.Task[Any]]) -> None:
+    await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,128 @@
+"""From a store and the option `wake` to a client's part in a channel. Drivers are imported where they are asked for."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, cast
+from urllib.parse import urlsplit
+
+from waypost.errors import ConfigurationError, InvalidUrl
+from waypost.store.opening import POSTGRES_SCHEMES, VALKEY_FORMS, VALKEY_SCHEMES, postgres_store, valkey_store
+from waypost.wake.hub import Hub, ThreadHub, shared
+from waypost.wake.wakeups import NO_WAKEUPS, Wakeups
+
+if TYPE_CHECKING:
+    from waypost.store.port import Store
+    from waypost.wake.port import Channel
+
+NATS_SCHEMES = ("nats", "tls", "ws", "wss")
+SHOWN = (
+    '"local", "poll", a URL (valkey://, postgresql://, nats://), or a channel with send, listen, flush and state; '
+    "without it the channel that belongs to the store"
+)
+
+
+def open_wakeups(store: Store, wake: str | Channel | None, timeout: float) -> Wakeups:
+    """The wake-ups of a client. Nothing is connected yet."""
+    if wake is None:
+        return _natural(store, timeout)
+    if not isinstance(wake, str):
+        if not all(hasattr(wake, name) for name in ("send", "listen", "flush", "state")):
+            raise ConfigurationError(f"wake= is {SHOWN}, not {type(wake).__name__}")
+        return Wakeups(wake, store.namespace)
+    if wake == "poll":
+        return Wakeups(None, store.namespace)
+    if wake == "local":
+        return Wakeups(_local(store), store.namespace)
+    hub = _from_url(wake, timeout)
+    natural = _natural(store, timeout)
+    # A URL that leads to the store's own server: the store tells its sleepers there by itself.
+    return natural if natural.channel is hub else Wakeups(hub, store.namespace)
+
+
+def _natural(store: Store, timeout: float) -> Wakeups:
+    """The channel that belongs to a store, `poll` for a store that has none."""
+    kind = store.kind
+    if kind in ("memory", "sqlite"):
+        return Wakeups(_local(store), store.namespace)
+    source = getattr(store, "source", None)
+    if kind == "valkey" and source is not None:
+        return Wakeups(_valkey(source, timeout), store.namespace, by_store=True)
+    if kind == "postgres" and source is not None:
+        return Wakeups(_postgres(source, timeout), store.namespace, by_store=True)
+    return Wakeups(None, store.namespace)
+
+
+def _local(store: Store) -> Hub:
+    """Within this process; for a SQLite file between all processes of this machine."""
+    path = getattr(store, "path", None)
+    if store.kind == "sqlite" and isinstance(path, str):
+        import os
+
+        from waypost.wake.files import FileHub
+
+        place = os.path.realpath(path)
+        return shared("files", place, lambda: FileHub(place))
+    if store.kind == "memory":
+        # With the store itself, so that it lives as long.
+        return shared("memory", id(store), lambda: _MemoryHub(store))
+    return shared("local", "", Hub)
+
+
+class _MemoryHub(Hub):
+    """Keeps its store, so that no other one can be known by the same id."""
+
+    def __init__(self, store: object) -> None:
+        super().__init__()
+        self.store = store
+
+
+def _from_url(url: str, timeout: float) -> Hub:
+    scheme, separator, _ = url.partition("://")
+    base, _, form = scheme.partition("+")
+    if separator and base in VALKEY_SCHEMES and form in ("", *VALKEY_FORMS):
+        valkey_store()
+        from waypost.store.valkey.connecting import source_of
+
+        return _valkey(source_of(url), timeout)
+    if separator and base in POSTGRES_SCHEMES and not form:
+        postgres_store()
+        from waypost.store.postgres.connecting import UrlSource
+
+        return _postgres(UrlSource(url), timeout)
+    if separator and base in NATS_SCHEMES and not form:
+        return _nats(url, timeout)
+    raise InvalidUrl(f"wake= is {SHOWN}")
+
+
+def _valkey(source: Any, timeout: float) -> Hub:
+    def make() -> Hub:
+        from waypost.wake.valkey import ValkeyTransport
+
+        return ThreadHub("valkey", lambda: ValkeyTransport(source, timeout), source.shown)
+
+    return shared("valkey", source.place, make)
+
+
+def _postgres(source: Any, timeout: float) -> Hub:
+    def make() -> Hub:
+        from waypost.wake.postgres import PostgresTransport
+
+        return ThreadHub("postgres", lambda: PostgresTransport(source, timeout), source.shown)
+
+    return shared("postgres", source.place, make)
+
+
+def _nats(url: str, timeout: float) -> Hub:
+    from waypost.wake.nats import NatsTransport
+
+    try:
+        parts = urlsplit(url)
+        shown = f"{parts.scheme}://{parts.hostname}:{parts.port or 4222}"
+    except ValueError:
+        raise InvalidUrl("the host or port of this nats:// URL cannot be read") from None
+    if not parts.hostname:
+        raise InvalidUrl("this nats:// URL names no host, as in nats://127.0.0.1:4222")
+    return shared("nats", url, lambda: cast("Hub", ThreadHub("nats", lambda: NatsTransport(url, timeout), shown)))
+
+
+__all__ = ["NO_WAKEUPS", "open_wakeups"]

@@ -1,0 +1,49 @@
+"""What transports with a socket share: waiting for it and for an interruption at once, and words as text."""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import socket
+from collections.abc import Sequence
+
+
+class Interruptible:
+    """A wait for a socket that another thread can end."""
+
+    def __init__(self) -> None:
+        self._inner, self._outer = socket.socketpair()
+        self._inner.setblocking(False)
+        self._outer.setblocking(False)
+
+    def interrupt(self) -> None:
+        """End the wait under way, or the next one. From any thread."""
+        # Full means that it is interrupted already, closed that nobody waits any more.
+        with contextlib.suppress(OSError):
+            self._outer.send(b"\0")
+
+    def ready(self, descriptor: int, seconds: float) -> bool:
+        """Wait until there is something to read; whether there is."""
+        poll = select.poll()
+        poll.register(descriptor, select.POLLIN)
+        poll.register(self._inner, select.POLLIN)
+        found = {number for number, _ in poll.poll(max(0.0, seconds) * 1000)}
+        if self._inner.fileno() in found:
+            with contextlib.suppress(OSError):
+                self._inner.recv(4096)
+        return descriptor in found
+
+    def close_pipe(self) -> None:
+        """The end."""
+        self._inner.close()
+        self._outer.close()
+
+
+def packed(words: Sequence[str]) -> str:
+    """Words as one text."""
+    return "\n".join(words)
+
+
+def unpacked(text: str) -> list[str]:
+    """And back."""
+    return text.split("\n")

@@ -1,0 +1,64 @@
+"""The contract of a wake-up channel: topics, words, and those who hear them.
+
+A word is a short text: the name of a sleeper, `*` for everybody, or what the topic is about. A channel of your own
+needs the four members of `Channel`; the others of this package are `waypost.wake.hub.Hub` and its kinds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Literal, NamedTuple, Protocol, TypeAlias
+
+#: `ready`: there is work for those who are named. `held`: somebody wants the holder of a message to stop. `result`: a
+#: result or a chain is complete.
+Kind: TypeAlias = Literal["ready", "held", "result"]
+#: `idle`: nobody listens. `broken`: it was or will be tried again; until then listeners must poll.
+State: TypeAlias = Literal["idle", "starting", "working", "broken"]
+
+EVERYBODY = "*"
+#: What listeners hear when the channel begins or ceases to work: look once, something may have been missed.
+LOOK = ""
+
+#: Called with each word from whatever thread brings it: it must be quick and must not block.
+Hear: TypeAlias = Callable[[str], None]
+
+
+class Topic(NamedTuple):
+    """What words are about."""
+
+    namespace: str
+    kind: Kind
+    queue: str
+
+
+class Listening(Protocol):
+    """One listener's hold on a topic."""
+
+    @property
+    def working(self) -> bool:
+        """Whether a word that is sent now will be heard."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Channel(Protocol):
+    """Carries words between processes, at most once each. None of its methods waits for a server or raises for one."""
+
+    #: How it is called in logs and reports.
+    kind: str
+
+    @property
+    def state(self) -> State: ...
+
+    def send(self, topic: Topic, words: Sequence[str]) -> None:
+        """Send words on their way."""
+        ...
+
+    def listen(self, topic: Topic, name: str | None, hear: Hear) -> Listening:
+        """Hear the words of a topic that are `name`, `*` or `LOOK`; every word without a name."""
+        ...
+
+    def flush(self, timeout: float) -> bool:
+        """Wait until what was sent has left this process; whether it has."""
+        ...

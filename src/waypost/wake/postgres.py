@@ -1,0 +1,148 @@
+"""Wake-ups over LISTEN and NOTIFY of PostgreSQL.
+
+The functions of a PostgreSQL store tell sleepers by themselves, in the publishing transaction, so that the word travels
+with its commit; this is how they are heard, and how words are sent for any other store. A pooler that hands a session
+from client to client breaks LISTEN without an error: so it is tried once before anybody relies on it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import secrets
+import time
+from collections.abc import Generator, Sequence
+from typing import Any
+
+import psycopg
+from psycopg import generators
+
+from waypost.store.postgres.connecting import Source
+from waypost.wake.hub import Useless
+from waypost.wake.pipes import Interruptible, packed, unpacked
+from waypost.wake.port import Topic
+
+#: The server cuts longer names.
+CHANNEL_BYTES_MAX = 63
+#: It refuses longer payloads.
+PAYLOAD_BYTES_MAX = 7_900
+
+
+def channel_of(topic: Topic) -> str:
+    """As the function `channel` of the store spells it."""
+    name = f"{topic.namespace}_{topic.kind}:{topic.queue}"
+    if len(name.encode()) <= CHANNEL_BYTES_MAX:
+        return name
+    return "waypost:" + hashlib.sha256(name.encode()).hexdigest()[:40]
+
+
+class PostgresTransport(Interruptible):
+    """One session that listens, and sends too."""
+
+    def __init__(self, source: Source, timeout: float) -> None:
+        super().__init__()
+        self._source = source
+        self._timeout = timeout
+        self._connection: psycopg.Connection[Any] | None = None
+        self._topics: dict[str, Topic] = {}
+        self._came: list[tuple[str, str]] = []
+
+    def open(self) -> None:
+        self._connection = self._source.dedicated(self._timeout)
+        # What arrives with the reply to a statement comes this way.
+        self._connection.add_notify_handler(lambda notice: self._came.append((notice.channel, notice.payload)))
+        probe = "waypost:probe:" + secrets.token_hex(8)
+        self._run(f'LISTEN "{probe}"')
+        # From another session, while ours is at rest: a pooler would hand this one's over and ours would hear nothing.
+        other = self._source.dedicated(self._timeout)
+        try:
+            other.execute("SELECT pg_notify(%s, '')", (probe,))
+        finally:
+            other.close()
+        until = time.monotonic() + self._timeout
+        while not any(channel == probe for channel, _ in self._heard()):
+            left = until - time.monotonic()
+            if left <= 0:
+                raise Useless(
+                    "LISTEN hears nothing here: a pooler in transaction mode stands between; connect to the server "
+                    "itself for wake-ups with wake=postgresql://..."
+                )
+            if self.ready(self._pgconn.socket, left):
+                self._pgconn.consume_input()
+        self._run(f'UNLISTEN "{probe}"')
+
+    @property
+    def _pgconn(self) -> Any:
+        assert self._connection is not None
+        return self._connection.pgconn
+
+    def _run(self, statement: str, *parameters: str) -> None:
+        assert self._connection is not None
+        with self._connection.lock:
+            result = self._connection.wait(self._steps(statement, parameters))
+        if result.error_message:
+            raise psycopg.OperationalError(result.error_message.decode(errors="replace"))
+
+    def _steps(self, statement: str, parameters: Sequence[str]) -> Generator[Any, Any, Any]:
+        """One statement and its reply, given up when that takes too long."""
+        pgconn = self._pgconn
+        pgconn.send_query_params(statement.encode(), [value.encode() for value in parameters])
+        yield from generators.send(pgconn)
+        deadline = time.monotonic() + self._timeout
+        steps = generators.fetch_many(pgconn)
+        try:
+            wanted = next(steps)
+            while True:
+                ready = yield wanted
+                if not ready and time.monotonic() > deadline:
+                    raise TimeoutError("the server did not answer")
+                wanted = steps.send(ready)
+        except StopIteration as stop:
+            return stop.value[-1]
+
+    def listen(self, topics: Sequence[Topic]) -> None:
+        for topic in topics:
+            channel = channel_of(topic)
+            self._topics[channel] = topic
+            self._run("LISTEN " + _quoted(channel))
+
+    def unlisten(self, topics: Sequence[Topic]) -> None:
+        for topic in topics:
+            channel = channel_of(topic)
+            self._topics.pop(channel, None)
+            self._run("UNLISTEN " + _quoted(channel))
+
+    def send(self, topic: Topic, words: Sequence[str]) -> None:
+        payload = packed(words)
+        if len(payload.encode()) > PAYLOAD_BYTES_MAX and len(words) > 1:
+            half = len(words) // 2
+            self.send(topic, words[:half])
+            self.send(topic, words[half:])
+            return
+        self._run("SELECT pg_notify($1, $2)", channel_of(topic), payload)
+
+    def wait(self, seconds: float) -> list[tuple[Topic, list[str]]]:
+        heard = self._heard()
+        if not heard and self.ready(self._pgconn.socket, seconds):
+            self._pgconn.consume_input()
+            heard = self._heard()
+        return [(self._topics[channel], unpacked(payload)) for channel, payload in heard if channel in self._topics]
+
+    def _heard(self) -> list[tuple[str, str]]:
+        while (notice := self._pgconn.notifies()) is not None:
+            self._came.append((notice.relname.decode(), notice.extra.decode(errors="replace")))
+        heard, self._came = self._came, []
+        return heard
+
+    def probe(self) -> None:
+        self._run("SELECT 1")
+
+    def close(self) -> None:
+        if self._connection is not None:
+            with contextlib.suppress(psycopg.Error, OSError):
+                self._connection.close()
+        self.close_pipe()
+
+
+def _quoted(channel: str) -> str:
+    return '"' + channel.replace('"', '""') + '"'

@@ -1,0 +1,161 @@
+"""Wake-ups over the pub/sub of a Valkey server, one channel for each topic of a queue.
+
+The scripts of a Valkey store tell sleepers by themselves; this is how they are heard, and how words are sent for any
+other store. In a Cluster classic channels reach every node, so any node will do; behind Sentinels it is the primary.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from waypost.errors import UnusableClient
+from waypost.store.valkey.command import command
+from waypost.store.valkey.connecting import Source
+from waypost.wake.pipes import Interruptible, packed, unpacked
+from waypost.wake.port import Topic
+
+#: What of an asyncio client's settings a connection in a thread can be made with.
+SHARED_OPTIONS = frozenset(
+    ("host", "port", "db", "username", "password", "path", "credential_provider", "socket_keepalive", "ssl_keyfile",
+     "ssl_certfile", "ssl_cert_reqs", "ssl_ca_certs", "ssl_ca_data", "ssl_ca_path", "ssl_check_hostname",
+     "ssl_min_version", "ssl_ciphers")
+)  # fmt: skip
+
+
+def channel_of(topic: Topic) -> bytes:
+    """As the scripts spell it: beside the keys of the queue."""
+    return f"{{{topic.namespace}:{topic.queue}}}:{topic.kind}".encode()
+
+
+def topic_of(channel: bytes) -> Topic:
+    """And back. The name of a queue may hold colons, that of a namespace and of a kind may not."""
+    inner, _, kind = channel.decode().rpartition(":")
+    namespace, _, queue = inner[1:-1].partition(":")
+    return Topic(namespace, kind, queue)  # type: ignore[arg-type]
+
+
+class ValkeyTransport(Interruptible):
+    """One connection that listens, and one that sends once there is something to send."""
+
+    def __init__(self, source: Source, timeout: float) -> None:
+        super().__init__()
+        self._source = source
+        self._timeout = timeout
+        self._pool: Any = None
+        self._listener: Any = None
+        self._sender: Any = None
+        self._came: list[tuple[Topic, list[str]]] = []
+        self._confirmed = 0
+        self._pongs = 0
+
+    def open(self) -> None:
+        try:
+            self._pool = self._source.pool(self._timeout)
+        except UnusableClient:
+            self._pool = self._source.async_pool(self._timeout)
+        self._listener = self._connect()
+
+    def _connect(self) -> Any:
+        """A connection of our own, made as those of the pool are."""
+        kind, options = _how(self._pool)
+        ours = {
+            "protocol": 2, "retry": Retry(NoBackoff(), 0), "socket_timeout": self._timeout,
+            "socket_connect_timeout": self._timeout, "health_check_interval": 0,
+        }  # fmt: skip
+        connection = kind(**{**options, **ours})
+        connection.connect()
+        return connection
+
+    def listen(self, topics: Sequence[Topic]) -> None:
+        self._confirmed = 0
+        self._ask(b"SUBSCRIBE", *(channel_of(topic) for topic in topics))
+        self._until(lambda: self._confirmed >= len(topics))
+
+    def unlisten(self, topics: Sequence[Topic]) -> None:
+        self._ask(b"UNSUBSCRIBE", *(channel_of(topic) for topic in topics))
+
+    def _ask(self, *parts: bytes) -> None:
+        self._listener.send_packed_command([command(*parts)], check_health=False)
+
+    def _until(self, holds: Any) -> None:
+        deadline = time.monotonic() + self._timeout
+        while not holds():
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise TimeoutError("the server did not answer")
+            if self.ready(self._listener._sock.fileno(), left):
+                self._read()
+
+    def send(self, topic: Topic, words: Sequence[str]) -> None:
+        if self._sender is None:
+            self._sender = self._connect()
+        self._sender.send_packed_command(
+            [command(b"PUBLISH", channel_of(topic), packed(words).encode())], check_health=False
+        )
+        self._sender.read_response()
+
+    def wait(self, seconds: float) -> list[tuple[Topic, list[str]]]:
+        if not self._came and self.ready(self._listener._sock.fileno(), seconds):
+            self._read()
+        came, self._came = self._came, []
+        return came
+
+    def _read(self) -> None:
+        """All that has arrived."""
+        while True:
+            reply = self._listener.read_response(disable_decoding=True)
+            if reply[0] == b"message":
+                self._came.append((topic_of(reply[1]), unpacked(reply[2].decode(errors="replace"))))
+            elif reply[0] == b"subscribe":
+                self._confirmed += 1
+            elif reply[0] == b"pong":
+                self._pongs += 1
+            if not self._listener.can_read(0):
+                return
+
+    def probe(self) -> None:
+        before = self._pongs
+        self._ask(b"PING")
+        self._until(lambda: self._pongs > before or self._came)
+
+    def close(self) -> None:
+        for connection in (self._listener, self._sender):
+            if connection is not None:
+                with contextlib.suppress(redis.RedisError, OSError):
+                    connection.disconnect()
+        if self._pool is not None and self._source.owned:
+            self._source.close(self._pool)
+        self.close_pipe()
+
+
+def _how(pool: Any) -> tuple[Any, dict[str, Any]]:
+    """The class and options of a connection like those of a pool, for use in a thread."""
+    if hasattr(pool, "nodes_manager"):
+        node = random.choice(list(pool.nodes_manager.nodes_cache.values()) or [pool.get_random_node()])
+        inner = getattr(node, "redis_connection", None)
+        if inner is None and not hasattr(node, "connection_kwargs"):
+            inner = pool.get_redis_connection(node)
+        if inner is None:
+            return _like(type(node), {**node.connection_kwargs, "host": node.host, "port": node.port})
+        pool = inner.connection_pool
+    if pool.connection_class.__module__.startswith("redis.asyncio"):
+        return _like(pool.connection_class, pool.connection_kwargs)
+    return pool.connection_class, pool.connection_kwargs
+
+
+def _like(kind: Any, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """A blocking connection to where an asyncio one leads."""
+    kept = {name: value for name, value in options.items() if name in SHARED_OPTIONS}
+    if "path" in kept:
+        return redis.UnixDomainSocketConnection, kept
+    if "SSL" in kind.__name__ or options.get("ssl") or options.get("connection_class") is redis.asyncio.SSLConnection:
+        return redis.SSLConnection, kept
+    return redis.Connection, kept

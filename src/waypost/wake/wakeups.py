@@ -1,0 +1,115 @@
+"""One client's part in a channel: its namespace, its sleepers, and who tells them."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import threading
+from collections.abc import Mapping, Sequence
+
+from waypost.wake.bell import Bell
+from waypost.wake.port import EVERYBODY, Channel, Hear, Kind, Listening, State, Topic
+
+#: The mark of sleepers who listen to the store's own channel: the store tells them in the step that makes work ready.
+BY_STORE = "@"
+#: A client that is closed waits so long for its last words to leave.
+FLUSH_SECONDS = 0.5
+#: So many bells are kept for later calls on a queue.
+BELLS_KEPT = 16
+
+
+def key_word(key: str) -> str:
+    """A key as a word: any text may be a key, and a word is short."""
+    return "=" + hashlib.sha256(key.encode()).hexdigest()[:32]
+
+
+class Wakeups:
+    """Sends and hears words for one client. `by_store`: the store itself tells sleepers that work is ready."""
+
+    def __init__(self, channel: Channel | None, namespace: str, *, by_store: bool = False) -> None:
+        #: None: there is none, and everybody polls.
+        self.channel = channel
+        self.namespace = namespace
+        self._by_store = by_store
+        self._bells: dict[str, list[Bell]] = {}
+        self._numbers = itertools.count(1)
+        self._lock = threading.Lock()
+
+    @property
+    def kind(self) -> str:
+        """The kind of channel, `poll` if there is none."""
+        return "poll" if self.channel is None else self.channel.kind
+
+    @property
+    def state(self) -> State:
+        """How the channel stands, `idle` if there is none."""
+        return "idle" if self.channel is None else self.channel.state
+
+    @property
+    def degraded(self) -> bool:
+        """Whether somebody listens who cannot hear: work is found by polling, and starts later than it could."""
+        return self.state in ("broken", "starting")
+
+    # ---- telling -----------------------------------------------------------------------------------------
+
+    def wake(self, woken: Mapping[str, Sequence[str]]) -> None:
+        """Tell those whom a store named, by queue, as far as it has not done so itself."""
+        if self.channel is None:
+            return
+        for queue, names in woken.items():
+            others = [name for name in names if not self._by_store or not name.startswith((BY_STORE, EVERYBODY))]
+            if others:
+                self.channel.send(Topic(self.namespace, "ready", queue), others)
+
+    def tell(self, kind: Kind, queue: str, words: Sequence[str]) -> None:
+        """Tell those who listen to another topic of a queue."""
+        if self.channel is not None:
+            self.channel.send(Topic(self.namespace, kind, queue), words)
+
+    def flush(self, timeout: float = FLUSH_SECONDS) -> bool:
+        """Let the last words leave; whether they have."""
+        return self.channel is None or self.channel.flush(timeout)
+
+    # ---- hearing -----------------------------------------------------------------------------------------
+
+    def sleeper(self, worker: str) -> str:
+        """The name by which a worker's loop sleeps."""
+        return BY_STORE + worker if self._by_store else worker
+
+    def listen(self, kind: Kind, queue: str, name: str | None, hear: Hear) -> Listening | None:
+        """Hear the words of a topic; None if there is no channel."""
+        if self.channel is None:
+            return None
+        return self.channel.listen(Topic(self.namespace, kind, queue), name, hear)
+
+    def take_bell(self, worker: str, queue: str) -> Bell | None:
+        """A bell for one call that waits for messages of a queue."""
+        if self.channel is None:
+            return None
+        with self._lock:
+            kept = self._bells.setdefault(queue, [])
+            if kept:
+                return kept.pop()
+        bell = Bell(f"{self.sleeper(worker)}#{next(self._numbers)}")
+        bell.listening = self.listen("ready", queue, bell.name, bell.ring)
+        return bell
+
+    def give_bell(self, queue: str, bell: Bell) -> None:
+        """The call is over; the next one need not subscribe anew."""
+        with self._lock:
+            kept = self._bells.setdefault(queue, [])
+            if len(kept) < BELLS_KEPT:
+                kept.append(bell)
+                return
+        bell.close()
+
+    def close(self) -> None:
+        """Cease to listen. It may be used again."""
+        with self._lock:
+            bells = [bell for kept in self._bells.values() for bell in kept]
+            self._bells.clear()
+        for bell in bells:
+            bell.close()
+
+
+NO_WAKEUPS = Wakeups(None, "")

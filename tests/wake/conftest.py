@@ -1,0 +1,169 @@
+"""Servers, and one hub of every kind: two hubs of a kind are two processes as far as words are concerned."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.fault.proxy import Proxy
+from waypost.store.postgres import migrate
+from waypost.testing.bench import fresh_namespace
+from waypost.testing.nats import NatsServer
+from waypost.testing.postgres import PostgresServer
+from waypost.testing.servers import ValkeyServer
+from waypost.wake.hub import Hub, ThreadHub
+from waypost.wake.port import Topic
+
+PATIENCE_SECONDS = 20.0
+
+
+def until(condition: Callable[[], Any], what: str = "what was waited for") -> Any:
+    """Wait for a condition; what it gave in the end."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while True:
+        found = condition()
+        if found:
+            return found
+        assert time.monotonic() < deadline, f"{what} did not happen"
+        time.sleep(0.005)
+
+
+class Notes:
+    """What a listener heard."""
+
+    def __init__(self) -> None:
+        self.words: list[str] = []
+        self._lock = threading.Lock()
+
+    def __call__(self, word: str) -> None:
+        with self._lock:
+            self.words.append(word)
+
+    def heard(self, word: str) -> Any:
+        """Wait for a word."""
+        return until(lambda: word in self.words, f"the word {word!r}")
+
+
+@dataclass
+class Line:
+    """A channel: hubs on it, and a proxy before its server if it has one."""
+
+    maker: Callable[[], Hub]
+    topic: Topic
+    proxy: Proxy | None = None
+    hubs: list[Hub] = field(default_factory=list)
+
+    def make(self) -> Hub:
+        """A hub, which ends with the test."""
+        self.hubs.append(self.maker())
+        return self.hubs[-1]
+
+    def stop(self) -> None:
+        """The end of all hubs."""
+        for hub in self.hubs:
+            hub.stop()
+        until(lambda: all(hub.state == "idle" for hub in self.hubs), "the end of all hubs")
+
+    def pair(self) -> tuple[Hub, Hub]:
+        """One hub that hears and one that sends."""
+        return self.make(), self.make()
+
+
+@pytest.fixture(scope="session")
+def valkey() -> Iterator[ValkeyServer]:
+    with ValkeyServer(appendonly=True, appendfsync="no") as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[PostgresServer]:
+    with PostgresServer() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def nats() -> Iterator[NatsServer]:
+    with NatsServer() as server:
+        yield server
+
+
+@pytest.fixture
+def namespace() -> str:
+    return fresh_namespace()
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """Near the root: the path of a socket has room for about 100 characters."""
+    path = Path(tempfile.mkdtemp(prefix="wp-wake-", dir="/tmp"))
+    yield path
+    shutil.rmtree(path, ignore_errors=True)
+
+
+@pytest.fixture
+def prepared(postgres: PostgresServer, namespace: str) -> PostgresServer:
+    """A PostgreSQL with the tables of this test."""
+    migrate(postgres.url, namespace=namespace)
+    return postgres
+
+
+SERVED = ("valkey", "postgres", "nats")
+
+
+@pytest.fixture(params=("memory", "files", *SERVED))
+def line(request: pytest.FixtureRequest, namespace: str, folder: Path) -> Iterator[Line]:
+    """Every kind of channel."""
+    with ExitStack() as stack:
+        made = make_line(request.param, request.getfixturevalue, stack, namespace, folder)
+        yield made
+        made.stop()
+
+
+@pytest.fixture(params=SERVED)
+def served_line(request: pytest.FixtureRequest, namespace: str, folder: Path) -> Iterator[Line]:
+    """Every channel with a server, behind a proxy."""
+    with ExitStack() as stack:
+        made = make_line(request.param, request.getfixturevalue, stack, namespace, folder)
+        yield made
+        made.stop()
+
+
+def make_line(kind: str, server_of: Callable[[str], Any], stack: ExitStack, namespace: str, folder: Path) -> Line:
+    topic = Topic(namespace, "ready", "orders")
+    if kind == "memory":
+        hub = Hub()
+        return Line(lambda: hub, topic)
+    if kind == "files":
+        from waypost.wake.files import FileHub
+
+        return Line(lambda: FileHub(str(folder / "orders.db")), topic)
+    server = server_of(kind)
+    proxy = stack.enter_context(Proxy(server.port))
+    url = server.url.replace(f":{server.port}", f":{proxy.port}")
+    return Line(lambda: served_hub(kind, url), topic, proxy)
+
+
+def served_hub(kind: str, url: str, timeout: float = 3.0) -> ThreadHub:
+    """A hub of its own, not the one that clients of this process share."""
+    if kind == "valkey":
+        from waypost.store.valkey.connecting import source_of
+        from waypost.wake.valkey import ValkeyTransport
+
+        return ThreadHub(kind, lambda: ValkeyTransport(source_of(url), timeout))
+    if kind == "postgres":
+        from waypost.store.postgres.connecting import UrlSource
+        from waypost.wake.postgres import PostgresTransport
+
+        return ThreadHub(kind, lambda: PostgresTransport(UrlSource(url), timeout))
+    from waypost.wake.nats import NatsTransport
+
+    return ThreadHub(kind, lambda: NatsTransport(url, timeout))

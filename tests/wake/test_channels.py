@@ -1,0 +1,293 @@
+"""What every channel does: words reach those who are meant, through cuts and restarts, over one connection."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.wake.conftest import Line, Notes, served_hub, until
+from waypost.testing.servers import ValkeyServer
+from waypost.testing.setups import ClusterSetup, SentinelSetup, client_of
+from waypost.wake import hub as hubs
+from waypost.wake.files import FileHub, WatchingTransport
+from waypost.wake.hub import Hub, ThreadHub
+from waypost.wake.port import EVERYBODY, LOOK, Topic
+
+
+def listening(hub: Hub, topic: Topic, name: str | None = "a", hear: Notes | None = None) -> Notes:
+    """A listener whose subscription is in force."""
+    notes = hear or Notes()
+    ear = hub.listen(topic, name, notes)
+    until(lambda: ear.working, "the subscription")
+    return notes
+
+
+@pytest.mark.promise("WAKE-1", "WAKE-4")
+def test_a_word_reaches_the_one_who_is_named_and_nobody_else(line: Line) -> None:
+    here, there = line.pair()
+    named, other = listening(here, line.topic, "a"), listening(here, line.topic, "b")
+    there.send(line.topic, ["a"])
+    named.heard("a")
+    there.send(line.topic, ["b"])
+    other.heard("b")
+    assert "b" not in named.words
+    assert "a" not in other.words
+
+
+@pytest.mark.promise("WAKE-1", "WAKE-2")
+def test_a_word_to_everybody_reaches_all_of_a_topic_and_none_of_another(line: Line) -> None:
+    here, there = line.pair()
+    notes = [listening(here, line.topic, name) for name in ("a", "b", None)]
+    elsewhere = listening(here, line.topic._replace(queue="billing"), "a")
+    there.send(line.topic, [EVERYBODY])
+    for one in notes:
+        one.heard(EVERYBODY)
+    there.send(line.topic._replace(queue="billing"), ["a"])
+    elsewhere.heard("a")
+    assert EVERYBODY not in elsewhere.words
+
+
+@pytest.mark.promise("WAKE-1")
+@pytest.mark.parametrize("kind", ["held", "result"])
+def test_a_listener_without_a_name_hears_every_word_of_its_topic(line: Line, kind: str) -> None:
+    here, there = line.pair()
+    topic = line.topic._replace(kind=kind)  # type: ignore[arg-type]
+    notes = listening(here, topic, None)
+    there.send(topic, ["0123456789", "=abc"])
+    notes.heard("=abc")
+    assert [word for word in notes.words if word != LOOK] == ["0123456789", "=abc"]
+
+
+@pytest.mark.promise("STORE-6", "WAKE-4")
+def test_namespaces_do_not_hear_each_other(line: Line) -> None:
+    here, there = line.pair()
+    notes = listening(here, line.topic, "a")
+    there.send(line.topic._replace(namespace="others"), ["a"])
+    there.send(line.topic, [EVERYBODY])
+    notes.heard(EVERYBODY)
+    assert "a" not in notes.words
+
+
+@pytest.mark.promise("WAKE-4")
+@pytest.mark.parametrize("queue", ["q" * 128, "a.b..c.", "a:b:ready", "A-1"])
+def test_every_name_of_a_queue_can_be_a_topic(line: Line, queue: str) -> None:
+    here, there = line.pair()
+    notes = listening(here, line.topic._replace(queue=queue), "a")
+    there.send(line.topic._replace(queue=queue), ["a"])
+    notes.heard("a")
+
+
+@pytest.mark.promise("WAKE-2")
+def test_hundreds_of_names_arrive_together(line: Line) -> None:
+    here, there = line.pair()
+    names = [f"host-{number}:{'x' * 100}" for number in range(512)]
+    first, last = listening(here, line.topic, names[0]), listening(here, line.topic, names[-1])
+    there.send(line.topic, names)
+    first.heard(names[0])
+    last.heard(names[-1])
+
+
+@pytest.mark.promise("WAKE-3")
+def test_a_callback_that_fails_harms_no_other(line: Line, caplog: pytest.LogCaptureFixture) -> None:
+    here, there = line.pair()
+
+    def fail(word: str) -> None:
+        raise RuntimeError("not now")
+
+    with caplog.at_level(logging.CRITICAL, "waypost"):
+        here.listen(line.topic, "a", fail)
+        notes = listening(here, line.topic, "a")
+        for _ in range(2):
+            notes.words.clear()
+            there.send(line.topic, ["a"])
+            notes.heard("a")
+
+
+@pytest.mark.promise("WAKE-3")
+def test_one_connection_serves_all_listeners_and_ends_with_the_last(valkey: ValkeyServer, namespace: str) -> None:
+    hub = served_hub("valkey", valkey.url)
+    with client_of(valkey.port) as client:
+
+        def connections() -> int:
+            return len(client.client_list(_type="pubsub"))
+
+        before = connections()
+        assert hub.state == "idle"
+        ears = [hub.listen(Topic(namespace, "ready", f"q{n % 5}"), f"name-{n}", Notes()) for n in range(50)]
+        until(lambda: all(ear.working for ear in ears))
+        assert connections() == before + 1
+        for ear in ears[1:]:
+            ear.close()
+            ear.close()
+        assert connections() == before + 1
+        ears[0].close()
+        until(lambda: connections() == before, "the end of the connection")
+        until(lambda: hub.state == "idle", "the end of the thread")
+        again = hub.listen(Topic(namespace, "ready", "q0"), "name", Notes())
+        until(lambda: again.working, "a new beginning")
+        again.close()
+
+
+@pytest.mark.promise("WAKE-3")
+def test_a_cut_heals_by_itself_and_everybody_looks_once(served_line: Line, caplog: pytest.LogCaptureFixture) -> None:
+    here, there = served_line.pair()
+    notes = listening(here, served_line.topic)
+    assert served_line.proxy is not None
+    with caplog.at_level(logging.INFO, "waypost"):
+        for _ in range(3):
+            notes.words.clear()
+            served_line.proxy.cut()
+            # Once because it broke, once because it works again.
+            until(lambda: notes.words.count(LOOK) >= 2 and here.state == "working", "the repair")
+            there.send(served_line.topic, ["a"])
+            until(lambda: "a" in notes.words or there.send(served_line.topic, ["a"]), "a word after the cut")
+    broken = [record for record in caplog.records if record.__dict__.get("event") == "wake_broken"]
+    assert len(broken) >= 3
+
+
+@pytest.mark.promise("WAKE-3")
+def test_a_server_that_is_away_for_long_is_told_once(
+    served_line: Line, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(hubs, "RETRY_MAX_SECONDS", 0.02)
+    monkeypatch.setattr(hubs, "RETRY_FIRST_SECONDS", 0.01)
+    assert served_line.proxy is not None
+    served_line.proxy.refuse()
+    tries: list[int] = []
+    hub = served_line.make()
+    assert isinstance(hub, ThreadHub)
+    make = hub._make
+    hub._make = lambda: tries.append(1) or make()  # type: ignore[func-returns-value]
+    with caplog.at_level(logging.WARNING, "waypost"):
+        ear = hub.listen(served_line.topic, "a", Notes())
+        until(lambda: len(tries) >= 5, "five tries")
+        assert hub.state == "broken"
+        assert not ear.working
+        assert len([r for r in caplog.records if r.__dict__.get("event") == "wake_broken"]) == 1
+        served_line.proxy.heal()
+        until(lambda: ear.working, "the repair")
+    ear.close()
+
+
+@pytest.mark.promise("WAKE-3")
+@pytest.mark.parametrize("kind", ["valkey", "postgres"])
+def test_a_half_open_connection_is_noticed(
+    kind: str, request: pytest.FixtureRequest, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tests.fault.proxy import Proxy
+
+    monkeypatch.setattr(hubs, "PROBE_SECONDS", 0.1)
+    server = request.getfixturevalue(kind)
+    with Proxy(server.port) as proxy:
+        hub = served_hub(kind, server.url.replace(f":{server.port}", f":{proxy.port}"), timeout=0.5)
+        topic = Topic(namespace, "ready", "orders")
+        ear = hub.listen(topic, "a", Notes())
+        until(lambda: ear.working)
+        proxy.silence()
+        until(lambda: not ear.working, "the notice that nothing comes through")
+        proxy.heal()
+        until(lambda: ear.working, "the repair")
+        ear.close()
+        until(lambda: hub.state == "idle")
+
+
+@pytest.mark.promise("WAKE-3")
+def test_words_that_are_sent_before_a_client_ends_have_left(line: Line) -> None:
+    here, there = line.pair()
+    notes = listening(here, line.topic)
+    there.send(line.topic, ["a"])
+    assert there.flush(10)
+    notes.heard("a")
+
+
+@pytest.mark.promise("WAKE-4", "STORE-1")
+def test_words_pass_through_every_node_of_a_cluster(namespace: str) -> None:
+    with ClusterSetup() as setup:
+        topic = Topic(namespace, "ready", "orders")
+        hub = served_hub("valkey", setup.url)
+        notes = listening(hub, topic)
+        for server in setup.servers:
+            notes.words.clear()
+            with client_of(server.port) as client:
+                client.publish(f"{{{namespace}:orders}}:ready", "a")
+            notes.heard("a")
+        there = served_hub("valkey", setup.url)
+        notes.words.clear()
+        there.send(topic, ["a"])
+        notes.heard("a")
+        hub.stop()
+        there.stop()
+
+
+@pytest.mark.promise("WAKE-4", "STORE-1")
+def test_words_come_again_after_a_promotion(namespace: str) -> None:
+    with SentinelSetup() as setup:
+        topic = Topic(namespace, "ready", "orders")
+        hub = served_hub("valkey", setup.url)
+        notes = listening(hub, topic)
+        setup.fail_over()
+        until(lambda: hub.state == "working" and LOOK in notes.words, "the repair")
+        with client_of(setup.primary.port) as client:
+
+            def told() -> bool:
+                client.publish(f"{{{namespace}:orders}}:ready", "a")
+                return "a" in notes.words
+
+            until(told, "a word from the new primary")
+        hub.stop()
+
+
+@pytest.mark.promise("WAKE-4", "STORE-3")
+def test_words_pass_between_processes_beside_a_file(folder: Path, namespace: str) -> None:
+    path = folder / "orders.db"
+    hub = FileHub(str(path))
+    notes = listening(hub, Topic(namespace, "ready", "orders"))
+    script = (
+        "import sys; from waypost.wake.files import FileHub; from waypost.wake.port import Topic; "
+        f"FileHub({str(path)!r}).send(Topic({namespace!r}, 'ready', 'orders'), ['a'])"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
+    notes.heard("a")
+    hub.stop()
+
+
+@pytest.mark.promise("WAKE-4", "STORE-3")
+def test_sockets_of_processes_that_were_killed_are_swept_away(folder: Path, namespace: str) -> None:
+    path = folder / "orders.db"
+    script = (
+        "import os, time; from waypost.wake.files import FileHub; from waypost.wake.port import Topic\n"
+        f"hub = FileHub({str(path)!r}); ear = hub.listen(Topic({namespace!r}, 'ready', 'orders'), 'a', print)\n"
+        "while not ear.working: time.sleep(0.001)\n"
+        "os.kill(os.getpid(), 9)"
+    )
+    subprocess.run([sys.executable, "-c", script], check=False, timeout=60)
+    left = Path(f"{path}-wake")
+    assert len(list(left.iterdir())) == 1
+    FileHub(str(path)).send(Topic(namespace, "ready", "orders"), ["a"])
+    assert list(left.iterdir()) == []
+
+
+@pytest.mark.promise("WAKE-4", "STORE-3")
+def test_where_no_socket_fits_the_file_itself_is_watched(folder: Path, namespace: str) -> None:
+    from waypost import Waypost
+
+    path = folder / ("x" * 80) / "orders.db"
+    path.parent.mkdir()
+    with Waypost(f"sqlite:///{path}", namespace=namespace) as post:
+        hub = post.wakeups.channel
+        assert isinstance(hub, FileHub)
+        post.policy("orders")
+        notes = listening(hub, Topic(namespace, "ready", "orders"), "sleepy")
+        until(lambda: LOOK in notes.words)
+        assert isinstance(hub._transport, WatchingTransport)
+        store, link = post.store, post._link
+        executor = post._connected()
+        executor.run(store.claim("orders", 1, link.lanes.begin("orders"), worker="w", sleeper="sleepy"))
+        notes.words.clear()
+        post.publish("orders", 1)
+        notes.heard("sleepy")
+        hub.stop()

@@ -1,0 +1,247 @@
+"""Words of PostgreSQL travel with the commit, and are not sent where nobody sleeps or no word would arrive."""
+
+from __future__ import annotations
+
+import logging
+import os
+import pwd
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from tests.wake.conftest import Notes, served_hub, until
+from waypost import Waypost
+from waypost.operations.flow import drive
+from waypost.store.port import Draft
+from waypost.store.postgres import migrate
+from waypost.testing.postgres import PostgresServer
+from waypost.testing.servers import answers_with, free_port
+from waypost.wake.port import Topic
+from waypost.wake.postgres import channel_of
+
+
+class Listener:
+    """Somebody who hears all words on a queue."""
+
+    def __init__(self, url: str, namespace: str, queue: str = "orders") -> None:
+        self.connection = psycopg.connect(url, autocommit=True)
+        self.connection.execute(f'LISTEN "{channel_of(Topic(namespace, "ready", queue))}"')  # type: ignore[call-overload]
+
+    def heard(self) -> list[str]:
+        """What has arrived until a word of our own does."""
+        with psycopg.connect(self.connection.info.dsn, autocommit=True) as other:
+            channel = self.connection.execute("SELECT pg_listening_channels()").fetchone()
+            assert channel is not None
+            other.execute("SELECT pg_notify(%s, 'the end')", channel)
+        words: list[str] = []
+        for notice in self.connection.notifies(timeout=20):
+            if notice.payload == "the end":
+                break
+            words += notice.payload.split("\n")
+        return words
+
+
+@pytest.fixture
+def listener(prepared: PostgresServer, namespace: str) -> Iterator[Listener]:
+    made = Listener(prepared.url, namespace)
+    yield made
+    made.connection.close()
+
+
+def put_to_sleep(post: Waypost, *names: str) -> None:
+    for name in names:
+        operation = post._link.lanes.begin("orders")
+        call = post.store.claim("orders", 1, operation, worker="w", sleeper=name)
+        drive(post._connected(), post._link.attempt(call))
+
+
+@pytest.mark.promise("WAKE-4", "BOX-2")
+def test_a_word_is_heard_with_the_commit_and_never_of_what_was_undone(
+    prepared: PostgresServer, namespace: str, listener: Listener
+) -> None:
+    with Waypost(prepared.url, namespace=namespace) as post:
+        put_to_sleep(post, "@a", "@b")
+
+        def publish(connection: psycopg.Connection[Any]) -> None:
+            id = post._session.message_ids(1)[0]
+            draft = Draft(id, b"\x00" + id.encode())
+            call: Any = post.store.publish("orders", [draft], post._link.lanes.begin("orders"))
+            values = [value for _, value in call.parameters]
+            kinds = [kind for kind, _ in call.parameters]
+            result = connection.pgconn.exec_params(call.command, values, kinds, [1] * len(values))
+            assert not result.error_message
+
+        with psycopg.connect(prepared.url) as connection:
+            connection.execute("SELECT 1")
+            publish(connection)
+            assert listener.heard() == []
+            connection.rollback()
+            assert listener.heard() == []
+            connection.execute("SELECT 1")
+            publish(connection)
+            assert listener.heard() == []
+            connection.commit()
+        assert listener.heard() == ["@b"]
+
+
+@pytest.mark.promise("WAKE-4")
+def test_where_nobody_sleeps_nothing_is_sent(prepared: PostgresServer, namespace: str, listener: Listener) -> None:
+    with Waypost(prepared.url, namespace=namespace) as post:
+        post.publish("orders", 1)
+        assert listener.heard() == ["*"]
+        for number in range(50):
+            post.publish("orders", number)
+        post.publish_many("orders", range(100))
+        assert listener.heard() == []
+
+
+@pytest.mark.promise("WAKE-4")
+def test_who_listens_elsewhere_is_not_told_here(prepared: PostgresServer, namespace: str, listener: Listener) -> None:
+    with Waypost(prepared.url, namespace=namespace) as post:
+        put_to_sleep(post, "elsewhere", "@here")
+        post.publish_many("orders", range(2))
+        assert listener.heard() == ["@here"]
+
+
+@pytest.mark.promise("WAKE-2", "WAKE-4")
+def test_many_names_go_in_several_payloads(prepared: PostgresServer, namespace: str, listener: Listener) -> None:
+    names = [f"@{number:03}{'x' * 124}" for number in range(120)]
+    with Waypost(prepared.url, namespace=namespace) as post:
+        put_to_sleep(post, *names)
+        post.publish_many("orders", range(120))
+        assert sorted(listener.heard()) == names
+
+
+@pytest.mark.promise("WAKE-4")
+@pytest.mark.parametrize("queue", ["orders", "q" * 128, "a:b.c-d"])
+def test_the_server_and_the_client_spell_a_channel_alike(prepared: PostgresServer, namespace: str, queue: str) -> None:
+    with psycopg.connect(prepared.url) as connection:
+        row = connection.execute(f'SELECT "{namespace}_channel"(%s)', (queue,)).fetchone()  # type: ignore[call-overload]
+    assert row == (channel_of(Topic(namespace, "ready", queue)),)
+    assert len(row[0].encode()) <= 63
+
+
+@pytest.mark.promise("WAKE-3", "STORE-5")
+def test_a_pool_that_is_handed_in_lends_no_connection_for_ever(prepared: PostgresServer, namespace: str) -> None:
+    from psycopg_pool import ConnectionPool
+
+    started: list[int] = []
+    with (
+        ConnectionPool(prepared.url, min_size=1, max_size=3, open=True) as pool,
+        Waypost(client=pool, namespace=namespace) as post,
+        Waypost(prepared.url, namespace=namespace) as other,
+    ):
+
+        @post.handler("orders")
+        async def handle(body: int) -> None:
+            started.append(body)
+
+        with post.worker():
+            until(lambda: other.stats("orders").sleepers == 1, "a sleeper")
+            other.publish("orders", 1)
+            until(lambda: started == [1], "the start")
+
+
+@pytest.fixture
+def pooler(prepared: PostgresServer) -> Iterator[int]:
+    """The port of a real pgbouncer in transaction mode."""
+    program = shutil.which("pgbouncer") or shutil.which("pgbouncer", path="/usr/sbin:/usr/local/sbin")
+    if program is None:
+        pytest.skip("needs pgbouncer")
+    folder = Path(tempfile.mkdtemp(prefix="wp-pooler-", dir="/tmp"))
+    port = free_port()
+    (folder / "users").write_text('"postgres" ""\n')
+    (folder / "pgbouncer.ini").write_text(
+        f"[databases]\npostgres = host=127.0.0.1 port={prepared.port}\n"
+        f"[pgbouncer]\nlisten_addr = 127.0.0.1\nlisten_port = {port}\nunix_socket_dir =\nauth_type = trust\n"
+        f"auth_file = {folder / 'users'}\npool_mode = transaction\nignore_startup_parameters = extra_float_digits\n"
+    )
+    user = None
+    if os.geteuid() == 0:
+        user = "nobody"
+        entry = pwd.getpwnam(user)
+        os.chown(folder, entry.pw_uid, entry.pw_gid)
+        folder.chmod(0o755)
+    process = subprocess.Popen(
+        [program, str(folder / "pgbouncer.ini")], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, user=user,
+        cwd=folder, start_new_session=True,
+    )  # fmt: skip
+    try:
+        # A request for encryption is answered with yes or no.
+        until(lambda: answers_with(port, bytes((0, 0, 0, 8, 4, 210, 22, 47)), b"N", b"S"), "pgbouncer")
+        yield port
+    finally:
+        process.terminate()
+        process.wait(20)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.mark.promise("WAKE-4", "STORE-2", "TIMER-3")
+def test_behind_a_pooler_that_breaks_listen_workers_poll_and_it_is_said_once(
+    prepared: PostgresServer, pooler: int, namespace: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    url = prepared.url.replace(f":{prepared.port}", f":{pooler}")
+    started: list[int] = []
+    with (
+        caplog.at_level(logging.WARNING, "waypost"),
+        Waypost(url, namespace=namespace, start_timeout=1.0) as post,
+        Waypost(url, namespace=namespace, start_timeout=1.0) as other,
+    ):
+
+        @post.handler("orders")
+        async def handle(body: int) -> None:
+            started.append(body)
+
+        with post.worker():
+            until(lambda: post.wakeups.state == "broken", "the discovery")
+            assert post.wakeups.degraded
+            for number in range(5):
+                other.publish("orders", number)
+                until(lambda n=number: n in started, "the start")  # type: ignore[misc]
+            assert other.stats("orders").sleepers == 0
+    told = [record for record in caplog.records if record.__dict__.get("event") == "wake_broken"]
+    assert len(told) == 1
+    assert "pooler" in told[0].getMessage()
+
+
+@pytest.mark.promise("WAKE-4", "STORE-2")
+def test_behind_a_pooler_wake_ups_can_go_straight_to_the_server(
+    prepared: PostgresServer, pooler: int, namespace: str
+) -> None:
+    url = prepared.url.replace(f":{prepared.port}", f":{pooler}")
+    started: list[int] = []
+    with Waypost(url, namespace=namespace, wake=prepared.url) as post:
+
+        @post.handler("orders")
+        async def handle(body: int) -> None:
+            started.append(body)
+
+        with post.worker():
+            until(lambda: post.stats("orders").sleepers == 1, "a sleeper")
+            post.publish("orders", 1)
+            until(lambda: started == [1], "the start")
+            assert post.wakeups.state == "working"
+
+
+@pytest.mark.promise("WAKE-3")
+def test_a_restarted_server_is_listened_to_again(namespace: str) -> None:
+    with PostgresServer() as server:
+        migrate(server.url, namespace=namespace)
+        hub = served_hub("postgres", server.url)
+        notes = Notes()
+        ear = hub.listen(Topic(namespace, "ready", "orders"), "a", notes)
+        until(lambda: ear.working)
+        server.kill()
+        until(lambda: not ear.working, "the notice")
+        server.start()
+        until(lambda: ear.working, "the repair")
+        with psycopg.connect(server.url, autocommit=True) as connection:
+            connection.execute("SELECT pg_notify(%s, 'a')", (channel_of(ear.topic),))
+        notes.heard("a")
+        hub.stop()

@@ -1,0 +1,408 @@
+"""Workers and waiting calls that sleep until they are woken: here no poll would come in time.
+
+The safety poll is made so long that whoever is not woken makes the test fail for want of patience.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.wake.conftest import until
+from tests.worker.stage import Stage
+from waypost import AsyncWaypost, Retry, Waypost
+from waypost.message import Claimed, Observed
+from waypost.operations import receive
+from waypost.testing.servers import ValkeyServer
+
+STORES = ("memory", "sqlite", "valkey", "postgres")
+LONG_SECONDS = 600.0
+_numbers = itertools.count()
+
+
+@pytest.fixture(autouse=True)
+def _no_poll_comes_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(receive, "SAFETY_POLL_SECONDS", LONG_SECONDS)
+
+
+@pytest.fixture(params=STORES)
+def url(request: pytest.FixtureRequest, folder: Path) -> str:
+    match request.param:
+        case "memory":
+            return f"memory://sleeping-{next(_numbers)}"
+        case "sqlite":
+            return f"sqlite:///{folder / 'orders.db'}"
+        case "valkey":
+            server: ValkeyServer = request.getfixturevalue("valkey")
+            return server.url
+    return str(request.getfixturevalue("prepared").url)
+
+
+class Scene:
+    """A worker's client, and another one that publishes: both see the same store and nothing of each other."""
+
+    def __init__(self, stage: Stage, other: Waypost) -> None:
+        self.stage = stage
+        self.other = other
+        self.polls: list[Observed] = []
+        self.started: list[Any] = []
+
+    def asleep(self, count: int = 1) -> None:
+        """Wait until so many sleep."""
+        until(lambda: self.other.stats("orders").sleepers == count, f"{count} sleepers")
+
+    def count(self) -> int:
+        return len(self.polls)
+
+
+@pytest.fixture(params=["sync", "async"])
+def scene(request: pytest.FixtureRequest, url: str, namespace: str) -> Iterator[Scene]:
+    polls: list[Observed] = []
+
+    def on_event(event: Observed) -> None:
+        if event.event == "polled":
+            polls.append(event)
+
+    with (
+        Stage(request.param, url, namespace=namespace, on_event=on_event) as stage,
+        Waypost(url, namespace=namespace) as other,
+    ):
+        made = Scene(stage, other)
+        made.polls = polls
+        yield made
+        for queue in other.queues():
+            assert other.ledger(queue).balance == 0
+
+
+def handled(scene: Scene, **options: Any) -> None:
+    @scene.stage.handler("orders", **options)
+    async def handle(body: Any) -> None:
+        scene.started.append(body)
+
+
+@pytest.mark.promise("WAKE-1", "WAKE-5")
+def test_a_sleeping_worker_starts_what_is_published(scene: Scene) -> None:
+    handled(scene)
+    with scene.stage.working():
+        for number in range(5):
+            scene.asleep()
+            scene.other.publish("orders", number)
+            until(lambda n=number: n in scene.started, "the start")  # type: ignore[misc]
+    assert scene.started == list(range(5))
+
+
+@pytest.mark.promise("WAKE-5", "TIMER-2")
+def test_an_idle_worker_asks_its_store_for_nothing(scene: Scene) -> None:
+    handled(scene)
+    with scene.stage.working():
+        scene.asleep()
+        scene.other.publish("orders", 1)
+        until(lambda: scene.started == [1] and scene.other.ledger("orders").done == 1)
+        scene.asleep()
+        before = scene.count()
+        # Long enough for many polls, if there were any.
+        scene.other.publish("elsewhere", 1, delay=0.6)
+        until(lambda: scene.other.stats("elsewhere").next_due_ms == 0, "the time")
+        assert scene.count() == before
+
+
+@pytest.mark.promise("TIMER-2", "WAKE-5")
+def test_timers_start_at_their_time_with_no_polls_in_between(scene: Scene) -> None:
+    handled(scene)
+    with scene.stage.working():
+        scene.asleep()
+        scene.other.publish("orders", "timer", delay=0.7)
+        until(lambda: scene.started == ["timer"], "the start of the timer")
+        # One look when it was woken for the new timer, and a few around the moment itself.
+        assert scene.count() <= 8
+
+
+@pytest.mark.promise("TIMER-2", "PUB-5")
+def test_a_timer_that_comes_before_the_one_slept_for_is_on_time(scene: Scene) -> None:
+    handled(scene)
+    scene.other.publish("orders", "late", delay=3600)
+    with scene.stage.working():
+        scene.asleep()
+        scene.other.publish("orders", "soon", delay=0.3)
+        until(lambda: scene.started == ["soon"], "the earlier timer")
+        scene.other.publish("orders", "moved", key="k", delay=3600)
+        scene.asleep()
+        scene.other.publish("orders", "moved", key="k", delay=0.3, on_conflict="extend")
+        until(lambda: "moved" in scene.started, "the timer that was brought forward")
+
+
+@pytest.mark.promise("QUEUE-1", "WAKE-5")
+def test_resume_wakes_who_sleeps_on_a_paused_queue(scene: Scene) -> None:
+    handled(scene)
+    scene.other.pause("orders")
+    with scene.stage.working():
+        scene.asleep()
+        scene.other.publish("orders", 1)
+        assert scene.started == []
+        scene.other.resume("orders")
+        until(lambda: scene.started == [1], "the start")
+
+
+@pytest.mark.promise("WAKE-5", "LEASE-8")
+@pytest.mark.parametrize("after", [0, 0.3])
+def test_what_another_client_sends_back_is_taken_on_time(scene: Scene, after: float) -> None:
+    handled(scene)
+    scene.other.publish("orders", "again")
+    with scene.other.receive("orders") as message:
+        assert message is not None
+        with scene.stage.working():
+            scene.asleep()
+            scene.other.publish("orders", "first")
+            until(lambda: scene.started == ["first"])
+            scene.asleep()
+            message.retry(after=after)
+            message_end(scene.other, message)
+            until(lambda: "again" in scene.started, "the retry")
+
+
+def message_end(post: Waypost, message: Any) -> None:
+    """Settle now what the end of the block would settle."""
+    from waypost.operations.flow import drive
+
+    settlement = message.settlement(Retry(after=0), None) if message.outcome is None else message.settlement(None, ANY)
+    drive(post._connected(), receive.settle(post._link, message.queue, [message], [settlement]))
+
+
+class _Any:
+    def delay(self, attempts: int, error: BaseException) -> float:
+        return 0.0
+
+
+ANY: Any = _Any()
+
+
+@pytest.mark.promise("LEASE-4", "WAKE-5")
+def test_a_lease_that_ends_is_taken_over_without_a_poll(scene: Scene) -> None:
+    handled(scene)
+    scene.other.configure("orders", lease=1.5)
+    scene.other.publish("orders", "orphan")
+    executor, link = scene.other._connected(), scene.other._link
+    claimed = executor.run(scene.other.store.claim("orders", 1, link.lanes.begin("orders"), worker="dead"))
+    assert len(claimed.leases) == 1
+    with scene.stage.working():
+        until(lambda: scene.started == ["orphan"], "the takeover")
+        # One look to learn of the lease, one or two because wake-ups began to work, and few around its end.
+        assert scene.count() <= 12
+
+
+@pytest.mark.promise("LEASE-4", "WAKE-5")
+@pytest.mark.parametrize(("lease_ms", "most"), [(1_000, 1.0), (60_000, 60.0), (None, LONG_SECONDS), (1, 0.05)])
+def test_who_sleeps_looks_often_enough_to_see_every_lease_before_it_ends(lease_ms: int | None, most: float) -> None:
+    nap = receive.Nap()
+    for _ in range(10):
+        seconds = nap.seconds(Claimed([], None, None, None, False, 0, lease_ms), None, woken=True)
+        assert most * 0.8 <= seconds <= most
+
+
+@pytest.mark.promise("LEASE-12", "WAKE-1")
+@pytest.mark.parametrize("by", ["id", "key"])
+def test_a_cancel_reaches_a_running_handler_long_before_its_next_renewal(scene: Scene, by: str) -> None:
+    scene.other.configure("orders", lease=LONG_SECONDS)
+    ended = threading.Event()
+
+    @scene.stage.handler("orders")
+    async def hang(body: Any) -> None:
+        scene.started.append(body)
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+
+    with scene.stage.working():
+        scene.asleep()
+        published = scene.other.publish("orders", 1, key="k")
+        until(lambda: scene.started, "the start")
+        target = {"id": published.id} if by == "id" else {"key": "k"}
+        assert scene.other.cancel("orders", **target) == "requested"
+        assert ended.wait(20), "the handler was not told"
+        until(lambda: scene.other.ledger("orders").cancelled == 1)
+
+
+@pytest.mark.promise("WAKE-1", "FACE-1")
+def test_a_call_that_waits_for_a_message_is_woken(scene: Scene) -> None:
+    received: list[Any] = []
+
+    def wait() -> None:
+        with scene.stage.receive("orders", wait=60) as message:
+            received.append(message.body)
+
+    for number in range(3):
+        thread = threading.Thread(target=wait)
+        thread.start()
+        scene.asleep()
+        scene.other.publish("orders", number)
+        thread.join(20)
+        assert received == list(range(number + 1))
+    assert scene.other.stats("orders").sleepers == 0
+
+
+@pytest.mark.promise("WAKE-2")
+def test_a_call_that_waited_in_vain_leaves_no_sleeper_behind(scene: Scene) -> None:
+    for _ in range(3):
+        before = scene.count()
+        with scene.stage.receive("orders", wait=0.1) as message:
+            assert message is None
+        assert scene.other.stats("orders").sleepers == 0
+    # The first one subscribed, and looked once more for it.
+    assert scene.count() - before == 2
+
+
+@pytest.mark.promise("WAKE-2", "LEASE-11")
+def test_a_worker_that_stops_leaves_no_sleeper_behind(scene: Scene) -> None:
+    handled(scene)
+    with scene.stage.working():
+        scene.asleep()
+    assert scene.other.stats("orders").sleepers == 0
+
+
+@pytest.mark.promise("WAKE-2")
+def test_who_has_room_left_is_woken_while_it_works(scene: Scene) -> None:
+    release = threading.Event()
+
+    @scene.stage.handler("orders", concurrency=5)
+    def handle(body: Any) -> None:
+        scene.started.append(body)
+        release.wait(20)
+
+    with scene.stage.working():
+        for number in range(5):
+            scene.asleep()
+            scene.other.publish("orders", number)
+            until(lambda n=number: n in scene.started, "the start beside the others")  # type: ignore[misc]
+        until(lambda: scene.other.stats("orders").sleepers == 0, "no room, no sleeper")
+        release.set()
+
+
+def forget_sleepers(post: Waypost, namespace: str) -> None:
+    """Take the memory of who sleeps away behind everybody's back."""
+    store: Any = post.store
+    match store.kind:
+        case "memory":
+            model = store._queues["orders"]
+            model.sleepers.clear()
+            model.sleepers_known_until = 0
+        case "sqlite":
+            import sqlite3
+            from contextlib import closing
+
+            with closing(sqlite3.connect(store.path)) as connection, connection:
+                prefix = store._spelling.prefix
+                connection.execute(f'DELETE FROM "{prefix}_sleeper"')
+                connection.execute(f'UPDATE "{prefix}_queue" SET sleepers_known_until = 0')
+        case "valkey":
+            from waypost.testing.setups import client_of
+
+            port = int(store.source.shown.rpartition(":")[2])
+            with client_of(port) as client:
+                client.delete(f"{{{namespace}:orders}}:sleepers")
+        case "postgres":
+            import psycopg
+
+            with psycopg.connect(store.source._url, autocommit=True) as connection:
+                connection.execute(f'DELETE FROM "{namespace}_sleeper"')  # type: ignore[call-overload]
+
+
+@pytest.mark.promise("WAKE-2")
+def test_nothing_is_missed_when_the_memory_of_sleepers_is_lost(scene: Scene, namespace: str) -> None:
+    handled(scene)
+    with scene.stage.working():
+        for number in range(3):
+            scene.asleep()
+            forget_sleepers(scene.other, namespace)
+            scene.other.publish("orders", number)
+            until(lambda n=number: n in scene.started, "the start")  # type: ignore[misc]
+
+
+# ---- any store with any channel --------------------------------------------------------------------------------------
+
+CHANNELS = ("valkey", "postgres", "nats", "local", "own")
+
+
+@pytest.mark.promise("WAKE-4")
+@pytest.mark.parametrize("channel", CHANNELS)
+def test_any_store_works_with_any_channel(
+    channel: str, url: str, namespace: str, request: pytest.FixtureRequest
+) -> None:
+    from waypost.wake.hub import Hub
+
+    wake: Any = {"local": "local", "own": Hub()}.get(channel)
+    if wake is None:
+        wake = request.getfixturevalue(channel).url
+    started: list[int] = []
+    with (
+        Waypost(url, namespace=namespace, wake=wake) as post,
+        Waypost(url, namespace=namespace, wake=wake) as other,
+    ):
+
+        @post.handler("orders")
+        async def handle(body: int) -> None:
+            started.append(body)
+
+        with post.worker():
+            for number in range(3):
+                until(lambda: other.stats("orders").sleepers == 1, "a sleeper")
+                other.publish("orders", number)
+                until(lambda n=number: n in started, "the start")  # type: ignore[misc]
+
+
+@pytest.mark.promise("WAKE-4", "TIMER-3")
+def test_without_a_channel_workers_poll_soon_and_then_more_rarely(url: str, namespace: str) -> None:
+    polls: list[float] = []
+
+    def on_event(event: Observed) -> None:
+        if event.event == "polled":
+            polls.append(time.monotonic())
+
+    started: list[int] = []
+    with Waypost(url, namespace=namespace, wake="poll", on_event=on_event) as post:
+
+        @post.handler("orders")
+        async def handle(body: int) -> None:
+            started.append(body)
+
+        with post.worker():
+            until(lambda: len(polls) >= 5, "five polls")
+            pauses = [later - earlier for earlier, later in itertools.pairwise(polls)]
+            assert pauses[0] < pauses[3]
+            post.publish("orders", 1)
+            until(lambda: started == [1], "the start")
+        assert post.stats("orders").sleepers == 0
+        assert post.wakeups.kind == "poll"
+
+
+@pytest.mark.promise("WAKE-3")
+@pytest.mark.parametrize("colour", ["sync", "async"])
+def test_clients_and_workers_of_a_process_share_one_subscription(
+    colour: str, valkey: ValkeyServer, namespace: str
+) -> None:
+    from waypost.testing.setups import client_of
+
+    make: Any = Waypost if colour == "sync" else AsyncWaypost
+    faces = [make(valkey.url, namespace=namespace) for _ in range(3)]
+    assert len({id(face.wakeups.channel) for face in faces}) == 1
+    with client_of(valkey.port) as client:
+        before = len(client.client_list(_type="pubsub"))
+        stages = [Stage(colour, valkey.url, namespace=namespace) for _ in range(3)]
+        for stage in stages:
+            stage.__enter__()
+            stage.handler("orders")(lambda body: None)
+        workers = [stage.post.worker() for stage in stages]
+        for stage, worker in zip(stages, workers, strict=True):
+            stage.done(worker.start())
+        until(lambda: stages[0].stats("orders").sleepers == 3, "three sleepers")
+        assert len(client.client_list(_type="pubsub")) <= max(1, before)
+        for stage, worker in zip(stages, workers, strict=True):
+            stage.done(worker.stop(5))
+            stage.__exit__()
