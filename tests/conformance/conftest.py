@@ -24,7 +24,7 @@ STORES = ("memory", "sqlite", "valkey", "redis62", "cluster", "postgres")
 
 
 TABLES = (
-    "queue", "envelope", "message", "completed", "tally", "total", "minute", "entry", "mark", "kept", "reader",
+    "queue", "message", "completed", "tally", "total", "minute", "entry", "mark", "kept", "reader",
     "window", "result", "arrival", "sleeper", "rate", "operation",
 )  # fmt: skip
 
