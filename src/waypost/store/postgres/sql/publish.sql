@@ -85,18 +85,24 @@ CREATE OR REPLACE FUNCTION {publish}(
 ) RETURNS text LANGUAGE plpgsql {settings} AS $body$
 DECLARE
     v_now bigint := {clock}(p_clock);
-    v record;
-    v_wake text[];
     v_first text := '["", null, []]';
+    v record;
 BEGIN
-    SELECT t.number, t.journal, t.max_pending, nextval('{sequence}') AS seq,
-        pg_current_xact_id()::text::bigint AS xid,
-        (SELECT o.number FROM {operation} o
-        WHERE p_ttl IS NOT NULL AND o.queue = t.number AND o.session = p_session AND o.slot = p_number % 128) AS seen,
-        t.paused OR NOT (SELECT coalesce(bool_or(NOT s.awake), true) FROM {sleeper} s
-        WHERE s.queue = t.number AND s.until_ms > v_now) AS quiet
+    SELECT t.number, t.journal, t.max_pending, nextval('{sequence}') AS seq, pg_current_xact_id()::text::bigint AS xid,
+        t.paused OR NOT (
+            SELECT coalesce(bool_or(NOT s.awake), true) FROM {sleeper} s
+            WHERE s.queue = t.number AND s.until_ms > v_now) AS quiet
     INTO v FROM {queue} t WHERE t.name = p_queue;
-    IF v.number IS NULL OR v.max_pending IS NOT NULL OR v.seen >= p_number THEN
+    IF p_ttl IS NOT NULL AND v.max_pending IS NULL THEN
+        -- Written first: a repeat finds it and writes nothing else, or waits here for the one that was faster.
+        INSERT INTO {operation} AS o (queue, slot, session, number, until_ms, result)
+        SELECT v.number, p_number % 128, p_session, p_number, v_now + p_ttl, v_first WHERE v.number IS NOT NULL
+        ON CONFLICT (queue, session, slot) DO UPDATE
+            SET number = excluded.number, until_ms = excluded.until_ms, result = excluded.result
+            WHERE o.number < excluded.number;
+    END IF;
+    IF NOT FOUND OR v.max_pending IS NOT NULL THEN
+        -- A new queue, one with a cap, or a repeat.
         RETURN {publish}(
             p_queue, p_clock, p_session, p_number, p_ttl, ARRAY[p_envelope], ARRAY[p_priority], ARRAY[p_group], NULL,
             NULL, ARRAY[p_copy], NULL, NULL, NULL, NULL);
@@ -115,21 +121,13 @@ BEGIN
             CASE WHEN v.journal = 'full' THEN ARRAY[coalesce(p_copy, p_envelope)] END);
     END IF;
     IF NOT v.quiet THEN
-        SELECT {wake}(t, v_now, 1) INTO v_wake FROM {queue} t WHERE t.number = v.number;
-        v_first := json_build_array('', NULL, v_wake)::text;
+        SELECT json_build_array('', NULL, {wake}(t, v_now, 1))::text INTO v_first
+        FROM {queue} t WHERE t.number = v.number;
+        UPDATE {operation} o SET result = v_first
+        WHERE p_ttl IS NOT NULL AND o.queue = v.number AND o.session = p_session AND o.slot = p_number % 128;
     END IF;
-    IF p_ttl IS NOT NULL THEN
-        INSERT INTO {operation} AS o (queue, slot, session, number, until_ms, result)
-        VALUES (v.number, p_number % 128, p_session, p_number, v_now + p_ttl, v_first)
-        ON CONFLICT (queue, session, slot) DO UPDATE
-            SET number = excluded.number, until_ms = excluded.until_ms, result = excluded.result
-            WHERE o.number < excluded.number;
-        IF NOT FOUND THEN
-            RAISE EXCEPTION 'this operation ran on another connection' USING ERRCODE = 'WPAGN';
-        END IF;
-        IF v.xid % 64 = 0 THEN
-            PERFORM {tidy}(t, v_now) FROM {queue} t WHERE t.number = v.number;
-        END IF;
+    IF v.xid % 64 = 0 AND p_ttl IS NOT NULL THEN
+        PERFORM {tidy}(t, v_now) FROM {queue} t WHERE t.number = v.number;
     END IF;
     RETURN v_first;
 END $body$;
