@@ -82,37 +82,51 @@ BEGIN
                         FROM chosen c
                         WHERE m.ctid = c.place AND (q.max_deliveries IS NULL OR m.deliveries < q.max_deliveries)
                         RETURNING m.id, m.token, m.deliveries, m.attempts, m.rank, m.key, m."group", m.published_ms,
-                            m.ready_ms, m.position, m.cause, m.data
+                            m.ready_ms, m.position, m.cause, length(m.data) AS size, m.data
                     ), s AS MATERIALIZED (
-                        SELECT count(*) AS count, array_agg(l.id) AS ids, count(l.key) AS keyed,
-                            array_agg(l.key) AS keys, count(l."group") AS grouped, array_agg(l."group") AS groups,
-                            min(l.rank) AS rank, max(l.rank) AS rank_max, array_agg(l.rank) AS ranks,
-                            max(l.token) AS token, array_agg(l.token) AS tokens,
-                            max(l.deliveries) AS delivery, array_agg(l.deliveries) AS deliveries,
-                            max(l.attempts) AS attempt, array_agg(l.attempts) AS attempts,
-                            count(l.cause) AS caused, array_agg(l.cause) AS causes,
-                            array_agg(v_now - l.ready_ms) AS waits, array_agg(length(l.data)) AS sizes
+                        SELECT count(*) AS count, count(l.key) AS keyed, count(l."group") AS grouped,
+                            count(l.cause) AS caused, min(l.rank) AS rank, max(l.rank) AS rank_max,
+                            max(l.token) AS token, max(l.deliveries) AS delivery, max(l.attempts) AS attempt,
+                            min(l.ready_ms) AS ready, max(l.ready_ms) AS ready_max,
+                            min(l.size) AS size, max(l.size) AS size_max
                         FROM leased l HAVING count(*) > 0
                     ), j AS (
+                        -- What is the same for all is written once, and no list is made of it.
                         INSERT INTO {entry} (
                             queue, count, xid, seq, at_ms, event, operation, ids, keys, groups, ranks, tokens,
                             deliveries, attempts, workers, causes, waits, sizes)
                         SELECT q.number, s.count, pg_current_xact_id()::text::bigint, nextval('{sequence}'), v_now,
-                            'claimed', v_op, s.ids, CASE WHEN s.keyed > 0 THEN s.keys END,
-                            CASE WHEN s.grouped > 0 THEN s.groups END,
-                            CASE WHEN s.rank = s.rank_max THEN ARRAY[s.rank] ELSE s.ranks END,
-                            CASE WHEN s.token = 1 THEN '{1}' ELSE s.tokens END,
-                            CASE WHEN s.delivery = 1 THEN '{1}' ELSE s.deliveries END,
-                            CASE WHEN s.attempt = 0 THEN '{0}' ELSE s.attempts END, ARRAY[p_worker],
-                            CASE WHEN s.caused > 0 THEN s.causes END, s.waits, s.sizes
+                            'claimed', v_op, (SELECT array_agg(l.id) FROM leased l),
+                            CASE WHEN s.keyed > 0 THEN (SELECT array_agg(l.key) FROM leased l) END,
+                            CASE WHEN s.grouped > 0 THEN (SELECT array_agg(l."group") FROM leased l) END,
+                            CASE WHEN s.rank = s.rank_max THEN ARRAY[s.rank]
+                                ELSE (SELECT array_agg(l.rank) FROM leased l) END,
+                            CASE WHEN s.token = 1 THEN '{1}' ELSE (SELECT array_agg(l.token) FROM leased l) END,
+                            CASE WHEN s.delivery = 1 THEN '{1}'
+                                ELSE (SELECT array_agg(l.deliveries) FROM leased l) END,
+                            CASE WHEN s.attempt = 0 THEN '{0}' ELSE (SELECT array_agg(l.attempts) FROM leased l) END,
+                            ARRAY[p_worker],
+                            CASE WHEN s.caused > 0 THEN (SELECT array_agg(l.cause) FROM leased l) END,
+                            CASE WHEN s.ready = s.ready_max THEN ARRAY[v_now - s.ready]
+                                ELSE (SELECT array_agg(v_now - l.ready_ms) FROM leased l) END,
+                            CASE WHEN s.size = s.size_max THEN ARRAY[s.size::bigint]
+                                ELSE (SELECT array_agg(l.size::bigint) FROM leased l) END
                         FROM s WHERE q.journal IN ('all', 'full')
                     ), t AS (
                         INSERT INTO {tally} (
                             seq, queue, minute, claims, first_claims, again_expired, again_released, again_retried,
                             again_snoozed, again_redriven, ready, leased)
-                        SELECT nextval('{sequence}'), q.number, v_now / 60000, s.count, a.first, a.expired, a.released,
-                            a.retried, a.snoozed, a.redriven, -s.count, s.count
-                        FROM s CROSS JOIN LATERAL {again}(s.tokens, s.causes, s.token) a
+                        SELECT nextval('{sequence}'), q.number, v_now / 60000, s.count,
+                            CASE WHEN s.token = 1 THEN s.count ELSE a.first END, a.expired, a.released, a.retried,
+                            a.snoozed, a.redriven, -s.count, s.count
+                        FROM s LEFT JOIN LATERAL (
+                            SELECT count(*) FILTER (WHERE l.token = 1) AS first,
+                                nullif(count(*) FILTER (WHERE l.token > 1 AND l.cause = 'expired'), 0) AS expired,
+                                nullif(count(*) FILTER (WHERE l.token > 1 AND l.cause = 'released'), 0) AS released,
+                                nullif(count(*) FILTER (WHERE l.token > 1 AND l.cause = 'retried'), 0) AS retried,
+                                nullif(count(*) FILTER (WHERE l.token > 1 AND l.cause = 'snoozed'), 0) AS snoozed,
+                                nullif(count(*) FILTER (WHERE l.token > 1 AND l.cause = 'redriven'), 0) AS redriven
+                            FROM leased l WHERE s.token > 1) a ON true
                     )
                     SELECT NULL::text, l.id, l.token, l.deliveries, l.attempts, l.rank, l.key, l."group",
                         l.published_ms, l.ready_ms, v_now, v_now + q.lease_ms, l.data

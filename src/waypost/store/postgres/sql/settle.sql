@@ -149,26 +149,30 @@ BEGIN
         RETURNING m.id, m.key, m."group", m.rank, m.token, m.deliveries, m.attempts, m.worker, m.claimed_ms,
             length(m.data) AS size
     ), s AS MATERIALIZED (
-        SELECT count(*) AS count, array_agg(g.id) AS ids, count(g.key) AS keyed, array_agg(g.key) AS keys,
-            count(g."group") AS grouped, array_agg(g."group") AS groups,
-            min(g.rank) AS rank, max(g.rank) AS rank_max, array_agg(g.rank) AS ranks,
-            max(g.token) AS token, array_agg(g.token) AS tokens,
-            max(g.deliveries) AS delivery, array_agg(g.deliveries) AS deliveries,
-            max(g.attempts) AS attempt, array_agg(g.attempts) AS attempts,
-            min(g.worker) AS worker, max(g.worker) AS worker_max, array_agg(g.worker) AS workers,
-            array_agg(p_now - g.claimed_ms) AS runs, array_agg(g.size) AS sizes
+        SELECT count(*) AS count, array_agg(g.id) AS ids, count(g.key) AS keyed, count(g."group") AS grouped,
+            min(g.rank) AS rank, max(g.rank) AS rank_max, max(g.token) AS token, max(g.deliveries) AS delivery,
+            max(g.attempts) AS attempt, min(g.worker) AS worker, max(g.worker) AS worker_max,
+            min(g.claimed_ms) AS claimed, max(g.claimed_ms) AS claimed_max, min(g.size) AS size,
+            max(g.size) AS size_max
         FROM gone g HAVING count(*) > 0
     ), j AS (
+        -- What is the same for all is written once, and no list is made of it.
         INSERT INTO {entry} (
             queue, count, xid, seq, at_ms, event, operation, ids, keys, groups, ranks, tokens, deliveries, attempts,
             workers, runs, sizes)
         SELECT q.number, s.count, pg_current_xact_id()::text::bigint, nextval('{sequence}'), p_now, 'done', p_op,
-            s.ids, CASE WHEN s.keyed > 0 THEN s.keys END, CASE WHEN s.grouped > 0 THEN s.groups END,
-            CASE WHEN s.rank = s.rank_max THEN ARRAY[s.rank] ELSE s.ranks END,
-            CASE WHEN s.token = 1 THEN '{1}' ELSE s.tokens END,
-            CASE WHEN s.delivery = 1 THEN '{1}' ELSE s.deliveries END,
-            CASE WHEN s.attempt = 0 THEN '{0}' ELSE s.attempts END,
-            CASE WHEN s.worker = s.worker_max THEN ARRAY[s.worker] ELSE s.workers END, s.runs, s.sizes
+            s.ids, CASE WHEN s.keyed > 0 THEN (SELECT array_agg(g.key) FROM gone g) END,
+            CASE WHEN s.grouped > 0 THEN (SELECT array_agg(g."group") FROM gone g) END,
+            CASE WHEN s.rank = s.rank_max THEN ARRAY[s.rank] ELSE (SELECT array_agg(g.rank) FROM gone g) END,
+            CASE WHEN s.token = 1 THEN '{1}' ELSE (SELECT array_agg(g.token) FROM gone g) END,
+            CASE WHEN s.delivery = 1 THEN '{1}' ELSE (SELECT array_agg(g.deliveries) FROM gone g) END,
+            CASE WHEN s.attempt = 0 THEN '{0}' ELSE (SELECT array_agg(g.attempts) FROM gone g) END,
+            CASE WHEN s.worker = s.worker_max THEN ARRAY[s.worker]
+                ELSE (SELECT array_agg(g.worker) FROM gone g) END,
+            CASE WHEN s.claimed = s.claimed_max THEN ARRAY[p_now - s.claimed]
+                ELSE (SELECT array_agg(p_now - g.claimed_ms) FROM gone g) END,
+            CASE WHEN s.size = s.size_max THEN ARRAY[s.size::bigint]
+                ELSE (SELECT array_agg(g.size::bigint) FROM gone g) END
         FROM s WHERE q.journal IN ('all', 'full')
     ), t AS (
         INSERT INTO {tally} (seq, queue, minute, done, leased)
