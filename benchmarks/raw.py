@@ -10,6 +10,9 @@ from typing import Any
 import psycopg
 import redis
 
+from waypost.identity import Session
+from waypost.store.postgres import migrate
+
 PUSH = "redis.call('LPUSH', KEYS[1], unpack(ARGV)) return #ARGV"
 LEASE = """
 local found = redis.call('RPOP', KEYS[1], ARGV[1])
@@ -111,42 +114,65 @@ class RawSqlite:
 
 
 class RawPostgres:
-    """One table and the index of what is ready, through the same driver, in the fewest statements."""
+    """Bare statements on tables of the same columns and indexes, through the same driver with the same settings.
+
+    A claim is the UPDATE of rows chosen with SKIP LOCKED, a settle the DELETE by id; each is a transaction. Of a claim
+    only the ids are looked at, which the settle needs: nothing else is decoded. There is no journal, no counter, no
+    fence and no record of what was done.
+    """
 
     def __init__(self, url: str, payload_bytes: int) -> None:
         self._payload = os.urandom(payload_bytes)
+        self._session = Session()
+        migrate(url, namespace="raw")
         self._database = psycopg.connect(url, autocommit=True, prepare_threshold=None)
-        self._database.execute(
-            "CREATE TABLE raw (id bigserial PRIMARY KEY, leased boolean NOT NULL DEFAULT false, body bytea)"
-            " WITH (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_cost_delay = 0)"
-        )
-        self._database.execute("CREATE INDEX raw_ready ON raw (id) WHERE NOT leased")
 
     def empty(self) -> None:
-        self._database.execute("TRUNCATE raw")
+        self._database.execute("TRUNCATE raw_message")
 
     def publish_one(self, count: int) -> None:
         for _ in range(count):
-            self._database.execute("INSERT INTO raw (body) VALUES (%b)", (self._payload,))
+            self._database.execute(
+                "INSERT INTO raw_message (seq, position, ready_ms, published_ms, queue, state, rank, id, data)"
+                " VALUES (nextval('raw_sequence'), 1, 1, 1, 1, 0, 4, %s, %b)",
+                (self._session.message_ids(1)[0], self._payload),
+            )
 
     def publish_many(self, count: int, batch: int) -> None:
         for start in range(0, count, batch):
-            bodies = [self._payload] * min(batch, count - start)
-            self._database.execute("INSERT INTO raw (body) SELECT unnest(%b::bytea[])", (bodies,))
+            ids = self._session.message_ids(min(batch, count - start))
+            self._database.execute(
+                "INSERT INTO raw_message (seq, position, ready_ms, published_ms, queue, state, rank, id, data)"
+                " SELECT u.n, u.n, 1, 1, 1, 0, 4, u.id, u.data"
+                " FROM unnest(%b::text[], %b::bytea[]) WITH ORDINALITY AS u (id, data, n)",
+                (ids, [self._payload] * len(ids)),
+            )
+
+    def claim(self, batch: int) -> list[bytes]:
+        """The ids of what was claimed."""
+        found = self._database.execute(
+            "UPDATE raw_message m SET state = 2, token = m.token + 1, deliveries = m.deliveries + 1, nonce = %b,"
+            " worker = 'bench:1:0000', claimed_ms = 1, lease_end_ms = 60001, lease_ms = 60000"
+            " FROM (SELECT ctid AS place FROM raw_message WHERE queue = 1 AND state = 0 ORDER BY rank, position"
+            " LIMIT %s FOR UPDATE SKIP LOCKED) c WHERE m.ctid = c.place"
+            " RETURNING m.id, m.token, m.deliveries, m.attempts, m.rank, m.key, m.\"group\", m.published_ms,"
+            " m.ready_ms, m.claimed_ms, m.lease_end_ms, m.data",
+            (self._payload[:12], batch),
+            binary=True,
+        ).pgresult
+        assert found is not None
+        return [found.get_value(row, 0) or b"" for row in range(found.ntuples)]
 
     def claim_settle(self, batch: int) -> int:
         done = 0
         while True:
-            found = self._database.execute(
-                "UPDATE raw SET leased = true WHERE id IN (SELECT id FROM raw WHERE NOT leased ORDER BY id LIMIT %s"
-                " FOR UPDATE SKIP LOCKED) RETURNING id, body",
-                (batch,),
-                binary=True,
-            ).fetchall()
-            if not found:
+            ids = self.claim(batch)
+            if not ids:
                 return done
-            self._database.execute("DELETE FROM raw WHERE id = ANY(%b)", ([number for number, _ in found],))
-            done += len(found)
+            self._database.execute(
+                "DELETE FROM raw_message WHERE queue = 1 AND id = ANY (%b::text[])", ([id.decode() for id in ids],)
+            )
+            done += len(ids)
 
     def close(self) -> None:
         self._database.close()

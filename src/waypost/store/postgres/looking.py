@@ -75,10 +75,9 @@ def listing(
     columns = ", ".join(f"m.{column}" for column in order)
     statement = (
         f'SELECT m.id, m.key, m."group", m.rank, m.token, m.deliveries, m.attempts, m.published_ms, m.ready_ms, '
-        f"e.data, {lease}, m.cancel_requested, m.ended_ms, m.reason, m.error_type, m.error, {columns} "
-        f"FROM (SELECT m.* FROM {table} m WHERE m.queue = (SELECT q.number FROM {names.of('queue')} q "
-        f"WHERE q.name = $1){where} ORDER BY {columns} LIMIT $2) m "
-        f"JOIN {names.of('envelope')} e ON e.seq = m.seq ORDER BY {columns}"
+        f"m.data, {lease}, m.cancel_requested, m.ended_ms, m.reason, m.error_type, m.error, {columns} "
+        f"FROM {table} m WHERE m.queue = (SELECT q.number FROM {names.of('queue')} q WHERE q.name = $1){where} "
+        f"ORDER BY {columns} LIMIT $2"
     )
     return statement.encode(), parameters
 

@@ -183,7 +183,10 @@ class PostgresStore(ScheduleVerbs):
                 _wake(queue, wake),
             )
 
-        parameters = [array_of_data([draft.envelope for draft in drafts]), *_options(drafts)]
+        if len(drafts) == 1 and _is_simple(drafts[0]):
+            parameters = _one_draft(drafts[0])
+        else:
+            parameters = [array_of_data([draft.envelope for draft in drafts]), *_options(drafts)]
         return self._once("publish", queue, operation, parameters, decode)
 
     def claim(
@@ -389,6 +392,17 @@ def _wake(queue: str, names: list[str]) -> dict[str, list[str]]:
     return {queue: names} if names else {}
 
 
+def _is_simple(draft: Draft) -> bool:
+    """Whether a message is ready at once and there is no other one to look at."""
+    return draft.key is None and not draft.delay_ms and draft.at_ms is None and not draft.forwarded
+
+
+def _one_draft(draft: Draft) -> list[Parameter]:
+    return [
+        text(draft.id), data(draft.envelope), small(draft.priority), text(draft.group), data(draft.journal_copy),
+    ]  # fmt: skip
+
+
 #: The options of a draft as nulls, each of the type of its array.
 _NO_OPTIONS = [nothing(kind) for kind in (INT2, TEXT, INT8, INT8, BYTES, TEXT, INT8, TEXT, BOOL)]
 
@@ -417,14 +431,16 @@ def _options(drafts: Sequence[Draft]) -> list[Parameter]:
     return options
 
 
+def _once_if_same(values: list[T]) -> list[T]:
+    return values[:1] if values and values.count(values[0]) == len(values) else values
+
+
 def _fences(held: Sequence[Settlement] | Sequence[Hold]) -> list[Parameter]:
-    """Ids, tokens and nonces; one nonce where all are the same, as after a claim."""
-    nonces = [one.nonce for one in held]
-    same = nonces.count(nonces[0]) == len(nonces) if nonces else False
+    """Ids, tokens and nonces; one token or nonce where all are the same, as after a first claim."""
     return [
         array_of_text([one.id for one in held]),
-        array_of_numbers([one.token for one in held]),
-        array_of_data(nonces[:1] if same else nonces),
+        array_of_numbers(_once_if_same([one.token for one in held])),
+        array_of_data(_once_if_same([one.nonce for one in held])),
     ]
 
 

@@ -1,9 +1,10 @@
 -- The tables of one namespace. {name} stands for the quoted, schema-qualified name of a table, {#name} for the bare
 -- name of an index or constraint.
 --
--- A message is two rows: `envelope` holds its bytes and is written once; `message` is narrow and changes with every
--- step. States: 0 ready, 1 delayed, 2 leased, 3 waiting, 4 dead. `rank` is 9 less the priority, so that every order
--- rises. All indexes of `message` but the first are partial: a message stands only in those its state has a use for.
+-- A message is one row with its bytes in it: PostgreSQL moves what is long out of the row by itself and a step that
+-- leaves the bytes alone does not write them again. States: 0 ready, 1 delayed, 2 leased, 3 waiting, 4 dead. `rank` is 9
+-- less the priority, so that every order rises. All indexes of `message` but the first are partial: a message stands only
+-- in those its state has a use for.
 -- No row is written by every step: counts are delta rows, the order of the journal is made by its readers.
 
 CREATE SEQUENCE {sequence};
@@ -26,11 +27,6 @@ CREATE TABLE {queue} (
     completed_max bigint NOT NULL DEFAULT 0
 );
 
-CREATE TABLE {envelope} (
-    seq bigint NOT NULL CONSTRAINT {#envelope_pkey} PRIMARY KEY,
-    data bytea NOT NULL
-) WITH (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 1000, autovacuum_vacuum_cost_delay = 0);
-
 CREATE TABLE {message} (
     seq bigint NOT NULL,
     position bigint NOT NULL,
@@ -40,8 +36,8 @@ CREATE TABLE {message} (
     claimed_ms bigint,
     lease_end_ms bigint,
     lease_ms bigint,
+    ended_ms bigint,
     queue integer NOT NULL,
-    size integer NOT NULL,
     deliveries integer NOT NULL DEFAULT 0,
     attempts integer NOT NULL DEFAULT 0,
     state smallint NOT NULL,
@@ -53,19 +49,21 @@ CREATE TABLE {message} (
     "group" text COLLATE "C",
     worker text,
     cause text,
-    ended_ms bigint,
     reason text COLLATE "C",
     error_type text,
-    error text
+    error text,
+    data bytea NOT NULL
 ) WITH (
-    fillfactor = 70, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 1000,
-    autovacuum_vacuum_cost_delay = 0
+    -- Every message leaves two dead rows: vacuum at each of the server's rounds, and do not doze over it.
+    autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 1000, autovacuum_vacuum_cost_delay = 0,
+    toast.autovacuum_vacuum_scale_factor = 0.02, toast.autovacuum_vacuum_cost_delay = 0
 );
 CREATE UNIQUE INDEX {#message_id} ON {message} (queue, id);
 CREATE INDEX {#message_ready} ON {message} (queue, rank, position) WHERE state = 0;
 CREATE INDEX {#message_delay} ON {message} (queue, ready_ms) WHERE state = 1;
 CREATE INDEX {#message_lease} ON {message} (queue, lease_end_ms) WHERE state = 2;
 CREATE INDEX {#message_dead} ON {message} (queue, ended_ms, id) WHERE state = 4;
+CREATE INDEX {#message_reason} ON {message} (queue, reason, ended_ms, id) WHERE state = 4;
 -- Who has a key, and the next generation that waits for it: at most one of each, or the step fails.
 CREATE UNIQUE INDEX {#message_owner} ON {message} (queue, key) WHERE key IS NOT NULL AND state < 3;
 CREATE UNIQUE INDEX {#message_heir} ON {message} (queue, key) WHERE key IS NOT NULL AND state = 3;
@@ -74,7 +72,6 @@ CREATE UNIQUE INDEX {#message_heir} ON {message} (queue, key) WHERE key IS NOT N
 CREATE TABLE {completed} (
     number bigint NOT NULL,
     queue integer NOT NULL,
-    seq bigint NOT NULL,
     id text COLLATE "C" NOT NULL,
     key text COLLATE "C",
     "group" text COLLATE "C",
@@ -89,6 +86,7 @@ CREATE TABLE {completed} (
     reason text COLLATE "C",
     error_type text,
     error text,
+    data bytea NOT NULL,
     CONSTRAINT {#completed_pkey} PRIMARY KEY (queue, number)
 );
 CREATE INDEX {#completed_id} ON {completed} (queue, id);

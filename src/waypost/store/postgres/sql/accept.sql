@@ -1,5 +1,5 @@
 -- Store drafts in one queue: the part of a publish that continuations share. An envelope carries its id in bytes 2-25.
--- Touches: envelope, message, window, arrival, entry, tally.
+-- Touches: message, window, arrival, entry, tally.
 -- Keeps: of one key at most one owner and one parked generation, under any interleaving: the unique index decides who
 -- is
 -- first, and what happens to an owner happens under its row's lock. Keys are taken in order, so that nobody deadlocks.
@@ -13,40 +13,11 @@ CREATE OR REPLACE FUNCTION {accept}(
     p_ats bigint[], p_copies bytea[], p_keys text[], p_windows bigint[], p_rules text[], p_forwarded boolean[],
     OUT letters text, OUT others text[], OUT fresh bigint, OUT added bigint, OUT first_seq bigint
 ) LANGUAGE plpgsql AS $body$
-DECLARE
-    v_due bigint;
 BEGIN
     IF p_keys IS NOT NULL OR p_forwarded IS NOT NULL THEN
         SELECT * INTO letters, others, fresh, added, first_seq FROM {accept_keyed}(
             q, p_now, p_op, p_envelopes, p_priorities, p_groups, p_delays, p_ats, p_copies, p_keys, p_windows, p_rules,
             p_forwarded);
-        RETURN;
-    END IF;
-    IF cardinality(p_envelopes) = 1 THEN
-        -- Alone: short statements start faster than one that is made for many.
-        v_due := coalesce(p_ats[1], p_now + coalesce(p_delays[1], 0));
-        first_seq := nextval('{sequence}');
-        added := 1;
-        fresh := (v_due <= p_now)::int;
-        letters := CASE WHEN v_due > p_now THEN 'd' ELSE 'q' END;
-        INSERT INTO {envelope} (seq, data) VALUES (first_seq, p_envelopes[1]);
-        INSERT INTO {message} (seq, position, ready_ms, published_ms, queue, size, state, rank, id, "group")
-        VALUES (
-            first_seq, first_seq, greatest(v_due, p_now), p_now, q.number, length(p_envelopes[1]), (v_due > p_now)::int,
-            9 - coalesce(p_priorities[1], 5), convert_from(substr(p_envelopes[1], 2, 24), 'UTF8'), p_groups[1]);
-        IF q.journal IN ('all', 'full') THEN
-            INSERT INTO {entry} (
-                queue, count, xid, seq, at_ms, event, operation, ids, groups, ranks, tokens, deliveries, attempts, dues,
-                sizes, bodies)
-            VALUES (
-                q.number, 1, pg_current_xact_id()::text::bigint, first_seq, p_now, 'published', p_op,
-                ARRAY[convert_from(substr(p_envelopes[1], 2, 24), 'UTF8')], p_groups,
-                ARRAY[9 - coalesce(p_priorities[1], 5)], '{0}', '{0}', '{0}',
-                CASE WHEN v_due > p_now THEN ARRAY[v_due] END, ARRAY[length(p_envelopes[1])],
-                CASE WHEN q.journal = 'full' THEN ARRAY[coalesce(p_copies[1], p_envelopes[1])] END);
-        END IF;
-        INSERT INTO {tally} (seq, queue, minute, published, ready, delayed)
-        VALUES (first_seq, q.number, p_now / 60000, 1, fresh, 1 - fresh);
         RETURN;
     END IF;
     WITH d AS MATERIALIZED (
@@ -56,13 +27,10 @@ BEGIN
             u.copy
         FROM unnest(p_envelopes, p_priorities, p_groups, p_delays, p_ats, p_copies)
             AS u (data, priority, "group", delay, at, copy)
-    ), e AS (
-        INSERT INTO {envelope} (seq, data) SELECT d.seq, d.data FROM d
     ), m AS (
-        INSERT INTO {message} (seq, position, ready_ms, published_ms, queue, size, state, rank, id, "group")
-        SELECT d.seq, d.seq, greatest(d.due, p_now), p_now, q.number, length(d.data), (d.due > p_now)::int, d.rank,
-            d.id,
-            d."group"
+        INSERT INTO {message} (seq, position, ready_ms, published_ms, queue, state, rank, id, "group", data)
+        SELECT d.seq, d.seq, greatest(d.due, p_now), p_now, q.number, (d.due > p_now)::int, d.rank, d.id, d."group",
+            d.data
         FROM d
     ), j AS (
         INSERT INTO {entry} (
@@ -74,7 +42,8 @@ BEGIN
             CASE WHEN p_priorities IS NULL THEN '{4}' ELSE array_agg(d.rank) END, '{0}', '{0}', '{0}',
             CASE WHEN p_delays IS NOT NULL OR p_ats IS NOT NULL
                 THEN array_agg(CASE WHEN d.due > p_now THEN d.due END) END,
-            array_agg(length(d.data)),
+            CASE WHEN min(length(d.data)) = max(length(d.data)) THEN ARRAY[min(length(d.data))]
+                ELSE array_agg(length(d.data)) END,
             CASE WHEN q.journal = 'full' THEN array_agg(coalesce(d.copy, d.data)) END
         FROM d WHERE q.journal IN ('all', 'full') HAVING count(*) > 0
     )
@@ -128,11 +97,10 @@ BEGIN
 
     -- Whoever is first to stand in the index of owners has the key.
     WITH inserted AS (
-        INSERT INTO {message} (seq, position, ready_ms, published_ms, queue, size, state, rank, id, key, "group")
+        INSERT INTO {message} (seq, position, ready_ms, published_ms, queue, state, rank, id, key, "group", data)
         SELECT u.seq, u.seq, greatest(coalesce(u.at, p_now + coalesce(u.delay, 0)), p_now), p_now, q.number,
-            length(u.data),
             (coalesce(u.at, p_now + coalesce(u.delay, 0)) > p_now)::int, 9 - coalesce(u.priority, 5), u.id, u.key,
-                u."group"
+            u."group", u.data
         FROM unnest(v_ids, v_seqs, v_acts, p_envelopes, p_keys, p_priorities, p_groups, p_delays, p_ats)
             AS u (id, seq, act, data, key, priority, "group", delay, at)
         WHERE u.act IS NULL ORDER BY u.key, u.seq
@@ -181,7 +149,7 @@ BEGIN
     LOOP
         SELECT * INTO r
         FROM {accept_conflict}(
-            q, p_now, p_op, v_ids[i], v_seqs[i], length(p_envelopes[i]), p_keys[i], coalesce(p_rules[i], 'keep'),
+            q, p_now, p_op, v_ids[i], v_seqs[i], p_envelopes[i], p_keys[i], coalesce(p_rules[i], 'keep'),
             coalesce(p_ats[i], p_now + coalesce(p_delays[i], 0)), coalesce(p_priorities[i], 5::smallint), p_groups[i]);
         v_acts[i] := r.act;
         others[i] := r.whom;
@@ -198,8 +166,6 @@ BEGIN
     ), stored AS MATERIALIZED (
         SELECT d.*, CASE WHEN d.state = 3 THEN 3 WHEN d.due > p_now THEN 1 ELSE 0 END AS placed
         FROM d WHERE d.act IN ('new', 'park', 'replace')
-    ), e AS (
-        INSERT INTO {envelope} (seq, data) SELECT s.seq, s.data FROM stored s
     ), w AS (
         INSERT INTO {window} AS w (queue, key, message_id, until_ms)
         SELECT q.number, s.key, s.id, p_now + s.span FROM stored s WHERE s.span > 0 AND s.key IS NOT NULL ORDER BY s.key
@@ -243,7 +209,7 @@ END $body$;
 
 -- A draft whose key is taken, or was a moment ago: decided under the lock of the owner's row.
 CREATE OR REPLACE FUNCTION {accept_conflict}(
-    q {queue}, p_now bigint, p_op text, p_id text, p_seq bigint, p_size integer, p_key text, p_rule text, p_due bigint,
+    q {queue}, p_now bigint, p_op text, p_id text, p_seq bigint, p_data bytea, p_key text, p_rule text, p_due bigint,
     p_priority smallint, p_group text, OUT act text, OUT whom text, OUT state smallint, OUT fresh bigint
 ) LANGUAGE plpgsql AS $body$
 #variable_conflict use_column
@@ -261,8 +227,8 @@ BEGIN
         EXIT WHEN FOUND;
         -- It ended meanwhile, so the key may be free.
         v_seq := NULL;
-        INSERT INTO {message} (seq, position, ready_ms, published_ms, queue, size, state, rank, id, key, "group")
-        VALUES (p_seq, p_seq, v_ready, p_now, q.number, p_size, v_state, 9 - p_priority, p_id, p_key, p_group)
+        INSERT INTO {message} (seq, position, ready_ms, published_ms, queue, state, rank, id, key, "group", data)
+        VALUES (p_seq, p_seq, v_ready, p_now, q.number, v_state, 9 - p_priority, p_id, p_key, p_group, p_data)
         ON CONFLICT DO NOTHING RETURNING seq INTO v_seq;
         IF v_seq IS NOT NULL THEN
             act := 'new';
@@ -313,6 +279,6 @@ BEGIN
         END IF;
     END IF;
     whom := p_id;
-    INSERT INTO {message} (seq, position, ready_ms, published_ms, queue, size, state, rank, id, key, "group")
-    VALUES (p_seq, p_seq, v_ready, p_now, q.number, p_size, state, 9 - p_priority, p_id, p_key, p_group);
+    INSERT INTO {message} (seq, position, ready_ms, published_ms, queue, state, rank, id, key, "group", data)
+    VALUES (p_seq, p_seq, v_ready, p_now, q.number, state, 9 - p_priority, p_id, p_key, p_group, p_data);
 END $body$;

@@ -1,8 +1,11 @@
 -- Claim: promote what is due, reclaim what expired, lease what is first, and say when to come back.
--- Touches: queue (read), message, envelope (read), entry, tally, rate, sleeper, operation, and what `finish` touches.
+-- Touches: queue (read), message, entry, tally, rate, sleeper, operation, and what `finish` touches.
 -- Keeps: a message is leased to one claim (SKIP LOCKED under its row's lock); a token only grows; with `max_running` or
 -- `rate`, claims of one queue take turns, so that together they never pass the limit.
 -- The rows are leases in order; the last row has only `head`.
+-- A claim waits for no disk: one that is lost with the server's memory leaves the message ready, and its holder's settle
+-- finds another nonce. It does wait where more hangs on it: at most once, or when it put the journal in order, since
+-- what a reader of the journal was told has to stay.
 
 CREATE OR REPLACE FUNCTION {claim}(
     p_queue text, p_clock bigint, p_session bytea, p_number bigint, p_ttl bigint, p_limit bigint, p_worker text,
@@ -37,8 +40,8 @@ BEGIN
                 WHERE m.queue = q.number AND m.state = 2 AND m.nonce = v_nonce RETURNING m.*
             )
             SELECT NULL::text, m.id, m.token, m.deliveries, m.attempts, m.rank, m.key, m."group", m.published_ms,
-                m.ready_ms, m.claimed_ms, m.lease_end_ms, e.data
-            FROM armed m JOIN {envelope} e ON e.seq = m.seq ORDER BY m.rank, m.position, m.id;
+                m.ready_ms, m.claimed_ms, m.lease_end_ms, m.data
+            FROM armed m ORDER BY m.rank, m.position, m.id;
         p_replay := true;
     ELSE
         -- Written first: a repeat on another connection waits for this one, or this one is undone by it.
@@ -61,67 +64,82 @@ BEGIN
                 PERFORM pg_advisory_xact_lock({lock_of}('running'), q.number);
                 SELECT r.room, r.next_rate_ms INTO v_room, v_rate FROM {room}(q, v_now, p_limit) r;
             END IF;
-            IF q.lease_ms IS NULL THEN
-                RETURN QUERY SELECT * FROM {take}(q, v_now, v_op, v_nonce, p_worker, v_room);
-                GET DIAGNOSTICS v_leased = ROW_COUNT;
-            ELSE
-                LOOP
-                    EXIT WHEN v_leased >= v_room;
-                    -- One statement, whatever the number of messages; what is over its limit is left out.
+            LOOP
+                EXIT WHEN v_leased >= v_room;
+                -- One statement, whatever the number of messages; what is over its limit is left out.
+                IF q.lease_ms IS NULL THEN
+                    RETURN QUERY SELECT * FROM {take}(q, v_now, v_op, p_worker, v_room - v_leased);
+                ELSE
                     RETURN QUERY
-                WITH chosen AS MATERIALIZED (
-                    SELECT m.ctid AS place FROM {message} m
-                    WHERE m.queue = q.number AND m.state = 0
-                    ORDER BY m.rank, m.position, m.id LIMIT v_room - v_leased FOR UPDATE SKIP LOCKED
-                ), leased AS MATERIALIZED (
-                    UPDATE {message} m SET state = 2, token = m.token + 1, deliveries = m.deliveries + 1,
-                        nonce = v_nonce,
-                        worker = p_worker, claimed_ms = v_now, lease_end_ms = v_now + q.lease_ms, lease_ms = q.lease_ms
-                    FROM chosen c
-                    WHERE m.ctid = c.place AND (q.max_deliveries IS NULL OR m.deliveries < q.max_deliveries)
-                    RETURNING m.seq, m.id, m.token, m.deliveries, m.attempts, m.rank, m.key, m."group", m.published_ms,
-                        m.ready_ms, m.claimed_ms, m.lease_end_ms, m.position, m.cause, m.size
-                ), j AS (
-                    INSERT INTO {entry} (
-                        queue, count, xid, seq, at_ms, event, operation, ids, keys, groups, ranks, tokens, deliveries,
-                            attempts,
-                        workers, causes, waits, sizes)
-                    SELECT q.number, count(*), pg_current_xact_id()::text::bigint, nextval('{sequence}'), v_now,
-                        'claimed', v_op,
-                        array_agg(l.id), CASE WHEN count(l.key) > 0 THEN array_agg(l.key) END,
-                        CASE WHEN count(l."group") > 0 THEN array_agg(l."group") END, array_agg(l.rank),
-                            array_agg(l.token),
-                        array_agg(l.deliveries), array_agg(l.attempts), ARRAY[p_worker],
-                        CASE WHEN count(l.cause) > 0 THEN array_agg(l.cause) END, array_agg(v_now - l.ready_ms),
-                            array_agg(l.size)
-                    FROM leased l WHERE q.journal IN ('all', 'full') HAVING count(*) > 0
-                ), t AS (
-                    INSERT INTO {tally} (
-                        seq, queue, minute, claims, first_claims, again_expired, again_released, again_retried,
-                            again_snoozed,
-                        again_redriven, ready, leased)
-                    SELECT nextval('{sequence}'), q.number, v_now / 60000, count(*),
-                        count(*) FILTER (WHERE l.token = 1),
-                        nullif(count(*) FILTER (WHERE l.token > 1 AND l.cause = 'expired'), 0),
-                        nullif(count(*) FILTER (WHERE l.token > 1 AND l.cause = 'released'), 0),
-                        nullif(count(*) FILTER (WHERE l.token > 1 AND l.cause = 'retried'), 0),
-                        nullif(count(*) FILTER (WHERE l.token > 1 AND l.cause = 'snoozed'), 0),
-                        nullif(count(*) FILTER (WHERE l.token > 1 AND l.cause = 'redriven'), 0), -count(*), count(*)
-                    FROM leased l HAVING count(*) > 0
-                )
-                SELECT NULL::text, l.id, l.token, l.deliveries, l.attempts, l.rank, l.key, l."group", l.published_ms,
-                    l.ready_ms,
-                    l.claimed_ms, l.lease_end_ms, e.data
-                FROM leased l JOIN {envelope} e ON e.seq = l.seq ORDER BY l.rank, l.position, l.id;
-                    GET DIAGNOSTICS v_count = ROW_COUNT;
-                    v_leased := v_leased + v_count;
-                    -- What is over its limit stands in the way: bury it, and look behind it.
-                    EXIT WHEN v_leased >= v_room OR q.max_deliveries IS NULL;
-                    v_count := {bury_exhausted}(q, v_now, v_op, 256 - v_buried);
-                    v_buried := v_buried + v_count;
-                    EXIT WHEN v_count = 0;
-                END LOOP;
-            END IF;
+                    WITH chosen AS MATERIALIZED (
+                        SELECT m.ctid AS place FROM {message} m
+                        WHERE m.queue = q.number AND m.state = 0
+                        ORDER BY m.rank, m.position, m.id LIMIT v_room - v_leased FOR UPDATE SKIP LOCKED
+                    ), leased AS MATERIALIZED (
+                        UPDATE {message} m SET state = 2, token = m.token + 1, deliveries = m.deliveries + 1,
+                            nonce = v_nonce, worker = p_worker, claimed_ms = v_now, lease_end_ms = v_now + q.lease_ms,
+                            lease_ms = q.lease_ms
+                        FROM chosen c
+                        WHERE m.ctid = c.place AND (q.max_deliveries IS NULL OR m.deliveries < q.max_deliveries)
+                        RETURNING m.id, m.token, m.deliveries, m.attempts, m.rank, m.key, m."group", m.published_ms,
+                            m.ready_ms, m.position, m.cause, length(m.data) AS size, m.data
+                    ), s AS MATERIALIZED (
+                        SELECT count(*) AS count, count(l.key) AS keyed, count(l."group") AS grouped,
+                            count(l.cause) AS caused, min(l.rank) AS rank, max(l.rank) AS rank_max,
+                            max(l.token) AS token, max(l.deliveries) AS delivery, max(l.attempts) AS attempt,
+                            min(l.ready_ms) AS ready, max(l.ready_ms) AS ready_max,
+                            min(l.size) AS size, max(l.size) AS size_max
+                        FROM leased l HAVING count(*) > 0
+                    ), j AS (
+                        -- What is the same for all is written once, and no list is made of it.
+                        INSERT INTO {entry} (
+                            queue, count, xid, seq, at_ms, event, operation, ids, keys, groups, ranks, tokens,
+                            deliveries, attempts, workers, causes, waits, sizes)
+                        SELECT q.number, s.count, pg_current_xact_id()::text::bigint, nextval('{sequence}'), v_now,
+                            'claimed', v_op, (SELECT array_agg(l.id) FROM leased l),
+                            CASE WHEN s.keyed > 0 THEN (SELECT array_agg(l.key) FROM leased l) END,
+                            CASE WHEN s.grouped > 0 THEN (SELECT array_agg(l."group") FROM leased l) END,
+                            CASE WHEN s.rank = s.rank_max THEN ARRAY[s.rank]
+                                ELSE (SELECT array_agg(l.rank) FROM leased l) END,
+                            CASE WHEN s.token = 1 THEN '{1}' ELSE (SELECT array_agg(l.token) FROM leased l) END,
+                            CASE WHEN s.delivery = 1 THEN '{1}'
+                                ELSE (SELECT array_agg(l.deliveries) FROM leased l) END,
+                            CASE WHEN s.attempt = 0 THEN '{0}' ELSE (SELECT array_agg(l.attempts) FROM leased l) END,
+                            ARRAY[p_worker],
+                            CASE WHEN s.caused > 0 THEN (SELECT array_agg(l.cause) FROM leased l) END,
+                            CASE WHEN s.ready = s.ready_max THEN ARRAY[v_now - s.ready]
+                                ELSE (SELECT array_agg(v_now - l.ready_ms) FROM leased l) END,
+                            CASE WHEN s.size = s.size_max THEN ARRAY[s.size::bigint]
+                                ELSE (SELECT array_agg(l.size::bigint) FROM leased l) END
+                        FROM s WHERE q.journal IN ('all', 'full')
+                    ), t AS (
+                        INSERT INTO {tally} (
+                            seq, queue, minute, claims, first_claims, again_expired, again_released, again_retried,
+                            again_snoozed, again_redriven, ready, leased)
+                        SELECT nextval('{sequence}'), q.number, v_now / 60000, s.count,
+                            CASE WHEN s.token = 1 THEN s.count ELSE a.first END, a.expired, a.released, a.retried,
+                            a.snoozed, a.redriven, -s.count, s.count
+                        FROM s LEFT JOIN LATERAL (
+                            SELECT count(*) FILTER (WHERE l.token = 1) AS first,
+                                nullif(count(*) FILTER (WHERE l.token > 1 AND l.cause = 'expired'), 0) AS expired,
+                                nullif(count(*) FILTER (WHERE l.token > 1 AND l.cause = 'released'), 0) AS released,
+                                nullif(count(*) FILTER (WHERE l.token > 1 AND l.cause = 'retried'), 0) AS retried,
+                                nullif(count(*) FILTER (WHERE l.token > 1 AND l.cause = 'snoozed'), 0) AS snoozed,
+                                nullif(count(*) FILTER (WHERE l.token > 1 AND l.cause = 'redriven'), 0) AS redriven
+                            FROM leased l WHERE s.token > 1) a ON true
+                    )
+                    SELECT NULL::text, l.id, l.token, l.deliveries, l.attempts, l.rank, l.key, l."group",
+                        l.published_ms, l.ready_ms, v_now, v_now + q.lease_ms, l.data
+                    FROM leased l ORDER BY l.rank, l.position, l.id;
+                END IF;
+                GET DIAGNOSTICS v_count = ROW_COUNT;
+                v_leased := v_leased + v_count;
+                -- What is over its limit stands in the way: bury it, and look behind it.
+                EXIT WHEN v_leased >= v_room OR q.max_deliveries IS NULL;
+                v_count := {bury_exhausted}(q, v_now, v_op, 256 - v_buried);
+                v_buried := v_buried + v_count;
+                EXIT WHEN v_count = 0;
+            END LOOP;
             IF v_leased > 0 AND q.rate_count IS NOT NULL THEN
                 INSERT INTO {rate} AS r (queue, at_ms, count) VALUES (q.number, v_now, v_leased)
                 ON CONFLICT (queue, at_ms) DO UPDATE SET count = r.count + excluded.count;
@@ -141,6 +159,9 @@ BEGIN
         v_due := {next_due}(q.number);
         IF v_tidy THEN
             PERFORM {tidy}(q, v_now);
+        ELSIF q.lease_ms IS NOT NULL THEN
+            -- For this transaction: a SET of the function would end before its commit.
+            PERFORM set_config('synchronous_commit', 'off', true);
         END IF;
     END IF;
     RETURN QUERY SELECT
@@ -150,50 +171,76 @@ BEGIN
         NULL::bigint, NULL::bigint, NULL::bigint, NULL::bytea;
 END $body$;
 
--- At most once: the message leaves the store with this claim.
-CREATE OR REPLACE FUNCTION {take}(
-    q {queue}, p_now bigint, p_op text, p_nonce bytea, p_worker text, p_room bigint
-) RETURNS TABLE (
+-- How many of a claim are the first of their message, and why the others come again.
+CREATE OR REPLACE FUNCTION {again}(
+    p_tokens bigint[], p_causes text[], p_token_max bigint, OUT first bigint, OUT expired bigint, OUT released bigint,
+    OUT retried bigint, OUT snoozed bigint, OUT redriven bigint
+) LANGUAGE plpgsql IMMUTABLE AS $body$
+BEGIN
+    IF p_token_max = 1 THEN
+        first := cardinality(p_tokens);
+        RETURN;
+    END IF;
+    SELECT count(*) FILTER (WHERE u.token = 1),
+        nullif(count(*) FILTER (WHERE u.token > 1 AND u.cause = 'expired'), 0),
+        nullif(count(*) FILTER (WHERE u.token > 1 AND u.cause = 'released'), 0),
+        nullif(count(*) FILTER (WHERE u.token > 1 AND u.cause = 'retried'), 0),
+        nullif(count(*) FILTER (WHERE u.token > 1 AND u.cause = 'snoozed'), 0),
+        nullif(count(*) FILTER (WHERE u.token > 1 AND u.cause = 'redriven'), 0)
+    INTO first, expired, released, retried, snoozed, redriven FROM unnest(p_tokens, p_causes) AS u (token, cause);
+END $body$;
+
+-- At most once: the messages leave the store with this claim.
+CREATE OR REPLACE FUNCTION {take}(q {queue}, p_now bigint, p_op text, p_worker text, p_room bigint) RETURNS TABLE (
     head text, id text, token bigint, deliveries integer, attempts integer, rank smallint, key text, "group" text,
     published_ms bigint, ready_ms bigint, claimed_ms bigint, lease_end_ms bigint, data bytea
 ) LANGUAGE plpgsql AS $body$
 #variable_conflict use_column
-DECLARE
-    m {message};
-    v_taken bigint := 0;
-    v_buried integer := 0;
 BEGIN
-    WHILE v_taken < p_room LOOP
-        SELECT * INTO m FROM {message} t
-        WHERE t.queue = q.number AND t.state = 0 ORDER BY t.rank, t.position, t.id LIMIT 1 FOR UPDATE SKIP LOCKED;
-        EXIT WHEN NOT FOUND;
-        IF m.deliveries >= q.max_deliveries THEN
-            EXIT WHEN v_buried = 256;
-            v_buried := v_buried + 1;
-            m.reason := 'max_deliveries';
-            PERFORM {finish}(q, m, p_now, p_op, 'dead');
-            PERFORM {trim_dead}(q, p_now);
-            CONTINUE;
-        END IF;
-        v_taken := v_taken + 1;
-        m.token := m.token + 1;
-        m.deliveries := m.deliveries + 1;
-        m.worker := p_worker;
-        m.claimed_ms := p_now;
+    RETURN QUERY
+    WITH chosen AS MATERIALIZED (
+        SELECT m.ctid AS place FROM {message} m WHERE m.queue = q.number AND m.state = 0
+        ORDER BY m.rank, m.position, m.id LIMIT p_room FOR UPDATE SKIP LOCKED
+    ), taken AS MATERIALIZED (
+        DELETE FROM {message} m USING chosen c
+        WHERE m.ctid = c.place AND (q.max_deliveries IS NULL OR m.deliveries < q.max_deliveries)
+        RETURNING m.id, m.token + 1 AS token, m.deliveries + 1 AS deliveries, m.attempts, m.rank, m.key, m."group",
+            m.published_ms, m.ready_ms, m.position, m.cause, m.cancel_requested, m.reason, m.error_type, m.error, m.data
+    ), c AS (
+        INSERT INTO {completed}
+        SELECT nextval('{sequence}'), q.number, l.id, l.key, l."group", l.rank, l.token, l.deliveries, l.attempts,
+            l.published_ms, l.ready_ms, l.cancel_requested, p_now, l.reason, l.error_type, l.error, l.data
+        FROM taken l WHERE q.completed_max > 0
+    ), s AS MATERIALIZED (
+        SELECT count(*) AS count, array_agg(l.id) AS ids, array_agg(l.key) AS keys, array_agg(l."group") AS groups,
+            array_agg(l.rank) AS ranks, array_agg(l.token) AS tokens, max(l.token) AS token,
+            array_agg(l.deliveries) AS deliveries, array_agg(l.attempts) AS attempts, array_agg(l.cause) AS causes,
+            array_agg(p_now - l.ready_ms) AS waits, array_agg(length(l.data)) AS sizes
+        FROM taken l HAVING count(*) > 0
+    ), j AS (
+        INSERT INTO {entry} (
+            queue, count, xid, seq, at_ms, event, operation, ids, keys, groups, ranks, tokens, deliveries, attempts,
+            workers, causes, waits, sizes)
+        SELECT q.number, s.count, pg_current_xact_id()::text::bigint, nextval('{sequence}'), p_now, e.event, p_op,
+            s.ids, s.keys, s.groups, s.ranks, s.tokens, s.deliveries, s.attempts,
+            CASE e.event WHEN 'claimed' THEN ARRAY[p_worker] END,
+            CASE e.event WHEN 'claimed' THEN s.causes ELSE ARRAY['at_most_once'] END,
+            CASE e.event WHEN 'claimed' THEN s.waits END, s.sizes
+        FROM s CROSS JOIN unnest(ARRAY['claimed', 'done']) AS e (event) WHERE q.journal IN ('all', 'full')
+    ), t AS (
         INSERT INTO {tally} (
             seq, queue, minute, claims, first_claims, again_expired, again_released, again_retried, again_snoozed,
-            again_redriven)
-        VALUES (
-            nextval('{sequence}'), q.number, p_now / 60000, 1, (m.token = 1)::int,
-            (m.token > 1 AND m.cause = 'expired')::int, (m.token > 1 AND m.cause = 'released')::int,
-            (m.token > 1 AND m.cause = 'retried')::int, (m.token > 1 AND m.cause = 'snoozed')::int,
-            (m.token > 1 AND m.cause = 'redriven')::int);
-        PERFORM {note}(q, p_now, p_op, 'claimed', m, m.cause, false, NULL, NULL, NULL, p_now - m.ready_ms);
-        RETURN QUERY SELECT NULL::text, m.id, m.token, m.deliveries, m.attempts, m.rank, m.key, m."group",
-            m.published_ms,
-            m.ready_ms, m.claimed_ms, NULL::bigint, e.data FROM {envelope} e WHERE e.seq = m.seq;
-        PERFORM {finish}(q, m, p_now, p_op, 'done', 'at_most_once');
-    END LOOP;
+            again_redriven, ready, done)
+        SELECT nextval('{sequence}'), q.number, p_now / 60000, s.count, a.first, a.expired, a.released, a.retried,
+            a.snoozed, a.redriven, -s.count, s.count
+        FROM s CROSS JOIN LATERAL {again}(s.tokens, s.causes, s.token) a
+    )
+    SELECT NULL::text, l.id, l.token, l.deliveries, l.attempts, l.rank, l.key, l."group", l.published_ms, l.ready_ms,
+        p_now, NULL::bigint, l.data
+    FROM taken l ORDER BY l.rank, l.position, l.id;
+    IF q.completed_max > 0 THEN
+        PERFORM {forget_done}(q.number, q.completed_max, 256 + p_room);
+    END IF;
 END $body$;
 
 -- Bury messages over their limit that stand before all others. Returns how many, 0 when it is enough.
@@ -226,14 +273,15 @@ BEGIN
     ), placed AS MATERIALIZED (
         SELECT c.place, nextval('{sequence}') AS position FROM chosen c
     ), promoted AS (
-        UPDATE {message} m SET state = 0, position = p.position FROM placed p WHERE m.ctid = p.place RETURNING m.*
+        UPDATE {message} m SET state = 0, position = p.position FROM placed p WHERE m.ctid = p.place
+        RETURNING m.id, m.key, m."group", m.rank, m.token, m.deliveries, m.attempts, m.data
     ), j AS (
         INSERT INTO {entry} (
             queue, count, xid, seq, at_ms, event, operation, ids, keys, groups, ranks, tokens, deliveries, attempts,
             causes, sizes)
         SELECT q.number, count(*), pg_current_xact_id()::text::bigint, nextval('{sequence}'), p_now, 'promoted', p_op,
             array_agg(m.id), array_agg(m.key), array_agg(m."group"), array_agg(m.rank), array_agg(m.token),
-            array_agg(m.deliveries), array_agg(m.attempts), ARRAY['due'], array_agg(m.size)
+            array_agg(m.deliveries), array_agg(m.attempts), ARRAY['due'], array_agg(length(m.data))
         FROM promoted m WHERE q.journal IN ('all', 'full') HAVING count(*) > 0
     )
     INSERT INTO {tally} (seq, queue, minute, ready, delayed)
@@ -243,30 +291,29 @@ END $body$;
 -- Leases that have ended go to the head of their priority, unless a cancel or the next generation of their key waits.
 CREATE OR REPLACE FUNCTION {reclaim}(q {queue}, p_now bigint, p_op text) RETURNS void LANGUAGE plpgsql AS $body$
 DECLARE
+    v_ids text[];
+    v_back bigint;
     m {message};
-    v_ids text[] := '{}';
 BEGIN
-    FOR m IN
-        SELECT * FROM {message} t WHERE t.queue = q.number AND t.state = 2 AND t.lease_end_ms <= p_now
-        ORDER BY t.lease_end_ms, t.id LIMIT 256 FOR UPDATE SKIP LOCKED
-    LOOP
-        IF m.cancel_requested THEN
-            PERFORM {finish}(q, m, p_now, p_op, 'cancelled', 'expired');
-        ELSIF m.key IS NOT NULL AND EXISTS (
-            SELECT 1 FROM {message} h WHERE h.queue = q.number AND h.key = m.key AND h.key IS NOT NULL AND h.state = 3)
-        THEN
-            PERFORM {finish}(q, m, p_now, p_op, 'replaced', 'expired');
-        ELSE
-            v_ids := v_ids || m.id;
-        END IF;
-    END LOOP;
-    IF cardinality(v_ids) = 0 THEN
+    SELECT array_agg(e.id) INTO v_ids FROM (
+        SELECT t.id FROM {message} t WHERE t.queue = q.number AND t.state = 2 AND t.lease_end_ms <= p_now
+        ORDER BY t.lease_end_ms, t.id LIMIT 256 FOR UPDATE SKIP LOCKED) e;
+    IF v_ids IS NULL THEN
         RETURN;
     END IF;
-    WITH back AS (
+    WITH ended AS MATERIALIZED (
+        SELECT t.place FROM unnest(v_ids) AS u (id) CROSS JOIN LATERAL (
+            SELECT o.ctid AS place FROM {message} o
+            WHERE o.queue = q.number AND o.id = u.id AND NOT o.cancel_requested
+                AND (o.key IS NULL OR NOT EXISTS (
+                    SELECT 1 FROM {message} h
+                    WHERE h.queue = q.number AND h.key = o.key AND h.key IS NOT NULL AND h.state = 3)) OFFSET 0) t
+    ), back AS MATERIALIZED (
         UPDATE {message} t
         SET state = 0, cause = 'expired', ready_ms = t.lease_end_ms, position = t.lease_end_ms - 281474976710656
-        WHERE t.queue = q.number AND t.id = ANY (v_ids) RETURNING t.*
+        FROM ended e WHERE t.ctid = e.place
+        RETURNING t.id, t.key, t."group", t.rank, t.token, t.deliveries, t.attempts, t.worker, t.claimed_ms,
+            length(t.data) AS size
     ), j AS (
         INSERT INTO {entry} (
             queue, count, xid, seq, at_ms, event, operation, ids, keys, groups, ranks, tokens, deliveries, attempts,
@@ -276,9 +323,22 @@ BEGIN
             array_agg(b.deliveries), array_agg(b.attempts), array_agg(b.worker), array_agg(p_now - b.claimed_ms),
             array_agg(b.size)
         FROM back b WHERE q.journal <> 'off' HAVING count(*) > 0
+    ), t AS (
+        INSERT INTO {tally} (seq, queue, minute, expired, ready, leased)
+        SELECT nextval('{sequence}'), q.number, p_now / 60000, count(*), count(*), -count(*)
+        FROM back HAVING count(*) > 0
     )
-    INSERT INTO {tally} (seq, queue, minute, expired, ready, leased)
-    SELECT nextval('{sequence}'), q.number, p_now / 60000, count(*), count(*), -count(*) FROM back;
+    SELECT count(*) INTO v_back FROM back;
+    IF v_back = cardinality(v_ids) THEN
+        RETURN;
+    END IF;
+    FOR m IN
+        SELECT t.* FROM unnest(v_ids) WITH ORDINALITY AS u (id, n) CROSS JOIN LATERAL (
+            SELECT * FROM {message} o WHERE o.queue = q.number AND o.id = u.id OFFSET 0) t
+        WHERE t.state = 2 ORDER BY u.n
+    LOOP
+        PERFORM {finish}(q, m, p_now, p_op, CASE WHEN m.cancel_requested THEN 'cancelled' ELSE 'replaced' END, 'expired');
+    END LOOP;
 END $body$;
 
 -- How many may be leased now, and how long until the rate lets another one through. Under the lock of `running`.

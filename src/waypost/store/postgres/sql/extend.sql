@@ -20,8 +20,6 @@ BEGIN
     IF v_first IS NOT NULL THEN
         RETURN v_first;
     END IF;
-    -- For this transaction: a SET of the function would end before its commit.
-    PERFORM set_config('synchronous_commit', 'off', true);
     PERFORM 1 FROM {message} m
     WHERE m.queue = q.number AND m.id = ANY (p_ids) ORDER BY m.id FOR UPDATE;
     SELECT string_agg(CASE WHEN m.id IS NULL THEN 'l' WHEN m.cancel_requested THEN 'c' ELSE 'o' END, '' ORDER BY u.n),
@@ -29,11 +27,15 @@ BEGIN
     INTO v_first, v_held
     FROM unnest(p_ids, p_tokens, p_nonces) WITH ORDINALITY AS u (id, token, nonce, n)
     LEFT JOIN LATERAL (SELECT t.* FROM {message} t WHERE t.queue = q.number AND t.id = u.id OFFSET 0) m
-        ON m.state = 2 AND m.token = u.token AND m.nonce = coalesce(u.nonce, p_nonces[1]);
+        ON m.state = 2 AND m.token = coalesce(u.token, p_tokens[1]) AND m.nonce = coalesce(u.nonce, p_nonces[1]);
     -- The length it was claimed with: its worker renews by that, whatever the queue's lease has become since.
     UPDATE {message} m SET lease_end_ms = v_now + m.lease_ms WHERE m.queue = q.number AND m.id = ANY (v_held);
     IF {remember}(q.number, p_session, p_number, v_now + p_ttl, v_first) THEN
         PERFORM {tidy}(q, v_now);
+    ELSE
+        -- For this transaction: a SET of the function would end before its commit. One that put the journal in order
+        -- waits for the disk: what a reader was told has to stay.
+        PERFORM set_config('synchronous_commit', 'off', true);
     END IF;
     RETURN v_first;
 END $body$;

@@ -1,12 +1,12 @@
 -- How a message moves: its end, what becomes of its key, and the note in the journal.
--- Touches: message, envelope, completed, window, entry, tally. Keeps: the ledger, the journal and the keys follow
--- every change in the same transaction; a key's owner and its next generation change only under the owner's row lock.
+-- Touches: message, completed, window, entry, tally. Keeps: the ledger, the journal and the keys follow every change in
+-- the same transaction; a key's owner and its next generation change only under the owner's row lock.
 
 -- One event of one message; `m.id` null for an event of the queue itself.
 CREATE OR REPLACE FUNCTION {note}(
     q {queue}, p_now bigint, p_op text, p_event text, m {message}, p_cause text DEFAULT NULL,
     p_run boolean DEFAULT false, p_due bigint DEFAULT NULL, p_reason text DEFAULT NULL,
-    p_error_type text DEFAULT NULL, p_wait bigint DEFAULT NULL, p_size bigint DEFAULT NULL
+    p_error_type text DEFAULT NULL
 ) RETURNS void LANGUAGE plpgsql AS $body$
 BEGIN
     IF NOT {keeps}(q.journal, p_event) THEN
@@ -14,7 +14,7 @@ BEGIN
     END IF;
     INSERT INTO {entry} (
         queue, count, xid, seq, at_ms, event, operation, ids, keys, groups, ranks, tokens, deliveries, attempts,
-        workers, dues, causes, reasons, error_types, runs, waits, sizes
+        workers, dues, causes, reasons, error_types, runs, sizes
     ) VALUES (
         q.number, 1, pg_current_xact_id()::text::bigint, nextval('{sequence}'), p_now, p_event, p_op,
         CASE WHEN m.id IS NOT NULL THEN ARRAY[m.id] END, CASE WHEN m.key IS NOT NULL THEN ARRAY[m.key] END,
@@ -23,12 +23,12 @@ BEGIN
         CASE WHEN m.token IS NOT NULL THEN ARRAY[m.token] END,
         CASE WHEN m.deliveries IS NOT NULL THEN ARRAY[m.deliveries] END,
         CASE WHEN m.attempts IS NOT NULL THEN ARRAY[m.attempts] END,
-        CASE WHEN p_run OR p_wait IS NOT NULL THEN ARRAY[m.worker] END,
+        CASE WHEN p_run THEN ARRAY[m.worker] END,
         CASE WHEN p_due IS NOT NULL THEN ARRAY[p_due] END, CASE WHEN p_cause IS NOT NULL THEN ARRAY[p_cause] END,
         CASE WHEN p_reason IS NOT NULL THEN ARRAY[p_reason] END,
         CASE WHEN p_error_type IS NOT NULL THEN ARRAY[p_error_type] END,
-        CASE WHEN p_run THEN ARRAY[p_now - m.claimed_ms] END, CASE WHEN p_wait IS NOT NULL THEN ARRAY[p_wait] END,
-        CASE WHEN coalesce(m.size, p_size) IS NOT NULL THEN ARRAY[coalesce(m.size, p_size)] END
+        CASE WHEN p_run THEN ARRAY[p_now - m.claimed_ms] END,
+        CASE WHEN m.data IS NOT NULL THEN ARRAY[length(m.data)] END
     );
 END $body$;
 
@@ -61,9 +61,8 @@ BEGIN
     INSERT INTO {tally} (seq, queue, minute, done, dead, dropped, cancelled, replaced)
     VALUES (
         nextval('{sequence}'), q.number, p_now / 60000, nullif((p_how = 'done')::int, 0),
-            nullif((p_how = 'dead')::int, 0),
-        nullif((p_how = 'dropped')::int, 0), nullif((p_how = 'cancelled')::int, 0), nullif((p_how = 'replaced')::int,
-            0));
+        nullif((p_how = 'dead')::int, 0), nullif((p_how = 'dropped')::int, 0), nullif((p_how = 'cancelled')::int, 0),
+        nullif((p_how = 'replaced')::int, 0));
     IF p_how = 'dead' THEN
         UPDATE {message} t SET state = 4, ended_ms = p_now, reason = m.reason, error_type = m.error_type,
             error = m.error, attempts = m.attempts
@@ -72,12 +71,9 @@ BEGIN
         DELETE FROM {message} t WHERE t.queue = q.number AND t.id = m.id;
         IF p_how = 'done' AND q.completed_max > 0 THEN
             INSERT INTO {completed} VALUES (
-                nextval('{sequence}'), q.number, m.seq, m.id, m.key, m."group", m.rank, m.token, m.deliveries,
-                    m.attempts,
-                m.published_ms, m.ready_ms, m.cancel_requested, p_now, m.reason, m.error_type, m.error);
+                nextval('{sequence}'), q.number, m.id, m.key, m."group", m.rank, m.token, m.deliveries, m.attempts,
+                m.published_ms, m.ready_ms, m.cancel_requested, p_now, m.reason, m.error_type, m.error, m.data);
             PERFORM {forget_done}(q.number, q.completed_max, 256);
-        ELSE
-            DELETE FROM {envelope} t WHERE t.seq = m.seq;
         END IF;
     END IF;
     IF m.key IS NULL THEN
@@ -107,26 +103,24 @@ END $body$;
 CREATE OR REPLACE FUNCTION {forget_done}(p_queue integer, p_keep bigint, p_limit bigint) RETURNS bigint
 LANGUAGE plpgsql AS $body$
 DECLARE
-    v_seqs bigint[];
+    v_gone bigint;
 BEGIN
     WITH surplus AS (
         SELECT c.number FROM {completed} c WHERE c.queue = p_queue ORDER BY c.number DESC OFFSET p_keep
     ), oldest AS (
         SELECT s.number FROM surplus s ORDER BY s.number LIMIT p_limit
     ), gone AS (
-        DELETE FROM {completed} c USING oldest o WHERE c.queue = p_queue AND c.number = o.number RETURNING c.seq
+        DELETE FROM {completed} c USING oldest o WHERE c.queue = p_queue AND c.number = o.number RETURNING 1
     )
-    SELECT array_agg(g.seq) INTO v_seqs FROM gone g;
-    DELETE FROM {envelope} e WHERE e.seq = ANY (v_seqs);
-    RETURN coalesce(cardinality(v_seqs), 0);
+    SELECT count(*) INTO v_gone FROM gone;
+    RETURN v_gone;
 END $body$;
 
--- Let dead letters go that are too many or too old, a bounded number at a time.
-CREATE OR REPLACE FUNCTION {trim_dead}(q {queue}, p_now bigint) RETURNS void LANGUAGE plpgsql AS $body$
+-- Let dead letters go that are too many or too old, a bounded number at a time. Returns how many went.
+CREATE OR REPLACE FUNCTION {trim_dead}(q {queue}, p_now bigint) RETURNS bigint LANGUAGE plpgsql AS $body$
 DECLARE
     v_surplus bigint := 0;
     v_old bigint := 0;
-    m {message};
 BEGIN
     IF q.dead_max IS NOT NULL THEN
         v_surplus := greatest(0, (SELECT h.dead_kept FROM {held}(q.number) h) - q.dead_max);
@@ -137,21 +131,38 @@ BEGIN
             LIMIT 256) o;
     END IF;
     IF greatest(v_surplus, v_old) = 0 THEN
-        RETURN;
+        RETURN 0;
     END IF;
-    FOR m IN
-        SELECT * FROM {message} t WHERE t.queue = q.number AND t.state = 4 ORDER BY t.ended_ms, t.id
-        LIMIT least(256, greatest(v_surplus, v_old)) FOR UPDATE SKIP LOCKED
-    LOOP
-        PERFORM {forget_dead}(q, m, p_now, NULL, CASE WHEN v_surplus > 0 THEN 'dead_max' ELSE 'dead_keep' END);
-    END LOOP;
+    RETURN {forget_dead}(
+        q, p_now, NULL, CASE WHEN v_surplus > 0 THEN 'dead_max' ELSE 'dead_keep' END,
+        least(256, greatest(v_surplus, v_old)));
 END $body$;
 
-CREATE OR REPLACE FUNCTION {forget_dead}(q {queue}, m {message}, p_now bigint, p_op text, p_cause text) RETURNS void
-LANGUAGE plpgsql AS $body$
+-- Remove the oldest dead letters, in one statement. Returns how many went.
+CREATE OR REPLACE FUNCTION {forget_dead}(q {queue}, p_now bigint, p_op text, p_cause text, p_limit bigint)
+RETURNS bigint LANGUAGE plpgsql AS $body$
+DECLARE
+    v_gone bigint;
 BEGIN
-    DELETE FROM {message} t WHERE t.queue = q.number AND t.id = m.id;
-    DELETE FROM {envelope} e WHERE e.seq = m.seq;
-    PERFORM {moved}(q.number, p_now, 4::smallint, NULL);
-    PERFORM {note}(q, p_now, p_op, 'dead_trimmed', m, p_cause);
+    WITH chosen AS MATERIALIZED (
+        SELECT t.ctid AS place FROM {message} t WHERE t.queue = q.number AND t.state = 4 ORDER BY t.ended_ms, t.id
+        LIMIT p_limit FOR UPDATE SKIP LOCKED
+    ), gone AS MATERIALIZED (
+        DELETE FROM {message} m USING chosen c WHERE m.ctid = c.place
+        RETURNING m.id, m.key, m."group", m.rank, m.token, m.deliveries, m.attempts, m.ended_ms,
+            length(m.data) AS size
+    ), j AS (
+        INSERT INTO {entry} (
+            queue, count, xid, seq, at_ms, event, operation, ids, keys, groups, ranks, tokens, deliveries, attempts,
+            causes, sizes)
+        SELECT q.number, count(*), pg_current_xact_id()::text::bigint, nextval('{sequence}'), p_now, 'dead_trimmed',
+            p_op, array_agg(g.id), array_agg(g.key), array_agg(g."group"), array_agg(g.rank), array_agg(g.token),
+            array_agg(g.deliveries), array_agg(g.attempts), ARRAY[p_cause], array_agg(g.size)
+        FROM (SELECT * FROM gone g ORDER BY g.ended_ms, g.id) g WHERE q.journal <> 'off' HAVING count(*) > 0
+    ), t AS (
+        INSERT INTO {tally} (seq, queue, minute, dead_kept)
+        SELECT nextval('{sequence}'), q.number, p_now / 60000, -count(*) FROM gone HAVING count(*) > 0
+    )
+    SELECT count(*) INTO v_gone FROM gone;
+    RETURN v_gone;
 END $body$;

@@ -76,3 +76,58 @@ BEGIN
     END IF;
     RETURN v_first;
 END $body$;
+
+-- The same for one message that is ready at once and has no key, in as few statements as it takes: each of them costs
+-- a caller who publishes one by one as much as the insert itself.
+CREATE OR REPLACE FUNCTION {publish}(
+    p_queue text, p_clock bigint, p_session bytea, p_number bigint, p_ttl bigint, p_id text, p_envelope bytea,
+    p_priority smallint, p_group text, p_copy bytea
+) RETURNS text LANGUAGE plpgsql {settings} AS $body$
+DECLARE
+    v_now bigint := {clock}(p_clock);
+    v_first text := '["", null, []]';
+    v record;
+BEGIN
+    SELECT t.number, t.journal, t.max_pending, nextval('{sequence}') AS seq, pg_current_xact_id()::text::bigint AS xid,
+        t.paused OR NOT (
+            SELECT coalesce(bool_or(NOT s.awake), true) FROM {sleeper} s
+            WHERE s.queue = t.number AND s.until_ms > v_now) AS quiet
+    INTO v FROM {queue} t WHERE t.name = p_queue;
+    IF p_ttl IS NOT NULL AND v.max_pending IS NULL THEN
+        -- Written first: a repeat finds it and writes nothing else, or waits here for the one that was faster.
+        INSERT INTO {operation} AS o (queue, slot, session, number, until_ms, result)
+        SELECT v.number, p_number % 128, p_session, p_number, v_now + p_ttl, v_first WHERE v.number IS NOT NULL
+        ON CONFLICT (queue, session, slot) DO UPDATE
+            SET number = excluded.number, until_ms = excluded.until_ms, result = excluded.result
+            WHERE o.number < excluded.number;
+    END IF;
+    IF NOT FOUND OR v.max_pending IS NOT NULL THEN
+        -- A new queue, one with a cap, or a repeat.
+        RETURN {publish}(
+            p_queue, p_clock, p_session, p_number, p_ttl, ARRAY[p_envelope], ARRAY[p_priority], ARRAY[p_group], NULL,
+            NULL, ARRAY[p_copy], NULL, NULL, NULL, NULL);
+    END IF;
+    INSERT INTO {message} (seq, position, ready_ms, published_ms, queue, state, rank, id, "group", data)
+    VALUES (v.seq, v.seq, v_now, v_now, v.number, 0, 9 - p_priority, p_id, p_group, p_envelope);
+    INSERT INTO {tally} (seq, queue, minute, published, ready) VALUES (v.seq, v.number, v_now / 60000, 1, 1);
+    IF v.journal IN ('all', 'full') THEN
+        INSERT INTO {entry} (
+            queue, count, xid, seq, at_ms, event, operation, ids, groups, ranks, tokens, deliveries, attempts, sizes,
+            bodies)
+        VALUES (
+            v.number, 1, v.xid, v.seq, v_now, 'published', encode(p_session, 'hex') || '.' || p_number, ARRAY[p_id],
+            CASE WHEN p_group IS NOT NULL THEN ARRAY[p_group] END, ARRAY[9 - p_priority], '{0}', '{0}', '{0}',
+            ARRAY[length(p_envelope)],
+            CASE WHEN v.journal = 'full' THEN ARRAY[coalesce(p_copy, p_envelope)] END);
+    END IF;
+    IF NOT v.quiet THEN
+        SELECT json_build_array('', NULL, {wake}(t, v_now, 1))::text INTO v_first
+        FROM {queue} t WHERE t.number = v.number;
+        UPDATE {operation} o SET result = v_first
+        WHERE p_ttl IS NOT NULL AND o.queue = v.number AND o.session = p_session AND o.slot = p_number % 128;
+    END IF;
+    IF v.xid % 64 = 0 AND p_ttl IS NOT NULL THEN
+        PERFORM {tidy}(t, v_now) FROM {queue} t WHERE t.number = v.number;
+    END IF;
+    RETURN v_first;
+END $body$;

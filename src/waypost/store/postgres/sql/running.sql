@@ -8,55 +8,75 @@ CREATE OR REPLACE FUNCTION {redrive}(
 ) RETURNS text LANGUAGE plpgsql {settings} AS $body$
 DECLARE
     q {queue};
-    m {message};
     v_now bigint := {clock}(p_clock);
     v_op text := encode(p_session, 'hex') || '.' || p_number;
     v_first text;
-    v_moved text[] := '{}';
-    v_duplicates text[] := '{}';
-    v_seen bigint := 0;
-    v_more boolean := false;
+    v_ids text[];
+    v_moved text[];
+    v_duplicates text[];
 BEGIN
     q := {open}(p_queue);
     v_first := {replayed}(q.number, p_session, p_number);
     IF v_first IS NOT NULL THEN
         RETURN v_first;
     END IF;
-    FOR m IN
-        SELECT * FROM {message} t
-        WHERE t.queue = q.number AND t.state = 4 AND (p_ids IS NULL OR t.id = ANY (p_ids))
-            AND CASE WHEN p_reason IS NOT NULL THEN t.reason = p_reason
-                -- Without a filter, those left dead as duplicates would be chosen again and again.
-                ELSE p_ids IS NOT NULL OR t.reason <> 'duplicate' END
-        ORDER BY t.ended_ms, t.id LIMIT p_limit + 1 FOR UPDATE SKIP LOCKED
-    LOOP
-        IF v_seen = p_limit THEN
-            v_more := true;
-            EXIT;
-        END IF;
-        v_seen := v_seen + 1;
-        IF m.key IS NOT NULL AND (
-            EXISTS (SELECT 1 FROM {message} o
-                WHERE o.queue = q.number AND o.key = m.key AND o.key IS NOT NULL AND o.state < 3)
-            OR EXISTS (SELECT 1 FROM {window} w WHERE w.queue = q.number AND w.key = m.key AND w.until_ms > v_now))
-        THEN
-            UPDATE {message} t SET reason = 'duplicate' WHERE t.queue = q.number AND t.id = m.id;
-            v_duplicates := v_duplicates || m.id;
-            CONTINUE;
-        END IF;
-        UPDATE {message} t SET state = 0, position = nextval('{sequence}'), ready_ms = v_now, deliveries = 0,
-            attempts = 0,
+    -- One more than wanted, to know whether there are more. Each kind of choice has its index.
+    IF p_ids IS NOT NULL THEN
+        SELECT array_agg(c.id) INTO v_ids FROM (
+            SELECT t.id FROM {message} t
+            WHERE t.queue = q.number AND t.id = ANY (p_ids) AND t.state + 0 = 4
+                AND (p_reason IS NULL OR t.reason = p_reason)
+            ORDER BY t.ended_ms, t.id LIMIT p_limit + 1 FOR UPDATE SKIP LOCKED) c;
+    ELSIF p_reason IS NOT NULL THEN
+        SELECT array_agg(c.id) INTO v_ids FROM (
+            SELECT t.id FROM {message} t WHERE t.queue = q.number AND t.state = 4 AND t.reason = p_reason
+            ORDER BY t.ended_ms, t.id LIMIT p_limit + 1 FOR UPDATE SKIP LOCKED) c;
+    ELSE
+        -- Without a filter, those left dead as duplicates would be chosen again and again.
+        SELECT array_agg(c.id) INTO v_ids FROM (
+            SELECT t.id FROM {message} t WHERE t.queue = q.number AND t.state = 4 AND t.reason <> 'duplicate'
+            ORDER BY t.ended_ms, t.id LIMIT p_limit + 1 FOR UPDATE SKIP LOCKED) c;
+    END IF;
+    WITH chosen AS MATERIALIZED (
+        SELECT u.n, nextval('{sequence}') AS position, t.* FROM unnest(v_ids[:p_limit]) WITH ORDINALITY AS u (id, n) CROSS JOIN LATERAL (
+            SELECT m.ctid AS place, m.key, m.key IS NOT NULL AND (
+                EXISTS (SELECT 1 FROM {message} o
+                    WHERE o.queue = q.number AND o.key = m.key AND o.key IS NOT NULL AND o.state < 3)
+                OR EXISTS (SELECT 1 FROM {window} w
+                    WHERE w.queue = q.number AND w.key = m.key AND w.until_ms + 0 > v_now)) AS taken
+            FROM {message} m WHERE m.queue = q.number AND m.id = u.id OFFSET 0) t
+    ), judged AS MATERIALIZED (
+        -- Of two with one key the first takes it.
+        SELECT c.n, c.place, c.position,
+            c.taken OR c.key IS NOT NULL AND row_number() OVER (PARTITION BY c.key ORDER BY c.n) > 1 AS duplicate
+        FROM chosen c
+    ), back AS MATERIALIZED (
+        UPDATE {message} t SET state = 0, position = j.position, ready_ms = v_now, deliveries = 0, attempts = 0,
             reason = NULL, error_type = NULL, error = NULL, ended_ms = NULL, cause = 'redriven',
-                cancel_requested = false
-        WHERE t.queue = q.number AND t.id = m.id;
-        m.deliveries := 0;
-        m.attempts := 0;
+            cancel_requested = false
+        FROM (SELECT * FROM judged o ORDER BY o.n) j WHERE t.ctid = j.place AND NOT j.duplicate
+        RETURNING j.n, t.id, t.key, t."group", t.rank, t.token, length(t.data) AS size
+    ), stay AS MATERIALIZED (
+        UPDATE {message} t SET reason = 'duplicate' FROM judged j WHERE t.ctid = j.place AND j.duplicate
+        RETURNING j.n, t.id
+    ), e AS (
+        INSERT INTO {entry} (
+            queue, count, xid, seq, at_ms, event, operation, ids, keys, groups, ranks, tokens, deliveries, attempts,
+            sizes)
+        SELECT q.number, count(*), pg_current_xact_id()::text::bigint, nextval('{sequence}'), v_now, 'redriven', v_op,
+            array_agg(b.id), array_agg(b.key), array_agg(b."group"), array_agg(b.rank), array_agg(b.token), '{0}',
+            '{0}', array_agg(b.size)
+        FROM back b WHERE q.journal IN ('all', 'full') HAVING count(*) > 0
+    ), c AS (
         INSERT INTO {tally} (seq, queue, minute, redriven, ready, dead_kept)
-        VALUES (nextval('{sequence}'), q.number, v_now / 60000, 1, 1, -1);
-        PERFORM {note}(q, v_now, v_op, 'redriven', m);
-        v_moved := v_moved || m.id;
-    END LOOP;
-    v_first := json_build_array(v_moved, v_duplicates, v_more, {wake}(q, v_now, cardinality(v_moved)))::text;
+        SELECT nextval('{sequence}'), q.number, v_now / 60000, count(*), count(*), -count(*)
+        FROM back HAVING count(*) > 0
+    )
+    SELECT coalesce((SELECT array_agg(b.id ORDER BY b.n) FROM back b), '{}'),
+        coalesce((SELECT array_agg(s.id ORDER BY s.n) FROM stay s), '{}')
+    INTO v_moved, v_duplicates;
+    v_first := json_build_array(
+        v_moved, v_duplicates, coalesce(cardinality(v_ids) > p_limit, false), {wake}(q, v_now, cardinality(v_moved)))::text;
     IF {remember}(q.number, p_session, p_number, v_now + p_ttl, v_first) THEN
         PERFORM {tidy}(q, v_now);
     END IF;
@@ -68,7 +88,6 @@ CREATE OR REPLACE FUNCTION {purge}(
 ) RETURNS text LANGUAGE plpgsql {settings} AS $body$
 DECLARE
     q {queue};
-    m {message};
     v_now bigint := {clock}(p_clock);
     v_op text := encode(p_session, 'hex') || '.' || p_number;
     v_first text;
@@ -84,29 +103,65 @@ BEGIN
         v_removed := {forget_done}(q.number, 0, p_limit);
         v_more := EXISTS (SELECT 1 FROM {completed} c WHERE c.queue = q.number);
     ELSE
-        FOR m IN
-            SELECT * FROM {message} t WHERE t.queue = q.number AND t.state = p_state
-            ORDER BY CASE p_state WHEN 0 THEN t.rank WHEN 1 THEN t.ready_ms WHEN 4 THEN t.ended_ms END,
-                CASE p_state WHEN 0 THEN t.position END, t.id
-            LIMIT p_limit + 1 FOR UPDATE SKIP LOCKED
-        LOOP
-            IF v_removed = p_limit THEN
-                v_more := true;
-                EXIT;
-            END IF;
-            v_removed := v_removed + 1;
-            IF p_state = 4 THEN
-                PERFORM {forget_dead}(q, m, v_now, v_op, 'purge');
-            ELSE
-                PERFORM {finish}(q, m, v_now, v_op, 'cancelled', 'purge');
-            END IF;
-        END LOOP;
+        IF p_state = 4 THEN
+            v_removed := {forget_dead}(q, v_now, v_op, 'purge', p_limit);
+        ELSE
+            v_removed := {remove}(q, v_now, v_op, p_state, p_limit);
+        END IF;
+        v_more := v_removed >= p_limit AND EXISTS (
+            SELECT 1 FROM {message} t WHERE t.queue = q.number AND t.state = p_state);
     END IF;
     v_first := json_build_array(v_removed, v_more)::text;
     IF {remember}(q.number, p_session, p_number, v_now + p_ttl, v_first) THEN
         PERFORM {tidy}(q, v_now);
     END IF;
     RETURN v_first;
+END $body$;
+
+-- Remove messages that wait, first the first, in one statement: they end cancelled. None of them can have a next
+-- generation behind it, which waits only for a leased one. Returns how many went.
+CREATE OR REPLACE FUNCTION {remove}(q {queue}, p_now bigint, p_op text, p_state smallint, p_limit bigint)
+RETURNS bigint LANGUAGE plpgsql AS $body$
+DECLARE
+    v_ids text[];
+    v_keys text[];
+    v_gone bigint;
+BEGIN
+    IF p_state = 0 THEN
+        SELECT array_agg(c.id) INTO v_ids FROM (
+            SELECT t.id FROM {message} t WHERE t.queue = q.number AND t.state = 0
+            ORDER BY t.rank, t.position, t.id LIMIT p_limit FOR UPDATE SKIP LOCKED) c;
+    ELSIF p_state = 1 THEN
+        SELECT array_agg(c.id) INTO v_ids FROM (
+            SELECT t.id FROM {message} t WHERE t.queue = q.number AND t.state = 1
+            ORDER BY t.ready_ms, t.id LIMIT p_limit FOR UPDATE SKIP LOCKED) c;
+    ELSE
+        SELECT array_agg(c.id) INTO v_ids FROM (
+            SELECT t.id FROM {message} t WHERE t.queue = q.number AND t.key IS NOT NULL AND t.state = 3
+            ORDER BY t.id LIMIT p_limit FOR UPDATE SKIP LOCKED) c;
+    END IF;
+    WITH gone AS MATERIALIZED (
+        DELETE FROM {message} m WHERE m.queue = q.number AND m.id = ANY (v_ids)
+        RETURNING m.id, m.key, m."group", m.rank, m.token, m.deliveries, m.attempts, length(m.data) AS size
+    ), j AS (
+        INSERT INTO {entry} (
+            queue, count, xid, seq, at_ms, event, operation, ids, keys, groups, ranks, tokens, deliveries, attempts,
+            causes, sizes)
+        SELECT q.number, count(*), pg_current_xact_id()::text::bigint, nextval('{sequence}'), p_now, 'cancelled', p_op,
+            array_agg(g.id), array_agg(g.key), array_agg(g."group"), array_agg(g.rank), array_agg(g.token),
+            array_agg(g.deliveries), array_agg(g.attempts), ARRAY['purge'], array_agg(g.size)
+        FROM gone g WHERE q.journal <> 'off' HAVING count(*) > 0
+    ), t AS (
+        INSERT INTO {tally} (seq, queue, minute, cancelled, ready, delayed, waiting)
+        SELECT nextval('{sequence}'), q.number, p_now / 60000, count(*), CASE p_state WHEN 0 THEN -count(*) END,
+            CASE p_state WHEN 1 THEN -count(*) END, CASE p_state WHEN 3 THEN -count(*) END
+        FROM gone HAVING count(*) > 0
+    )
+    SELECT count(*), array_agg(g.key) FILTER (WHERE g.key IS NOT NULL) INTO v_gone, v_keys FROM gone g;
+    IF v_keys IS NOT NULL THEN
+        DELETE FROM {window} w WHERE w.queue = q.number AND w.key = ANY (v_keys) AND w.message_id = ANY (v_ids);
+    END IF;
+    RETURN v_gone;
 END $body$;
 
 CREATE OR REPLACE FUNCTION {configure}(p_queue text, p_clock bigint, p_changes jsonb, p_told text) RETURNS text

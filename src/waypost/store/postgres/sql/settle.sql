@@ -1,5 +1,5 @@
 -- Settle deliveries, once per operation; what a done one sends on arrives in the same transaction.
--- Touches: queue (read), message, envelope, result, entry, tally, sleeper, operation, and what `finish` and `accept`
+-- Touches: queue (read), message, result, completed, window, entry, tally, sleeper, operation, and what `finish` and `accept`
 -- touch.
 -- Keeps: a settle whose token or nonce is stale changes nothing and says lost (l).
 -- letters: d done, r retried, s snoozed, x dead, p dropped, b released, c cancelled, e replaced, l lost.
@@ -19,7 +19,7 @@ DECLARE
     v_first text;
     v_due bigint;
     v_fresh bigint := 0;
-    v_plain bigint[];
+    v_gone text[] := '{}';
     v_letters text[] := array_fill('l'::text, ARRAY[cardinality(p_ids)]);
     v_wakes json[] := '{}';
     v_one record;
@@ -37,22 +37,34 @@ BEGIN
         RETURN v_first;
     END IF;
     IF p_outcomes IS NULL AND q.completed_max = 0 THEN
-        v_plain := {settle_done}(q, v_now, v_op, p_ids, p_tokens, p_nonces, false);
+        v_gone := {settle_done}(q, v_now, v_op, p_ids, p_tokens, p_nonces, false);
     END IF;
-    IF v_plain IS NOT NULL AND cardinality(v_plain) = cardinality(p_ids) THEN
+    IF cardinality(v_gone) = cardinality(p_ids) THEN
         v_letters := NULL;
     ELSE
-        FOR i IN 1 .. coalesce(cardinality(v_plain), 0) LOOP
-            v_letters[v_plain[i]] := 'd';
-        END LOOP;
         v_due := {next_due}(q.number);
         -- Locked in one order by everybody, then settled in the order of the call.
         PERFORM 1 FROM {message} t
         WHERE t.queue = q.number AND t.id = ANY (p_ids) ORDER BY t.id FOR UPDATE;
         IF p_outcomes IS NULL AND q.completed_max = 0 THEN
-            v_plain := {settle_done}(q, v_now, v_op, p_ids, p_tokens, p_nonces, true);
-            FOR i IN 1 .. cardinality(v_plain) LOOP
-                v_letters[v_plain[i]] := 'd';
+            v_gone := v_gone || {settle_done}(q, v_now, v_op, p_ids, p_tokens, p_nonces, true);
+            -- An id that stands here twice was settled by the first of them.
+            SELECT array_agg(CASE WHEN u.nth = 1 AND g.ids ? u.id THEN 'd' ELSE 'l' END ORDER BY u.n) INTO v_letters
+            FROM (SELECT jsonb_object(v_gone, v_gone) AS ids) g, (
+                SELECT o.id, o.n, row_number() OVER (PARTITION BY o.id ORDER BY o.n) AS nth
+                FROM unnest(p_ids) WITH ORDINALITY AS o (id, n)) u;
+        ELSIF (SELECT count(DISTINCT u.id) = count(*) FROM unnest(p_ids) AS u (id)) THEN
+            SELECT * INTO v_settled FROM {settle_back}(
+                q, v_now, v_op, p_ids, p_tokens, p_nonces, p_outcomes, p_afters, p_reasons, p_error_types, p_errors);
+            v_fresh := v_settled.fresh;
+            FOR i IN 1 .. cardinality(v_settled.places) LOOP
+                v_letters[v_settled.places[i]] := v_settled.letters[i];
+            END LOOP;
+            SELECT * INTO v_settled FROM {settle_end}(
+                q, v_now, v_op, p_ids, p_tokens, p_nonces, p_outcomes, p_reasons, p_error_types, p_errors, p_results,
+                p_result_ttls, p_sources);
+            FOR i IN 1 .. cardinality(v_settled.places) LOOP
+                v_letters[v_settled.places[i]] := v_settled.letters[i];
             END LOOP;
         END IF;
         FOR v_one IN
@@ -62,7 +74,7 @@ BEGIN
             WHERE u.letter = 'l' ORDER BY u.n
         LOOP
             SELECT * INTO m FROM {message} t
-            WHERE t.queue = q.number AND t.id = v_one.id AND t.state = 2 AND t.token = v_one.token
+            WHERE t.queue = q.number AND t.id = v_one.id AND t.state = 2 AND t.token = coalesce(v_one.token, p_tokens[1])
                 AND t.nonce = coalesce(v_one.nonce, p_nonces[1]) FOR UPDATE;
             CONTINUE WHEN NOT FOUND;
             SELECT * INTO v_settled
@@ -114,46 +126,213 @@ BEGIN
     RETURN v_first;
 END $body$;
 
--- Plain dones in bulk: those that leave nothing behind. Returns their places in the call. A message with a key may have
--- a next generation waiting for it, which only its row's lock keeps from being parked now: so they come second.
+-- Plain dones in bulk: those that leave nothing behind. Returns their ids. A message with a key may have a next
+-- generation waiting for it, which only its row's lock keeps from being parked now: so they come second.
 CREATE OR REPLACE FUNCTION {settle_done}(
     q {queue}, p_now bigint, p_op text, p_ids text[], p_tokens bigint[], p_nonces bytea[], p_keyed boolean
-) RETURNS bigint[] LANGUAGE plpgsql AS $body$
+) RETURNS text[] LANGUAGE plpgsql AS $body$
 DECLARE
-    v_places bigint[];
+    -- What stands in a list once is that of all.
+    v_token bigint := CASE WHEN cardinality(p_tokens) = 1 THEN p_tokens[1] END;
+    v_nonce bytea := CASE WHEN cardinality(p_nonces) = 1 THEN p_nonces[1] END;
+    v_gone text[];
 BEGIN
-    -- Found through the index of ids alone (hence the OFFSET, and a state that no partial index can be matched with),
-    -- then removed by place. A row that changes meanwhile is left to the caller, who locks it first.
-    WITH found AS MATERIALIZED (
-        SELECT u.n, u.token, coalesce(u.nonce, p_nonces[1]) AS nonce, t.place
-        FROM unnest(p_ids, p_tokens, p_nonces) WITH ORDINALITY AS u (id, token, nonce, n)
-        CROSS JOIN LATERAL (SELECT m.ctid AS place FROM {message} m WHERE m.queue = q.number AND m.id = u.id OFFSET 0) t
-    ), gone AS MATERIALIZED (
-        DELETE FROM {message} m USING found f
-        WHERE m.ctid = f.place AND m.state + 0 = 2 AND m.token = f.token AND m.nonce = f.nonce
+    -- The state is written so that no partial index can be matched with it: the index of ids finds all.
+    WITH gone AS MATERIALIZED (
+        DELETE FROM {message} m
+        WHERE m.queue = q.number AND m.id = ANY (p_ids) AND m.state + 0 = 2
+            AND m.token = coalesce(v_token, p_tokens[array_position(p_ids, m.id)])
+            AND m.nonce = coalesce(v_nonce, p_nonces[array_position(p_ids, m.id)])
             AND (m.key IS NULL OR p_keyed AND NOT EXISTS (
                 SELECT 1 FROM {message} h
                 WHERE h.queue = q.number AND h.key = m.key AND h.key IS NOT NULL AND h.state = 3))
-        RETURNING f.n, m.seq, m.id, m.key, m."group", m.rank, m.token, m.deliveries, m.attempts, m.worker,
-            m.claimed_ms, m.size
-    ), e AS (
-        DELETE FROM {envelope} e USING gone g WHERE e.seq = g.seq
+        RETURNING m.id, m.key, m."group", m.rank, m.token, m.deliveries, m.attempts, m.worker, m.claimed_ms,
+            length(m.data) AS size
+    ), s AS MATERIALIZED (
+        SELECT count(*) AS count, array_agg(g.id) AS ids, count(g.key) AS keyed, count(g."group") AS grouped,
+            min(g.rank) AS rank, max(g.rank) AS rank_max, max(g.token) AS token, max(g.deliveries) AS delivery,
+            max(g.attempts) AS attempt, min(g.worker) AS worker, max(g.worker) AS worker_max,
+            min(g.claimed_ms) AS claimed, max(g.claimed_ms) AS claimed_max, min(g.size) AS size,
+            max(g.size) AS size_max
+        FROM gone g HAVING count(*) > 0
     ), j AS (
+        -- What is the same for all is written once, and no list is made of it.
         INSERT INTO {entry} (
             queue, count, xid, seq, at_ms, event, operation, ids, keys, groups, ranks, tokens, deliveries, attempts,
             workers, runs, sizes)
-        SELECT q.number, count(*), pg_current_xact_id()::text::bigint, nextval('{sequence}'), p_now, 'done', p_op,
-            array_agg(g.id), CASE WHEN count(g.key) > 0 THEN array_agg(g.key) END,
-            CASE WHEN count(g."group") > 0 THEN array_agg(g."group") END, array_agg(g.rank),
-            array_agg(g.token), array_agg(g.deliveries), array_agg(g.attempts), array_agg(g.worker),
-            array_agg(p_now - g.claimed_ms), array_agg(g.size)
-        FROM gone g WHERE q.journal IN ('all', 'full') HAVING count(*) > 0
+        SELECT q.number, s.count, pg_current_xact_id()::text::bigint, nextval('{sequence}'), p_now, 'done', p_op,
+            s.ids, CASE WHEN s.keyed > 0 THEN (SELECT array_agg(g.key) FROM gone g) END,
+            CASE WHEN s.grouped > 0 THEN (SELECT array_agg(g."group") FROM gone g) END,
+            CASE WHEN s.rank = s.rank_max THEN ARRAY[s.rank] ELSE (SELECT array_agg(g.rank) FROM gone g) END,
+            CASE WHEN s.token = 1 THEN '{1}' ELSE (SELECT array_agg(g.token) FROM gone g) END,
+            CASE WHEN s.delivery = 1 THEN '{1}' ELSE (SELECT array_agg(g.deliveries) FROM gone g) END,
+            CASE WHEN s.attempt = 0 THEN '{0}' ELSE (SELECT array_agg(g.attempts) FROM gone g) END,
+            CASE WHEN s.worker = s.worker_max THEN ARRAY[s.worker]
+                ELSE (SELECT array_agg(g.worker) FROM gone g) END,
+            CASE WHEN s.claimed = s.claimed_max THEN ARRAY[p_now - s.claimed]
+                ELSE (SELECT array_agg(p_now - g.claimed_ms) FROM gone g) END,
+            CASE WHEN s.size = s.size_max THEN ARRAY[s.size::bigint]
+                ELSE (SELECT array_agg(g.size::bigint) FROM gone g) END
+        FROM s WHERE q.journal IN ('all', 'full')
     ), t AS (
         INSERT INTO {tally} (seq, queue, minute, done, leased)
-        SELECT nextval('{sequence}'), q.number, p_now / 60000, count(*), -count(*) FROM gone HAVING count(*) > 0
+        SELECT nextval('{sequence}'), q.number, p_now / 60000, s.count, -s.count FROM s
     )
-    SELECT array_agg(g.n) INTO v_places FROM gone g;
-    RETURN coalesce(v_places, '{}');
+    SELECT s.ids INTO v_gone FROM s;
+    RETURN coalesce(v_gone, '{}');
+END $body$;
+
+-- Deliveries that come back: retried, snoozed, released. The caller holds the locks of their rows; one that a cancel or
+-- the next generation of its key waits for is left to it.
+CREATE OR REPLACE FUNCTION {settle_back}(
+    q {queue}, p_now bigint, p_op text, p_ids text[], p_tokens bigint[], p_nonces bytea[], p_outcomes text[],
+    p_afters bigint[], p_reasons text[], p_error_types text[], p_errors text[],
+    OUT places bigint[], OUT letters text[], OUT fresh bigint
+) LANGUAGE plpgsql AS $body$
+BEGIN
+    WITH wanted AS MATERIALIZED (
+        SELECT u.n, u.outcome, CASE u.outcome WHEN 'release' THEN 0 ELSE u.after END AS after, u.reason, u.error_type,
+            u.error, nextval('{sequence}') AS position, t.place
+        FROM unnest(p_ids, p_tokens, p_nonces, p_outcomes, p_afters, p_reasons, p_error_types, p_errors) WITH ORDINALITY
+            AS u (id, token, nonce, outcome, after, reason, error_type, error, n)
+        CROSS JOIN LATERAL (
+            SELECT m.ctid AS place FROM {message} m
+            WHERE m.queue = q.number AND m.id = u.id AND m.state + 0 = 2 AND m.token = coalesce(u.token, p_tokens[1])
+                AND m.nonce = coalesce(u.nonce, p_nonces[1]) AND NOT m.cancel_requested
+                AND (m.key IS NULL OR NOT EXISTS (
+                    SELECT 1 FROM {message} h
+                    WHERE h.queue = q.number AND h.key = m.key AND h.key IS NOT NULL AND h.state = 3)) OFFSET 0) t
+        WHERE u.outcome IN ('retry', 'snooze', 'release')
+    ), back AS MATERIALIZED (
+        UPDATE {message} m SET state = (w.after > 0)::int, ready_ms = p_now + w.after,
+            cause = CASE w.outcome WHEN 'retry' THEN 'retried' WHEN 'snooze' THEN 'snoozed' ELSE 'released' END,
+            position = CASE w.outcome WHEN 'release' THEN p_now - 281474976710656 ELSE w.position END,
+            deliveries = m.deliveries - (w.outcome <> 'retry')::int, attempts = m.attempts + (w.outcome = 'retry')::int,
+            error_type = CASE w.outcome WHEN 'retry' THEN w.error_type ELSE m.error_type END,
+            error = CASE w.outcome WHEN 'retry' THEN w.error ELSE m.error END
+        FROM wanted w WHERE m.ctid = w.place
+        RETURNING w.n, w.reason, w.error_type, m.id, m.key, m."group", m.rank, m.token, m.deliveries, m.attempts,
+            m.worker, m.claimed_ms, m.cause, m.ready_ms, m.state, length(m.data) AS size
+    ), j AS (
+        INSERT INTO {entry} (
+            queue, count, xid, seq, at_ms, event, operation, ids, keys, groups, ranks, tokens, deliveries, attempts,
+            workers, dues, reasons, error_types, runs, sizes)
+        SELECT q.number, s.count, pg_current_xact_id()::text::bigint, nextval('{sequence}'), p_now, e.event, p_op,
+            s.ids, s.keys, s.groups, s.ranks, s.tokens, s.deliveries, s.attempts, s.workers,
+            CASE WHEN e.event <> 'released' THEN s.dues END, CASE WHEN e.event <> 'released' THEN s.reasons END,
+            CASE WHEN e.event <> 'released' THEN s.error_types END, s.runs, s.sizes
+        FROM unnest(ARRAY['retried', 'snoozed', 'released']) AS e (event) CROSS JOIN LATERAL (
+            SELECT count(*) AS count, array_agg(b.id) AS ids, array_agg(b.key) AS keys, array_agg(b."group") AS groups,
+                array_agg(b.rank) AS ranks, array_agg(b.token) AS tokens, array_agg(b.deliveries) AS deliveries,
+                array_agg(b.attempts) AS attempts, array_agg(b.worker) AS workers, array_agg(b.ready_ms) AS dues,
+                array_agg(b.reason) AS reasons, array_agg(b.error_type) AS error_types,
+                array_agg(p_now - b.claimed_ms) AS runs, array_agg(b.size) AS sizes
+            FROM back b WHERE b.cause = e.event HAVING count(*) > 0) s
+        WHERE {keeps}(q.journal, e.event)
+    ), t AS (
+        INSERT INTO {tally} (seq, queue, minute, retried, snoozed, released, ready, delayed, leased)
+        SELECT nextval('{sequence}'), q.number, p_now / 60000, nullif(count(*) FILTER (WHERE b.cause = 'retried'), 0),
+            nullif(count(*) FILTER (WHERE b.cause = 'snoozed'), 0),
+            nullif(count(*) FILTER (WHERE b.cause = 'released'), 0),
+            count(*) FILTER (WHERE b.state = 0), count(*) FILTER (WHERE b.state = 1), -count(*)
+        FROM back b HAVING count(*) > 0
+    )
+    SELECT coalesce(array_agg(b.n), '{}'), array_agg(CASE b.cause WHEN 'retried' THEN 'r' WHEN 'snoozed' THEN 's'
+            ELSE 'b' END), count(*) FILTER (WHERE b.state = 0)
+    INTO places, letters, fresh FROM back b;
+END $body$;
+
+-- Deliveries that end: done with a result or to be looked at later, dead, dropped. As above; those that send something
+-- on are left to the caller too.
+CREATE OR REPLACE FUNCTION {settle_end}(
+    q {queue}, p_now bigint, p_op text, p_ids text[], p_tokens bigint[], p_nonces bytea[], p_outcomes text[],
+    p_reasons text[], p_error_types text[], p_errors text[], p_results bytea[], p_result_ttls bigint[],
+    p_sources integer[], OUT places bigint[], OUT letters text[]
+) LANGUAGE plpgsql AS $body$
+DECLARE
+    v_keys text[];
+    v_ids text[];
+    v_dead bigint;
+BEGIN
+    WITH wanted AS MATERIALIZED (
+        SELECT u.n, coalesce(u.outcome, 'done') AS outcome, coalesce(u.reason, 'rejected') AS reason, u.error_type,
+            u.error, u.result, u.result_ttl, t.place
+        FROM unnest(p_ids, p_tokens, p_nonces, p_outcomes, p_reasons, p_error_types, p_errors, p_results,
+            p_result_ttls) WITH ORDINALITY
+            AS u (id, token, nonce, outcome, reason, error_type, error, result, result_ttl, n)
+        CROSS JOIN LATERAL (
+            SELECT m.ctid AS place FROM {message} m
+            WHERE m.queue = q.number AND m.id = u.id AND m.state + 0 = 2 AND m.token = coalesce(u.token, p_tokens[1])
+                AND m.nonce = coalesce(u.nonce, p_nonces[1])
+                AND (NOT m.cancel_requested OR coalesce(u.outcome, 'done') = 'done')
+                AND (m.key IS NULL OR NOT EXISTS (
+                    SELECT 1 FROM {message} h
+                    WHERE h.queue = q.number AND h.key = m.key AND h.key IS NOT NULL AND h.state = 3)) OFFSET 0) t
+        WHERE coalesce(u.outcome, 'done') IN ('done', 'dead', 'drop')
+            AND (p_sources IS NULL OR u.n <> ALL (p_sources))
+    ), buried AS (
+        UPDATE {message} m SET state = 4, ended_ms = p_now, reason = w.reason, error_type = w.error_type,
+            error = w.error
+        FROM wanted w WHERE m.ctid = w.place AND w.outcome = 'dead'
+        RETURNING w.n, 'dead' AS event, w.result, w.result_ttl, m.id, m.key, m."group", m.rank, m.token, m.deliveries,
+            m.attempts, m.worker, m.claimed_ms, m.published_ms, m.ready_ms, m.cancel_requested, m.reason,
+            m.error_type, m.error, m.data
+    ), removed AS (
+        DELETE FROM {message} m USING wanted w WHERE m.ctid = w.place AND w.outcome <> 'dead'
+        RETURNING w.n, CASE w.outcome WHEN 'drop' THEN 'dropped' ELSE 'done' END AS event, w.result, w.result_ttl,
+            m.id, m.key, m."group", m.rank, m.token, m.deliveries, m.attempts, m.worker, m.claimed_ms, m.published_ms,
+            m.ready_ms, m.cancel_requested, m.reason, m.error_type, m.error, m.data
+    ), ended AS MATERIALIZED (
+        SELECT * FROM buried UNION ALL SELECT * FROM removed
+    ), r AS (
+        INSERT INTO {result} (queue, id, data, until_ms)
+        SELECT q.number, e.id, e.result, p_now + e.result_ttl FROM ended e
+        WHERE e.event = 'done' AND e.result IS NOT NULL
+        ON CONFLICT (queue, id) DO UPDATE SET data = excluded.data, until_ms = excluded.until_ms
+    ), c AS (
+        INSERT INTO {completed}
+        SELECT nextval('{sequence}'), q.number, e.id, e.key, e."group", e.rank, e.token, e.deliveries, e.attempts,
+            e.published_ms, e.ready_ms, e.cancel_requested, p_now, e.reason, e.error_type, e.error, e.data
+        FROM ended e WHERE e.event = 'done' AND q.completed_max > 0
+    ), j AS (
+        INSERT INTO {entry} (
+            queue, count, xid, seq, at_ms, event, operation, ids, keys, groups, ranks, tokens, deliveries, attempts,
+            workers, causes, reasons, error_types, runs, sizes)
+        SELECT q.number, s.count, pg_current_xact_id()::text::bigint, nextval('{sequence}'), p_now, k.event, p_op,
+            s.ids, s.keys, s.groups, s.ranks, s.tokens, s.deliveries, s.attempts, s.workers,
+            CASE WHEN k.event = 'dropped' THEN ARRAY['drop'] END, CASE WHEN k.event = 'dead' THEN s.reasons END,
+            CASE WHEN k.event = 'dead' THEN s.error_types END, s.runs, s.sizes
+        FROM unnest(ARRAY['done', 'dead', 'dropped']) AS k (event) CROSS JOIN LATERAL (
+            SELECT count(*) AS count, array_agg(e.id) AS ids, array_agg(e.key) AS keys, array_agg(e."group") AS groups,
+                array_agg(e.rank) AS ranks, array_agg(e.token) AS tokens, array_agg(e.deliveries) AS deliveries,
+                array_agg(e.attempts) AS attempts, array_agg(e.worker) AS workers, array_agg(e.reason) AS reasons,
+                array_agg(e.error_type) AS error_types, array_agg(p_now - e.claimed_ms) AS runs,
+                array_agg(length(e.data)) AS sizes
+            FROM ended e WHERE e.event = k.event HAVING count(*) > 0) s
+        WHERE {keeps}(q.journal, k.event)
+    ), t AS (
+        INSERT INTO {tally} (seq, queue, minute, done, dead, dropped, dead_kept, leased)
+        SELECT nextval('{sequence}'), q.number, p_now / 60000, nullif(count(*) FILTER (WHERE e.event = 'done'), 0),
+            nullif(count(*) FILTER (WHERE e.event = 'dead'), 0), nullif(count(*) FILTER (WHERE e.event = 'dropped'), 0),
+            nullif(count(*) FILTER (WHERE e.event = 'dead'), 0), -count(*)
+        FROM ended e HAVING count(*) > 0
+    )
+    SELECT coalesce(array_agg(e.n), '{}'),
+        array_agg(CASE e.event WHEN 'done' THEN 'd' WHEN 'dead' THEN 'x' ELSE 'p' END),
+        array_agg(e.key) FILTER (WHERE e.key IS NOT NULL AND e.event <> 'done'),
+        array_agg(e.id) FILTER (WHERE e.key IS NOT NULL AND e.event <> 'done'),
+        count(*) FILTER (WHERE e.event = 'dead')
+    INTO places, letters, v_keys, v_ids, v_dead FROM ended e;
+    IF v_keys IS NOT NULL THEN
+        DELETE FROM {window} w WHERE w.queue = q.number AND w.key = ANY (v_keys) AND w.message_id = ANY (v_ids);
+    END IF;
+    IF q.completed_max > 0 THEN
+        PERFORM {forget_done}(q.number, q.completed_max, 256 + cardinality(places));
+    END IF;
+    WHILE v_dead > 0 LOOP
+        EXIT WHEN {trim_dead}(q, p_now) = 0;
+        v_dead := v_dead - 256;
+    END LOOP;
 END $body$;
 
 -- One delivery, whose row the caller has locked and whose fence it has checked.
