@@ -211,6 +211,21 @@ def test_a_process_that_dies_is_the_failure_of_its_message_only(how: str, told: 
         assert told in letter.error
 
 
+@pytest.mark.promise("LEASE-3")
+def test_a_process_that_dies_while_it_is_idle_costs_no_attempt() -> None:
+    with Stage("sync", "memory://mill-idle") as stage:
+        stage.handler("numbers", process=True, concurrency=1)(mill.square)
+        with stage.working():
+            first = stage.publish("numbers", 1)
+            killed = until(lambda: stage.result("numbers", first.id))["process"]
+            os.kill(killed, signal.SIGKILL)
+            until(lambda: not is_there(killed))
+            second = stage.publish("numbers", 2)
+            result = until(lambda: stage.result("numbers", second.id))
+        assert (result["square"], result["process"] != killed) == (4, True)
+        assert (stage.ledger("numbers").claims, stage.ledger("numbers").retried) == (2, 0)
+
+
 @pytest.mark.promise("LEASE-9")
 def test_a_process_that_cannot_be_started_is_the_failure_of_its_message(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "no-such-python")
