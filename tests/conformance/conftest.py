@@ -31,7 +31,7 @@ STORES = (
 )  # fmt: skip
 
 TABLES = (
-    "queue", "envelope", "message", "completed", "tally", "total", "minute", "entry", "mark", "kept", "reader",
+    "queue", "message", "completed", "tally", "total", "minute", "entry", "mark", "kept", "reader",
     "window", "result", "arrival", "sleeper", "rate", "operation", "worker", "schedule", "leader",
 )  # fmt: skip
 

@@ -76,3 +76,12 @@ async def poison(message: Message[str]) -> None:
     if message.body == "poison":
         os.kill(os.getpid(), 9)
     note("ended", message)
+
+
+@post.handler("grinding", concurrency=2, process=True)
+def grinding(message: Message[int]) -> None:
+    """Computes in a process of its own; the first delivery of number 0 never ends."""
+    note("began", message)
+    while message.body == 0 and message.deliveries == 1:
+        sum(range(1000))
+    note("ended", message)

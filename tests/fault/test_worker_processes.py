@@ -36,6 +36,14 @@ def until(condition: Callable[[], Any], what: str) -> Any:
         time.sleep(0.01)
 
 
+def is_there(pid: int) -> bool:
+    """Whether a process runs; one that has ended and only waits to be looked at does not."""
+    try:
+        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
+
+
 class Crew:
     """Worker processes on one store, the notes that their handlers write, and a client to look on."""
 
@@ -138,6 +146,25 @@ def test_a_message_whose_worker_is_killed_is_delivered_again_when_its_lease_ends
     events = {event.event: event for event in crew.post.history("hanging", published.id)}
     assert events["expired"].run_ms is not None
     assert {first.pid, second.pid} >= {killed}
+
+
+@pytest.mark.promise("LEASE-3", "LEASE-4", "LEASE-11")
+def test_a_handler_in_a_process_ends_with_its_killed_worker_and_is_delivered_again(crew: Crew) -> None:
+    crew.post.configure("grinding", lease=LEASE)
+    crew.post.publish_many("grinding", range(30))
+    killed = crew.start("grinding")
+    until(lambda: crew.count("ended") >= 3, "some work")
+    (grinding,) = until(lambda: {pid for _, body, _, pid in crew.told() if body == "0"}, "the message that never ends")
+    killed.kill()
+    until(lambda: not is_there(grinding), "the end of its process")
+    other = crew.start("grinding")
+    until(lambda: crew.post.ledger("grinding").done == 30, "the rest")
+    assert "given back" in crew.stop(other)
+    ended = Counter(body for what, body, _, _ in crew.told() if what == "ended")
+    assert set(ended) == {str(number) for number in range(30)}
+    # Only what was under way or not settled when the worker was killed can have run twice.
+    assert sum(ended.values()) - 30 <= crew.post.ledger("grinding").expired
+    assert not any(is_there(pid) for _, _, _, pid in crew.told())
 
 
 @pytest.mark.promise("LEASE-11", "LEASE-5")

@@ -52,6 +52,10 @@ def untyped(order, message):  # type: ignore[no-untyped-def]
     message.keep_result(type(order).__name__)
 
 
+def reads_itself(message: Message[Any]) -> None:
+    message.decode(Order)
+
+
 def end(name: str, message: Message[Any]) -> Outcome | str | None:
     outcomes: dict[str, Outcome | None] = {
         "retry": Retry(60, "later"), "snooze": Snooze(60), "dead": Dead("bad address", "no such street"),

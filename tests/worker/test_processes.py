@@ -153,6 +153,16 @@ def test_batches_are_read_and_settled_one_by_one() -> None:
         assert stage.result("orders", published[7].id) == 7
 
 
+@pytest.mark.promise("DEAD-1")
+def test_a_body_that_the_handler_itself_cannot_read_is_undecodable_too() -> None:
+    with Stage("sync", "memory://mill-reads-itself") as stage:
+        stage.handler("orders", process=True)(mill.reads_itself)
+        stage.publish_many("orders", [{"id": 1}, {"id": "x"}])
+        stage.run()
+        assert [letter.reason for letter in stage.dead_letters("orders")] == ["undecodable"]
+        assert stage.ledger("orders").done == 1
+
+
 def test_the_type_of_the_queue_counts_where_the_handler_has_none() -> None:
     with Stage("sync", "memory://mill-types") as stage:
         stage.handler(Queue("orders", mill.Order), process=True)(mill.untyped)
@@ -199,6 +209,42 @@ def test_a_process_that_dies_is_the_failure_of_its_message_only(how: str, told: 
         assert (letter.reason, letter.deliveries) == ("retries_exhausted", 3)
         assert letter.error_type == "waypost.errors.ProcessFailed"
         assert told in letter.error
+
+
+@pytest.mark.promise("LEASE-3")
+def test_a_process_that_dies_while_it_is_idle_costs_no_attempt() -> None:
+    with Stage("sync", "memory://mill-idle") as stage:
+        stage.handler("numbers", process=True, concurrency=1)(mill.square)
+        with stage.working():
+            first = stage.publish("numbers", 1)
+            killed = until(lambda: stage.result("numbers", first.id))["process"]
+            os.kill(killed, signal.SIGKILL)
+            until(lambda: not is_there(killed))
+            second = stage.publish("numbers", 2)
+            result = until(lambda: stage.result("numbers", second.id))
+        assert (result["square"], result["process"] != killed) == (4, True)
+        assert (stage.ledger("numbers").claims, stage.ledger("numbers").retried) == (2, 0)
+
+
+@pytest.mark.promise("LEASE-9")
+def test_a_process_that_cannot_be_started_is_the_failure_of_its_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "no-such-python")
+    with Stage("sync", "memory://mill-no-python") as stage:
+        stage.handler("orders", process=True, retry=NoRetry())(mill.square)
+        stage.publish("orders", 1)
+        stage.run()
+        (letter,) = stage.dead_letters("orders")
+    assert letter.error.startswith("a process for the handler cannot be started")
+
+
+@pytest.mark.promise("LEASE-7")
+def test_at_most_once_is_handled_in_a_process_once() -> None:
+    with Stage("sync", "memory://mill-at-most-once") as stage:
+        stage.configure("orders", lease=None)
+        stage.handler("orders", process=True, concurrency=1)(mill.die)
+        stage.publish_many("orders", ["a", "exit", "b"])
+        stage.run()
+        assert stage.ledger("orders").done == 3
 
 
 @pytest.mark.promise("LEASE-3")

@@ -132,10 +132,14 @@ def answer_to(call: Call, handler: Handler) -> Answer:
             said = say(outcome)
         except BaseException as error:
             failure = failure_of(error)
+            # A handler that reads its body itself (`message.decode`) and fails at that: another try would too.
+            ends |= {one.id: End(unreadable=failure) for one in readable if one.undecodable is error}
         else:
             said = say(result) if isinstance(result, Outcome) else None
         for message in readable:
-            ends[message.id] = end_of(message)
-    sys.stdout.flush()
-    sys.stderr.flush()
+            ends.setdefault(message.id, end_of(message))
+    for stream in (sys.stdout, sys.stderr):
+        # A process is killed without a warning; what its handlers have written by then should be seen.
+        with contextlib.suppress(Exception):
+            stream.flush()
     return Answer([ends[message.id] for message in messages], said, failure)

@@ -60,11 +60,15 @@ class Child:
         self._data = bytearray()
         with theirs:
             warnings = [f"-W{option}" for option in sys.warnoptions]
-            arguments = [str(theirs.fileno()), str(os.getpid()), json.dumps(sys.path)]
-            self.process = subprocess.Popen(
-                [sys.executable, *warnings, "-c", PROGRAM, *arguments],
-                stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()],
-            )  # fmt: skip
+            arguments = [str(theirs.fileno()), str(os.getpid()), json.dumps([str(path) for path in sys.path])]
+            try:
+                self.process = subprocess.Popen(
+                    [sys.executable, *warnings, "-c", PROGRAM, *arguments],
+                    stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()],
+                )  # fmt: skip
+            except OSError as error:
+                self._connection.close()
+                raise ProcessFailed(f"a process for the handler cannot be started: {error}") from None
 
     async def ask(self, question: Hello | Call) -> Answer:
         """One frame there and one back. Raises `ProcessFailed` if the process ends instead of answering."""

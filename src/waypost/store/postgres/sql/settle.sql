@@ -272,7 +272,8 @@ BEGIN
             AND (p_sources IS NULL OR u.n <> ALL (p_sources))
     ), buried AS (
         UPDATE {message} m SET state = 4, ended_ms = p_now, reason = w.reason, error_type = w.error_type,
-            error = w.error
+            error = w.error,
+            attempts = m.attempts + (w.reason IN ('retries_exhausted', 'retry_policy_failed'))::int
         FROM wanted w WHERE m.ctid = w.place AND w.outcome = 'dead'
         RETURNING w.n, 'dead' AS event, w.result, w.result_ttl, m.id, m.key, m."group", m.rank, m.token, m.deliveries,
             m.attempts, m.worker, m.claimed_ms, m.published_ms, m.ready_ms, m.cancel_requested, m.reason,
