@@ -50,7 +50,7 @@ def test_a_role_with_these_grants_can_do_all_that_clients_do(
         bench.purge("ready")
         bench.run(bench.store.journal_reader("orders", "lake", None))
         bench.run(bench.store.journal_forget("orders", "lake"))
-        # Enough steps that tidying up, folding and sweeping fall to this role, and a slice of the journal to be emptied.
+        # Enough steps that tidying up falls to this role, and that a slice of the journal has to be emptied.
         for _ in range(200):
             bench.publish(queue="many")
         bench.run(bench.store.journal_trim("many", 1_000))
