@@ -96,6 +96,20 @@ def test_a_bouncer_that_is_replaced_loses_nothing(server: PostgresServer, namesp
 
 
 @pytest.mark.promise("STORE-2")
+def test_clients_need_no_more_than_statement_mode(server: PostgresServer, namespace: str) -> None:
+    """A call is one statement: even where every statement may go to another connection."""
+    with PgBouncer(server, pool_mode="statement") as own, Waypost(own.url, namespace=namespace) as post:
+        post.configure("orders", max_running=5, max_pending=1_000)
+        post.publish_many("orders", range(600))
+        for _ in range(5):
+            with post.receive("orders", wait=0) as message:
+                assert message is not None
+                assert post.extend(message) == "ok"
+        assert post.ledger("orders").done == 5
+        assert post.purge("orders", "ready") == 595
+
+
+@pytest.mark.promise("STORE-2")
 def test_tables_can_be_made_and_checked_through_it(bouncer: PgBouncer) -> None:
     name = fresh_namespace()
     assert migrate(bouncer.url, namespace=name) == 0
