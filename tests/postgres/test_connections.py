@@ -199,6 +199,25 @@ class TestPools:
 
         assert asyncio.run(live()) == 1
 
+    @pytest.mark.promise("STORE-5", "LEASE-14")
+    def test_connections_that_a_restart_ended_are_thrown_away(self) -> None:
+        with PostgresServer(durable=True) as own, psycopg_pool.ConnectionPool(own.url, min_size=3, open=True) as pool:
+            pool.wait()
+            migrate(own.url)
+            own.restart()
+            # Even the first call of a client, which is not repeated, finds a connection that is one.
+            with Waypost(client=pool) as post:
+                assert post.publish("orders", 1).status == "queued"
+
+            async def live() -> int:
+                async with psycopg_pool.AsyncConnectionPool(own.url, min_size=3, open=False) as awaited:
+                    await awaited.wait()
+                    await asyncio.to_thread(own.restart)
+                    async with AsyncWaypost(client=awaited) as post:
+                        return (await post.ledger("orders")).published
+
+            assert asyncio.run(live()) == 1
+
     @pytest.mark.promise("STORE-5")
     def test_a_single_connection_is_refused(self, database: Any) -> None:
         with pytest.raises(errors.UnusableClient, match="ConnectionPool"):
