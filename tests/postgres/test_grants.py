@@ -101,7 +101,7 @@ def test_granting_twice_is_harmless_and_without_a_migration_it_still_grants(
 
 
 def test_everything_that_a_migration_makes_is_granted(database: Any, namespace: str) -> None:
-    """Whoever adds a table or a function need not think of it; one that is written in another way would be missed here."""
+    """Whoever adds a table or a function need not think of it, as long as the file is written as the others are."""
     text = grants("clerk", namespace=namespace)
     made = database.execute(
         "SELECT relname FROM pg_class WHERE starts_with(relname, %s) AND relkind IN ('r', 'p', 'S') "
