@@ -95,7 +95,6 @@ def told_start(face: Face, worker: BlockingWorker | Worker) -> str:
         "memory": "in this process only: everything is gone when it ends",
         "sqlite": "each commit is on the disk",
         "valkey": "as durable as the server's append-only file; a warning tells if it has none",
-        "postgres": "each commit is on the server's disk, unless its synchronous_commit is off",
     }
     lines = [
         f"waypost worker {worker.name}",
