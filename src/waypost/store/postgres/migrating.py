@@ -89,13 +89,22 @@ def grants(role: str, *, schema: str = "public", namespace: str = "wp") -> str:
         raise InvalidName("a role's name has letters, digits, _ and $, and begins with a letter or _")
     names = Names(schema, namespace)
     made = [found for _, name in MIGRATIONS for found in MADE.findall(_text("migrations", name))]
-    made += [found for name in FUNCTIONS for found in MADE.findall(_text("sql", name))]
-    rights = {"TABLE": "SELECT, INSERT, UPDATE, DELETE", "SEQUENCE": "USAGE, SELECT, UPDATE", "FUNCTION": "EXECUTE"}
+    functions = {found for name in FUNCTIONS for _, found in MADE.findall(_text("sql", name))}
+    rights = {"TABLE": "SELECT, INSERT, UPDATE, DELETE", "SEQUENCE": "USAGE, SELECT, UPDATE"}
     lines = [f'GRANT USAGE ON SCHEMA "{schema}" TO "{role}";', f'GRANT SELECT ON {names.of("schema")} TO "{role}";']
     for kind, name in made:
         # Slices of the journal are written and read as the journal, and emptied by name.
         right = "TRUNCATE" if name.startswith("entry_") else rights[kind]
         lines.append(f'GRANT {right} ON {kind} {names.of(name)} TO "{role}";')
+    # A function may be there several times, for different arguments.
+    chosen = ", ".join(f"'{names.namespace}_{name}'" for name in sorted(functions))
+    lines += [
+        "DO $body$ DECLARE f regprocedure; BEGIN",
+        f"    FOR f IN SELECT p.oid FROM pg_proc p WHERE p.pronamespace = '\"{schema}\"'::regnamespace",
+        f"        AND p.proname IN ({chosen})",
+        f"    LOOP EXECUTE format('GRANT EXECUTE ON FUNCTION %s TO \"{role}\"', f); END LOOP;",
+        "END $body$;",
+    ]
     return "\n".join(lines) + "\n"
 
 
