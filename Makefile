@@ -1,5 +1,6 @@
 # Two commands do everything on a machine with Python 3.11, git and make: `make demo` and `make test`.
-# `.venv` is made when it is missing or out of date. Nothing here needs root.
+# `.venv` is made when it is missing or out of date. Nothing here needs root: as root, `make test` also installs the
+# Debian packages that some tests use; otherwise it says which, runs the rest, and tells at the end what was not run.
 
 PYTHON ?= python3
 RUN := .venv/bin/python
@@ -9,7 +10,7 @@ PARALLEL ?= -n 2
 CODE := $(wildcard src tests benchmarks examples scripts)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup check lint types imports unit conformance test everything demo bench faults docs format clean
+.PHONY: help setup check lint types imports unit conformance system test everything demo bench faults docs format clean
 
 help:  ## This list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -33,11 +34,14 @@ unit: .venv/ready
 	$(PYTEST) $(PARALLEL) tests/unit
 
 conformance: .venv/ready
-	$(PYTEST) $(PARALLEL) tests/conformance tests/worker -k "not valkey and not redis and not postgres and not cluster"
+	$(PYTEST) $(PARALLEL) tests/conformance tests/worker -k "not valkey and not redis and not postgres and not pgbouncer and not cluster"
 
 check: lint types imports unit conformance  ## Lint, types, imports, unit tests, stores and workers on memory and SQLite: about a minute
 
-everything: .venv/ready
+system: .venv/ready
+	@$(RUN) scripts/system_parts.py
+
+everything: .venv/ready system
 	$(PYTEST) $(PARALLEL) tests
 
 test: lint types imports everything  ## All of it: every store, the fault tests, examples, docs. REQUIRE_ALL=1: nothing left out

@@ -98,6 +98,21 @@ def test_a_url_that_cannot_be_read_is_refused_without_its_secret() -> None:
     assert "hunter2" not in str(refusal.value)
 
 
+@pytest.mark.promise("STORE-2", "SEE-6")
+@pytest.mark.parametrize("level", ["repeatable read", "serializable"])
+def test_a_role_whose_transactions_see_an_old_state_is_refused(
+    server: PostgresServer, namespace: str, database: Any, level: str
+) -> None:
+    """A limit is counted after its turn has come, so what was committed meanwhile must be seen."""
+    database.execute("DROP ROLE IF EXISTS careful; CREATE ROLE careful LOGIN SUPERUSER")
+    database.execute(f"ALTER ROLE careful SET default_transaction_isolation = '{level}'")
+    store = PostgresStore.from_url(server.url.replace("postgres@", "careful@"), namespace=namespace)
+    with pytest.raises(errors.ConfigurationError, match="default_transaction_isolation = 'read committed'"):
+        store.connect(start_timeout=5)
+    with pytest.raises(errors.ConfigurationError, match="default_transaction_isolation = 'read committed'"):
+        asyncio.run(store.connect_async(start_timeout=5))
+
+
 class TestSchema:
     """Tables of this release, of another one, or none."""
 
@@ -183,6 +198,25 @@ class TestPools:
                 return (await post.stats("orders")).ledger.ready
 
         assert asyncio.run(live()) == 1
+
+    @pytest.mark.promise("STORE-5", "LEASE-14")
+    def test_connections_that_a_restart_ended_are_thrown_away(self) -> None:
+        with PostgresServer(durable=True) as own, psycopg_pool.ConnectionPool(own.url, min_size=3, open=True) as pool:
+            pool.wait()
+            migrate(own.url)
+            own.restart()
+            # Even the first call of a client, which is not repeated, finds a connection that is one.
+            with Waypost(client=pool) as post:
+                assert post.publish("orders", 1).status == "queued"
+
+            async def live() -> int:
+                async with psycopg_pool.AsyncConnectionPool(own.url, min_size=3, open=False) as awaited:
+                    await awaited.wait()
+                    await asyncio.to_thread(own.restart)
+                    async with AsyncWaypost(client=awaited) as post:
+                        return (await post.ledger("orders")).published
+
+            assert asyncio.run(live()) == 1
 
     @pytest.mark.promise("STORE-5")
     def test_a_single_connection_is_refused(self, database: Any) -> None:

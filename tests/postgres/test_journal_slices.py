@@ -114,6 +114,8 @@ def test_slices_turn_and_the_journal_stays_small_and_without_a_gap(
         used.add(filled(database, namespace))
         kept = numbers(subject)
         assert kept == list(range(kept[0], subject.ledger().published + 2))
+        if len(used) == len(SLICES):
+            break
     assert len(used) == len(SLICES)
     assert sum(entries(database, namespace, f"entry_{name}") for name in SLICES) < 1_500
 

@@ -95,6 +95,40 @@ def test_a_bouncer_that_is_replaced_loses_nothing(server: PostgresServer, namesp
     assert (done, len(set(ids))) == (40, 40)
 
 
+@pytest.mark.promise("STORE-2", "LEASE-3")
+def test_a_worker_with_renewed_leases_lives_behind_it(bouncer: PgBouncer, namespace: str) -> None:
+    slow = threading.Event()
+    seen: list[int] = []
+    with Waypost(bouncer.url, namespace=namespace) as post:
+        post.configure("orders", lease=0.6)
+        post.publish_many("orders", range(30))
+
+        @post.handler("orders", concurrency=3)
+        def charge(body: int) -> None:
+            if body == 0:
+                slow.wait(1.5)  # longer than its lease, so it must have been renewed
+            seen.append(body)
+
+        report = post.worker().run(until_empty=True)
+        ledger = post.ledger("orders")
+    assert (report.handled, sorted(seen)) == (30, list(range(30)))
+    assert (ledger.done, ledger.expired, ledger.balance) == (30, 0, 0)
+
+
+@pytest.mark.promise("STORE-2")
+def test_clients_need_no_more_than_statement_mode(server: PostgresServer, namespace: str) -> None:
+    """A call is one statement: even where every statement may go to another connection."""
+    with PgBouncer(server, pool_mode="statement") as own, Waypost(own.url, namespace=namespace) as post:
+        post.configure("orders", max_running=5, max_pending=1_000)
+        post.publish_many("orders", range(600))
+        for _ in range(5):
+            with post.receive("orders", wait=0) as message:
+                assert message is not None
+                assert post.extend(message) == "ok"
+        assert post.ledger("orders").done == 5
+        assert post.purge("orders", "ready") == 595
+
+
 @pytest.mark.promise("STORE-2")
 def test_tables_can_be_made_and_checked_through_it(bouncer: PgBouncer) -> None:
     name = fresh_namespace()

@@ -1,4 +1,4 @@
-"""The embedded PostgreSQL: it keeps what was committed, ends with whoever started it, and comes in two releases."""
+"""The embedded PostgreSQL: it keeps what was committed, ends with whoever started it, and comes in several releases."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from waypost.testing.postgres import FOLDERS, PostgresServer
 
 
 @pytest.mark.promise("STORE-2")
-@pytest.mark.parametrize("release", sorted(FOLDERS))
+@pytest.mark.parametrize("release", [*sorted(FOLDERS), pytest.param(15, marks=pytest.mark.needs("postgresql-15"))])
 def test_a_message_lives_its_life_on_every_release_there_is(release: int) -> None:
     with PostgresServer(release=release) as server:
         migrate(server.url)

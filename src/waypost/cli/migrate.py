@@ -32,6 +32,7 @@ def add(commands: Any) -> None:
     parser.add_argument("--url", dest="url_option", metavar="URL", help="the same")
     parser.add_argument("--namespace", default="wp", metavar="NAME", help="stands before every name (wp)")
     parser.add_argument("--schema", default="public", metavar="NAME", help="the schema the tables are in (public)")
+    parser.add_argument("--grant", metavar="ROLE", help="let this role work with the tables: the least that it needs")
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--sql", action="store_true", help="print what would be run, and run nothing; needs no URL")
     what.add_argument("--check", action="store_true", help="tell what differs from this release, and change nothing")
@@ -71,19 +72,21 @@ def is_postgres(url: str, namespace: str) -> bool:
 
 def act(options: argparse.Namespace, url: str | None) -> int:
     """Print, check or migrate; the exit code."""
-    from waypost.store.postgres import check, migrate, sql
+    from waypost.store.postgres import check, grants, migrate, sql
     from waypost.store.postgres.migrating import VERSION
 
     place = {"schema": options.schema, "namespace": options.namespace}
     if options.sql:
         since = 0 if not url else check_version_of(url, place)
-        text = f"BEGIN;\n\n{sql(**place, since=since)}\nCOMMIT;\n" if since < VERSION else "-- nothing to do\n"
+        parts = [sql(**place, since=since)] if since < VERSION else []
+        parts += [grants(options.grant, **place)] if options.grant else []
+        text = "\n".join(["BEGIN;\n", *parts, "COMMIT;\n"]) if parts else "-- nothing to do\n"
         sys.stdout.write(json.dumps({"since": since, "version": VERSION, "sql": text}) + "\n" if options.json else text)
         return 0
     assert url is not None
     if options.check:
         return tell_check(options, check(url, **place))
-    before = migrate(url, **place)
+    before = migrate(url, **place, grant=options.grant)
     where = f"namespace {options.namespace} in schema {options.schema}"
     if before == VERSION:
         text = f"{where} is of version {VERSION} already"

@@ -54,7 +54,13 @@ class PostgresServer(EmbeddedServer):
     stop_signal = signal.SIGINT
 
     def __init__(
-        self, *, durable: bool = False, release: int = 18, directory: str | Path | None = None, **options: str | int
+        self,
+        *,
+        durable: bool = False,
+        release: int = 18,
+        file_bytes_max: int | None = None,
+        directory: str | Path | None = None,
+        **options: str | int,
     ) -> None:
         super().__init__(directory=directory)
         if release in SYSTEM:
@@ -65,6 +71,8 @@ class PostgresServer(EmbeddedServer):
             self._program = _program(self.wheel, FOLDERS[release] + "/bin/postgres")
         self._options = options
         self._durable = durable
+        #: No file of it grows beyond this, as on a disk that is full; more than 16 MiB, which a piece of its log has.
+        self._file_bytes_max = file_bytes_max
 
     @classmethod
     def _find_program(cls) -> Path:
@@ -100,6 +108,8 @@ class PostgresServer(EmbeddedServer):
         command = [str(self._program), "-D", str(self.data)]
         for name, value in settings.items():
             command += ["-c", f"{name}={value}"]
+        if self._file_bytes_max is not None:
+            command = ["prlimit", f"--fsize={self._file_bytes_max}", *command]
         with (self.directory / "server.log").open("ab") as log:
             self._watch(
                 subprocess.Popen(

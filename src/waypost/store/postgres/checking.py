@@ -90,11 +90,13 @@ def _differences(cursor: psycopg.Cursor[Any], names: Names, present: int, wanted
             told.append(f"index {name} is {indexes[name][0]} and should be {_bare(definition)}")
     sequences = {name for (name,) in rows(_SEQUENCES, present)}
     told += [f"sequence {name} is missing" for (name,) in rows(_SEQUENCES, wanted) if name not in sequences]
-    functions = {(name, count): rest for name, count, *rest in rows(_FUNCTIONS, present)}
+    functions: dict[tuple[str, int], list[list[Any]]] = {}
+    for name, count, *rest in rows(_FUNCTIONS, present):
+        functions.setdefault((name, count), []).append(rest)
     for name, count, source, settings in rows(_FUNCTIONS, wanted):
         if (name, count) not in functions:
             told.append(f"function {name} is missing")
-        elif functions[name, count] != [source.replace(f'"{TEMPORARY}".', f'"{names.schema}".'), settings]:
+        elif [source.replace(f'"{TEMPORARY}".', f'"{names.schema}".'), settings] not in functions[name, count]:
             told.append(f"function {name} is not this release's")
     # A table that is missing is told once, not for each of its columns.
     return list(dict.fromkeys(told))

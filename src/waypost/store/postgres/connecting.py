@@ -105,6 +105,16 @@ def check_server(version: int, shown: str) -> None:
         raise ConfigurationError(f"{shown} is version {version // 10000}; waypost needs PostgreSQL 14 or newer")
 
 
+def check_isolation(found: int | None, shown: str) -> int | None:
+    """Refuse sessions whose statements see the state from before they waited: limits would not hold there."""
+    if found == 0:
+        raise ConfigurationError(
+            f"{shown} begins transactions as repeatable read or serializable; limits of queues are exact only as read "
+            "committed; say ALTER ROLE … SET default_transaction_isolation = 'read committed' for waypost's user"
+        )
+    return found
+
+
 def is_fresh(connection: PGconn) -> bool:
     """Whether a connection that rested in a pool is still one.
 

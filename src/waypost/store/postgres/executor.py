@@ -21,7 +21,7 @@ from psycopg.pq.abc import PGconn, PGresult
 
 from waypost.errors import ForkedClient, StoreError, WaypostError
 from waypost.store.port import Call
-from waypost.store.postgres.connecting import Source, check_server
+from waypost.store.postgres.connecting import Source, check_isolation, check_server
 from waypost.store.postgres.failures import AT_ONCE, lost, refused
 from waypost.store.postgres.migrating import Names, check_version
 from waypost.store.postgres.statement import PostgresCall, one
@@ -96,8 +96,10 @@ def read(call: PostgresCall[T], result: PGresult) -> T:
 
 
 def hello(names: Names) -> PostgresCall[int | None]:
-    """The first request of an executor: of which version are the tables? None if there are none."""
-    statement = "SELECT 1 WHERE to_regclass($1) IS NOT NULL"
+    """The first request of an executor: are there tables? None if not, 0 if a step would see an old state of them."""
+    statement = (
+        "SELECT (current_setting('transaction_isolation') = 'read committed')::int WHERE to_regclass($1) IS NOT NULL"
+    )
     return PostgresCall("connect", "", statement.encode(), [(25, names.of("schema").encode())], _number)
 
 
@@ -161,7 +163,7 @@ class PostgresExecutor(_Common):
         self._keep(connection)
         try:
             check_server(version, source.shown)
-            found = self.run(hello(names))
+            found = check_isolation(self.run(hello(names)), source.shown)
             check_version(None if found is None else self.run(version_of(names)), names)
         except BaseException:
             self.close()
@@ -249,7 +251,7 @@ class AsyncPostgresExecutor(_Common):
         await self._keep(connection)
         try:
             check_server(version, self._source.shown)
-            found = await self.run(hello(self._names))
+            found = check_isolation(await self.run(hello(self._names)), self._source.shown)
             check_version(None if found is None else await self.run(version_of(self._names)), self._names)
         except BaseException:
             await self.close()

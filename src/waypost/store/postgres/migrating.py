@@ -28,6 +28,7 @@ FUNCTIONS = (
 )  # fmt: skip
 SCHEMA = re.compile(r"[A-Za-z_][A-Za-z0-9_$]{0,62}")
 NAME = re.compile(r"\{(#?)([a-z_]+)\}")
+MADE = re.compile(r"^CREATE (?:OR REPLACE )?(TABLE|SEQUENCE|FUNCTION) \{([a-z_]+)\}", re.MULTILINE)
 #: Plans are made once and for any size of a table: the planner's guesses about a queue that was empty a moment ago are
 #: wrong in both directions, and every statement here has its index. So only the index is left to choose.
 SETTINGS = (
@@ -82,9 +83,40 @@ def sql(*, schema: str = "public", namespace: str = "wp", since: int = 0) -> str
     return "\n\n".join(parts) + "\n"
 
 
-def migrate(url: str, *, schema: str = "public", namespace: str = "wp", start_timeout: float = 3.0) -> int:
-    """Bring a namespace of a database to this release's version; what it was before, 0 if it was not there."""
+def grants(role: str, *, schema: str = "public", namespace: str = "wp") -> str:
+    """What lets a role that owns nothing work with a namespace, and nothing beside it, as one script."""
+    if not isinstance(role, str) or SCHEMA.fullmatch(role) is None:
+        raise InvalidName("a role's name has letters, digits, _ and $, and begins with a letter or _")
     names = Names(schema, namespace)
+    made = [found for _, name in MIGRATIONS for found in MADE.findall(_text("migrations", name))]
+    functions = {found for name in FUNCTIONS for _, found in MADE.findall(_text("sql", name))}
+    rights = {"TABLE": "SELECT, INSERT, UPDATE, DELETE", "SEQUENCE": "USAGE, SELECT, UPDATE"}
+    lines = [f'GRANT USAGE ON SCHEMA "{schema}" TO "{role}";', f'GRANT SELECT ON {names.of("schema")} TO "{role}";']
+    for kind, name in made:
+        # Slices of the journal are written and read as the journal, and emptied by name.
+        right = "TRUNCATE" if name.startswith("entry_") else rights[kind]
+        lines.append(f'GRANT {right} ON {kind} {names.of(name)} TO "{role}";')
+    # A function may be there several times, for different arguments.
+    chosen = ", ".join(f"'{names.namespace}_{name}'" for name in sorted(functions))
+    lines += [
+        "DO $body$ DECLARE f regprocedure; BEGIN",
+        f"    FOR f IN SELECT p.oid FROM pg_proc p WHERE p.pronamespace = '\"{schema}\"'::regnamespace",
+        f"        AND p.proname IN ({chosen})",
+        f"    LOOP EXECUTE format('GRANT EXECUTE ON FUNCTION %s TO \"{role}\"', f); END LOOP;",
+        "END $body$;",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def migrate(
+    url: str, *, schema: str = "public", namespace: str = "wp", grant: str | None = None, start_timeout: float = 3.0
+) -> int:
+    """Bring a namespace of a database to this release's version; what it was before, 0 if it was not there.
+
+    With `grant`, the role of that name may work with it from then on.
+    """
+    names = Names(schema, namespace)
+    granted = "" if grant is None else grants(grant, schema=schema, namespace=namespace)
     connection = connect(url, start_timeout)
     try:
         with connection, connection.cursor() as cursor:
@@ -94,6 +126,8 @@ def migrate(url: str, *, schema: str = "public", namespace: str = "wp", start_ti
                 raise too_new(version, names)
             if version < VERSION:
                 cursor.execute(sql(schema=schema, namespace=namespace, since=version))
+            if granted:
+                cursor.execute(granted)
             return version
     except psycopg.Error as error:
         raise failure(error, names) from None
@@ -117,6 +151,8 @@ def failure(error: psycopg.Error, names: Names) -> Exception:
     if error.sqlstate is None:
         return lost(error, "the PostgreSQL server", sent=True)
     text = error.diag.message_primary or ""
+    if error.sqlstate == "42704":
+        return ConfigurationError(f"{text}; create it first, nothing was done")
     if error.sqlstate == "3F000":
         return ConfigurationError(f'{text}; say CREATE SCHEMA "{names.schema}" first, nothing was done')
     if error.sqlstate == "42501":
