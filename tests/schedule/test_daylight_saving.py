@@ -27,7 +27,7 @@ PATTERNS = (
 def fires(pattern: str, zone: str, start: datetime, end: datetime) -> list[datetime]:
     """The instants of a window as the code finds them, one after the other."""
     cron, place = read_cron(pattern), zone_of(zone)
-    found = []
+    found: list[datetime] = []
     at: int | None = int(start.timestamp()) - 1
     while True:
         assert at is not None
