@@ -213,7 +213,7 @@ class QueueModel(Book):
         leases: list[Lease] = []
         next_rate_ms = None
         if not self.paused:
-            self.promote(now, operation)
+            self._promote(now, operation)
             self._reclaim(now, operation)
             room, next_rate_ms = self._room(now, limit)
             leases = self._lease(now, room, operation, worker)
@@ -237,7 +237,7 @@ class QueueModel(Book):
     def _claimed(self, now: int, leases: list[Lease], next_rate_ms: int | None) -> Claimed:
         return Claimed(leases, self.next_due(now), self.next_lease(now), next_rate_ms, self.paused, 0)
 
-    def promote(self, now: int, operation: Operation | None) -> None:
+    def _promote(self, now: int, operation: Operation | None) -> None:
         due = sorted((r for r in self._in("delayed") if r.ready_ms <= now), key=lambda r: (r.ready_ms, r.id))
         for record in due[:PROMOTE_MAX]:
             self._make_claimable(now, record, record.ready_ms)
