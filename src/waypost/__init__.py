@@ -43,6 +43,7 @@ from waypost.errors import (
 from waypost.message import Drained, Event, JournalPage, Ledger, Observed, Published, Redriven, Stats
 from waypost.operations.publish import CONTENT
 from waypost.policy import ByException, CatchUp, Constant, Exponential, Linear, NoRetry, Policy, RetryPolicy
+from waypost.schedule.described import Schedule
 
 __version__ = "0.1.0"
 
@@ -93,6 +94,7 @@ __all__ = [
     "Redriven",
     "Retry",
     "RetryPolicy",
+    "Schedule",
     "SchemaTooNew",
     "SchemaTooOld",
     "Snooze",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import threading
 from datetime import UTC, datetime, timedelta
@@ -10,7 +11,8 @@ from typing import Any, cast
 import pytest
 
 from tests.worker.stage import Stage, until
-from waypost import CatchUp, Message, Waypost
+from waypost import AsyncWaypost, CatchUp, Message, Waypost
+from waypost.codec import open_envelope
 from waypost.errors import ConfigurationError, InvalidHeaders, InvalidSchedule, InvalidTime, UnknownSchedule
 from waypost.operations.schedules import derived_key, make_spec
 
@@ -158,7 +160,7 @@ def test_a_message_that_is_rescheduled_comes_again_with_its_key_and_body(stage: 
 
 
 @pytest.mark.promise("TIMER-1", "PUB-6")
-def test_a_message_that_failed_after_it_was_rescheduled_for_by_another_publish_gives_way(stage: Stage) -> None:
+def test_a_newer_message_of_its_key_goes_before_one_that_was_rescheduled(stage: Stage) -> None:
     stage.publish("checks", 1, key="check")
     with stage.receive("checks", wait=5) as message:
         message.reschedule(3600)
@@ -256,3 +258,64 @@ def test_a_name_is_declared_once() -> None:
         post.every(5)(tick)
     with pytest.raises(InvalidSchedule, match="minutes: 99"):
         post.cron("99 * * * *")(tick)
+
+
+@pytest.mark.promise("CRON-7", "SEE-3")
+def test_the_redact_hook_sees_what_a_schedule_publishes() -> None:
+    def redact(queue: str, body: Any, headers: dict[str, str]) -> tuple[Any, dict[str, str]]:
+        return "(hidden)", {"schedule": headers["waypost-schedule"]}
+
+    with Waypost("memory://redacted", redact=redact) as post:
+        post.configure("reports", journal="full")
+        post.save_schedule("rollup", queue="reports", cron="@daily", body={"secret": 1})
+        published = post.trigger_schedule("rollup")
+        (event,) = [event for event in post.history("reports", published.id) if event.event == "published"]
+        assert event.body is not None
+        shown = open_envelope(event.body)
+        assert (shown.data, shown.headers) == (b"(hidden)", {"schedule": "rollup"})
+
+
+@pytest.mark.promise("CRON-7", "TIMER-4")
+@pytest.mark.parametrize("role", ["scheduler", "promoter"])
+def test_a_loop_on_an_event_loop_runs_until_it_is_cancelled_and_hands_over(url: str, namespace: str, role: str) -> None:
+    async def story() -> None:
+        async with AsyncWaypost(url, namespace=namespace) as post:
+            await post.save_schedule("beat", queue="beats", every=0.05)
+            await post.publish("later", 1, delay=0.05)
+            ticks: list[Any] = []
+            run = post.run_scheduler if role == "scheduler" else post.run_promoter
+            running = asyncio.create_task(run(on_tick=ticks.append))
+            queue = "beats" if role == "scheduler" else "later"
+            while (await post.ledger(queue)).ready == 0:  # noqa: ASYNC110 - the store tells nobody
+                await asyncio.sleep(0.01)
+            running.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await running
+            assert ticks[0].election == "elected"
+            executor = await post.store.connect_async(start_timeout=5)
+            assert (await executor.run(post.store.elect(role, "next", 1_000))).leader == "next"
+            await executor.close()
+
+    asyncio.run(asyncio.wait_for(story(), 60))
+
+
+@pytest.mark.promise("CRON-7")
+def test_a_worker_may_leave_schedules_to_others() -> None:
+    with Waypost("memory://alone") as post:
+
+        @post.every(0.01)
+        def beat() -> None: ...
+
+        with post.worker(scheduler=False):
+            until(post.schedules, "the schedule is saved")
+        assert post.schedules()[0].fires == 0
+
+
+@pytest.mark.promise("CRON-7")
+def test_a_queue_has_a_bound_of_schedules(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("waypost.operations.schedules.SCHEDULES_MAX", 2)
+    with Waypost("memory://bounded") as post:
+        for name in ("a", "b", "a"):
+            post.save_schedule(name, queue="reports", every=60)
+        with pytest.raises(InvalidSchedule, match="the limit"):
+            post.save_schedule("c", queue="reports", every=60)

@@ -24,6 +24,8 @@ def parser() -> argparse.ArgumentParser:
         "--timeout", type=float, default=25.0, metavar="S", help="seconds that handlers have to end after a signal (25)"
     )
     worker.add_argument("--until-empty", action="store_true", help="end when nothing is ready any more")
+    worker.add_argument("--no-scheduler", action="store_true", help="leave schedules to others")
+    worker.add_argument("--promoter", action="store_true", help="make timers of all queues ready, too")
     worker.add_argument("--log-level", default="warning", choices=("debug", "info", "warning", "error"))
     from waypost.cli import clockwork, schedules
 

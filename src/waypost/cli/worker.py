@@ -42,7 +42,7 @@ def run(options: argparse.Namespace, arguments: list[str]) -> int:
     try:
         face = find(options.target)
         queues = None if options.queues is None else options.queues.split(",")
-        worker = face.worker(queues)
+        worker = face.worker(queues, scheduler=not options.no_scheduler, promoter=options.promoter)
         say(told_start(face, worker))
         report = run_worker(worker, options)
     except WaypostError as error:
