@@ -63,6 +63,7 @@ from waypost.middleware import Middleware, Outgoing
 from waypost.operations.publish import CONTENT
 from waypost.policy import ByException, CatchUp, Constant, Exponential, Linear, NoRetry, Policy, RetryPolicy
 from waypost.release import VERSION
+from waypost.schedule.described import Schedule
 
 __version__ = VERSION
 
@@ -122,6 +123,7 @@ __all__ = [
     "RegisteredWorker",
     "Retry",
     "RetryPolicy",
+    "Schedule",
     "SchemaTooNew",
     "SchemaTooOld",
     "Snooze",

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
+from msgspec import structs
 
 from waypost.identity import Operation
-from waypost.message import Settlement, SettleStatus
+from waypost.message import Fired, Settlement, SettleStatus
 from waypost.store.memory import MemoryStore
 from waypost.store.memory.book import Record
 from waypost.store.memory.queue import QueueModel
-from waypost.store.port import Hold, Store
+from waypost.store.port import Call, Draft, FireStep, Hold, Store, Woken
 from waypost.testing.clock import ManualClock
 from waypost.testing.machine import machine_for
 
@@ -81,8 +82,8 @@ class RunsRepeatsAgain(QueueModel):
 
 
 class PromotesEarly(QueueModel):
-    def promote(self, now: int, operation: Operation | None) -> None:
-        super().promote(now + 400, operation)
+    def _promote(self, now: int, operation: Operation | None) -> None:
+        super()._promote(now + 400, operation)
 
 
 class WakesNobody(QueueModel):
@@ -123,3 +124,22 @@ def store_with(fault: type[QueueModel]) -> Callable[[ManualClock, str], Store]:
 def test_a_planted_fault_is_found(fault: type[QueueModel]) -> None:
     with pytest.raises((AssertionError, KeyError)):
         run_state_machine_as_test(machine_for(store_with(fault)), settings=SEARCH)
+
+
+class FiresWithoutComparing(MemoryStore):
+    """Fires the schedule as it is, and not only as the scheduler saw it."""
+
+    def fire_schedule(
+        self, queue: str, step: FireStep, drafts: Sequence[Draft], operation: Operation
+    ) -> Call[Woken[Fired]]:
+        found = self._queue(queue).schedules.get(step.key)
+        if found is not None and found.next_ms is not None:
+            step = structs.replace(step, version=found.version, expected_ms=found.next_ms)
+        return super().fire_schedule(queue, step, drafts, operation)
+
+
+@pytest.mark.promise("STORE-4", "CRON-6")
+def test_a_fire_without_compare_and_set_is_found() -> None:
+    machine = machine_for(lambda clock, namespace: FiresWithoutComparing(namespace=namespace, clock=clock))
+    with pytest.raises(AssertionError):
+        run_state_machine_as_test(machine, settings=SEARCH)

@@ -25,6 +25,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.fault.proxy import Proxy
+from tests.fault.tickers import tell
+from tests.schedule.oracle import utc
+from tests.schedule.test_daylight_saving import PATTERNS, ZONES, differences
 from waypost import Waypost
 from waypost.message import Ledger
 from waypost.store.postgres import migrate
@@ -330,8 +333,46 @@ def resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
+def schedulers(place: Place) -> Iterator[Figure]:
+    """Six schedulers whose leaders die or freeze at their ticks, one with its clock an hour off where it can be."""
+    faults = place.size(100)
+    seed = place.chance.randrange(2**32)
+    story = tell(place.url, "ticks", faults=faults, processes=6, seed=seed, hours_off=0 if place.server is None else 1)
+    failed = f"{story.kills} kills and {story.freezes} freezes at the tick"
+    yield Figure(
+        f"{place.store} schedulers, {failed}",
+        f"fired {story.fired}, double fires {story.doubles}, early {story.early}",
+        f"{faults} faults; 0, 0",
+        story.kills + story.freezes >= faults and story.doubles == 0 and story.early == 0,
+    )
+    yield Figure(
+        f"{place.store} schedulers, instants without a fire",
+        f"{story.holes}, counted as missed {story.missed}",
+        "0, 0",
+        story.holes == 0 and story.missed == 0,
+    )
+
+
+def daylight_saving(place: Place) -> Iterator[Figure]:
+    """Every change of the clocks against an oracle that looks at each minute. It needs no store: told once."""
+    if place.store != "sqlite":
+        return
+    zones = ZONES[:4] if place.quick else ZONES
+    seen, wrong = 0, 0
+    for zone in zones:
+        changes, differing = differences(zone, utc(2020), utc(2036))
+        seen, wrong = seen + changes, wrong + len(differing)
+    yield Figure(
+        f"daylight saving, {seen} changes in {len(zones)} zones × {len(PATTERNS)} patterns",
+        f"differences {wrong}",
+        "0",
+        wrong == 0 and seen > 30,
+    )
+
+
 FIGURES: tuple[Callable[[Place], Iterator[Figure]], ...] = (
-    frozen_workers, poison, same_keys, lost_replies, stopped_server, worker_memory,
+    frozen_workers, poison, same_keys, lost_replies, stopped_server, worker_memory, schedulers,
+    daylight_saving,
 )  # fmt: skip
 #: What a request that does something has in it; replies to the greeting of a new connection are let through.
 VERBS = {"valkey": b"EVALSHA", "postgresql": b'"($1'}

@@ -52,6 +52,11 @@ EXPECTED = {
         "dead: order 3, negative amount",
         "2 done, 1 retried, 1 dead, balance 0",
     ],
+    "schedules": [
+        "True each instant once",
+        "heartbeat · every 0.2 s · 2 next fires known",
+        "rollup · 0 9 * * mon-fri · 2 next fires known",
+    ],
     "history": [
         "the history of order 7:",
         "published  token 0, deliveries 0",

@@ -10,7 +10,8 @@ import pytest
 from tests.valkey.rig import Inside
 from waypost.errors import ForeignData, SchemaTooNew
 from waypost.identity import Operation, continuation_id
-from waypost.message import Continuation, Lease
+from waypost.message import Continuation, Lease, StoredSchedule
+from waypost.store.port import Call, FireStep
 from waypost.store.valkey.scripts import KEY_NAMES
 from waypost.testing.bench import QUEUE, Bench
 
@@ -297,3 +298,39 @@ def test_a_history_whose_counters_are_gone_is_not_written_into(plain_bench: Benc
     # What the message says to do helps: the messages are still there.
     inside.client.delete(inside.key("journal"))
     assert len(plain_bench.claim(10)) == 3
+
+
+@pytest.mark.promise("CRON-6")
+def test_foreign_schedules_are_named_and_nothing_is_fired_into_them(plain_bench: Bench, inside: Inside) -> None:
+    plain_bench.publish()
+    schedule = StoredSchedule("beat", "v1", b"spec", False, plain_bench.now_ms, plain_bench.now_ms)
+    step = FireStep("beat", "v1", plain_bench.now_ms, plain_bench.now_ms, plain_bench.now_ms, None, 0, None, None)
+    store = plain_bench.store
+    calls: list[Callable[[], Call[Any]]] = [
+        lambda: store.save_schedule(QUEUE, schedule, version=None, next_ms=None),
+        lambda: store.fire_schedule(QUEUE, step, [plain_bench.draft()], plain_bench.operation()),
+        lambda: store.trigger_schedule(QUEUE, "beat", plain_bench.draft(), plain_bench.operation()),
+        lambda: store.schedules(QUEUE),
+        lambda: store.remove_schedule(QUEUE, "beat"),
+    ]
+    inside.client.set(inside.key("schedules"), FOREIGN)
+    before = inside.snapshot()
+    for call in calls:
+        with pytest.raises(ForeignData, match="schedules"):
+            plain_bench.run(call())
+    assert inside.snapshot() == before
+
+
+@pytest.mark.promise("TIMER-4")
+def test_a_foreign_leader_and_a_foreign_list_of_scheduled_queues_are_named(plain_bench: Bench, inside: Inside) -> None:
+    inside.client.set(f"{plain_bench.namespace}:leader:scheduler", FOREIGN)
+    inside.client.set(f"{plain_bench.namespace}:scheduled", FOREIGN)
+    store = plain_bench.store
+    elections: list[Call[Any]] = [store.elect("scheduler", "a", 10), store.resign("scheduler", "a")]
+    for call in elections:
+        with pytest.raises(ForeignData, match="leader:scheduler"):
+            plain_bench.run(call)
+    lists: list[Call[Any]] = [store.scheduled(), store.schedules_changed(QUEUE)]
+    for other in lists:
+        with pytest.raises(ForeignData, match=":scheduled"):
+            plain_bench.run(other)

@@ -33,6 +33,8 @@ def parser() -> argparse.ArgumentParser:
         "--health-window", type=float, default=HEALTH_WINDOW_SECONDS, metavar="S",
         help="seconds without a claim that could have been made after which its health is red (15)",
     )  # fmt: skip
+    worker.add_argument("--no-scheduler", action="store_true", help="leave schedules to others")
+    worker.add_argument("--promoter", action="store_true", help="make timers of all queues ready, too")
     worker.add_argument("--log-level", default="warning", choices=("debug", "info", "warning", "error"))
     for command in COMMANDS:
         command.add(commands)

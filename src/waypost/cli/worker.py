@@ -44,7 +44,9 @@ def run(options: argparse.Namespace, arguments: list[str]) -> int:
     try:
         face = find(options.target)
         queues = None if options.queues is None else options.queues.split(",")
-        worker = face.worker(queues, health_window=options.health_window)
+        worker = face.worker(
+            queues, health_window=options.health_window, scheduler=not options.no_scheduler, promoter=options.promoter
+        )
         say(told_start(face, worker))
         report = run_worker(worker, options)
     except WaypostError as error:

@@ -39,6 +39,8 @@ NAME_CHARACTERS_MAX = 128
 SCHEDULE_HEADER, INSTANT_HEADER = "waypost-schedule", "waypost-instant"
 #: Somebody else changed the schedule between our look and our save: so often we look again.
 SAVE_TRIES = 100
+#: A scheduler reads all schedules of a queue at once; more belong into several queues.
+SCHEDULES_MAX = 10_000
 #: So many queues are asked in one flush.
 LISTED_TOGETHER = 64
 
@@ -184,6 +186,8 @@ def save(link: Link, queue: str, key: str, spec: Spec) -> Flow[Schedule]:
     for _ in range(SAVE_TRIES):
         listing = yield from _listing(link, queue)
         found = _with_key(listing, key)
+        if found is None and len(listing.schedules) >= SCHEDULES_MAX:
+            raise InvalidSchedule(f"queue {queue} has {SCHEDULES_MAX:,} schedules, the limit; use another queue")
         wanted = _standing(key, spec, found, listing.at_ms)
         if found is not None and structs.replace(wanted, version=found.version) == found:
             link.tell("schedule_saved", queue, "skipped", key=key)

@@ -16,6 +16,8 @@ from waypost.schedule.cron import Cron
 
 EPOCH = datetime(1970, 1, 1)  # noqa: DTZ001  (naive, for sums with local times)
 DAY = 86_400
+#: Offsets are compared so far apart: in no zone, since 1970, have the clocks changed and changed back within a week.
+STRIDE = 6 * DAY
 #: The last second of which local times can be told in every zone.
 SECONDS_MAX = 253_402_214_400
 
@@ -69,7 +71,7 @@ def _next_change(zone: tzinfo, after: int, until: int) -> int | None:
     """The first second in (after, until] with another offset than the one before it."""
     offset, low = offset_at(zone, after), after
     while low < until:
-        high = min(low + DAY, until)
+        high = min(low + STRIDE, until)
         if offset_at(zone, high) != offset:
             return _change_between(zone, low, high)
         low = high

@@ -20,10 +20,10 @@ from msgspec import structs
 
 from waypost.codec import encode_body, make_envelope
 from waypost.identity import Operation, Session, continuation_id
-from waypost.message import Continuation, Event, Lease, Notice, OutcomeName, Settlement
+from waypost.message import Continuation, Event, Lease, Notice, OutcomeName, Settlement, StoredSchedule
 from waypost.policy import policy_changes
 from waypost.store.memory import MemoryStore
-from waypost.store.port import Call, Draft, Hold, Store, Target, Woken, forwarded_draft
+from waypost.store.port import Call, Draft, FireStep, Hold, Store, Target, Woken, forwarded_draft
 from waypost.testing.bench import STATES, StoreMaker, fresh_namespace, ms
 from waypost.testing.clock import ManualClock
 
@@ -138,6 +138,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.carrier = Session()
         self.held: dict[str, list[Lease]] = {queue: [] for queue in QUEUES}
         self.past: dict[str, list[Lease]] = {queue: [] for queue in QUEUES}
+        self.seen: dict[str, list[StoredSchedule]] = {queue: [] for queue in QUEUES}
         self.ids: dict[str, list[str]] = {queue: [] for queue in QUEUES}
         self.sent_on: list[Continuation] = []
         self.paused: set[str] = set()
@@ -430,6 +431,50 @@ class StoreMachine(RuleBasedStateMachine):
         """Time passes for both."""
         self.clock.advance(seconds)
 
+    # ---- schedules ---------------------------------------------------------------------------------------
+
+    def a_schedule(self, queue: str, pick: int) -> StoredSchedule | None:
+        """One that somebody saw, now or some time ago."""
+        self.seen[queue] += self.executors[0].run(self.stores[0].schedules(queue)).schedules
+        self.seen[queue] = self.seen[queue][-6:]
+        return self.seen[queue][-1 - pick % len(self.seen[queue])] if self.seen[queue] else None
+
+    @step(2, queue=queues, key=st.sampled_from("xy"), seconds=st.sampled_from(DELAYS), paused=st.booleans(), pick=picks)
+    def save_schedule(self, queue: str, key: str, seconds: float, paused: bool, pick: int) -> None:
+        """Over none, over what is there, or over what was there."""
+        over = self.a_schedule(queue, pick)
+        version, next_ms = (None, None) if over is None or over.key != key else (over.version, over.next_ms)
+        due_ms = self.clock() + ms(seconds)
+        schedule = StoredSchedule(key, f"v{self.clock()}.{pick}", b"spec", paused and pick % 3 == 0, due_ms - 1, due_ms)
+        self.both(lambda store: store.save_schedule(queue, schedule, version=version, next_ms=next_ms))
+
+    @step(3, when=lambda self: any(self.seen.values()), queue=queues, pick=picks, count=st.integers(0, 2))
+    def fire_schedule(self, queue: str, pick: int, count: int) -> None:
+        """What was seen now, or by somebody who was frozen."""
+        seen = self.a_schedule(queue, pick)
+        if seen is None or seen.next_ms is None:
+            return
+        ids = self.session.message_ids(count)
+        drafts = [Draft(id, make_envelope(id, encode_body(b"fired")), priority=4) for id in ids]
+        self.ids[queue] += ids
+        due_ms = seen.due_ms or 0
+        next_ms = None if pick % 7 == 6 else due_ms + 1_000
+        fire = FireStep(
+            seen.key, seen.version, seen.next_ms, due_ms, due_ms + 30_000, seen.next_ms if count else None, pick,
+            next_ms, next_ms,
+        )  # fmt: skip
+        self.operate(queue, lambda store, operation: store.fire_schedule(queue, fire, drafts, operation))
+
+    @step(1, when=lambda self: any(self.seen.values()), queue=queues, key=st.sampled_from("xy"))
+    def remove_schedule(self, queue: str, key: str) -> None:
+        """One that may be there."""
+        self.both(lambda store: store.remove_schedule(queue, key))
+
+    @step(1, queue=queues)
+    def promote(self, queue: str) -> None:
+        """Timers that nobody claims."""
+        self.both(lambda store: store.promote(queue))
+
     # ---- faults ------------------------------------------------------------------------------------------
 
     @step(2, when=lambda self: self.last is not None)
@@ -490,6 +535,7 @@ class StoreMachine(RuleBasedStateMachine):
             assert stats is not None
             assert stats.ledger.balance == 0
             assert stats.ledger.unexplained == 0
+            self.both(lambda store, q=queue: store.schedules(q))  # type: ignore[misc]
 
     @invariant()
     def both_stores_journalled_the_same(self) -> None:

@@ -214,7 +214,7 @@ class QueueModel(Shelves):
         leases: list[Lease] = []
         next_rate_ms = None
         if not self.paused:
-            self.promote(now, operation)
+            self._promote(now, operation)
             self._reclaim(now, operation)
             room, next_rate_ms = self._room(now, limit)
             leases = self._lease(now, room, operation, worker)
@@ -244,7 +244,7 @@ class QueueModel(Shelves):
             leases, self.next_due(now), self.next_lease(now), next_rate_ms, self.paused, 0, self.policy.lease_ms
         )
 
-    def promote(self, now: int, operation: Operation | None) -> None:
+    def _promote(self, now: int, operation: Operation | None) -> None:
         due = sorted((r for r in self._in("delayed") if r.ready_ms <= now), key=lambda r: (r.ready_ms, r.id))
         for record in due[:PROMOTE_MAX]:
             self.make_claimable(now, record, record.ready_ms)

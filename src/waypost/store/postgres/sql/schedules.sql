@@ -83,10 +83,10 @@ BEGIN
         UPDATE {schedule} t SET next_ms = p_next, due_ms = p_due, fires = t.fires + cardinality(p_envelopes),
             missed = t.missed + p_missed, last_ms = coalesce(p_last, t.last_ms)
         WHERE t.queue = q.number AND t.key = p_key RETURNING * INTO v;
-        IF {remember}(
-            q.number, p_session, p_number, v_now + p_ttl, json_build_array(v_status, v_now, v_wake)::text) THEN
-            PERFORM {tidy}(q, v_now);
-        END IF;
+    END IF;
+    IF {remember}(
+        q.number, p_session, p_number, v_now + p_ttl, json_build_array(v_status, v_now, v_wake)::text) THEN
+        PERFORM {tidy}(q, v_now);
     END IF;
     RETURN QUERY SELECT v_status, v_now, v_wake, v;
 END $body$;

@@ -19,12 +19,23 @@ must_be('hash', SCHEDULES)
 
 local key, version, expected = ARGV[FIRST_ARGUMENT], ARGV[FIRST_ARGUMENT + 1], tonumber(ARGV[FIRST_ARGUMENT + 2])
 local last_due, valid_until = tonumber(ARGV[FIRST_ARGUMENT + 3]), tonumber(ARGV[FIRST_ARGUMENT + 4])
-local found = call('HGET', SCHEDULES, key)
-if not found then return {'c', now, ''} end
-local next_ms, due_ms, last_ms, fires, missed, halted = struct_unpack('>I8I8I8I8I8B', found)
-if halted == 1 or next_ms ~= expected or sub(found, 43, 42 + byte(found, 42)) ~= version then return {'c', now, found} end
-if now < last_due then return {'e', now, found} end
-if now > valid_until then return {'s', now, found} end
+local found = call('HGET', SCHEDULES, key) or ''
+local next_ms, due_ms, last_ms, fires, missed, halted
+if found ~= '' then next_ms, due_ms, last_ms, fires, missed, halted = struct_unpack('>I8I8I8I8I8B', found) end
+local refused
+if next_ms ~= expected or halted == 1 or sub(found, 43, 42 + byte(found, 42)) ~= version then
+  refused = 'c'
+elseif now < last_due then
+  refused = 'e'
+elseif now > valid_until then
+  refused = 's'
+end
+if refused then
+  local reply = {refused, now, found}
+  begin_removing()
+  remember(cmsgpack.pack(reply))
+  return reply
+end
 
 local drafts = plan_drafts(FIRST_ARGUMENT + 9)
 local due_before = until_first(DUE)

@@ -1,0 +1,73 @@
+"""Scheduler processes that are killed and frozen at their ticks: each instant fires once, and none is missed."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.fault.tickers import ROOT, tell
+from waypost import Waypost
+from waypost.testing.bench import fresh_namespace
+from waypost.testing.servers import ValkeyServer
+
+
+@pytest.fixture(params=["sqlite", "valkey", "postgres"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[str, str]]:
+    namespace = fresh_namespace()
+    if request.param == "sqlite":
+        yield f"sqlite:///{tmp_path / 'ticks.db'}", namespace
+    elif request.param == "valkey":
+        with ValkeyServer(appendonly=True) as server:
+            yield server.url, namespace
+    else:
+        from waypost.store.postgres import migrate
+        from waypost.testing.postgres import PostgresServer
+
+        with PostgresServer() as postgres:
+            migrate(postgres.url, namespace=namespace)
+            yield postgres.url, namespace
+
+
+@pytest.mark.promise("CRON-6", "CRON-4")
+def test_leaders_that_die_or_freeze_at_the_tick_fire_nothing_twice_and_miss_nothing(place: tuple[str, str]) -> None:
+    url, namespace = place
+    # The clock of a machine is the clock of its SQLite files; elsewhere one of the processes is an hour off.
+    story = tell(url, namespace, faults=12, processes=4, seed=5, hours_off=0 if url.startswith("sqlite") else 1)
+    assert story.kills + story.freezes >= 12
+    assert (story.doubles, story.holes, story.missed, story.early) == (0, 0, 0, 0)
+    assert story.fired > 20
+
+
+@pytest.mark.promise("CRON-7", "TIMER-4")
+@pytest.mark.parametrize("role", ["scheduler", "promoter"])
+def test_a_process_of_its_own_leads_works_and_hands_over_at_a_signal(role: str, tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'alone.db'}"
+    with Waypost(url) as post:
+        post.save_schedule("beat", queue="beats", every=0.1)
+        post.publish("later", 1, delay=0.2)
+        process = subprocess.Popen(
+            [sys.executable, "-W", "error", "-m", "waypost.cli.main", role, url],
+            cwd=ROOT,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        try:
+            deadline = time.monotonic() + 30
+            queue = "beats" if role == "scheduler" else "later"
+            while post.ledger(queue).ready == 0:
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+        finally:
+            process.send_signal(signal.SIGTERM)
+            said = process.communicate(timeout=30)[1]
+        assert process.returncode == 0, said
+        assert "leads" in said
+        executor = post.store.connect(start_timeout=5)
+        assert executor.run(post.store.elect(role, "next", 1_000)).leader == "next"
+        executor.close()

@@ -1,0 +1,130 @@
+"""Several scheduler processes that fail at their ticks, and what became of every instant."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from waypost import CatchUp, Waypost
+
+ROOT = Path(__file__).parents[2]
+TTL_SECONDS = 0.4
+INTERVAL_SECONDS = 0.05
+#: Catch-ups are so long that no outage here can pass them.
+POLICY = CatchUp(512)
+SCHEDULES = 3
+QUEUE = "ticks"
+
+
+class Tickers:
+    """Processes that are started again when they died, and thawed a while after they froze themselves."""
+
+    def __init__(self, url: str, namespace: str, count: int, seed: int, probability: float, hours_off: float) -> None:
+        self._chance = random.Random(seed)
+        self._given = (url, namespace)
+        self._probability = probability
+        self._running: dict[int, subprocess.Popen[bytes]] = {}
+        self._frozen: dict[int, float] = {}
+        self._hours_off = hours_off
+        self.kills = self.freezes = 0
+        for number in range(count):
+            self._start(hours_off if number == 0 else 0.0)
+
+    def _start(self, hours_off: float = 0.0) -> None:
+        url, namespace = self._given
+        given = (url, namespace, TTL_SECONDS, self._chance.randrange(2**32), self._probability, hours_off)
+        process = subprocess.Popen(
+            [sys.executable, "-m", "tests.fault.ticker", *map(str, given)],
+            cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT / "src")},
+        )  # fmt: skip
+        self._running[process.pid] = process
+
+    def look(self) -> None:
+        """Notice who died and who froze."""
+        for pid, process in list(self._running.items()):
+            found, status = os.waitpid(pid, os.WNOHANG | os.WUNTRACED)
+            if found and os.WIFSTOPPED(status):
+                self.freezes += 1
+                self._frozen[pid] = time.monotonic() + TTL_SECONDS * 2
+            elif found:
+                process.returncode = os.waitstatus_to_exitcode(status)
+                del self._running[pid]
+                self.kills += 1
+                self._start(self._hours_off if self._chance.random() < 0.25 else 0.0)
+        for pid, until in list(self._frozen.items()):
+            if time.monotonic() >= until:
+                del self._frozen[pid]
+                os.kill(pid, signal.SIGCONT)
+
+    def stop(self) -> None:
+        """End all of them."""
+        for pid, process in self._running.items():
+            os.kill(pid, signal.SIGCONT)
+            process.kill()
+            process.wait()
+
+
+@contextmanager
+def tickers(url: str, namespace: str, count: int, seed: int, probability: float, hours_off: float) -> Iterator[Tickers]:
+    made = Tickers(url, namespace, count, seed, probability, hours_off)
+    try:
+        yield made
+    finally:
+        made.stop()
+
+
+@dataclass(slots=True)
+class Story:
+    """What happened to the instants of all schedules."""
+
+    kills: int = 0
+    freezes: int = 0
+    fired: int = 0
+    doubles: int = 0
+    #: Instants between the first and the last that nobody fired, and what the schedules say that they missed.
+    holes: int = 0
+    missed: int = 0
+    early: int = 0
+    seen: Counter[tuple[str, int]] = field(default_factory=Counter)
+
+
+def tell(url: str, namespace: str, *, faults: int, processes: int, seed: int, hours_off: float = 0.0) -> Story:
+    """Let schedulers fail at their ticks so often, and look at every message that came of it."""
+    story = Story()
+    interval_ms = round(INTERVAL_SECONDS * 1000)
+    with Waypost(url, namespace=namespace) as post:
+        for number in range(SCHEDULES):
+            post.save_schedule(f"s{number}", queue=QUEUE, every=INTERVAL_SECONDS, missed=POLICY)
+        with tickers(url, namespace, processes, seed, 0.2, hours_off) as crew:
+            deadline = time.monotonic() + 120 + faults
+            while crew.kills + crew.freezes < faults and time.monotonic() < deadline:
+                crew.look()
+                time.sleep(0.01)
+            story.kills, story.freezes = crew.kills, crew.freezes
+        anchors = {}
+        for schedule in post.schedules(QUEUE):
+            story.missed += schedule.missed_fires
+            anchors[schedule.name] = schedule
+        for message in post.messages(QUEUE):
+            instant = message.instant
+            assert instant is not None
+            at_ms = round(instant.timestamp() * 1000)
+            story.seen[message.headers["waypost-schedule"], at_ms] += 1
+            story.early += message.stored.published_ms < at_ms
+        story.fired = story.seen.total()
+        story.doubles = sum(count - 1 for count in story.seen.values())
+        for name, schedule in anchors.items():
+            mine = sorted(at for owner, at in story.seen if owner == name)
+            if mine:
+                story.holes += (mine[-1] - mine[0]) // interval_ms + 1 - len(mine)
+            assert schedule.fires == len(mine), "the schedule counts what it published"
+    return story

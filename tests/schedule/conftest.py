@@ -1,0 +1,60 @@
+"""Every story of schedules is told on every store, in both colours."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.worker.stage import Stage
+from waypost.testing.bench import fresh_namespace
+from waypost.testing.servers import ValkeyServer
+
+STORES = ("memory", "sqlite", "valkey", "postgres")
+_numbers = itertools.count()
+
+
+@pytest.fixture(scope="session")
+def valkey_url() -> Iterator[str]:
+    with ValkeyServer(appendonly=True, appendfsync="no") as server:
+        yield server.url
+
+
+@pytest.fixture(scope="session")
+def postgres_url() -> Iterator[str]:
+    from waypost.testing.postgres import PostgresServer
+
+    with PostgresServer() as server:
+        yield server.url
+
+
+@pytest.fixture
+def namespace() -> str:
+    return fresh_namespace()
+
+
+@pytest.fixture(params=STORES)
+def url(request: pytest.FixtureRequest, tmp_path: Path, namespace: str) -> str:
+    match request.param:
+        case "memory":
+            return f"memory://schedules-{next(_numbers)}"
+        case "sqlite":
+            return f"sqlite:///{tmp_path / 'schedules.db'}"
+        case "postgres":
+            from waypost.store.postgres import migrate
+
+            served: str = request.getfixturevalue("postgres_url")
+            migrate(served, namespace=namespace)
+            return served
+    valkey: str = request.getfixturevalue("valkey_url")
+    return valkey
+
+
+@pytest.fixture(params=["sync", "async"])
+def stage(request: pytest.FixtureRequest, url: str, namespace: str) -> Iterator[Stage]:
+    with Stage(request.param, url, namespace=namespace) as made:
+        yield made
+        for queue in made.queues():
+            made.check(queue)

@@ -1,0 +1,321 @@
+"""Schedules as a program sees them: saved, listed, paused, triggered, declared, fired by a worker."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from datetime import UTC, datetime, timedelta
+from typing import Any, cast
+
+import pytest
+
+from tests.worker.stage import Stage, until
+from waypost import AsyncWaypost, CatchUp, Message, Waypost
+from waypost.codec import open_envelope
+from waypost.errors import ConfigurationError, InvalidHeaders, InvalidSchedule, InvalidTime, UnknownSchedule
+from waypost.operations.schedules import derived_key, make_spec
+
+
+@pytest.mark.promise("CRON-5", "CRON-7")
+def test_a_schedule_is_saved_under_its_stable_key_and_listed_with_its_next_fires(stage: Stage) -> None:
+    saved = stage.save_schedule(
+        "rollup", queue="reports", cron="0 9 * * *", tz="Europe/Madrid", missed=CatchUp(10), body={"kind": "daily"},
+        priority=7, group="finance", headers={"origin": "test"},
+    )  # fmt: skip
+    assert saved.key == "rollup::cron:0 9 * * *:Europe/Madrid"
+    assert stage.save_schedule("ping", queue="pings", every=60).key == "ping::every:60000"
+    listed = stage.schedules(count=3)
+    assert {schedule.queue: schedule.name for schedule in listed} == {"reports": "rollup", "pings": "ping"}
+    (rollup,) = stage.schedules("reports", count=3)
+    assert [rollup.local(at).hour for at in rollup.next_fires] == [9, 9, 9]
+    assert (rollup.body, rollup.missed, rollup.priority, rollup.group) == ({"kind": "daily"}, CatchUp(10), 7, "finance")
+    assert (rollup.paused, rollup.fires, rollup.missed_fires, rollup.declared) == (False, 0, 0, False)
+
+
+@pytest.mark.promise("CRON-5")
+def test_saving_again_changes_nothing_and_a_given_key_keeps_one_schedule(stage: Stage) -> None:
+    first = stage.save_schedule("rollup", queue="reports", every=30, key="the one")
+    assert stage.save_schedule("rollup", queue="reports", every=30, key="the one") == first
+    changed = stage.save_schedule("rollup", queue="reports", cron="@daily", key="the one")
+    assert (changed.cron, changed.every) == ("@daily", None)
+    assert [schedule.key for schedule in stage.schedules()] == ["the one"]
+
+
+@pytest.mark.promise("CRON-7")
+def test_a_schedule_is_paused_resumed_and_removed_by_name_or_key(stage: Stage) -> None:
+    saved = stage.save_schedule("rollup", queue="reports", every=3600)
+    assert stage.pause_schedule("rollup") is True
+    assert stage.pause_schedule(saved.key, queue="reports") is False
+    (paused,) = stage.schedules()
+    assert (paused.paused, paused.next_fires) == (True, [])
+    assert stage.resume_schedule("rollup") is True
+    (resumed,) = stage.schedules()
+    assert resumed.next_fire == saved.next_fire
+    assert stage.remove_schedule("rollup") is True
+    assert stage.remove_schedule("rollup") is False
+    assert stage.schedules() == []
+
+
+@pytest.mark.promise("CRON-7")
+def test_a_trigger_publishes_now_with_the_name_and_the_moment(stage: Stage) -> None:
+    saved = stage.save_schedule("rollup", queue="reports", cron="@yearly", body=[1, 2], headers={"origin": "test"})
+    published = stage.trigger_schedule("rollup")
+    with stage.receive("reports", wait=5) as message:
+        assert message.id == published.id
+        assert message.body == [1, 2]
+        assert message.headers["waypost-schedule"] == "rollup"
+        assert message.headers["origin"] == "test"
+        assert isinstance(message.instant, datetime)
+    assert stage.schedules()[0].next_fire == saved.next_fire
+    told = [event.schedule for event in stage.history("reports", published.id) if event.event == "published"]
+    assert told == [saved.key]
+
+
+@pytest.mark.promise("CRON-7")
+def test_what_is_not_there_or_means_several_is_told(stage: Stage) -> None:
+    for change in (stage.pause_schedule, stage.resume_schedule, stage.trigger_schedule):
+        with pytest.raises(UnknownSchedule, match="no schedule 'nothing'"):
+            change("nothing")
+    stage.save_schedule("twice", queue="a", every=60)
+    stage.save_schedule("twice", queue="b", every=60)
+    with pytest.raises(UnknownSchedule, match="several"):
+        stage.remove_schedule("twice")
+    assert stage.remove_schedule("twice", queue="a") is True
+
+
+@pytest.mark.promise("CRON-7", "CRON-1")
+def test_declared_functions_run_by_their_schedules_and_are_saved_when_a_worker_starts(stage: Stage) -> None:
+    ran: list[Any] = []
+    instants: list[datetime | None] = []
+
+    @cast(Waypost, stage.post).every(0.1, body="beat")
+    async def heartbeat(body: str, message: Message[str]) -> None:
+        ran.append(body)
+        instants.append(message.instant)
+
+    @cast(Waypost, stage.post).cron("0 9 * * *", tz="Europe/Madrid", missed="once", queue="reports", name="rollup")
+    def report() -> None:
+        ran.append("report")
+
+    assert stage.schedules() == []
+    with stage.working():
+        until(lambda: ran.count("beat") >= 5, "five beats")
+    found = {schedule.name: schedule for schedule in stage.schedules()}
+    assert (found["heartbeat"].queue, found["heartbeat"].key, found["heartbeat"].declared) == (
+        "heartbeat", "heartbeat", True,
+    )  # fmt: skip
+    assert (found["rollup"].queue, found["rollup"].missed, found["rollup"].tz) == ("reports", "once", "Europe/Madrid")
+    assert "report" not in ran
+    assert len(set(instants)) == len(instants)
+    assert found["heartbeat"].fires >= 5
+
+
+@pytest.mark.promise("CRON-7")
+def test_a_schedule_saved_while_a_worker_runs_is_fired_by_it(stage: Stage) -> None:
+    ran: list[int] = []
+
+    @stage.handler("reports")
+    def handle(body: int) -> None:
+        ran.append(body)
+
+    with stage.working():
+        stage.save_schedule("soon", queue="reports", every=0.05, body=7, max_fires=3, missed=CatchUp(3))
+        until(lambda: len(ran) == 3, "three fires")
+    (over,) = stage.schedules()
+    assert (over.fires, over.next_fires) == (3, [])
+
+
+@pytest.mark.promise("CRON-7")
+def test_a_schedule_that_no_program_declares_any_more_is_named_and_kept(
+    stage: Stage, caplog: pytest.LogCaptureFixture
+) -> None:
+    stage.done(stage.post._run(_save_declared(stage, "old")))
+
+    @cast(Waypost, stage.post).every(3600, queue="reports", name="new")
+    def new() -> None: ...
+
+    with caplog.at_level(logging.WARNING, "waypost"), stage.working():
+        pass
+    left = [vars(record) for record in caplog.records]
+    assert [told["schedule"] for told in left if told.get("event") == "schedule_left"] == ["old"]
+    assert [schedule.key for schedule in stage.schedules()] == ["new", "old"]
+
+
+def _save_declared(stage: Stage, name: str) -> Any:
+    from waypost.operations.schedules import save
+
+    return save(stage.post._link, "reports", name, make_spec(name, every=3600, declared=True))
+
+
+@pytest.mark.promise("TIMER-1", "PUB-6")
+def test_a_message_that_is_rescheduled_comes_again_with_its_key_and_body(stage: Stage) -> None:
+    stage.publish("checks", {"n": 1}, key="check:1", headers={"a": "b"}, priority=8, group="g")
+    with stage.receive("checks", wait=5) as message:
+        next_id = message.reschedule(0.01)
+    with stage.receive("checks", wait=5) as again:
+        assert (again.id, again.key, again.body) == (next_id, "check:1", {"n": 1})
+        assert (again.headers, again.priority, again.group) == ({"a": "b"}, 8, "g")
+    assert stage.ledger("checks").done == 2
+
+
+@pytest.mark.promise("TIMER-1", "PUB-6")
+def test_a_newer_message_of_its_key_goes_before_one_that_was_rescheduled(stage: Stage) -> None:
+    stage.publish("checks", 1, key="check")
+    with stage.receive("checks", wait=5) as message:
+        message.reschedule(3600)
+        # Somebody publishes the next one while this one runs: that one counts.
+        newer = stage.publish("checks", 2, key="check", on_conflict="replace")
+    with stage.receive("checks", wait=5) as again:
+        assert (again.id, again.body) == (newer.id, 2)
+    until(lambda: stage.ledger("checks").done == 2, "both done")
+    assert stage.ledger("checks").delayed == 0
+
+
+@pytest.mark.promise("TIMER-1")
+def test_timers_are_listed_before_a_time(stage: Stage) -> None:
+    stage.publish("checks", 1, delay=60)
+    stage.publish("checks", 2, delay=7200)
+    soon = datetime.now(UTC) + timedelta(hours=1)
+    assert [timer.body for timer in stage.timers("checks", before=soon)] == [1]
+    assert [timer.body for timer in stage.timers("checks")] == [1, 2]
+
+
+@pytest.mark.promise("TIMER-4")
+def test_a_promoter_runs_in_a_worker_or_alone(url: str, namespace: str) -> None:
+    ticks: list[Any] = []
+    stop = threading.Event()
+    with Waypost(url, namespace=namespace) as post:
+        post.publish("checks", 1, delay=0.05)
+        thread = threading.Thread(target=post.run_promoter, args=(stop,), kwargs={"on_tick": ticks.append})
+        thread.start()
+        until(lambda: post.ledger("checks").ready == 1, "the promotion")
+        stop.set()
+        thread.join(10)
+        assert sum(tick.promoted for tick in ticks) == 1
+        assert ticks[0].election == "elected"
+        assert {event.cause for event in post.journal("checks").events if event.event == "promoted"} == {"due"}
+
+
+@pytest.mark.promise("CRON-1", "CRON-2")
+@pytest.mark.parametrize(
+    ("rule", "error", "said"),
+    [
+        ({}, InvalidSchedule, "either cron"),
+        ({"cron": "@daily", "every": 5}, InvalidSchedule, "either cron"),
+        ({"cron": "61 * * * *"}, InvalidSchedule, "minutes: 61"),
+        ({"cron": "0 0 30 2 *"}, InvalidSchedule, "never occurs"),
+        ({"cron": "@daily", "tz": "Mars/Olympus"}, InvalidSchedule, "time zone 'Mars/Olympus'"),
+        ({"every": 0}, InvalidSchedule, "from a millisecond"),
+        ({"every": 0.0004}, InvalidSchedule, "from a millisecond"),
+        ({"every": float("nan")}, InvalidSchedule, "number of seconds"),
+        ({"every": True}, InvalidSchedule, "number of seconds"),
+        ({"every": 5, "tz": "Europe/Madrid"}, InvalidSchedule, "no time zone"),
+        ({"every": 5, "missed": "all"}, InvalidSchedule, "CatchUp"),
+        ({"every": 5, "max_fires": 0}, InvalidSchedule, "max_fires"),
+        ({"every": 5, "jitter": -1}, InvalidSchedule, "jitter"),
+        ({"every": 5, "grace": "x"}, InvalidSchedule, "grace"),
+        ({"every": 5, "start": datetime(2026, 1, 1)}, InvalidTime, "time zone"),  # noqa: DTZ001
+        (
+            {"every": 5, "start": datetime(2027, 1, 1, tzinfo=UTC), "end": datetime(2026, 1, 1, tzinfo=UTC)},
+            InvalidSchedule, "before its start",
+        ),
+        ({"every": 5, "end": datetime(2020, 1, 1, tzinfo=UTC)}, InvalidSchedule, "never fire"),
+        ({"every": 5, "headers": {"a": 1}}, InvalidHeaders, "must be text"),
+        ({"every": 5, "missed": CatchUp(500), "body": "x" * 20_000}, InvalidSchedule, "one step may publish"),
+    ],
+)  # fmt: skip
+def test_what_makes_no_sense_is_refused_when_it_is_saved(
+    rule: dict[str, Any], error: type[Exception], said: str
+) -> None:
+    with Waypost("memory://refused") as post:
+        with pytest.raises(error, match=said):
+            post.save_schedule("bad", queue="reports", **rule)
+        assert post.schedules() == []
+
+
+@pytest.mark.promise("CRON-4")
+@pytest.mark.parametrize("count", [0, 513, 1.5, True])
+def test_a_catch_up_has_a_bound(count: Any) -> None:
+    with pytest.raises(InvalidSchedule, match="from 1 to 512"):
+        CatchUp(count)
+
+
+@pytest.mark.promise("CRON-5")
+def test_keys_are_made_of_name_and_rule() -> None:
+    assert derived_key(make_spec("a", cron=" 0  9 * * * ", tz="z")) == "a::cron:0 9 * * *:UTC"
+    assert derived_key(make_spec("a", every=timedelta(milliseconds=1500))) == "a::every:1500"
+
+
+@pytest.mark.promise("CRON-7")
+def test_a_name_is_declared_once() -> None:
+    post = Waypost("memory://declared")
+
+    @post.every(5)
+    def tick() -> None: ...
+
+    with pytest.raises(ConfigurationError, match="schedule 'tick' already"):
+        post.every(5)(tick)
+    with pytest.raises(InvalidSchedule, match="minutes: 99"):
+        post.cron("99 * * * *")(tick)
+
+
+@pytest.mark.promise("CRON-7", "SEE-3")
+def test_the_redact_hook_sees_what_a_schedule_publishes() -> None:
+    def redact(queue: str, body: Any, headers: dict[str, str]) -> tuple[Any, dict[str, str]]:
+        return "(hidden)", {"schedule": headers["waypost-schedule"]}
+
+    with Waypost("memory://redacted", redact=redact) as post:
+        post.configure("reports", journal="full")
+        post.save_schedule("rollup", queue="reports", cron="@daily", body={"secret": 1})
+        published = post.trigger_schedule("rollup")
+        (event,) = [event for event in post.history("reports", published.id) if event.event == "published"]
+        assert event.body is not None
+        shown = open_envelope(event.body)
+        assert (shown.data, shown.headers) == (b"(hidden)", {"schedule": "rollup"})
+
+
+@pytest.mark.promise("CRON-7", "TIMER-4")
+@pytest.mark.parametrize("role", ["scheduler", "promoter"])
+def test_a_loop_on_an_event_loop_runs_until_it_is_cancelled_and_hands_over(url: str, namespace: str, role: str) -> None:
+    async def story() -> None:
+        async with AsyncWaypost(url, namespace=namespace) as post:
+            await post.save_schedule("beat", queue="beats", every=0.05)
+            await post.publish("later", 1, delay=0.05)
+            ticks: list[Any] = []
+            run = post.run_scheduler if role == "scheduler" else post.run_promoter
+            running = asyncio.create_task(run(on_tick=ticks.append))
+            queue = "beats" if role == "scheduler" else "later"
+            while (await post.ledger(queue)).ready == 0:  # noqa: ASYNC110 - the store tells nobody
+                await asyncio.sleep(0.01)
+            running.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await running
+            assert ticks[0].election == "elected"
+            executor = await post.store.connect_async(start_timeout=5)
+            assert (await executor.run(post.store.elect(role, "next", 1_000))).leader == "next"
+            await executor.close()
+
+    asyncio.run(asyncio.wait_for(story(), 60))
+
+
+@pytest.mark.promise("CRON-7")
+def test_a_worker_may_leave_schedules_to_others() -> None:
+    with Waypost("memory://alone") as post:
+
+        @post.every(0.01)
+        def beat() -> None: ...
+
+        with post.worker(scheduler=False):
+            until(post.schedules, "the schedule is saved")
+        assert post.schedules()[0].fires == 0
+
+
+@pytest.mark.promise("CRON-7")
+def test_a_queue_has_a_bound_of_schedules(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("waypost.operations.schedules.SCHEDULES_MAX", 2)
+    with Waypost("memory://bounded") as post:
+        for name in ("a", "b", "a"):
+            post.save_schedule(name, queue="reports", every=60)
+        with pytest.raises(InvalidSchedule, match="the limit"):
+            post.save_schedule("c", queue="reports", every=60)

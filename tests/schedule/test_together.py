@@ -1,0 +1,89 @@
+"""Many at once on a real store: the store decides, and decides once."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from waypost import Waypost
+from waypost.codec import encode_body, make_envelope
+from waypost.identity import Session
+from waypost.store.port import Draft, FireStep
+
+THREADS, ROUNDS, QUEUE = 6, 8, "ticks"
+
+
+def at_once(works: list[Callable[[], Any]]) -> list[Any]:
+    start, results = threading.Barrier(len(works), timeout=30), [None] * len(works)
+
+    def run(index: int) -> None:
+        start.wait()
+        try:
+            results[index] = works[index]()
+        except Exception as error:
+            results[index] = error  # type: ignore[call-overload]
+
+    threads = [threading.Thread(target=run, args=(index,)) for index in range(len(works))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    return results
+
+
+@pytest.mark.promise("CRON-6")
+def test_of_many_who_fire_the_same_instant_at_once_one_does(url: str, namespace: str) -> None:
+    with Waypost(url, namespace=namespace) as post:
+        post.save_schedule("beat", queue=QUEUE, every=0.001)
+        store = post.store
+        executors = [store.connect(start_timeout=10) for _ in range(THREADS)]
+        sessions = [Session() for _ in executors]
+
+        def fire(index: int, seen: Any) -> Callable[[], str]:
+            id = sessions[index].message_ids(1)[0]
+            draft = Draft(id, make_envelope(id, encode_body(index)))
+            step = FireStep(
+                seen.key, seen.version, seen.next_ms, seen.due_ms, seen.due_ms + 600_000, seen.next_ms, 0,
+                seen.next_ms + 1, seen.due_ms + 1,
+            )  # fmt: skip
+            call = store.fire_schedule(QUEUE, step, [draft], sessions[index].operation(QUEUE))
+            return lambda: executors[index].run(call).result.status
+
+        for number in range(1, ROUNDS + 1):
+            (seen,) = executors[0].run(store.schedules(QUEUE)).schedules
+            results = at_once([fire(index, seen) for index in range(THREADS)])
+            assert Counter(results) == {"fired": 1, "conflict": THREADS - 1}
+            assert post.ledger(QUEUE).published == number
+        for executor in executors:
+            executor.close()
+
+
+@pytest.mark.promise("CRON-5")
+def test_many_who_save_the_same_schedule_at_once_save_one(url: str, namespace: str) -> None:
+    faces = [Waypost(url, namespace=namespace) for _ in range(THREADS)]
+    works: list[Callable[[], Any]] = [
+        lambda face=face: face.save_schedule("beat", queue=QUEUE, every=3600) for face in faces  # type: ignore[misc]
+    ]  # fmt: skip
+    results = at_once(works)
+    assert len({(result.key, result.next_fire) for result in results}) == 1
+    assert len(faces[0].schedules()) == 1
+    for face in faces:
+        face.close()
+
+
+@pytest.mark.promise("TIMER-4")
+def test_of_many_who_want_to_lead_one_does(url: str, namespace: str) -> None:
+    with Waypost(url, namespace=namespace) as post:
+        executors = [post.store.connect(start_timeout=10) for _ in range(THREADS)]
+        works: list[Callable[[], Any]] = [
+            lambda e=executor, n=number: e.run(post.store.elect("scheduler", f"s{n}", 60_000))  # type: ignore[misc]
+            for number, executor in enumerate(executors)
+        ]
+        results = at_once(works)
+        assert len({(result.leader, result.token) for result in results}) == 1
+        for executor in executors:
+            executor.close()
