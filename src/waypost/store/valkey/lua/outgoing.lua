@@ -76,5 +76,6 @@ until cursor == '0' or #reply >= limit * 2
 
 -- include chains
 
+for i = 1, min(#sent_on, limit * 2 - #reply) do reply[#reply + 1] = sent_on[i] end
 if buried > 0 then write_book() end
 return reply
