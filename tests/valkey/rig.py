@@ -13,6 +13,8 @@ from waypost.testing.bench import QUEUE
 #: Where a message can be, with the letter that its state has there.
 PLACES = {"ready": b"R", "due": b"D", "waiting": b"W", "leases": b"L", "dead": b"X"}
 ID_BYTES = 24
+#: The flag of a message that waits for chains.
+BLOCKED = 8
 
 #: Values by key, as Python has them.
 Snapshot = dict[str, Any]
@@ -124,6 +126,11 @@ class Inside:
         # What was never claimed and has neither key nor delay follows from its body alone.
         assert {placed[id] for id in bodies - set(states)} <= {"ready"}
         assert {id.decode() for id in self.client.hkeys(self.key("errors", queue))} <= failed
+        blocked = {id for id, raw in states.items() if STATE.unpack_from(raw)[7] & BLOCKED}
+        base = self.key("blockers:", queue)
+        listed = {key for key in self.all_keys() if key.startswith(base) and self.client.type(key) == b"set"}
+        assert {f"{base}{id}" for id in blocked} == listed
+        assert {placed[id] for id in blocked} <= {"waiting"}
         holders = self.client.hgetall(self.key("keys", queue))
         held = {
             value[at : at + ID_BYTES].decode(): key.decode()

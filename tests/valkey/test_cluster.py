@@ -18,6 +18,7 @@ from tests.conformance.test_state_machine import REACHED, USUAL
 from tests.unit.faces import COLOURS, face
 from waypost import AsyncWaypost, Waypost
 from waypost.errors import ConfigurationError, InvalidUrl, StoreUnavailable, UnusableClient
+from waypost.message import Notice, chain_id
 from waypost.store.port import Call, Executor, Store
 from waypost.store.valkey import ValkeyStore
 from waypost.store.valkey.cluster import ClusterSource
@@ -265,6 +266,9 @@ def test_no_script_begins_while_its_slot_is_moving(
                 lambda: bench.settle(lease, result=b"kept"),
                 lambda: bench.extend(lease),
                 bench.stats,
+                lambda: bench.watch(lease.id, "anna"),
+                lambda: bench.chain_state(chain_id(QUEUE, lease.id), "anna"),
+                lambda: bench.carry(Notice("a notice", "ended", QUEUE, chain_id(QUEUE, lease.id), "orders/x")),
             ]
             for attempt in attempts:
                 with pytest.raises(SlotMoving):

@@ -10,7 +10,7 @@ import pytest
 from tests.valkey.rig import Inside
 from waypost.errors import ForeignData, SchemaTooNew
 from waypost.identity import Operation, continuation_id
-from waypost.message import Continuation, Lease, StoredSchedule
+from waypost.message import Continuation, Lease, StoredSchedule, Notice, NoticeKind, chain_id
 from waypost.store.port import Call, FireStep
 from waypost.store.valkey.scripts import KEY_NAMES
 from waypost.testing.bench import QUEUE, Bench
@@ -30,6 +30,9 @@ class Scene:
     leased: Lease
     replaced: Lease
     asked: Lease
+    awaited: Lease
+    linked: Lease
+    blocked: str
 
     def __init__(self, bench: Bench) -> None:
         self.bench = bench
@@ -45,6 +48,7 @@ class Scene:
         bench.publish(b"parked", key="replaced", on_conflict="replace")
         self.asked = self._claimed(b"asked to stop", key="asked")
         bench.cancel(id=self.asked.id)
+        self._chains()
         failed = self._failed_once(b"failed and waits", key="failed")
         bench.settle(failed, "retry", error_type="ValueError", error="no")
         bench.publish(b"waits", key="plain key", window=3600, group="a group")
@@ -52,6 +56,32 @@ class Scene:
         bench.publish(b"arrived", id=continuation_id(self.dead, 1, 0), forwarded=True)
         bench.run(bench.store.journal_reader(QUEUE, "reader", 3))
         bench.publish_count(3)
+
+    def _chains(self) -> None:
+        bench = self.bench
+        self.awaited = self._claimed(b"awaited")
+        bench.watch(self.awaited.id, "anna")
+        id = bench.session.message_ids(1)[0]
+        self.linked = self._claimed(b"linked", id=id, chain=chain_id(QUEUE, id))
+        bench.chain_state(self.chain, "bert")
+        self.blocked = bench.publish(b"blocked", after_chains=[self.chain]).id
+        bench.settle(self._claimed(b"of another chain", chain=chain_id("elsewhere", NEW_ID)))
+
+    @property
+    def chain(self) -> str:
+        return self.linked.chain or ""
+
+    def derived(self) -> list[str]:
+        """The keys that chains and waits have made, or will."""
+        first = self.linked.id
+        return [
+            f"chain:{first}", f"watchers:{first}", f"waiters:chain:{first}", f"blockers:{self.blocked}",
+            f"waiters:{self.awaited.id}", f"end:{self.awaited.id}", f"chain:{NEW_ID}", f"blockers:{NEW_ID}",
+        ]  # fmt: skip
+
+    def arrive(self, kind: NoticeKind, member: str, failed: str | None = None) -> None:
+        notice = Notice("a notice", kind, QUEUE, self.chain, member, (), failed)
+        self.bench.carry(notice)
 
     def _claimed(self, body: bytes, **options: Any) -> Lease:
         id = self.bench.publish(body, priority=9, **options).id
@@ -120,6 +150,9 @@ VERBS: dict[str, Verb] = {
     "postpone": lambda at: at.publish(key="later", on_conflict="extend", delay=5),
     "publish a timer": lambda at: at.publish(delay=5),
     "publish what was sent on": lambda at: at.publish(forwarded=True),
+    "publish the first of a chain": lambda at: at.publish(chain=chain_id(QUEUE, NEW_ID)),
+    "publish what waits for a chain": lambda at: at.publish(after_chains=[at.chain, chain_id("elsewhere", NEW_ID)]),
+    "publish what waits for no chain": lambda at: at.publish(after_chains=[chain_id(QUEUE, NEW_ID)]),
     "claim": lambda at: at.claim(1),
     "claim everything": lambda at: at.claim(),
     "claim what is due and expired": lambda at: at.claim(),
@@ -134,6 +167,20 @@ VERBS: dict[str, Verb] = {
     "settle with a result": lambda at: at.bench.settle(at.leased, result=b"a result"),
     "settle and send on": lambda at: at.bench.settle(at.leased, then=[at.next_one("next")]),
     "settle many": lambda at: at.bench.settle_batch([at.bench.settlement(one) for one in (at.leased, at.retried)]),
+    "settle an awaited one": lambda at: at.bench.settle(at.awaited),
+    "settle the last of a chain": lambda at: at.bench.settle(at.linked),
+    "settle and go on with a chain": lambda at: at.bench.settle(at.linked, then=[at.next_one("next")]),
+    "break a chain": lambda at: at.bench.settle(at.linked, "dead"),
+    "cancel what waits for a chain": lambda at: at.bench.cancel(id=at.blocked),
+    "arrive: an end": lambda at: at.arrive("ended", at.chain),
+    "arrive: a bad end": lambda at: at.arrive("ended", at.chain, "dropped"),
+    "arrive: somebody waits": lambda at: at.arrive("watch", chain_id("elsewhere", NEW_ID)),
+    "arrive: a chain is complete": lambda at: at.arrive("completed", chain_id(QUEUE, at.blocked)),
+    "arrive: a chain has failed": lambda at: at.arrive("completed", chain_id(QUEUE, at.blocked), "rejected"),
+    "watch": lambda at: at.bench.watch(at.leased.id, "carl"),
+    "watch a dead letter": lambda at: at.bench.watch(at.dead, "carl"),
+    "watch a finished one": lambda at: at.bench.watch(at.finished, "carl"),
+    "watch_chain": lambda at: at.bench.chain_state(at.chain, "carl"),
     "retry": lambda at: at.bench.settle(at.leased, "retry", after=1, error_type="ValueError", error="no"),
     "retry with an heir": lambda at: at.bench.settle(at.replaced, "retry"),
     "snooze": lambda at: at.bench.settle(at.leased, "snooze", after=1),
@@ -240,6 +287,28 @@ def test_a_verb_works_without_a_key_that_is_foreign_or_refuses_and_changes_nothi
         assert inside.client.get(key) == FOREIGN
     # A result is a key of its own; all others look at the queue first.
     assert ("queue" in refused) == (verb != "result")
+
+
+@pytest.mark.parametrize(("scene", "verb"), CASES, indirect=["scene"])
+def test_a_key_of_chains_that_is_foreign_stays_what_it_is(scene: Scene, verb: str, inside: Inside) -> None:
+    """They say what a message means to others; where they are gone its own way goes on, or nothing is changed."""
+    intact = inside.dumps()
+    for name in scene.derived():
+        key = inside.key(name)
+        inside.restore(intact)
+        inside.client.delete(key)
+        inside.client.rpush(key, FOREIGN)
+        before = inside.snapshot()
+        told = ""
+        try:
+            VERBS[verb](scene)
+        except ForeignData as error:
+            told = str(error)
+        if told:
+            assert key in told
+            assert inside.snapshot() == before
+        assert inside.client.lrange(key, 0, -1) == [FOREIGN]
+        assert scene.bench.ledger().balance == 0
 
 
 @pytest.mark.parametrize(("scene", "verb"), [case for case in CASES if case.id != "result"], indirect=["scene"])

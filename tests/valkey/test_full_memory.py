@@ -13,10 +13,11 @@ import redis
 
 from tests.valkey.rig import Inside
 from waypost.errors import MissingExtra, StoreFull
+from waypost.message import Watched, chain_id
 from waypost.policy import CHUNK_MESSAGES_MAX
 from waypost.store.port import Store
 from waypost.store.valkey import ValkeyStore
-from waypost.testing.bench import Bench
+from waypost.testing.bench import QUEUE, Bench
 from waypost.testing.servers import EmbeddedServer, RedisServer, ValkeyServer
 
 pytestmark = pytest.mark.promise("STORE-1")
@@ -36,6 +37,8 @@ PUBLISHES: dict[str, Callable[[Bench], Any]] = {
     "postpone": lambda bench: bench.publish(BODY, key="taken", on_conflict="extend", delay=60),
     "park": lambda bench: bench.publish(BODY, key="running", on_conflict="replace"),
     "sent-on": lambda bench: bench.publish(BODY, forwarded=True),
+    "first of a chain": lambda bench: bench.begin_chain(),
+    "waits for chains": lambda bench: bench.publish(BODY, after_chains=[chain_id(QUEUE, "0" * 24)]),
     "configure": lambda bench: bench.configure(max_pending=5),
 }
 
@@ -117,3 +120,29 @@ def test_a_full_memory_is_drained_by_claims_and_settles_and_then_takes_messages_
         assert publish(bench), kind
     inside.check()
     bench.check_invariants()
+
+
+def test_in_a_full_memory_chains_end_and_who_waits_is_told(small_server: EmbeddedServer) -> None:
+    with redis.Redis(port=small_server.port) as client:
+        client.execute_command("FLUSHALL", "SYNC")
+        client.config_set("maxmemory", "8mb")
+
+        def make(clock: Any, namespace: str) -> Store:
+            return cast(Store, ValkeyStore.from_url(small_server.url, namespace=namespace, clock=clock))
+
+        with Bench(make, "sync") as bench:
+            chain, far = bench.begin_chain(priority=9), bench.begin_chain(queue="far")
+            report = bench.publish(priority=9, after_chains=[chain, far])
+            bench.deliver_all()
+            lease, other = bench.claim_one(), bench.claim_one(queue="far")
+            fill(bench)
+            client.config_set("maxmemory", cast(dict[str, Any], client.info("memory"))["used_memory"] - 200_000)
+            assert bench.watch(lease.id, "anna") == Watched("leased")
+            assert bench.settle(lease) == "done"
+            assert bench.woken[QUEUE] == ["anna"]
+            assert bench.settle(other, queue="far") == "done"
+            bench.deliver_all()
+            assert bench.chain_state(chain).is_finished
+            assert bench.claim_one().id == report.id
+            Inside(client, bench.namespace).check()
+            bench.check_invariants()

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.promise("STORE-1")
 LARGE = 100_000
 #: What stays when all messages are gone: counters and policy, history, who sleeps, and what has a TTL.
 KEPT = {"queue", "journal", "sleepers", "operations"}
-EXPIRING = ("operations", "window", "result", "sleepers")
+EXPIRING = ("operations", "window", "result", "sleepers", "chain", "end", "watchers", "waiters")
 #: Messages of each kind in one round.
 ROUND = 250
 
@@ -70,6 +70,14 @@ def one_round(bench: Bench, number: int) -> None:
     bench.after(60)
     for lease in bench.claim_all():
         assert bench.settle(lease) == "done"
+    chains = [bench.begin_chain() for _ in range(20)]
+    for published in bench.publish_drafts([bench.draft(after_chains=chains) for _ in range(20)]):
+        bench.watch(published.id, f"waiter:{number}")
+    for chain in chains:
+        bench.chain_state(chain, f"waiter:{number}")
+    for _ in range(2):
+        for lease in bench.claim_all():
+            assert bench.settle(lease) == "done"
     bench.publish_count(ROUND, delay=3600)
     for state in ("ready", "delayed", "dead"):
         while bench.purge(state, limit=500).more:
@@ -86,7 +94,7 @@ def test_when_all_messages_are_gone_only_counters_history_and_expiring_keys_are_
 ) -> None:
     plain_bench.configure(journal_max=2_000)
     one_round(plain_bench, 1)
-    assert inside.names() - {"window", "result"} == KEPT
+    assert inside.names() - {"window", "result", "chain", "end"} == KEPT
     base = inside.key("")
     for key in inside.all_keys():
         kind = key.removeprefix(base).partition(":")[0]
@@ -98,7 +106,7 @@ def test_when_all_messages_are_gone_only_counters_history_and_expiring_keys_are_
 
     for number in range(2, 5):
         one_round(plain_bench, number)
-    assert inside.names() - {"window", "result"} == KEPT
+    assert inside.names() - {"window", "result", "chain", "end"} == KEPT
     then = sizes(inside)
     ledger = plain_bench.ledger()
     assert ledger.published > 4 * 7 * ROUND - ROUND

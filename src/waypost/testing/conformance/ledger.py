@@ -50,6 +50,32 @@ class TestLedger:
             bench.check_queue("orders")
         assert bench.ledger().published == 8
 
+    @pytest.mark.promise("SEE-5", "SEE-3")
+    def test_what_a_claim_ends_without_leasing_anything_is_counted_though_the_journal_is_silent(
+        self, bench: Bench
+    ) -> None:
+        bench.configure(lease=10, journal="off")
+        published = bench.publish()
+        bench.claim_one()
+        assert bench.cancel(published.id) == "requested"
+        bench.after(10)
+        assert bench.claim() == []
+        assert (bench.ledger().cancelled, bench.ledger().balance) == (1, 0)
+
+    @pytest.mark.promise("LEASE-15", "SEE-3")
+    def test_the_order_holds_though_a_claim_only_promotes_and_the_journal_is_silent(self, bench: Bench) -> None:
+        bench.configure(journal="off", max_running=1)
+        later, earlier = reversed(bench.session.message_ids(2))
+        bench.publish()
+        bench.claim_one()
+        bench.publish(id=later, delay=5)
+        bench.after(5)
+        assert bench.claim() == []
+        # Its id is older, which must not count.
+        bench.publish(id=earlier)
+        bench.configure(max_running=None)
+        assert [lease.id for lease in bench.claim(5)] == [later, earlier]
+
     @pytest.mark.promise("SEE-5")
     def test_every_redelivery_has_a_cause(self, bench: Bench) -> None:
         bench.configure(lease=10)

@@ -17,10 +17,12 @@ if #news > 0 then
   local room = CHUNK_MESSAGES_MAX * 2
 
   local function send_out(target, notice)
-    sent_on = sent_on + 1
-    call('HSET', OUTGOING, notice.id, now8 .. sub(notice.chain, -24) .. struct_pack('>H', #target) .. target .. 'N'
+    local entry = now8 .. sub(notice.chain, -24) .. struct_pack('>H', #target) .. target .. 'N'
       .. cmsgpack.pack({notice.id, notice.kind, notice.chain, notice.member, notice.failed or false,
-        notice.begun and concat(notice.begun, '\0') or ''}))
+        notice.begun and concat(notice.begun, '\0') or ''})
+    call('HSET', OUTGOING, notice.id, entry)
+    sent_on[#sent_on + 1] = notice.id
+    sent_on[#sent_on + 1] = entry
   end
 
   -- To this queue at once, as long as there is room in this step; to any other by way of outgoing.

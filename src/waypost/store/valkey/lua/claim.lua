@@ -28,8 +28,8 @@ if policy.rate_count then must_be('list', RATE) end
 if policy.completed_max > 0 then must_be('list', COMPLETED) end
 
 local function header(lease_end, next_rate)
-  return {lease_end, until_first(DUE) or -1, until_first(LEASES) or -1, next_rate or -1, paused and 1 or 0, outgoing + sent_on,
-    now, policy.lease_ms or -1}
+  return {lease_end, until_first(DUE) or -1, until_first(LEASES) or -1, next_rate or -1, paused and 1 or 0,
+    outgoing + #sent_on / 2, now, policy.lease_ms or -1}
 end
 
 if first or repeat_only then

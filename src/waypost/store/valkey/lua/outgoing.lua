@@ -14,7 +14,7 @@
 -- include drafts
 
 open_queue()
-must_be('hash', OUTGOING)
+local length = must_be('hash', OUTGOING)
 if ARGV[FIRST_ARGUMENT] == 'confirm' then
   local removed = 0
   for i = FIRST_ARGUMENT + 1, #ARGV do removed = removed + call('HDEL', OUTGOING, ARGV[i]) end
@@ -53,7 +53,9 @@ local function give_up(age, notice)
 end
 
 local reply, buried, seen = {}, 0, {}
-local cursor = '0'
+-- Where there are more than one reply takes, each begins somewhere else: what cannot be delivered must not hide the rest.
+local cursor = length > limit and format('%.0f', now % 65536 * 40503 % 65536) or '0'
+local from_first = cursor == '0'
 repeat
   local page = call('HSCAN', OUTGOING, cursor, 'COUNT', limit)
   cursor = page[1]
@@ -72,9 +74,12 @@ repeat
       reply[#reply + 1] = packed
     end
   end
-until cursor == '0' or #reply >= limit * 2
+  local once_more = cursor == '0' and not from_first
+  from_first = from_first or once_more
+until (cursor == '0' and not once_more) or #reply >= limit * 2
 
 -- include chains
 
+for i = 1, min(#sent_on, limit * 2 - #reply) do reply[#reply + 1] = sent_on[i] end
 if buried > 0 then write_book() end
 return reply

@@ -1,0 +1,618 @@
+"""Chains on Valkey, where a step cannot span queues: what a client leaves undelivered arrives all the same, once.
+
+Also the bounds of it: how long a notice is carried, how much one step does, and what is left behind.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from typing import Any, TypeVar, cast
+
+import pytest
+from msgspec import structs
+
+from tests.unit.faces import COLOURS, face
+from tests.valkey.rig import Inside
+from waypost.errors import ForeignData
+from waypost.message import ChainState, Continuation, Lease, Notice, Watched, chain_id
+from waypost.policy import (
+    ARRIVAL_TTL_MS,
+    CHAIN_TTL_MS,
+    CHUNK_MESSAGES_MAX,
+    ENDED_TTL_MS,
+    OUTGOING_TTL_MS,
+    WAITER_TTL_MS,
+)
+from waypost.store.memory import MemoryStore
+from waypost.store.port import AsyncExecutor, Call, Executor, Store
+from waypost.store.valkey import ValkeyStore
+from waypost.testing.bench import QUEUE, Bench, Colour, fresh_namespace
+from waypost.testing.servers import ValkeyServer
+from waypost.testing.setups import ClusterSetup
+
+T = TypeVar("T")
+INVOICES = "invoices"
+MAILS = "mails"
+
+
+# ---- a client that dies on the way -----------------------------------------------------------------------------
+
+
+class Killed(BaseException):
+    """The process ended here. No handler of errors sees it."""
+
+
+class MortalStore:
+    """A store whose client dies when a call of this name has done its work, before it can do anything else."""
+
+    def __init__(self, inner: Store, last_call: str) -> None:
+        self.inner = inner
+        self.last_call = last_call
+        self.dead = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    def check(self) -> None:
+        if self.dead:
+            raise Killed
+
+    def note(self, call: Call[Any]) -> None:
+        self.dead = self.dead or call.name == self.last_call
+
+    def connect(self, *, start_timeout: float) -> MortalExecutor:
+        return MortalExecutor(self, self.inner.connect(start_timeout=start_timeout))
+
+    async def connect_async(self, *, start_timeout: float) -> AsyncMortalExecutor:
+        return AsyncMortalExecutor(self, await self.inner.connect_async(start_timeout=start_timeout))
+
+
+class MortalExecutor:
+    def __init__(self, store: MortalStore, inner: Executor) -> None:
+        self.store = store
+        self.inner = inner
+
+    def run(self, call: Call[T]) -> T:
+        self.store.check()
+        result = self.inner.run(call)
+        self.store.note(call)
+        return result
+
+    def run_many(self, calls: Iterable[Call[T]]) -> list[T | Exception]:
+        return [self.run(call) for call in calls]
+
+    def close(self) -> None:
+        self.inner.close()
+
+
+class AsyncMortalExecutor:
+    def __init__(self, store: MortalStore, inner: AsyncExecutor) -> None:
+        self.store = store
+        self.inner = inner
+
+    async def run(self, call: Call[T]) -> T:
+        self.store.check()
+        result = await self.inner.run(call)
+        self.store.note(call)
+        return result
+
+    async def run_many(self, calls: Iterable[Call[T]]) -> list[T | Exception]:
+        results: list[T | Exception] = []
+        for call in calls:
+            results.append(await self.run(call))
+        return results
+
+    async def close(self) -> None:
+        await self.inner.close()
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[ClusterSetup]:
+    with ClusterSetup() as setup:
+        yield setup
+
+
+@pytest.fixture(params=["valkey", "cluster"])
+def url(request: pytest.FixtureRequest) -> str:
+    if request.param == "valkey":
+        server: ValkeyServer = request.getfixturevalue("server")
+        return server.url
+    setup: ClusterSetup = request.getfixturevalue("cluster")
+    return setup.url
+
+
+def steps_of(url: str, namespace: str, request: pytest.FixtureRequest) -> list[str]:
+    """The queues of five steps; on a Cluster each of the three lies on a node of its own."""
+    if "cluster" not in url:
+        names = ["orders", "billing", "mails"]
+    else:
+        setup: ClusterSetup = request.getfixturevalue("cluster")
+        by_node = {setup.owner(setup.slot_of(f"{{{namespace}:queue-{n}}}")).port: f"queue-{n}" for n in range(40)}
+        names = list(by_node.values())
+    first, second, third = names
+    return [first, second, third, first, second]
+
+
+@pytest.mark.promise("CHAIN-2", "STORE-1")
+@pytest.mark.parametrize("colour", COLOURS)
+@pytest.mark.parametrize("last_call", ["settle", "outgoing", "publish", "arrive", "forwarded"])
+def test_a_chain_ends_once_though_its_client_dies_at_every_step(
+    url: str, colour: Colour, last_call: str, request: pytest.FixtureRequest
+) -> None:
+    namespace = fresh_namespace()
+    queues = steps_of(url, namespace, request)
+    handled: list[int] = []
+    deaths: list[int] = []
+
+    def one_step(number: int) -> None:
+        store = MortalStore(cast(Store, ValkeyStore.from_url(url, namespace=namespace)), last_call)
+        with (
+            suppress(Killed),
+            face(colour, store=store) as doomed,
+            doomed.receive(queues[number], wait=20) as message,
+        ):
+            assert message.body == number
+            handled.append(number)
+            if number == len(queues) - 1:
+                message.keep_result("all is well")
+            else:
+                message.then(queues[number + 1], number + 1)
+        if store.dead:
+            deaths.append(number)
+
+    def somebody_claims(post: Any, queue: str) -> None:
+        with post.receive(queue, wait=0) as message:
+            assert message is None, "a message was there twice"
+
+    with face(colour, url, namespace=namespace) as post:
+        first = post.publish(queues[0], 0, chain=True)
+        report = post.publish("reports", "the report", after=first)
+        somebody_claims(post, "reports")
+        for number in range(len(queues)):
+            one_step(number)
+            # Another client looks for work there, and takes along what was left behind.
+            somebody_claims(post, queues[number])
+        somebody_claims(post, queues[0])
+        assert post.wait_chain(first, timeout=20) == "all is well"
+        with post.receive("reports", wait=20) as message:
+            assert message.id == report.id
+        assert handled == list(range(len(queues)))
+        # Where the home is the same queue, nothing has to arrive; the last message sends nothing on.
+        assert deaths == {"publish": [0, 1, 2, 3], "arrive": [1, 2, 4]}.get(last_call, handled)
+        for queue in set(queues):
+            somebody_claims(post, queue)
+            ledger = post.ledger(queue)
+            assert (ledger.published, ledger.done) == (queues.count(queue),) * 2
+            assert (ledger.balance, ledger.unexplained) == (0, 0)
+
+
+# ---- notices that cannot be delivered ---------------------------------------------------------------------------
+
+
+def begun_elsewhere(bench: Bench) -> tuple[str, Lease]:
+    """A chain whose second message is held in another queue than its home."""
+    chain = bench.begin_chain()
+    lease = bench.claim_one()
+    bench.settle(lease, then=[bench.continuation(lease, INVOICES)])
+    bench.deliver_all()
+    return chain, bench.claim_one(queue=INVOICES)
+
+
+def outgoing(bench: Bench, queue: str) -> list[Continuation | Notice]:
+    return bench.run(bench.store.outgoing(queue, 100))
+
+
+@pytest.mark.promise("CHAIN-2")
+def test_the_end_of_a_message_that_nobody_delivers_is_dropped_after_its_time(
+    plain_bench: Bench, inside: Inside
+) -> None:
+    chain, lease = begun_elsewhere(plain_bench)
+    plain_bench.settle(lease, queue=INVOICES)
+    plain_bench.after(OUTGOING_TTL_MS / 1000 - 0.001)
+    [notice] = outgoing(plain_bench, INVOICES)
+    assert isinstance(notice, Notice)
+    assert (notice.kind, notice.queue, notice.chain, notice.failed) == ("ended", QUEUE, chain, None)
+    plain_bench.after(0.001)
+    assert outgoing(plain_bench, INVOICES) == []
+    assert plain_bench.claimed(queue=INVOICES).outgoing == 0
+    assert "outgoing" not in inside.names(INVOICES)
+    # No message was made of it, and the chain is as if its message were still under way.
+    assert plain_bench.ledger(queue=INVOICES).dead == 0
+    assert plain_bench.chain_state(chain).open == 1
+
+
+@pytest.mark.promise("CHAIN-2", "DEAD-1")
+def test_who_waits_for_a_chain_whose_queue_cannot_be_reached_dies(plain_bench: Bench) -> None:
+    chain = plain_bench.begin_chain()
+    report = plain_bench.publish(queue=MAILS, after_chains=[chain])
+    plain_bench.after(OUTGOING_TTL_MS / 1000)
+    assert outgoing(plain_bench, MAILS) == []
+    letter = plain_bench.stored(report.id, queue=MAILS)
+    assert (letter.state, letter.reason, letter.error) == ("dead", "blocker_failed", f"chain {chain}: undeliverable")
+    plain_bench.check_invariants()
+
+
+@pytest.mark.promise("CHAIN-2")
+def test_that_a_chain_is_complete_is_told_for_as_long_as_a_message_can_wait_for_it(plain_bench: Bench) -> None:
+    chain = plain_bench.begin_chain()
+    report = plain_bench.publish(queue=MAILS, after_chains=[chain])
+    plain_bench.deliver_all()
+    plain_bench.settle(plain_bench.claim_one())
+    plain_bench.after(10 * ARRIVAL_TTL_MS / 1000)
+    [notice] = outgoing(plain_bench, QUEUE)
+    assert isinstance(notice, Notice)
+    assert notice.kind == "completed"
+    plain_bench.deliver_all()
+    assert plain_bench.claim_one(queue=MAILS).id == report.id
+
+    chain = plain_bench.begin_chain()
+    plain_bench.publish(queue=MAILS, after_chains=[chain])
+    plain_bench.deliver_all()
+    plain_bench.settle(plain_bench.claim_one())
+    plain_bench.after(CHAIN_TTL_MS / 1000)
+    assert outgoing(plain_bench, QUEUE) == []
+
+
+@pytest.mark.promise("CHAIN-2", "DEAD-1")
+@pytest.mark.parametrize("home", [QUEUE, INVOICES])
+def test_a_continuation_that_cannot_be_delivered_breaks_its_chain(plain_bench: Bench, home: str) -> None:
+    if home == QUEUE:
+        chain = plain_bench.begin_chain()
+        lease = plain_bench.claim_one()
+    else:
+        chain = plain_bench.begin_chain(queue=INVOICES)
+        first = plain_bench.claim_one(queue=INVOICES)
+        plain_bench.settle(first, queue=INVOICES, then=[plain_bench.continuation(first, QUEUE)])
+        plain_bench.deliver_all()
+        lease = plain_bench.claim_one()
+    lost = plain_bench.continuation(lease, "unreachable")
+    plain_bench.settle(lease, then=[lost])
+    if home != QUEUE:
+        # Its own end gets through, what it sent on does not.
+        for one in outgoing(plain_bench, QUEUE):
+            if isinstance(one, Notice):
+                plain_bench.carry(one)
+                plain_bench.run(plain_bench.store.forwarded(QUEUE, [one.id]))
+    plain_bench.after(OUTGOING_TTL_MS / 1000)
+    plain_bench.deliver_all()
+    assert plain_bench.stored(lost.id).reason == "undeliverable"
+    assert plain_bench.chain_state(chain).failed == (chain_id(QUEUE, lost.id), "undeliverable")
+    assert {event.chain_id for event in plain_bench.events("dead")} == {chain}
+
+
+@pytest.mark.promise("CHAIN-2")
+def test_what_cannot_be_delivered_does_not_hide_what_can(plain_bench: Bench) -> None:
+    for _ in range(9):
+        plain_bench.publish()
+        lease = plain_bench.claim_one()
+        plain_bench.settle(lease, then=[plain_bench.continuation(lease, "unreachable", index=n) for n in range(250)])
+    plain_bench.publish()
+    lease = plain_bench.claim_one()
+    wanted = plain_bench.continuation(lease, INVOICES)
+    plain_bench.settle(lease, then=[wanted])
+    assert plain_bench.claimed().outgoing > 4 * CHUNK_MESSAGES_MAX
+    listed: set[str] = set()
+    for _ in range(200):
+        listed |= {one.id for one in plain_bench.run(plain_bench.store.outgoing(QUEUE, CHUNK_MESSAGES_MAX))}
+        if wanted.id in listed:
+            break
+        plain_bench.after(0.001)
+    assert wanted.id in listed
+
+
+# ---- how much one step does --------------------------------------------------------------------------------------
+
+
+@pytest.mark.promise("CHAIN-2", "STORE-1")
+@pytest.mark.parametrize("queue", [QUEUE, MAILS], ids=["its own queue", "another queue"])
+def test_a_chain_that_many_wait_for_is_told_to_a_bounded_number_in_one_step(plain_bench: Bench, queue: str) -> None:
+    chain = plain_bench.begin_chain(priority=9)
+    waiting = [
+        published.id
+        for _ in range(3)
+        for published in plain_bench.publish_drafts(
+            [plain_bench.draft(after_chains=[chain]) for _ in range(500)], queue=queue
+        )
+    ]
+    deliver(plain_bench)
+    assert plain_bench.ledger(queue=queue).waiting == len(waiting)
+    plain_bench.settle(plain_bench.claim_one())
+    told = plain_bench.ledger(queue=QUEUE).ready if queue == QUEUE else len(outgoing(plain_bench, QUEUE)) - 1
+    assert 0 < told <= CHUNK_MESSAGES_MAX
+    deliver(plain_bench)
+    assert plain_bench.ledger(queue=queue).ready == len(waiting)
+    assert sorted(plain_bench.ids("ready", queue=queue)) == sorted(waiting)
+    plain_bench.check_invariants()
+
+
+def deliver(bench: Bench) -> None:
+    """Everything that queues send to each other, many at a time as clients do."""
+    while waiting := [
+        (queue, one) for queue in (QUEUE, MAILS) for one in bench.run(bench.store.outgoing(queue, CHUNK_MESSAGES_MAX))
+    ]:
+        for source in {queue for queue, _ in waiting}:
+            notices = [cast(Notice, one) for queue, one in waiting if queue == source]
+            for target in {notice.queue for notice in notices}:
+                news = [notice for notice in notices if notice.queue == target]
+                for at in range(0, len(news), CHUNK_MESSAGES_MAX):
+                    bench.run(bench.store.arrive(target, news[at : at + CHUNK_MESSAGES_MAX]))
+            bench.run(bench.store.forwarded(source, [notice.id for notice in notices]))
+
+
+@pytest.mark.promise("CHAIN-2", "STORE-1")
+def test_chains_that_wait_for_each_other_break_one_after_the_other(plain_bench: Bench) -> None:
+    """Each waits for the one before and begins the next: longer than one step may be."""
+    count = 3 * CHUNK_MESSAGES_MAX
+    chains = [plain_bench.begin_chain(priority=9)]
+    for _ in range(count):
+        chains.append(plain_bench.begin_chain(after_chains=[chains[-1]]))
+    plain_bench.settle(plain_bench.claim_one(), "dead")
+    assert 0 < plain_bench.ledger().dead < count
+    deliver(plain_bench)
+    assert plain_bench.ledger().dead == count + 1
+    assert plain_bench.chain_state(chains[-1]).failed == (chains[-1], "blocker_failed")
+    plain_bench.check_invariants()
+
+
+# ---- the same as the model ---------------------------------------------------------------------------------------
+
+
+class Twins:
+    """The memory model and Valkey under one program: the same ids, the same steps, compared when all has arrived."""
+
+    QUEUES = (QUEUE, INVOICES, MAILS)
+
+    def __init__(self, model: Bench, subject: Bench, seed: int) -> None:
+        self.benches = (model, subject)
+        self.chance = random.Random(seed)
+        self.chains: list[str] = []
+        self.ids: list[tuple[str, str]] = []
+        self.held: dict[str, list[tuple[Lease, Lease]]] = {queue: [] for queue in self.QUEUES}
+
+    def both(self, act: Callable[[Bench], T]) -> T:
+        first, second = (act(bench) for bench in self.benches)
+        assert first == second
+        return first
+
+    def publish(self) -> None:
+        queue, id = self.chance.choice(self.QUEUES), self.benches[0].session.message_ids(1)[0]
+        options: dict[str, Any] = {"delay": self.chance.choice((0, 0, 0, 5))}
+        if self.chance.random() < 0.6:
+            options["chain"] = chain_id(queue, id)
+        if self.chains and self.chance.random() < 0.5:
+            options["after_chains"] = self.chance.sample(self.chains, min(len(self.chains), self.chance.randint(1, 3)))
+        elif self.chance.random() < 0.3:
+            options |= {"key": "k", "on_conflict": self.chance.choice(("keep", "replace"))}
+        published = self.both(lambda bench: bench.publish(queue=queue, id=id, **options))
+        self.ids.append((queue, published.id))
+        self.chains.append(chain_id(queue, id))
+
+    def claim(self) -> None:
+        for queue in self.QUEUES:
+            model, subject = (sorted(bench.claim_all(queue=queue), key=lambda one: one.id) for bench in self.benches)
+            assert [(one.id, one.chain, one.token) for one in model] == [
+                (one.id, one.chain, one.token) for one in subject
+            ]
+            self.held[queue] += zip(model, subject, strict=True)
+
+    def settle(self) -> None:
+        held = [(queue, pair) for queue in self.QUEUES for pair in self.held[queue]]
+        for queue, pair in self.chance.sample(held, min(len(held), self.chance.randint(1, 4))):
+            self.held[queue].remove(pair)
+            outcome = self.chance.choice(("done", "done", "done", "done", "retry", "dead", "drop", "release"))
+            targets = [self.chance.choice(self.QUEUES) for _ in range(self.chance.randint(0, 2))]
+            key = self.chance.choice((None, None, "k"))
+            statuses = [
+                bench.settle(
+                    lease,
+                    outcome,  # type: ignore[arg-type]
+                    queue=queue,
+                    then=[
+                        bench.continuation(lease, target, index=index, key=key if index == 0 else None)
+                        for index, target in enumerate(targets)
+                    ]
+                    if outcome == "done"
+                    else (),
+                )
+                for bench, lease in zip(self.benches, pair, strict=True)
+            ]
+            assert statuses[0] == statuses[1]
+            self.benches[1].deliver_all()
+
+    def cancel(self) -> None:
+        if self.ids:
+            queue, id = self.chance.choice(self.ids)
+            self.both(lambda bench: bench.cancel(id, queue=queue))
+
+    def watch(self) -> None:
+        if self.ids:
+            queue, id = self.chance.choice(self.ids)
+            self.both(lambda bench: structs.replace(bench.watch(id, "anna", queue=queue), error=None))
+
+    def redrive(self) -> None:
+        for queue in self.QUEUES:
+            self.both(lambda bench, queue=queue: sorted(bench.redrive(queue=queue).moved))  # type: ignore[misc]
+
+    def purge(self) -> None:
+        queue, state = self.chance.choice(self.QUEUES), self.chance.choice(("ready", "waiting"))
+        self.both(lambda bench: bench.purge(state, limit=500, queue=queue))  # type: ignore[arg-type]
+
+    def wait(self) -> None:
+        self.benches[0].after(self.chance.choice((1, 5, 20)))
+
+    def run(self, steps: int) -> None:
+        acts = (self.publish,) * 4 + (self.claim, self.settle) * 4 + (self.cancel, self.watch, self.wait)
+        for _ in range(steps):
+            act = (
+                self.chance.choice(acts)
+                if self.chance.random() < 0.97
+                else self.chance.choice((self.redrive, self.purge))
+            )
+            act()
+            self.benches[1].deliver_all()
+            self.compare()
+
+    @staticmethod
+    def standing(state: ChainState) -> object:
+        """What must be the same: a chain that broke counts no more, and which end was the first depends on the news."""
+        return "broken" if state.failed is not None else state
+
+    def compare(self) -> None:
+        for chain in self.chains:
+            self.both(lambda bench, chain=chain: self.standing(bench.chain_state(chain)))  # type: ignore[misc]
+        for queue in self.QUEUES:
+            self.both(lambda bench, queue=queue: bench.ledger(queue=queue))  # type: ignore[misc]
+            for state in ("ready", "delayed", "waiting", "leased", "dead"):
+                # Not by its error: of two chains that broke, either may be told first.
+                self.both(
+                    lambda bench, queue=queue, state=state: sorted(  # type: ignore[misc]
+                        (one.id, one.token, one.reason) for one in bench.listing(state, queue=queue)
+                    )
+                )
+        for queue, id in self.ids:
+            self.both(lambda bench, queue=queue, id=id: structs.replace(bench.watch(id, queue=queue), error=None))  # type: ignore[misc]
+
+
+@pytest.mark.promise("CHAIN-1", "CHAIN-2", "STORE-4")
+@pytest.mark.parametrize("seed", range(12))
+def test_chains_do_what_the_model_says_whatever_the_program(plain_bench: Bench, inside: Inside, seed: int) -> None:
+    store = MemoryStore(clock=plain_bench.clock)
+    with Bench(lambda clock, namespace: cast(Store, store), "sync", clock=plain_bench.clock) as model:
+        Twins(model, plain_bench, seed).run(60)
+        for queue in Twins.QUEUES:
+            inside.check(queue)
+            told = [
+                sorted([(e.event, e.message_id or "", e.chain_id or "", e.cause or "", e.reason or "") for e in found])
+                for found in (model.events(queue=queue), plain_bench.events(queue=queue))
+            ]
+            assert told[0] == told[1]
+        model.check_invariants()
+        plain_bench.check_invariants()
+
+
+# ---- what is left behind -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.promise("CHAIN-2", "STORE-1")
+def test_all_that_chains_and_waits_leave_behind_expires(plain_bench: Bench, inside: Inside) -> None:
+    chain = plain_bench.begin_chain(priority=9)
+    awaited = plain_bench.publish()
+    blocked = plain_bench.publish(after_chains=[chain])
+    plain_bench.chain_state(chain, "anna")
+    plain_bench.watch(awaited.id, "bert")
+    open_for = {"chain": CHAIN_TTL_MS, "watchers": CHAIN_TTL_MS, "waiters": WAITER_TTL_MS}
+    base = inside.key("")
+    for key in inside.all_keys():
+        kind = key.removeprefix(base).partition(":")[0]
+        if kind in open_for:
+            assert 0 < inside.client.pttl(key) <= open_for.pop(kind, WAITER_TTL_MS)
+    assert open_for == {}
+    assert "blockers" in inside.names()
+    inside.check()
+
+    for lease in plain_bench.claim_all():
+        plain_bench.settle(lease)
+    assert plain_bench.claim_one().id == blocked.id
+    plain_bench.purge("ready")
+    inside.check()
+    kinds = inside.names()
+    assert kinds & {"watchers", "waiters", "blockers", "outgoing", "waiting"} == set()
+    for kind in ("chain", "end"):
+        [key] = [key for key in inside.all_keys() if key.startswith(f"{base}{kind}:")]
+        assert 0 < inside.client.pttl(key) <= ENDED_TTL_MS
+
+
+@pytest.mark.promise("CHAIN-2", "STORE-1")
+@pytest.mark.parametrize("how", ["cancel", "purge", "blocker"])
+def test_a_message_that_waits_takes_the_list_of_its_chains_with_it(
+    plain_bench: Bench, inside: Inside, how: str
+) -> None:
+    first, second = plain_bench.begin_chain(priority=9), plain_bench.begin_chain()
+    waiting = plain_bench.publish(after_chains=[first, second])
+    assert "blockers" in inside.names()
+    if how == "cancel":
+        plain_bench.cancel(waiting.id)
+    elif how == "purge":
+        plain_bench.purge("waiting")
+    else:
+        plain_bench.settle(plain_bench.claim_one(), "dead")
+    assert "blockers" not in inside.names()
+    inside.check()
+
+
+@pytest.mark.promise("CHAIN-1", "STORE-1")
+def test_clients_that_come_and_go_leave_no_names(plain_bench: Bench, inside: Inside) -> None:
+    published = plain_bench.publish()
+    for number in range(50):
+        plain_bench.watch(published.id, f"waiter-{number}")
+        plain_bench.after(WAITER_TTL_MS / 1000 / 10)
+    assert inside.client.zcard(inside.key(f"waiters:{published.id}")) <= 10
+
+
+@pytest.mark.promise("CHAIN-1", "STORE-1")
+def test_a_plain_message_has_a_state_only_if_somebody_waits_for_it(plain_bench: Bench, inside: Inside) -> None:
+    awaited, other = plain_bench.publish(), plain_bench.publish()
+    plain_bench.watch(other.id)
+    assert "state" not in inside.names()
+    plain_bench.watch(awaited.id, "anna")
+    assert inside.client.hkeys(inside.key("state")) == [awaited.id.encode()]
+    inside.check()
+    lease = plain_bench.claim_one()
+    assert (lease.id, lease.token, lease.chain) == (awaited.id, 1, None)
+    assert plain_bench.settle_batch([plain_bench.settlement(one) for one in (lease, plain_bench.claim_one())]) == [
+        "done",
+        "done",
+    ]
+    assert plain_bench.woken[QUEUE] == ["anna"]
+    assert plain_bench.watch(awaited.id) == Watched(None, "done")
+    assert plain_bench.watch(other.id) == Watched(None)
+
+
+# ---- keys that are not ours --------------------------------------------------------------------------------------
+
+
+@pytest.mark.promise("STORE-1")
+@pytest.mark.parametrize("kind", ["chain", "watchers", "blockers"])
+def test_what_is_not_ours_is_not_written_by_a_publish(plain_bench: Bench, inside: Inside, kind: str) -> None:
+    chain = plain_bench.begin_chain()
+    draft = plain_bench.draft(after_chains=[chain])
+    owner = draft.id if kind == "blockers" else chain.rpartition("/")[2]
+    key = inside.key(f"{kind}:{owner}")
+    inside.client.set(key, "not ours")
+    before = inside.snapshot()
+    with pytest.raises(ForeignData, match=f"{kind}:{owner}"):
+        plain_bench.publish_drafts([draft])
+    assert inside.snapshot() == before
+
+
+@pytest.mark.promise("STORE-1")
+def test_where_a_chain_is_not_ours_any_more_its_messages_still_end(plain_bench: Bench, inside: Inside) -> None:
+    chain = plain_bench.begin_chain(priority=9)
+    awaited = plain_bench.publish()
+    blocked = plain_bench.publish(after_chains=[chain])
+    plain_bench.watch(awaited.id, "anna")
+    first = chain.rpartition("/")[2]
+    foreign = [f"{kind}:{first}" for kind in ("chain", "watchers", "waiters:chain")]
+    foreign += [f"waiters:{awaited.id}", f"end:{awaited.id}", f"blockers:{blocked.id}"]
+    for name in foreign:
+        inside.client.delete(inside.key(name))
+        inside.client.rpush(inside.key(name), "not ours")
+    with pytest.raises(ForeignData, match="chain:"):
+        plain_bench.chain_state(chain, "anna")
+    with pytest.raises(ForeignData, match="waiters:"):
+        plain_bench.watch(awaited.id, "anna")
+    notice = Notice("n", "ended", QUEUE, chain, chain)
+    with pytest.raises(ForeignData, match="chain:"):
+        plain_bench.run(plain_bench.store.arrive(QUEUE, [notice]))
+    completed = Notice("n", "completed", QUEUE, chain, blocked.chain_id)
+    with pytest.raises(ForeignData, match="blockers:"):
+        plain_bench.run(plain_bench.store.arrive(QUEUE, [completed]))
+    for lease in plain_bench.claim_all():
+        assert plain_bench.settle(lease) == "done"
+    assert plain_bench.cancel(blocked.id) == "cancelled"
+    for name in foreign:
+        assert inside.client.lrange(inside.key(name), 0, -1) == [b"not ours"]
+    inside.check()
+    plain_bench.check_invariants()
