@@ -26,6 +26,7 @@ from pathlib import Path
 
 from tests.fault.proxy import Proxy
 from tests.fault.tickers import tell
+from tests.fault.wake_figures import COUNTED_FIGURES, TIMED_FIGURES, Server
 from tests.schedule.oracle import utc
 from tests.schedule.test_daylight_saving import PATTERNS, ZONES, differences
 from waypost import Waypost
@@ -382,6 +383,7 @@ def main(arguments: list[str]) -> int:
     """Take every figure on every store; the exit code is 1 if one is short."""
     parser = argparse.ArgumentParser(prog="python -m tests.fault.figures", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="a tenth of the size")
+    parser.add_argument("--counts", action="store_true", help="without figures that time something")
     parser.add_argument("--seed", type=int, default=random.randrange(2**32))
     options = parser.parse_args(arguments)
     # Lost leases are what some figures are about; a warning for each would hide the figures.
@@ -406,6 +408,13 @@ def main(arguments: list[str]) -> int:
                     short += not figure.ok
                     print(figure, flush=True)
                 print(f"  {take.__name__} on {store}: {time.monotonic() - began:.1f} s", flush=True)
+        database = stack.enter_context(PostgresServer(max_connections=300))
+        places = {"valkey": server, "postgres": database}
+        for store, place in places.items():
+            for wake_figure in COUNTED_FIGURES if options.counts else (*COUNTED_FIGURES, *TIMED_FIGURES):
+                for reading in wake_figure(Server(store, place.url, place.port), 3 if options.quick else 10):
+                    short += not reading.ok
+                    print(Figure(f"{store} {reading.name}", reading.figure, reading.limit, reading.ok), flush=True)
     return 1 if short else 0
 
 

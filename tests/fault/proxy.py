@@ -19,6 +19,7 @@ import random
 import socket
 import threading
 from types import TracebackType
+from typing import Self
 
 CHUNK_BYTES = 1 << 16
 #: No thread of a proxy outlives its `with` block by more than this; a longer wait is a defect and must show.
@@ -190,7 +191,7 @@ class Proxy:
         for thread in threads:
             thread.join(JOIN_SECONDS_MAX)
 
-    def __enter__(self) -> Proxy:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(

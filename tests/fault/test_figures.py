@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def test_no_quick_figure_is_short() -> None:
-    command = [sys.executable, "-m", "tests.fault.figures", "--quick", "--seed", "1"]
+    command = [sys.executable, "-m", "tests.fault.figures", "--quick", "--counts", "--seed", "1"]
     ran = subprocess.run(
         command, cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=600, check=False
     )

@@ -124,3 +124,27 @@ async def _received(post: AsyncWaypost) -> Any:
     async with post.receive("orders", wait=60) as message:
         assert message is not None
         return message.body
+
+
+@pytest.mark.promise("STORE-1", "WAKE-4")
+def test_a_user_without_channels_publishes_and_one_with_them_is_woken(valkey: ValkeyServer, namespace: str) -> None:
+    from waypost.testing.setups import client_of
+
+    with client_of(valkey.port) as client:
+        client.acl_setuser("mute", enabled=True, nopass=True, keys=["*"], categories=["+@all"], reset_channels=True)
+        client.execute_command("ACL", "SETUSER", "hearing", "on", "nopass", "~*", f"&{{{namespace}:*", "+@all")
+    mute, hearing = (valkey.url.replace("://", f"://{user}:any@") for user in ("mute", "hearing"))
+    started: list[int] = []
+    with Waypost(hearing, namespace=namespace) as post, Waypost(mute, namespace=namespace) as silent:
+
+        @post.handler("orders")
+        async def handle(body: int) -> None:
+            started.append(body)
+
+        with post.worker():
+            until(lambda: post.stats("orders").sleepers == 1, "a sleeper")
+            assert silent.publish("orders", 1).status == "queued"
+            # Nobody could be told: the safety poll finds it.
+            until(lambda: started == [1], "the start")
+            post.publish("orders", 2)
+            until(lambda: started == [1, 2], "the start")

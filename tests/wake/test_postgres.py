@@ -5,9 +5,11 @@ from __future__ import annotations
 import logging
 import os
 import pwd
+import random
 import shutil
 import subprocess
 import tempfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ import pytest
 
 from tests.wake.conftest import Notes, served_hub, until
 from waypost import Waypost
+from waypost.operations import receive
 from waypost.operations.flow import drive
 from waypost.store.port import Draft
 from waypost.store.postgres import migrate
@@ -31,7 +34,7 @@ class Listener:
 
     def __init__(self, url: str, namespace: str, queue: str = "orders") -> None:
         self.connection = psycopg.connect(url, autocommit=True)
-        self.connection.execute(f'LISTEN "{channel_of(Topic(namespace, "ready", queue))}"')  # type: ignore[call-overload]
+        self.connection.execute(f'LISTEN "{channel_of(Topic(namespace, "ready", queue))}"')
 
     def heard(self) -> list[str]:
         """What has arrived until a word of our own does."""
@@ -122,7 +125,7 @@ def test_many_names_go_in_several_payloads(prepared: PostgresServer, namespace: 
 @pytest.mark.parametrize("queue", ["orders", "q" * 128, "a:b.c-d"])
 def test_the_server_and_the_client_spell_a_channel_alike(prepared: PostgresServer, namespace: str, queue: str) -> None:
     with psycopg.connect(prepared.url) as connection:
-        row = connection.execute(f'SELECT "{namespace}_channel"(%s)', (queue,)).fetchone()  # type: ignore[call-overload]
+        row = connection.execute(f'SELECT "{namespace}_channel"(%s)', (queue,)).fetchone()
     assert row == (channel_of(Topic(namespace, "ready", queue)),)
     assert len(row[0].encode()) <= 63
 
@@ -245,3 +248,32 @@ def test_a_restarted_server_is_listened_to_again(namespace: str) -> None:
             connection.execute("SELECT pg_notify(%s, 'a')", (channel_of(ear.topic),))
         notes.heard("a")
         hub.stop()
+
+
+@pytest.mark.promise("WAKE-1", "WAKE-5")
+def test_a_message_that_is_committed_while_a_worker_falls_asleep_is_not_left_behind(
+    namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(receive, "SAFETY_POLL_SECONDS", 600.0)
+    chance = random.Random(7)
+    started: list[int] = []
+    with PostgresServer(durable=True) as server:
+        migrate(server.url, namespace=namespace)
+        with (
+            Waypost(server.url, namespace=namespace) as post,
+            Waypost(server.url, namespace=namespace) as first,
+            Waypost(server.url, namespace=namespace) as second,
+        ):
+
+            @post.handler("orders")
+            async def handle(body: int) -> None:
+                started.append(body)
+
+            with post.worker():
+                for number in range(0, 200, 2):
+                    until(lambda: first.stats("orders").sleepers == 1, "a sleeper")
+                    other = threading.Timer(chance.uniform(0, 0.01), second.publish, ("orders", number + 1))
+                    other.start()
+                    first.publish("orders", number)
+                    other.join()
+                    until(lambda n=number: len(started) == n + 2, "both starts")  # type: ignore[misc]

@@ -310,8 +310,8 @@ def forget_sleepers(post: Waypost, namespace: str) -> None:
         case "postgres":
             import psycopg
 
-            with psycopg.connect(store.source._url, autocommit=True) as connection:
-                connection.execute(f'DELETE FROM "{namespace}_sleeper"')  # type: ignore[call-overload]
+            with psycopg.connect(store.source._url, autocommit=True) as session:
+                session.execute(f'DELETE FROM "{namespace}_sleeper"')
 
 
 @pytest.mark.promise("WAKE-2")

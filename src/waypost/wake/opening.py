@@ -28,15 +28,20 @@ def open_wakeups(store: Store, wake: str | Channel | None, timeout: float) -> Wa
     if not isinstance(wake, str):
         if not all(hasattr(wake, name) for name in ("send", "listen", "flush", "state")):
             raise ConfigurationError(f"wake= is {SHOWN}, not {type(wake).__name__}")
-        return Wakeups(wake, store.namespace)
+        return _foreign(wake, store)
     if wake == "poll":
         return Wakeups(None, store.namespace)
     if wake == "local":
-        return Wakeups(_local(store), store.namespace)
+        return _foreign(_local(store), store)
     hub = _from_url(wake, timeout)
     natural = _natural(store, timeout)
     # A URL that leads to the store's own server: the store tells its sleepers there by itself.
-    return natural if natural.channel is hub else Wakeups(hub, store.namespace)
+    return natural if natural.channel is hub else _foreign(hub, store)
+
+
+def _foreign(channel: Channel, store: Store) -> Wakeups:
+    """A channel of which the store knows nothing: clients tell whom it named."""
+    return Wakeups(channel, store.namespace, echo=store.kind == "postgres")
 
 
 def _natural(store: Store, timeout: float) -> Wakeups:

@@ -24,12 +24,17 @@ def key_word(key: str) -> str:
 
 
 class Wakeups:
-    """Sends and hears words for one client. `by_store`: the store itself tells sleepers that work is ready."""
+    """Sends and hears words for one client. `by_store`: the store itself tells sleepers that work is ready.
 
-    def __init__(self, channel: Channel | None, namespace: str, *, by_store: bool = False) -> None:
+    `echo`: a step of the store can become visible after others that began later, and nobody tells those who fell asleep
+    in between; so they look again soon after they had work.
+    """
+
+    def __init__(self, channel: Channel | None, namespace: str, *, by_store: bool = False, echo: bool = False) -> None:
         #: None: there is none, and everybody polls.
         self.channel = channel
         self.namespace = namespace
+        self.echo = echo
         self._by_store = by_store
         self._bells: dict[str, list[Bell]] = {}
         self._numbers = itertools.count(1)

@@ -107,7 +107,7 @@ class Consumer:
         self._sleeper = link.wakeups.sleeper(link.worker)
         #: Whether the store has it in its memory of sleepers.
         self._registered = False
-        self._linger = Linger()
+        self._linger = Linger(echo=link.wakeups.echo)
         self._ears: list[Listening] = []
         self._needs_room = False
         self._low = 0
@@ -290,7 +290,7 @@ class Consumer:
                 continue
             # With room left it sleeps if it will be woken; otherwise it goes on until it finds nothing.
             if self._registered or not claimed.leases:
-                await self._sleep(nap.seconds(claimed, None, woken=self._registered))
+                await self._sleep(self._linger.nap(nap.seconds(claimed, None, woken=self._registered)))
                 self._mark = (time.monotonic(), self.handled)
 
     async def _claim(self, limit: int, sleeper: str | None) -> Claimed | None:

@@ -16,6 +16,9 @@ MEMORY_SECONDS = 0.1
 BUSY_MESSAGES_PER_CLAIM = 0.25
 #: How soon it looks again. Long enough for several messages to gather, too short for anybody to mind.
 LINGER_SECONDS_MIN, LINGER_SECONDS_MAX = 0.002, 0.01
+#: After that it sleeps, but looks again after so long, twice: a publish that woke nobody because somebody lingered may
+#: have been committed only after the last look. Longer commits are left to the safety poll.
+ECHO_SECONDS = (0.03, 0.2)
 #: The store counts whole milliseconds, and a claim may be slower than the last ones were.
 SPARE_MS = 2
 
@@ -23,14 +26,16 @@ SPARE_MS = 2
 class Linger:
     """Watches one consumer's claims, and says of the next whether it lingers."""
 
-    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, now: Callable[[], float] = time.monotonic, *, echo: bool = False) -> None:
         self._now = now
+        self._always_echo = echo
         self._began = now()
         self._ended = self._began
         self._messages = 0.0
         self._claim_seconds = LINGER_SECONDS_MIN / 2
         self._found = 0
         self._lingers = False
+        self._echoes: list[float] = []
         #: What the next claim tells the store: when it looks again, 0: no longer, None: it never said so.
         self.cover_ms: int | None = None
 
@@ -48,9 +53,14 @@ class Linger:
         self._lingers = may_sleep and self._found > 0 and rate * self._claim_seconds >= BUSY_MESSAGES_PER_CLAIM
         if self._lingers:
             self.cover_ms = math.ceil((self.seconds + self._claim_seconds) * 1000) + SPARE_MS
+            self._echoes = list(ECHO_SECONDS)
         else:
             self.cover_ms = 0 if before else None
         return self._lingers
+
+    def nap(self, seconds: float) -> float:
+        """How long to sleep instead of so long."""
+        return min(seconds, self._echoes.pop(0)) if self._echoes else seconds
 
     def end(self, found: int) -> None:
         """A claim has ended, and brought so many messages."""
@@ -59,6 +69,8 @@ class Linger:
         self._fade(now)
         self._messages += found
         self._found = found
+        if found and self._always_echo:
+            self._echoes = list(ECHO_SECONDS)
 
     def _fade(self, now: float) -> None:
         self._messages *= math.exp((self._ended - now) / MEMORY_SECONDS)

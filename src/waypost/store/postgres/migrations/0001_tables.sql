@@ -221,6 +221,8 @@ CREATE TABLE {sleeper} (
     name text COLLATE "C" NOT NULL,
     until_ms bigint NOT NULL,
     awake boolean NOT NULL,
+    -- When it was last told to wake up.
+    woken_ms bigint NOT NULL DEFAULT 0,
     CONSTRAINT {#sleeper_pkey} PRIMARY KEY (queue, name)
 ) WITH (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 200);
 CREATE INDEX {#sleeper_until} ON {sleeper} (queue, until_ms);

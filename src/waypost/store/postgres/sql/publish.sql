@@ -67,7 +67,7 @@ BEGIN
     IF v_timers THEN
         v_done.fresh := v_done.fresh + coalesce(({next_due}(q.number) < coalesce(v_due, 9223372036854775807))::int, 0);
     END IF;
-    v_wake := {wake}(q, v_now, v_done.fresh);
+    v_wake := {wake}(q, v_now, v_done.fresh, p_ttl IS NULL);
     v_first := json_build_array(
         CASE WHEN v_done.letters = repeat('q', v_done.added::int) THEN '' ELSE v_done.letters END,
         CASE WHEN v_done.letters ~ '[uce]' THEN v_done.others END, v_wake)::text;

@@ -9,15 +9,20 @@ CREATE OR REPLACE FUNCTION {channel}(p_queue text) RETURNS text LANGUAGE sql IMM
 $body$;
 
 -- Those whose names begin with @ listen here; the others are told by the client, which has another way to reach them.
-CREATE OR REPLACE FUNCTION {wake}(q {queue}, p_now bigint, p_count bigint) RETURNS text[] LANGUAGE plpgsql AS $body$
+-- A part of somebody's own transaction (`p_apart`) takes nobody out of the memory: a row that is locked until that
+-- transaction ends would hold up its worker.
+CREATE OR REPLACE FUNCTION {wake}(q {queue}, p_now bigint, p_count bigint, p_apart boolean DEFAULT false) RETURNS text[]
+LANGUAGE plpgsql AS $body$
 DECLARE
-    v_names text[] := {sleepers}(q, p_now, p_count);
+    v_names text[];
+    v_again text[];
     v_here text[];
 BEGIN
-    IF cardinality(v_names) = 0 THEN
-        RETURN v_names;
+    IF coalesce(p_count, 0) <= 0 OR q.paused THEN
+        RETURN '{}';
     END IF;
-    SELECT array_agg(n.name) INTO v_here FROM unnest(v_names) AS n (name) WHERE n.name ~ '^[@*]';
+    SELECT s.names, s.again INTO v_names, v_again FROM {sleepers}(q, p_now, p_count, p_apart) s;
+    SELECT array_agg(n.name) INTO v_here FROM unnest(v_names || v_again) AS n (name) WHERE n.name ~ '^[@*]';
     -- A payload has room for 8,000 bytes, and a name for a little more than 128.
     FOR i IN 1 .. coalesce(cardinality(v_here), 0) BY 50 LOOP
         PERFORM pg_notify({channel}(q.name), array_to_string(v_here[i : i + 49], E'\n'));
@@ -25,43 +30,63 @@ BEGIN
     RETURN v_names;
 END $body$;
 
-CREATE OR REPLACE FUNCTION {sleepers}(q {queue}, p_now bigint, p_count bigint) RETURNS text[] LANGUAGE plpgsql AS $body$
+-- Whom to wake: the last to fall asleep first. `again` are those who may be falling asleep at this moment, in a step that
+-- cannot see ours, nor ours theirs: they were woken just now, or are locked by their own claim. They are told to look
+-- once more, but only where too few are known to sleep.
+CREATE OR REPLACE FUNCTION {sleepers}(
+    q {queue}, p_now bigint, p_count bigint, p_apart boolean, OUT names text[], OUT again text[]
+) LANGUAGE plpgsql AS $body$
 DECLARE
-    v_names text[];
     v_sleeping boolean;
+    v_recent boolean;
 BEGIN
-    IF coalesce(p_count, 0) <= 0 OR q.paused THEN
-        RETURN '{}';
+    names := '{}';
+    again := '{}';
+    SELECT bool_or(NOT s.awake), bool_or(s.woken_ms > p_now - 250) INTO v_sleeping, v_recent FROM {sleeper} s
+    WHERE s.queue = q.number AND s.until_ms > p_now AND s.name NOT LIKE '~%';
+    IF NOT (v_sleeping OR v_recent) THEN
+        RETURN;
     END IF;
     IF p_count <= 8 AND EXISTS (
         SELECT 1 FROM {sleeper} s
         WHERE s.queue = q.number AND s.until_ms > p_now AND s.until_ms <= p_now + 100 AND s.name LIKE '~%')
     THEN
         -- Somebody looks again so soon that it takes a few messages more than any other would.
-        RETURN '{}';
+        RETURN;
     END IF;
-    SELECT bool_or(NOT s.awake) INTO v_sleeping FROM {sleeper} s WHERE s.queue = q.number AND s.until_ms > p_now;
     IF v_sleeping IS NULL THEN
         -- The memory of who sleeps is gone: everybody wakes, once. Whoever does it first does it for all.
-        IF NOT pg_try_advisory_xact_lock({lock_of}('sleeper'), q.number) THEN
-            RETURN '{}';
+        IF p_apart THEN
+            names := '{*}';
+        ELSIF pg_try_advisory_xact_lock({lock_of}('sleeper'), q.number) THEN
+            INSERT INTO {sleeper} AS s (queue, name, until_ms, awake) VALUES (q.number, '', p_now + 60000, true)
+            ON CONFLICT (queue, name) DO UPDATE SET until_ms = excluded.until_ms WHERE s.until_ms <= p_now;
+            names := CASE WHEN FOUND THEN '{*}'::text[] ELSE '{}' END;
         END IF;
-        INSERT INTO {sleeper} AS s (queue, name, until_ms, awake) VALUES (q.number, '', p_now + 60000, true)
-        ON CONFLICT (queue, name) DO UPDATE SET until_ms = excluded.until_ms WHERE s.until_ms <= p_now;
-        RETURN CASE WHEN FOUND THEN '{*}'::text[] ELSE '{}' END;
+        RETURN;
     END IF;
-    IF NOT v_sleeping THEN
-        RETURN '{}';
+    IF p_apart THEN
+        names := ARRAY(
+            SELECT s.name FROM {sleeper} s WHERE s.queue = q.number AND NOT s.awake AND s.until_ms > p_now
+            ORDER BY s.until_ms DESC, s.name DESC LIMIT p_count);
+    ELSIF v_sleeping THEN
+        WITH chosen AS (
+            SELECT s.name, s.until_ms FROM {sleeper} s WHERE s.queue = q.number AND NOT s.awake AND s.until_ms > p_now
+            ORDER BY s.until_ms DESC, s.name DESC LIMIT p_count FOR UPDATE SKIP LOCKED
+        ), woken AS (
+            UPDATE {sleeper} s SET awake = true, woken_ms = p_now FROM chosen c
+            WHERE s.queue = q.number AND s.name = c.name
+            RETURNING c.name, c.until_ms
+        )
+        SELECT coalesce(array_agg(w.name ORDER BY w.until_ms DESC, w.name DESC), '{}') INTO names FROM woken w;
     END IF;
-    WITH chosen AS (
-        SELECT s.name, s.until_ms FROM {sleeper} s WHERE s.queue = q.number AND NOT s.awake AND s.until_ms > p_now
-        ORDER BY s.until_ms DESC, s.name DESC LIMIT p_count FOR UPDATE SKIP LOCKED
-    ), woken AS (
-        UPDATE {sleeper} s SET awake = true FROM chosen c WHERE s.queue = q.number AND s.name = c.name
-        RETURNING c.name, c.until_ms
-    )
-    SELECT coalesce(array_agg(w.name ORDER BY w.until_ms DESC, w.name DESC), '{}') INTO v_names FROM woken w;
-    RETURN v_names;
+    IF cardinality(names) < p_count THEN
+        again := ARRAY(
+            SELECT s.name FROM {sleeper} s
+            WHERE s.queue = q.number AND s.until_ms > p_now AND s.name LIKE '@%' AND s.name <> ALL (names)
+                AND (NOT s.awake OR s.woken_ms > p_now - 250)
+            ORDER BY s.until_ms DESC LIMIT p_count - cardinality(names));
+    END IF;
 END $body$;
 
 -- A worker looks again within so many milliseconds, 0: it no longer says so. Each has a row of its own, named ~worker.
@@ -69,9 +94,11 @@ CREATE OR REPLACE FUNCTION {cover}(p_queue integer, p_worker text, p_now bigint,
 LANGUAGE plpgsql AS $body$
 BEGIN
     IF p_ms > 0 THEN
-        INSERT INTO {sleeper} (queue, name, until_ms, awake) VALUES (p_queue, '~' || p_worker, p_now + least(p_ms, 100), true)
+        INSERT INTO {sleeper} (queue, name, until_ms, awake)
+        VALUES (p_queue, '~' || p_worker, p_now + least(p_ms, 100), true)
         ON CONFLICT (queue, name) DO UPDATE SET until_ms = excluded.until_ms;
     ELSE
-        UPDATE {sleeper} s SET until_ms = p_now WHERE s.queue = p_queue AND s.name = '~' || p_worker AND s.until_ms > p_now;
+        UPDATE {sleeper} s SET until_ms = p_now
+        WHERE s.queue = p_queue AND s.name = '~' || p_worker AND s.until_ms > p_now;
     END IF;
 END $body$;

@@ -229,8 +229,10 @@ local function choose_sleepers(number)
   end
   if #names > 0 and number <= COVERED_MAX then
     -- Those who cover stand at the other end: they say so for milliseconds, not for a minute.
-    local soonest = call('ZRANGEBYSCORE', SLEEPERS, '(' .. format('%.0f', now), now + COVER_MS_MAX, 'LIMIT', 0, 1)[1]
-    if soonest and byte(soonest) == 126 then return {} end
+    local soon = call('ZRANGEBYSCORE', SLEEPERS, '(' .. format('%.0f', now), now + COVER_MS_MAX, 'LIMIT', 0, 64)
+    for i = 1, #soon do
+      if byte(soon[i]) == 126 then return {} end
+    end
   end
   if #names > 0 then call('ZREM', SLEEPERS, unpack(names)) end
   return names

@@ -1,0 +1,354 @@
+"""Figures of wake-ups: how many of those who sleep are disturbed, how soon they start, and what is lost with a word.
+
+Claims are counted by a proxy between the workers and their server. Safety polls are out of the way while claims are
+counted: an idle loop makes one every five seconds.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.fault.proxy import Proxy
+from waypost import Waypost
+from waypost.policy import SAFETY_POLL_SECONDS
+from waypost.testing.bench import fresh_namespace
+
+ROOT = Path(__file__).parents[2]
+PROCESSES, LOOPS, MESSAGES = 5, 10, 5
+NEVER = 600.0
+PATIENCE_SECONDS = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """One line of the report, before it has a store's name."""
+
+    name: str
+    figure: str
+    limit: str
+    ok: bool
+
+
+class CountingProxy(Proxy):
+    """Counts requests that contain a mark, and loses nothing."""
+
+    def __init__(self, target_port: int, mark: bytes) -> None:
+        self.mark = mark
+        self.counted = 0
+        super().__init__(target_port)
+
+    def takes_reply_of(self, request: bytes) -> bool:
+        found = request.count(self.mark)
+        if found:
+            with self._guard:
+                self.counted += found
+        return super().takes_reply_of(request)
+
+
+@dataclass
+class Server:
+    """A server, and how its claims are known."""
+
+    kind: str
+    url: str
+    port: int
+    namespace: str = field(default_factory=fresh_namespace)
+
+    @property
+    def claim_mark(self) -> bytes:
+        if self.kind == "valkey":
+            from waypost.store.valkey.scripts import script
+
+            return script("claim").sha
+        return b"_claim"
+
+    def through(self, port: int) -> str:
+        """The same server behind a proxy."""
+        return self.url.replace(f":{self.port}", f":{port}")
+
+    def prepare(self) -> None:
+        """Make the tables of a fresh namespace, where there are any."""
+        if self.kind == "postgres":
+            from waypost.store.postgres import migrate
+
+            migrate(self.url, namespace=self.namespace)
+
+    def forget_sleepers(self) -> None:
+        """Take the memory of sleepers away."""
+        if self.kind == "valkey":
+            from waypost.testing.setups import client_of
+
+            with client_of(self.port) as client:
+                client.delete(f"{{{self.namespace}:orders}}:sleepers")
+            return
+        import psycopg
+
+        with psycopg.connect(self.url, autocommit=True) as connection:
+            connection.execute(f'DELETE FROM "{self.namespace}_sleeper"')
+
+
+def until(condition: Callable[[], Any], what: str) -> None:
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not condition():
+        assert time.monotonic() < deadline, f"{what} did not happen"
+        time.sleep(0.01)
+
+
+@contextmanager
+def crowd(
+    server: Server,
+    *,
+    url: str | None = None,
+    wake: str | None = None,
+    poll: float = NEVER,
+    number: int = PROCESSES,
+) -> Iterator[Path]:
+    """Processes full of idle loops, all asleep; where they note what they start."""
+    with tempfile.TemporaryDirectory() as folder:
+        notes = Path(folder) / "notes"
+        notes.touch()
+        given = {
+            "url": url or server.url, "namespace": server.namespace, "wake": wake, "loops": LOOPS,
+            "notes": str(notes), "poll": poll,
+        }  # fmt: skip
+        processes = [
+            subprocess.Popen(
+                [sys.executable, "-m", "tests.fault.crowd", json.dumps(given)], cwd=ROOT, stdin=subprocess.PIPE,
+                env=os.environ | {"PYTHONPATH": str(ROOT / "src")},
+            )
+            for _ in range(number)
+        ]  # fmt: skip
+        try:
+            yield notes
+        finally:
+            for process in processes:
+                if process.stdin is not None:
+                    process.stdin.close()
+            for process in processes:
+                try:
+                    process.wait(20)
+                except subprocess.TimeoutExpired:
+                    process.kill()
+                    process.wait()
+
+
+def read(notes: Path) -> list[float]:
+    """Milliseconds from publish to start, of each message."""
+    pairs = (line.split() for line in notes.read_text().splitlines())
+    return [(int(started) - int(published)) / 1e6 for published, started in pairs]
+
+
+def all_asleep(post: Waypost) -> bool:
+    return post.stats("orders").sleepers == PROCESSES * LOOPS
+
+
+def publish_at_once(server: Server, posts: list[Waypost]) -> None:
+    """Publishers that know nothing of each other, each one message."""
+    start = threading.Barrier(len(posts))
+
+    def publish(post: Waypost) -> None:
+        start.wait()
+        post.publish("orders", time.monotonic_ns())
+
+    threads = [threading.Thread(target=publish, args=(post,)) for post in posts]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def claims(server: Server, rounds: int) -> Iterator[Reading]:
+    """Five messages for fifty sleepers: about five of them look."""
+    server.prepare()
+    posts = [Waypost(server.url, namespace=server.namespace) for _ in range(MESSAGES)]
+    loops = PROCESSES * LOOPS
+    with CountingProxy(server.port, server.claim_mark) as proxy, crowd(server, url=server.through(proxy.port)) as notes:
+        until(lambda: all_asleep(posts[0]), "fifty sleepers")
+        counted = []
+        for number in range(1, rounds + 1):
+            until(lambda: all_asleep(posts[0]), "fifty sleepers again")
+            before = proxy.counted
+            publish_at_once(server, posts)
+            until(lambda n=number: len(read(notes)) == n * MESSAGES, "all starts")  # type: ignore[misc]
+            until(lambda: all_asleep(posts[0]), "fifty sleepers again")
+            counted.append(proxy.counted - before)
+        yield Reading(
+            f"wake-ups: claims for {MESSAGES} messages, {loops} idle loops",
+            f"{max(counted)} at most, {statistics.median(counted):g} as a rule",
+            f"{MESSAGES + 2}",
+            max(counted) <= MESSAGES + 2,
+        )
+        server.forget_sleepers()
+        before = proxy.counted
+        posts[0].publish_many("orders", [time.monotonic_ns()] * MESSAGES)
+        until(lambda: all_asleep(posts[0]), "fifty sleepers again")
+        everybody = proxy.counted - before
+        done = posts[0].ledger("orders").done
+        yield Reading(
+            "wake-ups: claims when nobody knows who sleeps",
+            f"{everybody}, done {done}",
+            f"about {loops}, {(rounds + 1) * MESSAGES}",
+            everybody >= loops * 0.8 and done == (rounds + 1) * MESSAGES,
+        )
+    for post in posts:
+        post.close()
+
+
+def starts(server: Server, rounds: int) -> Iterator[Reading]:
+    """How soon: the same crowd, without a proxy between."""
+    server.prepare()
+    posts = [Waypost(server.url, namespace=server.namespace) for _ in range(MESSAGES)]
+    with crowd(server) as notes:
+        for number in range(1, rounds + 1):
+            until(lambda: all_asleep(posts[0]), "fifty sleepers")
+            publish_at_once(server, posts)
+            until(lambda n=number: len(read(notes)) == n * MESSAGES, "all starts")  # type: ignore[misc]
+        taken = read(notes)
+    for post in posts:
+        post.close()
+    p50 = statistics.median(taken)
+    yield Reading("wake-ups: start of a message, p50", f"{p50:.1f} ms, slowest {max(taken):.0f} ms", "10 ms", p50 < 10)
+
+
+def all_lost(server: Server, rounds: int) -> Iterator[Reading]:
+    """Every word is lost on its way: the safety poll finds what nobody was told of."""
+    server.prepare()
+    with (
+        Proxy(server.port) as proxy,
+        Waypost(server.url, namespace=server.namespace) as post,
+        crowd(server, wake=server.through(proxy.port), poll=SAFETY_POLL_SECONDS) as notes,
+    ):
+        until(lambda: all_asleep(post), "fifty sleepers")
+        proxy.silence(requests=False)
+        for number in range(1, rounds + 1):
+            post.publish("orders", time.monotonic_ns())
+            until(lambda n=number: len(read(notes)) == n, "the start")  # type: ignore[misc]
+        taken = read(notes)
+        proxy.heal()
+    slowest = max(taken) / 1000
+    yield Reading(
+        "wake-ups: all lost, slowest start",
+        f"{slowest:.2f} s of {len(taken)}",
+        f"{SAFETY_POLL_SECONDS:g} s",
+        slowest <= SAFETY_POLL_SECONDS + 0.5,
+    )
+
+
+def busy(server: Server, rounds: int) -> Iterator[Reading]:
+    """A PostgreSQL queue under load sends next to no words."""
+    if server.kind != "postgres":
+        return
+    import psycopg
+
+    from waypost.wake.port import Topic
+    from waypost.wake.postgres import channel_of
+
+    server.prepare()
+    each, publishers = 150 * rounds, 4
+    with Waypost(server.url, namespace=server.namespace) as post, crowd(server, poll=SAFETY_POLL_SECONDS) as notes:
+        until(lambda: all_asleep(post), "fifty sleepers")
+        heard = [0]
+        over = threading.Event()
+
+        def listen() -> None:
+            with psycopg.connect(server.url, autocommit=True) as connection:
+                channel = channel_of(Topic(server.namespace, "ready", "orders"))
+                connection.execute(f'LISTEN "{channel}"')
+                while not over.is_set():
+                    heard[0] += sum(1 for _ in connection.notifies(timeout=0.2))
+
+        def publish() -> None:
+            with Waypost(server.url, namespace=server.namespace, wake="poll") as publisher:
+                for _ in range(each):
+                    publisher.publish("orders", time.monotonic_ns())
+
+        listener = threading.Thread(target=listen)
+        listener.start()
+        threads = [threading.Thread(target=publish) for _ in range(publishers)]
+        began = time.monotonic()
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        count = each * publishers
+        rate = count / (time.monotonic() - began)
+        until(lambda: len(read(notes)) == count, "all starts")
+        over.set()
+        listener.join()
+    share = 1000 * heard[0] / count
+    yield Reading(
+        "wake-ups: words on a busy queue",
+        f"{share:.0f} per 1,000 publishes, at {rate:.0f} a second",
+        "100",
+        share <= 100,
+    )
+
+
+def commits(server: Server, rounds: int) -> Iterator[Reading]:
+    """What a publishing transaction takes, by turns with workers that are woken and with workers that poll."""
+    if server.kind != "postgres":
+        return
+    polled = Server(server.kind, server.url, server.port)
+    server.prepare()
+    polled.prepare()
+    taken: dict[str, list[float]] = {server.namespace: [], polled.namespace: []}
+    rate, seconds, publishers = 1000.0, 1.0, 5
+    with (
+        Waypost(server.url, namespace=server.namespace) as post,
+        crowd(server, poll=SAFETY_POLL_SECONDS, number=1),
+        crowd(polled, wake="poll", poll=SAFETY_POLL_SECONDS, number=1),
+    ):
+        for turn in range(rounds + 1):
+            for namespace, values in taken.items():
+                until(lambda: post.stats("orders").sleepers == LOOPS, "the sleepers")
+                found = publish_evenly(server.url, namespace, rate, seconds, publishers)
+                if turn:  # the first turn warms everything up
+                    values += found
+    with_words, without = (statistics.quantiles(values, n=100)[98] for values in taken.values())
+    yield Reading(
+        "wake-ups: commit of a publish, p99",
+        f"{with_words:.1f} ms with sleepers, {without:.1f} ms without wake-ups, ratio {with_words / without:.2f}",
+        "ratio 1.5",
+        with_words <= 1.5 * without,
+    )
+
+
+def publish_evenly(url: str, namespace: str, rate: float, seconds: float, publishers: int) -> list[float]:
+    """Milliseconds of each publish, from several clients that together keep to a rate as far as they can."""
+    taken: list[float] = []
+    start = time.monotonic() + 0.2
+
+    def publish(offset: float) -> None:
+        with Waypost(url, namespace=namespace, wake="poll") as post:
+            post.policy("orders")
+            due = start + offset
+            while due < start + seconds:
+                time.sleep(max(0.0, due - time.monotonic()))
+                began = time.monotonic_ns()
+                post.publish("orders", began)
+                taken.append((time.monotonic_ns() - began) / 1e6)
+                due += publishers / rate
+
+    threads = [threading.Thread(target=publish, args=(number / rate,)) for number in range(publishers)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return taken
+
+
+#: Those that count, and those that time something: the latter say little on a machine that has other work.
+COUNTED_FIGURES = (claims, busy)
+TIMED_FIGURES = (starts, all_lost, commits)
