@@ -152,7 +152,13 @@ BEGIN
             INSERT INTO {sleeper} (queue, name, until_ms, awake) VALUES (q.number, p_sleeper, v_now + 60000, false)
             ON CONFLICT (queue, name) DO UPDATE SET until_ms = excluded.until_ms, awake = false;
         END IF;
-        v_due := {next_due}(q.number);
+        IF v_due <= v_now OR v_end <= v_now THEN
+            v_due := {next_due}(q.number);
+            v_end := {next_lease}(q.number);
+        ELSIF v_leased > 0 THEN
+            -- Known without looking: the first entries of an index are the ones that a vacuum has yet to remove.
+            v_end := least(v_end, v_now + q.lease_ms);
+        END IF;
         IF v_tidy THEN
             PERFORM {tidy}(q, v_now);
         ELSIF q.lease_ms IS NOT NULL THEN
@@ -162,7 +168,7 @@ BEGIN
     END IF;
     RETURN QUERY SELECT
         json_build_array(
-            {from_now}(v_due, v_now), {from_now}({next_lease}(q.number), v_now), v_rate, q.paused)::text,
+            {from_now}(v_due, v_now), {from_now}(v_end, v_now), v_rate, q.paused)::text,
         NULL::text, NULL::bigint, NULL::integer, NULL::integer, NULL::smallint, NULL::text, NULL::text, NULL::bigint,
         NULL::bigint, NULL::bigint, NULL::bigint, NULL::bytea;
 END $body$;
