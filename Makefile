@@ -52,9 +52,11 @@ docs: .venv/ready  ## Links resolve, the examples in the pages run
 demo: .venv/ready  ## A short story told on SQLite and on a real Valkey server
 	@$(RUN) -m examples.demo
 
-bench: .venv/ready  ## Figures of the core and of the worker
+bench: .venv/ready  ## Figures of the core, of the worker, and of PostgreSQL's tables
 	$(RUN) -m benchmarks.core --quick
 	$(RUN) -m benchmarks.worker --quick
+	$(RUN) -m benchmarks.outbox_like --quick
+	$(RUN) -m benchmarks.bloat --quick
 
 faults: .venv/ready  ## What survives which fault, in figures. QUICK=1: smaller
 	$(RUN) -m tests.fault.figures $(if $(QUICK),--quick)

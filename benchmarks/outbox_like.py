@@ -2,9 +2,9 @@
 
     python -m benchmarks.outbox_like --quick --json
 
-Each transaction writes into a table of the user's, publishes on the same connection by the statement of the store, works
-for 5 ms with the transaction open, and commits. If any step updated a row that all of them share, they would take turns
-and the rate would fall to that of one of them. The peer `raw` is the same transaction without the publish.
+Each transaction writes into a table of the user's, publishes on the same connection by the statement of the store,
+works for 5 ms with the transaction open, and commits. If any step updated a row that all of them share, they would take
+turns and the rate would fall to that of one of them. The peer `raw` is the same transaction without the publish.
 """
 
 from __future__ import annotations

@@ -155,7 +155,7 @@ class RawPostgres:
             " worker = 'bench:1:0000', claimed_ms = 1, lease_end_ms = 60001, lease_ms = 60000"
             " FROM (SELECT ctid AS place FROM raw_message WHERE queue = 1 AND state = 0 ORDER BY rank, position"
             " LIMIT %s FOR UPDATE SKIP LOCKED) c WHERE m.ctid = c.place"
-            " RETURNING m.id, m.token, m.deliveries, m.attempts, m.rank, m.key, m.\"group\", m.published_ms,"
+            ' RETURNING m.id, m.token, m.deliveries, m.attempts, m.rank, m.key, m."group", m.published_ms,'
             " m.ready_ms, m.claimed_ms, m.lease_end_ms, m.data",
             (self._payload[:12], batch),
             binary=True,

@@ -408,8 +408,8 @@ def main(arguments: list[str]) -> int:
                     short += not figure.ok
                     print(figure, flush=True)
                 print(f"  {take.__name__} on {store}: {time.monotonic() - began:.1f} s", flush=True)
-        database = stack.enter_context(PostgresServer(max_connections=300))
-        places = {"valkey": server, "postgres": database}
+        crowded = stack.enter_context(PostgresServer(max_connections=300))
+        places: dict[str, EmbeddedServer] = {"valkey": valkey, "postgres": crowded}
         for store, place in places.items():
             for wake_figure in COUNTED_FIGURES if options.counts else (*COUNTED_FIGURES, *TIMED_FIGURES):
                 for reading in wake_figure(Server(store, place.url, place.port), 3 if options.quick else 10):

@@ -10,7 +10,8 @@ import psycopg
 import pytest
 from psycopg.pq import ExecStatus
 
-from waypost.store.port import Call
+from waypost.message import OutcomeName
+from waypost.store.port import Call, Hold
 from waypost.store.postgres.statement import PostgresCall
 from waypost.testing.bench import Bench
 
@@ -44,10 +45,11 @@ def test_a_claim_and_a_renewal_wait_for_the_disk_only_where_they_put_the_journal
 ) -> None:
     bench.publish_count(2)
     held = bench.claim_one()
+    hold = Hold(held.id, held.token, held.nonce)
     seen = Counter[tuple[bool, bool]]()
     for _ in range(70):
         seen[waits(database, bench.store.claim("orders", 1, bench.operation(), worker="w"))] += 1
-        seen[waits(database, bench.store.extend("orders", [held], bench.operation()))] += 1  # type: ignore[list-item]
+        seen[waits(database, bench.store.extend("orders", [hold], bench.operation()))] += 1
     assert set(seen) == {(False, False), (True, True)}
 
 
@@ -65,13 +67,13 @@ def test_a_batch_of_all_outcomes_gives_each_message_its_own(bench: Bench) -> Non
     bench.configure(dead_max=1_000)
     bench.publish_count(240)
     leases = bench.claim(512)
-    outcomes = ["done", "retry", "snooze", "release", "dead", "drop"]
+    outcomes: list[OutcomeName] = ["done", "retry", "snooze", "release", "dead", "drop"]
     status = dict(zip(outcomes, ["done", "retried", "snoozed", "released", "dead", "dropped"], strict=True))
     chosen = {lease.id: outcomes[place % 6] for place, lease in enumerate(leases)}
     settlements = [
         bench.settlement(
             lease,
-            chosen[lease.id],  # type: ignore[arg-type]
+            chosen[lease.id],
             after=60 if place % 12 < 6 else 0,
             error_type=f"Error{place}",
             error=f"text {place}",
@@ -198,7 +200,7 @@ def test_one_single_publish_repeated_from_many_connections_at_once_is_stored_onc
 @pytest.mark.promise("DEAD-2", "SEE-5")
 @pytest.mark.parametrize("state", ["ready", "delayed", "dead"])
 def test_a_purge_in_parts_ends_exactly(bench: Bench, state: Any) -> None:
-    bench.publish_count(250, **({"delay": 60} if state == "delayed" else {}))
+    bench.publish_count(250, delay=60 if state == "delayed" else 0)
     if state == "dead":
         bench.settle_batch([bench.settlement(lease, "dead") for lease in bench.claim(512)])
     purged = [bench.purge(state, limit=125) for _ in range(3)]

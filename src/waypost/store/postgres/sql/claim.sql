@@ -156,7 +156,13 @@ BEGIN
         IF p_linger IS NOT NULL THEN
             PERFORM {cover}(q.number, p_worker, v_now, CASE WHEN v_leased < p_limit THEN p_linger ELSE 0 END);
         END IF;
-        v_due := {next_due}(q.number);
+        IF v_due <= v_now OR v_end <= v_now THEN
+            v_due := {next_due}(q.number);
+            v_end := {next_lease}(q.number);
+        ELSIF v_leased > 0 THEN
+            -- Known without looking: the first entries of an index are the ones that a vacuum has yet to remove.
+            v_end := least(v_end, v_now + q.lease_ms);
+        END IF;
         IF v_tidy THEN
             PERFORM {tidy}(q, v_now);
         ELSIF q.lease_ms IS NOT NULL THEN
@@ -166,7 +172,7 @@ BEGIN
     END IF;
     RETURN QUERY SELECT
         json_build_array(
-            {from_now}(v_due, v_now), {from_now}({next_lease}(q.number), v_now), v_rate, q.paused, q.lease_ms)::text,
+            {from_now}(v_due, v_now), {from_now}(v_end, v_now), v_rate, q.paused, q.lease_ms)::text,
         NULL::text, NULL::bigint, NULL::integer, NULL::integer, NULL::smallint, NULL::text, NULL::text, NULL::bigint,
         NULL::bigint, NULL::bigint, NULL::bigint, NULL::bytea;
 END $body$;
