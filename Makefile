@@ -9,10 +9,10 @@ PARALLEL ?= -n 2
 CODE := $(wildcard src tests benchmarks examples scripts)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup check lint types imports unit conformance test everything demo bench faults docs format clean
+.PHONY: help setup check lint types imports unit conformance test everything demo bench bench-setup faults docs format clean
 
 help:  ## This list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .venv/ready: pyproject.toml constraints.txt scripts/setup_venv.py
 	@$(PYTHON) scripts/setup_venv.py
@@ -48,9 +48,14 @@ docs: .venv/ready  ## Links resolve, the examples in the pages run
 demo: .venv/ready  ## A short story told on SQLite and on a real Valkey server
 	@$(RUN) -m examples.demo
 
-bench: .venv/ready  ## Figures of the core and of the worker
+bench-setup: .venv/ready  ## Environments of other queues, to be measured beside waypost: some minutes, once
+	$(RUN) -m benchmarks.peers.setup
+
+bench: .venv/ready  ## Figures: the core, the worker, latency and timers, beside other queues that are set up
 	$(RUN) -m benchmarks.core --quick
 	$(RUN) -m benchmarks.worker --quick
+	$(RUN) -m benchmarks.latency --quick
+	$(RUN) -m benchmarks.timers --quick
 
 faults: .venv/ready  ## What survives which fault, in figures. QUICK=1: smaller
 	$(RUN) -m tests.fault.figures $(if $(QUICK),--quick)
