@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -109,31 +109,32 @@ def slot_file(count: int) -> Iterator[Times]:
 class Running:
     """A program at work, in a process group of its own."""
 
-    def __init__(self, contestant: Contestant, *given: str, errors: IO[bytes]) -> None:
+    def __init__(self, contestant: Contestant, *given: str, said: IO[bytes], errors: IO[bytes]) -> None:
+        # Files, not pipes: a program that talks a lot must not have to wait for a listener.
+        self._said = said
         self._errors = errors
         self.contestant = contestant
         self.process = subprocess.Popen(
             [*contestant.command(), *given], cwd=ROOT, env=contestant.environment(), stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE, stderr=errors, start_new_session=True,
+            stdout=said, stderr=errors, start_new_session=True,
         )  # fmt: skip
 
     def wait_until_ready(self) -> None:
         """Until it says that it takes messages."""
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            if b'"ready"' in line:
-                return
-        raise self.failed("ended before it was ready")
+        self._watch(lambda: b'"ready"' in os.pread(self._said.fileno(), 4096, 0), lambda: "was not ready")
 
     def wait_for(self, times: Times) -> None:
         """Until every slot has its time."""
+        self._watch(times.are_complete, lambda: f"handled {times.filled()} of {times.count}")
+
+    def _watch(self, holds: Callable[[], bool], told: Callable[[], str]) -> None:
         limit = self.contestant.seconds_max
         deadline = time.monotonic() + limit
-        while not times.are_complete():
+        while not holds():
             if self.process.poll() is not None:
                 raise self.failed(f"ended with {self.process.returncode}")
             if time.monotonic() > deadline:
-                raise self.failed(f"handled {times.filled()} of {times.count} in {limit:g} s")
+                raise self.failed(f"{told()} in {limit:g} s")
             time.sleep(WATCH_SECONDS)
 
     def wait(self) -> int:
@@ -145,55 +146,54 @@ class Running:
             raise self.failed(f"took more than {limit:g} s") from None
 
     def end(self) -> None:
-        """End it and all that it started."""
+        """End it in order if it is ours, then all that it started."""
         if self.contestant.peer is None and self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
             try:
                 code = self.process.wait(STOP_SECONDS)
             except subprocess.TimeoutExpired:
-                self._kill()
+                self.kill()
                 raise self.failed("did not stop") from None
             if code != 0:
                 raise self.failed(f"stopped with {code}")
-        self._kill()
+        self.kill()
 
-    def _kill(self) -> None:
+    def kill(self) -> None:
+        """End it and all that it started, at once."""
         if self.process.poll() is None:
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
-        if self.process.stdout is not None:
-            self.process.stdout.close()
 
     def failed(self, what: str) -> TurnFailed:
         """The error to raise, with what the program said last."""
         self._errors.seek(0)
-        said = self._errors.read()[-1500:].decode(errors="replace").strip()
+        said = self._errors.read()[-600:].decode(errors="replace").strip()
         return TurnFailed(f"{self.contestant.name} {what}: {said}" if said else f"{self.contestant.name} {what}")
 
 
 @contextmanager
 def running(contestant: Contestant, *given: str) -> Iterator[Running]:
     """A program for the length of a block."""
-    with tempfile.TemporaryFile() as errors:
-        program = Running(contestant, *given, errors=errors)
+    with tempfile.TemporaryFile() as said, tempfile.TemporaryFile() as errors:
+        program = Running(contestant, *given, said=said, errors=errors)
         try:
             yield program
         except BaseException:
-            program._kill()
+            program.kill()
             raise
         program.end()
 
 
 def run(contestant: Contestant, *given: str) -> int:
     """A program that ends by itself; its exit code, which is 0 or one that the protocol knows."""
-    with tempfile.TemporaryFile() as errors:
-        program = Running(contestant, *given, errors=errors)
+    with tempfile.TemporaryFile() as said, tempfile.TemporaryFile() as errors:
+        program = Running(contestant, *given, said=said, errors=errors)
         try:
             code = program.wait()
             if code not in (0, protocol.LEAD_TOO_SHORT):
                 raise program.failed(f"ended with {code}")
         finally:
-            program._kill()
+            program.kill()
         return code
 
 

@@ -88,7 +88,7 @@ class Turns:
         for turn in range(rounds):
             passed = time.monotonic() - begin
             if self.quick and turn and time.monotonic() - self._begin + passed / turn > QUICK_SECONDS:
-                tell(f"the machine is busy: {turn} rounds instead of {rounds}")
+                tell(f"the machine is busy: {turn} of {rounds} rounds")
                 break
             for entry in [one for one in entries if one in taken]:
                 try:
