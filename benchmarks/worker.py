@@ -5,8 +5,9 @@
 `drain` is `waypost worker` as it comes (leases, at least once, one handler call per message, concurrency 10, journal
 `all`) in a process of its own, with an async handler that only notes its start, on a queue that was filled before. The
 rate is counted from the first start of a handler to the last, so no program's start-up counts. Peers run with the
-settings that were best for them, by turns with ours. `drain-batch` has handlers of batches. Other ways to handle have
-names of their own. Valkey has no persistence here; PostgreSQL and SQLite wait for the disk.
+settings that were best for them, by turns with ours. `drain-batch` has handlers of batches; other ways to handle have
+names of their own. `cpu` is the processor time of the worker process per message, which a busy machine stretches less.
+Valkey has no persistence here; PostgreSQL and SQLite wait for the disk.
 
 `--profile` prints where the time of one drain goes instead; with `--store` on that store.
 """
@@ -23,7 +24,7 @@ from typing import Any
 
 from benchmarks.core import BODY
 from benchmarks.measure import Report, arguments
-from benchmarks.peers.harness import drain_rate
+from benchmarks.peers.harness import drain
 from benchmarks.peers.hosts import host
 from benchmarks.peers.turns import Entry, Turns
 from waypost import Waypost
@@ -42,12 +43,14 @@ async def nothing(body: dict[str, Any]) -> None:
     """The handler of the profile."""
 
 
-def rates(report: Report, turns: Turns, name: str, entries: list[Entry]) -> None:
-    """Median rates of all of them, and how many times a peer's rate ours is."""
-    taken = turns.take(entries, ROUNDS, drain_rate)
-    medians = {entry: statistics.median(results) for entry, results in taken.items()}
-    for entry, median in medians.items():
-        report.add(name, entry.store, entry.contestant.name, round(median), "messages/s")
+def rates(report: Report, turns: Turns, names: tuple[str, str], entries: list[Entry]) -> None:
+    """Medians of all of them, and how many times a peer's rate ours is. `names` are the rate's and the time's."""
+    taken = turns.take(entries, ROUNDS, drain)
+    medians = {entry: statistics.median(one.rate for one in results) for entry, results in taken.items()}
+    for entry, results in taken.items():
+        cpu = statistics.median(one.cpu_us for one in results)
+        report.add(names[0], entry.store, entry.contestant.name, round(medians[entry]), "messages/s")
+        report.add(names[1], entry.store, entry.contestant.name, round(cpu, 1), "us/message")
     for ours, theirs in itertools.product(medians, medians):
         if ours.contestant.peer is None and theirs.contestant.peer is not None and ours.store == theirs.store:
             ratio = round(medians[ours] / medians[theirs], 2)
@@ -83,12 +86,12 @@ def main() -> None:
     share = 0.4 if options.quick else 1.0
     with Turns(options.quick, options.store) as turns:
         entries = [entry for store in STORES for entry in turns.ours([store], round(COUNTS[store] * share))]
-        rates(report, turns, "drain", entries + turns.theirs(*PEERS, share=share))
+        rates(report, turns, ("drain", "cpu"), entries + turns.theirs(*PEERS, share=share))
         batches = turns.ours(["valkey"], round(COUNTS["valkey"] * share), "batch")
-        rates(report, turns, "drain-batch", batches + turns.theirs("faststream", share=share))
+        rates(report, turns, ("drain-batch", "cpu-batch"), batches + turns.theirs("faststream", share=share))
         for variant, name in VARIANTS.items() if not options.quick else ():
             slower = [entry for store in STORES for entry in turns.ours([store], COUNTS[store] // 4, variant)]
-            rates(report, turns, name, slower)
+            rates(report, turns, (name, f"cpu-{name}"), slower)
 
 
 if __name__ == "__main__":

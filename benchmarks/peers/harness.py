@@ -14,7 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO
@@ -24,6 +24,8 @@ from benchmarks.peers.hosts import Host
 from benchmarks.peers.registry import ROOT, Peer, environment
 
 WATCH_SECONDS = 0.01
+#: Bytes of a slot file in which the first time is expected: nobody begins with a later message.
+BEGINNING = 4096
 STOP_SECONDS = 10.0
 #: Messages of the first so many seconds warm connections and caches: they are not counted in a latency.
 WARM_SECONDS = 1.0
@@ -78,6 +80,10 @@ class Times:
                 self._seen += 1
         return self._seen == self.count
 
+    def have_begun(self) -> bool:
+        """Whether a message has its time."""
+        return self._map[:BEGINNING].count(0) < min(BEGINNING, len(self._map))
+
     def filled(self) -> int:
         """How many messages have their time."""
         return sum(1 for time_ns in self.read() if time_ns)
@@ -122,6 +128,10 @@ class Running:
     def wait_until_ready(self) -> None:
         """Until it says that it takes messages."""
         self._watch(lambda: b'"ready"' in os.pread(self._said.fileno(), 4096, 0), lambda: "was not ready")
+
+    def wait_for_first(self, times: Times) -> None:
+        """Until a handler has begun."""
+        self._watch(times.have_begun, lambda: "began nothing")
 
     def wait_for(self, times: Times) -> None:
         """Until every slot has its time."""
@@ -202,14 +212,37 @@ def work(contestant: Contestant, url: str, times: Times, clock: str = "monotonic
     return ["work", "--url", url, "--slots", str(times.path), "--clock", clock, "--variant", contestant.variant]
 
 
-def drain_rate(contestant: Contestant, host: Host) -> float:
-    """Messages per second between the first and the last start of a handler, on a queue filled before."""
-    with host.place() as url, slot_file(contestant.count) as times:
-        run(contestant, "publish", "--url", url, "--count", str(contestant.count), "--variant", contestant.variant)
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """One drain: messages per second from the first start of a handler to the last, and what the worker worked."""
+
+    rate: float
+    #: Microseconds of processor time per message in the worker process: what the machine's load does not stretch much.
+    cpu_us: float
+
+
+def drain(contestant: Contestant, host: Host) -> Drain:
+    """Empty a queue that was filled before."""
+    count = contestant.count
+    with host.place() as url, slot_file(count) as times:
+        run(contestant, "publish", "--url", url, "--count", str(count), "--variant", contestant.variant)
         with running(contestant, *work(contestant, url, times)) as worker:
+            worker.wait_for_first(times)
+            cpu, done = cpu_seconds(worker.process.pid), times.filled()
             worker.wait_for(times)
+            cpu = cpu_seconds(worker.process.pid) - cpu
         began = times.read()
-    return (contestant.count - 1) / (max(began) - min(began)) * protocol.NANOSECONDS
+    rate = (count - 1) / (max(began) - min(began)) * protocol.NANOSECONDS
+    return Drain(rate, cpu / max(1, count - done) * 1e6)
+
+
+def cpu_seconds(pid: int) -> float:
+    """Processor time of all threads of a process."""
+    spent = 0
+    for thread in Path(f"/proc/{pid}/task").iterdir():
+        with suppress(OSError):  # it ended meanwhile
+            spent += int((thread / "schedstat").read_text().split()[0])
+    return spent / protocol.NANOSECONDS
 
 
 def latencies(contestant: Contestant, host: Host, rate: float, seconds: float) -> list[float]:

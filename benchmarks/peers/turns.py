@@ -6,6 +6,7 @@ an environment are left out from the start. `close` says at the end who was not 
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable, Iterable
@@ -49,6 +50,9 @@ class Turns:
     _begin: float = field(default_factory=time.monotonic)
 
     def __enter__(self) -> Self:
+        load, cores = os.getloadavg()[0], os.cpu_count() or 1
+        if load > cores / 2:
+            tell(f"the machine is busy (load {load:.1f} on {cores} cores): only ratios within this run mean something")
         return self
 
     def __exit__(

@@ -15,7 +15,7 @@ from benchmarks.peers.harness import (
     Contestant,
     Times,
     TurnFailed,
-    drain_rate,
+    drain,
     latencies,
     latenesses,
     percentile,
@@ -119,8 +119,10 @@ def test_the_first_start_of_a_handler_counts() -> None:
 def test_times_are_complete_when_every_message_has_one() -> None:
     with slot_file(3) as times:
         started = protocol.recorder(str(times.path), "wall")
+        assert not times.have_begun()
         for number in (2, 0):
             started(number)
+            assert times.have_begun()
             assert not times.are_complete()
         started(1)
         assert times.are_complete()
@@ -187,7 +189,9 @@ def test_only_the_store_that_was_asked_for_is_measured() -> None:
 
 @pytest.mark.parametrize("variant", ["", "batch", "once"])
 def test_a_drain_handles_every_message(folder: Host, variant: str) -> None:
-    assert drain_rate(replace(OURS, variant=variant), folder) > 0
+    drained = drain(replace(OURS, variant=variant), folder)
+    assert drained.rate > 0
+    assert drained.cpu_us >= 0
 
 
 def test_a_latency_is_taken_of_each_message_but_the_first(folder: Host) -> None:
