@@ -94,7 +94,8 @@ class Turns:
             if self.quick and turn and time.monotonic() - self._begin + passed / turn > QUICK_SECONDS:
                 tell(f"the machine is busy: {turn} of {rounds} rounds")
                 break
-            for entry in [one for one in entries if one in taken]:
+            # Every other round backwards, so that nobody always comes first.
+            for entry in [one for one in entries[:: -1 if turn % 2 else 1] if one in taken]:
                 try:
                     taken[entry].append(measure(entry.contestant, self._host(entry.store)))
                 except TurnFailed as failure:

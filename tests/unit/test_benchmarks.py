@@ -149,7 +149,7 @@ def test_contenders_take_turns() -> None:
     with Turns(quick=False) as turns:
         entries = turns.ours(["sqlite"], 1) + turns.ours(["sqlite"], 2)
         taken = turns.take(entries, 2, lambda contestant, place: seen.append((contestant.name, contestant.count)))
-    assert seen == [("waypost", 1), ("waypost", 2)] * 2
+    assert seen == [("waypost", 1), ("waypost", 2), ("waypost", 2), ("waypost", 1)]
     assert [len(results) for results in taken.values()] == [2, 2]
 
 
