@@ -65,4 +65,4 @@ format: .venv/ready
 	$(RUN) -m ruff format --quiet $(CODE)
 
 clean:  ## Remove what make made
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf .venv .bench .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
