@@ -10,10 +10,11 @@ PARALLEL ?= -n 2
 CODE := $(wildcard src tests benchmarks examples scripts)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup check lint types imports unit conformance system test everything demo bench faults docs format clean
+.PHONY: help setup check lint types imports unit conformance system test everything demo bench bench-setup faults docs format
+.PHONY: clean
 
 help:  ## This list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .venv/ready: pyproject.toml constraints.txt scripts/setup_venv.py
 	@$(PYTHON) scripts/setup_venv.py
@@ -52,9 +53,14 @@ docs: .venv/ready  ## Links resolve, the examples in the pages run
 demo: .venv/ready  ## A short story told on SQLite and on a real Valkey server
 	@$(RUN) -m examples.demo
 
-bench: .venv/ready  ## Figures of the core, of the worker, and of PostgreSQL's tables
+bench-setup: .venv/ready  ## Environments of other queues, to be measured beside waypost: some minutes, once
+	$(RUN) -m benchmarks.peers.setup
+
+bench: .venv/ready  ## Figures: the core, the worker, latency and timers, beside other queues that are set up
 	$(RUN) -m benchmarks.core --quick
 	$(RUN) -m benchmarks.worker --quick
+	$(RUN) -m benchmarks.latency --quick
+	$(RUN) -m benchmarks.timers --quick
 	$(RUN) -m benchmarks.outbox_like --quick
 	$(RUN) -m benchmarks.bloat --quick
 
@@ -66,4 +72,4 @@ format: .venv/ready
 	$(RUN) -m ruff format --quiet $(CODE)
 
 clean:  ## Remove what make made
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf .venv .bench .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

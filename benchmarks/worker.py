@@ -1,119 +1,75 @@
-"""How fast one worker process empties a queue.
+"""How fast one worker process empties a queue, beside other queues.
 
     python -m benchmarks.worker --quick --json
 
-`drain` is the default worker (leases, at least once, one handler call per message, concurrency 10, journal `all`) with
-an async handler that does nothing, on a queue that was filled before; the time of its start and stop is included.
-Variants have names of their own. `--profile` prints where the time of one drain goes instead.
+`drain` is `waypost worker` as it comes (leases, at least once, one handler call per message, concurrency 10, journal
+`all`) in a process of its own, with an async handler that only notes its start, on a queue that was filled before. The
+rate is counted from the first start of a handler to the last, so no program's start-up counts. Peers run with the
+settings that were best for them, by turns with ours. `drain-batch` has handlers of batches; other ways to handle have
+names of their own. `cpu` is the processor time of the worker process per message, which a busy machine stretches less.
+Valkey has no persistence here; PostgreSQL and SQLite wait for the disk.
+
+`--profile` prints where the time of one drain goes instead; with `--store` on that store.
 """
 
 from __future__ import annotations
 
-import asyncio
 import cProfile
 import itertools
 import logging
 import pstats
+import statistics
 import sys
-import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from functools import partial
-from pathlib import Path
 from typing import Any
 
 from benchmarks.core import BODY
-from benchmarks.measure import Contender, Report, arguments
+from benchmarks.measure import Report, arguments
+from benchmarks.peers.harness import drain
+from benchmarks.peers.hosts import host
+from benchmarks.peers.turns import Entry, Turns
 from waypost import Waypost
-from waypost.testing.servers import ValkeyServer
-from waypost.worker.blocking import BlockingWorker
+from waypost.store.postgres import migrate
+
+STORES = ("valkey", "postgres", "sqlite")
+#: Messages of ours in one drain: about a second's work.
+COUNTS = {"valkey": 100_000, "postgres": 40_000, "sqlite": 25_000}
+PEERS = ("dramatiq", "bullmq", "taskiq", "arq", "pgqueuer", "graphile-worker")
+#: Other ways to handle a message, and how they are called in the figures.
+VARIANTS = {"turn": "one-turn", "thread": "threads", "once": "at-most-once"}
+ROUNDS = 3
 
 
 async def nothing(body: dict[str, Any]) -> None:
-    """The handler of `drain`."""
+    """The handler of the profile."""
 
 
-async def turn(body: dict[str, Any]) -> None:
-    """A handler that waits for one turn of the event loop."""
-    await asyncio.sleep(0)
+def rates(report: Report, turns: Turns, names: tuple[str, str], entries: list[Entry]) -> None:
+    """Medians of all of them, and how many times a peer's rate ours is. `names` are the rate's and the time's."""
+    taken = turns.take(entries, ROUNDS, drain)
+    medians = {entry: statistics.median(one.rate for one in results) for entry, results in taken.items()}
+    for entry, results in taken.items():
+        cpu = statistics.median(one.cpu_us for one in results)
+        report.add(names[0], entry.store, entry.contestant.name, round(medians[entry]), "messages/s")
+        report.add(names[1], entry.store, entry.contestant.name, round(cpu, 1), "us/message")
+    for ours, theirs in itertools.product(medians, medians):
+        if ours.contestant.peer is None and theirs.contestant.peer is not None and ours.store == theirs.store:
+            ratio = round(medians[ours] / medians[theirs], 2)
+            report.add(f"times-{theirs.contestant.name}", ours.store, "waypost", ratio, "x")
 
 
-def blocking(body: dict[str, Any]) -> None:
-    """A handler for a thread."""
-
-
-async def batched(bodies: list[Any]) -> None:
-    """A handler of batches."""
-
-
-class Subject:
-    """A client with a fresh queue and a worker for each run."""
-
-    def __init__(self, url: str) -> None:
-        self.url = url
-        self._numbers = itertools.count()
-        self.post = Waypost(url)
-        self.worker: BlockingWorker | None = None
-
-    def fill(self, count: int, handler: Callable[..., Any], options: dict[str, Any], settings: dict[str, Any]) -> None:
-        """A queue with so many messages, and a worker that has not started."""
-        self.post.close()
-        self.post = Waypost(self.url)
-        queue = f"drain-{next(self._numbers)}"
-        if settings:
-            self.post.configure(queue, **settings)
-        self.post.handler(queue, **options)(handler)
-        self.post.publish_many(queue, itertools.repeat(BODY, count))
-        self.worker = self.post.worker()
-
-    def drain(self, count: int) -> None:
-        """Until it is empty."""
-        assert self.worker is not None
-        report = self.worker.run(until_empty=True, signals=False)
-        assert report.complete, report
-
-
-@contextmanager
-def stores(only: str | None) -> Iterator[dict[str, Subject]]:
-    with ValkeyServer() as server, tempfile.TemporaryDirectory() as folder:
-        subjects = {
-            "valkey": Subject(server.url),
-            "sqlite": Subject(f"sqlite:///{Path(folder).absolute() / 'bench.db'}"),
-        }
-        try:
-            yield {name: subject for name, subject in subjects.items() if only in (None, name)}
-        finally:
-            for subject in subjects.values():
-                subject.post.close()
-
-
-def contender(
-    subject: Subject,
-    count: int,
-    handler: Callable[..., Any],
-    variant: str = "",
-    lease: float | None = 60,
-    **options: Any,
-) -> Contender:
-    settings = {} if lease == 60 else {"lease": lease}
-    return Contender(
-        "waypost",
-        partial(subject.drain, count),
-        count,
-        partial(subject.fill, count, handler, options, settings),
-        variant,
-    )
-
-
-def profile(subject: Subject, count: int) -> None:
-    """Where the time goes, function by function."""
-    for _ in range(2):
-        subject.fill(count, nothing, {}, {})
-        profiler = cProfile.Profile()
-        profiler.enable()
-        subject.drain(count)
-        profiler.disable()
-    pstats.Stats(profiler).sort_stats("tottime").print_stats(25)
+def profile(store: str, count: int) -> None:
+    """Where the time goes, function by function: the worker in this process, since a profile slows it anyway."""
+    with host(store) as place, place.place() as url:
+        if store == "postgres":
+            migrate(url)
+        with Waypost(url) as post:
+            post.handler("profiled")(nothing)
+            post.publish_many("profiled", itertools.repeat(BODY, count))
+            profiler = cProfile.Profile()
+            profiler.enable()
+            post.worker().run(until_empty=True, signals=False)
+            profiler.disable()
+    pstats.Stats(profiler).sort_stats("tottime").print_stats(30)
 
 
 def main() -> None:
@@ -123,19 +79,19 @@ def main() -> None:
         sys.argv.remove("--profile")
     options = arguments(__doc__ or "")
     logging.getLogger("waypost").setLevel(logging.ERROR)
+    if wants_profile:
+        profile(options.store or "valkey", COUNTS[options.store or "valkey"])
+        return
     report = Report(options.json)
-    count, rounds = (51_200, 3) if options.quick else (204_800, 5)
-    with stores(options.store) as subjects:
-        for store, subject in subjects.items():
-            if wants_profile:
-                profile(subject, count)
-                continue
-            slower = count // 8
-            report.rates("drain", store, [contender(subject, count, nothing)], rounds)
-            report.rates("one-turn", store, [contender(subject, slower, turn)], rounds)
-            report.rates("threads", store, [contender(subject, slower, blocking)], rounds)
-            report.rates("batches-of-100", store, [contender(subject, count, batched, batch=100)], rounds)
-            report.rates("at-most-once", store, [contender(subject, slower, nothing, lease=None)], rounds)
+    share = 0.4 if options.quick else 1.0
+    with Turns(options.quick, options.store) as turns:
+        entries = [entry for store in STORES for entry in turns.ours([store], round(COUNTS[store] * share))]
+        rates(report, turns, ("drain", "cpu"), entries + turns.theirs(*PEERS, share=share))
+        batches = turns.ours(["valkey"], round(COUNTS["valkey"] * share), "batch")
+        rates(report, turns, ("drain-batch", "cpu-batch"), batches + turns.theirs("faststream", share=share))
+        for variant, name in VARIANTS.items() if not options.quick else ():
+            slower = [entry for store in STORES for entry in turns.ours([store], COUNTS[store] // 4, variant)]
+            rates(report, turns, (name, f"cpu-{name}"), slower)
 
 
 if __name__ == "__main__":

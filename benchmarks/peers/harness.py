@@ -1,0 +1,281 @@
+"""Contenders by turns: starts their programs, watches what their handlers write, ends them, and counts.
+
+A turn is one contender in a clean place. Peers are ended by SIGKILL, since how they stop is not measured; waypost by
+SIGTERM, and a worker of ours that does not stop in order is an error.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import IO
+
+from benchmarks.peers import protocol
+from benchmarks.peers.hosts import Host
+from benchmarks.peers.registry import ROOT, Peer, environment
+
+WATCH_SECONDS = 0.01
+#: Bytes of a slot file in which the first time is expected: nobody begins with a later message.
+BEGINNING = 4096
+STOP_SECONDS = 10.0
+#: Messages of the first so many seconds warm connections and caches: they are not counted in a latency.
+WARM_SECONDS = 1.0
+
+
+class TurnFailed(Exception):
+    """Raised when a contender's program ends or hangs; says what it wrote."""
+
+
+@dataclass(frozen=True, slots=True)
+class Contestant:
+    """A peer, or waypost, with what it is asked to do."""
+
+    name: str
+    count: int = 0
+    peer: Peer | None = None
+    variant: str = ""
+    #: A turn that takes longer has failed.
+    seconds_max: float = 90.0
+
+    def with_patience(self, seconds: float) -> Contestant:
+        """The same, with another limit."""
+        return replace(self, seconds_max=seconds)
+
+    def command(self) -> list[str]:
+        """How its program is started."""
+        if self.peer is not None:
+            return self.peer.command()
+        return [sys.executable, "-m", "benchmarks.peers.waypost_peer"]
+
+    def environment(self) -> dict[str, str]:
+        """With which variables."""
+        return dict(os.environ) if self.peer is None else environment(self.peer)
+
+
+class Times:
+    """A slot file: when each message was sent, was due, or was begun."""
+
+    def __init__(self, path: Path, count: int) -> None:
+        self.path = path
+        with path.open("wb") as file:
+            file.truncate(count * 8)
+        with path.open("r+b") as file:
+            self._map = mmap.mmap(file.fileno(), 0)
+        self._seen = 0
+        self.count = count
+
+    def are_complete(self) -> bool:
+        """Whether each message has its time. Looks only at what it has not seen full before."""
+        with memoryview(self._map) as raw, raw.cast("q") as slots:
+            while self._seen < self.count and slots[self._seen]:
+                self._seen += 1
+        return self._seen == self.count
+
+    def have_begun(self) -> bool:
+        """Whether a message has its time."""
+        return self._map[:BEGINNING].count(0) < min(BEGINNING, len(self._map))
+
+    def filled(self) -> int:
+        """How many messages have their time."""
+        return sum(1 for time_ns in self.read() if time_ns)
+
+    def read(self) -> list[int]:
+        """All of them, in nanoseconds."""
+        with memoryview(self._map) as raw, raw.cast("q") as slots:
+            return slots.tolist()
+
+    def close(self) -> None:
+        """Forget the file."""
+        self._map.close()
+        self.path.unlink()
+
+
+@contextmanager
+def slot_file(count: int) -> Iterator[Times]:
+    """A slot file for one turn; in shared memory where there is some, so that no disk is waited for."""
+    folder = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    handle, name = tempfile.mkstemp(prefix="wp-slots-", dir=folder)
+    os.close(handle)
+    times = Times(Path(name), count)
+    try:
+        yield times
+    finally:
+        times.close()
+
+
+class Running:
+    """A program at work, in a process group of its own."""
+
+    def __init__(self, contestant: Contestant, *given: str, said: IO[bytes], errors: IO[bytes]) -> None:
+        # Files, not pipes: a program that talks a lot must not have to wait for a listener.
+        self._said = said
+        self._errors = errors
+        self.contestant = contestant
+        self.process = subprocess.Popen(
+            [*contestant.command(), *given], cwd=ROOT, env=contestant.environment(), stdin=subprocess.DEVNULL,
+            stdout=said, stderr=errors, start_new_session=True,
+        )  # fmt: skip
+
+    def wait_until_ready(self) -> None:
+        """Until it says that it takes messages."""
+        self._watch(lambda: b'"ready"' in os.pread(self._said.fileno(), 4096, 0), lambda: "was not ready")
+
+    def wait_for_first(self, times: Times) -> None:
+        """Until a handler has begun."""
+        self._watch(times.have_begun, lambda: "began nothing")
+
+    def wait_for(self, times: Times) -> None:
+        """Until every slot has its time."""
+        self._watch(times.are_complete, lambda: f"handled {times.filled()} of {times.count}")
+
+    def _watch(self, holds: Callable[[], bool], told: Callable[[], str]) -> None:
+        limit = self.contestant.seconds_max
+        deadline = time.monotonic() + limit
+        while not holds():
+            if self.process.poll() is not None:
+                raise self.failed(f"ended with {self.process.returncode}")
+            if time.monotonic() > deadline:
+                raise self.failed(f"{told()} in {limit:g} s")
+            time.sleep(WATCH_SECONDS)
+
+    def wait(self) -> int:
+        """Until it ends by itself; its exit code."""
+        limit = self.contestant.seconds_max
+        try:
+            return self.process.wait(limit)
+        except subprocess.TimeoutExpired:
+            raise self.failed(f"took more than {limit:g} s") from None
+
+    def end(self) -> None:
+        """End it in order if it is ours, then all that it started."""
+        if self.contestant.peer is None and self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+            try:
+                code = self.process.wait(STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                self.kill()
+                raise self.failed("did not stop") from None
+            if code != 0:
+                raise self.failed(f"stopped with {code}")
+        self.kill()
+
+    def kill(self) -> None:
+        """End it and all that it started, at once."""
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+    def failed(self, what: str) -> TurnFailed:
+        """The error to raise, with what the program said last."""
+        self._errors.seek(0)
+        said = self._errors.read()[-600:].decode(errors="replace").strip()
+        return TurnFailed(f"{self.contestant.name} {what}: {said}" if said else f"{self.contestant.name} {what}")
+
+
+@contextmanager
+def running(contestant: Contestant, *given: str) -> Iterator[Running]:
+    """A program for the length of a block."""
+    with tempfile.TemporaryFile() as said, tempfile.TemporaryFile() as errors:
+        program = Running(contestant, *given, said=said, errors=errors)
+        try:
+            yield program
+        except BaseException:
+            program.kill()
+            raise
+        program.end()
+
+
+def run(contestant: Contestant, *given: str) -> int:
+    """A program that ends by itself; its exit code, which is 0 or one that the protocol knows."""
+    with tempfile.TemporaryFile() as said, tempfile.TemporaryFile() as errors:
+        program = Running(contestant, *given, said=said, errors=errors)
+        try:
+            code = program.wait()
+            if code not in (0, protocol.LEAD_TOO_SHORT):
+                raise program.failed(f"ended with {code}")
+        finally:
+            program.kill()
+        return code
+
+
+def work(contestant: Contestant, url: str, times: Times, clock: str = "monotonic") -> list[str]:
+    """What a worker is asked."""
+    return ["work", "--url", url, "--slots", str(times.path), "--clock", clock, "--variant", contestant.variant]
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """One drain: messages per second from the first start of a handler to the last, and what the worker worked."""
+
+    rate: float
+    #: Microseconds of processor time per message in the worker process: what the machine's load does not stretch much.
+    cpu_us: float
+
+
+def drain(contestant: Contestant, host: Host) -> Drain:
+    """Empty a queue that was filled before."""
+    count = contestant.count
+    with host.place() as url, slot_file(count) as times:
+        run(contestant, "publish", "--url", url, "--count", str(count), "--variant", contestant.variant)
+        with running(contestant, *work(contestant, url, times)) as worker:
+            worker.wait_for_first(times)
+            cpu, done = cpu_seconds(worker.process.pid), times.filled()
+            worker.wait_for(times)
+            cpu = cpu_seconds(worker.process.pid) - cpu
+        began = times.read()
+    rate = (count - 1) / (max(began) - min(began)) * protocol.NANOSECONDS
+    return Drain(rate, cpu / max(1, count - done) * 1e6)
+
+
+def cpu_seconds(pid: int) -> float:
+    """Processor time of all threads of a process."""
+    spent = 0
+    for thread in Path(f"/proc/{pid}/task").iterdir():
+        with suppress(OSError):  # it ended meanwhile
+            spent += int((thread / "schedstat").read_text().split()[0])
+    return spent / protocol.NANOSECONDS
+
+
+def latencies(contestant: Contestant, host: Host, rate: float, seconds: float) -> list[float]:
+    """Milliseconds from the call to publish to the start of the handler, message by message."""
+    count = round(rate * (seconds + WARM_SECONDS))
+    with host.place() as url, slot_file(count) as begun, slot_file(count) as sent:
+        with running(contestant, *work(contestant, url, begun)) as worker:
+            worker.wait_until_ready()
+            run(contestant, "send", "--url", url, "--slots", str(sent.path), "--rate", str(rate))
+            worker.wait_for(begun)
+        pairs = zip(begun.read(), sent.read(), strict=True)
+        return [(began - called) / 1e6 for began, called in pairs][round(rate * WARM_SECONDS) :]
+
+
+def latenesses(contestant: Contestant, host: Host, count: int, span: float, lead: float) -> list[float]:
+    """Milliseconds from when a timer is due to the start of its handler: negative if it began early."""
+    while True:
+        with host.place() as url, slot_file(count) as begun, slot_file(count) as due:
+            with running(contestant, *work(contestant, url, begun, "wall")) as worker:
+                worker.wait_until_ready()
+                given = ["--slots", str(due.path), "--span", str(span), "--lead", str(lead)]
+                code = run(contestant, "timers", "--url", url, *given)
+                if code == 0:
+                    worker.wait_for(begun)
+            if code == 0:
+                pairs = zip(begun.read(), due.read(), strict=True)
+                return [(began - wanted) / 1e6 for began, wanted in pairs]
+        lead *= 2
+        if lead > contestant.seconds_max:
+            raise TurnFailed(f"{contestant.name}: {count} timers could not be published in {lead / 2:g} s")
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """The value that this share of them does not exceed."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(len(ordered) * share))]

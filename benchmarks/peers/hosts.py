@@ -1,0 +1,87 @@
+"""Where contenders run: one server for all of them, and a clean place on it for each turn."""
+
+from __future__ import annotations
+
+import itertools
+import tempfile
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Protocol
+
+import psycopg
+import redis
+
+from waypost.testing.postgres import PostgresServer
+from waypost.testing.servers import ValkeyServer
+
+
+class Host(Protocol):
+    """A server, or a folder."""
+
+    def place(self) -> AbstractContextManager[str]:
+        """The address of a clean place, for one turn; whoever asks next gets another."""
+        ...
+
+
+class ValkeyHost:
+    """A Valkey without persistence, emptied before each turn."""
+
+    def __init__(self, server: ValkeyServer) -> None:
+        self._server = server
+
+    @contextmanager
+    def place(self) -> Iterator[str]:
+        with redis.Redis(port=self._server.port) as client:
+            client.flushall()
+            client.script_flush()
+        # The scheme that all clients know.
+        yield f"redis://127.0.0.1:{self._server.port}/0"
+
+
+class PostgresHost:
+    """A PostgreSQL that waits for its disk, with a database for each turn: no turn pays for another's dead rows."""
+
+    def __init__(self, server: PostgresServer) -> None:
+        self._server = server
+        self._numbers = itertools.count()
+
+    @contextmanager
+    def place(self) -> Iterator[str]:
+        name = f"bench_{next(self._numbers)}"
+        with psycopg.connect(self._server.url, autocommit=True) as database:
+            # What earlier turns wrote is on the disk before this one begins.
+            database.execute("CHECKPOINT")
+            database.execute(f"CREATE DATABASE {name}")
+            try:
+                yield self._server.url.rpartition("/")[0] + f"/{name}"
+            finally:
+                database.execute(f"DROP DATABASE {name} WITH (FORCE)")
+
+
+class SqliteHost:
+    """A new file for each turn."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._numbers = itertools.count()
+
+    @contextmanager
+    def place(self) -> Iterator[str]:
+        yield f"sqlite:///{self._folder / f'bench-{next(self._numbers)}.db'}"
+
+
+@contextmanager
+def host(store: str) -> Iterator[Host]:
+    """The host of a store."""
+    match store:
+        case "valkey":
+            with ValkeyServer() as valkey:
+                yield ValkeyHost(valkey)
+        case "postgres":
+            server = PostgresServer(durable=True, autovacuum="on", shared_buffers="256MB", max_wal_size="4GB")
+            with server:
+                yield PostgresHost(server)
+        case _:
+            with tempfile.TemporaryDirectory() as folder:
+                yield SqliteHost(Path(folder).absolute())

@@ -1,0 +1,193 @@
+"""What a peer's program understands. It runs inside the peer's environment: only the standard library here.
+
+    publish --url U --count N                            fill the queue, as fast as the peer can
+    work    --url U --slots FILE [--clock wall]          handle messages until somebody ends the process
+    send    --url U --slots FILE --rate R                publish one by one, so many a second
+    timers  --url U --slots FILE --span S --lead L       publish timers, due evenly over a span that follows the lead
+
+A slot file holds eight bytes per message: nanoseconds, zero while nothing has happened. `work` writes when a handler
+began, `send` when the call to publish did, `timers` when the message is due. It is mapped into memory, so a handler
+pays 0.3 µs, and threads and forked processes count as well. Results are JSON lines on the standard output.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import math
+import mmap
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+NANOSECONDS = 1_000_000_000
+#: Calls to publish a timer under way at once, where a peer has no bulk call for it.
+TIMERS_AT_ONCE = 50
+#: Timers whose first was due before the last was published: the lead was too short, and the figure would be wrong.
+LEAD_TOO_SHORT = 3
+
+Body = dict[str, Any]
+Started = Callable[[int], None]
+
+
+def body(number: int) -> Body:
+    """A message of about 100 bytes as JSON."""
+    return {"number": number, "customer": "c-0042", "lines": [{"sku": "A-1", "count": 2}], "total": 1999}
+
+
+def open_slots(path: str) -> memoryview:
+    """The slots of a file, shared with everybody who has it open."""
+    with open(path, "r+b") as file:
+        return memoryview(mmap.mmap(file.fileno(), 0)).cast("q")
+
+
+def recorder(path: str, clock: str) -> Started:
+    """A function that notes that the handler of a message began; the first time counts."""
+    slots = open_slots(path)
+    now = time.monotonic_ns if clock == "monotonic" else time.time_ns
+
+    def started(number: int) -> None:
+        if not slots[number]:
+            slots[number] = now()
+
+    return started
+
+
+def say(**told: object) -> None:
+    """A line of JSON to whoever started us."""
+    print(json.dumps(told), flush=True)
+
+
+class Program:
+    """What a peer's file fills in. Calls that block are fine: nothing else runs in the process."""
+
+    #: Loops of libuv are faster; peers that were measured best with one say so.
+    uses_uvloop = False
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        #: Another way to do the same; only waypost has some.
+        self.variant = ""
+
+    async def open(self) -> None:
+        """Connect a producer."""
+
+    async def close(self) -> None:
+        """Disconnect it."""
+
+    async def send(self, message: Body) -> None:
+        """Publish one."""
+        raise NotImplementedError
+
+    async def publish(self, messages: Sequence[Body]) -> None:
+        """Publish all of them, in bulk where there is a call for it."""
+        for message in messages:
+            await self.send(message)
+
+    async def send_timer(self, message: Body, due: float) -> None:
+        """Publish one that is due at a time of the wall clock."""
+        raise NotImplementedError
+
+    def work(self, started: Started) -> None:
+        """Handle messages until the process is ended; says `ready` when it is."""
+        raise NotImplementedError
+
+    def run(self, main: Callable[[], Any]) -> None:
+        """Run a coroutine on the event loop that the peer was measured best with."""
+        if self.uses_uvloop:
+            import uvloop
+
+            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+                runner.run(main())
+        else:
+            asyncio.run(main())
+
+
+def fill(program: Program, count: int) -> None:
+    """Messages 0 to count."""
+
+    async def main() -> None:
+        await program.open()
+        await program.publish([body(number) for number in range(count)])
+        await program.close()
+
+    program.run(main)
+
+
+def send_steadily(program: Program, path: str, rate: float) -> None:
+    """One message after the other at a steady rate; a call that takes longer delays those behind it."""
+    slots = open_slots(path)
+
+    async def main() -> None:
+        await program.open()
+        begin = time.monotonic()
+        for number in range(len(slots)):
+            message = body(number)
+            pause = begin + number / rate - time.monotonic()
+            if pause > 0:
+                await asyncio.sleep(pause)
+            slots[number] = time.monotonic_ns()
+            await program.send(message)
+        await program.close()
+
+    program.run(main)
+
+
+def send_timers(program: Program, path: str, span: float, lead: float) -> int:
+    """Timers in whole milliseconds, published before the first of them is due."""
+    slots = open_slots(path)
+    count, first = len(slots), 0.0
+
+    async def main() -> None:
+        nonlocal first
+        await program.open()
+        first = math.ceil(time.time() + lead)
+        dues = [round(first + span * number / count, 3) for number in range(count)]
+        for number, due in enumerate(dues):
+            slots[number] = round(due * 1000) * 1_000_000
+        gate = asyncio.Semaphore(TIMERS_AT_ONCE)
+
+        async def one(number: int, due: float) -> None:
+            async with gate:
+                await program.send_timer(body(number), due)
+
+        await asyncio.gather(*map(one, range(count), dues))
+        await program.close()
+
+    program.run(main)
+    return LEAD_TOO_SHORT if time.time() > first else 0
+
+
+def arguments(given: Sequence[str] | None) -> argparse.Namespace:
+    """The options of all four."""
+    parser = argparse.ArgumentParser(description="A peer of the benchmarks.")
+    commands = parser.add_subparsers(dest="command", required=True)
+    for name in ("publish", "work", "send", "timers"):
+        command = commands.add_parser(name)
+        command.add_argument("--url", required=True)
+        command.add_argument("--slots")
+        command.add_argument("--count", type=int, default=0)
+        command.add_argument("--rate", type=float, default=200.0)
+        command.add_argument("--span", type=float, default=5.0)
+        command.add_argument("--lead", type=float, default=4.0)
+        command.add_argument("--clock", choices=("monotonic", "wall"), default="monotonic")
+        command.add_argument("--variant", default="")
+    return parser.parse_args(given)
+
+
+def main(program_type: Callable[[str], Program], given: Sequence[str] | None = None) -> int:
+    """Do what the command line asks of this peer; the exit code."""
+    options = arguments(given)
+    program = program_type(options.url)
+    program.variant = options.variant
+    match options.command:
+        case "publish":
+            fill(program, options.count)
+        case "work":
+            program.work(recorder(options.slots, options.clock))
+        case "send":
+            send_steadily(program, options.slots, options.rate)
+        case "timers":
+            return send_timers(program, options.slots, options.span, options.lead)
+    return 0
