@@ -22,7 +22,7 @@ def listening(hub: Hub, topic: Topic, name: str | None = "a", hear: Notes | None
     """A listener whose subscription is in force."""
     notes = hear or Notes()
     ear = hub.listen(topic, name, notes)
-    until(lambda: ear.working, "the subscription")
+    assert until(lambda: ear.working, "the subscription")
     return notes
 
 
@@ -31,9 +31,9 @@ def test_a_word_reaches_the_one_who_is_named_and_nobody_else(line: Line) -> None
     here, there = line.pair()
     named, other = listening(here, line.topic, "a"), listening(here, line.topic, "b")
     there.send(line.topic, ["a"])
-    named.heard("a")
+    assert named.heard("a")
     there.send(line.topic, ["b"])
-    other.heard("b")
+    assert other.heard("b")
     assert "b" not in named.words
     assert "a" not in other.words
 
@@ -45,9 +45,9 @@ def test_a_word_to_everybody_reaches_all_of_a_topic_and_none_of_another(line: Li
     elsewhere = listening(here, line.topic._replace(queue="billing"), "a")
     there.send(line.topic, [EVERYBODY])
     for one in notes:
-        one.heard(EVERYBODY)
+        assert one.heard(EVERYBODY)
     there.send(line.topic._replace(queue="billing"), ["a"])
-    elsewhere.heard("a")
+    assert elsewhere.heard("a")
     assert EVERYBODY not in elsewhere.words
 
 
@@ -58,7 +58,7 @@ def test_a_listener_without_a_name_hears_every_word_of_its_topic(line: Line, kin
     topic = line.topic._replace(kind=kind)  # type: ignore[arg-type]
     notes = listening(here, topic, None)
     there.send(topic, ["0123456789", "=abc"])
-    notes.heard("=abc")
+    assert notes.heard("=abc")
     assert [word for word in notes.words if word != LOOK] == ["0123456789", "=abc"]
 
 
@@ -68,7 +68,7 @@ def test_namespaces_do_not_hear_each_other(line: Line) -> None:
     notes = listening(here, line.topic, "a")
     there.send(line.topic._replace(namespace="others"), ["a"])
     there.send(line.topic, [EVERYBODY])
-    notes.heard(EVERYBODY)
+    assert notes.heard(EVERYBODY)
     assert "a" not in notes.words
 
 
@@ -78,7 +78,7 @@ def test_every_name_of_a_queue_can_be_a_topic(line: Line, queue: str) -> None:
     here, there = line.pair()
     notes = listening(here, line.topic._replace(queue=queue), "a")
     there.send(line.topic._replace(queue=queue), ["a"])
-    notes.heard("a")
+    assert notes.heard("a")
 
 
 @pytest.mark.promise("WAKE-2")
@@ -87,8 +87,8 @@ def test_hundreds_of_names_arrive_together(line: Line) -> None:
     names = [f"host-{number}:{'x' * 100}" for number in range(512)]
     first, last = listening(here, line.topic, names[0]), listening(here, line.topic, names[-1])
     there.send(line.topic, names)
-    first.heard(names[0])
-    last.heard(names[-1])
+    assert first.heard(names[0])
+    assert last.heard(names[-1])
 
 
 @pytest.mark.promise("WAKE-3")
@@ -104,7 +104,7 @@ def test_a_callback_that_fails_harms_no_other(line: Line, caplog: pytest.LogCapt
         for _ in range(2):
             notes.words.clear()
             there.send(line.topic, ["a"])
-            notes.heard("a")
+            assert notes.heard("a")
 
 
 @pytest.mark.promise("WAKE-3")
@@ -118,17 +118,17 @@ def test_one_connection_serves_all_listeners_and_ends_with_the_last(valkey: Valk
         before = connections()
         assert hub.state == "idle"
         ears = [hub.listen(Topic(namespace, "ready", f"q{n % 5}"), f"name-{n}", Notes()) for n in range(50)]
-        until(lambda: all(ear.working for ear in ears))
+        assert until(lambda: all(ear.working for ear in ears))
         assert connections() == before + 1
         for ear in ears[1:]:
             ear.close()
             ear.close()
         assert connections() == before + 1
         ears[0].close()
-        until(lambda: connections() == before, "the end of the connection")
-        until(lambda: hub.state == "idle", "the end of the thread")
+        assert until(lambda: connections() == before, "the end of the connection")
+        assert until(lambda: hub.state == "idle", "the end of the thread")
         again = hub.listen(Topic(namespace, "ready", "q0"), "name", Notes())
-        until(lambda: again.working, "a new beginning")
+        assert until(lambda: again.working, "a new beginning")
         again.close()
 
 
@@ -142,14 +142,14 @@ def test_a_cut_heals_by_itself_and_everybody_looks_once(served_line: Line, caplo
             notes.words.clear()
             served_line.proxy.cut()
             # Once because it broke, once because it works again.
-            until(lambda: notes.words.count(LOOK) >= 2 and here.state == "working", "the repair")
+            assert until(lambda: notes.words.count(LOOK) >= 2 and here.state == "working", "the repair")
 
             def told() -> bool:
                 # The sender's own connection was cut too; a word that it loses with it is not sent again.
                 there.send(served_line.topic, ["a"])
                 return "a" in notes.words
 
-            until(told, "a word after the cut")
+            assert until(told, "a word after the cut")
     broken = [record for record in caplog.records if record.__dict__.get("event") == "wake_broken"]
     assert len(broken) >= 3
 
@@ -169,12 +169,12 @@ def test_a_server_that_is_away_for_long_is_told_once(
     hub._make = lambda: tries.append(1) or make()  # type: ignore[func-returns-value]
     with caplog.at_level(logging.WARNING, "waypost"):
         ear = hub.listen(served_line.topic, "a", Notes())
-        until(lambda: len(tries) >= 5, "five tries")
+        assert until(lambda: len(tries) >= 5, "five tries")
         assert hub.state == "broken"
         assert not ear.working
         assert len([r for r in caplog.records if r.__dict__.get("event") == "wake_broken"]) == 1
         served_line.proxy.heal()
-        until(lambda: ear.working, "the repair")
+        assert until(lambda: ear.working, "the repair")
     ear.close()
 
 
@@ -191,13 +191,13 @@ def test_a_half_open_connection_is_noticed(
         hub = served_hub(kind, server.url.replace(f":{server.port}", f":{proxy.port}"), timeout=0.5)
         topic = Topic(namespace, "ready", "orders")
         ear = hub.listen(topic, "a", Notes())
-        until(lambda: ear.working)
+        assert until(lambda: ear.working)
         proxy.silence()
-        until(lambda: not ear.working, "the notice that nothing comes through")
+        assert until(lambda: not ear.working, "the notice that nothing comes through")
         proxy.heal()
-        until(lambda: ear.working, "the repair")
+        assert until(lambda: ear.working, "the repair")
         ear.close()
-        until(lambda: hub.state == "idle")
+        assert until(lambda: hub.state == "idle")
 
 
 @pytest.mark.promise("WAKE-3")
@@ -206,7 +206,7 @@ def test_words_that_are_sent_before_a_client_ends_have_left(line: Line) -> None:
     notes = listening(here, line.topic)
     there.send(line.topic, ["a"])
     assert there.flush(10)
-    notes.heard("a")
+    assert notes.heard("a")
 
 
 @pytest.mark.promise("WAKE-4", "STORE-1")
@@ -219,11 +219,11 @@ def test_words_pass_through_every_node_of_a_cluster(namespace: str) -> None:
             notes.words.clear()
             with client_of(server.port) as client:
                 client.publish(f"{{{namespace}:orders}}:ready", "a")
-            notes.heard("a")
+            assert notes.heard("a")
         there = served_hub("valkey", setup.url)
         notes.words.clear()
         there.send(topic, ["a"])
-        notes.heard("a")
+        assert notes.heard("a")
         hub.stop()
         there.stop()
 
@@ -235,14 +235,14 @@ def test_words_come_again_after_a_promotion(namespace: str) -> None:
         hub = served_hub("valkey", setup.url)
         notes = listening(hub, topic)
         setup.fail_over()
-        until(lambda: hub.state == "working" and LOOK in notes.words, "the repair")
+        assert until(lambda: hub.state == "working" and LOOK in notes.words, "the repair")
         with client_of(setup.primary.port) as client:
 
             def told() -> bool:
                 client.publish(f"{{{namespace}:orders}}:ready", "a")
                 return "a" in notes.words
 
-            until(told, "a word from the new primary")
+            assert until(told, "a word from the new primary")
         hub.stop()
 
 
@@ -256,7 +256,7 @@ def test_words_pass_between_processes_beside_a_file(folder: Path, namespace: str
         f"FileHub({str(path)!r}).send(Topic({namespace!r}, 'ready', 'orders'), ['a'])"
     )
     subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
-    notes.heard("a")
+    assert notes.heard("a")
     hub.stop()
 
 
@@ -287,12 +287,12 @@ def test_where_no_socket_fits_the_file_itself_is_watched(folder: Path, namespace
         assert isinstance(hub, FileHub)
         post.policy("orders")
         notes = listening(hub, Topic(namespace, "ready", "orders"), "sleepy")
-        until(lambda: LOOK in notes.words)
+        assert until(lambda: LOOK in notes.words)
         assert isinstance(hub._transport, WatchingTransport)
         store, link = post.store, post._link
         executor = post._connected()
         executor.run(store.claim("orders", 1, link.lanes.begin("orders"), worker="w", sleeper="sleepy"))
         notes.words.clear()
         post.publish("orders", 1)
-        notes.heard("sleepy")
+        assert notes.heard("sleepy")
         hub.stop()

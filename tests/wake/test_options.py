@@ -98,9 +98,9 @@ def test_a_client_that_is_handed_in_is_woken_too(valkey: ValkeyServer, namespace
             started.append(body)
 
         with post.worker():
-            until(lambda: post.stats("orders").sleepers == 1, "a sleeper")
+            assert until(lambda: post.stats("orders").sleepers == 1, "a sleeper")
             post.publish("orders", 1)
-            until(lambda: started == [1], "the start")
+            assert until(lambda: started == [1], "the start")
 
 
 @pytest.mark.promise("STORE-5", "WAKE-3")
@@ -142,9 +142,9 @@ def test_a_user_without_channels_publishes_and_one_with_them_is_woken(valkey: Va
             started.append(body)
 
         with post.worker():
-            until(lambda: post.stats("orders").sleepers == 1, "a sleeper")
+            assert until(lambda: post.stats("orders").sleepers == 1, "a sleeper")
             assert silent.publish("orders", 1).status == "queued"
             # Nobody could be told: the safety poll finds it.
-            until(lambda: started == [1], "the start")
+            assert until(lambda: started == [1], "the start")
             post.publish("orders", 2)
-            until(lambda: started == [1, 2], "the start")
+            assert until(lambda: started == [1, 2], "the start")

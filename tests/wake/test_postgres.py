@@ -146,9 +146,9 @@ def test_a_pool_that_is_handed_in_lends_no_connection_for_ever(prepared: Postgre
             started.append(body)
 
         with post.worker():
-            until(lambda: other.stats("orders").sleepers == 1, "a sleeper")
+            assert until(lambda: other.stats("orders").sleepers == 1, "a sleeper")
             other.publish("orders", 1)
-            until(lambda: started == [1], "the start")
+            assert until(lambda: started == [1], "the start")
 
 
 @pytest.fixture
@@ -177,7 +177,7 @@ def pooler(prepared: PostgresServer) -> Iterator[int]:
     )  # fmt: skip
     try:
         # A request for encryption is answered with yes or no.
-        until(lambda: answers_with(port, bytes((0, 0, 0, 8, 4, 210, 22, 47)), b"N", b"S"), "pgbouncer")
+        assert until(lambda: answers_with(port, bytes((0, 0, 0, 8, 4, 210, 22, 47)), b"N", b"S"), "pgbouncer")
         yield port
     finally:
         process.terminate()
@@ -202,11 +202,11 @@ def test_behind_a_pooler_that_breaks_listen_workers_poll_and_it_is_said_once(
             started.append(body)
 
         with post.worker():
-            until(lambda: post.wakeups.state == "broken", "the discovery")
+            assert until(lambda: post.wakeups.state == "broken", "the discovery")
             assert post.wakeups.degraded
             for number in range(5):
                 other.publish("orders", number)
-                until(lambda n=number: n in started, "the start")  # type: ignore[misc]
+                assert until(lambda n=number: n in started, "the start")  # type: ignore[misc]
             assert other.stats("orders").sleepers == 0
     told = [record for record in caplog.records if record.__dict__.get("event") == "wake_broken"]
     assert len(told) == 1
@@ -226,9 +226,9 @@ def test_behind_a_pooler_wake_ups_can_go_straight_to_the_server(
             started.append(body)
 
         with post.worker():
-            until(lambda: post.stats("orders").sleepers == 1, "a sleeper")
+            assert until(lambda: post.stats("orders").sleepers == 1, "a sleeper")
             post.publish("orders", 1)
-            until(lambda: started == [1], "the start")
+            assert until(lambda: started == [1], "the start")
             assert post.wakeups.state == "working"
 
 
@@ -239,14 +239,14 @@ def test_a_restarted_server_is_listened_to_again(namespace: str) -> None:
         hub = served_hub("postgres", server.url)
         notes = Notes()
         ear = hub.listen(Topic(namespace, "ready", "orders"), "a", notes)
-        until(lambda: ear.working)
+        assert until(lambda: ear.working)
         server.kill()
-        until(lambda: not ear.working, "the notice")
+        assert until(lambda: not ear.working, "the notice")
         server.start()
-        until(lambda: ear.working, "the repair")
+        assert until(lambda: ear.working, "the repair")
         with psycopg.connect(server.url, autocommit=True) as connection:
             connection.execute("SELECT pg_notify(%s, 'a')", (channel_of(ear.topic),))
-        notes.heard("a")
+        assert notes.heard("a")
         hub.stop()
 
 
@@ -271,9 +271,9 @@ def test_a_message_that_is_committed_while_a_worker_falls_asleep_is_not_left_beh
 
             with post.worker():
                 for number in range(0, 200, 2):
-                    until(lambda: first.stats("orders").sleepers == 1, "a sleeper")
+                    assert until(lambda: first.stats("orders").sleepers == 1, "a sleeper")
                     other = threading.Timer(chance.uniform(0, 0.01), second.publish, ("orders", number + 1))
                     other.start()
                     first.publish("orders", number)
                     other.join()
-                    until(lambda n=number: len(started) == n + 2, "both starts")  # type: ignore[misc]
+                    assert until(lambda n=number: len(started) == n + 2, "both starts")  # type: ignore[misc]

@@ -56,7 +56,7 @@ class Scene:
 
     def asleep(self, count: int = 1) -> None:
         """Wait until so many sleep."""
-        until(lambda: self.other.stats("orders").sleepers == count, f"{count} sleepers")
+        assert until(lambda: self.other.stats("orders").sleepers == count, f"{count} sleepers")
 
     def count(self) -> int:
         return len(self.polls)
@@ -94,7 +94,7 @@ def test_a_sleeping_worker_starts_what_is_published(scene: Scene) -> None:
         for number in range(5):
             scene.asleep()
             scene.other.publish("orders", number)
-            until(lambda n=number: n in scene.started, "the start")  # type: ignore[misc]
+            assert until(lambda n=number: n in scene.started, "the start")  # type: ignore[misc]
     assert scene.started == list(range(5))
 
 
@@ -104,12 +104,12 @@ def test_an_idle_worker_asks_its_store_for_nothing(scene: Scene) -> None:
     with scene.stage.working():
         scene.asleep()
         scene.other.publish("orders", 1)
-        until(lambda: scene.started == [1] and scene.other.ledger("orders").done == 1)
+        assert until(lambda: scene.started == [1] and scene.other.ledger("orders").done == 1)
         scene.asleep()
         before = scene.count()
         # Long enough for many polls, if there were any.
         scene.other.publish("elsewhere", 1, delay=0.6)
-        until(lambda: scene.other.stats("elsewhere").next_due_ms == 0, "the time")
+        assert until(lambda: scene.other.stats("elsewhere").next_due_ms == 0, "the time")
         assert scene.count() == before
 
 
@@ -119,7 +119,7 @@ def test_timers_start_at_their_time_with_no_polls_in_between(scene: Scene) -> No
     with scene.stage.working():
         scene.asleep()
         scene.other.publish("orders", "timer", delay=0.7)
-        until(lambda: scene.started == ["timer"], "the start of the timer")
+        assert until(lambda: scene.started == ["timer"], "the start of the timer")
         # One look when it was woken for the new timer, and a few around the moment itself.
         assert scene.count() <= 8
 
@@ -131,11 +131,11 @@ def test_a_timer_that_comes_before_the_one_slept_for_is_on_time(scene: Scene) ->
     with scene.stage.working():
         scene.asleep()
         scene.other.publish("orders", "soon", delay=0.3)
-        until(lambda: scene.started == ["soon"], "the earlier timer")
+        assert until(lambda: scene.started == ["soon"], "the earlier timer")
         scene.other.publish("orders", "moved", key="k", delay=3600)
         scene.asleep()
         scene.other.publish("orders", "moved", key="k", delay=0.3, on_conflict="extend")
-        until(lambda: "moved" in scene.started, "the timer that was brought forward")
+        assert until(lambda: "moved" in scene.started, "the timer that was brought forward")
 
 
 @pytest.mark.promise("QUEUE-1", "WAKE-5")
@@ -147,7 +147,7 @@ def test_resume_wakes_who_sleeps_on_a_paused_queue(scene: Scene) -> None:
         scene.other.publish("orders", 1)
         assert scene.started == []
         scene.other.resume("orders")
-        until(lambda: scene.started == [1], "the start")
+        assert until(lambda: scene.started == [1], "the start")
 
 
 @pytest.mark.promise("WAKE-5", "LEASE-8")
@@ -160,11 +160,11 @@ def test_what_another_client_sends_back_is_taken_on_time(scene: Scene, after: fl
         with scene.stage.working():
             scene.asleep()
             scene.other.publish("orders", "first")
-            until(lambda: scene.started == ["first"])
+            assert until(lambda: scene.started == ["first"])
             scene.asleep()
             message.retry(after=after)
             message_end(scene.other, message)
-            until(lambda: "again" in scene.started, "the retry")
+            assert until(lambda: "again" in scene.started, "the retry")
 
 
 def message_end(post: Waypost, message: Any) -> None:
@@ -192,7 +192,7 @@ def test_a_lease_that_ends_is_taken_over_without_a_poll(scene: Scene) -> None:
     claimed = executor.run(scene.other.store.claim("orders", 1, link.lanes.begin("orders"), worker="dead"))
     assert len(claimed.leases) == 1
     with scene.stage.working():
-        until(lambda: scene.started == ["orphan"], "the takeover")
+        assert until(lambda: scene.started == ["orphan"], "the takeover")
         # One look to learn of the lease, one or two because wake-ups began to work, and few around its end.
         assert scene.count() <= 12
 
@@ -223,11 +223,11 @@ def test_a_cancel_reaches_a_running_handler_long_before_its_next_renewal(scene: 
     with scene.stage.working():
         scene.asleep()
         published = scene.other.publish("orders", 1, key="k")
-        until(lambda: scene.started, "the start")
+        assert until(lambda: scene.started, "the start")
         target = {"id": published.id} if by == "id" else {"key": "k"}
         assert scene.other.cancel("orders", **target) == "requested"
         assert ended.wait(20), "the handler was not told"
-        until(lambda: scene.other.ledger("orders").cancelled == 1)
+        assert until(lambda: scene.other.ledger("orders").cancelled == 1)
 
 
 @pytest.mark.promise("WAKE-1", "FACE-1")
@@ -280,8 +280,8 @@ def test_who_has_room_left_is_woken_while_it_works(scene: Scene) -> None:
         for number in range(5):
             scene.asleep()
             scene.other.publish("orders", number)
-            until(lambda n=number: n in scene.started, "the start beside the others")  # type: ignore[misc]
-        until(lambda: scene.other.stats("orders").sleepers == 0, "no room, no sleeper")
+            assert until(lambda n=number: n in scene.started, "the start beside the others")  # type: ignore[misc]
+        assert until(lambda: scene.other.stats("orders").sleepers == 0, "no room, no sleeper")
         release.set()
 
 
@@ -322,7 +322,7 @@ def test_nothing_is_missed_when_the_memory_of_sleepers_is_lost(scene: Scene, nam
             scene.asleep()
             forget_sleepers(scene.other, namespace)
             scene.other.publish("orders", number)
-            until(lambda n=number: n in scene.started, "the start")  # type: ignore[misc]
+            assert until(lambda n=number: n in scene.started, "the start")  # type: ignore[misc]
 
 
 # ---- any store with any channel --------------------------------------------------------------------------------------
@@ -352,9 +352,9 @@ def test_any_store_works_with_any_channel(
 
         with post.worker():
             for number in range(3):
-                until(lambda: other.stats("orders").sleepers == 1, "a sleeper")
+                assert until(lambda: other.stats("orders").sleepers == 1, "a sleeper")
                 other.publish("orders", number)
-                until(lambda n=number: n in started, "the start")  # type: ignore[misc]
+                assert until(lambda n=number: n in started, "the start")  # type: ignore[misc]
 
 
 @pytest.mark.promise("WAKE-4", "TIMER-3")
@@ -373,11 +373,11 @@ def test_without_a_channel_workers_poll_soon_and_then_more_rarely(url: str, name
             started.append(body)
 
         with post.worker():
-            until(lambda: len(polls) >= 5, "five polls")
+            assert until(lambda: len(polls) >= 5, "five polls")
             pauses = [later - earlier for earlier, later in itertools.pairwise(polls)]
             assert pauses[0] < pauses[3]
             post.publish("orders", 1)
-            until(lambda: started == [1], "the start")
+            assert until(lambda: started == [1], "the start")
         assert post.stats("orders").sleepers == 0
         assert post.wakeups.kind == "poll"
 
@@ -401,7 +401,7 @@ def test_clients_and_workers_of_a_process_share_one_subscription(
         workers = [stage.post.worker() for stage in stages]
         for stage, worker in zip(stages, workers, strict=True):
             stage.done(worker.start())
-        until(lambda: stages[0].stats("orders").sleepers == 3, "three sleepers")
+        assert until(lambda: stages[0].stats("orders").sleepers == 3, "three sleepers")
         assert len(client.client_list(_type="pubsub")) <= max(1, before)
         for stage, worker in zip(stages, workers, strict=True):
             stage.done(worker.stop(5))

@@ -157,11 +157,13 @@ def test_a_handler_is_told_that_its_lease_is_lost(
 def test_a_running_message_is_cancelled_by_its_next_renewal(stage: Stage, is_async: bool) -> None:
     stage.configure("orders", lease=LEASE)
     ends: list[bool] = []
+    began = threading.Event()
 
     if is_async:
 
         @stage.handler("orders", retry=NoRetry())
         async def awaits(message: Message[int]) -> None:
+            began.set()
             try:
                 await asyncio.Event().wait()
             finally:
@@ -170,13 +172,14 @@ def test_a_running_message_is_cancelled_by_its_next_renewal(stage: Stage, is_asy
 
         @stage.handler("orders", retry=NoRetry())
         def blocks(message: Message[int]) -> None:
+            began.set()
             until(lambda: message.cancel_requested)
             ends.append(message.cancel_requested)
             raise RuntimeError("cancelled by request")
 
     published = stage.publish("orders", 1)
     with stage.working():
-        until(lambda: stage.ledger("orders").leased)
+        until(began.is_set)
         assert stage.cancel("orders", id=published.id) == "requested"
         until(lambda: stage.ledger("orders").cancelled)
     assert ends == [True]

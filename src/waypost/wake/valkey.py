@@ -112,7 +112,9 @@ class ValkeyTransport(Interruptible):
         """All that has arrived."""
         while True:
             reply = self._listener.read_response(disable_decoding=True)
-            if reply[0] == b"message":
+            if reply in (b"PONG", "PONG"):
+                self._pongs += 1  # with no subscription it is answered in another form
+            elif reply[0] == b"message":
                 self._came.append((topic_of(reply[1]), unpacked(reply[2].decode(errors="replace"))))
             elif reply[0] == b"subscribe":
                 self._confirmed += 1
