@@ -369,7 +369,7 @@ def test_a_schedule_that_cannot_be_served_does_not_stop_the_others(world: World)
     assert [one.name for one in drive(world.executor, operations.schedules(world.link, None, 1))] == ["broken", "fine"]
     assert drive(world.executor, operations.remove(world.link, "newer", None)) is True
     held = [event for event in world.events if event.event == "fired" and event.outcome == "failure"]
-    assert [(event.key, event.error_type) for event in held] == [("broken", "InvalidSchedule")]
+    assert [(event.key, event.error_type) for event in held] == [("broken", "waypost.errors.InvalidSchedule")]
     world.clock.advance(1)
     assert world.tick(scheduler).fires == 1
 
