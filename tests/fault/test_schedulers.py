@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -71,3 +72,48 @@ def test_a_process_of_its_own_leads_works_and_hands_over_at_a_signal(role: str, 
         executor = post.store.connect(start_timeout=5)
         assert executor.run(post.store.elect(role, "next", 1_000)).leader == "next"
         executor.close()
+
+
+@pytest.mark.promise("CRON-7", "CRON-6")
+def test_workers_fire_what_they_declare_and_one_that_is_stopped_hands_over_at_once(tmp_path: Path) -> None:
+    url, notes = f"sqlite:///{tmp_path / 'beats.db'}", tmp_path / "notes"
+    notes.touch()
+    environment = os.environ | {"CREW_URL": url, "CREW_NOTES": str(notes), "PYTHONPATH": str(ROOT / "src")}
+
+    def start() -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-W", "error", "-m", "waypost.cli.main", "worker", "tests.fault.beating:post"]
+        return subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.DEVNULL)
+
+    def beats() -> list[str]:
+        return [line.split()[0] for line in notes.read_text().splitlines()]
+
+    def wait_for(count: int) -> None:
+        deadline = time.monotonic() + 30
+        while len(beats()) < count:
+            assert time.monotonic() < deadline, "no more beats"
+            time.sleep(0.01)
+
+    with Waypost(url) as post:
+        executor = post.store.connect(start_timeout=5)
+        workers = {worker.pid: worker for worker in (start(), start())}
+        try:
+            for _ in range(2):
+                wait_for(len(beats()) + 10)
+                leader = executor.run(post.store.elect("scheduler", "nobody", 1)).leader
+                # The names of workers hold their process.
+                stopped = workers.pop(int(leader.split(":")[1]))
+                stopped.send_signal(signal.SIGTERM)
+                assert stopped.wait(30) == 0
+                fresh = start()
+                workers[fresh.pid] = fresh
+                wait_for(len(beats()) + 10)
+        finally:
+            for worker in workers.values():
+                worker.kill()
+                worker.wait()
+            executor.close()
+        assert len(set(beats())) == len(beats()), "an instant ran twice without a redelivery"
+        (schedule,) = post.schedules()
+        published = [event for event in post.journal("beat").events if event.event == "published"]
+        assert {event.schedule for event in published} == {"beat"}
+        assert schedule.fires >= len(beats())

@@ -11,18 +11,20 @@ from typing import Any, cast
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from waypost.codec import encode_body, make_envelope
 from waypost.delivery import StoredMessage
 from waypost.errors import StoreUnavailable
 from waypost.identity import Session
-from waypost.message import Observed
+from waypost.message import Observed, StoredSchedule
 from waypost.operations import schedules as operations
 from waypost.operations.flow import Link, Together, drive
 from waypost.policy import CatchUp, Missed
 from waypost.schedule.described import Schedule, describe
 from waypost.schedule.loop import LOOK_SECONDS, Scheduler, Tick
 from waypost.schedule.promoting import Promoter, PromoterTick
+from waypost.schedule.rule import pack_spec
 from waypost.store.memory import MemoryStore
 from waypost.store.port import Draft, Executor, Store
 from waypost.testing.clock import START_MS, ManualClock
@@ -345,6 +347,40 @@ def test_a_store_that_is_away_ends_no_schedule(world: World) -> None:
     world.clock.advance(0.5)
     assert world.tick(scheduler).fires == 1
     assert world.instants() == [1_000]
+
+
+@pytest.mark.promise("CRON-6")
+def test_a_schedule_that_cannot_be_served_does_not_stop_the_others(world: World) -> None:
+    world.save("fine", every=1.0)
+    broken = operations.make_spec("broken", cron="* * * * * *")
+    unknown = structs.replace(broken, tz="Mars/Olympus")
+    due = world.clock() + 1_000
+    stored = StoredSchedule("broken", "v1", pack_spec(unknown), False, due, due)
+    world.executor.run(world.store.save_schedule(QUEUE, stored, version=None, next_ms=None))
+    newer = StoredSchedule("newer", "v1", b"\xc1", False, due, due)
+    world.executor.run(world.store.save_schedule(QUEUE, newer, version=None, next_ms=None))
+
+    scheduler = world.scheduler()
+    world.tick(scheduler)
+    world.clock.advance(1)
+    tick = world.tick(scheduler)
+    assert tick.fires == 1
+    assert tick.sleep_seconds > 0.2
+    assert [one.name for one in drive(world.executor, operations.schedules(world.link, None, 1))] == ["broken", "fine"]
+    assert drive(world.executor, operations.remove(world.link, "newer", None)) is True
+    held = [event for event in world.events if event.event == "fired" and event.outcome == "failure"]
+    assert [(event.key, event.error_type) for event in held] == [("broken", "waypost.errors.InvalidSchedule")]
+    world.clock.advance(1)
+    assert world.tick(scheduler).fires == 1
+
+
+@pytest.mark.promise("CRON-7")
+def test_a_zone_that_this_machine_does_not_know_is_listed_all_the_same(world: World) -> None:
+    unknown = structs.replace(operations.make_spec("broken", cron="* * * * * *"), tz="Mars/Olympus")
+    due = world.clock() + 1_000
+    stored = StoredSchedule("broken", "v1", pack_spec(unknown), False, due, due)
+    world.executor.run(world.store.save_schedule(QUEUE, stored, version=None, next_ms=None))
+    assert world.stored().next_fires == [datetime.fromtimestamp(due / 1000, UTC)]
 
 
 @pytest.mark.promise("TIMER-4")

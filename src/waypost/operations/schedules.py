@@ -6,6 +6,7 @@ are computed here, by one program in one language, and the store only compares.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
@@ -14,7 +15,7 @@ from msgspec import structs
 
 from waypost import codec
 from waypost.delivery import Duration, check_priority
-from waypost.errors import InvalidSchedule, InvalidTime, StoreFailed, UnknownSchedule
+from waypost.errors import InvalidSchedule, InvalidTime, SchemaTooNew, StoreFailed, UnknownSchedule
 from waypost.message import Published, ScheduleList, StoredSchedule
 from waypost.operations.flow import Flow, Link, Together
 from waypost.operations.publish import PublishOptions, journal_copy
@@ -33,6 +34,8 @@ from waypost.schedule.every import interval_ms
 from waypost.schedule.rule import Fire, Spec, Timeline, fire_id, pack_spec, unpack_spec
 from waypost.schedule.zones import zone_name
 from waypost.store.port import Draft
+
+log = logging.getLogger("waypost")
 
 NAME_CHARACTERS_MAX = 128
 #: The headers by which a message says that a schedule published it, and for which instant.
@@ -252,23 +255,47 @@ def listings(link: Link, queue: str | None) -> Flow[dict[str, ScheduleList]]:
 def schedules(link: Link, queue: str | None, count: int) -> Flow[list[Schedule]]:
     """All schedules with their next so many fires, by queue and key."""
     found = yield from listings(link, queue)
-    return [describe(name, stored, count) for name, listing in found.items() for stored in listing.schedules]
+    described: list[Schedule] = []
+    for name, listing in found.items():
+        for stored in listing.schedules:
+            try:
+                described.append(describe(name, stored, count))
+            except SchemaTooNew as error:
+                told = {"event": "schedule_unreadable", "queue": name, "schedule": stored.key}
+                log.warning("schedule %s of queue %s is not listed: %s", stored.key, name, error, extra=told)
+    return described
 
 
-def find(link: Link, name: str, queue: str | None) -> Flow[tuple[str, StoredSchedule, int]]:
-    """The one schedule that a key or a name means, its queue, and store time."""
+Found = tuple[str, StoredSchedule, int]
+
+
+def find(link: Link, name: str, queue: str | None) -> Flow[Found | None]:
+    """The one schedule that a key or a name means, its queue, and store time; None if there is none."""
     found = yield from listings(link, queue)
     everything = [(place, stored, listing.at_ms) for place, listing in found.items() for stored in listing.schedules]
     fitting = [one for one in everything if one[1].key == name]
     if not fitting:
-        fitting = [one for one in everything if unpack_spec(one[1].spec).name == name]
-    where = "" if queue is None else f" in queue {queue}"
-    if not fitting:
-        raise UnknownSchedule(f"there is no schedule {name!r}{where}; schedules() lists what there is")
+        fitting = [one for one in everything if _name_of(one[1]) == name]
     if len(fitting) > 1:
         told_of = ", ".join(f"{stored.key!r} in {place}" for place, stored, _ in fitting[:5])
-        raise UnknownSchedule(f"{name!r} means several schedules{where}: {told_of}; give the key, and queue=")
-    return fitting[0]
+        raise UnknownSchedule(f"{name!r} means several schedules: {told_of}; give the key, and queue=")
+    return fitting[0] if fitting else None
+
+
+def find_one(link: Link, name: str, queue: str | None) -> Flow[Found]:
+    """The same; raises `UnknownSchedule` if there is none."""
+    found = yield from find(link, name, queue)
+    if found is None:
+        where = "" if queue is None else f" in queue {queue}"
+        raise UnknownSchedule(f"there is no schedule {name!r}{where}; schedules() lists what there is")
+    return found
+
+
+def _name_of(stored: StoredSchedule) -> str | None:
+    try:
+        return unpack_spec(stored.spec).name
+    except SchemaTooNew:
+        return None  # it can still be meant by its key
 
 
 # ---- changing --------------------------------------------------------------------------------------------------
@@ -276,12 +303,10 @@ def find(link: Link, name: str, queue: str | None) -> Flow[tuple[str, StoredSche
 
 def remove(link: Link, name: str, queue: str | None) -> Flow[bool]:
     """Remove a schedule. What it has published stays."""
-    try:
-        place, stored, _ = yield from find(link, name, queue)
-    except UnknownSchedule as error:
-        if "several" in str(error):
-            raise
+    found = yield from find(link, name, queue)
+    if found is None:
         return False
+    place, stored, _ = found
     removed = yield from link.attempt(link.store.remove_schedule(place, stored.key))
     yield from link.attempt(link.store.schedules_changed(place))
     link.tell("schedule_removed", place, "success" if removed else "skipped", key=stored.key)
@@ -291,7 +316,7 @@ def remove(link: Link, name: str, queue: str | None) -> Flow[bool]:
 def set_paused(link: Link, name: str, queue: str | None, paused: bool) -> Flow[bool]:
     """Pause a schedule, or resume it at its next instant from now; whether that changed anything."""
     for _ in range(SAVE_TRIES):
-        place, stored, now_ms = yield from find(link, name, queue)
+        place, stored, now_ms = yield from find_one(link, name, queue)
         if stored.paused == paused:
             return False
         wanted = structs.replace(stored, version=os.urandom(8).hex(), paused=paused)
@@ -311,7 +336,7 @@ def set_paused(link: Link, name: str, queue: str | None, paused: bool) -> Flow[b
 
 def trigger(link: Link, name: str, queue: str | None) -> Flow[Published]:
     """Publish a schedule's message now. Its instants and its counts stay as they are."""
-    place, stored, now_ms = yield from find(link, name, queue)
+    place, stored, now_ms = yield from find_one(link, name, queue)
     draft = _draft(link, place, link.session.message_ids(1)[0], unpack_spec(stored.spec), now_ms)
     operation = link.lanes.begin(place)
     try:

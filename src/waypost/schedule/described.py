@@ -8,9 +8,10 @@ from typing import Any
 from msgspec import Struct
 
 from waypost import codec
+from waypost.errors import InvalidSchedule
 from waypost.message import StoredSchedule
 from waypost.policy import CatchUp, Missed
-from waypost.schedule.rule import Spec, Timeline, unpack_spec
+from waypost.schedule.rule import Fire, Spec, Timeline, unpack_spec
 from waypost.schedule.zones import zone_of
 
 
@@ -77,7 +78,10 @@ def describe(queue: str, stored: StoredSchedule, count: int = 1) -> Schedule:
     fires = []
     if stored.next_ms is not None and not stored.paused:
         left = count if spec.max_fires is None else min(count, spec.max_fires - stored.fires)
-        fires = Timeline(stored.key, spec).many(stored.next_ms - 1, left)
+        try:
+            fires = Timeline(stored.key, spec).many(stored.next_ms - 1, left)
+        except InvalidSchedule:  # a zone that is not known on this machine: what the store says is known all the same
+            fires = [Fire(stored.next_ms, stored.due_ms or stored.next_ms)]
     return Schedule(
         queue=queue,
         key=stored.key,

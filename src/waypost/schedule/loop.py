@@ -14,6 +14,7 @@ from typing import Literal
 
 from msgspec import Struct, structs
 
+from waypost.delivery import error_text, error_type
 from waypost.errors import OutcomeUnknown, QueueFull, StoreUnavailable, WaypostError
 from waypost.identity import Operation
 from waypost.message import Fired, ScheduleList, StoredSchedule
@@ -32,7 +33,7 @@ LOOK_SECONDS = 1.3
 READ_SECONDS = 30.0
 #: So many fires go to the store in one flush.
 FIRED_TOGETHER = 64
-#: A full queue is tried again so often.
+#: What could not be fired, because its queue is full for example, is tried again so often.
 HELD_SECONDS = 1.0
 
 Election = Literal["elected", "leading", "following"]
@@ -92,8 +93,9 @@ class _Known(Struct):
     queue: str
     stored: StoredSchedule
     spec: Spec
-    #: Not before this, by the monotonic clock: its queue is full.
+    #: Not before this, by the monotonic clock: it could not be fired, for its queue is full. Said once.
     held_until: float = 0.0
+    told: bool = False
 
 
 class Scheduler:
@@ -197,10 +199,14 @@ class Scheduler:
             part = changed[at : at + FIRED_TOGETHER]
             results = yield Together([self.link.store.schedules(queue) for queue in part])
             for queue, result in zip(part, results, strict=True):
-                if isinstance(result, Exception):
+                if isinstance(result, StoreUnavailable | OutcomeUnknown):
                     raise result
-                self._learn(queue, result)
                 self._numbers[queue] = numbers[queue]
+                if isinstance(result, Exception):
+                    # One queue that cannot be read must not stop the schedules of all others.
+                    log.warning("schedules of queue %s: %s", queue, result, extra={"event": "schedules_unreadable"})
+                else:
+                    self._learn(queue, result)
 
     def _learn(self, queue: str, listing: ScheduleList) -> None:
         self._take_time(listing.at_ms)
@@ -241,41 +247,51 @@ class Scheduler:
     def _fire(self, due: list[_Known], tick: Tick) -> Flow[Tick]:
         steps: list[tuple[_Known, Decision, Operation, Call[Woken[Fired]]]] = []
         for known in due:
-            stored = known.stored
+            stored, queue = known.stored, known.queue
             expected = Fire(stored.next_ms or 0, stored.due_ms or 0)
-            decision = decide(known.spec, stored.key, expected, stored.fires, self._store_now())
-            if decision is None:
+            try:
+                decision = decide(known.spec, stored.key, expected, stored.fires, self._store_now())
+                drafts = [] if decision is None else drafts_of(self.link, queue, stored, known.spec, decision.fires)
+            except WaypostError as error:  # a zone that is not known on this machine
+                self._hold(known, error)
                 continue
-            operation = self.link.lanes.begin(known.queue)
-            drafts = drafts_of(self.link, known.queue, stored, known.spec, decision.fires)
-            step = _step(stored, decision)
-            steps.append(
-                (known, decision, operation, self.link.store.fire_schedule(known.queue, step, drafts, operation))
-            )
+            if decision is not None:
+                operation = self.link.lanes.begin(queue)
+                call = self.link.store.fire_schedule(queue, _step(stored, decision), drafts, operation)
+                steps.append((known, decision, operation, call))
         try:
             results = yield Together([call for *_, call in steps])
             for (known, decision, _, call), result in zip(steps, results, strict=True):
                 if isinstance(result, StoreUnavailable | OutcomeUnknown):
                     # The same operation again: the store answers with what became of the first.
                     result = yield from self.link.attempt(call)
-                tick = self._came(known, decision, result, tick)
+                if isinstance(result, WaypostError):
+                    self._hold(known, result)
+                elif isinstance(result, Exception):
+                    raise result
+                else:
+                    tick = self._came(known, decision, result, tick)
         finally:
             for known, _, operation, _ in steps:
                 self.link.lanes.end(known.queue, operation)
         return tick
 
-    def _came(self, known: _Known, decision: Decision, result: Woken[Fired] | Exception, tick: Tick) -> Tick:
+    def _hold(self, known: _Known, error: WaypostError) -> None:
+        """It could not be fired, and nothing has changed: try again soon, and let the others go on."""
+        queue, key = known.queue, known.stored.key
+        known.held_until = self.link.monotonic() + HELD_SECONDS
+        if not known.told:
+            known.told = True
+            told = {"event": "fire_held", "queue": queue, "schedule": key}
+            log.warning("schedule %s of queue %s waits: %s", key, queue, error, extra=told)
+        reason = "queue_full" if isinstance(error, QueueFull) else None
+        self.link.tell(
+            "fired", queue, "failure", key=key, reason=reason, error_type=error_type(error), error=error_text(error)
+        )
+
+    def _came(self, known: _Known, decision: Decision, result: Woken[Fired], tick: Tick) -> Tick:
         """What became of one fire."""
         queue, key = known.queue, known.stored.key
-        if isinstance(result, QueueFull):
-            known.held_until = self.link.monotonic() + HELD_SECONDS
-            log.warning(
-                "schedule %s waits: %s", key, result, extra={"event": "fire_held", "queue": queue, "schedule": key}
-            )
-            self.link.tell("fired", queue, "failure", key=key, count=len(decision.fires), reason="queue_full")
-            return tick
-        if isinstance(result, Exception):
-            raise result
         if result.wake:
             self.link.wake(result.wake)
         fired = result.result

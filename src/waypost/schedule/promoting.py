@@ -10,11 +10,12 @@ from collections.abc import Callable
 
 from msgspec import Struct
 
+from waypost.errors import OutcomeUnknown, StoreUnavailable
 from waypost.message import Promoted
 from waypost.operations.flow import Flow, Link, Together
 from waypost.operations.forward import deliver_outgoing
 from waypost.policy import LEADER_TTL_MS, PROMOTE_MAX
-from waypost.schedule.loop import Candidate, Election
+from waypost.schedule.loop import Candidate, Election, log
 from waypost.store.port import Woken
 
 #: A timer that was published after the last look is promoted this late at most, if no worker is awake to claim it.
@@ -79,9 +80,13 @@ class Promoter:
         for at in range(0, len(self._queues), PROMOTED_TOGETHER):
             part = self._queues[at : at + PROMOTED_TOGETHER]
             results = yield Together([self.link.store.promote(queue) for queue in part])
-            for result in results:
-                if isinstance(result, Exception):
+            for queue, result in zip(part, results, strict=True):
+                if isinstance(result, StoreUnavailable | OutcomeUnknown):
                     raise result
+                if isinstance(result, Exception):
+                    # One queue that cannot be served must not stop the timers of all others.
+                    log.warning("timers of queue %s: %s", queue, result, extra={"event": "promotion_failed"})
+                    continue
                 told = self._take(result)
                 promoted, depth, lag = promoted + told.promoted, depth + told.depth, max(lag, told.oldest_lag_ms)
                 sleep = min(sleep, _sleep_seconds(told, self._look_seconds))

@@ -49,12 +49,15 @@ class _Pulse:
         self._part = part
         self._failing = False
 
-    def failed(self, error: WaypostError) -> float:
+    def failed(self, error: Exception) -> float:
         part = self._part
         part.link.tell(f"{part.role}_tick", "", "failure", error_type=error_type(error), error=error_text(error))
         if not self._failing:
             self._failing = True
-            log.warning("%s: %s; it goes on trying", part.role, error, extra={"event": f"{part.role}_failed"})
+            # What nobody foresaw is a defect, and shown whole; the schedules of others must go on all the same.
+            whole = None if isinstance(error, WaypostError) else error
+            told = {"event": f"{part.role}_failed"}
+            log.warning("%s: %s; it goes on trying", part.role, error, exc_info=whole, extra=told)
         return FAILED_SECONDS
 
     def succeeded(self, ticked: Ticked) -> float:
@@ -69,7 +72,7 @@ def run_blocking(executor: Executor, part: Ticking, stop: threading.Event) -> No
         while not stop.is_set():
             try:
                 seconds = pulse.succeeded(drive(executor, part.tick()))
-            except WaypostError as error:
+            except Exception as error:
                 seconds = pulse.failed(error)
             stop.wait(seconds)
     finally:
@@ -118,7 +121,7 @@ class Background:
                 self._woken.clear()
                 try:
                     seconds = self._pulse.succeeded(await drive_async(self._executor, self._part.tick()))
-                except WaypostError as error:
+                except Exception as error:
                     seconds = self._pulse.failed(error)
                 if seconds > 0 and not self._stopping:
                     with suppress(TimeoutError):
