@@ -135,15 +135,14 @@ class Sizes:
 def publishing(report: Report, store: str, subject: Subject, raw: Raw, sizes: Sizes) -> None:
     """One by one, and in bulk."""
     ones, many = sizes.ones, sizes.many
-    report.rates(
-        "publish-one",
-        store,
-        [
-            Contender("waypost", partial(subject.publish_one, ones), ones, subject.new_queue),
-            Contender("raw", partial(raw.publish_one, ones), ones, raw.empty),
-        ],
-        sizes.rounds,
-    )
+    contenders = [
+        Contender("waypost", partial(subject.publish_one, ones), ones, subject.new_queue),
+        Contender("raw", partial(raw.publish_one, ones), ones, raw.empty),
+    ]
+    if isinstance(raw, RawPostgres):
+        in_transaction = partial(raw.publish_one_in_transaction, ones)
+        contenders.append(Contender("raw", in_transaction, ones, raw.empty, "in-transaction"))
+    report.rates("publish-one", store, contenders, sizes.rounds)
     publish = partial(subject.publish_many, many, BATCHES[-1])
     rates = report.rates(
         "publish-many",

@@ -138,6 +138,12 @@ class RawPostgres:
                 (self._session.message_ids(1)[0], self._payload),
             )
 
+    def publish_one_in_transaction(self, count: int) -> None:
+        """As a service writes that has more to say in its transaction."""
+        for _ in range(count):
+            with self._database.transaction():
+                self.publish_one(1)
+
     def publish_many(self, count: int, batch: int) -> None:
         for start in range(0, count, batch):
             ids = self._session.message_ids(min(batch, count - start))
