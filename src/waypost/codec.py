@@ -372,6 +372,13 @@ def open_envelope(data: bytes) -> Envelope:
         raise Undecodable("the envelope is cut short or damaged") from None
 
 
+def plain_body(data: bytes) -> tuple[ContentType, bytes] | None:
+    """Content type and body of an envelope with nothing else in it: most are such. None: open it with care."""
+    if data[:1] == _VERSION_BYTE and data[_FIXED - 4 : _FIXED] == _NO_HEAD and data[_FIXED - 5] < len(CONTENT_TYPES):
+        return CONTENT_TYPES[data[_FIXED - 5]], data[_FIXED:]
+    return None
+
+
 def _json_decoder_of(as_type: Any) -> Callable[[bytes], Any]:
     """How a type is read from JSON; kept, since finding out costs more than reading a small body."""
     try:

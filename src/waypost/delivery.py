@@ -175,9 +175,10 @@ class _Readable(Generic[T]):
         return self._decode(type)  # type: ignore[no-any-return]
 
     def _decode(self, as_type: Any) -> Any:
-        envelope = self.open()
+        plain = codec.plain_body(self._data) if self._envelope is None else None
+        content_type, data = plain or (self.open().content_type, self.open().data)
         try:
-            return codec.decode_body(envelope.content_type, envelope.data, as_type)
+            return codec.decode_body(content_type, data, as_type)
         except Undecodable as error:
             self.undecodable = error
             raise

@@ -38,6 +38,10 @@ log = logging.getLogger("waypost")
 
 #: What will start within so long is claimed ahead: longer than a round trip, too short for others to miss it.
 SOON_SECONDS = 0.02
+#: On a store whose claims take longer than that, what starts while so many of them are under way.
+CLAIMS_AHEAD = 3
+#: A claim costs the store much the same whatever it brings: one for fewer waits as long as there is enough at hand.
+WORTH_A_CLAIM = CHUNK_MESSAGES_MAX // 2
 #: A runner whose handlers never wait lets others run after so long.
 TURN_SECONDS = 0.02
 #: With so many outcomes waiting for the store, no more is claimed.
@@ -340,10 +344,14 @@ class Consumer:
             return 0
         per_call = self.handler.batch or 1
         ahead = not self._at_most_once and not self._limited
-        soon = int(self._rate * SOON_SECONDS) * per_call if ahead else 0
+        # As much as will start while the next claims are under way: where those take long, more of it.
+        seconds = max(SOON_SECONDS, CLAIMS_AHEAD * self._linger.claim_seconds)
+        soon = int(self._rate * seconds) * per_call if ahead else 0
         self._low = soon // 2
         free = (self.handler.concurrency - self._busy) * per_call
-        return min(free + soon - len(self._ready), CHUNK_MESSAGES_MAX)
+        room = min(free + soon - len(self._ready), CHUNK_MESSAGES_MAX)
+        # With enough at hand a small claim can wait until it is a large one.
+        return 0 if room < WORTH_A_CLAIM and len(self._ready) > self._low else room
 
     def _accept(self, claimed: Claimed) -> None:
         leases, queue, as_type = claimed.leases, self.queue, self.handler.as_type

@@ -40,6 +40,11 @@ class Linger:
         self.cover_ms: int | None = None
 
     @property
+    def claim_seconds(self) -> float:
+        """How long claims take lately."""
+        return self._claim_seconds
+
+    @property
     def seconds(self) -> float:
         """How soon it looks again."""
         return min(LINGER_SECONDS_MAX, max(LINGER_SECONDS_MIN, self._claim_seconds))
