@@ -7,7 +7,6 @@ written once as flows; `drive` and `drive_async` only touch the executor and the
 
 from __future__ import annotations
 
-import itertools
 import logging
 import random
 import threading
@@ -213,16 +212,11 @@ class Link:
         self._lock = threading.Lock()
         self._told_of_bad_hook = False
         self._policies: dict[str, tuple[Policy, float]] = {}
-        self._waiters = itertools.count(1)
 
     @property
     def replay_seconds(self) -> float:
         """How long a store remembers results: longer than any repeat of ours can come."""
         return 2 * self.retry_budget + 60
-
-    def new_waiter(self) -> str:
-        """A name to be woken by that nobody else has."""
-        return f"{self.session.id.hex()}:{next(self._waiters)}"
 
     def attempt(self, call: Call[T], *, budget: float | None = None) -> Flow[T]:
         """Run a call; when the connection fails, run the same call again within the budget.

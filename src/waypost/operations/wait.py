@@ -12,7 +12,7 @@ from waypost.message import Published, Watched, split_chain_id
 from waypost.operations.flow import Flow, Link, Sleep
 from waypost.operations.publish import check_chain
 from waypost.operations.run import check_id, history
-from waypost.policy import SAFETY_POLL_SECONDS
+from waypost.policy import SAFETY_POLL_SECONDS, check_queue
 
 #: Between the first looks at a message: where no wake-up can reach us, a fast handler is still seen soon.
 LOOK_FIRST_SECONDS = 0.02
@@ -28,30 +28,54 @@ def check_timeout(timeout: float) -> float:
 class _Patience:
     """How long a wait goes on, and how long it sleeps between two looks."""
 
-    __slots__ = ("_deadline", "_link", "_next", "_timeout", "waiter")
+    __slots__ = ("_bell", "_deadline", "_link", "_next", "_queue", "_timeout")
 
-    def __init__(self, link: Link, timeout: float) -> None:
+    def __init__(self, link: Link, queue: str, timeout: float) -> None:
         self._link = link
+        self._queue = queue
         self._timeout = timeout
         self._deadline = link.monotonic() + timeout
         self._next = LOOK_FIRST_SECONDS
-        self.waiter = link.new_waiter()
+        self._bell = link.wakeups.take_bell(link.worker, queue, for_an_end=True)
+
+    def look(self) -> str | None:
+        """Before a look: from here on the bell counts. The name to be woken by, None if nobody could."""
+        if self._bell is None:
+            return None
+        self._bell.clear()
+        return self._bell.name
 
     def sleep(self, what: str) -> Sleep:
-        """The next sleep; raises `WaitTimeout` when the time is up."""
+        """The sleep until the next look; raises `WaitTimeout` when the time is up."""
         remaining = self._deadline - self._link.monotonic()
         if remaining <= 0:
             raise WaitTimeout(f"{what} did not end within {self._timeout:g} s; it goes on, and can be waited for again")
+        if self._bell is not None and self._bell.working:
+            return Sleep(min(SAFETY_POLL_SECONDS, remaining), bell=self._bell)
         seconds, self._next = self._next, min(self._next * 2, SAFETY_POLL_SECONDS)
-        return Sleep(min(seconds, remaining))
+        return Sleep(min(seconds, remaining), bell=self._bell)
+
+    def end(self) -> None:
+        """The wait is over."""
+        if self._bell is not None:
+            self._link.wakeups.give_bell(self._queue, self._bell, for_an_end=True)
 
 
 def wait_result(link: Link, published: Published, timeout: float, as_type: type[object] | None = None) -> Flow[object]:
     """The result of a message once it is done; None if its handler kept none, or kept it for a shorter time."""
-    queue, message_id = published.queue, check_id(published.id)
-    patience = _Patience(link, check_timeout(timeout))
+    queue, message_id = check_queue(published.queue), check_id(published.id)
+    patience = _Patience(link, queue, check_timeout(timeout))
+    try:
+        return (yield from _wait_result(link, queue, message_id, patience, as_type))
+    finally:
+        patience.end()
+
+
+def _wait_result(
+    link: Link, queue: str, message_id: str, patience: _Patience, as_type: type[object] | None
+) -> Flow[object]:
     while True:
-        watched = yield from link.attempt(link.store.watch(queue, message_id, patience.waiter))
+        watched = yield from link.attempt(link.store.watch(queue, message_id, patience.look()))
         if watched.result is not None:
             return codec.decode_result(watched.result, as_type)
         if watched.state is None and watched.ended is None:
@@ -87,9 +111,18 @@ def wait_chain(link: Link, chain: str | Published, timeout: float, as_type: type
     """The result of the message that ended a chain; None if its handler kept none."""
     chain = check_chain(chain)
     queue, message_id = split_chain_id(chain)
-    patience = _Patience(link, check_timeout(timeout))
+    patience = _Patience(link, queue, check_timeout(timeout))
+    try:
+        last = yield from _wait_chain(link, chain, queue, message_id, patience)
+    finally:
+        patience.end()
+    data = yield from link.attempt(link.store.result(*split_chain_id(last)))
+    return None if data is None else codec.decode_result(data, as_type)
+
+
+def _wait_chain(link: Link, chain: str, queue: str, message_id: str, patience: _Patience) -> Flow[str]:
     while True:
-        state = yield from link.attempt(link.store.watch_chain(queue, message_id, patience.waiter))
+        state = yield from link.attempt(link.store.watch_chain(queue, message_id, patience.look()))
         if not state.known:
             raise EndUnknown(
                 f"queue {queue} knows of no chain {chain}: its first message was not published with chain=True, or it "
@@ -99,8 +132,5 @@ def wait_chain(link: Link, chain: str | Published, timeout: float, as_type: type
             member, reason = state.failed
             raise ChainFailed(f"chain {chain} ended with message {member}: {reason}", reason=reason, member=member)
         if state.open == 0:
-            break
+            return state.last or chain
         yield patience.sleep(f"chain {chain}")
-    last_queue, last_id = split_chain_id(state.last or chain)
-    data = yield from link.attempt(link.store.result(last_queue, last_id))
-    return None if data is None else codec.decode_result(data, as_type)

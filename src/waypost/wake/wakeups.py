@@ -36,7 +36,7 @@ class Wakeups:
         self.namespace = namespace
         self.echo = echo
         self._by_store = by_store
-        self._bells: dict[str, list[Bell]] = {}
+        self._bells: dict[tuple[str, bool], list[Bell]] = {}
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()
 
@@ -87,22 +87,25 @@ class Wakeups:
             return None
         return self.channel.listen(Topic(self.namespace, kind, queue), name, hear)
 
-    def take_bell(self, worker: str, queue: str) -> Bell | None:
-        """A bell for one call that waits for messages of a queue."""
+    def take_bell(self, worker: str, queue: str, *, for_an_end: bool = False) -> Bell | None:
+        """A bell for one call that waits for messages of a queue, or for the end of one of them.
+
+        Who waits for an end is told by the client that made the end: the store's own words are for sleepers.
+        """
         if self.channel is None:
             return None
         with self._lock:
-            kept = self._bells.setdefault(queue, [])
+            kept = self._bells.setdefault((queue, for_an_end), [])
             if kept:
                 return kept.pop()
-        bell = Bell(f"{self.sleeper(worker)}#{next(self._numbers)}")
+        bell = Bell(f"{worker if for_an_end else self.sleeper(worker)}#{next(self._numbers)}")
         bell.listening = self.listen("ready", queue, bell.name, bell.ring)
         return bell
 
-    def give_bell(self, queue: str, bell: Bell) -> None:
+    def give_bell(self, queue: str, bell: Bell, *, for_an_end: bool = False) -> None:
         """The call is over; the next one need not subscribe anew."""
         with self._lock:
-            kept = self._bells.setdefault(queue, [])
+            kept = self._bells.setdefault((queue, for_an_end), [])
             if len(kept) < BELLS_KEPT:
                 kept.append(bell)
                 return
