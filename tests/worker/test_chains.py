@@ -11,6 +11,7 @@ import pytest
 from tests.worker.stage import Stage, until
 from waypost import (
     ChainFailed,
+    ConfigurationError,
     Dead,
     EndUnknown,
     InvalidInput,
@@ -18,6 +19,7 @@ from waypost import (
     Message,
     MessageDead,
     MessageRemoved,
+    NoRetry,
     Published,
     WaitTimeout,
 )
@@ -34,6 +36,35 @@ def test_a_result_is_there_when_its_message_is_done(stage: Stage) -> None:
         assert stage.wait_result(published, timeout=20) == 6
         # It is kept, and can be asked for again.
         assert stage.wait_result(published, timeout=20) == 6
+
+
+@pytest.mark.promise("CHAIN-1")
+@pytest.mark.parametrize("blocks", [False, True], ids=["async", "thread"])
+def test_what_a_handler_returns_can_be_its_result(stage: Stage, blocks: bool) -> None:
+    def add(numbers: list[int]) -> int:
+        return sum(numbers)
+
+    async def add_on_the_loop(numbers: list[int]) -> int:
+        return sum(numbers)
+
+    stage.handler("sums", result_ttl=60)(add if blocks else add_on_the_loop)
+    with stage.working():
+        published = stage.publish("sums", [4, 5])
+        assert stage.wait_result(published, timeout=20) == 9
+
+
+@pytest.mark.promise("CHAIN-1")
+def test_what_cannot_be_kept_is_a_failure_of_the_handler(stage: Stage) -> None:
+    @stage.handler("sums", result_ttl=60, retry=NoRetry())
+    def answer(body: Any) -> object:
+        return object()
+
+    with stage.working():
+        published = stage.publish("sums", {})
+        with pytest.raises(MessageDead, match="retries_exhausted"):
+            stage.wait_result(published, timeout=20)
+    with pytest.raises(ConfigurationError, match="batch"):
+        stage.handler("lists", result_ttl=60, batch=10)(lambda bodies: None)
 
 
 @pytest.mark.promise("CHAIN-1")

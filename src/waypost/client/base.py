@@ -197,6 +197,7 @@ class Face(ScheduleFace):
         process: bool = False,
         max_run: float = MAX_RUN_SECONDS,
         on_lease_lost: OnLeaseLost | None = None,
+        result_ttl: Duration | None = None,
     ) -> Callable[[F], F]:
         """Register a function for the messages of a queue; a worker runs it.
 
@@ -208,15 +209,16 @@ class Face(ScheduleFace):
 
         `concurrency` calls run at once in a worker. `timeout` ends a handler that can be stopped, which then has
         failed; `max_run` does so too, and also ends the renewal of its lease. With `batch` it is given lists of up to
-        so many. `on_lease_lost` is called with a message whose lease was lost while it was handled.
+        so many. `on_lease_lost` is called with a message whose lease was lost while it was handled. With `result_ttl`
+        what it returns is kept as the result of the message for so long (`wait_result`).
         """
 
         def register(function: F) -> F:
             self._registry.check_handled(queue)
             handler = Handler(
                 queue, function, concurrency=concurrency, retry=retry, timeout=timeout, batch=batch, manual=manual,
-                process=process, max_run=max_run, on_lease_lost=on_lease_lost, state=self._registry.state,
-                middleware=self._registry.middleware,
+                process=process, max_run=max_run, on_lease_lost=on_lease_lost, result_ttl=result_ttl,
+                state=self._registry.state, middleware=self._registry.middleware,
             )  # fmt: skip
             self._registry.add(handler)
             return function

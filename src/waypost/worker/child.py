@@ -106,7 +106,8 @@ def handler_of(hello: Hello) -> Handler:
     target: str | Queue[Any] = hello.queue
     if hello.body_type is not None:
         target = Queue(hello.queue, find(*hello.body_type.split(":")))
-    return Handler(target, function, batch=hello.batch, retry=NoRetry())
+    ttl = None if hello.result_ttl_ms is None else hello.result_ttl_ms / 1000
+    return Handler(target, function, batch=hello.batch, retry=NoRetry(), result_ttl=ttl)
 
 
 def answer_to(call: Call, handler: Handler) -> Answer:
@@ -128,6 +129,8 @@ def answer_to(call: Call, handler: Handler) -> Answer:
     if readable:
         try:
             result = handler.function(*handler.given(readable))
+            if not isinstance(result, Outcome):
+                handler.keep_result(readable[0], result)
         except Outcome as outcome:
             said = say(outcome)
         except BaseException as error:

@@ -497,6 +497,11 @@ class Consumer:
         ending: Ending | None = None
         if slot.ending is not None:
             ending, error = slot.ended(error)
+        if error is None and not isinstance(result, Outcome):
+            try:
+                self.handler.keep_result(messages[0], result)
+            except WaypostError as unkept:
+                error = unkept
         if error is None and isinstance(result, Outcome):
             error = result
         elif error is not None and not isinstance(error, Outcome):

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
-from waypost.delivery import Message, Queue, queue_name, queue_type
+from waypost.delivery import Duration, Message, Queue, after_ms, queue_name, queue_type
 from waypost.errors import ConfigurationError
 from waypost.middleware import Middleware, check_handling, handled_through
 from waypost.policy import CHUNK_MESSAGES_MAX, RetryPolicy, check_retry
@@ -36,7 +36,7 @@ class Handler:
 
     __slots__ = (
         "as_type", "batch", "concurrency", "function", "is_async", "manual", "max_run", "middleware", "name",
-        "on_lease_lost", "process", "queue", "retry", "state", "timeout", "wanted",
+        "on_lease_lost", "process", "queue", "result_ttl", "retry", "state", "timeout", "wanted",
     )  # fmt: skip
 
     def __init__(
@@ -52,6 +52,7 @@ class Handler:
         process: bool = False,
         max_run: float = MAX_RUN_SECONDS,
         on_lease_lost: OnLeaseLost | None = None,
+        result_ttl: Duration | None = None,
         state: object = None,
         middleware: Sequence[Middleware] = (),
     ) -> None:
@@ -75,6 +76,8 @@ class Handler:
         self.max_run = _seconds("max_run", max_run)
         self.manual = manual
         self.on_lease_lost = on_lease_lost
+        #: How long what the function returns is kept as the result of its message; None: it is not.
+        self.result_ttl = None if result_ttl is None else _result_ttl(self.name, result_ttl, self.batch)
         #: The client's state, for parameters that ask for it.
         self.state = state
         signature = Signature(self.name, function, is_batch=batch is not None, state=state, as_type=queue_type(queue))
@@ -135,6 +138,11 @@ class Handler:
                 case "state":
                     given.append(self.state)
         return given
+
+    def keep_result(self, message: Message[Any], returned: object) -> None:
+        """Keep what the function returned, if that is wanted and it decided on nothing else."""
+        if self.result_ttl is not None and returned is not None and message.outcome is None:
+            message.keep_result(returned, self.result_ttl)
 
     def through_middleware(self, call: Callable[[Sequence[Message[Any]]], Any]) -> Callable[..., Any]:
         """A call of the handler with the middleware around it."""
@@ -216,3 +224,10 @@ def _seconds(what: str, seconds: float) -> float:
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds < 1e9:
         raise ConfigurationError(f"{what} is a positive number of seconds, not {seconds!r}")
     return float(seconds)
+
+
+def _result_ttl(name: str, ttl: Duration, batch: int | None) -> Duration:
+    if batch is not None:
+        raise ConfigurationError(f"handler {name}: a batch has no one result; use message.keep_result for each")
+    after_ms(ttl)
+    return ttl

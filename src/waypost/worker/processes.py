@@ -21,7 +21,7 @@ from contextlib import suppress
 from typing import Any
 from weakref import WeakSet
 
-from waypost.delivery import Message, Outcome
+from waypost.delivery import Message, Outcome, after_ms
 from waypost.errors import ProcessFailed, Undecodable
 from waypost.worker.handler import Handler, find
 from waypost.worker.wire import LENGTH_BYTES, Answer, Call, Hello, decode, error_of, frame, heard, take_over
@@ -126,8 +126,9 @@ class Processes:
     def __init__(self, handler: Handler) -> None:
         self._handler = handler
         self._hello = Hello(
-            handler.function.__module__, handler.name, handler.queue, handler.batch, handler.body_type_name
-        )
+            handler.function.__module__, handler.name, handler.queue, handler.batch, handler.body_type_name,
+            None if handler.result_ttl is None else after_ms(handler.result_ttl),
+        )  # fmt: skip
         self._idle: list[Child] = []
         self._all: set[Child] = set()
 

@@ -33,6 +33,7 @@ class Hello(Struct, frozen=True):
     batch: int | None
     #: `module:name` of the body's type where the function's annotations do not say it.
     body_type: str | None
+    result_ttl_ms: int | None = None
 
 
 class Call(Struct, frozen=True):
