@@ -134,3 +134,8 @@ def many(orders: list[Order], messages: list[Message[Order]]) -> None:
 def talk(word: str) -> None:
     sys.stdout.write(f"{word} {os.getpid()}\n")
     time.monotonic()
+
+
+def square(number: int) -> int:
+    """Returns its result."""
+    return number * number

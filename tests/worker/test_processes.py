@@ -74,6 +74,14 @@ def test_body_headers_and_message_arrive_and_what_the_message_was_told_comes_bac
     assert "Expected `int`, got `str`" in letter.error
 
 
+@pytest.mark.promise("CHAIN-1")
+def test_what_a_handler_returns_in_its_process_can_be_its_result() -> None:
+    with Waypost("memory://") as post:
+        post.handler("squares", process=True, result_ttl=60)(mill.square)
+        with post.worker():
+            assert post.wait_result(post.publish("squares", 12), timeout=20) == 144
+
+
 @pytest.mark.promise("LEASE-8")
 def test_outcomes_come_back_returned_raised_or_by_hand() -> None:
     with Stage("sync", "memory://mill-outcomes") as stage:
