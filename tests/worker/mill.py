@@ -136,6 +136,6 @@ def talk(word: str) -> None:
     time.monotonic()
 
 
-def square(number: int) -> int:
+def cube(number: int) -> int:
     """Returns its result."""
-    return number * number
+    return number**3

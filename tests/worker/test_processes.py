@@ -77,9 +77,9 @@ def test_body_headers_and_message_arrive_and_what_the_message_was_told_comes_bac
 @pytest.mark.promise("CHAIN-1")
 def test_what_a_handler_returns_in_its_process_can_be_its_result() -> None:
     with Waypost("memory://") as post:
-        post.handler("squares", process=True, result_ttl=60)(mill.square)
+        post.handler("cubes", process=True, result_ttl=60)(mill.cube)
         with post.worker():
-            assert post.wait_result(post.publish("squares", 12), timeout=20) == 144
+            assert post.wait_result(post.publish("cubes", 12), timeout=20) == 1728
 
 
 @pytest.mark.promise("LEASE-8")
