@@ -373,9 +373,7 @@ class MemoryStore:
         return ModelCall("save_schedule", step)
 
     def remove_schedule(self, queue: str, key: str) -> Call[bool]:
-        return ModelCall(
-            "remove_schedule", lambda now: self._queue_for_writing(queue).schedules.pop(key, None) is not None
-        )
+        return ModelCall("remove_schedule", lambda now: self._queue(queue).schedules.pop(key, None) is not None)
 
     def schedules(self, queue: str) -> Call[ScheduleList]:
         def step(now: int) -> ScheduleList:

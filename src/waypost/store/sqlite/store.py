@@ -307,7 +307,7 @@ class SqliteStore:
         return SqliteCall("save_schedule", run, fills=True)
 
     def remove_schedule(self, queue: str, key: str) -> Call[bool]:
-        return SqliteCall("remove_schedule", lambda step: schedules.remove_schedule(step.book(queue), key))
+        return SqliteCall("remove_schedule", lambda step: schedules.remove_schedule(step.look(queue), key))
 
     def schedules(self, queue: str) -> Call[ScheduleList]:
         return SqliteCall("schedules", lambda step: schedules.schedules(step.look(queue)), writes=False)
@@ -342,6 +342,8 @@ class SqliteStore:
 
     def promote(self, queue: str) -> Call[Woken[Promoted]]:
         def run(step: Step) -> Woken[Promoted]:
+            if step.look(queue).number == 0:
+                return Woken(Promoted(0, 0, 0, None), {})
             book = step.book(queue)
             return _woken(book, lambda: schedules.promote(book))
 

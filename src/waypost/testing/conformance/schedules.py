@@ -381,6 +381,8 @@ class TestPromotion:
     @pytest.mark.promise("TIMER-4", "QUEUE-1")
     def test_a_paused_queue_and_one_that_is_not_there_promote_nothing(self, bench: Bench) -> None:
         assert bench.run(bench.store.promote("nowhere")).result == Promoted(0, 0, 0, None)
+        assert bench.run(bench.store.remove_schedule("nowhere", KEY)) is False
+        assert "nowhere" not in bench.run(bench.store.queues())
         bench.publish(delay=1)
         bench.pause()
         bench.after(3)
