@@ -189,9 +189,11 @@ def test_a_running_message_is_cancelled_by_its_next_renewal(stage: Stage, is_asy
 @pytest.mark.promise("LEASE-12")
 def test_done_wins_over_a_cancel(stage: Stage) -> None:
     stage.configure("orders", lease=LEASE)
+    began = threading.Event()
 
     @stage.handler("orders")
     async def handle(message: Message[int]) -> None:
+        began.set()
         try:
             await asyncio.Event().wait()
         except asyncio.CancelledError:
@@ -199,7 +201,7 @@ def test_done_wins_over_a_cancel(stage: Stage) -> None:
 
     published = stage.publish("orders", 1)
     with stage.working():
-        until(lambda: stage.ledger("orders").leased)
+        until(began.is_set)
         stage.cancel("orders", id=published.id)
         until(lambda: stage.ledger("orders").done)
     assert stage.ledger("orders").cancelled == 0
