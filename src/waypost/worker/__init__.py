@@ -4,6 +4,7 @@
     signature  what its parameters ask for
     consumer   one per handler: the claim loop, and as many runners as handlers may run at once
     settling   one per handler: outcomes of many messages in one call
+    waking     what a consumer hears: wake-ups, and requests to stop a message; `lingering` says when not to sleep
     renewing   one thread that renews the leases of all consumers, whatever the event loop is doing
     register   one thread that tells the store of the worker (`registering`)
     health     judges whether it consumes

@@ -18,11 +18,11 @@ from waypost.delivery import Message, Outcome, Retry
 from waypost.errors import EnvelopeTooNew, OutcomeUnknown, StoreUnavailable, Undecodable, WaypostError
 from waypost.message import Claimed, Drained, Settlement
 from waypost.operations import receive
-from waypost.operations.flow import Link, drive_async
+from waypost.operations.flow import Flow, Link, drive_async
 from waypost.operations.forward import deliver_outgoing
 from waypost.policy import CHUNK_MESSAGES_MAX
 from waypost.store.port import AsyncExecutor
-from waypost.wake.port import EVERYBODY, Listening
+from waypost.wake.port import EVERYBODY
 from waypost.wake.wakeups import key_word
 from waypost.worker.calling import Caller
 from waypost.worker.handler import Handler, handling
@@ -30,6 +30,7 @@ from waypost.worker.health import Pulse
 from waypost.worker.lingering import Linger
 from waypost.worker.running import Ending, Slot, log_failure
 from waypost.worker.settling import Settler
+from waypost.worker.waking import Ears
 
 if TYPE_CHECKING:
     from waypost.worker.renewing import Renewer
@@ -108,11 +109,8 @@ class Consumer:
         self._asleep: asyncio.Future[None] | None = None
         #: Poked while it was not asleep: the next sleep ends at once.
         self._poked = False
-        self._sleeper = link.wakeups.sleeper(link.worker)
-        #: Whether the store has it in its memory of sleepers.
-        self._registered = False
         self._linger = Linger(echo=link.wakeups.echo)
-        self._ears: list[Listening] = []
+        self._ears = Ears(link, self.queue, wake=self._on_wake, stop=self._on_cancel_word)
         self._needs_room = False
         self._low = 0
         self._own_due = float("inf")
@@ -125,7 +123,7 @@ class Consumer:
     def start(self) -> None:
         """Begin to claim."""
         self.settler.start()
-        self._listen()
+        self._ears.open()
         self._claiming = self._loop.create_task(self._claim_loop(), name=f"waypost claims {self.queue}")
         self._claiming.add_done_callback(self._claim_loop_ended)
 
@@ -144,7 +142,7 @@ class Consumer:
             if late:
                 self._claiming.cancel()
                 await asyncio.gather(self._claiming, return_exceptions=True)
-        await self._leave()
+        await self._ears.close(self._executor)
         self._give_back_ready()
         self._wake_runners(len(self._idle))
         runners = [slot.task for slot in self._slots if slot.task is not None and not slot.task.done()]
@@ -219,18 +217,6 @@ class Consumer:
 
     # ---- wake-ups ----------------------------------------------------------------------------------------
 
-    def _listen(self) -> None:
-        wakeups = self._link.wakeups
-        for kind, name, hear in (("ready", self._sleeper, self._on_wake), ("held", None, self._on_cancel_word)):
-            ear = wakeups.listen(kind, self.queue, name, hear)  # type: ignore[arg-type]
-            if ear is not None:
-                self._ears.append(ear)
-
-    @property
-    def _hears(self) -> bool:
-        """Whether a wake-up that is sent now will be heard."""
-        return bool(self._ears) and self._ears[0].working
-
     def _on_wake(self, word: str) -> None:
         self._from_thread(self.poke)
 
@@ -240,15 +226,6 @@ class Consumer:
             if word in (EVERYBODY, message.id) or (message.key is not None and word == key_word(message.key)):
                 self._renewer.renew_now(self)
                 return
-
-    async def _leave(self) -> None:
-        """Sleep no longer, so that nobody is woken who has left."""
-        for ear in self._ears:
-            ear.close()
-        self._ears.clear()
-        if self._registered:
-            self._registered = False
-            await drive_async(self._executor, receive.leave(self._link, self.queue, self._sleeper))
 
     # ---- claiming ----------------------------------------------------------------------------------------
 
@@ -268,15 +245,18 @@ class Consumer:
                 await self._sleep(None, rests=len(self.settler) < UNSETTLED_MAX)
                 continue
             work, self._poked = self._work_count(), False
-            lingers = self._linger.begin(self._hears)
-            sleeper = self._sleeper if self._hears and not lingers else None
-            claimed = await self._claim(limit, sleeper)
+            sleeper = self._ears.sleeper
+            lingers = self._linger.begin(sleeper is not None)
+            if lingers:
+                sleeper = None
+            found = await self._claim_lost()
+            claimed = found or await self._claim(limit, sleeper)
             if claimed is None:
                 await self._sleep(FAILED_CLAIM_SECONDS, rests=False)
                 continue
             self.pulse.claimed()
             self._linger.end(len(claimed.leases))
-            self._registered = sleeper is not None and len(claimed.leases) < limit
+            asleep = self._ears.asleep = sleeper is not None and found is None and len(claimed.leases) < limit
             if claimed.leases:
                 nap = receive.Nap()
                 self._accept(claimed)
@@ -293,20 +273,25 @@ class Consumer:
                 # Found nothing: the next claim says that it sleeps.
                 continue
             # With room left it sleeps if it will be woken; otherwise it goes on until it finds nothing.
-            if self._registered or not claimed.leases:
-                await self._sleep(self._linger.nap(nap.seconds(claimed, None, woken=self._registered)))
+            if asleep or not claimed.leases:
+                await self._sleep(self._linger.nap(nap.seconds(claimed, None, woken=asleep)))
                 self._mark = (time.monotonic(), self.handled)
 
     async def _claim(self, limit: int, sleeper: str | None) -> Claimed | None:
-        """One claim, or what an earlier one still holds. None if the store does not answer."""
-        link = self._link
+        """One claim. None if the store does not answer."""
+        cover_ms = self._linger.cover_ms
+        return await self._answered(receive.claim(self._link, self.queue, limit, sleeper=sleeper, linger_ms=cover_ms))
+
+    async def _claim_lost(self) -> Claimed | None:
+        """What a claim whose reply was lost still holds, None if there is no such thing."""
+        operation = self._link.take_lost_claim(self.queue)
+        if operation is None:
+            return None
+        found = await self._answered(receive.claim_lost(self._link, self.queue, operation))
+        return found if found is not None and found.leases else None
+
+    async def _answered(self, flow: Flow[Claimed] | Flow[Claimed | None]) -> Claimed | None:
         try:
-            operation = link.take_lost_claim(self.queue)
-            if operation is not None:
-                found = await drive_async(self._executor, receive.claim_lost(link, self.queue, operation))
-                if found is not None and found.leases:
-                    return found
-            flow = receive.claim(link, self.queue, limit, sleeper=sleeper, linger_ms=self._linger.cover_ms)
             return await drive_async(self._executor, flow)
         except WaypostError as error:
             away = isinstance(error, StoreUnavailable | OutcomeUnknown)
