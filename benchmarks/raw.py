@@ -126,6 +126,10 @@ class RawPostgres:
         self._session = Session()
         migrate(url, namespace="raw")
         self._database = psycopg.connect(url, autocommit=True, prepare_threshold=None)
+        # As our functions have it: without, the planner's guesses about a table that was empty a moment ago decide.
+        for name in ("seqscan", "bitmapscan", "hashjoin", "mergejoin", "sort"):
+            self._database.execute(f"SET enable_{name} = off")
+        self._database.execute("SET jit = off")
 
     def empty(self) -> None:
         self._database.execute("TRUNCATE raw_message")
