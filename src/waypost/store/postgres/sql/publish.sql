@@ -90,8 +90,8 @@ DECLARE
 BEGIN
     SELECT t.number, t.journal, t.max_pending, nextval('{sequence}') AS seq, pg_current_xact_id()::text::bigint AS xid,
         t.paused OR NOT (
-            SELECT coalesce(bool_or(NOT s.awake), true) FROM {sleeper} s
-            WHERE s.queue = t.number AND s.until_ms > v_now) AS quiet
+            SELECT coalesce(bool_or(NOT s.awake OR s.woken_ms > v_now - 250), true) FROM {sleeper} s
+            WHERE s.queue = t.number AND s.until_ms > v_now AND s.name NOT LIKE '~%') AS quiet
     INTO v FROM {queue} t WHERE t.name = p_queue;
     IF p_ttl IS NOT NULL AND v.max_pending IS NULL THEN
         -- Written first: a repeat finds it and writes nothing else, or waits here for the one that was faster.
@@ -121,7 +121,7 @@ BEGIN
             CASE WHEN v.journal = 'full' THEN ARRAY[coalesce(p_copy, p_envelope)] END);
     END IF;
     IF NOT v.quiet THEN
-        SELECT json_build_array('', NULL, {wake}(t, v_now, 1))::text INTO v_first
+        SELECT json_build_array('', NULL, {wake}(t, v_now, 1, p_ttl IS NULL))::text INTO v_first
         FROM {queue} t WHERE t.number = v.number;
         UPDATE {operation} o SET result = v_first
         WHERE p_ttl IS NOT NULL AND o.queue = v.number AND o.session = p_session AND o.slot = p_number % 128;
