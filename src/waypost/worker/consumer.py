@@ -336,7 +336,7 @@ class Consumer:
         free = (self.handler.concurrency - self._busy) * per_call
         room = min(free + soon - len(self._ready), CHUNK_MESSAGES_MAX)
         # With enough at hand a small claim can wait until it is a large one.
-        return 0 if room < WORTH_A_CLAIM and len(self._ready) > self._low else room
+        return 0 if 0 < self._low < len(self._ready) and room < WORTH_A_CLAIM else room
 
     def _accept(self, claimed: Claimed) -> None:
         leases, queue, as_type = claimed.leases, self.queue, self.handler.as_type
