@@ -277,6 +277,8 @@ def test_workers_go_on_by_themselves_after_their_server_was_restarted_under_load
         crew.post.configure("slow", lease=2)
         crew.post.publish_many("slow", range(200))
         workers = [crew.start("slow"), crew.start("slow")]
+        # One that has not connected yet would rightly give up: its first connection has a start timeout.
+        until(lambda: len(crew.post.workers()) == 2, "both at work")
         until(lambda: crew.count("ended") >= 20, "some work")
         server.kill()
         server.restart()
