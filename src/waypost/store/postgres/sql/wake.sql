@@ -8,21 +8,26 @@ CREATE OR REPLACE FUNCTION {channel}(p_queue text) RETURNS text LANGUAGE sql IMM
     FROM (SELECT trim(both '"' FROM '{#ready}') || ':' || p_queue AS name) c
 $body$;
 
--- Those whose names begin with @ listen here; the others are told by the client, which has another way to reach them.
 CREATE OR REPLACE FUNCTION {wake}(q {queue}, p_now bigint, p_count bigint) RETURNS text[] LANGUAGE plpgsql AS $body$
 DECLARE
     v_names text[] := {sleepers}(q, p_now, p_count);
+BEGIN
+    IF cardinality(v_names) > 0 THEN
+        PERFORM {tell}(q.name, v_names);
+    END IF;
+    RETURN v_names;
+END $body$;
+
+-- Those whose names begin with @ listen here; the others are told by the client, which has another way to reach them.
+CREATE OR REPLACE FUNCTION {tell}(p_queue text, p_names text[]) RETURNS void LANGUAGE plpgsql AS $body$
+DECLARE
     v_here text[];
 BEGIN
-    IF cardinality(v_names) = 0 THEN
-        RETURN v_names;
-    END IF;
-    SELECT array_agg(n.name) INTO v_here FROM unnest(v_names) AS n (name) WHERE n.name ~ '^[@*]';
+    SELECT array_agg(n.name) INTO v_here FROM unnest(p_names) AS n (name) WHERE n.name ~ '^[@*]';
     -- A payload has room for 8,000 bytes, and a name for a little more than 128.
     FOR i IN 1 .. coalesce(cardinality(v_here), 0) BY 50 LOOP
-        PERFORM pg_notify({channel}(q.name), array_to_string(v_here[i : i + 49], E'\n'));
+        PERFORM pg_notify({channel}(p_queue), array_to_string(v_here[i : i + 49], E'\n'));
     END LOOP;
-    RETURN v_names;
 END $body$;
 
 CREATE OR REPLACE FUNCTION {sleepers}(q {queue}, p_now bigint, p_count bigint) RETURNS text[] LANGUAGE plpgsql AS $body$
