@@ -214,9 +214,6 @@ BEGIN
         SELECT m.id, m.chain, m.deliveries FROM {message} m WHERE m.queue = q.number AND m.state = 0
         ORDER BY m.rank, m.position, m.id LIMIT p_room FOR NO KEY UPDATE SKIP LOCKED) c
     WHERE q.max_deliveries IS NULL OR c.deliveries < q.max_deliveries;
-    IF v_ids IS NULL THEN
-        RETURN;
-    END IF;
     RETURN QUERY
     WITH taken AS MATERIALIZED (
         DELETE FROM {message} m WHERE m.queue = q.number AND m.id = ANY (v_ids)
@@ -259,8 +256,10 @@ BEGIN
     IF q.completed_max > 0 THEN
         PERFORM {forget_done}(q.number, q.completed_max, 256 + p_room);
     END IF;
-    PERFORM {end_waits}(q, p_now, v_ids, ARRAY['done']);
-    PERFORM {carry}(p_now, v_news);
+    IF v_ids IS NOT NULL THEN
+        PERFORM {end_waits}(q, p_now, v_ids, ARRAY['done']);
+        PERFORM {carry}(p_now, v_news);
+    END IF;
 END $body$;
 
 -- Bury messages over their limit that stand before all others. `buried` is 0 when it is enough.
