@@ -33,6 +33,7 @@ STORES = (
 TABLES = (
     "queue", "message", "completed", "tally", "total", "minute", "entry", "mark", "kept", "reader",
     "window", "result", "arrival", "sleeper", "rate", "operation", "worker", "schedule", "leader",
+    "chain", "member", "blocker", "waiter", "ending",
 )  # fmt: skip
 
 

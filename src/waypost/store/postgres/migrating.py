@@ -23,8 +23,8 @@ VERSION = 1
 #: Changes of tables, each with the version that it leads to. A version that changes only functions has none.
 MIGRATIONS = ((1, "0001_tables"),)
 FUNCTIONS = (
-    "base", "moves", "wake", "tidy", "accept", "publish", "claim", "settle", "extend", "cancel", "running", "journal",
-    "stats", "workers", "schedules",
+    "base", "moves", "wake", "tidy", "chains", "accept", "publish", "claim", "settle", "extend", "cancel", "running",
+    "journal", "stats", "workers", "schedules",
 )  # fmt: skip
 SCHEMA = re.compile(r"[A-Za-z_][A-Za-z0-9_$]{0,62}")
 NAME = re.compile(r"\{(#?)([a-z_]+)\}")

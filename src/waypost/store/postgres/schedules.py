@@ -26,6 +26,7 @@ from waypost.store.postgres.statement import (
     nothing,
     number,
     one,
+    read_published,
     rows_of,
     text,
 )
@@ -39,8 +40,6 @@ COLUMNS = (
     "status, at_ms, wake, (s).key, (s).version, (s).spec, (s).paused, (s).next_ms, (s).due_ms, (s).fires, (s).missed, "
     "(s).last_ms"
 )
-_wake_reply = msgspec.json.Decoder(list[str]).decode
-_published_reply = msgspec.json.Decoder(tuple[str, list[str] | None, list[str]]).decode
 _promoted_reply = msgspec.json.Decoder(tuple[int, int, int, int | None, list[str]]).decode
 _elected_reply = msgspec.json.Decoder(tuple[str, int, int]).decode
 
@@ -132,8 +131,7 @@ class ScheduleVerbs:
     ) -> Call[Woken[Fired]]:
         def decode(result: PGresult) -> Woken[Fired]:
             (row,) = rows_of(result)
-            names = _wake_reply(row[2])
-            return Woken(Fired(row[0], row[1], _schedule(row)), {queue: names} if names else {})
+            return Woken(Fired(row[0], row[1], _schedule(row)), read_published(row[2]).wake(queue))
 
         parameters = [
             text(step.key), text(step.version), number(step.expected_ms), number(step.last_due_ms),
@@ -149,8 +147,7 @@ class ScheduleVerbs:
             found = one(result)
             if found is None:
                 return Woken(None, {})
-            names = _published_reply(found)[2]
-            return Woken(Published(draft.id, "queued", queue), {queue: names} if names else {})
+            return Woken(Published(draft.id, "queued", queue), read_published(found).wake(queue))
 
         return self._once("trigger_schedule", queue, operation, [text(key), *_drafts([draft])], decode)
 

@@ -11,7 +11,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from waypost.store.port import Call
+import msgspec
+from msgspec import Struct
+
+from waypost.store.port import Call, add_wakes
 
 if TYPE_CHECKING:
     from psycopg.pq.abc import PGresult
@@ -126,6 +129,31 @@ def rows_of(result: PGresult) -> list[tuple[Any, ...]]:
     transformer = Transformer()
     transformer.set_pgresult(result)
     return transformer.load_rows(0, result.ntuples, tuple)
+
+
+class PublishReply(Struct, array_like=True):
+    """The reply of a publish: a letter for each draft ("": all are queued), ids where they are others, whom to wake."""
+
+    letters: str
+    others: list[str] | None
+    names: list[str]
+    more: list[tuple[str, list[str]]]
+
+    def wake(self, queue: str) -> dict[str, list[str]]:
+        """Whom to wake, by queue."""
+        return by_queue([(queue, self.names), *self.more])
+
+
+read_published = msgspec.json.Decoder(PublishReply).decode
+
+
+def by_queue(wakes: Iterable[tuple[str, list[str]]]) -> dict[str, list[str]]:
+    """Pairs of a queue and whom to wake there, put together."""
+    wake: dict[str, list[str]] = {}
+    for queue, names in wakes:
+        if names:
+            add_wakes(wake, {queue: names})
+    return wake
 
 
 def one(result: PGresult) -> bytes | None:

@@ -12,7 +12,6 @@ from waypost.identity import Operation
 from waypost.message import (
     CancelStatus,
     Claimed,
-    Continuation,
     ExtendStatus,
     JournalPage,
     Lease,
@@ -31,6 +30,7 @@ from waypost.message import (
 from waypost.policy import DEFAULT_POLICY, PRIORITY_DEFAULT, PRIORITY_MAX, Policy
 from waypost.store.port import Beat, Call, Draft, Hold, Target, Woken, check_purge, told
 from waypost.store.postgres import looking
+from waypost.store.postgres.chains import ChainVerbs
 from waypost.store.postgres.migrating import Names
 from waypost.store.postgres.schedules import ScheduleVerbs
 from waypost.store.postgres.statement import (
@@ -48,12 +48,14 @@ from waypost.store.postgres.statement import (
     array_of_numbers,
     array_of_smalls,
     array_of_text,
+    by_queue,
     data,
     flag,
     jsonb,
     nothing,
     number,
     one,
+    read_published,
     rows_of,
     safe,
     small,
@@ -79,7 +81,6 @@ SETTLE_STATUS: dict[str, SettleStatus] = {
 EXTEND_STATUS: dict[str, ExtendStatus] = {"o": "ok", "l": "lost", "c": "cancel"}
 CANCEL_STATUS: dict[str, CancelStatus] = {"c": "cancelled", "r": "requested", "f": "finished", "u": "unknown"}
 
-_published_reply = msgspec.json.Decoder(tuple[str, list[str] | None, list[str]]).decode
 _settled_reply = msgspec.json.Decoder(tuple[str, list[tuple[str, list[str]]]]).decode
 _claimed_reply = msgspec.json.Decoder(tuple[int | None, int | None, int | None, bool, int | None]).decode
 _redriven_reply = msgspec.json.Decoder(tuple[list[str], list[str], bool, list[str]]).decode
@@ -87,7 +88,7 @@ _policy_reply = msgspec.json.Decoder(tuple[Policy, list[str]]).decode
 _changed_reply = msgspec.json.Decoder(tuple[bool, list[str]]).decode
 
 
-class PostgresStore(ScheduleVerbs):
+class PostgresStore(ScheduleVerbs, ChainVerbs):
     """The contract on PostgreSQL. Made by `from_url` or `from_client`; touches no socket itself."""
 
     kind = "postgres"
@@ -174,13 +175,13 @@ class PostgresStore(ScheduleVerbs):
 
     def publish(self, queue: str, drafts: Sequence[Draft], operation: Operation) -> Call[Woken[list[Published]]]:
         def decode(result: PGresult) -> Woken[list[Published]]:
-            letters, others, wake = _published_reply(one(result) or b"")
-            if not letters:
-                return Woken([Published(draft.id, "queued", queue) for draft in drafts], _wake(queue, wake))
-            ids = others or [draft.id for draft in drafts]
+            reply = read_published(one(result) or b"")
+            if not reply.letters:
+                return Woken([Published(draft.id, "queued", queue) for draft in drafts], reply.wake(queue))
+            ids = reply.others or [draft.id for draft in drafts]
             return Woken(
-                [Published(id, PUBLISH_STATUS[letter], queue) for id, letter in zip(ids, letters, strict=True)],
-                _wake(queue, wake),
+                [Published(id, PUBLISH_STATUS[letter], queue) for id, letter in zip(ids, reply.letters, strict=True)],
+                reply.wake(queue),
             )
 
         if len(drafts) == 1 and _is_simple(drafts[0]):
@@ -208,10 +209,10 @@ class PostgresStore(ScheduleVerbs):
             leases = [
                 Lease(
                     id, token, nonce, deliveries, attempts, PRIORITY_MAX - rank, key, group, published_ms, ready_ms,
-                    claimed_ms, lease_end_ms, envelope,
+                    claimed_ms, lease_end_ms, envelope, chain,
                 )
                 for _, id, token, deliveries, attempts, rank, key, group, published_ms, ready_ms, claimed_ms,
-                    lease_end_ms, envelope in rows
+                    lease_end_ms, envelope, chain in rows
             ]  # fmt: skip
             return Claimed(leases, next_due, next_lease, next_rate, paused, 0, lease_ms)
 
@@ -223,12 +224,9 @@ class PostgresStore(ScheduleVerbs):
     ) -> Call[Woken[list[SettleStatus]]]:
         def decode(result: PGresult) -> Woken[list[SettleStatus]]:
             letters, wakes = _settled_reply(one(result) or b"")
-            wake: dict[str, list[str]] = {}
-            for name, names in wakes:
-                wake.setdefault(name, []).extend(names)
             if not letters:
-                return Woken(["done"] * len(settlements), wake)
-            return Woken([SETTLE_STATUS[letter] for letter in letters], wake)
+                return Woken(["done"] * len(settlements), by_queue(wakes))
+            return Woken([SETTLE_STATUS[letter] for letter in letters], by_queue(wakes))
 
         parameters = [*_fences(settlements), *_outcomes(settlements)]
         return self._once("settle", queue, operation, parameters, decode)
@@ -248,19 +246,6 @@ class PostgresStore(ScheduleVerbs):
             array_of_text([target.key for target in targets]),
         ]
         return self._once("cancel", queue, operation, parameters, decode)
-
-    def outgoing(self, queue: str, limit: int) -> Call[list[Continuation]]:
-        return PostgresCall("outgoing", queue, b"SELECT NULL WHERE false", (), lambda result: [])
-
-    def forwarded(self, queue: str, ids: Sequence[str]) -> Call[None]:
-        return PostgresCall("forwarded", queue, b"SELECT NULL WHERE false", (), lambda result: None)
-
-    def result(self, queue: str, message_id: str) -> Call[bytes | None]:
-        statement = self.names.fill(
-            "SELECT r.data FROM {result} r JOIN {queue} q ON q.number = r.queue "
-            "WHERE q.name = $1 AND r.id = $2 AND r.until_ms > {clock}($3)"
-        )
-        return PostgresCall("result", queue, statement.encode(), (text(queue), text(message_id), self._now()), one)
 
     # ---- looking -----------------------------------------------------------------------------------------------
 
@@ -394,7 +379,14 @@ def _wake(queue: str, names: list[str]) -> dict[str, list[str]]:
 
 def _is_simple(draft: Draft) -> bool:
     """Whether a message is ready at once and there is no other one to look at."""
-    return draft.key is None and not draft.delay_ms and draft.at_ms is None and not draft.forwarded
+    return (
+        draft.key is None
+        and not draft.delay_ms
+        and draft.at_ms is None
+        and not draft.forwarded
+        and draft.chain is None
+        and not draft.after
+    )
 
 
 def _one_draft(draft: Draft) -> list[Parameter]:
@@ -428,6 +420,13 @@ def _options(drafts: Sequence[Draft]) -> list[Parameter]:
             options[7] = array_of_text([draft.on_conflict for draft in drafts])
     if any(draft.forwarded for draft in drafts):
         options[8] = array_of_flags([draft.forwarded for draft in drafts])
+    if any(draft.chain is not None or draft.after for draft in drafts):
+        waits = [(place, chain) for place, draft in enumerate(drafts, 1) for chain in draft.after]
+        options += [
+            array_of_text([draft.chain for draft in drafts]),
+            array_of_ints([place for place, _ in waits]) if waits else nothing(INT4),
+            array_of_text([chain for _, chain in waits]) if waits else nothing(TEXT),
+        ]
     return options
 
 
@@ -474,4 +473,5 @@ def _outcomes(settlements: Sequence[Settlement]) -> list[Parameter]:
         array_of_numbers([then.delay_ms for _, then in following]),
         array_of_smalls([then.priority for _, then in following]),
         array_of_text([then.group for _, then in following]),
+        *([array_of_text([then.chain for _, then in following])] if any(then.chain for _, then in following) else []),
     ]

@@ -52,6 +52,7 @@ CREATE TABLE {message} (
     reason text COLLATE "C",
     error_type text,
     error text,
+    chain text COLLATE "C",
     data bytea NOT NULL
 ) WITH (
     -- Every message leaves two dead rows: vacuum at each of the server's rounds, and do not doze over it.
@@ -67,6 +68,8 @@ CREATE INDEX {#message_reason} ON {message} (queue, reason, ended_ms, id) WHERE 
 -- Who has a key, and the next generation that waits for it: at most one of each, or the step fails.
 CREATE UNIQUE INDEX {#message_owner} ON {message} (queue, key) WHERE key IS NOT NULL AND state < 3;
 CREATE UNIQUE INDEX {#message_heir} ON {message} (queue, key) WHERE key IS NOT NULL AND state = 3;
+-- What waits for chains.
+CREATE INDEX {#message_blocked} ON {message} (queue, id) WHERE key IS NULL AND state = 3;
 
 -- Finished messages, kept to look at if the queue's policy says so, in the order of `number`.
 CREATE TABLE {completed} (
@@ -151,6 +154,7 @@ CREATE TABLE {entry} (
     sizes bigint[],
     bodies bytea[],
     schedule text,
+    chains text[],
     slice smallint NOT NULL DEFAULT coalesce(pg_sequence_last_value('{turn}'), 0)
 ) PARTITION BY LIST (slice);
 CREATE INDEX {#entry_place} ON {entry} (queue, xid, seq);
@@ -274,3 +278,50 @@ CREATE TABLE {leader} (
     token bigint NOT NULL,
     until_ms bigint NOT NULL
 ) WITH (fillfactor = 50);
+
+-- Chains at their home, the queue of their first message. `open` is how many rows of `member` a chain has: messages of it
+-- that have begun and not ended. One that has ended is kept for a while, with how it ended.
+CREATE TABLE {chain} (
+    queue integer NOT NULL,
+    id text COLLATE "C" NOT NULL,
+    open integer NOT NULL DEFAULT 1,
+    last text,
+    failed_member text,
+    failed text,
+    until_ms bigint NOT NULL,
+    CONSTRAINT {#chain_pkey} PRIMARY KEY (queue, id)
+) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_threshold = 200);
+CREATE INDEX {#chain_until} ON {chain} (until_ms);
+CREATE TABLE {member} (
+    queue integer NOT NULL,
+    chain text COLLATE "C" NOT NULL,
+    name text COLLATE "C" NOT NULL,
+    count integer NOT NULL,
+    CONSTRAINT {#member_pkey} PRIMARY KEY (queue, chain, name)
+) WITH (autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_threshold = 200);
+-- Which chain, by its home, holds up which message. It goes with the end of either.
+CREATE TABLE {blocker} (
+    home integer NOT NULL,
+    chain text COLLATE "C" NOT NULL,
+    queue integer NOT NULL,
+    id text COLLATE "C" NOT NULL,
+    CONSTRAINT {#blocker_pkey} PRIMARY KEY (home, chain, queue, id)
+);
+CREATE INDEX {#blocker_message} ON {blocker} (queue, id);
+-- Clients that wait for the end of a message, or of a chain (`chain/` and its id), and ends that somebody waited for.
+CREATE TABLE {waiter} (
+    queue integer NOT NULL,
+    id text COLLATE "C" NOT NULL,
+    name text COLLATE "C" NOT NULL,
+    until_ms bigint NOT NULL,
+    CONSTRAINT {#waiter_pkey} PRIMARY KEY (queue, id, name)
+) WITH (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 200);
+CREATE INDEX {#waiter_until} ON {waiter} (until_ms);
+CREATE TABLE {ending} (
+    queue integer NOT NULL,
+    id text COLLATE "C" NOT NULL,
+    how text NOT NULL,
+    until_ms bigint NOT NULL,
+    CONSTRAINT {#ending_pkey} PRIMARY KEY (queue, id)
+);
+CREATE INDEX {#ending_until} ON {ending} (until_ms);

@@ -1,25 +1,28 @@
 -- Store drafts in one queue: the part of a publish that continuations share. An envelope carries its id in bytes 2-25.
--- Touches: message, window, arrival, entry, tally.
+-- Touches: message, window, arrival, entry, tally, and what `finish`, `begin` and `block` touch.
 -- Keeps: of one key at most one owner and one parked generation, under any interleaving: the unique index decides who
 -- is
 -- first, and what happens to an owner happens under its row's lock. Keys are taken in order, so that nobody deadlocks.
 --
 -- letters: q queued, d delayed, u duplicate, c conflict, e extended, r replaced, E parked by extend; `others` has an id
--- where the message that counts is another one. `fresh` is how many became claimable, `added` how many use up the cap.
+-- where the message that counts is another one. `fresh` is how many became claimable, `added` how many use up the cap,
+-- `news` what the caller is to `carry`. The draft at `p_places[i]` waits for the chain `p_afters[i]`.
 
 CREATE OR REPLACE FUNCTION {accept}(
     q {queue}, p_now bigint, p_op text, p_envelopes bytea[], p_priorities smallint[], p_groups text[],
         p_delays bigint[],
     p_ats bigint[], p_copies bytea[], p_keys text[], p_windows bigint[], p_rules text[], p_forwarded boolean[],
-    OUT letters text, OUT others text[], OUT fresh bigint, OUT added bigint, OUT first_seq bigint
+    p_chains text[], p_places integer[], p_afters text[],
+    OUT letters text, OUT others text[], OUT fresh bigint, OUT added bigint, OUT first_seq bigint, OUT news json[]
 ) LANGUAGE plpgsql AS $body$
 BEGIN
-    IF p_keys IS NOT NULL OR p_forwarded IS NOT NULL THEN
-        SELECT * INTO letters, others, fresh, added, first_seq FROM {accept_keyed}(
+    IF p_keys IS NOT NULL OR p_forwarded IS NOT NULL OR p_chains IS NOT NULL OR p_afters IS NOT NULL THEN
+        SELECT * INTO letters, others, fresh, added, first_seq, news FROM {accept_keyed}(
             q, p_now, p_op, p_envelopes, p_priorities, p_groups, p_delays, p_ats, p_copies, p_keys, p_windows, p_rules,
-            p_forwarded);
+            p_forwarded, p_chains, p_places, p_afters);
         RETURN;
     END IF;
+    news := '{}';
     WITH d AS MATERIALIZED (
         SELECT nextval('{sequence}') AS seq, u.data, convert_from(substr(u.data, 2, 24), 'UTF8') AS id,
             (9 - coalesce(u.priority, 5))::smallint AS rank, u."group", coalesce(u.at, p_now + coalesce(u.delay,
@@ -59,7 +62,8 @@ CREATE OR REPLACE FUNCTION {accept_keyed}(
     q {queue}, p_now bigint, p_op text, p_envelopes bytea[], p_priorities smallint[], p_groups text[],
         p_delays bigint[],
     p_ats bigint[], p_copies bytea[], p_keys text[], p_windows bigint[], p_rules text[], p_forwarded boolean[],
-    OUT letters text, OUT others text[], OUT fresh bigint, OUT added bigint, OUT first_seq bigint
+    p_chains text[], p_places integer[], p_afters text[],
+    OUT letters text, OUT others text[], OUT fresh bigint, OUT added bigint, OUT first_seq bigint, OUT news json[]
 ) LANGUAGE plpgsql AS $body$
 DECLARE
     n integer := cardinality(p_envelopes);
@@ -77,6 +81,10 @@ BEGIN
     others := v_ids;
     first_seq := v_seqs[1];
     fresh := 0;
+    news := '{}';
+    FOREACH i IN ARRAY coalesce(p_places, '{}') LOOP
+        v_states[i] := 3;
+    END LOOP;
     IF p_forwarded IS NOT NULL THEN
         WITH arrived AS (
             INSERT INTO {arrival} AS a (queue, id, until_ms)
@@ -97,12 +105,13 @@ BEGIN
 
     -- Whoever is first to stand in the index of owners has the key.
     WITH inserted AS (
-        INSERT INTO {message} (seq, position, ready_ms, published_ms, queue, state, rank, id, key, "group", data)
+        INSERT INTO {message} (seq, position, ready_ms, published_ms, queue, state, rank, id, key, "group", chain, data)
         SELECT u.seq, u.seq, greatest(coalesce(u.at, p_now + coalesce(u.delay, 0)), p_now), p_now, q.number,
-            (coalesce(u.at, p_now + coalesce(u.delay, 0)) > p_now)::int, 9 - coalesce(u.priority, 5), u.id, u.key,
-            u."group", u.data
-        FROM unnest(v_ids, v_seqs, v_acts, p_envelopes, p_keys, p_priorities, p_groups, p_delays, p_ats)
-            AS u (id, seq, act, data, key, priority, "group", delay, at)
+            coalesce(u.state, (coalesce(u.at, p_now + coalesce(u.delay, 0)) > p_now)::int), 9 - coalesce(u.priority, 5),
+            u.id, u.key, u."group", u.chain, u.data
+        FROM unnest(v_ids, v_seqs, v_acts, v_states, p_envelopes, p_keys, p_priorities, p_groups, p_delays, p_ats,
+            p_chains)
+            AS u (id, seq, act, state, data, key, priority, "group", delay, at, chain)
         WHERE u.act IS NULL ORDER BY u.key, u.seq
         ON CONFLICT DO NOTHING RETURNING seq
     )
@@ -150,19 +159,22 @@ BEGIN
         SELECT * INTO r
         FROM {accept_conflict}(
             q, p_now, p_op, v_ids[i], v_seqs[i], p_envelopes[i], p_keys[i], coalesce(p_rules[i], 'keep'),
-            coalesce(p_ats[i], p_now + coalesce(p_delays[i], 0)), coalesce(p_priorities[i], 5::smallint), p_groups[i]);
+            coalesce(p_ats[i], p_now + coalesce(p_delays[i], 0)), coalesce(p_priorities[i], 5::smallint), p_groups[i],
+            p_chains[i]);
         v_acts[i] := r.act;
         others[i] := r.whom;
         v_states[i] := r.state;
         fresh := fresh + r.fresh;
+        news := news || r.news;
     END LOOP;
 
     WITH d AS MATERIALIZED (
         SELECT u.*, coalesce(u.at, p_now + coalesce(u.delay, 0)) AS due
         FROM unnest(v_ids, v_seqs, v_acts, v_states, p_envelopes, p_keys, p_priorities, p_groups, p_delays, p_ats,
             p_copies,
-            p_windows, p_forwarded, p_rules, others) WITH ORDINALITY
-            AS u (id, seq, act, state, data, key, priority, "group", delay, at, copy, span, forwarded, rule, other, n)
+            p_windows, p_forwarded, p_rules, others, p_chains) WITH ORDINALITY
+            AS u (id, seq, act, state, data, key, priority, "group", delay, at, copy, span, forwarded, rule, other,
+                chain, n)
     ), stored AS MATERIALIZED (
         SELECT d.*, CASE WHEN d.state = 3 THEN 3 WHEN d.due > p_now THEN 1 ELSE 0 END AS placed
         FROM d WHERE d.act IN ('new', 'park', 'replace')
@@ -174,13 +186,14 @@ BEGIN
         INSERT INTO {entry} (
             queue, count, xid, seq, at_ms, event, operation, ids, keys, groups, ranks, tokens, deliveries, attempts,
                 dues,
-            causes, sizes, bodies)
+            causes, sizes, bodies, chains)
         SELECT q.number, count(*), pg_current_xact_id()::text::bigint, nextval('{sequence}'), p_now, 'published', p_op,
             array_agg(s.id), array_agg(s.key), array_agg(s."group"), array_agg((9 - coalesce(s.priority, 5))::smallint),
             '{0}', '{0}', '{0}', array_agg(CASE WHEN s.due > p_now THEN s.due END),
             array_agg(CASE WHEN s.act = 'park' THEN 'parked' WHEN s.act = 'replace' THEN 'replace'
-                WHEN s.forwarded THEN 'forwarded' END),
-            array_agg(length(s.data)), CASE WHEN q.journal = 'full' THEN array_agg(coalesce(s.copy, s.data)) END
+                WHEN s.state = 3 THEN 'blocked' WHEN s.forwarded THEN 'forwarded' END),
+            array_agg(length(s.data)), CASE WHEN q.journal = 'full' THEN array_agg(coalesce(s.copy, s.data)) END,
+            CASE WHEN p_chains IS NOT NULL THEN array_agg(s.chain) END
         FROM stored s WHERE q.journal IN ('all', 'full') HAVING count(*) > 0
     ), k AS (
         INSERT INTO {entry} (queue, count, xid, seq, at_ms, event, operation, ids, keys)
@@ -205,12 +218,21 @@ BEGIN
         fresh + count(*) FILTER (WHERE d.act IN ('new', 'replace') AND d.state IS DISTINCT FROM 3 AND d.due <= p_now),
         count(*) FILTER (WHERE d.act IN ('new', 'park') AND NOT coalesce(d.forwarded, false))
     INTO letters, fresh, added FROM d;
+    IF p_chains IS NOT NULL THEN
+        news := news || {begin}(q, p_now, v_ids, v_acts, p_chains, p_forwarded);
+    END IF;
+    IF p_afters IS NOT NULL THEN
+        news := news || {block}(
+            q, p_now, (SELECT array_agg(v_ids[u.place] ORDER BY u.n) FROM unnest(p_places) WITH ORDINALITY AS u (place, n)),
+            p_afters);
+    END IF;
 END $body$;
 
 -- A draft whose key is taken, or was a moment ago: decided under the lock of the owner's row.
 CREATE OR REPLACE FUNCTION {accept_conflict}(
     q {queue}, p_now bigint, p_op text, p_id text, p_seq bigint, p_data bytea, p_key text, p_rule text, p_due bigint,
-    p_priority smallint, p_group text, OUT act text, OUT whom text, OUT state smallint, OUT fresh bigint
+    p_priority smallint, p_group text, p_chain text, OUT act text, OUT whom text, OUT state smallint, OUT fresh bigint,
+    OUT news json[]
 ) LANGUAGE plpgsql AS $body$
 #variable_conflict use_column
 DECLARE
@@ -221,14 +243,15 @@ DECLARE
     v_seq bigint;
 BEGIN
     fresh := 0;
+    news := '{}';
     LOOP
         SELECT * INTO o FROM {message} m
         WHERE m.queue = q.number AND m.key = p_key AND m.key IS NOT NULL AND m.state < 3 FOR UPDATE;
         EXIT WHEN FOUND;
         -- It ended meanwhile, so the key may be free.
         v_seq := NULL;
-        INSERT INTO {message} (seq, position, ready_ms, published_ms, queue, state, rank, id, key, "group", data)
-        VALUES (p_seq, p_seq, v_ready, p_now, q.number, v_state, 9 - p_priority, p_id, p_key, p_group, p_data)
+        INSERT INTO {message} (seq, position, ready_ms, published_ms, queue, state, rank, id, key, "group", chain, data)
+        VALUES (p_seq, p_seq, v_ready, p_now, q.number, v_state, 9 - p_priority, p_id, p_key, p_group, p_chain, p_data)
         ON CONFLICT DO NOTHING RETURNING seq INTO v_seq;
         IF v_seq IS NOT NULL THEN
             act := 'new';
@@ -242,6 +265,10 @@ BEGIN
                 whom := p_id;
             END IF;
             RETURN;
+        END IF;
+        IF EXISTS (SELECT 1 FROM {message} m WHERE m.queue = q.number AND m.id = p_id) THEN
+            -- It is not the key that is in the way, and no other try will find it free.
+            RAISE EXCEPTION 'message % is there already', p_id USING ERRCODE = 'unique_violation';
         END IF;
     END LOOP;
     SELECT * INTO h FROM {message} m
@@ -272,13 +299,13 @@ BEGIN
         act := 'replace';
         IF h.id IS NOT NULL THEN
             state := 3;
-            PERFORM {finish}(q, h, p_now, p_op, 'replaced', 'publish');
+            news := ({finish}(q, h, p_now, p_op, 'replaced', 'publish')).news;
         ELSE
             state := v_state;
-            PERFORM {finish}(q, o, p_now, p_op, 'replaced', 'publish');
+            news := ({finish}(q, o, p_now, p_op, 'replaced', 'publish')).news;
         END IF;
     END IF;
     whom := p_id;
-    INSERT INTO {message} (seq, position, ready_ms, published_ms, queue, state, rank, id, key, "group", data)
-    VALUES (p_seq, p_seq, v_ready, p_now, q.number, state, 9 - p_priority, p_id, p_key, p_group, p_data);
+    INSERT INTO {message} (seq, position, ready_ms, published_ms, queue, state, rank, id, key, "group", chain, data)
+    VALUES (p_seq, p_seq, v_ready, p_now, q.number, state, 9 - p_priority, p_id, p_key, p_group, p_chain, p_data);
 END $body$;

@@ -1,5 +1,5 @@
 -- Cancel by id or key, once per operation: waiting messages at once, a running one by a flag that its renewal finds.
--- Touches: queue (read), message, window, completed and result (read), operation, and what `finish` touches.
+-- Touches: queue (read), message, window, completed and result (read), operation, and what `finish` and `carry` touch.
 -- Keeps: done and dead are final. letters: c cancelled, r requested, f finished, u unknown.
 
 CREATE OR REPLACE FUNCTION {cancel}(
@@ -13,6 +13,7 @@ DECLARE
     v_op text := encode(p_session, 'hex') || '.' || p_number;
     v_first text;
     v_letters text := '';
+    v_news json[] := '{}';
 BEGIN
     SELECT * INTO q FROM {queue} WHERE name = p_queue;
     IF NOT FOUND THEN
@@ -35,7 +36,7 @@ BEGIN
             SELECT * INTO h FROM {message} t
             WHERE t.queue = q.number AND t.key = p_keys[i] AND t.key IS NOT NULL AND t.state = 3 FOR UPDATE;
             IF FOUND THEN
-                PERFORM {finish}(q, h, v_now, v_op, 'cancelled', 'request');
+                v_news := v_news || ({finish}(q, h, v_now, v_op, 'cancelled', 'request')).news;
             END IF;
         ELSE
             SELECT * INTO m FROM {message} t WHERE t.queue = q.number AND t.id = p_ids[i] FOR UPDATE;
@@ -56,10 +57,11 @@ BEGIN
             END IF;
             v_letters := v_letters || 'r';
         ELSE
-            PERFORM {finish}(q, m, v_now, v_op, 'cancelled', 'request');
+            v_news := v_news || ({finish}(q, m, v_now, v_op, 'cancelled', 'request')).news;
             v_letters := v_letters || 'c';
         END IF;
     END LOOP;
+    PERFORM {carry}(v_now, v_news);
     IF {remember}(q.number, p_session, p_number, v_now + p_ttl, v_letters) THEN
         PERFORM {tidy}(q, v_now);
     END IF;

@@ -1,8 +1,9 @@
 -- Claim: promote what is due, reclaim what expired, lease what is first, and say when to come back.
--- Touches: queue (read), message, entry, tally, rate, sleeper, operation, and what `finish` touches.
+-- Touches: queue (read), message, entry, tally, rate, sleeper, operation, and what `finish` and `carry` touch.
 -- Keeps: a message is leased to one claim (SKIP LOCKED under its row's lock); a token only grows; with `max_running` or
 -- `rate`, claims of one queue take turns, so that together they never pass the limit.
 -- The rows are leases in order; the last row has only `head`.
+-- Rows are locked as strongly as their change needs and not more: one that somebody is about to wait for is not skipped.
 -- A claim waits for no disk: one that is lost with the server's memory leaves the message ready, and its holder's settle
 -- finds another nonce. It does wait where more hangs on it: at most once, or when it put the journal in order, since
 -- what a reader of the journal was told has to stay.
@@ -12,7 +13,7 @@ CREATE OR REPLACE FUNCTION {claim}(
     p_sleeper text, p_replay boolean, p_linger bigint
 ) RETURNS TABLE (
     head text, id text, token bigint, deliveries integer, attempts integer, rank smallint, key text, "group" text,
-    published_ms bigint, ready_ms bigint, claimed_ms bigint, lease_end_ms bigint, data bytea
+    published_ms bigint, ready_ms bigint, claimed_ms bigint, lease_end_ms bigint, data bytea, chain text
 ) LANGUAGE plpgsql {settings} AS $body$
 #variable_conflict use_column
 DECLARE
@@ -28,6 +29,8 @@ DECLARE
     v_end bigint;
     v_rate bigint;
     v_tidy boolean;
+    v_buried_now record;
+    v_news json[] := '{}';
 BEGIN
     SELECT * INTO q FROM {queue} WHERE name = p_queue;
     IF NOT FOUND THEN
@@ -40,7 +43,7 @@ BEGIN
                 WHERE m.queue = q.number AND m.state = 2 AND m.nonce = v_nonce RETURNING m.*
             )
             SELECT NULL::text, m.id, m.token, m.deliveries, m.attempts, m.rank, m.key, m."group", m.published_ms,
-                m.ready_ms, m.claimed_ms, m.lease_end_ms, m.data
+                m.ready_ms, m.claimed_ms, m.lease_end_ms, m.data, m.chain
             FROM armed m ORDER BY m.rank, m.position, m.id;
         p_replay := true;
     ELSE
@@ -58,7 +61,7 @@ BEGIN
                 PERFORM {promote}(q, v_now, v_op);
             END IF;
             IF v_end <= v_now THEN
-                PERFORM {reclaim}(q, v_now, v_op);
+                v_news := {reclaim}(q, v_now, v_op);
             END IF;
             IF q.max_running IS NOT NULL OR q.rate_count IS NOT NULL THEN
                 PERFORM pg_advisory_xact_lock({lock_of}('running'), q.number);
@@ -74,7 +77,7 @@ BEGIN
                     WITH chosen AS MATERIALIZED (
                         SELECT m.ctid AS place FROM {message} m
                         WHERE m.queue = q.number AND m.state = 0
-                        ORDER BY m.rank, m.position, m.id LIMIT v_room - v_leased FOR UPDATE SKIP LOCKED
+                        ORDER BY m.rank, m.position, m.id LIMIT v_room - v_leased FOR NO KEY UPDATE SKIP LOCKED
                     ), leased AS MATERIALIZED (
                         UPDATE {message} m SET state = 2, token = m.token + 1, deliveries = m.deliveries + 1,
                             nonce = v_nonce, worker = p_worker, claimed_ms = v_now, lease_end_ms = v_now + q.lease_ms,
@@ -82,10 +85,10 @@ BEGIN
                         FROM chosen c
                         WHERE m.ctid = c.place AND (q.max_deliveries IS NULL OR m.deliveries < q.max_deliveries)
                         RETURNING m.id, m.token, m.deliveries, m.attempts, m.rank, m.key, m."group", m.published_ms,
-                            m.ready_ms, m.position, m.cause, length(m.data) AS size, m.data
+                            m.ready_ms, m.position, m.cause, length(m.data) AS size, m.data, m.chain
                     ), s AS MATERIALIZED (
                         SELECT count(*) AS count, count(l.key) AS keyed, count(l."group") AS grouped,
-                            count(l.cause) AS caused, min(l.rank) AS rank, max(l.rank) AS rank_max,
+                            count(l.cause) AS caused, count(l.chain) AS chained, min(l.rank) AS rank, max(l.rank) AS rank_max,
                             max(l.token) AS token, max(l.deliveries) AS delivery, max(l.attempts) AS attempt,
                             min(l.ready_ms) AS ready, max(l.ready_ms) AS ready_max,
                             min(l.size) AS size, max(l.size) AS size_max
@@ -94,7 +97,7 @@ BEGIN
                         -- What is the same for all is written once, and no list is made of it.
                         INSERT INTO {entry} (
                             queue, count, xid, seq, at_ms, event, operation, ids, keys, groups, ranks, tokens,
-                            deliveries, attempts, workers, causes, waits, sizes)
+                            deliveries, attempts, workers, causes, waits, sizes, chains)
                         SELECT q.number, s.count, pg_current_xact_id()::text::bigint, nextval('{sequence}'), v_now,
                             'claimed', v_op, (SELECT array_agg(l.id) FROM leased l),
                             CASE WHEN s.keyed > 0 THEN (SELECT array_agg(l.key) FROM leased l) END,
@@ -110,7 +113,8 @@ BEGIN
                             CASE WHEN s.ready = s.ready_max THEN ARRAY[v_now - s.ready]
                                 ELSE (SELECT array_agg(v_now - l.ready_ms) FROM leased l) END,
                             CASE WHEN s.size = s.size_max THEN ARRAY[s.size::bigint]
-                                ELSE (SELECT array_agg(l.size::bigint) FROM leased l) END
+                                ELSE (SELECT array_agg(l.size::bigint) FROM leased l) END,
+                            CASE WHEN s.chained > 0 THEN (SELECT array_agg(l.chain) FROM leased l) END
                         FROM s WHERE q.journal IN ('all', 'full')
                     ), t AS (
                         INSERT INTO {tally} (
@@ -129,16 +133,17 @@ BEGIN
                             FROM leased l WHERE s.token > 1) a ON true
                     )
                     SELECT NULL::text, l.id, l.token, l.deliveries, l.attempts, l.rank, l.key, l."group",
-                        l.published_ms, l.ready_ms, v_now, v_now + q.lease_ms, l.data
+                        l.published_ms, l.ready_ms, v_now, v_now + q.lease_ms, l.data, l.chain
                     FROM leased l ORDER BY l.rank, l.position, l.id;
                 END IF;
                 GET DIAGNOSTICS v_count = ROW_COUNT;
                 v_leased := v_leased + v_count;
                 -- What is over its limit stands in the way: bury it, and look behind it.
                 EXIT WHEN v_leased >= v_room OR q.max_deliveries IS NULL;
-                v_count := {bury_exhausted}(q, v_now, v_op, 256 - v_buried);
-                v_buried := v_buried + v_count;
-                EXIT WHEN v_count = 0;
+                SELECT b.buried, b.news INTO v_buried_now FROM {bury_exhausted}(q, v_now, v_op, 256 - v_buried) b;
+                v_buried := v_buried + v_buried_now.buried;
+                v_news := v_news || v_buried_now.news;
+                EXIT WHEN v_buried_now.buried = 0;
             END LOOP;
             IF v_leased > 0 AND q.rate_count IS NOT NULL THEN
                 INSERT INTO {rate} AS r (queue, at_ms, count) VALUES (q.number, v_now, v_leased)
@@ -156,7 +161,10 @@ BEGIN
         IF p_linger IS NOT NULL THEN
             PERFORM {cover}(q.number, p_worker, v_now, CASE WHEN v_leased < p_limit THEN p_linger ELSE 0 END);
         END IF;
-        IF v_due <= v_now OR v_end <= v_now THEN
+        IF cardinality(v_news) > 0 THEN
+            PERFORM {carry}(v_now, v_news);
+        END IF;
+        IF v_due <= v_now OR v_end <= v_now OR cardinality(v_news) > 0 THEN
             v_due := {next_due}(q.number);
             v_end := {next_lease}(q.number);
         ELSIF v_leased > 0 THEN
@@ -174,7 +182,7 @@ BEGIN
         json_build_array(
             {from_now}(v_due, v_now), {from_now}(v_end, v_now), v_rate, q.paused, q.lease_ms)::text,
         NULL::text, NULL::bigint, NULL::integer, NULL::integer, NULL::smallint, NULL::text, NULL::text, NULL::bigint,
-        NULL::bigint, NULL::bigint, NULL::bigint, NULL::bytea;
+        NULL::bigint, NULL::bigint, NULL::bigint, NULL::bytea, NULL::text;
 END $body$;
 
 -- How many of a claim are the first of their message, and why the others come again.
@@ -199,19 +207,25 @@ END $body$;
 -- At most once: the messages leave the store with this claim.
 CREATE OR REPLACE FUNCTION {take}(q {queue}, p_now bigint, p_op text, p_worker text, p_room bigint) RETURNS TABLE (
     head text, id text, token bigint, deliveries integer, attempts integer, rank smallint, key text, "group" text,
-    published_ms bigint, ready_ms bigint, claimed_ms bigint, lease_end_ms bigint, data bytea
+    published_ms bigint, ready_ms bigint, claimed_ms bigint, lease_end_ms bigint, data bytea, chain text
 ) LANGUAGE plpgsql AS $body$
 #variable_conflict use_column
+DECLARE
+    v_ids text[];
+    v_news json[];
 BEGIN
+    SELECT array_agg(c.id),
+        array_agg({end_of}(c.chain, q.name || '/' || c.id, NULL, NULL)) FILTER (WHERE c.chain IS NOT NULL)
+    INTO v_ids, v_news FROM (
+        SELECT m.id, m.chain, m.deliveries FROM {message} m WHERE m.queue = q.number AND m.state = 0
+        ORDER BY m.rank, m.position, m.id LIMIT p_room FOR NO KEY UPDATE SKIP LOCKED) c
+    WHERE q.max_deliveries IS NULL OR c.deliveries < q.max_deliveries;
     RETURN QUERY
-    WITH chosen AS MATERIALIZED (
-        SELECT m.ctid AS place FROM {message} m WHERE m.queue = q.number AND m.state = 0
-        ORDER BY m.rank, m.position, m.id LIMIT p_room FOR UPDATE SKIP LOCKED
-    ), taken AS MATERIALIZED (
-        DELETE FROM {message} m USING chosen c
-        WHERE m.ctid = c.place AND (q.max_deliveries IS NULL OR m.deliveries < q.max_deliveries)
+    WITH taken AS MATERIALIZED (
+        DELETE FROM {message} m WHERE m.queue = q.number AND m.id = ANY (v_ids)
         RETURNING m.id, m.token + 1 AS token, m.deliveries + 1 AS deliveries, m.attempts, m.rank, m.key, m."group",
-            m.published_ms, m.ready_ms, m.position, m.cause, m.cancel_requested, m.reason, m.error_type, m.error, m.data
+            m.published_ms, m.ready_ms, m.position, m.cause, m.cancel_requested, m.reason, m.error_type, m.error, m.data,
+            m.chain
     ), c AS (
         INSERT INTO {completed}
         SELECT nextval('{sequence}'), q.number, l.id, l.key, l."group", l.rank, l.token, l.deliveries, l.attempts,
@@ -221,17 +235,18 @@ BEGIN
         SELECT count(*) AS count, array_agg(l.id) AS ids, array_agg(l.key) AS keys, array_agg(l."group") AS groups,
             array_agg(l.rank) AS ranks, array_agg(l.token) AS tokens, max(l.token) AS token,
             array_agg(l.deliveries) AS deliveries, array_agg(l.attempts) AS attempts, array_agg(l.cause) AS causes,
-            array_agg(p_now - l.ready_ms) AS waits, array_agg(length(l.data)) AS sizes
+            array_agg(p_now - l.ready_ms) AS waits, array_agg(length(l.data)) AS sizes,
+            CASE WHEN count(l.chain) > 0 THEN array_agg(l.chain) END AS chains
         FROM taken l HAVING count(*) > 0
     ), j AS (
         INSERT INTO {entry} (
             queue, count, xid, seq, at_ms, event, operation, ids, keys, groups, ranks, tokens, deliveries, attempts,
-            workers, causes, waits, sizes)
+            workers, causes, waits, sizes, chains)
         SELECT q.number, s.count, pg_current_xact_id()::text::bigint, nextval('{sequence}'), p_now, e.event, p_op,
             s.ids, s.keys, s.groups, s.ranks, s.tokens, s.deliveries, s.attempts,
             CASE e.event WHEN 'claimed' THEN ARRAY[p_worker] END,
             CASE e.event WHEN 'claimed' THEN s.causes ELSE ARRAY['at_most_once'] END,
-            CASE e.event WHEN 'claimed' THEN s.waits END, s.sizes
+            CASE e.event WHEN 'claimed' THEN s.waits END, s.sizes, s.chains
         FROM s CROSS JOIN unnest(ARRAY['claimed', 'done']) AS e (event) WHERE q.journal IN ('all', 'full')
     ), t AS (
         INSERT INTO {tally} (
@@ -242,31 +257,38 @@ BEGIN
         FROM s CROSS JOIN LATERAL {again}(s.tokens, s.causes, s.token) a
     )
     SELECT NULL::text, l.id, l.token, l.deliveries, l.attempts, l.rank, l.key, l."group", l.published_ms, l.ready_ms,
-        p_now, NULL::bigint, l.data
+        p_now, NULL::bigint, l.data, l.chain
     FROM taken l ORDER BY l.rank, l.position, l.id;
     IF q.completed_max > 0 THEN
         PERFORM {forget_done}(q.number, q.completed_max, 256 + p_room);
     END IF;
+    IF v_ids IS NOT NULL THEN
+        PERFORM {end_waits}(q, p_now, v_ids, ARRAY['done']);
+        PERFORM {carry}(p_now, v_news);
+    END IF;
 END $body$;
 
--- Bury messages over their limit that stand before all others. Returns how many, 0 when it is enough.
-CREATE OR REPLACE FUNCTION {bury_exhausted}(q {queue}, p_now bigint, p_op text, p_limit bigint) RETURNS integer
-LANGUAGE plpgsql AS $body$
+-- Bury messages over their limit that stand before all others. `buried` is 0 when it is enough.
+CREATE OR REPLACE FUNCTION {bury_exhausted}(
+    q {queue}, p_now bigint, p_op text, p_limit bigint, OUT buried integer, OUT news json[]
+) LANGUAGE plpgsql AS $body$
 DECLARE
     m {message};
-    v_buried integer := 0;
 BEGIN
+    buried := 0;
+    news := '{}';
     FOR m IN
         SELECT * FROM {message} t WHERE t.queue = q.number AND t.state = 0 ORDER BY t.rank, t.position, t.id
-        LIMIT p_limit FOR UPDATE SKIP LOCKED
+        LIMIT p_limit FOR NO KEY UPDATE SKIP LOCKED
     LOOP
         EXIT WHEN m.deliveries < q.max_deliveries;
+        -- Who has just come to wait for it is let through first: it must be seen by the end.
+        PERFORM 1 FROM {message} t WHERE t.queue = q.number AND t.id = m.id FOR UPDATE;
         m.reason := 'max_deliveries';
-        PERFORM {finish}(q, m, p_now, p_op, 'dead');
+        news := news || ({finish}(q, m, p_now, p_op, 'dead')).news;
         PERFORM {trim_dead}(q, p_now);
-        v_buried := v_buried + 1;
+        buried := buried + 1;
     END LOOP;
-    RETURN v_buried;
 END $body$;
 
 -- What is due becomes ready, in the order of its due time.
@@ -275,19 +297,20 @@ BEGIN
     WITH chosen AS MATERIALIZED (
         SELECT m.ctid AS place, m.ready_ms, m.id FROM {message} m
         WHERE m.queue = q.number AND m.state = 1 AND m.ready_ms <= p_now
-        ORDER BY m.ready_ms, m.id LIMIT 512 FOR UPDATE SKIP LOCKED
+        ORDER BY m.ready_ms, m.id LIMIT 512 FOR NO KEY UPDATE SKIP LOCKED
     ), placed AS MATERIALIZED (
         SELECT c.place, nextval('{sequence}') AS position FROM chosen c
     ), promoted AS (
         UPDATE {message} m SET state = 0, position = p.position FROM placed p WHERE m.ctid = p.place
-        RETURNING m.id, m.key, m."group", m.rank, m.token, m.deliveries, m.attempts, m.data
+        RETURNING m.id, m.key, m."group", m.rank, m.token, m.deliveries, m.attempts, m.data, m.chain
     ), j AS (
         INSERT INTO {entry} (
             queue, count, xid, seq, at_ms, event, operation, ids, keys, groups, ranks, tokens, deliveries, attempts,
-            causes, sizes)
+            causes, sizes, chains)
         SELECT q.number, count(*), pg_current_xact_id()::text::bigint, nextval('{sequence}'), p_now, 'promoted', p_op,
             array_agg(m.id), array_agg(m.key), array_agg(m."group"), array_agg(m.rank), array_agg(m.token),
-            array_agg(m.deliveries), array_agg(m.attempts), ARRAY['due'], array_agg(length(m.data))
+            array_agg(m.deliveries), array_agg(m.attempts), ARRAY['due'], array_agg(length(m.data)),
+            CASE WHEN count(m.chain) > 0 THEN array_agg(m.chain) END
         FROM promoted m WHERE q.journal IN ('all', 'full') HAVING count(*) > 0
     )
     INSERT INTO {tally} (seq, queue, minute, ready, delayed)
@@ -295,17 +318,18 @@ BEGIN
 END $body$;
 
 -- Leases that have ended go to the head of their priority, unless a cancel or the next generation of their key waits.
-CREATE OR REPLACE FUNCTION {reclaim}(q {queue}, p_now bigint, p_op text) RETURNS void LANGUAGE plpgsql AS $body$
+CREATE OR REPLACE FUNCTION {reclaim}(q {queue}, p_now bigint, p_op text) RETURNS json[] LANGUAGE plpgsql AS $body$
 DECLARE
+    v_news json[] := '{}';
     v_ids text[];
     v_back bigint;
     m {message};
 BEGIN
     SELECT array_agg(e.id) INTO v_ids FROM (
         SELECT t.id FROM {message} t WHERE t.queue = q.number AND t.state = 2 AND t.lease_end_ms <= p_now
-        ORDER BY t.lease_end_ms, t.id LIMIT 256 FOR UPDATE SKIP LOCKED) e;
+        ORDER BY t.lease_end_ms, t.id LIMIT 256 FOR NO KEY UPDATE SKIP LOCKED) e;
     IF v_ids IS NULL THEN
-        RETURN;
+        RETURN v_news;
     END IF;
     WITH ended AS MATERIALIZED (
         SELECT t.place FROM unnest(v_ids) AS u (id) CROSS JOIN LATERAL (
@@ -319,15 +343,15 @@ BEGIN
         SET state = 0, cause = 'expired', ready_ms = t.lease_end_ms, position = t.lease_end_ms - 281474976710656
         FROM ended e WHERE t.ctid = e.place
         RETURNING t.id, t.key, t."group", t.rank, t.token, t.deliveries, t.attempts, t.worker, t.claimed_ms,
-            length(t.data) AS size
+            length(t.data) AS size, t.chain
     ), j AS (
         INSERT INTO {entry} (
             queue, count, xid, seq, at_ms, event, operation, ids, keys, groups, ranks, tokens, deliveries, attempts,
-            workers, runs, sizes)
+            workers, runs, sizes, chains)
         SELECT q.number, count(*), pg_current_xact_id()::text::bigint, nextval('{sequence}'), p_now, 'expired', p_op,
             array_agg(b.id), array_agg(b.key), array_agg(b."group"), array_agg(b.rank), array_agg(b.token),
             array_agg(b.deliveries), array_agg(b.attempts), array_agg(b.worker), array_agg(p_now - b.claimed_ms),
-            array_agg(b.size)
+            array_agg(b.size), CASE WHEN count(b.chain) > 0 THEN array_agg(b.chain) END
         FROM back b WHERE q.journal <> 'off' HAVING count(*) > 0
     ), t AS (
         INSERT INTO {tally} (seq, queue, minute, expired, ready, leased)
@@ -336,15 +360,17 @@ BEGIN
     )
     SELECT count(*) INTO v_back FROM back;
     IF v_back = cardinality(v_ids) THEN
-        RETURN;
+        RETURN v_news;
     END IF;
     FOR m IN
         SELECT t.* FROM unnest(v_ids) WITH ORDINALITY AS u (id, n) CROSS JOIN LATERAL (
             SELECT * FROM {message} o WHERE o.queue = q.number AND o.id = u.id OFFSET 0) t
         WHERE t.state = 2 ORDER BY u.n
     LOOP
-        PERFORM {finish}(q, m, p_now, p_op, CASE WHEN m.cancel_requested THEN 'cancelled' ELSE 'replaced' END, 'expired');
+        v_news := v_news || ({finish}(
+            q, m, p_now, p_op, CASE WHEN m.cancel_requested THEN 'cancelled' ELSE 'replaced' END, 'expired')).news;
     END LOOP;
+    RETURN v_news;
 END $body$;
 
 -- How many may be leased now, and how long until the rate lets another one through. Under the lock of `running`.

@@ -1,5 +1,5 @@
 -- How a message moves: its end, what becomes of its key, and the note in the journal.
--- Touches: message, completed, window, entry, tally. Keeps: the ledger, the journal and the keys follow every change in
+-- Touches: message, completed, window, entry, tally, and what `ended` touches. Keeps: the ledger, the journal and the keys follow every change in
 -- the same transaction; a key's owner and its next generation change only under the owner's row lock.
 
 -- One event of one message; `m.id` null for an event of the queue itself.
@@ -14,7 +14,7 @@ BEGIN
     END IF;
     INSERT INTO {entry} (
         queue, count, xid, seq, at_ms, event, operation, ids, keys, groups, ranks, tokens, deliveries, attempts,
-        workers, dues, causes, reasons, error_types, runs, sizes
+        workers, dues, causes, reasons, error_types, runs, sizes, chains
     ) VALUES (
         q.number, 1, pg_current_xact_id()::text::bigint, nextval('{sequence}'), p_now, p_event, p_op,
         CASE WHEN m.id IS NOT NULL THEN ARRAY[m.id] END, CASE WHEN m.key IS NOT NULL THEN ARRAY[m.key] END,
@@ -28,7 +28,8 @@ BEGIN
         CASE WHEN p_reason IS NOT NULL THEN ARRAY[p_reason] END,
         CASE WHEN p_error_type IS NOT NULL THEN ARRAY[p_error_type] END,
         CASE WHEN p_run THEN ARRAY[p_now - m.claimed_ms] END,
-        CASE WHEN m.data IS NOT NULL THEN ARRAY[length(m.data)] END
+        CASE WHEN m.data IS NOT NULL THEN ARRAY[length(m.data)] END,
+        CASE WHEN m.chain IS NOT NULL THEN ARRAY[m.chain] END
     );
 END $body$;
 
@@ -46,10 +47,12 @@ BEGIN
 END $body$;
 
 -- The end of a message: counted, journalled, its key free or handed to the next generation. The caller holds the lock
--- of its row. Returns how many messages became claimable by it.
+-- of its row. `p_begun` are the messages that it sent on. Returns how many messages became claimable by it, and the news
+-- that the caller is to `carry` when it has done its work.
 CREATE OR REPLACE FUNCTION {finish}(
-    q {queue}, m {message}, p_now bigint, p_op text, p_how text, p_cause text DEFAULT NULL
-) RETURNS integer LANGUAGE plpgsql AS $body$
+    q {queue}, m {message}, p_now bigint, p_op text, p_how text, p_cause text DEFAULT NULL,
+    p_begun text[] DEFAULT NULL, OUT fresh integer, OUT news json[]
+) LANGUAGE plpgsql AS $body$
 DECLARE
     h {message};
     v_ready bigint;
@@ -76,19 +79,21 @@ BEGIN
             PERFORM {forget_done}(q.number, q.completed_max, 256);
         END IF;
     END IF;
+    fresh := 0;
+    news := {ended}(q, m, p_now, p_how, p_begun);
     IF m.key IS NULL THEN
-        RETURN 0;
+        RETURN;
     END IF;
     IF p_how <> 'done' THEN
         DELETE FROM {window} w WHERE w.queue = q.number AND w.key = m.key AND w.message_id = m.id;
     END IF;
     IF m.state >= 3 THEN
-        RETURN 0;
+        RETURN;
     END IF;
     SELECT * INTO h FROM {message} t
     WHERE t.queue = q.number AND t.key = m.key AND t.key IS NOT NULL AND t.state = 3 FOR UPDATE;
     IF NOT FOUND THEN
-        RETURN 0;
+        RETURN;
     END IF;
     v_ready := greatest(h.ready_ms, p_now);
     UPDATE {message} t
@@ -96,7 +101,7 @@ BEGIN
     WHERE t.queue = q.number AND t.id = h.id;
     PERFORM {moved}(q.number, p_now, 3::smallint, (CASE WHEN v_ready > p_now THEN 1 ELSE 0 END)::smallint);
     PERFORM {note}(q, p_now, p_op, 'promoted', h, 'unparked');
-    RETURN (v_ready <= p_now)::int;
+    fresh := (v_ready <= p_now)::int;
 END $body$;
 
 -- Let finished messages beyond the cap go, oldest first, a bounded number at a time. Returns how many went.
@@ -150,14 +155,15 @@ BEGIN
     ), gone AS MATERIALIZED (
         DELETE FROM {message} m USING chosen c WHERE m.ctid = c.place
         RETURNING m.id, m.key, m."group", m.rank, m.token, m.deliveries, m.attempts, m.ended_ms,
-            length(m.data) AS size
+            length(m.data) AS size, m.chain
     ), j AS (
         INSERT INTO {entry} (
             queue, count, xid, seq, at_ms, event, operation, ids, keys, groups, ranks, tokens, deliveries, attempts,
-            causes, sizes)
+            causes, sizes, chains)
         SELECT q.number, count(*), pg_current_xact_id()::text::bigint, nextval('{sequence}'), p_now, 'dead_trimmed',
             p_op, array_agg(g.id), array_agg(g.key), array_agg(g."group"), array_agg(g.rank), array_agg(g.token),
-            array_agg(g.deliveries), array_agg(g.attempts), ARRAY[p_cause], array_agg(g.size)
+            array_agg(g.deliveries), array_agg(g.attempts), ARRAY[p_cause], array_agg(g.size),
+            CASE WHEN count(g.chain) > 0 THEN array_agg(g.chain) END
         FROM (SELECT * FROM gone g ORDER BY g.ended_ms, g.id) g WHERE q.journal <> 'off' HAVING count(*) > 0
     ), t AS (
         INSERT INTO {tally} (seq, queue, minute, dead_kept)

@@ -1,5 +1,5 @@
 -- Publish a batch, once per operation, within the queue's cap.
--- Touches: queue (read), operation, sleeper, and what `accept` and `finish` touch.
+-- Touches: queue (read), operation, sleeper, and what `accept`, `finish` and `carry` touch.
 -- Keeps: with `max_pending`, publishers of one queue take turns, so that together they never pass it.
 -- Without `p_ttl` it is a part of somebody's own transaction: no repeat can come, and nothing is tidied up, since the
 -- locks
@@ -8,7 +8,8 @@
 CREATE OR REPLACE FUNCTION {publish}(
     p_queue text, p_clock bigint, p_session bytea, p_number bigint, p_ttl bigint, p_envelopes bytea[],
     p_priorities smallint[], p_groups text[], p_delays bigint[], p_ats bigint[], p_copies bytea[], p_keys text[],
-    p_windows bigint[], p_rules text[], p_forwarded boolean[]
+    p_windows bigint[], p_rules text[], p_forwarded boolean[], p_chains text[] DEFAULT NULL,
+    p_places integer[] DEFAULT NULL, p_afters text[] DEFAULT NULL
 ) RETURNS text LANGUAGE plpgsql {settings} AS $body$
 DECLARE
     q {queue};
@@ -23,6 +24,7 @@ DECLARE
     v_wake text[];
     m {message};
     v_dropped bigint := 0;
+    v_more json[] := '{}';
 BEGIN
     SELECT * INTO q FROM {queue} WHERE name = p_queue;
     IF NOT FOUND THEN
@@ -43,7 +45,7 @@ BEGIN
     END IF;
     v_done := {accept}(
         q, v_now, v_op, p_envelopes, p_priorities, p_groups, p_delays, p_ats, p_copies, p_keys, p_windows, p_rules,
-        p_forwarded);
+        p_forwarded, p_chains, p_places, p_afters);
     IF q.max_pending IS NOT NULL AND v_done.added > 0 THEN
         -- A cap that was lowered far is reached bit by bit, so that no publish has to drop a whole queue.
         v_over := least(v_pending + v_done.added - q.max_pending, v_done.added + 256);
@@ -53,10 +55,10 @@ BEGIN
                     SELECT t.* FROM {message} t
                     WHERE t.queue = q.number AND t.state = 0 AND t.rank = ranks.rank AND t.seq < v_done.first_seq
                         AND (v_done.others IS NULL OR t.id <> ALL (v_done.others))
-                    ORDER BY t.position, t.id LIMIT v_over FOR UPDATE SKIP LOCKED) c
+                    ORDER BY t.position, t.id LIMIT v_over FOR NO KEY UPDATE SKIP LOCKED) c
                 LIMIT v_over
             LOOP
-                PERFORM {finish}(q, m, v_now, v_op, 'dropped', 'overload');
+                v_done.news := v_done.news || ({finish}(q, m, v_now, v_op, 'dropped', 'overload')).news;
                 v_dropped := v_dropped + 1;
             END LOOP;
         END IF;
@@ -68,9 +70,12 @@ BEGIN
         v_done.fresh := v_done.fresh + coalesce(({next_due}(q.number) < coalesce(v_due, 9223372036854775807))::int, 0);
     END IF;
     v_wake := {wake}(q, v_now, v_done.fresh, p_ttl IS NULL);
+    IF cardinality(v_done.news) > 0 THEN
+        v_more := {carry}(v_now, v_done.news);
+    END IF;
     v_first := json_build_array(
         CASE WHEN v_done.letters = repeat('q', v_done.added::int) THEN '' ELSE v_done.letters END,
-        CASE WHEN v_done.letters ~ '[uce]' THEN v_done.others END, v_wake)::text;
+        CASE WHEN v_done.letters ~ '[uce]' THEN v_done.others END, v_wake, v_more)::text;
     IF p_ttl IS NOT NULL AND {remember}(q.number, p_session, p_number, v_now + p_ttl, v_first) THEN
         PERFORM {tidy}(q, v_now);
     END IF;
@@ -85,7 +90,7 @@ CREATE OR REPLACE FUNCTION {publish}(
 ) RETURNS text LANGUAGE plpgsql {settings} AS $body$
 DECLARE
     v_now bigint := {clock}(p_clock);
-    v_first text := '["", null, []]';
+    v_first text := '["", null, [], []]';
     v record;
 BEGIN
     SELECT t.number, t.journal, t.max_pending, nextval('{sequence}') AS seq, pg_current_xact_id()::text::bigint AS xid,
@@ -121,7 +126,7 @@ BEGIN
             CASE WHEN v.journal = 'full' THEN ARRAY[coalesce(p_copy, p_envelope)] END);
     END IF;
     IF NOT v.quiet THEN
-        SELECT json_build_array('', NULL, {wake}(t, v_now, 1, p_ttl IS NULL))::text INTO v_first
+        SELECT json_build_array('', NULL, {wake}(t, v_now, 1, p_ttl IS NULL), '{}'::text[])::text INTO v_first
         FROM {queue} t WHERE t.number = v.number;
         UPDATE {operation} o SET result = v_first
         WHERE p_ttl IS NOT NULL AND o.queue = v.number AND o.session = p_session AND o.slot = p_number % 128;

@@ -1,5 +1,5 @@
 -- Running a queue: redrive, purge, configure, pause and resume.
--- Touches: queue, message, completed, window (read), operation, sleeper, and what `finish` touches.
+-- Touches: queue, message, completed, window (read), operation, sleeper, and what `finish` and `carry` touch.
 -- Keeps: a redriven message's token goes on; a key taken meanwhile leaves it dead as a duplicate.
 
 CREATE OR REPLACE FUNCTION {redrive}(
@@ -55,17 +55,17 @@ BEGIN
             reason = NULL, error_type = NULL, error = NULL, ended_ms = NULL, cause = 'redriven',
             cancel_requested = false
         FROM (SELECT * FROM judged o ORDER BY o.n) j WHERE t.ctid = j.place AND NOT j.duplicate
-        RETURNING j.n, t.id, t.key, t."group", t.rank, t.token, length(t.data) AS size
+        RETURNING j.n, t.id, t.key, t."group", t.rank, t.token, length(t.data) AS size, t.chain
     ), stay AS MATERIALIZED (
         UPDATE {message} t SET reason = 'duplicate' FROM judged j WHERE t.ctid = j.place AND j.duplicate
         RETURNING j.n, t.id
     ), e AS (
         INSERT INTO {entry} (
             queue, count, xid, seq, at_ms, event, operation, ids, keys, groups, ranks, tokens, deliveries, attempts,
-            sizes)
+            sizes, chains)
         SELECT q.number, count(*), pg_current_xact_id()::text::bigint, nextval('{sequence}'), v_now, 'redriven', v_op,
             array_agg(b.id), array_agg(b.key), array_agg(b."group"), array_agg(b.rank), array_agg(b.token), '{0}',
-            '{0}', array_agg(b.size)
+            '{0}', array_agg(b.size), CASE WHEN count(b.chain) > 0 THEN array_agg(b.chain) END
         FROM back b WHERE q.journal IN ('all', 'full') HAVING count(*) > 0
     ), c AS (
         INSERT INTO {tally} (seq, queue, minute, redriven, ready, dead_kept)
@@ -93,6 +93,7 @@ DECLARE
     v_first text;
     v_removed bigint := 0;
     v_more boolean := false;
+    v_news json[];
 BEGIN
     q := {open}(p_queue);
     v_first := {replayed}(q.number, p_session, p_number);
@@ -106,7 +107,8 @@ BEGIN
         IF p_state = 4 THEN
             v_removed := {forget_dead}(q, v_now, v_op, 'purge', p_limit);
         ELSE
-            v_removed := {remove}(q, v_now, v_op, p_state, p_limit);
+            SELECT r.removed, r.news INTO v_removed, v_news FROM {remove}(q, v_now, v_op, p_state, p_limit) r;
+            PERFORM {carry}(v_now, v_news);
         END IF;
         v_more := v_removed >= p_limit AND EXISTS (
             SELECT 1 FROM {message} t WHERE t.queue = q.number AND t.state = p_state);
@@ -119,30 +121,50 @@ BEGIN
 END $body$;
 
 -- Remove messages that wait, first the first, in one statement: they end cancelled. None of them can have a next
--- generation behind it, which waits only for a leased one. Returns how many went.
-CREATE OR REPLACE FUNCTION {remove}(q {queue}, p_now bigint, p_op text, p_state smallint, p_limit bigint)
-RETURNS bigint LANGUAGE plpgsql AS $body$
+-- generation behind it, which waits only for a leased one. Those that have to do with chains go one by one.
+CREATE OR REPLACE FUNCTION {remove}(
+    q {queue}, p_now bigint, p_op text, p_state smallint, p_limit bigint, OUT removed bigint, OUT news json[]
+) LANGUAGE plpgsql AS $body$
 DECLARE
     v_ids text[];
     v_keys text[];
-    v_gone bigint;
+    v_ones integer := 0;
+    m {message};
 BEGIN
+    news := '{}';
     IF p_state = 0 THEN
         SELECT array_agg(c.id) INTO v_ids FROM (
             SELECT t.id FROM {message} t WHERE t.queue = q.number AND t.state = 0
-            ORDER BY t.rank, t.position, t.id LIMIT p_limit FOR UPDATE SKIP LOCKED) c;
+            ORDER BY t.rank, t.position, t.id LIMIT p_limit FOR NO KEY UPDATE SKIP LOCKED) c;
     ELSIF p_state = 1 THEN
         SELECT array_agg(c.id) INTO v_ids FROM (
             SELECT t.id FROM {message} t WHERE t.queue = q.number AND t.state = 1
-            ORDER BY t.ready_ms, t.id LIMIT p_limit FOR UPDATE SKIP LOCKED) c;
+            ORDER BY t.ready_ms, t.id LIMIT p_limit FOR NO KEY UPDATE SKIP LOCKED) c;
     ELSE
+        -- What waits for a key and what waits for chains stand in an index each.
         SELECT array_agg(c.id) INTO v_ids FROM (
-            SELECT t.id FROM {message} t WHERE t.queue = q.number AND t.key IS NOT NULL AND t.state = 3
-            ORDER BY t.id LIMIT p_limit FOR UPDATE SKIP LOCKED) c;
+            SELECT w.id FROM (
+                (SELECT t.id FROM {message} t WHERE t.queue = q.number AND t.key IS NOT NULL AND t.state = 3
+                ORDER BY t.id LIMIT p_limit)
+                UNION ALL
+                (SELECT t.id FROM {message} t WHERE t.queue = q.number AND t.key IS NULL AND t.state = 3
+                ORDER BY t.id LIMIT p_limit)) w
+            ORDER BY w.id LIMIT p_limit) c;
+        SELECT array_agg(c.id) INTO v_ids FROM (
+            SELECT t.id FROM {message} t WHERE t.queue = q.number AND t.id = ANY (v_ids) AND t.state + 0 = 3
+            ORDER BY t.id FOR NO KEY UPDATE SKIP LOCKED) c;
     END IF;
+    FOR m IN
+        SELECT * FROM {message} t WHERE t.queue = q.number AND t.id = ANY (v_ids)
+            AND (t.chain IS NOT NULL OR p_state = 3 AND t.key IS NULL)
+        ORDER BY t.id
+    LOOP
+        news := news || ({finish}(q, m, p_now, p_op, 'cancelled', 'purge')).news;
+        v_ones := v_ones + 1;
+    END LOOP;
     WITH gone AS MATERIALIZED (
-        DELETE FROM {message} m WHERE m.queue = q.number AND m.id = ANY (v_ids)
-        RETURNING m.id, m.key, m."group", m.rank, m.token, m.deliveries, m.attempts, length(m.data) AS size
+        DELETE FROM {message} t WHERE t.queue = q.number AND t.id = ANY (v_ids)
+        RETURNING t.id, t.key, t."group", t.rank, t.token, t.deliveries, t.attempts, length(t.data) AS size
     ), j AS (
         INSERT INTO {entry} (
             queue, count, xid, seq, at_ms, event, operation, ids, keys, groups, ranks, tokens, deliveries, attempts,
@@ -157,11 +179,11 @@ BEGIN
             CASE p_state WHEN 1 THEN -count(*) END, CASE p_state WHEN 3 THEN -count(*) END
         FROM gone HAVING count(*) > 0
     )
-    SELECT count(*), array_agg(g.key) FILTER (WHERE g.key IS NOT NULL) INTO v_gone, v_keys FROM gone g;
+    SELECT count(*) + v_ones, array_agg(g.key) FILTER (WHERE g.key IS NOT NULL) INTO removed, v_keys FROM gone g;
     IF v_keys IS NOT NULL THEN
         DELETE FROM {window} w WHERE w.queue = q.number AND w.key = ANY (v_keys) AND w.message_id = ANY (v_ids);
     END IF;
-    RETURN v_gone;
+    PERFORM {end_waits}(q, p_now, v_ids, ARRAY['cancelled']);
 END $body$;
 
 CREATE OR REPLACE FUNCTION {configure}(p_queue text, p_clock bigint, p_changes jsonb, p_told text) RETURNS text

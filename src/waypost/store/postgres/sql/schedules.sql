@@ -57,7 +57,7 @@ DECLARE
     v {schedule};
     v_now bigint;
     v_status text := 'fired';
-    v_wake text := '[]';
+    v_wake text := '["", null, [], []]';
     v_first text := {replayed}(q.number, p_session, p_number);
 BEGIN
     SELECT * INTO v FROM {schedule} t WHERE t.queue = q.number AND t.key = p_key FOR UPDATE;
@@ -77,7 +77,7 @@ BEGIN
         IF cardinality(p_envelopes) > 0 THEN
             v_wake := {publish}(
                 p_queue, v_now, p_session, p_number, NULL, p_envelopes, p_priorities, p_groups, NULL, NULL, p_copies,
-                NULL, NULL, NULL, NULL)::json ->> 2;
+                NULL, NULL, NULL, NULL);
             PERFORM {label_fires}(q.number, p_key);
         END IF;
         UPDATE {schedule} t SET next_ms = p_next, due_ms = p_due, fires = t.fires + cardinality(p_envelopes),

@@ -1,6 +1,6 @@
 -- Settle deliveries, once per operation; what a done one sends on arrives in the same transaction.
--- Touches: queue (read), message, result, completed, window, entry, tally, sleeper, operation, and what `finish` and `accept`
--- touch.
+-- Touches: queue (read), message, result, completed, window, entry, tally, sleeper, operation, and what `finish`,
+-- `accept` and `carry` touch.
 -- Keeps: a settle whose token or nonce is stale changes nothing and says lost (l).
 -- letters: d done, r retried, s snoozed, x dead, p dropped, b released, c cancelled, e replaced, l lost.
 
@@ -8,7 +8,8 @@ CREATE OR REPLACE FUNCTION {settle}(
     p_queue text, p_clock bigint, p_session bytea, p_number bigint, p_ttl bigint, p_ids text[], p_tokens bigint[],
     p_nonces bytea[], p_outcomes text[], p_afters bigint[], p_reasons text[], p_error_types text[], p_errors text[],
     p_results bytea[], p_result_ttls bigint[], p_sources integer[], p_then_queues text[], p_then_envelopes bytea[],
-    p_then_keys text[], p_then_delays bigint[], p_then_priorities smallint[], p_then_groups text[]
+    p_then_keys text[], p_then_delays bigint[], p_then_priorities smallint[], p_then_groups text[],
+    p_then_chains text[] DEFAULT NULL
 ) RETURNS text LANGUAGE plpgsql {settings} AS $body$
 DECLARE
     q {queue};
@@ -27,6 +28,8 @@ DECLARE
     v_settled record;
     v_before bigint;
     v_names text[];
+    v_news json[] := '{}';
+    v_arrived json[];
 BEGIN
     SELECT * INTO q FROM {queue} WHERE name = p_queue;
     IF NOT FOUND THEN
@@ -80,23 +83,28 @@ BEGIN
             SELECT * INTO v_settled
             FROM {settle_one}(
                 q, m, v_now, v_op, coalesce(v_one.outcome, 'done'), coalesce(v_one.after, 0), v_one.reason,
-                v_one.error_type, v_one.error, v_one.result, v_one.result_ttl);
+                v_one.error_type, v_one.error, v_one.result, v_one.result_ttl,
+                CASE WHEN m.chain IS NOT NULL AND p_sources IS NOT NULL
+                    THEN {sent_on}(p_sources, p_then_queues, p_then_envelopes, v_one.n) END);
+            v_news := v_news || v_settled.news;
             v_letters[v_one.n] := v_settled.letter;
             v_fresh := v_fresh + v_settled.fresh;
             CONTINUE WHEN p_sources IS NULL OR v_letters[v_one.n] <> 'd';
             FOR v_sent IN
                 SELECT u.* FROM unnest(p_sources, p_then_queues, p_then_envelopes, p_then_keys, p_then_delays,
-                    p_then_priorities, p_then_groups) WITH ORDINALITY
-                    AS u (source, queue, data, key, delay, priority, "group", n)
+                    p_then_priorities, p_then_groups, p_then_chains) WITH ORDINALITY
+                    AS u (source, queue, data, key, delay, priority, "group", chain, n)
                 WHERE u.source = v_one.n ORDER BY u.n
             LOOP
                 INSERT INTO {tally} (seq, queue, minute, transferred)
                 VALUES (nextval('{sequence}'), q.number, v_now / 60000, 1);
                 target := {open}(v_sent.queue);
                 v_before := {next_due}(target.number);
-                SELECT a.fresh INTO v_sent.n FROM {accept}(
+                SELECT a.fresh, a.news INTO v_sent.n, v_arrived FROM {accept}(
                     target, v_now, v_op, ARRAY[v_sent.data], ARRAY[v_sent.priority], ARRAY[v_sent."group"],
-                    ARRAY[v_sent.delay], NULL, NULL, ARRAY[v_sent.key], NULL, NULL, ARRAY[true]) a;
+                    ARRAY[v_sent.delay], NULL, NULL, ARRAY[v_sent.key], NULL, NULL, ARRAY[true],
+                    CASE WHEN v_sent.chain IS NOT NULL THEN ARRAY[v_sent.chain] END, NULL, NULL) a;
+                v_news := v_news || v_arrived;
                 IF target.number = q.number THEN
                     v_fresh := v_fresh + v_sent.n;
                     CONTINUE;
@@ -119,6 +127,18 @@ BEGIN
     IF cardinality(v_names) > 0 THEN
         v_wakes := v_wakes || json_build_array(q.name, v_names);
     END IF;
+    -- Looked at after the ends: who comes to wait at this moment waits for the lock of a message that ends, or is seen.
+    IF EXISTS (SELECT 1 FROM {waiter} w WHERE w.queue = q.number) THEN
+        SELECT {end_waits}(q, v_now, array_agg(u.id), array_agg(
+            CASE u.letter WHEN 'x' THEN 'dead' WHEN 'p' THEN 'dropped' ELSE 'done' END))
+        INTO v_names FROM unnest(p_ids, v_letters) AS u (id, letter) WHERE coalesce(u.letter, 'd') IN ('d', 'x', 'p');
+        IF cardinality(v_names) > 0 THEN
+            v_wakes := v_wakes || json_build_array(q.name, v_names);
+        END IF;
+    END IF;
+    IF cardinality(v_news) > 0 THEN
+        v_wakes := v_wakes || {carry}(v_now, v_news);
+    END IF;
     v_first := json_build_array(coalesce(array_to_string(v_letters, ''), ''), v_wakes)::text;
     IF {remember}(q.number, p_session, p_number, v_now + p_ttl, v_first) THEN
         PERFORM {tidy}(q, v_now);
@@ -126,7 +146,7 @@ BEGIN
     RETURN v_first;
 END $body$;
 
--- Plain dones in bulk: those that leave nothing behind. Returns their ids. A message with a key may have a next
+-- Plain dones in bulk: those that leave nothing behind and belong to no chain. Returns their ids. A message with a key may have a next
 -- generation waiting for it, which only its row's lock keeps from being parked now: so they come second.
 CREATE OR REPLACE FUNCTION {settle_done}(
     q {queue}, p_now bigint, p_op text, p_ids text[], p_tokens bigint[], p_nonces bytea[], p_keyed boolean
@@ -140,7 +160,7 @@ BEGIN
     -- The state is written so that no partial index can be matched with it: the index of ids finds all.
     WITH gone AS MATERIALIZED (
         DELETE FROM {message} m
-        WHERE m.queue = q.number AND m.id = ANY (p_ids) AND m.state + 0 = 2
+        WHERE m.queue = q.number AND m.id = ANY (p_ids) AND m.state + 0 = 2 AND m.chain IS NULL
             AND m.token = coalesce(v_token, p_tokens[array_position(p_ids, m.id)])
             AND m.nonce = coalesce(v_nonce, p_nonces[array_position(p_ids, m.id)])
             AND (m.key IS NULL OR p_keyed AND NOT EXISTS (
@@ -212,21 +232,22 @@ BEGIN
             error = CASE w.outcome WHEN 'retry' THEN w.error ELSE m.error END
         FROM wanted w WHERE m.ctid = w.place
         RETURNING w.n, w.reason, w.error_type, m.id, m.key, m."group", m.rank, m.token, m.deliveries, m.attempts,
-            m.worker, m.claimed_ms, m.cause, m.ready_ms, m.state, length(m.data) AS size
+            m.worker, m.claimed_ms, m.cause, m.ready_ms, m.state, length(m.data) AS size, m.chain
     ), j AS (
         INSERT INTO {entry} (
             queue, count, xid, seq, at_ms, event, operation, ids, keys, groups, ranks, tokens, deliveries, attempts,
-            workers, dues, reasons, error_types, runs, sizes)
+            workers, dues, reasons, error_types, runs, sizes, chains)
         SELECT q.number, s.count, pg_current_xact_id()::text::bigint, nextval('{sequence}'), p_now, e.event, p_op,
             s.ids, s.keys, s.groups, s.ranks, s.tokens, s.deliveries, s.attempts, s.workers,
             CASE WHEN e.event <> 'released' THEN s.dues END, CASE WHEN e.event <> 'released' THEN s.reasons END,
-            CASE WHEN e.event <> 'released' THEN s.error_types END, s.runs, s.sizes
+            CASE WHEN e.event <> 'released' THEN s.error_types END, s.runs, s.sizes, s.chains
         FROM unnest(ARRAY['retried', 'snoozed', 'released']) AS e (event) CROSS JOIN LATERAL (
             SELECT count(*) AS count, array_agg(b.id) AS ids, array_agg(b.key) AS keys, array_agg(b."group") AS groups,
                 array_agg(b.rank) AS ranks, array_agg(b.token) AS tokens, array_agg(b.deliveries) AS deliveries,
                 array_agg(b.attempts) AS attempts, array_agg(b.worker) AS workers, array_agg(b.ready_ms) AS dues,
                 array_agg(b.reason) AS reasons, array_agg(b.error_type) AS error_types,
-                array_agg(p_now - b.claimed_ms) AS runs, array_agg(b.size) AS sizes
+                array_agg(p_now - b.claimed_ms) AS runs, array_agg(b.size) AS sizes,
+                CASE WHEN count(b.chain) > 0 THEN array_agg(b.chain) END AS chains
             FROM back b WHERE b.cause = e.event HAVING count(*) > 0) s
         WHERE {keeps}(q.journal, e.event)
     ), t AS (
@@ -243,7 +264,7 @@ BEGIN
 END $body$;
 
 -- Deliveries that end: done with a result or to be looked at later, dead, dropped. As above; those that send something
--- on are left to the caller too.
+-- on or belong to a chain are left to the caller too.
 CREATE OR REPLACE FUNCTION {settle_end}(
     q {queue}, p_now bigint, p_op text, p_ids text[], p_tokens bigint[], p_nonces bytea[], p_outcomes text[],
     p_reasons text[], p_error_types text[], p_errors text[], p_results bytea[], p_result_ttls bigint[],
@@ -263,7 +284,7 @@ BEGIN
         CROSS JOIN LATERAL (
             SELECT m.ctid AS place FROM {message} m
             WHERE m.queue = q.number AND m.id = u.id AND m.state + 0 = 2 AND m.token = coalesce(u.token, p_tokens[1])
-                AND m.nonce = coalesce(u.nonce, p_nonces[1])
+                AND m.nonce = coalesce(u.nonce, p_nonces[1]) AND m.chain IS NULL
                 AND (NOT m.cancel_requested OR coalesce(u.outcome, 'done') = 'done')
                 AND (m.key IS NULL OR NOT EXISTS (
                     SELECT 1 FROM {message} h
@@ -339,7 +360,8 @@ END $body$;
 -- One delivery, whose row the caller has locked and whose fence it has checked.
 CREATE OR REPLACE FUNCTION {settle_one}(
     q {queue}, m {message}, p_now bigint, p_op text, p_outcome text, p_after bigint, p_reason text, p_error_type text,
-    p_error text, p_result bytea, p_result_ttl bigint, OUT letter text, OUT fresh bigint
+    p_error text, p_result bytea, p_result_ttl bigint, p_begun text[], OUT letter text, OUT fresh bigint,
+    OUT news json[]
 ) LANGUAGE plpgsql AS $body$
 DECLARE
     v_ready bigint := p_now + p_after;
@@ -347,18 +369,19 @@ DECLARE
     v_event text;
 BEGIN
     fresh := 0;
+    news := '{}';
     IF p_outcome = 'done' THEN
         letter := 'd';
         IF p_result IS NOT NULL THEN
             INSERT INTO {result} (queue, id, data, until_ms) VALUES (q.number, m.id, p_result, p_now + p_result_ttl)
             ON CONFLICT (queue, id) DO UPDATE SET data = excluded.data, until_ms = excluded.until_ms;
         END IF;
-        fresh := {finish}(q, m, p_now, p_op, 'done');
+        SELECT f.fresh, f.news INTO fresh, news FROM {finish}(q, m, p_now, p_op, 'done', NULL, p_begun) f;
         RETURN;
     END IF;
     IF m.cancel_requested THEN
         letter := 'c';
-        fresh := {finish}(q, m, p_now, p_op, 'cancelled', p_outcome);
+        SELECT f.fresh, f.news INTO fresh, news FROM {finish}(q, m, p_now, p_op, 'cancelled', p_outcome) f;
         RETURN;
     END IF;
     IF p_outcome IN ('retry', 'dead') THEN
@@ -372,19 +395,19 @@ BEGIN
             -- It was a failure of the handler that ended it, and the letter counts that one too.
             m.attempts := m.attempts + 1;
         END IF;
-        fresh := {finish}(q, m, p_now, p_op, 'dead');
+        SELECT f.fresh, f.news INTO fresh, news FROM {finish}(q, m, p_now, p_op, 'dead') f;
         PERFORM {trim_dead}(q, p_now);
         RETURN;
     ELSIF p_outcome = 'drop' THEN
         letter := 'p';
-        fresh := {finish}(q, m, p_now, p_op, 'dropped', 'drop');
+        SELECT f.fresh, f.news INTO fresh, news FROM {finish}(q, m, p_now, p_op, 'dropped', 'drop') f;
         RETURN;
     END IF;
     IF m.key IS NOT NULL AND EXISTS (
         SELECT 1 FROM {message} h WHERE h.queue = q.number AND h.key = m.key AND h.key IS NOT NULL AND h.state = 3)
     THEN
         letter := 'e';
-        fresh := {finish}(q, m, p_now, p_op, 'replaced', p_outcome);
+        SELECT f.fresh, f.news INTO fresh, news FROM {finish}(q, m, p_now, p_op, 'replaced', p_outcome) f;
         RETURN;
     END IF;
     IF p_outcome = 'release' THEN

@@ -1,6 +1,6 @@
 -- What one step in 64 does beside its work, for its own queue: fold counts, put the journal in order and keep its cap,
 -- sweep what has run out, turn the slices of the journal. Touches: tally, total, minute, mark, entry and its slices,
--- slice, turn, kept, window, result, arrival, sleeper, operation.
+-- slice, turn, kept, window, result, arrival, sleeper, waiter, ending, chain, member, operation.
 -- Keeps: bounded work; nobody waits for anybody.
 
 CREATE OR REPLACE FUNCTION {tidy}(q {queue}, p_now bigint) RETURNS void LANGUAGE plpgsql AS $body$
@@ -248,6 +248,11 @@ BEGIN
     DELETE FROM {sleeper} t WHERE t.ctid IN (
         SELECT o.ctid FROM {sleeper} o WHERE o.queue = p_queue AND o.until_ms <= p_now ORDER BY o.until_ms LIMIT 256
         FOR UPDATE SKIP LOCKED);
+    DELETE FROM {waiter} t WHERE t.ctid IN (
+        SELECT o.ctid FROM {waiter} o WHERE o.until_ms <= p_now ORDER BY o.until_ms LIMIT 2048 FOR UPDATE SKIP LOCKED);
+    DELETE FROM {ending} t WHERE t.ctid IN (
+        SELECT o.ctid FROM {ending} o WHERE o.until_ms <= p_now ORDER BY o.until_ms LIMIT 2048 FOR UPDATE SKIP LOCKED);
+    PERFORM {sweep_chains}(p_now);
     IF v_pages > 0 THEN
         v_from := pg_current_xact_id()::text::bigint / 64 * 32 % v_pages;
         EXECUTE format(

@@ -8,7 +8,6 @@ CREATE OR REPLACE FUNCTION {channel}(p_queue text) RETURNS text LANGUAGE sql IMM
     FROM (SELECT trim(both '"' FROM '{#ready}') || ':' || p_queue AS name) c
 $body$;
 
--- Those whose names begin with @ listen here; the others are told by the client, which has another way to reach them.
 -- A part of somebody's own transaction (`p_apart`) takes nobody out of the memory: a row that is locked until that
 -- transaction ends would hold up its worker.
 CREATE OR REPLACE FUNCTION {wake}(q {queue}, p_now bigint, p_count bigint, p_apart boolean DEFAULT false) RETURNS text[]
@@ -16,18 +15,27 @@ LANGUAGE plpgsql AS $body$
 DECLARE
     v_names text[];
     v_again text[];
-    v_here text[];
 BEGIN
     IF coalesce(p_count, 0) <= 0 OR q.paused THEN
         RETURN '{}';
     END IF;
     SELECT s.names, s.again INTO v_names, v_again FROM {sleepers}(q, p_now, p_count, p_apart) s;
-    SELECT array_agg(n.name) INTO v_here FROM unnest(v_names || v_again) AS n (name) WHERE n.name ~ '^[@*]';
+    IF cardinality(v_names) + cardinality(v_again) > 0 THEN
+        PERFORM {tell}(q.name, v_names || v_again);
+    END IF;
+    RETURN v_names;
+END $body$;
+
+-- Those whose names begin with @ listen here; the others are told by the client, which has another way to reach them.
+CREATE OR REPLACE FUNCTION {tell}(p_queue text, p_names text[]) RETURNS void LANGUAGE plpgsql AS $body$
+DECLARE
+    v_here text[];
+BEGIN
+    SELECT array_agg(n.name) INTO v_here FROM unnest(p_names) AS n (name) WHERE n.name ~ '^[@*]';
     -- A payload has room for 8,000 bytes, and a name for a little more than 128.
     FOR i IN 1 .. coalesce(cardinality(v_here), 0) BY 50 LOOP
-        PERFORM pg_notify({channel}(q.name), array_to_string(v_here[i : i + 49], E'\n'));
+        PERFORM pg_notify({channel}(p_queue), array_to_string(v_here[i : i + 49], E'\n'));
     END LOOP;
-    RETURN v_names;
 END $body$;
 
 -- Whom to wake: the last to fall asleep first. `again` are those who may be falling asleep at this moment, in a step that
