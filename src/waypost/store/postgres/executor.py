@@ -7,7 +7,9 @@ connection is kept for the next call, or goes back to the caller's pool. What th
 
 from __future__ import annotations
 
+import asyncio
 import os
+import threading
 import time
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator
@@ -33,6 +35,9 @@ Steps = Generator[Any, Any, T]
 REPLY_TIMEOUT_SECONDS = 30.0
 #: Two steps that meet again and again are not left to it for ever.
 REPEATS_MAX = 10
+#: So many calls of one client are under way at once; the others wait for their turn. A server has some hundred places
+#: for everybody, and more than a few dozen make it slower.
+CONNECTIONS_MAX = 32
 #: A connection idle for longer is looked at before it is used: the server may have closed it.
 IDLE_SECONDS = 1.0
 CONNECTION_FAILURES = (psycopg.Error, OSError, EOFError)
@@ -158,6 +163,7 @@ class PostgresExecutor(_Common):
 
     def __init__(self, source: Source, names: Names, start_timeout: float) -> None:
         super().__init__(source, names, start_timeout)
+        self._places = threading.Semaphore(CONNECTIONS_MAX)
         connection = self._take()
         version = connection.pgconn.server_version  # now: whoever lent it may close it when it comes back
         self._keep(connection)
@@ -214,24 +220,38 @@ class PostgresExecutor(_Common):
             raise
 
     def _take(self) -> psycopg.Connection[Any]:
-        known = self._from_idle()
-        if known is not None:
-            return cast("psycopg.Connection[Any]", known)
+        """A connection, when it is this call's turn. It goes back by `_keep` or `_discard`."""
+        self._check_process()
+        self._places.acquire()
         try:
+            known = self._from_idle()
+            if known is not None:
+                return cast("psycopg.Connection[Any]", known)
             return self._source.take(self._start_timeout)
         except CONNECTION_FAILURES as error:
+            self._places.release()
             raise self._lost(error, sent=False) from None
+        except BaseException:
+            self._places.release()
+            raise
 
     def _keep(self, connection: psycopg.Connection[Any]) -> None:
         if connection.pgconn.transaction_status != TransactionStatus.IDLE:
             self._discard(connection)
-        elif not self._source.give(connection):
-            self._idle.append((connection, time.monotonic()))
+            return
+        try:
+            if not self._source.give(connection):
+                self._idle.append((connection, time.monotonic()))
+        finally:
+            self._places.release()
 
     def _discard(self, connection: psycopg.Connection[Any]) -> None:
-        with suppress(*CONNECTION_FAILURES):
-            connection.close()
-        self._source.give(connection)
+        try:
+            with suppress(*CONNECTION_FAILURES):
+                connection.close()
+            self._source.give(connection)
+        finally:
+            self._places.release()
 
     def close(self) -> None:
         """Close the connections that are ours."""
@@ -243,6 +263,10 @@ class PostgresExecutor(_Common):
 
 class AsyncPostgresExecutor(_Common):
     """The same for an event loop."""
+
+    def __init__(self, source: Source, names: Names, start_timeout: float) -> None:
+        super().__init__(source, names, start_timeout)
+        self._places = asyncio.Semaphore(CONNECTIONS_MAX)
 
     async def start(self) -> None:
         """Make the first connection, and look at the server and its tables."""
@@ -302,24 +326,37 @@ class AsyncPostgresExecutor(_Common):
             raise
 
     async def _take(self) -> psycopg.AsyncConnection[Any]:
-        known = self._from_idle()
-        if known is not None:
-            return cast("psycopg.AsyncConnection[Any]", known)
+        self._check_process()
+        await self._places.acquire()
         try:
+            known = self._from_idle()
+            if known is not None:
+                return cast("psycopg.AsyncConnection[Any]", known)
             return await self._source.take_async(self._start_timeout)
         except CONNECTION_FAILURES as error:
+            self._places.release()
             raise self._lost(error, sent=False) from None
+        except BaseException:
+            self._places.release()
+            raise
 
     async def _keep(self, connection: psycopg.AsyncConnection[Any]) -> None:
         if connection.pgconn.transaction_status != TransactionStatus.IDLE:
             await self._discard(connection)
-        elif not await self._source.give_async(connection):
-            self._idle.append((connection, time.monotonic()))
+            return
+        try:
+            if not await self._source.give_async(connection):
+                self._idle.append((connection, time.monotonic()))
+        finally:
+            self._places.release()
 
     async def _discard(self, connection: psycopg.AsyncConnection[Any]) -> None:
-        with suppress(*CONNECTION_FAILURES):
-            await connection.close()
-        await self._source.give_async(connection)
+        try:
+            with suppress(*CONNECTION_FAILURES):
+                await connection.close()
+            await self._source.give_async(connection)
+        finally:
+            self._places.release()
 
     async def close(self) -> None:
         """Close the connections that are ours."""
