@@ -123,9 +123,11 @@ BEGIN
         v_fresh := v_fresh + least(
             cardinality(p_ids), greatest(0, (SELECT h.ready FROM {held}(q.number) h) - coalesce(v_fresh, 0)));
     END IF;
-    v_names := {wake}(q, v_now, v_fresh);
-    IF cardinality(v_names) > 0 THEN
-        v_wakes := v_wakes || json_build_array(q.name, v_names);
+    IF v_fresh > 0 THEN
+        v_names := {wake}(q, v_now, v_fresh);
+        IF cardinality(v_names) > 0 THEN
+            v_wakes := v_wakes || json_build_array(q.name, v_names);
+        END IF;
     END IF;
     -- Looked at after the ends: who comes to wait at this moment waits for the lock of a message that ends, or is seen.
     IF EXISTS (SELECT 1 FROM {waiter} w WHERE w.queue = q.number) THEN
