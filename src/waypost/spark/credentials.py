@@ -1,7 +1,8 @@
 """Where a store is, told so that no secret is in it.
 
-Options of a data source are part of Spark's plans, its logs and its pages, and travel to every executor. So a password is
-named there, never written: by an environment variable or by a file, which each process reads for itself when it connects.
+Options of a data source are part of Spark's plans, its logs and its pages, and travel to every executor. So a password
+is named there, never written: by an environment variable or by a file, which each process reads for itself when it
+connects.
 """
 
 from __future__ import annotations
@@ -54,7 +55,8 @@ class Place:
             raise ConfigurationError("give one of passwordEnv and passwordFile, not both")
         if place.url is not None and holds_secret(place.url):
             raise ConfigurationError(
-                "the option url holds a password, and options are shown in Spark's plans and logs: leave it out and name "
+                "the option url holds a password, and options are shown in Spark's plans and logs: leave it out "
+                "and name "
                 "it with passwordEnv or passwordFile, or give the whole URL with urlEnv or urlFile"
             )
         return place

@@ -52,7 +52,9 @@ class Table:
             if known is None:
                 raise InvalidInput(f"there is no column {name} in {self.name}; it has {', '.join(self.columns)}")
             if kind.replace(" ", "").upper() != known.replace(" ", ""):
-                raise InvalidInput(f"column {name} of {self.name} is {known}, not {kind.upper()}; cast it after reading")
+                raise InvalidInput(
+                    f"column {name} of {self.name} is {known}, not {kind.upper()}; cast it after reading"
+                )
         return tuple(name for name, _ in wanted)
 
 

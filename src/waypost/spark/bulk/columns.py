@@ -59,10 +59,7 @@ def text_of(envelope: codec.Envelope) -> str | None:
 
 def batch_of(table: Table, columns: Sequence[str], arrays: Mapping[str, Any], rows: int) -> Any:
     """A record batch of exactly these columns; what no array was given for is null."""
-    filled = [
-        arrays[name] if name in arrays else pa.nulls(rows, table.arrow_type(name))  # noqa: SIM401
-        for name in columns
-    ]
+    filled = [arrays[name] if name in arrays else pa.nulls(rows, table.arrow_type(name)) for name in columns]
     return pa.RecordBatch.from_arrays(filled, schema=table.arrow(columns))
 
 

@@ -1,7 +1,7 @@
 """The journal and the messages of a PostgreSQL store, read in bulk: COPY in, Arrow out, no row made in Python.
 
-The one adapter to the tables of the store (`migrations/`). A journal entry holds the events of one kind that one step made,
-as arrays; an array of one element stands for all of them. They are spread out here, by column.
+The one adapter to the tables of the store (`migrations/`). A journal entry holds the events of one kind that one step
+made, as arrays; an array of one element stands for all of them. They are spread out here, by column.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from waypost.operations.flow import Flow, Sleep, Trouble, drive
 from waypost.spark.bulk.columns import batch_of, constant, envelope_columns, numbers
 from waypost.spark.bulk.reading import RETRY_SECONDS, Bulk, Span
 from waypost.spark.tables import ENVELOPE_COLUMNS, JOURNAL, MESSAGES
+from waypost.store.port import Store
 from waypost.store.postgres.looking import STATES
 from waypost.store.postgres.statement import PostgresCall, number, rows_of, text
-from waypost.store.port import Store
 
 if TYPE_CHECKING:
     from waypost.store.postgres.store import PostgresStore
@@ -98,7 +98,9 @@ class PostgresBulk(Bulk):
         except OperationalError as error:
             raise StoreUnavailable(f"the PostgreSQL server does not answer ({_said(error)})") from None
         except Error as error:
-            if str(getattr(error, "sqlstate", None) or "").startswith(("57P", "08")) or not getattr(error, "sqlstate", ""):
+            if str(getattr(error, "sqlstate", None) or "").startswith(("57P", "08")) or not getattr(
+                error, "sqlstate", ""
+            ):
                 raise StoreUnavailable(f"the PostgreSQL server does not answer ({_said(error)})") from None
             raise StoreFailed(f"PostgreSQL refused to read: {_said(error)}") from None
 
@@ -130,7 +132,9 @@ class PostgresBulk(Bulk):
         if known is None:
             return
         after = max(after, self.run(self.store.journal(queue, after, 1)).first_kept - 1)
-        arrays = {name: array for name, array in ARRAYS.items() if name in columns and array in self._columns_of_entries()}
+        arrays = {
+            name: array for name, array in ARRAYS.items() if name in columns and array in self._columns_of_entries()
+        }
         if any(name in columns for name in ENVELOPE_COLUMNS):
             arrays["body"] = "bodies"
         while after < to:
@@ -154,11 +158,14 @@ class PostgresBulk(Bulk):
             f"UNION ALL SELECT 0, 0, 0 WHERE NOT EXISTS (SELECT FROM {mark} m WHERE m.queue = {queue} "
             f"AND m.number <= {after})"
         )
-        high = f"SELECT m.xid, m.seq FROM {mark} m WHERE m.queue = {queue} AND m.number >= {to} ORDER BY m.number LIMIT 1"
+        high = (
+            f"SELECT m.xid, m.seq FROM {mark} m WHERE m.queue = {queue} AND m.number >= {to} ORDER BY m.number LIMIT 1"
+        )
         selected = "".join(f", e.{name}" for name in arrays)
         return (
             f"WITH low AS MATERIALIZED ({low}), high AS MATERIALIZED ({high}) "
-            "SELECT (low.number + sum(e.count) OVER (ORDER BY e.xid, e.seq ROWS UNBOUNDED PRECEDING))::bigint - e.count "
+            "SELECT (low.number + sum(e.count) OVER (ORDER BY e.xid, e.seq ROWS UNBOUNDED PRECEDING))::bigint - "
+            "e.count "
             f"AS before, e.count, e.at_ms, e.event, e.operation{selected} FROM low CROSS JOIN high JOIN {entry} e "
             f"ON e.queue = {queue} AND (e.xid, e.seq) > (low.xid, low.seq) AND (e.xid, e.seq) <= (high.xid, high.seq) "
             "ORDER BY e.xid, e.seq"

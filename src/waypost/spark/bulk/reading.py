@@ -8,9 +8,9 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from waypost.errors import ConfigurationError
+from waypost.identity import Session
 from waypost.message import MessageState
 from waypost.operations.flow import Link, drive
-from waypost.identity import Session
 from waypost.policy import START_TIMEOUT_SECONDS
 from waypost.spark.bulk.columns import struct_batch
 from waypost.spark.credentials import Place
@@ -37,6 +37,9 @@ class Span:
 
 class Bulk:
     """One connection to a store, and reads that go through it in bulk."""
+
+    #: The store; readers of one kind of store say which.
+    store: Any
 
     def __init__(self, store: Store, url: str) -> None:
         self.store = store
@@ -105,7 +108,9 @@ class Bulk:
         """Record batches of the schedules of a queue."""
         listing = getattr(self.store, "schedules", None)
         if listing is None:
-            raise ConfigurationError("this release of waypost keeps no schedules in its stores: kind=schedules has none")
+            raise ConfigurationError(
+                "this release of waypost keeps no schedules in its stores: kind=schedules has none"
+            )
         found = self.run(listing(queue)).schedules
         if found:
             yield struct_batch(SCHEDULES, queue, found, columns)

@@ -1,4 +1,4 @@
-"""The journal and the messages of a SQLite store, read in bulk by short queries, so that no writer waits for its log."""
+"""The journal and the messages of a SQLite store, in bulk but by short queries: no log of the file grows for them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,9 @@ class SqliteBulk(Bulk):
         names = [name for name in columns if name != "queue" and name not in ENVELOPE_COLUMNS]
         bodies = any(name in ENVELOPE_COLUMNS for name in columns)
         selected = _selected(["number", *names], "body" if bodies else None)
-        query = f"SELECT {selected} FROM {{journal}} WHERE queue = {_QUEUE} AND number > ? AND number <= ? ORDER BY number"
+        query = (
+            f"SELECT {selected} FROM {{journal}} WHERE queue = {_QUEUE} AND number > ? AND number <= ? ORDER BY number"
+        )
         # What a trim passed is not there any more, though it may not have been removed yet.
         after = max(after, self.run(self.store.journal(queue, after, 1)).first_kept - 1)
         while after < to:
@@ -68,9 +70,7 @@ class SqliteBulk(Bulk):
         """The messages of a span, a page at a time."""
         hidden = frozenset() if span.state == "leased" else _LEASE_COLUMNS
         names = [
-            name
-            for name in columns
-            if name not in ("queue", "state", "size", *ENVELOPE_COLUMNS) and name not in hidden
+            name for name in columns if name not in ("queue", "state", "size", *ENVELOPE_COLUMNS) and name not in hidden
         ]
         query = (
             f"SELECT m.seq, {_selected([f'm.{name}' for name in names], 'e.data')} FROM {{message}} m "

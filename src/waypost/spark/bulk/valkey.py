@@ -1,8 +1,8 @@
 """The journal and the messages of a Valkey store, read in bulk.
 
-A journal entry is one field with the events of one step side by side (`lua/base.lua` and `lua/moves.lua` write them). Most
-items have a fixed length, and most runs of items share the texts behind it: such runs are cut out whole and read by
-numpy. What is rare (duplicates, events of the queue itself) goes through the store's own decoder.
+A journal entry is one field with the events of one step side by side (`lua/base.lua` and `lua/moves.lua` write them).
+Most items have a fixed length, and most runs of items share the texts behind it: such runs are cut out whole and read
+by numpy. What is rare (duplicates, events of the queue itself) goes through the store's own decoder.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ _CAUSE_NAMES = pa.array([None, *CAUSES])
 
 
 def _codes(names: Sequence[str]) -> Any:
-    return np.array([EVENTS.index(name) + 1 for name in names if name in EVENTS], dtype=np.uint8)  # type: ignore[arg-type]
+    return np.array([EVENTS.index(name) + 1 for name in names if name in EVENTS], dtype=np.uint8)
 
 
 _ENDS = _codes(sorted(packing.ENDS_LEASE))
@@ -385,5 +385,5 @@ class ValkeyBulk(Bulk):
                 # A plain message that was never claimed has no state of its own: it follows from its value.
                 published = int.from_bytes(value[:8], "big")
                 head = (message_id.decode(), span.state, None, None, value[8], 0, 0, 0, published, published)
-                stored.append(Stored(*head, value[packing.VALUE_HEAD :]))  # type: ignore[arg-type]
+                stored.append(Stored(*head, value[packing.VALUE_HEAD :]))
         return stored
