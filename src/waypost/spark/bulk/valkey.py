@@ -314,6 +314,8 @@ class ValkeyBulk(Bulk):
     def journal(self, queue: str, after: int, to: int, columns: Sequence[str]) -> Iterator[Any]:
         """Events with numbers in (after, to]. An entry is known by the number of its last event."""
         key = self.store.keys_of(queue)[_JOURNAL]
+        # What a trim passed is not there any more, though the server may not have removed it yet.
+        after = max(after, self.run(self.store.journal(queue, after, 1)).first_kept - 1)
         start, count = after + 1, FIRST_PAGE_ENTRIES
         while start <= to:
             entries = self._ask(queue, key, b"XRANGE", b"%d-0" % start, b"+", b"COUNT", b"%d" % count)
@@ -371,9 +373,7 @@ class ValkeyBulk(Bulk):
     ) -> list[Stored]:
         values = self._ask(span.queue, keys[_MESSAGES], b"HMGET", *ids)
         states = self._ask(span.queue, keys[_STATES], b"HMGET", *ids)
-        failures: Sequence[bytes | None] = [None] * len(ids)
-        if span.state == "dead":
-            failures = self._ask(span.queue, keys[_ERRORS], b"HMGET", *ids)
+        failures = self._ask(span.queue, keys[_ERRORS], b"HMGET", *ids)
         stored = []
         for message_id, value, packed, failure in zip(ids, values, states, failures, strict=True):
             if value is None:
