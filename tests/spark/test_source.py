@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -67,14 +66,13 @@ def test_a_task_that_fails_in_the_middle_of_a_write_publishes_nothing_twice(
 ) -> None:
     flag = tmp_path / "failed"
 
-    def failing(batches: Iterator[Any]) -> Iterator[Any]:
-        for number, batch in enumerate(batches):
-            if number == 22 and not flag.exists():
-                flag.touch()
-                raise OSError("the executor is gone")
-            yield batch
+    def failing(number: int) -> int:
+        if number == 11_000 and not flag.exists():
+            flag.touch()
+            raise OSError("the executor is gone")
+        return number
 
-    rows = spark.range(0, 12_000, 1, 1).mapInArrow(failing, "id long")
+    rows = spark.range(0, 12_000, 1, 1).select(f.udf(failing, "long", useArrow=False)("id").alias("id"))
     (
         rows.select(f.struct("id").alias("body"), (f.col("id") % 10).alias("priority"))
         .write.format("waypost")
