@@ -117,7 +117,7 @@ def test_columns_say_how_each_row_is_published(shop: Shop) -> None:
         ),
         RowIds(writer.write_id, 0, writer.made_ms),
     )
-    messages = {message.key: message for state in ("ready", "delayed") for message in shop.stored(state, "out")}  # type: ignore[arg-type]
+    messages = {message.key: message for state in ("ready", "delayed") for message in shop.stored(state, "out")}
     assert set(messages) == {None, "k1", "k2", "k3", "k4", "k5"}
     assert {message.priority for message in messages.values()} == set(range(6))
     assert messages["k2"].ready_ms == round(due.timestamp() * 1000)

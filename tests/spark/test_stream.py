@@ -120,14 +120,49 @@ def test_a_registered_reader_keeps_what_the_query_has_not_read(shop: Shop, strea
     assert start == {"orders": 0}
 
 
+@pytest.mark.promise("SPARK-2")
+def test_published_messages_are_followed_with_their_bodies_and_nothing_is_consumed(shop: Shop) -> None:
+    shop.post.configure("orders", journal="full")
+    shop.post.publish_many("orders", [{"n": n} for n in range(5)], key=lambda body: f"k{body['n']}", group="g")
+    shop.post.publish("orders", {"n": 0}, key="k0")
+    with shop.post.receive("orders", wait=5) as message:
+        assert message is not None
+    schema = StructType([StructField(name, StringType()) for name in ("id", "key", "text", "group")])
+    reader = StreamReader(read_options({**shop.options, "kind": "messages", "queue": "orders"}), schema)
+    start = reader.initialOffset()
+    end = reader.latestOffset(start, ReadAllAvailable())
+    found = [row for part in reader.partitions(start, end) for batch in reader.read(part) for row in batch.to_pylist()]
+    reader.stop()
+    assert [(row["key"], row["text"], row["group"]) for row in found] == [
+        (f"k{n}", f'{{"n":{n}}}', "g") for n in range(5)
+    ]
+    assert shop.post.ledger("orders").ready == 4
+
+
+@pytest.mark.promise("SPARK-2")
+def test_a_message_whose_body_was_not_journalled_is_an_error_unless_one_says_to_go_on(shop: Shop) -> None:
+    shop.post.publish("orders", "before")
+    shop.post.configure("orders", journal="full")
+    shop.post.publish("orders", "after")
+    schema = StructType([StructField("text", StringType())])
+    options = {**shop.options, "kind": "messages", "queue": "orders"}
+    careful, careless = (
+        Reader(read_options({**options, "failOnDataLoss": flag}), schema) for flag in ("true", "false")
+    )
+    with pytest.raises(JournalTrimmed, match="event 1 tells of a message whose body was not journalled"):
+        rows(careful, careful.partitions())
+    texts = [row["text"] for part in careless.partitions() for b in careless.read(part) for row in b.to_pylist()]
+    assert sorted(texts, key=str) == [None, "after"]
+
+
 def test_a_checkpoint_of_another_store_is_noticed(shop: Shop, stream: Any) -> None:
     shop.post.publish("orders", 1)
     with pytest.raises(StoreError, match="another store than before"):
         stream().latestOffset({"orders": 99}, ReadAllAvailable())
 
 
-def test_only_the_journal_can_be_followed(shop: Shop, stream: Any) -> None:
-    with pytest.raises(ConfigurationError, match="only the journal can be read as a stream"):
+def test_what_lies_in_a_queue_cannot_be_followed(shop: Shop, stream: Any) -> None:
+    with pytest.raises(ConfigurationError, match="kind messages can be read as a stream"):
         stream(kind="ready")
 
 

@@ -55,9 +55,8 @@ class Place:
             raise ConfigurationError("give one of passwordEnv and passwordFile, not both")
         if place.url is not None and holds_secret(place.url):
             raise ConfigurationError(
-                "the option url holds a password, and options are shown in Spark's plans and logs: leave it out "
-                "and name "
-                "it with passwordEnv or passwordFile, or give the whole URL with urlEnv or urlFile"
+                "the option url holds a password, and options are shown in Spark's plans and logs: leave it out and "
+                "name it with passwordEnv or passwordFile, or give the whole URL with urlEnv or urlFile"
             )
         return place
 

@@ -46,6 +46,11 @@ class ReadOptions:
     reader: str | None = None
 
     @property
+    def follows_journal(self) -> bool:
+        """Whether rows come from the journal, by numbers of events."""
+        return self.kind in ("journal", "messages")
+
+    @property
     def table(self) -> Table:
         """The table that is read."""
         return KINDS[self.kind]

@@ -244,9 +244,8 @@ def wait_for_room(link: Link, queue: str, wanted: int, seconds: float) -> Flow[N
             return
         if policy.overload == "raise" or link.monotonic() >= deadline:
             raise QueueFull(
-                f"queue {queue} holds {pending:,} messages and its limit is {policy.max_pending:,}: {wanted:,} "
-                "more have no "
-                "room. What was written stays; the write may be repeated, and nothing is published twice"
+                f"queue {queue} holds {pending:,} messages and its limit is {policy.max_pending:,}: {wanted:,} more "
+                "have no room. What was written stays; the write may be repeated, and nothing is published twice"
             )
         yield Sleep(pause)
         pause = min(pause * 2, 0.5)

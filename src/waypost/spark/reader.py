@@ -13,6 +13,7 @@ from waypost.message import MessageState
 from waypost.spark.bulk.reading import Bulk, Span, open_bulk
 from waypost.spark.options import ReadOptions
 from waypost.spark.parts import ROWS_A_PART_MIN, Numbers, Part, check_machine, share_out, share_spans, this_machine
+from waypost.spark.published import journal_columns, published_batch
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -48,7 +49,7 @@ class Reader(DataSourceReader):
         with open_bulk(options.place) as bulk:
             machine = machine_of(bulk)
             queues = queues_of(bulk, options)
-            if options.kind == "journal":
+            if options.follows_journal:
                 work = [self._numbers(bulk, queue) for queue in queues]
                 return [Part(numbers=part, machine=machine) for part in share_out(work, options.partitions)]
             if options.kind == "schedules":
@@ -80,11 +81,22 @@ class Reader(DataSourceReader):
         with open_bulk(self.options.place) as bulk:
             for numbers in part.numbers:
                 # A batch read begins with what is there: what is trimmed while it runs is not missed.
-                yield from whole(bulk, numbers, self.columns, fail=False)
+                yield from told(bulk, numbers, self.options, self.columns, fail_if_trimmed=False)
             for span in part.spans:
                 yield from bulk.messages(span, self.columns)
             for queue in part.queues:
                 yield from bulk.schedules(queue, self.columns)
+
+
+def told(
+    bulk: Bulk, numbers: Numbers, options: ReadOptions, columns: Sequence[str], *, fail_if_trimmed: bool
+) -> Iterator[Any]:
+    """The rows that a range of events makes: the events, or the messages that they tell of."""
+    if options.kind == "journal":
+        yield from whole(bulk, numbers, columns, fail=fail_if_trimmed)
+        return
+    for batch in whole(bulk, numbers, journal_columns(columns), fail=fail_if_trimmed):
+        yield published_batch(numbers.queue, batch, columns, fail=options.fail_on_data_loss)
 
 
 def whole(bulk: Bulk, numbers: Numbers, columns: Sequence[str], *, fail: bool) -> Iterator[Any]:
@@ -100,9 +112,8 @@ def whole(bulk: Bulk, numbers: Numbers, columns: Sequence[str], *, fail: bool) -
     if missing < 0 or first <= numbers.after + 1:
         # Not trimmed, and yet not as many as there must be: nothing may be made of such a read.
         raise StoreError(
-            f"queue {numbers.queue}: events {numbers.after + 1} to {numbers.to} are {numbers.rows}, but {seen} "
-            "were read; "
-            "nothing of this read can be trusted"
+            f"queue {numbers.queue}: events {numbers.after + 1} to {numbers.to} are {numbers.rows}, but {seen} were "
+            "read; nothing of this read can be trusted"
         )
     trimmed(numbers.queue, numbers.after, first, fail=fail)
 

@@ -21,7 +21,7 @@ from waypost.errors import ConfigurationError, StoreError
 from waypost.spark.bulk.reading import Bulk, open_bulk
 from waypost.spark.options import ReadOptions
 from waypost.spark.parts import Numbers, Part, check_machine, share_out
-from waypost.spark.reader import chosen_columns, machine_of, queues_of, trimmed, whole
+from waypost.spark.reader import chosen_columns, machine_of, queues_of, told, trimmed
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -47,11 +47,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """A streaming read of the journal. Runs in one process for as long as the query; `read` runs in tasks."""
 
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
-        if options.kind != "journal":
+        if not options.follows_journal:
             raise ConfigurationError(
-                f"only the journal can be read as a stream, not kind={options.kind}: what lies in a queue changes "
-                "under the "
-                "reader; read it as a batch, or follow the journal"
+                f"kind journal and kind messages can be read as a stream, not {options.kind}: what lies in a queue "
+                "changes under the reader. Read it as a batch, or follow the journal"
             )
         self.options = options
         self.columns = chosen_columns(options, schema)
@@ -107,11 +106,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         for queue, number in newest.items():
             if start.get(queue, 0) > max(number, self._known_newest(queue, number)):
                 raise StoreError(
-                    f"queue {queue}: the checkpoint has read up to event {start[queue]}, and the newest in the "
-                    "journal is "
-                    f"{number}: this is another store than before, or it was restored from a backup. Start the "
-                    "query with "
-                    "a new checkpoint"
+                    f"queue {queue}: the checkpoint has read up to event {start[queue]}, and the newest in the journal "
+                    f"is {number}: this is another store than before, or it was restored from a backup. Start the "
+                    "query with a new checkpoint"
                 )
         rows = limit.max_rows if isinstance(limit, ReadMaxRows) else sum(newest.values())
         return admit(start, newest, rows)
@@ -150,7 +147,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         check_machine(part.machine)
         with open_bulk(self.options.place) as bulk:
             for numbers in part.numbers:
-                yield from whole(bulk, numbers, self.columns, fail=self.options.fail_on_data_loss)
+                fail = self.options.fail_on_data_loss
+                yield from told(bulk, numbers, self.options, self.columns, fail_if_trimmed=fail)
 
     def commit(self, end: dict[str, int]) -> None:
         """Spark is done with everything up to here: a registered reader says so. It comes a batch late, never early."""

@@ -129,6 +129,26 @@ MESSAGES: Final = Table(
     },
 )
 
+#: Messages as they were published, one row for each, from a journal that keeps bodies.
+PUBLISHED: Final = Table(
+    "published",
+    {
+        "queue": "STRING",
+        "number": "BIGINT",
+        "id": "STRING",
+        "published_ms": "BIGINT",
+        "key": "STRING",
+        "group": "STRING",
+        "priority": "INT",
+        "due_ms": "BIGINT",
+        "cause": "STRING",
+        "size": "BIGINT",
+        "chain_id": "STRING",
+        "schedule": "STRING",
+        **_ENVELOPE,
+    },
+)
+
 #: Schedules, one row for each. `spec` is the rule and its message as the store keeps them.
 SCHEDULES: Final = Table(
     "schedules",
@@ -154,6 +174,7 @@ KINDS: Final[dict[str, Table]] = {
     "leased": MESSAGES,
     "dead": MESSAGES,
     "journal": JOURNAL,
+    "messages": PUBLISHED,
     "schedules": SCHEDULES,
 }
 

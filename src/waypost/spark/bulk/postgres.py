@@ -164,9 +164,9 @@ class PostgresBulk(Bulk):
         selected = "".join(f", e.{name}" for name in arrays)
         return (
             f"WITH low AS MATERIALIZED ({low}), high AS MATERIALIZED ({high}) "
-            "SELECT (low.number + sum(e.count) OVER (ORDER BY e.xid, e.seq ROWS UNBOUNDED PRECEDING))::bigint - "
-            "e.count "
-            f"AS before, e.count, e.at_ms, e.event, e.operation{selected} FROM low CROSS JOIN high JOIN {entry} e "
+            "SELECT (low.number + sum(e.count) OVER (ORDER BY e.xid, e.seq ROWS UNBOUNDED PRECEDING))::bigint "
+            f"- e.count AS before, e.count, e.at_ms, e.event, e.operation{selected} "
+            f"FROM low CROSS JOIN high JOIN {entry} e "
             f"ON e.queue = {queue} AND (e.xid, e.seq) > (low.xid, low.seq) AND (e.xid, e.seq) <= (high.xid, high.seq) "
             "ORDER BY e.xid, e.seq"
         )

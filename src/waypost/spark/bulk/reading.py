@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -44,7 +46,8 @@ class Bulk:
     def __init__(self, store: Store, url: str) -> None:
         self.store = store
         self.url = url
-        self._executor = store.connect(start_timeout=START_TIMEOUT_SECONDS)
+        with _without_warnings():
+            self._executor = store.connect(start_timeout=START_TIMEOUT_SECONDS)
         self.link = Link(store, session=Session(), worker="spark", retry_budget=RETRY_SECONDS)
 
     def run(self, call: Call[T]) -> T:
@@ -114,6 +117,21 @@ class Bulk:
         found = self.run(listing(queue)).schedules
         if found:
             yield struct_batch(SCHEDULES, queue, found, columns)
+
+
+@contextmanager
+def _without_warnings() -> Iterator[None]:
+    """Every task of a read connects; that a server may lose its data is for its publishers and workers to hear."""
+
+    def concerns_reading(record: logging.LogRecord) -> bool:
+        return getattr(record, "event", None) != "durability"
+
+    logger = logging.getLogger("waypost")
+    logger.addFilter(concerns_reading)
+    try:
+        yield
+    finally:
+        logger.removeFilter(concerns_reading)
 
 
 def open_bulk(place: Place) -> Bulk:
