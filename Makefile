@@ -5,7 +5,8 @@ PYTHON ?= python3
 RUN := .venv/bin/python
 PYTEST := $(RUN) -m pytest -q
 # Two workers suit two cores; tests that share a server or count processes say so themselves.
-PARALLEL ?= -n 2
+# All tests of Spark go to one of them, which starts the one session.
+PARALLEL ?= -n 2 --dist loadgroup
 CODE := $(wildcard src tests benchmarks examples scripts)
 
 .DEFAULT_GOAL := help
@@ -51,6 +52,7 @@ demo: .venv/ready  ## A short story told on SQLite and on a real Valkey server
 bench: .venv/ready  ## Figures of the core and of the worker
 	$(RUN) -m benchmarks.core --quick
 	$(RUN) -m benchmarks.worker --quick
+	$(RUN) -m benchmarks.spark --quick
 
 faults: .venv/ready  ## What survives which fault, in figures. QUICK=1: smaller
 	$(RUN) -m tests.fault.figures $(if $(QUICK),--quick)

@@ -14,8 +14,9 @@ from pyspark.sql.types import StringType, StructField, StructType
 from waypost.errors import ConfigurationError, InvalidInput
 from waypost.spark import session as sessions
 from waypost.spark.credentials import Place, holds_secret, with_password
-from waypost.spark.options import read_options, write_options
+from waypost.spark.options import READ_OPTIONS, WRITE_OPTIONS, read_options, write_options
 from waypost.spark.reader import chosen_columns
+from waypost.spark.tables import KINDS, WRITTEN
 
 pytestmark = pytest.mark.xdist_group("spark")
 
@@ -158,3 +159,12 @@ def test_java_is_looked_for_in_its_places(monkeypatch: pytest.MonkeyPatch, tmp_p
     monkeypatch.setenv("PATH", str(tmp_path))
     found: Any = sessions.find_java()
     assert sessions.java_version(os.path.join(found, "bin", "java")) is not None
+
+
+def test_the_page_names_every_option_and_every_column() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "how-to" / "spark.md").read_text()
+    for table in KINDS.values():
+        assert [name for name in table.columns if f"`{name}`" not in page] == []
+    assert [name for name in (*KINDS, *WRITTEN) if f"`{name}`" not in page] == []
+    written = page.lower()
+    assert [name for name in READ_OPTIONS | WRITE_OPTIONS if f"`{name}`" not in written] == []
