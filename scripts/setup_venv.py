@@ -18,7 +18,7 @@ STAMP = os.path.join(VENV, "ready")
 VENV_PYTHON = os.path.join(VENV, "bin", "python")
 #: pip builds waypost in place with these; installed first, they save a hidden second environment.
 BUILD_TOOLS = ("hatchling", "editables", "setuptools")
-#: pyspark comes as source, nearly half a gigabyte of it; not to compress what is unpacked at once saves half of the time.
+#: pyspark comes as source, nearly half a gigabyte; not to compress what is unpacked at once saves most of its time.
 SPARK = ("--no-build-isolation", "--use-pep517", "--config-settings=--build-option=--compression=stored", "pyspark")
 EXTRAS = "valkey,postgres,spark,dev"
 
