@@ -13,7 +13,7 @@ from waypost.errors import ConfigurationError
 from waypost.spark.bulk.reading import Span
 
 #: Fewer rows than this are not worth a part of their own: starting one costs more than reading them.
-ROWS_A_PART_MIN = 50_000
+ROWS_A_PART_MIN = 200_000
 
 
 @dataclass(frozen=True, slots=True)
