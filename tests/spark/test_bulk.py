@@ -9,6 +9,7 @@ import pytest
 
 from tests.spark.shop import Shop, as_rows, rows_of, stored_rows
 from waypost.message import MessageState
+from waypost.spark.bulk.reading import PageSize
 from waypost.spark.tables import JOURNAL, MESSAGES, SCHEDULES
 from waypost.testing.postgres import PostgresServer
 
@@ -127,3 +128,15 @@ def test_schedules_are_read_where_the_store_keeps_them_and_refused_where_not(sho
         else:
             with pytest.raises(ValueError, match="keeps no schedules"):
                 list(bulk.schedules("orders", list(SCHEDULES.columns)))
+
+
+def test_pages_hold_many_small_rows_or_few_large_ones() -> None:
+    page = PageSize(16, 1000, 1_000_000)
+    for _ in range(5):
+        page.learn(page.rows, page.rows * 100)
+    assert page.rows == 1000
+    page.learn(page.rows, page.rows * 1_000_000)
+    assert page.rows == 1
+    page.learn(0, 0)
+    page.learn(1, 2_000_000)
+    assert page.rows == 1

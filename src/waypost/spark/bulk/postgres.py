@@ -17,7 +17,7 @@ from waypost.errors import MissingExtra, OutcomeUnknown, StoreFailed, StoreUnava
 from waypost.message import MessageState
 from waypost.operations.flow import Flow, Sleep, Trouble, drive
 from waypost.spark.bulk.columns import batch_of, constant, envelope_columns, numbers
-from waypost.spark.bulk.reading import RETRY_SECONDS, Bulk, Span
+from waypost.spark.bulk.reading import RETRY_SECONDS, Bulk, PageSize, Span
 from waypost.spark.tables import ENVELOPE_COLUMNS, JOURNAL, MESSAGES
 from waypost.store.port import Store
 from waypost.store.postgres.looking import STATES
@@ -28,7 +28,10 @@ if TYPE_CHECKING:
 
 #: So many events are asked for at once: a page is in memory as a whole, and may be asked for again.
 EVENTS_A_PAGE = 200_000
+FIRST_PAGE_EVENTS = 5_000
 MESSAGES_A_PAGE = 20_000
+FIRST_PAGE_MESSAGES = 200
+PAGE_BYTES = 32_000_000
 
 #: Columns of ours by the arrays of an entry that hold them. Newer tables may have more than older ones.
 ARRAYS = {
@@ -137,9 +140,11 @@ class PostgresBulk(Bulk):
         }
         if any(name in columns for name in ENVELOPE_COLUMNS):
             arrays["body"] = "bodies"
+        page = PageSize(FIRST_PAGE_EVENTS, EVENTS_A_PAGE, PAGE_BYTES)
         while after < to:
-            page_to = min(to, after + EVENTS_A_PAGE)
+            page_to = min(to, after + page.rows)
             table = self._copied(self._entries(known, after, page_to, sorted(set(arrays.values()))))
+            page.learn(page_to - after, table.nbytes)
             for entries in table.to_batches():
                 if entries.num_rows:
                     yield from _spread(queue, entries, arrays, after, page_to, columns)
@@ -214,17 +219,20 @@ class PostgresBulk(Bulk):
         if bodies:
             table += f" JOIN {self.store.names.of('envelope')} e ON e.seq = m.seq"
         low, compare = span.low or "", ">="
+        page = PageSize(FIRST_PAGE_MESSAGES, MESSAGES_A_PAGE, PAGE_BYTES)
         high = "" if span.high is None else f" AND m.id < {_quoted(span.high)}"
         while True:
+            asked = page.rows
             found = self._copied(
                 f"SELECT m.id, m.rank{selected}{join} FROM {table} WHERE m.queue = {known} "
                 f"AND m.state = {STATES[span.state]} AND m.id {compare} {_quoted(low)}{high} "
-                f"ORDER BY m.id LIMIT {MESSAGES_A_PAGE}"
+                f"ORDER BY m.id LIMIT {asked}"
             ).combine_chunks()
             if found.num_rows:
                 yield _messages_batch(span, found, names, columns, bodies)
-            if found.num_rows < MESSAGES_A_PAGE:
+            if found.num_rows < asked:
                 return
+            page.learn(found.num_rows, found.nbytes)
             low, compare = found.column("id")[-1].as_py(), ">"
 
 

@@ -37,6 +37,20 @@ class Span:
     rows: int
 
 
+class PageSize:
+    """How many rows to ask for at once: many small ones, few large ones, so that nobody holds too much of them."""
+
+    def __init__(self, first: int, most: int, bytes_wanted: int) -> None:
+        self.rows = first
+        self._most = most
+        self._bytes = bytes_wanted
+
+    def learn(self, rows: int, size: int) -> None:
+        """A page had so many rows and so many bytes. It grows by steps: the next rows may be larger than these."""
+        if rows:
+            self.rows = max(1, min(self._most, self.rows * 8, self._bytes * rows // max(1, size)))
+
+
 class Bulk:
     """One connection to a store, and reads that go through it in bulk."""
 

@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from waypost.message import MessageState
 from waypost.spark.bulk.columns import batch_of, constant, envelope_columns
-from waypost.spark.bulk.reading import Bulk, Span
+from waypost.spark.bulk.reading import Bulk, PageSize, Span
 from waypost.spark.tables import ENVELOPE_COLUMNS, JOURNAL, MESSAGES, Table
 from waypost.store.sqlite.looking import STATES
 from waypost.store.sqlite.step import SqliteCall
@@ -18,8 +18,10 @@ if TYPE_CHECKING:
     from waypost.store.sqlite.store import SqliteStore
 
 ROWS_A_PAGE = 20_000
-#: Messages come with their bodies, which may be large.
-MESSAGES_A_PAGE = 2_000
+FIRST_PAGE_ROWS = 200
+PAGE_BYTES = 32_000_000
+#: What a row takes beside its body, roughly.
+ROW_BYTES = 500
 
 _LEASE_COLUMNS = frozenset(("claimed_ms", "lease_end_ms", "worker"))
 _QUEUE = "(SELECT number FROM {queue} WHERE name = ?)"
@@ -43,11 +45,13 @@ class SqliteBulk(Bulk):
         )
         # What a trim passed is not there any more, though it may not have been removed yet.
         after = max(after, self.run(self.store.journal(queue, after, 1)).first_kept - 1)
+        page = PageSize(FIRST_PAGE_ROWS, ROWS_A_PAGE, PAGE_BYTES)
         while after < to:
-            page_to = min(to, after + ROWS_A_PAGE)
+            page_to = min(to, after + page.rows)
             rows = self._rows(query, (queue, after, page_to))
             if rows:
                 yield _batch(JOURNAL, queue, columns, ["number", *names], rows, {})
+                page.learn(len(rows), _size(rows, bodies))
             after = page_to
 
     def spans(self, queue: str, state: MessageState, parts: int) -> list[Span]:
@@ -79,17 +83,25 @@ class SqliteBulk(Bulk):
         )
         low = int(span.low or 0)
         high = int(span.high or 2**63 - 1)
+        page = PageSize(FIRST_PAGE_ROWS, ROWS_A_PAGE, PAGE_BYTES)
         while True:
-            rows = self._rows(query, (span.queue, low, high, MESSAGES_A_PAGE))
+            asked = page.rows
+            rows = self._rows(query, (span.queue, low, high, asked))
             if rows:
                 extra = {
                     "state": constant(span.state, len(rows)),
                     "size": pa.array([len(row[-1]) for row in rows], pa.int64()),
                 }
                 yield _batch(MESSAGES, span.queue, columns, names, [row[1:] for row in rows], extra)
-            if len(rows) < MESSAGES_A_PAGE:
+            if len(rows) < asked:
                 return
+            page.learn(len(rows), _size(rows, True))
             low = rows[-1][0] + 1
+
+
+def _size(rows: Sequence[tuple[Any, ...]], bodies: bool) -> int:
+    """About how many bytes a page has; bodies stand last."""
+    return len(rows) * ROW_BYTES + (sum(len(row[-1] or b"") for row in rows) if bodies else 0)
 
 
 def _selected(names: Sequence[str], envelope: str | None) -> str:

@@ -24,7 +24,7 @@ from waypost.spark.bulk.columns import (
     numbers,
     stored_batch,
 )
-from waypost.spark.bulk.reading import Bulk, Span
+from waypost.spark.bulk.reading import Bulk, PageSize, Span
 from waypost.spark.tables import JOURNAL
 from waypost.store.valkey import packing
 from waypost.store.valkey.command import ValkeyCall, command
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 PAGE_BYTES = 2_000_000
 PAGE_ENTRIES_MAX = 4096
 FIRST_PAGE_ENTRIES = 16
+FIRST_PAGE_MESSAGES = 16
 MESSAGES_A_PAGE = 1000
 
 ENTRY_HEAD = 22
@@ -316,16 +317,16 @@ class ValkeyBulk(Bulk):
         key = self.store.keys_of(queue)[_JOURNAL]
         # What a trim passed is not there any more, though the server may not have removed it yet.
         after = max(after, self.run(self.store.journal(queue, after, 1)).first_kept - 1)
-        start, count = after + 1, FIRST_PAGE_ENTRIES
+        start = after + 1
+        page = PageSize(FIRST_PAGE_ENTRIES, PAGE_ENTRIES_MAX, PAGE_BYTES)
         while start <= to:
-            entries = self._ask(queue, key, b"XRANGE", b"%d-0" % start, b"+", b"COUNT", b"%d" % count)
+            entries = self._ask(queue, key, b"XRANGE", b"%d-0" % start, b"+", b"COUNT", b"%d" % page.rows)
             if not entries:
                 return
             last = int(entries[-1][0].partition(b"-")[0])
             yield from JournalPage(queue, entries).batches(after, to, columns)
             start = last + 1
-            size = sum(len(fields[1]) for _, fields in entries) // len(entries) + 1
-            count = max(1, min(PAGE_ENTRIES_MAX, PAGE_BYTES // size))
+            page.learn(len(entries), sum(len(fields[1]) for _, fields in entries))
 
     def spans(self, queue: str, state: MessageState, parts: int) -> list[Span]:
         """Parts of a state by what it is ordered by: of equal size when they are cut, and none overlaps another."""
@@ -349,7 +350,8 @@ class ValkeyBulk(Bulk):
         low = b"-inf" if span.low is None else span.low.encode()
         high = b"+inf" if span.high is None else b"(" + span.high.encode()
         known: set[bytes] = set()
-        limit = MESSAGES_A_PAGE
+        page = PageSize(FIRST_PAGE_MESSAGES, MESSAGES_A_PAGE, PAGE_BYTES)
+        limit = page.rows
         while True:
             found = self._ask(
                 span.queue, key, b"ZRANGEBYSCORE", low, high, b"WITHSCORES", b"LIMIT", b"0", b"%d" % limit
@@ -359,13 +361,14 @@ class ValkeyBulk(Bulk):
             if fresh:
                 stored = self._stored(span, keys, fresh, scores)
                 if stored:
+                    page.learn(len(stored), sum(len(message.envelope) for message in stored))
                     yield stored_batch(span.queue, stored, columns)
             if len(scores) < limit:
                 return
             # The next page begins with the last score again: others may share it.
             last = found[-1]
             known = {message_id for message_id, score in scores.items() if score == last}
-            limit = MESSAGES_A_PAGE + len(known)
+            limit = page.rows + len(known)
             low = last
 
     def _stored(
