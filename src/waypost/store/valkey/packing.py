@@ -41,6 +41,8 @@ TEXT_ITEM = Struct(">BBIH")
 
 #: The first byte of a draft that has more than a priority and an envelope.
 ROUTED = 16
+#: Added to the priority of a draft that has no more to say than that its arrival is to be remembered.
+ONCE = 32
 #: What stands before a notice in the place of a draft.
 NOTICE = b"N"
 RULES = {"keep": 0, "replace": 1, "extend": 2, "error": 3}

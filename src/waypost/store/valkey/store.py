@@ -225,12 +225,11 @@ class ValkeyStore(ScheduleVerbs):
                 and draft.group is None
                 and draft.at_ms is None
                 and draft.journal_copy is None
-                and not draft.forwarded
                 and draft.chain is None
                 and not draft.after
             ):
                 envelope = draft.envelope
-                shape = (len(envelope), draft.priority)
+                shape = (len(envelope), draft.priority + packing.ONCE if draft.forwarded else draft.priority)
                 line = lines.get(shape)
                 if line is None:
                     line = lines[shape] = b"$%d\r\n%c" % (shape[0] + 1, shape[1])

@@ -27,7 +27,7 @@ from waypost.testing.conformance.journal import TestJournal, TestJournalReaders,
 from waypost.testing.conformance.keys import TestConflicts, TestGenerations, TestLiveKeys, TestWindows
 from waypost.testing.conformance.lease import TestAtMostOnce, TestClaims, TestCounts, TestFences, TestReclaim
 from waypost.testing.conformance.ledger import TestLedger, TestMinutes
-from waypost.testing.conformance.publish import TestCap, TestPublishing
+from waypost.testing.conformance.publish import TestArrivals, TestCap, TestPublishing
 from waypost.testing.conformance.queue import TestApartness, TestLimits, TestLooking, TestPause, TestPolicy
 from waypost.testing.conformance.replay import TestLostReplies, TestOperations
 from waypost.testing.conformance.schedules import TestFires, TestLeaders, TestPromotion, TestSaving
@@ -38,6 +38,7 @@ from waypost.testing.conformance.workers import TestRegister
 
 __all__ = [
     "TestApartness",
+    "TestArrivals",
     "TestAtMostOnce",
     "TestBlockers",
     "TestCancel",

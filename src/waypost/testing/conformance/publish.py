@@ -287,3 +287,40 @@ class TestCap:
         assert bench.ids("ready") == ids
         bench.configure(max_pending=None)
         assert bench.publish().status == "queued"
+
+
+class TestArrivals:
+    """Messages remembered by their arrival: each is stored once, however often it is sent, whatever became of it."""
+
+    @pytest.mark.promise("SPARK-1", "CHAIN-2")
+    def test_a_batch_that_is_sent_again_changes_nothing(self, bench: Bench) -> None:
+        drafts = [bench.draft(b"%d" % number, priority=number, forwarded=True) for number in range(8)]
+        assert [one.status for one in bench.publish_drafts(drafts)] == ["queued"] * 8
+        first = bench.events("published")
+        assert [(event.message_id, event.cause, event.priority) for event in first] == [
+            (draft.id, "forwarded", draft.priority) for draft in drafts
+        ]
+        again = bench.publish_drafts(drafts)
+        assert [(one.id, one.status) for one in again] == [(draft.id, "duplicate") for draft in drafts]
+        assert [lease.id for lease in bench.claim(10)] == [draft.id for draft in reversed(drafts)]
+        assert bench.ledger().published == 8
+        assert bench.ledger().duplicates == 8
+
+    @pytest.mark.promise("SPARK-1")
+    def test_of_a_batch_that_arrived_in_part_only_the_rest_is_stored(self, bench: Bench) -> None:
+        drafts = [bench.draft(b"%d" % number, forwarded=True) for number in range(6)]
+        bench.publish_drafts(drafts[:3])
+        done, dead, _ = bench.claim(3)
+        bench.settle(done)
+        bench.settle(dead, "dead", reason="rejected")
+        statuses = [one.status for one in bench.publish_drafts(drafts)]
+        assert statuses == ["duplicate"] * 3 + ["queued"] * 3
+        assert [message.envelope for message in bench.listing("ready")] == [draft.envelope for draft in drafts[3:]]
+
+    @pytest.mark.promise("SPARK-1")
+    def test_plain_messages_and_remembered_ones_go_together(self, bench: Bench) -> None:
+        remembered, plain, later = bench.draft(forwarded=True), bench.draft(), bench.draft(forwarded=True, delay=5)
+        statuses = [one.status for one in bench.publish_drafts([remembered, plain, later])]
+        assert statuses == ["queued", "queued", "delayed"]
+        assert [message.id for message in bench.listing("ready")] == [remembered.id, plain.id]
+        assert bench.publish_drafts([later])[0].status == "duplicate"

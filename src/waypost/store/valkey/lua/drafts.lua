@@ -1,6 +1,7 @@
 -- drafts: a message on its way, as publish gets it and outgoing keeps it. Included where one is read.
 --
--- A plain one: priority (1, below 16) and envelope (version, id, …). Otherwise 16 + priority, flags (conflict rule in the lowest
+-- A plain one: priority (1, below 16) and envelope (version, id, …); with 32 more, one that is remembered by its arrival.
+-- Otherwise 16 + priority, flags (conflict rule in the lowest
 -- two bits, 4 absolute due time, 8 forwarded, 16 has a journal copy, 32 of a chain, 64 waits for chains), due (8), window (8),
 -- key, group and journal copy lengths (2, 2, 4), key, group, journal copy; then length (1) and id of its chain; then length (4)
 -- of the chains that it waits for and those with a NUL between; then the envelope.
@@ -13,6 +14,9 @@ local function parse_draft(argument)
   if mark < 16 then
     return {id = sub(argument, 3, 26), priority = mark, flags = 0, due = 0, window = 0, key = '', group = '', chain = '',
       envelope = sub(argument, 2), rule = 'keep'}
+  elseif mark >= 32 then
+    return {id = sub(argument, 3, 26), priority = mark - 32, flags = 8, due = 0, window = 0, key = '', group = '', chain = '',
+      envelope = sub(argument, 2), rule = 'keep', forwarded = true}
   end
   local flags, due, window, key_length, group_length, copy_length, at = struct_unpack('>BI8I8HHI4', argument, 2)
   local key_end = at + key_length

@@ -1,7 +1,7 @@
 -- publish: store messages, each once, in order; refuse all of them or none when the queue is full.
 --
 -- Arguments: one packed draft each. First byte below 16: a plain one, priority and envelope (version, id, …).
--- Otherwise as drafts.lua reads it.
+-- From 32 on: the same, remembered by its arrival. Otherwise as drafts.lua reads it.
 -- Touches: queue, messages, state, ready, due, keys, waiting, dead, errors, journal, sleepers, outgoing, arrivals,
 -- operations, window:<key>, the keys of chains.
 -- Invariant: one waiting message per key and at most one leased; the cap is never passed; nothing is written if full.
@@ -58,6 +58,8 @@ if plain and not policy.max_pending and policy.journal ~= 'full' then
   write_book()
   return remember_answer(string.rep('q', stored), names)
 end
+
+-- include once
 
 -- include moves
 -- include accept

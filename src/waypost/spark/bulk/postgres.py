@@ -1,0 +1,307 @@
+"""The journal and the messages of a PostgreSQL store, read in bulk: COPY in, Arrow out, no row made in Python.
+
+The one adapter to the tables of the store (`migrations/`). A journal entry holds the events of one kind that one step
+made, as arrays; an array of one element stands for all of them. They are spread out here, by column.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from waypost.errors import MissingExtra, OutcomeUnknown, StoreFailed, StoreUnavailable
+from waypost.message import MessageState
+from waypost.operations.flow import Flow, Sleep, Trouble, drive
+from waypost.spark.bulk.columns import batch_of, constant, envelope_columns, numbers
+from waypost.spark.bulk.reading import RETRY_SECONDS, Bulk, PageSize, Span
+from waypost.spark.tables import ENVELOPE_COLUMNS, JOURNAL, MESSAGES
+from waypost.store.port import Store
+from waypost.store.postgres.looking import STATES
+from waypost.store.postgres.statement import PostgresCall, number, rows_of, text
+
+if TYPE_CHECKING:
+    from waypost.store.postgres.store import PostgresStore
+
+#: So many events are asked for at once: a page is in memory as a whole, and may be asked for again.
+EVENTS_A_PAGE = 200_000
+FIRST_PAGE_EVENTS = 5_000
+MESSAGES_A_PAGE = 20_000
+FIRST_PAGE_MESSAGES = 200
+PAGE_BYTES = 32_000_000
+
+#: Columns of ours by the arrays of an entry that hold them. Newer tables may have more than older ones.
+ARRAYS = {
+    "message_id": "ids", "key": "keys", "group": "groups", "priority": "ranks", "token": "tokens", "claims": "tokens",
+    "deliveries": "deliveries", "attempts": "attempts", "worker": "workers", "due_ms": "dues", "cause": "causes",
+    "reason": "reasons", "error_type": "error_types", "run_ms": "runs", "wait_ms": "waits", "size": "sizes",
+    "chain_id": "chains", "schedule": "schedules",
+}  # fmt: skip
+_LEASE_COLUMNS = frozenset(("claimed_ms", "lease_end_ms", "worker"))
+
+
+class PostgresBulk(Bulk):
+    """A PostgreSQL store. Planning goes through the store's own connection, reading through one of ADBC."""
+
+    store: PostgresStore
+
+    def __init__(self, store: Store, url: str) -> None:
+        super().__init__(store, url)
+        self._adbc: Any = None
+        self._queues: dict[str, int | None] = {}
+        self._entry_columns: frozenset[str] | None = None
+
+    def close(self) -> None:
+        """Close both connections."""
+        self._drop()
+        super().close()
+
+    # ---- running queries -------------------------------------------------------------------------------------
+
+    def _drop(self) -> None:
+        connection, self._adbc = self._adbc, None
+        if connection is not None:
+            try:
+                connection.close()
+            except Exception:  # a connection that is lost cannot be closed either
+                return
+
+    def _copied(self, query: str) -> Any:
+        """The answer to a query as one Arrow table; again within a budget when the connection fails."""
+        return drive(self.executor, self._copying(query))
+
+    def _copying(self, query: str) -> Flow[Any]:
+        yield Sleep(0)
+        trouble: Trouble | None = None
+        while True:
+            try:
+                return self._copy(query)
+            except (StoreUnavailable, OutcomeUnknown) as error:
+                self._drop()
+                trouble = trouble or Trouble(self.link, RETRY_SECONDS)
+                yield trouble.pause("read", error)
+
+    def _copy(self, query: str) -> Any:
+        try:
+            from adbc_driver_manager import Error, OperationalError
+            from adbc_driver_postgresql import dbapi
+        except ImportError:
+            raise MissingExtra(
+                'reading PostgreSQL from Spark needs the ADBC driver: pip install "waypost[spark,postgres]"'
+            ) from None
+        try:
+            if self._adbc is None:
+                self._adbc = dbapi.connect(self.url, autocommit=True)
+            with self._adbc.cursor() as cursor:
+                cursor.execute(query)
+                return cursor.fetch_arrow_table()
+        except OperationalError as error:
+            raise StoreUnavailable(f"the PostgreSQL server does not answer ({_said(error)})") from None
+        except Error as error:
+            if str(getattr(error, "sqlstate", None) or "").startswith(("57P", "08")) or not getattr(
+                error, "sqlstate", ""
+            ):
+                raise StoreUnavailable(f"the PostgreSQL server does not answer ({_said(error)})") from None
+            raise StoreFailed(f"PostgreSQL refused to read: {_said(error)}") from None
+
+    def _ask(self, queue: str, query: str, *parameters: tuple[int, bytes | None]) -> list[tuple[Any, ...]]:
+        return self.run(PostgresCall("read", queue, query.encode(), parameters, rows_of))
+
+    def _number_of(self, queue: str) -> int | None:
+        if self._queues.get(queue) is None:
+            found = self._ask(queue, f"SELECT number FROM {self.store.names.of('queue')} WHERE name = $1", text(queue))
+            self._queues[queue] = int(found[0][0]) if found else None
+        return self._queues[queue]
+
+    def _columns_of_entries(self) -> frozenset[str]:
+        if self._entry_columns is None:
+            found = self._ask(
+                "",
+                "SELECT a.attname::text FROM pg_attribute a WHERE a.attrelid = to_regclass($1) AND a.attnum > 0 "
+                "AND NOT a.attisdropped",
+                text(self.store.names.of("entry")),
+            )
+            self._entry_columns = frozenset(name for (name,) in found)
+        return self._entry_columns
+
+    # ---- the journal -------------------------------------------------------------------------------------------
+
+    def journal(self, queue: str, after: int, to: int, columns: Sequence[str]) -> Iterator[Any]:
+        """Events with numbers in (after, to]. They have their numbers already: whoever planned this saw to that."""
+        known = self._number_of(queue)
+        if known is None:
+            return
+        after = max(after, self.run(self.store.journal(queue, after, 1)).first_kept - 1)
+        arrays = {
+            name: array for name, array in ARRAYS.items() if name in columns and array in self._columns_of_entries()
+        }
+        if any(name in columns for name in ENVELOPE_COLUMNS):
+            arrays["body"] = "bodies"
+        page = PageSize(FIRST_PAGE_EVENTS, EVENTS_A_PAGE, PAGE_BYTES)
+        while after < to:
+            page_to = min(to, after + page.rows)
+            table = self._copied(self._entries(known, after, page_to, sorted(set(arrays.values()))))
+            page.learn(page_to - after, table.nbytes)
+            for entries in table.to_batches():
+                if entries.num_rows:
+                    yield from _spread(queue, entries, arrays, after, page_to, columns)
+            after = page_to
+
+    def _entries(self, queue: int, after: int, to: int, arrays: Sequence[str]) -> str:
+        """The entries that hold these events, each with the number of events before it.
+
+        A mark says "so many events end with this entry"; behind it, entries are counted. All numbers here are our own.
+        """
+        names = self.store.names
+        mark, entry = names.of("mark"), names.of("entry")
+        low = (
+            "SELECT x.number, x.xid, x.seq FROM (SELECT m.number, m.xid, m.seq FROM "
+            f"{mark} m WHERE m.queue = {queue} AND m.number <= {after} ORDER BY m.number DESC LIMIT 1) x "
+            f"UNION ALL SELECT 0, 0, 0 WHERE NOT EXISTS (SELECT FROM {mark} m WHERE m.queue = {queue} "
+            f"AND m.number <= {after})"
+        )
+        high = (
+            f"SELECT m.xid, m.seq FROM {mark} m WHERE m.queue = {queue} AND m.number >= {to} ORDER BY m.number LIMIT 1"
+        )
+        selected = "".join(f", e.{name}" for name in arrays)
+        return (
+            f"WITH low AS MATERIALIZED ({low}), high AS MATERIALIZED ({high}) "
+            "SELECT (low.number + sum(e.count) OVER (ORDER BY e.xid, e.seq ROWS UNBOUNDED PRECEDING))::bigint "
+            f"- e.count AS before, e.count, e.at_ms, e.event, e.operation{selected} "
+            f"FROM low CROSS JOIN high JOIN {entry} e "
+            f"ON e.queue = {queue} AND (e.xid, e.seq) > (low.xid, low.seq) AND (e.xid, e.seq) <= (high.xid, high.seq) "
+            "ORDER BY e.xid, e.seq"
+        )
+
+    # ---- messages ----------------------------------------------------------------------------------------------
+
+    def spans(self, queue: str, state: MessageState, parts: int) -> list[Span]:
+        """Parts by message id, which rises with time."""
+        where = f"m.queue = $1 AND m.state = {STATES[state]}"
+        known = self._number_of(queue)
+        if known is None:
+            return []
+        message = self.store.names.of("message")
+        total = int(self._ask(queue, f"SELECT count(*) FROM {message} m WHERE {where}", number(known))[0][0])
+        bounds: list[str] = []
+        for part in range(1, min(parts, total)):
+            found = self._ask(
+                queue,
+                f"SELECT m.id FROM {message} m WHERE {where} ORDER BY m.id LIMIT 1 OFFSET $2",
+                number(known),
+                number(total * part // parts),
+            )
+            if found:
+                bounds.append(found[0][0])
+        return [
+            Span(queue, state, low, high, total // (len(bounds) + 1))
+            for low, high in zip([None, *bounds], [*bounds, None], strict=True)
+        ]
+
+    def messages(self, span: Span, columns: Sequence[str]) -> Iterator[Any]:
+        """The messages of a span, a page at a time."""
+        known = self._number_of(span.queue)
+        if known is None:
+            return
+        hidden = frozenset() if span.state == "leased" else _LEASE_COLUMNS
+        names = [
+            name
+            for name in columns
+            if name not in ("queue", "state", "priority", "id", *ENVELOPE_COLUMNS) and name not in hidden
+        ]
+        selected = "".join(f', m."{name}"' for name in names)
+        bodies = any(name in columns for name in ENVELOPE_COLUMNS)
+        data = ", m.data" if bodies else ""
+        table = f"{self.store.names.of('message')} m"
+        low, compare = span.low or "", ">="
+        page = PageSize(FIRST_PAGE_MESSAGES, MESSAGES_A_PAGE, PAGE_BYTES)
+        high = "" if span.high is None else f" AND m.id < {_quoted(span.high)}"
+        while True:
+            asked = page.rows
+            found = self._copied(
+                f"SELECT m.id, m.rank{selected}{data} FROM {table} WHERE m.queue = {known} "
+                f"AND m.state = {STATES[span.state]} AND m.id {compare} {_quoted(low)}{high} "
+                f"ORDER BY m.id LIMIT {asked}"
+            ).combine_chunks()
+            if found.num_rows:
+                yield _messages_batch(span, found, names, columns, bodies)
+            if found.num_rows < asked:
+                return
+            page.learn(found.num_rows, found.nbytes)
+            low, compare = found.column("id")[-1].as_py(), ">"
+
+
+def _said(error: Exception) -> str:
+    """The first line of what the driver says; connection strings are not part of it."""
+    return str(error).strip().partition("\n")[0][:200]
+
+
+def _quoted(value: str) -> str:
+    return "'" + value.replace("'", "''") + "'"
+
+
+def _messages_batch(span: Span, found: Any, names: Sequence[str], columns: Sequence[str], bodies: bool) -> Any:
+    arrays = {name: _one(found.column(name)).cast(MESSAGES.arrow_type(name)) for name in names}
+    arrays["id"] = _one(found.column("id"))
+    arrays["queue"] = constant(span.queue, found.num_rows)
+    arrays["state"] = constant(span.state, found.num_rows)
+    arrays["priority"] = pc.subtract(9, _one(found.column("rank")).cast(pa.int32())).cast(pa.int32())
+    if bodies:
+        arrays |= envelope_columns(found.column("data").to_pylist(), columns)
+    return batch_of(MESSAGES, columns, arrays, found.num_rows)
+
+
+def _one(column: Any) -> Any:
+    """A column of a table as one array."""
+    combined = column.combine_chunks()
+    return combined if isinstance(combined, pa.Array) else pa.concat_arrays(combined.chunks)
+
+
+def _spread(
+    queue: str, entries: Any, arrays: dict[str, str], after: int, to: int, columns: Sequence[str]
+) -> Iterator[Any]:
+    """Entries as one row for each of their events, those with numbers in (after, to]."""
+    counts = entries.column("count").to_numpy(zero_copy_only=False).astype(np.int64)
+    before = entries.column("before").to_numpy(zero_copy_only=False).astype(np.int64)
+    starts = np.cumsum(counts) - counts
+    index = np.repeat(np.arange(len(counts)), counts)
+    place = np.arange(len(index)) - starts[index]
+    rows = before[index] + place + 1
+    wanted = (rows > after) & (rows <= to)
+    if not wanted.all():
+        index, place, rows = index[wanted], place[wanted], rows[wanted]
+    if not len(rows):
+        return
+    parents = pa.array(index)
+    made: dict[str, Any] = {
+        "queue": constant(queue, len(rows)),
+        "number": numbers(rows, pa.int64()),
+        "at_ms": entries.column("at_ms").take(parents),
+        "event": entries.column("event").take(parents),
+    }
+    if "operation_id" in columns:
+        made["operation_id"] = entries.column("operation").take(parents)
+    for name, array in arrays.items():
+        values = _values(entries.column(array), counts, index, place)
+        if name == "body":
+            made |= envelope_columns(values.to_pylist(), columns)
+        elif name == "priority":
+            made[name] = pc.subtract(9, values.cast(pa.int32())).cast(pa.int32())
+        else:
+            made[name] = values.cast(JOURNAL.arrow_type(name))
+    yield batch_of(JOURNAL, columns, made, len(rows))
+
+
+def _values(lists: Any, counts: Any, index: Any, place: Any) -> Any:
+    """The value of each event: its own place in the entry's array, or the only one, or null where there is no array."""
+    offsets = lists.offsets.to_numpy()[: len(lists) + 1].astype(np.int64)
+    lengths = np.diff(offsets)
+    missing = lists.is_null().to_numpy(zero_copy_only=False)
+    own = (lengths == counts)[index]
+    picked = offsets[:-1][index] + np.where(own, place, 0)
+    if missing.any():
+        return lists.values.take(pa.array(picked, mask=missing[index]))
+    return lists.values.take(pa.array(picked))

@@ -1,0 +1,135 @@
+"""The journal and the messages of a SQLite store, in bulk but by short queries: no log of the file grows for them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from waypost.message import MessageState
+from waypost.spark.bulk.columns import batch_of, constant, envelope_columns
+from waypost.spark.bulk.reading import Bulk, PageSize, Span
+from waypost.spark.tables import ENVELOPE_COLUMNS, JOURNAL, MESSAGES, Table
+from waypost.store.sqlite.looking import STATES
+from waypost.store.sqlite.step import SqliteCall
+
+if TYPE_CHECKING:
+    from waypost.store.sqlite.store import SqliteStore
+
+ROWS_A_PAGE = 20_000
+FIRST_PAGE_ROWS = 200
+PAGE_BYTES = 32_000_000
+#: What a row takes beside its body, roughly.
+ROW_BYTES = 500
+
+_LEASE_COLUMNS = frozenset(("claimed_ms", "lease_end_ms", "worker"))
+_QUEUE = "(SELECT number FROM {queue} WHERE name = ?)"
+
+
+class SqliteBulk(Bulk):
+    """A SQLite store: one file on the machine where everything runs."""
+
+    store: SqliteStore
+
+    def _rows(self, query: str, parameters: Sequence[Any]) -> list[tuple[Any, ...]]:
+        return self.run(SqliteCall("read", lambda step: step.execute(query, parameters).fetchall(), writes=False))
+
+    def journal(self, queue: str, after: int, to: int, columns: Sequence[str]) -> Iterator[Any]:
+        """Events with numbers in (after, to], a page of numbers at a time."""
+        names = [name for name in columns if name != "queue" and name not in ENVELOPE_COLUMNS]
+        bodies = any(name in ENVELOPE_COLUMNS for name in columns)
+        selected = _selected(["number", *names], "body" if bodies else None)
+        query = (
+            f"SELECT {selected} FROM {{journal}} WHERE queue = {_QUEUE} AND number > ? AND number <= ? ORDER BY number"
+        )
+        # What a trim passed is not there any more, though it may not have been removed yet.
+        after = max(after, self.run(self.store.journal(queue, after, 1)).first_kept - 1)
+        page = PageSize(FIRST_PAGE_ROWS, ROWS_A_PAGE, PAGE_BYTES)
+        while after < to:
+            page_to = min(to, after + page.rows)
+            rows = self._rows(query, (queue, after, page_to))
+            if rows:
+                yield _batch(JOURNAL, queue, columns, ["number", *names], rows, {})
+                page.learn(len(rows), _size(rows, bodies))
+            after = page_to
+
+    def spans(self, queue: str, state: MessageState, parts: int) -> list[Span]:
+        """Parts by the order in which messages came into the file."""
+        where = f"WHERE queue = {_QUEUE} AND state = {STATES[state]}"
+        total = self._rows(f"SELECT count(*) FROM {{message}} {where}", (queue,))[0][0]
+        bounds: list[str] = []
+        for part in range(1, min(parts, total)):
+            found = self._rows(
+                f"SELECT seq FROM {{message}} {where} ORDER BY seq LIMIT 1 OFFSET ?", (queue, total * part // parts)
+            )
+            if found:
+                bounds.append(str(found[0][0]))
+        return [
+            Span(queue, state, low, high, total // (len(bounds) + 1))
+            for low, high in zip([None, *bounds], [*bounds, None], strict=True)
+        ]
+
+    def messages(self, span: Span, columns: Sequence[str]) -> Iterator[Any]:
+        """The messages of a span, a page at a time."""
+        hidden = frozenset() if span.state == "leased" else _LEASE_COLUMNS
+        names = [
+            name for name in columns if name not in ("queue", "state", "size", *ENVELOPE_COLUMNS) and name not in hidden
+        ]
+        query = (
+            f"SELECT m.seq, {_selected([f'm.{name}' for name in names], 'e.data')} FROM {{message}} m "
+            f"JOIN {{envelope}} e ON e.seq = m.seq WHERE m.queue = {_QUEUE} AND m.state = {STATES[span.state]} "
+            "AND m.seq >= ? AND m.seq < ? ORDER BY m.seq LIMIT ?"
+        )
+        low = int(span.low or 0)
+        high = int(span.high or 2**63 - 1)
+        page = PageSize(FIRST_PAGE_ROWS, ROWS_A_PAGE, PAGE_BYTES)
+        while True:
+            asked = page.rows
+            rows = self._rows(query, (span.queue, low, high, asked))
+            if rows:
+                extra = {
+                    "state": constant(span.state, len(rows)),
+                    "size": pa.array([len(row[-1]) for row in rows], pa.int64()),
+                }
+                yield _batch(MESSAGES, span.queue, columns, names, [row[1:] for row in rows], extra)
+            if len(rows) < asked:
+                return
+            page.learn(len(rows), _size(rows, True))
+            low = rows[-1][0] + 1
+
+
+def _size(rows: Sequence[tuple[Any, ...]], bodies: bool) -> int:
+    """About how many bytes a page has; bodies stand last."""
+    return len(rows) * ROW_BYTES + (sum(len(row[-1] or b"") for row in rows) if bodies else 0)
+
+
+def _selected(names: Sequence[str], envelope: str | None) -> str:
+    quoted = [f'{prefix}{dot}"{name}"' for prefix, dot, name in (_parted(name) for name in names)]
+    return ", ".join([*quoted, *([envelope] if envelope else [])]) or "1"
+
+
+def _parted(name: str) -> tuple[str, str, str]:
+    prefix, dot, column = name.rpartition(".")
+    return prefix, dot, column
+
+
+def _batch(
+    table: Table,
+    queue: str,
+    columns: Sequence[str],
+    names: Sequence[str],
+    rows: Sequence[tuple[Any, ...]],
+    extra: dict[str, Any],
+) -> Any:
+    """Rows whose values are those of `names`, and after them the envelope if there is one."""
+    values = list(zip(*rows, strict=True))
+    arrays = dict(extra)
+    for name, column in zip(names, values, strict=False):
+        if name == "cancel_requested":
+            column = tuple(map(bool, column))
+        arrays[name] = pa.array(column, table.arrow_type(name))
+    arrays["queue"] = constant(queue, len(rows))
+    if len(values) > len(names):
+        arrays |= envelope_columns(values[-1], columns)
+    return batch_of(table, columns, arrays, len(rows))

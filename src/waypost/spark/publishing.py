@@ -1,0 +1,251 @@
+"""Rows to messages, each once: what makes a row the same row, and how it is sent.
+
+A task may run twice, at once or one after the other, and a batch may be run again after a crash. So a message's id is
+made of what its row is, not of when it was sent, and the queue remembers for a day which ids have arrived
+(`ARRIVAL_TTL_MS`), as it does for the messages of chains. A second sending changes nothing, whatever became of the
+first: waiting, done or dead.
+
+The row is known by its key where there is one, else by its place in its partition, which is as stable as the query's
+plan.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import msgspec
+
+from waypost import codec
+from waypost.delivery import check_priority
+from waypost.errors import InvalidBody, InvalidInput, InvalidTime, OutcomeUnknown, QueueFull, StoreUnavailable
+from waypost.identity import ALPHABET, ID_CHARACTERS, encode
+from waypost.message import Published
+from waypost.operations.flow import Flow, Link, Sleep, Together, Trouble
+from waypost.policy import (
+    CHUNK_BYTES_MAX,
+    CHUNK_MESSAGES_MAX,
+    DUE_MS_MAX,
+    GROUP_CHARACTERS_MAX,
+    KEY_CHARACTERS_MAX,
+    PRIORITY_DEFAULT,
+    check_text,
+)
+from waypost.spark.options import WriteOptions
+from waypost.store.port import Draft
+
+#: So many chunks go out before replies are looked at.
+WAVE_CHUNKS = 8
+#: Rows that one block of an id's counter names.
+_BLOCK_BITS = 25
+_TO_OURS = bytes.maketrans(b"ABCDEFGHIJKLMNOPQRSTUVWXYZ234567", ALPHABET.encode())
+_raw_json = msgspec.json.Decoder(msgspec.Raw)
+
+
+class RowIds:
+    """Message ids of one partition of one write, the same for every attempt.
+
+    `made_ms` is when the write was planned, where that is the same for every attempt: then ids sort by time as others
+    do.
+    """
+
+    def __init__(self, write: str, partition: int, made_ms: int | None = None) -> None:
+        self._write = write
+        self._partition = partition
+        self._time = "" if made_ms is None else encode(made_ms, 9)
+        self._block = -1
+        self._prefix = ""
+
+    def _digest(self, *parts: object) -> str:
+        text = "\0".join((self._write, *map(str, parts)))
+        digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=15).digest()
+        return base64.b32encode(digest).translate(_TO_OURS).decode()
+
+    def of_key(self, key: str) -> str:
+        """The id of a row that has a key."""
+        return (self._time + self._digest("key", key))[:ID_CHARACTERS]
+
+    def of_row(self, row: int) -> str:
+        """The id of a row by its place in the partition, counted from 0."""
+        block = row >> _BLOCK_BITS
+        if block != self._block:
+            self._block = block
+            self._prefix = (self._time + self._digest("row", self._partition, block))[: ID_CHARACTERS - 5]
+        return self._prefix + encode(row & ((1 << _BLOCK_BITS) - 1), 5)
+
+
+class Rows:
+    """The rows of one partition as drafts, in order."""
+
+    def __init__(self, options: WriteOptions, ids: RowIds) -> None:
+        self._options = options
+        self._ids = ids
+        self._row = 0
+        self._heads: dict[tuple[tuple[str, str], ...], bytes] = {}
+
+    def drafts(self, batch: Any) -> Iterator[Draft]:
+        """The drafts of one record batch. A row that cannot be published is an error that names it."""
+        names = batch.schema.names
+        columns = {name: batch.column(index).to_pylist() for index, name in enumerate(names)}
+        empty: list[Any] = [None] * batch.num_rows
+        rows = zip(
+            *(columns.get(name, empty) for name in ("body", "key", "delay", "due", "priority", "group", "headers")),
+            strict=True,
+        )
+        plain = set(names) == {"body"}
+        for body, key, delay, due, priority, group, headers in rows:
+            row, self._row = self._row, self._row + 1
+            try:
+                message_id = self._ids.of_row(row) if key is None else self._ids.of_key(key)
+                envelope = codec.make_envelope(message_id, self._encoded(body), self._head(headers))
+                if plain:
+                    yield Draft(message_id, envelope, forwarded=True)
+                    continue
+                yield Draft(
+                    message_id,
+                    envelope,
+                    None if key is None else check_text("key", key, KEY_CHARACTERS_MAX),
+                    0 if key is None else self._options.window_ms,
+                    "keep" if key is None else self._options.on_conflict,  # type: ignore[arg-type]
+                    _delay_ms(delay, due),
+                    _due_ms(due),
+                    PRIORITY_DEFAULT if priority is None else check_priority(priority),
+                    None if group is None else check_text("group", group, GROUP_CHARACTERS_MAX),
+                    forwarded=True,
+                )
+            except InvalidInput as error:
+                error.add_note(f"row {row} of its partition, counted from 0")
+                raise
+
+    def _encoded(self, body: object) -> codec.Encoded:
+        if body is None:
+            raise InvalidBody("the body is null; leave such rows out with where(body is not null)")
+        if self._options.is_json and isinstance(body, str | bytes):
+            data = body.encode() if isinstance(body, str) else body
+            try:
+                _raw_json.decode(data)
+            except msgspec.DecodeError as error:
+                raise InvalidBody(f"bodyFormat is json, and a body is not: {error}") from None
+            checked = codec.encode_body(data)  # its limits are those of any body
+            return codec.Encoded(codec.JSON, checked.data, None)
+        return codec.encode_body(body)
+
+    def _head(self, headers: Sequence[tuple[str, str]] | None) -> bytes:
+        if not headers:
+            return codec.encode_head()
+        told = tuple(headers)
+        head = self._heads.get(told)
+        if head is None:
+            if len(self._heads) > 1000:
+                self._heads.clear()
+            head = self._heads[told] = codec.encode_head(headers=dict(told))
+        return head
+
+
+def _delay_ms(delay: Any, due: Any) -> int:
+    if delay is None:
+        return 0
+    if due is not None:
+        raise InvalidTime("a row has both a delay and a due time; one of them must be null")
+    seconds = float(delay)
+    if not 0 <= seconds * 1000 < DUE_MS_MAX / 2:
+        raise InvalidTime(f"a delay is a number of seconds from 0 on, not {delay}")
+    return round(seconds * 1000)
+
+
+def _due_ms(due: Any) -> int | None:
+    if due is None:
+        return None
+    at_ms = due if isinstance(due, int) else round(due.timestamp() * 1000)
+    if not 0 <= at_ms < DUE_MS_MAX:
+        raise InvalidTime(f"a due time of {at_ms} milliseconds since 1970 is out of range")
+    return int(at_ms)
+
+
+# ---- sending ---------------------------------------------------------------------------------------------------
+
+
+def chunks(drafts: Iterable[Draft]) -> Iterator[list[Draft]]:
+    """Drafts in steps that a store takes: no id and no key twice, not too many, not too large.
+
+    An id that comes twice in one step is one row to us (two rows of the same key), so the first stands for both.
+    """
+    chunk: dict[str, Draft] = {}
+    size = 0
+    for draft in drafts:
+        if draft.id in chunk:
+            continue
+        length = len(draft.envelope)
+        if chunk and (len(chunk) == CHUNK_MESSAGES_MAX or size + length > CHUNK_BYTES_MAX):
+            yield list(chunk.values())
+            chunk, size = {}, 0
+        chunk[draft.id] = draft
+        size += length
+    if chunk:
+        yield list(chunk.values())
+
+
+def publish_wave(link: Link, queue: str, wave: Sequence[list[Draft]]) -> Flow[dict[str, int]]:
+    """Send some chunks at once, and again what did not get through; how many messages there were of each status."""
+    operations = [link.lanes.begin(queue) for _ in wave]
+    try:
+        left = [
+            link.store.publish(queue, drafts, operation) for drafts, operation in zip(wave, operations, strict=True)
+        ]
+        counts: dict[str, int] = {}
+        trouble: Trouble | None = None
+        while left:
+            answers: list[Any] = yield Together(left)
+            failed: list[Any] = []
+            unanswered: Exception | None = None
+            for call, answer in zip(left, answers, strict=True):
+                if isinstance(answer, StoreUnavailable | OutcomeUnknown):
+                    failed.append(call)
+                    unanswered = answer
+                elif isinstance(answer, Exception):
+                    raise answer
+                else:
+                    if answer.wake:
+                        link.wake(answer.wake)
+                    _count(counts, answer.result)
+            left = failed
+            if unanswered is not None:
+                trouble = trouble or Trouble(link, link.retry_budget)
+                yield trouble.pause("publish", unanswered)
+        return counts
+    finally:
+        for operation in operations:
+            link.lanes.end(queue, operation)
+
+
+def _count(counts: dict[str, int], published: Sequence[Published]) -> None:
+    for one in published:
+        counts[one.status] = counts.get(one.status, 0) + 1
+
+
+def wait_for_room(link: Link, queue: str, wanted: int, seconds: float) -> Flow[None]:
+    """Hold back while a queue that has `max_pending` is full; `QueueFull` when there is no room in time.
+
+    What a queue remembers by its arrival is never refused by the store, since chains must not break. So bulk writers
+    look before they send: several at once may pass the limit by what each has under way, a wave of chunks, and no
+    further.
+    """
+    deadline = link.monotonic() + seconds
+    pause = 0.01
+    while True:
+        policy = yield from link.policy(queue)
+        if policy.max_pending is None:
+            return
+        ledger = (yield from link.attempt(link.store.stats(queue))).ledger
+        pending = ledger.ready + ledger.delayed + ledger.waiting
+        if pending == 0 or pending + wanted <= policy.max_pending:
+            return
+        if policy.overload == "raise" or link.monotonic() >= deadline:
+            raise QueueFull(
+                f"queue {queue} holds {pending:,} messages and its limit is {policy.max_pending:,}: {wanted:,} more "
+                "have no room. What was written stays; the write may be repeated, and nothing is published twice"
+            )
+        yield Sleep(pause)
+        pause = min(pause * 2, 0.5)

@@ -1,0 +1,132 @@
+"""Batch reads: planned once where the query starts, read by tasks that know nothing of each other."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+from pyspark.sql.datasource import DataSourceReader, InputPartition
+
+from waypost.errors import JournalTrimmed, StoreError
+from waypost.message import MessageState
+from waypost.spark.bulk.reading import Bulk, Span, open_bulk
+from waypost.spark.options import ReadOptions
+from waypost.spark.parts import ROWS_A_PART_MIN, Numbers, Part, check_machine, share_out, share_spans, this_machine
+from waypost.spark.published import journal_columns, published_batch
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+log = logging.getLogger("waypost")
+
+
+def chosen_columns(options: ReadOptions, schema: StructType) -> tuple[str, ...]:
+    """The columns to read: all of the table, or those that the user's own schema names."""
+    return options.table.chosen([(field.name, field.dataType.simpleString()) for field in schema.fields])
+
+
+def machine_of(bulk: Bulk) -> str | None:
+    """The machine that must run the tasks, if the store is a file."""
+    return this_machine() if bulk.store.kind == "sqlite" else None
+
+
+def queues_of(bulk: Bulk, options: ReadOptions) -> list[str]:
+    """The queues to read."""
+    return list(options.queues) if options.queues is not None else bulk.run(bulk.store.queues())
+
+
+class Reader(DataSourceReader):
+    """A batch read of one kind."""
+
+    def __init__(self, options: ReadOptions, schema: StructType) -> None:
+        self.options = options
+        self.columns = chosen_columns(options, schema)
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """Parts with real boundaries: numbers of the journal, or places of messages as they are now."""
+        options = self.options
+        with open_bulk(options.place) as bulk:
+            machine = machine_of(bulk)
+            queues = queues_of(bulk, options)
+            if options.follows_journal:
+                work = [self._numbers(bulk, queue) for queue in queues]
+                return [Part(numbers=part, machine=machine) for part in share_out(work, options.partitions)]
+            if options.kind == "schedules":
+                return [Part(queues=queues, machine=machine)] if queues else []
+            spans = [span for queue in queues for span in self._spans(bulk, queue)]
+            return [Part(spans=part, machine=machine) for part in share_spans(spans, options.partitions)]
+
+    def _numbers(self, bulk: Bulk, queue: str) -> Numbers:
+        first, newest = bulk.bounds(queue)
+        start = self.options.start
+        if start == "latest":
+            first = newest + 1
+        elif isinstance(start, int):
+            first = bulk.first_since(queue, start)
+        return Numbers(queue, first - 1, newest)
+
+    def _spans(self, bulk: Bulk, queue: str) -> list[Span]:
+        state = cast("MessageState", self.options.kind)
+        waiting = getattr(bulk.run(bulk.store.stats(queue)).ledger, "dead_kept" if state == "dead" else state)
+        parts = max(1, min(self.options.partitions, waiting // ROWS_A_PART_MIN))
+        return bulk.spans(queue, state, parts)
+
+    def read(self, partition: InputPartition | None) -> Iterator[Any]:
+        """The rows of one part. Without any part there is one task, which has nothing to read."""
+        if partition is None:
+            return
+        part = cast("Part", partition)
+        check_machine(part.machine)
+        with open_bulk(self.options.place) as bulk:
+            for numbers in part.numbers:
+                # A batch read begins with what is there: what is trimmed while it runs is not missed.
+                yield from told(bulk, numbers, self.options, self.columns, fail_if_trimmed=False)
+            for span in part.spans:
+                yield from bulk.messages(span, self.columns)
+            for queue in part.queues:
+                yield from bulk.schedules(queue, self.columns)
+
+
+def told(
+    bulk: Bulk, numbers: Numbers, options: ReadOptions, columns: Sequence[str], *, fail_if_trimmed: bool
+) -> Iterator[Any]:
+    """The rows that a range of events makes: the events, or the messages that they tell of."""
+    if options.kind == "journal":
+        yield from whole(bulk, numbers, columns, fail=fail_if_trimmed)
+        return
+    for batch in whole(bulk, numbers, journal_columns(columns), fail=fail_if_trimmed):
+        yield published_batch(numbers.queue, batch, columns, fail=options.fail_on_data_loss)
+
+
+def whole(bulk: Bulk, numbers: Numbers, columns: Sequence[str], *, fail: bool) -> Iterator[Any]:
+    """The events of a range, counted: numbers have no gap, so every event that is not there was trimmed."""
+    seen = 0
+    for batch in bulk.journal(numbers.queue, numbers.after, numbers.to, columns):
+        seen += batch.num_rows
+        yield batch
+    missing = numbers.rows - seen
+    if missing == 0:
+        return
+    first, _ = bulk.bounds(numbers.queue)
+    if missing < 0 or first <= numbers.after + 1:
+        # Not trimmed, and yet not as many as there must be: nothing may be made of such a read.
+        raise StoreError(
+            f"queue {numbers.queue}: events {numbers.after + 1} to {numbers.to} are {numbers.rows}, but {seen} were "
+            "read; nothing of this read can be trusted"
+        )
+    trimmed(numbers.queue, numbers.after, first, fail=fail)
+
+
+def trimmed(queue: str, after: int, first: int, *, fail: bool) -> None:
+    """Say that events behind `after` are gone up to `first`: as an error, or in the log."""
+    told = (
+        f"queue {queue}: the journal was trimmed past this read: events {after + 1} to {first - 1} are gone, and the "
+        f"first that is kept is {first}"
+    )
+    if fail:
+        raise JournalTrimmed(
+            f"{told}. Set the option failOnDataLoss to false to go on from there; keep more with journal_max, or "
+            "register the query with the option reader so that trimming waits for it"
+        )
+    log.warning("%s", told, extra={"event": "journal_trimmed", "queue": queue})

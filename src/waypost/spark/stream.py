@@ -1,0 +1,163 @@
+"""The journal as a stream: offsets are numbers of events, so a batch is the same rows however often it is read.
+
+An offset is `{"orders": 120, "mails": 7}`: by queue, the number of the last event that was read. Numbers have no gap on
+any store, so a limit is arithmetic and not a scan, and a missing event is noticed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+
+from waypost.errors import ConfigurationError, StoreError
+from waypost.spark.bulk.reading import Bulk, open_bulk
+from waypost.spark.options import ReadOptions
+from waypost.spark.parts import Numbers, Part, check_machine, share_out
+from waypost.spark.reader import chosen_columns, machine_of, queues_of, told, trimmed
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+
+def admit(start: Mapping[str, int], newest: Mapping[str, int], rows: int) -> dict[str, int]:
+    """An offset at most so many rows after `start`: every queue gets its share, what one leaves goes to others."""
+    end = {queue: min(start.get(queue, 0), newest[queue]) for queue in newest} | dict(start)
+    waiting = {queue: newest[queue] - end[queue] for queue in newest if newest[queue] > end[queue]}
+    while rows > 0 and waiting:
+        share = max(1, rows // len(waiting))
+        for queue in sorted(waiting):
+            taken = min(share, waiting[queue], rows)
+            end[queue] += taken
+            rows -= taken
+            waiting[queue] -= taken
+            if not waiting[queue]:
+                del waiting[queue]
+    return end
+
+
+class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """A streaming read of the journal. Runs in one process for as long as the query; `read` runs in tasks."""
+
+    def __init__(self, options: ReadOptions, schema: StructType) -> None:
+        if not options.follows_journal:
+            raise ConfigurationError(
+                f"kind journal and kind messages can be read as a stream, not {options.kind}: what lies in a queue "
+                "changes under the reader. Read it as a batch, or follow the journal"
+            )
+        self.options = options
+        self.columns = chosen_columns(options, schema)
+        self._bulk: Bulk | None = None
+        #: Set for Trigger.AvailableNow: what is newer belongs to the next run.
+        self._ends: dict[str, int] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A connection belongs to its process; tasks make their own.
+        return {"options": self.options, "columns": self.columns, "_bulk": None, "_ends": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+
+    @property
+    def bulk(self) -> Bulk:
+        """The connection that plans, made when it is first needed."""
+        if self._bulk is None:
+            self._bulk = open_bulk(self.options.place)
+        return self._bulk
+
+    # ---- offsets ---------------------------------------------------------------------------------------------
+
+    def initialOffset(self) -> dict[str, int]:  # noqa: N802
+        """Where a new query begins. A queue that comes later is read from its first event."""
+        bulk, start = self.bulk, self.options.start
+        offset = {}
+        for queue in queues_of(bulk, self.options):
+            first, newest = bulk.bounds(queue)
+            if start == "latest":
+                first = newest + 1
+            elif isinstance(start, int):
+                first = bulk.first_since(queue, start)
+            offset[queue] = first - 1
+            if self.options.reader is not None:
+                bulk.run(bulk.store.journal_reader(queue, self.options.reader, None))
+        return offset
+
+    def _newest(self) -> dict[str, int]:
+        return {queue: self.bulk.bounds(queue)[1] for queue in queues_of(self.bulk, self.options)}
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+        """Fix the end of this run: it must end even if events come faster than they are read."""
+        self._ends = self._newest()
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+        """How much one batch may read."""
+        return ReadAllAvailable() if self.options.max_rows is None else ReadMaxRows(self.options.max_rows)
+
+    def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:  # noqa: N802
+        """How far the next batch goes."""
+        newest = self._ends if self._ends is not None else self._newest()
+        for queue, number in newest.items():
+            if start.get(queue, 0) > max(number, self._known_newest(queue, number)):
+                raise StoreError(
+                    f"queue {queue}: the checkpoint has read up to event {start[queue]}, and the newest in the journal "
+                    f"is {number}: this is another store than before, or it was restored from a backup. Start the "
+                    "query with a new checkpoint"
+                )
+        rows = limit.max_rows if isinstance(limit, ReadMaxRows) else sum(newest.values())
+        return admit(start, newest, rows)
+
+    def _known_newest(self, queue: str, number: int) -> int:
+        """The end of an AvailableNow run may lie before a start that a new queue or a late plan brought."""
+        return self.bulk.bounds(queue)[1] if self._ends is not None else number
+
+    def reportLatestOffset(self) -> dict[str, int] | None:  # noqa: N802
+        """For the progress of the query: how far behind it is."""
+        return self._newest()
+
+    # ---- a batch ---------------------------------------------------------------------------------------------
+
+    def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
+        """The parts of a batch. The same offsets give the same rows, unless the journal was trimmed meanwhile."""
+        bulk = self.bulk
+        work = []
+        for queue, to in sorted(end.items()):
+            after = start.get(queue, 0)
+            if to > after:
+                first, _ = bulk.bounds(queue)
+                if first > after + 1:
+                    # A queue that this query sees for the first time has no history that it could have missed.
+                    trimmed(queue, after, first, fail=self.options.fail_on_data_loss and queue in start)
+                    after = min(to, first - 1)
+                work.append(Numbers(queue, after, to))
+        machine = machine_of(bulk)
+        return [Part(numbers=part, machine=machine) for part in share_out(work, self.options.partitions)]
+
+    def read(self, partition: InputPartition | None) -> Iterator[Any]:
+        """The rows of one part, exactly as many as its numbers say."""
+        if partition is None:
+            return
+        part = cast("Part", partition)
+        check_machine(part.machine)
+        with open_bulk(self.options.place) as bulk:
+            for numbers in part.numbers:
+                fail = self.options.fail_on_data_loss
+                yield from told(bulk, numbers, self.options, self.columns, fail_if_trimmed=fail)
+
+    def commit(self, end: dict[str, int]) -> None:
+        """Spark is done with everything up to here: a registered reader says so. It comes a batch late, never early."""
+        if self.options.reader is not None:
+            for queue, number in end.items():
+                self.bulk.run(self.bulk.store.journal_reader(queue, self.options.reader, number))
+
+    def stop(self) -> None:
+        """The query ended."""
+        bulk, self._bulk = self._bulk, None
+        if bulk is not None:
+            bulk.close()

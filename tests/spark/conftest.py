@@ -1,0 +1,63 @@
+"""One Spark session and one server of each kind for the whole run, and for each test a namespace of its own."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from tests.spark.shop import Shop
+from waypost.spark.session import session
+from waypost.store.postgres import migrate
+from waypost.testing.bench import fresh_namespace
+from waypost.testing.postgres import PostgresServer
+from waypost.testing.servers import ValkeyServer
+
+
+@pytest.fixture(scope="session")
+def valkey() -> Iterator[ValkeyServer]:
+    with ValkeyServer() as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[PostgresServer]:
+    with PostgresServer() as running:
+        yield running
+
+
+@pytest.fixture(params=["sqlite", "valkey", "postgres"])
+def shop(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Shop]:
+    """An empty store of each kind."""
+    namespace = fresh_namespace()
+    if request.param == "sqlite":
+        url = f"sqlite:///{tmp_path}/orders.db"
+    elif request.param == "valkey":
+        url = request.getfixturevalue("valkey").url
+    else:
+        url = request.getfixturevalue("postgres").url
+        migrate(url, namespace=namespace)
+    with Shop(url, namespace) as made:
+        yield made
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """Two cores, and a task that fails is tried again, as on a cluster."""
+    home = tmp_path_factory.mktemp("spark")
+    os.environ["SPARK_LOCAL_DIRS"] = str(home)
+    running = session(
+        "local[2,4]",
+        {
+            "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1",
+            "spark.sql.shuffle.partitions": "2",
+            "spark.sql.warehouse.dir": str(home / "warehouse"),
+            "spark.sql.execution.arrow.maxRecordsPerBatch": "500",
+        },
+        name="waypost tests",
+    )
+    yield running
+    running.stop()

@@ -1,0 +1,142 @@
+"""Bulk reads give exactly what the store's own verbs give, whole or in parts."""
+
+from __future__ import annotations
+
+import itertools
+
+import psycopg
+import pytest
+
+from tests.spark.shop import Shop, as_rows, rows_of, stored_rows
+from waypost.message import MessageState
+from waypost.spark.bulk.reading import PageSize
+from waypost.spark.tables import JOURNAL, MESSAGES, SCHEDULES
+from waypost.testing.postgres import PostgresServer
+
+pytestmark = pytest.mark.xdist_group("spark")
+ALL = list(JOURNAL.columns)
+
+
+@pytest.mark.promise("SPARK-1")
+def test_the_journal_in_bulk_is_the_journal_event_by_event(shop: Shop) -> None:
+    shop.fill()
+    events = shop.events()
+    kinds = {event.event for event in events}
+    assert {"published", "duplicate", "claimed", "done", "dead", "retried", "configured"} <= kinds
+    with shop.bulk() as bulk:
+        first, newest = bulk.bounds("orders")
+        assert (first, newest) == (1, len(events))
+        assert as_rows(list(bulk.journal("orders", 0, newest, ALL)), "number") == rows_of(events)
+
+
+@pytest.mark.promise("SPARK-1")
+def test_a_journal_cut_anywhere_loses_no_event_and_repeats_none(shop: Shop) -> None:
+    shop.fill(80)
+    with shop.bulk() as bulk:
+        _, newest = bulk.bounds("orders")
+        cuts = sorted({0, 1, 2, 79, 80, 81, newest // 2, newest - 1, newest})
+        numbers = [
+            number
+            for after, to in itertools.pairwise(cuts)
+            for batch in bulk.journal("orders", after, to, ["number"])
+            for number in batch.column("number").to_pylist()
+        ]
+        assert sorted(numbers) == list(range(1, newest + 1))
+
+
+def test_only_the_columns_that_are_asked_for_are_read(shop: Shop) -> None:
+    shop.fill(20)
+    with shop.bulk() as bulk:
+        _, newest = bulk.bounds("orders")
+        for columns in (["event"], ["queue"], ["text", "number"], ["worker", "key"]):
+            batches = list(bulk.journal("orders", 0, newest, columns))
+            assert {tuple(batch.schema.names) for batch in batches} == {tuple(columns)}
+            assert sum(batch.num_rows for batch in batches) == newest
+
+
+@pytest.mark.promise("SPARK-1")
+@pytest.mark.parametrize("state", ["ready", "delayed", "leased", "dead"])
+def test_messages_in_bulk_are_those_of_a_listing(shop: Shop, state: MessageState) -> None:
+    shop.fill()
+    with shop.bulk() as bulk:
+        for parts in (1, 3):
+            spans = bulk.spans("orders", state, parts)
+            batches = [batch for span in spans for batch in bulk.messages(span, list(MESSAGES.columns))]
+            rows = as_rows(batches, "id")
+            assert len(spans) <= parts
+            assert rows == stored_rows("orders", shop.stored(state))
+            assert rows
+
+
+def test_bodies_are_bytes_and_text_where_they_are_text(shop: Shop) -> None:
+    shop.fill(10)
+    with shop.bulk() as bulk:
+        rows = [
+            row
+            for span in bulk.spans("orders", "ready", 1)
+            for batch in bulk.messages(span, ["body", "text", "content_type", "headers"])
+            for row in batch.to_pylist()
+        ]
+    by_type = {row["content_type"]: row for row in rows if row["body"] != b"text"}
+    assert by_type["application/octet-stream"]["body"] == b"\xff\x00\xfe"
+    assert by_type["application/octet-stream"]["text"] is None
+    assert any(row["text"] == '{"seen":"ja — 見た"}' and row["headers"] == [("a", "ä")] for row in rows)
+    assert any(len(row["body"]) == 1 << 20 and row["text"] == "x" * (1 << 20) for row in rows)
+
+
+def test_a_queue_that_nobody_used_has_no_rows(shop: Shop) -> None:
+    with shop.bulk() as bulk:
+        assert bulk.bounds("nobody") == (1, 0)
+        assert list(bulk.journal("nobody", 0, 5, ALL)) == []
+        for span in bulk.spans("nobody", "ready", 4):
+            assert list(bulk.messages(span, ["id"])) == []
+
+
+def test_the_first_event_since_a_time_is_found(shop: Shop) -> None:
+    shop.fill(50)
+    events = shop.events()
+    with shop.bulk() as bulk:
+        assert bulk.first_since("orders", 0) == 1
+        assert bulk.first_since("orders", events[-1].at_ms + 1) == len(events) + 1
+        wanted = events[len(events) // 2].at_ms
+        assert bulk.first_since("orders", wanted) == next(e.number for e in events if e.at_ms >= wanted)
+
+
+@pytest.mark.promise("SPARK-1")
+def test_a_transaction_that_commits_late_leaves_no_gap(postgres: PostgresServer, shop: Shop) -> None:
+    if not shop.url.startswith("postgres"):
+        shop.post.publish("orders", 1)
+        with shop.bulk() as bulk:
+            assert bulk.bounds("orders") == (1, 1)  # one writer at a time: nothing can commit late
+        return
+    shop.post.publish("orders", "first")
+    with psycopg.connect(shop.url) as late, shop.bulk() as bulk:
+        # It has a transaction id before the next publish, and commits after it.
+        late.execute("SELECT pg_current_xact_id()")
+        shop.post.publish("orders", "second")
+        assert bulk.bounds("orders")[1] == 1
+        late.commit()
+        assert bulk.bounds("orders")[1] == 2
+        rows = as_rows(list(bulk.journal("orders", 0, 2, ["number", "event"])), "number")
+        assert [row["number"] for row in rows] == [1, 2]
+
+
+def test_schedules_are_read_where_the_store_keeps_them_and_refused_where_not(shop: Shop) -> None:
+    with shop.bulk() as bulk:
+        if hasattr(bulk.store, "schedules"):
+            assert list(bulk.schedules("orders", list(SCHEDULES.columns))) == []
+        else:
+            with pytest.raises(ValueError, match="keeps no schedules"):
+                list(bulk.schedules("orders", list(SCHEDULES.columns)))
+
+
+def test_pages_hold_many_small_rows_or_few_large_ones() -> None:
+    page = PageSize(16, 1000, 1_000_000)
+    for _ in range(5):
+        page.learn(page.rows, page.rows * 100)
+    assert page.rows == 1000
+    page.learn(page.rows, page.rows * 1_000_000)
+    assert page.rows == 1
+    page.learn(0, 0)
+    page.learn(1, 2_000_000)
+    assert page.rows == 1

@@ -1,0 +1,208 @@
+"""Bulk publish: a row is one message, however often its task runs."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as some
+from pyspark.sql.types import StringType, StructField, StructType
+
+from tests.spark.shop import Shop
+from waypost.errors import InvalidInput, QueueFull
+from waypost.identity import is_message_id
+from waypost.policy import CHUNK_MESSAGES_MAX
+from waypost.spark.options import WriteOptions, write_options
+from waypost.spark.publishing import RowIds, chunks
+from waypost.spark.writer import BatchWriter, Written, check_columns
+from waypost.store.port import Draft
+
+pytestmark = pytest.mark.xdist_group("spark")
+BODY = StructType([StructField("body", StringType())])
+
+
+def options_of(shop: Shop, **more: str) -> WriteOptions:
+    return write_options({**shop.options, "queue": "out", **more})
+
+
+def writer_of(shop: Shop, schema: StructType = BODY, **more: str) -> BatchWriter:
+    return BatchWriter(options_of(shop, **more), schema)
+
+
+def batches(count: int, size: int = 400, **columns: Any) -> Iterator[pa.RecordBatch]:
+    for start in range(0, count, size):
+        numbers = range(start, min(count, start + size))
+        made: dict[str, Any] = {"body": [f"row {number}" for number in numbers]}
+        made |= {name: [make(number) for number in numbers] for name, make in columns.items()}
+        if "headers" in made:
+            made["headers"] = pa.array(made["headers"], pa.map_(pa.string(), pa.string()))
+        yield pa.RecordBatch.from_pydict(made)
+
+
+@pytest.mark.promise("SPARK-1")
+def test_two_attempts_of_one_partition_at_once_publish_every_row_once(shop: Shop) -> None:
+    writer = writer_of(shop)
+    ids = [RowIds(writer.write_id, 0, writer.made_ms) for _ in range(2)]
+    start = threading.Barrier(2, timeout=30)
+    written: list[Written] = []
+
+    def attempt(index: int) -> None:
+        start.wait()
+        written.append(writer.publish(batches(3000), ids[index]))
+
+    threads = [threading.Thread(target=attempt, args=(index,)) for index in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    assert len(written) == 2
+    assert sum(one.counts.get("queued", 0) for one in written) == 3000
+    assert sum(one.counts.get("duplicate", 0) for one in written) == 3000
+    assert shop.post.ledger("out").published == 3000
+
+
+@pytest.mark.promise("SPARK-1")
+def test_an_attempt_that_fails_half_way_is_completed_by_the_next(shop: Shop) -> None:
+    writer = writer_of(shop)
+
+    def failing() -> Iterator[pa.RecordBatch]:
+        for number, batch in enumerate(batches(12_000)):
+            if number == 20:
+                raise OSError("the executor is gone")
+            yield batch
+
+    with pytest.raises(OSError, match="the executor is gone"):
+        writer.publish(failing(), RowIds(writer.write_id, 3, writer.made_ms))
+    assert 0 < shop.post.ledger("out").published < 12_000
+    writer.publish(batches(12_000), RowIds(writer.write_id, 3, writer.made_ms))
+    assert shop.post.ledger("out").published == 12_000
+
+
+def test_a_row_that_was_handled_meanwhile_is_not_published_again(shop: Shop) -> None:
+    writer = writer_of(shop, writeId="import")
+    writer.publish(batches(5), RowIds(writer.write_id, 0))
+    for _ in range(5):
+        with shop.post.receive("out", wait=5) as message:
+            assert message is not None
+    again = writer_of(shop, writeId="import")
+    assert again.publish(batches(5), RowIds(again.write_id, 0)).counts == {"duplicate": 5}
+    assert shop.post.ledger("out").done == 5
+
+
+def test_two_writes_without_a_name_are_two_writes(shop: Shop) -> None:
+    for _ in range(2):
+        writer = writer_of(shop)
+        writer.publish(batches(10), RowIds(writer.write_id, 0, writer.made_ms))
+    assert shop.post.ledger("out").published == 20
+
+
+@pytest.mark.promise("SPARK-1")
+def test_columns_say_how_each_row_is_published(shop: Shop) -> None:
+    due = datetime.now(UTC) + timedelta(days=2)
+    writer = writer_of(shop)
+    writer.publish(
+        batches(
+            6,
+            key=lambda n: f"k{n}" if n else None,
+            delay=lambda n: 60.5 if n == 1 else None,
+            due=lambda n: due if n == 2 else None,
+            priority=lambda n: n,
+            group=lambda n: "g" if n == 3 else None,
+            headers=lambda n: [("h", "ü")] if n == 4 else None,
+        ),
+        RowIds(writer.write_id, 0, writer.made_ms),
+    )
+    messages = {message.key: message for state in ("ready", "delayed") for message in shop.stored(state, "out")}
+    assert set(messages) == {None, "k1", "k2", "k3", "k4", "k5"}
+    assert {message.priority for message in messages.values()} == set(range(6))
+    assert messages["k2"].ready_ms == round(due.timestamp() * 1000)
+    assert messages["k1"].ready_ms - messages["k1"].published_ms == 60_500
+    assert messages["k3"].group == "g"
+    assert messages["k4"].envelope.endswith(b"row 4")
+    assert "ü".encode() in messages["k4"].envelope
+
+
+def test_rows_of_one_key_are_one_message(shop: Shop) -> None:
+    writer = writer_of(shop)
+    written = writer.publish(batches(1200, key=lambda n: f"k{n % 100}"), RowIds(writer.write_id, 0, writer.made_ms))
+    assert written.counts["queued"] == 100
+    assert shop.post.ledger("out").published == 100
+
+
+def test_structs_and_json_texts_arrive_as_json(shop: Shop) -> None:
+    writer = writer_of(shop)
+    struct = pa.RecordBatch.from_pylist([{"body": {"id": 7, "tags": ["a"], "none": None}}])
+    writer.publish(iter([struct]), RowIds(writer.write_id, 0, writer.made_ms))
+    text = writer_of(shop, bodyFormat="json")
+    text.publish(iter([pa.RecordBatch.from_pylist([{"body": '{"id": 8}'}])]), RowIds(text.write_id, 0, text.made_ms))
+    bodies = []
+    for _ in range(2):
+        with shop.post.receive("out", wait=5) as message:
+            assert message is not None
+            bodies.append(message.body)
+    assert sorted(bodies, key=lambda body: body["id"]) == [{"id": 7, "tags": ["a"], "none": None}, {"id": 8}]
+
+
+@pytest.mark.parametrize(
+    ("row", "told"),
+    [
+        ({"body": None}, "the body is null"),
+        ({"body": "x", "priority": 12}, "priority"),
+        ({"body": "x", "delay": -1.0}, "delay"),
+        ({"body": "x", "delay": 1.0, "due": 5}, "both"),
+        ({"body": "x", "key": ""}, "key"),
+        ({"body": "x" * ((1 << 20) + 1)}, "bytes"),
+    ],
+)
+def test_a_row_that_cannot_be_published_is_named(tmp_path: Any, row: dict[str, Any], told: str) -> None:
+    with Shop(f"sqlite:///{tmp_path}/one.db", "wp") as shop:
+        writer = writer_of(shop)
+        batch = pa.RecordBatch.from_pylist([row])
+        with pytest.raises(InvalidInput, match=told) as raised:
+            writer.publish(iter([batch]), RowIds(writer.write_id, 0))
+        assert raised.value.__notes__ == ["row 0 of its partition, counted from 0"]
+
+
+def test_a_full_queue_is_respected(shop: Shop) -> None:
+    shop.post.configure("out", max_pending=100, overload="raise")
+    writer = writer_of(shop)
+    shop.post.publish("out", "one")
+    with pytest.raises(QueueFull, match="its limit is 100"):
+        writer.publish(batches(200), RowIds(writer.write_id, 0))
+    assert shop.post.ledger("out").published == 1
+
+
+def test_a_dataframe_that_cannot_be_published_is_refused_before_any_task() -> None:
+    for schema, told in (
+        (StructType([StructField("id", StringType())]), "no column id"),
+        (StructType([StructField("key", StringType())]), "needs a column body"),
+        (StructType([StructField("body", StringType()), StructField("priority", StringType())]), "priority is string"),
+        (StructType([StructField("body", StringType()), StructField("headers", StringType())]), "map<string,string>"),
+    ):
+        with pytest.raises(InvalidInput, match=told):
+            check_columns(schema)
+
+
+@given(some.text(max_size=20), some.integers(0, 10**6), some.integers(0, 10**9), some.text(min_size=1, max_size=40))
+def test_ids_of_rows_depend_on_nothing_but_the_row(write: str, partition: int, row: int, key: str) -> None:
+    one, other = RowIds(write, partition), RowIds(write, partition)
+    other.of_row(row + 1)
+    assert one.of_row(row) == other.of_row(row) != one.of_row(row + 1)
+    assert one.of_key(key) == RowIds(write, partition + 1).of_key(key)
+    assert one.of_row(row) != RowIds(write, partition + 1).of_row(row)
+    assert one.of_row(row) != RowIds(write + "x", partition).of_row(row)
+    assert is_message_id(one.of_row(row))
+    assert is_message_id(one.of_key(key))
+    assert is_message_id(RowIds(write, partition, 1_700_000_000_000).of_key(key))
+
+
+def test_a_chunk_holds_no_id_twice_and_not_too_many() -> None:
+    drafts = [Draft(f"{number % 700:024}", b"x") for number in range(1400)]
+    made = list(chunks(drafts))
+    assert all(len({draft.id for draft in chunk}) == len(chunk) <= CHUNK_MESSAGES_MAX for chunk in made)
+    assert {draft.id for chunk in made for draft in chunk} == {draft.id for draft in drafts}

@@ -1,0 +1,118 @@
+"""`format("waypost")` in a real session: reads, streams and writes as a data engineer meets them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
+
+from tests.spark.shop import Shop
+
+pytestmark = pytest.mark.xdist_group("spark")
+
+
+def read(spark: SparkSession, shop: Shop, **options: str) -> DataFrame:
+    return spark.read.format("waypost").options(**shop.options, **options).load()
+
+
+@pytest.mark.promise("SPARK-1")
+def test_the_journal_and_the_dead_letters_are_tables(spark: SparkSession, shop: Shop) -> None:
+    shop.fill(100)
+    events = shop.events()
+    counted = {row["event"]: row["count"] for row in read(spark, shop).groupBy("event").count().collect()}
+    assert counted == {name: sum(e.event == name for e in events) for name in {e.event for e in events}}
+    dead = read(spark, shop, kind="dead", queue="orders")
+    assert {row["id"] for row in dead.select("id").collect()} == {message.id for message in shop.stored("dead")}
+    assert "hush" not in dead._jdf.queryExecution().toString()
+
+
+@pytest.mark.promise("SPARK-1")
+def test_a_stream_reads_every_event_once_and_a_replayed_batch_publishes_nothing_twice(
+    spark: SparkSession, shop: Shop, tmp_path: Path
+) -> None:
+    shop.post.publish_many("orders", [{"n": n} for n in range(250)])
+
+    def run() -> list[Any]:
+        stream = (
+            spark.readStream.format("waypost").options(**shop.options, queue="orders", maxRowsPerBatch="100").load()
+        )
+        query = (
+            stream.select(f.struct("number", "message_id").alias("body"))
+            .writeStream.format("waypost")
+            .options(**shop.options, queue="copies", checkpointLocation=str(tmp_path / "checkpoint"))
+            .trigger(availableNow=True)
+            .start()
+        )
+        assert query.awaitTermination(240)
+        return [progress["numInputRows"] for progress in query.recentProgress if progress["numInputRows"]]
+
+    assert run() == [100, 100, 50]
+    assert shop.post.ledger("copies").published == 250
+    # As if the driver had died after the last batch was written and before that was noted.
+    commits = tmp_path / "checkpoint" / "commits"
+    (commits / "2").unlink()
+    (commits / ".2.crc").unlink(missing_ok=True)
+    assert run() == [50]
+    ledger = shop.post.ledger("copies")
+    assert (ledger.published, ledger.duplicates) == (250, 50)
+
+
+@pytest.mark.promise("SPARK-1")
+def test_a_task_that_fails_in_the_middle_of_a_write_publishes_nothing_twice(
+    spark: SparkSession, shop: Shop, tmp_path: Path
+) -> None:
+    flag = tmp_path / "failed"
+
+    def failing(number: int) -> int:
+        if number == 11_000 and not flag.exists():
+            flag.touch()
+            raise OSError("the executor is gone")
+        return number
+
+    rows = spark.range(0, 12_000, 1, 1).select(f.udf(failing, "long", useArrow=False)("id").alias("id"))
+    (
+        rows.select(f.struct("id").alias("body"), (f.col("id") % 10).alias("priority"))
+        .write.format("waypost")
+        .options(**shop.options, queue="out")
+        .mode("append")
+        .save()
+    )
+    ledger = shop.post.ledger("out")
+    assert flag.exists()
+    assert ledger.published == 12_000
+    assert ledger.duplicates > 0
+
+
+@pytest.mark.promise("SPARK-1")
+def test_sql_reads_a_queue_and_only_the_columns_of_a_schema(spark: SparkSession, tmp_path: Path) -> None:
+    with Shop(f"sqlite:///{tmp_path}/one.db", "wp") as shop:
+        shop.post.publish_many("orders", [{"n": n} for n in range(5)], delay=60)
+        spark.sql(
+            f"CREATE TEMPORARY VIEW later USING waypost OPTIONS (url '{shop.url}', queue 'orders', kind 'delayed')"
+        )
+        found = spark.sql("SELECT sum(get_json_object(text, '$.n')) AS total FROM later").collect()
+        assert found[0]["total"] == 10
+        chosen = spark.read.format("waypost").options(**shop.options).schema("event STRING, number BIGINT").load()
+        assert sorted(map(tuple, chosen.collect())) == [("published", n) for n in range(1, 6)]
+
+
+@pytest.mark.promise("SPARK-1")
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [({"kind": "everything"}, "kind is one of"), ({"url": "valkey://:hush@127.0.0.1"}, "holds a password")],
+)
+def test_a_wrong_option_is_a_clear_error(
+    spark: SparkSession, tmp_path: Path, options: dict[str, str], told: str
+) -> None:
+    with pytest.raises(Exception, match=told) as raised:
+        spark.read.format("waypost").options(**{"url": f"sqlite:///{tmp_path}/x.db", **options}).load()
+    assert "hush" not in str(raised.value)
+
+
+def test_a_queue_is_not_overwritten(spark: SparkSession, tmp_path: Path) -> None:
+    rows = spark.range(3).select(f.struct("id").alias("body"))
+    with pytest.raises(Exception, match="cannot be overwritten"):
+        rows.write.format("waypost").options(url=f"sqlite:///{tmp_path}/x.db", queue="q").mode("overwrite").save()

@@ -1,0 +1,215 @@
+"""Offsets of a stream: exact, limited, and honest about what is gone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, cast
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as some
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
+from pyspark.sql.types import LongType, StringType, StructField, StructType
+
+from tests.spark.shop import Shop
+from waypost.errors import ConfigurationError, JournalTrimmed, StoreError
+from waypost.spark.options import read_options
+from waypost.spark.parts import Numbers, Part, check_machine, share_out, this_machine
+from waypost.spark.reader import Reader
+from waypost.spark.stream import StreamReader, admit
+
+pytestmark = pytest.mark.xdist_group("spark")
+SCHEMA = StructType([StructField("queue", StringType()), StructField("number", LongType())])
+
+
+@pytest.fixture
+def stream(shop: Shop) -> Iterator[Any]:
+    """Makes readers of the shop's journal, and closes them."""
+    made: list[StreamReader] = []
+
+    def make(**options: str) -> StreamReader:
+        made.append(StreamReader(read_options({**shop.options, **options}), SCHEMA))
+        return made[-1]
+
+    yield make
+    for reader in made:
+        reader.stop()
+
+
+def rows(reader: StreamReader | Reader, parts: Any) -> list[tuple[str, int]]:
+    return sorted(
+        (row["queue"], row["number"]) for part in parts for batch in reader.read(part) for row in batch.to_pylist()
+    )
+
+
+@pytest.mark.promise("SPARK-1")
+def test_batches_follow_each_other_without_gap_and_the_same_offsets_give_the_same_rows(shop: Shop, stream: Any) -> None:
+    shop.post.publish_many("orders", range(50))
+    shop.post.publish_many("mails", range(5))
+    reader = stream(maxRowsPerBatch="20")
+    limit = reader.getDefaultReadLimit()
+    assert limit == ReadMaxRows(20)
+    start, seen = reader.initialOffset(), []
+    assert start == {"orders": 0, "mails": 0}
+    while (end := reader.latestOffset(start, limit)) != start:
+        batch = rows(reader, reader.partitions(start, end))
+        assert len(batch) <= 20
+        assert batch == rows(reader, reader.partitions(start, end))
+        seen += batch
+        start = end
+    assert sorted(seen) == sorted([("orders", n + 1) for n in range(50)] + [("mails", n + 1) for n in range(5)])
+    assert reader.partitions(start, start) == []
+
+
+def test_a_run_for_what_is_there_ends_however_fast_events_come(shop: Shop, stream: Any) -> None:
+    shop.post.publish_many("orders", range(10))
+    reader = stream()
+    start = reader.initialOffset()
+    reader.prepareForTriggerAvailableNow()
+    shop.post.publish_many("orders", range(10))
+    end = reader.latestOffset(start, ReadAllAvailable())
+    assert end == {"orders": 10}
+    assert reader.latestOffset(end, ReadAllAvailable()) == end
+
+
+def test_a_stream_begins_where_it_is_told(shop: Shop, stream: Any) -> None:
+    shop.post.publish_many("orders", range(3))
+    event = shop.events()[-1]
+    assert stream(startingOffsets="latest").initialOffset() == {"orders": 3}
+    assert stream(startingOffsets="2020-01-01T00:00:00Z").initialOffset() == {"orders": 0}
+    assert stream(startingOffsets="2100-01-01T00:00:00+02:00").initialOffset() == {"orders": 3}
+    assert event.number == 3
+
+
+def test_a_queue_that_comes_later_is_read_from_its_first_event(shop: Shop, stream: Any) -> None:
+    shop.post.publish("orders", 1)
+    reader = stream(startingOffsets="latest")
+    start = reader.initialOffset()
+    shop.post.publish_many("late", range(4))
+    end = reader.latestOffset(start, ReadAllAvailable())
+    assert rows(reader, reader.partitions(start, end)) == [("late", n) for n in (1, 2, 3, 4)]
+
+
+@pytest.mark.promise("SPARK-1")
+def test_a_journal_trimmed_past_the_offset_is_an_error_unless_one_says_to_go_on(shop: Shop, stream: Any) -> None:
+    shop.post.publish_many("orders", range(30))
+    reader = stream(queue="orders")
+    start = reader.initialOffset()
+    planned = reader.partitions(start, {"orders": 30})
+    with shop.bulk() as bulk:
+        bulk.run(bulk.store.journal_trim("orders", 12))
+    end = reader.latestOffset(start, ReadAllAvailable())
+    with pytest.raises(JournalTrimmed, match=r"events 1 to 12 are gone.*failOnDataLoss"):
+        reader.partitions(start, end)
+    with pytest.raises(JournalTrimmed, match="events 1 to 12 are gone"):
+        rows(reader, planned)
+    careless = stream(queue="orders", failOnDataLoss="false")
+    assert rows(careless, careless.partitions(start, end)) == [("orders", n) for n in range(13, 31)]
+    assert rows(careless, planned) == [("orders", n) for n in range(13, 31)]
+
+
+@pytest.mark.promise("SPARK-1")
+def test_a_registered_reader_keeps_what_the_query_has_not_read(shop: Shop, stream: Any) -> None:
+    shop.post.publish_many("orders", range(10))
+    reader = stream(reader="lake", queue="orders")
+    start = reader.initialOffset()
+    with shop.bulk() as bulk:
+        assert bulk.run(bulk.store.journal_trim("orders", 10)) == 1
+        reader.commit({"orders": 4})
+        assert bulk.run(bulk.store.journal_trim("orders", 10)) == 5
+    assert start == {"orders": 0}
+
+
+@pytest.mark.promise("SPARK-2")
+def test_published_messages_are_followed_with_their_bodies_and_nothing_is_consumed(shop: Shop) -> None:
+    shop.post.configure("orders", journal="full")
+    shop.post.publish_many("orders", [{"n": n} for n in range(5)], key=lambda body: f"k{body['n']}", group="g")
+    shop.post.publish("orders", {"n": 0}, key="k0")
+    with shop.post.receive("orders", wait=5) as message:
+        assert message is not None
+    schema = StructType([StructField(name, StringType()) for name in ("id", "key", "text", "group")])
+    reader = StreamReader(read_options({**shop.options, "kind": "messages", "queue": "orders"}), schema)
+    start = reader.initialOffset()
+    end = reader.latestOffset(start, ReadAllAvailable())
+    found = [row for part in reader.partitions(start, end) for batch in reader.read(part) for row in batch.to_pylist()]
+    reader.stop()
+    assert [(row["key"], row["text"], row["group"]) for row in found] == [
+        (f"k{n}", f'{{"n":{n}}}', "g") for n in range(5)
+    ]
+    assert shop.post.ledger("orders").ready == 4
+
+
+@pytest.mark.promise("SPARK-2")
+def test_a_message_whose_body_was_not_journalled_is_an_error_unless_one_says_to_go_on(shop: Shop) -> None:
+    shop.post.publish("orders", "before")
+    shop.post.configure("orders", journal="full")
+    shop.post.publish("orders", "after")
+    schema = StructType([StructField("text", StringType())])
+    options = {**shop.options, "kind": "messages", "queue": "orders"}
+    careful, careless = (
+        Reader(read_options({**options, "failOnDataLoss": flag}), schema) for flag in ("true", "false")
+    )
+    with pytest.raises(JournalTrimmed, match="event 1 tells of a message whose body was not journalled"):
+        rows(careful, careful.partitions())
+    texts = [row["text"] for part in careless.partitions() for b in careless.read(part) for row in b.to_pylist()]
+    assert sorted(texts, key=str) == [None, "after"]
+
+
+def test_a_checkpoint_of_another_store_is_noticed(shop: Shop, stream: Any) -> None:
+    shop.post.publish("orders", 1)
+    with pytest.raises(StoreError, match="another store than before"):
+        stream().latestOffset({"orders": 99}, ReadAllAvailable())
+
+
+def test_what_lies_in_a_queue_cannot_be_followed(shop: Shop, stream: Any) -> None:
+    with pytest.raises(ConfigurationError, match="kind messages can be read as a stream"):
+        stream(kind="ready")
+
+
+@given(
+    some.dictionaries(some.sampled_from("abcd"), some.integers(0, 50)),
+    some.dictionaries(some.sampled_from("abcd"), some.integers(0, 50)),
+    some.integers(1, 60),
+)
+def test_a_limit_is_kept_and_nothing_starves(start: dict[str, int], newest: dict[str, int], limit: int) -> None:
+    end = admit(start, newest, limit)
+    taken = {queue: end[queue] - start.get(queue, 0) for queue in end}
+    waiting = {queue: max(0, newest.get(queue, 0) - start.get(queue, 0)) for queue in end}
+    assert all(0 <= taken[queue] <= waiting[queue] for queue in end)
+    assert sum(taken.values()) == min(limit, sum(waiting.values()))
+    if limit >= len(waiting):
+        assert all(taken[queue] > 0 for queue in end if waiting[queue])
+
+
+@given(
+    some.lists(some.tuples(some.integers(0, 100), some.integers(0, 300)), max_size=6),
+    some.integers(1, 9),
+    some.integers(1, 50),
+)
+def test_parts_hold_everything_once_and_are_no_more_than_asked(
+    ranges: list[tuple[int, int]], parts: int, rows_min: int
+) -> None:
+    work = [Numbers(str(index), after, after + count) for index, (after, count) in enumerate(ranges)]
+    made = share_out(work, parts, rows_min)
+    wanted = {(numbers.queue, n) for numbers in work for n in range(numbers.after, numbers.to)}
+    held = [(numbers.queue, n) for part in made for numbers in part for n in range(numbers.after, numbers.to)]
+    assert len(made) <= parts
+    assert sorted(held) == sorted(wanted)
+
+
+def test_a_file_is_read_on_its_own_machine_only(tmp_path: Any) -> None:
+    with Shop(f"sqlite:///{tmp_path}/one.db", "wp") as shop:
+        shop.post.publish("orders", 1)
+        reader = Reader(read_options(shop.options), SCHEMA)
+        part = cast("Part", reader.partitions()[0])
+        assert part.machine == this_machine()
+        part.machine = "elsewhere 5f"
+        with pytest.raises(ConfigurationError, match="a file on elsewhere"):
+            list(reader.read(part))
+        check_machine(None)
+
+
+def test_a_read_without_any_part_has_no_rows(shop: Shop) -> None:
+    reader = Reader(read_options({**shop.options, "queue": "nobody"}), SCHEMA)
+    assert reader.partitions() == []
+    assert list(reader.read(None)) == []
