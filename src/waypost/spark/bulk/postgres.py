@@ -40,6 +40,8 @@ ARRAYS = {
     "reason": "reasons", "error_type": "error_types", "run_ms": "runs", "wait_ms": "waits", "size": "sizes",
     "chain_id": "chains", "schedule": "schedules",
 }  # fmt: skip
+#: What an entry says once for all of its events, and what a message says only by its data.
+SELECTED = {"schedules": "ARRAY[e.schedule] AS schedules", "size": "length(m.data)::bigint AS size"}
 _LEASE_COLUMNS = frozenset(("claimed_ms", "lease_end_ms", "worker"))
 
 
@@ -135,9 +137,8 @@ class PostgresBulk(Bulk):
         if known is None:
             return
         after = max(after, self.run(self.store.journal(queue, after, 1)).first_kept - 1)
-        arrays = {
-            name: array for name, array in ARRAYS.items() if name in columns and array in self._columns_of_entries()
-        }
+        there = self._columns_of_entries() | {"schedules"}
+        arrays = {name: array for name, array in ARRAYS.items() if name in columns and array in there}
         if any(name in columns for name in ENVELOPE_COLUMNS):
             arrays["body"] = "bodies"
         page = PageSize(FIRST_PAGE_EVENTS, EVENTS_A_PAGE, PAGE_BYTES)
@@ -166,7 +167,7 @@ class PostgresBulk(Bulk):
         high = (
             f"SELECT m.xid, m.seq FROM {mark} m WHERE m.queue = {queue} AND m.number >= {to} ORDER BY m.number LIMIT 1"
         )
-        selected = "".join(f", e.{name}" for name in arrays)
+        selected = "".join(", " + SELECTED.get(name, f"e.{name}") for name in arrays)
         return (
             f"WITH low AS MATERIALIZED ({low}), high AS MATERIALIZED ({high}) "
             "SELECT (low.number + sum(e.count) OVER (ORDER BY e.xid, e.seq ROWS UNBOUNDED PRECEDING))::bigint "
@@ -212,7 +213,7 @@ class PostgresBulk(Bulk):
             for name in columns
             if name not in ("queue", "state", "priority", "id", *ENVELOPE_COLUMNS) and name not in hidden
         ]
-        selected = "".join(f', m."{name}"' for name in names)
+        selected = "".join(", " + SELECTED.get(name, f'm."{name}"') for name in names)
         bodies = any(name in columns for name in ENVELOPE_COLUMNS)
         data = ", m.data" if bodies else ""
         table = f"{self.store.names.of('message')} m"
