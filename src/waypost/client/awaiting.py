@@ -30,7 +30,7 @@ from waypost.message import (
 from waypost.middleware import Outgoing
 from waypost.operations import publish, receive, run, wait
 from waypost.operations.flow import Flow, drive_async
-from waypost.operations.publish import checked
+from waypost.operations.publish import checked, taken
 from waypost.policy import HEALTH_WINDOW_SECONDS, PAGE_MAX, Policy, RetryPolicy
 
 if TYPE_CHECKING:
@@ -186,14 +186,24 @@ class AsyncWaypost(Face, AwaitedSchedules):
     async def publish(self, queue: QueueName, body: object, **options: Unpack[PublishKeywords]) -> Published:
         name = self._name(queue)
         with self._gate.publish():
-            if self._registry.middleware:
+            if self._registry.middleware or "transaction" in options:
                 return (await self._published_through(name, [body], options, self._send_one))[0]  # type: ignore[no-any-return]
             return await self._run(publish.publish(self._link, name, body, checked(options)))
 
     async def _send_one(self, outgoing: Outgoing) -> list[Published]:
+        transaction, options = taken(outgoing.options)
+        if transaction is not None:
+            return await self._send_within(transaction, outgoing, checked(options))
         (body,) = outgoing.bodies
-        flow = publish.publish(self._link, self._name(outgoing.queue), body, checked(outgoing.options))
+        flow = publish.publish(self._link, self._name(outgoing.queue), body, checked(options))
         return [await self._run(flow)]
+
+    async def _send_within(
+        self, transaction: object, outgoing: Outgoing, options: publish.PublishOptions
+    ) -> list[Published]:
+        name = self._name(outgoing.queue)
+        executor = await self._seam().enter_async(transaction, name, self._call)
+        return await drive_async(executor, publish.publish_within(self._link, name, outgoing.bodies, options))
 
     @overload
     async def publish_many(
@@ -208,12 +218,15 @@ class AsyncWaypost(Face, AwaitedSchedules):
     ) -> list[Published]:
         name = self._name(queue)
         with self._gate.publish():
-            if self._registry.middleware:
+            if self._registry.middleware or "transaction" in options:
                 return await self._published_through(name, bodies, options, self._send_many)  # type: ignore[no-any-return]
             return await self._run(publish.publish_many(self._link, name, bodies, self._many_options(options)))
 
     async def _send_many(self, outgoing: Outgoing) -> list[Published]:
-        options = self._many_options(cast("PublishManyKeywords", dict(outgoing.options)))
+        transaction, given = taken(outgoing.options)
+        options = self._many_options(cast("PublishManyKeywords", given))
+        if transaction is not None:
+            return await self._send_within(transaction, outgoing, options)
         flow = publish.publish_many(self._link, self._name(outgoing.queue), outgoing.bodies, options)
         return await self._run(flow)
 

@@ -36,7 +36,7 @@ from waypost.message import (
 from waypost.middleware import Outgoing
 from waypost.operations import publish, receive, run, wait
 from waypost.operations.flow import Flow, drive
-from waypost.operations.publish import checked
+from waypost.operations.publish import checked, taken
 from waypost.policy import HEALTH_WINDOW_SECONDS, PAGE_MAX, Policy, RetryPolicy
 
 if TYPE_CHECKING:
@@ -173,17 +173,30 @@ class Waypost(Face, BlockingSchedules):
         with `message.then` and can be waited for; `after` (chain ids, or what `publish` returned for their first
         messages) holds this message back until those chains have ended. On a full queue whose policy is `block`,
         waits for room up to `timeout` seconds (1), then raises `QueueFull`.
+
+        `transaction` (a SQLAlchemy session or connection, a connection of psycopg, asyncpg, Django or sqlite3) makes the
+        message a part of it: it is there if and only if that transaction commits, which is left to you.
         """
         name = self._name(queue)
         with self._gate.publish():
-            if self._registry.middleware:
+            if self._registry.middleware or "transaction" in options:
                 return (self._published_through(name, [body], options, self._send_one))[0]  # type: ignore[no-any-return]
             return self._run(publish.publish(self._link, name, body, checked(options)))
 
     def _send_one(self, outgoing: Outgoing) -> list[Published]:
+        transaction, options = taken(outgoing.options)
+        if transaction is not None:
+            return self._send_within(transaction, outgoing, checked(options))
         (body,) = outgoing.bodies
-        flow = publish.publish(self._link, self._name(outgoing.queue), body, checked(outgoing.options))
+        flow = publish.publish(self._link, self._name(outgoing.queue), body, checked(options))
         return [self._run(flow)]
+
+    def _send_within(
+        self, transaction: object, outgoing: Outgoing, options: publish.PublishOptions
+    ) -> list[Published]:
+        name = self._name(outgoing.queue)
+        executor = self._seam().enter(transaction, name, self._call)
+        return drive(executor, publish.publish_within(self._link, name, outgoing.bodies, options))
 
     @overload
     def publish_many(
@@ -205,12 +218,15 @@ class Waypost(Face, BlockingSchedules):
         """
         name = self._name(queue)
         with self._gate.publish():
-            if self._registry.middleware:
+            if self._registry.middleware or "transaction" in options:
                 return self._published_through(name, bodies, options, self._send_many)  # type: ignore[no-any-return]
             return self._run(publish.publish_many(self._link, name, bodies, self._many_options(options)))
 
     def _send_many(self, outgoing: Outgoing) -> list[Published]:
-        options = self._many_options(cast("PublishManyKeywords", dict(outgoing.options)))
+        transaction, given = taken(outgoing.options)
+        options = self._many_options(cast("PublishManyKeywords", given))
+        if transaction is not None:
+            return self._send_within(transaction, outgoing, options)
         flow = publish.publish_many(self._link, self._name(outgoing.queue), outgoing.bodies, options)
         return self._run(flow)
 

@@ -59,6 +59,7 @@ from waypost.store.postgres.statement import (
     small,
     text,
 )
+from waypost.store.postgres.within import check_answer
 from waypost.store.register import pack, registered
 
 if TYPE_CHECKING:
@@ -177,6 +178,7 @@ class PostgresStore(ScheduleVerbs):
             letters, others, wake = _published_reply(one(result) or b"")
             if not letters:
                 return Woken([Published(draft.id, "queued", queue) for draft in drafts], _wake(queue, wake))
+            check_answer(letters, others, queue)
             ids = others or [draft.id for draft in drafts]
             return Woken(
                 [Published(id, PUBLISH_STATUS[letter], queue) for id, letter in zip(ids, letters, strict=True)],

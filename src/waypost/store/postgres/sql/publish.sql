@@ -1,9 +1,9 @@
 -- Publish a batch, once per operation, within the queue's cap.
 -- Touches: queue (read), operation, sleeper, and what `accept` and `finish` touch.
 -- Keeps: with `max_pending`, publishers of one queue take turns, so that together they never pass it.
--- Without `p_ttl` it is a part of somebody's own transaction: no repeat can come, and nothing is tidied up, since the
--- locks
--- of that would be held until the transaction ends.
+-- Without `p_ttl` it is a part of somebody's own transaction: no repeat can come, nothing is tidied up, since the locks
+-- of that would be held until the transaction ends, and a queue that is full is answered (F), not raised, since that
+-- would abort it. 0 is the same, raising.
 
 CREATE OR REPLACE FUNCTION {publish}(
     p_queue text, p_clock bigint, p_session bytea, p_number bigint, p_ttl bigint, p_envelopes bytea[],
@@ -28,7 +28,19 @@ BEGIN
     IF NOT FOUND THEN
         q := {open}(p_queue);
     END IF;
-    IF p_ttl IS NOT NULL THEN
+    IF p_ttl IS NULL AND q.max_pending IS NOT NULL THEN
+        IF q.overload = 'block' OR current_setting('transaction_isolation') <> 'read committed' THEN
+            RETURN CASE q.overload WHEN 'block' THEN '["B", null, []]' ELSE '["I", null, []]' END;
+        END IF;
+        BEGIN
+            RETURN {publish}(
+                p_queue, p_clock, p_session, p_number, 0, p_envelopes, p_priorities, p_groups, p_delays, p_ats,
+                p_copies, p_keys, p_windows, p_rules, p_forwarded);
+        EXCEPTION WHEN SQLSTATE 'WPFUL' THEN
+            RETURN json_build_array('F', ARRAY[SQLERRM], ARRAY[]::text[])::text;
+        END;
+    END IF;
+    IF p_ttl > 0 THEN
         v_first := {replayed}(q.number, p_session, p_number);
         IF v_first IS NOT NULL THEN
             RETURN v_first;
@@ -67,11 +79,11 @@ BEGIN
     IF v_timers THEN
         v_done.fresh := v_done.fresh + coalesce(({next_due}(q.number) < coalesce(v_due, 9223372036854775807))::int, 0);
     END IF;
-    v_wake := {wake}(q, v_now, v_done.fresh, p_ttl IS NULL);
+    v_wake := {wake}(q, v_now, v_done.fresh, coalesce(p_ttl, 0) = 0);
     v_first := json_build_array(
         CASE WHEN v_done.letters = repeat('q', v_done.added::int) THEN '' ELSE v_done.letters END,
         CASE WHEN v_done.letters ~ '[uce]' THEN v_done.others END, v_wake)::text;
-    IF p_ttl IS NOT NULL AND {remember}(q.number, p_session, p_number, v_now + p_ttl, v_first) THEN
+    IF coalesce(p_ttl, 0) > 0 AND {remember}(q.number, p_session, p_number, v_now + p_ttl, v_first) THEN
         PERFORM {tidy}(q, v_now);
     END IF;
     RETURN v_first;
@@ -121,7 +133,7 @@ BEGIN
             CASE WHEN v.journal = 'full' THEN ARRAY[coalesce(p_copy, p_envelope)] END);
     END IF;
     IF NOT v.quiet THEN
-        SELECT json_build_array('', NULL, {wake}(t, v_now, 1))::text INTO v_first
+        SELECT json_build_array('', NULL, {wake}(t, v_now, 1, p_ttl IS NULL))::text INTO v_first
         FROM {queue} t WHERE t.number = v.number;
         UPDATE {operation} o SET result = v_first
         WHERE p_ttl IS NOT NULL AND o.queue = v.number AND o.session = p_session AND o.slot = p_number % 128;
