@@ -36,10 +36,11 @@ from waypost.message import (
 from waypost.middleware import Outgoing
 from waypost.operations import publish, receive, run, wait
 from waypost.operations.flow import Flow, drive
-from waypost.operations.publish import checked, taken
+from waypost.operations.publish import PublishOptions, checked, taken
 from waypost.policy import HEALTH_WINDOW_SECONDS, PAGE_MAX, Policy, RetryPolicy
 
 if TYPE_CHECKING:
+    from waypost.outbox.settling import Home
     from waypost.store.port import Call, Executor
     from waypost.worker.blocking import BlockingWorker
 
@@ -64,6 +65,7 @@ class Reception(Generic[T]):
     def __enter__(self) -> Message[T] | None:
         self._message = self._face._run(self._face._receive_flow(self._queue, self._wait, self._as_type))
         if self._message is not None:
+            self._message.home = self._face._home(self._retry)
             self._face._gate.received(1)
         return self._message
 
@@ -85,7 +87,7 @@ class Consumed(Message[T]):
     __slots__ = ("_ended", "_face", "_retry")
 
     def __init__(self, queue: str, lease: Lease, as_type: type[T] | None, face: Waypost, retry: RetryPolicy) -> None:
-        super().__init__(queue, lease, as_type)
+        super().__init__(queue, lease, as_type, face._home(retry))
         self._face = face
         self._retry = retry
         self._ended = False
@@ -156,6 +158,11 @@ class Waypost(Face, BlockingSchedules):
     def _call(self, call: Call[T]) -> T:
         return drive(self._connected(), self._link.attempt(call))
 
+    def _home(self, retry: RetryPolicy) -> Home:
+        from waypost.outbox.settling import Home
+
+        return Home(self._link, retry, blocking=self._connected, seam=self._seam())
+
     # ---- the way of a message ----------------------------------------------------------------------------
 
     @overload
@@ -174,8 +181,8 @@ class Waypost(Face, BlockingSchedules):
         messages) holds this message back until those chains have ended. On a full queue whose policy is `block`,
         waits for room up to `timeout` seconds (1), then raises `QueueFull`.
 
-        `transaction` (a SQLAlchemy session or connection, a connection of psycopg, asyncpg, Django or sqlite3) makes the
-        message a part of it: it is there if and only if that transaction commits, which is left to you.
+        `transaction` (a SQLAlchemy session or connection, a connection of psycopg, asyncpg, Django or sqlite3) makes
+        the message a part of it: it is there if and only if that transaction commits, which is left to you.
         """
         name = self._name(queue)
         with self._gate.publish():
@@ -191,9 +198,7 @@ class Waypost(Face, BlockingSchedules):
         flow = publish.publish(self._link, self._name(outgoing.queue), body, checked(options))
         return [self._run(flow)]
 
-    def _send_within(
-        self, transaction: object, outgoing: Outgoing, options: publish.PublishOptions
-    ) -> list[Published]:
+    def _send_within(self, transaction: object, outgoing: Outgoing, options: PublishOptions) -> list[Published]:
         name = self._name(outgoing.queue)
         executor = self._seam().enter(transaction, name, self._call)
         return drive(executor, publish.publish_within(self._link, name, outgoing.bodies, options))

@@ -54,7 +54,7 @@ class Seam:
         transaction = self._recognised(given, awaited=False)
         underneath = transaction.begin()
         if self._store.kind == "sqlite":
-            return self._on_file(underneath, queue)
+            return cast("Executor", self._on_file(underneath, queue))
         looks = self._looks(transaction, underneath, queue)
         answer: Any = None
         try:
@@ -64,9 +64,7 @@ class Seam:
         except StopIteration:
             return cast("Executor", PostgresWithin(transaction))
 
-    async def enter_async(
-        self, given: object, queue: str, ask: Callable[[Call[Any]], Awaitable[Any]]
-    ) -> AsyncExecutor:
+    async def enter_async(self, given: object, queue: str, ask: Callable[[Call[Any]], Awaitable[Any]]) -> AsyncExecutor:
         """The same for an event loop."""
         transaction = self._recognised(given, awaited=True)
         underneath = (await transaction.begin()) if transaction.awaited else transaction.begin()

@@ -83,7 +83,10 @@ class AwaitedTransaction(Transaction):
         return cast(T, read(mine, await self.fetch(*spelled(mine, self.style))))
 
     async def run_many(self, calls: Iterable[Call[T]]) -> list[T | Exception]:  # type: ignore[override]
-        return [await self.run(call) for call in calls]
+        results: list[T | Exception] = []
+        for call in calls:
+            results.append(await self.run(call))
+        return results
 
     async def close(self) -> None:  # type: ignore[override]
         """It is the caller's."""
@@ -236,7 +239,9 @@ class DjangoTransaction(Transaction):
     def begin(self) -> Any:
         given = self.given
         if given.vendor not in ("postgresql", "sqlite"):
-            raise InvalidInput(f"Django's connection to {given.vendor} cannot carry messages; PostgreSQL and SQLite can")
+            raise InvalidInput(
+                f"Django's connection to {given.vendor} cannot carry messages, only PostgreSQL and SQLite"
+            )
         if not given.in_atomic_block and given.get_autocommit():
             raise InvalidInput(_AUTOCOMMIT + "publish inside `with transaction.atomic()`")
         given.ensure_connection()
@@ -268,9 +273,7 @@ class SqliteTransaction(Transaction):
 
 def is_of(given: Any, library: str, *names: str) -> bool:
     """Whether something is of a class of this library, or of one derived from it."""
-    return any(
-        kind.__name__ in names and kind.__module__.partition(".")[0] == library for kind in type(given).__mro__
-    )
+    return any(kind.__name__ in names and kind.__module__.partition(".")[0] == library for kind in type(given).__mro__)
 
 
 def recognise(given: Any) -> Transaction:
@@ -303,7 +306,7 @@ def recognise(given: Any) -> Transaction:
 def check_colour(transaction: Transaction, *, awaited: bool) -> None:
     """Refuse a transaction that this face cannot use."""
     if transaction.awaited and not awaited:
-        raise InvalidInput("this transaction is awaited: publish it with AsyncWaypost, or give a connection that blocks")
+        raise InvalidInput("this transaction is awaited: publish with AsyncWaypost, or give a connection that blocks")
     if awaited and not transaction.awaited and not isinstance(transaction, SqliteTransaction):
         raise InvalidInput(
             "this transaction blocks, and would hold up the event loop: publish it with Waypost, or give an asyncio one"

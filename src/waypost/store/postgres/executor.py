@@ -233,6 +233,14 @@ class PostgresExecutor(_Common):
             connection.close()
         self._source.give(connection)
 
+    def lend(self) -> psycopg.Connection[Any]:
+        """A connection for a transaction of somebody else's making, until `take_back`."""
+        return self._take()
+
+    def take_back(self, connection: psycopg.Connection[Any]) -> None:
+        """The transaction is over."""
+        self._keep(connection)
+
     def close(self) -> None:
         """Close the connections that are ours."""
         if self._pid != os.getpid():
@@ -320,6 +328,14 @@ class AsyncPostgresExecutor(_Common):
         with suppress(*CONNECTION_FAILURES):
             await connection.close()
         await self._source.give_async(connection)
+
+    async def lend(self) -> psycopg.AsyncConnection[Any]:
+        """A connection for a transaction of somebody else's making, until `take_back`."""
+        return await self._take()
+
+    async def take_back(self, connection: psycopg.AsyncConnection[Any]) -> None:
+        """The transaction is over."""
+        await self._keep(connection)
 
     async def close(self) -> None:
         """Close the connections that are ours."""
