@@ -55,11 +55,16 @@ def test_an_error_in_the_block_rolls_back_and_the_message_is_retried(
     post: Waypost, shop: psycopg.Connection[Any]
 ) -> None:
     post.publish("orders", 7)
-    with pytest.raises(RuntimeError, match="no stock"), post.receive("orders") as message:
-        assert message is not None
-        with message.transaction() as connection:
-            connection.execute(SALE, (1,))
-            raise RuntimeError("no stock")
+
+    def fail() -> None:
+        with post.receive("orders") as message:
+            assert message is not None
+            with message.transaction() as connection:
+                connection.execute(SALE, (1,))
+                raise RuntimeError("no stock")
+
+    with pytest.raises(RuntimeError, match="no stock"):
+        fail()
     assert sold(shop) == []
     assert (post.ledger("orders").retried, post.ledger("orders").done) == (1, 0)
 
@@ -68,17 +73,24 @@ def test_an_error_in_the_block_rolls_back_and_the_message_is_retried(
 def test_a_lost_lease_forces_the_rollback(post: Waypost, shop: psycopg.Connection[Any]) -> None:
     post.configure("orders", lease=0.05)
     post.publish("orders", 7)
-    with pytest.raises(LeaseLost), post.receive("orders") as late:
-        assert late is not None
-        with late.transaction() as connection:
-            connection.execute(SALE, (1,))
-            with post.receive("orders", wait=10) as taken:
-                assert taken is not None
-                assert taken.id == late.id
-                with taken.transaction() as other:
-                    other.execute(SALE, (2,))
+    seen: list[Message[Any]] = []
+
+    def be_late() -> None:
+        with post.receive("orders") as late:
+            assert late is not None
+            seen.append(late)
+            with late.transaction() as connection:
+                connection.execute(SALE, (1,))
+                with post.receive("orders", wait=10) as taken:
+                    assert taken is not None
+                    assert taken.id == late.id
+                    with taken.transaction() as other:
+                        other.execute(SALE, (2,))
+
+    with pytest.raises(LeaseLost):
+        be_late()
     assert sold(shop) == [2]
-    assert late.lease_lost
+    assert seen[0].lease_lost
     assert (post.ledger("orders").done, post.ledger("orders").unexplained) == (1, 0)
 
 
@@ -210,11 +222,16 @@ def test_a_file_holds_the_users_table_and_the_queue(tmp_path: Path) -> None:
             assert message is not None
             with message.transaction() as connection:
                 connection.execute("INSERT INTO shop (n) VALUES (?)", (message.body,))
-        with pytest.raises(RuntimeError, match="no"), post.receive("orders") as message:
-            assert message is not None
-            with message.transaction() as connection:
-                connection.execute("INSERT INTO shop (n) VALUES (?)", (message.body,))
-                raise RuntimeError("no")
+
+        def fail() -> None:
+            with post.receive("orders") as message:
+                assert message is not None
+                with message.transaction() as connection:
+                    connection.execute("INSERT INTO shop (n) VALUES (?)", (message.body,))
+                    raise RuntimeError("no")
+
+        with pytest.raises(RuntimeError, match="no"):
+            fail()
         assert file.execute("SELECT n FROM shop").fetchall() == [(1,)]
         assert (post.ledger("orders").done, post.ledger("orders").retried) == (1, 1)
 
@@ -223,15 +240,12 @@ def test_a_file_holds_the_users_table_and_the_queue(tmp_path: Path) -> None:
 def test_a_store_that_is_no_part_of_a_database_says_so() -> None:
     with Waypost("memory://") as post:
         post.publish("orders", 1)
-        with (
-            pytest.raises(ConfigurationError, match="Inbox"),
-            post.receive("orders") as message,
-        ):
+        with post.receive("orders") as message:
             assert message is not None
-            with message.transaction():
-                pass
-        with pytest.raises(ConfigurationError, match="memory"):
-            post.publish("orders", 1, transaction=sqlite3.connect(":memory:"))
+            with pytest.raises(ConfigurationError, match="Inbox"):
+                message.transaction().__enter__()
+        with closing(sqlite3.connect(":memory:")) as other, pytest.raises(ConfigurationError, match="memory"):
+            post.publish("orders", 1, transaction=other)
 
 
 @pytest.mark.promise("BOX-3")
@@ -242,6 +256,7 @@ def test_the_other_colour_is_refused(post: Waypost) -> None:
         async with message.transaction():
             pass
 
-    with pytest.raises(InvalidInput, match="colour"), post.receive("orders") as message:
+    with post.receive("orders") as message:
         assert message is not None
-        asyncio.run(use(message))
+        with pytest.raises(InvalidInput, match="colour"):
+            asyncio.run(use(message))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-# from waypost.outbox.inbox import AsyncInbox, Inbox, inbox_sql
-# from waypost.outbox.schema import include_object, metadata
+from waypost.outbox.inbox import AsyncInbox, Inbox, inbox_sql
+from waypost.outbox.schema import include_object, metadata
 
-__all__: list[str] = []
+__all__ = ["AsyncInbox", "Inbox", "inbox_sql", "include_object", "metadata"]

@@ -6,9 +6,9 @@
         if inbox.first(message, connection):         # the id is recorded in this very transaction
             connection.execute(...)
 
-For handlers whose messages come from any store. A message may be delivered again, after a crash or an expired lease; its
-id was committed together with what the first delivery wrote, so the second finds it and writes nothing. Two deliveries
-at once take turns: the second waits for the first one's commit.
+For handlers whose messages come from any store. A message may be delivered again, after a crash or an expired lease;
+its id was committed together with what the first delivery wrote, so the second finds it and writes nothing. Two
+deliveries at once take turns: the second waits for the first one's commit.
 
 An entry is kept for a while (`keep`, a week) and then forgotten. That must be longer than a message can come again.
 """
