@@ -15,7 +15,7 @@ import pytest
 from psycopg.rows import dict_row
 from sqlalchemy import create_engine, text
 from sqlalchemy.ext.asyncio import create_async_engine
-from sqlalchemy.orm import Session, scoped_session, sessionmaker
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, scoped_session, sessionmaker
 
 from tests.outbox.ways import dialect
 from waypost import AsyncWaypost, Middleware, Published, Waypost
@@ -23,6 +23,15 @@ from waypost.errors import ConfigurationError, InvalidInput, WaypostError
 from waypost.middleware import Outgoing
 from waypost.store.postgres import migrate
 from waypost.testing.postgres import PostgresServer
+
+
+class Base(DeclarativeBase):
+    pass
+
+
+class Sale(Base):
+    __tablename__ = "shop"
+    n: Mapped[int] = mapped_column(primary_key=True)
 
 
 @pytest.fixture
@@ -142,15 +151,6 @@ def test_each_face_takes_transactions_of_its_own_colour(post: Waypost, server: P
 
 @pytest.mark.promise("BOX-1")
 def test_nothing_of_a_session_is_flushed(post: Waypost, server: PostgresServer) -> None:
-    from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
-
-    class Base(DeclarativeBase):
-        pass
-
-    class Sale(Base):
-        __tablename__ = "shop"
-        n: Mapped[int] = mapped_column(primary_key=True)
-
     engine = create_engine(dialect(server.url, "psycopg"))
     sessions = scoped_session(sessionmaker(engine))
     with Session(engine) as session, session.begin():
