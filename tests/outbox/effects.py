@@ -1,6 +1,6 @@
-"""A worker whose handlers write one row each, in the transaction that settles or beside an inbox; killed again and again.
+"""A worker whose handlers write one row each, in the transaction that settles or beside an inbox; killed at will.
 
-    python -m tests.outbox.effects KIND STORE_URL NAMESPACE DATABASE_URL SECONDS
+    python -m tests.outbox.effects KIND STORE_URL NAMESPACE DATABASE_URL
 
 KIND is `settle` (the store's own transaction) or `inbox` (any store, the user's database beside it).
 """
@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import sys
 
-import psycopg
 from psycopg_pool import AsyncConnectionPool
 
 from waypost import AsyncWaypost, Message
@@ -40,5 +39,4 @@ async def main(kind: str, url: str, namespace: str, database: str) -> None:
 
 
 if __name__ == "__main__":
-    assert psycopg is not None
     asyncio.run(main(*sys.argv[1:5]))

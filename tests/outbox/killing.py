@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 #: A killed worker's leases end so soon.
 LEASE_SECONDS = 0.5
 #: Longer than any of this takes, even on a busy machine.
-PATIENCE_SECONDS = 240.0
+PATIENCE_SECONDS = 900.0
 
 
 @dataclass(frozen=True, slots=True)

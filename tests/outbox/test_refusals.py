@@ -177,6 +177,7 @@ def test_rows_of_the_callers_kind_do_not_matter(post: Waypost, server: PostgresS
 @pytest.mark.promise("BOX-1")
 def test_a_capped_queue_refuses_a_snapshot_that_cannot_count(post: Waypost, server: PostgresServer) -> None:
     post.configure("orders", max_pending=5)
+    post.configure("free", max_deliveries=5)
     with psycopg.connect(server.url) as connection:
         connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
         with pytest.raises(ConfigurationError, match="read committed"):

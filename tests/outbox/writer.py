@@ -2,8 +2,8 @@
 
     python -m tests.outbox.writer WAY URL NAMESPACE FIRST COUNT SEED
 
-Each sale is a row in the user's table and a message of the same number. Every second transaction is rolled back; now and
-then the process kills itself: before, between or after the two writes, or right after the commit.
+Each sale is a row in the user's table and a message of the same number. Every second transaction is rolled back. At a
+point that the seed chooses the process kills itself: before a transaction, inside of it, or right after its end.
 """
 
 from __future__ import annotations
