@@ -34,8 +34,9 @@ def message() -> Message[Any]:
     with Waypost("memory://") as post:
         post.publish("orders", 1)
         with post.receive("orders") as got:
-            assert got is not None
-            return got
+            pass
+    assert got is not None
+    return got
 
 
 @pytest.mark.promise("BOX-3")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import psycopg
 import pytest
@@ -115,7 +115,7 @@ def test_the_check_names_what_differs_and_tolerates_what_was_added(server: Postg
 @pytest.mark.promise("BOX-5")
 def test_tables_that_change_all_the_time_are_vacuumed_often(server: PostgresServer, namespace: str) -> None:
     with psycopg.connect(server.url) as connection:
-        found = dict(
+        found: dict[str, str] = dict(
             connection.execute(
                 "SELECT relname, array_to_string(reloptions, ' ') FROM pg_class WHERE relname = ANY (%s)",
                 ([f"{namespace}_{table}" for table in ("message", "tally", "operation", "sleeper")],),
@@ -138,7 +138,7 @@ def differences(server: PostgresServer) -> Callable[..., list[Any]]:
             with engine.connect() as connection:
                 told = {"target_metadata": targets, "include_schemas": True, "include_name": include_name, **options}
                 context = MigrationContext.configure(connection, opts=told)
-                found: list[Any] = compare_metadata(context, targets)
+                found: list[Any] = compare_metadata(context, cast(Any, targets))
                 return found
         finally:
             engine.dispose()

@@ -109,7 +109,7 @@ def test_what_is_sent_on_and_kept_is_a_part_of_the_transaction(post: Waypost, sh
             message.retry()
         with pytest.raises(InvalidInput):
             message.transaction()
-    assert post.result("orders", message.id) == "sold"
+        assert post.result("orders", message.id) == "sold"
     assert [one.body for one in post.messages("receipts")] == ["for 7"]
 
 

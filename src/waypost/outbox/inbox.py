@@ -97,7 +97,7 @@ class _Table:
             _FIRST.format(table=self._name, one="?", two="?", now=_SQLITE_NOW).removesuffix(" RETURNING 1"),
             (message.queue, message.id),
         )
-        first = cursor.rowcount == 1
+        first = bool(cursor.rowcount == 1)
         if first and random.randrange(FORGET_EVERY) == 0:
             self._forget_on_file(connection)
         return first

@@ -85,7 +85,8 @@ class AwaitedTransaction(Transaction):
     async def run_many(self, calls: Iterable[Call[T]]) -> list[T | Exception]:  # type: ignore[override]
         results: list[T | Exception] = []
         for call in calls:
-            results.append(await self.run(call))
+            result: T = await self.run(call)
+            results.append(result)
         return results
 
     async def close(self) -> None:  # type: ignore[override]
