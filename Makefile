@@ -63,6 +63,7 @@ bench: .venv/ready  ## Figures: the core, the worker, latency and timers, beside
 	$(RUN) -m benchmarks.latency --quick
 	$(RUN) -m benchmarks.timers --quick
 	$(RUN) -m benchmarks.outbox_like --quick
+	$(RUN) -m benchmarks.outbox --quick
 	$(RUN) -m benchmarks.bloat --quick
 	$(RUN) -m benchmarks.spark --quick
 

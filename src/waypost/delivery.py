@@ -310,10 +310,11 @@ class Message(_Readable[T]):
     """A message under a lease, as a handler sees it. `done`, `retry`, … decide its outcome; once is enough."""
 
     __slots__ = (
-        "_result", "_result_ttl_ms", "_then", "cancel_requested", "lease", "lease_lost", "outcome", "queue", "settled",
+        "_result", "_result_ttl_ms", "_then", "cancel_requested", "home", "lease", "lease_lost", "outcome", "queue",
+        "settled",
     )  # fmt: skip
 
-    def __init__(self, queue: str, lease: Lease, as_type: type[T] | None = None) -> None:
+    def __init__(self, queue: str, lease: Lease, as_type: type[T] | None = None, home: Any = None) -> None:
         # Written out instead of calling the base: this runs for every delivery.
         self._data = lease.envelope
         self._as_type = as_type
@@ -331,6 +332,8 @@ class Message(_Readable[T]):
         self.outcome: Outcome | Literal["done"] | None = None
         #: What the store made of it, once it is settled.
         self.settled: SettleStatus | None = None
+        #: The client or worker that claimed it, None in the process of a handler.
+        self.home = home
         self._then: tuple[Continuation, ...] = ()
         self._result: bytes | None = None
         self._result_ttl_ms = 0
@@ -391,8 +394,8 @@ class Message(_Readable[T]):
     # ---- deciding ----------------------------------------------------------------------------------------
 
     def _decide(self, outcome: Outcome | Literal["done"]) -> None:
-        if self.outcome is not None:
-            raise InvalidInput(f"message {self.id} already has its outcome: {self.outcome}")
+        if self.outcome is not None or self.settled is not None:
+            raise InvalidInput(f"message {self.id} already has its outcome: {self.outcome or self.settled}")
         if outcome != "done" and self.at_most_once:
             raise InvalidInput(
                 f"message {self.id} left the store when it was claimed (lease=None), so it cannot go back or be buried"
@@ -492,7 +495,20 @@ class Message(_Readable[T]):
         self._result = codec.encode_result(value)
         self._result_ttl_ms = max(1, after_ms(ttl))
 
+    def transaction(self, transaction: object = None) -> Any:
+        """A transaction of the store's own database for a `with` or `async with` block, whose end settles this message.
+
+        The block is given a connection of psycopg or sqlite3, or a session if the client has a SQLAlchemy engine. What
+        it writes there and the settle are committed together; if the lease was lost, all is rolled back (`LeaseLost`).
+        A `transaction` of your own is settled in too, and left to you to commit.
+        """
+        if self.home is None:
+            raise InvalidInput("a message has transactions where it was claimed, not in a process of its handler's")
+        return self.home.transaction(self, transaction)
+
     def _check_kept(self, what: str) -> None:
+        if self.settled is not None:
+            raise InvalidInput(f"{what} belongs to the settle of message {self.id}, which is over: {self.settled}")
         if self.at_most_once:
             raise InvalidInput(f"{what} belongs to a settle, and a message claimed with lease=None has none")
 

@@ -27,6 +27,8 @@ from pathlib import Path
 from tests.fault.proxy import Proxy
 from tests.fault.tickers import tell
 from tests.fault.wake_figures import COUNTED_FIGURES, TIMED_FIGURES, Server
+from tests.outbox.killing import have_effects, sell
+from tests.outbox.ways import WAYS
 from tests.schedule.oracle import utc
 from tests.schedule.test_daylight_saving import PATTERNS, ZONES, differences
 from waypost import Waypost
@@ -371,9 +373,42 @@ def daylight_saving(place: Place) -> Iterator[Figure]:
     )
 
 
+def outbox(place: Place) -> Iterator[Figure]:
+    """Transactions of which half are rolled back, by programs that are killed inside them: messages are commits."""
+    transactions, kills = (40, 2) if place.quick else (1_000, 50)
+    for way in {"sqlite": ("sqlite3",), "postgres": WAYS}.get(place.store, ()):
+        if way == "sqlite3" and place.store != "sqlite":
+            continue
+        sold = sell(way, place.url, f"box-{way}", transactions=transactions, kills=kills)
+        yield Figure(
+            f"{place.store} outbox by {way}, {sold.kills} kills",
+            f"messages {len(sold.messages)}, commits {len(sold.rows)}",
+            "equal",
+            sold.messages == sold.rows and sold.kills == kills,
+        )
+
+
+def effects_once(place: Place) -> Iterator[Figure]:
+    """Handlers that settle in their own transaction, or record their message in an inbox, killed again and again."""
+    messages, kills = (300, 3) if place.quick else (5_000, 100)
+    if place.store == "postgres":
+        found = have_effects("settle", place.url, "effects", place.url, messages=messages, kills=kills)
+    elif place.store == "valkey":
+        with PostgresServer() as database:
+            found = have_effects("inbox", place.url, "effects", database.url, messages=messages, kills=kills)
+    else:
+        return
+    yield Figure(
+        f"{place.store} effects once, {kills} kills",
+        f"effects {found[0]}",
+        f"{messages}",
+        found == (messages, messages),
+    )
+
+
 FIGURES: tuple[Callable[[Place], Iterator[Figure]], ...] = (
     frozen_workers, poison, same_keys, lost_replies, stopped_server, worker_memory, schedulers,
-    daylight_saving,
+    daylight_saving, outbox, effects_once,
 )  # fmt: skip
 #: What a request that does something has in it; replies to the greeting of a new connection are let through.
 VERBS = {"valkey": b"EVALSHA", "postgresql": b'"($1'}

@@ -30,12 +30,13 @@ from waypost.message import (
 from waypost.middleware import Outgoing
 from waypost.operations import publish, receive, run, wait
 from waypost.operations.flow import Flow, drive_async
-from waypost.operations.publish import checked
+from waypost.operations.publish import PublishOptions, checked, taken
 from waypost.policy import HEALTH_WINDOW_SECONDS, PAGE_MAX, Policy, RetryPolicy
 
 if TYPE_CHECKING:
     import asyncio
 
+    from waypost.outbox.settling import Home
     from waypost.store.port import AsyncExecutor, Call
     from waypost.worker.worker import Worker
 
@@ -60,6 +61,7 @@ class AsyncReception(Generic[T]):
     async def __aenter__(self) -> Message[T] | None:
         self._message = await self._face._run(self._face._receive_flow(self._queue, self._wait, self._as_type))
         if self._message is not None:
+            self._message.home = self._face._home(self._retry)
             self._face._gate.received(1)
         return self._message
 
@@ -83,7 +85,7 @@ class AsyncConsumed(Message[T]):
     def __init__(
         self, queue: str, lease: Lease, as_type: type[T] | None, face: AsyncWaypost, retry: RetryPolicy
     ) -> None:
-        super().__init__(queue, lease, as_type)
+        super().__init__(queue, lease, as_type, face._home(retry))
         self._face = face
         self._retry = retry
         self._ended = False
@@ -177,6 +179,11 @@ class AsyncWaypost(Face, AwaitedSchedules):
     async def _call(self, call: Call[T]) -> T:
         return await drive_async(await self._connected(), self._link.attempt(call))
 
+    def _home(self, retry: RetryPolicy) -> Home:
+        from waypost.outbox.settling import Home
+
+        return Home(self._link, retry, awaited=self._connected, seam=self._seam())
+
     # ---- the way of a message ----------------------------------------------------------------------------
 
     @overload
@@ -186,14 +193,22 @@ class AsyncWaypost(Face, AwaitedSchedules):
     async def publish(self, queue: QueueName, body: object, **options: Unpack[PublishKeywords]) -> Published:
         name = self._name(queue)
         with self._gate.publish():
-            if self._registry.middleware:
+            if self._registry.middleware or "transaction" in options:
                 return (await self._published_through(name, [body], options, self._send_one))[0]  # type: ignore[no-any-return]
             return await self._run(publish.publish(self._link, name, body, checked(options)))
 
     async def _send_one(self, outgoing: Outgoing) -> list[Published]:
+        transaction, options = taken(outgoing.options)
+        if transaction is not None:
+            return await self._send_within(transaction, outgoing, checked(options))
         (body,) = outgoing.bodies
-        flow = publish.publish(self._link, self._name(outgoing.queue), body, checked(outgoing.options))
+        flow = publish.publish(self._link, self._name(outgoing.queue), body, checked(options))
         return [await self._run(flow)]
+
+    async def _send_within(self, transaction: object, outgoing: Outgoing, options: PublishOptions) -> list[Published]:
+        name = self._name(outgoing.queue)
+        executor = await self._seam().enter_async(transaction, name, self._call)
+        return await drive_async(executor, publish.publish_within(self._link, name, outgoing.bodies, options))
 
     @overload
     async def publish_many(
@@ -208,12 +223,15 @@ class AsyncWaypost(Face, AwaitedSchedules):
     ) -> list[Published]:
         name = self._name(queue)
         with self._gate.publish():
-            if self._registry.middleware:
+            if self._registry.middleware or "transaction" in options:
                 return await self._published_through(name, bodies, options, self._send_many)  # type: ignore[no-any-return]
             return await self._run(publish.publish_many(self._link, name, bodies, self._many_options(options)))
 
     async def _send_many(self, outgoing: Outgoing) -> list[Published]:
-        options = self._many_options(cast("PublishManyKeywords", dict(outgoing.options)))
+        transaction, given = taken(outgoing.options)
+        options = self._many_options(cast("PublishManyKeywords", given))
+        if transaction is not None:
+            return await self._send_within(transaction, outgoing, options)
         flow = publish.publish_many(self._link, self._name(outgoing.queue), outgoing.bodies, options)
         return await self._run(flow)
 

@@ -46,6 +46,7 @@ from waypost.wake.wakeups import Wakeups
 from waypost.worker.handler import CONCURRENCY, MAX_RUN_SECONDS, Handler, OnLeaseLost
 
 if TYPE_CHECKING:
+    from waypost.outbox.seam import Seam
     from waypost.schedule.running import Background
     from waypost.store.port import AsyncExecutor, Call, Store
     from waypost.wake.port import Channel
@@ -79,6 +80,7 @@ class _Options(TypedDict, total=False):
     timeout: float | None
     chain: bool
     after: str | Published | Iterable[str | Published]
+    transaction: object
 
 
 class PublishKeywords(_Options, total=False):
@@ -163,6 +165,7 @@ class Face(ScheduleFace):
         self._stopped: list[Stoppable] = []
         self._start_declaring()
         self._closed = False
+        self._seam_made: Seam | None = None
         self._connecting = threading.Lock()
 
     @property
@@ -315,6 +318,15 @@ class Face(ScheduleFace):
         call = published_through(self._registry.middleware, send, awaited=self._awaited)
         return call(Outgoing(queue, bodies, dict(options)))
 
+    def _seam(self) -> Seam:
+        """Where this client meets the transactions of its callers."""
+        from waypost.outbox.seam import Seam
+
+        seam = self._seam_made
+        if seam is None:
+            seam = self._seam_made = Seam(self._store)
+        return seam
+
     def _receive_flow(
         self, queue: QueueName, wait: Duration | None, as_type: type[T] | None, make: receive.Make[T] = Message
     ) -> Flow[Message[T] | None]:
@@ -345,7 +357,7 @@ class Face(ScheduleFace):
         key = options.get("key")
         if isinstance(key, str):
             raise InvalidName("one key cannot be that of many messages: give a function of the body, or CONTENT")
-        return PublishOptions(**options)
+        return PublishOptions(**options)  # type: ignore[misc]  # `transaction` is taken out before
 
     def _result_call(self, queue: QueueName, id: str) -> Call[bytes | None]:
         return self._store.result(queue_name(queue), run.check_id(id))

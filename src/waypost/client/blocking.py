@@ -36,10 +36,11 @@ from waypost.message import (
 from waypost.middleware import Outgoing
 from waypost.operations import publish, receive, run, wait
 from waypost.operations.flow import Flow, drive
-from waypost.operations.publish import checked
+from waypost.operations.publish import PublishOptions, checked, taken
 from waypost.policy import HEALTH_WINDOW_SECONDS, PAGE_MAX, Policy, RetryPolicy
 
 if TYPE_CHECKING:
+    from waypost.outbox.settling import Home
     from waypost.store.port import Call, Executor
     from waypost.worker.blocking import BlockingWorker
 
@@ -64,6 +65,7 @@ class Reception(Generic[T]):
     def __enter__(self) -> Message[T] | None:
         self._message = self._face._run(self._face._receive_flow(self._queue, self._wait, self._as_type))
         if self._message is not None:
+            self._message.home = self._face._home(self._retry)
             self._face._gate.received(1)
         return self._message
 
@@ -85,7 +87,7 @@ class Consumed(Message[T]):
     __slots__ = ("_ended", "_face", "_retry")
 
     def __init__(self, queue: str, lease: Lease, as_type: type[T] | None, face: Waypost, retry: RetryPolicy) -> None:
-        super().__init__(queue, lease, as_type)
+        super().__init__(queue, lease, as_type, face._home(retry))
         self._face = face
         self._retry = retry
         self._ended = False
@@ -156,6 +158,11 @@ class Waypost(Face, BlockingSchedules):
     def _call(self, call: Call[T]) -> T:
         return drive(self._connected(), self._link.attempt(call))
 
+    def _home(self, retry: RetryPolicy) -> Home:
+        from waypost.outbox.settling import Home
+
+        return Home(self._link, retry, blocking=self._connected, seam=self._seam())
+
     # ---- the way of a message ----------------------------------------------------------------------------
 
     @overload
@@ -173,17 +180,28 @@ class Waypost(Face, BlockingSchedules):
         with `message.then` and can be waited for; `after` (chain ids, or what `publish` returned for their first
         messages) holds this message back until those chains have ended. On a full queue whose policy is `block`,
         waits for room up to `timeout` seconds (1), then raises `QueueFull`.
+
+        `transaction` (a SQLAlchemy session or connection, a connection of psycopg, asyncpg, Django or sqlite3) makes
+        the message a part of it: it is there if and only if that transaction commits, which is left to you.
         """
         name = self._name(queue)
         with self._gate.publish():
-            if self._registry.middleware:
+            if self._registry.middleware or "transaction" in options:
                 return (self._published_through(name, [body], options, self._send_one))[0]  # type: ignore[no-any-return]
             return self._run(publish.publish(self._link, name, body, checked(options)))
 
     def _send_one(self, outgoing: Outgoing) -> list[Published]:
+        transaction, options = taken(outgoing.options)
+        if transaction is not None:
+            return self._send_within(transaction, outgoing, checked(options))
         (body,) = outgoing.bodies
-        flow = publish.publish(self._link, self._name(outgoing.queue), body, checked(outgoing.options))
+        flow = publish.publish(self._link, self._name(outgoing.queue), body, checked(options))
         return [self._run(flow)]
+
+    def _send_within(self, transaction: object, outgoing: Outgoing, options: PublishOptions) -> list[Published]:
+        name = self._name(outgoing.queue)
+        executor = self._seam().enter(transaction, name, self._call)
+        return drive(executor, publish.publish_within(self._link, name, outgoing.bodies, options))
 
     @overload
     def publish_many(
@@ -205,12 +223,15 @@ class Waypost(Face, BlockingSchedules):
         """
         name = self._name(queue)
         with self._gate.publish():
-            if self._registry.middleware:
+            if self._registry.middleware or "transaction" in options:
                 return self._published_through(name, bodies, options, self._send_many)  # type: ignore[no-any-return]
             return self._run(publish.publish_many(self._link, name, bodies, self._many_options(options)))
 
     def _send_many(self, outgoing: Outgoing) -> list[Published]:
-        options = self._many_options(cast("PublishManyKeywords", dict(outgoing.options)))
+        transaction, given = taken(outgoing.options)
+        options = self._many_options(cast("PublishManyKeywords", given))
+        if transaction is not None:
+            return self._send_within(transaction, outgoing, options)
         flow = publish.publish_many(self._link, self._name(outgoing.queue), outgoing.bodies, options)
         return self._run(flow)
 

@@ -157,6 +157,12 @@ def checked(keywords: Mapping[str, Any]) -> PublishOptions:
     return PublishOptions(**keywords) if keywords else NO_OPTIONS
 
 
+def taken(keywords: Mapping[str, Any]) -> tuple[object | None, dict[str, Any]]:
+    """The caller's transaction, None if there is none, and the other keywords of a publish."""
+    others = dict(keywords)
+    return others.pop("transaction", None), others
+
+
 def _window_ms(window: Duration) -> int:
     seconds = window.total_seconds() if isinstance(window, timedelta) else window
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0.001 <= seconds <= 1e9:
@@ -318,7 +324,7 @@ class _Chunk:
         self.conflict: KeyTaken | None = None
 
 
-class _Cutter:
+class Cutter:
     """Cuts bodies into chunks, lazily. An error of a body, of the caller's iterator or key function ends it."""
 
     def __init__(self, link: Link, queue: str, bodies: Iterable[object], options: PublishOptions) -> None:
@@ -415,7 +421,7 @@ class _Cutter:
 
 def publish_many(link: Link, queue: str, bodies: Iterable[object], options: PublishOptions) -> Flow[list[Published]]:
     """Publish a batch, in order, chunk by chunk; raise `PartialPublish` with what is known if a part fails."""
-    cutter = _Cutter(link, queue, bodies, options)
+    cutter = Cutter(link, queue, bodies, options)
     chunks = cutter.chunks()
     results: list[Published | None] = []
     error: Exception | None = None
@@ -442,7 +448,13 @@ def publish_many(link: Link, queue: str, bodies: Iterable[object], options: Publ
             conflict = conflict or chunk.conflict
     if options.after and any(results):
         yield from deliver_outgoing(link, queue)
-    error = error or cutter.error or conflict
+    return _told(results, error or cutter.error or conflict, cutter, bodies)
+
+
+def _told(
+    results: list[Published | None], error: Exception | None, cutter: Cutter, bodies: Iterable[object]
+) -> list[Published]:
+    """What became of a batch, or what is known of it where a part failed."""
     if error is None:
         return results  # type: ignore[return-value]
     if not any(results):
@@ -528,3 +540,32 @@ def _settle_replies(link: Link, wave: list[_Chunk], first: Together) -> Flow[Non
         yield pause
         waiting = again
         step = Together([chunk.call for chunk in again])
+
+
+# ---- in the caller's own transaction -------------------------------------------------------------------------
+
+
+def publish_within(link: Link, queue: str, bodies: Iterable[object], options: PublishOptions) -> Flow[list[Published]]:
+    """Publish one message or many as a part of the caller's transaction: each step once, nothing repeated or awaited.
+
+    Nobody is told: whether it comes to pass is decided by a commit that happens elsewhere.
+    """
+    cutter = Cutter(link, queue, bodies, options)
+    results: list[Published | None] = []
+    error: Exception | None = None
+    conflict: KeyTaken | None = None
+    for drafts in cutter.chunks():
+        operation = link.lanes.begin(queue)
+        try:
+            woken = yield link.store.publish(queue, drafts, operation)
+        except WaypostError as failure:
+            error = failure
+            results += [None] * len(drafts)
+            break
+        finally:
+            link.lanes.end(queue, operation)
+        for draft, published in zip(drafts, woken.result, strict=True):
+            if published.status == "conflict":
+                conflict = conflict or _key_taken(draft.key, published.id)
+            results.append(None if published.status == "conflict" else published)
+    return _told(results, error or cutter.error or conflict, cutter, bodies)

@@ -369,6 +369,8 @@ def finish(link: Link, message: Message[Any], error: BaseException | None, retry
         if link.on_event is not None:
             tell_settled(link, message, Settlement(message.id, message.token, message.lease.nonce), "done")
         return is_outcome
+    if message.settled is not None:
+        return is_outcome  # in a transaction of its own
     settlement = message.settlement(error, retry)
     interrupted = settlement.outcome == "release"
     budget = min(RELEASE_BUDGET_SECONDS, link.retry_budget) if interrupted else None

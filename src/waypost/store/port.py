@@ -145,6 +145,14 @@ def check_purge(state: MessageState) -> MessageState:
     return state
 
 
+def blocks(queue: str) -> InvalidInput:
+    """A queue whose full state makes publishers wait: nobody may wait inside somebody's own transaction."""
+    return InvalidInput(
+        f'queue {queue} has overload="block", and a publish inside a transaction must not wait for room while it holds '
+        'what others need; publish outside of it, or configure overload="raise" or "drop_oldest"'
+    )
+
+
 class Woken(Struct, Generic[T], frozen=True):
     """A result, and whom to wake for it by queue: names, or `*` when the store has no memory of who sleeps."""
 

@@ -93,7 +93,7 @@ class Consumer:
         self._plain = not handler.manual and handler.batch is None and link.on_event is None
         self._ready: deque[Message[Any]] = deque()
         self._held: set[Message[Any]] = set()
-        self.settler = Settler(link, executor, self.queue, self._held, self._on_settled)
+        self.settler = Settler(link, executor, self.queue, self._held, self._on_settled, handler.retry, renewer)
         self._caller = Caller(handler, self._settle)
         #: Messages that wait to be given back.
         self._paced: dict[Message[Any], Settlement] = {}
@@ -340,7 +340,7 @@ class Consumer:
 
     def _accept(self, claimed: Claimed) -> None:
         leases, queue, as_type = claimed.leases, self.queue, self.handler.as_type
-        messages = [Message(queue, lease, as_type) for lease in leases]
+        messages = [Message(queue, lease, as_type, self.settler.home) for lease in leases]
         first = leases[0]
         self._at_most_once = first.lease_end_ms is None
         if first.lease_end_ms is not None:

@@ -48,7 +48,7 @@ class Renewer:
     def __init__(self, link: Link, connect: Callable[[], Executor]) -> None:
         self._link = link
         self._connect = connect
-        self._executor: Executor | None = None
+        self.executor: Executor | None = None
         self._holders: list[Holder] = []
         self._due: dict[Holder, float] = {}
         self._changed = threading.Condition()
@@ -58,7 +58,7 @@ class Renewer:
     def start(self, holders: list[Holder]) -> None:
         """Begin to renew. The connection is made here, so that a lease is never the first to find it missing."""
         self._holders = holders
-        self._executor = self._connect()
+        self.executor = self._connect()
         self._thread = threading.Thread(target=self._loop, name="waypost-renewals", daemon=True)
         self._thread.start()
 
@@ -69,8 +69,8 @@ class Renewer:
             self._changed.notify()
         if self._thread is not None:
             self._thread.join(timeout)
-            if not self._thread.is_alive() and self._executor is not None:
-                self._executor.close()
+            if not self._thread.is_alive() and self.executor is not None:
+                self.executor.close()
 
     def hurry(self, holder: Holder) -> None:
         """A holder was given a shorter lease than it had."""
@@ -139,8 +139,8 @@ class Renewer:
             call = link.store.extend(queue, holds, operation)
             # Later than by the next renewal it is of no use.
             budget = min(link.retry_budget, interval(holder.lease_seconds or 60.0))
-            assert self._executor is not None
-            return drive(self._executor, link.attempt(call, budget=budget))
+            assert self.executor is not None
+            return drive(self.executor, link.attempt(call, budget=budget))
         finally:
             link.lanes.end(queue, operation)
 

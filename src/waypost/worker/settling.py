@@ -16,8 +16,10 @@ from waypost.errors import OutcomeUnknown, StoreUnavailable, WaypostError
 from waypost.message import Settlement, SettleStatus
 from waypost.operations import receive
 from waypost.operations.flow import Link, drive_async
-from waypost.policy import CHUNK_BYTES_MAX, CHUNK_MESSAGES_MAX
+from waypost.outbox.settling import Home
+from waypost.policy import CHUNK_BYTES_MAX, CHUNK_MESSAGES_MAX, RetryPolicy
 from waypost.store.port import AsyncExecutor
+from waypost.worker.renewing import Renewer
 
 log = logging.getLogger("waypost")
 
@@ -35,6 +37,8 @@ class Settler:
         queue: str,
         held: set[Message[Any]],
         on_settled: Callable[[int | None, set[str]], None],
+        retry: RetryPolicy,
+        renewer: Renewer,
     ) -> None:
         self._link = link
         self._executor = executor
@@ -52,12 +56,21 @@ class Settler:
         self._stopping = False
         self.unsettled = 0
         self.released = 0
+        #: For handlers that settle in transactions of their own.
+        self.home = Home(link, retry, blocking=lambda: renewer.executor, awaited=self._connected, held=held)
+
+    async def _connected(self) -> AsyncExecutor:
+        return self._executor
 
     def __len__(self) -> int:
         return len(self._messages) + len(self.sending)
 
     def add(self, message: Message[Any], settlement: Settlement) -> None:
         """Settle this soon."""
+        if message.settled is not None:
+            # Its handler did, in a transaction of its own.
+            self._settled([settlement], [message.settled])
+            return
         self._messages.append(message)
         self._settlements.append(settlement)
         if self._idle is not None and not self._idle.done():

@@ -49,7 +49,7 @@ class EngineSource:
                 f"an engine with a {type(engine.pool).__name__} has one connection for everybody; pass one with a "
                 "QueuePool, the default, or with a NullPool"
             )
-        self._engine = engine
+        self.engine = engine
         #: What is lent now: the pool wants back what it gave, not the connection inside.
         self._lent: dict[int, PoolProxiedConnection] = {}
         self.shown = f"the caller's {type(engine).__name__}"
@@ -61,11 +61,11 @@ class EngineSource:
         return psycopg.connect(self._url, **options(start_timeout))
 
     def take(self, start_timeout: float) -> psycopg.Connection[Any]:
-        if isinstance(self._engine, AsyncEngine):
+        if isinstance(self.engine, AsyncEngine):
             raise UnusableClient("an AsyncEngine needs AsyncWaypost; pass an Engine to Waypost")
         for _ in range(STALE_MAX):
             try:
-                lent = self._engine.raw_connection()
+                lent = self.engine.raw_connection()
             except SQLAlchemyError as error:
                 raise _plain(error) from None
             connection: Any = lent.driver_connection
@@ -82,11 +82,11 @@ class EngineSource:
         return True
 
     async def take_async(self, start_timeout: float) -> psycopg.AsyncConnection[Any]:
-        if isinstance(self._engine, Engine):
+        if isinstance(self.engine, Engine):
             raise UnusableClient("an Engine needs Waypost; pass an AsyncEngine to AsyncWaypost")
         for _ in range(STALE_MAX):
             try:
-                lent = await self._engine.raw_connection()
+                lent = await self.engine.raw_connection()
             except SQLAlchemyError as error:
                 raise _plain(error) from None
             connection: Any = lent.driver_connection

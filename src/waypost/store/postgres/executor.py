@@ -253,6 +253,14 @@ class PostgresExecutor(_Common):
         finally:
             self._places.release()
 
+    def lend(self) -> psycopg.Connection[Any]:
+        """A connection for a transaction of somebody else's making, until `take_back`."""
+        return self._take()
+
+    def take_back(self, connection: psycopg.Connection[Any]) -> None:
+        """The transaction is over."""
+        self._keep(connection)
+
     def close(self) -> None:
         """Close the connections that are ours."""
         if self._pid != os.getpid():
@@ -357,6 +365,14 @@ class AsyncPostgresExecutor(_Common):
             await self._source.give_async(connection)
         finally:
             self._places.release()
+
+    async def lend(self) -> psycopg.AsyncConnection[Any]:
+        """A connection for a transaction of somebody else's making, until `take_back`."""
+        return await self._take()
+
+    async def take_back(self, connection: psycopg.AsyncConnection[Any]) -> None:
+        """The transaction is over."""
+        await self._keep(connection)
 
     async def close(self) -> None:
         """Close the connections that are ours."""

@@ -66,6 +66,11 @@ def _text(folder: str, name: str) -> str:
     return (files("waypost.store.postgres") / folder / f"{name}.sql").read_text()
 
 
+def migration_text(name: str) -> str:
+    """A migration as it is written, with places for names."""
+    return _text("migrations", name)
+
+
 def sql(*, schema: str = "public", namespace: str = "wp", since: int = 0) -> str:
     """All that `migrate` would run on a database at version `since`, as one script."""
     names = Names(schema, namespace)

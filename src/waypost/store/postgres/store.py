@@ -61,6 +61,7 @@ from waypost.store.postgres.statement import (
     small,
     text,
 )
+from waypost.store.postgres.within import check_answer
 from waypost.store.register import pack, registered
 
 if TYPE_CHECKING:
@@ -178,6 +179,7 @@ class PostgresStore(ScheduleVerbs, ChainVerbs):
             reply = read_published(one(result) or b"")
             if not reply.letters:
                 return Woken([Published(draft.id, "queued", queue) for draft in drafts], reply.wake(queue))
+            check_answer(reply.letters, reply.others, queue)
             ids = reply.others or [draft.id for draft in drafts]
             return Woken(
                 [Published(id, PUBLISH_STATUS[letter], queue) for id, letter in zip(ids, reply.letters, strict=True)],

@@ -76,6 +76,14 @@ def told(error: sqlite3.Error, path: str, verb: str) -> StoreError:
     return StoreFailed(f"{verb}: SQLite answered {error} ({getattr(error, 'sqlite_errorname', type(error).__name__)})")
 
 
+def same_file(path: str, main: str) -> bool:
+    """Whether both name one file."""
+    try:
+        return os.path.samefile(path, main)
+    except OSError:
+        return False
+
+
 def patiently(work: Callable[[], T], budget_seconds: float) -> T:
     """Try again, with pauses that grow and vary, while others have the file."""
     deadline = time.monotonic() + budget_seconds

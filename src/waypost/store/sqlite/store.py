@@ -83,11 +83,11 @@ class SqliteStore:
             )
         self.namespace = namespace
         self.clock = clock or wall_clock_ms
-        self._replay_ttl_ms = replay_ttl_ms
-        self._spelling = Spelling(namespace)
+        self.replay_ttl_ms = replay_ttl_ms
+        self.spelling = Spelling(namespace)
 
     def _executor(self) -> SqliteExecutor:
-        return SqliteExecutor(self.path, self._spelling, self.clock, replay_ttl_ms=self._replay_ttl_ms)
+        return SqliteExecutor(self.path, self.spelling, self.clock, replay_ttl_ms=self.replay_ttl_ms)
 
     def connect(self, *, start_timeout: float) -> SqliteExecutor:
         """Open the file, with its tables made if they are missing."""

@@ -1,9 +1,9 @@
 -- Publish a batch, once per operation, within the queue's cap.
 -- Touches: queue (read), operation, sleeper, and what `accept`, `finish` and `carry` touch.
 -- Keeps: with `max_pending`, publishers of one queue take turns, so that together they never pass it.
--- Without `p_ttl` it is a part of somebody's own transaction: no repeat can come, and nothing is tidied up, since the
--- locks
--- of that would be held until the transaction ends.
+-- Without `p_ttl` it is a part of somebody's own transaction: no repeat can come, nothing is tidied up, since the locks
+-- of that would be held until the transaction ends, and a queue that is full is answered (F), not raised, since that
+-- would abort it. 0 is the same, raising.
 
 CREATE OR REPLACE FUNCTION {publish}(
     p_queue text, p_clock bigint, p_session bytea, p_number bigint, p_ttl bigint, p_envelopes bytea[],
@@ -30,7 +30,19 @@ BEGIN
     IF NOT FOUND THEN
         q := {open}(p_queue);
     END IF;
-    IF p_ttl IS NOT NULL THEN
+    IF p_ttl IS NULL AND q.max_pending IS NOT NULL THEN
+        IF q.overload = 'block' OR current_setting('transaction_isolation') <> 'read committed' THEN
+            RETURN CASE q.overload WHEN 'block' THEN '["B", null, [], []]' ELSE '["I", null, [], []]' END;
+        END IF;
+        BEGIN
+            RETURN {publish}(
+                p_queue, p_clock, p_session, p_number, 0, p_envelopes, p_priorities, p_groups, p_delays, p_ats,
+                p_copies, p_keys, p_windows, p_rules, p_forwarded, p_chains, p_places, p_afters);
+        EXCEPTION WHEN SQLSTATE 'WPFUL' THEN
+            RETURN json_build_array('F', ARRAY[SQLERRM], '{}'::text[], '{}'::text[])::text;
+        END;
+    END IF;
+    IF p_ttl > 0 THEN
         v_first := {replayed}(q.number, p_session, p_number);
         IF v_first IS NOT NULL THEN
             RETURN v_first;
@@ -69,14 +81,14 @@ BEGIN
     IF v_timers THEN
         v_done.fresh := v_done.fresh + coalesce(({next_due}(q.number) < coalesce(v_due, 9223372036854775807))::int, 0);
     END IF;
-    v_wake := {wake}(q, v_now, v_done.fresh, p_ttl IS NULL);
+    v_wake := {wake}(q, v_now, v_done.fresh, coalesce(p_ttl, 0) = 0);
     IF cardinality(v_done.news) > 0 THEN
         v_more := {carry}(v_now, v_done.news);
     END IF;
     v_first := json_build_array(
         CASE WHEN v_done.letters = repeat('q', v_done.added::int) THEN '' ELSE v_done.letters END,
         CASE WHEN v_done.letters ~ '[uce]' THEN v_done.others END, v_wake, v_more)::text;
-    IF p_ttl IS NOT NULL AND {remember}(q.number, p_session, p_number, v_now + p_ttl, v_first) THEN
+    IF coalesce(p_ttl, 0) > 0 AND {remember}(q.number, p_session, p_number, v_now + p_ttl, v_first) THEN
         PERFORM {tidy}(q, v_now);
     END IF;
     RETURN v_first;

@@ -2,6 +2,7 @@
 -- Touches: queue (read), message, result, completed, window, entry, tally, sleeper, operation, and what `finish`,
 -- `accept` and `carry` touch.
 -- Keeps: a settle whose token or nonce is stale changes nothing and says lost (l).
+-- Without `p_ttl` it is a part of somebody's own transaction: no repeat can come, and nothing is tidied up.
 -- letters: d done, r retried, s snoozed, x dead, p dropped, b released, c cancelled, e replaced, l lost.
 
 CREATE OR REPLACE FUNCTION {settle}(
@@ -110,7 +111,7 @@ BEGIN
                     CONTINUE;
                 END IF;
                 v_names := {wake}(target, v_now, v_sent.n + coalesce(
-                    ({next_due}(target.number) < coalesce(v_before, 9223372036854775807))::int, 0));
+                    ({next_due}(target.number) < coalesce(v_before, 9223372036854775807))::int, 0), p_ttl IS NULL);
                 IF cardinality(v_names) > 0 THEN
                     v_wakes := v_wakes || json_build_array(target.name, v_names);
                 END IF;
@@ -124,7 +125,7 @@ BEGIN
             cardinality(p_ids), greatest(0, (SELECT h.ready FROM {held}(q.number) h) - coalesce(v_fresh, 0)));
     END IF;
     IF v_fresh > 0 THEN
-        v_names := {wake}(q, v_now, v_fresh);
+        v_names := {wake}(q, v_now, v_fresh, p_ttl IS NULL);
         IF cardinality(v_names) > 0 THEN
             v_wakes := v_wakes || json_build_array(q.name, v_names);
         END IF;
@@ -142,7 +143,7 @@ BEGIN
         v_wakes := v_wakes || {carry}(v_now, v_news);
     END IF;
     v_first := json_build_array(coalesce(array_to_string(v_letters, ''), ''), v_wakes)::text;
-    IF {remember}(q.number, p_session, p_number, v_now + p_ttl, v_first) THEN
+    IF coalesce(p_ttl, 0) > 0 AND {remember}(q.number, p_session, p_number, v_now + p_ttl, v_first) THEN
         PERFORM {tidy}(q, v_now);
     END IF;
     RETURN v_first;

@@ -1,0 +1,8 @@
+"""The seams with the user's own database: publishing and settling in the user's transactions, and an inbox."""
+
+from __future__ import annotations
+
+from waypost.outbox.inbox import AsyncInbox, Inbox, inbox_sql
+from waypost.outbox.schema import include_object, metadata
+
+__all__ = ["AsyncInbox", "Inbox", "inbox_sql", "include_object", "metadata"]

@@ -1,0 +1,159 @@
+"""An inbox: a small table in the user's database that remembers which messages were handled.
+
+    inbox = Inbox()                                  # once: inbox_sql() makes its table
+
+    with engine.begin() as connection:
+        if inbox.first(message, connection):         # the id is recorded in this very transaction
+            connection.execute(...)
+
+For handlers whose messages come from any store. A message may be delivered again, after a crash or an expired lease;
+its id was committed together with what the first delivery wrote, so the second finds it and writes nothing. Two
+deliveries at once take turns: the second waits for the first one's commit.
+
+An entry is kept for a while (`keep`, a week) and then forgotten. That must be longer than a message can come again.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from datetime import timedelta
+from typing import Any
+
+from waypost.delivery import Duration, Message
+from waypost.errors import ConfigurationError, InvalidName
+from waypost.outbox.transactions import Transaction, check_colour, recognise
+
+TABLE = "waypost_inbox"
+KEEP = timedelta(days=7)
+#: One call in so many forgets old entries, so many at most: both together keep pace with any rate.
+FORGET_EVERY, FORGET_MAX = 100, 1_000
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_$]{0,62}")
+
+_CREATE = """CREATE TABLE IF NOT EXISTS {table} (
+    queue text NOT NULL,
+    id text NOT NULL,
+    at_ms bigint NOT NULL,
+    PRIMARY KEY (queue, id)
+);
+CREATE INDEX IF NOT EXISTS {index} ON {table} (at_ms);
+"""
+_POSTGRES_NOW = "floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint"
+_SQLITE_NOW = "CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER)"
+_FIRST = (
+    "INSERT INTO {table} (queue, id, at_ms) VALUES ({one}, {two}, {now}) ON CONFLICT (queue, id) DO NOTHING RETURNING 1"
+)
+_POSTGRES_FORGET = (
+    "WITH gone AS (DELETE FROM {table} WHERE ctid = ANY (ARRAY(SELECT ctid FROM {table} WHERE at_ms < {now} - {one} "
+    "ORDER BY at_ms LIMIT {two} FOR UPDATE SKIP LOCKED)) RETURNING 1) SELECT count(*)::text FROM gone"
+)
+_SQLITE_FORGET = (
+    "DELETE FROM {table} WHERE rowid IN (SELECT rowid FROM {table} WHERE at_ms < {now} - ? ORDER BY at_ms LIMIT ?)"
+)
+
+
+def _checked(name: str, what: str) -> str:
+    if not isinstance(name, str) or _NAME.fullmatch(name) is None:
+        raise InvalidName(f"a {what} has letters, digits, _ and $, and begins with a letter or _")
+    return name
+
+
+def _quoted(table: str, schema: str | None) -> str:
+    name = f'"{_checked(table, "table name")}"'
+    return name if schema is None else f'"{_checked(schema, "schema name")}".{name}'
+
+
+def inbox_sql(table: str = TABLE, *, schema: str | None = None) -> str:
+    """What makes the table, on PostgreSQL and on SQLite: for your migrations. It may be run again."""
+    return _CREATE.format(table=_quoted(table, schema), index=f'"{_checked(table, "table name")[:58]}_at"')
+
+
+class _Table:
+    """The table and its statements."""
+
+    def __init__(self, table: str = TABLE, *, schema: str | None = None, keep: Duration = KEEP) -> None:
+        self._name = _quoted(table, schema)
+        seconds = keep.total_seconds() if isinstance(keep, timedelta) else keep
+        if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 1 <= seconds <= 1e9:
+            raise ConfigurationError(f"keep is a duration of at least a second, not {keep!r}")
+        self._keep_ms = round(seconds * 1000)
+
+    def _first(self, style: str) -> str:
+        one, two = ("$1::text", "$2::text") if style == "$" else ("%s::text", "%s::text")
+        return _FIRST.format(table=self._name, one=one, two=two, now=_POSTGRES_NOW)
+
+    def _forget(self, style: str) -> str:
+        one, two = ("$1::bigint", "$2::bigint") if style == "$" else ("%s::bigint", "%s::bigint")
+        return _POSTGRES_FORGET.format(table=self._name, one=one, two=two, now=_POSTGRES_NOW)
+
+    def _entered(self, given: object, *, awaited: bool) -> Transaction:
+        transaction = recognise(given)
+        check_colour(transaction, awaited=awaited)
+        return transaction
+
+    def _first_on_file(self, connection: Any, message: Message[Any]) -> bool:
+        # Counted, not read: rows and texts are as the owner of the connection likes them.
+        cursor = connection.execute(
+            _FIRST.format(table=self._name, one="?", two="?", now=_SQLITE_NOW).removesuffix(" RETURNING 1"),
+            (message.queue, message.id),
+        )
+        first = bool(cursor.rowcount == 1)
+        if first and random.randrange(FORGET_EVERY) == 0:
+            self._forget_on_file(connection)
+        return first
+
+    def _forget_on_file(self, connection: Any) -> int:
+        sql = _SQLITE_FORGET.format(table=self._name, now=_SQLITE_NOW)
+        return int(connection.execute(sql, (self._keep_ms, FORGET_MAX)).rowcount)
+
+
+def _is_file(underneath: Any) -> bool:
+    import sqlite3
+
+    return isinstance(underneath, sqlite3.Connection)
+
+
+class Inbox(_Table):
+    """An inbox for transactions that block. `table` and `schema` are where it lies, `keep` how long it remembers."""
+
+    def first(self, message: Message[Any], transaction: object) -> bool:
+        """Record a message in the caller's transaction; whether this is the first time that one does."""
+        entered = self._entered(transaction, awaited=False)
+        underneath = entered.begin()
+        if _is_file(underneath):
+            return self._first_on_file(underneath, message)
+        first = entered.fetch(self._first(entered.style), [message.queue, message.id]) is not None
+        if first and random.randrange(FORGET_EVERY) == 0:
+            entered.fetch(self._forget(entered.style), [self._keep_ms, FORGET_MAX])
+        return first
+
+    def forget(self, transaction: object) -> int:
+        """Forget entries older than `keep`, a thousand at most; how many. `first` does so now and then."""
+        entered = self._entered(transaction, awaited=False)
+        underneath = entered.begin()
+        if _is_file(underneath):
+            return self._forget_on_file(underneath)
+        return int(entered.fetch(self._forget(entered.style), [self._keep_ms, FORGET_MAX]))
+
+
+class AsyncInbox(_Table):
+    """The same for transactions that are awaited."""
+
+    async def first(self, message: Message[Any], transaction: object) -> bool:
+        """Record a message in the caller's transaction; whether this is the first time that one does."""
+        entered: Any = self._entered(transaction, awaited=True)
+        underneath = await entered.begin() if entered.awaited else entered.begin()
+        if _is_file(underneath):
+            return self._first_on_file(underneath, message)
+        first = await entered.fetch(self._first(entered.style), [message.queue, message.id]) is not None
+        if first and random.randrange(FORGET_EVERY) == 0:
+            await entered.fetch(self._forget(entered.style), [self._keep_ms, FORGET_MAX])
+        return first
+
+    async def forget(self, transaction: object) -> int:
+        """Forget entries older than `keep`, a thousand at most; how many. `first` does so now and then."""
+        entered: Any = self._entered(transaction, awaited=True)
+        underneath = await entered.begin() if entered.awaited else entered.begin()
+        if _is_file(underneath):
+            return self._forget_on_file(underneath)
+        return int(await entered.fetch(self._forget(entered.style), [self._keep_ms, FORGET_MAX]))

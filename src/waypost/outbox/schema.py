@@ -1,0 +1,130 @@
+"""waypost's tables as SQLAlchemy sees them, for Alembic: so that autogenerate does not propose to drop them.
+
+    target_metadata = [Base.metadata, waypost.outbox.metadata()]
+    context.configure(..., target_metadata=target_metadata, include_object=waypost.outbox.include_object())
+
+They are read from the migrations themselves, so there is no second description that could be out of date. To make or
+change them, run the script of `waypost migrate --sql` in a revision of yours: functions and partitions are a part of
+it that no metadata can tell.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from waypost.errors import MissingExtra
+
+if TYPE_CHECKING:
+    from sqlalchemy import MetaData
+
+_TABLE = re.compile(r"^CREATE TABLE \{([a-z_]+)\} \((.*?)^\)", re.MULTILINE | re.DOTALL)
+_PART = re.compile(r"^CREATE TABLE \{([a-z_]+)\} PARTITION OF", re.MULTILINE)
+_ADDED = re.compile(r"^ALTER TABLE \{([a-z_]+)\} ADD COLUMN (.*?);", re.MULTILINE | re.DOTALL)
+_COLUMN = re.compile(r'"?([a-z_]+)"? (text|bytea|boolean|smallint|integer|bigint)(\[\])?(.*)', re.DOTALL)
+
+
+def _texts() -> list[str]:
+    # Where it is needed: it brings the driver with it.
+    from waypost.store.postgres.migrating import MIGRATIONS, migration_text
+
+    return [migration_text(name) for _, name in MIGRATIONS]
+
+
+def _check_names(schema: str | None, namespace: str) -> None:
+    from waypost.store.postgres.migrating import Names
+
+    Names(schema or "public", namespace)
+
+
+def _columns(body: str) -> list[tuple[str, str, bool, str]]:
+    """The columns of a table: name, type, whether it is a list, and what else is said of it."""
+    body = re.sub(r"--[^\n]*", "", body)
+    found: list[tuple[str, str, bool, str]] = []
+    for part in re.split(r",(?![^(]*\))", body):
+        match = _COLUMN.fullmatch(part.strip())
+        if match is not None and not part.strip().startswith("CONSTRAINT"):
+            found.append((match[1], match[2], match[3] is not None, match[4]))
+    return found
+
+
+def _primary(body: str) -> list[str]:
+    """The columns of a primary key that stands by itself."""
+    match = re.search(r"PRIMARY KEY \(([^)]*)\)", body)
+    return [] if match is None else [name.strip() for name in match[1].split(",")]
+
+
+def _described() -> dict[str, tuple[list[tuple[str, str, bool, str]], list[str]]]:
+    tables: dict[str, tuple[list[tuple[str, str, bool, str]], list[str]]] = {
+        "schema": ([("version", "integer", False, " NOT NULL")], [])
+    }
+    for text in _texts():
+        for table, body in _TABLE.findall(text):
+            tables[table] = (_columns(body), _primary(body))
+        for table, column in _ADDED.findall(text):
+            tables[table][0].extend(_columns(column))
+    return tables
+
+
+def _parts() -> set[str]:
+    """Tables that are parts of others, which no metadata tells."""
+    return {table for text in _texts() for table in _PART.findall(text)}
+
+
+def metadata(*, namespace: str = "wp", schema: str | None = None, into: MetaData | None = None) -> MetaData:
+    """The tables of a namespace as SQLAlchemy's MetaData; `schema` as your own tables have it, None for the default."""
+    try:
+        import sqlalchemy as sa
+        from sqlalchemy.dialects import postgresql as pg
+    except ImportError as error:
+        raise MissingExtra('metadata for Alembic needs SQLAlchemy: pip install "waypost[sqlalchemy]"') from error
+    _check_names(schema, namespace)
+    kinds: dict[str, Any] = {
+        "text": sa.Text, "bytea": sa.LargeBinary, "boolean": sa.Boolean, "smallint": sa.SmallInteger,
+        "integer": sa.Integer, "bigint": sa.BigInteger,
+    }  # fmt: skip
+    made = sa.MetaData() if into is None else into
+    for table, (columns, primary) in _described().items():
+        made_columns = []
+        for name, kind, is_list, rest in columns:
+            of: Any = kinds[kind]()
+            default = re.search(r"DEFAULT (.+?)$", rest.strip(), re.DOTALL)
+            generated: list[Any] = [sa.Identity(always=True)] if "AS IDENTITY" in rest else []
+            is_primary = name in primary or "PRIMARY KEY" in rest
+            # Names in a default are those of a namespace: Alembic compares defaults only if it is told to.
+            text = None if default is None or generated or "{" in default[1] else sa.text(default[1])
+            made_columns.append(
+                sa.Column(
+                    name,
+                    pg.ARRAY(of) if is_list else of,
+                    *generated,
+                    primary_key=is_primary,
+                    nullable=not (is_primary or "NOT NULL" in rest),
+                    server_default=text,
+                    autoincrement=bool(generated),
+                )
+            )
+        sa.Table(f"{namespace}_{table}", made, *made_columns, schema=schema)
+    return made
+
+
+def include_object(
+    *, namespace: str = "wp", schema: str | None = None, then: Callable[..., bool] | None = None
+) -> Callable[[Any, str | None, str, bool, Any], bool]:
+    """For Alembic's `include_object`: leaves our indexes, constraints and partitions to `waypost migrate`.
+
+    What is not ours is asked of `then`, if you have such a function already.
+    """
+    _check_names(schema, namespace)
+    mine = {f"{namespace}_{table}" for table in _described()}
+    parts = {f"{namespace}_{table}" for table in _parts()}
+
+    def include(object: Any, name: str | None, type_: str, reflected: bool, compare_to: Any) -> bool:
+        table = name if type_ == "table" else getattr(getattr(object, "table", None), "name", None)
+        place = getattr(object if type_ == "table" else getattr(object, "table", None), "schema", None)
+        if place == schema and (table in mine or table in parts):
+            return table in mine and type_ in ("table", "column")
+        return True if then is None else then(object, name, type_, reflected, compare_to)
+
+    return include

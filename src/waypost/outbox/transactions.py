@@ -1,0 +1,331 @@
+"""The caller's own transaction, whatever it runs on: recognised by its class, without importing its library.
+
+    psycopg         Connection, AsyncConnection
+    asyncpg         a connection, its own or a pool's
+    SQLAlchemy      Session, AsyncSession, Connection, AsyncConnection, on any of these drivers, psycopg2 or sqlite3
+    Django          django.db.connection inside atomic()
+    sqlite3         Connection
+
+Each runs statements where the caller's own run, and nothing else: nothing is committed, flushed, begun or rolled back.
+An error of the driver is left as it is: it is the caller's transaction that failed, and the caller's to try again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeVar, cast
+
+from waypost.errors import ConfigurationError, InvalidInput, WaypostError
+from waypost.store.port import Call, Store
+
+T = TypeVar("T")
+
+KINDS = (
+    "a SQLAlchemy Session, AsyncSession, Connection or AsyncConnection, a psycopg Connection or AsyncConnection, an "
+    "asyncpg connection, Django's connection, or a sqlite3 connection"
+)
+_AUTOCOMMIT = (
+    "this connection commits each statement by itself, so the message would be there whatever becomes of the rest; "
+)
+
+
+class Transaction:
+    """Statements in the caller's transaction. `awaited` says in which colour; the other one refuses."""
+
+    awaited = False
+    #: How the driver marks values: `$` as in $1, `%` as in %s.
+    style = "$"
+
+    def __init__(self, given: Any) -> None:
+        self.given = given
+
+    def fetch(self, sql: str, values: Sequence[Any]) -> Any:
+        """The first value of the first row, None if there is none."""
+        raise NotImplementedError
+
+    def begin(self) -> Any:
+        """Check that this is a transaction; returns the connection underneath, None if it is not known here."""
+        raise NotImplementedError
+
+    @property
+    def vendor(self) -> str:
+        """The kind of store whose messages can be a part of it."""
+        return "postgres"
+
+    def run(self, call: Call[T]) -> T:
+        from waypost.store.postgres.within import read, spelled
+
+        mine = cast(Any, call)
+        return cast(T, read(mine, self.fetch(*spelled(mine, self.style))))
+
+    def run_many(self, calls: Iterable[Call[T]]) -> list[T | Exception]:
+        return [self.run(call) for call in calls]
+
+    def close(self) -> None:
+        """It is the caller's."""
+
+
+class AwaitedTransaction(Transaction):
+    """The same for an event loop."""
+
+    awaited = True
+
+    async def fetch(self, sql: str, values: Sequence[Any]) -> Any:
+        raise NotImplementedError
+
+    async def begin(self) -> Any:
+        raise NotImplementedError
+
+    async def run(self, call: Call[T]) -> T:  # type: ignore[override]
+        from waypost.store.postgres.within import read, spelled
+
+        mine = cast(Any, call)
+        return cast(T, read(mine, await self.fetch(*spelled(mine, self.style))))
+
+    async def run_many(self, calls: Iterable[Call[T]]) -> list[T | Exception]:  # type: ignore[override]
+        results: list[T | Exception] = []
+        for call in calls:
+            result: T = await self.run(call)
+            results.append(result)
+        return results
+
+    async def close(self) -> None:  # type: ignore[override]
+        """It is the caller's."""
+
+
+# ---- psycopg -------------------------------------------------------------------------------------------------
+
+
+def check_psycopg(connection: Any) -> None:
+    """Refuse one that is in no transaction and would begin none."""
+    # 0 is idle: inside `with connection.transaction()` one with autocommit is in a transaction too.
+    if connection.autocommit and connection.info.transaction_status == 0:
+        raise InvalidInput(
+            _AUTOCOMMIT + "publish inside `with connection.transaction()`, or connect without autocommit"
+        )
+
+
+class PsycopgTransaction(Transaction):
+    """A `psycopg.Connection`."""
+
+    def fetch(self, sql: str, values: Sequence[Any]) -> Any:
+        import psycopg
+        from psycopg.rows import tuple_row
+
+        # The caller's own kinds of cursors and rows have no say in this.
+        with psycopg.RawCursor(self.given, row_factory=tuple_row) as cursor:
+            row = cursor.execute(sql.encode(), values).fetchone()
+            return None if row is None else row[0]
+
+    def begin(self) -> Any:
+        check_psycopg(self.given)
+        return self.given
+
+
+class AsyncPsycopgTransaction(AwaitedTransaction):
+    """A `psycopg.AsyncConnection`."""
+
+    async def fetch(self, sql: str, values: Sequence[Any]) -> Any:
+        import psycopg
+        from psycopg.rows import tuple_row
+
+        async with psycopg.AsyncRawCursor(self.given, row_factory=tuple_row) as cursor:
+            await cursor.execute(sql.encode(), values)
+            row = await cursor.fetchone()
+            return None if row is None else row[0]
+
+    async def begin(self) -> Any:
+        check_psycopg(self.given)
+        return self.given
+
+
+# ---- asyncpg -------------------------------------------------------------------------------------------------
+
+
+class AsyncpgTransaction(AwaitedTransaction):
+    """A connection of asyncpg, or what its pool lends."""
+
+    async def fetch(self, sql: str, values: Sequence[Any]) -> Any:
+        return await self.given.fetchval(sql, *values)
+
+    async def begin(self) -> Any:
+        if not self.given.is_in_transaction():
+            raise InvalidInput(_AUTOCOMMIT + "publish inside `async with connection.transaction()`")
+        # A pool wraps a connection anew each time that it lends it.
+        return getattr(self.given, "_con", None) or self.given
+
+
+# ---- SQLAlchemy ----------------------------------------------------------------------------------------------
+
+_STYLES = {"format": "%", "pyformat": "%", "numeric_dollar": "$"}
+
+
+class _SqlAlchemy:
+    given: Any
+    style: str
+
+    def _look(self, dialect: Any, lent: Any) -> Any:
+        """Check the connection that the engine's pool lent; returns the driver's own."""
+        driver = lent.driver_connection
+        if dialect.name == "sqlite":
+            return driver
+        style = _STYLES.get(dialect.paramstyle)
+        if dialect.name != "postgresql" or style is None:
+            raise InvalidInput(
+                f"a connection of SQLAlchemy to {dialect.name} by {dialect.driver} cannot carry messages; those of "
+                "PostgreSQL by psycopg, psycopg2 or asyncpg can, and those of SQLite"
+            )
+        self.style = style
+        adapted = lent.dbapi_connection
+        if hasattr(driver, "is_in_transaction"):
+            alone = adapted.isolation_level == "autocommit" and not driver.is_in_transaction()
+        else:
+            info = getattr(driver, "info", None)
+            alone = bool(driver.autocommit) and getattr(info, "transaction_status", 0) == 0
+        if alone:
+            raise InvalidInput(_AUTOCOMMIT + "use an engine or connection without AUTOCOMMIT")
+        return driver
+
+
+class SqlAlchemyTransaction(_SqlAlchemy, Transaction):
+    """A `Connection`, or the connection of a `Session`, which is not flushed for it."""
+
+    def __init__(self, given: Any) -> None:
+        super().__init__(given)
+        self._connection: Any = None
+
+    def begin(self) -> Any:
+        given = self.given
+        if is_of(given, "sqlalchemy", "scoped_session"):
+            given = given()
+        self._connection = given.connection() if is_of(given, "sqlalchemy", "Session") else given
+        return self._look(self._connection.dialect, self._connection.connection)
+
+    def fetch(self, sql: str, values: Sequence[Any]) -> Any:
+        return self._connection.exec_driver_sql(sql, tuple(values)).scalar()
+
+
+class AsyncSqlAlchemyTransaction(_SqlAlchemy, AwaitedTransaction):
+    """An `AsyncConnection`, or the connection of an `AsyncSession`."""
+
+    def __init__(self, given: Any) -> None:
+        super().__init__(given)
+        self._connection: Any = None
+
+    async def begin(self) -> Any:
+        given = self.given
+        if is_of(given, "sqlalchemy", "async_scoped_session"):
+            given = given()
+        self._connection = await given.connection() if is_of(given, "sqlalchemy", "AsyncSession") else given
+        if self._connection.dialect.name == "sqlite":
+            raise InvalidInput("SQLite inside an event loop: publish with a sqlite3 connection, or with Waypost")
+        return self._look(self._connection.dialect, await self._connection.get_raw_connection())
+
+    async def fetch(self, sql: str, values: Sequence[Any]) -> Any:
+        return (await self._connection.exec_driver_sql(sql, tuple(values))).scalar()
+
+
+# ---- Django --------------------------------------------------------------------------------------------------
+
+
+class DjangoTransaction(Transaction):
+    """Django's `connection`, or one of its `connections`."""
+
+    style = "%"
+
+    @property
+    def vendor(self) -> str:
+        return "sqlite" if self.given.vendor == "sqlite" else "postgres"
+
+    def begin(self) -> Any:
+        given = self.given
+        if given.vendor not in ("postgresql", "sqlite"):
+            raise InvalidInput(
+                f"Django's connection to {given.vendor} cannot carry messages, only PostgreSQL and SQLite"
+            )
+        if not given.in_atomic_block and given.get_autocommit():
+            raise InvalidInput(_AUTOCOMMIT + "publish inside `with transaction.atomic()`")
+        given.ensure_connection()
+        return given.connection
+
+    def fetch(self, sql: str, values: Sequence[Any]) -> Any:
+        with self.given.cursor() as cursor:
+            cursor.execute(sql, values)
+            row = cursor.fetchone()
+            return None if row is None else row[0]
+
+
+# ---- SQLite --------------------------------------------------------------------------------------------------
+
+
+class SqliteTransaction(Transaction):
+    """A `sqlite3.Connection`, or whatever has one underneath. One that is awaited may use it too: nothing waits."""
+
+    @property
+    def vendor(self) -> str:
+        return "sqlite"
+
+    def begin(self) -> Any:
+        return self.given
+
+
+# ---- which one -----------------------------------------------------------------------------------------------
+
+
+def is_of(given: Any, library: str, *names: str) -> bool:
+    """Whether something is of a class of this library, or of one derived from it."""
+    return any(kind.__name__ in names and kind.__module__.partition(".")[0] == library for kind in type(given).__mro__)
+
+
+def recognise(given: Any) -> Transaction:
+    """What the caller gave as `transaction=`, ready to run statements in it."""
+    if isinstance(given, Transaction):
+        return given
+    if is_of(given, "sqlalchemy", "AsyncSession", "AsyncConnection", "async_scoped_session"):
+        return AsyncSqlAlchemyTransaction(given)
+    if is_of(given, "sqlalchemy", "Session", "Connection", "scoped_session"):
+        return SqlAlchemyTransaction(given)
+    if is_of(given, "psycopg", "AsyncConnection"):
+        return AsyncPsycopgTransaction(given)
+    if is_of(given, "psycopg", "Connection"):
+        return PsycopgTransaction(given)
+    if is_of(given, "asyncpg", "Connection", "PoolConnectionProxy"):
+        return AsyncpgTransaction(given)
+    if is_of(given, "django", "BaseDatabaseWrapper", "ConnectionProxy"):
+        return DjangoTransaction(given)
+    if is_of(given, "sqlite3", "Connection"):
+        return SqliteTransaction(given)
+    kind = type(given)
+    hint = ""
+    if is_of(given, "sqlalchemy", "Engine", "AsyncEngine", "sessionmaker", "async_sessionmaker"):
+        hint = "; an engine or a maker of sessions is no transaction, open one with it"
+    elif kind.__name__.endswith("Pool"):
+        hint = "; a pool is no transaction, take a connection out of it"
+    raise InvalidInput(f"transaction= is {KINDS}, not {kind.__module__}.{kind.__qualname__}{hint}")
+
+
+def check_colour(transaction: Transaction, *, awaited: bool) -> None:
+    """Refuse a transaction that this face cannot use."""
+    if transaction.awaited and not awaited:
+        raise InvalidInput("this transaction is awaited: publish with AsyncWaypost, or give a connection that blocks")
+    if awaited and not transaction.awaited and not isinstance(transaction, SqliteTransaction):
+        raise InvalidInput(
+            "this transaction blocks, and would hold up the event loop: publish it with Waypost, or give an asyncio one"
+        )
+
+
+def check_store(transaction: Transaction, store: Store) -> None:
+    """Refuse a store whose messages cannot be a part of it."""
+    if store.kind not in ("postgres", "sqlite"):
+        raise ConfigurationError(
+            f"a {store.kind} store is no part of your database, so no transaction can carry its messages; publish "
+            "into PostgreSQL or SQLite beside your tables, and relay from there"
+        )
+
+
+def elsewhere(store: Store) -> WaypostError:
+    """The caller's connection leads to another database."""
+    return ConfigurationError(
+        f"this transaction is in another database than the {store.kind} store of this client, so they cannot be "
+        "committed together; nothing was published. Give both the same database"
+    )

@@ -1,0 +1,79 @@
+"""A server and a file with a table of the user's, and every kind of transaction on them."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from tests.outbox.ways import TABLE, WAYS, Way, open_way
+from waypost import Waypost
+from waypost.store.postgres import migrate
+from waypost.testing.bench import fresh_namespace
+from waypost.testing.postgres import PostgresServer
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[PostgresServer]:
+    with PostgresServer() as running:
+        with psycopg.connect(running.url) as connection:
+            connection.execute(TABLE)
+        yield running
+
+
+@pytest.fixture
+def namespace(server: PostgresServer) -> str:
+    name = fresh_namespace()
+    migrate(server.url, namespace=name)
+    return name
+
+
+@pytest.fixture
+def post(server: PostgresServer, namespace: str) -> Iterator[Waypost]:
+    with Waypost(server.url, namespace=namespace) as client:
+        yield client
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A store with a table of the user's beside it, one kind of transaction, and a client to look with."""
+
+    way: Way
+    look: Waypost
+    url: str
+    namespace: str
+
+    def rows(self) -> list[int]:
+        """What the user's table holds."""
+        if self.url.startswith("sqlite"):
+            with closing(sqlite3.connect(self.url.removeprefix("sqlite:///"))) as file:
+                return [row[0] for row in file.execute("SELECT n FROM shop ORDER BY n")]
+        with psycopg.connect(self.url) as connection:
+            return [row[0] for row in connection.execute("SELECT n FROM shop ORDER BY n")]
+
+    def bodies(self, queue: str) -> list[Any]:
+        """What the queue holds, in order."""
+        return [message.body for message in self.look.messages(queue)]
+
+
+@pytest.fixture(params=WAYS)
+def place(request: pytest.FixtureRequest, server: PostgresServer, tmp_path: Path) -> Iterator[Place]:
+    name = fresh_namespace()
+    if request.param == "sqlite3":
+        url = f"sqlite:///{tmp_path / 'shop.db'}"
+        with closing(sqlite3.connect(tmp_path / "shop.db")) as file:
+            file.execute(TABLE)
+    else:
+        url = server.url
+        migrate(url, namespace=name)
+        with psycopg.connect(url) as connection:
+            connection.execute("TRUNCATE shop")
+    with Waypost(url, namespace=name) as look, open_way(request.param, url, name) as way:
+        look.ledger("orders")
+        yield Place(way, look, url, name)

@@ -1,0 +1,42 @@
+"""A worker whose handlers write one row each, in the transaction that settles or beside an inbox; killed at will.
+
+    python -m tests.outbox.effects KIND STORE_URL NAMESPACE DATABASE_URL
+
+KIND is `settle` (the store's own transaction) or `inbox` (any store, the user's database beside it).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+
+from psycopg_pool import AsyncConnectionPool
+
+from waypost import AsyncWaypost, Message
+from waypost.outbox import AsyncInbox
+
+SALE = "INSERT INTO effect (n) VALUES (%s)"
+
+
+async def main(kind: str, url: str, namespace: str, database: str) -> None:
+    post = AsyncWaypost(url, namespace=namespace)
+    inbox = AsyncInbox()
+    async with AsyncConnectionPool(database, min_size=1, max_size=4, open=False) as pool:
+
+        async def settled(body: int, message: Message[int]) -> None:
+            async with message.transaction() as connection:
+                await connection.execute(SALE, (body,))
+
+        async def recorded(body: int, message: Message[int]) -> None:
+            async with pool.connection() as connection:
+                if await inbox.first(message, connection):
+                    await connection.execute(SALE, (body,))
+
+        post.handler("sales", concurrency=4)(settled if kind == "settle" else recorded)
+        async with post:
+            print("ready", flush=True)
+            await post.worker().run(signals=False)
+
+
+if __name__ == "__main__":
+    asyncio.run(main(*sys.argv[1:5]))

@@ -1,0 +1,99 @@
+"""Programs that are killed in the middle, again and again, and what is left when they were: counted, not believed."""
+
+from __future__ import annotations
+
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+import psycopg
+
+from tests.outbox.ways import TABLE
+from waypost import Waypost
+from waypost.outbox import inbox_sql
+from waypost.store.postgres import migrate
+
+ROOT = Path(__file__).parents[2]
+#: A killed worker's leases end so soon.
+LEASE_SECONDS = 0.5
+#: Longer than any of this takes, even on a busy machine.
+PATIENCE_SECONDS = 900.0
+
+
+@dataclass(frozen=True, slots=True)
+class Sold:
+    """Rows of the user's, messages, and how often the program was killed."""
+
+    rows: list[int]
+    messages: list[int]
+    kills: int
+
+
+def start(module: str, *given: object) -> subprocess.Popen[str]:
+    command: Sequence[str] = [sys.executable, "-m", module, *map(str, given)]
+    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+
+
+def sell(way: str, url: str, namespace: str, *, transactions: int, kills: int) -> Sold:
+    """So many transactions, half of them rolled back, by programs of which each is killed once."""
+    if url.startswith("sqlite"):
+        with closing(sqlite3.connect(url.removeprefix("sqlite:///"))) as file:
+            file.execute(TABLE)
+    else:
+        migrate(url, namespace=namespace)
+        with psycopg.connect(url) as connection:
+            connection.execute(TABLE)
+            connection.execute("TRUNCATE shop")
+    killed = 0
+    with Waypost(url, namespace=namespace) as post:
+        post.ledger("sales")
+        for number in range(kills):
+            size = transactions // kills
+            program = start("tests.outbox.writer", way, url, namespace, number * size, size, number)
+            killed += program.wait(PATIENCE_SECONDS) == -9
+            assert program.stdout is not None
+            program.stdout.close()
+        messages = sorted(message.body for message in post.messages("sales"))
+        assert post.ledger("sales").balance == 0
+    if url.startswith("sqlite"):
+        with closing(sqlite3.connect(url.removeprefix("sqlite:///"))) as file:
+            rows = [row[0] for row in file.execute("SELECT n FROM shop ORDER BY n")]
+    else:
+        with psycopg.connect(url) as connection:
+            rows = [row[0] for row in connection.execute("SELECT n FROM shop ORDER BY n")]
+    return Sold(rows, messages, killed)
+
+
+def have_effects(kind: str, url: str, namespace: str, database: str, *, messages: int, kills: int) -> tuple[int, int]:
+    """So many messages through workers that are killed so often; all rows written, and how many of them differ."""
+    with psycopg.connect(database) as connection:
+        connection.execute("CREATE TABLE IF NOT EXISTS effect (n bigint)")
+        connection.execute("TRUNCATE effect")
+        connection.execute(inbox_sql().encode())
+    if url.startswith("postgresql"):
+        migrate(url, namespace=namespace)
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    with Waypost(url, namespace=namespace) as post:
+        post.configure("sales", lease=LEASE_SECONDS, max_deliveries=None)
+        post.publish_many("sales", range(messages))
+        share = messages / (kills + 1)
+        for number in range(kills + 1):
+            program = start("tests.outbox.effects", kind, url, namespace, database)
+            target = messages if number == kills else min(messages - 1, int(share * (number + 1)))
+            while post.ledger("sales").done < target:
+                assert time.monotonic() < deadline, f"{post.ledger('sales').done} of {messages} done"
+                time.sleep(0.01)
+            program.kill()
+            program.wait()
+            assert program.stdout is not None
+            program.stdout.close()
+        assert post.ledger("sales").balance == 0
+    with psycopg.connect(database) as connection:
+        found = connection.execute("SELECT count(*), count(DISTINCT n) FROM effect").fetchone()
+        assert found is not None
+        return int(found[0]), int(found[1])

@@ -1,0 +1,162 @@
+"""The inbox: a message of any store has its effect once, whichever way the user's database is reached."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import threading
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from tests.outbox.ways import dialect
+from waypost import AsyncWaypost, Message, Waypost
+from waypost.errors import ConfigurationError, InvalidName
+from waypost.outbox import AsyncInbox, Inbox, inbox_sql
+from waypost.testing.postgres import PostgresServer
+
+
+@pytest.fixture
+def table(server: PostgresServer) -> str:
+    name = f"inbox_{threading.get_native_id()}"
+    with psycopg.connect(server.url) as connection:
+        connection.execute(f"DROP TABLE IF EXISTS {name}".encode())
+        connection.execute(inbox_sql(name).encode())
+        connection.execute(inbox_sql(name).encode())
+    return name
+
+
+@pytest.fixture
+def message() -> Message[Any]:
+    with Waypost("memory://") as post:
+        post.publish("orders", 1)
+        with post.receive("orders") as got:
+            pass
+    assert got is not None
+    return got
+
+
+@pytest.mark.promise("BOX-3")
+def test_a_message_is_first_once_it_committed_and_not_before(
+    server: PostgresServer, table: str, message: Message[Any]
+) -> None:
+    inbox = Inbox(table)
+    with psycopg.connect(server.url) as connection:
+        assert inbox.first(message, connection)
+        assert not inbox.first(message, connection)
+        connection.rollback()
+        assert inbox.first(message, connection)
+        connection.commit()
+        assert not inbox.first(message, connection)
+
+
+@pytest.mark.promise("BOX-3")
+def test_two_deliveries_at_once_take_turns(server: PostgresServer, table: str, message: Message[Any]) -> None:
+    inbox, second = Inbox(table), list[bool]()
+
+    def come_second() -> None:
+        with psycopg.connect(server.url) as connection:
+            second.append(inbox.first(message, connection))
+
+    with psycopg.connect(server.url) as connection:
+        assert inbox.first(message, connection)
+        other = threading.Thread(target=come_second)
+        other.start()
+        with psycopg.connect(server.url, autocommit=True) as look:
+            while look.execute("SELECT count(*) FROM pg_locks WHERE NOT granted").fetchone() == (0,):
+                threading.Event().wait(0.01)
+        assert second == []
+    other.join(30)
+    assert second == [False]
+
+
+@pytest.mark.promise("BOX-3")
+def test_it_works_by_every_driver(server: PostgresServer, table: str, message: Message[Any], tmp_path: Path) -> None:
+    import asyncpg
+    from sqlalchemy import create_engine
+    from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+    from sqlalchemy.orm import Session
+
+    for driver in ("psycopg", "psycopg2"):
+        engine = create_engine(dialect(server.url, driver))
+        with Session(engine) as session, session.begin():
+            assert Inbox(table).first(message, session)
+            session.rollback()
+        engine.dispose()
+
+    async def awaited() -> None:
+        inbox = AsyncInbox(table)
+        for driver in ("psycopg", "asyncpg"):
+            engine = create_async_engine(dialect(server.url, driver))
+            async with AsyncSession(engine) as session:
+                assert await inbox.first(message, session)
+                await session.rollback()
+            await engine.dispose()
+        connection = await asyncpg.connect(server.url)
+        async with connection.transaction():
+            assert await inbox.first(message, connection)
+        async with connection.transaction():
+            assert not await inbox.first(message, connection)
+            assert await inbox.forget(connection) == 0
+        await connection.close()
+
+    asyncio.run(awaited())
+    with closing(sqlite3.connect(tmp_path / "mine.db")) as file:
+        file.executescript(inbox_sql())
+        assert Inbox().first(message, file)
+        assert not Inbox().first(message, file)
+        file.rollback()
+        assert Inbox().first(message, file)
+        assert Inbox().forget(file) == 0
+        file.commit()
+        file.execute("UPDATE waypost_inbox SET at_ms = at_ms - 2000")
+        assert Inbox(keep=1).forget(file) == 1
+
+
+@pytest.mark.promise("BOX-3")
+def test_old_entries_are_forgotten_a_bounded_number_at_a_time(
+    server: PostgresServer, table: str, message: Message[Any]
+) -> None:
+    with psycopg.connect(server.url) as connection:
+        connection.execute(f"INSERT INTO {table} SELECT 'orders', n::text, n FROM generate_series(1, 1500) n".encode())
+        inbox = Inbox(table, keep=3600)
+        assert inbox.first(message, connection)
+        assert [inbox.forget(connection) for _ in range(3)] == [1000, 500, 0]
+        assert not inbox.first(message, connection)
+
+
+@pytest.mark.promise("BOX-3")
+def test_a_handler_of_another_store_has_its_effect_once(server: PostgresServer, table: str) -> None:
+    inbox, effects, deliveries = AsyncInbox(table), list[int](), list[int]()
+    post = AsyncWaypost("memory://")
+
+    @post.handler("orders")
+    async def handle(body: int, message: Message[int]) -> None:
+        deliveries.append(body)
+        async with await psycopg.AsyncConnection.connect(server.url) as connection:
+            if await inbox.first(message, connection):
+                effects.append(body)
+        if message.attempts == 0:
+            message.retry(after=0)
+
+    async def work() -> None:
+        async with post:
+            await post.publish_many("orders", range(5))
+            await post.worker().run(until_empty=True, signals=False)
+
+    asyncio.run(work())
+    assert sorted(effects) == [0, 1, 2, 3, 4]
+    assert len(deliveries) == 10
+
+
+def test_names_are_checked() -> None:
+    for wrong in ('a"b', "", "1a", "x" * 64):
+        with pytest.raises(InvalidName):
+            inbox_sql(wrong)
+        with pytest.raises(InvalidName):
+            Inbox(wrong)
+    with pytest.raises(ConfigurationError):
+        Inbox(keep=0)

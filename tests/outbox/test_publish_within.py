@@ -1,0 +1,142 @@
+"""Publishing inside the caller's transaction, by every kind of it: there if and only if it commits."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+
+from tests.outbox.conftest import Place
+from waypost import Published
+from waypost.errors import InvalidInput, KeyTaken, PartialPublish, QueueFull
+
+
+@pytest.mark.promise("BOX-1")
+def test_a_message_is_there_once_the_transaction_commits_and_not_before(place: Place) -> None:
+    seen: list[int] = []
+    (published,) = place.way.run(
+        [("publish", ("orders", {"id": 7}), {})], row=1, inside=lambda: seen.append(len(place.bodies("orders")))
+    )
+    assert isinstance(published, Published)
+    assert published.status == "queued"
+    assert seen == [0]
+    assert place.bodies("orders") == [{"id": 7}]
+    assert place.rows() == [1]
+
+
+@pytest.mark.promise("BOX-1")
+def test_what_is_rolled_back_was_never_there(place: Place) -> None:
+    place.way.run([("publish", ("orders", 1), {}), ("publish_many", ("orders", [2, 3]), {})], row=1, commit=False)
+    assert place.bodies("orders") == []
+    assert place.rows() == []
+    assert place.look.ledger("orders").published == 0
+    place.way.run([("publish", ("orders", 4), {})], row=2)
+    assert place.bodies("orders") == [4]
+    assert place.look.ledger("orders").balance == 0
+
+
+@pytest.mark.promise("BOX-2")
+def test_keys_timers_priorities_groups_headers_and_bytes_work_as_outside(place: Place) -> None:
+    first, timer, taken, urgent, raw = place.way.run([
+        ("publish", ("orders", "a"), {"key": "k"}),
+        ("publish", ("orders", "later"), {"delay": timedelta(hours=1), "key": "t"}),
+        ("publish", ("orders", "b"), {"key": "k"}),
+        ("publish", ("orders", "c"), {"priority": 9, "group": "g", "headers": {"x": "1"}}),
+        ("publish", ("orders", b"%s\0\xff"), {"priority": 1}),
+    ])  # fmt: skip
+    assert (first.status, timer.status, taken.status) == ("queued", "delayed", "duplicate")
+    assert taken.id == first.id
+    assert urgent.status == raw.status == "queued"
+    assert place.bodies("orders") == ["c", "a", b"%s\0\xff"]
+    assert [message.body for message in place.look.timers("orders")] == ["later"]
+    with place.look.receive("orders") as message:
+        assert message is not None
+        assert (message.group, message.headers, message.priority) == ("g", {"x": "1"}, 9)
+    assert place.look.ledger("orders").balance == 0
+
+
+@pytest.mark.promise("BOX-2")
+def test_a_batch_longer_than_a_step_goes_whole(place: Place) -> None:
+    (results,) = place.way.run([("publish_many", ("orders", list(range(1200))), {"key": str})])
+    assert len({one.id for one in results}) == 1200
+    assert place.look.ledger("orders").ready == 1200
+    (again,) = place.way.run([("publish_many", ("orders", [5, 6, 5000]), {"key": str})])
+    assert [one.status for one in again] == ["duplicate", "duplicate", "queued"]
+
+
+@pytest.mark.promise("BOX-1")
+def test_a_taken_key_leaves_the_transaction_alive(place: Place) -> None:
+    _, error, after = place.way.run(
+        [
+            ("publish", ("orders", 1), {"key": "k"}),
+            ("publish", ("orders", 2), {"key": "k", "on_conflict": "error"}),
+            ("publish", ("orders", 3), {}),
+        ],
+        row=8,
+    )
+    assert isinstance(error, KeyTaken)
+    assert after.status == "queued"
+    assert place.bodies("orders") == [1, 3]
+    assert place.rows() == [8]
+
+
+@pytest.mark.promise("BOX-1")
+def test_a_full_queue_leaves_the_transaction_alive_and_nothing_half_written(place: Place) -> None:
+    place.look.configure("orders", max_pending=2)
+    one, many, two, full, known = place.way.run(
+        [
+            ("publish", ("orders", 1), {"key": "a"}),
+            ("publish_many", ("orders", [2, 3]), {"key": str}),
+            ("publish", ("orders", 4), {}),
+            ("publish", ("orders", 5), {}),
+            ("publish", ("orders", 6), {"key": "a"}),
+        ],
+        row=9,
+    )
+    assert one.status == two.status == "queued"
+    assert isinstance(many, QueueFull)
+    assert isinstance(full, QueueFull)
+    assert known.status == "duplicate"
+    assert place.bodies("orders") == [1, 4]
+    assert place.rows() == [9]
+    assert place.look.ledger("orders").balance == 0
+
+
+@pytest.mark.promise("BOX-1")
+def test_the_oldest_gives_way_inside_a_transaction_too(place: Place) -> None:
+    place.look.configure("orders", max_pending=2, overload="drop_oldest")
+    place.way.run([("publish_many", ("orders", [1, 2]), {})])
+    place.way.run([("publish", ("orders", 3), {})])
+    place.way.run([("publish", ("orders", 4), {})], commit=False)
+    assert place.bodies("orders") == [2, 3]
+    assert place.look.ledger("orders").dropped == 1
+
+
+@pytest.mark.promise("BOX-1")
+def test_nobody_waits_for_room_inside_a_transaction(place: Place) -> None:
+    place.look.configure("orders", max_pending=5, overload="block")
+    refused, other = place.way.run([("publish", ("orders", 1), {}), ("publish", ("others", 2), {})], row=3)
+    assert isinstance(refused, InvalidInput)
+    assert "block" in str(refused)
+    assert other.status == "queued"
+    assert place.bodies("orders") == []
+    assert place.rows() == [3]
+
+
+def test_a_body_that_is_refused_leaves_the_transaction_alive(place: Place) -> None:
+    bad, partly = place.way.run(
+        [("publish", ("orders", object()), {}), ("publish_many", ("orders", [*range(600), object()]), {})], row=4
+    )
+    assert isinstance(bad, InvalidInput)
+    assert isinstance(partly, PartialPublish)
+    assert sum(one is not None for one in partly.results) == len(place.bodies("orders"))
+    assert place.rows() == [4]
+
+
+@pytest.mark.promise("BOX-1")
+def test_a_full_batch_says_what_is_in_the_transaction(place: Place) -> None:
+    place.look.configure("orders", max_pending=600)
+    (partly,) = place.way.run([("publish_many", ("orders", range(1000)), {})])
+    assert isinstance(partly, PartialPublish)
+    assert isinstance(partly.cause, QueueFull)
+    assert sum(one is not None for one in partly.results) == 512 == place.look.ledger("orders").ready

@@ -1,0 +1,184 @@
+"""Tables beside the user's own: migrated with data in them, checked, and known to Alembic."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import psycopg
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from sqlalchemy import BigInteger, Column, MetaData, Table, create_engine
+
+from tests.outbox.ways import dialect
+from waypost import Waypost
+from waypost.errors import InvalidName, SchemaTooNew, SchemaTooOld
+from waypost.outbox import include_object, metadata
+from waypost.store.postgres import check, migrate, migrating, sql
+from waypost.testing.bench import fresh_namespace
+from waypost.testing.postgres import PostgresServer
+
+NEXT = "ALTER TABLE {message} ADD COLUMN colour text;\nCREATE INDEX {#message_colour} ON {message} (colour);\n"
+Next = Callable[[], int]
+
+
+@pytest.fixture
+def next_version(monkeypatch: pytest.MonkeyPatch) -> Next:
+    """Become the release after this one: it has a column more, and a function that is not the same."""
+
+    def become() -> int:
+        known = migrating._text
+
+        def text(folder: str, name: str) -> str:
+            if name == "9999_next":
+                return NEXT
+            found = known(folder, name)
+            return found + "\n-- the next release\n" if (folder, name) == ("sql", "claim") else found
+
+        version = migrating.VERSION + 1
+        monkeypatch.setattr(migrating, "_text", text)
+        monkeypatch.setattr(migrating, "VERSION", version)
+        monkeypatch.setattr("waypost.store.postgres.checking.VERSION", version)
+        monkeypatch.setattr(migrating, "MIGRATIONS", (*migrating.MIGRATIONS, (version, "9999_next")))
+        return version
+
+    return become
+
+
+@pytest.mark.promise("BOX-5")
+def test_a_migration_keeps_what_is_there(server: PostgresServer, namespace: str, next_version: Next) -> None:
+    url, before = server.url, migrating.VERSION
+    with Waypost(url, namespace=namespace) as post:
+        post.configure("orders", max_deliveries=7)
+        post.publish_many("orders", range(100), key=str)
+        post.publish("orders", "later", delay=3600)
+        with post.receive("orders") as message:
+            assert message is not None
+            message.dead("spoilt")
+        held = post.receive("orders").__enter__()
+        assert held is not None
+        ledger = post.ledger("orders")
+    version = next_version()
+    with pytest.raises(SchemaTooOld, match="migrate"):
+        Waypost(url, namespace=namespace).open()
+    assert migrate(url, namespace=namespace) == before
+    assert migrate(url, namespace=namespace) == version
+    assert check(url, namespace=namespace).is_current
+    with Waypost(url, namespace=namespace) as post:
+        assert post.ledger("orders") == ledger
+        assert [letter.reason for letter in post.dead_letters("orders")] == ["spoilt"]
+        assert post.publish("orders", 50, key="50").status == "duplicate"
+        with post.receive("orders") as message:
+            assert message is not None
+            assert message.body == 2
+
+
+@pytest.mark.promise("BOX-5")
+def test_an_older_release_leaves_newer_tables_alone(
+    server: PostgresServer, namespace: str, next_version: Next, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    next_version()
+    migrate(server.url, namespace=namespace)
+    monkeypatch.undo()
+    with pytest.raises(SchemaTooNew):
+        migrate(server.url, namespace=namespace)
+    with pytest.raises(SchemaTooNew):
+        Waypost(server.url, namespace=namespace).open()
+
+
+@pytest.mark.promise("BOX-5")
+def test_the_script_of_a_migration_does_the_same(server: PostgresServer, namespace: str, next_version: Next) -> None:
+    before = migrating.VERSION
+    next_version()
+    with psycopg.connect(server.url) as connection:
+        connection.execute(sql(namespace=namespace, since=before).encode())
+    assert check(server.url, namespace=namespace).is_current
+
+
+@pytest.mark.promise("BOX-5")
+def test_the_check_names_what_differs_and_tolerates_what_was_added(server: PostgresServer, namespace: str) -> None:
+    with psycopg.connect(server.url) as connection:
+        connection.execute(f'ALTER TABLE "{namespace}_message" ADD COLUMN note text'.encode())
+        connection.execute(f'CREATE INDEX ON "{namespace}_message" (note)'.encode())
+        connection.execute(f'ALTER TABLE "{namespace}_message" SET (autovacuum_vacuum_scale_factor = 0.5)'.encode())
+    assert check(server.url, namespace=namespace).is_current
+    with psycopg.connect(server.url) as connection:
+        connection.execute(f'DROP INDEX "{namespace}_message_ready"'.encode())
+        connection.execute(f'ALTER TABLE "{namespace}_message" ALTER COLUMN attempts TYPE bigint'.encode())
+    differences = check(server.url, namespace=namespace).differences
+    assert any("message_ready" in one for one in differences)
+    assert any("attempts" in one for one in differences)
+    assert not any("note" in one for one in differences)
+
+
+@pytest.mark.promise("BOX-5")
+def test_tables_that_change_all_the_time_are_vacuumed_often(server: PostgresServer, namespace: str) -> None:
+    with psycopg.connect(server.url) as connection:
+        found: dict[str, str] = dict(
+            connection.execute(
+                "SELECT relname, array_to_string(reloptions, ' ') FROM pg_class WHERE relname = ANY (%s)",
+                ([f"{namespace}_{table}" for table in ("message", "tally", "operation", "sleeper")],),
+            ).fetchall()
+        )
+    assert len(found) == 4
+    assert all("autovacuum_vacuum_scale_factor=0.0" in options for options in found.values())
+
+
+@pytest.fixture
+def differences(server: PostgresServer) -> Callable[..., list[Any]]:
+    """What Alembic's autogenerate would do."""
+
+    def compare(targets: list[MetaData], *, schema: str | None, **options: Any) -> list[Any]:
+        def include_name(name: str | None, type_: str, parents: Any) -> bool:
+            return type_ != "schema" or name in (None, schema)
+
+        engine = create_engine(dialect(server.url, "psycopg"))
+        try:
+            with engine.connect() as connection:
+                told = {"target_metadata": targets, "include_schemas": True, "include_name": include_name, **options}
+                context = MigrationContext.configure(connection, opts=told)
+                found: list[Any] = compare_metadata(context, cast(Any, targets))
+                return found
+        finally:
+            engine.dispose()
+
+    return compare
+
+
+@pytest.mark.promise("BOX-5")
+@pytest.mark.parametrize("schema", [None, "elsewhere"])
+def test_autogenerate_has_nothing_to_say_about_our_tables(
+    server: PostgresServer, differences: Callable[..., list[Any]], schema: str | None
+) -> None:
+    name = fresh_namespace()
+    with psycopg.connect(server.url) as connection:
+        connection.execute("CREATE SCHEMA IF NOT EXISTS elsewhere")
+    migrate(server.url, namespace=name, schema=schema or "public")
+    ours = metadata(namespace=name, schema=schema)
+    theirs = MetaData()
+    Table("wanted", theirs, Column("n", BigInteger), schema=schema)
+
+    def only_these(object: Any, table: str | None, type_: str, reflected: bool, compare_to: Any) -> bool:
+        return table is None or type_ != "table" or not reflected or table.startswith((name, "wanted"))
+
+    include = include_object(namespace=name, schema=schema, then=only_these)
+    found = differences([theirs, ours], schema=schema, include_object=include)
+    assert [(change[0], change[1].name) for change in found] == [("add_table", "wanted")]
+
+
+@pytest.mark.promise("BOX-5")
+def test_metadata_has_every_table_and_column_of_the_database(server: PostgresServer, namespace: str) -> None:
+    made = {(table.name, column.name) for table in metadata(namespace=namespace).tables.values() for column in table.c}
+    with psycopg.connect(server.url) as connection:
+        found = set(
+            connection.execute(
+                "SELECT c.relname, a.attname FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid "
+                "WHERE starts_with(c.relname, %s) AND c.relkind IN ('r', 'p') AND NOT c.relispartition "
+                "AND a.attnum > 0",
+                (f"{namespace}_",),
+            ).fetchall()
+        )
+    assert made == found
+    with pytest.raises(InvalidName):
+        metadata(namespace='x"; DROP')
