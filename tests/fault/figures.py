@@ -40,7 +40,7 @@ from waypost.testing.servers import EmbeddedServer, ValkeyServer
 POISON_DELIVERIES = 3
 LEASE_SECONDS = 0.05
 #: The tables of the SQL stores whose rows belong to messages.
-GROWING = ("envelope", "message", "completed", "window", "result", "arrival", "rate")
+GROWING = ("message", "completed", "window", "result", "arrival", "rate")
 #: What a worker may grow by over the last 150,000 of 200,000 messages.
 WORKER_GROWTH_MB_MAX = 5.0
 
@@ -79,7 +79,9 @@ class Place:
 
             with redis.Redis(port=self.server.port) as client:
                 return int(client.dbsize())
-        rows = " + ".join(f"(SELECT count(*) FROM wp_{table})" for table in GROWING)
+        # On SQLite the data of a message is a row of its own.
+        tables = GROWING if self.url.startswith("postgresql") else ("envelope", *GROWING)
+        rows = " + ".join(f"(SELECT count(*) FROM wp_{table})" for table in tables)
         if self.url.startswith("postgresql"):
             import psycopg
 
