@@ -18,7 +18,7 @@ STAMP = os.path.join(VENV, "ready")
 VENV_PYTHON = os.path.join(VENV, "bin", "python")
 #: pip builds waypost in place with these; installed first, they save a hidden second environment.
 BUILD_TOOLS = ("hatchling", "editables")
-EXTRAS = "valkey,postgres,nats,dev"
+EXTRAS = "valkey,postgres,nats,relay-kafka,relay-rabbitmq,dev"
 
 
 def wanted() -> str:

@@ -1,0 +1,1 @@
+"""The outbox: publishing in the caller's own transaction, and sending queues on to other systems."""
