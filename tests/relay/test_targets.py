@@ -10,6 +10,7 @@ import pytest
 from tests.fault.proxy import Proxy
 from tests.relay.places import Place, Store, Streams, until
 from waypost import Waypost
+from waypost.outbox.relay.rabbitmq import RabbitTarget
 
 COUNT = 1_500
 
@@ -110,7 +111,9 @@ def test_what_no_queue_of_rabbitmq_would_get_is_a_dead_letter(
     with post:
         lost = post.publish("orders", "lost", headers={"to": "nowhere"})
         post.publish("orders", "found", headers={"to": name})
-        post.relay("orders", to=url, key=lambda message: message.headers["to"])
+        assert url
+        target = RabbitTarget(place.server.url, recovery=0.0, unroutable_retries=0)
+        post.relay("orders", to=target, key=lambda message: message.headers["to"])
         relayed(post)
         (dead,) = post.dead_letters("orders")
         assert (dead.id, dead.reason) == (lost.id, "unroutable")

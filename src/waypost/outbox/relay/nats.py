@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 from collections.abc import Sequence
 from typing import Any
 from urllib.parse import quote, urlsplit
@@ -18,6 +19,8 @@ from waypost.outbox.relay.port import Confirmation, Parcel, Refused, Unconfirmed
 
 #: A server that has not confirmed by then is asked again on a new connection.
 CONFIRM_SECONDS = 10.0
+#: What a header may be called.
+NAME = re.compile(r"[A-Za-z0-9!#$&'*+.^_`|~-]+")
 #: JetStream's own number for a message that is larger than its stream allows.
 TOO_LARGE_FOR_THE_STREAM = 10054
 
@@ -129,7 +132,7 @@ def _read(future: asyncio.Future[Any]) -> Confirmation:
 
 def headers_of(parcel: Parcel) -> dict[str, str]:
     """The headers as NATS can carry them: what would break its lines is percent-encoded."""
-    headers = {_plain(name, ": "): _plain(value) for name, value in parcel.headers.items()}
+    headers = {_name(name): _plain(value) for name, value in parcel.headers.items()}
     key = parcel.key if parcel.key is not None else parcel.own_key
     if key is not None:
         headers["waypost-key"] = _plain(key)
@@ -142,6 +145,9 @@ def _headers_size(headers: dict[str, str]) -> int:
     return len("NATS/1.0\r\n") + 2 + sum(len(name.encode()) + len(value.encode()) + 4 for name, value in headers.items())
 
 
-def _plain(text: str, forbidden: str = "") -> str:
-    broken = not text.isprintable() or text != text.strip() or any(one in text for one in forbidden)
-    return quote(text) if broken else text
+def _name(text: str) -> str:
+    return text if NAME.fullmatch(text) else quote(text, safe="")
+
+
+def _plain(text: str) -> str:
+    return text if text.isprintable() and text == text.strip() else quote(text)

@@ -40,10 +40,12 @@ class Parcel(Struct, frozen=True):
 
 
 class Refused(Struct, frozen=True):
-    """The target will never take this message: it becomes a dead letter with this reason."""
+    """The target does not take this message: it becomes a dead letter with this reason."""
 
     reason: str
     error: str
+    #: Before that it is retried so often, after growing pauses while others go on: for what may heal by itself.
+    retries: int = 0
 
 
 class Unconfirmed(Struct, frozen=True):

@@ -1,13 +1,16 @@
 """To an exchange of RabbitMQ: a batch is published in order, and the publisher confirms are awaited together.
 
 Messages are persistent and `mandatory`: one that no queue would get is returned by the server, and becomes a dead letter
-here rather than vanishing there. At least once: RabbitMQ does not know what it has already; `message_id` is the id.
+here rather than vanishing there. A server that comes back returns everything until its queues are back too, so what is
+returned soon after a connection was made is held like all else that is not confirmed, and later it is retried a few
+times. At least once: RabbitMQ does not know what it has already; `message_id` is the id.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -20,6 +23,10 @@ from waypost.outbox.relay.port import Confirmation, Parcel, Refused, Unconfirmed
 CONNECT_SECONDS = 10.0
 #: A server that has not confirmed by then is asked again on a new connection.
 CONFIRM_SECONDS = 30.0
+#: For so long after it was connected to, a server may still be bringing back its queues.
+RECOVERY_SECONDS = 15.0
+#: Later a message that is returned is retried so often: the node of its queue may be away.
+UNROUTABLE_RETRIES = 3
 #: Names and most properties are "short strings" in AMQP.
 SHORT_BYTES_MAX = 255
 
@@ -27,7 +34,15 @@ SHORT_BYTES_MAX = 255
 class RabbitTarget:
     """An exchange; the empty name is the default one, whose routing keys are names of queues."""
 
-    def __init__(self, url: str, *, exchange: str = "", routing_key: str = "") -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        exchange: str = "",
+        routing_key: str = "",
+        recovery: float = RECOVERY_SECONDS,
+        unroutable_retries: int = UNROUTABLE_RETRIES,
+    ) -> None:
         try:
             import aio_pika  # noqa: F401
         except ImportError:
@@ -40,13 +55,19 @@ class RabbitTarget:
         self._url = url
         self._exchange_name = exchange
         self._routing_key = routing_key
+        self._recovery = recovery
+        self._unroutable_retries = unroutable_retries
         self._connection: Any = None
         self._exchange: Any = None
+        self._opened = 0.0
+        #: Something failed that a channel, or its connection, does not survive.
+        self._broken = False
 
     async def open(self) -> None:
         """Connect. An exchange that does not exist is an error: it is the business of whoever reads from it."""
         import aio_pika
 
+        self._broken, self._opened = False, time.monotonic()
         # Not a robust connection: the relay opens a new one, and knows what it has to send again.
         self._connection = await aio_pika.connect(self._url, timeout=CONNECT_SECONDS)
         channel = await self._connection.channel(publisher_confirms=True, on_return_raises=True)
@@ -61,8 +82,7 @@ class RabbitTarget:
             await self.open()
         # Tasks begin in the order they are made, and the driver's own lock is fair: so the order on the wire is ours.
         confirmations = await asyncio.gather(*(self._publish(parcel) for parcel in parcels))
-        if any(isinstance(one, Unconfirmed) for one in confirmations):
-            # A channel after an error, or a connection that is gone: begin anew.
+        if self._broken:
             await self.close()
         return confirmations
 
@@ -74,17 +94,21 @@ class RabbitTarget:
             message = message_of(parcel)
             if len(routing_key.encode()) > SHORT_BYTES_MAX:
                 raise ValueError(f"a routing key has at most {SHORT_BYTES_MAX} bytes")
-        except ValueError as error:
-            return Refused("rejected", error_text(error))
+        except ValueError as invalid:
+            return Refused("rejected", error_text(invalid))
         try:
             await self._exchange.publish(message, routing_key, mandatory=True, timeout=CONFIRM_SECONDS)
         except PublishError:
             where = self._exchange_name or "the default exchange"
-            return Refused("unroutable", f"no queue is bound to {where} for the routing key {routing_key!r}")
+            error = f"no queue is bound to {where} for the routing key {routing_key!r}"
+            if time.monotonic() - self._opened < self._recovery:
+                return Unconfirmed(error)
+            return Refused("unroutable", error, self._unroutable_retries)
         except DeliveryError:
             return Unconfirmed("the server refused it for now: a queue is full, or could not store it")
-        except Exception as error:
-            return Unconfirmed(f"{error_type(error)}: {error_text(error)}")
+        except Exception as failure:
+            self._broken = True
+            return Unconfirmed(f"{error_type(failure)}: {error_text(failure)}")
         return None
 
     async def close(self) -> None:

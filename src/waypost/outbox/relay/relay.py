@@ -177,13 +177,13 @@ class Relay:
                     # Said now: if this call is cancelled later, what the target has is done all the same.
                     message.done()
                 case Refused():
-                    self._bury(message, confirmation)
+                    self._refuse(message, confirmation)
                 case Unconfirmed():
                     left.append((message, parcel))
                     why = why or confirmation.error
         return left, why if left else None
 
-    def _bury(self, message: Message[Any], refused: Refused) -> None:
+    def _refuse(self, message: Message[Any], refused: Refused) -> None:
         log.warning(
             "the relay of queue %s: %s refuses message %s (%s): %s",
             self.queue,
@@ -193,7 +193,11 @@ class Relay:
             refused.error,
             extra={"event": "relay_refused", "queue": self.queue, "message_id": message.id, "reason": refused.reason},
         )
-        if not message.at_most_once:
+        if message.at_most_once:
+            return
+        if message.attempts < refused.retries:
+            message.retry(2.0**message.attempts, f"{refused.reason}: {refused.error}")
+        else:
             message.dead(refused.reason, refused.error)
 
     def _say_trouble(self, error: str, count: int) -> None:

@@ -116,22 +116,34 @@ def _apart(drafts: Sequence[Draft]) -> list[list[Draft]]:
 
 
 def _store(link: Link, queue: str, parts: list[list[Draft]]) -> Flow[list[Confirmation]]:
-    """Publish parts in order. A part for which there is no room is halved; the first failure ends it."""
+    """Publish parts in order, as far as there is room; the first failure ends it."""
     confirmations: list[Confirmation] = []
-    waiting = list(reversed(parts))
-    while waiting:
-        part = waiting.pop()
+    count = sum(map(len, parts))
+    for part in parts:
         operation = link.lanes.begin(queue)
         try:
-            yield from link.attempt_woken(link.store.publish(queue, part, operation))
+            room = yield from _room(link, queue)
+            fits = part[:room]
+            if fits:
+                yield from link.attempt_woken(link.store.publish(queue, fits, operation))
+            confirmations += [None] * len(fits)
+            if len(fits) < len(part):
+                raise QueueFull(f"queue {queue} of the target has reached its max_pending")
         except WaypostError as error:
-            if isinstance(error, QueueFull) and len(part) > 1:
-                half = len(part) // 2
-                waiting += [part[half:], part[:half]]
-                continue
-            left = len(part) + sum(map(len, waiting))
-            return confirmations + [Unconfirmed(error_text(error))] * left
+            return confirmations + [Unconfirmed(error_text(error))] * (count - len(confirmations))
         finally:
             link.lanes.end(queue, operation)
-        confirmations += [None] * len(part)
     return confirmations
+
+
+def _room(link: Link, queue: str) -> Flow[int | None]:
+    """How many more the queue may hold, None for any number.
+
+    A store never refuses what was sent on to it, so the relay keeps to the cap by itself: to within what others
+    publish at the same moment.
+    """
+    policy = yield from link.policy(queue)
+    if policy.max_pending is None or policy.overload == "drop_oldest":
+        return None
+    ledger = (yield from link.attempt(link.store.stats(queue))).ledger
+    return max(0, policy.max_pending - ledger.ready - ledger.delayed - ledger.waiting)
