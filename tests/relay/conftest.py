@@ -19,14 +19,13 @@ SYSTEMS = [
 @pytest.fixture(scope="session")
 def places() -> Iterator[dict[str, Place]]:
     with ExitStack() as stack:
-        started: dict[str, Place] = {}
 
         class Started(dict[str, Place]):
             def __missing__(self, name: str) -> Place:
                 self[name] = stack.enter_context(PLACES[name]())
                 return self[name]
 
-        yield Started(started)
+        yield Started()
 
 
 @pytest.fixture(params=SYSTEMS)

@@ -159,9 +159,14 @@ class Nats(Place):
 class Rabbit(Place):
     """A durable queue of RabbitMQ."""
 
+    server: RabbitServer
+
     def __init__(self) -> None:
         self.server = RabbitServer()
         self._made: set[str] = set()
+
+    def go(self) -> None:
+        self.server.halt()
 
     def url(self, name: str) -> str:
         if name not in self._made:
@@ -239,7 +244,7 @@ class Kafka(Place):
             consumer.assign([TopicPartition(name, number, OFFSET_BEGINNING) for number in partitions])
             ended: set[int] = set()
             while len(ended) < len(partitions):
-                message = consumer.poll(PATIENCE_SECONDS)
+                message: Any = consumer.poll(PATIENCE_SECONDS)
                 assert message is not None
                 error = message.error()
                 if error is not None:

@@ -1,15 +1,16 @@
-"""Every system that a queue can be sent on to, as a real server: nothing is lost, and what is not safe is not settled."""
+"""Every system that a queue can be sent on to: nothing is lost, and what is not safe there is not settled here."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.fault.proxy import Proxy
 from tests.relay.places import Place, Store, Streams, until
-from waypost import Waypost
+from waypost import Message, Waypost
 from waypost.outbox.relay.rabbitmq import RabbitTarget
 
 COUNT = 1_500
@@ -112,7 +113,7 @@ def test_what_no_queue_of_rabbitmq_would_get_is_a_dead_letter(
         lost = post.publish("orders", "lost", headers={"to": "nowhere"})
         post.publish("orders", "found", headers={"to": name})
         assert url
-        target = RabbitTarget(place.server.url, recovery=0.0, unroutable_retries=0)
+        target = RabbitTarget(place.server.url, unroutable_retries=0)
         post.relay("orders", to=target, key=lambda message: message.headers["to"])
         relayed(post)
         (dead,) = post.dead_letters("orders")
@@ -136,9 +137,7 @@ def test_another_store_gets_each_message_once_whatever_replies_are_lost(
 
 
 @pytest.mark.promise("BOX-4")
-def test_a_batch_sent_twice_is_stored_once_by_another_store(
-    post: Waypost, places: dict[str, Place], name: str
-) -> None:
+def test_a_batch_sent_twice_is_stored_once_by_another_store(post: Waypost, places: dict[str, Place], name: str) -> None:
     """The relay dies after the target's confirmation and before its settle: the batch comes again."""
     place = places["store"]
     with post:
@@ -146,14 +145,14 @@ def test_a_batch_sent_twice_is_stored_once_by_another_store(
         ids = [published.id for published in post.publish_many("orders", [{"n": n} for n in range(30)])]
         relay = post.relay("orders", to=place.url(name))
 
-        async def die(messages: list[object]) -> None:
+        async def die(messages: Sequence[Message[Any]]) -> None:
             await carry(messages)
             for message in messages:
-                message.outcome = None  # type: ignore[attr-defined]
+                message.outcome = None
             raise ConnectionError("as if it had never been confirmed")
 
         carry = relay._carry
-        relay._carry = die  # type: ignore[method-assign, assignment]
+        relay._carry = die  # type: ignore[method-assign]
         with post.worker():
             until(lambda: post.ledger("orders").retried >= 30, "a first try of all")
             relay._carry = carry  # type: ignore[method-assign]

@@ -24,7 +24,9 @@ def add(commands: Any) -> None:
         "valkey+stream://host:6379/stream, or another store: postgresql://host/database#queue",
     )  # fmt: skip
     parser.add_argument("--namespace", default="wp", help="the namespace (wp)")
-    parser.add_argument("--batch", type=int, default=RELAY_BATCH, metavar="N", help=f"so many at a time ({RELAY_BATCH})")
+    parser.add_argument(
+        "--batch", type=int, default=RELAY_BATCH, metavar="N", help=f"so many at a time ({RELAY_BATCH})"
+    )
     parser.add_argument("--until-empty", action="store_true", help="end when nothing is ready any more")
     parser.add_argument(
         "--timeout", type=float, default=25.0, metavar="S", help="seconds that a batch has to end after a signal (25)"

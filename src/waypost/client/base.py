@@ -249,7 +249,8 @@ class Face(ScheduleFace):
         `valkey+stream://host:6379/stream`, `postgresql://host/database#queue`) or a `waypost.outbox.relay.Target`. A
         worker sends batches of up to `batch`, one after the other, and settles a message when the target has
         confirmed it: at least once. While the target is away a batch is held for `hold` seconds and then put off, both
-        at no cost to its messages; what the target refuses for good is a dead letter. `key` is the partition, routing or deduplication key, as the target has it; `headers` are added.
+        at no cost to its messages; what the target refuses for good is a dead letter. `key` is the partition, routing
+        or deduplication key, as the target has it; `headers` are added.
 
         As a decorator it takes a function of the message, which makes the body that is sent in its place.
         """

@@ -142,7 +142,9 @@ def headers_of(parcel: Parcel) -> dict[str, str]:
 
 def _headers_size(headers: dict[str, str]) -> int:
     """The first line, a line for each, and an empty one."""
-    return len("NATS/1.0\r\n") + 2 + sum(len(name.encode()) + len(value.encode()) + 4 for name, value in headers.items())
+    return (
+        len("NATS/1.0\r\n") + 2 + sum(len(name.encode()) + len(value.encode()) + 4 for name, value in headers.items())
+    )
 
 
 def _name(text: str) -> str:

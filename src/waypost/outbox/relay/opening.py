@@ -78,7 +78,9 @@ def _kafka(parts: SplitResult, queue: str) -> Target:
     from waypost.outbox.relay.kafka import KafkaTarget
 
     if "@" in parts.netloc:
-        raise InvalidUrl("a kafka:// URL holds no password: use KafkaTarget(servers, topic, config={…}) for SASL and TLS")
+        raise InvalidUrl(
+            "a kafka:// URL holds no password: use KafkaTarget(servers, topic, config={…}) for SASL and TLS"
+        )
     return KafkaTarget(parts.netloc, unquote(parts.path.strip("/")) or queue, config=_options(parts))
 
 
@@ -109,7 +111,9 @@ def _stream(parts: SplitResult, queue: str) -> Target:
     options = _options(parts)
     maxlen, database = options.pop("maxlen", None), options.pop("db", "0")
     _check_known(parts, options, "maxlen and db")
-    scheme = {"valkey": "redis", "valkeys": "rediss"}.get(parts.scheme.partition("+")[0], parts.scheme.partition("+")[0])
+    scheme = {"valkey": "redis", "valkeys": "rediss"}.get(
+        parts.scheme.partition("+")[0], parts.scheme.partition("+")[0]
+    )
     return StreamTarget(
         f"{scheme}://{parts.netloc}/{_whole(parts, 'db', database)}",
         unquote(parts.path.strip("/")) or queue,

@@ -1,16 +1,14 @@
 """To an exchange of RabbitMQ: a batch is published in order, and the publisher confirms are awaited together.
 
-Messages are persistent and `mandatory`: one that no queue would get is returned by the server, and becomes a dead letter
-here rather than vanishing there. A server that comes back returns everything until its queues are back too, so what is
-returned soon after a connection was made is held like all else that is not confirmed, and later it is retried a few
-times. At least once: RabbitMQ does not know what it has already; `message_id` is the id.
+Messages are persistent and `mandatory`: one that no queue would get is returned by the server, and becomes a dead
+letter here rather than vanishing there. Before that it is retried for a minute, since a queue whose node is away looks
+the same. At least once: RabbitMQ does not know what it has already; `message_id` is the id.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -23,10 +21,8 @@ from waypost.outbox.relay.port import Confirmation, Parcel, Refused, Unconfirmed
 CONNECT_SECONDS = 10.0
 #: A server that has not confirmed by then is asked again on a new connection.
 CONFIRM_SECONDS = 30.0
-#: For so long after it was connected to, a server may still be bringing back its queues.
-RECOVERY_SECONDS = 15.0
-#: Later a message that is returned is retried so often: the node of its queue may be away.
-UNROUTABLE_RETRIES = 3
+#: A message that is returned is retried so often, which takes a minute: the node of its queue may be away.
+UNROUTABLE_RETRIES = 6
 #: Names and most properties are "short strings" in AMQP.
 SHORT_BYTES_MAX = 255
 
@@ -40,7 +36,6 @@ class RabbitTarget:
         *,
         exchange: str = "",
         routing_key: str = "",
-        recovery: float = RECOVERY_SECONDS,
         unroutable_retries: int = UNROUTABLE_RETRIES,
     ) -> None:
         try:
@@ -55,11 +50,9 @@ class RabbitTarget:
         self._url = url
         self._exchange_name = exchange
         self._routing_key = routing_key
-        self._recovery = recovery
         self._unroutable_retries = unroutable_retries
         self._connection: Any = None
         self._exchange: Any = None
-        self._opened = 0.0
         #: Something failed that a channel, or its connection, does not survive.
         self._broken = False
 
@@ -67,7 +60,7 @@ class RabbitTarget:
         """Connect. An exchange that does not exist is an error: it is the business of whoever reads from it."""
         import aio_pika
 
-        self._broken, self._opened = False, time.monotonic()
+        self._broken = False
         # Not a robust connection: the relay opens a new one, and knows what it has to send again.
         self._connection = await aio_pika.connect(self._url, timeout=CONNECT_SECONDS)
         channel = await self._connection.channel(publisher_confirms=True, on_return_raises=True)
@@ -101,8 +94,6 @@ class RabbitTarget:
         except PublishError:
             where = self._exchange_name or "the default exchange"
             error = f"no queue is bound to {where} for the routing key {routing_key!r}"
-            if time.monotonic() - self._opened < self._recovery:
-                return Unconfirmed(error)
             return Refused("unroutable", error, self._unroutable_retries)
         except DeliveryError:
             return Unconfirmed("the server refused it for now: a queue is full, or could not store it")

@@ -241,7 +241,9 @@ class Relay:
         extra = dict(self._headers(message) if callable(self._headers) else self._headers or {})
         body = self._body(message, envelope)
         if extra or body is not None:
-            body = body or codec.Encoded(codec.CONTENT_TYPES.index(envelope.content_type), envelope.data, envelope.type_name)
+            body = body or codec.Encoded(
+                codec.CONTENT_TYPES.index(envelope.content_type), envelope.data, envelope.type_name
+            )
             head = codec.encode_head(
                 type_name=body.type_name, correlation_id=envelope.correlation_id, reply_to=envelope.reply_to,
                 trace=envelope.trace, headers=envelope.headers | extra,

@@ -27,7 +27,9 @@ RETRY_BUDGET = 5.0
 class WaypostTarget:
     """A queue of another store."""
 
-    def __init__(self, url: str, queue: str, *, namespace: str = "wp", start_timeout: float = START_TIMEOUT_SECONDS) -> None:
+    def __init__(
+        self, url: str, queue: str, *, namespace: str = "wp", start_timeout: float = START_TIMEOUT_SECONDS
+    ) -> None:
         self.queue = check_queue(queue)
         self.store: Store = open_store(
             url, namespace=check_namespace(namespace), clock=None, durability="server",
