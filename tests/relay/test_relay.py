@@ -17,6 +17,7 @@ from waypost.errors import ConfigurationError, InvalidUrl, MissingExtra
 from waypost.operations import publish
 from waypost.operations.publish import PublishOptions
 from waypost.outbox.relay import Confirmation, Parcel, Refused, Unconfirmed, open_target
+from waypost.testing.servers import free_port
 
 pytestmark = pytest.mark.promise("BOX-4")
 Answer = Callable[[Sequence[Parcel]], Sequence[Confirmation]]
@@ -322,3 +323,16 @@ def test_the_command_line_relays_until_the_queue_is_empty(tmp_path: Any, capsys:
 def test_the_command_line_says_what_is_wrong(tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["relay", f"sqlite:///{tmp_path}/a.db", "--queue", "orders", "--to", "ftp://x"]) == 1
     assert "nothing can be sent to ftp" in capsys.readouterr().err
+
+
+def test_the_command_line_says_what_waits_for_a_target_that_is_away(
+    tmp_path: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = f"sqlite:///{tmp_path}/a.db"
+    with Waypost(source) as post:
+        post.publish("orders", "one")
+        to = f"valkey+stream://127.0.0.1:{free_port()}/orders"
+        assert main(["relay", source, "--queue", "orders", "--to", to, "--hold", "0", "--until-empty"]) == 1
+        assert post.ledger("orders").balance == 0
+        assert post.ledger("orders").dead == 0
+    assert "does not take messages" in capsys.readouterr().err

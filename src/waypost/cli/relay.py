@@ -9,7 +9,7 @@ from typing import Any
 
 from waypost.cli import worker as working
 from waypost.client import Waypost
-from waypost.client.base import RELAY_BATCH
+from waypost.client.base import RELAY_BATCH, RELAY_HOLD_SECONDS
 from waypost.errors import WaypostError
 
 
@@ -27,6 +27,10 @@ def add(commands: Any) -> None:
     parser.add_argument(
         "--batch", type=int, default=RELAY_BATCH, metavar="N", help=f"so many at a time ({RELAY_BATCH})"
     )
+    parser.add_argument(
+        "--hold", type=float, default=RELAY_HOLD_SECONDS, metavar="S",
+        help="seconds that a batch is held while the target is away, before it is put off (30)",
+    )  # fmt: skip
     parser.add_argument("--until-empty", action="store_true", help="end when nothing is ready any more")
     parser.add_argument(
         "--timeout", type=float, default=25.0, metavar="S", help="seconds that a batch has to end after a signal (25)"
@@ -42,7 +46,7 @@ def run(options: argparse.Namespace) -> int:
     )
     try:
         with Waypost(options.url, namespace=options.namespace) as post:
-            relay = post.relay(options.queue, to=options.to, batch=options.batch)
+            relay = post.relay(options.queue, to=options.to, batch=options.batch, hold=options.hold)
             worker = post.worker(scheduler=False)
             working.say(working.told_start(post, worker))
             report = working.run_worker(worker, options)

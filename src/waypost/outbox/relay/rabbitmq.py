@@ -58,11 +58,13 @@ class RabbitTarget:
 
     async def open(self) -> None:
         """Connect. An exchange that does not exist is an error: it is the business of whoever reads from it."""
-        import aio_pika
+        from aio_pika import Connection
+        from aio_pika.connection import make_url
 
         self._broken = False
         # Not a robust connection: the relay opens a new one, and knows what it has to send again.
-        self._connection = await aio_pika.connect(self._url, timeout=CONNECT_SECONDS)
+        self._connection = Connection(make_url(self._url))
+        await self._connection.connect(timeout=CONNECT_SECONDS)
         channel = await self._connection.channel(publisher_confirms=True, on_return_raises=True)
         if self._exchange_name:
             self._exchange = await channel.get_exchange(self._exchange_name, ensure=True)
