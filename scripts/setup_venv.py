@@ -20,7 +20,7 @@ VENV_PYTHON = os.path.join(VENV, "bin", "python")
 BUILD_TOOLS = ("hatchling", "editables", "setuptools")
 #: pyspark comes as source, nearly half a gigabyte; not to compress what is unpacked at once saves most of its time.
 SPARK = ("--no-build-isolation", "--use-pep517", "--config-settings=--build-option=--compression=stored", "pyspark")
-EXTRAS = "valkey,postgres,nats,spark,dev"
+EXTRAS = "valkey,postgres,nats,relay-kafka,relay-rabbitmq,spark,dev"
 
 
 def wanted() -> str:

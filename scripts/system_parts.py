@@ -18,6 +18,7 @@ from pathlib import Path
 #: The programs of each package that the tests start.
 PARTS: dict[str, tuple[str, ...]] = {
     "pgbouncer": ("/usr/sbin/pgbouncer",),
+    "rabbitmq-server": ("/usr/lib/rabbitmq/bin/rabbitmq-server", "/usr/bin/epmd"),
     "postgresql-15": ("/usr/lib/postgresql/15/bin/postgres", "/usr/lib/postgresql/15/bin/initdb"),
 }
 #: Debian's package would make a database of its own and start it. Written only where no PostgreSQL was before.

@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.fault.proxy import Proxy
+from tests.fault.relay_figures import relay_figures
 from tests.fault.tickers import tell
 from tests.fault.wake_figures import COUNTED_FIGURES, TIMED_FIGURES, Server
 from tests.outbox.killing import have_effects, sell
@@ -452,6 +453,9 @@ def main(arguments: list[str]) -> int:
                 for reading in wake_figure(Server(store, place.url, place.port), 3 if options.quick else 10):
                     short += not reading.ok
                     print(Figure(f"{store} {reading.name}", reading.figure, reading.limit, reading.ok), flush=True)
+        for line in relay_figures(quick=options.quick):
+            short += not line.ok
+            print(Figure(line.name, line.figure, line.limit, line.ok), flush=True)
     return 1 if short else 0
 
 

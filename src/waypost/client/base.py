@@ -46,11 +46,12 @@ from waypost.wake.wakeups import Wakeups
 from waypost.worker.handler import CONCURRENCY, MAX_RUN_SECONDS, Handler, OnLeaseLost
 
 if TYPE_CHECKING:
+    from waypost.outbox.relay.port import Target
+    from waypost.outbox.relay.relay import Relay
     from waypost.outbox.seam import Seam
-    from waypost.schedule.running import Background
     from waypost.store.port import AsyncExecutor, Call, Store
     from waypost.wake.port import Channel
-    from waypost.worker.worker import Worker
+    from waypost.worker.worker import Embedded, Worker
 
 T = TypeVar("T")
 D = TypeVar("D")
@@ -63,6 +64,11 @@ LISTING_PAGE = 250
 DRAIN_LOOK_SECONDS = 0.01
 #: What workers need after their time is up: to cancel, to give back, to end their connections.
 DRAIN_GRACE_SECONDS = 5.0
+#: Messages that a relay sends in one go.
+RELAY_BATCH = 500
+#: A batch that the target does not take is held for so long before it is put off: then a worker that stops, or another
+#: one whose target answers, can have it.
+RELAY_HOLD_SECONDS = 30.0
 #: The same for everybody: a policy holds no state.
 DEFAULT_RETRY = Exponential()
 
@@ -163,6 +169,8 @@ class Face(ScheduleFace):
         self._workers: WeakSet[Stoppable] = WeakSet()
         #: Those that a drain found, whose reports it gives.
         self._stopped: list[Stoppable] = []
+        #: Queues that are sent on.
+        self._relays: dict[str, Relay] = {}
         self._start_declaring()
         self._closed = False
         self._seam_made: Seam | None = None
@@ -228,6 +236,42 @@ class Face(ScheduleFace):
 
         return register
 
+    def relay(
+        self,
+        queue: QueueName,
+        *,
+        to: str | Target,
+        batch: int = RELAY_BATCH,
+        key: str | Callable[[Message[Any]], str | None] | None = None,
+        headers: Mapping[str, str] | Callable[[Message[Any]], Mapping[str, str]] | None = None,
+        hold: float = RELAY_HOLD_SECONDS,
+    ) -> Relay:
+        """Send the messages of a queue on: to Kafka, RabbitMQ, NATS JetStream, a stream, or another waypost store.
+
+        `to` is a URL (`kafka://host:9092/topic`, `amqp://host/vhost?exchange=…`, `nats://host:4222/subject`,
+        `valkey+stream://host:6379/stream`, `postgresql://host/database#queue`) or a `waypost.outbox.relay.Target`. A
+        worker sends batches of up to `batch`, one after the other, and settles a message when the target has
+        confirmed it: at least once. While the target is away a batch is held for `hold` seconds and then put off, both
+        at no cost to its messages; what the target refuses for good is a dead letter. `key` is the partition, routing
+        or deduplication key, as the target has it; `headers` are added.
+
+        As a decorator it takes a function of the message, which makes the body that is sent in its place.
+        """
+        from waypost.outbox.relay.relay import Relay
+        from waypost.outbox.relay.waypost import WaypostTarget
+
+        self._registry.check_handled(queue)
+        name = queue_name(queue)
+        relay = Relay(name, to, key=key, headers=headers, hold=hold)
+        if isinstance(relay.target, WaypostTarget) and relay.target.is_queue_of(self._store, name):
+            raise ConfigurationError(f"queue {name} would be sent on to itself; name another queue after a #")
+        handler = Handler(
+            name, relay.handler(), concurrency=1, retry=DEFAULT_RETRY, batch=batch, middleware=self._registry.middleware
+        )
+        self._registry.add(handler)
+        self._relays[name] = relay
+        return relay
+
     def _register(self, queue: QueueName, function: F, options: Mapping[str, Any]) -> F:
         return self.handler(queue, **options)(function)
 
@@ -259,14 +303,18 @@ class Face(ScheduleFace):
         def prepare(link: Link) -> Flow[None]:
             return self._save_declared(link, [handler.queue for handler in handlers])
 
-        def embed(link: Link, executor: AsyncExecutor) -> list[Background]:
-            return self._embed(link, executor, scheduler=scheduler, promoter=promoter)
+        relays = [self._relays[handler.queue] for handler in handlers if handler.queue in self._relays]
+
+        def embed(link: Link, executor: AsyncExecutor) -> list[Embedded]:
+            parts = self._embed(link, executor, scheduler=scheduler, promoter=promoter)
+            return [*parts, *(relay.part() for relay in relays)]
 
         worker = Worker(
             self._store, handlers, owner=self, name=_worker_name(session), retry_budget=self._link.retry_budget,
             start_timeout=self._start_timeout, on_event=self._link.on_event, wakeups=self._wakeups, session=session,
             check=self._check_may_work, health_window=health_window, prepare=prepare, embed=embed,
         )  # fmt: skip
+        worker.health_notes += [relay.note for relay in relays]
         self._workers.add(worker)
         return worker
 

@@ -1,4 +1,4 @@
-"""The seams with the user's own database: publishing and settling in the user's transactions, and an inbox."""
+"""The seams with the user's own database: publishing and settling in the user's transactions, an inbox, relays."""
 
 from __future__ import annotations
 

@@ -34,3 +34,10 @@ class NatsServer(EmbeddedServer):
 
     def _answers(self) -> bool:
         return answers_with(self.port, b"", b"INFO ")
+
+
+class JetStreamServer(NatsServer):
+    """NATS with JetStream, which keeps its streams on disk through restarts."""
+
+    def _command(self) -> list[str]:
+        return [*super()._command(), "--jetstream", "--store_dir", str(self.directory / "streams")]

@@ -12,14 +12,13 @@ import logging
 import os
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 from waypost.errors import ConfigurationError, ForkedClient, UnusableClient
 from waypost.identity import Session
 from waypost.message import Drained, Health, WorkerState
 from waypost.operations.flow import Flow, Link, OnEvent, drive_async
 from waypost.policy import HEALTH_WINDOW_SECONDS
-from waypost.schedule.running import Background
 from waypost.store.port import AsyncExecutor, Beat, Executor, Store
 from waypost.wake.wakeups import NO_WAKEUPS, Wakeups
 from waypost.worker.bridges import LoopExecutor, ThreadedExecutor
@@ -36,6 +35,13 @@ log = logging.getLogger("waypost")
 STOP_SECONDS = 25.0
 #: A thread that renews is waited for so long; it may hang in a call to a store that is away.
 RENEWER_STOP_SECONDS = 0.5
+
+
+class Embedded(Protocol):
+    """What runs beside the handlers: started before the first claim, stopped after the last handler."""
+
+    def start(self) -> None: ...
+    async def stop(self) -> None: ...
 
 
 class Worker:
@@ -56,7 +62,7 @@ class Worker:
         check: Callable[[], None] = lambda: None,
         health_window: float = HEALTH_WINDOW_SECONDS,
         prepare: Callable[[Link], Flow[None]] | None = None,
-        embed: Callable[[Link, AsyncExecutor], list[Background]] = lambda link, executor: [],
+        embed: Callable[[Link, AsyncExecutor], list[Embedded]] = lambda link, executor: [],
     ) -> None:
         if not handlers:
             raise ConfigurationError("there is nothing to run: register a function with @post.handler(queue)")
@@ -321,7 +327,7 @@ class _Parts:
         self._renewer: Renewer | None = None
         self._blocking: Executor | None = None
         self.registrar = Registrar(worker._store, self._connected, worker.tell, window=worker.health_window)
-        self._background: list[Background] = []
+        self._background: list[Embedded] = []
         self.consumers: list[Consumer] = []
 
     def _connected(self) -> Executor:

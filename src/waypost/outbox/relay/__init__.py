@@ -1,0 +1,13 @@
+"""Relays: a queue that is sent on to Kafka, RabbitMQ, NATS JetStream, a stream of Valkey or Redis, or another store.
+
+`post.relay("orders", to="kafka://127.0.0.1:9092/orders")` is the whole of it; a worker does the rest. `Target` is what
+to write for a system that is not here.
+"""
+
+from __future__ import annotations
+
+from waypost.outbox.relay.opening import open_target
+from waypost.outbox.relay.port import Confirmation, Parcel, Refused, Target, Unconfirmed
+from waypost.outbox.relay.relay import Relay
+
+__all__ = ["Confirmation", "Parcel", "Refused", "Relay", "Target", "Unconfirmed", "open_target"]

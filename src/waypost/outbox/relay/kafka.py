@@ -1,0 +1,150 @@
+"""To a topic of Kafka, by an idempotent producer: acknowledged by all replicas in sync, in order within a partition.
+
+The producer repeats what is lost on the way by itself without doubling it. Only after it has given up on a message,
+or when a worker died before its settle, is one sent again that may be there: at least once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from waypost.delivery import error_text
+from waypost.errors import ConfigurationError, MissingExtra
+from waypost.outbox.relay.port import Confirmation, Parcel, Refused, Unconfirmed
+
+log = logging.getLogger("waypost")
+
+#: How long the producer tries by itself: longer than a broker needs to be replaced by another.
+DELIVERY_SECONDS = 60.0
+#: So long each look for confirmations may take; a stop waits for no more.
+POLL_SECONDS = 0.05
+CLOSE_SECONDS = 5.0
+
+#: The relay promises what these settings give.
+FIXED = {"enable.idempotence": True, "acks": "all"}
+
+
+class KafkaTarget:
+    """`config` are settings of librdkafka, for TLS, SASL, compression and the like."""
+
+    def __init__(self, servers: str, topic: str, *, config: Mapping[str, Any] | None = None) -> None:
+        try:
+            import confluent_kafka
+        except ImportError:
+            raise MissingExtra(
+                'a relay to Kafka needs its driver, which is not installed: pip install "waypost[relay-kafka]"'
+            ) from None
+        if not topic or not servers:
+            raise ConfigurationError("say where to and which topic, as in kafka://127.0.0.1:9092/orders")
+        for name, value in FIXED.items():
+            if name in (config or {}) and str((config or {})[name]).lower() not in (str(value).lower(), "-1"):
+                raise ConfigurationError(f"a relay to Kafka needs {name}={value}: what it has confirmed must be safe")
+        self.topic = topic
+        self.shown = f"topic {topic} at {servers}"
+        self._settings: dict[str, Any] = {
+            "message.timeout.ms": int(DELIVERY_SECONDS * 1000),
+            "linger.ms": 5,
+            "partitioner": "murmur2_random",  # where Java's own clients would put a key
+            **(config or {}),
+            "bootstrap.servers": servers,
+            **FIXED,
+        }
+        self._producer: Any = None
+        # A setting that librdkafka does not know is told now and not by the first batch.
+        try:
+            confluent_kafka.Producer(self._settings, logger=log)
+        except (confluent_kafka.KafkaException, TypeError, ValueError) as error:
+            raise ConfigurationError(f"this Kafka producer cannot be made: {_said(error)}") from None
+
+    async def open(self) -> None:
+        """Make the producer; it connects by itself."""
+        from confluent_kafka import Producer
+
+        self._producer = Producer(self._settings, logger=log)
+
+    async def send(self, parcels: Sequence[Parcel]) -> list[Confirmation]:
+        """Hand a batch to the producer and wait for the word on each."""
+        if self._producer is None:
+            await self.open()
+        batch = _Batch(len(parcels))
+        try:
+            for index, parcel in enumerate(parcels):
+                await self._produce(batch, index, parcel)
+            while batch.waiting:
+                await asyncio.to_thread(self._producer.poll, POLL_SECONDS)
+        except BaseException:
+            # Also a stop: what has not gone out yet must not go out after its message was given back.
+            self._producer.purge()
+            self._producer.poll(0)
+            raise
+        if batch.fatal:
+            await self.close()
+        return batch.confirmations
+
+    async def _produce(self, batch: _Batch, index: int, parcel: Parcel) -> None:
+        from confluent_kafka import KafkaException
+
+        key = next((one for one in (parcel.key, parcel.own_key, parcel.group) if one is not None), None)
+        while True:
+            try:
+                self._producer.produce(
+                    self.topic,
+                    parcel.body,
+                    key=None if key is None else key.encode(),
+                    headers=[(name, value.encode()) for name, value in parcel.headers.items()],
+                    timestamp=parcel.published_ms,
+                    on_delivery=lambda error, _: batch.say(index, error),
+                )
+                return
+            except BufferError:
+                # The producer's own queue is full: let it send.
+                await asyncio.to_thread(self._producer.poll, POLL_SECONDS)
+            except KafkaException as error:
+                batch.say(index, error.args[0])
+                return
+
+    async def close(self) -> None:
+        """Let the producer go; nothing waits in it any more."""
+        producer, self._producer = self._producer, None
+        if producer is not None:
+            producer.purge()
+            await asyncio.to_thread(producer.flush, CLOSE_SECONDS)
+
+
+class _Batch:
+    """What is known of the messages of one call."""
+
+    def __init__(self, size: int) -> None:
+        self.waiting = size
+        self.fatal = False
+        self.confirmations: list[Confirmation] = [Unconfirmed("no confirmation came")] * size
+
+    def say(self, index: int, error: Any) -> None:
+        """The producer's word on one message."""
+        self.waiting -= 1
+        if error is None:
+            self.confirmations[index] = None
+            return
+        self.fatal = self.fatal or error.fatal()
+        reason = refusals().get(error.code())
+        text = str(error.str())
+        self.confirmations[index] = Unconfirmed(text) if reason is None else Refused(reason, text)
+
+
+def refusals() -> dict[int, str]:
+    """What Kafka would say of the same message for ever."""
+    from confluent_kafka import KafkaError
+
+    return {
+        KafkaError.MSG_SIZE_TOO_LARGE: "too_large",
+        KafkaError.INVALID_MSG: "rejected",
+        KafkaError.INVALID_RECORD: "rejected",
+    }
+
+
+def _said(error: Exception) -> str:
+    told = error.args[0] if error.args else error
+    return str(told.str()) if hasattr(told, "str") else error_text(error)

@@ -1,0 +1,155 @@
+"""To a stream of NATS JetStream: a batch is published in order, and the confirmations are awaited together.
+
+The message id travels as `Nats-Msg-Id`, so the server itself drops a repeat within the stream's duplicate window (two
+minutes unless the stream says otherwise): within it, each message is stored exactly once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+from collections.abc import Sequence
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+from waypost.delivery import error_text, error_type
+from waypost.errors import ConfigurationError, MissingExtra
+from waypost.outbox.relay.port import Confirmation, Parcel, Refused, Unconfirmed
+
+#: A server that has not confirmed by then is asked again on a new connection.
+CONFIRM_SECONDS = 10.0
+#: What a header may be called.
+NAME = re.compile(r"[A-Za-z0-9!#$&'*+.^_`|~-]+")
+#: JetStream's own number for a message that is larger than its stream allows.
+TOO_LARGE_FOR_THE_STREAM = 10054
+
+
+class NatsTarget:
+    """A subject that a JetStream stream listens to."""
+
+    def __init__(self, url: str, subject: str, **options: Any) -> None:
+        try:
+            import nats.js  # noqa: F401
+        except ImportError:
+            raise MissingExtra(
+                'a relay to NATS needs its driver, which is not installed: pip install "waypost[relay-nats]"'
+            ) from None
+        if not subject or any(character.isspace() or character in "*>" for character in subject):
+            raise ConfigurationError(f"a NATS subject to publish to has no space and no wildcard: {subject[:80]!r}")
+        self.subject = subject
+        parts = urlsplit(url)
+        self.shown = f"subject {subject} at {parts.hostname}:{parts.port or 4222}"
+        self._url = url
+        self._options = options
+        self._client: Any = None
+        self._stream: Any = None
+        self._broken: asyncio.Event | None = None
+
+    async def open(self) -> None:
+        """Connect."""
+        import nats
+
+        self._broken = broken = asyncio.Event()
+
+        async def on_end() -> None:
+            broken.set()
+
+        async def on_error(error: Exception) -> None:
+            return  # what it means for a message is said by its confirmation, or by none
+
+        # Reconnecting is left to the relay: a client that did so would go on waiting for what a lost server owes it.
+        options = {"connect_timeout": CONFIRM_SECONDS, **self._options}
+        self._client = await asyncio.wait_for(
+            nats.connect(
+                self._url, allow_reconnect=False, error_cb=on_error, disconnected_cb=on_end, closed_cb=on_end, **options
+            ),
+            CONFIRM_SECONDS + 1,
+        )
+        self._stream = self._client.jetstream(publish_async_max_pending=100_000)
+
+    async def send(self, parcels: Sequence[Parcel]) -> list[Confirmation]:
+        """Publish a batch and wait for the stream to have it."""
+        if self._client is None:
+            await self.open()
+        waiting: list[asyncio.Future[Any] | Confirmation] = []
+        try:
+            for parcel in parcels:
+                headers = headers_of(parcel)
+                # The server ends the connection of a client that sends too much, and counts the headers too.
+                size, most = len(parcel.body) + _headers_size(headers), self._client.max_payload
+                if size > most:
+                    waiting.append(Refused("too_large", f"{size:,} bytes with its headers, the server takes {most:,}"))
+                    continue
+                published = self._stream.publish_async(
+                    self.subject, parcel.body, wait_stall=CONFIRM_SECONDS, headers=headers
+                )
+                waiting.append(await published)
+        except Exception as error:
+            # The connection broke on the way: what was published before may be there.
+            lost = Unconfirmed(f"{error_type(error)}: {error_text(error)}")
+            waiting += [lost] * (len(parcels) - len(waiting))
+        return await self._confirmed(waiting)
+
+    async def _confirmed(self, waiting: Sequence[asyncio.Future[Any] | Confirmation]) -> list[Confirmation]:
+        futures = [one for one in waiting if isinstance(one, asyncio.Future)]
+        assert self._broken is not None
+        if futures:
+            together = asyncio.ensure_future(asyncio.wait(futures, timeout=CONFIRM_SECONDS))
+            broken = asyncio.ensure_future(self._broken.wait())
+            try:
+                await asyncio.wait((together, broken), return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for task in (together, broken):
+                    task.cancel()
+                await asyncio.gather(together, broken, return_exceptions=True)
+        confirmations = [_read(one) if isinstance(one, asyncio.Future) else one for one in waiting]
+        if self._broken.is_set() or any(not future.done() for future in futures):
+            await self.close()
+        return confirmations
+
+    async def close(self) -> None:
+        """End the connection."""
+        client, self._client, self._stream = self._client, None, None
+        if client is not None:
+            with contextlib.suppress(Exception):
+                await asyncio.wait_for(client.close(), CONFIRM_SECONDS)
+
+
+def _read(future: asyncio.Future[Any]) -> Confirmation:
+    if not future.done():
+        return Unconfirmed("no confirmation came")
+    if future.cancelled():
+        return Unconfirmed("the connection ended before the confirmation")
+    error = future.exception()
+    if error is None:
+        return None
+    if getattr(error, "err_code", None) == TOO_LARGE_FOR_THE_STREAM:
+        return Refused("too_large", error_text(error))
+    # Also that no stream listens to the subject: it may be made, or be back, any moment.
+    return Unconfirmed(f"{error_type(error)}: {error_text(error)}")
+
+
+def headers_of(parcel: Parcel) -> dict[str, str]:
+    """The headers as NATS can carry them: what would break its lines is percent-encoded."""
+    headers = {_name(name): _plain(value) for name, value in parcel.headers.items()}
+    key = parcel.key if parcel.key is not None else parcel.own_key
+    if key is not None:
+        headers["waypost-key"] = _plain(key)
+    headers["Nats-Msg-Id"] = parcel.id
+    return headers
+
+
+def _headers_size(headers: dict[str, str]) -> int:
+    """The first line, a line for each, and an empty one."""
+    return (
+        len("NATS/1.0\r\n") + 2 + sum(len(name.encode()) + len(value.encode()) + 4 for name, value in headers.items())
+    )
+
+
+def _name(text: str) -> str:
+    return text if NAME.fullmatch(text) else quote(text, safe="")
+
+
+def _plain(text: str) -> str:
+    return text if text.isprintable() and text == text.strip() else quote(text)

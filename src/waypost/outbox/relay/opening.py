@@ -1,0 +1,131 @@
+"""From a URL to a target. Drivers are imported only when a URL asks for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import cast
+from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
+
+from waypost.errors import ConfigurationError, InvalidUrl
+from waypost.outbox.relay.port import Target
+from waypost.store.opening import POSTGRES_SCHEMES, VALKEY_FORMS, VALKEY_SCHEMES
+
+SHOWN_FORMS = (
+    "kafka://host:9092/topic, amqp://host:5672/vhost?exchange=…&routing_key=…, nats://host:4222/subject, "
+    "valkey+stream://host:6379/stream, or the URL of another waypost store, as in postgresql://host/database#queue"
+)
+STREAM_SCHEMES = tuple(f"{scheme}+stream" for scheme in VALKEY_SCHEMES if scheme != "unix")
+STORE_SCHEMES = (
+    "memory", "sqlite", *POSTGRES_SCHEMES, *VALKEY_SCHEMES,
+    *(f"{scheme}+{form}" for scheme in VALKEY_SCHEMES for form in VALKEY_FORMS),
+)  # fmt: skip
+
+
+def open_target(to: str | Target, queue: str) -> Target:
+    """The target that a URL names, or the one that was handed in. Nothing is connected yet.
+
+    Errors name the scheme at most: URLs hold passwords.
+    """
+    if not isinstance(to, str):
+        if not all(callable(getattr(to, name, None)) for name in ("open", "send", "close")):
+            raise ConfigurationError(
+                f"to= is a URL ({SHOWN_FORMS}) or a target with open, send and close, not {type(to).__name__}"
+            )
+        return to
+    scheme, separator, _ = to.partition("://")
+    if not separator:
+        raise InvalidUrl(f"the URL of a target starts with a scheme: {SHOWN_FORMS}")
+    make = _MAKERS.get(scheme)
+    if make is not None:
+        return make(_split(to), queue)
+    if scheme in STORE_SCHEMES:
+        from waypost.outbox.relay.waypost import WaypostTarget
+
+        url, _, name = to.partition("#")
+        return cast("Target", WaypostTarget(url, unquote(name) or queue))
+    raise InvalidUrl(f"nothing can be sent to {scheme}://; known are {SHOWN_FORMS}")
+
+
+def _split(url: str) -> SplitResult:
+    try:
+        parts = urlsplit(url)
+        # Several hosts are for the target to read; a single one must have a port that is one.
+        if "," not in parts.netloc:
+            _ = parts.port
+    except ValueError:
+        raise InvalidUrl(f"the host or port of this {url.partition('://')[0]}:// URL cannot be read") from None
+    if not parts.netloc.rpartition("@")[2]:
+        raise InvalidUrl(f"this {parts.scheme}:// URL names no host; known are {SHOWN_FORMS}")
+    return parts
+
+
+def _options(parts: SplitResult) -> dict[str, str]:
+    return dict(parse_qsl(parts.query, keep_blank_values=True))
+
+
+def _whole(parts: SplitResult, name: str, text: str) -> int:
+    if not text.isascii() or not text.isdigit():
+        raise InvalidUrl(f"{name} in this {parts.scheme}:// URL is a whole number, not {text[:20]!r}")
+    return int(text)
+
+
+def _check_known(parts: SplitResult, left: dict[str, str], known: str) -> None:
+    if left:
+        raise InvalidUrl(f"{sorted(left)[0]!r} is no option of a {parts.scheme}:// target; known are {known}")
+
+
+def _kafka(parts: SplitResult, queue: str) -> Target:
+    from waypost.outbox.relay.kafka import KafkaTarget
+
+    if "@" in parts.netloc:
+        raise InvalidUrl(
+            "a kafka:// URL holds no password: use KafkaTarget(servers, topic, config={…}) for SASL and TLS"
+        )
+    return KafkaTarget(parts.netloc, unquote(parts.path.strip("/")) or queue, config=_options(parts))
+
+
+def _rabbitmq(parts: SplitResult, queue: str) -> Target:
+    from waypost.outbox.relay.rabbitmq import RabbitTarget
+
+    options = _options(parts)
+    exchange, routing_key = options.pop("exchange", ""), options.pop("routing_key", None)
+    left = "&".join(f"{name}={value}" for name, value in options.items())
+    return RabbitTarget(
+        parts._replace(query=left).geturl(),
+        exchange=exchange,
+        # To the default exchange a routing key is the name of a queue: without a word, the same as here.
+        routing_key=routing_key if routing_key is not None else queue,
+    )
+
+
+def _nats(parts: SplitResult, queue: str) -> Target:
+    from waypost.outbox.relay.nats import NatsTarget
+
+    _check_known(parts, _options(parts), "none")
+    return NatsTarget(parts._replace(path="", query="").geturl(), unquote(parts.path.strip("/")) or queue)
+
+
+def _stream(parts: SplitResult, queue: str) -> Target:
+    from waypost.outbox.relay.streams import StreamTarget
+
+    options = _options(parts)
+    maxlen, database = options.pop("maxlen", None), options.pop("db", "0")
+    _check_known(parts, options, "maxlen and db")
+    scheme = {"valkey": "redis", "valkeys": "rediss"}.get(
+        parts.scheme.partition("+")[0], parts.scheme.partition("+")[0]
+    )
+    return StreamTarget(
+        f"{scheme}://{parts.netloc}/{_whole(parts, 'db', database)}",
+        unquote(parts.path.strip("/")) or queue,
+        maxlen=None if maxlen is None else _whole(parts, "maxlen", maxlen),
+    )
+
+
+_MAKERS: dict[str, Callable[[SplitResult, str], Target]] = {
+    "kafka": _kafka,
+    "amqp": _rabbitmq,
+    "amqps": _rabbitmq,
+    "nats": _nats,
+    "tls": _nats,
+    **dict.fromkeys(STREAM_SCHEMES, _stream),
+}

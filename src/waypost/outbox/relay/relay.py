@@ -1,0 +1,351 @@
+"""The relay itself: a batch handler that settles a message only after the target has said that it has it.
+
+While the target does not answer, the batch in hand is kept under its leases, which the worker renews, and sent again
+after a growing pause: so nothing overtakes it, and nothing is used up. After `hold` seconds it is put off instead
+(`Snooze`), which costs a message neither a delivery nor an attempt: a target that is down buries nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import random
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+from waypost import codec
+from waypost.codec import Envelope
+from waypost.delivery import Dead, Drop, Message, Outcome, Retry, Snooze, error_text, error_type
+from waypost.errors import ConfigurationError, EnvelopeTooNew, Undecodable
+from waypost.operations.receive import TOO_NEW_SNOOZE_MS
+from waypost.outbox.relay.opening import open_target
+from waypost.outbox.relay.port import Parcel, Refused, Target, Unconfirmed
+from waypost.policy import KEY_CHARACTERS_MAX, check_text
+
+log = logging.getLogger("waypost")
+
+F = TypeVar("F", bound=Callable[[Message[Any]], Any])
+KeyOf = Callable[[Message[Any]], str | None]
+HeadersOf = Mapping[str, str] | Callable[[Message[Any]], Mapping[str, str]]
+
+#: The pauses between two tries: short for a hiccup, and never so long that a target which is back waits for us.
+PAUSE_FIRST_SECONDS, PAUSE_MAX_SECONDS = 0.1, 10.0
+#: A target that does not let go is left behind after so long.
+CLOSE_SECONDS = 10.0
+
+
+class Relay:
+    """Sends one queue on. As a decorator it takes a function of the message that makes the body which is sent."""
+
+    def __init__(
+        self,
+        queue: str,
+        to: str | Target,
+        *,
+        key: str | KeyOf | None = None,
+        headers: HeadersOf | None = None,
+        hold: float,
+    ) -> None:
+        self.queue = queue
+        self._to = to
+        self._key = check_text("key", key, KEY_CHARACTERS_MAX) if isinstance(key, str) else key
+        if not (key is None or isinstance(key, str) or callable(key)):
+            raise ConfigurationError(f"key= of a relay is text or a function of the message, not {type(key).__name__}")
+        if not callable(headers):
+            # Headers that could never be sent are refused now and not message by message.
+            codec.encode_head(headers=headers)
+        self._headers = headers
+        if isinstance(hold, bool) or not isinstance(hold, int | float) or not 0 <= hold < 1e9:
+            raise ConfigurationError(f"hold= of a relay is a number of seconds, not {hold!r}")
+        self._change: Callable[[Message[Any]], Any] | None = None
+        self._hold = hold
+        #: What a URL names is made once for each event loop; the first one shows now that it can be.
+        self._spare: Target | None = open_target(to, queue)
+        self.shown = getattr(self._spare, "shown", type(self._spare).__name__)
+        self._lines: dict[asyncio.AbstractEventLoop, _Line] = {}
+        #: What the target last said if it does not take messages now.
+        self.trouble: str | None = None
+
+    def __repr__(self) -> str:
+        return f"Relay({self.queue!r}, {self.shown})"
+
+    def __call__(self, function: F) -> F:
+        """Send what this function makes of each message instead of its body."""
+        if self._change is not None:
+            raise ConfigurationError(f"the relay of queue {self.queue} has a function already")
+        if not callable(function) or inspect.iscoroutinefunction(function):
+            raise ConfigurationError("what makes the bodies of a relay is a plain function of the message")
+        self._change = function
+        return function
+
+    @property
+    def target(self) -> Target:
+        """What it would send to."""
+        return self._spare or next(iter(self._lines.values())).target
+
+    def handler(self) -> Callable[[list[Message[Any]]], Awaitable[None]]:
+        """The function that a worker runs."""
+
+        async def relay(messages: list[Message[Any]]) -> None:
+            await self._carry(messages)
+
+        relay.__qualname__ = f"relay to {self.shown}"
+        return relay
+
+    def note(self) -> str | None:
+        """For the health of a worker: why nothing is sent, None if all is well."""
+        return None if self.trouble is None else f"the relay of {self.queue} waits for {self.shown}: {self.trouble}"
+
+    def part(self) -> _Part:
+        """What opens with a worker's run and closes with it."""
+        return _Part(self)
+
+    # ---- connections -------------------------------------------------------------------------------------
+
+    def line(self) -> _Line:
+        """The connection of this event loop."""
+        loop = asyncio.get_running_loop()
+        line = self._lines.get(loop)
+        if line is None:
+            target, self._spare = self._spare, None
+            if target is None:
+                if not isinstance(self._to, str):
+                    raise ConfigurationError("a target that was handed in serves one worker at a time; give a URL")
+                target = open_target(self._to, self.queue)
+            line = self._lines[loop] = _Line(target)
+        return line
+
+    async def release(self, line: _Line) -> None:
+        """One worker less; the last one closes the connection."""
+        line.users -= 1
+        if line.users > 0:
+            return
+        self._lines = {loop: one for loop, one in self._lines.items() if one is not line}
+        await line.close()
+        self._spare = self._spare or line.target
+
+    # ---- a batch -----------------------------------------------------------------------------------------
+
+    async def _carry(self, messages: Sequence[Message[Any]]) -> None:
+        line = self.line()
+        waiting: list[tuple[Message[Any], Parcel]] = []
+        for message in messages:
+            parcel = self._packed(message)
+            if parcel is not None:
+                waiting.append((message, parcel))
+        deadline, failures = time.monotonic() + self._hold, 0
+        while waiting:
+            count = len(waiting)
+            waiting, error = await self._send(line, waiting)
+            if error is None:
+                break
+            failures = 0 if len(waiting) < count else failures + 1
+            self._say_trouble(error, len(waiting))
+            pause = min(PAUSE_FIRST_SECONDS * 2**failures, PAUSE_MAX_SECONDS) * random.uniform(0.5, 1.0)
+            # What left the store with its claim cannot go back: it is held for as long as it takes.
+            if time.monotonic() + pause > deadline and not waiting[0][0].at_most_once:
+                for message, _ in waiting:
+                    message.snooze(pause)
+                return
+            await asyncio.sleep(pause)
+            waiting = [(message, parcel) for message, parcel in waiting if not message.lease_lost]
+        if self.trouble is not None:
+            self.trouble = None
+            log.warning(
+                "the relay of queue %s: %s takes messages again", self.queue, self.shown,
+                extra={"event": "relay_healed", "queue": self.queue},
+            )  # fmt: skip
+
+    async def _send(
+        self, line: _Line, waiting: list[tuple[Message[Any], Parcel]]
+    ) -> tuple[list[tuple[Message[Any], Parcel]], str | None]:
+        """Send once; what is not confirmed, and why."""
+        try:
+            async with line.lock:
+                confirmations = await line.send([parcel for _, parcel in waiting])
+            if len(confirmations) != len(waiting):
+                raise TypeError(f"{len(confirmations)} confirmations for {len(waiting)} messages")
+        except Exception as error:
+            return waiting, f"{error_type(error)}: {error_text(error)}"
+        left: list[tuple[Message[Any], Parcel]] = []
+        why: str | None = None
+        for (message, parcel), confirmation in zip(waiting, confirmations, strict=True):
+            match confirmation:
+                case None:
+                    # Said now: if this call is cancelled later, what the target has is done all the same.
+                    message.done()
+                case Refused():
+                    self._refuse(message, confirmation)
+                case Unconfirmed():
+                    left.append((message, parcel))
+                    why = why or confirmation.error
+        return left, why if left else None
+
+    def _refuse(self, message: Message[Any], refused: Refused) -> None:
+        log.warning(
+            "the relay of queue %s: %s refuses message %s (%s): %s",
+            self.queue,
+            self.shown,
+            message.id,
+            refused.reason,
+            refused.error,
+            extra={"event": "relay_refused", "queue": self.queue, "message_id": message.id, "reason": refused.reason},
+        )
+        if message.at_most_once:
+            return
+        if message.attempts < refused.retries:
+            message.retry(2.0**message.attempts, f"{refused.reason}: {refused.error}")
+        else:
+            message.dead(refused.reason, refused.error)
+
+    def _say_trouble(self, error: str, count: int) -> None:
+        if self.trouble is None:
+            log.warning(
+                "the relay of queue %s: %s does not confirm %d messages (%s); they are kept and sent again",
+                self.queue,
+                self.shown,
+                count,
+                error,
+                extra={"event": "relay_trouble", "queue": self.queue, "count": count},
+            )
+        self.trouble = error
+
+    # ---- a message ---------------------------------------------------------------------------------------
+
+    def _packed(self, message: Message[Any]) -> Parcel | None:
+        """What is sent for a message; None if its end is decided already."""
+        try:
+            return self._parcel(message)
+        except EnvelopeTooNew:
+            _decide(message, lambda: message.snooze(TOO_NEW_SNOOZE_MS / 1000))
+        except Undecodable as error:
+            reason = error_text(error)
+            _decide(message, lambda: message.dead("undecodable", reason))
+        except Outcome as outcome:
+            decided = outcome
+            _decide(message, lambda: _obey(message, decided))
+        except Exception as error:
+            # The caller's own function failed on this message: it is retried, and buried in the end.
+            log.exception(
+                "the relay of queue %s: what is sent for message %s could not be made",
+                self.queue, message.id, extra={"event": "relay_failed", "queue": self.queue, "message_id": message.id},
+            )  # fmt: skip
+            failure = f"{error_type(error)}: {error_text(error)}"
+            _decide(message, lambda: message.retry(reason=failure))
+        return None
+
+    def _parcel(self, message: Message[Any]) -> Parcel:
+        envelope, data = message.open(), message.lease.envelope
+        extra = dict(self._headers(message) if callable(self._headers) else self._headers or {})
+        body = self._body(message, envelope)
+        if extra or body is not None:
+            body = body or codec.Encoded(
+                codec.CONTENT_TYPES.index(envelope.content_type), envelope.data, envelope.type_name
+            )
+            head = codec.encode_head(
+                type_name=body.type_name, correlation_id=envelope.correlation_id, reply_to=envelope.reply_to,
+                trace=envelope.trace, headers=envelope.headers | extra,
+            )  # fmt: skip
+            data = codec.make_envelope(message.id, body, head)
+            envelope = codec.open_envelope(data)
+        key = self._key(message) if callable(self._key) else self._key
+        return Parcel(
+            message.id, message.queue, envelope.data, envelope.content_type, _headers(message, envelope),
+            None if key is None else check_text("key", key, KEY_CHARACTERS_MAX), message.key, message.group,
+            message.priority, message.lease.published_ms, data, envelope.type_name, envelope.correlation_id,
+            envelope.reply_to,
+        )  # fmt: skip
+
+    def _body(self, message: Message[Any], envelope: Envelope) -> codec.Encoded | None:
+        if self._change is None:
+            return None
+        made = self._change(message)
+        if isinstance(made, Outcome):
+            raise made
+        return codec.encode_body(made)
+
+
+def _headers(message: Message[Any], envelope: Envelope) -> dict[str, str]:
+    """The headers by which any system can tell what it was given."""
+    headers = {
+        **envelope.headers,
+        **envelope.trace,
+        "waypost-id": message.id,
+        "waypost-queue": message.queue,
+        "content-type": envelope.content_type,
+    }
+    more = {
+        "waypost-type": envelope.type_name,
+        "waypost-key": message.key,
+        "correlation-id": envelope.correlation_id,
+        "reply-to": envelope.reply_to,
+    }
+    return headers | {name: value for name, value in more.items() if value is not None}
+
+
+def _decide(message: Message[Any], decide: Callable[[], None]) -> None:
+    # What left the store with its claim has no other end than this one.
+    if message.outcome is None and not message.at_most_once:
+        decide()
+
+
+def _obey(message: Message[Any], outcome: Outcome) -> None:
+    match outcome:
+        case Snooze():
+            message.snooze(outcome.after_ms / 1000)
+        case Dead():
+            message.dead(outcome.reason, outcome.error)
+        case Drop():
+            message.drop()
+        case Retry():
+            message.retry(None if outcome.after_ms is None else outcome.after_ms / 1000, outcome.reason)
+
+
+class _Line:
+    """A target on one event loop, open when it must be."""
+
+    def __init__(self, target: Target) -> None:
+        self.target = target
+        self.users = 0
+        self.lock = asyncio.Lock()
+        self._open = False
+
+    async def send(self, parcels: Sequence[Parcel]) -> Sequence[Refused | Unconfirmed | None]:
+        """Open if need be, and send. After an exception the next call opens anew."""
+        try:
+            if not self._open:
+                await self.target.open()
+                self._open = True
+            return await self.target.send(parcels)
+        except BaseException:
+            await self.close()
+            raise
+
+    async def close(self) -> None:
+        """Let go of the target."""
+        self._open = False
+        try:
+            await asyncio.wait_for(self.target.close(), CLOSE_SECONDS)
+        except Exception as error:
+            log.info("a target could not be closed: %s", error_type(error), extra={"event": "relay_close_failed"})
+
+
+class _Part:
+    """A relay's share in the run of one worker."""
+
+    def __init__(self, relay: Relay) -> None:
+        self._relay = relay
+        self._line: _Line | None = None
+
+    def start(self) -> None:
+        """Hold the connection from now on; it is opened by the first batch."""
+        self._line = self._relay.line()
+        self._line.users += 1
+
+    async def stop(self) -> None:
+        """Let go of it, when the worker's handlers have ended."""
+        if self._line is not None:
+            line, self._line = self._line, None
+            await self._relay.release(line)

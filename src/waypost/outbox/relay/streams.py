@@ -1,0 +1,93 @@
+"""To a stream of Valkey or Redis: a batch is one pipeline of XADD, in order.
+
+At least once: a stream does not know what it has already, so what was added under a lost reply is added again. An entry
+has the fields `id`, `queue`, `body`, `headers` (a JSON object) and, if there is one, `key`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from typing import Any
+from urllib.parse import urlsplit
+
+import msgspec
+
+from waypost.errors import ConfigurationError, MissingExtra
+from waypost.outbox.relay.port import Confirmation, Parcel, Unconfirmed, pieces
+
+#: A server that has not answered by then is one that does not.
+ANSWER_SECONDS = 10.0
+
+
+class StreamTarget:
+    """`maxlen` keeps the stream at about so many entries: older ones are trimmed whether they were read or not."""
+
+    def __init__(self, url: str, stream: str, *, maxlen: int | None = None) -> None:
+        try:
+            import redis.asyncio  # noqa: F401
+        except ImportError:
+            raise MissingExtra(
+                'a relay to a stream needs its driver, which is not installed: pip install "waypost[relay-streams]"'
+            ) from None
+        if not stream:
+            raise ConfigurationError("say which stream to add to, as in valkey+stream://127.0.0.1:6379/orders")
+        if maxlen is not None and (type(maxlen) is not int or maxlen < 1):
+            raise ConfigurationError(f"maxlen is a whole number from 1, not {maxlen!r}")
+        self.stream = stream
+        self.maxlen = maxlen
+        parts = urlsplit(url)
+        self.shown = f"stream {stream} at {parts.hostname}:{parts.port or 6379}"
+        self._url = url
+        self._client: Any = None
+
+    async def open(self) -> None:
+        """Connect."""
+        from redis.asyncio import Redis
+        from redis.asyncio.retry import Retry
+        from redis.backoff import NoBackoff
+
+        # The relay repeats what fails: a driver that did so too could only hide it.
+        self._client = Redis.from_url(
+            self._url, socket_timeout=ANSWER_SECONDS, socket_connect_timeout=ANSWER_SECONDS,
+            retry=Retry(NoBackoff(), 0),
+        )  # fmt: skip
+        await self._client.ping()
+
+    async def send(self, parcels: Sequence[Parcel]) -> list[Confirmation]:
+        """Add a batch; what comes after a failure is not sent before it is."""
+        confirmations: list[Confirmation] = []
+        for piece in pieces(parcels):
+            try:
+                answers = await self._add(piece)
+            except Exception as error:
+                # What earlier pieces brought stands.
+                if not confirmations:
+                    raise
+                lost = Unconfirmed(str(error))
+                return confirmations + [lost] * (len(parcels) - len(confirmations))
+            confirmations += [Unconfirmed(str(answer)) if isinstance(answer, Exception) else None for answer in answers]
+        return confirmations
+
+    async def _add(self, piece: Sequence[Parcel]) -> list[Any]:
+        pipeline = self._client.pipeline(transaction=False)
+        for parcel in piece:
+            fields: dict[str, Any] = {
+                "id": parcel.id,
+                "queue": parcel.queue,
+                "body": parcel.body,
+                "headers": msgspec.json.encode(parcel.headers),
+            }
+            key = parcel.key if parcel.key is not None else parcel.own_key
+            if key is not None:
+                fields["key"] = key
+            pipeline.xadd(self.stream, fields, maxlen=self.maxlen, approximate=True)
+        answers: list[Any] = await pipeline.execute(raise_on_error=False)
+        return answers
+
+    async def close(self) -> None:
+        """End the connections."""
+        client, self._client = self._client, None
+        if client is not None:
+            with contextlib.suppress(Exception):
+                await client.aclose()

@@ -1,0 +1,151 @@
+"""To another waypost store: each message keeps its id and its envelope, and arrives exactly once.
+
+The target queue remembers what arrived, as it does for chains, so that a repeat within a day is not stored twice.
+Keys are not carried along unless the relay's `key=` says so: with one, a message that meets another of its key in the
+target queue would be its duplicate.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+
+from waypost.delivery import error_text
+from waypost.errors import InvalidInput, QueueFull, WaypostError
+from waypost.identity import Session
+from waypost.operations.flow import Flow, Link, drive_async
+from waypost.outbox.relay.port import Confirmation, Parcel, Refused, Unconfirmed, pieces
+from waypost.policy import KEY_CHARACTERS_MAX, START_TIMEOUT_SECONDS, check_namespace, check_queue, check_text
+from waypost.store.opening import open_store
+from waypost.store.port import AsyncExecutor, Draft, Store
+from waypost.wake.opening import open_wakeups
+
+#: A call is repeated for so long by itself; then the relay's own patience begins.
+RETRY_BUDGET = 5.0
+
+
+class WaypostTarget:
+    """A queue of another store."""
+
+    def __init__(
+        self, url: str, queue: str, *, namespace: str = "wp", start_timeout: float = START_TIMEOUT_SECONDS
+    ) -> None:
+        self.queue = check_queue(queue)
+        self.store: Store = open_store(
+            url, namespace=check_namespace(namespace), clock=None, durability="server",
+            replay_ttl_ms=int((2 * RETRY_BUDGET + 60) * 1000),
+        )  # fmt: skip
+        self.shown = f"queue {queue} of a {self.store.kind} store"
+        self._start_timeout = start_timeout
+        self._wakeups = open_wakeups(self.store, None, start_timeout)
+        self._executor: AsyncExecutor | None = None
+        self._link: Link | None = None
+
+    def is_queue_of(self, store: Store, queue: str) -> bool:
+        """Whether it is this very queue: a relay to itself would send the same messages for ever."""
+        return self.queue == queue and place_of(self.store) == place_of(store)
+
+    async def open(self) -> None:
+        """Connect."""
+        session = Session()
+        self._link = Link(
+            self.store, session=session, worker="relay", retry_budget=RETRY_BUDGET, wakeups=self._wakeups
+        )  # fmt: skip
+        self._executor = await self.store.connect_async(start_timeout=self._start_timeout)
+
+    async def send(self, parcels: Sequence[Parcel]) -> list[Confirmation]:
+        """Publish a batch in order, in parts that are each whole or not at all."""
+        assert self._link is not None
+        assert self._executor is not None
+        confirmations: list[Confirmation] = []
+        for piece in pieces(parcels):
+            outcome = await drive_async(self._executor, _publish(self._link, self.queue, piece))
+            confirmations += outcome
+            if any(isinstance(one, Unconfirmed) for one in outcome):
+                # What follows must not overtake it.
+                waits = Unconfirmed("what came before it is not stored yet")
+                return confirmations + [waits] * (len(parcels) - len(confirmations))
+        return confirmations
+
+    async def close(self) -> None:
+        """End the connections."""
+        executor, self._executor, self._link = self._executor, None, None
+        if executor is not None:
+            with contextlib.suppress(WaypostError):
+                await executor.close()
+            self._wakeups.flush()
+
+
+def place_of(store: Store) -> tuple[object, ...]:
+    """What two stores that are one have in common."""
+    path, source = getattr(store, "path", None), getattr(store, "source", None)
+    place: object = getattr(source, "place", None) or path or id(store)
+    return store.kind, store.namespace, place
+
+
+def _publish(link: Link, queue: str, parcels: Sequence[Parcel]) -> Flow[list[Confirmation]]:
+    drafts: list[Draft] = []
+    confirmations: list[Confirmation] = []
+    for parcel in parcels:
+        try:
+            drafts.append(_draft(parcel))
+            confirmations.append(None)
+        except InvalidInput as error:
+            confirmations.append(Refused("rejected", error_text(error)))
+    told = iter((yield from _store(link, queue, _apart(drafts))))
+    return [next(told) if one is None else one for one in confirmations]
+
+
+def _draft(parcel: Parcel) -> Draft:
+    key = None if parcel.key is None else check_text("key", parcel.key, KEY_CHARACTERS_MAX)
+    return Draft(
+        parcel.id, parcel.envelope, key=key, priority=parcel.priority, group=parcel.group, forwarded=True
+    )  # fmt: skip
+
+
+def _apart(drafts: Sequence[Draft]) -> list[list[Draft]]:
+    """No key twice in one step."""
+    parts: list[list[Draft]] = [[]]
+    keys: set[str] = set()
+    for draft in drafts:
+        if draft.key is not None and draft.key in keys:
+            parts.append([])
+            keys = set()
+        if draft.key is not None:
+            keys.add(draft.key)
+        parts[-1].append(draft)
+    return parts if parts[0] else []
+
+
+def _store(link: Link, queue: str, parts: list[list[Draft]]) -> Flow[list[Confirmation]]:
+    """Publish parts in order, as far as there is room; the first failure ends it."""
+    confirmations: list[Confirmation] = []
+    count = sum(map(len, parts))
+    for part in parts:
+        operation = link.lanes.begin(queue)
+        try:
+            room = yield from _room(link, queue)
+            fits = part[:room]
+            if fits:
+                yield from link.attempt_woken(link.store.publish(queue, fits, operation))
+            confirmations += [None] * len(fits)
+            if len(fits) < len(part):
+                raise QueueFull(f"queue {queue} of the target has reached its max_pending")
+        except WaypostError as error:
+            return confirmations + [Unconfirmed(error_text(error))] * (count - len(confirmations))
+        finally:
+            link.lanes.end(queue, operation)
+    return confirmations
+
+
+def _room(link: Link, queue: str) -> Flow[int | None]:
+    """How many more the queue may hold, None for any number.
+
+    A store never refuses what was sent on to it, so the relay keeps to the cap by itself: to within what others
+    publish at the same moment.
+    """
+    policy = yield from link.policy(queue)
+    if policy.max_pending is None or policy.overload == "drop_oldest":
+        return None
+    ledger = (yield from link.attempt(link.store.stats(queue))).ledger
+    return max(0, policy.max_pending - ledger.ready - ledger.delayed - ledger.waiting)

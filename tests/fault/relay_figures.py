@@ -1,0 +1,63 @@
+"""Figures of relays: all messages of a queue in another system, though that is gone and comes back on the way."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from scripts import system_parts
+from tests.relay.places import PLACES, Place, until
+from waypost import Waypost
+
+MESSAGES, MESSAGES_QUICK = 10_000, 1_000
+BATCH = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One line of the report."""
+
+    name: str
+    figure: str
+    limit: str
+    ok: bool
+
+
+def relay_figures(*, quick: bool) -> Iterator[Line]:
+    """One line for each system. In the quick size without RabbitMQ, whose starts take longer than all else."""
+    for name, make in PLACES.items():
+        if name == "rabbitmq" and (quick or not system_parts.is_there("rabbitmq-server")):
+            continue
+        with make() as place:
+            yield measured(name, place, MESSAGES_QUICK if quick else MESSAGES)
+
+
+def measured(name: str, place: Place, count: int) -> Line:
+    """Half of the messages, the target is gone, the other half, and it is back."""
+    url = place.url("figures")
+    with Waypost("memory://") as post:
+        post.configure("orders", max_deliveries=2)
+        ids = [one.id for one in post.publish_many("orders", [{"n": n} for n in range(count // 2)])]
+        relay = post.relay("orders", to=url, batch=BATCH)
+        began = time.monotonic()
+        with post.worker():
+            until(lambda: post.ledger("orders").done > 0, "a first batch")
+            place.go()
+            ids += [one.id for one in post.publish_many("orders", [{"n": n} for n in range(count // 2)])]
+            until(lambda: relay.trouble is not None or post.ledger("orders").leased > 0, "a batch held")
+            away = time.monotonic()
+            place.come_back()
+            back = time.monotonic() - away
+            until(lambda: post.ledger("orders").done + post.ledger("orders").dead == count, "the end")
+        seconds, ledger = time.monotonic() - began, post.ledger("orders")
+    arrived = [arrival.id for arrival in place.arrivals("figures")]
+    lost, doubled = len(set(ids) - set(arrived)), len(arrived) - len(set(arrived))
+    # Another store, and NATS within its window, know what they have already.
+    once = name in ("store", "nats")
+    return Line(
+        f"relay to {name}, {count:,} messages, target gone and back",
+        f"{lost} lost, {ledger.dead} dead, {doubled} twice, {seconds:.1f} s of which {back:.1f} s until it was back",
+        "0 lost, 0 dead, 0 twice" if once else f"0 lost, 0 dead, at most {BATCH} twice",
+        lost == 0 and ledger.dead == 0 and doubled <= (0 if once else BATCH),
+    )

@@ -1,0 +1,266 @@
+"""The systems that queues are sent on to, behind one set of names: where they are, what they got, gone, and back."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+import msgspec
+import redis
+
+from waypost import Waypost
+from waypost.testing.nats import JetStreamServer
+from waypost.testing.rabbitmq import RabbitServer
+from waypost.testing.servers import EmbeddedServer, ValkeyServer
+
+PATIENCE_SECONDS = 90.0
+ROOT = Path(__file__).parents[2]
+
+
+def until(condition: Callable[[], Any], what: str = "what was waited for") -> Any:
+    """Wait for a condition; what it gave in the end."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while True:
+        found = condition()
+        if found:
+            return found
+        assert time.monotonic() < deadline, f"{what} did not happen"
+        time.sleep(0.01)
+
+
+class Arrival(NamedTuple):
+    """A message as its reader finds it."""
+
+    id: str
+    body: bytes
+    headers: dict[str, str]
+    key: str | None = None
+
+
+class Place:
+    """A system behind a server. Each name in it is a place of its own."""
+
+    server: EmbeddedServer
+
+    def url(self, name: str) -> str:
+        """What to say in `to=`, once the place is made."""
+        raise NotImplementedError
+
+    def arrivals(self, name: str) -> list[Arrival]:
+        """All that it has, in its order."""
+        raise NotImplementedError
+
+    def go(self) -> None:
+        """Be gone at once."""
+        self.server.kill()
+
+    def come_back(self) -> None:
+        """Be there again, with all that was confirmed."""
+        self.server.start()
+
+    def __enter__(self) -> Self:
+        self.server.start()
+        return self
+
+    def __exit__(self, *ended: object) -> None:
+        self.server.stop()
+
+
+class Streams(Place):
+    """A stream of Valkey."""
+
+    def __init__(self) -> None:
+        self.server = ValkeyServer(appendonly=True)
+
+    def url(self, name: str) -> str:
+        return f"valkey+stream://127.0.0.1:{self.server.port}/{name}"
+
+    def arrivals(self, name: str) -> list[Arrival]:
+        with redis.Redis(port=self.server.port) as client:
+            entries: Any = client.xrange(name)
+        return [
+            Arrival(
+                fields[b"id"].decode(), fields[b"body"], msgspec.json.decode(fields[b"headers"], type=dict[str, str]),
+                fields[b"key"].decode() if b"key" in fields else None,
+            )
+            for _, fields in entries
+        ]  # fmt: skip
+
+
+class Store(Place):
+    """Another waypost store, on Valkey."""
+
+    def __init__(self) -> None:
+        self.server = ValkeyServer(appendonly=True)
+
+    def url(self, name: str) -> str:
+        return f"{self.server.url}#{name}"
+
+    def arrivals(self, name: str) -> list[Arrival]:
+        with Waypost(self.server.url) as post:
+            return [
+                Arrival(message.id, message.open().data, message.headers, message.key)
+                for message in post.messages(name, state="ready")
+            ]
+
+
+def run(coroutine: Coroutine[Any, Any, Any]) -> Any:
+    """Await it, on an event loop of its own."""
+    return asyncio.run(coroutine)
+
+
+class Nats(Place):
+    """A stream of NATS JetStream."""
+
+    def __init__(self) -> None:
+        self.server = JetStreamServer()
+        self._made: set[str] = set()
+
+    def url(self, name: str) -> str:
+        if name not in self._made:
+            self._made.add(name)
+            run(self._make(name))
+        return f"{self.server.url}/{name}"
+
+    async def _make(self, name: str) -> None:
+        import nats
+
+        client = await nats.connect(self.server.url)
+        await client.jetstream().add_stream(name=name, subjects=[name])
+        await client.close()
+
+    def arrivals(self, name: str) -> list[Arrival]:
+        found: list[Arrival] = run(self._read(name))
+        return found
+
+    async def _read(self, name: str) -> list[Arrival]:
+        import nats
+
+        client = await nats.connect(self.server.url)
+        stream = client.jetstream()
+        count = (await stream.stream_info(name)).state.messages
+        found: list[Arrival] = []
+        reader = await stream.subscribe(name, ordered_consumer=True)
+        while len(found) < count:
+            message = await reader.next_msg(timeout=PATIENCE_SECONDS)
+            headers = dict(message.headers or {})
+            found.append(Arrival(headers["waypost-id"], message.data, headers, headers.get("waypost-key")))
+        await client.close()
+        return found
+
+
+class Rabbit(Place):
+    """A durable queue of RabbitMQ."""
+
+    server: RabbitServer
+
+    def __init__(self) -> None:
+        self.server = RabbitServer()
+        self._made: set[str] = set()
+
+    def go(self) -> None:
+        self.server.halt()
+
+    def url(self, name: str) -> str:
+        if name not in self._made:
+            self._made.add(name)
+            run(self._make(name))
+        return f"{self.server.url}?routing_key={name}"
+
+    async def _make(self, name: str) -> None:
+        import aio_pika
+
+        async with await aio_pika.connect(self.server.url) as connection:
+            channel = await connection.channel()
+            await channel.declare_queue(name, durable=True)
+
+    def arrivals(self, name: str) -> list[Arrival]:
+        found: list[Arrival] = run(self._read(name))
+        return found
+
+    async def _read(self, name: str) -> list[Arrival]:
+        import aio_pika
+
+        found: list[Arrival] = []
+        async with await aio_pika.connect(self.server.url) as connection:
+            channel = await connection.channel()
+            queue = await channel.declare_queue(name, durable=True, passive=True)
+            # Nothing is settled, so it goes back when the connection ends.
+            while (message := await queue.get(fail=False)) is not None:
+                headers = {name: str(value) for name, value in message.headers.items()}
+                found.append(Arrival(str(message.message_id), message.body, headers, message.routing_key))
+        return found
+
+
+class Kafka(Place):
+    """A topic of librdkafka's mock cluster."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[str] | None = None
+        self.servers = ""
+
+    def __enter__(self) -> Self:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.relay.kafka_cluster"], cwd=ROOT, text=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True,
+        )  # fmt: skip
+        assert self._process.stdout is not None
+        self.servers = self._process.stdout.readline().strip()
+        assert self.servers
+        return self
+
+    def __exit__(self, *ended: object) -> None:
+        assert self._process is not None
+        self.come_back()
+        self._process.communicate()
+
+    def url(self, name: str) -> str:
+        return f"kafka://{self.servers}/{name}"
+
+    def go(self) -> None:
+        assert self._process is not None
+        os.kill(self._process.pid, signal.SIGSTOP)
+
+    def come_back(self) -> None:
+        assert self._process is not None
+        os.kill(self._process.pid, signal.SIGCONT)
+
+    def arrivals(self, name: str) -> list[Arrival]:
+        from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, TopicPartition
+
+        consumer = Consumer(
+            {"bootstrap.servers": self.servers, "group.id": "reader", "enable.partition.eof": True, "check.crcs": True}
+        )
+        found: list[Arrival] = []
+        try:
+            partitions = consumer.list_topics(name, timeout=PATIENCE_SECONDS).topics[name].partitions
+            consumer.assign([TopicPartition(name, number, OFFSET_BEGINNING) for number in partitions])
+            ended: set[int] = set()
+            while len(ended) < len(partitions):
+                message: Any = consumer.poll(PATIENCE_SECONDS)
+                assert message is not None
+                error = message.error()
+                if error is not None:
+                    assert error.code() == KafkaError._PARTITION_EOF, error
+                    ended.add(message.partition())
+                    continue
+                headers = {name: value.decode() for name, value in message.headers()}
+                key = message.key()
+                found.append(
+                    Arrival(headers["waypost-id"], message.value(), headers, None if key is None else key.decode())
+                )
+        finally:
+            consumer.close()
+        return found
+
+
+PLACES: dict[str, Callable[[], Place]] = {
+    "stream": Streams, "store": Store, "nats": Nats, "rabbitmq": Rabbit, "kafka": Kafka,
+}  # fmt: skip
