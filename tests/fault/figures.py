@@ -279,7 +279,8 @@ def stopped_server(place: Place) -> Iterator[Figure]:
         ledger = post.ledger(queue)
     missing = set(acknowledged) - set(received)
     again = received.total() - len(received)
-    explained = sum(ledger.redelivered.values())
+    # A claim does not wait for the disk: a stop may forget those of the messages that receivers have in hand.
+    explained = sum(ledger.redelivered.values()) + stops * len(receivers)
     yield Figure(
         f"{place.store} stopped at once {stops} times",
         f"acknowledged publishes {len(acknowledged)}, missing {len(missing)}",
@@ -289,8 +290,8 @@ def stopped_server(place: Place) -> Iterator[Figure]:
     yield Figure(f"{place.store} stopped at once, clients that gave up", f"{len(failures)}", "0", not failures)
     yield Figure(
         f"{place.store} stopped at once, each once",
-        f"published {ledger.published}, done {ledger.done}, run again {again}, explained {explained}",
-        f"{len(acknowledged)}, {len(acknowledged)}, at most as many as explained",
+        f"published {ledger.published}, done {ledger.done}, run again {again}",
+        f"{len(acknowledged)}, {len(acknowledged)}, at most {explained}: explained, or in hand at a stop",
         ledger.published == ledger.done == len(acknowledged) and again <= explained,
     )
     yield balanced(f"{place.store} stopped at once", ledger)

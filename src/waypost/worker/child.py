@@ -23,7 +23,7 @@ from waypost.errors import ProcessFailed, Undecodable
 from waypost.policy import NoRetry
 from waypost.worker.handler import Handler, find
 from waypost.worker.signals import NAMES
-from waypost.worker.wire import LENGTH_BYTES, Answer, Call, End, Hello, decode, end_of, failure_of, frame, say
+from waypost.worker.wire import BEGUN, LENGTH_BYTES, Answer, Call, End, Hello, decode, end_of, failure_of, frame, say
 
 #: An idle process whose worker is gone has so long to end in its own way: what it registered with `atexit`.
 EXIT_SECONDS = 2.0
@@ -45,6 +45,7 @@ def main(descriptor: int, parent: int) -> None:
     first = frames.get()
     if first is None:
         return
+    connection.sendall(BEGUN)
     hello, handler, answer = decode(first, Hello), None, Answer()
     try:
         handler = handler_of(hello)
@@ -52,6 +53,8 @@ def main(descriptor: int, parent: int) -> None:
         answer = Answer(failure=failure_of(error))
     connection.sendall(frame(answer))
     while (data := frames.get()) is not None:
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            connection.sendall(BEGUN)
         if handler is not None:
             answer = answer_to(decode(data, Call), handler)
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):

@@ -24,7 +24,7 @@ from weakref import WeakSet
 from waypost.delivery import Message, Outcome, after_ms
 from waypost.errors import ProcessFailed, Undecodable
 from waypost.worker.handler import Handler, find
-from waypost.worker.wire import LENGTH_BYTES, Answer, Call, Hello, decode, error_of, frame, heard, take_over
+from waypost.worker.wire import BEGUN, LENGTH_BYTES, Answer, Call, Hello, decode, error_of, frame, heard, take_over
 
 #: Imports may take a while on a cold disk; a process that needs longer will not come up at all.
 START_SECONDS_MAX = 60.0
@@ -34,6 +34,8 @@ STOP_SECONDS_MAX = 3.0
 EXIT_LOOK_SECONDS = 0.005
 EXIT_LOOKS_MAX = 200
 READ_BYTES = 256 * 1024
+#: So many processes may turn out to be dead when they are called; more is no accident.
+IDLE_DEATHS_MAX = 3
 #: The same modules must be found as here, waypost itself included.
 PROGRAM = "import json, sys; sys.path[:] = json.loads(sys.argv[3]); from waypost.worker.child import main; \
 main(int(sys.argv[1]), int(sys.argv[2]))"
@@ -48,6 +50,10 @@ def _close_in_fork() -> None:
 
 
 os.register_at_fork(after_in_child=_close_in_fork)
+
+
+class NotBegun(ProcessFailed):
+    """Raised when a process ended before it began with a call: it died while it was idle."""
 
 
 class Child:
@@ -71,14 +77,20 @@ class Child:
                 raise ProcessFailed(f"a process for the handler cannot be started: {error}") from None
 
     async def ask(self, question: Hello | Call) -> Answer:
-        """One frame there and one back. Raises `ProcessFailed` if the process ends instead of answering."""
+        """One frame there, an empty one back when it begins, then the answer.
+
+        Raises `ProcessFailed` if the process ends instead of answering, `NotBegun` if it ends before it begins.
+        """
         loop = asyncio.get_running_loop()
+        kind: type[ProcessFailed] = NotBegun
         try:
             await loop.sock_sendall(self._connection, frame(question))
+            await self._read(len(BEGUN))
+            kind = ProcessFailed
             head = await self._read(LENGTH_BYTES)
             return decode(await self._read(int.from_bytes(head, "big")), Answer)
         except OSError:
-            raise ProcessFailed(f"the handler's process {self.process.pid} {await self._how_it_ended()}") from None
+            raise kind(f"the handler's process {self.process.pid} {await self._how_it_ended()}") from None
 
     async def _read(self, count: int) -> bytes:
         while len(self._data) < count:
@@ -143,15 +155,23 @@ class Processes:
         `on_begun` is called when the handler starts; it returns the alarm that ends it. `on_unreadable` is called for
         messages whose bodies the process could not read, and which were no part of the call.
         """
-        child = await self._take()
-        alarm = on_begun()
-        try:
-            answer = await child.ask(Call([message.lease for message in messages]))
-        except BaseException:
-            self._end(child)
-            raise
-        finally:
-            alarm.cancel()
+        call = Call([message.lease for message in messages])
+        for left in reversed(range(IDLE_DEATHS_MAX + 1)):
+            child = await self._take()
+            alarm = on_begun()
+            try:
+                answer = await child.ask(call)
+                break
+            except NotBegun:
+                # That it was dying could not be seen yet; the message has nothing to do with it.
+                self._end(child)
+                if left == 0:
+                    raise
+            except BaseException:
+                self._end(child)
+                raise
+            finally:
+                alarm.cancel()
         self._idle.append(child)
         for message, end in zip(messages, answer.ends, strict=False):
             if end.unreadable is None:

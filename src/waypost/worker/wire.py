@@ -18,6 +18,8 @@ from waypost.message import Continuation, Lease
 
 T = TypeVar("T")
 LENGTH_BYTES = 4
+#: What a process says when it begins with what it was asked: an empty frame.
+BEGUN = bytes(LENGTH_BYTES)
 #: The arguments of an error that can travel, so that the class can be given them again.
 PLAIN = (str, int, float, bool, type(None))
 #: The last lines of a traceback say most.
