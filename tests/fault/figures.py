@@ -344,6 +344,8 @@ def schedulers(place: Place) -> Iterator[Figure]:
     """Six schedulers whose leaders die or freeze at their ticks, one with its clock an hour off where it can be."""
     faults = place.size(100)
     seed = place.chance.randrange(2**32)
+    if place.store == "postgres":
+        migrate(place.url, namespace="ticks")
     story = tell(place.url, "ticks", faults=faults, processes=6, seed=seed, hours_off=0 if place.server is None else 1)
     failed = f"{story.kills} kills and {story.freezes} freezes at the tick"
     yield Figure(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -49,6 +50,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """Two cores, and a task that fails is tried again, as on a cluster."""
     home = tmp_path_factory.mktemp("spark")
     os.environ["SPARK_LOCAL_DIRS"] = str(home)
+    interrupts = signal.getsignal(signal.SIGINT)
     running = session(
         "local[2,4]",
         {
@@ -59,5 +61,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         },
         name="waypost tests",
     )
+    # Spark takes interrupts over for the whole process; other tests in it have their own use for them.
+    signal.signal(signal.SIGINT, interrupts)
     yield running
     running.stop()

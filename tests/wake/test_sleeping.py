@@ -298,7 +298,7 @@ def forget_sleepers(post: Waypost, namespace: str) -> None:
             from contextlib import closing
 
             with closing(sqlite3.connect(store.path)) as connection, connection:
-                prefix = store._spelling.prefix
+                prefix = store.spelling.prefix
                 connection.execute(f'DELETE FROM "{prefix}_sleeper"')
                 connection.execute(f'UPDATE "{prefix}_queue" SET sleepers_known_until = 0')
         case "valkey":

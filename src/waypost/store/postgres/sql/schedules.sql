@@ -76,7 +76,7 @@ BEGIN
     ELSE
         IF cardinality(p_envelopes) > 0 THEN
             v_wake := {publish}(
-                p_queue, v_now, p_session, p_number, NULL, p_envelopes, p_priorities, p_groups, NULL, NULL, p_copies,
+                p_queue, v_now, p_session, p_number, 0, p_envelopes, p_priorities, p_groups, NULL, NULL, p_copies,
                 NULL, NULL, NULL, NULL);
             PERFORM {label_fires}(q.number, p_key);
         END IF;
@@ -114,7 +114,7 @@ BEGIN
         RETURN NULL;
     END IF;
     v_first := {publish}(
-        p_queue, v_now, p_session, p_number, NULL, p_envelopes, p_priorities, p_groups, NULL, NULL, p_copies,
+        p_queue, v_now, p_session, p_number, 0, p_envelopes, p_priorities, p_groups, NULL, NULL, p_copies,
         NULL, NULL, NULL, NULL);
     PERFORM {label_fires}(q.number, p_key);
     IF {remember}(q.number, p_session, p_number, v_now + p_ttl, v_first) THEN
