@@ -269,7 +269,9 @@ class Consumer:
                 self._on_work(None)
             if lingers and len(claimed.leases) < limit:
                 if claimed.leases:
-                    await self._sleep(self._linger.seconds)
+                    # A timer that is due sooner is not left to the next look.
+                    due = self._linger.seconds if claimed.next_due_ms is None else claimed.next_due_ms / 1000
+                    await self._sleep(min(self._linger.seconds, max(due, receive.MOMENT_MIN_SECONDS)))
                 # Found nothing: the next claim says that it sleeps.
                 continue
             # With room left it sleeps if it will be woken; otherwise it goes on until it finds nothing.
