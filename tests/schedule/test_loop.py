@@ -231,7 +231,8 @@ def test_saving_again_moves_nothing_and_another_rule_does(world: World) -> None:
 def test_a_schedule_that_is_saved_changed_paused_or_removed_is_noticed(world: World) -> None:
     scheduler = world.scheduler()
     world.tick(scheduler)
-    key = world.save(every=1.0).key
+    # One instant lies before the next look, and only one.
+    key = world.save(every=0.75 * LOOK_SECONDS).key
     world.clock.advance(LOOK_SECONDS)
     assert world.tick(scheduler).fires == 1
     assert drive(world.executor, operations.set_paused(world.link, key, None, True)) is True

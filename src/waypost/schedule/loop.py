@@ -28,7 +28,7 @@ from waypost.store.port import Call, FireStep, Woken
 log = logging.getLogger("waypost")
 
 #: How often a leader asks whether a schedule was saved: together with its renewals less than a command a second.
-LOOK_SECONDS = 1.3
+LOOK_SECONDS = 4.0
 #: How often it reads everything again, whatever it believes to know.
 READ_SECONDS = 30.0
 #: So many fires go to the store in one flush.
