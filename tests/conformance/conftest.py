@@ -159,6 +159,8 @@ class PostgresRooms:
             for name, uses in rooms:
                 if uses < self.USES_MAX:
                     connection.execute("; ".join(f'DELETE FROM "{name}_{table}"' for table in TABLES))
+                    # A room at a time: a program of random steps uses many, and a transaction holds all their locks.
+                    connection.commit()
                     self._free.append((name, uses + 1))
 
     @contextmanager

@@ -37,7 +37,7 @@ PROFILE = os.environ.get("HYPOTHESIS_PROFILE", "usual")
 #: An older server and a Cluster run the same scripts: they always have the conformance suite, and random programs in a
 #: deep run. (A Cluster whose slots move has some of its own in tests/valkey.)
 DEEP_ONLY = ("redis62", "cluster") if PROFILE == "deep" else ()
-COMPARED = ("memory", "sqlite", "valkey", *DEEP_ONLY)
+COMPARED = ("memory", "sqlite", "valkey", "postgres", *DEEP_ONLY)
 
 
 @pytest.mark.promise("STORE-4", "SEE-5", "LEASE-2", "PUB-6")
