@@ -3,16 +3,10 @@
 from __future__ import annotations
 
 import logging
-import os
-import pwd
 import random
-import shutil
-import subprocess
-import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -24,8 +18,8 @@ from waypost.operations import receive
 from waypost.operations.flow import drive
 from waypost.store.port import Draft
 from waypost.store.postgres import migrate
+from waypost.testing.pgbouncer import PgBouncer
 from waypost.testing.postgres import PostgresServer
-from waypost.testing.servers import answers_with, free_port
 from waypost.wake.port import Topic
 from waypost.wake.postgres import channel_of
 
@@ -152,50 +146,17 @@ def test_a_pool_that_is_handed_in_lends_no_connection_for_ever(prepared: Postgre
             assert until(lambda: started == [1], "the start")
 
 
-@pytest.fixture
-def pooler(prepared: PostgresServer) -> Iterator[int]:
-    """The port of a real pgbouncer in transaction mode."""
-    program = shutil.which("pgbouncer") or shutil.which("pgbouncer", path="/usr/sbin:/usr/local/sbin")
-    if program is None:
-        pytest.skip("needs pgbouncer")
-    folder = Path(tempfile.mkdtemp(prefix="wp-pooler-", dir="/tmp"))
-    port = free_port()
-    (folder / "users").write_text('"postgres" ""\n')
-    (folder / "pgbouncer.ini").write_text(
-        f"[databases]\npostgres = host=127.0.0.1 port={prepared.port}\n"
-        f"[pgbouncer]\nlisten_addr = 127.0.0.1\nlisten_port = {port}\nunix_socket_dir =\nauth_type = trust\n"
-        f"auth_file = {folder / 'users'}\npool_mode = transaction\nignore_startup_parameters = extra_float_digits\n"
-    )
-    user = None
-    if os.geteuid() == 0:
-        user = "nobody"
-        entry = pwd.getpwnam(user)
-        os.chown(folder, entry.pw_uid, entry.pw_gid)
-        folder.chmod(0o755)
-    process = subprocess.Popen(
-        [program, str(folder / "pgbouncer.ini")], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, user=user,
-        cwd=folder, start_new_session=True,
-    )  # fmt: skip
-    try:
-        # A request for encryption is answered with yes or no.
-        assert until(lambda: answers_with(port, bytes((0, 0, 0, 8, 4, 210, 22, 47)), b"N", b"S"), "pgbouncer")
-        yield port
-    finally:
-        process.terminate()
-        process.wait(20)
-        shutil.rmtree(folder, ignore_errors=True)
-
-
+@pytest.mark.needs("pgbouncer")
 @pytest.mark.promise("WAKE-4", "STORE-2", "TIMER-3")
 def test_behind_a_pooler_that_breaks_listen_workers_poll_and_it_is_said_once(
-    prepared: PostgresServer, pooler: int, namespace: str, caplog: pytest.LogCaptureFixture
+    prepared: PostgresServer, namespace: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    url = prepared.url.replace(f":{prepared.port}", f":{pooler}")
     started: list[int] = []
     with (
         caplog.at_level(logging.WARNING, "waypost"),
-        Waypost(url, namespace=namespace, start_timeout=1.0) as post,
-        Waypost(url, namespace=namespace, start_timeout=1.0) as other,
+        PgBouncer(prepared) as pooler,
+        Waypost(pooler.url, namespace=namespace, start_timeout=1.0) as post,
+        Waypost(pooler.url, namespace=namespace, start_timeout=1.0) as other,
     ):
 
         @post.handler("orders")
@@ -214,13 +175,11 @@ def test_behind_a_pooler_that_breaks_listen_workers_poll_and_it_is_said_once(
     assert "pooler" in told[0].getMessage()
 
 
+@pytest.mark.needs("pgbouncer")
 @pytest.mark.promise("WAKE-4", "STORE-2")
-def test_behind_a_pooler_wake_ups_can_go_straight_to_the_server(
-    prepared: PostgresServer, pooler: int, namespace: str
-) -> None:
-    url = prepared.url.replace(f":{prepared.port}", f":{pooler}")
+def test_behind_a_pooler_wake_ups_can_go_straight_to_the_server(prepared: PostgresServer, namespace: str) -> None:
     started: list[int] = []
-    with Waypost(url, namespace=namespace, wake=prepared.url) as post:
+    with PgBouncer(prepared) as pooler, Waypost(pooler.url, namespace=namespace, wake=prepared.url) as post:
 
         @post.handler("orders")
         async def handle(body: int) -> None:
