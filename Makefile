@@ -17,8 +17,11 @@ CODE := $(wildcard src tests benchmarks examples scripts)
 help:  ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-.venv/ready: pyproject.toml constraints.txt scripts/setup_venv.py
+SETUP := pyproject.toml constraints.txt scripts/setup_venv.py
+.venv/ready: $(SETUP)
 	@$(PYTHON) scripts/setup_venv.py
+.venv/light: $(SETUP)
+	@$(PYTHON) scripts/setup_venv.py light
 
 setup: .venv/ready  ## Make .venv, or bring it up to date
 
@@ -51,7 +54,7 @@ test: lint types imports everything  ## All of it: every store, the fault tests,
 docs: .venv/ready  ## Links resolve, the examples in the pages run
 	$(PYTEST) tests/unit/test_docs.py
 
-demo: .venv/ready  ## A short story told on SQLite and on a real Valkey server
+demo: .venv/light  ## A short story told on SQLite and on a real Valkey server
 	@$(RUN) -m examples.demo
 
 bench-setup: .venv/ready  ## Environments of other queues, to be measured beside waypost: some minutes, once
