@@ -2,9 +2,10 @@
 
     python scripts/setup_venv.py [light]
 
-`light` stops at what the demo needs, a few seconds' worth; the rest, Spark above all, takes a minute. A stamp inside `.venv` holds a hash of what was asked for, so a second run has nothing to do. Two runs at once take
-turns on a lock, which the system drops when its holder ends, however it ends. This file must be readable by older
-Pythons than waypost itself, so that they get a sentence and not a syntax error.
+`light` stops at what the demo needs, a few seconds' worth; the rest, Spark above all, takes a minute. Stamps inside
+`.venv` hold a hash of what was asked for, so a second run has nothing to do. Two runs at once take turns on a lock,
+which the system drops when its holder ends, however it ends. This file must be readable by older Pythons than waypost
+itself, so that they get a sentence and not a syntax error.
 """
 
 import fcntl
