@@ -130,12 +130,17 @@ def test_a_signal_stops_a_worker_in_order(shop: Path, name: str, number: signal.
         [sys.executable, "-W", "error", "-m", "waypost.cli.main", "worker", f"shop:{name}"],
         cwd=shop, env=os.environ | {"PYTHONPATH": str(ROOT / "src")}, text=True,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        # Whoever runs the tests may ignore it (nohup, a shell's background), and then a worker leaves it at that.
+        preexec_fn=lambda: signal.signal(number, signal.SIG_DFL),  # noqa: PLW1509
     ) as worker, Waypost(f"sqlite:///{shop / 'shop.db'}") as post:  # fmt: skip
-        deadline = time.monotonic() + 30
-        while post.ledger("orders").done < 3 and time.monotonic() < deadline:
-            time.sleep(0.01)
-        worker.send_signal(number)
-        _, said = worker.communicate(timeout=30)
+        try:
+            deadline = time.monotonic() + 30
+            while post.ledger("orders").done < 3 and time.monotonic() < deadline:
+                time.sleep(0.01)
+            worker.send_signal(number)
+            _, said = worker.communicate(timeout=30)
+        finally:
+            worker.kill()
     assert worker.returncode == 0, said
     assert "3 handled" in said
 

@@ -97,7 +97,7 @@ def test_later_replies_may_take_longer_than_the_first(server: ValkeyServer, colo
         runner = Runner(cast(Store, ValkeyStore.from_url(server.url + options)), colour)
         runner.run(ValkeyStore.from_url(server.url).queues())
         connected: Any = runner._sync or runner._async
-        assert [connection.socket_timeout for connection, _ in connected._idle] == [limit]
+        assert [getattr(kept, "connection", kept).socket_timeout for kept, _ in connected._idle] == [limit]
         runner.close()
 
 
@@ -498,3 +498,49 @@ def test_a_server_that_is_too_old_is_refused(version: str, welcome: bool) -> Non
     )
     with expected:
         check_server({"redis_version": version}, "valkey://here")
+
+
+# ---- a line: the awaited face's own way over a connection ---------------------------------------------------------
+
+
+def test_a_connection_that_the_server_closed_is_not_used_again(server: ValkeyServer) -> None:
+    async def story() -> None:
+        client = redis.asyncio.Redis(port=server.port)
+        async with AsyncWaypost(client=client, namespace=fresh_namespace()) as post:
+            await post.publish("orders", 1)
+            with redis.Redis(port=server.port) as other:
+                assert other.client_kill_filter(_type="normal", skipme=True) >= 1
+            await asyncio.sleep(0)
+            assert (await post.publish("orders", 2)).status == "queued"
+            assert (await post.ledger("orders")).published == 2
+        await client.aclose()
+
+    asyncio.run(story())
+
+
+def test_a_connection_that_is_given_back_has_its_streams_again(server: ValkeyServer) -> None:
+    async def story() -> None:
+        client = redis.asyncio.Redis(port=server.port)
+        async with AsyncWaypost(client=client, namespace=fresh_namespace()) as post:
+            await post.publish("orders", "x" * 700_000)
+            received = await post.receive("orders", wait=5).__aenter__()
+            assert received is not None
+            assert len(received.body) == 700_000
+        assert len(client.connection_pool._available_connections) >= 1
+        assert await client.ping()
+        await client.aclose()
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("protocol", [2, 3])
+def test_a_line_reads_what_either_protocol_sends(server: ValkeyServer, protocol: int) -> None:
+    async def story() -> None:
+        client = redis.asyncio.Redis(port=server.port, protocol=protocol, decode_responses=True)
+        async with AsyncWaypost(client=client, namespace=fresh_namespace()) as post:
+            published = await post.publish_many("orders", [{"id": n} for n in range(1_200)])
+            assert {one.status for one in published} == {"queued"}
+            assert (await post.ledger("orders")).ready == 1_200
+        await client.aclose()
+
+    asyncio.run(story())

@@ -224,11 +224,16 @@ def test_a_worker_in_the_background_tells_what_ended_it_when_it_is_stopped() -> 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
 def test_the_first_signal_asks_and_the_second_has_its_old_meaning(name: str) -> None:
     number = getattr(signal, name)
-    before = signal.getsignal(number)
+    untouched = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
+    # Whoever runs the tests may ignore it (nohup, a shell's background).
+    before = signal.signal(number, untouched)
     asked: list[str] = []
-    with StopSignals(asked.append):
-        signal.raise_signal(number)
-        assert signal.getsignal(number) == before
+    try:
+        with StopSignals(asked.append):
+            signal.raise_signal(number)
+            assert signal.getsignal(number) == untouched
+    finally:
+        signal.signal(number, before)
     assert asked == [name]
 
 

@@ -171,6 +171,8 @@ class ThreadHub(Hub):
         self._live: set[Topic] = set()
         self._outgoing: list[tuple[Topic, Sequence[str]]] = []
         self._sending = False
+        #: Set when somebody began or ceased to listen, or has something to send.
+        self._is_new = False
         self._sent_at = float("-inf")
         self._transport: Transport | None = None
         self._thread: threading.Thread | None = None
@@ -209,6 +211,7 @@ class ThreadHub(Hub):
             self._thread = threading.Thread(target=self._run, name=f"waypost-wake-{self.kind}", daemon=True)
             self._state = "starting"
             self._thread.start()
+        self._is_new = True
         self._bell.set()
         if self._transport is not None:
             self._transport.interrupt()
@@ -267,10 +270,10 @@ class ThreadHub(Hub):
     def _serve(self, transport: Transport) -> None:
         """Keep one connection at work. Returns when nobody needs it, raises when it fails."""
         known: set[Topic] = set()
-        heard_at = time.monotonic()
         first = True
         while True:
             with self._lock:
+                self._is_new = False
                 wanted = set(self._ears)
                 outgoing, self._outgoing = self._outgoing, []
                 self._sending = bool(outgoing)
@@ -291,15 +294,23 @@ class ThreadHub(Hub):
             self._send_all(transport, outgoing)
             if not wanted and self._is_over():
                 return
+            self._hear(transport)
+
+    def _hear(self, transport: Transport) -> None:
+        """Pass on what comes until there is something new to do, or a sender's connection may be given up.
+
+        Between a word and the next wait lies as little as can be: so long whoever was woken waits for this thread.
+        """
+        heard_at = time.monotonic()
+        while not self._is_new:
             came = transport.wait(PROBE_SECONDS)
-            now = time.monotonic()
-            for topic, words in came:
-                self.dispatch(topic, words)
             if came:
-                heard_at = now
-            elif now - heard_at >= PROBE_SECONDS:
+                for topic, words in came:
+                    self.dispatch(topic, words)
+                heard_at = time.monotonic()
+            elif time.monotonic() - heard_at >= PROBE_SECONDS:
                 transport.probe()
-                heard_at = now
+                return
 
     def _send_all(self, transport: Transport, outgoing: list[tuple[Topic, Sequence[str]]]) -> None:
         for topic, words in outgoing:

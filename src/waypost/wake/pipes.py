@@ -15,6 +15,9 @@ class Interruptible:
         self._inner, self._outer = socket.socketpair()
         self._inner.setblocking(False)
         self._outer.setblocking(False)
+        self._poll = select.poll()
+        self._poll.register(self._inner, select.POLLIN)
+        self._watched: int | None = None
 
     def interrupt(self) -> None:
         """End the wait under way, or the next one. From any thread."""
@@ -24,10 +27,12 @@ class Interruptible:
 
     def ready(self, descriptor: int, seconds: float) -> bool:
         """Wait until there is something to read; whether there is."""
-        poll = select.poll()
-        poll.register(descriptor, select.POLLIN)
-        poll.register(self._inner, select.POLLIN)
-        found = {number for number, _ in poll.poll(max(0.0, seconds) * 1000)}
+        if descriptor != self._watched:
+            if self._watched is not None:
+                self._poll.unregister(self._watched)
+            self._poll.register(descriptor, select.POLLIN)
+            self._watched = descriptor
+        found = [number for number, _ in self._poll.poll(max(0.0, seconds) * 1000)]
         if self._inner.fileno() in found:
             with contextlib.suppress(OSError):
                 self._inner.recv(4096)

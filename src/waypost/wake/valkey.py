@@ -12,6 +12,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+import hiredis
 import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
@@ -22,6 +23,7 @@ from waypost.store.valkey.connecting import Source
 from waypost.wake.pipes import Interruptible, packed, unpacked
 from waypost.wake.port import Topic
 
+READ_BYTES = 65_536
 #: What of an asyncio client's settings a connection in a thread can be made with.
 SHARED_OPTIONS = frozenset(
     ("host", "port", "db", "username", "password", "path", "credential_provider", "socket_keepalive", "ssl_keyfile",
@@ -33,13 +35,6 @@ SHARED_OPTIONS = frozenset(
 def channel_of(topic: Topic) -> bytes:
     """As the scripts spell it: beside the keys of the queue."""
     return f"{{{topic.namespace}:{topic.queue}}}:{topic.kind}".encode()
-
-
-def topic_of(channel: bytes) -> Topic:
-    """And back. The name of a queue may hold colons, that of a namespace and of a kind may not."""
-    inner, _, kind = channel.decode().rpartition(":")
-    namespace, _, queue = inner[1:-1].partition(":")
-    return Topic(namespace, kind, queue)  # type: ignore[arg-type]
 
 
 class ValkeyTransport(Interruptible):
@@ -55,6 +50,8 @@ class ValkeyTransport(Interruptible):
         self._came: list[tuple[Topic, list[str]]] = []
         self._confirmed = 0
         self._pongs = 0
+        self._replies = hiredis.Reader()
+        self._topics: dict[bytes, Topic] = {}
 
     def open(self) -> None:
         try:
@@ -76,11 +73,15 @@ class ValkeyTransport(Interruptible):
 
     def listen(self, topics: Sequence[Topic]) -> None:
         self._confirmed = 0
+        self._topics |= {channel_of(topic): topic for topic in topics}
         self._ask(b"SUBSCRIBE", *(channel_of(topic) for topic in topics))
         self._until(lambda: self._confirmed >= len(topics))
 
     def unlisten(self, topics: Sequence[Topic]) -> None:
-        self._ask(b"UNSUBSCRIBE", *(channel_of(topic) for topic in topics))
+        channels = [channel_of(topic) for topic in topics]
+        self._ask(b"UNSUBSCRIBE", *channels)
+        for channel in channels:
+            self._topics.pop(channel, None)
 
     def _ask(self, *parts: bytes) -> None:
         self._listener.send_packed_command([command(*parts)], check_health=False)
@@ -109,19 +110,28 @@ class ValkeyTransport(Interruptible):
         return came
 
     def _read(self) -> None:
-        """All that has arrived."""
+        """What has arrived. Without redis-py's own reading: whoever is woken waits so long."""
+        socket = self._listener._sock
         while True:
-            reply = self._listener.read_response(disable_decoding=True)
-            if reply in (b"PONG", "PONG"):
-                self._pongs += 1  # with no subscription it is answered in another form
-            elif reply[0] == b"message":
-                self._came.append((topic_of(reply[1]), unpacked(reply[2].decode(errors="replace"))))
-            elif reply[0] == b"subscribe":
+            data = socket.recv(READ_BYTES)
+            if not data:
+                raise redis.ConnectionError("the server closed the connection")
+            self._replies.feed(data)
+            # TLS may hold more that no poll would tell of.
+            if not (hasattr(socket, "pending") and socket.pending()):
+                break
+        while (reply := self._replies.gets()) is not False:
+            if isinstance(reply, hiredis.ReplyError):
+                raise redis.ResponseError(str(reply))
+            kind = reply[0] if isinstance(reply, list) else b"pong"  # with no subscription it has another form
+            if kind == b"message":
+                # One that was on its way when nobody wanted it any more has no topic.
+                if (topic := self._topics.get(reply[1])) is not None:
+                    self._came.append((topic, unpacked(reply[2].decode(errors="replace"))))
+            elif kind == b"subscribe":
                 self._confirmed += 1
-            elif reply[0] == b"pong":
+            elif kind == b"pong":
                 self._pongs += 1
-            if not self._listener.can_read(0):
-                return
 
     def probe(self) -> None:
         before = self._pongs

@@ -24,6 +24,7 @@ from waypost.store.valkey.command import ValkeyCall, command
 from waypost.store.valkey.connecting import REPLY_TIMEOUT_SECONDS, Source
 from waypost.store.valkey.conversation import Batch, Conversation, ask, request
 from waypost.store.valkey.failures import CONNECTION_FAILURES, lost, wrong_server
+from waypost.store.valkey.line import Line
 
 T = TypeVar("T")
 
@@ -121,8 +122,6 @@ class _Common:
         if not self._source.owned or settings["socket_timeout"] != start_timeout:
             return False
         settings["socket_timeout"] = REPLY_TIMEOUT_SECONDS
-        for connection, _ in self._idle:
-            connection.socket_timeout = REPLY_TIMEOUT_SECONDS
         return True
 
     def _lost(self, error: BaseException, *, sent: bool) -> StoreError:
@@ -142,7 +141,9 @@ class ValkeyExecutor(_Common):
             raise
         if self._be_patient(start_timeout):
             # Its socket has the old limit, and only a new one can have another.
-            self._discard(self._idle.pop()[0])
+            first, _ = self._idle.pop()
+            first.socket_timeout = REPLY_TIMEOUT_SECONDS
+            self._discard(first)
 
     def run(self, call: Call[T]) -> T:
         return self._converse(self._take(), ask(cast("ValkeyCall[T]", call)))
@@ -262,7 +263,9 @@ class AsyncValkeyExecutor(_Common):
         except BaseException:
             await self.close()
             raise
-        self._be_patient(self._start_timeout)
+        if self._be_patient(self._start_timeout):
+            for line, _ in self._idle:
+                line.connection.socket_timeout = REPLY_TIMEOUT_SECONDS
 
     async def run(self, call: Call[T]) -> T:
         return await self._converse(await self._take(), ask(cast("ValkeyCall[T]", call)))
@@ -291,69 +294,63 @@ class AsyncValkeyExecutor(_Common):
             except OutcomeUnknown as error:
                 batch.fail(error, rest=False)
 
-    async def _converse(self, connection: Any, conversation: Conversation[T]) -> T:
+    async def _converse(self, line: Line, conversation: Conversation[T]) -> T:
         good = True
         try:
             step = next(conversation)
             while True:
                 try:
+                    reply = None
                     if step is None:
-                        reply = await connection.read_response(disable_decoding=True)
+                        reply = await line.receive()
                     else:
-                        reply = await connection.send_packed_command([step], check_health=False)
+                        await line.send(step)
                 except ResponseError as error:
                     good = good and not wrong_server(error)
                     step = conversation.throw(error)
                 else:
                     step = conversation.send(reply)
         except StopIteration as stop:
-            await self._give_back(connection, good)
+            await self._give_back(line, good)
             return cast(T, stop.value)
         except WaypostError:
-            await self._give_back(connection, good)  # the server said no
+            await self._give_back(line, good)  # the server said no
             raise
         except CONNECTION_FAILURES as error:
-            await self._discard(connection)
+            await self._discard(line)
             raise self._lost(error, sent=True) from None
         except BaseException:
-            await self._discard(connection)
+            await self._discard(line)
             raise
 
-    async def _give_back(self, connection: Any, good: bool) -> None:
+    async def _give_back(self, line: Line, good: bool) -> None:
         if good:
-            self._keep(connection)
+            self._keep(line)
             return
-        await self._discard(connection)
+        await self._discard(line)
         while (other := self._take_idle()) is not None:
             await self._discard(other)
 
-    async def _take(self) -> Any:
+    async def _take(self) -> Line:
         self._check_process()
         try:
             while True:
                 try:
-                    connection, used = self._idle.pop()
+                    line, used = self._idle.pop()
                 except IndexError:
-                    return await self._pool.get_connection()
-                if time.monotonic() - used < IDLE_SECONDS or not await self._is_closed(connection):
-                    return connection
-                await self._discard(connection)
+                    return Line(await self._pool.get_connection())
+                if time.monotonic() - used >= IDLE_SECONDS:
+                    # The loop may have been busy since: it hears of the end in its next turn, and we in the one after.
+                    for _ in range(2):
+                        await asyncio.sleep(0)
+                if not line.is_closed:
+                    return cast(Line, line)
+                await self._discard(line)
         except CONNECTION_FAILURES as error:
             raise self._lost(error, sent=False) from None
 
-    @staticmethod
-    async def _is_closed(connection: Any) -> bool:
-        # The loop may have been busy since: it hears of the end in its next turn, and we in the one after that.
-        for _ in range(2):
-            await asyncio.sleep(0)
-        try:
-            # Its name up to redis-py 7 was another one.
-            look = getattr(connection, "can_read", None) or connection.can_read_destructive
-            return bool(await look())
-        except CONNECTION_FAILURES:
-            return True
-
-    async def _discard(self, connection: Any) -> None:
+    async def _discard(self, line: Line) -> None:
+        connection = line.leave()
         with suppress(*CONNECTION_FAILURES):
             await connection.disconnect(nowait=True)
         await self._pool.release(connection)
@@ -363,6 +360,6 @@ class AsyncValkeyExecutor(_Common):
         if self._pid != os.getpid():
             return
         while self._idle:
-            await self._pool.release(self._idle.pop()[0])
+            await self._pool.release(self._idle.pop()[0].leave())
         if self._source.owned:
             await self._source.close_async(self._pool)

@@ -64,6 +64,9 @@ local policy, paused, counts
 local past_field, past_minute -- a minute that ended: written with the book
 local items, item_count, last_tail = {}, 0, nil
 local event_count = 0
+-- What a step has to tell chains and those who wait: chains.lua acts on it behind all else. And what comes of that: names
+-- to wake, and what went to outgoing, id and entry of each.
+local news, expectant, sent_on = {}, {}, {}
 
 -- ---- checks that come before any write -----------------------------------------------------------------------
 

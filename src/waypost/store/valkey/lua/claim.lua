@@ -10,8 +10,6 @@
 -- how long leases are now, then value and state of each message; '' for the state of one that was never claimed before,
 -- which follows from all the others.
 
--- include moves
-
 local limit = min(CHUNK_MESSAGES_MAX, tonumber(ARGV[FIRST_ARGUMENT]))
 local worker, sleeper = ARGV[FIRST_ARGUMENT + 1], ARGV[FIRST_ARGUMENT + 2]
 local repeat_only = ARGV[FIRST_ARGUMENT + 3] == '1'
@@ -58,13 +56,17 @@ if not paused then
   if held > 0 then expired = call('ZRANGEBYSCORE', LEASES, '-inf', now, 'LIMIT', 0, RECLAIM_MAX) end
   if policy.rate_count then must_be('list', RATE) end
 end
--- What has a state and no lease may have a key or have failed; fresh messages have neither.
-if with_state > held or #expired > 0 or policy.dead_max or policy.dead_keep_ms then
+-- The shortest way: nothing but fresh messages, none of which ends here. What has a state and no lease may have a key or
+-- have failed; fresh messages have neither.
+local plain = with_state == held and #due == 0 and #expired == 0 and policy.lease_ms
+  and not (policy.dead_max or policy.dead_keep_ms)
+if not plain then
   must_be('hash', HOLDERS)
   must_be('zset', WAITING)
   must_be('zset', DEAD)
   must_be('hash', ERRORS)
 end
+-- include moves if not plain
 
 begin_removing()
 if sleeper ~= '' then call('ZREM', SLEEPERS, sleeper) end
@@ -125,7 +127,7 @@ local at_most_once = not policy.lease_ms
 local lease_end = at_most_once and -1 or now + policy.lease_ms
 local replies, leased, ids = {}, 0, {}
 local states, leases = {}, {}
-local notes = noted('claimed')
+local notes = policy.journal == 'all' or policy.journal == 'full'
 local first_claims, again, buried = 0, {}, 0
 
 -- What the states of all fresh messages of this claim share.
@@ -245,7 +247,7 @@ if linger and linger > 0 and leased < limit then
   call('ZADD', SLEEPERS, now + min(linger, COVER_MS_MAX), '~' .. worker)
   call('PEXPIRE', SLEEPERS, SLEEPER_TTL_MS * 2)
 end
-enforce_dead_limits()
+if not plain then enforce_dead_limits() end
 
 -- include chains
 

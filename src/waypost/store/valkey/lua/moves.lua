@@ -189,10 +189,6 @@ local function enforce_dead_limits()
   end
 end
 
--- What a step has to tell chains and those who wait: chains.lua acts on it behind all else. And what comes of that: names
--- to wake, and what went to outgoing, id and entry of each.
-local news, expectant, sent_on = {}, {}, {}
-
 -- The end of a message: counted, journalled, its key free or handed to the next generation.
 -- `details` of a dead letter: {reason, error type or '', error or ''}. `begun`: what it sent on, as queue/id.
 local function end_message(s, how, cause, details, begun)

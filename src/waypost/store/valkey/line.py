@@ -1,0 +1,122 @@
+"""A connection of redis-py's asyncio client, asked and heard without the streams that lie between it and its socket.
+
+redis-py makes the connection: TLS, passwords, Sentinels and the like are its own. From then on a request is one write,
+and its reply is read where the event loop brings it: two turns of the loop for a call, where the streams take five.
+That is most of what an idle worker's claim takes. When the connection is given back it has its streams again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import redis
+from redis.exceptions import InvalidResponse, RedisError
+
+from waypost.errors import MissingExtra
+
+try:
+    import hiredis
+except ImportError as error:  # pragma: no cover - exercised in a subprocess without the extra
+    raise MissingExtra('the Valkey store needs hiredis: pip install "waypost[valkey]"') from error
+
+#: No whole reply is there yet. (No reply can be this.)
+NOTHING = object()
+
+
+class Line(asyncio.Protocol):
+    """Bytes to the server and replies from it, one conversation at a time."""
+
+    __slots__ = ("_clear", "_failure", "_loop", "_reading", "_replies", "_streams", "_transport", "connection")
+
+    def __init__(self, connection: Any) -> None:
+        self.connection = connection
+        self._loop = asyncio.get_running_loop()
+        self._replies = hiredis.Reader(
+            protocolError=InvalidResponse, replyError=connection._parser.parse_error, notEnoughData=NOTHING
+        )
+        self._failure: BaseException | None = None
+        #: Who waits for a reply, and who for room to write.
+        self._reading: asyncio.Future[Any] | None = None
+        self._clear: asyncio.Future[None] | None = None
+        self._transport = connection._writer.transport
+        self._streams = self._transport.get_protocol()
+        self._transport.set_protocol(self)
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it can be used no more: the server is gone, or said something that nobody asked for."""
+        return self._failure is not None or self._transport.is_closing() or self._replies.has_data()
+
+    def leave(self) -> Any:
+        """The connection, with its streams as they were."""
+        if self._failure is None:
+            self._transport.set_protocol(self._streams)
+        return self.connection
+
+    async def send(self, request: bytes) -> None:
+        """Write a request; wait only if too much is under way already."""
+        if self._failure is not None:
+            raise self._failure
+        self._transport.write(request)
+        if self._clear is not None:
+            await self._wait(self._clear)
+
+    async def receive(self) -> Any:
+        """The next reply. What the server refuses is raised."""
+        reply = self._replies.gets()
+        if reply is NOTHING:
+            if self._failure is not None:
+                raise self._failure
+            self._reading = self._loop.create_future()
+            try:
+                reply = await self._wait(self._reading)
+            finally:
+                self._reading = None
+        if isinstance(reply, RedisError):
+            raise reply
+        return reply
+
+    async def _wait(self, future: asyncio.Future[Any]) -> Any:
+        seconds = self.connection.socket_timeout
+        if seconds is None:
+            return await future
+        alarm = self._loop.call_later(seconds, _give_up, future)
+        try:
+            return await future
+        finally:
+            alarm.cancel()
+
+    # ---- what the event loop calls -----------------------------------------------------------------------
+
+    def data_received(self, data: bytes) -> None:
+        self._replies.feed(data)
+        if self._reading is None or self._reading.done():
+            return
+        try:
+            reply = self._replies.gets()
+        except RedisError as error:
+            self._reading.set_exception(error)
+            return
+        if reply is not NOTHING:
+            self._reading.set_result(reply)
+
+    def pause_writing(self) -> None:
+        self._clear = self._loop.create_future()
+
+    def resume_writing(self) -> None:
+        if self._clear is not None and not self._clear.done():
+            self._clear.set_result(None)
+        self._clear = None
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._failure = redis.ConnectionError(f"the connection was lost ({error or 'closed by the server'})")
+        for future in (self._reading, self._clear):
+            if future is not None and not future.done():
+                future.set_exception(self._failure)
+        self._streams.connection_lost(error)
+
+
+def _give_up(future: asyncio.Future[Any]) -> None:
+    if not future.done():
+        future.set_exception(redis.TimeoutError("the server did not answer in time"))
