@@ -1,0 +1,7 @@
+"""`waypost doctor`."""
+
+from typing import Any
+
+
+def add(commands: Any) -> None:
+    """Later."""
