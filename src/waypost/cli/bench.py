@@ -6,7 +6,6 @@ It works in a queue of its own, which is empty again when it ends; its counters 
 from __future__ import annotations
 
 import argparse
-import logging
 import threading
 import time
 from statistics import quantiles
@@ -14,7 +13,7 @@ from typing import Any
 
 from waypost.cli.ending import FAILED, USAGE, Trouble
 from waypost.cli.options import add_command, count_from, open_post
-from waypost.cli.output import say, write, write_json
+from waypost.cli.output import quiet_log, say, write, write_json
 from waypost.cli.progress import Progress
 from waypost.client import Waypost
 from waypost.delivery import Message
@@ -47,8 +46,7 @@ def add(commands: Any) -> None:
 def run(options: argparse.Namespace) -> int:
     """Run the command; its exit code."""
     # A warning of the store is told by doctor; in the middle of a bar it would only be in the way.
-    logging.getLogger("waypost").setLevel(logging.ERROR)
-    with open_post(options) as post:
+    with quiet_log(), open_post(options) as post:
         ledger = post.ledger(options.queue)
         if ledger.ready or ledger.delayed or ledger.leased or ledger.waiting:
             raise Trouble(f"queue {options.queue} is in use; give an empty one with --queue", USAGE)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import shutil
 import sys
 from base64 import b64encode
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from typing import Any
 
@@ -39,6 +40,18 @@ def say(text: str) -> None:
 def write_json(value: Any) -> None:
     """One JSON document on a line."""
     write(msgspec.json.encode(value).decode())
+
+
+@contextmanager
+def quiet_log() -> Iterator[None]:
+    """Nothing but errors is logged meanwhile: what else there is to say is said by the command itself."""
+    log = logging.getLogger("waypost")
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        log.setLevel(level)
 
 
 def is_coloured() -> bool:

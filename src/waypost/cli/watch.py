@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import logging
 import sys
 import time
 from dataclasses import asdict
@@ -11,7 +10,7 @@ from typing import Any
 
 from waypost.cli.ending import USAGE, Trouble
 from waypost.cli.options import add_command, open_post
-from waypost.cli.output import table, write, write_json
+from waypost.cli.output import quiet_log, table, write, write_json
 from waypost.cli.watching import HEADERS, Watcher, cells, totals
 from waypost.errors import MissingExtra
 
@@ -39,9 +38,7 @@ def run(options: argparse.Namespace) -> int:
     except ImportError:
         raise MissingExtra('the live view needs textual: pip install "waypost[cli]"; --once does without') from None
     # What is wrong is shown in the view; a line of the log would break it.
-    logging.getLogger("waypost").addHandler(logging.NullHandler())
-    logging.getLogger("waypost").propagate = False
-    with open_post(options, retry_budget=0) as post:
+    with quiet_log(), open_post(options, retry_budget=0) as post:
         WatchView(post).run()
     return 0
 

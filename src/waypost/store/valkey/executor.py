@@ -144,6 +144,15 @@ class ValkeyExecutor(_Common):
             # Its socket has the old limit, and only a new one can have another.
             self._discard(self._idle.pop()[0])
 
+    @property
+    def shown(self) -> str:
+        """Where it leads, without secrets."""
+        return self._source.shown
+
+    def servers(self) -> list[ValkeyExecutor]:
+        """An executor for each server that holds a part of the store: this one."""
+        return [self]
+
     def run(self, call: Call[T]) -> T:
         return self._converse(self._take(), ask(cast("ValkeyCall[T]", call)))
 
