@@ -30,8 +30,8 @@ INTERRUPTED = 130
 #: What each code says, for `waypost --help` and the reference.
 CODES = {
     DONE: "done, and all is well",
-    FOUND: "done, and something is not as it should be, or what was named is not there",
-    USAGE: "wrong arguments, a URL that cannot be read, or an extra that is not installed; nothing was done",
+    FOUND: "done, and something is not as it should be, or is not there",
+    USAGE: "wrong arguments, an unreadable URL, or an extra that is not installed; nothing was done",
     UNREACHABLE: "the store cannot be reached, or does not let this user in",
     FAILED: "the store refused, is full, or its reply was lost; the text says what is known",
     LEFT: "a worker or relay stopped and left something unsettled; it is delivered again",

@@ -79,8 +79,8 @@ class TopParser(argparse.ArgumentParser):
             lines += [f"{title}:", *shown, ""] if shown else []
         lines += ["options:", "  -h, --help   this list", "  --version    the release", ""]
         lines += [
-            "Most commands take --url (else WAYPOST_URL), --namespace (else WAYPOST_NAMESPACE)",
-            "and --json. Colours are for terminals; NO_COLOR ends them.",
+            "Most commands take --url (else WAYPOST_URL), --namespace (WAYPOST_NAMESPACE) and",
+            "--json. Colours are for terminals; NO_COLOR ends them.",
             "",
             "examples:",
             *(f"  {example}" for example in EXAMPLES),

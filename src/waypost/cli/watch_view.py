@@ -65,6 +65,7 @@ class WatchView(App[None]):
         self._watcher = Watcher(post)
         self._asking = threading.Lock()
         self._lines: list[Line] = []
+        self._away = False
 
     def compose(self) -> ComposeResult:
         """A line of totals, the table, a line for what happened, and the keys."""
@@ -102,9 +103,13 @@ class WatchView(App[None]):
             self._watcher.selected = self.chosen
             self._watcher.tick(time.monotonic())
         except WaypostError as error:
+            self._away = True
             self.call_from_thread(self._say, f"the store does not answer: {error}")
         else:
             self.call_from_thread(self._show)
+            if self._away:
+                self._away = False
+                self.call_from_thread(self._say, "")
         finally:
             self._asking.release()
 

@@ -157,7 +157,8 @@ def check_bytes(connection: Any, names: Names, found: Sequence[Stats]) -> Findin
     ).fetchone()[0]  # fmt: skip
     if events:
         yield ok("bytes", f"{round(slices / events):,} bytes for each event of {events:,}; {shown_bytes(slices)} in "
-                 "all", what="event", bytes_each=round(slices / events), measured=events, table_bytes=slices)  # fmt: skip
+                 "all", what="event", bytes_each=round(slices / events), measured=events,
+                 table_bytes=slices)  # fmt: skip
     yield from check_dead_rows(connection, names)
 
 
