@@ -137,8 +137,8 @@ def histories(desk: Desk) -> None:
     id = desk.post.publish("orders", 1).id
     with desk.post.receive("orders"):
         pass
-    said = desk.run("history", "orders", id).splitlines()
-    assert [line.split()[2] for line in said[1:]] == ["published", "claimed", "done"]
+    lines = desk.run("history", "orders", id).splitlines()
+    assert [line.split()[2] for line in lines[1:]] == ["published", "claimed", "done"]
     assert [event["event"] for event in desk.json("history", "orders", id)] == ["published", "claimed", "done"]
     desk.run("history", "orders", "0" * 24, code=1)
     assert "tells nothing" in desk.said

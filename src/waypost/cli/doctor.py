@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 from waypost.cli.checkup import queues
@@ -12,7 +13,8 @@ from waypost.cli.ending import FOUND, code_of
 from waypost.cli.options import add_command, open_post, url_of
 from waypost.cli.output import coloured, quiet_log, width, write, write_json
 from waypost.client import Waypost
-from waypost.errors import WaypostError
+from waypost.errors import AccessDenied, WaypostError
+from waypost.message import RegisteredWorker
 
 MARKS = {"ok": ("ok   ", "green"), "note": ("note ", "yellow"), "wrong": ("WRONG", "red")}
 
@@ -62,7 +64,9 @@ def run_quietly(options: argparse.Namespace) -> int:
 def examine(post: Waypost, url: str) -> Iterator[Finding]:
     """Everything, in order: the store itself, then what lies in it."""
     found = [post.stats(name) for name in post.queues()]
-    workers = post.workers()
+    workers: list[RegisteredWorker] | None = None
+    with suppress(AccessDenied):  # the permissions below say so
+        workers = post.workers()
     policies = {stats.queue: post.policy(stats.queue) for stats in found}
     store: Any = post.store
     match store.kind:
@@ -82,8 +86,9 @@ def examine(post: Waypost, url: str) -> Iterator[Finding]:
             yield ok("server", "a memory store: it is gone when this process ends")
     yield from queues.check_clock(post)
     yield from queues.check_ledgers(found)
-    yield from queues.check_workers(workers)
-    yield from queues.check_served(found, workers)
+    if workers is not None:
+        yield from queues.check_workers(workers)
+        yield from queues.check_served(found, workers)
     yield from queues.check_readers(found, policies)
     yield from queues.check_dead(found)
 

@@ -131,26 +131,39 @@ def verbs() -> dict[str, set[str]]:
 
 def check_rights(store: Any, server: Any, where: str) -> Findings:
     """Whether this user may do all that clients do, as the server itself judges it."""
-    key, channel = f"{{{store.namespace}:waypost-doctor}}:queue", f"{{{store.namespace}:waypost-doctor}}:ready"
+    space = store.namespace
+    key, channel = f"{{{space}:waypost-doctor}}:queue", f"{{{space}:waypost-doctor}}:ready"
     needed = verbs()
     denied: set[str] = set()
+    keys: list[str] = []
     try:
         user = ask(server, "ACL", "WHOAMI").decode()
+
+        def may(name: str, *arguments: str) -> bool:
+            answer: bytes = ask(server, "ACL", "DRYRUN", user, name, *arguments)
+            return answer == b"OK" or b"permission" not in answer
+
         for name in sorted({*BESIDE, *(one for names in needed.values() for one in names)}):
-            answer = ask(server, "ACL", "DRYRUN", user, name, *arguments_of(name, key, channel))
-            if answer != b"OK" and b"permission" in answer:
+            if not may(name, *arguments_of(name, key, channel)):
                 denied.add(name)
+        # Queues, workers, and the lists of them have keys of three forms.
+        for pattern, one in ((f"{{{space}:*", key), (f"{{{space}}}:*", f"{{{space}}}:x"), (f"{space}:*", f"{space}:x")):
+            keys += [] if may("HSET", one, "a", "1") else [pattern]
     except WaypostError:
         yield note("permissions", f"looking works{where}; the server does not tell whether all else does",
                    "Valkey, and Redis from 7 on, tell a user that may use ACL WHOAMI and ACL DRYRUN")  # fmt: skip
         return
     lost = sorted(verb for verb, names in needed.items() if names & denied or "EVALSHA" in denied)
+    advice = (
+        f"allow the keys ~{{{space}:*, ~{{{space}}}:* and ~{space}:*, the channels &{{{space}:*, and these commands"
+    )
     if denied:
         yield wrong(
             "permissions", f"user {user} may not use {', '.join(sorted(denied))}{where}, which {', '.join(lost)} need",
-            f"allow the keys ~{{{store.namespace}:* and ~{store.namespace}:*, the channels &{{{store.namespace}:* and "
-            "these commands", denied=sorted(denied), verbs=lost,
+            advice, denied=sorted(denied), verbs=lost,
         )  # fmt: skip
+    elif keys:
+        yield wrong("permissions", f"user {user} may not write the keys {', '.join(keys)}{where}", advice, keys=keys)
     else:
         yield ok("permissions", f"user {user} may do all that clients do{where}", user=user)
 
