@@ -23,6 +23,14 @@ SCAN_STEPS, SCAN_KEYS, SAMPLES = 20, 500, 50
 #: The keys that messages lie in, by their place in `keys_of`, and that of the journal.
 MESSAGE_KEYS, JOURNAL_KEY = (1, 2, 3, 4, 5, 6, 7, 8, 9), 10
 USED = re.compile(r"call\('([A-Z]+)'")
+#: Scripts that begin like all others, with functions that write, and use none of these.
+LOOKING = ("stats", "peek", "workers", "schedules")
+CHANGING = frozenset(
+    (
+        "DEL", "HDEL", "HINCRBY", "HSET", "LPOP", "LPUSH", "LTRIM", "PEXPIRE", "RPUSH", "SADD", "SET", "SPOP", "SREM",
+        "XADD", "XTRIM", "ZADD", "ZPOPMIN", "ZREM", "ZREMRANGEBYSCORE",
+    )
+)  # fmt: skip
 #: What scripts do not say: how they are sent, and what is sent beside them.
 BESIDE = ("EVALSHA", "SCRIPT", "INFO", "PUBLISH", "SUBSCRIBE")
 
@@ -125,7 +133,10 @@ def arguments_of(name: str, key: str, channel: str) -> list[str]:
 
 def verbs() -> dict[str, set[str]]:
     """The commands that each verb needs."""
-    found = {name: set(USED.findall(script(name).text.decode())) for name in (*SCRIPTS, *APART)}
+    # A script that may not publish a wake-up does its work all the same: that is a verb of its own.
+    found = {name: set(USED.findall(script(name).text.decode())) - {"PUBLISH"} for name in (*SCRIPTS, *APART)}
+    for name in LOOKING:
+        found[name] -= CHANGING
     return found | {"wake": {"PUBLISH", "SUBSCRIBE"}}
 
 
