@@ -72,7 +72,7 @@ def test_tables_of_an_older_release_are_brought_up_to_date_and_keep_their_messag
     with pytest.raises(errors.SchemaTooOld, match=f"`waypost migrate URL --namespace {namespace}`"):
         Waypost(server.url, namespace=namespace).stats("orders")
     code, out, _ = command(server.url, "--namespace", namespace, "--check")
-    assert (code, f"this release needs {before + 1}; run `waypost migrate" in out) == (3, True)
+    assert (code, f"this release needs {before + 1}; run `waypost migrate" in out) == (6, True)
     code, out, _ = command(server.url, "--namespace", namespace, "--sql")
     assert (code, "CREATE TABLE" in out.partition("CREATE OR REPLACE FUNCTION")[0], "_claim" in out) == (0, False, True)
     code, out, _ = command(server.url, "--namespace", namespace, "--json")
@@ -86,9 +86,9 @@ def test_tables_of_a_newer_release_are_left_alone(
 ) -> None:
     database.execute(f'UPDATE "{namespace}_schema" SET version = {migrating.VERSION + 1}')
     code, _, err = command(server.url, "--namespace", namespace)
-    assert (code, "update waypost here" in err) == (4, True)
-    assert command(server.url, "--namespace", namespace, "--check")[0] == 4
-    assert command(server.url, "--namespace", namespace, "--sql")[0] == 4
+    assert (code, "update waypost here" in err) == (7, True)
+    assert command(server.url, "--namespace", namespace, "--check")[0] == 7
+    assert command(server.url, "--namespace", namespace, "--sql")[0] == 7
 
 
 def test_a_check_names_what_differs_and_tolerates_what_was_added(
@@ -109,7 +109,7 @@ def test_a_check_names_what_differs_and_tolerates_what_was_added(
         "IMMUTABLE AS 'SELECT true'"
     )
     code, out, _ = command(server.url, "--namespace", namespace, "--check", "--json")
-    assert code == 3
+    assert code == 6
     told = json.loads(out)
     assert told["current"] is False
     assert set(told["differences"]) >= {
@@ -129,7 +129,7 @@ def test_a_check_of_nothing_names_the_command_and_leaves_nothing_behind(
     name = fresh_namespace()
     database.execute('CREATE SCHEMA IF NOT EXISTS "Side_2"')
     code, out, _ = command(server.url, "--namespace", name, "--schema", "Side_2", "--check")
-    assert (code, f"run `waypost migrate URL --namespace {name} --schema Side_2`" in out) == (3, True)
+    assert (code, f"run `waypost migrate URL --namespace {name} --schema Side_2`" in out) == (6, True)
     migrate(server.url, namespace=name, schema="Side_2")
     assert command(server.url, "--namespace", name, "--schema", "Side_2", "--check")[0] == 0
     found = database.execute(
@@ -150,13 +150,13 @@ def test_the_printed_script_makes_the_same_tables(server: PostgresServer, comman
 @pytest.mark.parametrize(
     ("arguments", "code", "told"),
     [
-        ((), 2, "say which database"),
+        ((), 2, "say which store"),
         (("postgresql://127.0.0.1:1/a", "--url", "postgresql://127.0.0.1:1/b"), 2, "two URLs"),
-        (("postgresql://u:hunter2@127.0.0.1:1/nothing",), 1, "no connection to postgresql://127.0.0.1:1/nothing"),
-        (("postgresql+psycopg://u:hunter2@host/a",), 1, "without the +psycopg"),
-        (("kafka://u:hunter2@host",), 1, "is not known"),
-        (("postgresql://127.0.0.1:1/a", "--namespace", "a b"), 1, "is not allowed"),
-        (("postgresql://127.0.0.1:1/a", "--schema", 'a"b'), 1, "a schema name has"),
+        (("postgresql://u:hunter2@127.0.0.1:1/nothing",), 3, "no connection to postgresql://127.0.0.1:1/nothing"),
+        (("postgresql+psycopg://u:hunter2@host/a",), 2, "without the +psycopg"),
+        (("kafka://u:hunter2@host",), 2, "is not known"),
+        (("postgresql://127.0.0.1:1/a", "--namespace", "a b"), 2, "is not allowed"),
+        (("postgresql://127.0.0.1:1/a", "--schema", 'a"b'), 2, "a schema name has"),
     ],
 )
 def test_what_cannot_be_done_is_told_in_one_line(
@@ -173,11 +173,11 @@ def test_a_schema_that_is_not_there_and_a_user_without_rights_are_told_what_to_d
     server: PostgresServer, command: Said, database: Any
 ) -> None:
     code, _, err = command(server.url, "--schema", "nowhere")
-    assert (code, 'say CREATE SCHEMA "nowhere" first' in err) == (1, True)
+    assert (code, 'say CREATE SCHEMA "nowhere" first' in err) == (2, True)
     database.execute("DROP ROLE IF EXISTS stranger")
     database.execute("CREATE ROLE stranger LOGIN; REVOKE CREATE ON SCHEMA public FROM PUBLIC")
     code, _, err = command(server.url.replace("postgres@", "stranger@"), "--namespace", fresh_namespace())
-    assert (code, "must own waypost's tables" in err) == (1, True)
+    assert (code, "must own waypost's tables" in err) == (3, True)
 
 
 def test_stores_that_make_their_own_tables_have_nothing_to_do(command: Said, tmp_path: Path) -> None:

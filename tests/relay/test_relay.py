@@ -321,7 +321,7 @@ def test_the_command_line_relays_until_the_queue_is_empty(tmp_path: Any, capsys:
 
 
 def test_the_command_line_says_what_is_wrong(tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["relay", f"sqlite:///{tmp_path}/a.db", "--queue", "orders", "--to", "ftp://x"]) == 1
+    assert main(["relay", f"sqlite:///{tmp_path}/a.db", "--queue", "orders", "--to", "ftp://x"]) == 2
     assert "nothing can be sent to ftp" in capsys.readouterr().err
 
 

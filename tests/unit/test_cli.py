@@ -110,7 +110,7 @@ def test_the_end_tells_what_is_left() -> None:
 )
 def test_a_client_that_cannot_be_found_is_told_in_one_line(shop: Path, target: str, told: str) -> None:
     done = command(shop, "worker", target)
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert told in done.stderr
     assert "Traceback" not in done.stderr
 
@@ -118,7 +118,7 @@ def test_a_client_that_cannot_be_found_is_told_in_one_line(shop: Path, target: s
 @pytest.mark.promise("SEE-4")
 def test_a_health_window_that_is_none_is_told_in_one_line(shop: Path) -> None:
     done = command(shop, "worker", "shop:post", "--health-window", "0")
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert done.stderr == "waypost: health_window is a positive number of seconds, not 0.0\n"
 
 

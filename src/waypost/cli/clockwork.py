@@ -8,9 +8,8 @@ import sys
 import threading
 from typing import Any
 
-from waypost.client import Waypost
-from waypost.errors import WaypostError
-from waypost.policy import LEADER_TTL_MS
+from waypost.cli.options import add_command, open_post
+from waypost.policy import LEADER_TTL_MS, RETRY_BUDGET_SECONDS
 from waypost.schedule.loop import Tick
 from waypost.schedule.promoting import PromoterTick
 from waypost.worker.signals import StopSignals
@@ -21,17 +20,16 @@ log = logging.getLogger("waypost")
 def add(commands: Any) -> None:
     """The arguments of these commands."""
     for role, text in (("scheduler", "fire schedules"), ("promoter", "make timers ready and wake workers for them")):
-        parser = commands.add_parser(
-            role, help=text, description=f"{text.capitalize()}. Of all that run, one leads at a time."
-        )
-        parser.add_argument("url", help="the store: sqlite:///orders.db, valkey://127.0.0.1:6379, postgresql://…")
-        parser.add_argument("--namespace", default="wp", help="the namespace (wp)")
+        parser = add_command(
+            commands, role, run, text, positional_url=True, json_text=None,
+            more="Of all that run, one leads at a time.", examples=(f"waypost {role} valkey://127.0.0.1:6379",),
+        )  # fmt: skip
         parser.add_argument(
             "--ttl", type=float, default=LEADER_TTL_MS / 1000, metavar="S",
             help=f"a leader not heard of for so many seconds is replaced ({LEADER_TTL_MS // 1000})",
         )  # fmt: skip
-        parser.add_argument("--log-level", default="info", choices=("debug", "info", "warning", "error"))
-        parser.set_defaults(run=run)
+        parser.add_argument("--log-level", default="info", choices=("debug", "info", "warning", "error"),
+                            help="what is logged on stderr (info)")  # fmt: skip
 
 
 def run(options: argparse.Namespace) -> int:
@@ -40,15 +38,11 @@ def run(options: argparse.Namespace) -> int:
         level=options.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stderr
     )
     stop = threading.Event()
-    try:
-        with Waypost(options.url, namespace=options.namespace) as post, StopSignals(lambda name: stop.set()):
-            if options.command == "scheduler":
-                post.run_scheduler(stop, ttl=options.ttl, on_tick=tell_scheduler)
-            else:
-                post.run_promoter(stop, ttl=options.ttl, on_tick=tell_promoter)
-    except WaypostError as error:
-        sys.stderr.write(f"waypost: {error}\n")
-        return 1
+    with open_post(options, retry_budget=RETRY_BUDGET_SECONDS) as post, StopSignals(lambda name: stop.set()):
+        if options.command == "scheduler":
+            post.run_scheduler(stop, ttl=options.ttl, on_tick=tell_scheduler)
+        else:
+            post.run_promoter(stop, ttl=options.ttl, on_tick=tell_promoter)
     return 0
 
 

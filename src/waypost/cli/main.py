@@ -3,53 +3,128 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from waypost import __version__
-from waypost.cli import clockwork, migrate, relay, schedules, workers
-from waypost.policy import HEALTH_WINDOW_SECONDS
+from waypost.cli import (
+    bench,
+    clockwork,
+    completion,
+    dead,
+    doctor,
+    journal,
+    looking,
+    migrate,
+    publish,
+    relay,
+    running,
+    schedules,
+    timers,
+    watch,
+    worker,
+    workers,
+)
+from waypost.cli.ending import CODES, INTERRUPTED, code_of
+from waypost.errors import WaypostError
 
-#: Each adds its arguments, and what runs it as `run`.
-COMMANDS = (clockwork, schedules, workers, relay, migrate)
+#: Each adds its arguments with `add(commands)`, and what runs it as `run`. One line for each module.
+COMMANDS: tuple[Any, ...] = (
+    publish,
+    looking,
+    journal,
+    watch,
+    running,
+    dead,
+    timers,
+    schedules,
+    worker,
+    workers,
+    clockwork,
+    relay,
+    migrate,
+    doctor,
+    bench,
+    completion,
+)
+
+#: The order of `waypost --help`. A test fails when a command is in none of these.
+GROUPS: dict[str, tuple[str, ...]] = {
+    "publish and look": ("publish", "queues", "stats", "watch", "peek", "history", "ledger", "journal"),
+    "act on a queue": ("pause", "resume", "configure", "cancel", "purge", "dead", "timers", "schedules"),
+    "run": ("worker", "workers", "relay", "scheduler", "promoter"),
+    "set up and check": ("migrate", "doctor", "bench", "completion"),
+    "see it all": ("demo", "pipeline"),
+}
+EXAMPLES = (
+    "waypost publish orders '{\"id\": 7}' --url sqlite:///orders.db",
+    "waypost worker shop.queues:post",
+    "WAYPOST_URL=valkey://127.0.0.1:6379 waypost watch",
+    "waypost dead redrive orders --reason retries_exhausted --rate 50/s",
+    "waypost doctor --json",
+)
 
 
-def parser() -> argparse.ArgumentParser:
+class TopParser(argparse.ArgumentParser):
+    """The parser of `waypost` itself, whose help lists the commands by what they are for."""
+
+    def format_help(self) -> str:
+        """The list of all commands, with examples and exit codes."""
+        listed = {action.dest: action.help or "" for action in self.listing._choices_actions}
+        lines = [f"usage: {self.prog} command …", "", f"{self.description} `waypost COMMAND --help` tells more.", ""]
+        for title, names in GROUPS.items():
+            shown = [f"  {name:12} {listed[name]}" for name in names if name in listed]
+            lines += [f"{title}:", *shown, ""] if shown else []
+        lines += ["options:", "  -h, --help   this list", "  --version    the release", ""]
+        lines += [
+            "Most commands take --url (else WAYPOST_URL), --namespace (WAYPOST_NAMESPACE) and",
+            "--json. Colours are for terminals; NO_COLOR ends them.",
+            "",
+            "examples:",
+            *(f"  {example}" for example in EXAMPLES),
+            "",
+            "exit codes:",
+            *(f"  {code:<4} {text.partition(';')[0]}" for code, text in CODES.items()),
+        ]
+        return "\n".join(lines) + "\n"
+
+    #: The subparsers: set by `parser`.
+    listing: Any
+
+
+def parser() -> TopParser:
     """The arguments of all commands."""
-    top = argparse.ArgumentParser(prog="waypost", description="Messages that must arrive.")
+    top = TopParser(prog="waypost", description="Messages that must arrive.")
     top.add_argument("--version", action="version", version=f"waypost {__version__}")
-    commands = top.add_subparsers(dest="command", required=True, metavar="command")
-    worker = commands.add_parser(
-        "worker", help="run the handlers of a client", description="Run the handlers registered on a client."
+    commands = top.add_subparsers(
+        dest="command", required=True, metavar="command", parser_class=argparse.ArgumentParser
     )
-    worker.add_argument("target", metavar="module:post", help="where the client is: shop.queues:post")
-    worker.add_argument("--queues", metavar="a,b", help="only these queues")
-    worker.add_argument("--processes", type=int, default=1, metavar="N", help="so many worker processes (1)")
-    worker.add_argument(
-        "--timeout", type=float, default=25.0, metavar="S", help="seconds that handlers have to end after a signal (25)"
-    )
-    worker.add_argument("--until-empty", action="store_true", help="end when nothing is ready any more")
-    worker.add_argument(
-        "--health-window", type=float, default=HEALTH_WINDOW_SECONDS, metavar="S",
-        help="seconds without a claim that could have been made after which its health is red (15)",
-    )  # fmt: skip
-    worker.add_argument("--no-scheduler", action="store_true", help="leave schedules to others")
-    worker.add_argument("--promoter", action="store_true", help="make timers of all queues ready, too")
-    worker.add_argument("--log-level", default="warning", choices=("debug", "info", "warning", "error"))
+    top.listing = commands
     for command in COMMANDS:
         command.add(commands)
     return top
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; its exit code."""
-    options = parser().parse_args(arguments)
-    run: Callable[[argparse.Namespace], int] | None = getattr(options, "run", None)
-    if run is not None:
+    """Run a command; its exit code. Whatever was wrong with the call or the store is told in one sentence."""
+    given = sys.argv[1:] if arguments is None else list(arguments)
+    options = parser().parse_args(given)
+    options.arguments = given
+    run: Callable[[argparse.Namespace], int] = options.run
+    try:
         return run(options)
-    from waypost.cli import worker
-
-    return worker.run(options, sys.argv[1:] if arguments is None else list(arguments))
+    except WaypostError as error:
+        sys.stderr.write(f"waypost: {error}\n")
+        return code_of(error)
+    except KeyboardInterrupt:
+        sys.stderr.write("waypost: interrupted\n")
+        return INTERRUPTED
+    except BrokenPipeError:
+        # Whoever read the output has seen enough (`| head`). Python would complain once more when it ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
 
 
 if __name__ == "__main__":

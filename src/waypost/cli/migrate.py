@@ -1,7 +1,7 @@
 """`waypost migrate`: make the tables of a PostgreSQL store or bring them up to date; or only look, or only print.
 
-Exit codes: 0 all is well, 1 it could not be done, 2 wrong arguments, 3 `--check` found tables that clients of this
-release cannot use, 4 the tables belong to a newer release.
+Exit codes are those of all commands; 6 `--check` found tables that clients of this release cannot use, 7 the tables
+belong to a newer release.
 """
 
 from __future__ import annotations
@@ -12,55 +12,38 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
+from waypost.cli.ending import AHEAD, BEHIND
+from waypost.cli.options import add_command, namespace_of, url_of
+
 if TYPE_CHECKING:
     from waypost.store.postgres.checking import Checked
-
-FAILED, WRONG, BEHIND, AHEAD = 1, 2, 3, 4
 
 
 def add(commands: Any) -> None:
     """The arguments of the command."""
-    parser: argparse.ArgumentParser = commands.add_parser(
-        "migrate",
-        help="make the tables of a PostgreSQL store, or bring them up to date",
-        description="Make waypost's tables and functions in a PostgreSQL database, or bring them up to date. "
-        "Safe to run twice and from several places at once.",
-        epilog="Exit codes: 0 all is well, 1 it could not be done, 2 wrong arguments, 3 --check found tables that "
-        "clients of this release cannot use, 4 the tables belong to a newer release.",
-    )
-    parser.add_argument("url", nargs="?", metavar="URL", help="postgresql://user@host/database; else WAYPOST_URL")
-    parser.add_argument("--url", dest="url_option", metavar="URL", help="the same")
-    parser.add_argument("--namespace", default="wp", metavar="NAME", help="stands before every name (wp)")
-    parser.add_argument("--schema", default="public", metavar="NAME", help="the schema the tables are in (public)")
+    parser = add_command(
+        commands, "migrate", run, "make the tables of a PostgreSQL store, or bring them up to date",
+        positional_url=True, json_text="one JSON object instead of lines for people",
+        more="Safe to run twice and from several places at once. Exit code 6: --check found tables that this release "
+        "cannot use; 7: they belong to a newer release.",
+        examples=("waypost migrate postgresql://owner@host/database --grant clerk", "waypost migrate --check",
+                  "waypost migrate --sql > tables.sql"),
+    )  # fmt: skip
     parser.add_argument("--grant", metavar="ROLE", help="let this role work with the tables: the least that it needs")
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--sql", action="store_true", help="print what would be run, and run nothing; needs no URL")
     what.add_argument("--check", action="store_true", help="tell what differs from this release, and change nothing")
-    parser.add_argument("--json", action="store_true", help="one JSON object instead of lines for people")
-    parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
     """Run the command; its exit code."""
-    from waypost.errors import SchemaTooNew, WaypostError
-
-    url = options.url or options.url_option or os.environ.get("WAYPOST_URL")
-    if options.url and options.url_option and options.url != options.url_option:
-        sys.stderr.write("waypost: two URLs were given\n")
-        return WRONG
-    if not url and not options.sql:
-        sys.stderr.write("waypost: say which database, as in waypost migrate postgresql://user@host/database\n")
-        return WRONG
-    try:
-        if url and not is_postgres(url, options.namespace):
-            return tell(options, "nothing to do: only PostgreSQL has tables to be made beforehand", changed=False)
-        return act(options, url)
-    except SchemaTooNew as error:
-        sys.stderr.write(f"waypost: {error}\n")
-        return AHEAD
-    except WaypostError as error:
-        sys.stderr.write(f"waypost: {error}\n")
-        return FAILED
+    options.namespace = namespace_of(options)
+    options.schema = options.schema or "public"
+    named = options.url or options.url_option or os.environ.get("WAYPOST_URL")
+    url = None if options.sql and not named else url_of(options)
+    if url and not is_postgres(url, options.namespace):
+        return tell(options, "nothing to do: only PostgreSQL has tables to be made beforehand", changed=False)
+    return act(options, url)
 
 
 def is_postgres(url: str, namespace: str) -> bool:

@@ -8,22 +8,26 @@ import sys
 from typing import Any
 
 from waypost.cli import worker as working
-from waypost.client import Waypost
+from waypost.cli.ending import FOUND, LEFT
+from waypost.cli.options import add_command, open_post
+from waypost.cli.output import say
 from waypost.client.base import RELAY_BATCH, RELAY_HOLD_SECONDS
-from waypost.errors import WaypostError
+from waypost.policy import RETRY_BUDGET_SECONDS
 
 
 def add(commands: Any) -> None:
     """The arguments of this command."""
-    parser = commands.add_parser("relay", help="send a queue on to another system", description=__doc__)
-    parser.add_argument("url", help="the store: sqlite:///orders.db, valkey://127.0.0.1:6379, postgresql://…")
+    parser = add_command(
+        commands, "relay", run, "send a queue on to another system", positional_url=True, json_text=None,
+        more="Until it is told to stop. Exit code 1: the target takes no messages; they wait.",
+        examples=("waypost relay sqlite:///orders.db --queue orders --to kafka://127.0.0.1:9092/orders",),
+    )  # fmt: skip
     parser.add_argument("--queue", required=True, help="the queue to send on")
     parser.add_argument(
         "--to", required=True, metavar="URL",
         help="kafka://host:9092/topic, amqp://host/vhost?exchange=…, nats://host:4222/subject, "
         "valkey+stream://host:6379/stream, or another store: postgresql://host/database#queue",
     )  # fmt: skip
-    parser.add_argument("--namespace", default="wp", help="the namespace (wp)")
     parser.add_argument(
         "--batch", type=int, default=RELAY_BATCH, metavar="N", help=f"so many at a time ({RELAY_BATCH})"
     )
@@ -35,8 +39,8 @@ def add(commands: Any) -> None:
     parser.add_argument(
         "--timeout", type=float, default=25.0, metavar="S", help="seconds that a batch has to end after a signal (25)"
     )
-    parser.add_argument("--log-level", default="warning", choices=("debug", "info", "warning", "error"))
-    parser.set_defaults(run=run)
+    parser.add_argument("--log-level", default="warning", choices=("debug", "info", "warning", "error"),
+                        help="what is logged on stderr (warning)")  # fmt: skip
 
 
 def run(options: argparse.Namespace) -> int:
@@ -44,19 +48,15 @@ def run(options: argparse.Namespace) -> int:
     logging.basicConfig(
         level=options.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stderr
     )
-    try:
-        with Waypost(options.url, namespace=options.namespace) as post:
-            relay = post.relay(options.queue, to=options.to, batch=options.batch, hold=options.hold)
-            worker = post.worker(scheduler=False)
-            working.say(working.told_start(post, worker))
-            report = working.run_worker(worker, options)
-            ledger = post.ledger(options.queue)
-    except WaypostError as error:
-        working.say(f"waypost: {error}")
-        return 1
+    with open_post(options, retry_budget=RETRY_BUDGET_SECONDS) as post:
+        relay = post.relay(options.queue, to=options.to, batch=options.batch, hold=options.hold)
+        worker = post.worker(scheduler=False)
+        say(working.told_start(post, worker))
+        report = working.run_worker(worker, options)
+        ledger = post.ledger(options.queue)
     left = ledger.ready + ledger.delayed
-    working.say(working.told_end(report))
+    say(working.told_end(report))
     if relay.trouble is not None:
-        working.say(f"waypost: {relay.shown} does not take messages ({relay.trouble}); {left} wait in {options.queue}")
-        return 1
-    return 0 if report.complete else 3
+        say(f"waypost: {relay.shown} does not take messages ({relay.trouble}); {left} wait in {options.queue}")
+        return FOUND
+    return 0 if report.complete else LEFT

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from datetime import UTC, datetime
 from typing import Any
 
-from waypost.client import Waypost
-from waypost.errors import InvalidSchedule, InvalidTime, WaypostError
+import msgspec
+
+from waypost.cli.ending import FOUND
+from waypost.cli.options import add_command, count_from, open_post
+from waypost.cli.output import table, write, write_json
+from waypost.errors import InvalidBody, InvalidSchedule, InvalidTime
 from waypost.operations.schedules import make_spec
 from waypost.schedule.described import Schedule, moment, told
 from waypost.schedule.rule import Timeline
@@ -20,47 +23,48 @@ COUNT_MAX = 10_000
 
 def add(commands: Any) -> None:
     """The arguments of this command."""
-    top = commands.add_parser("schedules", help="preview, list, pause, resume, trigger, remove", description=__doc__)
+    top = add_command(
+        commands, "schedules", None, "preview, list, save, pause, resume, trigger or remove", store=False,
+        json_text=None,
+        examples=('waypost schedules preview "0 9 * * mon-fri" --tz Europe/Madrid', "waypost schedules list --count 3",
+                  'waypost schedules save rollup --queue reports --cron "0 9 * * *"',
+                  "waypost schedules pause rollup"),
+    )  # fmt: skip
     actions = top.add_subparsers(dest="action", required=True, metavar="action")
-    preview = actions.add_parser("preview", help="when a rule fires; needs no store")
+    preview = add_command(
+        actions, "preview", run_preview, "tell when a rule fires; needs no store", store=False,
+        json_text="as a list of {utc, local}",
+    )  # fmt: skip
     preview.add_argument("pattern", nargs="?", help='a cron pattern: "0 2 * * *"')
     preview.add_argument("--every", type=float, metavar="S", help="an interval in seconds instead of a pattern")
     preview.add_argument("--tz", default="UTC", help="time zone: UTC, +05:30, Europe/Madrid (UTC)")
     preview.add_argument("--start", metavar="TIME", help="from this time on, as 2026-03-06T00:00:00Z (now)")
     preview.add_argument("--count", type=int, default=5, metavar="N", help="so many instants (5)")
-    preview.add_argument("--json", action="store_true", help="as a list of {utc, local}")
-    preview.set_defaults(run=run_preview)
 
-    listing = actions.add_parser("list", help="all schedules with their next fires")
-    _add_store(listing)
-    listing.add_argument("--count", type=int, default=1, metavar="N", help="so many next fires (1)")
-    listing.add_argument("--json", action="store_true", help="as a list of objects")
-    listing.set_defaults(run=run_list)
+    listing = add_command(
+        actions, "list", run_list, "list all schedules with their next fires", positional_url=True,
+        json_text="as a list of objects",
+    )  # fmt: skip
+    listing.add_argument("--queue", help="only this queue")
+    listing.add_argument("--count", type=count_from(1, 1_000), default=1, metavar="N", help="so many next fires (1)")
+    save = add_command(actions, "save", run_save, "save a schedule, or change it")
+    save.add_argument("name", help="its name")
+    save.add_argument("--queue", required=True, help="the queue that it publishes to")
+    save.add_argument("--cron", metavar="PATTERN", help='a cron pattern: "0 2 * * *"')
+    save.add_argument("--every", type=float, metavar="S", help="or an interval in seconds")
+    save.add_argument("--tz", default="UTC", help="time zone: UTC, +05:30, Europe/Madrid (UTC)")
+    save.add_argument("--body", metavar="JSON", default="null", help="the body of its messages (null)")
+    save.add_argument("--key", help="its key, if not made of name and rule")
+    save.add_argument("--missed", choices=("skip", "once"), default="skip", help="what becomes of missed fires (skip)")
     for action, text in (
         ("pause", "fire no more until it is resumed"),
         ("resume", "fire again from the next instant on"),
         ("trigger", "publish its message now"),
         ("remove", "remove it; what it has published stays"),
     ):
-        parser = actions.add_parser(action, help=text)
-        _add_store(parser)
+        parser = add_command(actions, action, run_change, text, positional_url=True)
         parser.add_argument("name", help="its key or its name")
-        parser.set_defaults(run=run_change)
-
-
-def _add_store(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("url", help="the store: sqlite:///orders.db, valkey://127.0.0.1:6379, postgresql://…")
-    parser.add_argument("--namespace", default="wp", help="the namespace (wp)")
-    parser.add_argument("--queue", help="only this queue")
-
-
-def _print(text: str) -> None:
-    sys.stdout.write(text + "\n")
-
-
-def _failed(error: WaypostError) -> int:
-    sys.stderr.write(f"waypost: {error}\n")
-    return 2 if isinstance(error, InvalidSchedule | InvalidTime) else 1
+        parser.add_argument("--queue", help="only this queue")
 
 
 def _start_ms(text: str | None) -> int:
@@ -75,45 +79,67 @@ def _start_ms(text: str | None) -> int:
 
 def run_preview(options: argparse.Namespace) -> int:
     """Print when a rule fires; the exit code."""
-    try:
-        if not 1 <= options.count <= COUNT_MAX:
-            raise InvalidSchedule(f"--count is a whole number from 1 to {COUNT_MAX}")
-        start_ms = _start_ms(options.start)
-        start = moment(start_ms) if options.every is not None else None
-        spec = make_spec("preview", cron=options.pattern, every=options.every, tz=options.tz, start=start)
-        fires = Timeline("preview", spec).many(start_ms - 1, options.count)
-    except WaypostError as error:
-        return _failed(error)
+    if not 1 <= options.count <= COUNT_MAX:
+        raise InvalidSchedule(f"--count is a whole number from 1 to {COUNT_MAX}")
+    start_ms = _start_ms(options.start)
+    start = moment(start_ms) if options.every is not None else None
+    spec = make_spec("preview", cron=options.pattern, every=options.every, tz=options.tz, start=start)
+    fires = Timeline("preview", spec).many(start_ms - 1, options.count)
     zone = zone_of(spec.tz)
     shown = [
         {"utc": told(fire.instant_ms), "local": moment(fire.instant_ms).astimezone(zone).isoformat()} for fire in fires
     ]
     if options.json:
-        _print(json.dumps(shown, indent=2))
+        write(json.dumps(shown, indent=2))
     else:
         for one in shown:
-            _print(f"{one['utc']}  {one['local']}")
+            write(f"{one['utc']}  {one['local']}")
     return 0
 
 
 def run_list(options: argparse.Namespace) -> int:
     """Print the schedules; the exit code."""
-    try:
-        with Waypost(options.url, namespace=options.namespace, retry_budget=0) as post:
-            found = post.schedules(options.queue, count=options.count)
-    except WaypostError as error:
-        return _failed(error)
+    with open_post(options) as post:
+        found = post.schedules(options.queue, count=options.count)
     if options.json:
-        _print(json.dumps([_shown(schedule) for schedule in found], indent=2))
+        write(json.dumps([_shown(schedule) for schedule in found], indent=2))
         return 0
+    if not found:
+        write("no schedules")
+        return 0
+    rows: list[tuple[object, ...]] = []
     for schedule in found:
         rule = f"every {schedule.every:g} s" if schedule.cron is None else f"{schedule.cron} {schedule.tz}"
-        state = "paused" if schedule.paused else ("over" if not schedule.next_fires else _time(schedule.next_fires[0]))
-        _print(
-            f"{schedule.queue}  {schedule.key}  {rule}  next {state}  fired {schedule.fires}  missed "
-            f"{schedule.missed_fires}"
+        state = (
+            "paused" if schedule.paused else ("over" if not schedule.next_fires else _second(schedule.next_fires[0]))
         )
+        rows.append((schedule.queue, schedule.name, rule, state, schedule.fires, schedule.missed_fires))
+        rows += [("", "", "", _second(at), "", "") for at in schedule.next_fires[1:]]
+    for line in table(("queue", "name", "rule", "next (UTC)", "fired", "missed"), rows, flexible=(0, 1, 2)):
+        write(line)
     return 0
+
+
+def run_save(options: argparse.Namespace) -> int:
+    """Save a schedule; the exit code."""
+    try:
+        body = msgspec.json.decode(options.body.encode())
+    except msgspec.DecodeError as error:
+        raise InvalidBody(f"--body is not JSON ({error}); text stands in quotation marks") from None
+    with open_post(options) as post:
+        saved = post.save_schedule(
+            options.name, queue=options.queue, key=options.key, cron=options.cron, every=options.every, tz=options.tz,
+            body=body, missed=options.missed,
+        )  # fmt: skip
+    if options.json:
+        write_json(_shown(saved))
+    else:
+        write(f"saved {saved.key}, next {_time(saved.next_fires[0]) if saved.next_fires else 'never'}")
+    return 0
+
+
+def _second(at: datetime) -> str:
+    return _time(at)[:19]
 
 
 def _time(at: datetime) -> str:
@@ -143,15 +169,16 @@ def _shown(schedule: Schedule) -> dict[str, Any]:
 
 def run_change(options: argparse.Namespace) -> int:
     """Pause, resume, trigger or remove one schedule; the exit code."""
-    try:
-        with Waypost(options.url, namespace=options.namespace, retry_budget=0) as post:
-            if options.action == "trigger":
-                _print(f"published {post.trigger_schedule(options.name, queue=options.queue).id}")
-                return 0
-            change = {"pause": post.pause_schedule, "resume": post.resume_schedule, "remove": post.remove_schedule}
-            changed = change[options.action](options.name, queue=options.queue)
-    except WaypostError as error:
-        return _failed(error)
+    with open_post(options) as post:
+        if options.action == "trigger":
+            published = post.trigger_schedule(options.name, queue=options.queue)
+            write_json(published) if options.json else write(f"published {published.id}")
+            return 0
+        change = {"pause": post.pause_schedule, "resume": post.resume_schedule, "remove": post.remove_schedule}
+        changed = change[options.action](options.name, queue=options.queue)
     done = {"pause": "paused", "resume": "resumed", "remove": "removed"}[options.action]
-    _print(done if changed else f"nothing to change: it was not there, or {done} already")
-    return 0 if changed or options.action != "remove" else 1
+    if options.json:
+        write_json({"name": options.name, "changed": changed})
+    else:
+        write(done if changed else f"nothing to change: it was not there, or {done} already")
+    return 0 if changed or options.action != "remove" else FOUND

@@ -18,10 +18,14 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
+from waypost.cli.ending import LEFT, USAGE, Trouble
+from waypost.cli.options import add_command
+from waypost.cli.output import say
 from waypost.client import AsyncWaypost, Waypost
 from waypost.client.base import Face
-from waypost.errors import ConfigurationError, WaypostError
+from waypost.errors import ConfigurationError
 from waypost.message import Drained
+from waypost.policy import HEALTH_WINDOW_SECONDS
 from waypost.store.port import Store
 from waypost.worker.blocking import BlockingWorker, close_loop
 from waypost.worker.signals import NAMES
@@ -32,35 +36,48 @@ RESTART_SECONDS = 1.0
 WATCH_SECONDS = 0.05
 
 
-def run(options: argparse.Namespace, arguments: list[str]) -> int:
+def add(commands: Any) -> None:
+    """The arguments of the command."""
+    parser = add_command(
+        commands, "worker", run, "run the handlers of a client", store=False, json_text=None,
+        more="It stops in order at SIGINT, SIGTERM or SIGHUP. Exit code 5: something was left running or unsettled.",
+        examples=("waypost worker shop.queues:post", "waypost worker shop.queues:post --queues orders --processes 4"),
+    )  # fmt: skip
+    parser.add_argument("target", metavar="module:post", help="where the client is: shop.queues:post")
+    parser.add_argument("--queues", metavar="a,b", help="only these queues")
+    parser.add_argument("--processes", type=int, default=1, metavar="N", help="so many worker processes (1)")
+    parser.add_argument(
+        "--timeout", type=float, default=25.0, metavar="S", help="seconds that handlers have to end after a signal (25)"
+    )
+    parser.add_argument("--until-empty", action="store_true", help="end when nothing is ready any more")
+    parser.add_argument(
+        "--health-window", type=float, default=HEALTH_WINDOW_SECONDS, metavar="S",
+        help="seconds without a claim that could have been made after which its health is red (15)",
+    )  # fmt: skip
+    parser.add_argument("--no-scheduler", action="store_true", help="leave schedules to others")
+    parser.add_argument("--promoter", action="store_true", help="make timers of all queues ready, too")
+    parser.add_argument("--log-level", default="warning", choices=("debug", "info", "warning", "error"),
+                        help="what is logged on stderr (warning)")  # fmt: skip
+
+
+def run(options: argparse.Namespace) -> int:
     """Run the command; its exit code."""
     logging.basicConfig(
         level=options.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stderr
     )
     if options.processes < 1:
-        say("waypost: --processes is a whole number from 1")
-        return 2
+        raise Trouble("--processes is a whole number from 1", USAGE)
     if options.processes > 1:
-        return Processes(arguments, options.processes).run()
-    try:
-        face = find(options.target)
-        queues = None if options.queues is None else options.queues.split(",")
-        worker = face.worker(
-            queues, health_window=options.health_window, scheduler=not options.no_scheduler, promoter=options.promoter
-        )
-        say(told_start(face, worker))
-        report = run_worker(worker, options)
-    except WaypostError as error:
-        say(f"waypost: {error}")
-        return 1
+        return Processes(options.arguments, options.processes).run()
+    face = find(options.target)
+    queues = None if options.queues is None else options.queues.split(",")
+    worker = face.worker(
+        queues, health_window=options.health_window, scheduler=not options.no_scheduler, promoter=options.promoter
+    )
+    say(told_start(face, worker))
+    report = run_worker(worker, options)
     say(told_end(report, worker.reports()))
-    return 0 if report.complete else 3
-
-
-def say(text: str) -> None:
-    """To people, at once, apart from what handlers print."""
-    sys.stderr.write(text + "\n")
-    sys.stderr.flush()
+    return 0 if report.complete else LEFT
 
 
 def find(target: str) -> Waypost | AsyncWaypost:

@@ -3,48 +3,41 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from waypost.message import RegisteredWorker
+from waypost.cli.ending import FOUND
+from waypost.cli.options import add_command, open_post
+from waypost.cli.output import width, write, write_json
+from waypost.message import RegisteredWorker
 
 
 def add(commands: Any) -> None:
     """The arguments of the command."""
-    parser: argparse.ArgumentParser = commands.add_parser(
-        "workers",
-        help="list the workers of a store",
-        description="List the workers that told the store of themselves lately. Exit code 4: one of them is red.",
-    )
-    parser.add_argument("url", help="the store: sqlite:///orders.db, valkey://127.0.0.1:6379, postgresql://…")
-    parser.add_argument("--namespace", default="wp", help="the namespace in it (wp)")
-    parser.add_argument("--json", action="store_true", help="one JSON object instead of lines for people")
-    parser.set_defaults(run=run)
+    add_command(
+        commands, "workers", run, "list the workers of a store", positional_url=True,
+        more="Those that told the store of themselves lately. Exit code 1: one of them is red.",
+        examples=("waypost workers", "waypost workers --json"),
+    )  # fmt: skip
 
 
 def run(options: argparse.Namespace) -> int:
     """Run the command; its exit code."""
-    import msgspec
-
-    from waypost.client import Waypost
-    from waypost.errors import WaypostError
-
-    try:
-        with Waypost(options.url, namespace=options.namespace, retry_budget=0) as post:
-            found, queues = post.workers(), post.queues()
-    except WaypostError as error:
-        sys.stderr.write(f"waypost: {error}\n")
-        return 1
-    # A worker that could not name all of its queues may serve any of them.
-    served = {queue.name for worker in found for queue in worker.queues}
-    unserved = [] if any(worker.unlisted for worker in found) else [name for name in queues if name not in served]
+    with open_post(options) as post:
+        found, queues = post.workers(), post.queues()
+    unserved = unserved_of(found, queues)
     if options.json:
-        sys.stdout.write(msgspec.json.encode({"workers": found, "unserved": unserved}).decode() + "\n")
+        write_json({"workers": found, "unserved": unserved})
     else:
-        sys.stdout.write("\n".join(lines(found, unserved)) + "\n")
-    return 4 if any(worker.status == "red" for worker in found) else 0
+        for line in lines(found, unserved):
+            write(line)
+    return FOUND if any(worker.status == "red" for worker in found) else 0
+
+
+def unserved_of(found: Sequence[RegisteredWorker], queues: Sequence[str]) -> list[str]:
+    """The queues that none of these workers serves. One that could not name all of its queues may serve any."""
+    served = {queue.name for worker in found for queue in worker.queues}
+    return [] if any(worker.unlisted for worker in found) else [name for name in queues if name not in served]
 
 
 def lines(found: Sequence[RegisteredWorker], unserved: Sequence[str]) -> list[str]:
@@ -52,17 +45,15 @@ def lines(found: Sequence[RegisteredWorker], unserved: Sequence[str]) -> list[st
     told = []
     for worker in found:
         age = (worker.seen_ms - worker.started_ms) / 1000
-        told.append(
-            f"{worker.name}  {worker.state}, {worker.status}, pid {worker.pid} on {worker.host}, "
-            f"waypost {worker.version}, up {age:.0f} s"
-        )
+        told.append(f"{worker.name}  {worker.state}, {worker.status}")
+        told.append(f"    pid {worker.pid} on {worker.host}, waypost {worker.version}, up {age:.0f} s")
         told += [f"    {reason}" for reason in worker.reasons]
         for queue in worker.queues:
             claimed = "no claim yet"
             if queue.last_claim_ms is not None:
-                claimed = f"claimed {(worker.seen_ms - queue.last_claim_ms) / 1000:.1f} s before its last beat"
+                claimed = f"claimed {(worker.seen_ms - queue.last_claim_ms) / 1000:.1f} s before"
             told.append(
-                f"    {queue.name:20} {queue.in_flight} in flight, {queue.concurrency} at once, "
+                f"    {queue.name:14} {queue.in_flight} of {queue.concurrency} in flight, "
                 f"{queue.handled} handled, {claimed}"
             )
         if worker.unlisted:
@@ -70,4 +61,9 @@ def lines(found: Sequence[RegisteredWorker], unserved: Sequence[str]) -> list[st
     told.append({0: "no workers", 1: "1 worker"}.get(len(found), f"{len(found)} workers"))
     if unserved:
         told.append(f"served by nobody: {', '.join(unserved)}")
-    return told
+    return [cut_end(line) for line in told]
+
+
+def cut_end(line: str) -> str:
+    """A line no wider than the terminal."""
+    return line if len(line) <= width() else line[: width() - 1] + "…"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from waypost.errors import (
-    ConfigurationError,
+    AccessDenied,
     OperationTooOld,
     OutcomeUnknown,
     QueueFull,
@@ -25,10 +25,6 @@ PASSING = frozenset(("57P01", "57P02", "57P03", "53300", "25006", "55P03", "5701
 FULL = frozenset(("53100", "53200", "53000"))
 DENIED = frozenset(("42501", "28000", "28P01"))
 MISSING = frozenset(("42883", "42P01", "3F000", "42703"))
-
-
-class AccessDenied(StoreError, ConfigurationError, PermissionError):
-    """Raised when the server does not let this user in, or not do this. Nothing was done."""
 
 
 def refused(state: str, text: str, queue: str, verb: str) -> WaypostError:

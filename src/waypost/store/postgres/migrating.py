@@ -13,10 +13,10 @@ from typing import Any
 
 import psycopg
 
-from waypost.errors import ConfigurationError, InvalidName, SchemaTooNew, SchemaTooOld, StoreError
+from waypost.errors import AccessDenied, ConfigurationError, InvalidName, SchemaTooNew, SchemaTooOld, StoreError
 from waypost.policy import check_namespace
 from waypost.store.postgres.connecting import connect
-from waypost.store.postgres.failures import AccessDenied, lost, refused
+from waypost.store.postgres.failures import lost, refused
 
 #: Grows with every change of a table or a function.
 VERSION = 1

@@ -312,6 +312,10 @@ class ClusterExecutor(_Common):
             made.close()  # another thread was faster
         return kept
 
+    def servers(self) -> list[ValkeyExecutor]:
+        """An executor for each node that holds a part of the store."""
+        return [self._server(node) for node in self._client.get_primaries()]
+
     def _refresh(self) -> None:
         """Ask for the nodes and their slots. If nobody answers, what is known stays."""
         self._slots.forget()

@@ -145,6 +145,15 @@ class ValkeyExecutor(_Common):
             first.socket_timeout = REPLY_TIMEOUT_SECONDS
             self._discard(first)
 
+    @property
+    def shown(self) -> str:
+        """Where it leads, without secrets."""
+        return self._source.shown
+
+    def servers(self) -> list[ValkeyExecutor]:
+        """An executor for each server that holds a part of the store: this one."""
+        return [self]
+
     def run(self, call: Call[T]) -> T:
         return self._converse(self._take(), ask(cast("ValkeyCall[T]", call)))
 

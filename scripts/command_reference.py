@@ -1,0 +1,87 @@
+"""Writes the list of commands and exit codes in docs/reference/command-line.md from the parser itself.
+
+    python -m scripts.command_reference
+
+A test fails while the page and the parser differ.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from pathlib import Path
+
+from waypost.cli.ending import CODES
+from waypost.cli.main import GROUPS, parser
+
+PAGE = Path(__file__).parents[1] / "docs" / "reference" / "command-line.md"
+BEGIN = "<!-- from here on written by scripts/command_reference.py -->"
+#: Told once for all commands.
+SHARED = {"--help", "--url", "--namespace", "--schema", "--json"}
+
+
+def leaves(found: argparse.ArgumentParser, path: str) -> Iterator[tuple[str, argparse.ArgumentParser]]:
+    """The commands inside a command, by their whole names."""
+    inner = [action for action in found._actions if isinstance(action, argparse._SubParsersAction)]
+    if not inner:
+        yield path, found
+    for action in inner:
+        for name, one in action.choices.items():
+            yield from leaves(one, f"{path} {name}")
+
+
+def section(path: str, found: argparse.ArgumentParser) -> Iterator[str]:
+    """What one command takes."""
+    yield f"### `waypost {path}`\n\n{plain(found.description or '')}\n"
+    rows = []
+    for action in found._actions:
+        names = action.option_strings
+        if set(names) & SHARED or action.dest == "url":
+            continue
+        value = "" if action.nargs == 0 else action.metavar or "|".join(map(str, action.choices or ())) or action.dest
+        value = value if isinstance(value, str) else " ".join(value)
+        shown = f"{names[-1]} {value}".strip() if names else value
+        rows.append(f"| `{shown.replace('|', chr(92) + '|')}` | {plain(action.help or '')} |")
+    if rows:
+        yield "| argument | what |\n|---|---|\n" + "\n".join(rows) + "\n"
+    notes = []
+    options = found._option_string_actions
+    if "--url" in options:
+        first = any(action.dest == "url" for action in found._actions)
+        notes.append("Takes the options of a store" + (", and the URL as its first argument." if first else "."))
+    if "--json" in options:
+        notes.append(f"`--json`: {plain(options['--json'].help or '')}.")
+    if notes:
+        yield " ".join(notes) + "\n"
+    if found.epilog:
+        yield "```sh\n" + "\n".join(line.strip() for line in found.epilog.splitlines()[1:]) + "\n```\n"
+
+
+def plain(text: str) -> str:
+    """A text in which nothing is taken for a mark of the page."""
+    return text.replace("|", r"\|").replace("*", r"\*").strip()
+
+
+def written() -> str:
+    """All that is written here."""
+    top = parser()
+    parts = [BEGIN, "## Exit codes\n\n| code | says |\n|---|---|"]
+    parts[-1] += "".join(f"\n| {code} | {text} |" for code, text in CODES.items()) + "\n"
+    for title, names in GROUPS.items():
+        known = [name for name in names if name in top.listing.choices]
+        if not known:
+            continue
+        parts.append(f"## {title.capitalize()}\n")
+        for name in known:
+            for path, found in leaves(top.listing.choices[name], name):
+                parts += section(path, found)
+    return "\n".join(parts).rstrip() + "\n"
+
+
+def main() -> None:
+    kept = PAGE.read_text().partition(BEGIN)[0]
+    PAGE.write_text(kept + written())
+
+
+if __name__ == "__main__":
+    main()

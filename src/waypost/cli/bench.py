@@ -1,0 +1,150 @@
+"""`waypost bench`: how fast the user's own store is from here: publishing, handling, and from one to the other.
+
+It works in a queue of its own, which is empty again when it ends; its counters stay, as those of every queue do.
+"""
+
+from __future__ import annotations
+
+import argparse
+import threading
+import time
+from statistics import quantiles
+from typing import Any
+
+from waypost.cli.ending import FAILED, USAGE, Trouble
+from waypost.cli.options import add_command, count_from, open_post
+from waypost.cli.output import quiet_log, say, write, write_json
+from waypost.cli.progress import Progress
+from waypost.client import Waypost
+from waypost.delivery import Message
+
+QUEUE = "waypost-bench"
+#: Publishes that are waited for one after the other, to see how long each takes.
+PUBLISH_AT_ONCE = 500
+#: A store that hands out nothing for so long will not any more.
+PATIENCE_SECONDS = 60.0
+
+
+def add(commands: Any) -> None:
+    """The arguments of the command."""
+    parser = add_command(
+        commands, "bench", run, "measure a store: publish and drain rates, latency", positional_url=True,
+        more="It uses a queue of its own and leaves it empty. Every message really is written, claimed and settled.",
+        examples=("waypost bench sqlite:///bench.db", "waypost bench --messages 20000 --size 1000 --json"),
+    )  # fmt: skip
+    parser.add_argument("--messages", type=count_from(10, 1_000_000), default=5_000, metavar="N",
+                        help="so many messages (5000)")  # fmt: skip
+    parser.add_argument("--size", type=count_from(0, 1_000_000), default=100, metavar="BYTES",
+                        help="bytes in each body (100)")  # fmt: skip
+    parser.add_argument("--pings", type=count_from(10, 100_000), default=200, metavar="N",
+                        help="messages for the latency, one at a time (200)")  # fmt: skip
+    parser.add_argument("--concurrency", type=count_from(1, 1_000), default=10, metavar="N",
+                        help="handlers at once (10)")  # fmt: skip
+    parser.add_argument("--queue", default=QUEUE, help=f"the queue to work in ({QUEUE})")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run the command; its exit code."""
+    # A warning of the store is told by doctor; in the middle of a bar it would only be in the way.
+    with quiet_log(), open_post(options) as post:
+        ledger = post.ledger(options.queue)
+        if ledger.ready or ledger.delayed or ledger.leased or ledger.waiting:
+            raise Trouble(f"queue {options.queue} is in use; give an empty one with --queue", USAGE)
+        say(f"waypost bench: {post.store.kind}, namespace {post.store.namespace}, queue {options.queue}")
+        try:
+            measured = measure(post, options)
+        finally:
+            post.purge(options.queue, "ready")
+    if options.json:
+        write_json(measured)
+        return 0
+    write(f"publish, in batches   {measured['publish_many_per_second']:>9,.0f} messages/s")
+    write(f"publish, one by one   {measured['publish_per_second']:>9,.0f} messages/s")
+    write(f"claim, handle, settle {measured['drain_per_second']:>9,.0f} messages/s")
+    for name, title in (("publish_ms", "one publish"), ("latency_ms", "publish to handler")):
+        one = measured[name]
+        write(f"{title:21} {one['p50']:>9.2f} ms half, {one['p99']:.2f} ms 99 in 100, {one['max']:.2f} ms at most")
+    return 0
+
+
+def measure(post: Waypost, options: argparse.Namespace) -> dict[str, Any]:
+    """All figures. Each is of messages that were really stored."""
+    body = b"x" * options.size
+    bench = Bench(post, options.queue, options.concurrency)
+    with Progress("publishing", options.messages, quiet=options.json) as progress:
+        began = time.perf_counter()
+        for start in range(0, options.messages, 1_000):
+            number = min(1_000, options.messages - start)
+            post.publish_many(options.queue, [body] * number)
+            progress.advance(number)
+        many = options.messages / (time.perf_counter() - began)
+    singles = min(options.messages, PUBLISH_AT_ONCE)
+    took = []
+    for _ in range(singles):
+        began = time.perf_counter()
+        post.publish(options.queue, body)
+        took.append((time.perf_counter() - began) * 1000)
+    total = options.messages + singles
+    with Progress("handling", total, quiet=options.json) as progress:
+        drained = bench.drain(total, progress)
+    with Progress("latency", options.pings, quiet=options.json) as progress:
+        latencies = bench.ping(options.pings, body, progress)
+    return {
+        "store": post.store.kind, "queue": options.queue, "messages": options.messages, "size": options.size,
+        "concurrency": options.concurrency, "publish_many_per_second": round(many, 1),
+        "publish_per_second": round(1000 * singles / sum(took), 1), "drain_per_second": round(drained, 1),
+        "publish_ms": spread(took), "latency_ms": spread(latencies),
+    }  # fmt: skip
+
+
+def spread(values: list[float]) -> dict[str, float]:
+    """Half of all, 99 of 100, and the worst."""
+    cuts = quantiles(values, n=100, method="inclusive")
+    return {"p50": round(cuts[49], 3), "p99": round(cuts[98], 3), "max": round(max(values), 3)}
+
+
+class Bench:
+    """A worker, and what its handler saw."""
+
+    def __init__(self, post: Waypost, queue: str, concurrency: int) -> None:
+        self._post = post
+        self._queue = queue
+        self._handled = 0
+        self._progress: Progress | None = None
+        self._arrived = threading.Event()
+        self._arrived_at = 0.0
+
+        @post.handler(queue, concurrency=concurrency)
+        async def handle(message: Message[bytes]) -> None:
+            self._arrived_at = time.perf_counter()
+            self._handled += 1
+            if self._progress is not None:
+                self._progress.advance()
+            self._arrived.set()
+
+    def drain(self, total: int, progress: Progress) -> float:
+        """Handle what is there; messages a second."""
+        self._progress = progress
+        began = time.perf_counter()
+        self._post.worker([self._queue], scheduler=False).run(until_empty=True)
+        ended = time.perf_counter()
+        self._progress = None
+        if self._handled < total:
+            raise Trouble(f"only {self._handled:,} of {total:,} messages were handled; does another worker use the "
+                          "queue?", FAILED)  # fmt: skip
+        return total / (ended - began)
+
+    def ping(self, number: int, body: bytes, progress: Progress) -> list[float]:
+        """How long one message takes from its publish to its handler, when nothing else is to do; in milliseconds."""
+        found = []
+        with self._post.worker([self._queue], scheduler=False):
+            for at in range(-1, number):
+                self._arrived.clear()
+                began = time.perf_counter()
+                self._post.publish(self._queue, body)
+                if not self._arrived.wait(PATIENCE_SECONDS):
+                    raise Trouble(f"a message did not arrive within {PATIENCE_SECONDS:g} s", FAILED)
+                if at >= 0:  # the first one also waits for the worker to be there
+                    found.append((self._arrived_at - began) * 1000)
+                    progress.advance()
+        return found

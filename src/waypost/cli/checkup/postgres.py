@@ -1,0 +1,174 @@
+"""What is looked at on PostgreSQL: durability, drift of the schema, rights, open transactions, and bytes in use."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import psycopg
+
+from waypost.cli.checkup.findings import Findings, note, ok, shown_bytes, wrong
+from waypost.cli.output import age
+from waypost.errors import AccessDenied
+from waypost.message import Stats
+from waypost.store.postgres.checking import check as compare
+from waypost.store.postgres.failures import lost
+from waypost.store.postgres.migrating import MADE, MIGRATIONS, Names, command_for, migration_text, sql
+
+#: A transaction open for longer keeps dead rows and holds journal readers back.
+OPEN_SECONDS_MAX = 60
+#: Rows of a table that are measured.
+ROWS_MEASURED = 1_000
+#: Dead rows are worth a word from so many on, if they are most of the table.
+DEAD_ROWS_MIN = 100_000
+
+_RIGHTS = {"TABLE": "SELECT, INSERT, UPDATE, DELETE", "SEQUENCE": "USAGE, SELECT, UPDATE"}
+
+
+def check(url: str, store: Any, executor: Any, found: Sequence[Stats]) -> Findings:
+    """All of it."""
+    connection = executor.lend()
+    try:
+        yield from check_server(connection)
+        yield from check_drift(url, store.names)
+        yield from check_rights(connection, store.names)
+        yield from check_transactions(connection)
+        yield from check_bytes(connection, store.names, found)
+    except psycopg.Error as error:
+        raise lost(error, store.source.shown, sent=True) from None
+    finally:
+        executor.take_back(connection)
+
+
+def settings(connection: Any, *names: str) -> dict[str, str]:
+    """Settings of the server, as this session has them."""
+    return dict(connection.execute("SELECT name, setting FROM pg_settings WHERE name = ANY(%s)", (list(names),)))
+
+
+def check_server(connection: Any) -> Findings:
+    """Its release, and what it loses in a crash."""
+    found = settings(connection, "server_version", "fsync", "synchronous_commit", "full_page_writes", "autovacuum")
+    yield ok("server", f"PostgreSQL {found['server_version']}", version=found["server_version"])
+    off = [name for name in ("fsync", "full_page_writes") if found[name] != "on"]
+    if off:
+        yield wrong("durability", f"{' and '.join(off)} off: a crash of the machine can destroy the database",
+                    f"set {' = on and '.join(off)} = on", **found)  # fmt: skip
+    elif found["synchronous_commit"] == "off":
+        yield wrong("durability", "synchronous_commit is off: a crash can lose messages that were acknowledged",
+                    "set synchronous_commit = on, at least for waypost's role", **found)  # fmt: skip
+    else:
+        yield ok(
+            "durability", f"each commit is on the disk (synchronous_commit {found['synchronous_commit']})", **found
+        )
+    if found["autovacuum"] != "on":
+        yield wrong("vacuum", "autovacuum is off: tables of queues grow without end", "set autovacuum = on")
+    else:
+        yield ok("vacuum", "autovacuum is on")
+
+
+def check_drift(url: str, names: Names) -> Findings:
+    """Whether tables and functions are what this release makes."""
+    try:
+        found = compare(url, schema=names.schema, namespace=names.namespace)
+    except AccessDenied:
+        yield note("schema", "this user may not compare the tables, which needs temporary ones",
+                   f"run {command_for(names)[:-1]} --check` as their owner")  # fmt: skip
+        return
+    for difference in found.differences:
+        yield wrong("schema", difference, f"undo the change, or let {command_for(names)} make it anew",
+                    difference=difference)  # fmt: skip
+    if not found.differences:
+        yield ok("schema", f"tables and functions are as this release makes them, version {found.version}",
+                 version=found.version)  # fmt: skip
+
+
+def check_rights(connection: Any, names: Names) -> Findings:
+    """Whether this role may do all that clients do."""
+    user = connection.execute("SELECT current_user").fetchone()[0]
+    made = [one for _, name in MIGRATIONS for one in MADE.findall(migration_text(name))]
+    lacking = []
+    for kind, name in made:
+        rights = "TRUNCATE" if name.startswith("entry_") else _RIGHTS[kind]
+        function = "has_sequence_privilege" if kind == "SEQUENCE" else "has_table_privilege"
+        for right in rights.split(", "):
+            allowed = connection.execute(
+                f"SELECT {function}(to_regclass(%s)::oid, %s)", (names.of(name), right)
+            ).fetchone()[0]
+            if allowed is False:
+                lacking.append(f"{right} on {names.namespace}_{name}")
+    script = sql(schema=names.schema, namespace=names.namespace)
+    functions = sorted(set(re.findall(rf'FUNCTION "{re.escape(names.schema)}"\."([^"]+)"', script)))
+    lacking += [
+        f"EXECUTE on {name}"
+        for (name,) in connection.execute(
+            "SELECT DISTINCT p.proname FROM pg_proc p WHERE p.pronamespace = %s::regnamespace AND p.proname = ANY(%s) "
+            "AND NOT has_function_privilege(p.oid, 'EXECUTE') ORDER BY 1",
+            (f'"{names.schema}"', functions),
+        )
+    ]
+    if lacking:
+        shown = ", ".join(lacking[:4]) + (f" and {len(lacking) - 4} more" if len(lacking) > 4 else "")
+        yield wrong("permissions", f"role {user} lacks {shown}", f"let the owner run {command_for(names)[:-1]} --grant "
+                    f"{user}`", lacking=lacking)  # fmt: skip
+    else:
+        yield ok("permissions", f"role {user} may do all that clients do", user=user)
+
+
+def check_transactions(connection: Any) -> Findings:
+    """Transactions left open: journal readers wait for them, and vacuum keeps what they might look at."""
+    rows = connection.execute(
+        "SELECT pid, extract(epoch FROM clock_timestamp() - xact_start)::float8, coalesce(usename, ''), "
+        "coalesce(application_name, ''), coalesce(state, '') FROM pg_stat_activity "
+        "WHERE xact_start IS NOT NULL AND pid <> pg_backend_pid() AND backend_type = 'client backend' "
+        "AND (backend_xid IS NOT NULL OR backend_xmin IS NOT NULL OR state LIKE 'idle in transaction%%') "
+        "AND clock_timestamp() - xact_start > make_interval(secs => %s) ORDER BY 2 DESC", (OPEN_SECONDS_MAX,),
+    ).fetchall()  # fmt: skip
+    for pid, seconds, user, application, state in rows:
+        yield wrong(
+            "transactions",
+            f"process {pid} ({application or 'no name'}, user {user}, {state}) has a transaction open for "
+            f"{age(seconds * 1000)}",
+            f"end it: journal readers wait for it and dead rows stay; SELECT pg_terminate_backend({pid}) does",
+            pid=pid, seconds=round(seconds, 1), application=application, user=user, state=state,
+        )  # fmt: skip
+    if not rows:
+        yield ok("transactions", f"no transaction is open for more than {OPEN_SECONDS_MAX} s")
+
+
+def check_bytes(connection: Any, names: Names, found: Sequence[Stats]) -> Findings:
+    """What messages, events, keys of a window and results take."""
+    events = sum(max(0, stats.journal_last - stats.journal_first + 1) for stats in found)
+    for table, what in (("message", "message"), ("window", "dedup key"), ("result", "result")):
+        row = connection.execute(
+            f"SELECT count(*), avg(pg_column_size(t.*))::float8 FROM (SELECT * FROM {names.of(table)} "
+            f"LIMIT {ROWS_MEASURED}) t"
+        ).fetchone()
+        size = connection.execute("SELECT pg_total_relation_size(to_regclass(%s))", (names.of(table),)).fetchone()[0]
+        if not row[0]:
+            yield ok("bytes", f"no {what}s to measure; {shown_bytes(size or 0)} in all", what=what, table_bytes=size)
+            continue
+        yield ok("bytes", f"{round(row[1]):,} bytes in a row for each {what} ({row[0]:,} measured); "
+                 f"{shown_bytes(size)} in all, with indexes", what=what, bytes_each=round(row[1]), measured=row[0],
+                 table_bytes=size)  # fmt: skip
+    slices = connection.execute(
+        "SELECT coalesce(sum(pg_total_relation_size(inhrelid)), 0)::bigint FROM pg_inherits "
+        "WHERE inhparent = to_regclass(%s)", (names.of("entry"),),
+    ).fetchone()[0]  # fmt: skip
+    if events:
+        yield ok("bytes", f"{round(slices / events):,} bytes for each event of {events:,}; {shown_bytes(slices)} in "
+                 "all", what="event", bytes_each=round(slices / events), measured=events,
+                 table_bytes=slices)  # fmt: skip
+    yield from check_dead_rows(connection, names)
+
+
+def check_dead_rows(connection: Any, names: Names) -> Findings:
+    """Whether vacuum keeps up."""
+    rows = connection.execute(
+        "SELECT relname, n_live_tup, n_dead_tup FROM pg_stat_user_tables WHERE schemaname = %s "
+        "AND starts_with(relname, %s) AND n_dead_tup > %s AND n_dead_tup > 4 * n_live_tup",
+        (names.schema, f"{names.namespace}_", DEAD_ROWS_MIN),
+    ).fetchall()
+    for table, live, dead in rows:
+        yield note("vacuum", f"{table} has {dead:,} dead rows beside {live:,}", "look for open transactions, or set "
+                   "autovacuum_naptime = 10s", table=table, dead=dead, live=live)  # fmt: skip

@@ -1,0 +1,120 @@
+"""What is looked at on every store: clocks, ledgers, workers, queues that nobody serves, readers that lag."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from waypost.cli.checkup.findings import Findings, note, ok, wrong
+from waypost.cli.output import age, count
+from waypost.cli.workers import unserved_of
+from waypost.client import Waypost
+from waypost.message import RegisteredWorker, Stats
+from waypost.policy import Policy
+
+#: A queue that is only looked at, to ask the store for its time.
+NOWHERE = "waypost-doctor"
+#: Clocks that differ by more are worth a word; waypost itself does not mind.
+CLOCK_MS_MAX = 1_000
+#: A reader further behind than this share of the journal's cap is told of, and past the second share it is wrong.
+LAG_NOTED, LAG_WRONG = 0.1, 0.5
+#: So many names in one line.
+NAMES_MAX = 5
+
+
+def names_of(queues: Sequence[str]) -> str:
+    """Some names, and how many more there are."""
+    more = len(queues) - NAMES_MAX
+    return ", ".join(queues[:NAMES_MAX]) + (f" and {more} more" if more > 0 else "")
+
+
+def check_clock(post: Waypost) -> Findings:
+    """The store's clock beside that of this machine."""
+    before = time.time() * 1000
+    at_ms = post.stats(NOWHERE).at_ms
+    after = time.time() * 1000
+    # The answer was made between the two: what lies outside of them is a difference for sure.
+    difference = at_ms - after if at_ms > after else min(0.0, at_ms - before)
+    told = f"the store's clock and this machine's differ by {age(abs(difference))}"
+    if abs(difference) > CLOCK_MS_MAX:
+        yield note("clock", told, "harmless to messages, whose times are all the store's; keep both on NTP, or times "
+                   "that you give with `at` are not the ones you mean", difference_ms=round(difference))  # fmt: skip
+    else:
+        yield ok("clock", told, difference_ms=round(difference))
+
+
+def check_ledgers(found: Sequence[Stats]) -> Findings:
+    """Whether every message is accounted for."""
+    broken = [stats.queue for stats in found if stats.ledger.balance or stats.ledger.unexplained]
+    if broken:
+        yield wrong("ledger", f"the ledger of {names_of(broken)} does not balance", "this is a defect in waypost: "
+                    "please report it with the output of `waypost ledger --json`", queues=broken)  # fmt: skip
+    else:
+        yield ok("ledger", f"{count(len(found), 'queue')}, every message accounted for", queues=len(found))
+
+
+def check_workers(workers: Sequence[RegisteredWorker]) -> Findings:
+    """Whether those that are registered are well."""
+    red = [worker for worker in workers if worker.status == "red"]
+    for worker in red:
+        yield wrong("workers", f"worker {worker.name} is red: {'; '.join(worker.reasons)}", "restart it if the store "
+                    "is well; its log says more", worker=worker.name)  # fmt: skip
+    if not red:
+        yield ok("workers", f"{count(len(workers), 'worker')} registered", workers=len(workers))
+
+
+def check_served(found: Sequence[Stats], workers: Sequence[RegisteredWorker]) -> Findings:
+    """Whether somebody works on every queue that has messages."""
+    unserved = set(unserved_of(workers, [stats.queue for stats in found]))
+    lonely = []
+    for stats in found:
+        # Programs that use receive or consume are not registered; they sleep at the queue, or hold leases of it.
+        attended = stats.sleepers or stats.ledger.leased
+        if stats.queue in unserved and (stats.ledger.ready or stats.ledger.delayed) and not attended:
+            lonely.append(stats)
+    for stats in lonely:
+        ledger = stats.ledger
+        waits = f", the oldest for {age(stats.oldest_ready_ms)}" if stats.oldest_ready_ms is not None else ""
+        yield wrong(
+            "handlers",
+            f"queue {stats.queue} has {ledger.ready:,} ready and {ledger.delayed:,} delayed messages{waits}, and "
+            "nobody serves it",
+            "start a worker with a handler for it, or purge it if it is not used any more",
+            queue=stats.queue, ready=ledger.ready, delayed=ledger.delayed,
+        )  # fmt: skip
+    if not lonely:
+        yield ok("handlers", "every queue with messages is served")
+
+
+def check_readers(found: Sequence[Stats], policies: dict[str, Policy]) -> Findings:
+    """Whether readers of journals keep up."""
+    behind = 0
+    for stats in found:
+        cap = policies[stats.queue].journal_max
+        for name, read_to in stats.journal_readers.items():
+            lag = stats.journal_last - read_to
+            if lag <= LAG_NOTED * cap:
+                continue
+            behind += 1
+            told = f"reader {name} of queue {stats.queue} is {lag:,} events behind, and the journal keeps {cap:,}"
+            advice = (
+                f"let it go on, forget it with journal_forget({stats.queue!r}, {name!r}), or raise journal_max: past "
+                "twice the cap events are forgotten unread"
+            )
+            figures = {"queue": stats.queue, "reader": name, "lag": lag, "journal_max": cap}
+            yield (wrong if lag > LAG_WRONG * cap else note)("readers", told, advice, **figures)
+    if not behind:
+        readers = sum(len(stats.journal_readers) for stats in found)
+        yield ok("readers", f"{count(readers, 'journal reader')}, none far behind", readers=readers)
+
+
+def check_dead(found: Sequence[Stats]) -> Findings:
+    """Dead letters and paused queues: somebody may have forgotten them."""
+    dead = [stats for stats in found if stats.ledger.dead_kept]
+    if dead:
+        total = sum(stats.ledger.dead_kept for stats in dead)
+        yield note("dead letters", f"{count(total, 'dead letter')} in {names_of([stats.queue for stats in dead])}",
+                   "look at them with `waypost dead list QUEUE --by-reason`", dead=total)  # fmt: skip
+    paused = [stats.queue for stats in found if stats.paused]
+    if paused:
+        yield note("paused", f"paused: {names_of(paused)}", "`waypost resume QUEUE` lets them go on", queues=paused)

@@ -1,0 +1,90 @@
+"""What is looked at on SQLite: the library, the file, its log, and bytes in use."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Sequence
+from contextlib import closing
+from typing import Any
+
+from waypost.cli.checkup.findings import Findings, note, ok, shown_bytes, wrong
+from waypost.cli.output import count
+from waypost.message import Stats
+from waypost.store.sqlite.connection import LOG_BYTES_KEPT, told
+
+#: A larger file is not read whole to look for damage.
+CHECKED_BYTES_MAX = 256 * 1024 * 1024
+#: A log this many times longer than it is cut back to has a reader that stands still.
+LOG_TIMES_MAX = 4
+
+
+def check(store: Any, found: Sequence[Stats]) -> Findings:
+    """All of it."""
+    path = os.path.abspath(store.path)
+    yield ok("server", f"SQLite {sqlite3.sqlite_version}, {path}", version=sqlite3.sqlite_version)
+    try:
+        with closing(sqlite3.connect(path, timeout=1.0)) as connection:
+            connection.execute("PRAGMA query_only = ON")
+            yield from check_file(connection, path)
+            yield from check_bytes(connection, store, found)
+    except sqlite3.Error as error:
+        raise told(error, path, "doctor") from error
+
+
+def check_file(connection: sqlite3.Connection, path: str) -> Findings:
+    """Whether what is committed is safe, and the file whole."""
+    mode = connection.execute("PRAGMA journal_mode").fetchone()[0]
+    if mode == "wal":
+        yield ok("durability", "each commit is on the disk (write-ahead log, synchronous full)", journal_mode=mode)
+    else:
+        yield wrong("durability", f"the journal mode is {mode}", "let waypost open the file on a local disk")
+    rights = [place for place in (path, os.path.dirname(path)) if not os.access(place, os.W_OK)]
+    if rights:
+        yield wrong("permissions", f"this user may not write to {' and '.join(rights)}", "the log lies beside the "
+                    "file: give the user both")  # fmt: skip
+    else:
+        yield ok("permissions", "this user may write the file and its directory")
+    log = os.path.getsize(path + "-wal") if os.path.exists(path + "-wal") else 0
+    if log > LOG_TIMES_MAX * LOG_BYTES_KEPT:
+        yield note("log", f"the write-ahead log has {shown_bytes(log)}", "look for a program that holds a read "
+                   "transaction open", bytes=log)  # fmt: skip
+    size = os.path.getsize(path)
+    if size > CHECKED_BYTES_MAX:
+        yield note("file", f"{shown_bytes(size)}, too large to look for damage here", "PRAGMA integrity_check does, "
+                   "while nobody works", bytes=size)  # fmt: skip
+        return
+    damage = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
+    if damage == "ok":
+        yield ok("file", f"{shown_bytes(size)}, no damage", bytes=size)
+    else:
+        yield wrong("file", f"the file is damaged: {damage}", "restore it from a backup")
+
+
+def check_bytes(connection: sqlite3.Connection, store: Any, found: Sequence[Stats]) -> Findings:
+    """What messages, events, keys of a window and results take: of each table with its indexes, if SQLite can tell."""
+    sizes = table_bytes(connection)
+    for table, what in (("message", "message"), ("journal", "event"), ("window", "dedup key"), ("result", "result")):
+        name = store.spelling.name(table)
+        number = connection.execute(f'SELECT count(*) FROM "{name}"').fetchone()[0]
+        if not number:
+            yield ok("bytes", f"no {what}s to measure")
+            continue
+        size = sizes.get(name)
+        if size is None:
+            yield note("bytes", f"{count(number, what)}; this SQLite cannot tell what they take", what=what)
+            continue
+        yield ok("bytes", f"{round(size / number):,} bytes for each {what} of {number:,}, with indexes",
+                 what=what, bytes_each=round(size / number), measured=number, table_bytes=size)  # fmt: skip
+
+
+def table_bytes(connection: sqlite3.Connection) -> dict[str, int]:
+    """The bytes of each table with its indexes; nothing if the library was built without the table that knows."""
+    try:
+        return dict(
+            connection.execute(
+                "SELECT m.tbl_name, sum(s.pgsize) FROM dbstat s JOIN sqlite_master m ON m.name = s.name GROUP BY 1"
+            )
+        )
+    except sqlite3.Error:
+        return {}

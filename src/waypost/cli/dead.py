@@ -1,0 +1,151 @@
+"""`waypost dead`: dead letters, listed, looked at, made ready again, removed."""
+
+from __future__ import annotations
+
+import argparse
+from collections import Counter
+from itertools import islice
+from typing import Any
+
+from waypost.cli.asking import add_yes, confirm
+from waypost.cli.ending import FOUND, USAGE, Trouble
+from waypost.cli.looking import add_choice, tell_message
+from waypost.cli.options import add_command, count_from, open_post
+from waypost.cli.output import count, message_json, table, time_of, write, write_json
+from waypost.cli.progress import Progress
+from waypost.message import Observed
+
+
+def add(commands: Any) -> None:
+    """The arguments of the command."""
+    top = add_command(
+        commands, "dead", None, "list, look at, redrive or remove dead letters", store=False, json_text=None,
+        examples=("waypost dead list orders --reason retries_exhausted",
+                  "waypost dead peek orders 1m7fra5gs06ap4cfk9b5jsq9",
+                  "waypost dead redrive orders --all --rate 50/s", "waypost dead purge orders"),
+    )  # fmt: skip
+    actions = top.add_subparsers(dest="action", required=True, metavar="action")
+    listing = add_command(actions, "list", run_list, "list the dead letters of a queue, oldest first")
+    listing.add_argument("queue", help="the queue")
+    add_choice(listing)
+    listing.add_argument("--reason", help="those that died of this")
+    listing.add_argument("--by-reason", action="store_true", help="only how many there are of each reason and error")
+    peek = add_command(actions, "peek", run_peek, "show one dead letter in full")
+    peek.add_argument("queue", help="the queue")
+    peek.add_argument("id", help="its id")
+    redrive = add_command(
+        actions, "redrive", run_redrive, "make dead letters ready again with fresh counts",
+        more="One whose key was taken meanwhile stays dead, and the exit code is 1.",
+        examples=("waypost dead redrive orders 1m7fra5gs06ap4cfk9b5jsq9",
+                  "waypost dead redrive orders --reason undecodable --rate 100/s"),
+    )  # fmt: skip
+    redrive.add_argument("queue", help="the queue")
+    redrive.add_argument("id", nargs="*", help="these ones")
+    redrive.add_argument("--reason", help="those that died of this")
+    redrive.add_argument("--all", action="store_true", help="all of them")
+    redrive.add_argument("--rate", metavar="N/UNIT", help='at most so many: "100/s", "10/m"')
+    redrive.add_argument("--limit", type=count_from(1, 2**40), metavar="N", help="at most so many in all")
+    purge = add_command(actions, "purge", run_purge, "remove all dead letters of a queue for good", more="It asks.")
+    purge.add_argument("queue", help="the queue")
+    add_yes(purge)
+
+
+def run_list(options: argparse.Namespace) -> int:
+    """List dead letters; the exit code."""
+    with open_post(options) as post:
+        letters = post.dead_letters(
+            options.queue, reason=options.reason, id=options.id, key=options.key, group=options.group
+        )
+        if options.by_reason:
+            counted = Counter((letter.reason, letter.error_type) for letter in letters)
+            return tell_reasons(options, counted)
+        found = list(islice(letters, options.n))
+        kept = post.ledger(options.queue).dead_kept
+    if options.json:
+        write_json([message_json(letter) for letter in found])
+        return 0
+    if not found:
+        write("no dead letters" + (" like that" if kept else ""))
+        return 0
+    rows = [
+        (letter.id, str(time_of(letter.stored.ended_ms))[:19], letter.reason, letter.deliveries,
+         ": ".join(filter(None, (letter.error_type, letter.error))))
+        for letter in found
+    ]  # fmt: skip
+    for line in table(("id", "died (UTC)", "reason", "del", "error"), rows, flexible=(2, 4)):
+        write(line)
+    if kept > len(found):
+        write(f"{len(found):,} of {count(kept, 'dead letter')}")
+    return 0
+
+
+def tell_reasons(options: argparse.Namespace, counted: Counter[tuple[str | None, str | None]]) -> int:
+    """How many there are of each kind."""
+    if options.json:
+        write_json([
+            {"reason": reason, "error_type": kind, "count": number}
+            for (reason, kind), number in counted.most_common()
+        ])  # fmt: skip
+    elif not counted:
+        write("no dead letters")
+    else:
+        rows = [(number, reason, kind) for (reason, kind), number in counted.most_common()]
+        for line in table(("count", "reason", "error"), rows, flexible=(2,)):
+            write(line)
+    return 0
+
+
+def run_peek(options: argparse.Namespace) -> int:
+    """Show one dead letter; the exit code."""
+    with open_post(options) as post:
+        found = list(post.dead_letters(options.queue, id=options.id))
+    if not found:
+        raise Trouble(f"{options.queue} has no dead letter {options.id}", FOUND)
+    if options.json:
+        write_json(message_json(found[0]))
+    else:
+        tell_message(found[0])
+    return 0
+
+
+def run_redrive(options: argparse.Namespace) -> int:
+    """Make dead letters ready again; the exit code."""
+    if not options.id and options.reason is None and not options.all:
+        raise Trouble("say which ones: ids, --reason, or --all", USAGE)
+    if options.id and (options.all or options.reason is not None):
+        raise Trouble("give ids, or --reason, or --all", USAGE)
+    with Progress(f"redriving {options.queue}", len(options.id) or None, quiet=options.json) as progress:
+
+        def note(event: Observed) -> None:
+            if event.event == "redriven":
+                progress.advance()
+
+        with open_post(options, on_event=note) as post:
+            done = post.redrive(
+                options.queue, ids=options.id or None, reason=options.reason, limit=options.limit, rate=options.rate
+            )
+    missing = len(set(options.id)) - len(done.moved) - len(done.duplicates) if options.id else 0
+    if options.json:
+        write_json({"queue": options.queue, "moved": done.moved, "duplicates": done.duplicates, "more": done.more})
+    else:
+        told = [f"{count(len(done.moved), 'dead letter')} of {options.queue} made ready again"]
+        told += [f"{len(done.duplicates):,} stay dead because their keys are taken"] if done.duplicates else []
+        told += [f"{missing:,} not found"] if missing > 0 else []
+        told += ["more are left"] if done.more else []
+        write("; ".join(told))
+    return FOUND if done.duplicates or missing > 0 else 0
+
+
+def run_purge(options: argparse.Namespace) -> int:
+    """Remove all dead letters; the exit code."""
+    with open_post(options) as post:
+        there = post.ledger(options.queue).dead_kept
+        if there:
+            confirm(options, f"Remove {count(there, 'dead letter')} of {options.queue} for good?")
+        with Progress(f"purging {options.queue}", there, quiet=options.json):
+            removed = post.purge(options.queue, "dead")
+    if options.json:
+        write_json({"queue": options.queue, "removed": removed})
+    else:
+        write(f"removed {count(removed, 'dead letter')} of {options.queue}")
+    return 0

@@ -1,0 +1,111 @@
+"""`waypost doctor`: looks at a store and all around it, says what to do about what is wrong, and ends with 1 then."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+
+from waypost.cli.checkup import queues
+from waypost.cli.checkup.findings import Finding, ok, wrong
+from waypost.cli.ending import FOUND, code_of
+from waypost.cli.options import add_command, open_post, url_of
+from waypost.cli.output import coloured, quiet_log, width, write, write_json
+from waypost.client import Waypost
+from waypost.errors import AccessDenied, WaypostError
+from waypost.message import RegisteredWorker
+
+MARKS = {"ok": ("ok   ", "green"), "note": ("note ", "yellow"), "wrong": ("WRONG", "red")}
+
+
+def add(commands: Any) -> None:
+    """The arguments of the command."""
+    parser = add_command(
+        commands, "doctor", run, "check a store, and say what to do", positional_url=True,
+        more="Server, durability, eviction, clock, schema, permissions, queues without handlers, readers that lag, "
+        "open transactions, bytes in use. It changes nothing. Exit code 1: something is wrong.",
+        examples=("waypost doctor postgresql://clerk@host/database", "waypost doctor --quiet", "waypost doctor --json"),
+    )  # fmt: skip
+    parser.add_argument("--quiet", action="store_true", help="only what is wrong, and notes")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run the command; its exit code."""
+    # What the store warns of at a connection is among the findings.
+    with quiet_log():
+        return run_quietly(options)
+
+
+def run_quietly(options: argparse.Namespace) -> int:
+    """The same, with nothing but findings to read."""
+    post = open_post(options)
+    findings: list[Finding] = []
+    code = 0
+    try:
+        with post:
+            for finding in examine(post, url_of(options)):
+                findings.append(finding)
+                if not options.json and (finding.level != "ok" or not options.quiet):
+                    tell(finding)
+    except WaypostError as error:
+        code = code_of(error)
+        findings.append(wrong("connection", str(error), "repair that first; the rest was not looked at"))
+        if not options.json:
+            tell(findings[-1])
+    bad = sum(finding.level == "wrong" for finding in findings)
+    if options.json:
+        write_json({"store": post.store.kind, "namespace": post.store.namespace, "wrong": bad, "findings": findings})
+    else:
+        write(f"{len(findings)} findings, " + (f"{bad} wrong" if bad else "nothing wrong"))
+    return code or (FOUND if bad else 0)
+
+
+def examine(post: Waypost, url: str) -> Iterator[Finding]:
+    """Everything, in order: the store itself, then what lies in it."""
+    found = [post.stats(name) for name in post.queues()]
+    workers: list[RegisteredWorker] | None = None
+    with suppress(AccessDenied):  # the permissions below say so
+        workers = post.workers()
+    policies = {stats.queue: post.policy(stats.queue) for stats in found}
+    store: Any = post.store
+    match store.kind:
+        case "valkey":
+            from waypost.cli.checkup import valkey
+
+            yield from valkey.check(store, post._connected(), found)
+        case "postgres":
+            from waypost.cli.checkup import postgres
+
+            yield from postgres.check(url, store, post._connected(), found)
+        case "sqlite":
+            from waypost.cli.checkup import sqlite
+
+            yield from sqlite.check(store, found)
+        case _:
+            yield ok("server", "a memory store: it is gone when this process ends")
+    yield from queues.check_clock(post)
+    yield from queues.check_ledgers(found)
+    if workers is not None:
+        yield from queues.check_workers(workers)
+        yield from queues.check_served(found, workers)
+    yield from queues.check_readers(found, policies)
+    yield from queues.check_dead(found)
+
+
+def tell(finding: Finding) -> None:
+    """One finding, and below it what to do."""
+    mark, colour = MARKS[finding.level]
+    for line in wrapped(f"{finding.check}: {finding.found}", 6):
+        write(f"{coloured(mark, colour)} {line}" if line[:1] != " " else line)
+    if finding.advice:
+        for line in wrapped(f"→ {finding.advice}", 8):
+            write(line if line.startswith(" ") else f"      {line}")
+
+
+def wrapped(text: str, indent: int) -> list[str]:
+    """A text in lines that fit, those after the first with an indent."""
+    from textwrap import wrap
+
+    first, *rest = wrap(text, width() - indent, break_long_words=False) or [""]
+    return [first, *(" " * indent + line for line in rest)]

@@ -1,0 +1,67 @@
+"""How a command ends: one table of exit codes for all of them, and which error means which.
+
+The same table stands in docs/reference/command-line.md, and a test compares the two.
+"""
+
+from __future__ import annotations
+
+from waypost.errors import (
+    AccessDenied,
+    ConfigurationError,
+    InvalidInput,
+    KeyTaken,
+    SchemaTooNew,
+    SchemaTooOld,
+    StoreUnavailable,
+    UnknownSchedule,
+    WaypostError,
+)
+
+DONE = 0
+FOUND = 1
+USAGE = 2
+UNREACHABLE = 3
+FAILED = 4
+LEFT = 5
+BEHIND = 6
+AHEAD = 7
+INTERRUPTED = 130
+
+#: What each code says, for `waypost --help` and the reference.
+CODES = {
+    DONE: "done, and all is well",
+    FOUND: "done, and something is not as it should be, or is not there",
+    USAGE: "wrong arguments, an unreadable URL, or an extra that is not installed; nothing was done",
+    UNREACHABLE: "the store cannot be reached, or does not let this user in",
+    FAILED: "the store refused, is full, or its reply was lost; the text says what is known",
+    LEFT: "a worker or relay stopped and left something unsettled; it is delivered again",
+    BEHIND: "the tables are missing, older or different: run waypost migrate",
+    AHEAD: "the tables belong to a newer release: update waypost",
+    INTERRUPTED: "ended by Ctrl-C",
+}
+
+
+class Trouble(WaypostError):
+    """Raised inside a command that ends with a sentence and a code of its own."""
+
+    def __init__(self, text: str, code: int = FOUND) -> None:
+        super().__init__(text)
+        self.code = code
+
+
+def code_of(error: WaypostError) -> int:
+    """The exit code that tells an error to a script."""
+    match error:
+        case Trouble():
+            return error.code
+        case SchemaTooOld():
+            return BEHIND
+        case SchemaTooNew():
+            return AHEAD
+        case StoreUnavailable() | AccessDenied():
+            return UNREACHABLE
+        case InvalidInput() | ConfigurationError():
+            return USAGE
+        case KeyTaken() | UnknownSchedule():
+            return FOUND
+    return FAILED

@@ -1,0 +1,263 @@
+"""`waypost doctor`: what is wrong is found and said with what to do, and a store that is well ends with 0."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+import redis
+from msgspec import structs
+
+from tests.cli.conftest import Desk
+from waypost import Waypost
+from waypost.cli import doctor
+from waypost.cli.checkup import postgres, queues, valkey
+from waypost.cli.checkup.findings import Finding
+from waypost.cli.main import main
+from waypost.store.port import Beat, ServedQueue
+from waypost.store.postgres import migrate
+from waypost.testing.bench import fresh_namespace
+from waypost.testing.postgres import PostgresServer
+from waypost.testing.servers import RedisServer, ValkeyServer
+from waypost.testing.setups import ClusterSetup
+
+pytestmark = pytest.mark.promise("FACE-2", "STORE-1")
+
+
+@pytest.fixture
+def examined(capsys: pytest.CaptureFixture[str], clean: None) -> Any:
+    """Run doctor; its exit code, and its findings by check."""
+
+    def run(url: str, namespace: str = "wp") -> tuple[int, dict[str, list[dict[str, Any]]]]:
+        code = main(["doctor", url, "--namespace", namespace, "--json"])
+        told: dict[str, list[dict[str, Any]]] = {}
+        for finding in json.loads(capsys.readouterr().out)["findings"]:
+            told.setdefault(finding["check"], []).append(finding)
+        return code, told
+
+    return run
+
+
+def level(told: dict[str, list[dict[str, Any]]], check: str) -> list[str]:
+    return [finding["level"] for finding in told[check]]
+
+
+# ---- a store that is well ----------------------------------------------------------------------------------------
+
+
+def test_a_store_that_is_well_ends_with_0_and_its_bytes_are_told(examined: Any, tmp_path: Path) -> None:
+    with (
+        ValkeyServer(appendonly=True, appendfsync="always", maxmemory="256mb") as cache,
+        PostgresServer(durable=True, autovacuum="on") as database,
+    ):
+        migrate(database.url)
+        for url in (cache.url, database.url, f"sqlite:///{tmp_path / 'a.db'}"):
+            with Waypost(url) as post:
+                post.publish_many("orders", [{"id": number} for number in range(300)], key=lambda body: str(body["id"]),
+                                  window=600)  # fmt: skip
+                with post.receive("orders") as message:
+                    assert message is not None
+                    message.keep_result("a result")
+                post._call(post.store.beat(Beat("a", queues=(ServedQueue("orders", 10),)), 30_000))
+                code, told = examined(url)
+                assert code == 0, told
+                measured = {one["figures"].get("what"): one["figures"].get("bytes_each") for one in told["bytes"]}
+                assert sorted(map(str, measured)) == ["dedup key", "event", "message", "result"]
+                assert all(measured.values()), measured
+                assert 40 < measured["message"] < 5_000
+
+
+# ---- Valkey ------------------------------------------------------------------------------------------------------
+
+
+def test_a_server_that_may_lose_or_evict_messages_is_wrong(examined: Any) -> None:
+    with ValkeyServer(maxmemory="64mb", maxmemory_policy="allkeys-lru") as server:
+        code, told = examined(server.url)
+        assert (code, level(told, "durability"), level(told, "eviction")) == (1, ["wrong"], ["wrong"])
+        assert told["durability"][0]["advice"] == "set appendonly yes"
+        with redis.Redis(port=server.port) as client:
+            client.config_set("appendonly", "yes")
+            client.config_set("appendfsync", "everysec")
+            client.config_set("maxmemory-policy", "noeviction")
+            used = client.info("memory")["used_memory"]
+            client.config_set("maxmemory", int(used * 1.1))
+        code, told = examined(server.url)
+        assert (level(told, "durability"), level(told, "eviction")) == (["note"], ["ok"])
+        assert (code, level(told, "memory")) == (1, ["wrong"])
+
+
+@pytest.fixture
+def user(valkey_server: ValkeyServer) -> Iterator[Any]:
+    """Makes users with few rights; their URL."""
+    with redis.Redis(port=valkey_server.port) as client:
+
+        def make(*rules: str) -> str:
+            client.execute_command("ACL", "SETUSER", "clerk", "reset", "on", ">hunter2", *rules)
+            return valkey_server.url.replace("//", "//clerk:hunter2@")
+
+        yield make
+        client.execute_command("ACL", "DELUSER", "clerk")
+
+
+def test_a_user_without_a_right_is_told_which_verbs_it_cannot_use(user: Any, examined: Any) -> None:
+    name = fresh_namespace()
+    keys = (f"~{{{name}:*", f"~{{{name}}}:*", f"~{name}:*", f"&{{{name}:*")
+    code, told = examined(user(*keys, "+@all", "-zadd"), name)
+    (finding,) = told["permissions"]
+    assert (code, finding["figures"]["denied"]) == (1, ["ZADD"])
+    assert {"publish", "claim", "settle"} <= set(finding["figures"]["verbs"])
+    assert "stats" not in finding["figures"]["verbs"]
+    _, told = examined(user(*keys[:3], "+@all", "resetchannels"), name)
+    assert told["permissions"][0]["figures"]["verbs"] == ["wake"]
+    _, told = examined(user(keys[0], *keys[2:], "+@all"), name)
+    assert (told["permissions"][0]["figures"], "workers" in told) == ({"keys": [f"{{{name}}}:*"]}, False)
+    _, told = examined(user(*keys, "+@all"), name)
+    assert level(told, "permissions") == ["ok"]
+    _, told = examined(user(*keys, "+@all", "-acl", "-memory", "-config"), name)
+    assert (level(told, "permissions"), level(told, "bytes"), level(told, "durability")) == (
+        ["note"],
+        ["note"],
+        ["note"],
+    )
+
+
+def test_a_user_who_may_not_even_look_ends_with_3_and_no_secret_is_told(
+    user: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["doctor", user("+@all", "~other:*")]) == 3
+    told = capsys.readouterr().out
+    assert "WRONG connection: " in told
+    assert "hunter2" not in told
+
+
+def test_every_command_that_scripts_use_is_one_whose_grammar_is_known(valkey_server: ValkeyServer) -> None:
+    used = {name for names in valkey.verbs().values() for name in names}
+    assert len(used) > 30
+    with redis.Redis(port=valkey_server.port) as client:
+        for name in sorted(used | set(valkey.BESIDE)):
+            answer = client.execute_command("ACL", "DRYRUN", "default", name, *valkey.arguments_of(name, "a", "b"))
+            assert answer in (b"OK", "OK", True), f"{name}: {answer}"
+
+
+def test_an_old_server_and_a_cluster_are_looked_at_too(examined: Any) -> None:
+    with RedisServer(appendonly=True) as server:
+        code, told = examined(server.url)
+        assert (code, level(told, "permissions")) == (0, ["note"])
+        assert told["server"][0]["found"].startswith("Redis 6.2")
+    with ClusterSetup(appendonly="yes", appendfsync="always", maxmemory="64mb") as cluster:
+        with Waypost(cluster.url) as post:
+            for name in ("orders", "mails", "invoices", "rollups"):
+                post.publish(name, 1)
+        code, told = examined(cluster.url)
+        assert (code, len(told["server"]), level(told, "permissions")) == (1, 3, ["ok"] * 3)
+        assert {one["figures"]["queue"] for one in told["handlers"]} == {"orders", "mails", "invoices", "rollups"}
+        assert told["bytes"][0]["figures"]["measured"] == 4
+
+
+# ---- PostgreSQL --------------------------------------------------------------------------------------------------
+
+
+def test_tables_that_differ_are_named(postgres_server: PostgresServer, examined: Any) -> None:
+    name = fresh_namespace()
+    migrate(postgres_server.url, namespace=name)
+    with psycopg.connect(postgres_server.url, autocommit=True) as connection:
+        connection.execute(f'DROP INDEX "{name}_tally_queue"')
+    code, told = examined(postgres_server.url, name)
+    assert code == 1
+    assert told["schema"][0]["found"] == f"index {name}_tally_queue is missing"
+    assert "waypost migrate" in told["schema"][0]["advice"]
+
+
+def test_a_role_that_lacks_grants_is_told_which(postgres_server: PostgresServer, examined: Any) -> None:
+    name, role = fresh_namespace(), f"clerk_{fresh_namespace().replace('-', '_')}"
+    with psycopg.connect(postgres_server.url, autocommit=True) as connection:
+        connection.execute(f'CREATE ROLE "{role}" LOGIN')
+        migrate(postgres_server.url, namespace=name, grant=role)
+        url = postgres_server.url.replace("postgres@", f"{role}@")
+        _, told = examined(url, name)
+        assert (level(told, "permissions"), level(told, "schema")) == (["ok"], ["ok"])
+        connection.execute(f'REVOKE DELETE ON "{name}_message" FROM "{role}"')
+        connection.execute("REVOKE TEMPORARY ON DATABASE postgres FROM PUBLIC")
+        code, told = examined(url, name)
+        connection.execute("GRANT TEMPORARY ON DATABASE postgres TO PUBLIC")
+        assert (code, told["permissions"][0]["figures"]["lacking"]) == (1, [f"DELETE on {name}_message"])
+        assert f"--grant {role}" in told["permissions"][0]["advice"]
+        assert level(told, "schema") == ["note"]
+
+
+def test_a_transaction_left_open_is_named_by_its_process(
+    postgres_server: PostgresServer, examined: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = fresh_namespace()
+    migrate(postgres_server.url, namespace=name)
+    monkeypatch.setattr(postgres, "OPEN_SECONDS_MAX", 0)
+    with psycopg.connect(postgres_server.url, application_name="forgotten") as connection:
+        connection.execute("SELECT pg_current_xact_id()")
+        _, told = examined(postgres_server.url, name)
+        mine = [one for one in told["transactions"] if one["figures"].get("application") == "forgotten"]
+        assert [one["figures"]["pid"] for one in mine] == [connection.info.backend_pid]
+        assert f"pg_terminate_backend({connection.info.backend_pid})" in mine[0]["advice"]
+
+
+# ---- SQLite and what all stores have in common -----------------------------------------------------------------------
+
+
+def test_a_damaged_file_is_found(examined: Any, tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'a.db'}"
+    with Waypost(url) as post:
+        post.publish_many("orders", [b"x" * 4_000] * 200)
+    with sqlite3.connect(tmp_path / "a.db") as connection:
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    connection.close()
+    with open(tmp_path / "a.db", "r+b") as file:
+        file.seek(-200_000, 2)
+        file.write(b"\xff" * 100_000)
+    code, told = examined(url)
+    assert code in (1, 4)
+    assert any("damaged" in one["found"] for findings in told.values() for one in findings)
+
+
+def found(post: Waypost, check: str) -> list[Finding]:
+    return [finding for finding in doctor.examine(post, "memory://") if finding.check == check]
+
+
+def test_a_queue_is_served_by_a_worker_or_by_somebody_who_sleeps_or_holds_a_lease(desk: Desk) -> None:
+    post = desk.post
+    for name in ("orders", "mails", "invoices"):
+        post.publish(name, 1)
+    post._call(post.store.beat(Beat("a", queues=(ServedQueue("orders", 10),)), 30_000))
+    with post.receive("mails"):
+        stats, workers = [post.stats(name) for name in post.queues()], post.workers()
+        lonely = [one.figures["queue"] for one in queues.check_served(stats, workers) if one.level == "wrong"]
+    assert lonely == ["invoices"]
+
+
+def test_a_worker_that_is_red_a_reader_that_lags_and_dead_letters_are_told(desk: Desk) -> None:
+    post = desk.post
+    post._call(post.store.beat(Beat("a", status="red", reasons=("queue orders: stuck",)), 30_000))
+    post.configure("orders", journal_max=100)
+    post.journal_reader("orders", "lake")
+    desk.bury("orders", *range(20))
+    post.pause("orders")
+    told = {finding.check: finding for finding in doctor.examine(post, desk.url) if finding.level != "ok"}
+    assert told["workers"].found == "worker a is red: queue orders: stuck"
+    assert (told["readers"].level, told["readers"].figures["lag"]) == ("wrong", 62)
+    assert told["dead letters"].figures == {"dead": 20}
+    assert told["paused"].figures == {"queues": ["orders"]}
+
+
+def test_a_clock_that_is_off_and_a_ledger_that_does_not_balance_are_told() -> None:
+    with Waypost("memory://", clock=lambda: round(time.time() * 1000) + 3_600_000) as post:
+        post.publish("orders", 1)
+        (clock,) = found(post, "clock")
+        assert (clock.level, clock.figures["difference_ms"] > 3_590_000) == ("note", True)
+        stats = post.stats("orders")
+    broken = structs.replace(stats, ledger=structs.replace(stats.ledger, published=2))
+    (ledger,) = queues.check_ledgers([broken])
+    assert (ledger.level, ledger.figures) == ("wrong", {"queues": ["orders"]})

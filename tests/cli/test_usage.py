@@ -1,0 +1,332 @@
+"""How commands are called: help, the environment, exit codes, secrets, widths, and input that cannot be meant."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import os
+import pty
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from scripts.command_reference import BEGIN, PAGE, written
+from tests.cli.conftest import Desk
+from tests.cli.test_every_command import ELSEWHERE, leaves
+from waypost.cli import ending, output
+from waypost.cli.ending import CODES, code_of
+from waypost.cli.main import GROUPS, main, parser
+from waypost.errors import (
+    AccessDenied,
+    InvalidUrl,
+    MissingExtra,
+    OutcomeUnknown,
+    QueueFull,
+    SchemaTooNew,
+    SchemaTooOld,
+    StoreUnavailable,
+    WaypostError,
+)
+
+pytestmark = pytest.mark.promise("FACE-2")
+
+ROOT = Path(__file__).parents[2]
+
+
+def command(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """A command as a process of its own, as a shell starts it."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("WAYPOST_")}
+    return subprocess.run(
+        [sys.executable, "-W", "error", "-m", "waypost.cli.main", *arguments], capture_output=True, text=True,
+        env=kept | {"PYTHONPATH": str(ROOT / "src")} | environment, timeout=120, check=False,
+    )  # fmt: skip
+
+
+def parser_of(path: str) -> argparse.ArgumentParser:
+    found: argparse.ArgumentParser = parser()
+    for name in path.split():
+        (inner,) = [action for action in found._actions if isinstance(action, argparse._SubParsersAction)]
+        found = inner.choices[name]
+    return found
+
+
+# ---- help and reference --------------------------------------------------------------------------------------------
+
+
+def test_the_help_lists_every_command_in_its_group_and_fits_80_columns() -> None:
+    told = parser().format_help()
+    for names in GROUPS.values():
+        for name in {path.split()[0] for path in leaves(parser())} & set(names):
+            assert re.search(rf"^  {name} +\S", told, re.MULTILINE), name
+    assert max(map(len, told.splitlines())) <= 80
+    assert "examples:" in told
+    assert all(f"  {code:<4} " in told for code in CODES)
+
+
+@pytest.mark.parametrize("name", sorted({path.split()[0] for path in leaves(parser())} - ELSEWHERE))
+def test_every_command_has_help_with_an_example_that_can_be_parsed(name: str) -> None:
+    told = parser_of(name).format_help()
+    examples = re.findall(r"^  (?:\S+ \| )?waypost (.+)$", told.partition("examples:")[2], re.MULTILINE)
+    assert examples, told
+    for example in examples:
+        words = [word.strip("'\"") for word in re.findall(r"""'[^']*'|"[^"]*"|[^\s'"]+""", example.partition(" > ")[0])]
+        assert parser().parse_args(words).command == name
+
+
+def test_the_reference_is_what_the_parser_says() -> None:
+    page = PAGE.read_text()
+    assert page.partition(BEGIN)[2] == written().partition(BEGIN)[2], "run python -m scripts.command_reference"
+    assert all(f"\n### `waypost {path}`\n" in page for path in leaves(parser()))
+    told = dict(re.findall(r"^\| (\d+) \| (.+) \|$", page, re.MULTILINE))
+    assert told == {str(code): text for code, text in CODES.items()}
+
+
+# ---- which store ---------------------------------------------------------------------------------------------------
+
+
+def test_the_store_comes_from_the_environment_if_no_option_names_it(desk_of: Desk, tmp_path: Path) -> None:
+    with desk_of.post as post:
+        post.publish("orders", 1)
+    environment = {"WAYPOST_URL": desk_of.url, "WAYPOST_NAMESPACE": desk_of.namespace}
+    assert command("queues", "--names", **environment).stdout == "orders\n"
+    other = command("queues", "--url", f"sqlite:///{tmp_path / 'other.db'}", **environment)
+    assert (other.returncode, other.stdout) == (0, "no queues\n")
+
+
+def test_a_store_that_nobody_named_is_asked_for(desk_of: Desk) -> None:
+    desk_of.run_bare("stats", code=2)
+    assert "say which store with --url or WAYPOST_URL" in desk_of.said
+    desk_of.run_bare("queues", "sqlite:///a.db", "--url", "sqlite:///b.db", code=2)
+    assert "two URLs" in desk_of.said
+
+
+@pytest.mark.parametrize(
+    ("url", "code"),
+    [
+        ("valkey://user:hunter2@127.0.0.1:1", 3),
+        ("valkey://user:hunter2@127.0.0.1:99999", 2),
+        ("postgresql://user:hunter2@127.0.0.1:1/shop", 3),
+        ("postgresql+psycopg://user:hunter2@127.0.0.1/shop", 2),
+        ("kafka://user:hunter2@127.0.0.1", 2),
+        ("sqlite:////nowhere/hunter3/a.db", 3),
+        ("hunter2", 2),
+    ],
+)
+@pytest.mark.parametrize("name", ["stats", "doctor", "watch"])
+def test_a_store_that_cannot_be_reached_is_told_in_a_sentence_without_secrets(
+    name: str, url: str, code: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([name, "--url", url, *(["--once"] if name == "watch" else [])]) == code
+    told = capsys.readouterr()
+    assert "hunter2" not in told.out + told.err
+    assert "Traceback" not in told.err
+    assert "waypost: " in told.err or "WRONG connection: " in told.out
+
+
+def test_a_schema_of_its_own_is_found(desk_of: Desk, request: pytest.FixtureRequest) -> None:
+    import psycopg
+
+    server = request.getfixturevalue("postgres_server")
+    place = ("--url", server.url, "--schema", "apart", "--namespace", desk_of.namespace)
+    with psycopg.connect(server.url, autocommit=True) as connection:
+        connection.execute("CREATE SCHEMA IF NOT EXISTS apart")
+    desk_of.run_bare("migrate", *place)
+    desk_of.run_bare("publish", "orders", "1", *place)
+    assert desk_of.run_bare("queues", "--names", *place) == "orders\n"
+    desk_of.run_bare("queues", "--url", server.url, "--namespace", desk_of.namespace, code=6)
+    assert "waypost migrate" in desk_of.said
+
+
+# ---- what cannot be meant ------------------------------------------------------------------------------------------
+
+WRONG = [
+    (("publish", "orders"), "say what to publish"),
+    (("publish", "orders", "{"), "is not JSON"),
+    (("publish", "orders", "1", "--file", "x"), "say what to publish"),
+    (("publish", "or ders", "1"), "queue name 'or ders' is not allowed"),
+    (("publish", "orders", "1", "--priority", "10"), "a whole number from 0 to 9"),
+    (("publish", "orders", "1", "--delay", "soon"), "a duration looks like"),
+    (("publish", "orders", "1", "--at", "2026-01-01T00:00:00"), "needs its zone"),
+    (("publish", "orders", "1", "--delay", "5", "--at", "2026-01-01T00:00:00Z"), "delay"),
+    (("publish", "orders", "1", "--header", "novalue"), "a header is NAME=VALUE"),
+    (("publish", "orders", "1", "--key", "a", "--content-key"), "give one of --key"),
+    (("publish", "orders", "1", "--key-field", "id"), "no field 'id'"),
+    (("publish", "orders", "--file", "missing.json"), "missing.json cannot be read"),
+    (("publish", "orders", "--many", "missing.ndjson"), "missing.ndjson cannot be read"),
+    (("publish", "orders", "--many", "x", "--key", "a"), "are for one message"),
+    (("peek", "orders", "--state", "gone"), "invalid choice"),
+    (("peek", "orders", "-n", "0"), "a whole number from 1"),
+    (("peek", "orders", "--id", "x\0"), "id"),
+    (("history", "orders", ""), "id"),
+    (("stats", "orders", "--minutes", "9999"), "a whole number from 0 to 1440"),
+    (("configure", "orders", "lease"), "a setting is NAME=VALUE"),
+    (("configure", "orders", "lease=soon"), "lease: a duration looks like"),
+    (("configure", "orders", "colour=red"), "unknown queue setting 'colour'"),
+    (("configure", "orders", "max_pending=0"), "max_pending must be"),
+    (("configure", "orders", "rate=fast"), "rate must look like"),
+    (("cancel", "orders"), "either id= or key="),
+    (("purge", "orders"), "--state"),
+    (("dead", "redrive", "orders", "--all", "--rate", "fast"), "rate must look like"),
+    (("dead", "redrive", "orders", "abc", "--all"), "give ids, or --reason, or --all"),
+    (("dead", "list", ""), "queue name"),
+    (("timers", "cancel", "mails"), "say which timer"),
+    (("timers", "reschedule", "mails", "a"), "--delay"),
+    (("timers", "list", "mails", "--before", "noon"), "a time looks like"),
+    (("schedules", "save", "a", "--queue", "q", "--cron", "0 25 * * *"), "hours: 25 is out of range"),
+    (("schedules", "save", "a", "--queue", "q", "--every", "5", "--body", "{"), "--body is not JSON"),
+    (("journal", "orders", "--after", "-1"), "a whole number from 0"),
+    (("scheduler", "--ttl", "0"), "ttl is a number of seconds"),
+    (("bench", "--messages", "1"), "a whole number from 10"),
+    (("nonsense",), "invalid choice: 'nonsense'"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "told"), WRONG, ids=lambda one: " ".join(one) if isinstance(one, tuple) else "")
+def test_what_cannot_be_meant_is_told_in_a_sentence_and_nothing_is_done(
+    arguments: tuple[str, ...], told: str, desk_of: Desk
+) -> None:
+    desk_of.run(*arguments, code=2)
+    assert told in desk_of.said
+    assert desk_of.post.queues() == []
+
+
+def test_a_line_that_is_wrong_stops_an_import_where_it_can_be_taken_up_again(desk_of: Desk) -> None:
+    lines = desk_of.folder / "many.ndjson"
+    lines.write_text('{"id": 1}\n\n{"id": 2}\nnonsense\n{"id": 3}\n')
+    desk_of.run("publish", "orders", "--many", str(lines), code=2)
+    assert "line 4 is not JSON" in desk_of.said
+    assert "published before it: 2 messages; repair it and go on with --from-line 4" in desk_of.said
+    lines.write_text(lines.read_text().replace("nonsense", '{"id": 0}'))
+    assert desk_of.run("publish", "orders", "--many", str(lines), "--from-line", "4") == "orders: 2 queued\n"
+    assert [message.body["id"] for message in desk_of.post.peek("orders")] == [1, 2, 0, 3]
+
+
+def test_lines_of_another_program_are_published_with_their_ids(desk_of: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"one\r\ntwo\n")))
+    said = desk_of.run("publish", "orders", "-", "--text", "--ids").split()
+    assert said[::2] == ["queued", "queued"]
+    assert [(message.id, message.body) for message in desk_of.post.peek("orders")] == [
+        (said[1], "one"),
+        (said[3], "two"),
+    ]
+
+
+def test_an_import_into_a_full_queue_says_how_far_it_came(desk_of: Desk) -> None:
+    desk_of.post.configure("orders", max_pending=3)
+    lines = desk_of.folder / "many.ndjson"
+    lines.write_text("1\n2\n3\n4\n")
+    desk_of.run("publish", "orders", "--many", str(lines), code=4)
+    assert "max_pending is 3" in desk_of.said
+    assert "0 messages published" in desk_of.said
+
+
+# ---- exit codes ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (InvalidUrl("x"), ending.USAGE),
+        (MissingExtra("x"), ending.USAGE),
+        (StoreUnavailable("x"), ending.UNREACHABLE),
+        (AccessDenied("x"), ending.UNREACHABLE),
+        (OutcomeUnknown("x"), ending.FAILED),
+        (QueueFull("x"), ending.FAILED),
+        (SchemaTooOld("x"), ending.BEHIND),
+        (SchemaTooNew("x"), ending.AHEAD),
+        (ending.Trouble("x"), ending.FOUND),
+    ],
+)  # fmt: skip
+def test_an_error_has_the_exit_code_of_its_kind(error: WaypostError, code: int) -> None:
+    assert code_of(error) == code
+
+
+def test_a_reader_that_has_seen_enough_ends_a_command_without_a_word(desk_of: Desk) -> None:
+    desk_of.post.publish_many("orders", range(3_000))
+    source = subprocess.Popen(
+        [sys.executable, "-W", "error", "-m", "waypost.cli.main", "journal", "orders", "--json", "-n", "3000",
+         *desk_of.place],
+        env=os.environ | {"PYTHONPATH": str(ROOT / "src")}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert source.stdout is not None
+    assert source.stderr is not None
+    source.stdout.readline()
+    source.stdout.close()
+    assert source.stderr.read() == ""
+    assert source.wait(60) == 0
+    source.stderr.close()
+
+
+# ---- what it looks like --------------------------------------------------------------------------------------------
+
+
+def test_a_table_fits_80_columns_and_never_cuts_an_id() -> None:
+    rows = [("1m7fra5gs06ap4cfk9b5jsq9", 5, "k" * 100, "b" * 500)]
+    lines = output.table(("id", "pri", "key", "body"), rows, flexible=(2, 3))
+    assert max(map(len, lines)) <= 80
+    assert lines[1].startswith("1m7fra5gs06ap4cfk9b5jsq9  ")
+
+
+def test_what_a_message_says_cannot_move_the_cursor_of_a_terminal() -> None:
+    assert output.cut("a\x1b[2Jb\r\nc\x07", 80) == "a [2Jb c"
+
+
+@pytest.mark.parametrize(
+    ("milliseconds", "told"),
+    [(None, "–"), (5, "5 ms"), (1_500, "1.5 s"), (150_000, "2.5 min"), (7_200_000, "2.0 h"), (10**9, "11.6 d"),
+     (10**10, "116 d")],
+)  # fmt: skip
+def test_a_duration_is_told_in_a_few_characters(milliseconds: int | None, told: str) -> None:
+    assert output.age(milliseconds) == told
+
+
+def on_a_terminal(desk: Desk, **environment: str) -> bytes:
+    """What a command writes to a terminal."""
+    main_end, other_end = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "waypost.cli.main", "queues", *desk.place], stdout=other_end, stdin=other_end,
+        env=os.environ | {"PYTHONPATH": str(ROOT / "src"), "TERM": "xterm"} | environment,
+    )  # fmt: skip
+    os.close(other_end)
+    told = b""
+    try:
+        while part := os.read(main_end, 4096):
+            told += part
+    except OSError:
+        pass  # the other end is closed
+    os.close(main_end)
+    assert process.wait(60) == 0
+    return told
+
+
+def test_colours_are_for_terminals_whose_owner_wants_them(desk_of: Desk) -> None:
+    desk_of.post.publish("orders", 1)
+    assert b"\x1b[1m" in on_a_terminal(desk_of)
+    assert b"\x1b" not in on_a_terminal(desk_of, NO_COLOR="1")
+    assert "\x1b" not in desk_of.run("queues")
+
+
+def test_every_command_but_the_live_view_does_without_what_is_not_in_the_core(desk_of: Desk) -> None:
+    program = (
+        "import sys\n"
+        "for name in ('rich', 'textual', 'shtab', 'redis', 'psycopg'): sys.modules[name] = None\n"
+        "from waypost.cli.main import main\n"
+        "place = sys.argv[1:]\n"
+        "codes = [main([*words, *place]) for words in (['publish', 'orders', '1'], ['queues'], ['stats', 'orders'],\n"
+        "    ['watch', '--once'], ['peek', 'orders'], ['dead', 'redrive', 'orders', '--all'], ['doctor'],\n"
+        "    ['bench', '--messages', '20', '--pings', '10'])]\n"
+        "codes += [main(['completion', 'bash']), main(['stats', '--url', 'valkey://127.0.0.1:1'])]\n"
+        "codes += [main(['stats', '--url', 'postgresql://127.0.0.1:1/a'])]\n"
+        "print(codes)\n"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-W", "error", "-c", program, *desk_of.place], capture_output=True, text=True, timeout=120,
+        env=os.environ | {"PYTHONPATH": str(ROOT / "src")}, check=False,
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.splitlines()[-1] == "[0, 0, 0, 0, 0, 0, 1, 0, 2, 2, 2]"
+    for extra in ("cli", "valkey", "postgres"):
+        assert f'pip install "waypost[{extra}]"' in ran.stderr

@@ -1,0 +1,207 @@
+"""`waypost watch`: what it shows, what it can do, and how little an idle one asks of the store."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from textual.widgets import DataTable, Static
+
+from tests.cli.conftest import Desk
+from tests.fault.proxy import Proxy
+from waypost import Waypost
+from waypost.cli.watch_view import Question, WatchView
+from waypost.cli.watching import IDLE_COMMANDS_PER_SECOND, TICK_SECONDS, Watcher, short, span
+from waypost.store.postgres import migrate
+from waypost.testing.bench import fresh_namespace
+
+pytestmark = pytest.mark.promise("FACE-2")
+
+PATIENCE_SECONDS = 60.0
+
+
+class Counter(Proxy):
+    """A proxy that counts the requests of clients: commands of Valkey, or turns of PostgreSQL's protocol."""
+
+    def __init__(self, target_port: int, count: Callable[[bytes], int]) -> None:
+        super().__init__(target_port)
+        self._count = count
+        self.requests = 0
+
+    def takes_reply_of(self, request: bytes) -> bool:
+        self.requests += self._count(request)
+        return super().takes_reply_of(request)
+
+
+def commands_in(data: bytes) -> int:
+    """Commands of the protocol of Valkey: each is an array, and arrays hold no others in requests."""
+    number, at = 0, 0
+    while at < len(data):
+        end = data.index(b"\r\n", at)
+        parts, at = int(data[at + 1 : end]), end + 2
+        for _ in range(parts):
+            end = data.index(b"\r\n", at)
+            at = end + 2 + int(data[at + 1 : end]) + 2
+        number += 1
+    return number
+
+
+def turns_in(data: bytes) -> int:
+    """Sync messages, which end each statement; the first message of a connection has no letter and counts as one."""
+    number, at = 0, 0
+    if data[:1] == b"\0":
+        return 1
+    while at < len(data):
+        number += data[at : at + 1] in (b"S", b"Q")
+        at += 1 + int.from_bytes(data[at + 1 : at + 5], "big")
+    return number
+
+
+@pytest.fixture(params=["valkey", "postgres"])
+def counted(request: pytest.FixtureRequest) -> Iterator[tuple[Counter, Waypost]]:
+    """A client whose requests are counted."""
+    server = request.getfixturevalue(f"{request.param}_server")
+    namespace = fresh_namespace()
+    if request.param == "postgres":
+        migrate(server.url, namespace=namespace)
+    with Counter(server.port, commands_in if request.param == "valkey" else turns_in) as proxy:
+        url = server.url.replace(f":{server.port}", f":{proxy.port}")
+        with Waypost(url, namespace=namespace, retry_budget=0) as post:
+            yield proxy, post
+
+
+@pytest.mark.parametrize("queues", [1, 30])
+def test_an_idle_watch_asks_the_store_less_than_twice_a_second(counted: tuple[Counter, Waypost], queues: int) -> None:
+    proxy, post = counted
+    for number in range(queues):
+        post.publish(f"queue-{number}", 1)
+    watcher = Watcher(post)
+    now = 1_000.0
+    for _ in range(3):  # the first looks see everything once, and find that nothing moves
+        watcher.tick(now)
+        now += TICK_SECONDS
+    proxy.requests, began = 0, now
+    while now < began + 120:
+        watcher.tick(now)
+        now += TICK_SECONDS
+    assert 0.5 < proxy.requests / (now - began) < 2
+    assert proxy.requests / (now - began) <= IDLE_COMMANDS_PER_SECOND + 0.1
+
+
+def test_what_moves_is_looked_at_every_second_and_others_in_turn(desk: Desk) -> None:
+    for number in range(10):
+        desk.post.publish(f"queue-{number}", number)
+    watcher = Watcher(desk.post)
+    watcher.tick(0.0)
+    watcher.tick(1.0)
+    desk.post.publish("queue-7", 1)
+    for second in range(2, 12):  # in ten seconds each of ten resting queues has its turn
+        watcher.tick(float(second))
+    assert {line.queue: line.ready for line in watcher.lines()}["queue-7"] == 2
+    desk.post.publish("queue-7", 1)
+    watcher.selected = "queue-7"
+    watcher.tick(20.0)
+    assert {line.queue: line.ready for line in watcher.lines()}["queue-7"] == 3
+
+
+def test_waits_and_run_times_come_from_the_journal_and_lag_from_its_readers(desk: Desk) -> None:
+    desk.post.journal_reader("orders", "lake")
+    desk.post.publish_many("orders", range(20))
+    for _ in range(20):
+        with desk.post.receive("orders"):
+            pass
+    watcher = Watcher(desk.post)
+    watcher.tick(0.0)
+    (line,) = watcher.lines()
+    assert line.wait_ms is not None
+    assert line.run_ms is not None
+    assert (line.lag, line.workers, line.published_per_second > 0) == (60, 0, True)
+
+
+@pytest.mark.parametrize(
+    ("number", "told"),
+    [(0, "0"), (0.25, "0.2"), (999, "999"), (9_999, "9999"), (12_345, "12.3k"), (5e6, "5.0M"), (2e11, "200G")],
+)
+def test_a_number_takes_five_characters(number: float, told: str) -> None:
+    assert short(number) == told
+
+
+def test_a_duration_takes_five_characters() -> None:
+    spans = [None, 12, 1_500, 90_000, 600_000, 7_200_000, 9e8]
+    assert [span(one) for one in spans] == ["–", "12ms", "1.5s", "90.0s", "10.0m", "2.0h", "10d"]
+
+
+# ---- the live view -------------------------------------------------------------------------------------------------
+
+
+async def until(pilot: Any, condition: Callable[[], Any]) -> None:
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not condition():
+        assert time.monotonic() < deadline, "what was waited for did not happen"
+        await pilot.pause(0.05)
+
+
+def status(view: WatchView) -> str:
+    return str(view.query_one("#status", Static).content)
+
+
+def rows(view: WatchView) -> list[list[str]]:
+    listing = view.query_one("#queues", DataTable)
+    return [listing.get_row_at(number) for number in range(listing.row_count)]
+
+
+def test_the_view_shows_queues_and_acts_on_the_one_chosen(desk: Desk) -> None:
+    desk.bury("mails", 1, 2)
+    desk.post.publish("orders", 1)
+
+    async def story() -> None:
+        view = WatchView(desk.post)
+        async with view.run_test(size=(80, 24)) as pilot:
+            await until(pilot, lambda: len(rows(view)) == 2)
+            assert [row[:2] for row in rows(view)] == [["mails", "0"], ["orders", "1"]]
+            await pilot.press("p")
+            await until(pilot, lambda: status(view) == "mails is paused")
+            assert rows(view)[0][0] == "mails (paused)"
+            assert desk.post.stats("mails").paused
+            await pilot.press("r")
+            await until(pilot, lambda: status(view) == "mails is resumed")
+            await pilot.press("d")
+            await until(pilot, lambda: isinstance(view.screen, Question))
+            await pilot.press("n")
+            await until(pilot, lambda: status(view) == "nothing was done")
+            assert desk.post.ledger("mails").dead_kept == 2
+            await pilot.press("d")
+            await until(pilot, lambda: isinstance(view.screen, Question))
+            await pilot.press("y")
+            await until(pilot, lambda: status(view) == "2 dead letters of mails made ready again")
+            await pilot.press("down", "d")
+            await until(pilot, lambda: status(view) == "orders has no dead letters")
+            desk.post.publish("new", 1)
+            desk.post.publish("orders", 2)
+            await until(pilot, lambda: ["orders", "2"] in [row[:2] for row in rows(view)])
+            await pilot.press("q")
+
+    asyncio.run(story())
+    assert desk.post.ledger("mails").ready == 2
+
+
+def test_the_view_says_when_the_store_is_away_and_goes_on_when_it_is_back(valkey_server: Any) -> None:
+    with Proxy(valkey_server.port) as proxy:
+        url = f"valkey://127.0.0.1:{proxy.port}"
+
+        async def story() -> None:
+            with Waypost(url, namespace=fresh_namespace(), retry_budget=0) as post:
+                post.publish("orders", 1)
+                view = WatchView(post)
+                async with view.run_test(size=(80, 24)) as pilot:
+                    await until(pilot, lambda: len(rows(view)) == 1)
+                    proxy.refuse()
+                    proxy.cut()
+                    await until(pilot, lambda: status(view).startswith("the store does not answer"))
+                    proxy.heal()
+                    await until(pilot, lambda: status(view) == "")
+
+        asyncio.run(story())
