@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from waypost import __version__
-from waypost.cli import clockwork, migrate, relay, schedules, workers
+from waypost.cli import clockwork, metrics, migrate, relay, schedules, workers
 from waypost.policy import HEALTH_WINDOW_SECONDS
 
 #: Each adds its arguments, and what runs it as `run`.
@@ -35,6 +35,7 @@ def parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     worker.add_argument("--no-scheduler", action="store_true", help="leave schedules to others")
     worker.add_argument("--promoter", action="store_true", help="make timers of all queues ready, too")
+    metrics.add_arguments(worker)
     worker.add_argument("--log-level", default="warning", choices=("debug", "info", "warning", "error"))
     for command in COMMANDS:
         command.add(commands)

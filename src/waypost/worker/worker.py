@@ -215,6 +215,16 @@ class Worker:
         """Whether `run` is under way."""
         return self._loop is not None
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether it claims: it is connected, and nobody asked it to be quiet or to stop."""
+        return self._loop is not None and self._registrar is not None and self._state == "running"
+
+    @property
+    def store(self) -> Store:
+        """The store that it claims from."""
+        return self._store
+
     def poke(self, queue: str) -> None:
         """Look at a queue now: somebody knows of work in it. Safe from any thread; the seam for wake-ups."""
         self._call_soon(self._poke, queue)
