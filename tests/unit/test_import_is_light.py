@@ -14,7 +14,7 @@ import waypost
 HEAVY = (
     "asyncio", "concurrent.futures", "multiprocessing", "ssl", "http.client", "email", "sqlite3", "redis", "valkey",
     "hiredis", "psycopg", "asyncpg", "sqlalchemy", "pyarrow", "pyspark", "pydantic", "numpy", "pandas", "uvicorn",
-    "starlette", "rich", "pytest",
+    "starlette", "rich", "pytest", "prometheus_client", "opentelemetry", "http.server", "waypost.see",
 )  # fmt: skip
 LOADED = """
 import sys
