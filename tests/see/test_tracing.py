@@ -19,6 +19,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 
 from tests.see.asking import until
 from tests.see.conftest import ROOT, Start
+from tests.see.mill import square
 from waypost import AsyncWaypost, Dead, Message, NoRetry, Waypost, codec
 from waypost.see import Tracing
 
@@ -186,6 +187,20 @@ def test_a_context_that_the_caller_gives_goes_along_as_it_is(recorded: Recorded)
     with Waypost("memory://given") as plain:
         plain.publish("mails", 1, trace=given)
         assert [message.trace for message in plain.peek("mails", 1)] == [given]
+
+
+def test_what_a_handler_in_a_process_sends_on_goes_on_from_its_span(recorded: Recorded) -> None:
+    with Waypost("memory://processes", middleware=[recorded.tracing]) as post:
+        post.handler("numbers", process=True, concurrency=1)(square)
+        post.publish("numbers", 7)
+        post.worker().run(until_empty=True, signals=False)
+        [message] = post.peek("squares", 1)
+        assert message.body == 49
+    spans = recorded.spans
+    sent_on = spans["then squares"]
+    assert sent_on.parent is not None
+    assert sent_on.parent.span_id == ids(spans["handle numbers"])[1]
+    assert message.trace["traceparent"].split("-")[1:3] == [f"{ids(sent_on)[0]:032x}", f"{ids(sent_on)[1]:016x}"]
 
 
 def test_a_block_of_receive_can_have_a_span_too(recorded: Recorded) -> None:

@@ -164,6 +164,7 @@ class Face(ScheduleFace):
             wakeups=self._wakeups,
             redact=redact,
             on_event=observed_by(on_event, self._registry.middleware),
+            name_of=self._registry.name,
         )
         self._gate = Gate(self, self._link)
         # Weak: a program may make workers for as long as it lives. One that runs is kept by its run.
@@ -324,7 +325,8 @@ class Face(ScheduleFace):
         worker = Worker(
             self._store, handlers, owner=self, name=_worker_name(session), retry_budget=self._link.retry_budget,
             start_timeout=self._start_timeout, on_event=self._link.on_event, wakeups=self._wakeups, session=session,
-            check=self._check_may_work, health_window=health_window, prepare=prepare, embed=embed,
+            name_of=self._registry.name, check=self._check_may_work, health_window=health_window, prepare=prepare,
+            embed=embed,
         )  # fmt: skip
         worker.health_notes += [relay.note for relay in relays]
         self._workers.add(worker)
