@@ -69,6 +69,7 @@ bench: .venv/ready  ## Figures: the core, the worker, latency and timers, beside
 	$(RUN) -m benchmarks.outbox --quick
 	$(RUN) -m benchmarks.bloat --quick
 	$(RUN) -m benchmarks.spark --quick
+	$(RUN) -m benchmarks.seeing --quick
 
 faults: .venv/ready  ## What survives which fault, in figures. QUICK=1: smaller
 	$(RUN) -m tests.fault.figures $(if $(QUICK),--quick)

@@ -372,6 +372,19 @@ def open_envelope(data: bytes) -> Envelope:
         raise Undecodable("the envelope is cut short or damaged") from None
 
 
+def with_trace(data: bytes, trace: Mapping[str, str]) -> bytes:
+    """The same envelope with this trace context in it."""
+    envelope = open_envelope(data)
+    head = encode_head(
+        type_name=envelope.type_name,
+        correlation_id=envelope.correlation_id,
+        reply_to=envelope.reply_to,
+        trace=trace,
+        headers=envelope.headers,
+    )
+    return data[: _FIXED - 4] + head + envelope.data
+
+
 def plain_body(data: bytes) -> tuple[ContentType, bytes] | None:
     """Content type and body of an envelope with nothing else in it: most are such. None: open it with care."""
     if data[:1] == _VERSION_BYTE and data[_FIXED - 4 : _FIXED] == _NO_HEAD and data[_FIXED - 5] < len(CONTENT_TYPES):

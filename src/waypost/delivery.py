@@ -440,6 +440,8 @@ class Message(_Readable[T]):
         Returns the id that it will have. Nothing is sent if this message ends in any other way.
         """
         self._check_kept("then")
+        # In the process of a handler it is checked when the message comes back from there.
+        name = queue_name(queue) if self.home is None else self.home.link.name_of(queue)
         if len(self._then) == THEN_MAX:
             raise InvalidInput(f"at most {THEN_MAX} messages can be sent on by one; publish_many the rest")
         encoded = codec.encode_body(body)
@@ -453,7 +455,7 @@ class Message(_Readable[T]):
         next_id = continuation_id(self.id, self.token, len(self._then))
         next_one = Continuation(
             next_id,
-            queue_name(queue),
+            name,
             codec.make_envelope(next_id, encoded, head),
             None if key is None else check_text("key", key, KEY_CHARACTERS_MAX),
             due_ms(delay, None)[0],

@@ -251,7 +251,8 @@ class Observed(Struct, frozen=True):
     reason: str | None = None
     error_type: str | None = None
     error: str | None = None
-    run_ms: int | None = None
+    #: Of a handler call, to the microsecond.
+    run_ms: float | None = None
     wait_ms: int | None = None
     #: Of a tick: timers left, and instants that were missed.
     depth: int | None = None

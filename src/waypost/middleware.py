@@ -12,7 +12,8 @@
 
 Each kind of call has a method in its own colour; override those that you need. What calls `publish` and what runs
 handlers knows its colour, so a middleware that has the method of the other colour only is refused where it is given:
-it would be passed over in silence.
+it would be passed over in silence. `on_event` is told of every step after it happened, and costs nothing where no
+middleware has it.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ from msgspec import Struct, structs
 
 from waypost.delivery import Message
 from waypost.errors import ConfigurationError
-from waypost.message import Published
+from waypost.message import Observed, Published
+
+OnEvent = Callable[[Observed], object]
 
 
 class Outgoing(Struct, frozen=True):
@@ -41,6 +44,10 @@ class Outgoing(Struct, frozen=True):
         """The same with these headers too."""
         merged = {**(self.options.get("headers") or {}), **headers}
         return structs.replace(self, options={**self.options, "headers": merged})
+
+    def with_trace(self, trace: Mapping[str, str]) -> Outgoing:
+        """The same with this W3C trace context, which travels in the envelope."""
+        return structs.replace(self, options={**self.options, "trace": dict(trace)})
 
 
 class Middleware:
@@ -69,10 +76,34 @@ class Middleware:
         """Around an async handler, and around the wait for one that runs in a process."""
         return await call_next()
 
+    def on_event(self, event: Observed) -> None:
+        """Told what the client's `on_event` is told, after it happened; never awaited. An exception harms nothing."""
+
 
 def overrides(middleware: Middleware, method: str) -> bool:
     """Whether it does anything in this method."""
     return getattr(type(middleware), method) is not getattr(Middleware, method)
+
+
+def observed_by(on_event: OnEvent | None, middleware: Iterable[Middleware]) -> OnEvent | None:
+    """Who is told of events: the client's own hook, then the middleware that wants to know. None: nobody."""
+    told: list[OnEvent] = [] if on_event is None else [on_event]
+    told += [one.on_event for one in middleware if overrides(one, "on_event")]
+    if len(told) < 2:
+        return told[0] if told else None
+
+    def tell(event: Observed) -> None:
+        failed: Exception | None = None
+        for hook in told:
+            try:
+                hook(event)
+            except Exception as error:
+                # The others are told all the same; whoever tells us says once that one failed.
+                failed = failed or error
+        if failed is not None:
+            raise failed
+
+    return tell
 
 
 def check_middleware(given: Iterable[Middleware], *, awaited: bool) -> tuple[Middleware, ...]:

@@ -5,8 +5,10 @@ Drivers are imported where a store is made: the others run without them.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -30,11 +32,16 @@ STORES = (
     pytest.param("pgbouncer", marks=pytest.mark.needs("pgbouncer")),
 )  # fmt: skip
 
-TABLES = (
-    "queue", "message", "completed", "tally", "total", "minute", "entry", "mark", "kept", "reader",
-    "window", "result", "arrival", "sleeper", "rate", "operation", "worker", "schedule", "leader",
-    "chain", "member", "blocker", "waiter", "ending",
-)  # fmt: skip
+
+@cache
+def tables() -> list[str]:
+    """The tables that the migrations make and leave empty. Parts of the journal are emptied with the whole."""
+    from waypost.store.postgres.migrating import MADE, MIGRATIONS, _text
+
+    script = "\n".join(_text("migrations", name) for _, name in MIGRATIONS)
+    parts = re.findall(r"^CREATE TABLE \{(\w+)\} PARTITION OF", script, re.MULTILINE)
+    filled = re.findall(r"^INSERT INTO \{(\w+)\}", script, re.MULTILINE)
+    return [name for kind, name in MADE.findall(script) if kind == "TABLE" and name not in (*parts, *filled)]
 
 
 @pytest.fixture(scope="session")
@@ -158,7 +165,7 @@ class PostgresRooms:
         with psycopg.connect(self.url) as connection:
             for name, uses in rooms:
                 if uses < self.USES_MAX:
-                    connection.execute("; ".join(f'DELETE FROM "{name}_{table}"' for table in TABLES))
+                    connection.execute("; ".join(f'DELETE FROM "{name}_{table}"' for table in tables()))
                     # A room at a time: a program of random steps uses many, and a transaction holds all their locks.
                     connection.commit()
                     self._free.append((name, uses + 1))

@@ -70,10 +70,11 @@ def test_without_it_a_restart_begins_empty() -> None:
         assert command(server, "GET", "a") == b"$-1\r\n"
 
 
-def test_a_server_ends_when_the_process_that_started_it_is_killed() -> None:
+@pytest.mark.parametrize(("module", "kind"), [("servers", "ValkeyServer"), ("postgres", "PostgresServer")])
+def test_a_server_ends_when_the_process_that_started_it_is_killed(module: str, kind: str) -> None:
     script = (
-        "from waypost.testing.servers import ValkeyServer\n"
-        "server = ValkeyServer()\n"
+        f"from waypost.testing.{module} import {kind}\n"
+        f"server = {kind}()\n"
         "server.start()\n"
         "print(server.pid, server.directory, flush=True)\n"
         "input()\n"
@@ -82,7 +83,7 @@ def test_a_server_ends_when_the_process_that_started_it_is_killed() -> None:
         assert owner.stdout is not None
         pid, directory = owner.stdout.readline().decode().split()
         os.kill(owner.pid, signal.SIGKILL)
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 30
     while not (is_gone(int(pid)) and not Path(directory).exists()) and time.monotonic() < deadline:
         time.sleep(0.01)
     assert is_gone(int(pid))

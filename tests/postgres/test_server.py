@@ -2,13 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
-import time
-from pathlib import Path
-
 import psycopg
 import pytest
 
@@ -52,22 +45,3 @@ def test_what_was_committed_survives_a_kill_and_the_directory_goes_with_the_serv
             assert post.stats("orders").ledger.ready == 1
     assert not directory.exists()
     assert server.pid is None
-
-
-def test_a_server_ends_when_the_process_that_started_it_is_killed() -> None:
-    script = (
-        "from waypost.testing.postgres import PostgresServer\n"
-        "server = PostgresServer()\n"
-        "server.start()\n"
-        "print(server.pid, server.directory, flush=True)\n"
-        "input()\n"
-    )
-    with subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as owner:
-        assert owner.stdout is not None
-        pid, directory = owner.stdout.readline().decode().split()
-        os.kill(owner.pid, signal.SIGKILL)
-    deadline = time.monotonic() + 10
-    while not (is_gone(int(pid)) and not Path(directory).exists()) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert is_gone(int(pid))
-    assert not Path(directory).exists()

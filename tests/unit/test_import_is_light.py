@@ -14,7 +14,7 @@ import waypost
 HEAVY = (
     "asyncio", "concurrent.futures", "multiprocessing", "ssl", "http.client", "email", "sqlite3", "redis", "valkey",
     "hiredis", "psycopg", "asyncpg", "sqlalchemy", "pyarrow", "pyspark", "pydantic", "numpy", "pandas", "uvicorn",
-    "starlette", "rich", "pytest",
+    "starlette", "rich", "pytest", "prometheus_client", "opentelemetry", "http.server", "waypost.see",
 )  # fmt: skip
 LOADED = """
 import sys
@@ -52,3 +52,27 @@ def test_every_error_of_the_tree_is_public() -> None:
         if isinstance(value, type) and issubclass(value, waypost.WaypostError)
     }
     assert tree <= set(waypost.__all__)
+
+
+SEEING = """
+import sys
+sys.modules["prometheus_client"] = None
+import waypost.see
+from waypost import MissingExtra
+from waypost.see import Endpoint
+try:
+    waypost.see.Prometheus
+except MissingExtra as error:
+    print(error)
+print("opentelemetry" in sys.modules, hasattr(waypost.see, "Elsewhere"))
+"""
+
+
+@pytest.mark.promise("SEE-2")
+def test_metrics_and_traces_are_loaded_when_they_are_asked_for_and_say_what_is_missing() -> None:
+    environment = {**os.environ, "PYTHONPATH": str(Path(waypost.__file__).parents[1])}
+    done = subprocess.run([sys.executable, "-c", SEEING], capture_output=True, text=True, check=True, env=environment)
+    assert done.stdout.splitlines() == [
+        'Prometheus needs the package prometheus_client: pip install "waypost[metrics]"',
+        "False False",
+    ]

@@ -17,9 +17,9 @@ import pytest
 
 from tests.wake.conftest import until
 from tests.worker.stage import Stage
-from waypost import AsyncWaypost, Retry, Waypost
+from waypost import AsyncWaypost, ChainFailed, MessageRemoved, Retry, Waypost
 from waypost.message import Claimed, Observed
-from waypost.operations import receive
+from waypost.operations import receive, wait
 from waypost.testing.servers import ValkeyServer
 
 STORES = ("memory", "sqlite", "valkey", "postgres")
@@ -406,3 +406,44 @@ def test_clients_and_workers_of_a_process_share_one_subscription(
         for stage, worker in zip(stages, workers, strict=True):
             stage.done(worker.stop(5))
             stage.__exit__()
+
+
+@pytest.mark.promise("WAKE-1", "CHAIN-1")
+@pytest.mark.parametrize("way", ["id", "key", "purge"])
+@pytest.mark.parametrize("what", ["result", "chain"])
+def test_who_waits_for_a_message_that_is_removed_is_told(
+    scene: Scene, way: str, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wait, "SAFETY_POLL_SECONDS", LONG_SECONDS)
+    asleep = threading.Event()
+    sleep = wait._Patience.sleep
+
+    def noted(patience: wait._Patience, what: str) -> Any:
+        try:
+            return sleep(patience, what)
+        finally:
+            asleep.set()
+
+    monkeypatch.setattr(wait._Patience, "sleep", noted)
+    published = scene.other.publish("orders", 1, key="a", chain=what == "chain")
+    ended: list[Exception] = []
+
+    def wait_for_it() -> None:
+        call = scene.stage.wait_result if what == "result" else scene.stage.wait_chain
+        try:
+            call(published, timeout=LONG_SECONDS)
+        except Exception as error:
+            ended.append(error)
+
+    waiting = threading.Thread(target=wait_for_it, daemon=True)
+    waiting.start()
+    assert asleep.wait(20)
+    match way:
+        case "id":
+            assert scene.other.cancel("orders", id=published.id) == "cancelled"
+        case "key":
+            assert scene.other.cancel("orders", key="a") == "cancelled"
+        case "purge":
+            assert scene.other.purge("orders", state="ready") == 1
+    waiting.join(20)
+    assert [type(error) for error in ended] == [MessageRemoved if what == "result" else ChainFailed]

@@ -48,6 +48,15 @@ def order(order: Order, headers: Mapping[str, str], message: Message[Order]) -> 
     message.then("next", {"id": order.id})
 
 
+def sends_on(queue: str, message: Message[str]) -> None:
+    message.then(queue, {"from": "mill"})
+
+
+def sends_all_on(queues: list[str], messages: list[Message[str]]) -> None:
+    for queue, message in zip(queues, messages, strict=True):
+        message.then(queue, {"from": "mill"})
+
+
 def untyped(order, message):  # type: ignore[no-untyped-def]
     message.keep_result(type(order).__name__)
 

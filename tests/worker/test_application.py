@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.unit.faces import COLOURS, face
+from tests.worker import mill
 from tests.worker.stage import Stage
 from waypost import (
     AsyncWaypost,
@@ -343,3 +344,48 @@ def test_handlers_declare_their_queues_and_without_strictness_every_name_will_do
     with pytest.raises(ConfigurationError, match="is a list of queues"):
         Waypost("memory://", queues="orders")
     assert Waypost("memory://strict-handlers", queues=["mails"]).publish("anything", 1).status == "queued"
+
+
+@pytest.mark.promise("PUB-8")
+@pytest.mark.parametrize("colour", COLOURS)
+def test_a_strict_client_refuses_to_send_on_to_a_queue_that_was_not_declared(colour: str) -> None:
+    refused: list[str] = []
+    url = f"memory://strict-then-{colour}"
+    with Stage(colour, url, queues=["orders", "mails"], strict_queues=True) as client:
+
+        @client.handler("orders", retry=NoRetry())
+        def charge(body: int, message: Message[int]) -> None:
+            message.then("mails", body)
+            try:
+                message.then("mials", body)
+            except UnknownQueue as error:
+                refused.append(str(error))
+                raise
+
+        client.publish("orders", 1)
+        client.run()
+        [dead] = client.dead_letters("orders")
+        assert (dead.reason, dead.error_type) == ("retries_exhausted", "waypost.errors.UnknownQueue")
+        client.publish("mails", 1)
+        with client.receive("mails", wait=0) as message:
+            with pytest.raises(UnknownQueue, match="Did you mean orders"):
+                message.then("order", 1)
+            message.then(Queue("orders", int), 2)
+        assert client.queues() == ["mails", "orders"]
+        assert client.stats("orders").ledger.ready == 1
+    assert ["Did you mean mails?" in text for text in refused] == [True]
+
+
+@pytest.mark.promise("PUB-8")
+@pytest.mark.parametrize("batch", [None, 2])
+def test_what_a_process_sends_on_to_an_unknown_queue_is_a_failure_of_its_handler(batch: int | None) -> None:
+    with Stage("sync", f"memory://strict-process-{batch}", queues=["orders", "next"], strict_queues=True) as client:
+        sends = mill.sends_on if batch is None else mill.sends_all_on
+        client.handler("orders", process=True, concurrency=1, retry=NoRetry(), batch=batch)(sends)
+        client.publish_many("orders", ["next", "nxet"])
+        client.run()
+        dead = list(client.dead_letters("orders"))
+        # A batch fails as a whole, as it does if its handler raises.
+        assert [letter.body for letter in dead] == (["nxet"] if batch is None else ["next", "nxet"])
+        assert {letter.error_type for letter in dead} == {"waypost.errors.UnknownQueue"}
+        assert client.queues() == (["next", "orders"] if batch is None else ["orders"])

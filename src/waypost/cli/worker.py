@@ -18,6 +18,7 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
+from waypost.cli import metrics
 from waypost.cli.ending import LEFT, USAGE, Trouble
 from waypost.cli.options import add_command
 from waypost.cli.output import say
@@ -56,6 +57,7 @@ def add(commands: Any) -> None:
     )  # fmt: skip
     parser.add_argument("--no-scheduler", action="store_true", help="leave schedules to others")
     parser.add_argument("--promoter", action="store_true", help="make timers of all queues ready, too")
+    metrics.add_arguments(parser)
     parser.add_argument("--log-level", default="warning", choices=("debug", "info", "warning", "error"),
                         help="what is logged on stderr (warning)")  # fmt: skip
 
@@ -68,14 +70,16 @@ def run(options: argparse.Namespace) -> int:
     if options.processes < 1:
         raise Trouble("--processes is a whole number from 1", USAGE)
     if options.processes > 1:
-        return Processes(options.arguments, options.processes).run()
+        return Processes(options.arguments, options.processes, metrics_port=options.metrics_port).run()
     face = find(options.target)
+    prometheus = metrics.switched_on(face, options)
     queues = None if options.queues is None else options.queues.split(",")
     worker = face.worker(
         queues, health_window=options.health_window, scheduler=not options.no_scheduler, promoter=options.promoter
     )
     say(told_start(face, worker))
-    report = run_worker(worker, options)
+    with metrics.served(worker, prometheus, options):
+        report = run_worker(worker, options)
     say(told_end(report, worker.reports()))
     return 0 if report.complete else LEFT
 
@@ -181,7 +185,10 @@ def _width(names: Iterable[str]) -> int:
 class Processes:
     """Several workers, each a process of its own: nothing is shared, so nothing has to survive a fork."""
 
-    def __init__(self, arguments: list[str], count: int) -> None:
+    def __init__(self, arguments: list[str], count: int, *, metrics_port: int | None = None) -> None:
+        #: The port of the first; the others have those behind it. None or 0: nobody counts.
+        self._metrics_port = metrics_port
+        self._places: dict[int, int] = {}
         self._command = [sys.executable, "-m", "waypost.cli.main", *arguments, "--processes", "1"]
         self._count = count
         self._children: list[subprocess.Popen[bytes]] = []
@@ -193,7 +200,7 @@ class Processes:
             signal.signal(getattr(signal, name), self._pass_on)
         say(f"waypost: {self._count} worker processes; a signal to this one ({os.getpid()}) is passed on to them")
         worst, due = 0, time.monotonic()
-        self._children = [self._start() for _ in range(self._count)]
+        self._children = [self._start(place) for place in range(self._count)]
         while self._children:
             for child in [child for child in self._children if child.poll() is not None]:
                 self._children.remove(child)
@@ -205,13 +212,19 @@ class Processes:
                 time.sleep(max(0.0, due - time.monotonic()))
                 due = time.monotonic() + RESTART_SECONDS
                 if not self._stopping:
-                    self._children.append(self._start())
+                    self._children.append(self._start(self._places.pop(child.pid)))
             time.sleep(WATCH_SECONDS)
         return worst
 
-    def _start(self) -> subprocess.Popen[bytes]:
+    def _start(self, place: int) -> subprocess.Popen[bytes]:
+        command = self._command
+        if self._metrics_port:
+            # Whoever takes the place of one that died has its port, too.
+            command = [*command, "--metrics-port", str(self._metrics_port + place)]
         # A session of its own: Ctrl-C in a terminal reaches it once, through us.
-        return subprocess.Popen(self._command, start_new_session=True)
+        child = subprocess.Popen(command, start_new_session=True)
+        self._places[child.pid] = place
+        return child
 
     def _pass_on(self, number: int, frame: object) -> None:
         self._stopping = True

@@ -20,7 +20,7 @@ from waypost.delivery import Duration, Message, Queue, StoredMessage, queue_name
 from waypost.errors import ConfigurationError, ForkedClient, InvalidName, InvalidTime, QueueDrained
 from waypost.identity import Session
 from waypost.message import Drained, JournalPage, MessageState, Published, Redriven, Stats
-from waypost.middleware import Middleware, Outgoing, published_through
+from waypost.middleware import Middleware, Outgoing, observed_by, published_through
 from waypost.operations import receive, run
 from waypost.operations.flow import Flow, Link, OnEvent, Redact
 from waypost.operations.publish import Group, Key, ManyKey, PublishOptions
@@ -81,6 +81,7 @@ class _Options(TypedDict, total=False):
     priority: int
     group: Group
     headers: Mapping[str, str] | None
+    trace: Mapping[str, str] | None
     correlation_id: str | None
     reply_to: str | None
     timeout: float | None
@@ -162,7 +163,8 @@ class Face(ScheduleFace):
             retry_budget=retry_budget,
             wakeups=self._wakeups,
             redact=redact,
-            on_event=on_event,
+            on_event=observed_by(on_event, self._registry.middleware),
+            name_of=self._registry.name,
         )
         self._gate = Gate(self, self._link)
         # Weak: a program may make workers for as long as it lives. One that runs is kept by its run.
@@ -195,6 +197,12 @@ class Face(ScheduleFace):
         return self._wakeups
 
     # ---- handlers and workers ----------------------------------------------------------------------------
+
+    def use(self, *middleware: Middleware) -> None:
+        """Add middleware, inside of what there is: around the publishes and for the workers made from now on."""
+        self._link.on_event = observed_by(
+            self._link.on_event, self._registry.use(middleware, awaited=self._awaited)
+        )  # fmt: skip
 
     def handler(
         self,
@@ -276,6 +284,11 @@ class Face(ScheduleFace):
         return self.handler(queue, **options)(function)
 
     @property
+    def middleware(self) -> tuple[Middleware, ...]:
+        """What stands around publishes and handlers, outermost first."""
+        return self._registry.middleware
+
+    @property
     def handlers(self) -> list[Handler]:
         """What a worker of this client would run."""
         return list(self._registry.handlers.values())
@@ -312,7 +325,8 @@ class Face(ScheduleFace):
         worker = Worker(
             self._store, handlers, owner=self, name=_worker_name(session), retry_budget=self._link.retry_budget,
             start_timeout=self._start_timeout, on_event=self._link.on_event, wakeups=self._wakeups, session=session,
-            check=self._check_may_work, health_window=health_window, prepare=prepare, embed=embed,
+            name_of=self._registry.name, check=self._check_may_work, health_window=health_window, prepare=prepare,
+            embed=embed,
         )  # fmt: skip
         worker.health_notes += [relay.note for relay in relays]
         self._workers.add(worker)

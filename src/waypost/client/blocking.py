@@ -176,10 +176,10 @@ class Waypost(Face, BlockingSchedules):
         or for `window` seconds. `on_conflict` says what happens to a second one: `keep` the first (the default),
         `replace` it, `extend` its due time, or `error` (`KeyTaken`).
         `delay` (seconds, timedelta) or `at` (with a time zone) makes it a timer. `priority` is 0 to 9, higher first.
-        `group`, `headers`, `correlation_id` and `reply_to` travel along. `chain=True` begins a chain, which goes on
-        with `message.then` and can be waited for; `after` (chain ids, or what `publish` returned for their first
-        messages) holds this message back until those chains have ended. On a full queue whose policy is `block`,
-        waits for room up to `timeout` seconds (1), then raises `QueueFull`.
+        `group`, `headers`, `trace` (W3C), `correlation_id` and `reply_to` travel along. `chain=True` begins a chain,
+        which goes on with `message.then` and can be waited for; `after` (chain ids, or what `publish` returned for
+        their first messages) holds this message back until those chains have ended. On a full queue whose policy is
+        `block`, waits for room up to `timeout` seconds (1), then raises `QueueFull`.
 
         `transaction` (a SQLAlchemy session or connection, a connection of psycopg, asyncpg, Django or sqlite3) makes
         the message a part of it: it is there if and only if that transaction commits, which is left to you.

@@ -7,7 +7,7 @@ from typing import Any
 
 from waypost.delivery import Queue, queue_name
 from waypost.errors import ConfigurationError, UnknownQueue
-from waypost.middleware import Middleware, check_middleware
+from waypost.middleware import Middleware, check_handling, check_middleware
 from waypost.worker.handler import Handler
 
 
@@ -53,6 +53,20 @@ class Registry:
         if known is not handler:
             raise ConfigurationError(f"queue {handler.queue} has a handler already: {known.name}")
         self._declared.add(handler.queue)
+
+    def use(self, more: Iterable[Middleware], *, awaited: bool) -> tuple[Middleware, ...]:
+        """Put more middleware inside of what there is, around handlers too that are registered already."""
+        added = check_middleware(more, awaited=awaited)
+        together = (*self.middleware, *added)
+        # All are checked before the first is changed.
+        around = {
+            handler: check_handling(together, handler.name, awaited=handler.can_be_stopped)
+            for handler in self.handlers.values()
+        }
+        for handler, chosen in around.items():
+            handler.middleware = chosen
+        self.middleware = together
+        return added
 
     def _unknown(self, name: str) -> UnknownQueue:
         from difflib import get_close_matches

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import Any, TypeAlias, TypeVar
 
+from waypost.delivery import Queue, queue_name
 from waypost.errors import OutcomeUnknown, StoreUnavailable
 from waypost.identity import Operation, Session
 from waypost.message import Observed, ObservedOutcome
@@ -194,6 +195,7 @@ class Link:
         wake: Callable[[dict[str, list[str]]], None] | None = None,
         redact: Redact | None = None,
         on_event: OnEvent | None = None,
+        name_of: Callable[[str | Queue[Any]], str] = queue_name,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self.store = store
@@ -204,6 +206,8 @@ class Link:
         self.wake = wake or wakeups.wake
         self.redact = redact
         self.on_event = on_event
+        #: The checked name of a queue that messages are sent on to: a strict client knows which there are.
+        self.name_of = name_of
         #: Set by a drain: who waits for messages stops waiting.
         self.draining = False
         self.monotonic = monotonic

@@ -90,6 +90,7 @@ class PublishOptions:
         priority: int = PRIORITY_DEFAULT,
         group: Group = None,
         headers: Mapping[str, str] | None = None,
+        trace: Mapping[str, str] | None = None,
         correlation_id: str | None = None,
         reply_to: str | None = None,
         timeout: float | None = None,
@@ -109,7 +110,7 @@ class PublishOptions:
         self.priority = check_priority(priority)
         self.group: Group = check_text("group", group, GROUP_CHARACTERS_MAX) if isinstance(group, str) else group
         self.headers = dict(headers) if headers else {}
-        self.heads = codec.Heads(correlation_id=correlation_id, reply_to=reply_to, headers=self.headers)
+        self.heads = codec.Heads(correlation_id=correlation_id, reply_to=reply_to, trace=trace, headers=self.headers)
         self.timeout = BLOCK_TIMEOUT_SECONDS if timeout is None else float(timeout)
         self.chain = bool(chain)
         self.after = _blockers(after)

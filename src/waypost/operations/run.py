@@ -11,6 +11,7 @@ from waypost.message import CancelStatus, Event, MessageState, ObservedOutcome, 
 from waypost.operations.flow import Flow, Link, Sleep
 from waypost.policy import CHUNK_MESSAGES_MAX, KEY_CHARACTERS_MAX, Policy, check_text, parse_rate, policy_changes
 from waypost.store.port import Call, Target
+from waypost.wake.port import EVERYBODY
 from waypost.wake.wakeups import key_word
 
 T = TypeVar("T")
@@ -89,6 +90,9 @@ def cancel(link: Link, queue: str, *, id: str | None, key: str | None) -> Flow[C
     if status == "requested":
         # Its holder would learn of it at its next renewal; now it renews at once.
         link.wakeups.tell("held", queue, [id if id is not None else key_word(key or "")])
+    elif status == "cancelled":
+        # By its key we do not know which it was: all who wait for one of this queue look.
+        link.wakeups.tell("result", queue, [EVERYBODY if id is None else id])
     return status
 
 
@@ -158,6 +162,8 @@ def purge(link: Link, queue: str, state: MessageState) -> Flow[int]:
         removed += part.removed
         if not part.more or part.removed == 0:
             break
+    if removed:
+        link.wakeups.tell("result", queue, [EVERYBODY])
     link.tell("purged", queue, "success" if removed else "skipped", count=removed, reason=state)
     return removed
 

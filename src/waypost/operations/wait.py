@@ -28,15 +28,19 @@ def check_timeout(timeout: float) -> float:
 class _Patience:
     """How long a wait goes on, and how long it sleeps between two looks."""
 
-    __slots__ = ("_bell", "_deadline", "_link", "_next", "_queue", "_timeout")
+    __slots__ = ("_bell", "_deadline", "_link", "_next", "_queue", "_removed", "_timeout")
 
-    def __init__(self, link: Link, queue: str, timeout: float) -> None:
+    def __init__(self, link: Link, queue: str, message_id: str, timeout: float) -> None:
         self._link = link
         self._queue = queue
         self._timeout = timeout
         self._deadline = link.monotonic() + timeout
         self._next = LOOK_FIRST_SECONDS
         self._bell = link.wakeups.take_bell(link.worker, queue, for_an_end=True)
+        #: The store names those who wait to whoever settles; who cancels or purges names the message instead.
+        self._removed = (
+            None if self._bell is None else link.wakeups.listen("result", queue, message_id, self._bell.ring)
+        )  # fmt: skip
 
     def look(self) -> str | None:
         """Before a look: from here on the bell counts. The name to be woken by, None if nobody could."""
@@ -57,6 +61,8 @@ class _Patience:
 
     def end(self) -> None:
         """The wait is over."""
+        if self._removed is not None:
+            self._removed.close()
         if self._bell is not None:
             self._link.wakeups.give_bell(self._queue, self._bell, for_an_end=True)
 
@@ -64,7 +70,7 @@ class _Patience:
 def wait_result(link: Link, published: Published, timeout: float, as_type: type[object] | None = None) -> Flow[object]:
     """The result of a message once it is done; None if its handler kept none, or kept it for a shorter time."""
     queue, message_id = check_queue(published.queue), check_id(published.id)
-    patience = _Patience(link, queue, check_timeout(timeout))
+    patience = _Patience(link, queue, message_id, check_timeout(timeout))
     try:
         return (yield from _wait_result(link, queue, message_id, patience, as_type))
     finally:
@@ -111,7 +117,7 @@ def wait_chain(link: Link, chain: str | Published, timeout: float, as_type: type
     """The result of the message that ended a chain; None if its handler kept none."""
     chain = check_chain(chain)
     queue, message_id = split_chain_id(chain)
-    patience = _Patience(link, queue, check_timeout(timeout))
+    patience = _Patience(link, queue, message_id, check_timeout(timeout))
     try:
         last = yield from _wait_chain(link, chain, queue, message_id, patience)
     finally:

@@ -9,6 +9,7 @@ from typing import Any, Self
 
 from waypost.errors import ConfigurationError
 from waypost.message import Drained, Health
+from waypost.store.port import Store
 from waypost.worker.handler import Handler
 from waypost.worker.worker import STOP_SECONDS, Worker, let_linger
 
@@ -38,6 +39,16 @@ class BlockingWorker:
     def is_running(self) -> bool:
         """Whether it is at work."""
         return self._worker.is_running
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it claims: it is connected, and nobody asked it to be quiet or to stop."""
+        return self._worker.is_ready
+
+    @property
+    def store(self) -> Store:
+        """The store that it claims from."""
+        return self._worker.store
 
     def run(self, *, until_empty: bool = False, signals: bool = True, timeout: float = STOP_SECONDS) -> Drained:
         """Work until `stop`, a signal, or with `until_empty` until nothing is ready. Says how it ended.

@@ -22,7 +22,7 @@ from typing import Any
 from weakref import WeakSet
 
 from waypost.delivery import Message, Outcome, after_ms
-from waypost.errors import ProcessFailed, Undecodable
+from waypost.errors import ProcessFailed, Undecodable, UnknownQueue
 from waypost.worker.handler import Handler, find
 from waypost.worker.wire import BEGUN, LENGTH_BYTES, Answer, Call, Hello, decode, error_of, frame, heard, take_over
 
@@ -132,6 +132,18 @@ class Child:
             threading.Thread(target=self.process.wait, name="waypost-reaper", daemon=True).start()
 
 
+def _unknown_queue(message: Message[Any]) -> UnknownQueue | None:
+    """Why what is sent on may not be, if so; then none of it is. Which queues there are is known here, not there."""
+    sent_on, message._then = message._then, ()
+    try:
+        for next_one in sent_on if message.home is not None else ():
+            message.home.link.name_of(next_one.queue)
+    except UnknownQueue as error:
+        return error
+    message._then = sent_on
+    return None
+
+
 class Processes:
     """The processes of one handler. Lives on one event loop, in whose thread they are started."""
 
@@ -179,8 +191,11 @@ class Processes:
             else:
                 error = error_of(end.unreadable, find)
                 on_unreadable(message, error if isinstance(error, Undecodable) else Undecodable(str(error)))
+        unknown = [refusal for message in messages if (refusal := _unknown_queue(message)) is not None]
         if answer.failure is not None:
             raise error_of(answer.failure, find)
+        if unknown:
+            raise unknown[0]
         said = None if answer.said is None else heard(answer.said)
         return said if isinstance(said, Outcome) else None
 

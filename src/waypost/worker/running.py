@@ -67,7 +67,7 @@ class Slot:
         if error is not None:
             outcome = "failure" if isinstance(error, Exception) and not isinstance(error, Outcome) else "skipped"
             told = {"error_type": error_type(error), "error": error_text(error)}
-        run_ms = round((time.monotonic() - self.started) * 1000)
+        run_ms = round((time.monotonic() - self.started) * 1000, 3)
         for message in messages:
             link.tell(
                 "handled", message.queue, outcome, message_id=message.id, token=message.token,

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, Self
 
+from waypost.delivery import Queue, queue_name
 from waypost.errors import ConfigurationError, ForkedClient, UnusableClient
 from waypost.identity import Session
 from waypost.message import Drained, Health, WorkerState
@@ -59,6 +60,7 @@ class Worker:
         on_event: OnEvent | None = None,
         wakeups: Wakeups = NO_WAKEUPS,
         session: Session | None = None,
+        name_of: Callable[[str | Queue[Any]], str] = queue_name,
         check: Callable[[], None] = lambda: None,
         health_window: float = HEALTH_WINDOW_SECONDS,
         prepare: Callable[[Link], Flow[None]] | None = None,
@@ -81,7 +83,7 @@ class Worker:
         self._session = session or Session()
         self._options: dict[str, Any] = {
             "session": self._session, "worker": name, "retry_budget": retry_budget, "wakeups": wakeups,
-            "on_event": on_event,
+            "on_event": on_event, "name_of": name_of,
         }  # fmt: skip
         self._start_timeout = start_timeout
         self._consumers: list[Consumer] = []
@@ -214,6 +216,16 @@ class Worker:
     def is_running(self) -> bool:
         """Whether `run` is under way."""
         return self._loop is not None
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it claims: it is connected, and nobody asked it to be quiet or to stop."""
+        return self._loop is not None and self._registrar is not None and self._state == "running"
+
+    @property
+    def store(self) -> Store:
+        """The store that it claims from."""
+        return self._store
 
     def poke(self, queue: str) -> None:
         """Look at a queue now: somebody knows of work in it. Safe from any thread; the seam for wake-ups."""

@@ -1,0 +1,57 @@
+"""`waypost worker --metrics-port N`: figures, health and readiness of a worker over HTTP."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from waypost.client.base import Face
+    from waypost.see import Prometheus
+    from waypost.worker.blocking import BlockingWorker
+    from waypost.worker.worker import Worker
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments by which it is asked for."""
+    parser.add_argument(
+        "--metrics-port", type=int, metavar="N",
+        help="answer /metrics, /health and /ready on this port, 0 for a free one; with --processes each has the next",
+    )  # fmt: skip
+    parser.add_argument(
+        "--metrics-host", default="127.0.0.1", metavar="H",
+        help="the address that port is bound to (127.0.0.1); it asks nobody for a password",
+    )  # fmt: skip
+
+
+def switched_on(face: Face, options: argparse.Namespace) -> Prometheus | None:
+    """What counts for this client, before a worker is made of it. One that it uses already is as good."""
+    if options.metrics_port is None:
+        return None
+    from waypost.see import Prometheus
+
+    for middleware in face.middleware:
+        if isinstance(middleware, Prometheus):
+            return middleware
+    prometheus = Prometheus()
+    face.use(prometheus)
+    return prometheus
+
+
+@contextmanager
+def served(
+    worker: BlockingWorker | Worker, prometheus: Prometheus | None, options: argparse.Namespace
+) -> Iterator[None]:
+    """Answer for a worker while the block lasts, if that was asked for."""
+    if prometheus is None:
+        yield
+        return
+    from waypost.see import Endpoint
+
+    with Endpoint(worker, prometheus, host=options.metrics_host, port=options.metrics_port) as endpoint:
+        sys.stderr.write(f"  metrics at {endpoint.url}/metrics, beside /health and /ready\n")
+        sys.stderr.flush()
+        yield

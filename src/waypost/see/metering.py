@@ -1,0 +1,112 @@
+"""Metrics for OpenTelemetry: the same events and the same readings of the store as for Prometheus, as instruments.
+
+post = Waypost(url, middleware=[metering := Metering()])
+metering.watch(post.store)                          # gauges of the queues, read when they are collected
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+from opentelemetry import metrics
+from opentelemetry.metrics import CallbackOptions, MeterProvider, Observation
+
+from waypost.message import Observed
+from waypost.middleware import Middleware
+from waypost.release import VERSION
+from waypost.see.reading import Reading, StoreReader, lag_of
+from waypost.see.tally import BUCKETS, QUEUES_MAX, SETTLED, Names
+from waypost.store.port import Store
+
+if TYPE_CHECKING:
+    from waypost.message import Stats
+
+STATES = ("ready", "delayed", "waiting", "leased")
+QUEUE = "messaging.destination.name"
+
+
+class Metering(Middleware):
+    """A middleware that records with the meter provider given, or the program's own."""
+
+    def __init__(self, meter_provider: MeterProvider | None = None, *, queues_max: int = QUEUES_MAX) -> None:
+        self._meter = meter = metrics.get_meter("waypost", VERSION, meter_provider)
+        self._names = Names(queues_max)
+        self._readers: list[StoreReader] = []
+        self._published = meter.create_counter("waypost.published", "{message}", "Messages published.")
+        self._claimed = meter.create_counter("waypost.claimed", "{message}", "Messages claimed.")
+        self._settled = meter.create_counter("waypost.settled", "{message}", "Deliveries that ended, by how.")
+        self._failed = meter.create_counter("waypost.claims.failed", "{claim}", "Claims not answered, or refused.")
+        self._run = meter.create_histogram(
+            "messaging.process.duration", "s", "How long handlers took.", explicit_bucket_boundaries_advisory=BUCKETS
+        )
+        self._wait = meter.create_histogram(
+            "waypost.wait.duration", "s", "How long messages were ready before they were claimed.",
+            explicit_bucket_boundaries_advisory=BUCKETS,
+        )  # fmt: skip
+
+    def on_event(self, event: Observed) -> None:
+        """Record one event."""
+        name = event.event
+        if name == "claimed":
+            where = {QUEUE: self._names.of(event.queue)}
+            self._claimed.add(1, where)
+            if event.wait_ms is not None:
+                self._wait.record(event.wait_ms / 1000, where)
+        elif name == "handled":
+            if event.run_ms is not None:
+                where = {QUEUE: self._names.of(event.queue)}
+                self._run.record(event.run_ms / 1000, where)
+        elif name in SETTLED:
+            if event.token is not None:
+                self._settled.add(1, {QUEUE: self._names.of(event.queue), "waypost.outcome": name})
+        elif name == "published" and event.outcome == "success":
+            self._published.add(1, {QUEUE: self._names.of(event.queue)})
+        elif name == "claim":
+            self._failed.add(1, {QUEUE: self._names.of(event.queue)})
+
+    def watch(self, store: Store, queues: Iterable[str] | None = None) -> None:
+        """Read this store whenever gauges are collected: these queues, or all that it has."""
+        reader = StoreReader(store, queues)
+        self._readers.append(reader)
+        meter = self._meter
+        for name, unit, told, observe in _GAUGES:
+            meter.create_observable_gauge(name, [_Collect(reader, observe)], unit, told)
+
+    def close(self) -> None:
+        """End the connections by which stores are read."""
+        for reader in self._readers:
+            reader.close()
+
+
+def _messages(reading: Reading) -> list[Observation]:
+    found = []
+    for stats in reading.queues:
+        for state in STATES:
+            found.append(Observation(getattr(stats.ledger, state), {QUEUE: stats.queue, "waypost.state": state}))
+        found.append(Observation(stats.ledger.dead_kept, {QUEUE: stats.queue, "waypost.state": "dead"}))
+    return found
+
+
+def _each(figure: Callable[[Stats], float]) -> Callable[[Reading], list[Observation]]:
+    return lambda reading: [Observation(figure(stats), {QUEUE: stats.queue}) for stats in reading.queues]
+
+
+_GAUGES: tuple[tuple[str, str, str, Callable[[Reading], list[Observation]]], ...] = (
+    ("waypost.queue.messages", "{message}", "Messages, by where they are.", _messages),
+    ("waypost.queue.oldest_ready", "s", "How long the oldest ready message has waited.",
+     _each(lambda stats: (stats.oldest_ready_ms or 0) / 1000)),
+    ("waypost.journal.lag", "{event}", "Events that the slowest reader has not read.", _each(lag_of)),
+)  # fmt: skip
+
+
+class _Collect:
+    """A callback of one gauge. All of them come within moments of each other, and share one reading."""
+
+    def __init__(self, reader: StoreReader, observe: Callable[[Reading], list[Observation]]) -> None:
+        self._reader = reader
+        self._observe = observe
+
+    def __call__(self, options: CallbackOptions) -> list[Observation]:
+        reading = self._reader.read()
+        return [] if reading is None else self._observe(reading)

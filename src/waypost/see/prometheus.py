@@ -1,0 +1,228 @@
+"""Metrics for Prometheus: what this process did, how its workers stand, and what the store says when it is scraped.
+
+    prometheus = Prometheus()
+    post = Waypost(url, middleware=[prometheus])        # counts from here on
+    prometheus.watch(post.store)                        # and reads the store's figures at each scrape
+
+Counting is an `on_event` of a middleware: a few additions for each event, rendered when somebody asks. The labels are
+names of queues and a few fixed words, never an id, a key or a text, so the number of series has a bound.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Protocol
+from weakref import WeakSet
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.metrics_core import Metric as Family
+from prometheus_client.registry import Collector
+
+from waypost.message import Health, HealthStatus, Observed, QueueHealth, RegisteredWorker, Stats
+from waypost.middleware import Middleware
+from waypost.see.catalogue import METRICS
+from waypost.see.reading import Reading, StoreReader, lag_of
+from waypost.see.tally import BUCKETS, QUEUES_MAX, QueueTally, Spread, Tally
+from waypost.store.port import Store
+
+STATES = ("ready", "delayed", "waiting", "leased")
+ENDS = ("done", "dead", "dropped", "cancelled", "replaced")
+HEALTH: dict[HealthStatus, int] = {"red": 0, "degraded": 1, "green": 2}
+#: Counters with one figure for each queue, by what the tally calls them.
+SIMPLE = {
+    "waypost_claimed": "claimed",
+    "waypost_claims_empty": "polled",
+    "waypost_claims_failed": "claim_failed",
+    "waypost_schedule_missed": "missed",
+}
+#: And those with one for each way in which it went.
+BY_HOW = {
+    "waypost_published": "published",
+    "waypost_handled": "handled",
+    "waypost_settled": "settled",
+    "waypost_leases_renewed": "renewed",
+    "waypost_schedule_fires": "fired",
+}
+
+
+class Watched(Protocol):
+    """A worker, as far as its figures go."""
+
+    @property
+    def is_ready(self) -> bool: ...
+    def health(self) -> Health: ...
+
+
+class Prometheus(Middleware, Collector):
+    """A middleware that counts, and a collector for a registry of prometheus_client.
+
+    Without `registry` it has one of its own; with one (`prometheus_client.REGISTRY`) its figures stand among yours.
+    `buckets` are the bounds of both histograms in seconds.
+    """
+
+    def __init__(
+        self,
+        *,
+        registry: CollectorRegistry | None = None,
+        buckets: Sequence[float] = BUCKETS,
+        queues_max: int = QUEUES_MAX,
+    ) -> None:
+        self._tally = Tally(buckets, queues_max)
+        self._reader: StoreReader | None = None
+        self._workers: WeakSet[Watched] = WeakSet()
+        self.registry = CollectorRegistry() if registry is None else registry
+        self.registry.register(self)
+
+    def on_event(self, event: Observed) -> None:
+        """Count one event."""
+        self._tally.on_event(event)
+
+    def watch(self, store: Store, queues: Iterable[str] | None = None) -> None:
+        """Read this store at each scrape: these queues, or all that it has."""
+        self.close()
+        self._reader = StoreReader(store, queues)
+
+    def watch_worker(self, worker: Watched) -> None:
+        """Tell how this worker stands, too."""
+        self._workers.add(worker)
+
+    def forget_worker(self, worker: Watched) -> None:
+        """Tell no more of this one."""
+        self._workers.discard(worker)
+
+    @property
+    def watches(self) -> bool:
+        """Whether a store is read at each scrape."""
+        return self._reader is not None
+
+    def close(self) -> None:
+        """End the connection by which the store is read."""
+        reader, self._reader = self._reader, None
+        if reader is not None:
+            reader.close()
+
+    def exposition(self, accept: str = "") -> tuple[bytes, str]:
+        """Everything in the registry as text, and its content type, as an `Accept` header wishes."""
+        encode, content_type = choose_encoder(accept)
+        return encode(self.registry), content_type
+
+    # ---- what prometheus_client calls --------------------------------------------------------------------
+
+    def describe(self) -> Iterator[Family]:
+        """Which metrics there are; asked when it is registered, and no reason to read the store."""
+        return iter(_Families().made())
+
+    def collect(self) -> Iterator[Family]:
+        """All figures as they are now."""
+        families = _Families()
+        for queue, tally in self._tally.read().items():
+            _add_tally(families, queue, tally, self._tally.buckets)
+        _add_workers(families, list(self._workers))
+        if self._reader is not None:
+            reading = self._reader.read()
+            families.add("waypost_store_up", (), 0 if reading is None else 1)
+            if reading is not None:
+                _add_reading(families, reading)
+        return iter(families.made())
+
+
+class _Families:
+    """The metrics of one scrape, in the order of the catalogue."""
+
+    def __init__(self) -> None:
+        self._made: dict[str, CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily] = {}
+        for metric in METRICS.values():
+            match metric.kind:
+                case "counter":
+                    self._made[metric.name] = CounterMetricFamily(metric.name, metric.help, labels=metric.labels)
+                case "gauge":
+                    self._made[metric.name] = GaugeMetricFamily(metric.name, metric.help, labels=metric.labels)
+                case "histogram":
+                    self._made[metric.name] = HistogramMetricFamily(metric.name, metric.help, labels=metric.labels)
+
+    def add(self, name: str, labels: Sequence[str], value: float) -> None:
+        family = self._made[name]
+        assert not isinstance(family, HistogramMetricFamily)
+        family.add_metric(labels, value)
+
+    def add_spread(self, name: str, queue: str, spread: Spread, bounds: Sequence[float]) -> None:
+        family = self._made[name]
+        assert isinstance(family, HistogramMetricFamily)
+        shown = [*(f"{bound:g}" for bound in bounds), "+Inf"]
+        buckets = [(bound, float(count)) for bound, count in zip(shown, spread.cumulative(), strict=True)]
+        family.add_metric([queue], buckets, spread.total)
+
+    def made(self) -> list[Family]:
+        return list(self._made.values())
+
+
+def _add_tally(families: _Families, queue: str, tally: QueueTally, bounds: Sequence[float]) -> None:
+    counts = tally.counts
+    for name, what in SIMPLE.items():
+        if (what, "") in counts:
+            families.add(name, (queue,), counts[what, ""])
+    for name, what in BY_HOW.items():
+        for (counted, how), count in counts.items():
+            if counted == what:
+                families.add(name, (queue, how), count)
+    if ("claimed", "") in counts:
+        families.add("waypost_leases_lost", (queue,), counts.get(("settled", "lost"), 0))
+        families.add_spread("waypost_run_seconds", queue, tally.run, bounds)
+        families.add_spread("waypost_wait_seconds", queue, tally.wait, bounds)
+
+
+def _add_workers(families: _Families, workers: Sequence[Watched]) -> None:
+    """The workers of this process together: a series must not be there twice."""
+    if not workers:
+        return
+    told = [worker.health() for worker in workers]
+    families.add("waypost_worker_health", (), min(HEALTH[health.status] for health in told))
+    families.add("waypost_worker_ready", (), int(all(worker.is_ready for worker in workers)))
+    served: dict[str, list[QueueHealth]] = {}
+    for health in told:
+        for queue in health.queues:
+            served.setdefault(queue.name, []).append(queue)
+    for name, queues in served.items():
+        families.add("waypost_worker_concurrency", (name,), sum(queue.concurrency for queue in queues))
+        families.add("waypost_worker_running", (name,), sum(queue.running for queue in queues))
+        families.add("waypost_worker_in_flight", (name,), sum(queue.in_flight for queue in queues))
+        ages = [queue.last_claim_seconds for queue in queues if queue.last_claim_seconds is not None]
+        if ages:
+            families.add("waypost_worker_claim_age_seconds", (name,), max(ages))
+
+
+def _add_reading(families: _Families, reading: Reading) -> None:
+    families.add("waypost_store_queues_unread", (), reading.unread)
+    for stats in reading.queues:
+        _add_queue(families, stats, reading)
+    for status in HEALTH:
+        families.add("waypost_workers", (status,), sum(worker.status == status for worker in reading.workers))
+
+
+def _add_queue(families: _Families, stats: Stats, reading: Reading) -> None:
+    ledger, queue = stats.ledger, (stats.queue,)
+    for state in STATES:
+        families.add("waypost_queue_messages", (stats.queue, state), getattr(ledger, state))
+    families.add("waypost_queue_messages", (stats.queue, "dead"), ledger.dead_kept)
+    # An empty queue is not old: 0 rather than nothing, so that an alert can end.
+    families.add("waypost_queue_oldest_ready_seconds", queue, (stats.oldest_ready_ms or 0) / 1000)
+    families.add("waypost_queue_oldest_leased_seconds", queue, (stats.oldest_leased_ms or 0) / 1000)
+    families.add("waypost_queue_timer_late_seconds", queue, reading.late_ms.get(stats.queue, 0) / 1000)
+    families.add("waypost_queue_paused", queue, int(stats.paused))
+    families.add("waypost_queue_sleepers", queue, stats.sleepers)
+    families.add("waypost_queue_workers", queue, sum(_serves(worker, stats.queue) for worker in reading.workers))
+    families.add("waypost_queue_published", queue, ledger.published)
+    families.add("waypost_queue_duplicates", queue, ledger.duplicates)
+    for end in ENDS:
+        families.add("waypost_queue_ended", (stats.queue, end), getattr(ledger, end))
+    for cause, count in ledger.redelivered.items():
+        families.add("waypost_queue_redelivered", (stats.queue, cause), count)
+    families.add("waypost_queue_imbalance", queue, abs(ledger.balance) + abs(ledger.unexplained))
+    families.add("waypost_journal_events", queue, max(0, stats.journal_last - stats.journal_first + 1))
+    families.add("waypost_journal_lag_events", queue, lag_of(stats))
+
+
+def _serves(worker: RegisteredWorker, queue: str) -> bool:
+    return any(served.name == queue for served in worker.queues)

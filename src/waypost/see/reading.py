@@ -1,0 +1,161 @@
+"""Reading the store when somebody collects: where messages are, how old the oldest is, who works.
+
+A store that is away must not keep the figures of the process from whoever asks for them: the reading is done by a
+thread, for which the asker waits a little and not longer. Askers that come together, or soon after each other, share
+one reading.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Iterable, Sequence
+
+from msgspec import Struct
+
+from waypost.errors import UnusableClient, WaypostError
+from waypost.message import RegisteredWorker, Stats
+from waypost.policy import START_TIMEOUT_SECONDS
+from waypost.store.port import Executor, Store
+
+log = logging.getLogger("waypost")
+
+#: Whoever collects is kept waiting for the store for so long. Collectors give up after ten seconds.
+PATIENCE_SECONDS = 3.0
+#: A reading this young is given again.
+FRESH_SECONDS = 1.0
+#: So many queues of a store are read.
+QUEUES_READ_MAX = 100
+
+
+class Reading(Struct, frozen=True):
+    """A store at one moment."""
+
+    queues: list[Stats]
+    #: How late the oldest timer is that is due and was not made ready yet, in milliseconds by queue.
+    late_ms: dict[str, int]
+    workers: list[RegisteredWorker]
+    #: Queues that the store has, and that were not read because they are too many.
+    unread: int = 0
+
+
+class _Pending:
+    """A reading under way."""
+
+    __slots__ = ("at", "done", "reading")
+
+    def __init__(self) -> None:
+        self.at = time.monotonic()
+        self.done = threading.Event()
+        self.reading: Reading | None = None
+
+
+class StoreReader:
+    """Reads one store, over a connection of its own that is made when it is first asked."""
+
+    def __init__(
+        self,
+        store: Store,
+        queues: Iterable[str] | None = None,
+        *,
+        patience: float = PATIENCE_SECONDS,
+        fresh: float = FRESH_SECONDS,
+        start_timeout: float = START_TIMEOUT_SECONDS,
+    ) -> None:
+        self._store = store
+        #: None: all that the store has.
+        self._queues = None if queues is None else sorted(set(queues))
+        self._patience = patience
+        self._fresh = fresh
+        self._start_timeout = start_timeout
+        self._executor: Executor | None = None
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._pending: _Pending | None = None
+        self._told = False
+
+    def read(self) -> Reading | None:
+        """What the store says. None if it does not answer, or not soon enough."""
+        with self._lock:
+            pending = self._pending
+            is_old = pending is None or (pending.done.is_set() and time.monotonic() - pending.at > self._fresh)
+            if pending is None or is_old:
+                pending = self._pending = _Pending()
+                threading.Thread(target=self._run, args=(pending,), name="waypost-reading", daemon=True).start()
+        pending.done.wait(self._patience)
+        return pending.reading
+
+    def close(self) -> None:
+        """Give the connection back, unless a reading hangs in it."""
+        with self._lock:
+            pending, executor = self._pending, self._executor
+            if executor is not None and (pending is None or pending.done.is_set()):
+                self._executor = None
+                self._close(executor)
+
+    def _close(self, executor: Executor) -> None:
+        # In a forked child the connection is the parent's.
+        if self._pid == os.getpid():
+            executor.close()
+
+    def _run(self, pending: _Pending) -> None:
+        try:
+            pending.reading = self._read()
+            self._told = False
+        except Exception as error:
+            self._say(error)
+            executor, self._executor = self._executor, None
+            if executor is not None:
+                self._close(executor)
+        finally:
+            pending.done.set()
+
+    def _say(self, error: Exception) -> None:
+        log.log(
+            logging.DEBUG if self._told else logging.WARNING,
+            "metrics: the store could not be read (%s)%s",
+            error,
+            "; give the client a URL to have its figures" if isinstance(error, UnusableClient) else "",
+            extra={"event": "metrics_not_read"},
+            exc_info=None if isinstance(error, WaypostError) else error,
+        )
+        self._told = True
+
+    def _connected(self) -> Executor:
+        if self._pid != os.getpid():
+            self._executor, self._pid = None, os.getpid()
+        if self._executor is None:
+            self._executor = self._store.connect(start_timeout=self._start_timeout)
+        return self._executor
+
+    def _read(self) -> Reading:
+        store, executor = self._store, self._connected()
+        names = self._queues
+        if names is None:
+            names = executor.run(store.queues())
+            names.sort()
+        chosen = names[:QUEUES_READ_MAX]
+        found = [_checked(answer) for answer in executor.run_many([store.stats(queue) for queue in chosen])]
+        # A timer that is due and not ready says that nobody claims and nobody promotes.
+        due = [stats for stats in found if stats.next_due_ms == 0]
+        late = {stats.queue: self._late_ms(executor, stats) for stats in due}
+        return Reading(found, late, executor.run(store.workers()), len(names) - len(chosen))
+
+    def _late_ms(self, executor: Executor, stats: Stats) -> int:
+        page = executor.run(self._store.peek(stats.queue, "delayed", 1))
+        # Somebody may have made it ready between the two looks.
+        return max((stats.at_ms - stored.ready_ms for stored in page.messages), default=0)
+
+
+def _checked(answer: Stats | Exception) -> Stats:
+    if isinstance(answer, Exception):
+        raise answer
+    return answer
+
+
+def lag_of(stats: Stats) -> int:
+    """How many events of the journal its slowest reader has not read."""
+    readers: Sequence[int] = list(stats.journal_readers.values())
+    return max(0, stats.journal_last - min(readers)) if readers else 0

@@ -1,0 +1,168 @@
+"""Counting events: how often each thing happened in this process, by queue, and how long waits and handlers took.
+
+One counter for each pair of a queue and what happened there, and nothing else: no id, no key, no group, no text of an
+error ever becomes a name here, so the number of figures is bounded by the number of queues.
+"""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_left
+from collections.abc import Sequence
+
+from waypost.errors import ConfigurationError
+from waypost.message import Observed
+
+#: Upper bounds in seconds. Handlers take milliseconds or an hour, and a queue that stands still waits for days.
+BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 900.0, 3600.0)
+#: So many queues are told apart; what is published to yet another counts for `OTHERS`. A program that makes up queue
+#: names as it goes would otherwise fill the memory of whoever collects.
+QUEUES_MAX = 200
+#: No queue can have this name.
+OTHERS = "(others)"
+#: How a delivery can end, as `on_event` tells it.
+SETTLED = frozenset(
+    ("done", "retried", "snoozed", "dead", "dropped", "released", "cancelled", "replaced", "lost", "unsettled")
+)
+#: What a publish can have come to, by what `on_event` says of it.
+_RESULTS = {None: "queued", "delayed": "delayed", "replaced": "replaced", "triggered": "triggered"}
+
+
+class Names:
+    """Queue names that may be told apart: the first so many."""
+
+    __slots__ = ("_known", "_most")
+
+    def __init__(self, most: int = QUEUES_MAX) -> None:
+        self._most = most
+        self._known: set[str] = set()
+
+    def of(self, queue: str) -> str:
+        """The name under which a queue is counted."""
+        known = self._known
+        if queue in known:
+            return queue
+        if len(known) >= self._most:
+            return OTHERS
+        known.add(queue)
+        return queue
+
+
+class Spread:
+    """How durations are spread over the buckets."""
+
+    __slots__ = ("counts", "total")
+
+    def __init__(self, counts: list[int], total: float = 0.0) -> None:
+        #: One for each bucket, and the last for what is longer than all.
+        self.counts = counts
+        self.total = total
+
+    def cumulative(self) -> list[int]:
+        """How many took at most as long as each bound, and how many there are in all."""
+        running, sums = 0, []
+        for count in self.counts:
+            running += count
+            sums.append(running)
+        return sums
+
+
+class QueueTally:
+    """The counts of one queue."""
+
+    __slots__ = ("counts", "run", "wait")
+
+    def __init__(self, buckets: int) -> None:
+        #: By what was counted and how it went: `("settled", "done")`.
+        self.counts: dict[tuple[str, str], int] = {}
+        self.run = Spread([0] * (buckets + 1))
+        self.wait = Spread([0] * (buckets + 1))
+
+    def copy(self) -> QueueTally:
+        """The same, for reading at leisure."""
+        other = QueueTally(0)
+        other.counts = dict(self.counts)
+        other.run = Spread(list(self.run.counts), self.run.total)
+        other.wait = Spread(list(self.wait.counts), self.wait.total)
+        return other
+
+
+def check_buckets(buckets: Sequence[float]) -> tuple[float, ...]:
+    """Return bounds of buckets unchanged, or raise `ConfigurationError`."""
+    bounds = tuple(float(bound) for bound in buckets)
+    if not bounds or list(bounds) != sorted(set(bounds)) or bounds[0] <= 0:
+        raise ConfigurationError(f"buckets are seconds, each longer than the one before, not {buckets!r}")
+    return bounds
+
+
+class Tally:
+    """Counts what it is told. Safe to tell from any thread."""
+
+    def __init__(self, buckets: Sequence[float] = BUCKETS, queues_max: int = QUEUES_MAX) -> None:
+        self.buckets = check_buckets(buckets)
+        self._names = Names(queues_max)
+        self._queues: dict[str, QueueTally] = {}
+        self._lock = threading.Lock()
+
+    def on_event(self, event: Observed) -> None:
+        """Count one event."""
+        with self._lock:
+            tally = self._queues.get(event.queue)
+            if tally is None:
+                tally = self._of(event.queue)
+            name = event.event
+            # The three that every message brings come first.
+            if name == "claimed":
+                self._add(tally, "claimed", "")
+                if event.wait_ms is not None:
+                    self._spread(tally.wait, event.wait_ms / 1000)
+            elif name == "handled":
+                self._add(tally, "handled", event.outcome)
+                if event.run_ms is not None:
+                    self._spread(tally.run, event.run_ms / 1000)
+            elif name in SETTLED:
+                # A cancel of a message that nobody holds has the same name, but shows no token.
+                if event.token is not None:
+                    self._add(tally, "settled", name)
+            else:
+                self._count_others(tally, event)
+
+    def _count_others(self, tally: QueueTally, event: Observed) -> None:
+        match event.event:
+            case "published" if event.outcome == "success":
+                self._add(tally, "published", _RESULTS.get(event.reason, "queued"))
+            case "published":
+                self._add(tally, "published", event.outcome, event.count or 1)
+            case "duplicate" | "postponed":
+                self._add(tally, "published", "duplicate" if event.event == "duplicate" else "extended")
+            case "polled":
+                self._add(tally, "polled", "")
+            case "claim":
+                self._add(tally, "claim_failed", "")
+            case "renewed":
+                self._add(tally, "renewed", event.outcome, event.count or 0)
+            case "fired":
+                self._add(tally, "fired", event.outcome, event.count or (0 if event.outcome == "success" else 1))
+                self._add(tally, "missed", "", event.missed or 0)
+
+    @staticmethod
+    def _add(tally: QueueTally, what: str, how: str, count: int = 1) -> None:
+        counts, name = tally.counts, (what, how)
+        counts[name] = counts.get(name, 0) + count
+
+    def _spread(self, spread: Spread, seconds: float) -> None:
+        spread.counts[bisect_left(self.buckets, seconds)] += 1
+        spread.total += seconds
+
+    def _of(self, queue: str) -> QueueTally:
+        name = self._names.of(queue)
+        tally = self._queues.get(name)
+        if tally is None:
+            tally = self._queues[name] = QueueTally(len(self.buckets))
+        return tally
+
+    def read(self) -> dict[str, QueueTally]:
+        """The counts as they are now, by queue."""
+        with self._lock:
+            # Ticks of schedulers and promoters belong to no queue.
+            return {queue: tally.copy() for queue, tally in self._queues.items() if queue}

@@ -1,0 +1,195 @@
+"""Traces for OpenTelemetry: a span for each publish and each handler call, joined by what travels in the envelope.
+
+    post = Waypost(url, middleware=[Tracing()])
+
+A publish is a producer span; its context (W3C `traceparent` and `tracestate`) goes into the envelope. The handler's
+span, in whatever process it runs, is a child of it. A call that handles several messages at once belongs to several
+traces: its span begins a trace of its own with a link to each. What a handler publishes, or sends on with `then`, goes
+on with the handler's span.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from msgspec import structs
+from opentelemetry import trace
+from opentelemetry.context import Context
+from opentelemetry.propagators.textmap import TextMapPropagator
+from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode, Tracer, TracerProvider
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+from waypost import codec
+from waypost.delivery import Message, Outcome, error_type
+from waypost.errors import Undecodable
+from waypost.message import Continuation, Published
+from waypost.middleware import Middleware, Outgoing
+from waypost.release import VERSION
+
+#: What SDKs keep of a span's links if nobody says otherwise.
+LINKS_MAX = 128
+#: The ids of so many messages of a batch are told.
+IDS_MAX = 16
+
+
+class Tracing(Middleware):
+    """A middleware that makes spans with the tracer provider given, or the program's own.
+
+    Where no SDK is set up nothing is recorded, and a context that comes in still goes on.
+    """
+
+    def __init__(
+        self, tracer_provider: TracerProvider | None = None, *, propagator: TextMapPropagator | None = None
+    ) -> None:
+        self._tracer: Tracer = trace.get_tracer("waypost", VERSION, tracer_provider)
+        self._propagator = propagator or TraceContextTextMapPropagator()
+
+    # ---- publishing --------------------------------------------------------------------------------------
+
+    def publish(self, outgoing: Outgoing, call_next: Callable[[Outgoing], list[Published]]) -> list[Published]:
+        """A producer span around a publish that blocks."""
+        with self._sending(outgoing) as (span, traced):
+            return _note_published(span, call_next(traced))
+
+    async def publish_async(
+        self, outgoing: Outgoing, call_next: Callable[[Outgoing], Awaitable[list[Published]]]
+    ) -> list[Published]:
+        """A producer span around a publish that is awaited."""
+        with self._sending(outgoing) as (span, traced):
+            return _note_published(span, await call_next(traced))
+
+    @contextmanager
+    def _sending(self, outgoing: Outgoing) -> Iterator[tuple[Span, Outgoing]]:
+        attributes = _attributes("send", "publish", outgoing.queue)
+        with self._span(f"publish {outgoing.queue}", SpanKind.PRODUCER, attributes) as span:
+            carrier = self._carrier()
+            # A context that the caller gives by hand is the caller's own decision.
+            yield span, outgoing if not carrier or outgoing.options.get("trace") else outgoing.with_trace(carrier)
+
+    def _carrier(self, context: Context | None = None) -> dict[str, str]:
+        carrier: dict[str, str] = {}
+        self._propagator.inject(carrier, context)
+        return carrier
+
+    # ---- handling ----------------------------------------------------------------------------------------
+
+    def handle(self, messages: Sequence[Message[Any]], call_next: Callable[[], Any]) -> Any:
+        """A consumer span around a handler that blocks."""
+        with self.handling(*messages) as span:
+            return self._ended(span, messages, call_next())
+
+    async def handle_async(self, messages: Sequence[Message[Any]], call_next: Callable[[], Awaitable[Any]]) -> Any:
+        """A consumer span around an async handler, or around one that runs in a process."""
+        with self.handling(*messages) as span:
+            return self._ended(span, messages, await call_next())
+
+    @contextmanager
+    def handling(self, *messages: Message[Any]) -> Iterator[Span]:
+        """A consumer span for the length of a block: for messages of `receive` and `consume`."""
+        first = messages[0]
+        attributes = _attributes("process", "handle", first.queue)
+        context: Context | None = None
+        links: list[Link] = []
+        if len(messages) == 1:
+            attributes["messaging.message.id"] = first.id
+            attributes["waypost.message.deliveries"] = first.deliveries
+            if first.attempts:
+                attributes["waypost.message.attempts"] = first.attempts
+            came_with = _trace_of(first)
+            context = self._propagator.extract(came_with) if came_with else None
+        else:
+            attributes["messaging.batch.message_count"] = len(messages)
+            links = self._links(messages)
+        with self._span(f"handle {first.queue}", SpanKind.CONSUMER, attributes, context, links) as span:
+            yield span
+
+    def _links(self, messages: Sequence[Message[Any]]) -> list[Link]:
+        links = []
+        for message in messages[:LINKS_MAX]:
+            came_with = _trace_of(message)
+            if came_with:
+                parent = trace.get_current_span(self._propagator.extract(came_with, Context())).get_span_context()
+                if parent.is_valid:
+                    links.append(Link(parent, {"messaging.message.id": message.id}))
+        return links
+
+    def _ended(self, span: Span, messages: Sequence[Message[Any]], returned: Any) -> Any:
+        """Note how a handler ended, and let what it sends on go on from here."""
+        if isinstance(returned, Outcome):
+            span.set_attribute("waypost.outcome", type(returned).__name__.lower())
+        for message in messages:
+            if message._then:
+                message._then = tuple(self._sent_on(next_one) for next_one in message._then)
+        return returned
+
+    def _sent_on(self, next_one: Continuation) -> Continuation:
+        """A continuation as a child of the handler's span. `then` gave it the context its own message came with."""
+        attributes = _attributes("create", "then", next_one.queue)
+        attributes["messaging.message.id"] = next_one.id
+        with self._span(f"then {next_one.queue}", SpanKind.PRODUCER, attributes):
+            carrier = self._carrier()
+        if not carrier:
+            return next_one
+        return structs.replace(next_one, envelope=codec.with_trace(next_one.envelope, carrier))
+
+    # ---- spans -------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _span(
+        self,
+        name: str,
+        kind: SpanKind,
+        attributes: dict[str, Any],
+        context: Context | None = None,
+        links: Sequence[Link] = (),
+    ) -> Iterator[Span]:
+        started = self._tracer.start_as_current_span(
+            name, context, kind, attributes, links, record_exception=False, set_status_on_exception=False
+        )
+        with started as span:
+            try:
+                yield span
+            except Outcome as outcome:
+                # Raised or returned, it is a decision and not a failure.
+                span.set_attribute("waypost.outcome", type(outcome).__name__.lower())
+                raise
+            except BaseException as error:
+                _note_error(span, error)
+                raise
+
+
+def _attributes(kind: str, name: str, queue: str) -> dict[str, Any]:
+    return {
+        "messaging.system": "waypost",
+        "messaging.operation.type": kind,
+        "messaging.operation.name": name,
+        "messaging.destination.name": queue,
+    }
+
+
+def _note_published(span: Span, published: list[Published]) -> list[Published]:
+    if span.is_recording():
+        if len(published) == 1:
+            span.set_attribute("messaging.message.id", published[0].id)
+            span.set_attribute("waypost.publish.status", published[0].status)
+        else:
+            span.set_attribute("messaging.batch.message_count", len(published))
+            span.set_attribute("waypost.message.ids", [one.id for one in published[:IDS_MAX]])
+    return published
+
+
+def _note_error(span: Span, error: BaseException) -> None:
+    span.set_attribute("error.type", error_type(error))
+    if isinstance(error, Exception):
+        # Only the class: the text of an error may hold what a body held. Logs and dead letters have the rest.
+        span.set_status(Status(StatusCode.ERROR, error_type(error)))
+
+
+def _trace_of(message: Message[Any]) -> dict[str, str]:
+    try:
+        return message.trace
+    except Undecodable:
+        # The handler's own call says so, of this message only.
+        return {}

@@ -1,0 +1,93 @@
+"""Asking over HTTP, and reading what Prometheus would read."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from prometheus_client.parser import text_string_to_metric_families
+
+#: The machine may be busy.
+PATIENCE_SECONDS = 60.0
+Figures = dict[tuple[str, frozenset[tuple[str, str]]], float]
+
+
+def until(condition: Callable[[], Any], what: str = "what was waited for", seconds: float = PATIENCE_SECONDS) -> Any:
+    """Wait for a condition; what it gave in the end."""
+    deadline = time.monotonic() + seconds
+    while True:
+        found = condition()
+        if found:
+            return found
+        assert time.monotonic() < deadline, f"{what} did not happen"
+        time.sleep(0.02)
+
+
+def ask(url: str, **headers: str) -> tuple[int, str, str]:
+    """Status, content type and body of an answer."""
+    request = urllib.request.Request(url, headers=headers)
+    try:
+        with urllib.request.urlopen(request, timeout=PATIENCE_SECONDS) as answer:
+            return answer.status, answer.headers["Content-Type"], answer.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.headers["Content-Type"], error.read().decode()
+
+
+def told(url: str) -> tuple[int, dict[str, Any]]:
+    """Status of an answer, and what it tells as JSON."""
+    status, _, body = ask(url)
+    return status, json.loads(body)
+
+
+def figures(text: str) -> Figures:
+    """What a scrape says, by name and labels. Fails on a series that is there twice."""
+    found: Figures = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            series = sample.name, frozenset(sample.labels.items())
+            assert series not in found, f"{series} is there twice"
+            found[series] = sample.value
+    return found
+
+
+def value(found: Figures, name: str, **labels: str) -> float | None:
+    """One figure; None if it is not there."""
+    return found.get((name, frozenset(labels.items())))
+
+
+class Service:
+    """A process of `waypost`, and where it answers."""
+
+    def __init__(self, process: subprocess.Popen[bytes], log: Path) -> None:
+        self.process = process
+        self.log = log
+
+    def told(self) -> str:
+        """What it said so far."""
+        return self.log.read_text()
+
+    @property
+    def url(self) -> str:
+        """Where it answers, once it says so."""
+
+        def found() -> str | None:
+            assert self.process.poll() is None, self.told()
+            match = re.search(r"metrics at (http://\S+)/metrics", self.told())
+            return None if match is None else match.group(1)
+
+        url: str = until(found, "an address")
+        return url
+
+    def scrape(self) -> Figures:
+        """What Prometheus would read now."""
+        status, _, text = ask(f"{self.url}/metrics")
+        assert status == 200
+        return figures(text)

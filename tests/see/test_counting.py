@@ -1,0 +1,289 @@
+"""What is counted, what is read from the store, and what never becomes a label."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry, Counter, generate_latest
+
+from tests.see.asking import Figures, figures, until, value
+from waypost import Middleware, Observed, Retry, Waypost
+from waypost.errors import ConfigurationError, QueueFull
+from waypost.message import Health, QueueHealth
+from waypost.see import Prometheus
+from waypost.see.prometheus import Watched
+from waypost.see.reading import StoreReader
+from waypost.see.tally import OTHERS, SETTLED, Spread, Tally
+from waypost.store.memory import MemoryStore
+from waypost.testing.clock import ManualClock
+
+pytestmark = pytest.mark.promise("SEE-2")
+
+
+def scraped(prometheus: Prometheus) -> Figures:
+    return figures(prometheus.exposition()[0].decode())
+
+
+def event(name: str, queue: str = "orders", **told: Any) -> Observed:
+    return Observed(name, told.pop("outcome", "success"), queue, 0, "worker", **told)
+
+
+def test_every_way_in_which_a_publish_can_go_is_counted_apart() -> None:
+    prometheus = Prometheus()
+    with Waypost("memory://ways", middleware=[prometheus]) as post:
+        post.publish("orders", 1, key="a")
+        post.publish("orders", 1, key="a")
+        post.publish("orders", 2, key="a", on_conflict="replace")
+        post.publish("orders", 3, key="a", on_conflict="extend", delay=60)
+        post.publish_many("orders", range(7), delay=60)
+        post.configure("orders", max_pending=1, overload="raise")
+        with pytest.raises(QueueFull):
+            post.publish("orders", 5)
+    found = scraped(prometheus)
+    results = {
+        dict(labels)["result"]: count for (name, labels), count in found.items() if name == "waypost_published_total"
+    }
+    assert results == {"queued": 1, "duplicate": 1, "replaced": 1, "extended": 1, "delayed": 7, "failure": 1}
+
+
+def test_a_cancel_of_what_nobody_holds_is_no_settle() -> None:
+    prometheus = Prometheus()
+    with Waypost("memory://cancels", middleware=[prometheus]) as post:
+        published = post.publish("orders", 1)
+        assert post.cancel("orders", id=published.id) == "cancelled"
+        post.publish("orders", 2)
+        with post.receive("orders", wait=0) as message:
+            assert message is not None
+    found = scraped(prometheus)
+    assert value(found, "waypost_settled_total", queue="orders", outcome="done") == 1
+    assert value(found, "waypost_settled_total", queue="orders", outcome="cancelled") is None
+
+
+def test_leases_that_are_lost_are_counted_where_they_were_lost() -> None:
+    clock = ManualClock()
+    prometheus = Prometheus()
+    with Waypost("memory://losses", middleware=[prometheus], clock=clock) as post:
+        prometheus.watch(post.store)
+        post.configure("orders", lease=1)
+        post.publish("orders", 1)
+        with post.receive("orders", wait=0) as first:
+            assert first is not None
+            clock.advance(2)
+            with post.receive("orders", wait=0) as second:
+                assert second is not None
+    found = scraped(prometheus)
+    assert value(found, "waypost_leases_lost_total", queue="orders") == 1
+    assert value(found, "waypost_settled_total", queue="orders", outcome="lost") == 1
+    assert value(found, "waypost_queue_redelivered_total", queue="orders", cause="expired") == 1
+    assert value(found, "waypost_queue_ended_total", queue="orders", end="done") == 1
+
+
+def test_age_is_told_and_not_only_length() -> None:
+    clock = ManualClock()
+    prometheus = Prometheus()
+    with Waypost("memory://ages", clock=clock) as post:
+        prometheus.watch(post.store)
+        post.publish_many("orders", range(3))
+        post.publish("timers", 1, delay=10)
+        with post.receive("orders", wait=0) as message:
+            assert message is not None
+            clock.advance(40)
+            post.pause("orders")
+            found = scraped(prometheus)
+        prometheus.close()
+    assert value(found, "waypost_queue_messages", queue="orders", state="ready") == 2
+    assert value(found, "waypost_queue_oldest_ready_seconds", queue="orders") == 40
+    assert value(found, "waypost_queue_oldest_leased_seconds", queue="orders") == 40
+    assert value(found, "waypost_queue_paused", queue="orders") == 1
+    # Nobody claims there, so the timer lies where it was.
+    assert value(found, "waypost_queue_timer_late_seconds", queue="timers") == 30
+    assert value(found, "waypost_queue_timer_late_seconds", queue="orders") == 0
+    assert value(found, "waypost_queue_workers", queue="orders") == 0
+
+
+def test_the_lag_of_a_journal_is_that_of_its_slowest_reader() -> None:
+    prometheus = Prometheus()
+    with Waypost("memory://lags") as post:
+        prometheus.watch(post.store, ["orders"])
+        post.publish_many("orders", range(10))
+        post.journal_reader("orders", "lake", read_to=4)
+        post.journal_reader("orders", "audit", read_to=9)
+        post.publish("mails", 1)
+        found = scraped(prometheus)
+    assert value(found, "waypost_journal_lag_events", queue="orders") == 6
+    assert value(found, "waypost_journal_events", queue="orders") == 10
+    assert value(found, "waypost_journal_lag_events", queue="mails") is None
+
+
+def test_names_of_queues_that_a_program_makes_up_are_bounded() -> None:
+    prometheus = Prometheus(queues_max=3)
+    with Waypost("memory://many", middleware=[prometheus]) as post:
+        for number in range(10):
+            post.publish(f"tenant-{number}", 1)
+    found = scraped(prometheus)
+    queues = {dict(labels)["queue"]: count for (name, labels), count in found.items() if "published" in name}
+    assert queues == {"tenant-0": 1, "tenant-1": 1, "tenant-2": 1, OTHERS: 7}
+
+
+def test_no_id_no_key_and_no_text_becomes_a_label() -> None:
+    prometheus = Prometheus()
+    with Waypost("memory://texts", middleware=[prometheus]) as post:
+
+        @post.handler("orders")
+        def charge(body: str) -> None:
+            raise Retry(0, reason="a-reason-of-mine")
+
+        published = post.publish("orders", "a-body", key="a-key", group="a-group", headers={"a-header": "x"})
+        with post.worker():
+            until(
+                lambda: (
+                    (value(scraped(prometheus), "waypost_handled_total", queue="orders", outcome="skipped") or 0) > 1
+                )
+            )
+    text = prometheus.exposition()[0].decode()
+    assert not [word for word in ("a-reason", "a-body", "a-key", "a-group", "a-header", published.id) if word in text]
+
+
+def test_its_figures_can_stand_in_a_registry_of_ones_own() -> None:
+    registry = CollectorRegistry()
+    Counter("mine", "Of my own.", registry=registry).inc()
+    prometheus = Prometheus(registry=registry)
+    with Waypost("memory://registry") as post:
+        post.use(prometheus)
+        post.publish("orders", 1)
+    found = figures(generate_latest(registry).decode())
+    assert value(found, "mine_total") == 1
+    assert value(found, "waypost_published_total", queue="orders", result="queued") == 1
+
+
+def test_two_workers_of_a_process_are_told_together() -> None:
+    class Standing(Watched):
+        def __init__(self, status: Any, age: float | None) -> None:
+            self._health = Health(status, [], [QueueHealth("orders", 4, 1, 2, 9, age)])
+
+        @property
+        def is_ready(self) -> bool:
+            return self._health.status == "green"
+
+        def health(self) -> Health:
+            return self._health
+
+    prometheus = Prometheus()
+    workers = [Standing("green", 1.5), Standing("degraded", None)]
+    for worker in workers:
+        prometheus.watch_worker(worker)
+    found = scraped(prometheus)
+    assert value(found, "waypost_worker_health") == 1
+    assert value(found, "waypost_worker_ready") == 0
+    assert value(found, "waypost_worker_concurrency", queue="orders") == 8
+    assert value(found, "waypost_worker_in_flight", queue="orders") == 4
+    assert value(found, "waypost_worker_claim_age_seconds", queue="orders") == 1.5
+
+
+def test_what_schedules_fire_and_miss_is_counted() -> None:
+    tally = Tally()
+    tally.on_event(event("fired", count=2, missed=3))
+    tally.on_event(event("fired", outcome="failure"))
+    tally.on_event(event("scheduler_tick", "", count=2))
+    tally.on_event(event("renewed", count=5))
+    tally.on_event(event("claim", outcome="unknown"))
+    tally.on_event(event("polled", outcome="skipped"))
+    read = tally.read()
+    assert list(read) == ["orders"]
+    assert read["orders"].counts == {
+        ("fired", "success"): 2, ("missed", ""): 3, ("fired", "failure"): 1, ("renewed", "success"): 5,
+        ("claim_failed", ""): 1, ("polled", ""): 1,
+    }  # fmt: skip
+
+
+def test_durations_fall_into_the_bucket_that_they_do_not_exceed() -> None:
+    tally = Tally(buckets=(0.1, 1, 10))
+    for wait_ms in (100, 101, 1000, 999_999):
+        tally.on_event(event("claimed", wait_ms=wait_ms))
+    wait = tally.read()["orders"].wait
+    assert wait.counts == [1, 2, 0, 1]
+    assert wait.cumulative() == [1, 3, 3, 4]
+    assert Spread([]).cumulative() == []
+    for wrong in ((), (1, 1), (2, 1), (0, 1)):
+        with pytest.raises(ConfigurationError, match="buckets are seconds"):
+            Prometheus(buckets=wrong)
+
+
+def test_every_end_that_is_told_with_a_token_is_a_settle() -> None:
+    prometheus = Prometheus()
+    for name in SETTLED:
+        prometheus.on_event(event(name, token=1))
+    found = scraped(prometheus)
+    assert {dict(labels)["outcome"] for name, labels in found if name == "waypost_settled_total"} == SETTLED
+
+
+def test_a_store_that_hangs_keeps_nobody_waiting_for_long_and_is_asked_once() -> None:
+    store = MemoryStore()
+    asked: list[int] = []
+    release = threading.Event()
+
+    class Hanging(StoreReader):
+        def _read(self) -> Any:
+            asked.append(1)
+            release.wait(60)
+            return super()._read()
+
+    reader = Hanging(store, patience=0.05)
+    assert reader.read() is None
+    assert reader.read() is None
+    assert len(asked) == 1
+    release.set()
+    assert until(reader.read).queues == []
+    reader.close()
+
+
+def test_middleware_is_told_of_events_beside_the_clients_own_hook_and_one_that_fails_harms_nobody() -> None:
+    told: list[tuple[str, str]] = []
+
+    class Broken(Middleware):
+        def on_event(self, event: Observed) -> None:
+            raise RuntimeError("of its own")
+
+    class Telling(Middleware):
+        def on_event(self, event: Observed) -> None:
+            told.append(("middleware", event.event))
+
+    with Waypost(
+        "memory://told", on_event=lambda event: told.append(("hook", event.event)), middleware=[Broken(), Telling()]
+    ) as post:
+        post.publish("orders", 1)
+    assert told == [("hook", "published"), ("middleware", "published")]
+
+
+def test_middleware_that_is_added_later_stands_around_handlers_that_are_there() -> None:
+    order: list[str] = []
+
+    class Around(Middleware):
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def handle(self, messages: Any, call_next: Any) -> Any:
+            order.append(self.name)
+            return call_next()
+
+    with Waypost("memory://later", middleware=[Around("first")]) as post:
+
+        @post.handler("orders")
+        def charge(body: int) -> None:
+            order.append("handler")
+
+        post.use(Around("second"))
+        assert [getattr(one, "name", None) for one in post.middleware] == ["first", "second"]
+        post.publish("orders", 1)
+        post.worker().run(until_empty=True, signals=False)
+
+        class Awaited(Middleware):
+            async def handle_async(self, messages: Any, call_next: Any) -> Any:
+                return await call_next()
+
+        with pytest.raises(ConfigurationError, match="it would pass it by"):
+            post.use(Awaited())
+        assert len(post.middleware) == 2
+    assert order == ["first", "second", "handler"]
