@@ -281,11 +281,24 @@ class SqliteTransaction(Transaction):
 
 def is_of(given: Any, library: str, *names: str) -> bool:
     """Whether something is of a class of this library, or of one derived from it."""
-    return _is_kind(type(given), library, names)
+    return is_kind(type(given), library, names)
 
 
-def _is_kind(kind: type, library: str, names: tuple[str, ...]) -> bool:
-    return any(base.__name__ in names and base.__module__.partition(".")[0] == library for base in kind.__mro__)
+def is_kind(kind: type, library: str, names: tuple[str, ...] = ()) -> bool:
+    """The same of a class. Without a library or without names, any of them."""
+    return any(
+        (not names or base.__name__ in names) and (not library or base.__module__.partition(".")[0] == library)
+        for base in kind.__mro__
+    )
+
+
+def is_session(annotation: object) -> bool:
+    """Whether a parameter that is annotated so asks for a transaction."""
+    return isinstance(annotation, type) and (
+        is_kind(annotation, "sqlalchemy", ("Session", "AsyncSession", "Connection", "AsyncConnection"))
+        or is_kind(annotation, "psycopg", ("Connection", "AsyncConnection"))
+        or is_kind(annotation, "sqlite3", ("Connection",))
+    )
 
 
 def recognise(given: Any) -> Transaction:
@@ -321,7 +334,7 @@ _found: WeakKeyDictionary[type, type[Transaction] | None] = WeakKeyDictionary()
 
 def _transaction_of(kind: type) -> type[Transaction] | None:
     if kind not in _found:
-        _found[kind] = next((made for made, library, names in _RECOGNISED if _is_kind(kind, library, names)), None)
+        _found[kind] = next((made for made, library, names in _RECOGNISED if is_kind(kind, library, names)), None)
     return _found[kind]
 
 

@@ -44,7 +44,7 @@ END $body$;
 CREATE OR REPLACE FUNCTION {wake_at_commit}() RETURNS trigger LANGUAGE plpgsql {settings} AS $body$
 DECLARE
     q {queue};
-    v_now bigint := {clock}(NULL);
+    v_now bigint := floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint;
     v_names text[];
     v_again text[];
 BEGIN
