@@ -174,7 +174,7 @@ def test_a_lost_lease_rolls_the_session_back(
         assert len(tries) == 2
 
 
-@pytest.mark.promise("BOX-3", "WORK-2")
+@pytest.mark.promise("BOX-3", "LEASE-8")
 def test_what_a_handler_returns_is_a_part_of_its_transaction(
     engine: sqlalchemy.Engine, namespace: str, shop: psycopg.Connection[Any]
 ) -> None:
@@ -203,7 +203,7 @@ def test_what_a_handler_returns_is_a_part_of_its_transaction(
         assert sorted(around) == ["after", "after", "before", "before"]
 
 
-@pytest.mark.promise("BOX-3", "WORK-2")
+@pytest.mark.promise("BOX-3", "LEASE-8")
 def test_a_batch_is_settled_in_one_transaction(
     engine: sqlalchemy.Engine, namespace: str, shop: psycopg.Connection[Any]
 ) -> None:
@@ -272,7 +272,7 @@ def test_what_cannot_be_settled_together_is_refused(post: Waypost, server: Postg
                 transaction(messages)
 
 
-@pytest.mark.promise("BOX-3", "LEASE-5")
+@pytest.mark.promise("BOX-3", "LEASE-7")
 def test_at_most_once_has_a_session_and_nothing_to_settle(
     server: PostgresServer, namespace: str, shop: psycopg.Connection[Any]
 ) -> None:
