@@ -207,8 +207,8 @@ class AsyncWaypost(Face, AwaitedSchedules):
 
     async def _send_within(self, transaction: object, outgoing: Outgoing, options: PublishOptions) -> list[Published]:
         name = self._name(outgoing.queue)
-        executor = await self._seam().enter_async(transaction, name, self._call)
-        return await drive_async(executor, publish.publish_within(self._link, name, outgoing.bodies, options))
+        flow = publish.publish_within(self._link, name, outgoing.bodies, options)
+        return await self._seam().run_async(transaction, name, flow, self._call)
 
     @overload
     async def publish_many(

@@ -217,6 +217,7 @@ class Face(ScheduleFace):
         max_run: float = MAX_RUN_SECONDS,
         on_lease_lost: OnLeaseLost | None = None,
         result_ttl: Duration | None = None,
+        engine: object = None,
     ) -> Callable[[F], F]:
         """Register a function for the messages of a queue; a worker runs it.
 
@@ -230,6 +231,10 @@ class Face(ScheduleFace):
         failed; `max_run` does so too, and also ends the renewal of its lease. With `batch` it is given lists of up to
         so many. `on_lease_lost` is called with a message whose lease was lost while it was handled. With `result_ttl`
         what it returns is kept as the result of the message for so long (`wait_result`).
+
+        A parameter annotated as a session or connection of SQLAlchemy, psycopg or sqlite3 is given a transaction of the
+        store's database, committed together with the settle; `engine` is where SQLAlchemy's come from, an engine or a
+        maker of sessions, if it is not the client's own.
         """
 
         def register(function: F) -> F:
@@ -237,7 +242,7 @@ class Face(ScheduleFace):
             handler = Handler(
                 queue, function, concurrency=concurrency, retry=retry, timeout=timeout, batch=batch, manual=manual,
                 process=process, max_run=max_run, on_lease_lost=on_lease_lost, result_ttl=result_ttl,
-                state=self._registry.state, middleware=self._registry.middleware,
+                state=self._registry.state, middleware=self._registry.middleware, store=self._store, engine=engine,
             )  # fmt: skip
             self._registry.add(handler)
             return function

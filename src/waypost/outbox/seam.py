@@ -6,7 +6,16 @@ from collections.abc import Awaitable, Callable, Generator, Iterable
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 from weakref import WeakSet
 
-from waypost.outbox.transactions import Transaction, check_colour, check_store, elsewhere, is_of, recognise
+from waypost.operations.flow import Flow, drive, drive_async
+from waypost.outbox.transactions import (
+    AsyncSqlAlchemyTransaction,
+    Transaction,
+    check_colour,
+    check_store,
+    elsewhere,
+    is_of,
+    recognise,
+)
 from waypost.store.port import AsyncExecutor, Call, Executor, Store
 
 if TYPE_CHECKING:
@@ -18,6 +27,7 @@ T = TypeVar("T")
 Looks = Generator[tuple[bool, Call[Any]], Any, None]
 #: Queues that are known to be there; beyond so many, some are asked for again.
 QUEUES_KNOWN_MAX = 10_000
+_NOT_KNOWN = object()
 
 
 class PostgresWithin:
@@ -81,6 +91,23 @@ class Seam:
         except StopIteration:
             return cast("AsyncExecutor", PostgresWithin(transaction))
 
+    async def run_async(
+        self, given: object, queue: str, flow: Flow[T], ask: Callable[[Call[Any]], Awaitable[Any]]
+    ) -> T:
+        """Run all calls of a flow, which waits for nothing else, in the caller's transaction."""
+        transaction = self._recognised(given, awaited=True)
+        if isinstance(transaction, AsyncSqlAlchemyTransaction) and self._store.kind == "postgres":
+            done: Any = await transaction.inside(lambda blocking: self._run_if_known(blocking, queue, flow))
+            if done is not _NOT_KNOWN:
+                return cast(T, done)
+        return await drive_async(await self.enter_async(transaction, queue, ask), flow)
+
+    def _run_if_known(self, transaction: Transaction, queue: str, flow: Flow[T]) -> T | object:
+        """Nothing has to be asked where the connection and the queue are known; otherwise the flow has not begun."""
+        if transaction.begin() not in self._known or queue not in self._queues:
+            return _NOT_KNOWN
+        return drive(cast("Executor", PostgresWithin(transaction)), flow)
+
     def _recognised(self, given: object, *, awaited: bool) -> Transaction:
         transaction = recognise(given)
         check_store(transaction, self._store)
@@ -97,10 +124,10 @@ class Seam:
     def _looks(self, transaction: Transaction, underneath: Any, queue: str) -> Looks:
         from waypost.store.postgres.within import open_queue, place
 
-        if is_of(underneath, "sqlite3", "Connection"):
-            raise elsewhere(self._store)
         names = cast("PostgresStore", self._store).names
         if underneath not in self._known:
+            if is_of(underneath, "sqlite3", "Connection"):
+                raise elsewhere(self._store)
             theirs = yield False, place(names)
             if theirs != self._mark:
                 # Ours may be of another day: tables can be made anew.

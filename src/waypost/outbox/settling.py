@@ -6,12 +6,13 @@ which is rolled back: of all deliveries of a message, the writes of exactly one 
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, closing, contextmanager
+from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, cast
 
-from waypost.delivery import Message
+from waypost.delivery import Message, Snooze
 from waypost.errors import ConfigurationError, InvalidInput, LeaseLost, UnusableClient
 from waypost.message import Settlement, SettleStatus
 from waypost.operations.flow import Flow, Link, drive, drive_async
@@ -54,7 +55,7 @@ class Home:
 
     def transaction(self, message: Message[Any], given: object) -> MessageTransaction:
         """See `Message.transaction`."""
-        return MessageTransaction(self, message, given)
+        return MessageTransaction(self, [message], given)
 
     def let_go(self, message: Message[Any]) -> None:
         """Its settle is under way, and holds its row: a renewal would wait for that and then believe it lost."""
@@ -72,9 +73,11 @@ class Home:
     def opened(self, message: Message[Any], given: object) -> Iterator[tuple[Any, Executor]]:
         """A transaction, the caller's or our own: what the handler is given, and an executor in it."""
         store: Any = self.link.store
-        if given is not None:
-            executor = self._blocking_executor()
-            yield given, self._seam.enter(given, message.queue, lambda call: drive(executor, self.link.attempt(call)))
+        if isinstance(given, Sessions):
+            with given.begin() as session:
+                yield session, self._entered(session, message.queue)
+        elif given is not None:
+            yield given, self._entered(given, message.queue)
         elif store.kind == "sqlite":
             with _file(store.path) as connection:
                 yield connection, cast("Executor", self._on_file(connection, message))
@@ -84,22 +87,17 @@ class Home:
                 transaction.begin()
                 yield lent, cast("Executor", PostgresWithin(transaction))
         else:
-            raise _no_transactions(store.kind)
+            raise no_transactions(store.kind)
 
     @asynccontextmanager
     async def opened_async(self, message: Message[Any], given: object) -> AsyncIterator[tuple[Any, AsyncExecutor]]:
         """The same for an event loop."""
         store: Any = self.link.store
-        if given is not None:
-            if self._awaited is None:
-                raise _other_colour()
-            executor = await self._awaited()
-            yield (
-                given,
-                await self._seam.enter_async(
-                    given, message.queue, lambda call: drive_async(executor, self.link.attempt(call))
-                ),
-            )
+        if isinstance(given, Sessions):
+            async with given.begin() as session:
+                yield session, await self._entered_async(session, message.queue)
+        elif given is not None:
+            yield given, await self._entered_async(given, message.queue)
         elif store.kind == "sqlite":
             from waypost.store.sqlite.within import AsyncSqliteWithin
 
@@ -113,7 +111,17 @@ class Home:
                 await transaction.begin()
                 yield lent, cast("AsyncExecutor", PostgresWithin(transaction))
         else:
-            raise _no_transactions(store.kind)
+            raise no_transactions(store.kind)
+
+    def _entered(self, given: object, queue: str) -> Executor:
+        executor = self._blocking_executor()
+        return self._seam.enter(given, queue, lambda call: drive(executor, self.link.attempt(call)))
+
+    async def _entered_async(self, given: object, queue: str) -> AsyncExecutor:
+        if self._awaited is None:
+            raise _other_colour()
+        executor = await self._awaited()
+        return await self._seam.enter_async(given, queue, lambda call: drive_async(executor, self.link.attempt(call)))
 
     def _blocking_executor(self) -> Executor:
         executor = None if self._blocking is None else self._blocking()
@@ -127,7 +135,8 @@ class Home:
         return SqliteWithin(cast(Any, self.link.store), connection, message.queue)
 
 
-def _no_transactions(kind: str) -> ConfigurationError:
+def no_transactions(kind: str) -> ConfigurationError:
+    """The messages of this kind of store are in no database of the user's."""
     return ConfigurationError(
         f"a {kind} store is no part of your database, so no transaction of yours can settle its messages; record them "
         "in your own with waypost.outbox.Inbox"
@@ -200,18 +209,44 @@ async def _transaction_async(store: Any, executor_of: Callable[[], Awaitable[Asy
 # ---- the block -----------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True, slots=True)
+class Sessions:
+    """Where transactions are opened for handlers that ask for one: `begin` gives what is entered for each."""
+
+    begin: Callable[[], Any]
+
+
+def transaction(messages: Sequence[Message[Any]], transaction: object = None) -> MessageTransaction:
+    """One transaction for a batch, as `message.transaction()` is for one message: all are settled at its end.
+
+    If the lease of one of them was lost, all is rolled back; the others are given back and come again at once.
+    """
+    if not messages:
+        raise InvalidInput("a transaction settles at least one message")
+    home = cast("Home | None", messages[0].home)
+    if home is None or any(message.home is None or message.home.link is not home.link for message in messages):
+        raise InvalidInput("messages are settled together by the client or handler that claimed all of them")
+    if len({message.queue for message in messages}) > 1:
+        raise InvalidInput("messages that are settled together are of one queue")
+    if len({message.id for message in messages}) < len(messages):
+        raise InvalidInput("a message is settled once: it stands here twice")
+    return MessageTransaction(home, messages, transaction)
+
+
 class MessageTransaction:
-    """A transaction for the length of a `with` or `async with` block, at whose end the message is settled in it."""
+    """A transaction for the length of a `with` or `async with` block, at whose end the messages are settled in it."""
 
-    __slots__ = ("_block", "_given", "_home", "_message")
+    __slots__ = ("_block", "_given", "_home", "_messages")
 
-    def __init__(self, home: Home, message: Message[Any], given: object) -> None:
-        if message.at_most_once:
-            raise InvalidInput(f"message {message.id} left the store at its claim (lease=None): it has no settle")
-        if message.settled is not None:
-            raise InvalidInput(f"message {message.id} is settled already: {message.settled}")
+    def __init__(self, home: Home, messages: Sequence[Message[Any]], given: object, *, injected: bool = False) -> None:
+        for message in messages:
+            # A handler that asked for a session is given one all the same: there is only nothing to settle in it.
+            if message.at_most_once and not injected:
+                raise InvalidInput(f"message {message.id} left the store at its claim (lease=None): it has no settle")
+            if message.settled is not None:
+                raise InvalidInput(f"message {message.id} is settled already: {message.settled}")
         self._home = home
-        self._message = message
+        self._messages = messages
         self._given = given
         self._block: AbstractContextManager[Any] | AbstractAsyncContextManager[Any] | None = None
 
@@ -235,57 +270,76 @@ class MessageTransaction:
 
     @contextmanager
     def _blocking(self) -> Iterator[Any]:
-        settlement: Settlement | None = None
+        settlements: list[Settlement] = []
+        settled: Settled | None = None
         try:
-            with self._home.opened(self._message, self._given) as (shown, executor):
+            with self._home.opened(self._messages[0], self._given) as (shown, executor):
                 yield shown
-                settlement = self._settlement()
-                settled = drive(executor, self._settle(settlement))
+                settlements = self._settlements()
+                if settlements:
+                    settled = drive(executor, self._settle(settlements))
         except BaseException:
-            self._failed(settlement)
+            self._failed(settlements)
             raise
-        self._settled(settlement, settled)
+        self._settled(settlements, settled)
 
     @asynccontextmanager
     async def _awaited(self) -> AsyncIterator[Any]:
-        settlement: Settlement | None = None
+        settlements: list[Settlement] = []
+        settled: Settled | None = None
         try:
-            async with self._home.opened_async(self._message, self._given) as (shown, executor):
+            async with self._home.opened_async(self._messages[0], self._given) as (shown, executor):
                 yield shown
-                settlement = self._settlement()
-                settled = await drive_async(executor, self._settle(settlement))
+                settlements = self._settlements()
+                if settlements:
+                    settled = await drive_async(executor, self._settle(settlements))
         except BaseException:
-            self._failed(settlement)
+            self._failed(settlements)
             raise
-        self._settled(settlement, settled)
+        self._settled(settlements, settled)
 
-    def _settlement(self) -> Settlement:
-        self._home.let_go(self._message)
-        return self._message.settlement(None, self._home.retry)
+    def _settlements(self) -> list[Settlement]:
+        if self._messages[0].at_most_once:
+            return []
+        for message in self._messages:
+            message.home.let_go(message)
+        return [message.settlement(None, message.home.retry) for message in self._messages]
 
-    def _settle(self, settlement: Settlement) -> Flow[Settled]:
-        link, message = self._home.link, self._message
-        operation = link.lanes.begin(message.queue)
+    def _settle(self, settlements: list[Settlement]) -> Flow[Settled]:
+        link, queue = self._home.link, self._messages[0].queue
+        operation = link.lanes.begin(queue)
         try:
-            settled: Settled = yield link.store.settle(message.queue, [settlement], operation)
+            settled: Settled = yield link.store.settle(queue, settlements, operation)
         finally:
-            link.lanes.end(message.queue, operation)
-        if settled.result[0] == "lost":
-            message.lease_lost = True
+            link.lanes.end(queue, operation)
+        lost = [message for message, status in zip(self._messages, settled.result, strict=True) if status == "lost"]
+        if lost:
+            for message in self._messages:
+                if message in lost:
+                    message.lease_lost = True
+                elif message.outcome is None:
+                    # What happened to another one of the batch is no failure of this one.
+                    message.outcome = Snooze(0)
+            others = "" if len(lost) == 1 else f" and {len(lost) - 1} others"
             raise LeaseLost(
-                f"the lease of message {message.id} of queue {message.queue} was lost before its transaction ended: it "
+                f"the lease of message {lost[0].id} of queue {queue}{others} was lost before its transaction ended: it "
                 "was or will be handled again, so what this transaction wrote is rolled back"
             )
         return settled
 
-    def _failed(self, settlement: Settlement | None) -> None:
-        if settlement is not None and not self._message.lease_lost:
-            self._home.take_back(self._message)
+    def _failed(self, settlements: list[Settlement]) -> None:
+        if settlements:
+            for message in self._messages:
+                if not message.lease_lost:
+                    message.home.take_back(message)
 
-    def _settled(self, settlement: Settlement, settled: Settled) -> None:
-        link, message = self._home.link, self._message
-        message.settled = settled.result[0]
+    def _settled(self, settlements: list[Settlement], settled: Settled | None) -> None:
+        if settled is None:
+            return
+        link = self._home.link
         if settled.wake:
             link.wake(settled.wake)
-        if link.on_event is not None:
-            tell_settled(link, message, settlement, message.settled, "success")
+        for message, settlement, status in zip(self._messages, settlements, settled.result, strict=True):
+            message.settled = status
+            if link.on_event is not None:
+                tell_settled(link, message, settlement, status, "success")

@@ -12,8 +12,9 @@ An error of the driver is left as it is: it is the caller's transaction that fai
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar, cast
+from weakref import WeakKeyDictionary
 
 from waypost.errors import ConfigurationError, InvalidInput, WaypostError
 from waypost.store.port import Call, Store
@@ -221,6 +222,12 @@ class AsyncSqlAlchemyTransaction(_SqlAlchemy, AwaitedTransaction):
             raise InvalidInput("SQLite inside an event loop: publish with a sqlite3 connection, or with Waypost")
         return self._look(self._connection.dialect, await self._connection.get_raw_connection())
 
+    async def inside(self, step: Callable[[Transaction], T]) -> T:
+        """Run a step that needs nothing but this transaction where SQLAlchemy's own code runs: one switch for all of
+        it, in place of one for each question to the session and for the statement.
+        """
+        return cast(T, await self.given.run_sync(lambda blocking: step(SqlAlchemyTransaction(blocking))))
+
     async def fetch(self, sql: str, values: Sequence[Any]) -> Any:
         return (await self._connection.exec_driver_sql(sql, tuple(values))).scalar()
 
@@ -274,27 +281,33 @@ class SqliteTransaction(Transaction):
 
 def is_of(given: Any, library: str, *names: str) -> bool:
     """Whether something is of a class of this library, or of one derived from it."""
-    return any(kind.__name__ in names and kind.__module__.partition(".")[0] == library for kind in type(given).__mro__)
+    return is_kind(type(given), library, names)
+
+
+def is_kind(kind: type, library: str, names: tuple[str, ...] = ()) -> bool:
+    """The same of a class. Without a library or without names, any of them."""
+    return any(
+        (not names or base.__name__ in names) and (not library or base.__module__.partition(".")[0] == library)
+        for base in kind.__mro__
+    )
+
+
+def is_session(annotation: object) -> bool:
+    """Whether a parameter that is annotated so asks for a transaction."""
+    return isinstance(annotation, type) and (
+        is_kind(annotation, "sqlalchemy", ("Session", "AsyncSession", "Connection", "AsyncConnection"))
+        or is_kind(annotation, "psycopg", ("Connection", "AsyncConnection"))
+        or is_kind(annotation, "sqlite3", ("Connection",))
+    )
 
 
 def recognise(given: Any) -> Transaction:
     """What the caller gave as `transaction=`, ready to run statements in it."""
     if isinstance(given, Transaction):
         return given
-    if is_of(given, "sqlalchemy", "AsyncSession", "AsyncConnection", "async_scoped_session"):
-        return AsyncSqlAlchemyTransaction(given)
-    if is_of(given, "sqlalchemy", "Session", "Connection", "scoped_session"):
-        return SqlAlchemyTransaction(given)
-    if is_of(given, "psycopg", "AsyncConnection"):
-        return AsyncPsycopgTransaction(given)
-    if is_of(given, "psycopg", "Connection"):
-        return PsycopgTransaction(given)
-    if is_of(given, "asyncpg", "Connection", "PoolConnectionProxy"):
-        return AsyncpgTransaction(given)
-    if is_of(given, "django", "BaseDatabaseWrapper", "ConnectionProxy"):
-        return DjangoTransaction(given)
-    if is_of(given, "sqlite3", "Connection"):
-        return SqliteTransaction(given)
+    made = _transaction_of(type(given))
+    if made is not None:
+        return made(given)
     kind = type(given)
     hint = ""
     if is_of(given, "sqlalchemy", "Engine", "AsyncEngine", "sessionmaker", "async_sessionmaker"):
@@ -302,6 +315,27 @@ def recognise(given: Any) -> Transaction:
     elif kind.__name__.endswith("Pool"):
         hint = "; a pool is no transaction, take a connection out of it"
     raise InvalidInput(f"transaction= is {KINDS}, not {kind.__module__}.{kind.__qualname__}{hint}")
+
+
+_RECOGNISED: tuple[tuple[type[Transaction], str, tuple[str, ...]], ...] = (
+    (AsyncSqlAlchemyTransaction, "sqlalchemy", ("AsyncSession", "AsyncConnection", "async_scoped_session")),
+    (SqlAlchemyTransaction, "sqlalchemy", ("Session", "Connection", "scoped_session")),
+    (AsyncPsycopgTransaction, "psycopg", ("AsyncConnection",)),
+    (PsycopgTransaction, "psycopg", ("Connection",)),
+    (AsyncpgTransaction, "asyncpg", ("Connection", "PoolConnectionProxy")),
+    (DjangoTransaction, "django", ("BaseDatabaseWrapper", "ConnectionProxy")),
+    (SqliteTransaction, "sqlite3", ("Connection",)),
+)
+
+
+#: Looked up once for each class: a publish in a transaction should cost little more than its statement.
+_found: WeakKeyDictionary[type, type[Transaction] | None] = WeakKeyDictionary()
+
+
+def _transaction_of(kind: type) -> type[Transaction] | None:
+    if kind not in _found:
+        _found[kind] = next((made for made, library, names in _RECOGNISED if is_kind(kind, library, names)), None)
+    return _found[kind]
 
 
 def check_colour(transaction: Transaction, *, awaited: bool) -> None:

@@ -16,6 +16,7 @@ from waypost.policy import CHUNK_MESSAGES_MAX, RetryPolicy, check_retry
 from waypost.worker.signature import Signature, Wanted
 
 if TYPE_CHECKING:
+    from waypost.store.port import Store
     from waypost.worker.running import Slot
 
 #: Handlers of one worker that run at once, if nobody says otherwise.
@@ -36,7 +37,7 @@ class Handler:
 
     __slots__ = (
         "as_type", "batch", "concurrency", "function", "is_async", "manual", "max_run", "middleware", "name",
-        "on_lease_lost", "process", "queue", "result_ttl", "retry", "state", "timeout", "wanted",
+        "on_lease_lost", "process", "queue", "result_ttl", "retry", "session", "state", "timeout", "wanted",
     )  # fmt: skip
 
     def __init__(
@@ -55,6 +56,8 @@ class Handler:
         result_ttl: Duration | None = None,
         state: object = None,
         middleware: Sequence[Middleware] = (),
+        store: Store | None = None,
+        engine: object = None,
     ) -> None:
         self.queue = queue_name(queue)
         if not callable(function):
@@ -84,6 +87,9 @@ class Handler:
         self.wanted: tuple[Wanted, ...] = signature.wanted
         #: What the body must be; None for what it was published as.
         self.as_type: Any = signature.as_type
+        #: The class of the session that the function asks for; then it is called in a transaction that settles.
+        self.session = signature.session
+        self._open_sessions(store, engine)
         #: What is called around the function, outermost first.
         self.middleware = check_handling(middleware, self.name, awaited=self.can_be_stopped)
         if process:
@@ -104,12 +110,15 @@ class Handler:
 
     def given(self, messages: Sequence[Message[Any]]) -> tuple[Any, ...]:
         """The arguments of a call. Raises `Undecodable` if a body is not what the handler expects."""
-        if self.batch is not None:
-            return tuple(self._given_lists(messages))
-        message = messages[0]
-        if self.wanted == BODY_ONLY:
-            return (message.body,)
-        return tuple(self._given_one(message))
+        if self.wanted == BODY_ONLY and self.batch is None:
+            return (messages[0].body,)
+        return self._given(messages, None) if self.session is None else (messages,)
+
+    def _given(self, messages: Sequence[Message[Any]], session: Any) -> tuple[Any, ...]:
+        given = self._given_one(messages[0]) if self.batch is None else self._given_lists(messages)
+        if self.session is not None:
+            given.insert(self.wanted.index("session"), session)
+        return tuple(given)
 
     def _given_one(self, message: Message[Any]) -> list[Any]:
         given: list[Any] = []
@@ -143,6 +152,29 @@ class Handler:
         """Keep what the function returned, if that is wanted and it decided on nothing else."""
         if self.result_ttl is not None and returned is not None and message.outcome is None:
             message.keep_result(returned, self.result_ttl)
+
+    def _open_sessions(self, store: Store | None, engine: object) -> None:
+        if self.session is None:
+            if engine is not None:
+                raise ConfigurationError(
+                    f"handler {self.name} is given an engine and has no parameter for a session: annotate one as "
+                    "Session or AsyncSession"
+                )
+            return
+        if self.process or self.manual or store is None:
+            why = "settles by hand (manual=True)" if self.manual else "runs in a process of its own"
+            raise ConfigurationError(
+                f"handler {self.name} {why}, so it cannot be given a session whose commit settles its messages"
+            )
+        from waypost.outbox.sessions import in_transaction, opened_by
+
+        sessions = opened_by(self.name, self.session, is_async=self.is_async, store=store, engine=engine)
+        self.function = in_transaction(
+            self.function, sessions, self._given, self._keep_returned, is_async=self.is_async
+        )
+
+    def _keep_returned(self, messages: Sequence[Message[Any]], returned: object) -> None:
+        self.keep_result(messages[0], returned)
 
     def through_middleware(self, call: Callable[[Sequence[Message[Any]]], Any]) -> Callable[..., Any]:
         """A call of the handler with the middleware around it."""

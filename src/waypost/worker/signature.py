@@ -6,6 +6,7 @@ The annotation decides, and the name where there is none:
     message    annotated as `Message`, or named `message`
     headers    named `headers`, unless it is annotated as something that is no mapping
     state      annotated with the class of the client's state (or a class above it), or named `state`
+    session    annotated as a session or connection of SQLAlchemy, psycopg or sqlite3 (see waypost.outbox.sessions)
 """
 
 from __future__ import annotations
@@ -18,14 +19,15 @@ from typing import Any, Literal
 
 from waypost.delivery import Message
 from waypost.errors import ConfigurationError
+from waypost.outbox.transactions import is_session
 
-Wanted = Literal["body", "message", "headers", "state"]
+Wanted = Literal["body", "message", "headers", "state", "session"]
 
 
 class Signature:
     """The parameters of one handler: what each is given, and what the body must be."""
 
-    __slots__ = ("_batch", "_function", "_name", "_state", "as_type", "wanted")
+    __slots__ = ("_batch", "_function", "_name", "_state", "as_type", "session", "wanted")
 
     def __init__(
         self, name: str, function: Callable[..., Any], *, is_batch: bool, state: object, as_type: Any = None
@@ -36,6 +38,8 @@ class Signature:
         self._state = state
         #: What the body must be; None for what it was published as.
         self.as_type: Any = as_type
+        #: The class of the session that is wanted, None if none is.
+        self.session: type | None = None
         #: In the order of the parameters.
         self.wanted: tuple[Wanted, ...] = ()
         self._read()
@@ -56,6 +60,8 @@ class Signature:
                 wanted.append(what)
                 if what in ("body", "message"):
                     self._take_type(what, annotation)
+                elif what == "session":
+                    self.session = typing.get_origin(annotation) or annotation
             elif parameter.default is inspect.Parameter.empty:
                 raise self._cannot_fill(parameter.name)
             else:
@@ -69,14 +75,16 @@ class Signature:
             return "headers"
         if self._is_state(name, annotation):
             return "state"
+        if is_session(typing.get_origin(annotation) or annotation):
+            return "session"
         return "body" if "body" not in wanted else None
 
     def _cannot_fill(self, parameter: str) -> ConfigurationError:
         state = "" if self._state is not None else "; this client has no state: give it one with state="
         return ConfigurationError(
             f"handler {self._name}: nothing is known to give to the parameter {parameter!r}; a handler takes the body "
-            "and, by the annotation or the name, the message, the headers and the client's state, as positional "
-            f"parameters{state}"
+            "and, by the annotation or the name, the message, the headers, the client's state and a session, as "
+            f"positional parameters{state}"
         )
 
     def _annotation(self, parameter: inspect.Parameter) -> Any:

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import psycopg
+from psycopg.rows import tuple_row
 
 from waypost.store.postgres.connecting import connect
-from waypost.store.postgres.migrating import VERSION, Names, failure, sql, version_in
+from waypost.store.postgres.migrating import VERSION, Names, command_for, failure, sql, version_in
 
 #: The schema of a session's temporary tables, by the name that stands for it.
 TEMPORARY = "pg_temp"
@@ -29,6 +30,10 @@ _INDEXES = """
     WHERE c.relnamespace = %s AND starts_with(c.relname, %s) AND c.relkind IN ('i', 'I')"""
 _SEQUENCES = """
     SELECT c.relname FROM pg_class c WHERE c.relnamespace = %s AND starts_with(c.relname, %s) AND c.relkind = 'S'"""
+_TRIGGERS = """
+    SELECT c.relname, t.tgname, t.tgenabled, t.tgtype, t.tgdeferrable, t.tginitdeferred, p.proname
+    FROM pg_trigger t JOIN pg_class c ON c.oid = t.tgrelid JOIN pg_proc p ON p.oid = t.tgfoid
+    WHERE c.relnamespace = %s AND starts_with(c.relname, %s) AND NOT t.tgisinternal"""
 _FUNCTIONS = """
     SELECT p.proname, p.pronargs, p.prosrc, p.proconfig FROM pg_proc p
     WHERE p.pronamespace = %s AND starts_with(p.proname, %s)"""
@@ -52,20 +57,58 @@ def check(url: str, *, schema: str = "public", namespace: str = "wp", start_time
     names = Names(schema, namespace)
     connection = connect(url, start_timeout)
     try:
-        with connection.cursor() as cursor:
-            version = version_in(cursor, names)
-            if version != VERSION:
-                return Checked(version, ())
-            cursor.execute(sql(schema=TEMPORARY, namespace=namespace))
-            cursor.execute("SELECT %s::regnamespace::oid, pg_my_temp_schema()", (f'"{schema}"',))
-            found = cursor.fetchone()
-            assert found is not None
-            return Checked(version, tuple(sorted(_differences(cursor, names, *found))))
+        return _checked(connection, names)
     except psycopg.Error as error:
         raise failure(error, names) from None
     finally:
         connection.rollback()
         connection.close()
+
+
+def drift(
+    database: str | psycopg.Connection[Any],
+    namespace: str = "wp",
+    *,
+    schema: str = "public",
+    start_timeout: float = 3.0,
+) -> list[str]:
+    """What differs between a namespace of a database and this release, a line for each; nothing if all is well.
+
+    `database` is a URL, or a connection of psycopg, which is left in the state it was in.
+    """
+    names = Names(schema, namespace)
+    if isinstance(database, str):
+        checked = check(database, schema=schema, namespace=namespace, start_timeout=start_timeout)
+    else:
+        try:
+            with database.transaction(force_rollback=True):
+                checked = _checked(database, names)
+        except psycopg.Error as error:
+            raise failure(error, names) from None
+    if checked.version is None:
+        return [f"there are no tables of namespace {namespace} in schema {schema}; run {command_for(names)}"]
+    if checked.version < VERSION:
+        return [
+            f"the tables are of version {checked.version} and this release needs {VERSION}; run {command_for(names)}"
+        ]
+    if checked.version > VERSION:
+        return [
+            f"the tables are of version {checked.version}, newer than this release ({VERSION}); update waypost here"
+        ]
+    return list(checked.differences)
+
+
+def _checked(connection: psycopg.Connection[Any], names: Names) -> Checked:
+    """In a transaction that the caller rolls back."""
+    with psycopg.Cursor(connection, row_factory=tuple_row) as cursor:
+        version = version_in(cursor, names)
+        if version != VERSION:
+            return Checked(version, ())
+        cursor.execute(sql(schema=TEMPORARY, namespace=names.namespace))
+        cursor.execute("SELECT %s::regnamespace::oid, pg_my_temp_schema()", (f'"{names.schema}"',))
+        found = cursor.fetchone()
+        assert found is not None
+        return Checked(version, tuple(sorted(_differences(cursor, names, *found))))
 
 
 def _differences(cursor: psycopg.Cursor[Any], names: Names, present: int, wanted: int) -> list[str]:
@@ -90,6 +133,12 @@ def _differences(cursor: psycopg.Cursor[Any], names: Names, present: int, wanted
             told.append(f"index {name} is {indexes[name][0]} and should be {_bare(definition)}")
     sequences = {name for (name,) in rows(_SEQUENCES, present)}
     told += [f"sequence {name} is missing" for (name,) in rows(_SEQUENCES, wanted) if name not in sequences]
+    triggers = {(table, name): rest for table, name, *rest in rows(_TRIGGERS, present)}
+    for table, name, *rest in rows(_TRIGGERS, wanted):
+        if table in tables and (table, name) not in triggers:
+            told.append(f"trigger {name} of table {table} is missing")
+        elif triggers.get((table, name), rest) != rest:
+            told.append(f"trigger {name} of table {table} is disabled or not this release's")
     functions: dict[tuple[str, int], list[list[Any]]] = {}
     for name, count, *rest in rows(_FUNCTIONS, present):
         functions.setdefault((name, count), []).append(rest)

@@ -19,9 +19,9 @@ from waypost.store.postgres.connecting import connect
 from waypost.store.postgres.failures import lost, refused
 
 #: Grows with every change of a table or a function.
-VERSION = 1
+VERSION = 2
 #: Changes of tables, each with the version that it leads to. A version that changes only functions has none.
-MIGRATIONS = ((1, "0001_tables"),)
+MIGRATIONS = ((1, "0001_tables"), (2, "0002_wake_at_commit"))
 FUNCTIONS = (
     "base", "moves", "wake", "tidy", "chains", "accept", "publish", "claim", "settle", "extend", "cancel", "running",
     "journal", "stats", "workers", "schedules",

@@ -3,7 +3,7 @@
 -- Keeps: with `max_pending`, publishers of one queue take turns, so that together they never pass it.
 -- Without `p_ttl` it is a part of somebody's own transaction: no repeat can come, nothing is tidied up, since the locks
 -- of that would be held until the transaction ends, and a queue that is full is answered (F), not raised, since that
--- would abort it. 0 is the same, raising.
+-- would abort it. 0 is the same, raising. Whom to wake is then chosen at the commit.
 
 CREATE OR REPLACE FUNCTION {publish}(
     p_queue text, p_clock bigint, p_session bytea, p_number bigint, p_ttl bigint, p_envelopes bytea[],
@@ -41,6 +41,9 @@ BEGIN
         EXCEPTION WHEN SQLSTATE 'WPFUL' THEN
             RETURN json_build_array('F', ARRAY[SQLERRM], '{}'::text[], '{}'::text[])::text;
         END;
+    END IF;
+    IF coalesce(p_ttl, 0) = 0 THEN
+        PERFORM set_config('waypost.apart', 'on', true);
     END IF;
     IF p_ttl > 0 THEN
         v_first := {replayed}(q.number, p_session, p_number);
@@ -106,9 +109,9 @@ DECLARE
     v record;
 BEGIN
     SELECT t.number, t.journal, t.max_pending, nextval('{sequence}') AS seq, pg_current_xact_id()::text::bigint AS xid,
-        t.paused OR NOT (
+        CASE WHEN p_ttl IS NOT NULL AND NOT t.paused THEN (
             SELECT coalesce(bool_or(NOT s.awake OR s.woken_ms > v_now - 250), true) FROM {sleeper} s
-            WHERE s.queue = t.number AND s.until_ms > v_now AND s.name NOT LIKE '~%') AS quiet
+            WHERE s.queue = t.number AND s.until_ms > v_now AND s.name NOT LIKE '~%') END AS wake
     INTO v FROM {queue} t WHERE t.name = p_queue;
     IF p_ttl IS NOT NULL AND v.max_pending IS NULL THEN
         -- Written first: a repeat finds it and writes nothing else, or waits here for the one that was faster.
@@ -126,7 +129,8 @@ BEGIN
     END IF;
     INSERT INTO {message} (seq, position, ready_ms, published_ms, queue, state, rank, id, "group", data)
     VALUES (v.seq, v.seq, v_now, v_now, v.number, 0, 9 - p_priority, p_id, p_group, p_envelope);
-    INSERT INTO {tally} (seq, queue, minute, published, ready) VALUES (v.seq, v.number, v_now / 60000, 1, 1);
+    INSERT INTO {tally} (seq, queue, minute, published, ready, wake)
+    VALUES (v.seq, v.number, v_now / 60000, 1, 1, CASE WHEN p_ttl IS NULL THEN 1 END);
     IF v.journal IN ('all', 'full') THEN
         INSERT INTO {entry} (
             queue, count, xid, seq, at_ms, event, operation, ids, groups, ranks, tokens, deliveries, attempts, sizes,
@@ -137,11 +141,11 @@ BEGIN
             ARRAY[length(p_envelope)],
             CASE WHEN v.journal = 'full' THEN ARRAY[coalesce(p_copy, p_envelope)] END);
     END IF;
-    IF NOT v.quiet THEN
-        SELECT json_build_array('', NULL, {wake}(t, v_now, 1, p_ttl IS NULL), '{}'::text[])::text INTO v_first
+    IF v.wake THEN
+        SELECT json_build_array('', NULL, {wake}(t, v_now, 1), '{}'::text[])::text INTO v_first
         FROM {queue} t WHERE t.number = v.number;
         UPDATE {operation} o SET result = v_first
-        WHERE p_ttl IS NOT NULL AND o.queue = v.number AND o.session = p_session AND o.slot = p_number % 128;
+        WHERE o.queue = v.number AND o.session = p_session AND o.slot = p_number % 128;
     END IF;
     IF v.xid % 64 = 0 AND p_ttl IS NOT NULL THEN
         PERFORM {tidy}(t, v_now) FROM {queue} t WHERE t.number = v.number;

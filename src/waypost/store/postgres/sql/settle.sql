@@ -2,7 +2,8 @@
 -- Touches: queue (read), message, result, completed, window, entry, tally, sleeper, operation, and what `finish`,
 -- `accept` and `carry` touch.
 -- Keeps: a settle whose token or nonce is stale changes nothing and says lost (l).
--- Without `p_ttl` it is a part of somebody's own transaction: no repeat can come, and nothing is tidied up.
+-- Without `p_ttl` it is a part of somebody's own transaction: no repeat can come, nothing is tidied up, and whom to wake
+-- is chosen at the commit.
 -- letters: d done, r retried, s snoozed, x dead, p dropped, b released, c cancelled, e replaced, l lost.
 
 CREATE OR REPLACE FUNCTION {settle}(
@@ -36,9 +37,13 @@ BEGIN
     IF NOT FOUND THEN
         q := {open}(p_queue);
     END IF;
-    v_first := {replayed}(q.number, p_session, p_number);
-    IF v_first IS NOT NULL THEN
-        RETURN v_first;
+    IF p_ttl IS NULL THEN
+        PERFORM set_config('waypost.apart', 'on', true);
+    ELSE
+        v_first := {replayed}(q.number, p_session, p_number);
+        IF v_first IS NOT NULL THEN
+            RETURN v_first;
+        END IF;
     END IF;
     IF p_outcomes IS NULL AND q.completed_max = 0 THEN
         v_gone := {settle_done}(q, v_now, v_op, p_ids, p_tokens, p_nonces, false);

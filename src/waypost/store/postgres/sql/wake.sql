@@ -1,4 +1,5 @@
--- Whom to wake for what a step made claimable, and the word to them that travels with the commit. Touches: sleeper.
+-- Whom to wake for what a step made claimable, and the word to them that travels with the commit. Touches: sleeper, and
+-- tally where the step is a part of somebody's own transaction.
 -- Keeps: a sleeper is named once; no publisher waits for another one here; where nobody sleeps nothing is sent.
 
 -- The channel of a queue. A name has room for 63 bytes.
@@ -8,23 +9,68 @@ CREATE OR REPLACE FUNCTION {channel}(p_queue text) RETURNS text LANGUAGE sql IMM
     FROM (SELECT trim(both '"' FROM '{#ready}') || ':' || p_queue AS name) c
 $body$;
 
--- A part of somebody's own transaction (`p_apart`) takes nobody out of the memory: a row that is locked until that
--- transaction ends would hold up its worker.
+-- A part of somebody's own transaction (`p_apart`, or the setting for what has no such parameter) takes nobody out of
+-- the memory yet: a row that is locked until that transaction ends would hold up its worker, and who sleeps now may be
+-- awake by then. It notes how many are wanted, and returns those whom only the client can tell.
 CREATE OR REPLACE FUNCTION {wake}(q {queue}, p_now bigint, p_count bigint, p_apart boolean DEFAULT false) RETURNS text[]
 LANGUAGE plpgsql AS $body$
 DECLARE
     v_names text[];
     v_again text[];
 BEGIN
-    IF coalesce(p_count, 0) <= 0 OR q.paused THEN
+    IF coalesce(p_count, 0) <= 0 THEN
         RETURN '{}';
     END IF;
-    SELECT s.names, s.again INTO v_names, v_again FROM {sleepers}(q, p_now, p_count, p_apart) s;
+    IF p_apart OR current_setting('waypost.apart', true) = 'on' THEN
+        INSERT INTO {tally} (seq, queue, minute, wake) VALUES (nextval('{sequence}'), q.number, p_now / 60000, p_count);
+        RETURN ARRAY(
+            SELECT s.name FROM {sleeper} s
+            WHERE s.queue = q.number AND NOT s.awake AND s.until_ms > p_now AND s.name !~ '^[@~]'
+            ORDER BY s.until_ms DESC, s.name DESC LIMIT p_count);
+    END IF;
+    IF q.paused THEN
+        RETURN '{}';
+    END IF;
+    SELECT s.names, s.again INTO v_names, v_again FROM {sleepers}(q, p_now, p_count, false) s;
     IF cardinality(v_names) + cardinality(v_again) > 0 THEN
         PERFORM {tell}(q.name, v_names || v_again);
     END IF;
     RETURN v_names;
 END $body$;
+
+-- The same when somebody's own transaction is being committed, for each step of it that was worth a sleeper: everything
+-- is known by now, and what is locked here is locked for a moment only. An error would undo that transaction, so nothing
+-- is done that could make one: where it sees only what was there when it began, everybody is told.
+CREATE OR REPLACE FUNCTION {wake_at_commit}() RETURNS trigger LANGUAGE plpgsql {settings} AS $body$
+DECLARE
+    q {queue};
+    v_now bigint := floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint;
+    v_names text[];
+    v_again text[];
+BEGIN
+    IF current_setting('transaction_isolation') <> 'read committed' THEN
+        SELECT * INTO q FROM {queue} t WHERE t.number = NEW.queue;
+        PERFORM {tell}(q.name, '{*}');
+        RETURN NULL;
+    END IF;
+    IF (SELECT bool_or(NOT s.awake OR s.woken_ms > v_now - 250) FROM {sleeper} s
+        WHERE s.queue = NEW.queue AND s.until_ms > v_now AND s.name NOT LIKE '~%') IS FALSE
+    THEN
+        RETURN NULL;
+    END IF;
+    SELECT * INTO q FROM {queue} t WHERE t.number = NEW.queue AND NOT t.paused;
+    IF FOUND THEN
+        SELECT s.names, s.again INTO v_names, v_again FROM {sleepers}(q, v_now, NEW.wake, true) s;
+        IF cardinality(v_names) + cardinality(v_again) > 0 THEN
+            PERFORM {tell}(q.name, v_names || v_again);
+        END IF;
+    END IF;
+    RETURN NULL;
+END $body$;
+
+DROP TRIGGER IF EXISTS {#tally_wake} ON {tally};
+CREATE CONSTRAINT TRIGGER {#tally_wake} AFTER INSERT ON {tally} DEFERRABLE INITIALLY DEFERRED
+    FOR EACH ROW WHEN (NEW.wake IS NOT NULL) EXECUTE FUNCTION {wake_at_commit}();
 
 -- Those whose names begin with @ listen here; the others are told by the client, which has another way to reach them.
 CREATE OR REPLACE FUNCTION {tell}(p_queue text, p_names text[]) RETURNS void LANGUAGE plpgsql AS $body$
@@ -38,7 +84,8 @@ BEGIN
     END LOOP;
 END $body$;
 
--- Whom to wake: the last to fall asleep first. `again` are those who may be falling asleep at this moment, in a step that
+-- Whom to wake: the last to fall asleep first. At the commit of somebody's own transaction (`p_apart`) no client learns the
+-- names, so only those who listen here are taken. `again` are those who may be falling asleep at this moment, in a step that
 -- cannot see ours, nor ours theirs: they were woken just now, or are locked by their own claim. They are told to look
 -- once more, but only where too few are known to sleep.
 CREATE OR REPLACE FUNCTION {sleepers}(
@@ -64,22 +111,17 @@ BEGIN
     END IF;
     IF v_sleeping IS NULL THEN
         -- The memory of who sleeps is gone: everybody wakes, once. Whoever does it first does it for all.
-        IF p_apart THEN
-            names := '{*}';
-        ELSIF pg_try_advisory_xact_lock({lock_of}('sleeper'), q.number) THEN
+        IF pg_try_advisory_xact_lock({lock_of}('sleeper'), q.number) THEN
             INSERT INTO {sleeper} AS s (queue, name, until_ms, awake) VALUES (q.number, '', p_now + 60000, true)
             ON CONFLICT (queue, name) DO UPDATE SET until_ms = excluded.until_ms WHERE s.until_ms <= p_now;
             names := CASE WHEN FOUND THEN '{*}'::text[] ELSE '{}' END;
         END IF;
         RETURN;
     END IF;
-    IF p_apart THEN
-        names := ARRAY(
-            SELECT s.name FROM {sleeper} s WHERE s.queue = q.number AND NOT s.awake AND s.until_ms > p_now
-            ORDER BY s.until_ms DESC, s.name DESC LIMIT p_count);
-    ELSIF v_sleeping THEN
+    IF v_sleeping THEN
         WITH chosen AS (
-            SELECT s.name, s.until_ms FROM {sleeper} s WHERE s.queue = q.number AND NOT s.awake AND s.until_ms > p_now
+            SELECT s.name, s.until_ms FROM {sleeper} s
+            WHERE s.queue = q.number AND NOT s.awake AND s.until_ms > p_now AND (s.name LIKE '@%' OR NOT p_apart)
             ORDER BY s.until_ms DESC, s.name DESC LIMIT p_count FOR UPDATE SKIP LOCKED
         ), woken AS (
             UPDATE {sleeper} s SET awake = true, woken_ms = p_now FROM chosen c

@@ -1,0 +1,127 @@
+"""A session for a handler that asks for one: what it writes there and the settle of its messages are one transaction.
+
+    @post.handler("orders", engine=engine)
+    async def charge(order: Order, session: AsyncSession) -> None:
+        session.add(Charge(order))
+
+The annotation of the parameter says what is given: a `Session`, `AsyncSession`, `Connection` or `AsyncConnection` of
+SQLAlchemy, of the engine or the maker of sessions that the handler was registered with, or else the client's own; a
+connection of psycopg, one of the client's; or a `sqlite3.Connection`. It is committed together with the settle when the
+handler returns, and rolled back by an error, a lost lease or a cancellation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any
+
+from waypost.delivery import Message, Outcome
+from waypost.errors import ConfigurationError
+from waypost.outbox.settling import MessageTransaction, Sessions, no_transactions
+from waypost.outbox.transactions import is_kind, is_of
+from waypost.store.port import Store
+
+AWAITED = ("AsyncSession", "AsyncConnection")
+ENGINES = ("Engine", "AsyncEngine")
+MAKERS = ("sessionmaker", "async_sessionmaker")
+
+
+def opened_by(name: str, wanted: type, *, is_async: bool, store: Store, engine: object = None) -> Sessions | None:
+    """Where the sessions of a handler come from, None for transactions of the store's own connections.
+
+    Raises `ConfigurationError` if it asks for something that cannot be had: that is known when it is registered.
+    """
+    if store.kind not in ("postgres", "sqlite"):
+        raise no_transactions(store.kind)
+    alchemy = is_kind(wanted, "sqlalchemy")
+    awaited = is_kind(wanted, "", AWAITED)
+    own = getattr(getattr(store, "source", None), "engine", None)
+    source = own if engine is None else engine
+    if alchemy and source is None:
+        raise ConfigurationError(
+            f"handler {name} asks for a {wanted.__name__} of SQLAlchemy: give it the engine or the maker of sessions, "
+            "engine=…, or make the client with client=engine"
+        )
+    if not alchemy and source is not None:
+        raise ConfigurationError(
+            f"handler {name} asks for a {wanted.__module__}.{wanted.__name__}, but its transactions are those of an "
+            "engine: ask for a session of SQLAlchemy"
+        )
+    kind = "postgres" if is_kind(wanted, "psycopg") else "sqlite"
+    if not alchemy and store.kind != kind:
+        raise ConfigurationError(f"handler {name} asks for a connection of {wanted.__module__} to a {store.kind} store")
+    if awaited != is_async and not is_kind(wanted, "sqlite3"):
+        raise ConfigurationError(
+            f"handler {name} {'is async' if is_async else 'blocks'} and its {wanted.__name__} "
+            f"{'blocks' if is_async else 'is awaited'}: both have to be of one colour"
+        )
+    if source is None:
+        return None
+    if not is_of(source, "sqlalchemy", *ENGINES, *MAKERS):
+        raise ConfigurationError(
+            f"handler {name}: engine= is an engine or a maker of sessions of SQLAlchemy, not a {type(source).__name__}"
+        )
+    if is_of(source, "sqlalchemy", "AsyncEngine", "async_sessionmaker") != awaited:
+        raise ConfigurationError(
+            f"handler {name} asks for a {wanted.__name__}, and a {type(source).__name__} does not make one"
+        )
+    return Sessions(_beginning(name, wanted, source, awaited=awaited))
+
+
+def _beginning(name: str, wanted: type, source: Any, *, awaited: bool) -> Callable[[], Any]:
+    is_engine = is_of(source, "sqlalchemy", *ENGINES)
+    if is_kind(wanted, "sqlalchemy", ("Connection", "AsyncConnection")):
+        if not is_engine:
+            raise ConfigurationError(f"handler {name} asks for a {wanted.__name__}: engine= has to be an engine then")
+        return source.begin  # type: ignore[no-any-return]
+    if not is_engine:
+        return source.begin  # type: ignore[no-any-return]
+    if awaited:
+        from sqlalchemy.ext.asyncio import AsyncSession
+
+        @asynccontextmanager
+        async def begin_async() -> Any:
+            async with AsyncSession(source) as session, session.begin():
+                yield session
+
+        return begin_async
+    from sqlalchemy.orm import Session
+
+    @contextmanager
+    def begin() -> Any:
+        with Session(source) as session, session.begin():
+            yield session
+
+    return begin
+
+
+Given = Callable[[Sequence[Message[Any]], Any], tuple[Any, ...]]
+Returned = Callable[[Sequence[Message[Any]], Any], None]
+
+
+def in_transaction(
+    function: Callable[..., Any], sessions: Sessions | None, given: Given, keep: Returned, *, is_async: bool
+) -> Callable[[Sequence[Message[Any]]], Any]:
+    """A handler's function with a transaction around it. `given` are its arguments; `keep` is told what it returned."""
+
+    def around(messages: Sequence[Message[Any]]) -> MessageTransaction:
+        return MessageTransaction(messages[0].home, messages, sessions, injected=True)
+
+    def decide(messages: Sequence[Message[Any]], returned: Any) -> None:
+        if isinstance(returned, Outcome):
+            for message in messages:
+                message.outcome = message.outcome or returned
+        else:
+            keep(messages, returned)
+
+    def call(messages: Sequence[Message[Any]]) -> None:
+        with around(messages) as session:
+            decide(messages, function(*given(messages, session)))
+
+    async def call_async(messages: Sequence[Message[Any]]) -> None:
+        async with around(messages) as session:
+            awaitable: Awaitable[Any] = function(*given(messages, session))
+            decide(messages, await awaitable)
+
+    return call_async if is_async else call

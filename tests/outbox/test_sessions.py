@@ -1,0 +1,326 @@
+"""A handler that asks for a session: its writes and the settle of its messages are one transaction."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+import sqlalchemy
+from sqlalchemy import create_engine, text
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, async_sessionmaker, create_async_engine
+from sqlalchemy.orm import Session, sessionmaker
+
+from tests.outbox.ways import TABLE, dialect
+from waypost import AsyncWaypost, Dead, Message, Middleware, NoRetry, Waypost
+from waypost.errors import ConfigurationError, InvalidInput, LeaseLost
+from waypost.outbox import transaction
+from waypost.testing.postgres import PostgresServer
+
+SALE = "INSERT INTO shop (n) VALUES (%s)"
+MARKED = text("INSERT INTO shop (n) VALUES (:n)")
+
+
+@pytest.fixture
+def shop(server: PostgresServer) -> Iterator[psycopg.Connection[Any]]:
+    """A look at the user's table."""
+    with psycopg.connect(server.url, autocommit=True) as connection:
+        connection.execute("TRUNCATE shop")
+        yield connection
+
+
+@pytest.fixture
+def engine(server: PostgresServer) -> Iterator[sqlalchemy.Engine]:
+    made = create_engine(dialect(server.url, "psycopg"))
+    yield made
+    made.dispose()
+
+
+def sold(shop: psycopg.Connection[Any]) -> list[int]:
+    return [row[0] for row in shop.execute("SELECT n FROM shop ORDER BY n")]
+
+
+def fall_behind(shop: psycopg.Connection[Any], namespace: str, id: str) -> None:
+    """As if another worker had taken the message over."""
+    shop.execute(f"UPDATE \"{namespace}_message\" SET token = token + 1, nonce = 'x' WHERE id = %s".encode(), (id,))
+
+
+def work(server: PostgresServer, namespace: str, register: Callable[[AsyncWaypost], None], count: int = 20) -> Any:
+    """Register a handler, let a worker empty the queue, and say how it stands then."""
+
+    async def run() -> Any:
+        async with AsyncWaypost(server.url, namespace=namespace) as post:
+            register(post)
+            await post.publish_many("orders", range(count))
+            await post.worker().run(until_empty=True, signals=False)
+            return await post.ledger("orders")
+
+    return asyncio.run(run())
+
+
+@pytest.mark.promise("BOX-3")
+@pytest.mark.parametrize("driver", ["asyncpg", "psycopg"])
+@pytest.mark.parametrize("source", ["engine", "maker", "connection"])
+def test_an_awaited_session_is_committed_with_the_settle_and_undone_by_an_error(
+    server: PostgresServer, namespace: str, shop: psycopg.Connection[Any], driver: str, source: str
+) -> None:
+    # Engines belong to the loop they are used on: no connection is kept for another one.
+    engine = create_async_engine(dialect(server.url, driver), poolclass=sqlalchemy.NullPool)
+
+    def register(post: AsyncWaypost) -> None:
+        if source == "connection":
+
+            @post.handler("orders", engine=engine, retry=NoRetry())
+            async def sell_on(body: int, connection: AsyncConnection) -> None:
+                await connection.execute(MARKED, {"n": body})
+                assert body != 7
+
+        else:
+            made: AsyncEngine | async_sessionmaker[AsyncSession] = engine
+            made = async_sessionmaker(engine) if source == "maker" else made
+
+            @post.handler("orders", engine=made, retry=NoRetry())
+            async def sell(body: int, session: AsyncSession) -> None:
+                await session.execute(MARKED, {"n": body})
+                assert body != 7
+
+    ledger = work(server, namespace, register)
+    assert sold(shop) == [n for n in range(20) if n != 7]
+    assert (ledger.done, ledger.dead, ledger.balance, ledger.unexplained) == (19, 1, 0, 0)
+
+
+@pytest.mark.promise("BOX-3")
+def test_a_session_that_blocks_is_given_to_a_handler_that_does(
+    engine: sqlalchemy.Engine, namespace: str, shop: psycopg.Connection[Any]
+) -> None:
+    with Waypost(client=engine, namespace=namespace) as post:
+
+        @post.handler("orders")
+        def sell(session: Session, body: int) -> None:
+            session.execute(MARKED, {"n": body})
+
+        @post.handler("more", engine=sessionmaker(engine))
+        def sell_more(body: int, message: Message[int], session: Session) -> None:
+            session.execute(MARKED, {"n": body + message.priority})
+
+        post.publish_many("orders", range(10))
+        post.publish("more", 100)
+        post.worker().run(until_empty=True)
+        assert sold(shop) == [*range(10), 105]
+        assert (post.ledger("orders").done, post.ledger("more").done) == (10, 1)
+
+
+@pytest.mark.promise("BOX-3")
+def test_without_an_engine_it_is_a_connection_of_the_drivers(
+    server: PostgresServer, namespace: str, shop: psycopg.Connection[Any]
+) -> None:
+    def register(post: AsyncWaypost) -> None:
+        @post.handler("orders")
+        async def sell(body: int, connection: psycopg.AsyncConnection[Any]) -> None:
+            await connection.execute(SALE, (body,))
+
+    assert work(server, namespace, register).done == 20
+
+    def register_blocking(post: AsyncWaypost) -> None:
+        @post.handler("orders")
+        def sell(body: int, connection: psycopg.Connection[Any]) -> None:
+            connection.execute(SALE, (body,))
+
+    assert work(server, namespace, register_blocking).done == 40
+    assert sold(shop) == sorted([*range(20)] * 2)
+
+
+@pytest.mark.promise("BOX-3")
+def test_a_file_lends_its_connection(tmp_path: Path) -> None:
+    path = tmp_path / "shop.db"
+    with closing(sqlite3.connect(path)) as file, Waypost(f"sqlite:///{path}") as post:
+        file.execute(TABLE)
+
+        @post.handler("orders", retry=NoRetry())
+        def sell(body: int, connection: sqlite3.Connection) -> None:
+            connection.execute("INSERT INTO shop (n) VALUES (?)", (body,))
+            assert body != 3
+
+        post.publish_many("orders", range(5))
+        post.worker().run(until_empty=True)
+        assert file.execute("SELECT n FROM shop ORDER BY n").fetchall() == [(0,), (1,), (2,), (4,)]
+        assert (post.ledger("orders").done, post.ledger("orders").dead) == (4, 1)
+
+
+@pytest.mark.promise("BOX-3")
+def test_a_lost_lease_rolls_the_session_back(
+    server: PostgresServer, namespace: str, shop: psycopg.Connection[Any], engine: sqlalchemy.Engine
+) -> None:
+    with Waypost(server.url, namespace=namespace) as post:
+        tries: list[int] = []
+
+        @post.handler("orders", engine=engine)
+        def sell(body: int, message: Message[int], session: Session) -> None:
+            session.execute(MARKED, {"n": len(tries)})
+            tries.append(body)
+            if len(tries) == 1:
+                fall_behind(shop, namespace, message.id)
+
+        post.configure("orders", lease=0.5)
+        post.publish("orders", 1)
+        with post.worker():
+            _until(lambda: post.ledger("orders").done == 1)
+        assert sold(shop) == [1]
+        assert len(tries) == 2
+
+
+@pytest.mark.promise("BOX-3", "LEASE-8")
+def test_what_a_handler_returns_is_a_part_of_its_transaction(
+    engine: sqlalchemy.Engine, namespace: str, shop: psycopg.Connection[Any]
+) -> None:
+    around: list[str] = []
+
+    class Around(Middleware):
+        def handle(self, message: Any, call: Any) -> Any:
+            around.append("before")
+            result = call()
+            around.append("after")
+            return result
+
+    with Waypost(client=engine, namespace=namespace, middleware=[Around()]) as post:
+
+        @post.handler("orders", result_ttl=60)
+        def sell(body: int, session: Session) -> Any:
+            session.execute(MARKED, {"n": body})
+            return Dead("fraud") if body == 2 else {"sold": body}
+
+        first = post.publish("orders", 1)
+        post.publish("orders", 2)
+        post.worker().run(until_empty=True)
+        assert sold(shop) == [1, 2]
+        assert post.result("orders", first.id) == {"sold": 1}
+        assert [letter.reason for letter in post.dead_letters("orders")] == ["fraud"]
+        assert sorted(around) == ["after", "after", "before", "before"]
+
+
+@pytest.mark.promise("BOX-3", "LEASE-8")
+def test_a_batch_is_settled_in_one_transaction(
+    engine: sqlalchemy.Engine, namespace: str, shop: psycopg.Connection[Any]
+) -> None:
+    calls: list[list[int]] = []
+    with Waypost(client=engine, namespace=namespace) as post:
+
+        @post.handler("orders", batch=10, concurrency=1)
+        def sell(messages: list[Message[int]], session: Session) -> None:
+            calls.append([message.body for message in messages])
+            session.execute(MARKED, [{"n": message.body} for message in messages])
+            if len(calls) == 1:
+                fall_behind(shop, namespace, messages[3].id)
+
+        post.configure("orders", lease=1)
+        post.publish_many("orders", range(10))
+        with post.worker():
+            _until(lambda: post.ledger("orders").done == 10)
+        ledger = post.ledger("orders")
+    assert sold(shop) == list(range(10))
+    assert calls[0] == list(range(10))
+    # What befell one of them cost the others no attempt.
+    assert (ledger.retried, ledger.snoozed, ledger.unexplained) == (0, 9, 0)
+    assert len(shop.execute("SELECT DISTINCT xmin::text FROM shop").fetchall()) == len(calls) - 1
+
+
+@pytest.mark.promise("BOX-3")
+def test_received_messages_can_be_settled_together(post: Waypost, shop: psycopg.Connection[Any]) -> None:
+    post.publish_many("orders", range(4))
+    with post.receive("orders") as one, post.receive("orders") as two:
+        assert one is not None
+        assert two is not None
+        with transaction([one, two]) as connection:
+            connection.execute(SALE, (one.body,))
+            connection.execute(SALE, (two.body,))
+            two.dead("fraud")
+        assert (one.settled, two.settled) == ("done", "dead")
+    assert sold(shop) == [0, 1]
+
+    def be_late() -> None:
+        with post.receive("orders") as late, post.receive("orders") as other:
+            assert late is not None
+            assert other is not None
+            with transaction([late, other]) as connection:
+                connection.execute(SALE, (2,))
+                fall_behind(shop, post.store.namespace, late.id)
+
+    with pytest.raises(LeaseLost):
+        be_late()
+    assert sold(shop) == [0, 1]
+    assert post.ledger("orders").snoozed == 1
+
+
+@pytest.mark.promise("BOX-3")
+def test_what_cannot_be_settled_together_is_refused(post: Waypost, server: PostgresServer, namespace: str) -> None:
+    post.publish("orders", 1)
+    post.publish("more", 2)
+    with (
+        Waypost(server.url, namespace=namespace) as other,
+        post.receive("orders") as one,
+        other.receive("more") as two,
+    ):
+        assert one is not None
+        assert two is not None
+        for messages, told in (([], "at least one"), ([one, two], "claimed all of them"), ([one, one], "twice")):
+            with pytest.raises(InvalidInput, match=told):
+                transaction(messages)
+
+
+@pytest.mark.promise("BOX-3", "LEASE-7")
+def test_at_most_once_has_a_session_and_nothing_to_settle(
+    server: PostgresServer, namespace: str, shop: psycopg.Connection[Any]
+) -> None:
+    with Waypost(server.url, namespace=namespace) as post:
+        post.configure("orders", lease=None)
+
+        @post.handler("orders")
+        def sell(body: int, connection: psycopg.Connection[Any]) -> None:
+            connection.execute(SALE, (body,))
+            assert body != 1
+
+        post.publish_many("orders", range(3))
+        post.worker().run(until_empty=True)
+        assert (post.ledger("orders").done, sold(shop)) == (3, [0, 2])
+
+
+@pytest.mark.promise("BOX-3")
+def test_what_cannot_be_given_is_refused_when_the_handler_is_registered(
+    server: PostgresServer, namespace: str, engine: sqlalchemy.Engine, tmp_path: Path
+) -> None:
+    def blocking(body: int, session: Session) -> None: ...
+    def driver(body: int, session: psycopg.Connection[Any]) -> None: ...
+    def plain(body: int) -> None: ...
+    async def awaited(body: int, session: AsyncSession) -> None: ...
+    async def mixed(body: int, session: Session) -> None: ...
+
+    post = Waypost(server.url, namespace=namespace)
+    file = Waypost(f"sqlite:///{tmp_path / 'a.db'}")
+    memory = Waypost("memory://")
+    on_engine = Waypost(client=engine, namespace=namespace)
+    cases: list[tuple[Waypost, Callable[..., Any], dict[str, Any], str]] = [
+        (post, blocking, {}, "engine=…, or make the client with client=engine"),
+        (post, awaited, {"engine": engine}, "does not make one"),
+        (post, mixed, {"engine": engine}, "of one colour"),
+        (post, driver, {"engine": engine}, "ask for a session of SQLAlchemy"),
+        (on_engine, driver, {}, "ask for a session of SQLAlchemy"),
+        (post, blocking, {"engine": 3}, "not a int"),
+        (post, plain, {"engine": engine}, "no parameter for a session"),
+        (post, blocking, {"engine": engine, "manual": True}, "by hand"),
+        (file, driver, {}, "to a sqlite store"),
+        (memory, driver, {}, "no part of your database"),
+    ]
+    for client, function, options, told in cases:
+        with pytest.raises(ConfigurationError, match=told):
+            client.handler("orders", **options)(function)
+
+
+def _until(condition: Callable[[], bool]) -> None:
+    from tests.wake.conftest import until
+
+    until(condition)

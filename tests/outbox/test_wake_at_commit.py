@@ -1,0 +1,177 @@
+"""Whom to wake is chosen when the caller's transaction is committed, not when it published."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Any
+
+import psycopg
+import pytest
+
+from tests.wake.conftest import until
+from tests.wake.test_postgres import Listener, put_to_sleep
+from waypost import Retry, Waypost
+from waypost.testing.pgbouncer import PgBouncer
+from waypost.testing.postgres import PostgresServer
+
+
+@pytest.fixture
+def listener(server: PostgresServer, namespace: str) -> Iterator[Listener]:
+    made = Listener(server.url, namespace)
+    yield made
+    made.connection.close()
+
+
+@pytest.fixture
+def connection(server: PostgresServer) -> Iterator[psycopg.Connection[Any]]:
+    with psycopg.connect(server.url) as made:
+        yield made
+
+
+def wake_up(post: Waypost, name: str) -> None:
+    """As a worker does that has work in hand."""
+    operation = post._link.lanes.begin("orders")
+    post._call(post.store.claim("orders", 0, operation, worker="w", sleeper=name))
+
+
+@pytest.mark.promise("BOX-2", "WAKE-2")
+def test_who_falls_asleep_after_the_publish_is_woken_by_its_commit(
+    post: Waypost, connection: psycopg.Connection[Any], listener: Listener
+) -> None:
+    post.publish("orders", 1, transaction=connection)
+    put_to_sleep(post, "@late")
+    assert listener.heard() == []
+    connection.commit()
+    assert listener.heard() == ["@late"]
+
+
+@pytest.mark.promise("BOX-2", "WAKE-2")
+def test_who_is_at_work_again_by_the_commit_is_not_woken(
+    post: Waypost, connection: psycopg.Connection[Any], listener: Listener
+) -> None:
+    put_to_sleep(post, "@busy", "@asleep")
+    post.publish("orders", 1, transaction=connection)
+    # What it does is its own step, and nothing of the open transaction holds it up.
+    wake_up(post, "@busy")
+    connection.commit()
+    assert listener.heard() == ["@asleep"]
+
+
+@pytest.mark.promise("BOX-2", "WAKE-2")
+def test_a_transaction_wakes_as_many_as_it_has_messages_and_no_savepoint_that_is_undone(
+    post: Waypost, connection: psycopg.Connection[Any], listener: Listener
+) -> None:
+    put_to_sleep(post, *(f"@{number}" for number in range(9)))
+    post.publish("orders", 1, transaction=connection)
+    with connection.transaction(force_rollback=True):
+        post.publish_many("orders", range(5), transaction=connection)
+    post.publish("orders", 2, key="k", transaction=connection)
+    post.publish_many("orders", [3, 4], transaction=connection)
+    connection.commit()
+    assert sorted(listener.heard()) == ["@5", "@6", "@7", "@8"]
+    assert post.stats("orders").sleepers == 5
+
+
+@pytest.mark.promise("WAKE-2", "WAKE-4", "BOX-2")
+def test_where_nobody_sleeps_a_commit_sends_nothing(
+    post: Waypost, connection: psycopg.Connection[Any], listener: Listener
+) -> None:
+    post.publish("orders", 0, transaction=connection)
+    connection.commit()
+    assert listener.heard() == ["*"], "nobody knows who sleeps: everybody is woken, once"
+    for number in range(30):
+        post.publish("orders", number, transaction=connection)
+        if number % 3 == 0:
+            post.publish_many("orders", [number, number], transaction=connection)
+        connection.commit()
+    assert listener.heard() == []
+
+
+@pytest.mark.promise("BOX-2")
+def test_a_paused_queue_wakes_nobody_and_one_that_is_resumed_before_the_commit_does(
+    post: Waypost, connection: psycopg.Connection[Any], listener: Listener
+) -> None:
+    put_to_sleep(post, "@a")
+    post.pause("orders")
+    post.publish("orders", 1, transaction=connection)
+    connection.commit()
+    assert listener.heard() == []
+    assert post.purge("orders") == 1
+    post.publish("orders", 2, transaction=connection)
+    post.publish("orders", 3, key="k", transaction=connection)
+    post.resume("orders")
+    assert listener.heard() == []
+    connection.commit()
+    assert listener.heard() == ["@a"]
+
+
+@pytest.mark.promise("BOX-1", "BOX-2", "WAKE-2")
+@pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE"])
+def test_a_transaction_that_sees_the_past_wakes_everybody_and_never_fails_by_it(
+    post: Waypost, connection: psycopg.Connection[Any], listener: Listener, level: str
+) -> None:
+    put_to_sleep(post, "@a")
+    connection.execute(f"SET TRANSACTION ISOLATION LEVEL {level}".encode())
+    connection.execute("SELECT count(*) FROM shop")
+    post.publish("orders", 1, transaction=connection)
+    wake_up(post, "@a")
+    put_to_sleep(post, "@a", "@b")
+    connection.commit()
+    assert listener.heard() == ["*"]
+    assert post.ledger("orders").ready == 1
+
+
+@pytest.mark.promise("BOX-2", "BOX-3")
+def test_a_settle_in_a_transaction_wakes_for_what_it_gives_back(post: Waypost, listener: Listener) -> None:
+    post.publish("orders", 1)
+    listener.heard()
+    with post.receive("orders") as message:
+        assert message is not None
+        with message.transaction():
+            message.outcome = Retry(after=0)
+            put_to_sleep(post, "@a")
+            assert listener.heard() == []
+        assert message.settled == "retried"
+    assert listener.heard() == ["@a"]
+
+
+@pytest.mark.promise("CHAIN-2", "BOX-2")
+def test_the_end_of_a_chain_in_a_transaction_holds_up_no_sleeper(
+    post: Waypost, connection: psycopg.Connection[Any], listener: Listener
+) -> None:
+    first = post.publish("steps", 1, chain=True)
+    post.publish("orders", 2, after=[first])
+    with post.receive("steps") as message:
+        assert message is not None
+        put_to_sleep(post, "@a")
+        with message.transaction(connection):
+            pass
+        wake_up(post, "@a")
+        put_to_sleep(post, "@a")
+        assert listener.heard() == []
+        connection.commit()
+    assert listener.heard() == ["@a"]
+
+
+@pytest.mark.needs("pgbouncer")
+@pytest.mark.promise("BOX-2", "WAKE-2", "WAKE-4", "STORE-2")
+def test_behind_a_pooler_a_commit_wakes_who_listens_beside_it(server: PostgresServer, namespace: str) -> None:
+    started = threading.Event()
+    with (
+        PgBouncer(server) as pooler,
+        Waypost(pooler.url, namespace=namespace, wake=server.url) as worker,
+        Waypost(pooler.url, namespace=namespace) as post,
+        closing(psycopg.connect(pooler.url, prepare_threshold=None)) as connection,
+    ):
+
+        @worker.handler("orders")
+        async def handle(body: int) -> None:
+            started.set()
+
+        with worker.worker():
+            post.publish("orders", 1, transaction=connection)
+            assert until(lambda: worker.stats("orders").sleepers == 1, "a sleeper")
+            connection.commit()
+            assert started.wait(20)

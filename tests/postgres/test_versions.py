@@ -1,0 +1,94 @@
+"""Tables of each version that was, full of messages, brought to this release's: nothing in them is lost or changed.
+
+`versions/N.sql.gz` is what `waypost migrate --sql --namespace wp` printed when N was the newest version.
+"""
+
+from __future__ import annotations
+
+import gzip
+import re
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from waypost import Retry, Waypost
+from waypost.store.postgres import check, migrate, migrating
+from waypost.testing.bench import fresh_namespace
+from waypost.testing.postgres import PostgresServer
+
+VERSIONS = Path(__file__).parent / "versions"
+WAS = range(1, migrating.VERSION)
+TABLES = ("queue", "message", "total", "entry", "window", "operation", "schedule", "chain", "member", "completed")
+
+
+def make(connection: psycopg.Connection[Any], version: int, namespace: str) -> None:
+    script = gzip.decompress((VERSIONS / f"{version}.sql.gz").read_bytes()).decode()
+    connection.execute(re.sub(r"\bwp_(?=[a-z])", f"{namespace}_", script).replace("wp:", f"{namespace}:").encode())
+
+
+def contents(connection: psycopg.Connection[Any], namespace: str) -> dict[str, list[Any]]:
+    return {
+        table: sorted(
+            connection.execute(f'SELECT to_jsonb(t)::text FROM "{namespace}_{table}" t'.encode()).fetchall()
+        )
+        for table in TABLES
+    }  # fmt: skip
+
+
+def fill(monkeypatch: pytest.MonkeyPatch, url: str, namespace: str, version: int) -> None:
+    """Messages in every state, with what belongs to them, by the functions of that version."""
+    with monkeypatch.context() as patched:
+        patched.setattr(migrating, "VERSION", version)
+        with Waypost(url, namespace=namespace) as post:
+            post.configure("orders", journal="full", completed=10)
+            post.publish_many("orders", range(20))
+            post.publish("orders", "timer", delay=3600, key="timer")
+            post.publish("orders", "keyed", key="order:7", window=3600, priority=9)
+            first = post.publish("orders", "first", chain=True)
+            post.publish("later", "blocked", after=[first])
+            post.save_schedule("rollup", queue="orders", cron="0 9 * * *", body={})
+            for _ in range(3):
+                with post.receive("orders") as message:
+                    assert message is not None
+            with post.receive("orders") as message:
+                assert message is not None
+                message.outcome = Retry(after=3600)
+
+
+@pytest.mark.promise("BOX-5", "STORE-2")
+@pytest.mark.parametrize("version", WAS)
+def test_an_older_version_full_of_messages_is_brought_up_to_date(
+    server: PostgresServer, database: Any, monkeypatch: pytest.MonkeyPatch, version: int
+) -> None:
+    name = fresh_namespace()
+    make(database, version, name)
+    fill(monkeypatch, server.url, name, version)
+    before = contents(database, name)
+    assert migrate(server.url, namespace=name) == version
+    after = contents(database, name)
+    assert {table: len(rows) for table, rows in after.items()} == {table: len(rows) for table, rows in before.items()}
+    assert {table for table in TABLES if before[table] != after[table]} == set()
+    assert check(server.url, namespace=name).is_current
+    with Waypost(server.url, namespace=name) as post, psycopg.connect(server.url) as connection:
+        ledger = post.ledger("orders")
+        assert (ledger.published, ledger.done, ledger.delayed, ledger.balance) == (23, 3, 2, 0)
+        assert [schedule.name for schedule in post.schedules()] == ["rollup"]
+        post.publish("orders", "within", transaction=connection)
+        connection.commit()
+        bodies = []
+        while True:
+            with post.receive("orders") as message:
+                if message is None:
+                    break
+                bodies.append(message.body)
+        assert bodies[-1] == "within"
+        assert len(bodies) == 23 - 3 - 2 + 1
+        with post.receive("later", wait=10) as message:
+            assert message is not None
+            assert message.body == "blocked"
+
+
+def test_every_version_that_was_is_kept_here() -> None:
+    assert sorted(int(path.name.partition(".")[0]) for path in VERSIONS.iterdir()) == list(WAS)
