@@ -173,13 +173,16 @@ class Log:
         return f"{STAGING}/{batch}/{table or HOME}"
 
     def commit(self, batch: str, tables: Iterable[str], messages: Iterable[Fence]) -> int:
-        """Commit a batch: from here on its messages are in the output. `AlreadyCommitted` if one of them was before."""
+        """Commit a batch: from here on its messages are in the output. `AlreadyCommitted` if one of them was before.
+
+        The log must have been read before the messages were claimed.
+        """
         fences = tuple(messages)
         commit = Commit(FORMAT, batch, self._queue, self._namespace, tuple(tables), fences)
         text = msgspec.json.encode(commit).decode()
         ids = {fence.id for fence in fences}
         while True:
-            twice = self.refresh() & ids
+            twice = (self.refresh() | self.committed()) & ids
             if twice:
                 raise AlreadyCommitted(twice)
             number = self.seen + 1
