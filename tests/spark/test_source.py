@@ -27,6 +27,7 @@ def test_the_journal_and_the_dead_letters_are_tables(spark: SparkSession, shop: 
     dead = read(spark, shop, kind="dead", queue="orders")
     assert {row["id"] for row in dead.select("id").collect()} == {message.id for message in shop.stored("dead")}
     assert "hush" not in dead._jdf.queryExecution().toString()
+    assert read(spark, shop, queue="nobody").count() == read(spark, shop, queue="nobody", kind="ready").count() == 0
 
 
 @pytest.mark.promise("SPARK-1")

@@ -8,6 +8,7 @@ from typing import Any, cast
 import pytest
 from hypothesis import given
 from hypothesis import strategies as some
+from pyspark.sql.datasource import InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
@@ -212,4 +213,6 @@ def test_a_file_is_read_on_its_own_machine_only(tmp_path: Any) -> None:
 def test_a_read_without_any_part_has_no_rows(shop: Shop) -> None:
     reader = Reader(read_options({**shop.options, "queue": "nobody"}), SCHEMA)
     assert reader.partitions() == []
+    # Spark then runs one task all the same, with a part that is none of ours.
     assert list(reader.read(None)) == []
+    assert list(reader.read(InputPartition(None))) == []

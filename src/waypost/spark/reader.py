@@ -74,9 +74,9 @@ class Reader(DataSourceReader):
 
     def read(self, partition: InputPartition | None) -> Iterator[Any]:
         """The rows of one part. Without any part there is one task, which has nothing to read."""
-        if partition is None:
-            return
-        part = cast("Part", partition)
+        if not isinstance(partition, Part):
+            return  # a read without any part still has one task, with a stand-in for it
+        part = partition
         check_machine(part.machine)
         with open_bulk(self.options.place) as bulk:
             for numbers in part.numbers:

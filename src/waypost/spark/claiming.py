@@ -1,0 +1,199 @@
+"""Claiming on executors: each task takes its share of a batch through one connection, as Arrow rows.
+
+Spark may run a task twice. So the operations of a task are made of the batch and the task's own number: a second
+attempt repeats the claims of the first, and gets the same messages, which count no second delivery.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+import pyarrow as pa
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+
+from waypost import codec
+from waypost.client import Waypost
+from waypost.delivery import Message, error_text, error_type
+from waypost.errors import EnvelopeTooNew, InvalidInput, Undecodable
+from waypost.identity import SESSION_BYTES, Operation
+from waypost.message import Claimed, Lease, Settlement
+from waypost.operations import receive
+from waypost.operations.forward import deliver_outgoing
+from waypost.policy import CHUNK_BYTES_MAX, CHUNK_MESSAGES_MAX, REPLAY_MAX
+from waypost.spark.bulk.columns import batch_of, constant, envelope_columns
+from waypost.spark.bulk.reading import RETRY_SECONDS, PageSize
+from waypost.spark.credentials import Place
+from waypost.spark.parts import check_machine
+from waypost.spark.tables import ENVELOPE_COLUMNS, MESSAGES, Table
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
+
+#: A store remembers so many operations of a session; a task that claims more often goes on with another one.
+CLAIMS_A_SESSION = REPLAY_MAX // 2
+FIRST_CLAIM = 64
+#: A task stops to claim when it holds so much: rows are kept by the executors until the batch is done.
+BYTES_A_TASK = 256 * 1024 * 1024
+#: Or when so much of a lease is over: the driver renews from when all tasks have claimed.
+LEASE_PART = 1 / 3
+
+#: What the user's function sees of a message.
+CONSUMED: Final = Table(
+    "consumed",
+    {
+        name: MESSAGES.columns[name]
+        for name in (
+            "queue", "id", "key", "group", "priority", "token", "deliveries", "attempts", "published_ms", "ready_ms",
+            "claimed_ms", "size", *ENVELOPE_COLUMNS,
+        )
+    },
+)  # fmt: skip
+#: The same with the rest of the fence, which stays with us.
+CLAIMED: Final = Table("claimed", {**CONSUMED.columns, "nonce": "BINARY", "lease_end_ms": "BIGINT", "chain": "STRING"})
+#: What the driver needs to renew and to settle.
+FENCE: Final = tuple(name for name in CLAIMED.columns if name not in (*ENVELOPE_COLUMNS, "queue", "size"))
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What a task needs to claim its share."""
+
+    place: Place
+    queue: str
+    #: The name of the batch: all of its claims are made of it.
+    name: str
+    #: How many messages one task takes at most.
+    share: int
+    tasks: int
+    machine: str | None
+
+    def take(self, task: int) -> Iterator[Any]:
+        """The rows of one task. What cannot be read is put aside here, as a worker does."""
+        check_machine(self.machine)
+        began, left, room = time.monotonic(), self.share, BYTES_A_TASK
+        page = PageSize(FIRST_CLAIM, CHUNK_MESSAGES_MAX, CHUNK_BYTES_MAX)
+        with Waypost(store=self.place.open(), retry_budget=RETRY_SECONDS) as post:
+            number = 0
+            while left > 0 and room > 0:
+                limit = min(left, page.rows)
+                claimed = self._claim(post, task, number, limit)
+                number += 1
+                if claimed.outgoing:
+                    post._run(deliver_outgoing(post._link, self.queue))
+                size = sum(len(lease.envelope) for lease in claimed.leases)
+                page.learn(len(claimed.leases), size)
+                leases = put_aside(post, self.queue, claimed.leases)
+                if leases:
+                    yield rows_of(self.queue, leases)
+                left, room = left - len(claimed.leases), room - size
+                lease_seconds = None if claimed.lease_ms is None else claimed.lease_ms / 1000
+                late = lease_seconds is not None and time.monotonic() - began > lease_seconds * LEASE_PART
+                if late or len(claimed.leases) < limit:
+                    return
+
+    def _claim(self, post: Waypost, task: int, number: int, limit: int) -> Claimed:
+        call = post._store.claim(
+            self.queue, limit, operation_of(self.name, task, number), worker=f"spark:{self.name}:{task}"
+        )
+        claimed = post._call(call)
+        if any(lease.lease_end_ms is None for lease in claimed.leases):
+            raise at_most_once(self.queue)
+        return claimed
+
+
+class ClaimSource(DataSource):
+    """A claim as a source of rows: the way to Arrow on executors that needs no package but pyarrow."""
+
+    @classmethod
+    def name(cls) -> str:
+        """Not for users: a read of it takes messages away from others."""
+        return "waypost-claim"
+
+    def schema(self) -> str:
+        """Messages and their fences."""
+        return CLAIMED.ddl
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """One part for each task."""
+        return _ClaimReader(msgspec.json.decode(self.options["claim"], type=Claim))
+
+
+class _ClaimReader(DataSourceReader):
+    def __init__(self, claim: Claim) -> None:
+        self.claim = claim
+
+    def partitions(self) -> Sequence[InputPartition]:
+        return [InputPartition(task) for task in range(self.claim.tasks)]
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        return self.claim.take(partition.value)
+
+
+def claimed_rows(spark: SparkSession, claim: Claim) -> DataFrame:
+    """Claim, now. The rows stay on the executors, and one that is lost there is never replaced by another claim."""
+    spark.dataSource.register(ClaimSource)
+    rows = spark.read.format(ClaimSource.name()).option("claim", msgspec.json.encode(claim).decode()).load()
+    return rows.localCheckpoint(eager=True)
+
+
+def at_most_once(queue: str) -> InvalidInput:
+    """A queue whose messages are gone when they are claimed: a batch that fails would lose them."""
+    return InvalidInput(
+        f"queue {queue} hands messages out at most once (lease=None), so a batch that fails would lose them: "
+        "configure a lease to consume it from Spark"
+    )
+
+
+def operation_of(name: str, task: int, number: int) -> Operation:
+    """The operation of a claim: the same for every attempt of a task, another for everything else."""
+    text = f"{name}:{task}:{number // CLAIMS_A_SESSION}"
+    session = hashlib.blake2b(text.encode(), digest_size=SESSION_BYTES).digest()
+    return Operation(session, number % CLAIMS_A_SESSION + 1)
+
+
+def put_aside(post: Waypost, queue: str, leases: Sequence[Lease]) -> list[Lease]:
+    """The leases whose messages can be read; the others are settled: dead, or left for a newer release."""
+    readable, messages, settlements = [], [], []
+    for lease in leases:
+        message: Message[Any] = Message(queue, lease)
+        try:
+            envelope = message.open()
+            codec.decode_body(envelope.content_type, envelope.data)
+        except Undecodable as error:
+            aside = receive.too_new(lease) if isinstance(error, EnvelopeTooNew) else _dead(lease, error)
+            receive.log_unreadable(message, aside, error)
+            messages.append(message)
+            settlements.append(aside)
+        else:
+            readable.append(lease)
+    if messages:
+        post._run(receive.settle(post._link, queue, messages, settlements))
+    return readable
+
+
+def _dead(lease: Lease, error: Undecodable) -> Settlement:
+    return Settlement(
+        lease.id, lease.token, lease.nonce, "dead",
+        reason="undecodable", error_type=error_type(error), error=error_text(error),
+    )  # fmt: skip
+
+
+def rows_of(queue: str, leases: Sequence[Lease]) -> Any:
+    """Leases as a record batch."""
+    columns = list(CLAIMED.columns)
+    arrays = {name: pa.array([getattr(lease, name) for lease in leases], CLAIMED.arrow_type(name)) for name in FENCE}
+    arrays["queue"] = constant(queue, len(leases))
+    arrays["size"] = pa.array([len(lease.envelope) for lease in leases], pa.int64())
+    arrays |= envelope_columns([lease.envelope for lease in leases], columns)
+    return batch_of(CLAIMED, columns, arrays, len(leases))
+
+
+def leases_of(fences: Any) -> list[Lease]:
+    """The fences of claimed rows as leases without their envelopes."""
+    return [Lease(**row, envelope=b"") for row in fences.select(list(FENCE)).to_pylist()]

@@ -1,0 +1,249 @@
+"""The log of an output: which batch wrote which messages, so that each message is in it once.
+
+    output/_waypost/log/000000000012.json      commit 12: a batch, its tables, and the fence of each of its messages
+    output/_waypost/log/000000000012.settled   what of it is still unsettled; nothing, as a rule
+    output/_waypost/staging/BATCH/             what a batch wrote before it was committed
+    output[/TABLE]/waypost_batch=BATCH/        what was committed
+
+A commit is one file that appears at once under the next number, or not at all because somebody else took the number.
+Who takes a number has read all before it, and commits no message that is in one of them. So a message is in the output
+once whatever happens to leases: a driver that was frozen for an hour finds at its commit what others did meanwhile.
+What is committed is moved to where readers see it, and settled, by its own driver or by the next one that opens the
+output.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
+
+import msgspec
+
+from waypost.errors import ConfigurationError, StoreError
+from waypost.identity import id_time_ms, is_message_id
+from waypost.spark.files import Files
+
+HOME = "_waypost"
+#: The column that readers of the output see: which batch a row came with.
+COLUMN = "waypost_batch"
+LOG, STAGING = f"{HOME}/log", f"{HOME}/staging"
+FORMAT = 1
+#: So many commits stay after they are settled, for drivers that have not seen them yet. Who missed more starts over.
+COMMITS_KEPT = 64
+#: What a batch wrote and nobody committed for so long is removed.
+STAGING_KEPT_MS = 7 * 86_400_000
+
+
+class Fence(msgspec.Struct, frozen=True, array_like=True):
+    """A message of a batch, as a settle needs it."""
+
+    id: str
+    token: int
+    nonce: bytes
+    chain: str | None = None
+
+
+class Commit(msgspec.Struct, frozen=True):
+    """What one batch wrote."""
+
+    format: int
+    batch: str
+    queue: str
+    namespace: str
+    #: Tables of the output; "" is the output itself.
+    tables: tuple[str, ...]
+    messages: tuple[Fence, ...]
+
+
+class Settled(msgspec.Struct, frozen=True):
+    """What is known of the messages of a commit: those that may still come again."""
+
+    open: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class Pending:
+    """A commit that is not known to be settled, and which of its messages may come again."""
+
+    commit: Commit
+    open: set[str] = field(default_factory=set)
+
+
+class AlreadyCommitted(Exception):
+    """Messages of a batch were committed by another one meanwhile."""
+
+    def __init__(self, ids: Collection[str]) -> None:
+        super().__init__(f"{len(ids)} messages were committed by another batch")
+        self.ids = frozenset(ids)
+
+
+_COMMIT = re.compile(r"\d{12}\.json")
+_commits = msgspec.json.Decoder(Commit)
+_settled = msgspec.json.Decoder(Settled)
+
+
+class Log:
+    """The commits of one output, as far as they have been read."""
+
+    def __init__(self, files: Files, queue: str, namespace: str) -> None:
+        self.files = files
+        self._queue = queue
+        self._namespace = namespace
+        #: The newest commit that was read.
+        self.seen = 0
+        #: Commits whose messages may come again, by number.
+        self.pending: dict[int, Pending] = {}
+        for commit in self._read(first=True):
+            self._check(commit)
+
+    def _check(self, commit: Commit) -> None:
+        if (commit.queue, commit.namespace) != (self._queue, self._namespace):
+            raise ConfigurationError(
+                f"this output belongs to queue {commit.queue} of namespace {commit.namespace}: one output takes the "
+                f"messages of one queue, so give {self._queue} an output of its own"
+            )
+
+    # ---- reading ---------------------------------------------------------------------------------------------
+
+    def refresh(self) -> set[str]:
+        """Read what is new; the ids of all messages in commits that were not read before."""
+        return {fence.id for commit in self._read() for fence in commit.messages}
+
+    def _read(self, *, first: bool = False) -> list[Commit]:
+        names = set(self.files.names(LOG))
+        for number in [number for number in self.pending if _mark(number).rpartition("/")[2] in names]:
+            self._learn(number)
+        found = []
+        newest = self._newest(names)
+        for number in self._new_numbers(names, first=first):
+            is_settled = f"{number:012}.settled" in names
+            if first and is_settled and number != newest and not self._open(number):
+                continue  # what is settled cannot come again to a consumer that starts now
+            told = _commits.decode(self.files.read(_file(number)))
+            if told.format != FORMAT:
+                raise ConfigurationError(
+                    f"commit {number} of this output was written by a newer release of waypost: read it with that one"
+                )
+            self.pending[number] = Pending(told, {fence.id for fence in told.messages})
+            if is_settled:
+                self._learn(number)
+            found.append(told)
+        self.seen = max(self.seen, newest)
+        return found
+
+    @staticmethod
+    def _newest(names: Collection[str]) -> int:
+        return max((int(name[:-5]) for name in names if _COMMIT.fullmatch(name)), default=0)
+
+    def _new_numbers(self, names: Collection[str], *, first: bool) -> list[int]:
+        """The numbers of commits that were not read yet, in order. None may be missing but at the first look."""
+        newest = self._newest(names)
+        listed = {int(name[:-5]) for name in names if _COMMIT.fullmatch(name)}
+        after = max(self.seen, newest - 2 * COMMITS_KEPT) if first else self.seen
+        # A listing made while others write may leave a file out: those are asked for by name.
+        gaps = {number for number in range(after + 1, newest) if number not in listed}
+        listed |= {number for number in gaps if self.files.exists(_file(number))}
+        missed = sorted(gaps - listed)
+        if missed and not first:
+            raise StoreError(
+                f"commits {missed[0]} to {missed[-1]} of this output were made and tidied away since this consumer "
+                "last looked, and it cannot know what is in them. Nothing of this batch was committed; start it again"
+            )
+        return sorted(number for number in listed if number > self.seen)
+
+    def _learn(self, number: int) -> None:
+        """What another driver may have settled of a commit."""
+        pending = self.pending[number]
+        pending.open &= self._open(number)
+        if not pending.open:
+            del self.pending[number]
+
+    def _open(self, number: int) -> set[str]:
+        return set(_settled.decode(self.files.read(_mark(number))).open)
+
+    def committed(self) -> set[str]:
+        """Messages that are in the output already, and may come again."""
+        return {message_id for pending in self.pending.values() for message_id in pending.open}
+
+    # ---- writing ---------------------------------------------------------------------------------------------
+
+    def staging(self, batch: str, table: str = "") -> str:
+        """Where a batch writes a table before it is committed."""
+        return f"{STAGING}/{batch}/{table or HOME}"
+
+    def commit(self, batch: str, tables: Iterable[str], messages: Iterable[Fence]) -> int:
+        """Commit a batch: from here on its messages are in the output. `AlreadyCommitted` if one of them was before.
+
+        The log must have been read before the messages were claimed.
+        """
+        fences = tuple(messages)
+        commit = Commit(FORMAT, batch, self._queue, self._namespace, tuple(tables), fences)
+        text = msgspec.json.encode(commit).decode()
+        ids = {fence.id for fence in fences}
+        while True:
+            twice = (self.refresh() | self.committed()) & ids
+            if twice:
+                raise AlreadyCommitted(twice)
+            number = self.seen + 1
+            if self.files.create(_file(number), text):
+                self.seen = number
+                self.pending[number] = Pending(commit, ids)
+                return number
+
+    def publish(self, commit: Commit) -> None:
+        """Move what a commit wrote to where readers see it. Done again, it changes nothing."""
+        for table in commit.tables:
+            source = self.staging(commit.batch, table)
+            target = f"{table}/{COLUMN}={commit.batch}".lstrip("/")
+            try:
+                if not self.files.exists(target):
+                    if self.files.exists(source):
+                        self.files.move(source, target)
+                elif self.files.exists(source):
+                    self._finish_move(source, target)
+            except FileNotFoundError:
+                # Another driver that opened the output moved it at the same moment.
+                if not self.files.exists(target):
+                    raise
+        self.files.remove(f"{STAGING}/{commit.batch}")
+
+    def _finish_move(self, source: str, target: str) -> None:
+        """An object store moves folders file by file, and may have been interrupted."""
+        there = self.files.walk(target)
+        for name, size in self.files.walk(source).items():
+            if there.get(name) != size:
+                self.files.remove(f"{target}/{name}")
+                self.files.move(f"{source}/{name}", f"{target}/{name}")
+
+    def settled(self, ids: Collection[str]) -> None:
+        """These messages can come no more. Commits of which nothing is left are tidied away in time."""
+        gone = set(ids)
+        for number, pending in list(self.pending.items()):
+            if pending.open & gone:
+                pending.open -= gone
+                self.files.replace(_mark(number), msgspec.json.encode(Settled(tuple(sorted(pending.open)))).decode())
+                if not pending.open:
+                    del self.pending[number]
+
+    def tidy(self, now_ms: int) -> None:
+        """Remove settled commits but the newest, and what was staged long ago by batches that never came to an end."""
+        names = set(self.files.names(LOG))
+        for name in sorted(names):
+            number, _, kind = name.partition(".")
+            is_old = kind == "settled" and number.isdigit() and int(number) <= self.seen - COMMITS_KEPT
+            if is_old and int(number) not in self.pending and f"{number}.json" in names:
+                # Oldest first, so that whoever missed one notices the gap at its end.
+                self.files.remove(_file(int(number)))
+                self.files.remove(_mark(int(number)))
+        for batch in self.files.names(STAGING):
+            if is_message_id(batch) and id_time_ms(batch) < now_ms - STAGING_KEPT_MS:
+                self.files.remove(f"{STAGING}/{batch}")
+
+
+def _file(number: int) -> str:
+    return f"{LOG}/{number:012}.json"
+
+
+def _mark(number: int) -> str:
+    return f"{LOG}/{number:012}.settled"

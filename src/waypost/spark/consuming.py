@@ -1,0 +1,473 @@
+"""Spark as a worker: claim a batch on executors, give it to a function, commit what it wrote, settle.
+
+    def load(orders: DataFrame, batch: Batch) -> None:
+        batch.write(orders.select("id", from_json("text", "total DOUBLE").alias("order")))
+
+    consume(spark, "valkey://127.0.0.1:6379", "orders", load, output="/lake/orders")
+
+The order is: claim, run, commit, settle. A crash before the commit leaves nothing behind but leases, which end; a
+crash after it leaves messages that come again, are known by the log of the output (`committing`), and are only settled.
+So each message is in the output once. Without an output there is no log: the function's own effects happen at least
+once.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
+
+from waypost.client import Waypost
+from waypost.client.base import DEFAULT_RETRY
+from waypost.delivery import Message, Outcome, Queue, error_text, error_type, queue_name
+from waypost.errors import ConfigurationError, InvalidInput
+from waypost.identity import Session
+from waypost.message import Lease, Settlement, SettleStatus, Watched
+from waypost.operations.flow import Flow, Link, Together
+from waypost.operations.forward import deliver_outgoing
+from waypost.policy import CHUNK_MESSAGES_MAX, START_TIMEOUT_SECONDS, RetryPolicy, check_retry
+from waypost.spark.claiming import CONSUMED, FENCE, Claim, at_most_once, claimed_rows, leases_of
+from waypost.spark.committing import AlreadyCommitted, Fence, Log
+from waypost.spark.credentials import Place
+from waypost.spark.files import open_files
+from waypost.spark.parts import this_machine
+from waypost.worker.renewing import Renewer
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+log = logging.getLogger("waypost")
+
+BATCH_DEFAULT = 10_000
+#: The driver renews and settles each message of a batch: more would take it longer than a lease.
+BATCH_MAX = 100_000
+PARTITIONS_DEFAULT = 2
+PARTITIONS_MAX = 256
+#: How soon a consumer that follows its queue looks again when there is nothing: a claim is a job of Spark.
+LOOK_SECONDS = 1.0
+TABLE_NAME = re.compile(r"[A-Za-z0-9][\w.\-]*(/[A-Za-z0-9][\w.\-]*)*", re.ASCII)
+#: Statuses after which a message can come no more.
+ENDED: frozenset[SettleStatus] = frozenset(("done", "dead", "dropped", "cancelled", "replaced"))
+
+Function: TypeAlias = "Callable[[DataFrame, Batch], object]"
+OnError: TypeAlias = Literal["raise", "continue"]
+
+
+@dataclass(slots=True)
+class Consumed:
+    """What a consumer did, in messages but for `batches`."""
+
+    batches: int = 0
+    #: In the output (or handled, where there is none) and settled as done.
+    done: int = 0
+    #: Claimed again after an earlier batch had committed them: settled, not written again.
+    repeated: int = 0
+    #: Sent back or ended in another way, by an error of the function or by its word.
+    retried: int = 0
+    dead: int = 0
+    other: int = 0
+    #: Whose lease was lost before the settle: if they were committed, they are settled when they come again.
+    lost: int = 0
+
+
+class Batch:
+    """What a function is given beside its DataFrame: the name of the batch, and where its results go."""
+
+    def __init__(self, name: str, queue: str, messages: dict[str, Message[Any]], output: Log | None) -> None:
+        #: Names this claim: the same whenever the function runs for it, and never used again.
+        self.name = name
+        self.queue = queue
+        self._messages = messages
+        self._log = output
+        self._tables: dict[str, None] = {}
+        self._ends: dict[str, Outcome] = {}
+
+    @property
+    def size(self) -> int:
+        """How many messages it has."""
+        return len(self._messages)
+
+    @property
+    def lost(self) -> frozenset[str]:
+        """Messages whose lease is known to be lost: they are or will be claimed again, here or elsewhere."""
+        return frozenset(message.id for message in self._messages.values() if message.lease_lost)
+
+    def path(self, table: str = "") -> str:
+        """Where to write a table of the output; readers see it under `waypost_batch=NAME` when the batch is committed.
+
+        What an earlier run of the function left there must be overwritten.
+        """
+        if self._log is None:
+            raise ConfigurationError("consume was given no output, so a batch has no place to write to: say output=…")
+        if table and TABLE_NAME.fullmatch(table) is None:
+            raise InvalidInput(f"a table is a name such as orders or eu/orders, not {table!r}")
+        if (not table and any(self._tables)) or (table and "" in self._tables):
+            raise InvalidInput("a batch writes either the output itself or tables in it, not both")
+        self._tables[table] = None
+        return self._log.files.uri(self._log.staging(self.name, table))
+
+    def write(
+        self,
+        frame: DataFrame,
+        table: str = "",
+        *,
+        format: str = "parquet",
+        partition_by: str | Sequence[str] = (),
+        **options: str,
+    ) -> None:
+        """Write a DataFrame to the output, or to a table in it. It counts when the function has returned."""
+        writer = frame.write.format(format).mode("overwrite").options(**options)
+        if partition_by:
+            writer = writer.partitionBy(*([partition_by] if isinstance(partition_by, str) else partition_by))
+        writer.save(self.path(table))
+
+    def end(self, ids: Iterable[str] | DataFrame, outcome: Outcome) -> None:
+        """End some messages otherwise than done: `batch.end(bad_ids, Dead("no total"))`; also Retry, Snooze and Drop.
+
+        Their rows are not for the output: leave them out of what is written.
+        """
+        if not isinstance(outcome, Outcome):
+            raise InvalidInput(f"an outcome is Retry, Snooze, Dead or Drop, not {type(outcome).__name__}")
+        found = [row["id"] for row in ids.select("id").collect()] if hasattr(ids, "select") else ids
+        for message_id in cast("Iterable[str]", found):
+            if message_id not in self._messages:
+                raise InvalidInput(f"message {message_id!r} is not of batch {self.name}")
+            self._ends[message_id] = outcome
+
+    def __repr__(self) -> str:
+        return f"Batch({self.name!r}, queue={self.queue!r}, size={self.size})"
+
+
+class _Held:
+    """The leases of the batch that is under way, for the thread that renews them."""
+
+    def __init__(self, queue: str) -> None:
+        self.queue = queue
+        self.lease_seconds: float | None = None
+        self.messages: dict[str, Message[Any]] = {}
+
+    def to_renew(self) -> list[Message[Any]]:
+        return [message for message in self.messages.values() if not message.lease_lost and message.settled is None]
+
+    def still_concerns(self, message: Message[Any]) -> bool:
+        return self.messages.get(message.id) is message and message.settled is None
+
+    def on_lost(self, message: Message[Any]) -> None:
+        """The renewer has marked and logged it."""
+
+    def on_cancel(self, message: Message[Any]) -> None:
+        message.cancel_requested = True
+
+
+class _Consumer:
+    """One run of `consume`."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        place: Place,
+        queue: str,
+        function: Function,
+        post: Waypost,
+        output: Log | None,
+        retry: RetryPolicy,
+        size: int,
+        partitions: int,
+        on_error: OnError,
+    ) -> None:
+        self.spark = spark
+        self.place = place
+        self.queue = queue
+        self.function = function
+        self.post = post
+        self.link: Link = post._link
+        self.log = output
+        self.retry = retry
+        self.size = size
+        self.partitions = partitions
+        self.on_error = on_error
+        self.machine = this_machine() if post._store.kind == "sqlite" else None
+        self.names = Session()
+        self.told = Consumed()
+        self.held = _Held(queue)
+        # On a connection of its own, so that no settle can hold a renewal up.
+        self.renewer = Renewer(self.link, lambda: post._store.connect(start_timeout=START_TIMEOUT_SECONDS))
+
+    # ---- one batch -------------------------------------------------------------------------------------------
+
+    def run_once(self) -> bool:
+        """Claim a batch and see it to its end; False if there was nothing to claim. Raises what the function raises."""
+        known: set[str] = set()
+        if self.log is not None:
+            # Read before the claim: what is settled by now cannot be claimed, and all the rest is known.
+            self.log.refresh()
+            known = self.log.committed()
+        name = self.names.message_ids(1)[0]
+        frame, messages = self.claim(name)
+        if not messages:
+            return False
+        self.held.messages = messages
+        self.renewer.hurry(self.held)
+        self.renewer.renew_now(self.held)
+        try:
+            self.told.batches += 1
+            repeated = known & messages.keys()
+            if repeated:
+                self.settle_repeated(repeated)
+            self.handle(name, frame, messages, repeated)
+        finally:
+            self.held.messages = {}
+        return True
+
+    def claim(self, name: str) -> tuple[DataFrame, dict[str, Message[Any]]]:
+        """Claim on executors: the rows, and what is needed to renew and to settle them."""
+        share = -(-self.size // self.partitions)
+        frame = claimed_rows(self.spark, Claim(self.place, self.queue, name, share, self.partitions, self.machine))
+        leases = leases_of(frame.select(*FENCE).toArrow())
+        ends = [lease.lease_end_ms - lease.claimed_ms for lease in leases if lease.lease_end_ms is not None]
+        if ends:
+            self.held.lease_seconds = min(ends) / 1000
+        return frame.select(*CONSUMED.columns), {lease.id: Message(self.queue, lease) for lease in leases}
+
+    def handle(self, name: str, frame: DataFrame, messages: dict[str, Message[Any]], without: Collection[str]) -> None:
+        """Run the function for what is left, as often as others commit messages of this batch before it does."""
+        left_out = set(without)
+        while True:
+            left = {message_id: message for message_id, message in messages.items() if message_id not in left_out}
+            if not left:
+                self._discard(name)
+                return
+            batch = Batch(name, self.queue, left, self.log)
+            try:
+                self.function(self._rows(frame, left_out), batch)
+            except BaseException as error:
+                self._discard(name)
+                self._failed(left, error)
+                if isinstance(error, Outcome) or (isinstance(error, Exception) and self.on_error == "continue"):
+                    return
+                raise
+            try:
+                # If this fails, nobody knows whether it is committed: nothing is discarded or settled, and whoever
+                # gets the messages next finds out.
+                self._commit(batch)
+            except AlreadyCommitted as error:
+                log.warning(
+                    "batch %s: %d messages were committed by another consumer of this output; it runs again without",
+                    name, len(error.ids), extra={"event": "batch_repeated", "queue": self.queue},
+                )  # fmt: skip
+                self.settle_repeated(error.ids)
+                left_out |= error.ids
+            else:
+                settlements = [message.settlement(batch._ends.get(key), self.retry) for key, message in left.items()]
+                self._settle_batch(left, settlements)
+                return
+
+    def _rows(self, frame: DataFrame, without: Collection[str]) -> DataFrame:
+        if not without:
+            return frame
+        from pyspark.sql import functions as f
+
+        known = self.spark.createDataFrame([(message_id,) for message_id in sorted(without)], "id STRING")
+        return frame.join(f.broadcast(known), "id", "left_anti").select(*CONSUMED.columns)
+
+    def _commit(self, batch: Batch) -> None:
+        if self.log is None:
+            return
+        done = [message for message_id, message in batch._messages.items() if message_id not in batch._ends]
+        if not done:
+            self._discard(batch.name)
+            return
+        fences = [Fence(message.id, message.token, message.lease.nonce, message.lease.chain) for message in done]
+        number = self.log.commit(batch.name, batch._tables, fences)
+        self.log.publish(self.log.pending[number].commit)
+
+    def _discard(self, name: str) -> None:
+        if self.log is not None:
+            self.log.files.remove(self.log.staging(name).rpartition("/")[0])
+
+    # ---- settling --------------------------------------------------------------------------------------------
+
+    def _failed(self, messages: dict[str, Message[Any]], error: BaseException) -> None:
+        """By the retry policy of each; an interrupt gives them back as they were."""
+        settlements = [message.settlement(error, self.retry) for message in messages.values()]
+        if not isinstance(error, Outcome):
+            log.warning(
+                "a batch of %d messages of queue %s failed: each is tried again as the retry policy says",
+                len(messages), self.queue, exc_info=error if self.on_error == "continue" else None,
+                extra={"event": "batch_failed", "queue": self.queue, "error_type": error_type(error),
+                       "error": error_text(error)},
+            )  # fmt: skip
+        self._settle_batch(messages, settlements)
+
+    def _settle_batch(self, messages: dict[str, Message[Any]], settlements: Sequence[Settlement]) -> None:
+        statuses = self.settle(list(messages.values()), settlements)
+        told = self.told
+        for status in statuses.values():
+            match status:
+                case "done" | "retried" | "dead" | "lost":
+                    setattr(told, status, getattr(told, status) + 1)
+                case _:
+                    told.other += 1
+        self._close(statuses)
+
+    def settle_repeated(self, ids: Collection[str]) -> None:
+        """Settle what is in the output already."""
+        messages = [self.held.messages[message_id] for message_id in ids]
+        statuses = self.settle(messages, [Settlement(m.id, m.token, m.lease.nonce) for m in messages])
+        self.told.repeated += len(messages)
+        self._close(statuses)
+
+    def settle(self, messages: Sequence[Message[Any]], settlements: Sequence[Settlement]) -> dict[str, SettleStatus]:
+        """Settle deliveries, in as many steps as they need."""
+        statuses: dict[str, SettleStatus] = {}
+        for start in range(0, len(messages), CHUNK_MESSAGES_MAX):
+            part = settlements[start : start + CHUNK_MESSAGES_MAX]
+            answers = self.post._run(_settle(self.link, self.queue, part))
+            for message, status in zip(messages[start : start + CHUNK_MESSAGES_MAX], answers, strict=True):
+                message.settled = statuses[message.id] = status
+        if any(message.lease.chain is not None for message in messages):
+            self.post._run(deliver_outgoing(self.link, self.queue))
+        lost = sum(status == "lost" for status in statuses.values())
+        if lost:
+            log.warning(
+                "the leases of %d messages of queue %s were lost before they were settled: %s", lost, self.queue,
+                "give the queue a longer lease" if self.log is None
+                else "those in the output are settled when they come again",
+                extra={"event": "lease_lost", "queue": self.queue, "count": lost},
+            )  # fmt: skip
+        return statuses
+
+    def _close(self, statuses: dict[str, SettleStatus]) -> None:
+        """Note in the log of the output which messages can come no more."""
+        if self.log is not None and self.log.pending:
+            gone = {message_id for message_id, status in statuses.items() if status in ENDED}
+            gone |= self._finished([message_id for message_id, status in statuses.items() if status == "lost"])
+            self.log.settled(gone)
+
+    def _finished(self, ids: Sequence[str]) -> set[str]:
+        """Those that the store has no more. A dead letter may be redriven, so it is not among them."""
+        finished = set()
+        for start in range(0, len(ids), CHUNK_MESSAGES_MAX):
+            part = ids[start : start + CHUNK_MESSAGES_MAX]
+            for message_id, watched in zip(part, self.post._run(_watch(self.link, self.queue, part)), strict=True):
+                if isinstance(watched, Watched) and watched.state in (None, "done"):
+                    finished.add(message_id)
+        return finished
+
+    # ---- what an earlier run left ----------------------------------------------------------------------------
+
+    def recover(self) -> None:
+        """Finish what was committed: move it to where readers see it, and settle it while its leases last."""
+        if self.log is None:
+            return
+        for pending in list(self.log.pending.values()):
+            self.log.publish(pending.commit)
+            fences = [fence for fence in pending.commit.messages if fence.id in pending.open]
+            messages = [Message[Any](self.queue, _lease(fence)) for fence in fences]
+            statuses = self.settle(messages, [Settlement(fence.id, fence.token, fence.nonce) for fence in fences])
+            self.told.repeated += sum(status in ENDED for status in statuses.values())
+            self._close(statuses)
+        self.log.tidy(time.time_ns() // 1_000_000)
+
+
+def _lease(fence: Fence) -> Lease:
+    return Lease(fence.id, fence.token, fence.nonce, 0, 0, 0, None, None, 0, 0, 0, None, b"", fence.chain)
+
+
+def _settle(link: Link, queue: str, settlements: Sequence[Settlement]) -> Flow[list[SettleStatus]]:
+    operation = link.lanes.begin(queue)
+    try:
+        return (yield from link.attempt_woken(link.store.settle(queue, settlements, operation)))
+    finally:
+        link.lanes.end(queue, operation)
+
+
+def _watch(link: Link, queue: str, ids: Sequence[str]) -> Flow[list[Any]]:
+    answers: list[Any] = yield Together([link.store.watch(queue, message_id, None) for message_id in ids])
+    return answers
+
+
+def consume(
+    spark: SparkSession,
+    url: str | Place,
+    queue: str | Queue[Any],
+    fn: Function,
+    *,
+    output: str | None = None,
+    batch: int = BATCH_DEFAULT,
+    partitions: int = PARTITIONS_DEFAULT,
+    retry: RetryPolicy = DEFAULT_RETRY,
+    follow: bool = False,
+    timeout: float | None = None,
+    on_error: OnError = "raise",
+    namespace: str = "wp",
+    password_env: str | None = None,
+    password_file: str | None = None,
+) -> Consumed:
+    """Give the messages of a queue to `fn(df, batch)`, batch by batch, until none can be claimed; what was done.
+
+    `batch` messages at most are claimed by `partitions` tasks, each through one connection. Their leases are renewed
+    while `fn` runs on the driver with a DataFrame of them (columns: `claiming.CONSUMED`). What it writes by
+    `batch.write` into `output`, a folder that belongs to this queue, is committed when it returns, then the messages
+    are settled: each is in the output once, also if the driver is killed in between. If `fn` raises, its writes are
+    discarded, and `retry` says for each message when it comes back or that it is dead; then the error is raised, or
+    with `on_error="continue"` the next batch is claimed. `follow` waits for more instead of ending; `timeout` claims
+    nothing more after so many seconds.
+    """
+    if not 1 <= batch <= BATCH_MAX:
+        raise InvalidInput(f"batch is a number of messages from 1 to {BATCH_MAX:,}, not {batch!r}")
+    if not 1 <= partitions <= PARTITIONS_MAX:
+        raise InvalidInput(f"partitions is a number of tasks from 1 to {PARTITIONS_MAX}, not {partitions!r}")
+    if on_error not in ("raise", "continue"):
+        raise InvalidInput(f"on_error is raise or continue, not {on_error!r}")
+    check_retry(retry)
+    name = queue_name(queue)
+    place = url if isinstance(url, Place) else _place(url, namespace, password_env, password_file)
+    store = place.open()
+    if store.kind == "memory":
+        raise ConfigurationError("a memory store lives in one process, and Spark's tasks run in others")
+    files = None if output is None else open_files(spark, output)
+    deadline = None if timeout is None else time.monotonic() + timeout
+    with Waypost(store=store) as post:
+        if post.policy(name).lease_ms is None:
+            raise at_most_once(name)
+        logged = None if files is None else Log(files, name, place.namespace)
+        consumer = _Consumer(spark, place, name, fn, post, logged, retry, batch, min(partitions, batch), on_error)
+        consumer.renewer.start([consumer.held])
+        try:
+            consumer.recover()
+            _loop(consumer, follow=follow, deadline=deadline)
+        finally:
+            consumer.renewer.stop(5)
+        return consumer.told
+
+
+def _place(url: str, namespace: str, password_env: str | None, password_file: str | None) -> Place:
+    options = {"url": url, "namespace": namespace, "passwordEnv": password_env, "passwordFile": password_file}
+    return Place.of({name: value for name, value in options.items() if value is not None})
+
+
+def _loop(consumer: _Consumer, *, follow: bool, deadline: float | None) -> None:
+    def over() -> bool:
+        return deadline is not None and time.monotonic() >= deadline
+
+    while not over():
+        if consumer.run_once():
+            continue
+        if not follow:
+            return
+        # At least one pause: a queue that is limited has messages ready that no claim gets.
+        while not over():
+            time.sleep(LOOK_SECONDS if deadline is None else max(0.0, min(LOOK_SECONDS, deadline - time.monotonic())))
+            if _claimable(consumer.post, consumer.queue):
+                break
+
+
+def _claimable(post: Waypost, queue: str) -> bool:
+    """Whether a claim may find something, asked without a job of Spark."""
+    stats = post.stats(queue)
+    moments = (stats.next_due_ms, stats.next_lease_ms)
+    return not stats.paused and (stats.ledger.ready > 0 or any(m is not None and m <= 0 for m in moments))

@@ -1,0 +1,98 @@
+"""Executors in processes of their own, and drivers that are killed: the same code as on a laptop."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+import waypost.spark
+from tests.spark.shop import Shop
+from waypost.spark import Batch
+from waypost.store.postgres import migrate
+from waypost.testing.bench import fresh_namespace
+from waypost.testing.postgres import PostgresServer
+from waypost.testing.servers import ValkeyServer
+
+pytestmark = pytest.mark.xdist_group("spark")
+PATIENCE_SECONDS = 400
+
+
+def drive(*arguments: str) -> tuple[int, list[dict[str, Any]]]:
+    """Run a driver to its end; how it ended and what it told."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("SPARK_", "PYSPARK_"))}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.spark.cluster_driver", *arguments],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment,
+        start_new_session=True,
+    )
+    try:
+        told, _ = process.communicate(timeout=PATIENCE_SECONDS)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # a JVM that outlived its driver
+    return process.returncode, [json.loads(line) for line in told.splitlines() if line.startswith("{")]
+
+
+def write_ids(rows: DataFrame, batch: Batch) -> None:
+    batch.write(rows.select("id", "text"))
+
+
+@pytest.mark.promise("SPARK-1", "SPARK-3", "SPARK-11")
+def test_on_a_cluster_nothing_is_read_or_published_twice_and_killed_drivers_leave_each_message_once_in_the_output(
+    spark: SparkSession, valkey: ValkeyServer, postgres: PostgresServer, tmp_path: Path
+) -> None:
+    namespace, output = fresh_namespace(), tmp_path / "out"
+    output.mkdir()
+    migrate(postgres.url, namespace=namespace)
+    bodies: list[Any] = [{"n": n} for n in range(250)] + [{"é": "見た"}, "x" * (1 << 20)]
+    with Shop(valkey.url, namespace) as shop, Shop(postgres.url, namespace) as other:
+        ids = [one.id for one in shop.post.publish_many("orders", bodies)]
+        other.post.publish_many("orders", bodies)
+        shop.post.configure("orders", lease=10)
+
+        ended, told = drive(
+            "local-cluster[2,1,1024]", "written", str(output), namespace, valkey.url, postgres.url
+        )  # fmt: skip
+        assert ended == -signal.SIGKILL, told
+        assert {"executors": 2} in told
+        for url in (valkey.url, postgres.url):
+            (found,) = [line for line in told if line.get("url") == url]
+            assert found["columns"] == ["number", "event"]
+            configured = [[253, "configured"]] if url == valkey.url else []
+            assert found["events"] == [[number, "published"] for number in range(1, 253)] + configured
+            assert (found["longest"], found["has_unicode"]) == (1 << 20, True)
+        assert {"failed": True} in told
+        ledger = shop.post.ledger("out")
+        assert ledger.published == 60_000
+        assert ledger.duplicates > 0
+        assert told[-1]["size"] == 252
+        # It died before the commit: what it wrote is not in the output, and its messages come again.
+        assert list(output.glob("lake/waypost_batch=*")) == []
+        assert list(output.glob("lake/_waypost/staging/*/*/*.parquet"))
+
+        ended, told = drive("local[2]", "committed", str(output), namespace, valkey.url)
+        assert ended == -signal.SIGKILL, told
+        assert told[-1]["size"] > 0
+        assert list(output.glob("lake/waypost_batch=*/*.parquet"))
+        assert list(output.glob("lake/_waypost/log/*.settled")) == []
+
+        while shop.post.ledger("orders").done < len(ids):
+            waypost.spark.consume(
+                spark, valkey.url, "orders", write_ids, output=f"{output}/lake", namespace=namespace, follow=True,
+                timeout=2,
+            )  # fmt: skip
+        found_ids = sorted(row["id"] for row in spark.read.parquet(f"{output}/lake").select("id").collect())
+        assert found_ids == sorted(ids)
+        ledger = shop.post.ledger("orders")
+        assert (ledger.done, ledger.leased, ledger.ready, ledger.unexplained) == (252, 0, 0, 0)

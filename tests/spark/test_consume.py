@@ -1,0 +1,272 @@
+"""Spark as a worker: each message once in the output, whatever ends early."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
+
+import waypost.spark
+from tests.spark.shop import Shop
+from waypost import Dead, NoRetry, Snooze
+from waypost.errors import ConfigurationError, InvalidInput
+from waypost.identity import Session
+from waypost.message import Settlement
+from waypost.spark import Batch, Consumed
+from waypost.spark.claiming import Claim, leases_of, operation_of
+from waypost.spark.consuming import _Consumer
+from waypost.spark.credentials import Place
+from waypost.store.port import Draft
+
+pytestmark = pytest.mark.xdist_group("spark")
+
+
+def run(spark: SparkSession, shop: Shop, fn: Any, output: Path | None, **options: Any) -> Consumed:
+    told = None if output is None else str(output)
+    return waypost.spark.consume(spark, shop.url, "orders", fn, output=told, namespace=shop.namespace, **options)
+
+
+def write_ids(rows: DataFrame, batch: Batch) -> None:
+    batch.write(rows.select("id", "text"))
+
+
+def written(spark: SparkSession, output: Path) -> list[str]:
+    return sorted(row["id"] for row in spark.read.parquet(str(output)).select("id").collect())
+
+
+@pytest.mark.promise("SPARK-3")
+def test_each_message_is_in_the_output_once_under_the_name_of_its_batch(
+    spark: SparkSession, shop: Shop, tmp_path: Path
+) -> None:
+    sent = shop.post.publish_many("orders", [{"n": n, "é": "見"} for n in range(700)], group="g", headers={"h": "ü"})
+    names: list[str] = []
+
+    def load(rows: DataFrame, batch: Batch) -> None:
+        names.append(batch.name)
+        assert batch.size == rows.count()
+        first = rows.orderBy("published_ms").first()
+        assert first is not None
+        assert (first["queue"], first["group"], first["deliveries"]) == ("orders", "g", 1)
+        assert first["headers"] == {"h": "ü"}
+        batch.write(rows.select("id", f.get_json_object("text", "$.n").alias("n")))
+
+    told = run(spark, shop, load, tmp_path / "out", batch=400)
+    assert (told.batches, told.done, told.lost) == (2, 700, 0)
+    assert written(spark, tmp_path / "out") == sorted(one.id for one in sent)
+    found = {row["waypost_batch"] for row in spark.read.parquet(str(tmp_path / "out")).collect()}
+    assert found == set(names)
+    ledger = shop.post.ledger("orders")
+    assert (ledger.done, ledger.leased, ledger.ready, ledger.claims) == (700, 0, 0, 700)
+    assert ledger.balance == 0
+    assert run(spark, shop, write_ids, tmp_path / "out") == Consumed()
+
+
+@pytest.mark.promise("SPARK-3")
+def test_what_was_committed_and_not_settled_is_settled_when_it_comes_again_and_not_written_twice(
+    spark: SparkSession, shop: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = [one.id for one in shop.post.publish_many("orders", range(20))]
+    shop.post.configure("orders", lease=0.5)
+    settle = _Consumer.settle
+    monkeypatch.setattr(_Consumer, "settle", _dies)
+    with pytest.raises(RuntimeError, match="the driver died"):
+        run(spark, shop, write_ids, tmp_path / "out")
+    monkeypatch.setattr(_Consumer, "settle", settle)
+    shop.post.configure("orders", lease=60)
+    # Until its lease has ended and somebody else has claimed it, a message can still be settled by its first token.
+    stolen = _claimed_again(shop, 5)
+    told = run(spark, shop, write_ids, tmp_path / "out")
+    assert told.repeated == 15
+    assert told.done == 0
+    _give_back(shop, stolen)
+    again = run(spark, shop, write_ids, tmp_path / "out")
+    assert (again.repeated, again.done) == (5, 0)
+    assert written(spark, tmp_path / "out") == sorted(ids)
+    assert shop.post.ledger("orders").done == 20
+    assert run(spark, shop, write_ids, tmp_path / "out") == Consumed()
+
+
+def _dies(*_: Any) -> Any:
+    raise RuntimeError("the driver died")
+
+
+def _claimed_again(shop: Shop, count: int) -> list[Any]:
+    """Messages whose leases have ended, claimed by somebody else."""
+    leases: list[Any] = []
+    patience = threading.Event()
+    while len(leases) < count:
+        patience.wait(0.05)
+        leases += shop.claim("orders", count - len(leases)).leases
+    return leases
+
+
+def _give_back(shop: Shop, leases: list[Any]) -> None:
+    with shop.bulk() as bulk:
+        released = [Settlement(lease.id, lease.token, lease.nonce, "release") for lease in leases]
+        bulk.run(bulk.store.settle("orders", released, Session().operation("orders")))
+
+
+@pytest.mark.promise("SPARK-3")
+def test_a_function_that_fails_leaves_nothing_in_the_output_and_its_messages_are_tried_again(
+    spark: SparkSession, shop: Shop, tmp_path: Path
+) -> None:
+    shop.post.publish_many("orders", range(10))
+
+    def failing(rows: DataFrame, batch: Batch) -> None:
+        batch.write(rows.select("id"))
+        raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no"):
+        run(spark, shop, failing, tmp_path / "out")
+    ledger = shop.post.ledger("orders")
+    assert (ledger.retried, ledger.delayed, ledger.done) == (10, 10, 0)
+    assert list((tmp_path / "out").rglob("*.parquet")) == []
+    shop.post.publish("orders", "another")
+    told = run(spark, shop, failing, None, retry=NoRetry(), on_error="continue")
+    assert (told.batches, told.dead) == (1, 1)
+    assert [letter.reason for letter in shop.post.dead_letters("orders")] == ["retries_exhausted"]
+
+
+def test_a_function_ends_some_messages_otherwise(spark: SparkSession, shop: Shop, tmp_path: Path) -> None:
+    shop.post.publish_many("orders", [{"n": n} for n in range(10)])
+
+    def sort_out(rows: DataFrame, batch: Batch) -> None:
+        numbered = rows.withColumn("n", f.get_json_object("text", "$.n").cast("int"))
+        batch.end(numbered.where("n < 3"), Dead("small"))
+        batch.end([row["id"] for row in numbered.where("n = 9").collect()], Snooze(3600))
+        with pytest.raises(InvalidInput, match="is not of batch"):
+            batch.end(["nobody"], Dead())
+        batch.write(numbered.where("n between 3 and 8").select("id"), "numbers/small")
+        with pytest.raises(InvalidInput, match="not both"):
+            batch.path()
+
+    told = run(spark, shop, sort_out, tmp_path / "out")
+    assert (told.done, told.dead, told.other) == (6, 3, 1)
+    assert len(written(spark, tmp_path / "out" / "numbers" / "small")) == 6
+    assert {letter.reason for letter in shop.post.dead_letters("orders")} == {"small"}
+    assert shop.post.ledger("orders").delayed == 1
+
+
+@pytest.mark.promise("SPARK-3")
+def test_a_body_that_cannot_be_read_is_dead_and_the_others_are_done(
+    spark: SparkSession, shop: Shop, tmp_path: Path
+) -> None:
+    good = [one.id for one in shop.post.publish_many("orders", ["x" * (1 << 20), {"é": "見た"}, b"\xff\x00"])]
+    session = Session()
+    bad = session.message_ids(1)[0]
+    with shop.bulk() as bulk:
+        draft = Draft(bad, b"\x01" + bad.encode() + b"\x02\0\0\0\0{broken")
+        bulk.run(bulk.store.publish("orders", [draft], session.operation("orders")))
+    told = run(spark, shop, write_ids, tmp_path / "out")
+    assert told.done == 3
+    assert written(spark, tmp_path / "out") == sorted(good)
+    (letter,) = shop.post.dead_letters("orders")
+    assert (letter.id, letter.reason) == (bad, "undecodable")
+
+
+@pytest.mark.promise("SPARK-3")
+def test_two_consumers_of_one_output_that_hold_the_same_message_write_it_once(
+    spark: SparkSession, shop: Shop, tmp_path: Path
+) -> None:
+    ids = [one.id for one in shop.post.publish_many("orders", range(6))]
+    shop.post.configure("orders", lease=1)
+    runs: list[int] = []
+
+    def other(rows: DataFrame, batch: Batch) -> None:
+        write_ids(rows, batch)
+        shop.post.pause("orders")
+
+    def frozen(rows: DataFrame, batch: Batch) -> None:
+        runs.append(batch.size)
+        batch.write(rows.select("id", "text"))
+        if len(runs) == 1:
+            # As if this driver had been frozen for longer than its leases last, and another one had taken over.
+            for message in batch._messages.values():
+                message.lease_lost = True
+            _give_back(shop, _claimed_again(shop, 2))
+            shop.post.configure("orders", lease=60)
+            assert run(spark, shop, other, tmp_path / "out", batch=4, partitions=1).done == 4
+            assert len(written(spark, tmp_path / "out")) == 4
+
+    told = run(spark, shop, frozen, tmp_path / "out")
+    assert runs == [6, 2]
+    assert told.repeated == 4
+    assert written(spark, tmp_path / "out") == sorted(ids)
+    shop.post.resume("orders")
+    last = run(spark, shop, write_ids, tmp_path / "out")
+    assert (last.done, last.repeated + told.done) == (0, 2)
+    assert written(spark, tmp_path / "out") == sorted(ids)
+    assert shop.post.ledger("orders").done == 6
+
+
+def test_a_second_attempt_of_a_task_claims_the_same_messages(shop: Shop) -> None:
+    shop.post.publish_many("orders", range(300))
+    claim = Claim(shop.place, "orders", "06f0000000000000000000000", 200, 2, None)
+    first = [lease for rows in claim.take(0) for lease in leases_of(rows)]
+    second = [lease for rows in claim.take(0) for lease in leases_of(rows)]
+    other = [lease for rows in claim.take(1) for lease in leases_of(rows)]
+    assert len(first) == 200
+    assert [(lease.id, lease.token, lease.nonce) for lease in first] == [
+        (lease.id, lease.token, lease.nonce) for lease in second
+    ]
+    assert {lease.id for lease in other}.isdisjoint({lease.id for lease in first})
+    assert shop.post.ledger("orders").claims == 300
+
+
+def test_operations_of_claims_are_never_shared() -> None:
+    made = {operation_of(name, task, number) for name in "ab" for task in range(5) for number in range(300)}
+    assert len(made) == 2 * 5 * 300
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"batch": 0}, "batch is a number"),
+        ({"partitions": 0}, "partitions is a number"),
+        ({"on_error": "ignore"}, "on_error is raise or continue"),
+        ({"retry": 5}, "a retry policy is an object"),
+        ({"url": "memory://"}, "lives in one process"),
+        ({"url": "valkey://:hush@127.0.0.1"}, "holds a password"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(spark: SparkSession, tmp_path: Path, options: Any, told: str) -> None:
+    url = options.pop("url", f"sqlite:///{tmp_path}/one.db")
+    with pytest.raises(ValueError, match=told):
+        waypost.spark.consume(spark, url, "orders", write_ids, **options)
+
+
+def test_a_queue_without_leases_and_an_output_of_another_queue_are_refused(spark: SparkSession, tmp_path: Path) -> None:
+    with Shop(f"sqlite:///{tmp_path}/one.db", "wp") as shop:
+        shop.post.configure("orders", lease=None)
+        with pytest.raises(InvalidInput, match="at most once"):
+            run(spark, shop, write_ids, tmp_path / "out")
+        shop.post.configure("orders", lease=60)
+        shop.post.publish("orders", 1)
+        run(spark, shop, write_ids, tmp_path / "out")
+        with pytest.raises(ConfigurationError, match="belongs to queue orders"):
+            waypost.spark.consume(spark, Place(shop.url), "mails", write_ids, output=str(tmp_path / "out"))
+
+
+def test_a_consumer_that_follows_waits_for_more_until_its_time_is_over(spark: SparkSession, tmp_path: Path) -> None:
+    with Shop(f"sqlite:///{tmp_path}/one.db", "wp") as shop:
+        shop.post.publish("orders", 0)
+        seen: list[int] = []
+
+        def next_one(rows: DataFrame, batch: Batch) -> None:
+            seen.append(batch.size)
+            if len(seen) < 3:
+                shop.post.publish("orders", len(seen), delay=0.2)
+            else:
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            run(spark, shop, next_one, None, follow=True)
+        assert seen == [1, 1, 1]
+        ledger = shop.post.ledger("orders")
+        assert (ledger.done, ledger.ready, ledger.released) == (2, 1, 1)
+        told = run(spark, shop, lambda rows, batch: None, None, follow=True, timeout=0.5)
+        assert told.done <= 1
