@@ -21,6 +21,7 @@ ARROW_TYPES: Final[dict[str, Any]] = {
     "BIGINT": pa.int64(),
     "INT": pa.int32(),
     "BOOLEAN": pa.bool_(),
+    "TIMESTAMP": pa.timestamp("us", tz="UTC"),
     "MAP<STRING, STRING>": pa.map_(pa.string(), pa.string()),
 }
 
@@ -165,6 +166,56 @@ SCHEDULES: Final = Table(
         "spec": "BINARY",
     },
 )
+
+# ---- the lake -----------------------------------------------------------------------------------------------
+
+#: Events that gold counts, one column each; `extended` counts what the journal calls `postponed`.
+MINUTE_EVENTS: Final[dict[str, str]] = {
+    "published": "published",
+    "duplicates": "duplicate",
+    "replaced": "replaced",
+    "extended": "postponed",
+    "promoted": "promoted",
+    "claimed": "claimed",
+    "done": "done",
+    "retried": "retried",
+    "snoozed": "snoozed",
+    "released": "released",
+    "expired": "expired",
+    "dead": "dead",
+    "dropped": "dropped",
+    "cancelled": "cancelled",
+    "redriven": "redriven",
+}
+#: What is measured in milliseconds: from claimable to claimed, from claimed to settled, from a timer's due time to claimed.
+MEASURES: Final = ("wait", "run", "late")
+
+#: One row for each queue and minute (by the store's clock) in which anything happened.
+#: `woken` counts claims at most `PROMPT_MS` after their message became claimable.
+GOLD_MINUTES: Final = Table(
+    "gold/minutes",
+    {
+        "queue": "STRING",
+        "minute": "TIMESTAMP",
+        **dict.fromkeys(MINUTE_EVENTS, "BIGINT"),
+        "woken": "BIGINT",
+        **{f"{measure}_{what}": "BIGINT" for measure in MEASURES for what in ("ms_sum", "count")},
+    },
+)
+#: How often a measure fell into a bucket (see `percentiles`), for each queue and minute.
+GOLD_HISTOGRAMS: Final = Table(
+    "gold/histograms",
+    {"queue": "STRING", "minute": "TIMESTAMP", "measure": "STRING", "bucket": "INT", "count": "BIGINT"},
+)
+#: Claims of messages that had been claimed before, by what made them claimable again.
+GOLD_REDELIVERIES: Final = Table(
+    "gold/redeliveries", {"queue": "STRING", "minute": "TIMESTAMP", "cause": "STRING", "count": "BIGINT"}
+)
+#: Deaths by their reason.
+GOLD_DEAD_LETTERS: Final = Table(
+    "gold/dead_letters", {"queue": "STRING", "minute": "TIMESTAMP", "reason": "STRING", "count": "BIGINT"}
+)
+GOLD: Final = (GOLD_MINUTES, GOLD_HISTOGRAMS, GOLD_REDELIVERIES, GOLD_DEAD_LETTERS)
 
 #: What `kind` may be, and the table that it reads.
 KINDS: Final[dict[str, Table]] = {
