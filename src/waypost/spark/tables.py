@@ -187,7 +187,8 @@ MINUTE_EVENTS: Final[dict[str, str]] = {
     "cancelled": "cancelled",
     "redriven": "redriven",
 }
-#: What is measured in milliseconds: from claimable to claimed, from claimed to settled, from a timer's due time to claimed.
+#: What is measured in milliseconds: from claimable to claimed, from claimed to settled, from a timer's due time to
+#: claimed.
 MEASURES: Final = ("wait", "run", "late")
 
 #: One row for each queue and minute (by the store's clock) in which anything happened.
