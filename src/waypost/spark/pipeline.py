@@ -12,15 +12,16 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 from pyspark.sql import functions as f
 
-from waypost.errors import ConfigurationError, StoreError, WaypostError
+from waypost.errors import ConfigurationError
 from waypost.spark import gold, silver
 from waypost.spark.bronze import BATCH_ROWS, Bronze, batch_name, undigested
 from waypost.spark.credentials import Place, holds_secret
+from waypost.spark.failures import told
 from waypost.spark.lake import PART, Folder, Lake, Seen, Source, State
 from waypost.spark.tables import (
     BRONZE_JOURNAL,
@@ -281,20 +282,7 @@ def finish(query: StreamingQuery) -> None:
     """Wait for the end of a stream; what ended it badly is told in a sentence."""
     try:
         query.awaitTermination()
-    except WaypostError:
-        raise
     except Exception as error:
         raise told(error) from error
     finally:
         query.stop()
-
-
-def told(error: Any) -> WaypostError:
-    """The cause of an error of Spark's, without the pages of Java around it."""
-    text = str(error)
-    for line in reversed(text.splitlines()):
-        name, _, rest = line.strip().partition(": ")
-        if name.startswith("waypost.errors.") and rest:
-            return StoreError(rest)
-    first = next((line for line in text.splitlines() if line.strip()), type(error).__name__)
-    return StoreError(f"Spark ended the stream: {first}")
