@@ -12,19 +12,25 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from waypost.errors import ConfigurationError, WaypostError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from waypost.spark.audit import Audit, Told
     from waypost.spark.pipeline import Pipeline
 
 #: Where a URL with a password is put for the tasks on this machine, which inherit it.
 STORE_VARIABLE = "WAYPOST_PIPELINE_STORE"
 FOUND, FAILED = 1, 2
+#: Findings of each sort that are printed with their events.
+SHOWN_MAX = 20
 
 
 def add(commands: Any) -> None:
@@ -43,6 +49,11 @@ def add(commands: Any) -> None:
     run.add_argument("--format", choices=("parquet", "orc"), help="of a new lake's bronze and silver (parquet)")
     run.add_argument("--moved", action="store_true", help="the store has another URL than before, but is the same")
     run.set_defaults(run=run_pipeline)
+    audit = actions.add_parser("audit", help="compare the whole history with what the store holds")
+    _add_lake(audit)
+    _add_store(audit)
+    audit.add_argument("--json", action="store_true", help="the whole result as one object")
+    audit.set_defaults(run=run_audit)
 
 
 def _add_lake(parser: argparse.ArgumentParser) -> None:
@@ -178,3 +189,49 @@ def _tell_end(pipeline: Pipeline) -> None:
     for queue, seen in sorted(state.seen.items()):
         if seen.not_seen:
             sys.stdout.write(f"{queue}: {seen.not_seen:,} events not seen, the journal was trimmed before them\n")
+
+
+@failing
+def run_audit(options: argparse.Namespace) -> int:
+    """Compare the history with the store; the exit code."""
+    from waypost.spark.audit import audit
+
+    with working(options) as (spark, tell):
+        found = audit(make_pipeline(options, spark, tell))
+    if options.json:
+        sys.stdout.write(msgspec.json.format(msgspec.json.encode(found), indent=2).decode() + "\n")
+    else:
+        sys.stdout.write(told_audit(found) + "\n")
+    return 0 if found.is_clean else FOUND
+
+
+def told_audit(audit: Audit) -> str:
+    """The result in lines, the verdict last."""
+    lines = []
+    for name, queue in sorted(audit.queues.items()):
+        where = ", ".join(f"{count:,} {state}" for state, count in queue.accounted.items())
+        lines.append(f"{name}: {queue.published:,} published{': ' if where else ''}{where}")
+        if queue.not_seen:
+            lines.append(f"{name}: {queue.not_seen:,} events not seen")
+        if queue.undecided:
+            lines.append(f"{name}: {queue.undecided:,} messages whose end may be among the events not seen")
+        for counter, count in queue.overcounted.items():
+            lines.append(f"{name}: the journal tells of {count:,} more {counter} than the store has counted")
+    for finding in (*audit.unaccounted[:SHOWN_MAX], *audit.duplicates_unexplained[:SHOWN_MAX]):
+        lines.append(f"{finding.queue}: {finding.message_id}: {finding.fault}")
+        lines += [f"    {_told_event(event)}" for event in finding.events]
+    more = audit.unaccounted_count + audit.duplicates_unexplained_count
+    if more > SHOWN_MAX:
+        lines.append("more of them are in audit.json in the lake")
+    if audit.duplicates_unexplained_count:
+        lines.append(f"{audit.duplicates_unexplained_count:,} unexplained duplicates")
+    at_least = "at least " if audit.has_more else ""
+    lines.append(f"{at_least}{audit.unaccounted_count:,} unaccounted of {audit.published:,}")
+    return "\n".join(lines)
+
+
+def _told_event(event: Told) -> str:
+    at = datetime.fromtimestamp(event.at_ms / 1000, UTC).isoformat(timespec="milliseconds")
+    parts = {"token": event.token, "worker": event.worker, "cause": event.cause, "reason": event.reason}
+    rest = "".join(f"  {name} {value}" for name, value in parts.items() if value is not None)
+    return f"{at}  {event.number}  {event.event}{rest}"

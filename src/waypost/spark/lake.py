@@ -52,8 +52,11 @@ class Seen(msgspec.Struct, frozen=True):
 
     events: int = 0
     newest: int = 0
-    #: The number of the newest event that was missing.
+    #: The number of the newest event that was missing, and of the newest that changed how much is journalled.
     gap_end: int = 0
+    level_end: int = 0
+    #: How many events of each kind.
+    counts: dict[str, int] = msgspec.field(default_factory=dict)
 
     @property
     def not_seen(self) -> int:

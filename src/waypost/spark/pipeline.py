@@ -11,8 +11,8 @@ earlier one left undone.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 from pyspark.sql import functions as f
@@ -231,9 +231,9 @@ class Pipeline:
         """What the lake has seen of each queue with these sums, and the days that they concern."""
         day = silver.day_of(f.col("minute_ms")).alias("day")
         rows = (
-            sums.groupBy("queue", day)
+            sums.groupBy("queue", day, "event", f.when(f.col("event") == "configured", f.col("reason")).alias("level"))
             .agg(
-                f.sum(f.when(f.col("last_number").isNotNull(), f.col("events"))).alias("events"),
+                f.sum("events").alias("events"),
                 f.min("first_number").alias("first"),
                 f.max("last_number").alias("last"),
             )
@@ -241,18 +241,9 @@ class Pipeline:
         )
         seen = dict(self.lake.state.seen)
         for queue in {row["queue"] for row in rows}:
+            # Lateness is told of claims, which are counted as such.
             mine = [row for row in rows if row["queue"] == queue and row["last"] is not None]
-            before = seen.get(queue, Seen())
-            count, first, last = (
-                sum(row["events"] for row in mine), min(row["first"] for row in mine), max(row["last"] for row in mine)
-            )  # fmt: skip
-            gap_end = before.gap_end
-            if first > before.newest + 1:
-                gap_end = first - 1
-            if last - first + 1 > count:
-                # Somewhere among these: events that were trimmed while they were read.
-                gap_end = last
-            seen[queue] = Seen(before.events + count, max(before.newest, last), gap_end)
+            seen[queue] = _with(seen.get(queue, Seen()), mine)
         return seen, sorted({row["day"] for row in rows})
 
     def _remove_replaced(self, before: State) -> None:
@@ -276,6 +267,21 @@ class Pipeline:
             lake.replace_days(table, rows, days)
         lake.commit(msgspec.structs.replace(lake.state, stale_days=()))
         self.tell(f"gold: {len(days)} day{'s' if len(days) > 1 else ''} made anew, the newest {max(days)}")
+
+
+def _with(before: Seen, rows: Sequence[Any]) -> Seen:
+    """What was seen of a queue, with some more of it."""
+    count, first, last = sum(row.events for row in rows), min(row.first for row in rows), max(row.last for row in rows)
+    gap_end, counts = before.gap_end, dict(before.counts)
+    if first > before.newest + 1:
+        gap_end = first - 1
+    if last - first + 1 > count:
+        # Somewhere among these: events that were trimmed while they were read.
+        gap_end = last
+    for row in rows:
+        counts[row.event] = counts.get(row.event, 0) + row.events
+    levels = [row.last for row in rows if row.level == silver.LEVELLED]
+    return Seen(before.events + count, max(before.newest, last), gap_end, max([before.level_end, *levels]), counts)
 
 
 def finish(query: StreamingQuery) -> None:

@@ -35,6 +35,8 @@ STATES: Final = {
     "snoozed": "delayed", "released": "ready", "expired": "ready", "redriven": "ready", "cancel_requested": "leased",
     "dead_trimmed": "dead", "parked": "waiting",
 }  # fmt: skip
+#: The reason by which sums know a change of what the journal keeps.
+LEVELLED: Final = "journal"
 #: Events that tell of a message but are no step of its own way.
 ASIDE: Final = ("duplicate", "configured", "paused", "resumed", "trimmed")
 
@@ -207,6 +209,7 @@ def event_sums(events: DataFrame) -> DataFrame:
     claimed = event == "claimed"
     value = f.greatest(f.when(claimed, f.col("wait_ms")).otherwise(f.col("run_ms")), f.lit(0))
     told = f.when(claimed, f.lit("wait")).otherwise(f.lit("run"))
+    levelled = (event == "configured") & f.col("cause").contains("journal=")
     has_value = f.when(claimed, f.col("wait_ms")).otherwise(f.col("run_ms")).isNotNull()
     return (
         events.select(
@@ -214,7 +217,7 @@ def event_sums(events: DataFrame) -> DataFrame:
             (at - at % 60_000).alias("minute_ms"),
             "event",
             f.when(claimed, f.col("cause")).alias("cause"),
-            f.when(event == "dead", f.col("reason")).alias("reason"),
+            f.when(event == "dead", f.col("reason")).when(levelled, f.lit(LEVELLED)).alias("reason"),
             f.when(has_value, told).alias("measure"),
             f.when(has_value, bucket_of(value)).alias("bucket"),
             f.when(has_value, value).alias("value"),
