@@ -49,6 +49,26 @@ def add(commands: Any) -> None:
     run.add_argument("--format", choices=("parquet", "orc"), help="of a new lake's bronze and silver (parquet)")
     run.add_argument("--moved", action="store_true", help="the store has another URL than before, but is the same")
     run.set_defaults(run=run_pipeline)
+    ingest = actions.add_parser("ingest", help="take the messages of a queue into the lake, with their bodies")
+    _add_lake(ingest)
+    ingest.add_argument("--store", metavar="URL", help="the store; a lake remembers the one that it was made from")
+    ingest.add_argument("--store-env", metavar="NAME", help="the environment variable that holds the URL instead")
+    ingest.add_argument("--namespace", default="wp", help="the namespace (wp)")
+    ingest.add_argument("--queue", required=True, help="the queue; its journal must be at level full")
+    ingest.add_argument(
+        "--schema", metavar="DDL", help='columns of the bodies: "id BIGINT, name STRING", or a .json file'
+    )
+    ingest.add_argument("--batch-rows", type=int, metavar="N", help="most messages in one batch (100,000)")
+    ingest.add_argument(
+        "--allow-gaps",
+        action="store_true",
+        help="go on where messages were trimmed, or journalled without their bodies",
+    )
+    ingest.set_defaults(run=run_ingest)
+    tidy = actions.add_parser("tidy", help="put small files together, and let go of old rows")
+    _add_lake(tidy)
+    tidy.add_argument("--keep-days", type=int, metavar="N", help="rows of bronze and silver that are older go")
+    tidy.set_defaults(run=run_tidy)
     audit = actions.add_parser("audit", help="compare the whole history with what the store holds")
     _add_lake(audit)
     _add_store(audit)
@@ -235,3 +255,39 @@ def _told_event(event: Told) -> str:
     parts = {"token": event.token, "worker": event.worker, "cause": event.cause, "reason": event.reason}
     rest = "".join(f"  {name} {value}" for name, value in parts.items() if value is not None)
     return f"{at}  {event.number}  {event.event}{rest}"
+
+
+@failing
+def run_ingest(options: argparse.Namespace) -> int:
+    """Take messages into the lake; the exit code."""
+    from waypost.spark.ingest import BATCH_ROWS, Ingest, counts, read_schema
+
+    with working(options) as (spark, tell):
+        store, store_env = _place(options)
+        ingest = Ingest(
+            spark,
+            options.lake,
+            options.queue,
+            store=store,
+            store_env=store_env,
+            namespace=options.namespace,
+            schema=None if options.schema is None else read_schema(options.schema),
+            batch_rows=options.batch_rows or BATCH_ROWS,
+            allow_gaps=options.allow_gaps,
+            tell=tell,
+        )
+        ingest.run()
+        found = counts(ingest)
+    aside = f", {found['corrupt']:,} put aside that the schema does not fit" if found["corrupt"] else ""
+    sys.stdout.write(f"{found['rows']:,} messages of queue {options.queue} in the lake{aside}\n")
+    return 0
+
+
+@failing
+def run_tidy(options: argparse.Namespace) -> int:
+    """Put small files together; the exit code."""
+    from waypost.spark.pipeline import Pipeline
+
+    with working(options) as (spark, tell):
+        Pipeline(spark, options.lake, tell=tell).tidy(options.keep_days)
+    return 0

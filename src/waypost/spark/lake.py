@@ -79,6 +79,8 @@ class State(msgspec.Struct, frozen=True):
     layout: int = LAYOUT
     format: str = "parquet"
     source: Source | None = None
+    #: What bodies are parsed by, in a table of messages.
+    schema: str | None = None
     #: The newest batch of the stream that is in bronze, and the newest that is in silver.
     bronze_batch: int = -1
     silver_batch: int = -1

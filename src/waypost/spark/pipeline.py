@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -31,6 +32,7 @@ from waypost.spark.tables import (
     SILVER_SUMS,
     Table,
 )
+from waypost.spark.tidying import FOLDERS_MAX, compact, forget
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -162,9 +164,23 @@ class Pipeline:
         self.tell(f"bronze: {self.lake.state.bronze_batch - before} batches of events")
 
     def catch_up(self, spark: SparkSession) -> None:
-        """Bring silver and gold up to bronze."""
+        """Bring silver and gold up to bronze, and keep the number of folders within bounds."""
         self.silver(spark)
         self.gold(spark)
+        fewer = compact(self.lake, spark, at_least=FOLDERS_MAX)
+        if fewer:
+            self.tell(f"put together what was in {fewer} more folders")
+
+    def tidy(self, keep_days: int | None = None) -> None:
+        """Put all small folders together, and let go of what is older than some days."""
+        with self.lake.only_one():
+            self.begin()
+            self.catch_up(self.spark)
+            fewer = compact(self.lake, self.spark)
+            self.tell(f"put together what was in {fewer} more folders")
+            if keep_days is not None:
+                gone = forget(self.lake, keep_days, datetime.now(UTC).date())
+                self.tell(f"let go of {gone} folders of rows older than {keep_days} days")
 
     # ---- silver ----------------------------------------------------------------------------------------------
 
