@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 from waypost.errors import ConfigurationError, StoreError
 from waypost.identity import Session
 from waypost.spark.committing import COMMITS_KEPT, STAGING_KEPT_MS, AlreadyCommitted, Fence, Log
-from waypost.spark.files import Files, HadoopFiles, LocalFiles, open_files
+from waypost.spark.output_files import Files, HadoopFiles, LocalFiles, open_files
 
 pytestmark = pytest.mark.xdist_group("spark")
 

@@ -18,6 +18,7 @@ from waypost.cli import (
     journal,
     looking,
     migrate,
+    pipeline,
     publish,
     relay,
     running,
@@ -48,6 +49,7 @@ COMMANDS: tuple[Any, ...] = (
     doctor,
     bench,
     completion,
+    pipeline,
 )
 
 #: The order of `waypost --help`. A test fails when a command is in none of these.

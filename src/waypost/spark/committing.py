@@ -22,7 +22,7 @@ import msgspec
 
 from waypost.errors import ConfigurationError, StoreError
 from waypost.identity import id_time_ms, is_message_id
-from waypost.spark.files import Files
+from waypost.spark.output_files import Files
 
 HOME = "_waypost"
 #: The column that readers of the output see: which batch a row came with.

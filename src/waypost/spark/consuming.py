@@ -32,7 +32,7 @@ from waypost.policy import CHUNK_MESSAGES_MAX, START_TIMEOUT_SECONDS, RetryPolic
 from waypost.spark.claiming import CONSUMED, FENCE, Claim, at_most_once, claimed_rows, leases_of
 from waypost.spark.committing import AlreadyCommitted, Fence, Log
 from waypost.spark.credentials import Place
-from waypost.spark.files import open_files
+from waypost.spark.output_files import open_files
 from waypost.spark.parts import this_machine
 from waypost.worker.renewing import Renewer
 
