@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -91,13 +92,18 @@ class Company:
         self.processes: list[subprocess.Popen[bytes]] = []
 
     def start(
-        self, command: Sequence[str], environment: Mapping[str, str], log: str | os.PathLike[str] | None = None
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        log: str | os.PathLike[str],
+        *,
+        output: int | None = None,
     ) -> subprocess.Popen[bytes]:
         """Start one. A session of its own: Ctrl-C is for the teller, who ends the others in order."""
-        with open(os.devnull if log is None else log, "ab") as output:
+        with open(log, "ab") as file:
             process = subprocess.Popen(
-                command, env=os.environ | dict(environment), stdin=subprocess.PIPE, stdout=output, stderr=output,
-                start_new_session=True,
+                command, env=os.environ | dict(environment), stdin=subprocess.PIPE, stderr=file,
+                stdout=file if output is None else output, start_new_session=True,
             )  # fmt: skip
         self.processes.append(process)
         return process
@@ -108,18 +114,24 @@ class Company:
         self._forget(process)
 
     def stop(self, process: subprocess.Popen[bytes]) -> int:
-        """Ask it to end, and wait; its exit code."""
-        process.terminate()
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(END_SECONDS_MAX)
-        if process.poll() is None:
-            process.kill()
+        """Ask it and all that it started to end, and wait; its exit code."""
+        signal_group(process, signal.SIGTERM)
+        deadline = time.monotonic() + END_SECONDS_MAX
+        while time.monotonic() < deadline:
+            process.poll()
+            if not signal_group(process, 0):
+                break
+            time.sleep(LOOK_SECONDS / 5)
+        else:
+            signal_group(process, signal.SIGKILL)
         return self._forget(process)
 
     def _forget(self, process: subprocess.Popen[bytes]) -> int:
         code = process.wait()
-        if process.stdin is not None:
-            process.stdin.close()
+        for pipe in (process.stdin, process.stdout):
+            if pipe is not None:
+                with suppress(OSError):
+                    pipe.close()
         if process in self.processes:
             self.processes.remove(process)
         return code
@@ -133,10 +145,20 @@ class Company:
         # All are asked before the first is waited for; whoever presses Ctrl-C once more waits for none.
         processes = list(self.processes)
         for process in processes:
-            process.terminate()
+            signal_group(process, signal.SIGTERM)
         try:
             for process in processes:
                 self.stop(process)
         finally:
             for process in list(self.processes):
-                self.kill(process)
+                signal_group(process, signal.SIGKILL)
+                self._forget(process)
+
+
+def signal_group(process: subprocess.Popen[bytes], number: int) -> bool:
+    """Send a signal to a process and all that it started; whether there was any of them."""
+    try:
+        os.killpg(process.pid, number)
+    except (ProcessLookupError, PermissionError):
+        return False
+    return True
