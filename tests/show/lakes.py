@@ -10,27 +10,19 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as parquet
 
-from waypost.spark.report.gold import COUNTS
+from waypost.spark.lake import Lake
+from waypost.spark.percentiles import bucket_of
+from waypost.spark.report.series import COUNTS
+from waypost.spark.tables import GOLD
 
+KINDS = ("minutes", "histograms", "redeliveries", "dead_letters")
 START = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
-COMMON = [("queue", pa.string()), ("minute", pa.timestamp("us", "UTC"))]
-SCHEMAS = {
-    "minutes": pa.schema([*COMMON, *((name, pa.int64()) for name in COUNTS)]),
-    "histograms": pa.schema([*COMMON, ("measure", pa.string()), ("bucket", pa.int32()), ("count", pa.int64())]),
-    "redeliveries": pa.schema([*COMMON, ("cause", pa.string()), ("count", pa.int64())]),
-    "dead_letters": pa.schema([*COMMON, ("reason", pa.string()), ("count", pa.int64())]),
-}
-CLEAN = {
-    "published": 204_133, "accounted": 204_133, "unaccounted": [], "not_seen": 0, "duplicates_unexplained": 0,
-    "at": "2026-03-01T13:00:00Z",
+CLEAN: dict[str, Any] = {
+    "at_ms": 1_772_366_400_000, "published": 204_133, "accounted": 204_133, "unaccounted_count": 0,
+    "duplicates_unexplained_count": 0, "undecided": 0, "not_seen": 0, "unaccounted": [], "duplicates_unexplained": [],
+    "queues": {"orders": {"overcounted": {}}}, "has_more": False,
 }  # fmt: skip
-
-
-def bucket(milliseconds: float) -> int:
-    """The bucket of a value, as the pipeline has it."""
-    return -1 if milliseconds < 1 else math.floor(math.log(milliseconds) / math.log(1.01))
 
 
 def minute(number: int) -> datetime:
@@ -41,14 +33,15 @@ def counts(queue: str, number: int, **given: int) -> dict[str, Any]:
     return {"queue": queue, "minute": minute(number)} | dict.fromkeys(COUNTS, 0) | given
 
 
-def make_lake(
-    path: Path, audit: Mapping[str, Any] | None = None, **tables: Sequence[Mapping[str, Any]]
-) -> Path:  # fmt: skip
-    """Write a lake with these rows."""
-    for name, rows in ({"minutes": ()} | tables).items():
-        folder = path / "gold" / name
-        folder.mkdir(parents=True)
-        parquet.write_table(pa.Table.from_pylist(list(rows), SCHEMAS[name]), folder / "part-0.parquet")
+def make_lake(path: Path, audit: Mapping[str, Any] | None = None, **tables: Sequence[Mapping[str, Any]]) -> Path:
+    """Write a lake with these rows, by the writer of the pipeline."""
+    lake = Lake(str(path))
+    for table in GOLD:
+        given = list(tables.get(table.name.removeprefix("gold/"), ()))
+        schema = table.arrow(table.columns)
+        days = {f"{row['minute']:%Y-%m-%d}" for row in given} or {f"{START:%Y-%m-%d}"}
+        columns = {name: [row.get(name, 0) for row in given] for name in table.columns}
+        lake.replace_days(table, pa.table(columns, schema), days)
     if audit is not None:
         (path / "audit.json").write_text(json.dumps(audit))
     return path
@@ -56,7 +49,7 @@ def make_lake(
 
 def busy_lake(path: Path, minutes: int = 90, audit: Mapping[str, Any] | None = None) -> Path:
     """A shop's day: three queues, a burst, a worker that died, a poison message."""
-    tables: dict[str, list[dict[str, Any]]] = {name: [] for name in SCHEMAS}
+    tables: dict[str, list[dict[str, Any]]] = {name: [] for name in KINDS}
     for number in range(minutes):
         burst = 6 if 40 <= number < 50 else 1
         for queue, rate in (("orders", 900), ("payments", 850), ("mails", 300)):
@@ -75,7 +68,7 @@ def busy_lake(path: Path, minutes: int = 90, audit: Mapping[str, Any] | None = N
                 for spread in range(24) if middle else ():
                     value = middle * 1.35 ** (spread - 6)
                     weight = max(1, int(published * math.exp(-((spread - 6) ** 2) / 14) / 6))
-                    found = {"measure": measure, "bucket": bucket(value), "count": weight}
+                    found = {"measure": measure, "bucket": bucket_of(int(value)), "count": weight}
                     tables["histograms"].append({"queue": queue, "minute": minute(number)} | found)
             for cause, count in (("retried", failing), ("expired", burst - 1), ("released", number % 3)):
                 if count:

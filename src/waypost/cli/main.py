@@ -7,11 +7,11 @@ import sys
 from collections.abc import Callable, Sequence
 
 from waypost import __version__
-from waypost.cli import clockwork, demo, migrate, relay, schedules, workers
+from waypost.cli import clockwork, demo, migrate, pipeline, relay, schedules, workers
 from waypost.policy import HEALTH_WINDOW_SECONDS
 
 #: Each adds its arguments, and what runs it as `run`.
-COMMANDS = (clockwork, schedules, workers, relay, migrate, demo)
+COMMANDS = (clockwork, schedules, workers, relay, migrate, pipeline, demo)
 
 
 def parser() -> argparse.ArgumentParser:

@@ -18,12 +18,15 @@ REPORT_NAME = "report.html"
 
 def write_report(lake: str | Path, output: str | Path | None = None) -> Path:
     """Write the page, beside the tables unless told where; its path."""
-    from waypost.spark.report.gold import read
+    from waypost.spark.report.gold import open_lake, read
     from waypost.spark.report.page import page
     from waypost.spark.report.series import shown
 
-    gold = read(lake)
-    path = Path(lake, REPORT_NAME) if output is None else Path(output)
+    place = open_lake(str(lake))
+    if output is None and not place.files.is_local:
+        raise InvalidInput(f"say where to write the report of {lake}: with --output, a file on this machine")
+    gold = read(place)
+    path = Path(place.files.path(REPORT_NAME)) if output is None else Path(output)
     text = page(shown(gold), gold.verdict, made_ms=time.time_ns() // 1_000_000)
     # Written beside and moved: who looks at the page meanwhile sees the old one, never half of the new.
     fresh = path.with_name(f".{path.name}.{os.getpid()}")

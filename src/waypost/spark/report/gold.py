@@ -5,26 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from waypost.errors import InvalidInput, MissingExtra
 
-#: What happened to messages, counted by queue and minute.
-COUNTS = (
-    "published", "duplicates", "replaced", "extended", "promoted", "claimed", "done", "retried", "snoozed", "released",
-    "expired", "dead", "dropped", "cancelled", "redriven", "woken",
-)  # fmt: skip
-#: What is measured of a delivery: how long it waited, how long it ran, how late a timer was.
-MEASURES = ("wait", "run", "late")
-TABLES: Mapping[str, tuple[str, ...]] = {
-    "minutes": ("queue", "minute", *COUNTS),
-    "histograms": ("queue", "minute", "measure", "bucket", "count"),
-    "redeliveries": ("queue", "minute", "cause", "count"),
-    "dead_letters": ("queue", "minute", "reason", "count"),
-}
+if TYPE_CHECKING:
+    from waypost.spark.lake import Lake
+
 MINUTE_MS = 60_000
-#: A message id that the audit could not account for; a page lists no more of them.
+#: Messages that the audit could not account for; a page lists no more of them.
 LISTED_MAX = 20
 
 
@@ -33,17 +22,23 @@ class Verdict:
     """What the audit said. `not_seen` are events that were trimmed before anybody read them: never called lost."""
 
     published: int
-    accounted: int
     unaccounted: int
-    listed: tuple[str, ...]
-    not_seen: int
+    #: Claims or ends that nothing explains.
     unexplained: int
-    at: str
+    #: Changes of which the journal tells more than the store has counted.
+    overcounted: int
+    #: Messages whose end may be among the events not seen.
+    undecided: int
+    not_seen: int
+    listed: tuple[str, ...]
+    at_ms: int
+    #: There were too many findings to count them all.
+    at_least: bool
 
     @property
     def clean(self) -> bool:
         """Whether nothing is missing and nothing is unexplained."""
-        return self.unaccounted == 0 and self.unexplained == 0
+        return self.unaccounted == self.unexplained == self.overcounted == 0
 
     @property
     def whole(self) -> bool:
@@ -85,67 +80,57 @@ class Gold:
         return [{key: row[key] for key in keys} | {count: row[f"{count}_sum"] or 0 for count in counts} for row in rows]
 
 
-def read(lake: str | Path) -> Gold:
-    """The gold tables of a lake."""
-    lake = Path(lake)
-    if not (lake / "gold" / "minutes").exists():
-        raise InvalidInput(f"there is no gold/minutes in {lake}: run `waypost pipeline run` with --lake {lake} first")
-    return Gold({name: _table(lake / "gold" / name, columns) for name, columns in TABLES.items()}, _verdict(lake))
-
-
-def _table(path: Path, columns: Sequence[str]) -> Any:
+def open_lake(place: str) -> Lake:
+    """The lake at a place."""
     try:
-        import pyarrow as pa
-        import pyarrow.compute as compute
-        import pyarrow.dataset as dataset
+        from waypost.spark.lake import Lake
     except ImportError:
         raise MissingExtra('a report reads Parquet: pip install "waypost[spark]"') from None
-    types = {"minute": pa.timestamp("ms", "UTC"), "queue": pa.string(), "measure": pa.string(), "cause": pa.string(),
-             "reason": pa.string()}  # fmt: skip
-    schema = pa.schema([(name, types.get(name, pa.int64())) for name in columns])
-    # A table that nothing was ever written to is empty: a queue without dead letters has no files of them.
-    if not path.exists() or not any(path.rglob("*.parquet")):
-        table = schema.empty_table()
-    else:
+    lake = Lake(place)
+    if not lake.files.exists("gold/minutes"):
+        raise InvalidInput(f"there is no gold/minutes in {place}: run `waypost pipeline run` with --lake {place} first")
+    return lake
+
+
+def read(lake: Lake) -> Gold:
+    """The gold tables of a lake."""
+    import pyarrow as pa
+    import pyarrow.compute as compute
+
+    from waypost.spark.tables import GOLD
+
+    tables = {}
+    for table in GOLD:
         try:
-            found = dataset.dataset(path, format="parquet", partitioning="hive")
-            missing = [name for name in columns if name not in found.schema.names]
-            if missing:
-                raise InvalidInput(f"{path} has no column {', '.join(missing)}: is it a table of waypost's pipeline?")
-            table = found.to_table(columns=list(columns)).cast(schema)
-        except pa.ArrowException as error:
-            raise InvalidInput(f"{path} cannot be read: {error}") from error
-    at = compute.cast(table["minute"], pa.int64())
-    table = table.drop_columns(["minute"]).append_column("at_ms", at)
-    return table.filter(compute.and_(compute.is_valid(table["queue"]), compute.is_valid(table["at_ms"])))
+            rows = lake.rows(table)
+        except (pa.ArrowException, ValueError, OSError) as error:
+            raise InvalidInput(f"{lake.files.path(table.name)} is not what the pipeline writes: {error}") from error
+        at = compute.cast(compute.cast(rows["minute"], pa.timestamp("ms", "UTC")), pa.int64())
+        name = table.name.removeprefix("gold/")
+        tables[name] = rows.drop_columns(["minute"]).append_column("at_ms", at)
+    return Gold(tables, _verdict(lake))
 
 
-def _verdict(lake: Path) -> Verdict | None:
-    path = lake / "audit.json"
+def _verdict(lake: Lake) -> Verdict | None:
+    content = lake.files.read("audit.json")
+    if content is None:
+        return None
     try:
-        told = json.loads(path.read_text(encoding="utf-8"))
-        unaccounted, unexplained = told["unaccounted"], told["duplicates_unexplained"]
+        told = json.loads(content)
         return Verdict(
             published=int(told["published"]),
-            accounted=int(told["accounted"]),
-            unaccounted=_amount(unaccounted),
-            listed=tuple(_named(one) for one in unaccounted[:LISTED_MAX]) if isinstance(unaccounted, list) else (),
-            not_seen=_amount(told.get("not_seen", 0)),
-            unexplained=_amount(unexplained),
-            at=str(told.get("at", "")),
+            unaccounted=int(told["unaccounted_count"]),
+            unexplained=int(told["duplicates_unexplained_count"]),
+            overcounted=sum(sum(queue["overcounted"].values()) for queue in told["queues"].values()),
+            undecided=int(told["undecided"]),
+            not_seen=int(told["not_seen"]),
+            listed=tuple(
+                f"{one['queue']} {one['message_id']}: {one['fault']}"
+                for one in (*told["unaccounted"], *told["duplicates_unexplained"])[:LISTED_MAX]
+            ),
+            at_ms=int(told["at_ms"]),
+            at_least=bool(told["has_more"]),
         )
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InvalidInput(f"{path} is not what `waypost pipeline audit` writes: {error!r}") from error
-
-
-def _amount(told: Any) -> int:
-    """A number that is told as such, or as the list of what is counted."""
-    return len(told) if isinstance(told, list | dict) else int(told)
-
-
-def _named(one: Any) -> str:
-    if isinstance(one, dict):
-        return " ".join(str(value) for value in one.values() if value is not None)
-    return str(one)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        place = lake.files.path("audit.json")
+        raise InvalidInput(f"{place} is not what `waypost pipeline audit` writes: {error!r}") from error

@@ -69,14 +69,17 @@ def verdict_card(verdict: Verdict | None) -> str:
     """The audit's word, on top of everything."""
     if verdict is None:
         return _card("", "No audit yet", "`waypost pipeline audit` compares what was published with what became of it.")
-    of = f"{verdict.unaccounted:,} unaccounted of {verdict.published:,}"
-    at = f" Audited {verdict.at}." if verdict.at else ""
+    of = f"{'at least ' if verdict.at_least else ''}{verdict.unaccounted:,} unaccounted of {verdict.published:,}"
+    at = f" Audited {moment(verdict.at_ms)} UTC."
     if not verdict.clean:
-        unexplained = f" {verdict.unexplained:,} deliveries have no cause." if verdict.unexplained else ""
-        return _card("bad", of, f"Not every message can be explained.{unexplained}{at}", verdict.listed)
+        more = f" {verdict.unexplained:,} messages have a claim or an end too many." if verdict.unexplained else ""
+        if verdict.overcounted:
+            more += f" The journal tells of {verdict.overcounted:,} more changes than the store has counted."
+        return _card("bad", of, f"Not everything can be explained.{more}{at}", verdict.listed)
     if not verdict.whole:
-        seen = f"{verdict.not_seen:,} events were trimmed before they were read: of these nothing can be said."
-        return _card("warn", of, f"What was seen is accounted for. {seen}{at}")
+        seen = f"{verdict.not_seen:,} events were not seen: they were trimmed before they were read."
+        open_ends = f" The end of {verdict.undecided:,} messages may be among them." if verdict.undecided else ""
+        return _card("warn", of, f"What was seen is accounted for. {seen}{open_ends}{at}")
     return _card("good", of, f"Every message ended, or is still there, and every redelivery has its cause.{at}")
 
 

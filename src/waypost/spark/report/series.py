@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from waypost.spark.report.gold import COUNTS, MEASURES, MINUTE_MS, Gold
+from waypost.spark.percentiles import BUCKET_OF_ZERO, percentile, value_of
+from waypost.spark.report.gold import MINUTE_MS, Gold
+from waypost.spark.tables import MEASURES, MINUTE_EVENTS
 
 #: A chart with more points than this shows nothing more, and the page grows.
 POINTS_MAX = 400
@@ -19,8 +21,7 @@ CHARTED_MAX = 24
 LISTED_MAX = 200
 RATES = ("published", "done", "retried", "expired", "dead")
 SHARES = {"p50": 0.50, "p95": 0.95, "p99": 0.99}
-#: Histograms have buckets one per cent wide: bucket b holds values from 1.01 ** b on. Below zero is the one for 0 ms.
-BUCKET_BASE = 1.01
+COUNTS = (*MINUTE_EVENTS, "woken")
 #: Bars of a distribution, ten for each power of ten.
 BARS_PER_DECADE = 10
 #: Causes and reasons with a colour of their own. A program may give as many reasons as it has messages.
@@ -64,32 +65,15 @@ def step_for(first_ms: int, last_ms: int) -> int:
     return chosen * MINUTE_MS
 
 
-def middle(bucket: int) -> float:
-    """The value that stands for a bucket, in milliseconds."""
-    return 0.0 if bucket < 0 else float(BUCKET_BASE ** (bucket + 0.5))
-
-
-def percentile(buckets: Sequence[tuple[int, int]], share: float) -> float:
-    """The value that this share of all is not above. Buckets come in order and are not empty."""
-    wanted = max(1, math.ceil(share * sum(count for _, count in buckets)))
-    seen = 0
-    for bucket, count in buckets:
-        seen += count
-        if seen >= wanted:
-            return middle(bucket)
-    return middle(buckets[-1][0])
-
-
 def bars(buckets: Iterable[tuple[int, int]]) -> dict[str, list[float]]:
     """A histogram in bars wide enough to see: where each begins (0 for the first), and its share of all."""
     counts: dict[int, int] = defaultdict(int)
     nothing = 0
     for bucket, count in buckets:
-        value = middle(bucket)
-        if value < 1:
+        if bucket == BUCKET_OF_ZERO:
             nothing += count
         else:
-            counts[math.floor(math.log10(value) * BARS_PER_DECADE + 1e-9)] += count
+            counts[math.floor(math.log10(value_of(bucket)) * BARS_PER_DECADE + 1e-9)] += count
     whole = nothing + sum(counts.values())
     if whole == 0:
         return {"from": [], "share": []}
@@ -161,19 +145,17 @@ def _measure(
         if row["measure"] not in MEASURES or not row["count"]:
             continue
         for name in {ALL, row["queue"]} & views.keys():
-            key, bucket = (name, row["measure"]), max(-1, row["bucket"])
+            key, bucket = (name, row["measure"]), row["bucket"]
             whole[key][bucket] += row["count"]
             if name in charted:
                 steps[key][row["at_ms"]][bucket] += row["count"]
     for (name, measure), counts in whole.items():
-        buckets = sorted(counts.items())
-        views[name].overall[measure] = {mark: percentile(buckets, share) for mark, share in SHARES.items()}
+        views[name].overall[measure] = {mark: percentile(counts, share) or 0.0 for mark, share in SHARES.items()}
         if name in charted:
-            views[name].distribution[measure] = bars(buckets)
+            views[name].distribution[measure] = bars(counts.items())
     for (name, measure), by_step in steps.items():
         lines: dict[str, list[float | None]] = {mark: [None] * len(place) for mark in SHARES}
         for at, counts in by_step.items():
-            buckets = sorted(counts.items())
             for mark, share in SHARES.items():
-                lines[mark][place[at]] = round(percentile(buckets, share), 3)
+                lines[mark][place[at]] = round(percentile(counts, share) or 0.0, 3)
         views[name].percentiles[measure] = lines

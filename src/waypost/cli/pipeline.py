@@ -1,0 +1,295 @@
+"""`waypost pipeline`: the history of a store as tables of a lake, made with Spark.
+
+Exit codes: 0 all is well; 1 the audit found something; 2 it could not be done.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from waypost.cli import report
+from waypost.errors import ConfigurationError, WaypostError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from waypost.spark.audit import Audit, Told
+    from waypost.spark.pipeline import Pipeline
+
+#: Where a URL with a password is put for the tasks on this machine, which inherit it.
+STORE_VARIABLE = "WAYPOST_PIPELINE_STORE"
+FOUND, FAILED = 1, 2
+#: Findings of each sort that are printed with their events.
+SHOWN_MAX = 20
+
+
+def add(commands: Any) -> None:
+    """The arguments of this command."""
+    top = commands.add_parser(
+        "pipeline", help="tables of the history, made with Spark", description="Tables of the history, made with Spark."
+    )
+    actions = top.add_subparsers(dest="action", required=True, metavar="action")
+    run = actions.add_parser("run", help="take the journal into the lake: bronze, silver, gold")
+    _add_lake(run)
+    _add_store(run)
+    run.add_argument("--follow", action="store_true", help="stay, and take in what comes")
+    run.add_argument("--every", type=float, default=10.0, metavar="S", help="with --follow: every so many seconds (10)")
+    run.add_argument("--batch-rows", type=int, metavar="N", help="most events in one batch (1,000,000)")
+    run.add_argument("--reader", metavar="NAME", help="register as a reader of the journal, so that trimming waits")
+    run.add_argument("--format", choices=("parquet", "orc"), help="of a new lake's bronze and silver (parquet)")
+    run.add_argument("--moved", action="store_true", help="the store has another URL than before, but is the same")
+    run.set_defaults(run=run_pipeline)
+    ingest = actions.add_parser("ingest", help="take the messages of a queue into the lake, with their bodies")
+    _add_lake(ingest)
+    ingest.add_argument("--store", metavar="URL", help="the store; a lake remembers the one that it was made from")
+    ingest.add_argument("--store-env", metavar="NAME", help="the environment variable that holds the URL instead")
+    ingest.add_argument("--namespace", default="wp", help="the namespace (wp)")
+    ingest.add_argument("--queue", required=True, help="the queue; its journal must be at level full")
+    ingest.add_argument(
+        "--schema", metavar="DDL", help='columns of the bodies: "id BIGINT, name STRING", or a .json file'
+    )
+    ingest.add_argument("--batch-rows", type=int, metavar="N", help="most messages in one batch (100,000)")
+    ingest.add_argument(
+        "--allow-gaps",
+        action="store_true",
+        help="go on where messages were trimmed, or journalled without their bodies",
+    )
+    ingest.set_defaults(run=run_ingest)
+    tidy = actions.add_parser("tidy", help="put small files together, and let go of old rows")
+    _add_lake(tidy)
+    tidy.add_argument("--keep-days", type=int, metavar="N", help="rows of bronze and silver that are older go")
+    tidy.set_defaults(run=run_tidy)
+    report.add(actions)
+    audit = actions.add_parser("audit", help="compare the whole history with what the store holds")
+    _add_lake(audit)
+    _add_store(audit)
+    audit.add_argument("--json", action="store_true", help="the whole result as one object")
+    audit.set_defaults(run=run_audit)
+
+
+def _add_lake(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--lake", required=True, metavar="DIR", help="the lake: a folder, or a URI as s3://bucket/lake")
+    parser.add_argument("--master", default="local[*]", help="where Spark runs (local[*])")
+    parser.add_argument(
+        "--config", action="append", default=[], metavar="KEY=VALUE", help="a setting of Spark's; may be repeated"
+    )
+    parser.add_argument("--log", metavar="FILE", help="Spark's own log (a file among the temporary ones)")
+
+
+def _add_store(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--store", metavar="URL", help="the store; a lake remembers the one that it was made from")
+    parser.add_argument("--store-env", metavar="NAME", help="the environment variable that holds the URL instead")
+    parser.add_argument("--namespace", default="wp", help="the namespace (wp)")
+    parser.add_argument("--queue", metavar="a,b", help="only these queues")
+
+
+def say(text: str) -> None:
+    """A line for whoever looks on; results go to the other stream."""
+    sys.stderr.write(text + "\n")
+    sys.stderr.flush()
+
+
+def _place(options: argparse.Namespace) -> tuple[str | None, str | None]:
+    """The store by its URL, or by the variable that holds it. A password is put where no plan shows it."""
+    from waypost.spark.credentials import holds_secret
+
+    if options.store is not None and options.store_env is not None:
+        raise ConfigurationError("give one of --store and --store-env, not both")
+    if options.store is not None and holds_secret(options.store):
+        os.environ[STORE_VARIABLE] = options.store
+        return None, STORE_VARIABLE
+    return options.store, options.store_env
+
+
+def _settings(options: argparse.Namespace) -> dict[str, str]:
+    settings = {}
+    for given in options.config:
+        key, separator, value = given.partition("=")
+        if not separator or not key:
+            raise ConfigurationError(f"--config is KEY=VALUE, such as spark.driver.memory=4g, not {given!r}")
+        settings[key] = value
+    return settings
+
+
+@contextmanager
+def working(options: argparse.Namespace) -> Iterator[tuple[SparkSession, Callable[[str], None]]]:
+    """A session for the command, and where to tell how far it is."""
+    from waypost.spark.pipeline import SETTINGS
+    from waypost.spark.terminal import Progress, quiet_session
+
+    log = Path(options.log) if options.log else Path(tempfile.gettempdir()) / f"waypost-spark-{os.getuid()}" / "log"
+    settings = {**SETTINGS, **_settings(options)}
+    with quiet_session(options.master, settings, log) as spark, Progress(spark, sys.stderr) as progress:
+        yield spark, progress.tell
+
+
+def failing(command: Callable[[argparse.Namespace], int]) -> Callable[[argparse.Namespace], int]:
+    """The command, with every error told in a sentence."""
+
+    def run(options: argparse.Namespace) -> int:
+        try:
+            return command(options)
+        except WaypostError as error:
+            say(f"waypost: {error}")
+        except KeyboardInterrupt:
+            say("waypost: interrupted; the next run goes on from here")
+        except Exception as error:
+            from waypost.spark.failures import told
+
+            say(f"waypost: {told(error)}")
+        return FAILED
+
+    return run
+
+
+def make_pipeline(options: argparse.Namespace, spark: SparkSession, tell: Callable[[str], None]) -> Pipeline:
+    """The pipeline that the options describe."""
+    from waypost.spark.bronze import BATCH_ROWS
+    from waypost.spark.pipeline import Pipeline
+
+    store, store_env = _place(options)
+    queues = tuple(name.strip() for name in options.queue.split(",") if name.strip()) if options.queue else None
+    return Pipeline(
+        spark,
+        options.lake,
+        store=store,
+        store_env=store_env,
+        namespace=options.namespace,
+        queues=queues,
+        batch_rows=getattr(options, "batch_rows", None) or BATCH_ROWS,
+        format=getattr(options, "format", None),
+        reader=getattr(options, "reader", None),
+        moved=getattr(options, "moved", False),
+        tell=tell,
+    )
+
+
+@failing
+def run_pipeline(options: argparse.Namespace) -> int:
+    """Take the journal into the lake; the exit code."""
+    with working(options) as (spark, tell):
+        pipeline = make_pipeline(options, spark, tell)
+        if options.follow:
+            _follow(pipeline, options.every, tell)
+        else:
+            pipeline.run()
+        _tell_end(pipeline)
+    return 0
+
+
+def _follow(pipeline: Pipeline, every: float, tell: Callable[[str], None]) -> None:
+    from waypost.spark.failures import told
+    from waypost.worker.signals import StopSignals
+
+    stop = threading.Event()
+    with pipeline.lake.only_one(), StopSignals(lambda name: stop.set()):
+        query = pipeline.follow(every)
+        tell(f"following, every {every:g} seconds; interrupt to stop")
+        while query.isActive and not stop.wait(0.2):
+            pass
+        error = query.exception()
+        query.stop()
+        if error is not None:
+            raise told(error) from error
+
+
+def _tell_end(pipeline: Pipeline) -> None:
+    state = pipeline.lake.state
+    events = sum(seen.events for seen in state.seen.values())
+    sys.stdout.write(f"{events:,} events of {len(state.seen)} queues in the lake {pipeline.lake.files.base}\n")
+    for queue, seen in sorted(state.seen.items()):
+        if seen.not_seen:
+            sys.stdout.write(f"{queue}: {seen.not_seen:,} events not seen, the journal was trimmed before them\n")
+
+
+@failing
+def run_audit(options: argparse.Namespace) -> int:
+    """Compare the history with the store; the exit code."""
+    from waypost.spark.audit import audit
+
+    with working(options) as (spark, tell):
+        found = audit(make_pipeline(options, spark, tell))
+    if options.json:
+        sys.stdout.write(msgspec.json.format(msgspec.json.encode(found), indent=2).decode() + "\n")
+    else:
+        sys.stdout.write(told_audit(found) + "\n")
+    return 0 if found.is_clean else FOUND
+
+
+def told_audit(audit: Audit) -> str:
+    """The result in lines, the verdict last."""
+    lines = []
+    for name, queue in sorted(audit.queues.items()):
+        where = ", ".join(f"{count:,} {state}" for state, count in queue.accounted.items())
+        lines.append(f"{name}: {queue.published:,} published{': ' if where else ''}{where}")
+        if queue.not_seen:
+            lines.append(f"{name}: {queue.not_seen:,} events not seen")
+        if queue.undecided:
+            lines.append(f"{name}: {queue.undecided:,} messages whose end may be among the events not seen")
+        for counter, count in queue.overcounted.items():
+            lines.append(f"{name}: the journal tells of {count:,} more {counter} than the store has counted")
+    for finding in (*audit.unaccounted[:SHOWN_MAX], *audit.duplicates_unexplained[:SHOWN_MAX]):
+        lines.append(f"{finding.queue}: {finding.message_id}: {finding.fault}")
+        lines += [f"    {_told_event(event)}" for event in finding.events]
+    more = audit.unaccounted_count + audit.duplicates_unexplained_count
+    if more > SHOWN_MAX:
+        lines.append("more of them are in audit.json in the lake")
+    if audit.duplicates_unexplained_count:
+        lines.append(f"{audit.duplicates_unexplained_count:,} unexplained duplicates")
+    at_least = "at least " if audit.has_more else ""
+    lines.append(f"{at_least}{audit.unaccounted_count:,} unaccounted of {audit.published:,}")
+    return "\n".join(lines)
+
+
+def _told_event(event: Told) -> str:
+    at = datetime.fromtimestamp(event.at_ms / 1000, UTC).isoformat(timespec="milliseconds")
+    parts = {"token": event.token, "worker": event.worker, "cause": event.cause, "reason": event.reason}
+    rest = "".join(f"  {name} {value}" for name, value in parts.items() if value is not None)
+    return f"{at}  {event.number}  {event.event}{rest}"
+
+
+@failing
+def run_ingest(options: argparse.Namespace) -> int:
+    """Take messages into the lake; the exit code."""
+    from waypost.spark.ingest import BATCH_ROWS, Ingest, counts, read_schema
+
+    with working(options) as (spark, tell):
+        store, store_env = _place(options)
+        ingest = Ingest(
+            spark,
+            options.lake,
+            options.queue,
+            store=store,
+            store_env=store_env,
+            namespace=options.namespace,
+            schema=None if options.schema is None else read_schema(options.schema),
+            batch_rows=options.batch_rows or BATCH_ROWS,
+            allow_gaps=options.allow_gaps,
+            tell=tell,
+        )
+        ingest.run()
+        found = counts(ingest)
+    aside = f", {found['corrupt']:,} put aside that the schema does not fit" if found["corrupt"] else ""
+    sys.stdout.write(f"{found['rows']:,} messages of queue {options.queue} in the lake{aside}\n")
+    return 0
+
+
+@failing
+def run_tidy(options: argparse.Namespace) -> int:
+    """Put small files together; the exit code."""
+    from waypost.spark.pipeline import Pipeline
+
+    with working(options) as (spark, tell):
+        Pipeline(spark, options.lake, tell=tell).tidy(options.keep_days)
+    return 0

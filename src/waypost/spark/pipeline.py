@@ -1,0 +1,310 @@
+"""The pipeline: bronze, silver and gold as steps, each of which happens once, whole, whenever it is killed.
+
+    from waypost.spark.pipeline import Pipeline
+
+    Pipeline(spark, "lake", store="valkey://127.0.0.1:6379").run()
+
+Each step writes under new names and then moves one small file into place (see `lake`). A run begins by doing what an
+earlier one left undone.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+from pyspark.sql import functions as f
+
+from waypost.errors import ConfigurationError
+from waypost.spark import gold, silver
+from waypost.spark.bronze import BATCH_ROWS, Bronze, batch_name, undigested
+from waypost.spark.credentials import Place, holds_secret
+from waypost.spark.failures import told
+from waypost.spark.lake import PART, Folder, Lake, Seen, Source, State
+from waypost.spark.tables import (
+    BRONZE_JOURNAL,
+    FOLDER_TABLES,
+    SILVER_DELIVERIES,
+    SILVER_MESSAGES,
+    SILVER_SUMS,
+    Table,
+)
+from waypost.spark.tidying import FOLDERS_MAX, compact, forget
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+log = logging.getLogger("waypost")
+
+#: What makes the writes of a local session fast: files of several days are written side by side, without a sort.
+SETTINGS: Final = {"spark.sql.maxConcurrentOutputFileWriters": "64"}
+
+
+def say_nothing(text: str) -> None:
+    """For whoever does not want to hear how far the pipeline is."""
+
+
+def source_of(url: str | None, url_env: str | None, namespace: str, queues: tuple[str, ...] | None) -> Source:
+    """Where events come from. A URL with a password must be named, not given: it would be written into the lake."""
+    if url is not None and holds_secret(url):
+        raise ConfigurationError(
+            "the URL of the store holds a password, and it would be written into the lake and into Spark's plans: put "
+            "it into an environment variable and name that"
+        )
+    return Source(url, url_env, namespace, queues)
+
+
+class Pipeline:
+    """A lake and the store that it is made from."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        lake: str,
+        *,
+        store: str | None = None,
+        store_env: str | None = None,
+        namespace: str = "wp",
+        queues: tuple[str, ...] | None = None,
+        batch_rows: int = BATCH_ROWS,
+        partitions: int = 4,
+        format: str | None = None,
+        reader: str | None = None,
+        moved: bool = False,
+        tell: Callable[[str], None] = say_nothing,
+    ) -> None:
+        self.spark = spark
+        self.lake = Lake(lake, format=format)
+        self.tell = tell
+        self.batch_rows = batch_rows
+        self.partitions = partitions
+        self.reader = reader
+        known = self.lake.state.source
+        if store is None and store_env is None:
+            if known is None:
+                raise ConfigurationError(f"the lake {lake} is new: say with --store where its events come from")
+            self.source = known
+        else:
+            self.source = source_of(store, store_env, namespace, queues)
+            self._check_source(known, moved)
+
+    def _check_source(self, known: Source | None, moved: bool) -> None:
+        given = self.source
+        if known is None or moved:
+            return
+        if (known.url, known.url_env, known.namespace) != (given.url, given.url_env, given.namespace):
+            raise ConfigurationError(
+                f"the lake {self.lake.files.base} was made from {known.url or known.url_env} (namespace "
+                f"{known.namespace}), not from this store: two stores in one lake cannot be told apart. Give each its "
+                "own lake; if the store has only moved, say --moved"
+            )
+
+    @property
+    def place(self) -> Place:
+        """Where the store is."""
+        source = self.source
+        return Place(url=source.url, url_env=source.url_env, namespace=source.namespace)
+
+    def options(self) -> dict[str, str]:
+        """The options of the source."""
+        source = self.source
+        chosen = {
+            "namespace": source.namespace,
+            "maxRowsPerBatch": str(self.batch_rows),
+            "numPartitions": str(self.partitions),
+            # What is trimmed before it is read is counted and told by the audit; it must not end the pipeline.
+            "failOnDataLoss": "false",
+        }
+        chosen |= {"url": source.url} if source.url is not None else {"urlEnv": source.url_env or ""}
+        if source.queues:
+            chosen["queue"] = ",".join(source.queues)
+        if self.reader is not None:
+            chosen["reader"] = self.reader
+        return chosen
+
+    # ---- runs ------------------------------------------------------------------------------------------------
+
+    def run(self) -> State:
+        """Take in what the journal has now, and make all tables of it."""
+        with self.lake.only_one():
+            return self.run_alone()
+
+    def run_alone(self) -> State:
+        """The same, for whoever has the lake for itself already."""
+        self.begin()
+        self.catch_up(self.spark)
+        self.bronze()
+        self.catch_up(self.spark)
+        return self.lake.state
+
+    def follow(self, every_seconds: float) -> StreamingQuery:
+        """Stay, and take in what comes every so many seconds. The caller has the lake for itself (`lake.only_one`)."""
+        self.begin()
+        self.catch_up(self.spark)
+        return Bronze(self.lake, then=self.catch_up).start(self.spark, self.options(), every_seconds=every_seconds)
+
+    def begin(self) -> None:
+        """Note where events come from, and remove what a killed run left."""
+        self.place.open()
+        if self.lake.state.source != self.source:
+            self.lake.commit(msgspec.structs.replace(self.lake.state, source=self.source))
+        removed = self.lake.remove_unnamed(FOLDER_TABLES)
+        if removed:
+            self.tell(f"removed {removed} folders that an interrupted run left")
+
+    def bronze(self) -> None:
+        """Take in the events that there are."""
+        before = self.lake.state.bronze_batch
+        query = Bronze(self.lake).start(self.spark, self.options(), every_seconds=None)
+        finish(query)
+        self.tell(f"bronze: {self.lake.state.bronze_batch - before} batches of events")
+
+    def catch_up(self, spark: SparkSession) -> None:
+        """Bring silver and gold up to bronze, and keep the number of folders within bounds."""
+        self.silver(spark)
+        self.gold(spark)
+        fewer = compact(self.lake, spark, at_least=FOLDERS_MAX)
+        if fewer:
+            self.tell(f"put together what was in {fewer} more folders")
+
+    def tidy(self, keep_days: int | None = None) -> None:
+        """Put all small folders together, and let go of what is older than some days."""
+        with self.lake.only_one():
+            self.begin()
+            self.catch_up(self.spark)
+            fewer = compact(self.lake, self.spark)
+            self.tell(f"put together what was in {fewer} more folders")
+            if keep_days is not None:
+                gone = forget(self.lake, keep_days, datetime.now(UTC).date())
+                self.tell(f"let go of {gone} folders of rows older than {keep_days} days")
+
+    # ---- silver ----------------------------------------------------------------------------------------------
+
+    def silver(self, spark: SparkSession) -> None:
+        """Put new events to what is open, and keep what can change no more."""
+        fresh = undigested(self.lake)
+        lake, state = self.lake, self.lake.state
+        if not fresh:
+            return
+        events = lake.frame(spark, BRONZE_JOURNAL, [folder.path for folder in fresh])
+        first, last = fresh[0].first, fresh[-1].last
+        name = batch_name(last)
+        old_deliveries, old_messages = self._open(spark, SILVER_DELIVERIES), self._open(spark, SILVER_MESSAGES)
+
+        steps = silver.delivery_steps(events)
+        if old_deliveries is not None:
+            steps = steps.unionByName(silver.open_deliveries(old_deliveries))
+        if old_messages is not None:
+            steps = steps.unionByName(silver.waiting_timers(old_messages))
+        deliveries = lake.write(
+            silver.deliveries(steps).transform(silver.parted_deliveries), SILVER_DELIVERIES, name, (PART, "date")
+        )
+
+        steps = silver.message_steps(events)
+        if old_messages is not None:
+            steps = steps.unionByName(silver.open_steps(old_messages))
+        messages = lake.write(
+            silver.messages(steps).transform(silver.parted_messages), SILVER_MESSAGES, name, (PART, "date")
+        )
+        sums = self._write_sums(spark, events, deliveries, name)
+        seen, days = self._seen(lake.frame(spark, SILVER_SUMS, [sums]))
+
+        tables, open_rows = dict(state.tables), dict(state.open)
+        for table, folder in ((SILVER_DELIVERIES, deliveries), (SILVER_MESSAGES, messages)):
+            closed, still_open = f"{folder}/{PART}=closed", f"{folder}/{PART}=open"
+            if lake.files.has_rows(f"{table.name}/{closed}"):
+                newest = max(lake.files.folders(f"{table.name}/{closed}")).removeprefix("date=")
+                tables[table.name] = (*state.folders(table), Folder(closed, first, last, newest))
+            open_rows[table.name] = (still_open,) if lake.files.has_rows(f"{table.name}/{still_open}") else ()
+        tables[SILVER_SUMS.name] = (*state.folders(SILVER_SUMS), Folder(sums, first, last, max(days)))
+        stale = tuple(sorted({*state.stale_days, *days}))
+        lake.commit(
+            msgspec.structs.replace(
+                state, silver_batch=last, tables=tables, open=open_rows, seen=seen, stale_days=stale
+            )
+        )
+        self._remove_replaced(state)
+        self.tell(f"silver: {sum(one.events for one in seen.values()):,} events taken in so far")
+
+    def _open(self, spark: SparkSession, table: Table) -> DataFrame | None:
+        paths = self.lake.state.open.get(table.name, ())
+        return self.lake.frame(spark, table, paths) if paths else None
+
+    def _write_sums(self, spark: SparkSession, events: DataFrame, deliveries: str, name: str) -> str:
+        newest = [part for queue, seen in self.lake.state.seen.items() for part in (f.lit(queue), f.lit(seen.newest))]
+        known = f.create_map(*newest)[f.col("queue")] if newest else f.lit(None)
+        first_new = f.coalesce(known, f.lit(0)) + 1
+        claims = self.lake.frame(spark, SILVER_DELIVERIES, [deliveries])
+        sums = silver.event_sums(events).unionByName(silver.late_sums(claims, first_new))
+        day = silver.day_of(f.col("minute_ms"))
+        return self.lake.write(sums.coalesce(1).withColumn("date", day), SILVER_SUMS, name)
+
+    def _seen(self, sums: DataFrame) -> tuple[dict[str, Seen], list[str]]:
+        """What the lake has seen of each queue with these sums, and the days that they concern."""
+        day = silver.day_of(f.col("minute_ms")).alias("day")
+        rows = (
+            sums.groupBy("queue", day, "event", f.when(f.col("event") == "configured", f.col("reason")).alias("level"))
+            .agg(
+                f.sum("events").alias("events"),
+                f.min("first_number").alias("first"),
+                f.max("last_number").alias("last"),
+            )
+            .collect()
+        )
+        seen = dict(self.lake.state.seen)
+        for queue in {row["queue"] for row in rows}:
+            # Lateness is told of claims, which are counted as such.
+            mine = [row for row in rows if row["queue"] == queue and row["last"] is not None]
+            seen[queue] = _with(seen.get(queue, Seen()), mine)
+        return seen, sorted({row["day"] for row in rows})
+
+    def _remove_replaced(self, before: State) -> None:
+        """Remove open rows that were replaced. Closed rows in the same folder stay."""
+        for table, paths in before.open.items():
+            for path in paths:
+                if path not in self.lake.state.open.get(table, ()):
+                    self.lake.files.remove(f"{table}/{path}")
+
+    # ---- gold ------------------------------------------------------------------------------------------------
+
+    def gold(self, spark: SparkSession) -> None:
+        """Make gold of the days whose sums have changed."""
+        lake, days = self.lake, self.lake.state.stale_days
+        if not days:
+            return
+        paths = [folder.path for folder in lake.state.folders(SILVER_SUMS)]
+        sums = lake.frame(spark, SILVER_SUMS, paths).transform(lambda rows: gold.of_days(rows, days))
+        for table, make in gold.MADE:
+            rows = make(sums).toArrow().cast(table.arrow(table.columns))
+            lake.replace_days(table, rows, days)
+        lake.commit(msgspec.structs.replace(lake.state, stale_days=()))
+        self.tell(f"gold: {len(days)} day{'s' if len(days) > 1 else ''} made anew, the newest {max(days)}")
+
+
+def _with(before: Seen, rows: Sequence[Any]) -> Seen:
+    """What was seen of a queue, with some more of it."""
+    count, first, last = sum(row.events for row in rows), min(row.first for row in rows), max(row.last for row in rows)
+    gap_end, counts = before.gap_end, dict(before.counts)
+    if first > before.newest + 1:
+        gap_end = first - 1
+    if last - first + 1 > count:
+        # Somewhere among these: events that were trimmed while they were read.
+        gap_end = last
+    for row in rows:
+        counts[row.event] = counts.get(row.event, 0) + row.events
+    levels = [row.last for row in rows if row.level == silver.LEVELLED]
+    return Seen(before.events + count, max(before.newest, last), gap_end, max([before.level_end, *levels]), counts)
+
+
+def finish(query: StreamingQuery) -> None:
+    """Wait for the end of a stream; what ended it badly is told in a sentence."""
+    try:
+        query.awaitTermination()
+    except Exception as error:
+        raise told(error) from error
+    finally:
+        query.stop()

@@ -1,0 +1,274 @@
+"""Silver: one row for each delivery, one for each message, and the sums that gold is made of.
+
+A message's events may lie in many batches. So each step takes the new events and the rows that were still open, and
+makes of both the rows as they are now: those that can change no more are kept for good, the others are open for the
+next step. The cost of a step is that of what is new and what is open, never that of all history.
+
+Numbers of events follow cause and effect within a message, so "the newest" is by number, never by time.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Final, get_args
+
+from pyspark.sql import functions as f
+
+from waypost.message import EventName
+from waypost.spark.lake import DATE, PART
+from waypost.spark.percentiles import BUCKET_OF_ZERO, GROWTH
+from waypost.spark.tables import COUNTED_EVENTS, SILVER_DELIVERIES, SILVER_MESSAGES, SILVER_SUMS
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+#: A claim so soon after its message became claimable found a worker that was awake, or was woken for it.
+PROMPT_MS: Final = 100
+#: Numbers and names of events together as one number: the largest tells both of the newest event.
+_CODES: Final = {name: code for code, name in enumerate((*get_args(EventName), "parked"))}
+_CODE_ROOM: Final = 64
+#: After these nothing more happens to a message. A dead one may be redriven for as long as its letter is kept.
+CLOSING: Final = ("done", "dropped", "cancelled", "replaced", "dead_trimmed")
+#: What the journal's newest event says of where a message is.
+STATES: Final = {
+    "published": "ready", "postponed": "delayed", "promoted": "ready", "claimed": "leased", "retried": "delayed",
+    "snoozed": "delayed", "released": "ready", "expired": "ready", "redriven": "ready", "cancel_requested": "leased",
+    "dead_trimmed": "dead", "parked": "waiting",
+}  # fmt: skip
+#: The reason by which sums know a change of what the journal keeps.
+LEVELLED: Final = "journal"
+#: Events that tell of a message but are no step of its own way.
+ASIDE: Final = ("duplicate", "configured", "paused", "resumed", "trimmed")
+
+
+def day_of(milliseconds: Column) -> Column:
+    """The day of a time, in UTC, as text."""
+    return f.date_from_unix_date((milliseconds / 86_400_000).cast("int")).cast("string")
+
+
+def bucket_of(value: Column) -> Column:
+    """The bucket of a number of milliseconds, as `percentiles.bucket_of` finds it."""
+    bucket = f.floor(f.log(value) / f.lit(math.log(GROWTH))).cast("int")
+    return f.when(value < 1, f.lit(BUCKET_OF_ZERO)).otherwise(bucket)
+
+
+# ---- messages -----------------------------------------------------------------------------------------------
+
+
+def _newest_code(event: Column, number: Column) -> Column:
+    codes = f.create_map(*(f.lit(part) for pair in _CODES.items() for part in pair))
+    return number * _CODE_ROOM + f.coalesce(codes[event], f.lit(_CODE_ROOM - 1))
+
+
+def message_steps(events: DataFrame) -> DataFrame:
+    """Each event as the row of a message of which nothing else is known."""
+    event, at, token = f.col("event"), f.col("at_ms"), f.col("token")
+    timer = (event == "promoted") & (f.col("cause") == "due")
+    # Published, but behind another message: no event of its own name says so.
+    parked = (event == "published") & f.col("cause").isin("parked", "blocked")
+    return events.where(f.col("message_id").isNotNull() & ~event.isin(*ASIDE)).select(
+        "queue",
+        "message_id",
+        *("key", "group", "priority", "size", "chain_id", "schedule", "reason", "error_type"),
+        f.when(event == "published", at).alias("published_ms"),
+        f.when(event == "published", f.col("due_ms")).alias("due_ms"),
+        f.when(event == "claimed", at).alias("claimed_ms"),
+        f.when(event.isin(*CLOSING[:-1], "dead"), at).alias("ended_ms"),
+        at.alias("last_ms"),
+        f.col("number").alias("first_number"),
+        f.col("number").alias("last_number"),
+        _newest_code(f.when(parked, f.lit("parked")).otherwise(event), f.col("number")).alias("newest"),
+        token,
+        f.when(timer, token + 1).alias("timer_token"),
+        "wait_ms",
+        "run_ms",
+        *((event == name).cast("bigint").alias(name) for name in COUNTED_EVENTS),
+    )
+
+
+def open_steps(messages: DataFrame) -> DataFrame:
+    """Rows of messages so that new events can be put to them."""
+    columns = [name for name in SILVER_MESSAGES.columns if name not in ("state", "last_event")]
+    event = f.when(f.col("state") == "waiting", f.lit("parked")).otherwise(f.col("last_event"))
+    return messages.select(*columns, _newest_code(event, f.col("last_number")).alias("newest"))
+
+
+def messages(steps: DataFrame) -> DataFrame:
+    """One row for each message: all that its steps tell together."""
+    # The newest text wins; those of rows that were open are older than any new event.
+    newest = {
+        name: f.max_by(name, f.when(f.col(name).isNotNull(), f.col("last_number"))) for name in ("reason", "error_type")
+    }
+    merged = steps.groupBy("message_id", "queue").agg(
+        *(f.max(name).alias(name) for name in ("key", "group", "priority", "size", "chain_id", "schedule")),
+        *(column.alias(name) for name, column in newest.items()),
+        *(f.min(name).alias(name) for name in ("published_ms", "claimed_ms", "first_number")),
+        *(f.max(name).alias(name) for name in ("due_ms", "ended_ms", "last_ms", "last_number", "newest", "token")),
+        f.max("timer_token").alias("timer_token"),
+        *(f.sum(name).alias(name) for name in ("wait_ms", "run_ms", *COUNTED_EVENTS)),
+    )
+    names = f.array(*(f.lit(name) for name in _CODES))
+    last = f.get(names, (f.col("newest") % _CODE_ROOM).cast("int"))
+    states = f.create_map(*(f.lit(part) for pair in STATES.items() for part in pair))
+    delayed = (f.col("last_event") == "published") & f.col("due_ms").isNotNull()
+    state = f.when(delayed, f.lit("delayed")).otherwise(f.coalesce(states[f.col("last_event")], f.col("last_event")))
+    ended = f.when(f.col("state").isin(*CLOSING, "dead"), f.col("ended_ms"))
+    return (
+        merged.withColumn("last_event", f.coalesce(last, f.lit("unknown")))
+        .withColumn("state", state)
+        .replace("parked", "published", ["last_event"])
+        .withColumn("ended_ms", ended)
+        .select(*SILVER_MESSAGES.columns)
+    )
+
+
+def parted_messages(rows: DataFrame) -> DataFrame:
+    """Rows of messages with where they are kept: for good, or open; and by the day they were first heard of."""
+    part = f.when(f.col("last_event").isin(*CLOSING), "closed").otherwise("open")
+    day = day_of(f.coalesce(f.col("published_ms"), f.col("last_ms")))
+    return rows.withColumn(PART, part).withColumn(DATE, day)
+
+
+# ---- deliveries ---------------------------------------------------------------------------------------------
+
+
+def delivery_steps(events: DataFrame) -> DataFrame:
+    """Claims, the ends of claims, and timers that became claimable, as rows of deliveries."""
+    event, at, number = f.col("event"), f.col("at_ms"), f.col("number")
+    claimed = event == "claimed"
+    timer = (event == "promoted") & (f.col("cause") == "due")
+    # An end without a claim's time is that of a message nobody held: it ended no delivery.
+    ended = f.col("run_ms").isNotNull() | ((event == "done") & (f.col("cause") == "at_most_once"))
+    return events.where(claimed | timer | ended).select(
+        "queue",
+        "message_id",
+        # A timer belongs to the claim that comes after it.
+        f.when(timer, f.col("token") + 1).otherwise(f.col("token")).alias("token"),
+        *("key", "group", "priority"),
+        *(f.when(claimed, f.col(name)).alias(name) for name in ("deliveries", "attempts", "worker", "cause")),
+        f.when(claimed, at).alias("claimed_ms"),
+        "wait_ms",
+        timer.cast("int").alias("timer"),
+        f.when(ended, event).alias("outcome"),
+        f.when(ended, at).alias("ended_ms"),
+        "run_ms",
+        *(f.when(ended, f.col(name)).alias(name) for name in ("reason", "error_type")),
+        claimed.cast("bigint").alias("claims"),
+        ended.cast("bigint").alias("ends"),
+        f.when(claimed, number).alias("claimed_number"),
+        f.when(ended, number).alias("ended_number"),
+    )
+
+
+def open_deliveries(deliveries: DataFrame) -> DataFrame:
+    """Rows of deliveries so that their ends can be put to them."""
+    columns = [name for name in SILVER_DELIVERIES.columns if name != "late_ms"]
+    return deliveries.select(*columns, f.col("late_ms").isNotNull().cast("int").alias("timer"))
+
+
+def waiting_timers(messages: DataFrame) -> DataFrame:
+    """Timers of open messages that became claimable in an earlier batch, and were not claimed in it."""
+    waiting = messages.where(f.col("timer_token") > f.coalesce(f.col("token"), f.lit(0)))
+    given = {
+        "queue": f.col("queue"), "message_id": f.col("message_id"), "token": f.col("timer_token"), "timer": f.lit(1),
+        "claims": f.lit(0), "ends": f.lit(0),
+    }  # fmt: skip
+    columns = [name for name in SILVER_DELIVERIES.columns if name != "late_ms"]
+    return waiting.select(
+        *(given.get(name, f.lit(None)).cast(SILVER_DELIVERIES.columns[name]).alias(name) for name in columns),
+        given["timer"].alias("timer"),
+    )
+
+
+def deliveries(steps: DataFrame) -> DataFrame:
+    """One row for each delivery."""
+    summed = ("claims", "ends")
+    largest = [name for name in SILVER_DELIVERIES.columns if name not in ("queue", "message_id", "token", "late_ms")]
+    merged = steps.groupBy("message_id", "queue", "token").agg(
+        *((f.sum(name) if name in summed else f.max(name)).alias(name) for name in largest),
+        f.max("timer").alias("timer"),
+    )
+    late = f.when(f.col("timer") == 1, f.col("wait_ms"))
+    held = (f.col("claims") > 0) | (f.col("ends") > 0)
+    return merged.where(held).withColumn("late_ms", late).select(*SILVER_DELIVERIES.columns)
+
+
+def parted_deliveries(rows: DataFrame) -> DataFrame:
+    """Rows of deliveries with where they are kept, and by the day they were claimed."""
+    part = f.when(f.col("ends") > 0, "closed").otherwise("open")
+    day = day_of(f.coalesce(f.col("claimed_ms"), f.col("ended_ms")))
+    return rows.withColumn(PART, part).withColumn(DATE, day)
+
+
+# ---- sums ---------------------------------------------------------------------------------------------------
+
+
+def event_sums(events: DataFrame) -> DataFrame:
+    """Events counted by queue and minute, and by what gold tells apart."""
+    event, at, number = f.col("event"), f.col("at_ms"), f.col("number")
+    claimed = event == "claimed"
+    value = f.greatest(f.when(claimed, f.col("wait_ms")).otherwise(f.col("run_ms")), f.lit(0))
+    told = f.when(claimed, f.lit("wait")).otherwise(f.lit("run"))
+    levelled = (event == "configured") & f.col("cause").contains("journal=")
+    has_value = f.when(claimed, f.col("wait_ms")).otherwise(f.col("run_ms")).isNotNull()
+    return (
+        events.select(
+            "queue",
+            (at - at % 60_000).alias("minute_ms"),
+            "event",
+            f.when(claimed, f.col("cause")).alias("cause"),
+            f.when(event == "dead", f.col("reason")).when(levelled, f.lit(LEVELLED)).alias("reason"),
+            f.when(has_value, told).alias("measure"),
+            f.when(has_value, bucket_of(value)).alias("bucket"),
+            f.when(has_value, value).alias("value"),
+            (claimed & (f.col("wait_ms") <= PROMPT_MS)).cast("bigint").alias("woken"),
+            number.alias("number"),
+        )
+        .groupBy("queue", "minute_ms", "event", "cause", "reason", "measure", "bucket")
+        .agg(
+            f.count("*").alias("events"),
+            f.sum("woken").alias("woken"),
+            f.coalesce(f.sum("value"), f.lit(0)).alias("total_ms"),
+            f.min("number").alias("first_number"),
+            f.max("number").alias("last_number"),
+        )
+        .select(*SILVER_SUMS.columns)
+    )
+
+
+def late_sums(deliveries: DataFrame, first_new: Column) -> DataFrame:
+    """How late timers were claimed, of the claims that are new: those with numbers from `first_new` on."""
+    at, late = f.col("claimed_ms"), f.greatest(f.col("late_ms"), f.lit(0))
+    nothing = f.lit(None)
+    return (
+        deliveries.where(f.col("late_ms").isNotNull() & (f.col("claimed_number") >= first_new))
+        .groupBy("queue", (at - at % 60_000).alias("minute_ms"), bucket_of(late).alias("bucket"))
+        .agg(f.count("*").alias("events"), f.sum(late).alias("total_ms"))
+        .select(
+            "queue",
+            "minute_ms",
+            f.lit("late").alias("event"),
+            nothing.cast("string").alias("cause"),
+            nothing.cast("string").alias("reason"),
+            f.lit("late").alias("measure"),
+            "bucket",
+            "events",
+            f.lit(0).cast("bigint").alias("woken"),
+            "total_ms",
+            nothing.cast("bigint").alias("first_number"),
+            nothing.cast("bigint").alias("last_number"),
+        )
+    )
+
+
+def merged_sums(sums: DataFrame) -> DataFrame:
+    """Sums of several batches as one."""
+    return (
+        sums.groupBy("queue", "minute_ms", "event", "cause", "reason", "measure", "bucket")
+        .agg(
+            *(f.sum(name).alias(name) for name in ("events", "woken", "total_ms")),
+            f.min("first_number").alias("first_number"),
+            f.max("last_number").alias("last_number"),
+        )
+        .select(*SILVER_SUMS.columns)
+    )

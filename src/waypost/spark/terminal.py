@@ -1,0 +1,105 @@
+"""A session for a command: its log in a file, its progress in the terminal, its errors in sentences."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self, TextIO
+
+from waypost.spark.session import session
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+#: How often progress is shown anew.
+LOOK_SECONDS = 0.3
+BAR_WIDTH = 30
+
+
+@contextmanager
+def quiet_session(master: str, config: Mapping[str, str], log: Path) -> Iterator[SparkSession]:
+    """A session whose Java writes into a file instead of the terminal; stopped at the end."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with _errors_into(log):
+        spark = session(master, config, name="waypost pipeline", progress=False)
+    try:
+        yield spark
+    finally:
+        spark.stop()
+
+
+@contextmanager
+def _errors_into(log: Path) -> Iterator[None]:
+    """While Java is started, let the error stream that it inherits be a file. This process keeps its own."""
+    sys.stderr.flush()
+    kept = os.dup(2)
+    file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    try:
+        os.dup2(file, 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(file)
+
+
+class Progress:
+    """Lines about what is done, and in a terminal a bar for the stages that run."""
+
+    def __init__(self, spark: SparkSession, out: TextIO) -> None:
+        self._out = out
+        self._tracker: Any = None
+        if out.isatty() and hasattr(spark, "sparkContext"):
+            self._tracker = spark.sparkContext.statusTracker()
+        self._stop = threading.Event()
+        self._lock = threading.Lock()
+        self._shown = False
+        self._thread: threading.Thread | None = None
+
+    def tell(self, text: str) -> None:
+        """A line that stays."""
+        with self._lock:
+            self._clear()
+            self._out.write(text + "\n")
+            self._out.flush()
+
+    def _clear(self) -> None:
+        if self._shown:
+            self._out.write("\r\x1b[K")
+            self._shown = False
+
+    def _look(self) -> None:
+        while not self._stop.wait(LOOK_SECONDS):
+            done = total = 0
+            for stage in self._tracker.getActiveStageIds():
+                info = self._tracker.getStageInfo(stage)
+                if info is not None:
+                    done += info.numCompletedTasks
+                    total += info.numTasks
+            with self._lock:
+                self._clear()
+                if total:
+                    filled = BAR_WIDTH * done // total
+                    self._out.write(f"[{'#' * filled}{'.' * (BAR_WIDTH - filled)}] {done} of {total} tasks")
+                    self._shown = True
+                self._out.flush()
+
+    def __enter__(self) -> Self:
+        if self._tracker is not None:
+            self._thread = threading.Thread(target=self._look, name="waypost-progress", daemon=True)
+            self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join()
+        with self._lock:
+            self._clear()
