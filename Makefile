@@ -54,8 +54,9 @@ test: lint types imports everything  ## All of it: every store, the fault tests,
 docs: .venv/ready  ## Links resolve, the examples in the pages run
 	$(PYTEST) tests/unit/test_docs.py
 
-demo: .venv/light  ## A short story told on SQLite and on a real Valkey server
-	@$(RUN) -m examples.demo
+# Works on the light environment while the heavy packages install. Modules are found without pip's help meanwhile.
+demo: .venv/light  ## Everything on real servers that it starts, in about two minutes. KEEP=1: they stay up
+	@PYTHONPATH=src $(RUN) -m examples.demo
 
 bench-setup: .venv/ready  ## Environments of other queues, to be measured beside waypost: some minutes, once
 	$(RUN) -m benchmarks.peers.setup
@@ -79,4 +80,4 @@ format: .venv/ready
 	$(RUN) -m ruff format --quiet $(CODE)
 
 clean:  ## Remove what make made
-	rm -rf .venv .bench .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf .venv .bench .demo .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

@@ -17,6 +17,7 @@ from pathlib import Path
 
 #: The programs of each package that the tests start.
 PARTS: dict[str, tuple[str, ...]] = {
+    "chromium-headless-shell": ("/usr/bin/chromium-headless-shell",),
     "pgbouncer": ("/usr/sbin/pgbouncer",),
     "rabbitmq-server": ("/usr/lib/rabbitmq/bin/rabbitmq-server", "/usr/bin/epmd"),
     "postgresql-15": ("/usr/lib/postgresql/15/bin/postgres", "/usr/lib/postgresql/15/bin/initdb"),

@@ -14,6 +14,7 @@ from waypost.cli import (
     clockwork,
     completion,
     dead,
+    demo,
     doctor,
     journal,
     looking,
@@ -49,6 +50,7 @@ COMMANDS: tuple[Any, ...] = (
     doctor,
     bench,
     completion,
+    demo,
     pipeline,
 )
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from waypost.cli import report
 from waypost.errors import ConfigurationError, WaypostError
 
 if TYPE_CHECKING:
@@ -69,6 +70,7 @@ def add(commands: Any) -> None:
     _add_lake(tidy)
     tidy.add_argument("--keep-days", type=int, metavar="N", help="rows of bronze and silver that are older go")
     tidy.set_defaults(run=run_tidy)
+    report.add(actions)
     audit = actions.add_parser("audit", help="compare the whole history with what the store holds")
     _add_lake(audit)
     _add_store(audit)

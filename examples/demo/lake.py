@@ -1,0 +1,106 @@
+"""The Spark part of the demo: a process that starts one session, then does what it is asked, a line of JSON each.
+
+    {"do": "import", …}    →    {"told": "…"} …    {"did": "import", …}   or   {"error": "…"}
+
+It ends when its input does. Java ends with it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from examples.demo.shop import ORDERS
+
+#: So many rows of the file stand in it twice, under the same key.
+REPEATED = 1_000
+#: The orders of the file were made over so many minutes before now.
+PAST_MINUTES = 30
+
+
+def say(**told: Any) -> None:
+    """One line to whoever asked."""
+    sys.stdout.write(json.dumps(told) + "\n")
+    sys.stdout.flush()
+
+
+def make_parquet(path: Path, count: int) -> None:
+    """A file of orders as another system would hand it over, some of them twice."""
+    import numpy as np
+    import pyarrow as pa
+    import pyarrow.parquet as parquet
+
+    chance = np.random.default_rng(7)
+    now = time.time_ns() // 1_000_000
+    ids = np.arange(1, count + 1)
+    table = pa.table(
+        {
+            "id": ids,
+            "customer": pa.array([f"customer-{number % 9973}" for number in ids.tolist()]),
+            "amount": chance.integers(500, 9_000, count),
+            "at": np.sort(now - chance.integers(0, PAST_MINUTES * 60_000, count)),
+        }
+    )
+    parquet.write_table(pa.concat_tables([table, table.slice(0, min(REPEATED, count))]), path, row_group_size=50_000)
+
+
+class Spark:
+    """One session, and what it can be asked for."""
+
+    def __init__(self, home: Path) -> None:
+        from waypost.spark.session import session
+
+        os.environ["SPARK_LOCAL_DIRS"] = str(home / "spark")
+        self.home = home
+        self.session = session(
+            "local[2]",
+            {
+                "spark.sql.warehouse.dir": str(home / "warehouse"),
+                "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1",
+            },
+            progress=False,
+        )
+
+    def publish(self, *, url: str, count: int) -> dict[str, Any]:
+        """Import the file into the queue: one message for each key, however often a task is tried."""
+        from pyspark.sql import functions as f
+
+        path = self.home / "orders.parquet"
+        make_parquet(path, count)
+        rows = self.session.read.parquet(str(path)).withColumn("source", f.lit("import"))
+        messages = rows.select(f.struct("*").alias("body"), f.concat(f.lit("order:"), "id").alias("key"))
+        messages.write.format("waypost").options(url=url, queue=ORDERS).mode("append").save()
+        return {"rows": rows.count(), "megabytes": round(path.stat().st_size / 1e6, 1)}
+
+
+def main() -> None:
+    """Start the session, then answer until the input ends."""
+    asked: queue.Queue[dict[str, Any]] = queue.Queue()
+
+    def listen() -> None:
+        for line in sys.stdin:
+            asked.put(json.loads(line))
+        os._exit(0)  # whoever asked is gone; nobody waits for what is under way
+
+    threading.Thread(target=listen, name="listen", daemon=True).start()
+    spark = Spark(Path(sys.argv[1]))
+    say(did="session", version=spark.session.version)
+    known: dict[str, Callable[..., dict[str, Any]]] = {"import": spark.publish}
+    while True:
+        request = asked.get()
+        do = request.pop("do")
+        try:
+            say(did=do, **known[do](**request))
+        except Exception as error:
+            say(error=f"{do}: {type(error).__name__}: {str(error).strip().splitlines()[0]}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,39 @@
+"""The report: a page with charts, made of a lake's gold tables. Needs pyarrow and plotly, no Spark and no Java.
+
+from waypost.spark.report import write_report
+
+write_report("lake", "report.html")
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+from waypost.errors import InvalidInput
+
+REPORT_NAME = "report.html"
+
+
+def write_report(lake: str | Path, output: str | Path | None = None) -> Path:
+    """Write the page, beside the tables unless told where; its path."""
+    from waypost.spark.report.gold import open_lake, read
+    from waypost.spark.report.page import page
+    from waypost.spark.report.series import shown
+
+    place = open_lake(str(lake))
+    if output is None and not place.files.is_local:
+        raise InvalidInput(f"say where to write the report of {lake}: with --output, a file on this machine")
+    gold = read(place)
+    path = Path(place.files.path(REPORT_NAME)) if output is None else Path(output)
+    text = page(shown(gold), gold.verdict, made_ms=time.time_ns() // 1_000_000)
+    # Written beside and moved: who looks at the page meanwhile sees the old one, never half of the new.
+    fresh = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        fresh.write_text(text, encoding="utf-8", newline="\n")
+        fresh.replace(path)
+    except OSError as error:
+        fresh.unlink(missing_ok=True)
+        raise InvalidInput(f"the report cannot be written to {path}: {error.strerror or error}") from error
+    return path

@@ -1,0 +1,128 @@
+"""`waypost demo`: its story holds on any machine, ends by itself, and leaves nothing behind however it ends."""
+
+from __future__ import annotations
+
+import io
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.show.marked import carriers, left_behind, new_mark
+from waypost import Waypost
+from waypost.cli import demo_shop
+from waypost.cli.demo import ORDER_COUNT
+from waypost.cli.telling import Stuck, Teller, wait_until
+
+COMMAND = [sys.executable, "-W", "error", "-m", "waypost.cli.main", "demo"]
+PATIENCE_SECONDS = 240
+
+
+@pytest.mark.promise("FACE-5")
+def test_the_demo_tells_of_a_killed_worker_and_accounts_for_every_message(tmp_path: Path) -> None:
+    environment = new_mark()
+    ran = subprocess.run(
+        [*COMMAND, "--json", "--directory", str(tmp_path / "shop")],
+        env=environment, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False,
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr
+    told = json.loads(ran.stdout)
+    assert (told["unaccounted"], told["unexplained"]) == (0, 0)
+    assert told["retaken"] >= 1
+    assert told["done"]["orders"] == told["done"]["mails"] == ORDER_COUNT + 1
+    rest = ran.stderr
+    for words in (
+        "duplicate",
+        "delayed",
+        "kill -9",
+        "leases have ended",
+        "dead letter",
+        "redrive",
+        "history",
+        "0 unaccounted of",
+    ):
+        assert words in rest, f"{words!r} is missing, or too early, in:\n{ran.stderr}"
+        rest = rest[rest.index(words) :]
+    assert left_behind(environment) == {}
+    # What it kept is a store like any other.
+    with Waypost(f"sqlite:///{tmp_path / 'shop' / 'demo.db'}") as post:
+        ledger = post.ledger(demo_shop.ORDERS)
+        assert (ledger.balance, ledger.unexplained) == (0, 0)
+        assert ledger.redelivered["expired"] == told["retaken"]
+
+
+@pytest.mark.promise("FACE-5")
+@pytest.mark.parametrize("ended_by", [signal.SIGINT, signal.SIGKILL])
+def test_a_demo_that_is_ended_at_work_leaves_no_process_behind(ended_by: signal.Signals, tmp_path: Path) -> None:
+    environment = new_mark() | {"TMPDIR": str(tmp_path)}
+    demo = subprocess.Popen(COMMAND, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    assert demo.stdout is not None
+    for line in demo.stdout:
+        if "worker 2 starts" in line:
+            break
+    wait_until(lambda: len(carriers(environment)) >= 2, "a worker to run", PATIENCE_SECONDS)
+    demo.send_signal(ended_by)
+    told = demo.stdout.read()
+    demo.stdout.close()
+    code = demo.wait(PATIENCE_SECONDS)
+    assert left_behind(environment) == {}
+    if ended_by == signal.SIGINT:
+        assert code == 130, told
+        assert "Traceback" not in told
+        assert list(tmp_path.iterdir()) == []
+
+
+def test_a_directory_that_has_a_demo_already_gives_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "demo.db").touch()
+    ran = subprocess.run(
+        [*COMMAND, "--directory", str(tmp_path)], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert ran.returncode == 2
+    assert ran.stderr == f"waypost: there is a demo.db in {tmp_path} already; choose another directory\n"
+
+
+def test_a_story_that_is_stuck_says_what_it_waited_for() -> None:
+    with pytest.raises(Stuck, match=r"waited 0 s for a worker, in vain"):
+        wait_until(lambda: False, "a worker", 0)
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_the_line_that_moves_and_colours_are_for_terminals_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    for stream, moves in ((io.StringIO(), False), (Terminal(), True)):
+        tell = Teller(stream)
+        tell.move(1, 2, "half")
+        tell.good("all of it")
+        text = stream.getvalue()
+        assert ("half" in text) is moves
+        assert ("\033[32m" in text) is moves
+        assert text.endswith("\n")
+    monkeypatch.setenv("NO_COLOR", "1")
+    plain = Terminal()
+    Teller(plain).good("all of it")
+    assert "\033[32m" not in plain.getvalue()
+
+
+def test_the_shop_of_the_demo_ends_when_its_teller_is_gone(tmp_path: Path) -> None:
+    environment = new_mark() | {demo_shop.URL_VARIABLE: f"sqlite:///{tmp_path / 'demo.db'}"}
+    worker = subprocess.Popen(
+        [sys.executable, "-m", "waypost.cli.main", "worker", "waypost.cli.demo_shop:post"],
+        env=environment, stdin=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    assert worker.stdin is not None
+    assert worker.stderr is not None
+    assert b"waypost worker" in worker.stderr.readline()
+    worker.stdin.close()
+    worker.stderr.read()
+    worker.stderr.close()
+    # In order, or at once if it had not begun to work.
+    assert worker.wait(PATIENCE_SECONDS) in (0, -signal.SIGTERM)
+    assert left_behind(environment) == {}

@@ -1,0 +1,286 @@
+"""The report: one page that works alone, says what the tables say, and lets nobody write markup into it."""
+
+from __future__ import annotations
+
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as parquet
+import pytest
+
+from tests.show.browser import Looked, look_at
+from tests.show.lakes import CLEAN, busy_lake, counts, make_lake, minute
+from waypost.cli.main import main
+from waypost.errors import InvalidInput
+from waypost.spark.percentiles import bucket_of
+from waypost.spark.report import write_report
+from waypost.spark.report.gold import MINUTE_MS, Gold, open_lake, read
+from waypost.spark.report.page import page
+from waypost.spark.report.series import ALL, OTHERS, POINTS_MAX, STACKS_MAX, shown, step_for
+
+pytestmark = pytest.mark.promise("SPARK-7")
+
+LOST = {"queue": "orders", "message_id": "01J-b", "fault": "gone", "events": []}
+MARKUP = '<img src=x onerror=alert(1)></script><a href="https://example.com">x</a>&amp;'
+
+
+class Parts(HTMLParser):
+    """What a page refers to, and its texts outside of scripts and styles."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.references: list[str] = []
+        self.policy = ""
+        self.scripts: list[str] = []
+        self.texts: list[str] = []
+        self._within = ""
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = {name: value or "" for name, value in attrs}
+        self.tags.append(tag)
+        self.references += [
+            given[name] for name in ("src", "href", "action", "data", "srcset", "poster") if name in given
+        ]
+        if given.get("http-equiv") == "Content-Security-Policy":
+            self.policy = given["content"]
+        self._within = tag if tag in ("script", "style") else ""
+
+    def handle_endtag(self, tag: str) -> None:
+        self._within = ""
+
+    def handle_data(self, data: str) -> None:
+        if self._within == "script":
+            self.scripts.append(data)
+        elif not self._within:
+            self.texts.append(data)
+
+
+def parts_of(text: str) -> Parts:
+    parts = Parts()
+    parts.feed(text)
+    return parts
+
+
+def look(lake: Path) -> Gold:
+    return read(open_lake(str(lake)))
+
+
+def text_of(lake: Path) -> str:
+    """The page without the chart library, which no test needs to read."""
+    gold = look(lake)
+    return page(shown(gold), gold.verdict, made_ms=0, library="")
+
+
+def command(*arguments: str) -> int:
+    return main(["pipeline", "report", *arguments])
+
+
+# ---- the figures -----------------------------------------------------------------------------------------------------
+
+
+def test_rates_and_sums_are_those_of_the_tables(tmp_path: Path) -> None:
+    lake = make_lake(
+        tmp_path / "lake",
+        minutes=[
+            counts("orders", 0, published=120, done=60),
+            counts("orders", 2, done=60),
+            counts("mails", 0, published=6),
+        ],
+    )
+    view = {one.name: one for one in shown(look(lake)).views}
+    assert list(view) == [ALL, "orders", "mails"]
+    assert view["orders"].rates["published"] == [2.0, 0.0, 0.0]
+    assert view["orders"].rates["done"] == [1.0, 0.0, 1.0]
+    assert view[ALL].totals["published"] == 126
+
+
+def test_percentiles_over_time_come_from_the_buckets_of_each_step(tmp_path: Path) -> None:
+    rows = [
+        {"queue": "orders", "minute": minute(0), "measure": "run", "bucket": bucket_of(value), "count": count}
+        for value, count in ((10, 90), (200, 9), (4000, 1))
+    ]
+    lake = make_lake(tmp_path / "lake", minutes=[counts("orders", 0), counts("orders", 1)], histograms=rows)
+    lines = shown(look(lake)).views[0].percentiles["run"]
+    assert lines["p50"] == [pytest.approx(10, rel=0.01), None]
+    assert lines["p95"] == [pytest.approx(200, rel=0.01), None]
+    assert lines["p99"] == [pytest.approx(200, rel=0.01), None]
+
+
+def test_two_queues_together_have_the_percentiles_of_all_their_messages(tmp_path: Path) -> None:
+    rows = [
+        {"queue": queue, "minute": minute(0), "measure": "wait", "bucket": bucket_of(value), "count": 10}
+        for queue, value in (("fast", 2), ("slow", 900))
+    ]
+    lake = make_lake(tmp_path / "lake", minutes=[counts("fast", 0), counts("slow", 0)], histograms=rows)
+    overall = {one.name: one.overall["wait"] for one in shown(look(lake)).views}
+    assert overall["fast"]["p99"] == pytest.approx(2, rel=0.01)
+    assert overall[ALL]["p50"] == pytest.approx(2, rel=0.01)
+    assert overall[ALL]["p99"] == pytest.approx(900, rel=0.01)
+
+
+@pytest.mark.parametrize("days", [1, 30, 365, 20_000])
+def test_a_long_time_is_shown_in_steps_that_people_can_read(days: int) -> None:
+    step = step_for(0, days * 1440 * MINUTE_MS)
+    assert step % MINUTE_MS == 0
+    assert days * 1440 * MINUTE_MS / step <= POINTS_MAX
+
+
+def test_reasons_without_end_become_the_largest_and_all_others(tmp_path: Path) -> None:
+    rows = [
+        {"queue": "orders", "minute": minute(0), "reason": f"reason {number}", "count": 100 - number}
+        for number in range(40)
+    ]
+    lake = make_lake(tmp_path / "lake", minutes=[counts("orders", 0)], dead_letters=rows)
+    stacks = shown(look(lake)).views[0].dead_letters
+    assert list(stacks)[:2] == ["reason 0", "reason 1"]
+    assert len(stacks) == STACKS_MAX + 1
+    assert sum(sum(stack) for stack in stacks.values()) == sum(100 - number for number in range(40))
+    assert OTHERS in stacks
+
+
+# ---- the audit -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("audit", "kind", "told"),
+    [
+        (CLEAN, "good", "0 unaccounted of 204,133"),
+        (CLEAN | {"not_seen": 12, "undecided": 4}, "warn", "The end of 4 messages may be among them"),
+        (CLEAN | {"unaccounted_count": 1, "unaccounted": [LOST]}, "bad", "orders 01J-b: gone"),
+        (CLEAN | {"duplicates_unexplained_count": 3}, "bad", "3 messages have a claim or an end too many"),
+        (CLEAN | {"queues": {"orders": {"overcounted": {"done": 2}}}}, "bad", "2 more changes than the store"),
+        (None, "", "No audit yet"),
+    ],
+)  # fmt: skip
+def test_the_verdict_of_the_audit_stands_on_top(
+    tmp_path: Path, audit: dict[str, Any] | None, kind: str, told: str
+) -> None:
+    text = text_of(make_lake(tmp_path / "lake", audit, minutes=[counts("orders", 0, published=1)]))
+    assert f'class="card verdict {kind}"' in text
+    assert told in text
+    assert text.index('<section class="card verdict') < text.index('<div class="tiles">')
+
+
+# ---- the page --------------------------------------------------------------------------------------------------------
+
+
+def test_the_page_refers_to_nothing_outside_of_itself(tmp_path: Path) -> None:
+    text = write_report(busy_lake(tmp_path / "lake", 5, CLEAN)).read_text()
+    parts = parts_of(text)
+    assert parts.references == []
+    assert not {"link", "iframe", "object", "embed", "img", "base", "form"} & set(parts.tags)
+    assert "default-src 'none'" in parts.policy
+    # Two scripts and no other run, and none may fetch: neither is a source of scripts or data named.
+    assert len(re.findall(r"'sha256-[^']+'", parts.policy)) == 2
+    assert "unsafe-inline" not in parts.policy.split("script-src")[1].split(";")[0]
+    assert not re.search(r"https?:|connect-src", parts.policy)
+    style = text.split("<style>")[1].split("</style>")[0]
+    assert "url(" not in style
+    assert "@import" not in style
+
+
+def test_names_with_markup_stay_texts(tmp_path: Path) -> None:
+    row = {"queue": MARKUP, "minute": minute(0), "count": 1}
+    lake = make_lake(
+        tmp_path / "lake",
+        CLEAN | {"unaccounted_count": 1, "unaccounted": [LOST | {"fault": MARKUP}]},
+        minutes=[counts(MARKUP, 0, published=1)],
+        redeliveries=[row | {"cause": MARKUP}],
+        dead_letters=[row | {"reason": MARKUP}],
+    )
+    parts = parts_of(text_of(lake))
+    assert "img" not in parts.tags
+    assert "a" not in parts.tags
+    assert parts.references == []
+    assert parts.texts.count(MARKUP) == 2  # the choice of queues, and the table
+    assert f"orders 01J-b: {MARKUP}" in parts.texts
+    data = json.loads(parts.scripts[0])
+    assert list(data["views"][0]["dead_letters"]) == [MARKUP]
+
+
+def test_a_lake_in_which_nothing_happened_makes_a_page(tmp_path: Path) -> None:
+    text = text_of(make_lake(tmp_path / "lake"))
+    assert "nothing yet" in text
+    assert json.loads(parts_of(text).scripts[0])["times"] == []
+
+
+# ---- a real browser --------------------------------------------------------------------------------------------------
+
+
+def drawn(looked: Looked) -> int:
+    found = re.search(r'data-drawn="(\d+)"', looked.document)
+    return int(found[1]) if found else -1
+
+
+@pytest.mark.needs("chromium-headless-shell")
+@pytest.mark.parametrize(("width", "dark"), [(1280, False), (390, True)])
+def test_a_browser_draws_every_chart_without_a_complaint(tmp_path: Path, width: int, dark: bool) -> None:
+    path = write_report(busy_lake(tmp_path / "lake", 30, CLEAN), tmp_path / "report.html")
+    looked = look_at(path, tmp_path / "home", width=width, dark=dark)
+    assert looked.console == ()
+    assert drawn(looked) == 7
+    assert looked.document.count('class="main-svg"') >= 7
+
+
+@pytest.mark.needs("chromium-headless-shell")
+def test_a_browser_shows_markup_in_names_as_texts_and_runs_none_of_it(tmp_path: Path) -> None:
+    row = {"queue": MARKUP, "minute": minute(0), "count": 5}
+    lake = make_lake(
+        tmp_path / "lake",
+        minutes=[counts(MARKUP, 0, published=1)],
+        redeliveries=[row | {"cause": MARKUP}],
+        dead_letters=[row | {"reason": MARKUP}],
+    )
+    looked = look_at(write_report(lake), tmp_path / "home")
+    assert looked.console == ()
+    assert drawn(looked) == 3
+    body = looked.document.split('<script type="application/json"')[0]
+    assert "<img" not in body
+    assert not re.search(r"<a [^>]*example\.com", body)
+
+
+# ---- the command -----------------------------------------------------------------------------------------------------
+
+
+def test_the_command_writes_the_page_beside_the_tables_and_tells_where(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lake = busy_lake(tmp_path / "lake", 3, CLEAN)
+    assert command("--lake", str(lake)) == 0
+    assert capsys.readouterr().out == f"{lake / 'report.html'}\n"
+    assert (lake / "report.html").read_text().startswith("<!doctype html>")
+    assert command("--lake", str(lake), "--output", str(tmp_path / "mine.html"), "--json") == 0
+    assert json.loads(capsys.readouterr().out) == {"report": str(tmp_path / "mine.html")}
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["lake", "mine.html"]
+
+
+def test_a_folder_that_is_no_lake_gives_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command("--lake", str(tmp_path)) == 1
+    assert "there is no gold/minutes in" in capsys.readouterr().err
+    assert command("--lake", str(busy_lake(tmp_path / "lake", 2)), "--output", str(tmp_path / "no" / "r.html")) == 1
+    assert "cannot be written to" in capsys.readouterr().err
+
+
+def test_what_is_not_a_table_or_an_audit_of_ours_gives_a_sentence(tmp_path: Path) -> None:
+    lake = busy_lake(tmp_path / "lake", 2)
+    (lake / "audit.json").write_text('{"published": 3}')
+    with pytest.raises(InvalidInput, match="is not what `waypost pipeline audit` writes"):
+        look(lake)
+    (lake / "audit.json").unlink()
+    (file,) = (lake / "gold" / "minutes").rglob("*.parquet")
+    file.write_bytes(b"PAR1 no")
+    with pytest.raises(InvalidInput, match="is not what the pipeline writes"):
+        look(lake)
+    parquet.write_table(pa.table({"queue": ["orders"]}), file)
+    with pytest.raises(InvalidInput, match="is not what the pipeline writes"):
+        look(lake)
+
+
+def test_a_lake_elsewhere_that_is_not_there_gives_a_sentence() -> None:
+    with pytest.raises(InvalidInput, match="there is no gold/minutes in mock:///lake"):
+        write_report("mock:///lake")
