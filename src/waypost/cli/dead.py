@@ -142,8 +142,7 @@ def run_purge(options: argparse.Namespace) -> int:
         there = post.ledger(options.queue).dead_kept
         if there:
             confirm(options, f"Remove {count(there, 'dead letter')} of {options.queue} for good?")
-        with Progress(f"purging {options.queue}", there, quiet=options.json):
-            removed = post.purge(options.queue, "dead")
+        removed = post.purge(options.queue, "dead")
     if options.json:
         write_json({"queue": options.queue, "removed": removed})
     else:
