@@ -105,8 +105,12 @@ def user(valkey_server: ValkeyServer) -> Iterator[Any]:
         client.execute_command("ACL", "DELUSER", "clerk")
 
 
-def test_a_user_without_a_right_is_told_which_verbs_it_cannot_use(user: Any, examined: Any) -> None:
+def test_a_user_without_a_right_is_told_which_verbs_it_cannot_use(
+    user: Any, examined: Any, valkey_server: ValkeyServer
+) -> None:
     name = fresh_namespace()
+    with Waypost(valkey_server.url, namespace=name) as post:
+        post.publish("orders", 1)
     keys = (f"~{{{name}:*", f"~{{{name}}}:*", f"~{name}:*", f"&{{{name}:*")
     code, told = examined(user(*keys, "+@all", "-zadd"), name)
     (finding,) = told["permissions"]

@@ -7,6 +7,7 @@ import io
 import os
 import pty
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -242,6 +243,19 @@ def test_an_import_into_a_full_queue_says_how_far_it_came(desk_of: Desk) -> None
 )  # fmt: skip
 def test_an_error_has_the_exit_code_of_its_kind(error: WaypostError, code: int) -> None:
     assert code_of(error) == code
+
+
+def test_an_interrupt_ends_a_command_with_its_own_code(desk_of: Desk) -> None:
+    desk_of.post.publish("orders", 1)
+    process = subprocess.Popen(
+        [sys.executable, "-W", "error", "-m", "waypost.cli.main", "journal", "orders", "--follow", *desk_of.place],
+        env=os.environ | {"PYTHONPATH": str(ROOT / "src")}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert process.stdout is not None
+    process.stdout.readline()
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert (process.returncode, said) == (130, "waypost: interrupted\n")
 
 
 def test_a_reader_that_has_seen_enough_ends_a_command_without_a_word(desk_of: Desk) -> None:

@@ -201,6 +201,7 @@ def test_the_view_says_when_the_store_is_away_and_goes_on_when_it_is_back(valkey
                     proxy.refuse()
                     proxy.cut()
                     await until(pilot, lambda: status(view).startswith("the store does not answer"))
+                    assert [row[:2] for row in rows(view)] == [["orders", "1"]]
                     proxy.heal()
                     await until(pilot, lambda: status(view) == "")
 

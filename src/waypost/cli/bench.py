@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import threading
 import time
-from statistics import quantiles
 from typing import Any
 
 from waypost.cli.ending import FAILED, USAGE, Trouble
@@ -99,6 +98,8 @@ def measure(post: Waypost, options: argparse.Namespace) -> dict[str, Any]:
 
 def spread(values: list[float]) -> dict[str, float]:
     """Half of all, 99 of 100, and the worst."""
+    from statistics import quantiles  # it takes longer to load than most commands to run
+
     cuts = quantiles(values, n=100, method="inclusive")
     return {"p50": round(cuts[49], 3), "p99": round(cuts[98], 3), "max": round(max(values), 3)}
 

@@ -9,6 +9,7 @@ import threading
 from typing import Any
 
 from waypost.cli.options import add_command, open_post
+from waypost.cli.output import write_json
 from waypost.policy import LEADER_TTL_MS, RETRY_BUDGET_SECONDS
 from waypost.schedule.loop import Tick
 from waypost.schedule.promoting import PromoterTick
@@ -21,7 +22,8 @@ def add(commands: Any) -> None:
     """The arguments of these commands."""
     for role, text in (("scheduler", "fire schedules"), ("promoter", "make timers ready and wake workers for them")):
         parser = add_command(
-            commands, role, run, text, positional_url=True, json_text=None,
+            commands, role, run, text, positional_url=True,
+            json_text="each tick that did something, one JSON document a line",
             more="Of all that run, one leads at a time.", examples=(f"waypost {role} valkey://127.0.0.1:6379",),
         )  # fmt: skip
         parser.add_argument(
@@ -40,10 +42,18 @@ def run(options: argparse.Namespace) -> int:
     stop = threading.Event()
     with open_post(options, retry_budget=RETRY_BUDGET_SECONDS) as post, StopSignals(lambda name: stop.set()):
         if options.command == "scheduler":
-            post.run_scheduler(stop, ttl=options.ttl, on_tick=tell_scheduler)
+            post.run_scheduler(stop, ttl=options.ttl, on_tick=tell_json if options.json else tell_scheduler)
         else:
-            post.run_promoter(stop, ttl=options.ttl, on_tick=tell_promoter)
+            post.run_promoter(stop, ttl=options.ttl, on_tick=tell_json if options.json else tell_promoter)
     return 0
+
+
+def tell_json(tick: Tick | PromoterTick) -> None:
+    """A tick for a program; those that did nothing are not told."""
+    counted = tick.fires + tick.missed if isinstance(tick, Tick) else tick.promoted
+    if counted or tick.election == "elected":
+        write_json(tick)
+        sys.stdout.flush()
 
 
 def tell_scheduler(tick: Tick) -> None:

@@ -114,13 +114,16 @@ def run_redrive(options: argparse.Namespace) -> int:
         raise Trouble("say which ones: ids, --reason, or --all", USAGE)
     if options.id and (options.all or options.reason is not None):
         raise Trouble("give ids, or --reason, or --all", USAGE)
-    with Progress(f"redriving {options.queue}", len(options.id) or None, quiet=options.json) as progress:
+    progress = Progress(f"redriving {options.queue}", len(options.id) or None, quiet=options.json)
 
-        def note(event: Observed) -> None:
-            if event.event == "redriven":
-                progress.advance()
+    def note(event: Observed) -> None:
+        if event.event == "redriven":
+            progress.advance()
 
-        with open_post(options, on_event=note) as post:
+    with open_post(options, on_event=note) as post:
+        if options.all:
+            progress.total = post.ledger(options.queue).dead_kept
+        with progress:
             done = post.redrive(
                 options.queue, ids=options.id or None, reason=options.reason, limit=options.limit, rate=options.rate
             )
@@ -142,8 +145,7 @@ def run_purge(options: argparse.Namespace) -> int:
         there = post.ledger(options.queue).dead_kept
         if there:
             confirm(options, f"Remove {count(there, 'dead letter')} of {options.queue} for good?")
-        with Progress(f"purging {options.queue}", there, quiet=options.json):
-            removed = post.purge(options.queue, "dead")
+        removed = post.purge(options.queue, "dead")
     if options.json:
         write_json({"queue": options.queue, "removed": removed})
     else:

@@ -16,7 +16,7 @@ class Progress:
 
     def __init__(self, what: str, total: int | None = None, *, quiet: bool = False) -> None:
         self._what = what
-        self._total = total
+        self.total = total
         self._quiet = quiet
         self._bar: Any = None
         self._line: Any = None
@@ -28,7 +28,7 @@ class Progress:
             self._bar = _bar()
         if self._bar is not None:
             self._bar.start()
-            self._line = self._bar.add_task(self._what, total=self._total)
+            self._line = self._bar.add_task(self._what, total=self.total)
         return self
 
     def __exit__(
@@ -44,7 +44,7 @@ class Progress:
             self._bar.update(self._line, completed=self.done)
         elif not self._quiet and time.monotonic() >= self._next:
             self._next = time.monotonic() + LINE_SECONDS
-            of = f" of {self._total:,}" if self._total is not None else ""
+            of = f" of {self.total:,}" if self.total is not None else ""
             sys.stderr.write(f"{self._what}: {self.done:,}{of}\n")
             sys.stderr.flush()
 

@@ -18,7 +18,8 @@ from waypost.policy import RETRY_BUDGET_SECONDS
 def add(commands: Any) -> None:
     """The arguments of this command."""
     parser = add_command(
-        commands, "relay", run, "send a queue on to another system", positional_url=True, json_text=None,
+        commands, "relay", run, "send a queue on to another system", positional_url=True,
+        json_text="at the end, how it went as one JSON document",
         more="Until it is told to stop. Exit code 1: the target takes no messages; they wait.",
         examples=("waypost relay sqlite:///orders.db --queue orders --to kafka://127.0.0.1:9092/orders",),
     )  # fmt: skip
@@ -55,7 +56,7 @@ def run(options: argparse.Namespace) -> int:
         report = working.run_worker(worker, options)
         ledger = post.ledger(options.queue)
     left = ledger.ready + ledger.delayed
-    say(working.told_end(report))
+    working.tell_end(options, report, worker.reports())
     if relay.trouble is not None:
         say(f"waypost: {relay.shown} does not take messages ({relay.trouble}); {left} wait in {options.queue}")
         return FOUND

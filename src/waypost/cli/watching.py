@@ -8,9 +8,8 @@ twice a second, however many queues it has, and a busy one in proportion to what
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from statistics import median
 from typing import Any
 
 from waypost.cli.output import count
@@ -161,8 +160,8 @@ class Watcher:
             oldest_ready_ms=stats.oldest_ready_ms,
             published_per_second=round(seen.published_per_second, 2),
             done_per_second=round(seen.done_per_second, 2),
-            wait_ms=median(seen.waits) if seen.waits else None,
-            run_ms=median(seen.runs) if seen.runs else None,
+            wait_ms=middle(seen.waits),
+            run_ms=middle(seen.runs),
             workers=sum(any(queue.name == name for queue in worker.queues) for worker in self._workers),
             lag=stats.journal_last - min(readers) if readers else None,
         )
@@ -171,6 +170,12 @@ class Watcher:
     def workers(self) -> Sequence[RegisteredWorker]:
         """The workers that are registered."""
         return self._workers
+
+
+def middle(values: Iterable[int]) -> int | None:
+    """The one in the middle, of two the smaller; None of nothing."""
+    ordered = sorted(values)
+    return ordered[(len(ordered) - 1) // 2] if ordered else None
 
 
 def moved(before: Stats, after: Stats) -> bool:

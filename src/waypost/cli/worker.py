@@ -6,7 +6,6 @@ With `--processes N` it starts N of itself and looks after them: signals are pas
 from __future__ import annotations
 
 import argparse
-import asyncio
 import gc
 import importlib
 import logging
@@ -16,21 +15,23 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from waypost.cli import metrics
 from waypost.cli.ending import LEFT, USAGE, Trouble
 from waypost.cli.options import add_command
-from waypost.cli.output import say
+from waypost.cli.output import say, write_json
 from waypost.client import AsyncWaypost, Waypost
 from waypost.client.base import Face
 from waypost.errors import ConfigurationError
 from waypost.message import Drained
 from waypost.policy import HEALTH_WINDOW_SECONDS
 from waypost.store.port import Store
-from waypost.worker.blocking import BlockingWorker, close_loop
 from waypost.worker.signals import NAMES
-from waypost.worker.worker import Worker
+
+if TYPE_CHECKING:
+    from waypost.worker.blocking import BlockingWorker
+    from waypost.worker.worker import Worker
 
 #: A process that dies at once is not started again at once, or the machine would do nothing else.
 RESTART_SECONDS = 1.0
@@ -40,7 +41,8 @@ WATCH_SECONDS = 0.05
 def add(commands: Any) -> None:
     """The arguments of the command."""
     parser = add_command(
-        commands, "worker", run, "run the handlers of a client", store=False, json_text=None,
+        commands, "worker", run, "run the handlers of a client", store=False,
+        json_text="at the end, how it went as one JSON document (of each process)",
         more="It stops in order at SIGINT, SIGTERM or SIGHUP. Exit code 5: something was left running or unsettled.",
         examples=("waypost worker shop.queues:post", "waypost worker shop.queues:post --queues orders --processes 4"),
     )  # fmt: skip
@@ -80,7 +82,7 @@ def run(options: argparse.Namespace) -> int:
     say(told_start(face, worker))
     with metrics.served(worker, prometheus, options):
         report = run_worker(worker, options)
-    say(told_end(report, worker.reports()))
+    tell_end(options, report, worker.reports())
     return 0 if report.complete else LEFT
 
 
@@ -110,6 +112,11 @@ GC_USUAL, GC_BUSY = (700, 2_000), 20_000
 
 def run_worker(worker: BlockingWorker | Worker, options: argparse.Namespace) -> Drained:
     """Until it ends, on an event loop of its own."""
+    # Only now: an event loop is most of what a process loads, and other commands have no use for one.
+    import asyncio
+
+    from waypost.worker.blocking import BlockingWorker, close_loop
+
     # A claim brings hundreds of objects that live for milliseconds; the usual threshold makes the collector look
     # for cycles among them several times a claim, a fifth of a busy worker's time. A program that set its own keeps it.
     if gc.get_threshold()[0] in GC_USUAL:
@@ -156,6 +163,13 @@ def durability(store: Store) -> str:
         case "postgres":
             return "each commit is as durable as the server's synchronous_commit says"
     return "as durable as it says itself"
+
+
+def tell_end(options: argparse.Namespace, report: Drained, by_queue: dict[str, Drained] | None = None) -> None:
+    """How it went, to people, and to a program that asked for it."""
+    say(told_end(report, by_queue))
+    if options.json:
+        write_json({"complete": report.complete, "total": report, "queues": by_queue or {}})
 
 
 def told_end(report: Drained, by_queue: dict[str, Drained] | None = None) -> str:
