@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import redis.asyncio
 
 from tests.see.asking import ask, figures, told, until, value
 from waypost import AsyncWaypost, Waypost
@@ -168,3 +169,25 @@ def test_an_address_that_cannot_be_had_is_refused_when_it_starts() -> None:
                 Endpoint(worker, port=endpoint.port).start()
         with pytest.raises(ConfigurationError, match=r"nothing can listen on 192\.0\.2\.1, port 0"):
             Endpoint(worker, host="192.0.2.1").start()
+
+
+def test_with_an_asyncio_client_of_ones_own_the_store_is_not_read_and_that_is_said_once(
+    server: ValkeyServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    prometheus = Prometheus()
+
+    async def main() -> list[str]:
+        async with (
+            redis.asyncio.Redis(port=server.port) as client,
+            AsyncWaypost(client=client, middleware=[prometheus]) as post,
+        ):
+            await post.publish("orders", 1)
+            prometheus.watch(post.store)
+            return [(await asyncio.to_thread(prometheus.exposition))[0].decode() for _ in range(2)]
+
+    for text in asyncio.run(main()):
+        found = figures(text)
+        assert value(found, "waypost_store_up") == 0
+        assert value(found, "waypost_published_total", queue="orders", result="queued") == 1
+    said = [record.getMessage() for record in caplog.records if getattr(record, "event", "") == "metrics_not_read"]
+    assert ["give the client a URL" in text for text in said] == [True]

@@ -1,7 +1,7 @@
 """Executors: the only part that touches a socket.
 
 A connection is taken from redis-py's pool when it is first needed and kept for the next call, so that a call costs one
-write and one read. Several threads or coroutines use as many connections as run at once.
+write and one read. Several threads or coroutines use as many connections as run at once, up to a limit.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -30,6 +31,9 @@ T = TypeVar("T")
 
 log = logging.getLogger("waypost")
 
+#: So many calls of one client are under way at once, on a Cluster with each node; the others wait for their turn. More
+#: would not be answered sooner by a server that runs one after the other.
+CONNECTIONS_MAX = 32
 #: A connection idle for longer is looked at before it is used: the server may have closed it.
 IDLE_SECONDS = 1.0
 OLDEST_SERVER = (6, 2)
@@ -133,6 +137,7 @@ class ValkeyExecutor(_Common):
 
     def __init__(self, source: Source, start_timeout: float, durability: Durability) -> None:
         super().__init__(source)
+        self._places = threading.Semaphore(CONNECTIONS_MAX)
         self._pool = source.pool(start_timeout)
         try:
             check_server(self.run(HELLO), source.shown, durability, cluster=source.cluster)
@@ -155,7 +160,9 @@ class ValkeyExecutor(_Common):
         return [self]
 
     def run(self, call: Call[T]) -> T:
-        return self._converse(self._take(), ask(cast("ValkeyCall[T]", call)))
+        self._check_process()  # first: in a forked child nobody gives the places back
+        with self._places:
+            return self._converse(self._take(), ask(cast("ValkeyCall[T]", call)))
 
     def run_many(self, calls: Iterable[Call[T]]) -> list[T | Exception]:
         """Several requests under way at once on one connection; each has its own result or error."""
@@ -165,10 +172,17 @@ class ValkeyExecutor(_Common):
 
     def request(self, call: ValkeyCall[T], *, asking: bool) -> T:
         """One call without its announcement."""
-        return self._converse(self._take(), request(call, asking=asking))
+        self._check_process()
+        with self._places:
+            return self._converse(self._take(), request(call, asking=asking))
 
     def drive(self, batch: Batch) -> None:
         """Run a batch to its end."""
+        self._check_process()
+        with self._places:
+            self._drive(batch)
+
+    def _drive(self, batch: Batch) -> None:
         while True:
             try:
                 connection = self._take()
@@ -262,6 +276,7 @@ class AsyncValkeyExecutor(_Common):
     def __init__(self, source: Source, start_timeout: float, durability: Durability) -> None:
         super().__init__(source)
         self._durability = durability
+        self._places = asyncio.Semaphore(CONNECTIONS_MAX)
         self._pool = source.async_pool(start_timeout)
         self._start_timeout = start_timeout
 
@@ -277,7 +292,9 @@ class AsyncValkeyExecutor(_Common):
                 line.connection.socket_timeout = REPLY_TIMEOUT_SECONDS
 
     async def run(self, call: Call[T]) -> T:
-        return await self._converse(await self._take(), ask(cast("ValkeyCall[T]", call)))
+        self._check_process()
+        async with self._places:
+            return await self._converse(await self._take(), ask(cast("ValkeyCall[T]", call)))
 
     async def run_many(self, calls: Iterable[Call[T]]) -> list[T | Exception]:
         """Several requests under way at once on one connection; each has its own result or error."""
@@ -287,10 +304,17 @@ class AsyncValkeyExecutor(_Common):
 
     async def request(self, call: ValkeyCall[T], *, asking: bool) -> T:
         """One call without its announcement."""
-        return await self._converse(await self._take(), request(call, asking=asking))
+        self._check_process()
+        async with self._places:
+            return await self._converse(await self._take(), request(call, asking=asking))
 
     async def drive(self, batch: Batch) -> None:
         """Run a batch to its end."""
+        self._check_process()
+        async with self._places:
+            await self._drive(batch)
+
+    async def _drive(self, batch: Batch) -> None:
         while True:
             try:
                 connection = await self._take()
