@@ -53,8 +53,8 @@ def measured(name: str, place: Place, count: int) -> Line:
         seconds, ledger = time.monotonic() - began, post.ledger("orders")
     arrived = [arrival.id for arrival in place.arrivals("figures")]
     lost, doubled = len(set(ids) - set(arrived)), len(arrived) - len(set(arrived))
-    # Another store, and NATS within its window, know what they have already.
-    once = name in ("store", "nats")
+    # Another store, and NATS within its window, know what they have already; in the lake a batch rewrites its file.
+    once = name in ("store", "nats", "lake")
     return Line(
         f"relay to {name}, {count:,} messages, target gone and back",
         f"{lost} lost, {ledger.dead} dead, {doubled} twice, {seconds:.1f} s of which {back:.1f} s until it was back",
