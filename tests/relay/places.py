@@ -200,6 +200,21 @@ class Rabbit(Place):
         return found
 
 
+class RabbitKilled(Rabbit):
+    """The same, gone by a SIGKILL. Queues are declared and on its disk before that; what it confirmed has to stay."""
+
+    def url(self, name: str) -> str:
+        is_new = name not in self._made
+        url = super().url(name)
+        if is_new:
+            self.server.halt()
+            self.server.start()
+        return url
+
+    def go(self) -> None:
+        self.server.kill()
+
+
 class Kafka(Place):
     """A topic of librdkafka's mock cluster."""
 
