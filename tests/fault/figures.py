@@ -425,8 +425,13 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.fault.figures", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="a tenth of the size")
     parser.add_argument("--counts", action="store_true", help="without figures that time something")
+    parser.add_argument("--only", metavar="NAME", action="append", help="this figure only; may be said several times")
     parser.add_argument("--seed", type=int, default=random.randrange(2**32))
     options = parser.parse_args(arguments)
+
+    def wanted(name: str) -> bool:
+        return options.only is None or name in options.only
+
     # Lost leases are what some figures are about; a warning for each would hide the figures.
     logging.getLogger("waypost").setLevel(logging.ERROR)
     print(f"seed {options.seed}", flush=True)
@@ -443,20 +448,21 @@ def main(arguments: list[str]) -> int:
         }
         servers: dict[str, EmbeddedServer] = {"valkey": valkey, "postgres": postgres}
         for store, url in urls.items():
-            for take in FIGURES:
+            for take in (take for take in FIGURES if wanted(take.__name__)):
                 began = time.monotonic()
                 for figure in take(Place(store, url, options.quick, random.Random(options.seed), servers.get(store))):
                     short += not figure.ok
                     print(figure, flush=True)
                 print(f"  {take.__name__} on {store}: {time.monotonic() - began:.1f} s", flush=True)
-        crowded = stack.enter_context(PostgresServer(max_connections=300))
-        places: dict[str, EmbeddedServer] = {"valkey": valkey, "postgres": crowded}
+        places: dict[str, EmbeddedServer] = {}
+        if wanted("wakes"):
+            places = {"valkey": valkey, "postgres": stack.enter_context(PostgresServer(max_connections=300))}
         for store, place in places.items():
             for wake_figure in COUNTED_FIGURES if options.counts else (*COUNTED_FIGURES, *TIMED_FIGURES):
                 for reading in wake_figure(Server(store, place.url, place.port), 3 if options.quick else 10):
                     short += not reading.ok
                     print(Figure(f"{store} {reading.name}", reading.figure, reading.limit, reading.ok), flush=True)
-        for line in relay_figures(quick=options.quick):
+        for line in relay_figures(quick=options.quick) if wanted("relays") else ():
             short += not line.ok
             print(Figure(line.name, line.figure, line.limit, line.ok), flush=True)
     return 1 if short else 0

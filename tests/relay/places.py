@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Coroutine
 from pathlib import Path
@@ -199,6 +200,21 @@ class Rabbit(Place):
         return found
 
 
+class RabbitKilled(Rabbit):
+    """The same, gone by a SIGKILL. Queues are declared and on its disk before that; what it confirmed has to stay."""
+
+    def url(self, name: str) -> str:
+        is_new = name not in self._made
+        url = super().url(name)
+        if is_new:
+            self.server.halt()
+            self.server.start()
+        return url
+
+    def go(self) -> None:
+        self.server.kill()
+
+
 class Kafka(Place):
     """A topic of librdkafka's mock cluster."""
 
@@ -261,6 +277,41 @@ class Kafka(Place):
         return found
 
 
+class Lake(Place):
+    """A folder of Parquet files; gone as a disk is that is not mounted."""
+
+    def __init__(self) -> None:
+        self._home = tempfile.TemporaryDirectory(prefix="lake-")
+        self.folder = Path(self._home.name) / "lake"
+
+    def __enter__(self) -> Self:
+        self.folder.mkdir()
+        return self
+
+    def __exit__(self, *ended: object) -> None:
+        self._home.cleanup()
+
+    def url(self, name: str) -> str:
+        (self.folder / name).mkdir(exist_ok=True)
+        return f"lake://{self.folder / name}"
+
+    def go(self) -> None:
+        self.folder.rename(self.folder.with_name("away"))
+
+    def come_back(self) -> None:
+        self.folder.with_name("away").rename(self.folder)
+
+    def arrivals(self, name: str) -> list[Arrival]:
+        import pyarrow.parquet as parquet
+
+        return [
+            Arrival(row["id"], row["body"], dict(row["headers"]), row["key"])
+            for file in sorted((self.folder / name).glob("date=*/*.parquet"))
+            for row in parquet.ParquetFile(file).read().to_pylist()
+        ]
+
+
 PLACES: dict[str, Callable[[], Place]] = {
     "stream": Streams, "store": Store, "nats": Nats, "rabbitmq": Rabbit, "kafka": Kafka,
+    "lake": Lake,
 }  # fmt: skip

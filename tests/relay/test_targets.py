@@ -137,9 +137,12 @@ def test_another_store_gets_each_message_once_whatever_replies_are_lost(
 
 
 @pytest.mark.promise("BOX-4")
-def test_a_batch_sent_twice_is_stored_once_by_another_store(post: Waypost, places: dict[str, Place], name: str) -> None:
+@pytest.mark.parametrize("system", ["store", "lake"])
+def test_a_batch_sent_twice_is_there_once_in_another_store_and_in_the_lake(
+    post: Waypost, places: dict[str, Place], name: str, system: str
+) -> None:
     """The relay dies after the target's confirmation and before its settle: the batch comes again."""
-    place = places["store"]
+    place = places[system]
     with post:
         post.configure("orders", lease=0.2)
         ids = [published.id for published in post.publish_many("orders", [{"n": n} for n in range(30)])]

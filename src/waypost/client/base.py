@@ -259,14 +259,14 @@ class Face(ScheduleFace):
         headers: Mapping[str, str] | Callable[[Message[Any]], Mapping[str, str]] | None = None,
         hold: float = RELAY_HOLD_SECONDS,
     ) -> Relay:
-        """Send the messages of a queue on: to Kafka, RabbitMQ, NATS JetStream, a stream, or another waypost store.
+        """Send the messages of a queue on: to Kafka, RabbitMQ, NATS JetStream, a stream, another store, or the lake.
 
         `to` is a URL (`kafka://host:9092/topic`, `amqp://host/vhost?exchange=…`, `nats://host:4222/subject`,
-        `valkey+stream://host:6379/stream`, `postgresql://host/database#queue`) or a `waypost.outbox.relay.Target`. A
-        worker sends batches of up to `batch`, one after the other, and settles a message when the target has
-        confirmed it: at least once. While the target is away a batch is held for `hold` seconds and then put off, both
-        at no cost to its messages; what the target refuses for good is a dead letter. `key` is the partition, routing
-        or deduplication key, as the target has it; `headers` are added.
+        `valkey+stream://host:6379/stream`, `postgresql://host/database#queue`, `lake:///folder`) or a
+        `waypost.outbox.relay.Target`. A worker sends batches of up to `batch`, one after the other, and settles a
+        message when the target has confirmed it: at least once. While the target is away a batch is held for `hold`
+        seconds and then put off, both at no cost to its messages; what the target refuses for good is a dead letter.
+        `key` is the partition, routing or deduplication key, as the target has it; `headers` are added.
 
         As a decorator it takes a function of the message, which makes the body that is sent in its place.
         """

@@ -1,4 +1,4 @@
-"""Relays: a queue that is sent on to Kafka, RabbitMQ, NATS JetStream, a stream of Valkey or Redis, or another store.
+"""Relays: a queue sent on to Kafka, RabbitMQ, NATS JetStream, a stream of Valkey or Redis, another store, or the lake.
 
 `post.relay("orders", to="kafka://127.0.0.1:9092/orders")` is the whole of it; a worker does the rest. `Target` is what
 to write for a system that is not here.

@@ -12,7 +12,7 @@ from waypost.store.opening import POSTGRES_SCHEMES, VALKEY_FORMS, VALKEY_SCHEMES
 
 SHOWN_FORMS = (
     "kafka://host:9092/topic, amqp://host:5672/vhost?exchange=…&routing_key=…, nats://host:4222/subject, "
-    "valkey+stream://host:6379/stream, or the URL of another waypost store, as in postgresql://host/database#queue"
+    "valkey+stream://host:6379/stream, lake:///folder, or the URL of another waypost store, as in postgresql://host/database#queue"
 )
 STREAM_SCHEMES = tuple(f"{scheme}+stream" for scheme in VALKEY_SCHEMES if scheme != "unix")
 STORE_SCHEMES = (
@@ -35,6 +35,8 @@ def open_target(to: str | Target, queue: str) -> Target:
     scheme, separator, _ = to.partition("://")
     if not separator:
         raise InvalidUrl(f"the URL of a target starts with a scheme: {SHOWN_FORMS}")
+    if scheme == "lake":
+        return _lake(to)
     make = _MAKERS.get(scheme)
     if make is not None:
         return make(_split(to), queue)
@@ -119,6 +121,18 @@ def _stream(parts: SplitResult, queue: str) -> Target:
         unquote(parts.path.strip("/")) or queue,
         maxlen=None if maxlen is None else _whole(parts, "maxlen", maxlen),
     )
+
+
+def _lake(url: str) -> Target:
+    from waypost.outbox.relay.lake import LakeTarget
+
+    parts = urlsplit(url)
+    if parts.netloc or not parts.path.strip("/"):
+        raise InvalidUrl("a lake:// URL is the whole path of a folder, with three slashes: lake:///data/orders")
+    options = _options(parts)
+    compression = options.pop("compression", "zstd")
+    _check_known(parts, options, "compression")
+    return LakeTarget(unquote(parts.path), compression=compression)
 
 
 _MAKERS: dict[str, Callable[[SplitResult, str], Target]] = {

@@ -32,6 +32,8 @@ class Parcel(Struct, frozen=True):
     type_name: str | None = None
     correlation_id: str | None = None
     reply_to: str | None = None
+    #: It was claimed before, so it may have been sent before.
+    again: bool = False
 
     @property
     def size(self) -> int:

@@ -255,7 +255,7 @@ class Relay:
             message.id, message.queue, envelope.data, envelope.content_type, _headers(message, envelope),
             None if key is None else check_text("key", key, KEY_CHARACTERS_MAX), message.key, message.group,
             message.priority, message.lease.published_ms, data, envelope.type_name, envelope.correlation_id,
-            envelope.reply_to,
+            envelope.reply_to, message.token > 1,
         )  # fmt: skip
 
     def _body(self, message: Message[Any], envelope: Envelope) -> codec.Encoded | None:

@@ -1,0 +1,193 @@
+"""To the lake: a folder of Parquet files, one for each batch and day, that Spark and others read as one table.
+
+    DIR/date=2026-11-15/0NQ…-0NQ…-500-5f0c….parquet
+
+A file is written under a name that readers skip, forced to the disk and renamed, and only then is its batch confirmed:
+a reader sees a file whole or not at all, and what was settled is there after a crash. The day is that of the publish,
+in UTC, and the file is named by the ids in it: a batch that is sent again takes the place of its first file. What comes
+again in another batch, after a worker died between a file and its settle, is looked for in the files of its day whose
+names span it, and not written twice. What is left of "at least once": two workers that both believe to hold a message
+at the same moment, and files that somebody moved meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import os
+import secrets
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from waypost.errors import ConfigurationError, MissingExtra
+from waypost.outbox.relay.port import Confirmation, Parcel, Unconfirmed
+
+#: A disk that has not answered by then is one that does not.
+WRITE_SECONDS = 60.0
+#: What was begun and not finished for so long was left by a worker that died.
+LEFT_SECONDS = 3600.0
+COMPRESSIONS = ("zstd", "snappy", "gzip", "none")
+#: Readers skip names that begin with a dot.
+UNFINISHED = ".waypost-"
+#: Of a file's name, between dashes.
+PARTS = 4
+
+
+def columns() -> Any:
+    """The schema of every file, as Arrow has it."""
+    import pyarrow as pa
+
+    return pa.schema(
+        [
+            pa.field("queue", pa.string(), nullable=False),
+            pa.field("id", pa.string(), nullable=False),
+            pa.field("published_ms", pa.int64(), nullable=False),
+            pa.field("published_at", pa.timestamp("us", tz="UTC"), nullable=False),
+            pa.field("key", pa.string()),
+            pa.field("group", pa.string()),
+            pa.field("priority", pa.int32(), nullable=False),
+            pa.field("content_type", pa.string(), nullable=False),
+            pa.field("type_name", pa.string()),
+            pa.field("correlation_id", pa.string()),
+            pa.field("reply_to", pa.string()),
+            pa.field("headers", pa.map_(pa.string(), pa.string()), nullable=False),
+            pa.field("body", pa.binary(), nullable=False),
+        ]
+    )
+
+
+class LakeTarget:
+    """A folder that is there already: one that is gone may be a disk that is, and is waited for, not made."""
+
+    def __init__(self, folder: str | Path, *, compression: str = "zstd") -> None:
+        try:
+            import pyarrow.parquet  # noqa: F401
+        except ImportError:
+            raise MissingExtra(
+                'a relay to the lake writes Parquet with pyarrow, which is not installed: pip install "waypost[spark]"'
+            ) from None
+        if compression not in COMPRESSIONS:
+            raise ConfigurationError(f"compression is one of {', '.join(COMPRESSIONS)}, not {compression!r}")
+        self.folder = Path(folder)
+        if not self.folder.is_absolute():
+            raise ConfigurationError("say which folder by its whole path, as in lake:///data/orders")
+        self.compression = compression
+        self.shown = f"folder {self.folder}"
+
+    async def open(self) -> None:
+        """Look whether it can be written to, and clear away what dead workers left unfinished."""
+        await asyncio.wait_for(asyncio.to_thread(self._look), WRITE_SECONDS)
+
+    def _look(self) -> None:
+        if not self.folder.is_dir():
+            raise FileNotFoundError(f"there is no folder {self.folder}; it is not made by the relay")
+        for left in self.folder.glob(f"*/{UNFINISHED}*"):
+            with contextlib.suppress(OSError):
+                if time.time() - left.stat().st_mtime > LEFT_SECONDS:
+                    left.unlink()
+
+    async def send(self, parcels: Sequence[Parcel]) -> list[Confirmation]:
+        """Write a batch, a file for each day in it; one that cannot be written is not confirmed."""
+        by_day: dict[str, list[int]] = {}
+        for index, parcel in enumerate(parcels):
+            day = datetime.fromtimestamp(parcel.published_ms / 1000, UTC).strftime("%Y-%m-%d")
+            by_day.setdefault(day, []).append(index)
+        confirmations: list[Confirmation] = [None] * len(parcels)
+        for day, indexes in by_day.items():
+            # A thread that a dead disk holds up goes on by itself: its file has a name that no other writes to.
+            writing = asyncio.to_thread(self._write, day, [parcels[index] for index in indexes])
+            try:
+                await asyncio.wait_for(writing, WRITE_SECONDS)
+            except Exception as error:
+                lost = Unconfirmed(f"{type(error).__name__}: {error}")
+                for index in indexes:
+                    confirmations[index] = lost
+        return confirmations
+
+    async def close(self) -> None:
+        """Nothing is held between two batches."""
+
+    def _write(self, day: str, parcels: Sequence[Parcel]) -> None:
+        import pyarrow.parquet as parquet
+
+        folder = self.folder / f"date={day}"
+        if not folder.is_dir():
+            folder.mkdir(exist_ok=True)
+            _force(self.folder)
+        parcels = _not_there(folder, parcels)
+        if not parcels:
+            return
+        unfinished = folder / f"{UNFINISHED}{os.getpid()}-{secrets.token_hex(4)}"
+        try:
+            with unfinished.open("xb") as file:
+                parquet.write_table(_table(parcels), file, compression=self.compression, write_statistics=True)
+                file.flush()
+                os.fsync(file.fileno())
+            unfinished.replace(folder / file_name(parcels))
+        except BaseException:
+            with contextlib.suppress(OSError):
+                unfinished.unlink(missing_ok=True)
+            raise
+        _force(folder)
+
+
+def file_name(parcels: Sequence[Parcel]) -> str:
+    """The name of a file by what is in it: the first and the last id, how many, and what tells it from all others."""
+    ids = [parcel.id for parcel in parcels]
+    # Two queues may write to one folder: the same id is another message there.
+    mark = hashlib.sha256("\n".join([parcels[0].queue, *sorted(ids)]).encode()).hexdigest()
+    return f"{min(ids)}-{max(ids)}-{len(ids)}-{mark[:16]}.parquet"
+
+
+def _not_there(folder: Path, parcels: Sequence[Parcel]) -> Sequence[Parcel]:
+    """Those that no file holds yet. Only what was claimed before can be in one; the same batch rewrites its own."""
+    again = [parcel.id for parcel in parcels if parcel.again]
+    if not again or (folder / file_name(parcels)).exists():
+        return parcels
+    import pyarrow as pa
+    import pyarrow.parquet as parquet
+
+    first, last, found = min(again), max(again), set[str]()
+    for file in folder.glob("*.parquet"):
+        parts = file.name.split("-")
+        if len(parts) != PARTS or (parts[0] <= last and parts[1] >= first):
+            # Other queues and other writers may have files here too; what is no table of ours holds nothing of ours.
+            with contextlib.suppress(pa.ArrowException, KeyError, OSError):
+                found.update(parquet.ParquetFile(file).read(columns=["id"])["id"].to_pylist())
+    return [parcel for parcel in parcels if not (parcel.again and parcel.id in found)]
+
+
+def _force(folder: Path) -> None:
+    """A name is on the disk when its folder is."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _table(parcels: Sequence[Parcel]) -> Any:
+    import pyarrow as pa
+
+    return pa.table(
+        [
+            pa.array([parcel.queue for parcel in parcels], pa.string()),
+            pa.array([parcel.id for parcel in parcels], pa.string()),
+            pa.array([parcel.published_ms for parcel in parcels], pa.int64()),
+            pa.array([parcel.published_ms * 1000 for parcel in parcels], pa.timestamp("us", tz="UTC")),
+            pa.array([parcel.key if parcel.key is not None else parcel.own_key for parcel in parcels], pa.string()),
+            pa.array([parcel.group for parcel in parcels], pa.string()),
+            pa.array([parcel.priority for parcel in parcels], pa.int32()),
+            pa.array([parcel.content_type for parcel in parcels], pa.string()),
+            pa.array([parcel.type_name for parcel in parcels], pa.string()),
+            pa.array([parcel.correlation_id for parcel in parcels], pa.string()),
+            pa.array([parcel.reply_to for parcel in parcels], pa.string()),
+            pa.array([sorted(parcel.headers.items()) for parcel in parcels], pa.map_(pa.string(), pa.string())),
+            pa.array([parcel.body for parcel in parcels], pa.binary()),
+        ],
+        schema=columns(),
+    )
