@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import psycopg
 import pytest
+from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from tests.spark.shop import Shop, as_rows, rows_of, stored_rows
 from waypost.message import MessageState
 from waypost.spark.bulk.reading import PageSize
+from waypost.spark.options import read_options
+from waypost.spark.reader import Reader
 from waypost.spark.tables import JOURNAL, MESSAGES, SCHEDULES
 from waypost.testing.postgres import PostgresServer
 
@@ -121,13 +125,30 @@ def test_a_transaction_that_commits_late_leaves_no_gap(postgres: PostgresServer,
         assert [row["number"] for row in rows] == [1, 2]
 
 
-def test_schedules_are_read_where_the_store_keeps_them_and_refused_where_not(shop: Shop) -> None:
+@pytest.mark.promise("SPARK-1")
+def test_schedules_are_a_table_on_every_store(shop: Shop) -> None:
+    schema = StructType([StructField("key", StringType()), StructField("fires", LongType())])
+    reader = Reader(read_options({**shop.options, "kind": "schedules", "queue": "reports,nobody"}), schema)
+
+    def rows() -> list[dict[str, Any]]:
+        return [row for part in reader.partitions() for batch in reader.read(part) for row in batch.to_pylist()]
+
+    assert rows() == []
+    shop.post.save_schedule("rollup", queue="reports", key="r", cron="0 9 * * *", tz="Europe/Madrid", body={"é": 1})
+    shop.post.save_schedule("digest", queue="reports", key="d", every=3600, body={})
+    shop.post.pause_schedule("d", queue="reports")
+    shop.post.trigger_schedule("r", queue="reports")
+    assert rows() == [{"key": "d", "fires": 0}, {"key": "r", "fires": 0}]
     with shop.bulk() as bulk:
-        if hasattr(bulk.store, "schedules"):
-            assert list(bulk.schedules("orders", list(SCHEDULES.columns))) == []
-        else:
-            with pytest.raises(ValueError, match="keeps no schedules"):
-                list(bulk.schedules("orders", list(SCHEDULES.columns)))
+        (batch,) = bulk.schedules("reports", list(SCHEDULES.columns))
+    found = {row["key"]: row for row in batch.to_pylist()}
+    listed = {one.key: one for one in shop.post.schedules("reports")}
+    assert set(found) == set(listed) == {"r", "d"}
+    assert found["d"]["paused"]
+    assert not found["r"]["paused"]
+    assert found["r"]["queue"] == "reports"
+    assert found["r"]["next_ms"] > 0
+    assert b"rollup" in found["r"]["spec"]
 
 
 def test_pages_hold_many_small_rows_or_few_large_ones() -> None:

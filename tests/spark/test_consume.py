@@ -217,6 +217,14 @@ def test_a_second_attempt_of_a_task_claims_the_same_messages(shop: Shop) -> None
     assert shop.post.ledger("orders").claims == 300
 
 
+def test_a_file_is_worked_on_its_own_machine_only(tmp_path: Path) -> None:
+    with Shop(f"sqlite:///{tmp_path}/one.db", "wp") as shop:
+        shop.post.publish("orders", 1)
+        with pytest.raises(ConfigurationError, match="the SQLite store is a file on elsewhere"):
+            list(Claim(shop.place, "orders", "06f0000000000000000000000", 10, 1, "elsewhere 5f").take(0))
+        assert shop.post.ledger("orders").ready == 1
+
+
 def test_operations_of_claims_are_never_shared() -> None:
     made = {operation_of(name, task, number) for name in "ab" for task in range(5) for number in range(300)}
     assert len(made) == 2 * 5 * 300

@@ -26,7 +26,7 @@ from waypost.operations import receive
 from waypost.operations.forward import deliver_outgoing
 from waypost.policy import CHUNK_BYTES_MAX, CHUNK_MESSAGES_MAX, REPLAY_MAX
 from waypost.spark.bulk.columns import batch_of, constant, envelope_columns
-from waypost.spark.bulk.reading import RETRY_SECONDS, PageSize
+from waypost.spark.bulk.reading import RETRY_SECONDS, PageSize, without_warnings
 from waypost.spark.credentials import Place
 from waypost.spark.parts import check_machine
 from waypost.spark.tables import ENVELOPE_COLUMNS, MESSAGES, Table
@@ -78,7 +78,10 @@ class Claim:
         check_machine(self.machine)
         began, left, room = time.monotonic(), self.share, BYTES_A_TASK
         page = PageSize(FIRST_CLAIM, CHUNK_MESSAGES_MAX, CHUNK_BYTES_MAX)
-        with Waypost(store=self.place.open(), retry_budget=RETRY_SECONDS) as post:
+        post = Waypost(store=self.place.open(), retry_budget=RETRY_SECONDS)
+        with without_warnings():
+            post.open()
+        with post:
             number = 0
             while left > 0 and room > 0:
                 limit = min(left, page.rows)

@@ -60,7 +60,7 @@ class Bulk:
     def __init__(self, store: Store, url: str) -> None:
         self.store = store
         self.url = url
-        with _without_warnings():
+        with without_warnings():
             self._executor = store.connect(start_timeout=START_TIMEOUT_SECONDS)
         self.link = Link(store, session=Session(), worker="spark", retry_budget=RETRY_SECONDS)
 
@@ -123,19 +123,14 @@ class Bulk:
 
     def schedules(self, queue: str, columns: Sequence[str]) -> Iterator[Any]:
         """Record batches of the schedules of a queue."""
-        listing = getattr(self.store, "schedules", None)
-        if listing is None:
-            raise ConfigurationError(
-                "this release of waypost keeps no schedules in its stores: kind=schedules has none"
-            )
-        found = self.run(listing(queue)).schedules
+        found = self.run(self.store.schedules(queue)).schedules
         if found:
             yield struct_batch(SCHEDULES, queue, found, columns)
 
 
 @contextmanager
-def _without_warnings() -> Iterator[None]:
-    """Every task of a read connects; that a server may lose its data is for its publishers and workers to hear."""
+def without_warnings() -> Iterator[None]:
+    """Every task connects; that a server may lose its data is for publishers, workers and drivers to hear, once."""
 
     def concerns_reading(record: logging.LogRecord) -> bool:
         return getattr(record, "event", None) != "durability"
