@@ -128,9 +128,7 @@ def working(options: argparse.Namespace) -> Iterator[tuple[SparkSession, Callabl
     from waypost.spark.terminal import Progress, quiet_session
 
     if options.master.startswith("sc://"):
-        raise ConfigurationError(
-            "the pipeline needs a master (local[*], spark://…, yarn), not Spark Connect"
-        )
+        raise ConfigurationError("the pipeline needs a master (local[*], spark://…, yarn), not Spark Connect")
     log = Path(options.log) if options.log else Path(tempfile.gettempdir()) / f"waypost-spark-{os.getuid()}" / "log"
     # What goes wrong in a callback of Spark's comes back as an error, and is told once, in a sentence.
     logging.getLogger("py4j").setLevel(logging.CRITICAL)
