@@ -18,11 +18,11 @@ pytestmark = pytest.mark.xdist_group("spark")
 
 
 @pytest.mark.promise("SPARK-5")
-def test_every_message_is_accounted_for_on_every_store(shop: Shop, pipeline: Callable[..., Pipeline]) -> None:
-    live(shop, 30)
-    shop.post.publish("mails", "held")
-    found = audit(pipeline(shop))
-    ledger = shop.post.ledger("orders")
+def test_every_message_is_accounted_for_whichever_way_it_went(orders: Shop, pipeline: Callable[..., Pipeline]) -> None:
+    live(orders, 30)
+    orders.post.publish("mails", "held")
+    found = audit(pipeline(orders))
+    ledger = orders.post.ledger("orders")
     assert found.is_clean
     assert found.published == found.accounted == ledger.published + 1
     assert found.queues["orders"].accounted == {
