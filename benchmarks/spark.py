@@ -6,7 +6,7 @@
 parts by the store's own verb and yields a tuple for each; `one` is ours with one connection and one part, as a JDBC
 reader without bounds would do; `parquet` is the same rows from files, the ceiling. `write` publishes rows of a
 DataFrame; its peer `python` is the same publish, deduplication included, in one process without Spark, and `plain` is
-`publish_many`, which does not remember what it sent.
+`publish_many`, which does not remember what it sent. `pipeline` is the way from the journal to gold (see `lake`).
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from pyspark.sql import functions as f
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import LongType, StructField, StructType
 
+from benchmarks.lake import pipelining
 from benchmarks.measure import Contender, Report, arguments
 from waypost import Waypost
 from waypost.identity import Session
@@ -34,6 +35,7 @@ from waypost.spark.bulk.reading import open_bulk
 from waypost.spark.credentials import Place
 from waypost.spark.options import write_options
 from waypost.spark.parts import Numbers, Part, share_out
+from waypost.spark.pipeline import SETTINGS
 from waypost.spark.publishing import RowIds
 from waypost.spark.session import session
 from waypost.spark.tables import ENVELOPE_COLUMNS, JOURNAL
@@ -187,13 +189,16 @@ def main() -> None:
     report = Report(options.json)
     events, rows, rounds = (200_000, 50_000, 3) if options.quick else (1_000_000, 200_000, 3)
     with tempfile.TemporaryDirectory() as directory:
-        spark = session("local[2]", name="waypost benchmarks", progress=False)
+        spark = session("local[2]", SETTINGS, name="waypost benchmarks", progress=False)
         spark.dataSource.register(Tuples)
         for store in ("valkey", "postgres", "sqlite"):
             if options.store in (None, store):
                 with store_url(store) as url:
                     reading(report, spark, store, url, events, rounds, Path(directory))
                     writing(report, spark, store, url, rows, rounds)
+        if options.store in (None, "valkey"):
+            sizes = ["100k"] if options.quick else ["100k", "300k", "3m"]
+            pipelining(report, spark, events, sizes, rounds, Path(directory))
         spark.stop()
 
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
 
 from tests.spark.shop import Shop
+from waypost.spark.pipeline import SETTINGS, Pipeline
 from waypost.spark.session import session
 from waypost.store.postgres import migrate
 from waypost.testing.bench import fresh_namespace
@@ -45,6 +47,31 @@ def shop(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Shop]:
         yield made
 
 
+@pytest.fixture
+def orders(tmp_path: Path) -> Iterator[Shop]:
+    """A store in a file, for what does not depend on the kind of store."""
+    with Shop(f"sqlite:///{tmp_path}/orders.db", "wp") as shop:
+        yield shop
+
+
+@pytest.fixture
+def postgres_shop(postgres: PostgresServer) -> Iterator[Shop]:
+    namespace = fresh_namespace()
+    migrate(postgres.url, namespace=namespace)
+    with Shop(postgres.url, namespace) as shop:
+        yield shop
+
+
+@pytest.fixture
+def pipeline(spark: SparkSession, tmp_path: Path) -> Callable[..., Pipeline]:
+    """Makes pipelines from a shop into a lake."""
+
+    def make(shop: Shop, lake: str = "lake", **options: Any) -> Pipeline:
+        return Pipeline(spark, str(tmp_path / lake), store=shop.url, namespace=shop.namespace, **options)
+
+    return make
+
+
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """Two cores, and a task that fails is tried again, as on a cluster."""
@@ -58,6 +85,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
             "spark.sql.shuffle.partitions": "2",
             "spark.sql.warehouse.dir": str(home / "warehouse"),
             "spark.sql.execution.arrow.maxRecordsPerBatch": "500",
+            **SETTINGS,
         },
         name="waypost tests",
     )

@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-import math
 import random
+import sqlite3
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
-from pyspark.sql import SparkSession
 
+from tests.spark.lakes import live, plant, rows, tables, totals
 from tests.spark.shop import Shop
 from waypost.errors import ConfigurationError, StoreError
-from waypost.spark.bronze import Bronze
 from waypost.spark.lake import CHECKPOINT, Lake
 from waypost.spark.percentiles import bucket_of, merged, percentile, value_of
 from waypost.spark.pipeline import Pipeline
 from waypost.spark.tables import (
     BRONZE_JOURNAL,
-    GOLD,
     GOLD_DEAD_LETTERS,
     GOLD_HISTOGRAMS,
     GOLD_MINUTES,
@@ -28,48 +27,10 @@ from waypost.spark.tables import (
     MINUTE_EVENTS,
     SILVER_DELIVERIES,
     SILVER_MESSAGES,
-    Table,
 )
 
 pytestmark = pytest.mark.xdist_group("spark")
-
-
-@pytest.fixture
-def orders(tmp_path: Path) -> Iterator[Shop]:
-    """A store in a file: what the tables hold does not depend on the store, which has tests of its own."""
-    with Shop(f"sqlite:///{tmp_path}/orders.db", "wp") as shop:
-        yield shop
-
-
-@pytest.fixture
-def pipeline(spark: SparkSession, tmp_path: Path) -> Callable[..., Pipeline]:
-    """Makes pipelines from a shop into a lake."""
-
-    def make(shop: Shop, lake: str = "lake", **options: Any) -> Pipeline:
-        return Pipeline(spark, str(tmp_path / lake), store=shop.url, namespace=shop.namespace, **options)
-
-    return make
-
-
-def rows(made: Pipeline, table: Table) -> list[dict[str, Any]]:
-    """All rows of a table, in one order."""
-    if table in GOLD:
-        found = made.lake.rows(table).to_pylist()
-    else:
-        found = [row.asDict() for row in made.lake.frame(made.spark, table).collect()]
-    return sorted(found, key=lambda row: [str(value) for value in row.values()])
-
-
-def tables(made: Pipeline) -> dict[str, list[dict[str, Any]]]:
-    return {table.name: rows(made, table) for table in (BRONZE_JOURNAL, SILVER_DELIVERIES, SILVER_MESSAGES, *GOLD)}
-
-
-def totals(made: Pipeline) -> Counter[str]:
-    """The columns of gold's minutes, summed up."""
-    total: Counter[str] = Counter()
-    for row in rows(made, GOLD_MINUTES):
-        total.update({name: value for name, value in row.items() if name not in ("queue", "minute")})
-    return total
+DAY_MS = 86_400_000
 
 
 @pytest.mark.promise("SPARK-4")
@@ -83,7 +44,7 @@ def test_tables_tell_what_the_journal_and_the_ledger_tell(shop: Shop, pipeline: 
         (event.number, event.event, event.message_id) for event in events
     ]
     gold = totals(made)
-    told = Counter(event.event for event in events)
+    told: Counter[str] = Counter(event.event for event in events)
     assert {name: gold[name] for name in MINUTE_EVENTS} == {name: told[event] for name, event in MINUTE_EVENTS.items()}
     assert (gold["published"], gold["done"], gold["claimed"]) == (ledger.published, ledger.done, ledger.claims)
     messages = Counter(row["state"] for row in rows(made, SILVER_MESSAGES))
@@ -99,3 +60,201 @@ def test_tables_tell_what_the_journal_and_the_ledger_tell(shop: Shop, pipeline: 
     waits = sum(event.wait_ms or 0 for event in events)
     assert (gold["wait_ms_sum"], gold["wait_count"]) == (waits, ledger.claims)
     assert gold["run_count"] == sum(event.run_ms is not None for event in events)
+
+
+@pytest.mark.promise("SPARK-4")
+def test_tables_do_not_depend_on_how_the_history_was_cut(orders: Shop, pipeline: Callable[..., Pipeline]) -> None:
+    """Rows are followed through many batches and runs: each message and each delivery is one row in the end."""
+    bit_by_bit = pipeline(orders, "bits", batch_rows=17)
+    live(orders, 40)
+    bit_by_bit.run()
+    live(orders, 40)
+    # Days of the past that come now: events need not be in the order of their times.
+    read = bit_by_bit.lake.state.seen["orders"].newest
+    moved = "UPDATE wp_journal SET at_ms = at_ms - ? WHERE number > ? AND number % ? = 3"
+    assert plant(orders, moved, 5 * DAY_MS, read, 7) > 0
+    assert plant(orders, moved, 3 * DAY_MS, read, 11) > 0
+    bit_by_bit.run()
+    live(orders, 30)
+    again = pipeline(orders, "bits", batch_rows=40)
+    again.run()
+    at_once = pipeline(orders, "whole")
+    at_once.run()
+    wanted = tables(at_once)
+    assert tables(again) == wanted
+    assert again.lake.state.seen == at_once.lake.state.seen
+    for table in (SILVER_DELIVERIES, SILVER_MESSAGES):
+        ids = [(row["queue"], row["message_id"], row.get("token")) for row in wanted[table.name]]
+        assert len(ids) == len(set(ids))
+    gold = totals(at_once)
+    assert gold["late_count"] > 0
+    assert gold["redriven"] > 0
+    assert sum(row["count"] for row in wanted[GOLD_REDELIVERIES.name]) == sum(
+        row["cause"] is not None for row in wanted[SILVER_DELIVERIES.name]
+    )
+    days = {row["minute"].date() for row in wanted[GOLD_MINUTES.name]}
+    assert len(days) >= 3
+
+
+@pytest.mark.promise("SPARK-4")
+def test_late_events_are_added_to_the_minutes_that_they_belong_to(
+    orders: Shop, pipeline: Callable[..., Pipeline]
+) -> None:
+    orders.post.publish_many("orders", range(10))
+    pipeline(orders).run()
+    before = totals(pipeline(orders))
+    orders.post.publish_many("orders", range(5))
+    plant(orders, "UPDATE wp_journal SET at_ms = (SELECT min(at_ms) FROM wp_journal) WHERE number > 12")
+    made = pipeline(orders)
+    made.run()
+    assert before["published"] == 10
+    assert totals(made)["published"] == 15
+    minutes = [(row["queue"], row["minute"]) for row in rows(made, GOLD_MINUTES)]
+    assert len(minutes) == len(set(minutes))
+
+
+@pytest.mark.promise("SPARK-4")
+def test_percentiles_of_gold_are_within_one_percent_on_skewed_data(
+    orders: Shop, pipeline: Callable[..., Pipeline]
+) -> None:
+    orders.post.publish_many("orders", range(3000))
+    orders.work("orders", 3000)
+    some = random.Random(7)
+    runs = {number: int(some.lognormvariate(5, 2.5)) for number in range(1, 9001)}
+    with sqlite3.connect(orders.url.removeprefix("sqlite:///")) as file:
+        file.executemany(
+            "UPDATE wp_journal SET run_ms = ? WHERE number = ? AND run_ms IS NOT NULL",
+            [(run, number) for number, run in runs.items()],
+        )
+    made = pipeline(orders)
+    made.run()
+    exact = sorted(event.run_ms for event in orders.events() if event.run_ms is not None)
+    found = [row for row in rows(made, GOLD_HISTOGRAMS) if row["measure"] == "run"]
+    counts = merged((row["bucket"], row["count"]) for row in found)
+    assert sum(counts.values()) == len(exact) == 3000
+    for share in (0.01, 0.5, 0.9, 0.99, 0.999, 1.0):
+        wanted = exact[max(1, -(-int(share * 1_000_000) * len(exact) // 1_000_000)) - 1]
+        got = percentile(counts, share)
+        assert got is not None
+        assert abs(got - wanted) <= 0.01 * wanted, (share, got, wanted)
+
+
+def test_an_empty_store_makes_empty_tables_and_later_fills_them(
+    orders: Shop, pipeline: Callable[..., Pipeline]
+) -> None:
+    pipeline(orders).run()
+    made = pipeline(orders)
+    assert all(found == [] for found in tables(made).values())
+    orders.post.publish("orders", "at last")
+    made.run()
+    assert totals(made)["published"] == 1
+
+
+def test_only_the_queues_that_were_asked_for_are_taken_in(orders: Shop, pipeline: Callable[..., Pipeline]) -> None:
+    for queue in ("orders", "mails:eu", "other"):
+        orders.post.publish(queue, 1)
+    made = pipeline(orders, queues=("orders", "mails:eu"))
+    made.run()
+    assert {row["queue"] for row in rows(made, SILVER_MESSAGES)} == {"orders", "mails:eu"}
+    assert {row["queue"] for row in rows(made, GOLD_MINUTES)} == {"orders", "mails:eu"}
+
+
+def test_a_lake_is_of_one_store_and_keeps_its_checkpoint(
+    orders: Shop, pipeline: Callable[..., Pipeline], tmp_path: Path
+) -> None:
+    orders.post.publish("orders", 1)
+    made = pipeline(orders)
+    made.run()
+    with Shop(f"sqlite:///{tmp_path}/other.db", "wp") as other:
+        with pytest.raises(ConfigurationError, match=r"was made from .*orders\.db"):
+            pipeline(other)
+        assert pipeline(other, moved=True).source.url == other.url
+    with pytest.raises(ConfigurationError, match="holds a password"):
+        Pipeline(made.spark, str(tmp_path / "third"), store="valkey://:secret@127.0.0.1:1")
+    with pytest.raises(ConfigurationError, match="is new: say with --store"):
+        Pipeline(made.spark, str(tmp_path / "fourth"))
+    with made.lake.only_one(), pytest.raises(StoreError, match="another process is changing the lake"):
+        pipeline(orders).run()
+    made.lake.files.remove(CHECKPOINT)
+    with pytest.raises(StoreError, match="every event would be there twice"):
+        pipeline(orders).run()
+    assert "secret" not in (tmp_path / "lake" / "_state" / "pipeline.json").read_text()
+
+
+@pytest.mark.promise("SPARK-4")
+def test_a_transaction_that_commits_late_leaves_no_gap_and_one_rolled_back_is_never_there(
+    postgres_shop: Shop, pipeline: Callable[..., Pipeline]
+) -> None:
+    shop = postgres_shop
+    with psycopg.connect(shop.url) as late, psycopg.connect(shop.url) as undone:
+        shop.post.publish("orders", "late", transaction=late)
+        shop.post.publish("orders", "never", transaction=undone)
+        shop.post.publish_many("orders", range(5))
+        pipeline(shop).run()
+        undone.rollback()
+        late.commit()
+    made = pipeline(shop)
+    made.run()
+    numbers = sorted(row["number"] for row in rows(made, BRONZE_JOURNAL))
+    assert numbers == list(range(1, 7))
+    assert len(rows(made, SILVER_MESSAGES)) == totals(made)["published"] == shop.post.ledger("orders").published == 6
+
+
+def test_a_state_that_is_none_is_refused(tmp_path: Path) -> None:
+    state = tmp_path / "_state" / "pipeline.json"
+    state.parent.mkdir()
+    state.write_text('{"layout": 99}')
+    with pytest.raises(StoreError, match="made by a newer release"):
+        Lake(str(tmp_path))
+    state.write_text("{")
+    with pytest.raises(StoreError, match="is not the state of a lake"):
+        Lake(str(tmp_path))
+    with pytest.raises(ConfigurationError, match="parquet or orc, not csv"):
+        Lake(str(tmp_path / "new"), format="csv")
+
+
+@pytest.mark.parametrize("value", [0, 1, 2, 7, 999, 10**9])
+def test_a_bucket_stands_for_its_values_within_half_a_percent(value: int) -> None:
+    assert abs(value_of(bucket_of(value)) - value) <= 0.005 * value
+
+
+def test_there_is_no_percentile_of_nothing() -> None:
+    assert percentile({}, 0.5) is None
+    assert percentile({-1: 3, 0: 1}, 0.5) == 0
+    with pytest.raises(ValueError, match="share from 0 to 1"):
+        percentile({}, 99)
+
+
+@pytest.mark.promise("SPARK-4")
+@pytest.mark.parametrize("steps", [1, 3, 4, 6])
+def test_a_step_that_dies_leaves_the_tables_as_they_were_and_the_next_run_makes_them_right(
+    orders: Shop, pipeline: Callable[..., Pipeline], monkeypatch: pytest.MonkeyPatch, steps: int
+) -> None:
+    """Writes and commits are counted, and after some of them everything fails."""
+    live(orders, 20)
+    pipeline(orders).run()
+    live(orders, 20)
+    left = steps
+
+    def failing(real: Callable[..., Any]) -> Callable[..., Any]:
+        def step(*arguments: Any, **options: Any) -> Any:
+            nonlocal left
+            left -= 1
+            if left < 0:
+                raise OSError("the disk is gone")
+            return real(*arguments, **options)
+
+        return step
+
+    with monkeypatch.context() as broken:
+        broken.setattr(Lake, "write", failing(Lake.write))
+        broken.setattr(Lake, "commit", failing(Lake.commit))
+        with pytest.raises((OSError, StoreError), match="the disk is gone"):
+            pipeline(orders).run()
+    made = pipeline(orders)
+    made.run()
+    whole = pipeline(orders, "whole")
+    whole.run()
+    assert tables(made) == tables(whole)
+    named = {path.partition("/")[0] for path in made.lake.state.paths(SILVER_MESSAGES)}
+    assert set(made.lake.files.folders(SILVER_MESSAGES.name)) == named

@@ -1,0 +1,39 @@
+"""`waypost pipeline …` in a process that kills itself at a chosen point, as a machine that loses its power would.
+
+python -m tests.spark.killed POINT pipeline run --store … --lake …
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from typing import Any
+
+from waypost.cli.main import main
+from waypost.spark.lake import Lake
+from waypost.spark.pipeline import Pipeline
+
+
+def die(*arguments: Any, **options: Any) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def die_after_the_write(lake: Lake, *arguments: Any, **options: Any) -> str:
+    WRITE(lake, *arguments, **options)
+    die()
+    return ""
+
+
+WRITE = Lake.write
+
+if __name__ == "__main__":
+    point = sys.argv[1]
+    if point == "silver":
+        # Everything is in bronze, nothing of it in silver.
+        Pipeline.silver = lambda self, spark: die() if self.lake.state.bronze_batch >= 0 else None  # type: ignore[method-assign]
+        Pipeline.gold = lambda self, spark: None  # type: ignore[method-assign]
+    elif point == "compaction":
+        # Files are put together, and the table does not know it yet.
+        Lake.write = die_after_the_write  # type: ignore[method-assign, assignment]
+    sys.exit(main(sys.argv[2:]))

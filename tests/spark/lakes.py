@@ -1,0 +1,74 @@
+"""Lives of messages to make tables of, and ways to look at the tables."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections import Counter
+from typing import Any
+
+from tests.spark.shop import Shop
+from waypost.identity import Session
+from waypost.message import Settlement
+from waypost.spark.pipeline import Pipeline
+from waypost.spark.tables import BRONZE_JOURNAL, GOLD, GOLD_MINUTES, SILVER_DELIVERIES, SILVER_MESSAGES, Table
+from waypost.store.port import Target
+
+
+def live(shop: Shop, count: int, queue: str = "orders") -> None:
+    """Every way that a message can go, without waiting for anything."""
+    post, caller = shop.post, Session()
+    post.publish_many(queue, range(count))
+    post.publish_many(queue, range(4), key=lambda body: f"k{body}")
+    post.publish_many(queue, range(4), key=lambda body: f"k{body}", on_conflict="replace")
+    post.publish_many(queue, range(2), key=lambda body: f"k{body}", on_conflict="extend", delay=3600)
+    post.publish_many(queue, range(3), delay=0.001)
+    post.publish_many(queue, range(3), delay=3600)
+    with shop.bulk() as bulk:
+        store = bulk.store
+        for turn in range(3):
+            leases = bulk.run(store.claim(queue, count // 2, caller.operation(queue), worker=f"w{turn}")).leases
+            outcomes: list[dict[str, Any]] = [
+                {},
+                {"outcome": "retry", "error_type": "OSError"},
+                {"outcome": "snooze"},
+                {"outcome": "release"},
+                {"outcome": "dead", "reason": "rejected", "error_type": "ValueError"},
+                {"outcome": "drop"},
+                {},
+            ]
+            settlements = [
+                Settlement(lease.id, lease.token, lease.nonce, **outcomes[number % len(outcomes)])
+                for number, lease in enumerate(leases[:-1])
+            ]
+            bulk.run(store.settle(queue, settlements, caller.operation(queue)))
+        bulk.run(store.redrive(queue, 2, caller.operation(queue)))
+        bulk.run(store.cancel(queue, [Target(key="k1")], caller.operation(queue)))
+        bulk.run(store.purge(queue, "dead", 1, caller.operation(queue)))
+
+
+def plant(shop: Shop, statement: str, *values: object) -> int:
+    """Change a store's file behind its back; how many rows were changed."""
+    with sqlite3.connect(shop.url.removeprefix("sqlite:///")) as file:
+        return file.execute(statement, values).rowcount
+
+
+def rows(made: Pipeline, table: Table) -> list[dict[str, Any]]:
+    """All rows of a table, in one order."""
+    if table in GOLD:
+        found = made.lake.rows(table).to_pylist()
+    else:
+        found = [row.asDict() for row in made.lake.frame(made.spark, table).collect()]
+    return sorted(found, key=lambda row: [str(value) for value in row.values()])
+
+
+def tables(made: Pipeline) -> dict[str, list[dict[str, Any]]]:
+    """All tables."""
+    return {table.name: rows(made, table) for table in (BRONZE_JOURNAL, SILVER_DELIVERIES, SILVER_MESSAGES, *GOLD)}
+
+
+def totals(made: Pipeline) -> Counter[str]:
+    """The columns of gold's minutes, summed up."""
+    total: Counter[str] = Counter()
+    for row in rows(made, GOLD_MINUTES):
+        total.update({name: value for name, value in row.items() if name not in ("queue", "minute")})
+    return total

@@ -1,0 +1,137 @@
+"""The audit: clean where all is well, and every planted fault is found with its events."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.spark.lakes import live, plant
+from tests.spark.shop import Shop
+from waypost.cli.pipeline import told_audit
+from waypost.spark.audit import CLAIMED_TWICE, ENDED_TWICE, LETTER_LOST, LOST, UNEXPLAINED, UNTOLD_DEATH, audit
+from waypost.spark.pipeline import Pipeline
+
+pytestmark = pytest.mark.xdist_group("spark")
+
+
+@pytest.mark.promise("SPARK-5")
+def test_every_message_is_accounted_for_on_every_store(shop: Shop, pipeline: Callable[..., Pipeline]) -> None:
+    live(shop, 30)
+    shop.post.publish("mails", "held")
+    found = audit(pipeline(shop))
+    ledger = shop.post.ledger("orders")
+    assert found.is_clean
+    assert found.published == found.accounted == ledger.published + 1
+    assert found.queues["orders"].accounted == {
+        state: count
+        for state, count in {
+            "cancelled": ledger.cancelled, "dead": ledger.dead - ledger.redriven, "delayed": ledger.delayed,
+            "done": ledger.done, "dropped": ledger.dropped, "leased": ledger.leased, "ready": ledger.ready,
+            "replaced": ledger.replaced,
+        }.items()
+        if count
+    }  # fmt: skip
+    assert found.not_seen == 0
+    assert told_audit(found).endswith(f"\n0 unaccounted of {found.published}")
+
+
+@pytest.mark.promise("SPARK-5")
+def test_planted_faults_are_found_with_their_events(
+    orders: Shop, pipeline: Callable[..., Pipeline], tmp_path: Path
+) -> None:
+    """Journal and messages are changed behind the store's back: each fault is a message of its own."""
+    orders.post.publish_many("orders", range(60))
+    orders.work("orders", 40)
+    orders.claim("orders", 4)
+    audit(pipeline(orders))
+    ends = [event for event in orders.events() if event.event in ("done", "dead", "retried", "claimed")]
+    done = [event for event in ends if event.event == "done"]
+    dead = [event for event in ends if event.event == "dead"]
+    held = [event for event in ends if event.event == "claimed"][-4:]
+    ready = orders.stored("ready")
+    faults: dict[str | None, str] = {}
+
+    # A settle that nobody told: its event is another one's now.
+    plant(orders, "UPDATE wp_journal SET event = 'configured', message_id = NULL WHERE number = ?", done[0].number)
+    faults[done[0].message_id] = LOST
+    # A claim that is told twice, a claim that nothing explains, an end that came twice.
+    plant(
+        orders, "UPDATE wp_journal SET event = 'claimed', run_ms = NULL, wait_ms = 1 WHERE number = ?", dead[0].number
+    )
+    faults[dead[0].message_id] = CLAIMED_TWICE
+    again = "UPDATE wp_journal SET message_id = ?, event = ?, token = 2, run_ms = NULL WHERE number = ?"
+    published = {event.message_id: event.number for event in orders.events() if event.event == "published"}
+    plant(orders, again, done[1].message_id, "claimed", published[ready[-1].id])
+    faults[done[1].message_id] = UNEXPLAINED
+    plant(orders, again, done[2].message_id, "done", published[ready[-2].id])
+    faults[done[2].message_id] = ENDED_TWICE
+    # Messages that were deleted: a ready one, a held one, a dead letter. And one that was killed in the dark.
+    for message_id in (ready[0].id, held[0].message_id, dead[1].message_id):
+        assert plant(orders, "DELETE FROM wp_message WHERE id = ?", message_id) == 1
+        faults[message_id] = LETTER_LOST if message_id == dead[1].message_id else LOST
+    assert plant(orders, "UPDATE wp_message SET state = 4, ended_ms = 1 WHERE id = ?", ready[1].id) == 1
+    faults[ready[1].id] = UNTOLD_DEATH
+
+    found = audit(pipeline(orders, "second"))
+    told = {finding.message_id: finding.fault for finding in (*found.unaccounted, *found.duplicates_unexplained)}
+    # The letter of the message whose death was made a claim is held, and no event says so any more.
+    del told[dead[0].message_id or ""]
+    del faults[dead[0].message_id]
+    assert told == faults
+    assert not found.is_clean
+    assert any(finding.fault == CLAIMED_TWICE for finding in found.duplicates_unexplained)
+    lost = next(finding for finding in found.unaccounted if finding.message_id == done[0].message_id)
+    assert [event.event for event in lost.events] == ["published", "claimed"]
+    kept = json.loads((tmp_path / "second" / "audit.json").read_text())
+    assert kept["unaccounted_count"] == found.unaccounted_count == len(found.unaccounted)
+    shown = told_audit(found)
+    assert f"{done[0].message_id}: {LOST}" in shown
+    assert shown.splitlines()[-1] == f"{found.unaccounted_count} unaccounted of {found.published}"
+
+
+@pytest.mark.promise("SPARK-5")
+def test_events_that_were_trimmed_are_said_to_be_not_seen_and_nothing_is_called_lost(
+    orders: Shop, pipeline: Callable[..., Pipeline]
+) -> None:
+    orders.post.publish_many("orders", range(20))
+    made = pipeline(orders)
+    made.run()
+    # All of them end in events that are trimmed before the lake has read them.
+    orders.work("orders", 20)
+    with orders.bulk() as bulk:
+        newest = bulk.bounds("orders")[1]
+        bulk.run(bulk.store.journal_trim("orders", newest))
+    orders.post.publish_many("orders", range(3))
+    found = audit(made)
+    queue = found.queues["orders"]
+    assert found.is_clean
+    assert found.not_seen == queue.not_seen == newest - 20
+    assert queue.undecided > 0
+    assert queue.accounted["ready"] == 3
+    assert f"orders: {newest - 20} events not seen" in told_audit(found)
+    # What is deleted where everything was seen is found all the same.
+    gone = orders.stored("ready")[0].id
+    plant(orders, "DELETE FROM wp_message WHERE id = ?", gone)
+    assert [finding.message_id for finding in audit(made).unaccounted] == [gone]
+
+
+@pytest.mark.promise("SPARK-5")
+def test_what_happened_while_the_journal_was_off_is_not_seen(orders: Shop, pipeline: Callable[..., Pipeline]) -> None:
+    orders.post.publish_many("orders", range(10))
+    orders.post.configure("orders", journal="off")
+    orders.work("orders", 5)
+    orders.post.configure("orders", journal="all")
+    orders.post.publish("orders", "seen")
+    found = audit(pipeline(orders))
+    assert found.is_clean
+    assert found.queues["orders"].not_seen == 10
+    assert found.queues["orders"].undecided > 0
+
+
+def test_an_audit_of_nothing_is_clean(orders: Shop, pipeline: Callable[..., Pipeline]) -> None:
+    found = audit(pipeline(orders))
+    assert found.is_clean
+    assert told_audit(found) == "0 unaccounted of 0"
