@@ -168,6 +168,29 @@ class Story:
         for worker in (*self.workers, self.relay):
             self.parts.company.stop(worker)
 
+    def build_lake(self, spark: SparkProcess) -> bool:
+        """Tables of the whole history, read without consuming anything; whether the audit is clean."""
+        tell, url = self.tell, self.parts.valkey
+        spark.ask("ingest", url=url)
+        said = self.wait_for(spark, "ingest", "pipeline ingest")
+        minutes = said["minutes"]
+        cents = sum(sums[1] for sums in minutes.values())
+        tell.good(f"pipeline ingest: revenue of {len(minutes)} minutes, {cents / 100:,.2f} in all; the last of them:")
+        for minute, (orders, sums) in list(minutes.items())[-3:]:
+            tell(f"    {minute}   {orders:7,} orders   {sums / 100:14,.2f}")
+        if said["aside"]:
+            tell(f"    {said['aside']} message is no order by its schema, and was put aside with its body")
+        spark.ask("audit", url=url)
+        said = self.wait_for(spark, "audit", "pipeline run and audit")
+        judge = tell.good if said["clean"] else tell.bad
+        judge(
+            f"pipeline audit: {said['events']:,} events, {said['unaccounted']:,} unaccounted of {said['published']:,}"
+        )
+        spark.ask("report")
+        page = self.wait_for(spark, "report", "pipeline report")["path"]
+        tell.good(f"pipeline report: file://{page}")
+        return bool(said["clean"])
+
     def account(self) -> bool:
         """The ledgers of both stores; whether they balance."""
         ledgers = {f"PostgreSQL {ORDERS}": self.outbox.ledger(ORDERS)}
@@ -202,13 +225,22 @@ def tell_story(home: Path, tell: Teller, options: argparse.Namespace) -> int:
             story.finish()
             tell.chapter("Where everything went")
             balanced = story.account()
-            code = 0 if balanced else DEFECT
+            clean = story.build_lake(spark)
+            parts.company.stop(spark.process)
+            tidy(home)
             tell(f"this took {tell.seconds:.0f} s")
             if options.keep:
                 keep(parts, tell)
         finally:
             story.close()
-    return code
+    return 0 if balanced and clean else DEFECT
+
+
+def tidy(home: Path) -> None:
+    """Leave the lake with its page, and nothing else."""
+    for path in home.iterdir():
+        if path.name != "lake":
+            shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink()
 
 
 def keep(parts: Parts, tell: Teller) -> None:

@@ -17,10 +17,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from examples.demo.shop import ORDERS
+from examples.demo.shop import ORDERS, SHOP
 
 #: So many rows of the file stand in it twice, under the same key.
 REPEATED = 1_000
+#: What an order is; a message that is none is put aside, and told.
+SCHEMA = "id BIGINT, customer STRING, amount BIGINT, at BIGINT, source STRING, card STRING"
 #: The orders of the file were made over so many minutes before now.
 PAST_MINUTES = 30
 
@@ -55,15 +57,18 @@ class Spark:
     """One session, and what it can be asked for."""
 
     def __init__(self, home: Path) -> None:
+        from waypost.spark.pipeline import SETTINGS
         from waypost.spark.session import session
 
         os.environ["SPARK_LOCAL_DIRS"] = str(home / "spark")
         self.home = home
+        self.lake = home / "lake"
         self.session = session(
             "local[2]",
             {
                 "spark.sql.warehouse.dir": str(home / "warehouse"),
                 "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1",
+                **SETTINGS,
             },
             progress=False,
         )
@@ -79,6 +84,51 @@ class Spark:
         messages.write.format("waypost").options(url=url, queue=ORDERS).mode("append").save()
         return {"rows": rows.count(), "megabytes": round(path.stat().st_size / 1e6, 1)}
 
+    def ingest(self, *, url: str) -> dict[str, Any]:
+        """The messages as a table, and what was earned in each minute. Nothing is consumed by it."""
+        from pyspark.sql import functions as f
+
+        from waypost.spark.ingest import Ingest, read_schema
+
+        ingest = Ingest(self.session, str(self.lake), ORDERS, store=url, schema=read_schema(SCHEMA))
+        ingest.run()
+        value = ingest.rows().select("value.*")
+        minute = f.date_trunc("minute", f.timestamp_millis("at")).alias("minute")
+        revenue = value.groupBy(minute, "source").agg(f.count("*").alias("orders"), f.sum("amount").alias("cents"))
+        revenue.coalesce(1).write.mode("overwrite").parquet(str(self.lake / "revenue"))
+        found = self.session.read.parquet(str(self.lake / "revenue")).collect()
+        minutes: dict[str, list[int]] = {}
+        for row in found:
+            sums = minutes.setdefault(f"{row['minute']:%H:%M}", [0, 0])
+            sums[0] += row["orders"]
+            sums[1] += row["cents"]
+        return {
+            "minutes": dict(sorted(minutes.items())),
+            "shop_cents": sum(row["cents"] for row in found if row["source"] == SHOP),
+            "aside": ingest.corrupt().count(),
+        }
+
+    def audit(self, *, url: str) -> dict[str, Any]:
+        """Every event into the lake, tables of it, and whether all messages are accounted for."""
+        from waypost.spark.audit import audit
+        from waypost.spark.pipeline import Pipeline
+
+        pipeline = Pipeline(self.session, str(self.lake), store=url, tell=lambda text: say(told=text))
+        found = audit(pipeline)
+        return {
+            "clean": found.is_clean and found.not_seen == 0,
+            "unaccounted": found.unaccounted_count,
+            "published": found.published,
+            "unexplained": found.duplicates_unexplained_count,
+            "events": sum(seen.events for seen in pipeline.lake.state.seen.values()),
+        }
+
+    def report(self) -> dict[str, Any]:
+        """The page with the charts."""
+        from waypost.spark.report import write_report
+
+        return {"path": str(write_report(self.lake))}
+
 
 def main() -> None:
     """Start the session, then answer until the input ends."""
@@ -92,7 +142,12 @@ def main() -> None:
     threading.Thread(target=listen, name="listen", daemon=True).start()
     spark = Spark(Path(sys.argv[1]))
     say(did="session", version=spark.session.version)
-    known: dict[str, Callable[..., dict[str, Any]]] = {"import": spark.publish}
+    known: dict[str, Callable[..., dict[str, Any]]] = {
+        "import": spark.publish,
+        "ingest": spark.ingest,
+        "audit": spark.audit,
+        "report": spark.report,
+    }
     while True:
         request = asked.get()
         do = request.pop("do")
