@@ -130,6 +130,6 @@ def test_a_port_that_is_taken_is_said_in_a_sentence(start: Start, tmp_path: obje
     first = start("worker", SHOP, "--metrics-port", "0", SHOP_URL=url, SHOP_NAMESPACE="wp")
     port = first.url.rpartition(":")[2]
     second = start("worker", SHOP, "--metrics-port", port, SHOP_URL=url, SHOP_NAMESPACE="wp")
-    assert second.process.wait(60) == 1
+    assert second.process.wait(60) != 0
     assert f"waypost: nothing can listen on 127.0.0.1, port {port}:" in second.told()
     assert "Traceback" not in second.told()
