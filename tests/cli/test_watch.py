@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -14,7 +15,7 @@ from tests.cli.conftest import Desk
 from tests.fault.proxy import Proxy
 from waypost import Waypost
 from waypost.cli.watch_view import Question, WatchView
-from waypost.cli.watching import IDLE_COMMANDS_PER_SECOND, TICK_SECONDS, Watcher, short, span
+from waypost.cli.watching import HEADERS, IDLE_COMMANDS_PER_SECOND, TICK_SECONDS, Watcher, short, span
 from waypost.store.postgres import migrate
 from waypost.testing.bench import fresh_namespace
 
@@ -137,6 +138,11 @@ def test_a_duration_takes_five_characters() -> None:
 # ---- the live view -------------------------------------------------------------------------------------------------
 
 
+def screen(view: WatchView) -> list[str]:
+    """What stands on the screen, line by line."""
+    return ["".join(segment.text for segment in strip).rstrip() for strip in view.screen._compositor.render_strips()]
+
+
 async def until(pilot: Any, condition: Callable[[], Any]) -> None:
     deadline = time.monotonic() + PATIENCE_SECONDS
     while not condition():
@@ -150,7 +156,7 @@ def status(view: WatchView) -> str:
 
 def rows(view: WatchView) -> list[list[str]]:
     listing = view.query_one("#queues", DataTable)
-    return [listing.get_row_at(number) for number in range(listing.row_count)]
+    return [[str(cell) for cell in listing.get_row_at(number)] for number in range(listing.row_count)]
 
 
 def test_the_view_shows_queues_and_acts_on_the_one_chosen(desk: Desk) -> None:
@@ -162,9 +168,14 @@ def test_the_view_shows_queues_and_acts_on_the_one_chosen(desk: Desk) -> None:
         async with view.run_test(size=(80, 24)) as pilot:
             await until(pilot, lambda: len(rows(view)) == 2)
             assert [row[:2] for row in rows(view)] == [["mails", "0"], ["orders", "1"]]
+            await until(pilot, lambda: "redrive dead letters" in screen(view)[-1] and "orders" in screen(view)[3])
+            seen = screen(view)
+            assert seen[0] == "2 queues, 1 ready, 0 leased, 2 dead, 0 workers"
+            assert seen[1].split() == list(HEADERS)
+            assert re.fullmatch(r"orders +1 +0 +0 +0 +\S+ +\S+ +0 +– +– +0 +–", seen[3].strip())
             await pilot.press("p")
             await until(pilot, lambda: status(view) == "mails is paused")
-            assert rows(view)[0][0] == "mails (paused)"
+            assert rows(view)[0][0] == "‖ mails"
             assert desk.post.stats("mails").paused
             await pilot.press("r")
             await until(pilot, lambda: status(view) == "mails is resumed")

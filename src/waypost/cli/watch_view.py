@@ -6,6 +6,7 @@ import threading
 import time
 from typing import ClassVar
 
+from rich.text import Text
 from textual import work
 from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
@@ -16,6 +17,24 @@ from textual.widgets import DataTable, Footer, Static
 from waypost.cli.watching import HEADERS, TICK_SECONDS, Line, Watcher, cells, totals
 from waypost.client import Waypost
 from waypost.errors import WaypostError
+
+#: The columns of figures, each with a space before it; together with a short name they fit 80 columns.
+WIDTHS = {
+    "ready": 6, "timers": 7, "leased": 7, "dead": 6, "oldest": 7, "in/s": 6, "out/s": 6, "wait": 6, "run": 6, "work": 5,
+    "lag": 6,
+}  # fmt: skip
+NAME_WIDTH_MIN = 12
+
+
+def figure(text: str) -> Text:
+    """A figure stands right."""
+    return Text(text, justify="right")
+
+
+def shown(line: Line) -> list[str | Text]:
+    """A line as the table shows it. A name is text, and never markup."""
+    name, *figures = cells(line)
+    return [Text(name, overflow="ellipsis"), *map(figure, figures)]
 
 
 class Question(ModalScreen[bool]):
@@ -47,6 +66,7 @@ class WatchView(App[None]):
     """Queues live. The store is asked by one thread at a time, so a slow one never freezes the keys."""
 
     TITLE = "waypost"
+    ENABLE_COMMAND_PALETTE = False
     CSS = """
     #totals { height: 1; text-style: bold; }
     #status { height: 1; color: $warning; }
@@ -70,21 +90,24 @@ class WatchView(App[None]):
     def compose(self) -> ComposeResult:
         """A line of totals, the table, a line for what happened, and the keys."""
         yield Static("looking …", id="totals", markup=False)
-        yield DataTable[str](id="queues", cursor_type="row")
+        yield DataTable[str | Text](id="queues", cursor_type="row", cell_padding=0)
         yield Static("", id="status", markup=False)
         yield Footer()
 
     def on_mount(self) -> None:
         """Begin to look."""
         listing = self._table
+        # The name has what the figures leave of the terminal.
+        room = self.size.width - sum(WIDTHS.values())
         for header in HEADERS:
-            listing.add_column(header, key=header)
+            width = WIDTHS.get(header) or max(NAME_WIDTH_MIN, room)
+            listing.add_column(figure(header) if header in WIDTHS else header, key=header, width=width)
         listing.focus()
         self._look()
         self.set_interval(TICK_SECONDS, self._look)
 
     @property
-    def _table(self) -> DataTable[str]:
+    def _table(self) -> DataTable[str | Text]:
         return self.query_one("#queues", DataTable)
 
     @property
@@ -120,13 +143,13 @@ class WatchView(App[None]):
             chosen = self.chosen
             listing.clear()
             for line in lines:
-                listing.add_row(*cells(line), key=line.queue)
+                listing.add_row(*shown(line), key=line.queue)
             names = [line.queue for line in lines]
             if chosen in names:
                 listing.move_cursor(row=names.index(chosen))
         else:
             for line in lines:
-                for header, cell in zip(HEADERS, cells(line), strict=True):
+                for header, cell in zip(HEADERS, shown(line), strict=True):
                     listing.update_cell(line.queue, header, cell)
         self._lines = lines
         self.query_one("#totals", Static).update(totals(lines, self._watcher.workers))

@@ -194,13 +194,15 @@ def lately(stats: Stats) -> tuple[float, float]:
 
 # ---- for people ----------------------------------------------------------------------------------------------------
 
+#: Stands before the name of a queue that is paused: behind it, a narrow column would cut it off.
+PAUSED = "‖"
 HEADERS = ("queue", "ready", "timers", "leased", "dead", "oldest", "in/s", "out/s", "wait", "run", "work", "lag")
 
 
 def cells(line: Line) -> tuple[str, ...]:
     """A line as the view shows it: a few characters for each figure."""
     return (
-        f"{line.queue} (paused)" if line.paused else line.queue,
+        f"{PAUSED} {line.queue}" if line.paused else line.queue,
         short(line.ready),
         short(line.delayed),
         short(line.leased),
@@ -242,4 +244,5 @@ def totals(lines: Sequence[Line], workers: Sequence[Any]) -> str:
         f"{count(len(lines), 'queue')}, {sum(line.ready for line in lines):,} ready, "
         f"{sum(line.leased for line in lines):,} leased, {sum(line.dead for line in lines):,} dead, "
         f"{count(len(workers), 'worker')}"
+        + (f", {paused} paused ({PAUSED})" if (paused := sum(line.paused for line in lines)) else "")
     )
