@@ -5,21 +5,28 @@
 `publish-tx` is one message in each transaction of a SQLAlchemy AsyncSession with asyncpg, beside a row of the user's;
 `publish-tx-many` is 500 in each. `outbox-drain` is one worker process of each on a queue that was filled before, each
 with its best settings. All by turns, on a server that waits for the disk; what counts is the median, and the ratio.
+
+`…-cpu` is the time of processors that a message costs, in the program and in the server together: on a machine whose
+cores are taken by others the rates say little, and this still does.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import statistics
 import subprocess
 import sys
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
 
 from benchmarks.measure import Report, arguments
 from benchmarks.peers.harness import drain
 from benchmarks.peers.registry import ROOT, environment, peer
 from benchmarks.peers.turns import Turns
 from waypost.store.postgres import migrate
-from waypost.testing.postgres import PostgresServer
+from waypost.testing.postgres import PostgresServer, children_of
 
 PEER = "faststream-outbox"
 ROUNDS = 3
@@ -27,17 +34,40 @@ BATCH = 500
 DRAIN = 40_000
 
 
-def publish(kind: str, url: str, count: int, size: int) -> float:
-    """How many messages a second a program of its own publishes."""
+@dataclass(frozen=True, slots=True)
+class Published:
+    """What one run came to."""
+
+    rate: float
+    #: Of the program and of the server, for each message.
+    cpu_microseconds: float
+
+
+def publish(kind: str, server: PostgresServer, count: int, size: int) -> Published:
+    """Publish so many messages by a program of its own."""
     chosen = peer(PEER) if kind == PEER else None
     python = sys.executable if chosen is None else chosen.command()[0]
+    before = server_seconds(server)
     ran = subprocess.run(
-        [python, "-m", "benchmarks.peers.outbox_publishing", kind, url, str(count), str(size)],
+        [python, "-m", "benchmarks.peers.outbox_publishing", kind, server.url, str(count), str(size)],
         cwd=ROOT, env=None if chosen is None else environment(chosen), capture_output=True, text=True, check=False,
     )  # fmt: skip
     if ran.returncode != 0:
         raise SystemExit(ran.stderr)
-    return count / float(ran.stdout)
+    seconds, client_seconds = map(float, ran.stdout.split())
+    return Published(count / seconds, (client_seconds + server_seconds(server) - before) / count * 1e6)
+
+
+def server_seconds(server: PostgresServer) -> float:
+    """The processor time of a server and of its processes, the ones that have ended too."""
+    assert server.pid is not None
+    seconds = 0.0
+    for pid in (server.pid, *children_of(server.pid)):
+        with suppress(OSError):
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            # Its own, and of children that it has waited for: which only the first has.
+            seconds += sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
+    return seconds
 
 
 def main() -> None:
@@ -50,24 +80,25 @@ def main() -> None:
     with PostgresServer(durable=True, autovacuum="on", shared_buffers="256MB", max_wal_size="4GB") as server:
         migrate(server.url)
         for name, count, size in (("publish-tx", 2_000, 1), ("publish-tx-many", 50_000, BATCH)):
-            taken: dict[str, list[float]] = {kind: [] for kind in kinds}
+            taken: dict[str, list[Published]] = {kind: [] for kind in kinds}
             for _ in range(ROUNDS):
                 for kind in kinds:
-                    taken[kind].append(publish(kind, server.url, round(count * share), size))
-            medians = {kind: statistics.median(rates) for kind, rates in taken.items()}
-            for kind, rate in medians.items():
-                report.add(name, "postgres", kind, round(rate), "messages/s")
-            if PEER in medians:
-                ratio = round(medians["waypost"] / medians[PEER], 2)
-                report.add(f"{name}-times-{PEER}", "postgres", "waypost", ratio, "x")
+                    taken[kind].append(publish(kind, server, round(count * share), size))
+            rates = {kind: statistics.median(one.rate for one in runs) for kind, runs in taken.items()}
+            costs = {kind: statistics.median(one.cpu_microseconds for one in runs) for kind, runs in taken.items()}
+            for kind in kinds:
+                report.add(name, "postgres", kind, round(rates[kind]), "messages/s")
+                report.add(f"{name}-cpu", "postgres", kind, round(costs[kind], 1), "us/message")
+            if PEER in kinds:
+                report.add(f"{name}-times-{PEER}", "postgres", "waypost", round(rates["waypost"] / rates[PEER], 2), "x")
     with Turns(options.quick, "postgres") as turns:
         entries = turns.ours(["postgres"], round(DRAIN * share)) + turns.theirs(PEER, share=share)
         results = turns.take(entries, ROUNDS, drain)
-        rates = {entry: statistics.median(one.rate for one in found) for entry, found in results.items() if found}
-        for entry, rate in rates.items():
+        drained = {entry: statistics.median(one.rate for one in found) for entry, found in results.items() if found}
+        for entry, rate in drained.items():
             report.add("outbox-drain", "postgres", entry.contestant.name, round(rate), "messages/s")
-        ours = [rate for entry, rate in rates.items() if entry.contestant.peer is None]
-        theirs = [rate for entry, rate in rates.items() if entry.contestant.peer is not None]
+        ours = [rate for entry, rate in drained.items() if entry.contestant.peer is None]
+        theirs = [rate for entry, rate in drained.items() if entry.contestant.peer is not None]
         if ours and theirs:
             report.add(f"outbox-drain-times-{PEER}", "postgres", "waypost", round(ours[0] / theirs[0], 2), "x")
 

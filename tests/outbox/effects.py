@@ -2,12 +2,14 @@
 
     python -m tests.outbox.effects KIND STORE_URL NAMESPACE DATABASE_URL
 
-KIND is `settle` (the store's own transaction) or `inbox` (any store, the user's database beside it).
+KIND is `settle` (the store's own transaction) or `inbox` (any store, the user's database beside it). For each line that
+it reads it forks a worker, says its process id, and waits for its end: all is imported then, and nothing connected yet.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 
 from psycopg_pool import AsyncConnectionPool
@@ -34,9 +36,20 @@ async def main(kind: str, url: str, namespace: str, database: str) -> None:
 
         post.handler("sales", concurrency=4)(settled if kind == "settle" else recorded)
         async with post:
-            print("ready", flush=True)
             await post.worker().run(signals=False)
 
 
+def fork_workers() -> None:
+    for _ in sys.stdin:
+        child = os.fork()
+        if child == 0:
+            try:
+                asyncio.run(main(*sys.argv[1:5]))
+            finally:
+                os._exit(1)
+        print(child, flush=True)
+        os.waitpid(child, 0)
+
+
 if __name__ == "__main__":
-    asyncio.run(main(*sys.argv[1:5]))
+    fork_workers()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sqlite3
 import subprocess
 import sys
@@ -36,7 +38,7 @@ class Sold:
 
 def start(module: str, *given: object) -> subprocess.Popen[str]:
     command: Sequence[str] = [sys.executable, "-m", module, *map(str, given)]
-    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    return subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
 def sell(way: str, url: str, namespace: str, *, transactions: int, kills: int) -> Sold:
@@ -49,15 +51,10 @@ def sell(way: str, url: str, namespace: str, *, transactions: int, kills: int) -
         with psycopg.connect(url) as connection:
             connection.execute(TABLE)
             connection.execute("TRUNCATE shop")
-    killed = 0
     with Waypost(url, namespace=namespace) as post:
         post.ledger("sales")
-        for number in range(kills):
-            size = transactions // kills
-            program = start("tests.outbox.writer", way, url, namespace, number * size, size, number)
-            killed += program.wait(PATIENCE_SECONDS) == -9
-            assert program.stdout is not None
-            program.stdout.close()
+        program = start("tests.outbox.writer", way, url, namespace, transactions // kills, kills)
+        killed = int(program.communicate(timeout=PATIENCE_SECONDS)[0])
         messages = sorted(message.body for message in post.messages("sales"))
         assert post.ledger("sales").balance == 0
     if url.startswith("sqlite"):
@@ -82,16 +79,21 @@ def have_effects(kind: str, url: str, namespace: str, database: str, *, messages
         post.configure("sales", lease=LEASE_SECONDS, max_deliveries=None)
         post.publish_many("sales", range(messages))
         share = messages / (kills + 1)
+        program = start("tests.outbox.effects", kind, url, namespace, database)
+        assert program.stdin is not None
+        assert program.stdout is not None
         for number in range(kills + 1):
-            program = start("tests.outbox.effects", kind, url, namespace, database)
+            program.stdin.write("\n")
+            program.stdin.flush()
+            worker = int(program.stdout.readline())
             target = messages if number == kills else min(messages - 1, int(share * (number + 1)))
-            while post.ledger("sales").done < target:
-                assert time.monotonic() < deadline, f"{post.ledger('sales').done} of {messages} done"
-                time.sleep(0.01)
-            program.kill()
-            program.wait()
-            assert program.stdout is not None
-            program.stdout.close()
+            try:
+                while post.ledger("sales").done < target:
+                    assert time.monotonic() < deadline, f"{post.ledger('sales').done} of {messages} done"
+                    time.sleep(0.01)
+            finally:
+                os.kill(worker, signal.SIGKILL)
+        program.communicate(timeout=PATIENCE_SECONDS)
         assert post.ledger("sales").balance == 0
     with psycopg.connect(database) as connection:
         found = connection.execute("SELECT count(*), count(DISTINCT n) FROM effect").fetchone()

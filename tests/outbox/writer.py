@@ -1,19 +1,29 @@
 """A program that sells and publishes in one transaction each, and is killed at any point of it.
 
-    python -m tests.outbox.writer WAY URL NAMESPACE FIRST COUNT SEED
+    python -m tests.outbox.writer WAY URL NAMESPACE COUNT KILLS
 
-Each sale is a row in the user's table and a message of the same number. Every second transaction is rolled back. At a
-point that the seed chooses the process kills itself: before a transaction, inside of it, or right after its end.
+Each sale is a row in the user's table and a message of the same number. Every second transaction is rolled back. COUNT
+sales are one process, forked when all is imported and nothing is connected yet; at a point that its number chooses it
+kills itself: before a transaction, inside of it, or right after its end. Then the next comes. Says how many were
+killed.
 """
 
 from __future__ import annotations
 
+import importlib
 import os
 import random
 import signal
 import sys
 
 from tests.outbox.ways import open_way
+
+#: What every kind of transaction needs, imported once for all the processes.
+IMPORTED = (
+    "asyncpg", "django.db", "psycopg", "sqlalchemy.dialects.postgresql.asyncpg",
+    "sqlalchemy.dialects.postgresql.psycopg", "sqlalchemy.ext.asyncio", "sqlalchemy.orm", "waypost.outbox.seam",
+    "waypost.store.postgres", "waypost.store.sqlite",
+)  # fmt: skip
 
 
 def die() -> None:
@@ -37,5 +47,24 @@ def main(way_name: str, url: str, namespace: str, first: int, count: int, seed: 
                 die()
 
 
+def forked(way: str, url: str, namespace: str, first: int, count: int, seed: int) -> int:
+    """How a process of its own ended: the signal, less than zero, or its exit code."""
+    child = os.fork()
+    if child == 0:
+        try:
+            main(way, url, namespace, first, count, seed)
+        finally:
+            os._exit(1)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def sell(way: str, url: str, namespace: str, count: int, kills: int) -> int:
+    """So many processes, one after the other; how many were killed."""
+    for module in IMPORTED:
+        importlib.import_module(module)
+    ends = [forked(way, url, namespace, number * count, count, number) for number in range(kills)]
+    return ends.count(-signal.SIGKILL)
+
+
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], sys.argv[3], *map(int, sys.argv[4:7]))
+    print(sell(sys.argv[1], sys.argv[2], sys.argv[3], *map(int, sys.argv[4:6])))
