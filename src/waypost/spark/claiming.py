@@ -140,7 +140,6 @@ class _ClaimReader(DataSourceReader):
 
 def claimed_rows(spark: SparkSession, claim: Claim) -> DataFrame:
     """Claim, now. The rows stay on the executors, and one that is lost there is never replaced by another claim."""
-    spark.dataSource.register(ClaimSource)
     rows = spark.read.format(ClaimSource.name()).option("claim", msgspec.json.encode(claim).decode()).load()
     return rows.localCheckpoint(eager=True)
 

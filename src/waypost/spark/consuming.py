@@ -29,7 +29,7 @@ from waypost.message import Lease, Settlement, SettleStatus, Watched
 from waypost.operations.flow import Flow, Link, Together
 from waypost.operations.forward import deliver_outgoing
 from waypost.policy import CHUNK_MESSAGES_MAX, START_TIMEOUT_SECONDS, RetryPolicy, check_retry
-from waypost.spark.claiming import CONSUMED, FENCE, Claim, at_most_once, claimed_rows, leases_of
+from waypost.spark.claiming import CONSUMED, FENCE, Claim, ClaimSource, at_most_once, claimed_rows, leases_of
 from waypost.spark.committing import AlreadyCommitted, Fence, Log
 from waypost.spark.credentials import Place
 from waypost.spark.output_files import open_files
@@ -436,6 +436,7 @@ def consume(
             raise at_most_once(name)
         logged = None if files is None else Log(files, name, place.namespace)
         consumer = _Consumer(spark, place, name, fn, post, logged, retry, batch, min(partitions, batch), on_error)
+        spark.dataSource.register(ClaimSource)
         consumer.renewer.start([consumer.held])
         try:
             consumer.recover()

@@ -21,7 +21,7 @@ import msgspec
 from waypost import codec
 from waypost.delivery import check_priority
 from waypost.errors import InvalidBody, InvalidInput, InvalidTime, OutcomeUnknown, QueueFull, StoreUnavailable
-from waypost.identity import ALPHABET, ID_CHARACTERS, encode
+from waypost.identity import _PAIRS, _TRIPLES, ALPHABET, ID_CHARACTERS, encode
 from waypost.message import Published
 from waypost.operations.flow import Flow, Link, Sleep, Together, Trouble
 from waypost.policy import (
@@ -38,9 +38,10 @@ from waypost.store.port import Draft
 
 #: So many chunks go out before replies are looked at.
 WAVE_CHUNKS = 8
-#: Rows that one block of an id's counter names.
+#: Rows that one block of an id's counter names: five characters of it, a pair and a triple.
 _BLOCK_BITS = 25
 _TO_OURS = bytes.maketrans(b"ABCDEFGHIJKLMNOPQRSTUVWXYZ234567", ALPHABET.encode())
+_NO_HEAD = codec.encode_head()
 _raw_json = msgspec.json.Decoder(msgspec.Raw)
 
 
@@ -73,7 +74,7 @@ class RowIds:
         if block != self._block:
             self._block = block
             self._prefix = (self._time + self._digest("row", self._partition, block))[: ID_CHARACTERS - 5]
-        return self._prefix + encode(row & ((1 << _BLOCK_BITS) - 1), 5)
+        return self._prefix + _PAIRS[row >> 15 & 1023] + _TRIPLES[row & 32767]
 
 
 class Rows:
@@ -134,7 +135,7 @@ class Rows:
 
     def _head(self, headers: Sequence[tuple[str, str]] | None) -> bytes:
         if not headers:
-            return codec.encode_head()
+            return _NO_HEAD
         told = tuple(headers)
         head = self._heads.get(told)
         if head is None:
