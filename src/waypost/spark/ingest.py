@@ -85,10 +85,10 @@ def parsed(messages: DataFrame, schema: StructType | None) -> DataFrame:
     return (
         messages.withColumn("value", value)
         .withColumn(PART, f.when(fits, "rows").otherwise("corrupt"))
-        .withColumn("value", f.when(fits, plain))
-        # A message is kept in one form: as its value, or as it came.
+        # A message is kept in one form: as its value, or as it came. The value is changed last: it says which.
         .withColumn("body", f.when(~fits, f.col("body")))
         .withColumn("text", f.when(~fits, f.col("text")))
+        .withColumn("value", f.when(fits, plain))
         .withColumn(DATE, day)
     )
 
