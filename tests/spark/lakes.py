@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sqlite3
+import time
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 from tests.spark.shop import Shop
@@ -72,3 +74,12 @@ def totals(made: Pipeline) -> Counter[str]:
     for row in rows(made, GOLD_MINUTES):
         total.update({name: value for name, value in row.items() if name not in ("queue", "minute")})
     return total
+
+
+def eventually(holds: Callable[[], bool], query: Any) -> None:
+    """Wait until something holds while a stream runs; what ended the stream badly is told."""
+    deadline = time.monotonic() + 120
+    while not holds():
+        assert query.isActive, query.exception()
+        assert time.monotonic() < deadline
+        time.sleep(0.05)

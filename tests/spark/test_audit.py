@@ -18,11 +18,11 @@ pytestmark = pytest.mark.xdist_group("spark")
 
 
 @pytest.mark.promise("SPARK-5")
-def test_every_message_is_accounted_for_on_every_store(shop: Shop, pipeline: Callable[..., Pipeline]) -> None:
-    live(shop, 30)
-    shop.post.publish("mails", "held")
-    found = audit(pipeline(shop))
-    ledger = shop.post.ledger("orders")
+def test_every_message_is_accounted_for_whichever_way_it_went(orders: Shop, pipeline: Callable[..., Pipeline]) -> None:
+    live(orders, 30)
+    orders.post.publish("mails", "held")
+    found = audit(pipeline(orders))
+    ledger = orders.post.ledger("orders")
     assert found.is_clean
     assert found.published == found.accounted == ledger.published + 1
     assert found.queues["orders"].accounted == {
@@ -110,7 +110,8 @@ def test_events_that_were_trimmed_are_said_to_be_not_seen_and_nothing_is_called_
     assert found.is_clean
     assert found.not_seen == queue.not_seen == newest - 20
     assert queue.undecided > 0
-    assert queue.accounted["ready"] == 3
+    ledger = orders.post.ledger("orders")
+    assert sum(queue.accounted.values()) == 3 + ledger.retried == found.published - queue.undecided
     assert f"orders: {newest - 20} events not seen" in told_audit(found)
     # What is deleted where everything was seen is found all the same.
     gone = orders.stored("ready")[0].id

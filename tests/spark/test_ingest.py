@@ -17,6 +17,8 @@ from waypost.spark.ingest import Ingest, counts, read_schema
 from waypost.spark.lake import Lake
 
 pytestmark = pytest.mark.xdist_group("spark")
+#: As long as makes a body of 1 MiB, the most that a message may have.
+LONG = (1 << 20) - 19
 SCHEMA = "id BIGINT, name STRING, parts ARRAY<STRUCT<sku: STRING, count: INT>>"
 
 
@@ -34,27 +36,29 @@ def ingest(spark: SparkSession, tmp_path: Path) -> Callable[..., Ingest]:
 
 @pytest.mark.promise("SPARK-2")
 def test_messages_are_parsed_and_those_that_do_not_fit_are_put_aside(
-    shop: Shop, ingest: Callable[..., Ingest], tmp_path: Path
+    orders: Shop, ingest: Callable[..., Ingest], tmp_path: Path
 ) -> None:
-    shop.post.configure("orders", journal="full")
-    shop.post.publish_many("orders", [{"id": n, "name": "ü — 見た" * n} for n in range(5)], key=lambda b: f"k{b['id']}")
-    shop.post.publish("orders", {"id": 9, "parts": [{"sku": "a", "count": 2}], "more": True}, headers={"h": "ä"})
-    shop.post.publish("orders", {"id": 10, "name": "x" * (1 << 20)})
-    shop.post.publish("orders", {"id": "no number"})
-    shop.post.publish("orders", "no object")
-    shop.post.publish("orders", b"\xff\x00")
-    made = ingest(shop, batch_rows=4)
+    orders.post.configure("orders", journal="full")
+    orders.post.publish_many(
+        "orders", [{"id": n, "name": "ü — 見た" * n} for n in range(5)], key=lambda b: f"k{b['id']}"
+    )
+    orders.post.publish("orders", {"id": 9, "parts": [{"sku": "a", "count": 2}], "more": True}, headers={"h": "ä"})
+    orders.post.publish("orders", {"id": 10, "name": "x" * LONG})
+    orders.post.publish("orders", {"id": "no number"})
+    orders.post.publish("orders", "no object")
+    orders.post.publish("orders", b"\xff\x00")
+    made = ingest(orders, batch_rows=4)
     assert made.run() == 7
     found = {row.value.id: row for row in made.rows().collect()}
     assert sorted(found) == [0, 1, 2, 3, 4, 9, 10]
     assert found[3].value.name == "ü — 見た" * 3
     assert found[3].key == "k3"
-    assert len(found[10].value.name) == 1 << 20
+    assert len(found[10].value.name) == LONG
     assert found[9].value.parts[0].asDict() == {"sku": "a", "count": 2}
     assert found[9].headers == {"h": "ä"}
     aside = {bytes(row.body) for row in made.corrupt().collect()}
     assert aside == {b'{"id":"no number"}', b"no object", b"\xff\x00"}
-    assert shop.post.ledger("orders").ready == 10
+    assert orders.post.ledger("orders").ready == 10
     day = next((tmp_path / "lake" / "messages" / "orders").glob("batch=*/part=rows/date=*"))
     assert len(day.name) == len("date=2026-03-01")
 

@@ -6,6 +6,7 @@ Exit codes: 0 all is well; 1 the audit found something; 2 it could not be done.
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import sys
 import tempfile
@@ -128,7 +129,11 @@ def working(options: argparse.Namespace) -> Iterator[tuple[SparkSession, Callabl
     from waypost.spark.pipeline import SETTINGS
     from waypost.spark.terminal import Progress, quiet_session
 
+    if options.master.startswith("sc://"):
+        raise ConfigurationError("the pipeline needs a master (local[*], spark://…, yarn), not Spark Connect")
     log = Path(options.log) if options.log else Path(tempfile.gettempdir()) / f"waypost-spark-{os.getuid()}" / "log"
+    # What goes wrong in a callback of Spark's comes back as an error, and is told once, in a sentence.
+    logging.getLogger("py4j").setLevel(logging.CRITICAL)
     settings = {**SETTINGS, **_settings(options)}
     with quiet_session(options.master, settings, log) as spark, Progress(spark, sys.stderr) as progress:
         yield spark, progress.tell

@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
+import itertools
+import re
+from typing import Final
+
 from waypost.errors import StoreError, WaypostError
+
+#: The last line of a traceback of Python's, as Spark quotes it among pages of Java: `module.Name: what happened`.
+RAISED: Final = re.compile(r"^(?:[\w.]+Return Message: )?([A-Za-z_][\w.]*): (\S.*)$")
+OF_JAVA: Final = ("org.", "java.", "javax.", "scala.", "py4j.", "jdk.", "Caused by", "JVM stacktrace")
 
 
 def told(error: Exception) -> WaypostError:
-    """The error of ours that lies at the bottom of it, or its first line: without the pages of Java around them."""
+    """The error of ours that lies at the bottom of it, or that of Python, or its first line."""
     if isinstance(error, WaypostError):
         return error
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    for line in reversed(lines):
-        name, _, rest = line.partition(": ")
-        if name.rpartition(" ")[2].startswith("waypost.errors.") and rest:
-            return StoreError(rest)
-    first = lines[0] if lines else type(error).__name__
-    return StoreError(f"Spark could not go on: {first}")
+    lines = [line.rstrip() for line in str(error).splitlines() if line.strip()]
+    raised = []
+    for before, line in itertools.pairwise(lines):
+        found = RAISED.match(line)
+        # Before it stands the line of code, or of the marks below it, which are indented.
+        if found and before.startswith(" ") and not line.startswith(OF_JAVA):
+            raised.append((found[1], found[2]))
+    for name, text in raised:
+        if name.startswith("waypost.errors."):
+            return StoreError(text)
+    if raised:
+        name, text = raised[0]
+        return StoreError(f"Spark could not go on: {name}: {text}")
+    return StoreError(f"Spark could not go on: {lines[0] if lines else type(error).__name__}")

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 BATCH_ROWS: Final = 100_000
 #: Where Spark puts what it cannot parse; no field of a schema should have this name.
 CORRUPT: Final = "_waypost_corrupt"
+PARSED: Final = "_waypost_parsed"
 #: What every row has beside its value.
 ABOUT: Final = {name: kind for name, kind in PUBLISHED.columns.items() if name not in ("body", "text")}
 
@@ -80,16 +81,17 @@ def parsed(messages: DataFrame, schema: StructType | None) -> DataFrame:
         return messages.withColumn(PART, f.lit("rows")).withColumn(DATE, day)
     whole = StructType([*schema.fields, StructField(CORRUPT, StringType())])
     value: Column = f.from_json("text", whole, {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": CORRUPT})
-    fits = f.col("value").isNotNull() & f.col(f"value.{CORRUPT}").isNull()
-    plain = f.col("value").dropFields(CORRUPT)
+    is_row = f.col(PART) == "rows"
+    fits = f.col(PARSED).isNotNull() & f.col(f"{PARSED}.{CORRUPT}").isNull()
     return (
-        messages.withColumn("value", value)
+        messages.withColumn(PARSED, value)
         .withColumn(PART, f.when(fits, "rows").otherwise("corrupt"))
-        # A message is kept in one form: as its value, or as it came. The value is changed last: it says which.
-        .withColumn("body", f.when(~fits, f.col("body")))
-        .withColumn("text", f.when(~fits, f.col("text")))
-        .withColumn("value", f.when(fits, plain))
+        .withColumn("value", f.when(is_row, f.col(PARSED).dropFields(CORRUPT)))
+        # A message is kept in one form: as its value, or as it came.
+        .withColumn("body", f.when(~is_row, f.col("body")))
+        .withColumn("text", f.when(~is_row, f.col("text")))
         .withColumn(DATE, day)
+        .drop(PARSED)
     )
 
 

@@ -21,6 +21,7 @@ from pyspark.sql import functions as f
 from waypost.errors import ConfigurationError
 from waypost.spark import gold, silver
 from waypost.spark.bronze import BATCH_ROWS, Bronze, batch_name, undigested
+from waypost.spark.bulk.reading import open_bulk
 from waypost.spark.credentials import Place, holds_secret
 from waypost.spark.failures import told
 from waypost.spark.lake import PART, Folder, Lake, Seen, Source, State
@@ -71,7 +72,7 @@ class Pipeline:
         namespace: str = "wp",
         queues: tuple[str, ...] | None = None,
         batch_rows: int = BATCH_ROWS,
-        partitions: int = 4,
+        partitions: int | None = None,
         format: str | None = None,
         reader: str | None = None,
         moved: bool = False,
@@ -81,7 +82,8 @@ class Pipeline:
         self.lake = Lake(lake, format=format)
         self.tell = tell
         self.batch_rows = batch_rows
-        self.partitions = partitions
+        #: A part for each core: starting one costs more than what a finer cut would gain.
+        self.partitions = partitions or spark.sparkContext.defaultParallelism
         self.reader = reader
         known = self.lake.state.source
         if store is None and store_env is None:
@@ -89,6 +91,8 @@ class Pipeline:
                 raise ConfigurationError(f"the lake {lake} is new: say with --store where its events come from")
             self.source = known
         else:
+            if queues is None and known is not None:
+                queues = known.queues
             self.source = source_of(store, store_env, namespace, queues)
             self._check_source(known, moved)
 
@@ -170,6 +174,11 @@ class Pipeline:
         fewer = compact(self.lake, spark, at_least=FOLDERS_MAX)
         if fewer:
             self.tell(f"put together what was in {fewer} more folders")
+        if self.reader is not None:
+            # Spark tells its source a batch late what it is done with, and of the last batch never.
+            with open_bulk(self.place) as bulk:
+                for queue, seen in self.lake.state.seen.items():
+                    bulk.run(bulk.store.journal_reader(queue, self.reader, seen.newest))
 
     def tidy(self, keep_days: int | None = None) -> None:
         """Put all small folders together, and let go of what is older than some days."""

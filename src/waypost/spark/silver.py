@@ -10,6 +10,7 @@ Numbers of events follow cause and effect within a message, so "the newest" is b
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final, get_args
 
 from pyspark.sql import functions as f
@@ -25,16 +26,20 @@ if TYPE_CHECKING:
 #: A claim so soon after its message became claimable found a worker that was awake, or was woken for it.
 PROMPT_MS: Final = 100
 #: Numbers and names of events together as one number: the largest tells both of the newest event.
-_CODES: Final = {name: code for code, name in enumerate((*get_args(EventName), "parked"))}
+_CODES: Final = {name: code for code, name in enumerate(get_args(EventName))}
 _CODE_ROOM: Final = 64
+_OTHERWISE: Final = 32
+assert len(_CODES) < _OTHERWISE
 #: After these nothing more happens to a message. A dead one may be redriven for as long as its letter is kept.
 CLOSING: Final = ("done", "dropped", "cancelled", "replaced", "dead_trimmed")
 #: What the journal's newest event says of where a message is.
 STATES: Final = {
     "published": "ready", "postponed": "delayed", "promoted": "ready", "claimed": "leased", "retried": "delayed",
     "snoozed": "delayed", "released": "ready", "expired": "ready", "redriven": "ready", "cancel_requested": "leased",
-    "dead_trimmed": "dead", "parked": "waiting",
+    "dead_trimmed": "dead",
 }  # fmt: skip
+#: The same where the event says that it is otherwise: published behind another message, or due at once.
+OTHERWISE: Final = {"published": "waiting", "postponed": "ready", "retried": "ready", "snoozed": "ready"}
 #: The reason by which sums know a change of what the journal keeps.
 LEVELLED: Final = "journal"
 #: Events that tell of a message but are no step of its own way.
@@ -55,17 +60,23 @@ def bucket_of(value: Column) -> Column:
 # ---- messages -----------------------------------------------------------------------------------------------
 
 
-def _newest_code(event: Column, number: Column) -> Column:
-    codes = f.create_map(*(f.lit(part) for pair in _CODES.items() for part in pair))
-    return number * _CODE_ROOM + f.coalesce(codes[event], f.lit(_CODE_ROOM - 1))
+def _chosen(names: Mapping[str, str | int], key: Column) -> Column:
+    """What a table says for a key, null where it says nothing."""
+    return f.create_map(*(f.lit(part) for pair in names.items() for part in pair))[key]
+
+
+def _newest_code(event: Column, number: Column, otherwise: Column) -> Column:
+    """One number of which the largest is that of the newest event, and tells its name and where the message is."""
+    code = f.coalesce(_chosen(_CODES, event), f.lit(_OTHERWISE - 1))
+    return number * _CODE_ROOM + code + f.when(otherwise, f.lit(_OTHERWISE)).otherwise(f.lit(0))
 
 
 def message_steps(events: DataFrame) -> DataFrame:
     """Each event as the row of a message of which nothing else is known."""
     event, at, token = f.col("event"), f.col("at_ms"), f.col("token")
     timer = (event == "promoted") & (f.col("cause") == "due")
-    # Published, but behind another message: no event of its own name says so.
     parked = (event == "published") & f.col("cause").isin("parked", "blocked")
+    at_once = event.isin("retried", "snoozed", "postponed") & (f.col("due_ms") <= at)
     return events.where(f.col("message_id").isNotNull() & ~event.isin(*ASIDE)).select(
         "queue",
         "message_id",
@@ -77,7 +88,7 @@ def message_steps(events: DataFrame) -> DataFrame:
         at.alias("last_ms"),
         f.col("number").alias("first_number"),
         f.col("number").alias("last_number"),
-        _newest_code(f.when(parked, f.lit("parked")).otherwise(event), f.col("number")).alias("newest"),
+        _newest_code(event, f.col("number"), parked | at_once).alias("newest"),
         token,
         f.when(timer, token + 1).alias("timer_token"),
         "wait_ms",
@@ -89,8 +100,9 @@ def message_steps(events: DataFrame) -> DataFrame:
 def open_steps(messages: DataFrame) -> DataFrame:
     """Rows of messages so that new events can be put to them."""
     columns = [name for name in SILVER_MESSAGES.columns if name not in ("state", "last_event")]
-    event = f.when(f.col("state") == "waiting", f.lit("parked")).otherwise(f.col("last_event"))
-    return messages.select(*columns, _newest_code(event, f.col("last_number")).alias("newest"))
+    otherwise = f.col("state") == _chosen(OTHERWISE, f.col("last_event"))
+    newest = _newest_code(f.col("last_event"), f.col("last_number"), otherwise)
+    return messages.select(*columns, newest.alias("newest"))
 
 
 def messages(steps: DataFrame) -> DataFrame:
@@ -108,15 +120,18 @@ def messages(steps: DataFrame) -> DataFrame:
         *(f.sum(name).alias(name) for name in ("wait_ms", "run_ms", *COUNTED_EVENTS)),
     )
     names = f.array(*(f.lit(name) for name in _CODES))
-    last = f.get(names, (f.col("newest") % _CODE_ROOM).cast("int"))
-    states = f.create_map(*(f.lit(part) for pair in STATES.items() for part in pair))
-    delayed = (f.col("last_event") == "published") & f.col("due_ms").isNotNull()
-    state = f.when(delayed, f.lit("delayed")).otherwise(f.coalesce(states[f.col("last_event")], f.col("last_event")))
+    code, last_event = (f.col("newest") % _OTHERWISE).cast("int"), f.col("last_event")
+    otherwise = f.col("newest") % _CODE_ROOM >= _OTHERWISE
+    delayed = (last_event == "published") & f.col("due_ms").isNotNull()
+    state = (
+        f.when(otherwise, _chosen(OTHERWISE, last_event))
+        .when(delayed, f.lit("delayed"))
+        .otherwise(f.coalesce(_chosen(STATES, last_event), last_event))
+    )
     ended = f.when(f.col("state").isin(*CLOSING, "dead"), f.col("ended_ms"))
     return (
-        merged.withColumn("last_event", f.coalesce(last, f.lit("unknown")))
+        merged.withColumn("last_event", f.coalesce(f.get(names, code), f.lit("unknown")))
         .withColumn("state", state)
-        .replace("parked", "published", ["last_event"])
         .withColumn("ended_ms", ended)
         .select(*SILVER_MESSAGES.columns)
     )
