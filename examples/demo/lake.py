@@ -123,11 +123,11 @@ class Spark:
             "events": sum(seen.events for seen in pipeline.lake.state.seen.values()),
         }
 
-    def report(self) -> dict[str, Any]:
+    def report(self, *, name: str) -> dict[str, Any]:
         """The page with the charts."""
         from waypost.spark.report import write_report
 
-        return {"path": str(write_report(self.lake))}
+        return {"path": str(write_report(self.lake, self.lake / name))}
 
 
 def main() -> None:

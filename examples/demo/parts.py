@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import queue
+import signal
 import subprocess
 import sys
 import threading
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from examples.demo.shop import POSTGRES_VARIABLE, VALKEY_VARIABLE, WORKER_VARIABLE
-from waypost.cli.telling import Company, Stuck
+from waypost.cli.telling import Company, Stuck, signal_group
 
 ROOT = Path(__file__).parents[2]
 #: Modules are found without pip's help: the set-up installs waypost anew while the demo runs.
@@ -55,6 +56,13 @@ class Parts:
         if self.valkey:
             environment |= {VALKEY_VARIABLE: self.valkey, POSTGRES_VARIABLE: self.postgres}
         return self.company.start([sys.executable, *command], environment, self.home / f"{log}.log", output=output)
+
+    def end_at_once(self) -> None:
+        """End all processes but the servers, with all that they started: nobody needs anything of them any more."""
+        for process in self.company.processes:
+            signal_group(process, signal.SIGKILL)
+        for process in list(self.company.processes):
+            self.company.stop(process)
 
     def start_worker(self, name: str, target: str = "examples.demo.shop:post") -> subprocess.Popen[bytes]:
         """A process that runs the handlers."""

@@ -58,11 +58,15 @@ class Storefront(threading.Thread):
         except Exception as error:
             self.error = error
 
-    def close(self) -> Taken:
-        """Take no more; what came of it."""
+    def stop(self) -> None:
+        """Take no more orders, whatever came of them."""
         self._closed.set()
         if self.is_alive():
             self.join()
+
+    def close(self) -> Taken:
+        """Take no more; what came of it."""
+        self.stop()
         if self.error is not None:
             raise self.error
         return self.taken

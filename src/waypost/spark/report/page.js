@@ -66,6 +66,13 @@
                xperiod: data.step_ms, xperiodalignment: "middle" };
     });
   }
+  // A few things are counted one by one; there is no half of a dead letter.
+  function whole(view) {
+    const sums = data.times.map(function (_, index) {
+      return Object.keys(view).reduce(function (sum, name) { return sum + view[name][index]; }, 0);
+    });
+    return Math.max.apply(null, [0].concat(sums)) < 6 ? { dtick: 1 } : {};
+  }
   function draw(id, traces, more) {
     const place = document.getElementById(id);
     const something = traces.some(function (trace) { return trace.y.some(function (value) { return value !== null && value !== 0; }); });
@@ -113,8 +120,8 @@
       percentiles("run", view.percentiles.run),
       percentiles("late", view.percentiles.late),
       distribution(view.distribution),
-      draw("redeliveries", stacks(view.redeliveries), { xaxis: overTime, yaxis: {} }),
-      draw("dead", stacks(view.dead_letters), { xaxis: overTime, yaxis: {} }),
+      draw("redeliveries", stacks(view.redeliveries), { xaxis: overTime, yaxis: whole(view.redeliveries) }),
+      draw("dead", stacks(view.dead_letters), { xaxis: overTime, yaxis: whole(view.dead_letters) }),
     ]).then(function (drawn) {
       document.documentElement.dataset.drawn = String(drawn.reduce(function (sum, one) { return sum + one; }, 0));
     });
