@@ -270,6 +270,8 @@ def test_an_interrupt_ends_a_command_with_its_own_code(desk_of: Desk) -> None:
     process = subprocess.Popen(
         [sys.executable, "-W", "error", "-m", "waypost.cli.main", "journal", "orders", "--follow", *desk_of.place],
         env=os.environ | {"PYTHONPATH": str(ROOT / "src")}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        # Whoever runs the tests may ignore it (a shell's background), and then so would the command.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509
     )  # fmt: skip
     assert process.stdout is not None
     process.stdout.readline()
