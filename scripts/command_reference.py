@@ -8,6 +8,7 @@ A test fails while the page and the parser differ.
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -53,8 +54,9 @@ def section(path: str, found: argparse.ArgumentParser) -> Iterator[str]:
         notes.append(f"`--json`: {plain(options['--json'].help or '')}.")
     if notes:
         yield " ".join(notes) + "\n"
-    if found.epilog:
-        yield "```sh\n" + "\n".join(line.strip() for line in found.epilog.splitlines()[1:]) + "\n```\n"
+    examples = re.sub(r"^examples?:\s*", "", found.epilog or "").strip()
+    if examples:
+        yield "```sh\n" + "\n".join(line.strip() for line in examples.splitlines()) + "\n```\n"
 
 
 def plain(text: str) -> str:

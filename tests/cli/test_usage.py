@@ -127,6 +127,26 @@ def test_a_store_that_cannot_be_reached_is_told_in_a_sentence_without_secrets(
     assert "waypost: " in told.err or "WRONG connection: " in told.out
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("stats", "valkey://user:hunter2@127.0.0.1:1"),
+        ("peek", "valkey://user:hunter2@127.0.0.1:1"),
+        ("publish", "orders", "1", "valkey://user:hunter2@127.0.0.1:1"),
+        ("worker", "valkey://user:hunter2@127.0.0.1:1"),
+        ("stats", "--minutes", "valkey://user:hunter2@127.0.0.1:1"),
+    ],
+)
+def test_a_url_in_a_wrong_place_is_not_repeated_with_its_password(arguments: tuple[str, ...], desk_of: Desk) -> None:
+    if arguments[0] == "worker":
+        desk_of.run_bare(*arguments, code=2)
+    else:
+        desk_of.run(*arguments, code=2)
+    assert "hunter2" not in desk_of.said
+    if arguments[0] in ("stats", "peek") and "--minutes" not in arguments:
+        assert desk_of.said.rstrip().endswith("a URL is given with --url")
+
+
 def test_a_schema_of_its_own_is_found(desk_of: Desk, request: pytest.FixtureRequest) -> None:
     import psycopg
 
@@ -250,6 +270,8 @@ def test_an_interrupt_ends_a_command_with_its_own_code(desk_of: Desk) -> None:
     process = subprocess.Popen(
         [sys.executable, "-W", "error", "-m", "waypost.cli.main", "journal", "orders", "--follow", *desk_of.place],
         env=os.environ | {"PYTHONPATH": str(ROOT / "src")}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        # Whoever runs the tests may ignore it (a shell's background), and then so would the command.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509
     )  # fmt: skip
     assert process.stdout is not None
     process.stdout.readline()

@@ -6,7 +6,7 @@ import argparse
 import os
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from waypost import __version__
 from waypost.cli import (
@@ -30,7 +30,8 @@ from waypost.cli import (
     workers,
 )
 from waypost.cli.ending import CODES, INTERRUPTED, code_of
-from waypost.errors import WaypostError
+from waypost.cli.output import without_secrets
+from waypost.errors import InvalidName, WaypostError
 
 #: Each adds its arguments with `add(commands)`, and what runs it as `run`. One line for each module.
 COMMANDS: tuple[Any, ...] = (
@@ -71,7 +72,15 @@ EXAMPLES = (
 )
 
 
-class TopParser(argparse.ArgumentParser):
+class Parser(argparse.ArgumentParser):
+    """A parser whose complaints repeat no password, also of a URL that stands where none is expected."""
+
+    def error(self, message: str) -> NoReturn:
+        """Say what is wrong, and end with 2."""
+        super().error(without_secrets(message))
+
+
+class TopParser(Parser):
     """The parser of `waypost` itself, whose help lists the commands by what they are for."""
 
     def format_help(self) -> str:
@@ -102,9 +111,7 @@ def parser() -> TopParser:
     """The arguments of all commands."""
     top = TopParser(prog="waypost", description="Messages that must arrive.")
     top.add_argument("--version", action="version", version=f"waypost {__version__}")
-    commands = top.add_subparsers(
-        dest="command", required=True, metavar="command", parser_class=argparse.ArgumentParser
-    )
+    commands = top.add_subparsers(dest="command", required=True, metavar="command", parser_class=Parser)
     top.listing = commands
     for command in COMMANDS:
         command.add(commands)
@@ -120,7 +127,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return run(options)
     except WaypostError as error:
-        sys.stderr.write(f"waypost: {error}\n")
+        text = without_secrets(str(error))
+        if isinstance(error, InvalidName) and "://" in text:
+            text += "; a URL is given with --url"
+        sys.stderr.write(f"waypost: {text}\n")
         return code_of(error)
     except KeyboardInterrupt:
         sys.stderr.write("waypost: interrupted\n")

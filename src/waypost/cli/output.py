@@ -23,6 +23,8 @@ WIDTH = 80
 #: Nothing is cut shorter than this.
 COLUMN_MIN = 6
 NUMBER = re.compile(r"-?[\d,.]+( ?(ms|s|min|m|h|d|k|M|G))?")
+#: A user's name and password in a URL.
+SECRET = re.compile(r"//([^:@/\s]*):[^@\s]*@")
 COLOURS = {"red": "31", "green": "32", "yellow": "33", "bold": "1", "dim": "2"}
 
 
@@ -40,6 +42,11 @@ def say(text: str) -> None:
 def write_json(value: Any) -> None:
     """One JSON document on a line."""
     write(msgspec.json.encode(value).decode())
+
+
+def without_secrets(text: str) -> str:
+    """A text in which no URL has a password."""
+    return SECRET.sub(r"//\1:…@", text)
 
 
 @contextmanager
