@@ -3,8 +3,8 @@
     python -m benchmarks.spark --quick --json
 
 `read` takes all columns of the journal into Spark's `noop` sink. Peers: `tuples` reads the same events with the same
-parts by the store's own verb and yields a tuple for each; `one` is ours with one connection and one part, as a JDBC
-reader without bounds would do; `parquet` is the same rows from files, the ceiling. `write` publishes rows of a
+parts by the store's own verb and yields a tuple for each; `jdbc-like` is ours with one connection and one part, as a
+JDBC reader without bounds would do; `parquet` is the same rows from files, the ceiling. `write` publishes rows of a
 DataFrame; its peer `python` is the same publish, deduplication included, in one process without Spark, and `plain` is
 `publish_many`, which does not remember what it sent. `pipeline` is the way from the journal to gold (see `lake`).
 """
@@ -117,13 +117,13 @@ def reading(report: Report, spark: SparkSession, store: str, url: str, events: i
         [
             Contender("waypost", lambda: drain(ours()), count),
             Contender("tuples", lambda: drain(spark.read.format("tuples").option("url", url).load()), count),
-            Contender("one", lambda: drain(ours(numPartitions="1")), count),
+            Contender("jdbc-like", lambda: drain(ours(numPartitions="1")), count),
             Contender("parquet", lambda: drain(spark.read.parquet(path)), count),
             Contender("python", in_python, count),
         ],
         rounds,
     )
-    for peer in ("tuples", "one", "parquet"):
+    for peer in ("tuples", "jdbc-like", "parquet"):
         report.add(f"read-to-{peer}", store, "waypost", round(rates["waypost"] / rates[peer], 2), "x")
 
 
