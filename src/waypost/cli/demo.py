@@ -102,7 +102,8 @@ class Story:
         """Orders, one of them twice, one for later."""
         tell, orders = self.tell, self.shop.ORDERS
         tell.chapter("A shop on SQLite: one file, no server")
-        self.post.configure(orders, lease=LEASE_SECONDS)
+        for queue in (orders, self.shop.MAILS, self.shop.ROLLUP):
+            self.post.configure(queue, lease=LEASE_SECONDS)
         bodies = [{"id": number} for number in range(1, ORDER_COUNT + 1)]
         self.post.publish_many(orders, bodies, key=lambda body: f"order:{body['id']}")
         tell(f"{ORDER_COUNT} orders are published in one step")
