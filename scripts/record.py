@@ -2,12 +2,14 @@
 
     python scripts/record.py [output.svg]
 
-The demo really runs, in a pseudo-terminal; each line appears in the picture when it appeared there. Nothing in the file
-refers to anything outside of it: no font and no style is fetched. Without animation all lines are there at once.
+The demo really runs, in a pseudo-terminal; each line appears in the picture when it appeared there, long pauses
+shortened. Nothing in the file refers to anything outside of it: no font and no style is fetched. Without animation all
+lines are there at once.
 """
 
 from __future__ import annotations
 
+import io
 import os
 import pty
 import re
@@ -23,13 +25,15 @@ from rich.text import Text
 ROOT = Path(__file__).parents[1]
 OUTPUT = ROOT / "docs" / "recording.svg"
 COLUMNS = 118
+#: A pause that is longer is shortened to this; the seconds that the lines tell stay as they were.
+PAUSE_SECONDS_MAX = 2.5
 #: How long the whole stands before it begins anew.
 HOLD_SECONDS = 8.0
 THEME = TerminalTheme(
-    (22, 27, 34), (230, 237, 243),
-    [(72, 79, 88), (255, 123, 114), (63, 185, 80), (210, 153, 34), (88, 166, 255), (188, 140, 255), (57, 197, 207), (177, 186, 196)],
-    [(110, 118, 129), (255, 161, 152), (86, 211, 100), (227, 179, 65), (121, 192, 255), (210, 168, 255), (86, 212, 221), (255, 255, 255)],
-)  # fmt: skip
+    (22, 27, 34),
+    (230, 237, 243),
+    [(72, 79, 88), (255, 123, 114), (63, 185, 80), (210, 153, 34), (88, 166, 255), (188, 140, 255), (57, 197, 207)],
+)
 PAGE = """<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img" aria-label="{{label}}">
 <style>
 .{unique_id}-matrix {{ font-family: ui-monospace, SFMono-Regular, Menlo, Consolas, "DejaVu Sans Mono", monospace;
@@ -38,7 +42,9 @@ PAGE = """<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}"
 {{motion}}
 </style>
 <defs>
-<clipPath id="{unique_id}-clip-terminal"><rect x="0" y="0" width="{terminal_width}" height="{terminal_height}"/></clipPath>
+<clipPath id="{unique_id}-clip-terminal">
+<rect x="0" y="0" width="{terminal_width}" height="{terminal_height}"/>
+</clipPath>
 {lines}
 </defs>
 {chrome}
@@ -82,15 +88,26 @@ def settled(line: str) -> str:
     return line.rstrip("\r").rpartition("\r")[2].replace("\033[K", "")
 
 
+def shortened(moments: list[float]) -> list[float]:
+    """The same moments with no long pause between them."""
+    kept: list[float] = []
+    last = 0.0
+    for at in moments:
+        kept.append((kept[-1] if kept else 0.0) + min(at - last, PAUSE_SECONDS_MAX))
+        last = at
+    return kept
+
+
 def render(lines: list[tuple[float, str]], title: str) -> str:
     """The lines as a picture that plays them again."""
-    console = Console(record=True, width=COLUMNS, file=open(os.devnull, "w"), force_terminal=True, legacy_windows=False)  # noqa: SIM115
+    console = Console(record=True, width=COLUMNS, file=io.StringIO(), force_terminal=True, legacy_windows=False)
     for _, line in lines:
         console.print(Text.from_ansi(line), soft_wrap=True)
     picture = console.export_svg(title=title, theme=THEME, code_format=PAGE, unique_id="waypost")
-    whole = lines[-1][0] + HOLD_SECONDS
+    moments = shortened([at for at, _ in lines])
+    whole = moments[-1] + HOLD_SECONDS
     motion = ["@media (prefers-reduced-motion: no-preference) {"]
-    for number, (at, _) in enumerate(lines):
+    for number, at in enumerate(moments):
         share = 100 * at / whole
         motion.append(f".w{number} {{ animation: w{number} {whole:.1f}s infinite; }}")
         motion.append(

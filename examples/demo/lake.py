@@ -21,6 +21,8 @@ from examples.demo.shop import ORDERS, SHOP
 
 #: So many rows of the file stand in it twice, under the same key.
 REPEATED = 1_000
+#: One batch for everything: each costs Spark a while, however small.
+BATCH_ROWS = 1_000_000
 #: What an order is; a message that is none is put aside, and told.
 SCHEMA = "id BIGINT, customer STRING, amount BIGINT, at BIGINT, source STRING, card STRING"
 #: The orders of the file were made over so many minutes before now.
@@ -90,7 +92,8 @@ class Spark:
 
         from waypost.spark.ingest import Ingest, read_schema
 
-        ingest = Ingest(self.session, str(self.lake), ORDERS, store=url, schema=read_schema(SCHEMA))
+        schema = read_schema(SCHEMA)
+        ingest = Ingest(self.session, str(self.lake), ORDERS, store=url, schema=schema, batch_rows=BATCH_ROWS)
         ingest.run()
         value = ingest.rows().select("value.*")
         minute = f.date_trunc("minute", f.timestamp_millis("at")).alias("minute")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -19,11 +20,33 @@ from waypost.cli.telling import Stuck, Teller, wait_until
 
 COMMAND = [sys.executable, "-W", "error", "-m", "waypost.cli.main", "demo"]
 PATIENCE_SECONDS = 240
+#: What `pip install waypost` does not bring.
+OTHER_PACKAGES = (
+    "redis",
+    "psycopg",
+    "psycopg_pool",
+    "pyarrow",
+    "numpy",
+    "pyspark",
+    "plotly",
+    "rich",
+    "textual",
+    "sqlalchemy",
+)
+
+
+def without(packages: tuple[str, ...], environment: dict[str, str], folder: Path) -> dict[str, str]:
+    """An environment in which these packages cannot be imported, as if they were not installed."""
+    folder.mkdir()
+    for name in packages:
+        (folder / f"{name}.py").write_text(f"raise ImportError('{name} is not installed')\n")
+    paths = [str(folder), *filter(None, [environment.get("PYTHONPATH")])]
+    return environment | {"PYTHONPATH": os.pathsep.join(paths)}
 
 
 @pytest.mark.promise("FACE-5")
 def test_the_demo_tells_of_a_killed_worker_and_accounts_for_every_message(tmp_path: Path) -> None:
-    environment = new_mark()
+    environment = without(OTHER_PACKAGES, new_mark(), tmp_path / "absent")
     ran = subprocess.run(
         [*COMMAND, "--json", "--directory", str(tmp_path / "shop")],
         env=environment, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False,

@@ -63,12 +63,6 @@ def test_the_code_of_a_page_runs(page: Path, tmp_path: Path) -> None:
     assert ran.returncode == 0, ran.stderr
 
 
-def test_the_demo_tells_its_story_to_the_end(tmp_path: Path) -> None:
-    ran = run_program(ROOT / "examples" / "demo.py", tmp_path)
-    assert ran.returncode == 0, ran.stderr
-    assert ran.stdout.count("balance 0") == ran.stdout.count("unexplained 0") == 2
-
-
 def test_the_readme_shows_the_first_example_as_it_is() -> None:
     example = (ROOT / "examples" / "first_message.py").read_text()
     code = example.split('"""', 2)[2].strip()

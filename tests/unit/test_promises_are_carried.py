@@ -40,7 +40,7 @@ def carried() -> dict[str, list[str]]:
 def test_the_page_has_promises_of_both_kinds() -> None:
     kept, later = promises()
     assert len(kept) > 20
-    assert len(later) > 10
+    assert later
     assert kept.isdisjoint(later)
 
 
