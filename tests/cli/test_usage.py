@@ -213,6 +213,7 @@ WRONG = [
     (("journal", "orders", "--after", "-1"), "a whole number from 0"),
     (("scheduler", "--ttl", "0"), "ttl is a number of seconds"),
     (("bench", "--messages", "1"), "a whole number from 10"),
+    (("queues", "--schema", "apart"), "--schema is for PostgreSQL"),
     (("nonsense",), "invalid choice: 'nonsense'"),
 ]
 

@@ -87,7 +87,9 @@ def open_post(
 ) -> Waypost:
     """The client for a command, not connected yet; to be used in a `with` block."""
     url, namespace = url_of(options), namespace_of(options)
-    if options.schema and url.startswith(("postgresql://", "postgres://")):
+    if options.schema and not url.startswith(("postgresql://", "postgres://")):
+        raise Trouble("--schema is for PostgreSQL; other stores have none", USAGE)
+    if options.schema:
         from waypost.policy import check_namespace
         from waypost.store.opening import postgres_store
 
