@@ -33,7 +33,7 @@ def leaves(found: argparse.ArgumentParser, path: str) -> Iterator[tuple[str, arg
 
 def section(path: str, found: argparse.ArgumentParser) -> Iterator[str]:
     """What one command takes."""
-    yield f"### `waypost {path}`\n\n{plain(found.description or '')}\n"
+    yield f"### `waypost {path}`\n\n{plain((found.description or '').replace(chr(10), ' '))}\n"
     rows = []
     for action in found._actions:
         names = action.option_strings

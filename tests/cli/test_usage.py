@@ -77,6 +77,18 @@ def test_every_command_has_help_with_an_example_that_can_be_parsed(name: str) ->
         assert parser().parse_args(words).command == name
 
 
+@pytest.mark.parametrize("path", sorted(path for path in leaves(parser()) if path.split()[0] not in ELSEWHERE))
+def test_the_help_of_a_command_fits_80_columns_and_explains_every_argument(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    found = parser_of(path)
+    told, _, examples = found.format_help().partition("examples:")
+    assert max(map(len, told.splitlines())) <= 80
+    assert max(map(len, examples.splitlines()), default=0) <= 90
+    assert [action.dest for action in found._actions if not action.help] == []
+
+
 def test_the_reference_is_what_the_parser_says() -> None:
     page = PAGE.read_text()
     assert page.partition(BEGIN)[2] == written().partition(BEGIN)[2], "run python -m scripts.command_reference"
@@ -201,6 +213,7 @@ WRONG = [
     (("journal", "orders", "--after", "-1"), "a whole number from 0"),
     (("scheduler", "--ttl", "0"), "ttl is a number of seconds"),
     (("bench", "--messages", "1"), "a whole number from 10"),
+    (("queues", "--schema", "apart"), "--schema is for PostgreSQL"),
     (("nonsense",), "invalid choice: 'nonsense'"),
 ]
 

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import pty
 import re
+import select
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,6 +28,7 @@ from waypost.testing.bench import fresh_namespace
 pytestmark = pytest.mark.promise("FACE-2")
 
 PATIENCE_SECONDS = 60.0
+ROOT = Path(__file__).parents[2]
 
 
 class Counter(Proxy):
@@ -217,3 +224,45 @@ def test_the_view_says_when_the_store_is_away_and_goes_on_when_it_is_back(valkey
                     await until(pilot, lambda: status(view) == "")
 
         asyncio.run(story())
+
+
+def on_a_terminal(desk: Desk, program: str, until_told: bytes, keys: bytes = b"") -> tuple[int, bytes]:
+    """Run a program on a terminal of its own, press keys when it has told something; its exit code and all it told."""
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-c", program, "watch", *desk.place], stdin=theirs, stdout=theirs, stderr=theirs,
+        env=os.environ | {"PYTHONPATH": str(ROOT / "src"), "TERM": "xterm", "COLUMNS": "80", "LINES": "24"},
+    )  # fmt: skip
+    os.close(theirs)
+    told, deadline = b"", time.monotonic() + PATIENCE_SECONDS
+    try:
+        while time.monotonic() < deadline:
+            if not select.select([ours], [], [], 0.1)[0]:
+                continue
+            told += os.read(ours, 65_536)
+            if keys and until_told in told:
+                os.write(ours, keys)
+                keys = b""
+    except OSError:
+        pass  # the other end is closed
+    finally:
+        if process.poll() is None and time.monotonic() >= deadline:
+            process.kill()
+        os.close(ours)
+    return process.wait(PATIENCE_SECONDS), told
+
+
+PROGRAM = "import sys; from waypost.cli.main import main; sys.exit(main())"
+
+
+def test_a_real_terminal_shows_the_view_until_q_is_pressed(desk_of: Desk) -> None:
+    desk_of.post.publish("orders", 1)
+    code, told = on_a_terminal(desk_of, PROGRAM, b"orders", b"q")
+    assert (code, b"Traceback" in told) == (0, False), told
+    assert b"1 queue, 1 ready, 0 leased" in told
+
+
+def test_without_its_extra_the_view_names_it_and_what_does_without(desk_of: Desk) -> None:
+    code, told = on_a_terminal(desk_of, "import sys; sys.modules['textual'] = None; " + PROGRAM, b"")
+    assert code == 2
+    assert b'pip install "waypost[cli]"; --once does without' in told

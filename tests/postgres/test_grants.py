@@ -72,7 +72,7 @@ def test_it_cannot_touch_another_namespace_or_change_the_tables(
 ) -> None:
     own = fresh_namespace()
     migrate(server.url, namespace=own, grant=role)
-    with pytest.raises(errors.StoreError, match="grant"):
+    with pytest.raises(errors.AccessDenied, match="grant"):
         PostgresStore.from_url(url_of(server, role), namespace=namespace).connect(start_timeout=5)
     with psycopg.connect(url_of(server, role), autocommit=True) as connection:
         for statement in (

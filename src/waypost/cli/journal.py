@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from waypost.cli.looking import tell_events, told
@@ -45,14 +45,10 @@ def run(options: argparse.Namespace) -> int:
         newest = post.journal(options.queue, limit=1).newest
         after = max(0, newest - options.n) if options.after is None else options.after
         end = newest if options.after is None else min(newest, after + options.n)
-        shown = 0
-        page: list[Event] = []
-        for event in until(post, options.queue, after, end):
-            if options.event and event.event not in options.event:
-                continue
-            page.append(event)
-            shown += 1
-        tell(options, page)
+        events = (
+            one for one in until(post, options.queue, after, end) if not options.event or one.event in options.event
+        )
+        shown = tell(options, events)
         if options.follow:
             follow(post, options, end, shown)
     return 0
@@ -68,15 +64,19 @@ def until(post: Waypost, queue: str, after: int, end: int) -> Iterator[Event]:
         after = page.last
 
 
-def tell(options: argparse.Namespace, events: list[Event]) -> None:
-    """Events as a table, or one JSON document each."""
+def tell(options: argparse.Namespace, events: Iterable[Event]) -> int:
+    """Events as a table, or one JSON document each, as they come; how many they were."""
     if options.json:
-        for event in events:
+        shown = 0
+        for shown, event in enumerate(events, 1):  # noqa: B007
             write_json(event_json(event))
-    elif events:
-        tell_events(events, with_id=True)
+        return shown
+    found = list(events)
+    if found:
+        tell_events(found, with_id=True)
     elif not options.follow:
         write("no events")
+    return len(found)
 
 
 def follow(post: Waypost, options: argparse.Namespace, after: int, shown: int) -> None:

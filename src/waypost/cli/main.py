@@ -125,7 +125,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options.arguments = given
     run: Callable[[argparse.Namespace], int] = options.run
     try:
-        return run(options)
+        code = run(options)
+        sys.stdout.flush()  # here, where somebody who reads no more is no failure
+        return code
     except WaypostError as error:
         text = without_secrets(str(error))
         if isinstance(error, InvalidName) and "://" in text:

@@ -6,6 +6,7 @@ import argparse
 import os
 from collections.abc import Callable, Sequence
 from datetime import datetime
+from textwrap import fill
 from typing import Any
 
 from waypost.cli.ending import USAGE, Trouble
@@ -13,6 +14,8 @@ from waypost.client import Waypost
 from waypost.operations.flow import OnEvent
 
 URLS = "sqlite:///orders.db, valkey://127.0.0.1:6379, postgresql://user@host/database"
+#: Examples stand as they are, so argparse is told to wrap nothing: the description is wrapped here.
+HELP_WIDTH = 78
 #: A command waits so long for a store that went away in the middle; its first connection fails much sooner.
 RETRY_SECONDS = 10.0
 
@@ -35,7 +38,7 @@ def add_command(
     parser: argparse.ArgumentParser = commands.add_parser(
         name,
         help=text,
-        description=f"{text[0].upper()}{text[1:]}.{' ' + more if more else ''}",
+        description=fill(f"{text[0].upper()}{text[1:]}.{' ' + more if more else ''}", HELP_WIDTH),
         epilog="examples:\n" + "\n".join(f"  {example}" for example in examples) if examples else None,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -84,7 +87,9 @@ def open_post(
 ) -> Waypost:
     """The client for a command, not connected yet; to be used in a `with` block."""
     url, namespace = url_of(options), namespace_of(options)
-    if options.schema and url.startswith(("postgresql://", "postgres://")):
+    if options.schema and not url.startswith(("postgresql://", "postgres://")):
+        raise Trouble("--schema is for PostgreSQL; other stores have none", USAGE)
+    if options.schema:
         from waypost.policy import check_namespace
         from waypost.store.opening import postgres_store
 
