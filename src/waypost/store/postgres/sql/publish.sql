@@ -102,7 +102,7 @@ END $body$;
 CREATE OR REPLACE FUNCTION {publish}(
     p_queue text, p_clock bigint, p_session bytea, p_number bigint, p_ttl bigint, p_id text, p_envelope bytea,
     p_priority smallint, p_group text, p_copy bytea
-) RETURNS text LANGUAGE plpgsql {settings} AS $body$
+) RETURNS text LANGUAGE plpgsql {few_settings} AS $body$
 DECLARE
     v_now bigint := {clock}(p_clock);
     v_first text := '["", null, [], []]';

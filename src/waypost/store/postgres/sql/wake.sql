@@ -41,7 +41,7 @@ END $body$;
 -- The same when somebody's own transaction is being committed, for each step of it that was worth a sleeper: everything
 -- is known by now, and what is locked here is locked for a moment only. An error would undo that transaction, so nothing
 -- is done that could make one: where it sees only what was there when it began, everybody is told.
-CREATE OR REPLACE FUNCTION {wake_at_commit}() RETURNS trigger LANGUAGE plpgsql {settings} AS $body$
+CREATE OR REPLACE FUNCTION {wake_at_commit}() RETURNS trigger LANGUAGE plpgsql {few_settings} AS $body$
 DECLARE
     q {queue};
     v_now bigint := floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint;
