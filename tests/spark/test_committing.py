@@ -122,6 +122,8 @@ def test_old_commits_are_tidied_away_and_who_missed_them_commits_nothing(tmp_pat
     assert log_of(files).committed() == {"never settled"}
     with pytest.raises(StoreError, match="tidied away"):
         late.commit("late", [], fences("4"))
+    assert late.look() == {"never settled"}
+    assert late.commit("late", [], fences("new")) == log.seen + 1
     files.replace(f"{log.staging(new)}/part", "x")
     log.tidy(STAGING_KEPT_MS)
     assert files.names("_waypost/staging") == [new]

@@ -203,6 +203,22 @@ def test_two_consumers_of_one_output_that_hold_the_same_message_write_it_once(
     assert shop.post.ledger("orders").done == 6
 
 
+@pytest.mark.promise("SPARK-3")
+def test_leases_are_renewed_while_the_function_runs(spark: SparkSession, tmp_path: Path) -> None:
+    with Shop(f"sqlite:///{tmp_path}/one.db", "wp") as shop:
+        shop.post.configure("orders", lease=6)
+        shop.post.publish("orders", 1)
+        patience = threading.Event()
+
+        def slow(rows: DataFrame, batch: Batch) -> None:
+            (before,) = shop.stored("leased")
+            while shop.stored("leased")[0].lease_end_ms == before.lease_end_ms:
+                patience.wait(0.05)
+            assert batch.lost == frozenset()
+
+        assert run(spark, shop, slow, None).done == 1
+
+
 def test_a_second_attempt_of_a_task_claims_the_same_messages(shop: Shop) -> None:
     shop.post.publish_many("orders", range(300))
     claim = Claim(shop.place, "orders", "06f0000000000000000000000", 200, 2, None)

@@ -94,36 +94,41 @@ class Log:
         self.seen = 0
         #: Commits whose messages may come again, by number.
         self.pending: dict[int, Pending] = {}
-        for commit in self._read(first=True):
-            self._check(commit)
-
-    def _check(self, commit: Commit) -> None:
-        if (commit.queue, commit.namespace) != (self._queue, self._namespace):
-            raise ConfigurationError(
-                f"this output belongs to queue {commit.queue} of namespace {commit.namespace}: one output takes the "
-                f"messages of one queue, so give {self._queue} an output of its own"
-            )
+        self.look()
 
     # ---- reading ---------------------------------------------------------------------------------------------
 
+    def look(self) -> set[str]:
+        """Read what is new before a claim; the messages that may be claimed again though they are in the output.
+
+        What is settled by now cannot be claimed any more, so commits that were tidied away are not missed.
+        """
+        self._read(before_claim=True)
+        return self.committed()
+
     def refresh(self) -> set[str]:
-        """Read what is new; the ids of all messages in commits that were not read before."""
+        """Read what is new since the claim; the ids of all messages in it."""
         return {fence.id for commit in self._read() for fence in commit.messages}
 
-    def _read(self, *, first: bool = False) -> list[Commit]:
+    def _read(self, *, before_claim: bool = False) -> list[Commit]:
         names = set(self.files.names(LOG))
         for number in [number for number in self.pending if _mark(number).rpartition("/")[2] in names]:
             self._learn(number)
         found = []
         newest = self._newest(names)
-        for number in self._new_numbers(names, first=first):
+        for number in self._new_numbers(names, before_claim=before_claim):
             is_settled = f"{number:012}.settled" in names
-            if first and is_settled and number != newest and not self._open(number):
-                continue  # what is settled cannot come again to a consumer that starts now
+            if before_claim and is_settled and number != newest and not self._open(number):
+                continue  # what is settled cannot be claimed from now on
             told = _commits.decode(self.files.read(_file(number)))
             if told.format != FORMAT:
                 raise ConfigurationError(
                     f"commit {number} of this output was written by a newer release of waypost: read it with that one"
+                )
+            if (told.queue, told.namespace) != (self._queue, self._namespace):
+                raise ConfigurationError(
+                    f"this output belongs to queue {told.queue} of namespace {told.namespace}: one output takes the "
+                    f"messages of one queue, so give {self._queue} an output of its own"
                 )
             self.pending[number] = Pending(told, {fence.id for fence in told.messages})
             if is_settled:
@@ -136,16 +141,16 @@ class Log:
     def _newest(names: Collection[str]) -> int:
         return max((int(name[:-5]) for name in names if _COMMIT.fullmatch(name)), default=0)
 
-    def _new_numbers(self, names: Collection[str], *, first: bool) -> list[int]:
-        """The numbers of commits that were not read yet, in order. None may be missing but at the first look."""
+    def _new_numbers(self, names: Collection[str], *, before_claim: bool) -> list[int]:
+        """The numbers of commits that were not read yet, in order. None may be missing while messages are held."""
         newest = self._newest(names)
         listed = {int(name[:-5]) for name in names if _COMMIT.fullmatch(name)}
-        after = max(self.seen, newest - 2 * COMMITS_KEPT) if first else self.seen
+        after = max(self.seen, newest - 2 * COMMITS_KEPT) if before_claim else self.seen
         # A listing made while others write may leave a file out: those are asked for by name.
         gaps = {number for number in range(after + 1, newest) if number not in listed}
         listed |= {number for number in gaps if self.files.exists(_file(number))}
         missed = sorted(gaps - listed)
-        if missed and not first:
+        if missed and not before_claim:
             raise StoreError(
                 f"commits {missed[0]} to {missed[-1]} of this output were made and tidied away since this consumer "
                 "last looked, and it cannot know what is in them. Nothing of this batch was committed; start it again"

@@ -30,7 +30,7 @@ from waypost.operations.flow import Flow, Link, Together
 from waypost.operations.forward import deliver_outgoing
 from waypost.policy import CHUNK_MESSAGES_MAX, START_TIMEOUT_SECONDS, RetryPolicy, check_retry
 from waypost.spark.claiming import CONSUMED, FENCE, Claim, ClaimSource, at_most_once, claimed_rows, leases_of
-from waypost.spark.committing import AlreadyCommitted, Fence, Log
+from waypost.spark.committing import COMMITS_KEPT, AlreadyCommitted, Fence, Log
 from waypost.spark.credentials import Place
 from waypost.spark.output_files import open_files
 from waypost.spark.parts import this_machine
@@ -202,9 +202,7 @@ class _Consumer:
         """Claim a batch and see it to its end; False if there was nothing to claim. Raises what the function raises."""
         known: set[str] = set()
         if self.log is not None:
-            # Read before the claim: what is settled by now cannot be claimed, and all the rest is known.
-            self.log.refresh()
-            known = self.log.committed()
+            known = self.log.look()
         name = self.names.message_ids(1)[0]
         frame, messages = self.claim(name)
         if not messages:
@@ -220,6 +218,8 @@ class _Consumer:
             self.handle(name, frame, messages, repeated)
         finally:
             self.held.messages = {}
+        if self.log is not None and self.told.batches % COMMITS_KEPT == 0:
+            self.log.tidy(time.time_ns() // 1_000_000)
         return True
 
     def claim(self, name: str) -> tuple[DataFrame, dict[str, Message[Any]]]:
