@@ -10,7 +10,7 @@ import pytest
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from tests.spark.shop import Shop, as_rows, rows_of, stored_rows
-from waypost.message import MessageState
+from waypost.message import MessageState, StoredSchedule
 from waypost.spark.bulk.reading import PageSize
 from waypost.spark.options import read_options
 from waypost.spark.reader import Reader
@@ -134,21 +134,21 @@ def test_schedules_are_a_table_on_every_store(shop: Shop) -> None:
         return [row for part in reader.partitions() for batch in reader.read(part) for row in batch.to_pylist()]
 
     assert rows() == []
-    shop.post.save_schedule("rollup", queue="reports", key="r", cron="0 9 * * *", tz="Europe/Madrid", body={"é": 1})
-    shop.post.save_schedule("digest", queue="reports", key="d", every=3600, body={})
-    shop.post.pause_schedule("d", queue="reports")
-    shop.post.trigger_schedule("r", queue="reports")
-    assert rows() == [{"key": "d", "fires": 0}, {"key": "r", "fires": 0}]
+    saved = [
+        StoredSchedule("daily", "v1", b"\x00\xffrule", False, 1_900_000_000_000, 1_900_000_000_250, 3, 1, 5),
+        StoredSchedule("über", "v2", b"other", True, None, None),
+    ]
     with shop.bulk() as bulk:
+        for schedule in saved:
+            bulk.run(bulk.store.save_schedule("reports", schedule, version=None, next_ms=None))
         (batch,) = bulk.schedules("reports", list(SCHEDULES.columns))
-    found = {row["key"]: row for row in batch.to_pylist()}
-    listed = {one.key: one for one in shop.post.schedules("reports")}
-    assert set(found) == set(listed) == {"r", "d"}
-    assert found["d"]["paused"]
-    assert not found["r"]["paused"]
-    assert found["r"]["queue"] == "reports"
-    assert found["r"]["next_ms"] > 0
-    assert b"rollup" in found["r"]["spec"]
+        listed = bulk.run(bulk.store.schedules("reports")).schedules
+    assert batch.to_pylist() == [
+        {name: "reports" if name == "queue" else getattr(schedule, name) for name in SCHEDULES.columns}
+        for schedule in listed
+    ]
+    assert [(one.key, one.paused, one.spec) for one in listed] == [(one.key, one.paused, one.spec) for one in saved]
+    assert rows() == [{"key": one.key, "fires": one.fires} for one in listed]
 
 
 def test_pages_hold_many_small_rows_or_few_large_ones() -> None:

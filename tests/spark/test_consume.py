@@ -12,7 +12,7 @@ from pyspark.sql import functions as f
 
 import waypost.spark
 from tests.spark.shop import Shop
-from waypost import Dead, NoRetry, Snooze
+from waypost import Constant, Dead, NoRetry, Snooze
 from waypost.errors import ConfigurationError, InvalidInput
 from waypost.identity import Session
 from waypost.message import Settlement
@@ -121,7 +121,7 @@ def test_a_function_that_fails_leaves_nothing_in_the_output_and_its_messages_are
         raise ValueError("no")
 
     with pytest.raises(ValueError, match="no"):
-        run(spark, shop, failing, tmp_path / "out")
+        run(spark, shop, failing, tmp_path / "out", retry=Constant(pause=3600))
     ledger = shop.post.ledger("orders")
     assert (ledger.retried, ledger.delayed, ledger.done) == (10, 10, 0)
     assert list((tmp_path / "out").rglob("*.parquet")) == []

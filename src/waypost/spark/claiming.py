@@ -76,13 +76,13 @@ class Claim:
     def take(self, task: int) -> Iterator[Any]:
         """The rows of one task. What cannot be read is put aside here, as a worker does."""
         check_machine(self.machine)
-        began, left, room = time.monotonic(), self.share, BYTES_A_TASK
+        left, room = self.share, BYTES_A_TASK
         page = PageSize(FIRST_CLAIM, CHUNK_MESSAGES_MAX, CHUNK_BYTES_MAX)
         post = Waypost(store=self.place.open(), retry_budget=RETRY_SECONDS)
         with without_warnings():
             post.open()
         with post:
-            number = 0
+            number, began = 0, time.monotonic()
             while left > 0 and room > 0:
                 limit = min(left, page.rows)
                 claimed = self._claim(post, task, number, limit)
