@@ -33,6 +33,9 @@ STORE_VARIABLE = "WAYPOST_PIPELINE_STORE"
 FOUND, FAILED = 1, 2
 #: Findings of each sort that are printed with their events.
 SHOWN_MAX = 20
+#: From so many events on it pays that Java makes its code as fast as it can.
+LARGE = 500_000
+QUEUES_LOOKED_AT = 1_000
 
 
 def add(commands: Any) -> None:
@@ -123,10 +126,32 @@ def _settings(options: argparse.Namespace) -> dict[str, str]:
     return settings
 
 
+def events_ahead(options: argparse.Namespace) -> int:
+    """About how many events a run will take in. It also says within a second that the store cannot be reached."""
+    from waypost.spark.bulk.reading import open_bulk
+    from waypost.spark.credentials import Place
+    from waypost.spark.lake import Lake, Seen
+
+    store, store_env = _place(options)
+    state = Lake(options.lake).state
+    if store is not None or store_env is not None:
+        place = Place(url=store, url_env=store_env, namespace=options.namespace)
+    elif state.source is not None:
+        place = Place(url=state.source.url, url_env=state.source.url_env, namespace=state.source.namespace)
+    else:
+        raise ConfigurationError(f"the lake {options.lake} is new: say with --store where its events come from")
+    with open_bulk(place) as bulk:
+        queues = bulk.run(bulk.store.queues())
+        if len(queues) > QUEUES_LOOKED_AT:
+            return LARGE
+        return sum(max(0, bulk.bounds(queue)[1] - state.seen.get(queue, Seen()).newest) for queue in queues)
+
+
 @contextmanager
-def working(options: argparse.Namespace) -> Iterator[tuple[SparkSession, Callable[[str], None]]]:
+def working(options: argparse.Namespace, events: int) -> Iterator[tuple[SparkSession, Callable[[str], None]]]:
     """A session for the command, and where to tell how far it is."""
     from waypost.spark.pipeline import SETTINGS
+    from waypost.spark.session import JAVA_OPTIONS
     from waypost.spark.terminal import Progress, quiet_session
 
     if options.master.startswith("sc://"):
@@ -135,6 +160,9 @@ def working(options: argparse.Namespace) -> Iterator[tuple[SparkSession, Callabl
     # What goes wrong in a callback of Spark's comes back as an error, and is told once, in a sentence.
     logging.getLogger("py4j").setLevel(logging.CRITICAL)
     settings = {**SETTINGS, **_settings(options)}
+    if events < LARGE and options.master.startswith("local"):
+        # Java spends more on making its code fast than a short run ever gets back.
+        settings[JAVA_OPTIONS] = f"-XX:TieredStopAtLevel=1 {settings.get(JAVA_OPTIONS, '')}".strip()
     with quiet_session(options.master, settings, log) as spark, Progress(spark, sys.stderr) as progress:
         yield spark, progress.tell
 
@@ -183,7 +211,7 @@ def make_pipeline(options: argparse.Namespace, spark: SparkSession, tell: Callab
 @failing
 def run_pipeline(options: argparse.Namespace) -> int:
     """Take the journal into the lake; the exit code."""
-    with working(options) as (spark, tell):
+    with working(options, LARGE if options.follow else events_ahead(options)) as (spark, tell):
         pipeline = make_pipeline(options, spark, tell)
         if options.follow:
             _follow(pipeline, options.every, tell)
@@ -223,7 +251,7 @@ def run_audit(options: argparse.Namespace) -> int:
     """Compare the history with the store; the exit code."""
     from waypost.spark.audit import audit
 
-    with working(options) as (spark, tell):
+    with working(options, events_ahead(options)) as (spark, tell):
         found = audit(make_pipeline(options, spark, tell))
     if options.json:
         sys.stdout.write(msgspec.json.format(msgspec.json.encode(found), indent=2).decode() + "\n")
@@ -269,7 +297,7 @@ def run_ingest(options: argparse.Namespace) -> int:
     """Take messages into the lake; the exit code."""
     from waypost.spark.ingest import BATCH_ROWS, Ingest, counts, read_schema
 
-    with working(options) as (spark, tell):
+    with working(options, LARGE) as (spark, tell):
         store, store_env = _place(options)
         ingest = Ingest(
             spark,
@@ -295,6 +323,6 @@ def run_tidy(options: argparse.Namespace) -> int:
     """Put small files together; the exit code."""
     from waypost.spark.pipeline import Pipeline
 
-    with working(options) as (spark, tell):
+    with working(options, LARGE) as (spark, tell):
         Pipeline(spark, options.lake, tell=tell).tidy(options.keep_days)
     return 0

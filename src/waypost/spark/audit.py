@@ -11,10 +11,11 @@ The store goes on while this runs. So every suspicion is looked at again in the 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, get_args
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
+import pyarrow as pa
 from pyspark.sql import functions as f
 
 from waypost.message import Event, Ledger, MessageState
@@ -22,7 +23,7 @@ from waypost.spark.bulk.reading import Bulk, open_bulk
 from waypost.spark.lake import Lake, Seen
 from waypost.spark.pipeline import Pipeline
 from waypost.spark.silver import CLOSING
-from waypost.spark.tables import BRONZE_JOURNAL, SILVER_MESSAGES
+from waypost.spark.tables import BRONZE_JOURNAL, MESSAGES, SILVER_MESSAGES
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -34,7 +35,10 @@ LISTED_MAX: Final = 1_000
 LOOKED_AT_MAX: Final = 10_000
 #: Findings of one sort that are counted; if there are more, the counts are "at least".
 COUNTED_MAX: Final = 100_000
-HELD_STATES: Final = ("ready", "delayed", "waiting", "leased", "dead")
+HELD_STATES: Final[tuple[MessageState, ...]] = ("ready", "delayed", "waiting", "leased", "dead")
+HELD_COLUMNS: Final = ("queue", "id", "state")
+#: So many held messages are read faster than Spark starts to read them.
+HERE_MAX: Final = 100_000
 #: Counters of the store's ledger, and the events that the journal tells for each.
 COUNTERS: Final = {
     "published": "published", "redriven": "redriven", "done": "done", "dead": "dead", "dropped": "dropped",
@@ -142,21 +146,25 @@ def suspects(messages: DataFrame, held: DataFrame) -> DataFrame:
 # ---- the store ----------------------------------------------------------------------------------------------
 
 
-def held_now(pipeline: Pipeline, spark: SparkSession, ledgers: Iterable[Ledger]) -> DataFrame:
-    """The ids of all messages that the store holds, by state."""
-    ledgers = list(ledgers)
+def held_now(pipeline: Pipeline, bulk: Bulk, ledgers: Mapping[str, Ledger]) -> DataFrame:
+    """The ids of all messages that the store holds, by state: read here if they are few, otherwise by Spark."""
+    # What comes to be in one of these states after the ledgers were read is looked at again by itself.
+    counts = {
+        (name, state): getattr(ledger, "dead_kept" if state == "dead" else state)
+        for name, ledger in ledgers.items()
+        for state in HELD_STATES
+    }
+    if sum(counts.values()) <= HERE_MAX:
+        spans = [span for (name, state), count in counts.items() if count for span in bulk.spans(name, state, 1)]
+        batches = [batch for span in spans for batch in bulk.messages(span, HELD_COLUMNS)]
+        return pipeline.spark.createDataFrame(pa.Table.from_batches(batches, MESSAGES.arrow(HELD_COLUMNS)))
     wanted = ("url", "urlEnv", "namespace", "queue")
     options = {name: value for name, value in pipeline.options().items() if name in wanted}
-    schema = "queue STRING, id STRING, state STRING"
-    frames = [
-        spark.read.format("waypost").schema(schema).options(kind=state, **options).load()
-        for state in HELD_STATES
-        # What became one of these after the ledgers were read is looked at again by itself.
-        if any(getattr(ledger, "dead_kept" if state == "dead" else state) for ledger in ledgers)
-    ]
-    whole = spark.createDataFrame([], schema)
-    for frame in frames:
-        whole = whole.unionByName(frame)
+    schema = ", ".join(f"{name} {MESSAGES.columns[name]}" for name in HELD_COLUMNS)
+    whole = pipeline.spark.createDataFrame([], schema)
+    for state in sorted({state for (_, state), count in counts.items() if count}):
+        source = pipeline.spark.read.format("waypost").schema(schema).options(kind=state, **options)
+        whole = whole.unionByName(source.load())
     return whole
 
 
@@ -168,11 +176,8 @@ def read_ledgers(bulk: Bulk, queues: tuple[str, ...] | None) -> dict[str, Ledger
 
 def is_confirmed(bulk: Bulk, row: Any) -> bool:
     """Whether a suspicion holds when the store itself is asked: nothing newer is told, and it is where it was."""
-    states = get_args(MessageState)
     found = None
-    for state in states:
-        if state == "done":
-            continue
+    for state in HELD_STATES:
         page = bulk.run(bulk.store.peek(row.queue, state, 1, id=row.message_id))
         if page.messages:
             found = state
@@ -210,7 +215,7 @@ def audit(pipeline: Pipeline) -> Audit:
         after = read_ledgers(bulk, queues)
         pipeline.tell("audit: comparing with the store")
         rows = lake.frame(spark, SILVER_MESSAGES)
-        found = suspects(rows, held_now(pipeline, spark, after.values())).limit(COUNTED_MAX).collect()
+        found = suspects(rows, held_now(pipeline, bulk, after)).limit(COUNTED_MAX).collect()
         if 0 < len(found) <= LOOKED_AT_MAX:
             found = [row for row in found if is_confirmed(bulk, row)]
         doubled = duplicates(rows).limit(COUNTED_MAX).collect()

@@ -153,7 +153,7 @@ class Lake:
         folder = f"batch={name}-{os.urandom(4).hex()}"
         writer = frame.write.format(self.state.format).mode("errorifexists")
         if self.state.format == "parquet":
-            writer = writer.option("compression", "zstd")
+            writer = writer.option("compression", "zstd").option("parquet.compression.codec.zstd.level", "1")
         writer.partitionBy(*by).save(self.files.spark_path(f"{table.name}/{folder}"))
         return folder
 

@@ -57,6 +57,11 @@ def bucket_of(value: Column) -> Column:
     return f.when(value < 1, f.lit(BUCKET_OF_ZERO)).otherwise(bucket)
 
 
+def _together(steps: DataFrame) -> DataFrame:
+    """Steps of one message in one place. Aggregates that hold texts are sorted for: so that is done once, not twice."""
+    return steps.repartition("message_id", "queue")
+
+
 # ---- messages -----------------------------------------------------------------------------------------------
 
 
@@ -111,13 +116,17 @@ def messages(steps: DataFrame) -> DataFrame:
     newest = {
         name: f.max_by(name, f.when(f.col(name).isNotNull(), f.col("last_number"))) for name in ("reason", "error_type")
     }
-    merged = steps.groupBy("message_id", "queue").agg(
-        *(f.max(name).alias(name) for name in ("key", "group", "priority", "size", "chain_id", "schedule")),
-        *(column.alias(name) for name, column in newest.items()),
-        *(f.min(name).alias(name) for name in ("published_ms", "claimed_ms", "first_number")),
-        *(f.max(name).alias(name) for name in ("due_ms", "ended_ms", "last_ms", "last_number", "newest", "token")),
-        f.max("timer_token").alias("timer_token"),
-        *(f.sum(name).alias(name) for name in ("wait_ms", "run_ms", *COUNTED_EVENTS)),
+    merged = (
+        _together(steps)
+        .groupBy("message_id", "queue")
+        .agg(
+            *(f.max(name).alias(name) for name in ("key", "group", "priority", "size", "chain_id", "schedule")),
+            *(column.alias(name) for name, column in newest.items()),
+            *(f.min(name).alias(name) for name in ("published_ms", "claimed_ms", "first_number")),
+            *(f.max(name).alias(name) for name in ("due_ms", "ended_ms", "last_ms", "last_number", "newest", "token")),
+            f.max("timer_token").alias("timer_token"),
+            *(f.sum(name).alias(name) for name in ("wait_ms", "run_ms", *COUNTED_EVENTS)),
+        )
     )
     names = f.array(*(f.lit(name) for name in _CODES))
     code, last_event = (f.col("newest") % _OTHERWISE).cast("int"), f.col("last_event")
@@ -199,9 +208,13 @@ def deliveries(steps: DataFrame) -> DataFrame:
     """One row for each delivery."""
     summed = ("claims", "ends")
     largest = [name for name in SILVER_DELIVERIES.columns if name not in ("queue", "message_id", "token", "late_ms")]
-    merged = steps.groupBy("message_id", "queue", "token").agg(
-        *((f.sum(name) if name in summed else f.max(name)).alias(name) for name in largest),
-        f.max("timer").alias("timer"),
+    merged = (
+        _together(steps)
+        .groupBy("message_id", "queue", "token")
+        .agg(
+            *((f.sum(name) if name in summed else f.max(name)).alias(name) for name in largest),
+            f.max("timer").alias("timer"),
+        )
     )
     late = f.when(f.col("timer") == 1, f.col("wait_ms"))
     held = (f.col("claims") > 0) | (f.col("ends") > 0)
