@@ -4,9 +4,8 @@
 
 `light` stops at what the demo begins with, some seconds' worth, and `spark` at what it ends with, which takes a minute;
 without either, the tools of the tests come too. Stamps in `.venv` hold a hash of what was asked for, so a second run
-has nothing to do. Two runs at once take turns on a lock, which the system drops when its holder ends, however it
-ends. This file must be readable by older Pythons than waypost
-itself, so that they get a sentence and not a syntax error.
+has nothing to do. Two runs at once take turns on a lock, which the system drops when its holder ends, however it ends.
+This file must be readable by older Pythons than waypost itself, so that they get a sentence and not a syntax error.
 """
 
 import fcntl
