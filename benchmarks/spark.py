@@ -35,7 +35,7 @@ from waypost.spark.bulk.reading import open_bulk
 from waypost.spark.credentials import Place
 from waypost.spark.options import write_options
 from waypost.spark.parts import Numbers, Part, share_out
-from waypost.spark.pipeline import SETTINGS
+from waypost.spark.pipeline import local_settings
 from waypost.spark.publishing import RowIds
 from waypost.spark.session import session
 from waypost.spark.tables import ENVELOPE_COLUMNS, JOURNAL
@@ -189,7 +189,7 @@ def main() -> None:
     report = Report(options.json)
     events, rows, rounds = (200_000, 50_000, 3) if options.quick else (1_000_000, 200_000, 3)
     with tempfile.TemporaryDirectory() as directory:
-        spark = session("local[2]", SETTINGS, name="waypost benchmarks", progress=False)
+        spark = session("local[2]", local_settings(), name="waypost benchmarks", progress=False)
         spark.dataSource.register(Tuples)
         for store in ("valkey", "postgres", "sqlite"):
             if options.store in (None, store):

@@ -150,7 +150,7 @@ def events_ahead(options: argparse.Namespace) -> int:
 @contextmanager
 def working(options: argparse.Namespace, events: int) -> Iterator[tuple[SparkSession, Callable[[str], None]]]:
     """A session for the command, and where to tell how far it is."""
-    from waypost.spark.pipeline import SETTINGS
+    from waypost.spark.pipeline import SETTINGS, local_settings
     from waypost.spark.session import JAVA_OPTIONS
     from waypost.spark.terminal import Progress, quiet_session
 
@@ -159,8 +159,12 @@ def working(options: argparse.Namespace, events: int) -> Iterator[tuple[SparkSes
     log = Path(options.log) if options.log else Path(tempfile.gettempdir()) / f"waypost-spark-{os.getuid()}" / "log"
     # What goes wrong in a callback of Spark's comes back as an error, and is told once, in a sentence.
     logging.getLogger("py4j").setLevel(logging.CRITICAL)
-    settings = {**SETTINGS, **_settings(options)}
-    if events < LARGE and options.master.startswith("local"):
+    is_local = options.master.startswith("local")
+    given, ours = _settings(options), local_settings() if is_local else SETTINGS
+    settings = {**ours, **given}
+    if is_local and JAVA_OPTIONS in given:
+        settings[JAVA_OPTIONS] = f"{ours[JAVA_OPTIONS]} {given[JAVA_OPTIONS]}"
+    if events < LARGE and is_local:
         # Java spends more on making its code fast than a short run ever gets back.
         settings[JAVA_OPTIONS] = f"-XX:TieredStopAtLevel=1 {settings.get(JAVA_OPTIONS, '')}".strip()
     with quiet_session(options.master, settings, log) as spark, Progress(spark, sys.stderr) as progress:

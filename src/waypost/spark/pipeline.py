@@ -11,6 +11,7 @@ earlier one left undone.
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
@@ -25,6 +26,7 @@ from waypost.spark.bulk.reading import open_bulk
 from waypost.spark.credentials import Place, holds_secret
 from waypost.spark.failures import told
 from waypost.spark.lake import PART, Folder, Lake, Seen, Source, State
+from waypost.spark.session import JAVA_OPTIONS
 from waypost.spark.tables import (
     BRONZE_JOURNAL,
     FOLDER_TABLES,
@@ -43,6 +45,13 @@ log = logging.getLogger("waypost")
 
 #: What makes the writes of a local session fast: files of several days are written side by side, without a sort.
 SETTINGS: Final = {"spark.sql.maxConcurrentOutputFileWriters": "64"}
+
+
+def local_settings() -> dict[str, str]:
+    """What suits a session on this machine: room to sort a batch in memory, and a collector that wastes no core."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    megabytes = max(1024, min(4096, memory // 4 // 2**20))
+    return {**SETTINGS, "spark.driver.memory": f"{megabytes}m", JAVA_OPTIONS: "-XX:+UseParallelGC"}
 
 
 def say_nothing(text: str) -> None:

@@ -112,9 +112,10 @@ def open_steps(messages: DataFrame) -> DataFrame:
 
 def messages(steps: DataFrame) -> DataFrame:
     """One row for each message: all that its steps tell together."""
-    # The newest text wins; those of rows that were open are older than any new event.
+    # The newest by number wins; those of rows that were open are older than any new event.
     newest = {
-        name: f.max_by(name, f.when(f.col(name).isNotNull(), f.col("last_number"))) for name in ("reason", "error_type")
+        name: f.max_by(name, f.when(f.col(name).isNotNull(), f.col("last_number")))
+        for name in ("reason", "error_type", "ended_ms")
     }
     merged = (
         _together(steps)
@@ -123,7 +124,7 @@ def messages(steps: DataFrame) -> DataFrame:
             *(f.max(name).alias(name) for name in ("key", "group", "priority", "size", "chain_id", "schedule")),
             *(column.alias(name) for name, column in newest.items()),
             *(f.min(name).alias(name) for name in ("published_ms", "claimed_ms", "first_number")),
-            *(f.max(name).alias(name) for name in ("due_ms", "ended_ms", "last_ms", "last_number", "newest", "token")),
+            *(f.max(name).alias(name) for name in ("due_ms", "last_ms", "last_number", "newest", "token")),
             f.max("timer_token").alias("timer_token"),
             *(f.sum(name).alias(name) for name in ("wait_ms", "run_ms", *COUNTED_EVENTS)),
         )
