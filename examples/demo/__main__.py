@@ -21,7 +21,7 @@ from typing import Any
 
 from examples.demo.parts import ROOT, Parts, Setup, SparkProcess
 from examples.demo.shop import ATTEMPTS, MAIL_SECONDS, MAILS, ORDERS, ROLLUP
-from examples.demo.storefront import TABLES, Storefront
+from examples.demo.storefront import FIRST_NUMBER, MALFORMED, TABLES, Storefront
 from waypost import Waypost
 from waypost.cli.telling import Stuck, Teller, wait_until
 from waypost.errors import WaypostError
@@ -106,8 +106,9 @@ class Story:
         tell(f"{taken.rolled_back} customers changed their mind before the commit: no row, no message")
         tell(f"{taken.duplicates} clicked twice: the second message of each is a duplicate, and is not stored")
         for letter in self.post.dead_letters(ORDERS):
-            why = letter.error.splitlines()[0] if letter.error else ""
-            tell.bad(f"a dead letter after {letter.deliveries} deliveries: {letter.reason}: {why}"[:110])
+            why = letter.error.splitlines()[0].partition(" - at")[0] if letter.error else ""
+            times = "1 delivery" if letter.deliveries == 1 else f"{letter.deliveries} deliveries"
+            tell.bad(f"a dead letter after {times}: {letter.reason}, {why}")
         self.follow(lambda _: self.post.ledger(MAILS).done > 0, "the first mail")
         tell(f"mails go out {MAIL_SECONDS} s after each payment: {self.post.ledger(MAILS).done:,} so far")
 
@@ -190,6 +191,9 @@ class Story:
             tell(f"    {minute}   {orders:7,} orders   {sums / 100:14,.2f}")
         if said["aside"]:
             tell(f"    {said['aside']} message is no order by its schema, and was put aside with its body")
+        equal = said["shop_cents"] == self.shop_cents()
+        compare = tell.good if equal else tell.bad
+        compare(f"the shop's share of it is {'what' if equal else 'not what'} its table in PostgreSQL adds up to")
         said = self.wait_for("audit", "pipeline run and audit", url=url)
         judge = tell.good if said["clean"] else tell.bad
         judge(
@@ -197,7 +201,16 @@ class Story:
         )
         page = self.wait_for("report", "pipeline report", name=REPORT_NAME)["path"]
         tell.good(f"pipeline report: file://{page}")
-        return bool(said["clean"])
+        return equal and bool(said["clean"])
+
+    def shop_cents(self) -> int:
+        """What the shop's own table says, without the order whose message is none."""
+        import psycopg
+
+        with psycopg.connect(self.parts.postgres) as connection:
+            query = "SELECT coalesce(sum(amount), 0)::bigint FROM orders WHERE id <> %s"
+            row = connection.execute(query, (FIRST_NUMBER + MALFORMED,)).fetchone()
+        return int(row[0]) if row else 0
 
     def account(self) -> bool:
         """The ledgers of both stores; whether they balance."""

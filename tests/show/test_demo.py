@@ -84,6 +84,7 @@ def test_a_demo_accounts_for_every_message_while_another_is_interrupted_beside_i
         "the rollup was fired",
         "pipeline ingest: revenue",
         "put aside",
+        "is what its table in PostgreSQL adds up to",
         "pipeline report: file://",
     ):
         assert words in text, f"{words!r} is missing in:\n{text}"
