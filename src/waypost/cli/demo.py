@@ -10,6 +10,9 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from waypost.cli.ending import FOUND, INTERRUPTED, USAGE, Trouble
+from waypost.cli.options import add_command
+
 if TYPE_CHECKING:
     from waypost.cli.telling import Company, Teller
     from waypost.client import Waypost
@@ -23,28 +26,23 @@ LEASE_SECONDS = 3
 TIMER_SECONDS = 8
 #: Each step of the story takes a few seconds; on a machine with much else to do, more.
 STEP_SECONDS_MAX = 120.0
-DEFECT = 3
-INTERRUPTED = 130
 
 
 def add(commands: Any) -> None:
     """The arguments of the command."""
-    parser: argparse.ArgumentParser = commands.add_parser(
-        "demo",
-        help="twenty seconds in which a worker is killed and nothing is lost",
-        description="Tell a story on SQLite: orders, a duplicate, a timer, a worker that is killed, a dead letter, "
-        "a schedule; then where every message went. No server and no other package is needed.",
-        epilog="example: waypost demo --directory shop && waypost workers sqlite:///shop/demo.db",
-    )
+    parser = add_command(
+        commands, "demo", run, "twenty seconds in which a worker is killed and nothing is lost", store=False,
+        json_text="the end as one JSON object; the story goes to stderr",
+        more="A story on SQLite: orders, a duplicate, a timer, a worker that is killed, a dead letter, a schedule; "
+        "then where every message went. No server and no other package is needed.",
+        examples=("waypost demo", "waypost demo --directory shop && waypost stats --url sqlite:///shop/demo.db"),
+    )  # fmt: skip
     parser.add_argument("--directory", metavar="DIR", help="keep the store here (a temporary one is removed)")
-    parser.add_argument("--json", action="store_true", help="the end as one JSON object; the story goes to stderr")
-    parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
     """Run the command; its exit code."""
     from waypost.cli.telling import Stuck, Teller
-    from waypost.errors import WaypostError
 
     tell = Teller(sys.stderr if options.json else sys.stdout)
     try:
@@ -55,19 +53,17 @@ def run(options: argparse.Namespace) -> int:
             directory = Path(options.directory)
             directory.mkdir(parents=True, exist_ok=True)
             if (directory / "demo.db").exists():
-                sys.stderr.write(f"waypost: there is a demo.db in {directory} already; choose another directory\n")
-                return 2
+                raise Trouble(f"there is a demo.db in {directory} already; choose another directory", USAGE)
             told = tell_story(directory, tell)
             tell(f"kept: sqlite:///{directory / 'demo.db'}")
     except KeyboardInterrupt:
         tell.bad("interrupted; the workers have ended")
         return INTERRUPTED
-    except (Stuck, WaypostError, OSError) as error:
-        sys.stderr.write(f"waypost: {error}\n")
-        return 1
+    except (Stuck, OSError) as error:
+        raise Trouble(str(error)) from error
     if options.json:
         sys.stdout.write(json.dumps(told) + "\n")
-    return 0 if told["unaccounted"] == told["unexplained"] == 0 else DEFECT
+    return 0 if told["unaccounted"] == told["unexplained"] == 0 else FOUND
 
 
 def tell_story(directory: Path, tell: Teller) -> dict[str, Any]:

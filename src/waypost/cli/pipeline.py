@@ -1,7 +1,4 @@
-"""`waypost pipeline`: the history of a store as tables of a lake, made with Spark.
-
-Exit codes: 0 all is well; 1 the audit found something; 2 it could not be done.
-"""
+"""`waypost pipeline`: the history of a store as tables of a lake, made with Spark."""
 
 from __future__ import annotations
 
@@ -20,6 +17,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from waypost.cli import report
+from waypost.cli.ending import FOUND
+from waypost.cli.options import Run, add_command
+from waypost.cli.output import write, write_json
 from waypost.errors import ConfigurationError, WaypostError
 
 if TYPE_CHECKING:
@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 
 #: Where a URL with a password is put for the tasks on this machine, which inherit it.
 STORE_VARIABLE = "WAYPOST_PIPELINE_STORE"
-FOUND, FAILED = 1, 2
+#: The store, for a lake that does not know one yet, as for all other commands.
+USUAL_VARIABLE = "WAYPOST_URL"
 #: Findings of each sort that are printed with their events.
 SHOWN_MAX = 20
 #: From so many events on it pays that Java makes its code as fast as it can.
@@ -40,25 +41,24 @@ QUEUES_LOOKED_AT = 1_000
 
 def add(commands: Any) -> None:
     """The arguments of this command."""
-    top = commands.add_parser(
-        "pipeline", help="tables of the history, made with Spark", description="Tables of the history, made with Spark."
-    )
+    top = add_command(
+        commands, "pipeline", None, "tables of the history, made with Spark", store=False, json_text=None,
+        examples=("waypost pipeline run --store valkey://127.0.0.1:6379 --lake lake",
+                  "waypost pipeline ingest --lake lake --queue orders --schema 'id BIGINT, total DOUBLE'",
+                  "waypost pipeline audit --lake lake", "waypost pipeline report --lake lake"),
+    )  # fmt: skip
     actions = top.add_subparsers(dest="action", required=True, metavar="action")
-    run = actions.add_parser("run", help="take the journal into the lake: bronze, silver, gold")
-    _add_lake(run)
+    run = _add(actions, "run", run_pipeline, "take the journal into the lake: bronze, silver, gold")
     _add_store(run)
+    run.add_argument("--queue", metavar="a,b", help="only these queues")
     run.add_argument("--follow", action="store_true", help="stay, and take in what comes")
     run.add_argument("--every", type=float, default=10.0, metavar="S", help="with --follow: every so many seconds (10)")
     run.add_argument("--batch-rows", type=int, metavar="N", help="most events in one batch (1,000,000)")
     run.add_argument("--reader", metavar="NAME", help="register as a reader of the journal, so that trimming waits")
     run.add_argument("--format", choices=("parquet", "orc"), help="of a new lake's bronze and silver (parquet)")
     run.add_argument("--moved", action="store_true", help="the store has another URL than before, but is the same")
-    run.set_defaults(run=run_pipeline)
-    ingest = actions.add_parser("ingest", help="take the messages of a queue into the lake, with their bodies")
-    _add_lake(ingest)
-    ingest.add_argument("--store", metavar="URL", help="the store; a lake remembers the one that it was made from")
-    ingest.add_argument("--store-env", metavar="NAME", help="the environment variable that holds the URL instead")
-    ingest.add_argument("--namespace", default="wp", help="the namespace (wp)")
+    ingest = _add(actions, "ingest", run_ingest, "take the messages of a queue into the lake, with their bodies")
+    _add_store(ingest)
     ingest.add_argument("--queue", required=True, help="the queue; its journal must be at level full")
     ingest.add_argument(
         "--schema", metavar="DDL", help='columns of the bodies: "id BIGINT, name STRING", or a .json file'
@@ -69,39 +69,35 @@ def add(commands: Any) -> None:
         action="store_true",
         help="go on where messages were trimmed, or journalled without their bodies",
     )
-    ingest.set_defaults(run=run_ingest)
-    tidy = actions.add_parser("tidy", help="put small files together, and let go of old rows")
-    _add_lake(tidy)
+    tidy = _add(actions, "tidy", run_tidy, "put small files together, and let go of old rows")
     tidy.add_argument("--keep-days", type=int, metavar="N", help="rows of bronze and silver that are older go")
-    tidy.set_defaults(run=run_tidy)
-    report.add(actions)
-    audit = actions.add_parser("audit", help="compare the whole history with what the store holds")
-    _add_lake(audit)
+    audit = _add(
+        actions, "audit", run_audit, "compare the whole history with what the store holds",
+        more="The last line is `0 unaccounted of N` when all is well; otherwise the exit code is 1.",
+    )  # fmt: skip
     _add_store(audit)
-    audit.add_argument("--json", action="store_true", help="the whole result as one object")
-    audit.set_defaults(run=run_audit)
+    audit.add_argument("--queue", metavar="a,b", help="only these queues")
+    report.add(actions)
 
 
-def _add_lake(parser: argparse.ArgumentParser) -> None:
+def _add(actions: Any, name: str, run: Run, text: str, more: str = "") -> argparse.ArgumentParser:
+    """An action that Spark does, on a lake."""
+    parser = add_command(actions, name, run, text, store=False, more=more)
     parser.add_argument("--lake", required=True, metavar="DIR", help="the lake: a folder, or a URI as s3://bucket/lake")
     parser.add_argument("--master", default="local[*]", help="where Spark runs (local[*])")
     parser.add_argument(
         "--config", action="append", default=[], metavar="KEY=VALUE", help="a setting of Spark's; may be repeated"
     )
     parser.add_argument("--log", metavar="FILE", help="Spark's own log (a file among the temporary ones)")
+    return parser
 
 
 def _add_store(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--store", metavar="URL", help="the store; a lake remembers the one that it was made from")
+    parser.add_argument(
+        "--store", "--url", metavar="URL", help="the store; a lake remembers its own, a new one takes WAYPOST_URL"
+    )
     parser.add_argument("--store-env", metavar="NAME", help="the environment variable that holds the URL instead")
-    parser.add_argument("--namespace", default="wp", help="the namespace (wp)")
-    parser.add_argument("--queue", metavar="a,b", help="only these queues")
-
-
-def say(text: str) -> None:
-    """A line for whoever looks on; results go to the other stream."""
-    sys.stderr.write(text + "\n")
-    sys.stderr.flush()
+    parser.add_argument("--namespace", default=os.environ.get("WAYPOST_NAMESPACE") or "wp", help="the namespace (wp)")
 
 
 def _place(options: argparse.Namespace) -> tuple[str | None, str | None]:
@@ -113,6 +109,11 @@ def _place(options: argparse.Namespace) -> tuple[str | None, str | None]:
     if options.store is not None and holds_secret(options.store):
         os.environ[STORE_VARIABLE] = options.store
         return None, STORE_VARIABLE
+    if options.store is None and options.store_env is None and os.environ.get(USUAL_VARIABLE):
+        from waypost.spark.lake import Lake
+
+        if Lake(options.lake).state.source is None:
+            return None, USUAL_VARIABLE
     return options.store, options.store_env
 
 
@@ -177,15 +178,12 @@ def failing(command: Callable[[argparse.Namespace], int]) -> Callable[[argparse.
     def run(options: argparse.Namespace) -> int:
         try:
             return command(options)
-        except WaypostError as error:
-            say(f"waypost: {error}")
-        except KeyboardInterrupt:
-            say("waypost: interrupted; the next run goes on from here")
+        except (WaypostError, KeyboardInterrupt):
+            raise
         except Exception as error:
             from waypost.spark.failures import told
 
-            say(f"waypost: {told(error)}")
-        return FAILED
+            raise told(error) from error
 
     return run
 
@@ -221,7 +219,7 @@ def run_pipeline(options: argparse.Namespace) -> int:
             _follow(pipeline, options.every, tell)
         else:
             pipeline.run()
-        _tell_end(pipeline)
+        _tell_end(pipeline, options.json)
     return 0
 
 
@@ -241,13 +239,16 @@ def _follow(pipeline: Pipeline, every: float, tell: Callable[[str], None]) -> No
             raise told(error) from error
 
 
-def _tell_end(pipeline: Pipeline) -> None:
-    state = pipeline.lake.state
+def _tell_end(pipeline: Pipeline, as_json: bool) -> None:
+    state, lake = pipeline.lake.state, pipeline.lake.files.base
     events = sum(seen.events for seen in state.seen.values())
-    sys.stdout.write(f"{events:,} events of {len(state.seen)} queues in the lake {pipeline.lake.files.base}\n")
-    for queue, seen in sorted(state.seen.items()):
-        if seen.not_seen:
-            sys.stdout.write(f"{queue}: {seen.not_seen:,} events not seen, the journal was trimmed before them\n")
+    not_seen = {queue: seen.not_seen for queue, seen in sorted(state.seen.items()) if seen.not_seen}
+    if as_json:
+        write_json({"lake": lake, "events": events, "queues": sorted(state.seen), "not_seen": not_seen})
+        return
+    write(f"{events:,} events of {len(state.seen)} queues in the lake {lake}")
+    for queue, number in not_seen.items():
+        write(f"{queue}: {number:,} events not seen, the journal was trimmed before them")
 
 
 @failing
@@ -258,9 +259,9 @@ def run_audit(options: argparse.Namespace) -> int:
     with working(options, events_ahead(options)) as (spark, tell):
         found = audit(make_pipeline(options, spark, tell))
     if options.json:
-        sys.stdout.write(msgspec.json.format(msgspec.json.encode(found), indent=2).decode() + "\n")
+        write(msgspec.json.format(msgspec.json.encode(found), indent=2).decode())
     else:
-        sys.stdout.write(told_audit(found) + "\n")
+        write(told_audit(found))
     return 0 if found.is_clean else FOUND
 
 
@@ -317,8 +318,11 @@ def run_ingest(options: argparse.Namespace) -> int:
         )
         ingest.run()
         found = counts(ingest)
+    if options.json:
+        write_json({"queue": options.queue, **found})
+        return 0
     aside = f", {found['corrupt']:,} put aside that the schema does not fit" if found["corrupt"] else ""
-    sys.stdout.write(f"{found['rows']:,} messages of queue {options.queue} in the lake{aside}\n")
+    write(f"{found['rows']:,} messages of queue {options.queue} in the lake{aside}")
     return 0
 
 
@@ -328,5 +332,8 @@ def run_tidy(options: argparse.Namespace) -> int:
     from waypost.spark.pipeline import Pipeline
 
     with working(options, LARGE) as (spark, tell):
-        Pipeline(spark, options.lake, tell=tell).tidy(options.keep_days)
+        pipeline = Pipeline(spark, options.lake, tell=tell)
+        pipeline.tidy(options.keep_days)
+    if options.json:
+        write_json({"lake": pipeline.lake.files.base})
     return 0
