@@ -13,6 +13,7 @@ import os
 import socket
 import sqlite3
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from itertools import count
 
@@ -70,13 +71,10 @@ class FileHub(ThreadHub):
             if self._sender is None:
                 self._sender = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
                 self._sender.setblocking(False)
+                # Before anything of a hub that nobody needs is taken apart, the socket among it.
+                weakref.finalize(self, self._sender.close)
         for name in _listed(self._directory):
             _say(self._sender, os.path.join(self._directory, name), data)
-
-    def __del__(self) -> None:
-        sender = getattr(self, "_sender", None)
-        if sender is not None:
-            sender.close()
 
 
 def _listed(directory: str) -> list[str]:
