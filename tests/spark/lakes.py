@@ -6,6 +6,7 @@ import sqlite3
 import time
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Any
 
 from tests.spark.shop import Shop
@@ -76,10 +77,10 @@ def totals(made: Pipeline) -> Counter[str]:
     return total
 
 
-def eventually(holds: Callable[[], bool], query: Any) -> None:
-    """Wait until something holds while a stream runs; what ended the stream badly is told."""
-    deadline = time.monotonic() + 120
+def eventually(holds: Callable[[], bool], beside: Future[None]) -> None:
+    """Wait until something holds while something else goes on; what ended that badly is told."""
+    deadline = time.monotonic() + 600
     while not holds():
-        assert query.isActive, query.exception()
+        assert not beside.done(), beside.exception()
         assert time.monotonic() < deadline
         time.sleep(0.05)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import random
 import sqlite3
+import threading
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -176,12 +178,16 @@ def test_only_the_queues_that_were_asked_for_are_taken_in(orders: Shop, pipeline
 def test_a_pipeline_that_follows_takes_in_what_comes(orders: Shop, pipeline: Callable[..., Pipeline]) -> None:
     orders.post.publish_many("orders", range(3))
     made = pipeline(orders)
-    with made.lake.only_one():
-        query = made.follow(0.2)
-        eventually(lambda: totals(made)["published"] == 3, query)
-        orders.post.publish_many("orders", range(2))
-        eventually(lambda: totals(made)["published"] == 5, query)
-        query.stop()
+    stop = threading.Event()
+    with ThreadPoolExecutor(1) as beside:
+        following = beside.submit(made.follow, 0.2, stop)
+        try:
+            eventually(lambda: totals(made)["published"] == 3, following)
+            orders.post.publish_many("orders", range(2))
+            eventually(lambda: totals(made)["published"] == 5, following)
+        finally:
+            stop.set()
+        following.result()
     assert totals(pipeline(orders))["published"] == 5
 
 

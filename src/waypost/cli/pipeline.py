@@ -213,30 +213,18 @@ def make_pipeline(options: argparse.Namespace, spark: SparkSession, tell: Callab
 @failing
 def run_pipeline(options: argparse.Namespace) -> int:
     """Take the journal into the lake; the exit code."""
+    from waypost.worker.signals import StopSignals
+
     with working(options, LARGE if options.follow else events_ahead(options)) as (spark, tell):
         pipeline = make_pipeline(options, spark, tell)
         if options.follow:
-            _follow(pipeline, options.every, tell)
+            stop = threading.Event()
+            with StopSignals(lambda name: stop.set()):
+                pipeline.follow(options.every, stop)
         else:
             pipeline.run()
         _tell_end(pipeline, options.json)
     return 0
-
-
-def _follow(pipeline: Pipeline, every: float, tell: Callable[[str], None]) -> None:
-    from waypost.spark.failures import told
-    from waypost.worker.signals import StopSignals
-
-    stop = threading.Event()
-    with pipeline.lake.only_one(), StopSignals(lambda name: stop.set()):
-        query = pipeline.follow(every)
-        tell(f"following, every {every:g} seconds; interrupt to stop")
-        while query.isActive and not stop.wait(0.2):
-            pass
-        error = query.exception()
-        query.stop()
-        if error is not None:
-            raise told(error) from error
 
 
 def _tell_end(pipeline: Pipeline, as_json: bool) -> None:

@@ -157,7 +157,7 @@ class Ingest:
             stream = self.spark.readStream.format("waypost").options(**self.options()).load()
             writer = stream.writeStream.foreachBatch(self.keep)
             writer = writer.option("checkpointLocation", self.lake.files.spark_path(self.checkpoint))
-            finish(writer.trigger(availableNow=True).start())
+            finish(lambda: writer.trigger(availableNow=True).start())
         return self.rows().count()
 
     def keep(self, messages: DataFrame, batch: int) -> None:

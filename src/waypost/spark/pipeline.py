@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
@@ -45,6 +46,13 @@ log = logging.getLogger("waypost")
 
 #: What makes the writes of a local session fast: files of several days are written side by side, without a sort.
 SETTINGS: Final = {"spark.sql.maxConcurrentOutputFileWriters": "64"}
+
+
+#: How Spark says that a process of Python's was too slow to start, and how often it is started again.
+SLOW_START: Final = "failed to connect back"
+STARTS_MAX: Final = 5
+#: How often a stream that stays looks whether it is to stop.
+LOOK_SECONDS: Final = 0.2
 
 
 def local_settings() -> dict[str, str]:
@@ -154,11 +162,14 @@ class Pipeline:
         self.catch_up(self.spark)
         return self.lake.state
 
-    def follow(self, every_seconds: float) -> StreamingQuery:
-        """Stay, and take in what comes every so many seconds. The caller has the lake for itself (`lake.only_one`)."""
-        self.begin()
-        self.catch_up(self.spark)
-        return Bronze(self.lake, then=self.catch_up).start(self.spark, self.options(), every_seconds=every_seconds)
+    def follow(self, every_seconds: float, stop: threading.Event) -> None:
+        """Take in what comes every so many seconds, until `stop` is set."""
+        with self.lake.only_one():
+            self.begin()
+            self.catch_up(self.spark)
+            bronze = Bronze(self.lake, then=self.catch_up)
+            self.tell(f"following, every {every_seconds:g} seconds; interrupt to stop")
+            finish(lambda: bronze.start(self.spark, self.options(), every_seconds=every_seconds), stop)
 
     def begin(self) -> None:
         """Note where events come from, and remove what a killed run left."""
@@ -172,8 +183,7 @@ class Pipeline:
     def bronze(self) -> None:
         """Take in the events that there are."""
         before = self.lake.state.bronze_batch
-        query = Bronze(self.lake).start(self.spark, self.options(), every_seconds=None)
-        finish(query)
+        finish(lambda: Bronze(self.lake).start(self.spark, self.options(), every_seconds=None))
         self.tell(f"bronze: {self.lake.state.bronze_batch - before} batches of events")
 
     def catch_up(self, spark: SparkSession) -> None:
@@ -318,11 +328,20 @@ def _with(before: Seen, rows: Sequence[Any]) -> Seen:
     return Seen(before.events + count, max(before.newest, last), gap_end, max([before.level_end, *levels]), counts)
 
 
-def finish(query: StreamingQuery) -> None:
-    """Wait for the end of a stream; what ended it badly is told in a sentence."""
-    try:
-        query.awaitTermination()
-    except Exception as error:
-        raise told(error) from error
-    finally:
-        query.stop()
+def finish(start: Callable[[], StreamingQuery], stop: threading.Event | None = None) -> None:
+    """Run a stream to its end, or until it is to stop; what ended it badly is told in a sentence."""
+    for turn in range(STARTS_MAX):
+        query = start()
+        try:
+            while stop is not None and query.isActive and not stop.wait(LOOK_SECONDS):
+                pass
+            if stop is None or not stop.is_set():
+                query.awaitTermination()
+            return
+        except Exception as error:
+            # Spark gives the process that plans a stream ten seconds to start, which a busy machine may need and more.
+            # Nothing has happened yet, or nothing that a repetition would do twice.
+            if SLOW_START not in str(error) or turn == STARTS_MAX - 1:
+                raise told(error) from error
+        finally:
+            query.stop()
