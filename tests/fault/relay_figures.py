@@ -50,7 +50,7 @@ def measured(name: str, place: Place, count: int, away_seconds: float = 0.0) -> 
             ids += [one.id for one in post.publish_many("orders", [{"n": n} for n in range(count // 2)])]
             until(lambda: relay.trouble is not None or post.ledger("orders").leased > 0, "a batch held")
             away = time.monotonic()
-            until(lambda: time.monotonic() >= away + away_seconds, "the end of the outage")
+            until(lambda: time.monotonic() - away >= away_seconds, "the end of its absence")
             place.come_back()
             back = time.monotonic() - away
             until(lambda: post.ledger("orders").done + post.ledger("orders").dead == count, "the end")

@@ -175,3 +175,25 @@ def test_behind_a_pooler_a_commit_wakes_who_listens_beside_it(server: PostgresSe
             assert until(lambda: worker.stats("orders").sleepers == 1, "a sleeper")
             connection.commit()
             assert started.wait(20)
+
+
+@pytest.mark.promise("BOX-2")
+def test_a_queue_with_a_cap_is_woken_at_the_commit_too(
+    post: Waypost, connection: psycopg.Connection[Any], listener: Listener
+) -> None:
+    post.configure("orders", max_pending=5)
+    put_to_sleep(post, "@a")
+    post.publish("orders", 1, transaction=connection)
+    put_to_sleep(post, "@b")
+    assert listener.heard() == []
+    connection.commit()
+    assert listener.heard() == ["@b"]
+
+
+@pytest.mark.promise("WAKE-2")
+def test_a_schedule_that_fires_takes_its_sleeper_out_of_the_memory(post: Waypost, listener: Listener) -> None:
+    post.save_schedule("rollup", queue="orders", cron="0 9 * * *", body=1)
+    put_to_sleep(post, "@a")
+    post.trigger_schedule("rollup", queue="orders")
+    assert listener.heard() == ["@a"]
+    assert post.stats("orders").sleepers == 0

@@ -3,7 +3,8 @@
 -- Keeps: with `max_pending`, publishers of one queue take turns, so that together they never pass it.
 -- Without `p_ttl` it is a part of somebody's own transaction: no repeat can come, nothing is tidied up, since the locks
 -- of that would be held until the transaction ends, and a queue that is full is answered (F), not raised, since that
--- would abort it. 0 is the same, raising. Whom to wake is then chosen at the commit.
+-- would abort it; whom to wake is chosen at its commit. 0 is a part of another function here: as above, but it raises,
+-- and wakes as that one does.
 
 CREATE OR REPLACE FUNCTION {publish}(
     p_queue text, p_clock bigint, p_session bytea, p_number bigint, p_ttl bigint, p_envelopes bytea[],
@@ -30,6 +31,9 @@ BEGIN
     IF NOT FOUND THEN
         q := {open}(p_queue);
     END IF;
+    IF p_ttl IS NULL THEN
+        PERFORM set_config('waypost.apart', 'on', true);
+    END IF;
     IF p_ttl IS NULL AND q.max_pending IS NOT NULL THEN
         IF q.overload = 'block' OR current_setting('transaction_isolation') <> 'read committed' THEN
             RETURN CASE q.overload WHEN 'block' THEN '["B", null, [], []]' ELSE '["I", null, [], []]' END;
@@ -41,9 +45,6 @@ BEGIN
         EXCEPTION WHEN SQLSTATE 'WPFUL' THEN
             RETURN json_build_array('F', ARRAY[SQLERRM], '{}'::text[], '{}'::text[])::text;
         END;
-    END IF;
-    IF coalesce(p_ttl, 0) = 0 THEN
-        PERFORM set_config('waypost.apart', 'on', true);
     END IF;
     IF p_ttl > 0 THEN
         v_first := {replayed}(q.number, p_session, p_number);
@@ -84,7 +85,7 @@ BEGIN
     IF v_timers THEN
         v_done.fresh := v_done.fresh + coalesce(({next_due}(q.number) < coalesce(v_due, 9223372036854775807))::int, 0);
     END IF;
-    v_wake := {wake}(q, v_now, v_done.fresh, coalesce(p_ttl, 0) = 0);
+    v_wake := {wake}(q, v_now, v_done.fresh);
     IF cardinality(v_done.news) > 0 THEN
         v_more := {carry}(v_now, v_done.news);
     END IF;
