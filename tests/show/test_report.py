@@ -260,9 +260,9 @@ def test_the_command_writes_the_page_beside_the_tables_and_tells_where(
 
 
 def test_a_folder_that_is_no_lake_gives_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert command("--lake", str(tmp_path)) == 1
+    assert command("--lake", str(tmp_path)) == 2
     assert "there is no gold/minutes in" in capsys.readouterr().err
-    assert command("--lake", str(busy_lake(tmp_path / "lake", 2)), "--output", str(tmp_path / "no" / "r.html")) == 1
+    assert command("--lake", str(busy_lake(tmp_path / "lake", 2)), "--output", str(tmp_path / "no" / "r.html")) == 2
     assert "cannot be written to" in capsys.readouterr().err
 
 
