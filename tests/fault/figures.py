@@ -238,7 +238,7 @@ def stopped_server(place: Place) -> Iterator[Figure]:
     acknowledged: list[str] = []
     received: Counter[str] = Counter()
     failures: list[BaseException] = []
-    ended = threading.Event()
+    ended, published = threading.Event(), threading.Event()
 
     def publish() -> None:
         try:
@@ -255,7 +255,7 @@ def stopped_server(place: Place) -> Iterator[Figure]:
                     with post.receive(queue, wait=0.2) as message:
                         if message is not None:
                             received[message.id] += 1
-                        elif ended.is_set() and not post.ledger(queue).leased:
+                        elif published.is_set() and (ledger := post.ledger(queue)).ready == ledger.leased == 0:
                             return
         except BaseException as error:
             failures.append(error)
@@ -273,7 +273,11 @@ def stopped_server(place: Place) -> Iterator[Figure]:
         server.stop_at_once()
         server.start()
     ended.set()
-    for thread in publishers + receivers:
+    # The last publish may be under way still, and is acknowledged when the server is back: it is to be received too.
+    for thread in publishers:
+        thread.join(120)
+    published.set()
+    for thread in receivers:
         thread.join(120)
     with Waypost(place.url) as post:
         ledger = post.ledger(queue)
