@@ -140,12 +140,12 @@ class EmbeddedServer:
     def _watch(self, server: subprocess.Popen[bytes]) -> None:
         """From here on it is ours, and ends with us."""
         self._server = server
+        _running.add(self)  # first: whoever is interrupted here ends it at the exit
         doomed = str(self.directory) if self._own_directory else ""
         self._watcher = subprocess.Popen(
             ["/bin/sh", "-c", _WATCH, "watch", str(server.pid), doomed],
             stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
         )  # fmt: skip
-        _running.add(self)
 
     def _wait_until_it_answers(self) -> bool:
         deadline = time.monotonic() + START_SECONDS_MAX
