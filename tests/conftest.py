@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from collections.abc import Iterator
 
 import pytest
 
 from scripts import system_parts
+from waypost.testing.postgres import PostgresServer
+from waypost.testing.servers import ValkeyServer
 
 pytest_plugins = ["waypost.testing.plugin"]
 
@@ -79,3 +82,18 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         packages = sorted(set(missing) & set(system_parts.PARTS))
         if packages:
             terminalreporter.write_line(f"as root: {system_parts.line_for(packages)}")
+
+
+# ---- servers that tests of several folders share: each test has a namespace of its own ---------------------------
+
+
+@pytest.fixture(scope="session")
+def valkey_url() -> Iterator[str]:
+    with ValkeyServer(appendonly=True, appendfsync="no") as server:
+        yield server.url
+
+
+@pytest.fixture(scope="session")
+def postgres_url() -> Iterator[str]:
+    with PostgresServer() as server:
+        yield server.url

@@ -15,23 +15,9 @@ import pytest
 
 from tests.see.asking import Service
 from waypost.store.postgres import migrate
-from waypost.testing.postgres import PostgresServer
-from waypost.testing.servers import ValkeyServer
 
 ROOT = Path(__file__).parents[2]
 _numbers = itertools.count()
-
-
-@pytest.fixture(scope="session")
-def valkey_url() -> Iterator[str]:
-    with ValkeyServer(appendonly=True, appendfsync="no") as server:
-        yield server.url
-
-
-@pytest.fixture(scope="session")
-def postgres_url() -> Iterator[str]:
-    with PostgresServer() as server:
-        yield server.url
 
 
 @pytest.fixture(params=["sqlite", "valkey", "postgres"])

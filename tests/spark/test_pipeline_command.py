@@ -106,6 +106,21 @@ def test_commands_answer_with_lines_and_exit_codes(
     assert '"unaccounted_count": 1' in capsys.readouterr().out
 
 
+@pytest.mark.promise("SPARK-4", "SPARK-5", "FACE-2")
+@pytest.mark.usefixtures("here")
+def test_commands_answer_on_every_store(shop: Shop, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lake = str(tmp_path / "lake")
+    shop.post.publish_many("orders", [{"id": n} for n in range(5)])
+    shop.work("orders", 3)
+    place = ["--store", shop.url, "--namespace", shop.namespace, "--lake", lake]
+    assert main(["pipeline", "run", *place, "--json"]) == 0
+    assert '"queues":["orders"]' in capsys.readouterr().out
+    assert main(["pipeline", "audit", *place]) == 0
+    assert capsys.readouterr().out.endswith("0 unaccounted of 5\n")
+    assert main(["pipeline", "report", "--lake", lake]) == 0
+    assert Path(capsys.readouterr().out.strip()).read_text().startswith("<!doctype html>")
+
+
 def test_rows_older_than_asked_go_and_gold_stays(orders: Shop, pipeline: Callable[..., Pipeline]) -> None:
     orders.post.publish_many("orders", range(6))
     orders.work("orders", 3)

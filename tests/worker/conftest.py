@@ -10,23 +10,9 @@ import pytest
 
 from tests.worker.stage import Stage
 from waypost.store.postgres import migrate
-from waypost.testing.postgres import PostgresServer
-from waypost.testing.servers import ValkeyServer
 
 STORES = ("memory", "sqlite", "valkey", "postgres")
 _numbers = itertools.count()
-
-
-@pytest.fixture(scope="session")
-def valkey_url() -> Iterator[str]:
-    with ValkeyServer(appendonly=True, appendfsync="no") as server:
-        yield server.url
-
-
-@pytest.fixture(scope="session")
-def postgres_url() -> Iterator[str]:
-    with PostgresServer() as server:
-        yield server.url
 
 
 @pytest.fixture(params=STORES)
