@@ -234,7 +234,6 @@ class ValkeyExecutor(_Common):
             self._discard(other)
 
     def _take(self) -> Any:
-        self._check_process()
         try:
             while True:
                 try:
@@ -365,7 +364,6 @@ class AsyncValkeyExecutor(_Common):
             await self._discard(other)
 
     async def _take(self) -> Line:
-        self._check_process()
         try:
             while True:
                 try:
