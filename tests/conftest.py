@@ -8,6 +8,7 @@ lists what there is. One that needs another part which is not there skips with a
 from __future__ import annotations
 
 import os
+import signal
 from collections import Counter
 from collections.abc import Iterator
 
@@ -24,6 +25,9 @@ NOT_RUN = pytest.StashKey[Counter[str]]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        # In the background of a shell; the programs that tests start and interrupt would be deaf to it as well.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     config.stash[NOT_RUN] = Counter()
     config.addinivalue_line("markers", "needs(*parts): the programs of scripts/system_parts.py that this test starts")
 
