@@ -56,6 +56,8 @@ BURY_MAX = 256
 #: Results of this many operations are kept per session and queue, so that a lost reply can be asked for again.
 REPLAY_MAX = 128
 SLEEPER_TTL_MS = 60_000
+#: A knock at a door where nobody stands yet is kept for so long.
+DOOR_TTL_MS = 10_000
 #: A store remembers so many workers; beyond it the ones whose time ends first are forgotten.
 WORKERS_MAX = 2_000
 #: What a worker tells of itself is cut to this, so that a list of all workers stays small enough to read at once.

@@ -243,6 +243,28 @@ def test_a_handler_whose_process_was_frozen_hears_that_its_lease_is_lost(crew: C
     assert names == ["published", "claimed", "expired", "claimed", "done"]
 
 
+@pytest.mark.promise("LEASE-2", "LEASE-4")
+def test_a_worker_that_was_frozen_in_its_sleep_starts_nothing_that_is_no_longer_its_own(crew: Crew) -> None:
+    # Long enough a lease for an idle worker to wait at a server that has doors: the server claims for it there.
+    crew.post.configure("slow", lease=2.4)
+    frozen = crew.start("slow")
+    until(lambda: crew.post.stats("slow").sleepers == 1, "a sleeper")
+    crew.freeze(frozen)
+    crew.post.publish("slow", 1)
+    other = crew.start("slow")
+    until(lambda: crew.count("ended") == 1, "the work of the other one")
+    frozen.send_signal(signal.SIGCONT)
+    until(lambda: crew.post.stats("slow").sleepers == 2, "two sleepers")
+    crew.post.publish("slow", 2)
+    until(lambda: crew.post.ledger("slow").done == 2, "the second message")
+    assert [(what, body) for what, body, _, _ in crew.told()] == [
+        ("began", "1"), ("ended", "1"), ("began", "2"), ("ended", "2"),
+    ]  # fmt: skip
+    assert crew.told()[0][3] == other.pid
+    for worker in (frozen, other):
+        crew.stop(worker)
+
+
 @pytest.mark.promise("LEASE-3")
 def test_an_event_loop_that_is_blocked_for_longer_than_the_lease_loses_nothing(crew: Crew) -> None:
     crew.post.configure("blocking", lease=LEASE)

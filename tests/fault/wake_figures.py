@@ -173,6 +173,7 @@ def claims(server: Server, rounds: int) -> Iterator[Reading]:
     """Five messages for fifty sleepers: about five of them look."""
     server.prepare()
     posts = [Waypost(server.url, namespace=server.namespace) for _ in range(MESSAGES)]
+    posts[0].configure("orders", lease=NEVER)  # nobody looks for leases that end
     loops = PROCESSES * LOOPS
     with CountingProxy(server.port, server.claim_mark) as proxy, crowd(server, url=server.through(proxy.port)) as notes:
         until(lambda: all_asleep(posts[0]), "fifty sleepers")

@@ -230,8 +230,8 @@ def test_work_that_comes_while_a_claim_is_under_way_is_not_left_for_the_next_pol
 
         claim = Consumer._claim
 
-        async def claim_and_publish(self: Consumer, limit: int, sleeper: str | None) -> Any:
-            claimed = await claim(self, limit, sleeper)
+        async def claim_and_publish(self: Consumer, *given: Any) -> Any:
+            claimed = await claim(self, *given)
             if not seen and not claimed.leases:  # type: ignore[union-attr]
                 post.publish("orders", 7)
                 inner._poke("orders")

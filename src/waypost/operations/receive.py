@@ -110,13 +110,16 @@ class Nap:
     Who will be woken polls only to be safe. Who will not polls soon, then ever more rarely.
     """
 
-    __slots__ = ("_least", "_poll")
+    __slots__ = ("_least", "_poll", "only_to_be_safe")
 
     def __init__(self) -> None:
+        #: Whether the last answer was a safety poll: no moment of the store, and so not to be kept to exactly.
+        self.only_to_be_safe = False
         self._poll = POLL_FIRST_SECONDS
         self._least = MOMENT_MIN_SECONDS
 
     def seconds(self, claimed: Claimed, remaining: float | None, *, woken: bool = False) -> float:
+        self.only_to_be_safe = woken
         if woken:
             # Leases that begin meanwhile end no sooner than one lease from now: this is in time to learn of each.
             longest = SAFETY_POLL_SECONDS if claimed.lease_ms is None else claimed.lease_ms / 1000
@@ -132,6 +135,7 @@ class Nap:
             moments = [claimed.next_rate_ms] if limited else [claimed.next_due_ms, claimed.next_lease_ms]
         soonest = min((moment for moment in moments if moment is not None), default=None)
         if soonest is not None:
+            self.only_to_be_safe = self.only_to_be_safe and soonest / 1000 >= pause
             # A moment that brings nothing again and again (`max_running` is reached) must not make us spin.
             pause = min(pause, max(soonest / 1000, self._least))
             self._least = min(self._least * 2, POLL_FIRST_SECONDS)
@@ -146,26 +150,39 @@ def claim(
     *,
     sleeper: str | None = None,
     linger_ms: int | None = None,
+    at_door: tuple[float, Callable[[], None]] | None = None,
 ) -> Flow[Claimed]:
-    """Claim messages. If the reply is lost and the wait is over, ask for that claim again and take nothing new."""
+    """Claim messages. If the reply is lost and the wait is over, ask for that claim again and take nothing new.
+
+    `at_door`: the store begins only when the sleeper is woken, or after so many seconds; and whom to tell of that.
+    """
     store = link.store
     operation = link.lanes.begin(queue)
     may_have_run = False
     try:
-        call = store.claim(queue, limit, operation, worker=link.worker, sleeper=sleeper, linger_ms=linger_ms)
+        call = at_once = store.claim(queue, limit, operation, worker=link.worker, sleeper=sleeper, linger_ms=linger_ms)
+        if at_door is not None and sleeper is not None and store.doors is not None:
+            call = store.doors.at_door(at_once, sleeper, *at_door)
         trouble = Trouble(link, link.retry_budget)
+        began = link.monotonic()
         while True:
             try:
                 claimed: Claimed = yield call
             except (StoreUnavailable, OutcomeUnknown) as error:
                 may_have_run = may_have_run or error.outcome == "unknown"
                 yield trouble.pause("claim", error)
+                call = at_once
                 if link.draining or (deadline is not None and link.monotonic() >= deadline):
                     call = store.claim(queue, limit, operation, worker=link.worker, replay=True)
             except BaseException as error:
                 may_have_run = may_have_run or getattr(error, "outcome", "unknown") == "unknown"
                 raise
             else:
+                if call is not at_once and at_door is not None and is_late(claimed, link.monotonic() - began):
+                    # Leased to us without our knowing, perhaps for long: ask what is still ours, as for a lost reply.
+                    may_have_run, at_door = True, None
+                    call = store.claim(queue, limit, operation, worker=link.worker, replay=True)
+                    continue
                 may_have_run = False
                 if link.on_event is not None:
                     tell_claimed(link, queue, claimed)
@@ -179,6 +196,11 @@ def claim(
             link.add_lost_claim(queue, operation)
         else:
             link.lanes.end(queue, operation)
+
+
+def is_late(claimed: Claimed, seconds: float) -> bool:
+    """Whether messages may have been leased for most of their time before we heard of it."""
+    return bool(claimed.leases) and claimed.lease_ms is not None and seconds * 1000 > claimed.lease_ms * 2 / 3
 
 
 def claim_lost(link: Link, queue: str, operation: Operation, *, budget: float | None = None) -> Flow[Claimed | None]:

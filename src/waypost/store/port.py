@@ -13,7 +13,7 @@ look again so soon that until then nobody is woken for a few messages; 0 ends th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
 from msgspec import Struct
@@ -209,11 +209,33 @@ class AsyncExecutor(Protocol):
     async def close(self) -> None: ...
 
 
+class Doors(Protocol):
+    """Where a store lets an idle sleeper wait in its server, so that a wake-up and the claim after it are one step."""
+
+    def at_door(
+        self, claim: Call[Claimed], sleeper: str, seconds: float, on_arrival: Callable[[], None]
+    ) -> Call[Claimed]:
+        """The same claim, but it begins when its sleeper is woken, and after so many seconds at the latest.
+
+        Only for a sleeper that the last claim registered. It can be run once; whoever asks again asks for the claim.
+        """
+        ...
+
+    def knock(self, queue: str, sleeper: str) -> Call[None]:
+        """Call a sleeper away, once it has arrived at its door: its claim begins now."""
+        ...
+
+
 class Store(Protocol):
     """The verbs. See `memory.py` for what each means, told as plainly as we can."""
 
     kind: str
     namespace: str
+
+    @property
+    def doors(self) -> Doors | None:
+        """None: sleepers hear of work by the words of a channel alone."""
+        ...
 
     def connect(self, *, start_timeout: float) -> Executor: ...
     async def connect_async(self, *, start_timeout: float) -> AsyncExecutor: ...

@@ -16,6 +16,9 @@ BY_STORE = "@"
 FLUSH_SECONDS = 0.5
 #: So many bells are kept for later calls on a queue.
 BELLS_KEPT = 16
+#: So many loops of a client wait at their store's doors, each on a connection of its own. The others hear of work by
+#: the connection that the whole process shares.
+DOORS_MAX = 8
 
 
 def key_word(key: str) -> str:
@@ -36,6 +39,7 @@ class Wakeups:
         self.namespace = namespace
         self.echo = echo
         self._by_store = by_store
+        self._doors = DOORS_MAX if by_store else 0
         self._bells: dict[tuple[str, bool], list[Bell]] = {}
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()
@@ -86,6 +90,17 @@ class Wakeups:
         if self.channel is None:
             return None
         return self.channel.listen(Topic(self.namespace, kind, queue), name, hear)
+
+    def take_door(self) -> bool:
+        """Whether one more loop may wait at its store's door, where the store tells sleepers itself."""
+        with self._lock:
+            self._doors -= (taken := self._doors > 0)
+            return taken
+
+    def give_door(self) -> None:
+        """It waits there no more."""
+        with self._lock:
+            self._doors += 1
 
     def take_bell(self, worker: str, queue: str, *, for_an_end: bool = False) -> Bell | None:
         """A bell for one call that waits for messages of a queue, or for the end of one of them.

@@ -28,6 +28,7 @@ from waypost.worker.calling import Caller
 from waypost.worker.handler import Handler, handling
 from waypost.worker.health import Pulse
 from waypost.worker.lingering import Linger
+from waypost.worker.resting import Rest
 from waypost.worker.running import Ending, Slot, log_failure
 from waypost.worker.settling import Settler
 from waypost.worker.waking import Ears
@@ -106,14 +107,10 @@ class Consumer:
         self._limited = False
         self._limits_due = 0.0
         self._claiming: asyncio.Task[None] | None = None
-        self._asleep: asyncio.Future[None] | None = None
-        #: Poked while it was not asleep: the next sleep ends at once.
-        self._poked = False
         self._linger = Linger(echo=link.wakeups.echo)
         self._ears = Ears(link, self.queue, wake=self._on_wake, stop=self._on_cancel_word)
-        self._needs_room = False
+        self._rest = Rest(link, executor, self.queue, self.pulse, self._is_idle)
         self._low = 0
-        self._own_due = float("inf")
         self._rate = 0.0
         self._mark = (0.0, 0)
         self._loop = asyncio.get_running_loop()
@@ -124,6 +121,7 @@ class Consumer:
         """Begin to claim."""
         self.settler.start()
         self._ears.open()
+        self._rest.open()
         self._claiming = self._loop.create_task(self._claim_loop(), name=f"waypost claims {self.queue}")
         self._claiming.add_done_callback(self._claim_loop_ended)
 
@@ -131,6 +129,10 @@ class Consumer:
         """Claim no more; go on with what is claimed."""
         self.quiet = True
         self.poke()
+
+    def poke(self) -> None:
+        """There may be work, or a reason to stop: look."""
+        self._rest.poke()
 
     async def stop(self, deadline: float) -> None:
         """Give back what has not started; let handlers end until the deadline, then cancel those that can be."""
@@ -143,6 +145,7 @@ class Consumer:
                 self._claiming.cancel()
                 await asyncio.gather(self._claiming, return_exceptions=True)
         await self._ears.close(self._executor)
+        self._rest.close()
         self._give_back_ready()
         self._wake_runners(len(self._idle))
         runners = [slot.task for slot in self._slots if slot.task is not None and not slot.task.done()]
@@ -234,32 +237,38 @@ class Consumer:
             self._on_abort(error)
 
     async def _claim_loop(self) -> None:
-        nap = receive.Nap()
+        nap, rest = receive.Nap(), self._rest
         self._mark = (time.monotonic(), 0)
+        door: float | None = None
         while not self.quiet:
             await self._learn_limits()
             limit = self._room()
             if limit <= 0:
-                self._needs_room = True
+                rest.needs_room = True
                 # Places that are taken are a reason not to claim; outcomes that the store does not take are none.
-                await self._sleep(None, rests=len(self.settler) < UNSETTLED_MAX)
+                door = await rest.sleep(None, rests=len(self.settler) < UNSETTLED_MAX)
                 continue
-            work, self._poked = self._work_count(), False
             sleeper = self._ears.sleeper
-            lingers = self._linger.begin(sleeper is not None)
+            if rest.poked or sleeper is None:
+                door = None
+            work, rest.poked = self._work_count(), False
+            lingers = self._linger.begin(sleeper is not None and door is None)
             if lingers:
                 sleeper = None
             found = await self._claim_lost()
-            claimed = found or await self._claim(limit, sleeper)
+            claimed = found or await self._claim(limit, sleeper, door)
             if claimed is None:
-                await self._sleep(FAILED_CLAIM_SECONDS, rests=False)
+                door = await rest.sleep(FAILED_CLAIM_SECONDS, rests=False)
                 continue
             self.pulse.claimed()
-            self._linger.end(len(claimed.leases))
+            self._linger.end(len(claimed.leases), waited=door is not None)
+            door = None
             asleep = self._ears.asleep = sleeper is not None and found is None and len(claimed.leases) < limit
             if claimed.leases:
                 nap = receive.Nap()
                 self._accept(claimed)
+                if self._stopping:
+                    self._give_back_ready()  # before a runner takes it up
             if claimed.outgoing:
                 await drive_async(self._executor, deliver_outgoing(self._link, self.queue))
             if self.quiet:
@@ -271,18 +280,31 @@ class Consumer:
                 if claimed.leases:
                     # A timer that is due sooner is not left to the next look.
                     due = self._linger.seconds if claimed.next_due_ms is None else claimed.next_due_ms / 1000
-                    await self._sleep(min(self._linger.seconds, max(due, receive.MOMENT_MIN_SECONDS)))
+                    await rest.sleep(min(self._linger.seconds, max(due, receive.MOMENT_MIN_SECONDS)))
                 # Found nothing: the next claim says that it sleeps.
                 continue
             # With room left it sleeps if it will be woken; otherwise it goes on until it finds nothing.
             if asleep or not claimed.leases:
-                await self._sleep(self._linger.nap(nap.seconds(claimed, None, woken=asleep)))
+                seconds = self._linger.nap(nap.seconds(claimed, None, woken=asleep))
+                to_door = asleep and rest.may_go(claimed, nap) and not self._linger.is_busy
+                door = await rest.sleep(seconds, then_door=to_door)
                 self._mark = (time.monotonic(), self.handled)
 
-    async def _claim(self, limit: int, sleeper: str | None) -> Claimed | None:
-        """One claim. None if the store does not answer."""
-        cover_ms = self._linger.cover_ms
-        return await self._answered(receive.claim(self._link, self.queue, limit, sleeper=sleeper, linger_ms=cover_ms))
+    async def _claim(self, limit: int, sleeper: str | None, door: float | None) -> Claimed | None:
+        """One claim, which waits at the door for so long or not at all. None if the store does not answer."""
+        rest, cover_ms = self._rest, self._linger.cover_ms
+        if door is None or sleeper is None:
+            flow = receive.claim(self._link, self.queue, limit, sleeper=sleeper, linger_ms=cover_ms)
+            return await self._answered(flow)
+        at_door = (door, rest.arrive)
+        flow = receive.claim(self._link, self.queue, limit, sleeper=sleeper, linger_ms=cover_ms, at_door=at_door)
+        rest.go(sleeper, door)
+        claimed = None
+        try:
+            claimed = await self._answered(flow)
+        finally:
+            rest.leave(found=claimed is not None and bool(claimed.leases))
+        return claimed
 
     async def _claim_lost(self) -> Claimed | None:
         """What a claim whose reply was lost still holds, None if there is no such thing."""
@@ -317,6 +339,9 @@ class Consumer:
         except WaypostError:
             return  # the claim that follows says so
         self._limited = policy.max_running is not None or policy.rate_count is not None
+
+    def _is_idle(self) -> bool:
+        return not self._ready and not self._busy and not self._paced
 
     def _room(self) -> int:
         """How many more messages can start now or soon."""
@@ -354,46 +379,11 @@ class Consumer:
         self._ready.extend(messages)
         self._wake_runners(len(messages))
 
-    async def _sleep(self, seconds: float | None, *, rests: bool = True) -> None:
-        """Sleep until the time is up, something of our own comes due, or a poke. `rests`: no claim is owed so long."""
-        due = self._own_due - time.monotonic()
-        pause = due if seconds is None else min(seconds, due)
-        if rests:
-            self.pulse.rests(pause)
-        self._asleep = asleep = self._loop.create_future()
-        alarm = None if pause == float("inf") else self._loop.call_later(max(0.0, pause), self._wake)
-        try:
-            if not self.quiet and not self._poked:
-                await asleep
-        finally:
-            self._asleep, self._needs_room, self._poked = None, False, False
-            self.pulse.wakes()
-            if alarm is not None:
-                alarm.cancel()
-            if self._own_due <= time.monotonic():
-                self._own_due = float("inf")
-
-    def poke(self) -> None:
-        """There may be work, or a reason to stop: end the sleep, or do not begin the next one.
-
-        A claim under way may have looked before the work came.
-        """
-        self._poked = True
-        self._wake()
-
-    def _wake(self) -> None:
-        if self._asleep is not None and not self._asleep.done():
-            self._asleep.set_result(None)
-
     def _on_settled(self, soonest_ms: int | None, sent_to: set[str]) -> None:
         if soonest_ms is not None:
-            # The last claim's answer could not know of this.
-            due = time.monotonic() + soonest_ms / 1000
-            if due < self._own_due:
-                self._own_due = due
-                self._wake()
-        if self._needs_room:
-            self._wake()
+            self._rest.wake_at(time.monotonic() + soonest_ms / 1000)
+        if self._rest.needs_room:
+            self._rest.wake()
         self._on_work(sent_to)
 
     # ---- running -----------------------------------------------------------------------------------------
@@ -413,7 +403,7 @@ class Consumer:
 
     async def _run(self, slot: Slot) -> None:
         handling.set(slot)
-        ready, monotonic = self._ready, time.monotonic
+        ready, rest, monotonic = self._ready, self._rest, time.monotonic
         turn = monotonic()
         while True:
             if not ready:
@@ -444,8 +434,8 @@ class Consumer:
                 if slot.started - turn > TURN_SECONDS:
                     await asyncio.sleep(0)
                     turn = monotonic()
-            if self._needs_room and len(ready) <= self._low:
-                self._wake()
+            if (rest.needs_room and len(ready) <= self._low) or (rest.awaits_idleness and self._is_idle()):
+                rest.wake()
 
     def _take(self) -> list[Message[Any]]:
         """The messages of the next call, without those that need no handler any more."""

@@ -52,10 +52,8 @@ class Linger:
     def begin(self, may_sleep: bool) -> bool:
         """A claim begins. Whether it lingers: never where nobody could be woken, nor after having found nothing."""
         self._began = self._now()
-        self._fade(self._began)
-        rate = self._messages / MEMORY_SECONDS
         before = self._lingers
-        self._lingers = may_sleep and self._found > 0 and rate * self._claim_seconds >= BUSY_MESSAGES_PER_CLAIM
+        self._lingers = may_sleep and self._found > 0 and self.is_busy
         if self._lingers:
             self.cover_ms = math.ceil((self.seconds + self._claim_seconds) * 1000) + SPARE_MS
             self._echoes = list(ECHO_SECONDS)
@@ -67,10 +65,17 @@ class Linger:
         """How long to sleep instead of so long."""
         return min(seconds, self._echoes.pop(0)) if self._echoes else seconds
 
-    def end(self, found: int) -> None:
-        """A claim has ended, and brought so many messages."""
+    @property
+    def is_busy(self) -> bool:
+        """Whether messages come so often that the next is not worth to be woken for."""
+        self._fade(self._now())
+        return self._messages / MEMORY_SECONDS * self._claim_seconds >= BUSY_MESSAGES_PER_CLAIM
+
+    def end(self, found: int, *, waited: bool = False) -> None:
+        """A claim has ended, and brought so many messages. `waited`: it began in the store later than here."""
         now = self._now()
-        self._claim_seconds += (now - self._began - self._claim_seconds) / 8
+        if not waited:
+            self._claim_seconds += (now - self._began - self._claim_seconds) / 8
         self._fade(now)
         self._messages += found
         self._found = found

@@ -76,6 +76,7 @@ class MemoryStore:
     """Keeps everything in this process. `clock` gives store time in milliseconds; tests bring their own."""
 
     kind = "memory"
+    doors = None
 
     def __init__(self, *, namespace: str = "wp", clock: Callable[[], int] | None = None) -> None:
         self.namespace = namespace

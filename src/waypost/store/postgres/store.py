@@ -93,6 +93,7 @@ class PostgresStore(ScheduleVerbs, ChainVerbs):
     """The contract on PostgreSQL. Made by `from_url` or `from_client`; touches no socket itself."""
 
     kind = "postgres"
+    doors = None
 
     def __init__(
         self,

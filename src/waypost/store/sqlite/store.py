@@ -65,6 +65,7 @@ class SqliteStore:
     """Keeps everything in one file, for all processes of one machine. `clock` is for tests."""
 
     kind = "sqlite"
+    doors = None
 
     def __init__(
         self,

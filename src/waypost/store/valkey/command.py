@@ -19,6 +19,16 @@ CRLF = b"\r\n"
 
 
 @dataclass(slots=True)
+class Door:
+    """What goes before a claim that waits at the server: two commands, their script, how long, whom to tell of it."""
+
+    packed: bytes
+    script: Script
+    seconds: float
+    on_arrival: Callable[[], None]
+
+
+@dataclass(slots=True)
 class ValkeyCall(Call[T]):
     """One request: the bytes for the socket, and how to read the reply."""
 
@@ -36,6 +46,8 @@ class ValkeyCall(Call[T]):
     key: bytes = b""
     #: One of its keys: on a Cluster they all lie on the node that serves its slot.
     place: bytes = b""
+    #: Where it waits until somebody knocks. Only an awaited call can.
+    door: Door | None = None
 
 
 def part(value: bytes) -> bytes:

@@ -15,7 +15,7 @@ from redis.exceptions import NoScriptError, ResponseError
 
 from waypost.errors import OutcomeUnknown, WaypostError
 from waypost.store.port import Call
-from waypost.store.valkey.command import ValkeyCall, command
+from waypost.store.valkey.command import Door, ValkeyCall, command
 from waypost.store.valkey.failures import Redirected, refused
 from waypost.store.valkey.scripts import Script
 
@@ -35,6 +35,26 @@ def ask(call: ValkeyCall[T]) -> Conversation[T]:
     if call.announce is not None:
         yield from announce(call.announce.packed)
     return (yield from request(call))
+
+
+def ask_at_door(call: ValkeyCall[T], door: Door, loaded: set[bytes]) -> Conversation[T]:
+    """The same, but the server begins with it only when somebody knocks, or after a while."""
+    if door.script.sha not in loaded:
+        with suppress(ResponseError):
+            yield from load(door.script)
+            loaded.add(door.script.sha)
+    asked = request(call)
+    yield door.packed + (next(asked) or b"")
+    try:
+        yield None
+    except NoScriptError:
+        loaded.discard(door.script.sha)
+    except ResponseError:
+        pass  # it is not registered there; whoever calls it away can do so all the same
+    door.on_arrival()
+    with suppress(ResponseError):  # then nothing holds the request back
+        yield None
+    return (yield from asked)
 
 
 def request(call: ValkeyCall[T], *, asking: bool = False) -> Conversation[T]:

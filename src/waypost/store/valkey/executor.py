@@ -21,9 +21,9 @@ from redis.exceptions import ResponseError
 from waypost.errors import ConfigurationError, ForkedClient, OutcomeUnknown, StoreError, WaypostError
 from waypost.policy import Durability
 from waypost.store.port import Call
-from waypost.store.valkey.command import ValkeyCall, command
+from waypost.store.valkey.command import Door, ValkeyCall, command
 from waypost.store.valkey.connecting import REPLY_TIMEOUT_SECONDS, Source
-from waypost.store.valkey.conversation import Batch, Conversation, ask, request
+from waypost.store.valkey.conversation import Batch, Conversation, ask, ask_at_door, request
 from waypost.store.valkey.failures import CONNECTION_FAILURES, lost, wrong_server
 from waypost.store.valkey.line import Line
 
@@ -292,8 +292,20 @@ class AsyncValkeyExecutor(_Common):
 
     async def run(self, call: Call[T]) -> T:
         self._check_process()
+        asked = cast("ValkeyCall[T]", call)
+        if asked.door is not None:
+            return await self._run_at_door(asked, asked.door)
         async with self._places:
-            return await self._converse(await self._take(), ask(cast("ValkeyCall[T]", call)))
+            return await self._converse(await self._take(), ask(asked))
+
+    async def _run_at_door(self, call: ValkeyCall[T], door: Door) -> T:
+        """A call that waits at the server takes nobody's place: others must be able to end its wait."""
+        line = await self._take()
+        line.patience = door.seconds
+        try:
+            return await self._converse(line, ask_at_door(call, door, self._loaded))
+        finally:
+            line.patience = 0.0
 
     async def run_many(self, calls: Iterable[Call[T]]) -> list[T | Exception]:
         """Several requests under way at once on one connection; each has its own result or error."""

@@ -27,10 +27,22 @@ NOTHING = object()
 class Line(asyncio.Protocol):
     """Bytes to the server and replies from it, one conversation at a time."""
 
-    __slots__ = ("_clear", "_failure", "_loop", "_reading", "_replies", "_streams", "_transport", "connection")
+    __slots__ = (
+        "_clear",
+        "_failure",
+        "_loop",
+        "_reading",
+        "_replies",
+        "_streams",
+        "_transport",
+        "connection",
+        "patience",
+    )
 
     def __init__(self, connection: Any) -> None:
         self.connection = connection
+        #: So many seconds more than the connection's own limit may a reply take.
+        self.patience = 0.0
         self._loop = asyncio.get_running_loop()
         self._replies = hiredis.Reader(
             protocolError=InvalidResponse, replyError=connection._parser.parse_error, notEnoughData=NOTHING
@@ -81,7 +93,7 @@ class Line(asyncio.Protocol):
         seconds = self.connection.socket_timeout
         if seconds is None:
             return await future
-        alarm = self._loop.call_later(seconds, _give_up, future)
+        alarm = self._loop.call_later(seconds + self.patience, _give_up, future)
         try:
             return await future
         finally:

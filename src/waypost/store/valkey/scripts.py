@@ -21,6 +21,8 @@ from waypost.message import MINUTE_COUNTERS, REDELIVERY_CAUSES, EventName
 #: The layout of the keys. A newer one than a client knows makes it stop before it touches anything.
 VERSION = 1
 
+#: The mark of sleepers that stand at their door.
+AT_DOOR = "!"
 #: Suffixes of a queue's keys, in the order of KEYS.
 KEY_NAMES = (
     "queue", "messages", "state", "ready", "due", "leases", "keys", "waiting", "dead", "errors", "journal", "readers",
@@ -49,8 +51,8 @@ SCRIPTS = (
     "outgoing", "beat", "leave", "workers", "arrive", "watch", "save_schedule", "schedules", "fire_schedule",
     "trigger_schedule", "promote",
 )  # fmt: skip
-#: Scripts that belong to no queue, and so do without the base.
-APART = ("elect",)
+#: Scripts that need nothing of the base.
+APART = ("elect", "wait", "knock")
 
 
 def _table(entries: dict[str, Any]) -> str:
@@ -76,7 +78,7 @@ TOP_NAMES = re.compile(r"^local (?!function)([\w, ]+?)( =|$)", re.MULTILINE)
 LIMITS = (
     "PROMOTE_MAX", "RECLAIM_MAX", "BURY_MAX", "REPLAY_MAX", "SLEEPER_TTL_MS", "ARRIVAL_TTL_MS", "MINUTES_KEPT",
     "HEAD_OFFSET", "CHUNK_MESSAGES_MAX", "WORKERS_SWEPT_MAX", "CHAIN_TTL_MS", "ENDED_TTL_MS", "WAITER_TTL_MS",
-    "COVER_MS_MAX", "COVERED_MAX",
+    "COVER_MS_MAX", "COVERED_MAX", "DOOR_TTL_MS",
 )  # fmt: skip
 _places: dict[str, dict[str, Any]] = {
     "COUNT": {name: place for place, name in enumerate(COUNTERS, 1)},
@@ -90,6 +92,8 @@ _texts = {
     **{f"{table}_TABLE": _table(entries) for table, entries in _places.items()},
     "VERSION": str(VERSION),
     "COUNTERS": str(len(COUNTERS)),
+    "AT_DOOR": f"'{AT_DOOR}'",
+    "DOOR_BYTE": str(ord(AT_DOOR)),
     "NO_NONCE": "'" + "\\0" * 12 + "'",
     # The name of a queue in the first of its keys; no namespace has a colon.
     "QUEUE_PATTERN": "'^{[^:]*:(.*)}:queue$'",

@@ -43,6 +43,7 @@ from waypost.store.port import (
 )
 from waypost.store.valkey import packing, workers
 from waypost.store.valkey.command import CRLF, ValkeyCall, command, evalsha_head, part
+from waypost.store.valkey.doors import ValkeyDoors
 from waypost.store.valkey.schedules import ScheduleVerbs
 from waypost.store.valkey.scripts import KEY_NAMES, VERSION, Script, script
 
@@ -101,6 +102,7 @@ class ValkeyStore(ScheduleVerbs):
         self.namespace = check_namespace(namespace)
         self.durability: Durability = durability
         self.source = source
+        self.doors = None if source.cluster else ValkeyDoors(self.namespace)
         #: Tests only: store time comes from here instead of the server.
         self.clock = clock
         self._replay_ttl = part(b"%d" % replay_ttl_ms)

@@ -18,15 +18,15 @@
 --  11 journal    stream  entry id = number of its last event; field e = the events of one step
 --  12 readers    hash    name -> number read to
 --  13 sleepers   zset    name by the end of its registration; '' ends last: while it is there, the memory is whole;
---                        ~<worker>: until when it is sure to look again
+--                        ~<worker>: until when it is sure to look again; !<name>: stands at its door
 --  14 rate       list    "at:count" of the claims inside the rate's window
 --  15 completed  list    finished messages, newest first
 --  16 outgoing   hash    id -> continuation or notice that has not been confirmed by its queue
 --  17 arrivals   zset    continuations and notices that arrived, by the time until which they are remembered
 --  18 operations hash    number -> first result, of one session; newest -> newest number and when the hash expires
 --  19 never              on a Cluster only: never written, so that no script begins in a slot that is moving
--- and, derived in the same slot: window:<key>, result:<id>, both with a TTL; schedules, a hash (see save_schedule.lua); and those
--- of chains.lua.
+-- and, derived in the same slot: window:<key>, result:<id>, both with a TTL; door:<sleeper>, a list of knocks with a TTL;
+-- schedules, a hash (see save_schedule.lua); and those of chains.lua.
 --
 -- State, 65 bytes and up to four texts: status (1: R D W L X) token (4) nonce (12) claimed_ms (8) lease_ms (4) deliveries (4)
 -- attempts (4) flags (1: 1 cancel requested, 2 awaited, 4 of a chain, 8 waits for chains) cause (1) published_ms (8) priority (1)
@@ -241,10 +241,20 @@ local function choose_sleepers(number)
   return names
 end
 
--- Whom to wake for what a step made claimable. They are told here, on the channel <base>ready: those who listen hear it
--- with the step itself. What cannot be told is no failure: it costs them a safety poll.
+-- Whom to wake for what a step made claimable. They are told here: those who stand at a door by a knock, the others on
+-- the channel <base>ready, where they hear it with the step itself. What cannot be told is no failure: it costs them a
+-- safety poll.
 local function wake(number)
-  local names = choose_sleepers(number)
-  if #names > 0 then redis.pcall('PUBLISH', BASE .. 'ready', concat(names, '\n')) end
-  return names
+  local names, words = choose_sleepers(number), {}
+  for i = 1, #names do
+    if byte(names[i]) == DOOR_BYTE then
+      local door = BASE .. 'door:' .. names[i]
+      redis.pcall('RPUSH', door, '')
+      redis.pcall('PEXPIRE', door, DOOR_TTL_MS)
+    else
+      words[#words + 1] = names[i]
+    end
+  end
+  if #words > 0 then redis.pcall('PUBLISH', BASE .. 'ready', concat(words, '\n')) end
+  return words
 end

@@ -69,7 +69,7 @@ end
 -- include moves if not plain
 
 begin_removing()
-if sleeper ~= '' then call('ZREM', SLEEPERS, sleeper) end
+if sleeper ~= '' then call('ZREM', SLEEPERS, sleeper, AT_DOOR .. sleeper) end
 if linger then call('ZREM', SLEEPERS, '~' .. worker) end
 
 for i = 1, #due do
