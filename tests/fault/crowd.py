@@ -1,6 +1,6 @@
 """A process full of idle worker loops, for the figures of wake-ups.
 
-    python -m tests.fault.crowd '{"url": …, "namespace": …, "wake": …, "loops": 10, "notes": …, "poll": 600}'
+    python -m tests.fault.crowd '{"url": …, "namespace": …, "wake": …, "loops": 10, "notes": …, "poll": 600, "nice": 0}'
 
 Each loop is a worker of a client of its own. A handler notes when it started; the body says when it was published.
 """
@@ -45,4 +45,5 @@ if __name__ == "__main__":
     options = json.loads(sys.argv[1])
     logging.getLogger("waypost").setLevel(logging.CRITICAL)
     vars(receive)["SAFETY_POLL_SECONDS"] = options["poll"]
+    os.nice(options["nice"])
     asyncio.run(crowd(options))

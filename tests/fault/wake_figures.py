@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -106,6 +107,30 @@ def until(condition: Callable[[], Any], what: str) -> None:
         time.sleep(0.01)
 
 
+@dataclass(frozen=True, slots=True)
+class Crowd:
+    """Processes of workers, and where they note what they start."""
+
+    notes: Path
+    processes: list[subprocess.Popen[bytes]]
+
+    def starts(self) -> list[float]:
+        """Milliseconds from publish to start, of each message."""
+        pairs = (line.split() for line in self.notes.read_text().splitlines())
+        return [(int(started) - int(published)) / 1e6 for published, started in pairs]
+
+    @contextmanager
+    def frozen(self) -> Iterator[None]:
+        """They do nothing at all for the length of a block."""
+        for process in self.processes:
+            process.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            for process in self.processes:
+                process.send_signal(signal.SIGCONT)
+
+
 @contextmanager
 def crowd(
     server: Server,
@@ -114,14 +139,15 @@ def crowd(
     wake: str | None = None,
     poll: float = NEVER,
     number: int = PROCESSES,
-) -> Iterator[Path]:
-    """Processes full of idle loops, all asleep; where they note what they start."""
+    nice: int = 0,
+) -> Iterator[Crowd]:
+    """Processes full of idle loops, all asleep. `nice`: they give way to others."""
     with tempfile.TemporaryDirectory() as folder:
         notes = Path(folder) / "notes"
         notes.touch()
         given = {
             "url": url or server.url, "namespace": server.namespace, "wake": wake, "loops": LOOPS,
-            "notes": str(notes), "poll": poll,
+            "notes": str(notes), "poll": poll, "nice": nice,
         }  # fmt: skip
         processes = [
             subprocess.Popen(
@@ -131,7 +157,7 @@ def crowd(
             for _ in range(number)
         ]  # fmt: skip
         try:
-            yield notes
+            yield Crowd(notes, processes)
         finally:
             for process in processes:
                 if process.stdin is not None:
@@ -142,12 +168,6 @@ def crowd(
                 except subprocess.TimeoutExpired:
                     process.kill()
                     process.wait()
-
-
-def read(notes: Path) -> list[float]:
-    """Milliseconds from publish to start, of each message."""
-    pairs = (line.split() for line in notes.read_text().splitlines())
-    return [(int(started) - int(published)) / 1e6 for published, started in pairs]
 
 
 def all_asleep(post: Waypost) -> bool:
@@ -175,14 +195,17 @@ def claims(server: Server, rounds: int) -> Iterator[Reading]:
     posts = [Waypost(server.url, namespace=server.namespace) for _ in range(MESSAGES)]
     posts[0].configure("orders", lease=NEVER)  # nobody looks for leases that end
     loops = PROCESSES * LOOPS
-    with CountingProxy(server.port, server.claim_mark) as proxy, crowd(server, url=server.through(proxy.port)) as notes:
+    with (
+        CountingProxy(server.port, server.claim_mark) as proxy,
+        crowd(server, url=server.through(proxy.port)) as workers,
+    ):
         until(lambda: all_asleep(posts[0]), "fifty sleepers")
         counted = []
         for number in range(1, rounds + 1):
             until(lambda: all_asleep(posts[0]), "fifty sleepers again")
             before = proxy.counted
             publish_at_once(server, posts)
-            until(lambda n=number: len(read(notes)) == n * MESSAGES, "all starts")  # type: ignore[misc]
+            until(lambda n=number: len(workers.starts()) == n * MESSAGES, "all starts")  # type: ignore[misc]
             until(lambda: all_asleep(posts[0]), "fifty sleepers again")
             counted.append(proxy.counted - before)
         yield Reading(
@@ -214,12 +237,12 @@ def starts(server: Server, rounds: int) -> Iterator[Reading]:
     """How soon: the same crowd, without a proxy between."""
     server.prepare()
     posts = [Waypost(server.url, namespace=server.namespace) for _ in range(MESSAGES)]
-    with crowd(server) as notes:
+    with crowd(server) as workers:
         for number in range(1, rounds + 1):
             until(lambda: all_asleep(posts[0]), "fifty sleepers")
             publish_at_once(server, posts)
-            until(lambda n=number: len(read(notes)) == n * MESSAGES, "all starts")  # type: ignore[misc]
-        taken = read(notes)
+            until(lambda n=number: len(workers.starts()) == n * MESSAGES, "all starts")  # type: ignore[misc]
+        taken = workers.starts()
     for post in posts:
         post.close()
     p50 = statistics.median(taken)
@@ -232,14 +255,14 @@ def all_lost(server: Server, rounds: int) -> Iterator[Reading]:
     with (
         Proxy(server.port) as proxy,
         Waypost(server.url, namespace=server.namespace) as post,
-        crowd(server, wake=server.through(proxy.port), poll=SAFETY_POLL_SECONDS) as notes,
+        crowd(server, wake=server.through(proxy.port), poll=SAFETY_POLL_SECONDS) as workers,
     ):
         until(lambda: all_asleep(post), "fifty sleepers")
         proxy.silence(requests=False)
         for number in range(1, rounds + 1):
             post.publish("orders", time.monotonic_ns())
-            until(lambda n=number: len(read(notes)) == n, "the start")  # type: ignore[misc]
-        taken = read(notes)
+            until(lambda n=number: len(workers.starts()) == n, "the start")  # type: ignore[misc]
+        taken = workers.starts()
         proxy.heal()
     slowest = max(taken) / 1000
     yield Reading(
@@ -261,7 +284,7 @@ def busy(server: Server, rounds: int) -> Iterator[Reading]:
 
     server.prepare()
     each, publishers = 150 * rounds, 4
-    with Waypost(server.url, namespace=server.namespace) as post, crowd(server, poll=SAFETY_POLL_SECONDS) as notes:
+    with Waypost(server.url, namespace=server.namespace) as post, crowd(server, poll=SAFETY_POLL_SECONDS) as workers:
         until(lambda: all_asleep(post), "fifty sleepers")
         heard = [0]
         over = threading.Event()
@@ -288,7 +311,7 @@ def busy(server: Server, rounds: int) -> Iterator[Reading]:
             thread.join()
         count = each * publishers
         rate = count / (time.monotonic() - began)
-        until(lambda: len(read(notes)) == count, "all starts")
+        until(lambda: len(workers.starts()) == count, "all starts")
         over.set()
         listener.join()
     share = 1000 * heard[0] / count
@@ -301,31 +324,38 @@ def busy(server: Server, rounds: int) -> Iterator[Reading]:
 
 
 def commits(server: Server, rounds: int) -> Iterator[Reading]:
-    """What a publishing transaction takes, by turns with workers that are woken and with workers that poll."""
+    """What a publishing transaction takes, by turns with workers that are woken and with workers that poll.
+
+    The workers give way to the publishers, as if they had another machine: where both share two cores, a worker that
+    handles a message at once takes them from the next publish, and one that polls does so later and for many at once.
+    Medians of the turns: the machine's own hiccups are longer than what is looked for.
+    """
     if server.kind != "postgres":
         return
     polled = Server(server.kind, server.url, server.port)
     server.prepare()
     polled.prepare()
     taken: dict[str, list[float]] = {server.namespace: [], polled.namespace: []}
-    rate, seconds, publishers = 1000.0, 1.0, 5
+    rate, seconds, publishers = 1000.0, 2.0, 5
     with (
         Waypost(server.url, namespace=server.namespace) as post,
-        crowd(server, poll=SAFETY_POLL_SECONDS, number=1),
-        crowd(polled, wake="poll", poll=SAFETY_POLL_SECONDS, number=1),
+        crowd(server, poll=SAFETY_POLL_SECONDS, number=1, nice=15) as woken,
+        crowd(polled, wake="poll", poll=SAFETY_POLL_SECONDS, number=1, nice=15) as polling,
     ):
-        for turn in range(rounds + 1):
-            for namespace, values in taken.items():
+        for turn in range(rounds + 3):
+            for namespace, others in ((server.namespace, polling), (polled.namespace, woken)):
                 until(lambda: post.stats("orders").sleepers == LOOPS, "the sleepers")
-                found = publish_evenly(server.url, namespace, rate, seconds, publishers)
+                with others.frozen():
+                    found = publish_evenly(server.url, namespace, rate, seconds, publishers)
                 if turn:  # the first turn warms everything up
-                    values += found
-    with_words, without = (statistics.quantiles(values, n=100)[98] for values in taken.values())
+                    taken[namespace].append(statistics.quantiles(found, n=100)[98])
+    with_words, without = (statistics.median(values) for values in taken.values())
+    ratio = statistics.median(one / other for one, other in zip(*taken.values(), strict=True))
     yield Reading(
         "wake-ups: commit of a publish, p99",
-        f"{with_words:.1f} ms with sleepers, {without:.1f} ms without wake-ups, ratio {with_words / without:.2f}",
+        f"{with_words:.1f} ms with sleepers, {without:.1f} ms without wake-ups, ratio {ratio:.2f}",
         "ratio 1.5",
-        with_words <= 1.5 * without,
+        ratio <= 1.5,
     )
 
 

@@ -218,6 +218,16 @@ class TestPools:
 
             assert asyncio.run(live()) == 1
 
+    @pytest.mark.promise("LEASE-14")
+    def test_a_server_that_refuses_the_connection_is_quoted(self, server: PostgresServer, database: Any) -> None:
+        database.execute("CREATE DATABASE closed ALLOW_CONNECTIONS false")
+        try:
+            url = server.url.rpartition("/")[0] + "/closed"
+            with pytest.raises(errors.StoreUnavailable, match="is not currently accepting connections"), Waypost(url):
+                pass
+        finally:
+            database.execute("DROP DATABASE closed")
+
     @pytest.mark.promise("STORE-5")
     def test_a_single_connection_is_refused(self, database: Any) -> None:
         with pytest.raises(errors.UnusableClient, match="ConnectionPool"):

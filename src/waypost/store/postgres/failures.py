@@ -59,6 +59,10 @@ def refused(state: str, text: str, queue: str, verb: str) -> WaypostError:
     return StoreFailed(f"the server answered {verb} on queue {queue} with an error: {state} {text[:300]}")
 
 
+#: What a server says that answers, and refuses the connection: it has too many, or is starting or stopping.
+REFUSAL = re.compile(r"FATAL: +([^\n]+)")
+
+
 def lost(error: BaseException, shown: str, *, sent: bool) -> StoreError:
     """The connection failed: before the request was sent, or after."""
     text = without_secrets(str(error))
@@ -67,6 +71,9 @@ def lost(error: BaseException, shown: str, *, sent: bool) -> StoreError:
     if "does not exist" in text and "database" in text:
         return StoreUnavailable(f"{shown} has no such database; create it, or correct the name in the URL")
     name = type(error).__name__
+    said = REFUSAL.search(text)
+    if said is not None and not sent:
+        return StoreUnavailable(f"{shown} takes no connection right now: {said[1][:160]}")
     if sent:
         return OutcomeUnknown(f"the connection to {shown} was lost before its reply came ({name}); it is not known "
                               "whether the request was carried out")  # fmt: skip

@@ -15,6 +15,9 @@ $body$;
 CREATE OR REPLACE FUNCTION {wake}(q {queue}, p_now bigint, p_count bigint, p_apart boolean DEFAULT false) RETURNS text[]
 LANGUAGE plpgsql AS $body$
 DECLARE
+    v_sleeping boolean;
+    v_recent boolean;
+    v_covered boolean;
     v_names text[];
     v_again text[];
 BEGIN
@@ -31,7 +34,17 @@ BEGIN
     IF q.paused THEN
         RETURN '{}';
     END IF;
-    SELECT s.names, s.again INTO v_names, v_again FROM {sleepers}(q, p_now, p_count, false) s;
+    -- In line, because it is asked at every publish; on a busy queue this is all.
+    SELECT bool_or(NOT s.awake) FILTER (WHERE s.name NOT LIKE '~%'),
+        bool_or(s.woken_ms > p_now - 250) FILTER (WHERE s.name NOT LIKE '~%'),
+        bool_or(s.name LIKE '~%' AND s.until_ms <= p_now + 100)
+    INTO v_sleeping, v_recent, v_covered FROM {sleeper} s
+    WHERE s.queue = q.number AND s.until_ms > p_now;
+    -- Where somebody looks again soon, it takes a few messages more than any other would.
+    IF NOT (v_sleeping OR v_recent) OR (p_count <= 8 AND v_covered) THEN
+        RETURN '{}';
+    END IF;
+    SELECT s.names, s.again INTO v_names, v_again FROM {sleepers}(q, p_now, p_count, false, v_sleeping) s;
     IF cardinality(v_names) + cardinality(v_again) > 0 THEN
         PERFORM {tell}(q.name, v_names || v_again);
     END IF;
@@ -45,6 +58,9 @@ CREATE OR REPLACE FUNCTION {wake_at_commit}() RETURNS trigger LANGUAGE plpgsql {
 DECLARE
     q {queue};
     v_now bigint := floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint;
+    v_sleeping boolean;
+    v_recent boolean;
+    v_covered boolean;
     v_names text[];
     v_again text[];
 BEGIN
@@ -53,14 +69,17 @@ BEGIN
         PERFORM {tell}(q.name, '{*}');
         RETURN NULL;
     END IF;
-    IF (SELECT bool_or(NOT s.awake OR s.woken_ms > v_now - 250) FROM {sleeper} s
-        WHERE s.queue = NEW.queue AND s.until_ms > v_now AND s.name NOT LIKE '~%') IS FALSE
-    THEN
+    SELECT bool_or(NOT s.awake) FILTER (WHERE s.name NOT LIKE '~%'),
+        bool_or(s.woken_ms > v_now - 250) FILTER (WHERE s.name NOT LIKE '~%'),
+        bool_or(s.name LIKE '~%' AND s.until_ms <= v_now + 100)
+    INTO v_sleeping, v_recent, v_covered FROM {sleeper} s
+    WHERE s.queue = NEW.queue AND s.until_ms > v_now;
+    IF NOT (v_sleeping OR v_recent) OR (NEW.wake <= 8 AND v_covered) THEN
         RETURN NULL;
     END IF;
     SELECT * INTO q FROM {queue} t WHERE t.number = NEW.queue AND NOT t.paused;
     IF FOUND THEN
-        SELECT s.names, s.again INTO v_names, v_again FROM {sleepers}(q, v_now, NEW.wake, true) s;
+        SELECT s.names, s.again INTO v_names, v_again FROM {sleepers}(q, v_now, NEW.wake, true, v_sleeping) s;
         IF cardinality(v_names) + cardinality(v_again) > 0 THEN
             PERFORM {tell}(q.name, v_names || v_again);
         END IF;
@@ -87,29 +106,14 @@ END $body$;
 -- Whom to wake: the last to fall asleep first. At the commit of somebody's own transaction (`p_apart`) no client learns the
 -- names, so only those who listen here are taken. `again` are those who may be falling asleep at this moment, in a step that
 -- cannot see ours, nor ours theirs: they were woken just now, or are locked by their own claim. They are told to look
--- once more, but only where too few are known to sleep.
+-- once more, but only where too few are known to sleep. `p_sleeping`: whether anybody is known to; NULL: nobody knows.
 CREATE OR REPLACE FUNCTION {sleepers}(
-    q {queue}, p_now bigint, p_count bigint, p_apart boolean, OUT names text[], OUT again text[]
+    q {queue}, p_now bigint, p_count bigint, p_apart boolean, p_sleeping boolean, OUT names text[], OUT again text[]
 ) LANGUAGE plpgsql AS $body$
-DECLARE
-    v_sleeping boolean;
-    v_recent boolean;
 BEGIN
     names := '{}';
     again := '{}';
-    SELECT bool_or(NOT s.awake), bool_or(s.woken_ms > p_now - 250) INTO v_sleeping, v_recent FROM {sleeper} s
-    WHERE s.queue = q.number AND s.until_ms > p_now AND s.name NOT LIKE '~%';
-    IF NOT (v_sleeping OR v_recent) THEN
-        RETURN;
-    END IF;
-    IF p_count <= 8 AND EXISTS (
-        SELECT 1 FROM {sleeper} s
-        WHERE s.queue = q.number AND s.until_ms > p_now AND s.until_ms <= p_now + 100 AND s.name LIKE '~%')
-    THEN
-        -- Somebody looks again so soon that it takes a few messages more than any other would.
-        RETURN;
-    END IF;
-    IF v_sleeping IS NULL THEN
+    IF p_sleeping IS NULL THEN
         -- The memory of who sleeps is gone: everybody wakes, once. Whoever does it first does it for all.
         IF pg_try_advisory_xact_lock({lock_of}('sleeper'), q.number) THEN
             INSERT INTO {sleeper} AS s (queue, name, until_ms, awake) VALUES (q.number, '', p_now + 60000, true)
@@ -118,7 +122,7 @@ BEGIN
         END IF;
         RETURN;
     END IF;
-    IF v_sleeping THEN
+    IF p_sleeping THEN
         WITH chosen AS (
             SELECT s.name, s.until_ms FROM {sleeper} s
             WHERE s.queue = q.number AND NOT s.awake AND s.until_ms > p_now AND (s.name LIKE '@%' OR NOT p_apart)
