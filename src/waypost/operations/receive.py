@@ -18,7 +18,7 @@ from waypost.policy import (
     SAFETY_POLL_SECONDS,
     RetryPolicy,
 )
-from waypost.store.port import Hold
+from waypost.store.port import Hold, Visitor
 from waypost.wake.bell import Bell
 
 T = TypeVar("T")
@@ -150,11 +150,11 @@ def claim(
     *,
     sleeper: str | None = None,
     linger_ms: int | None = None,
-    at_door: tuple[float, Callable[[], None]] | None = None,
+    at_door: tuple[float, Visitor] | None = None,
 ) -> Flow[Claimed]:
     """Claim messages. If the reply is lost and the wait is over, ask for that claim again and take nothing new.
 
-    `at_door`: the store begins only when the sleeper is woken, or after so many seconds; and whom to tell of that.
+    `at_door`: the store begins only when the sleeper is woken, or after so many seconds; and who waits there.
     """
     store = link.store
     operation = link.lanes.begin(queue)

@@ -13,7 +13,7 @@ look again so soon that until then nobody is woken for a few messages; 0 ends th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
 from msgspec import Struct
@@ -209,12 +209,22 @@ class AsyncExecutor(Protocol):
     async def close(self) -> None: ...
 
 
+class Visitor(Protocol):
+    """One that waits at a door."""
+
+    def arrive(self, *, told: bool) -> None:
+        """It stands there, and can be called away. `told`: it was woken on its way, and need not wait."""
+        ...
+
+    def let_in(self, *, called: bool) -> None:
+        """Its claim begins: somebody called it away, there is work, or the time is up."""
+        ...
+
+
 class Doors(Protocol):
     """Where a store lets an idle sleeper wait in its server, so that a wake-up and the claim after it are one step."""
 
-    def at_door(
-        self, claim: Call[Claimed], sleeper: str, seconds: float, on_arrival: Callable[[], None]
-    ) -> Call[Claimed]:
+    def at_door(self, claim: Call[Claimed], sleeper: str, seconds: float, visitor: Visitor) -> Call[Claimed]:
         """The same claim, but it begins when its sleeper is woken, and after so many seconds at the latest.
 
         Only for a sleeper that the last claim registered. It can be run once; whoever asks again asks for the claim.

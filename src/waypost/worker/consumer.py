@@ -296,7 +296,7 @@ class Consumer:
         if door is None or sleeper is None:
             flow = receive.claim(self._link, self.queue, limit, sleeper=sleeper, linger_ms=cover_ms)
             return await self._answered(flow)
-        at_door = (door, rest.arrive)
+        at_door = (door, rest)
         flow = receive.claim(self._link, self.queue, limit, sleeper=sleeper, linger_ms=cover_ms, at_door=at_door)
         rest.go(sleeper, door)
         claimed = None

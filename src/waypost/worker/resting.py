@@ -53,6 +53,11 @@ class Rest:
         self._went_at = 0.0
         self._stands_for = 0.0
         self._stands = False
+        #: Poked there, and not known yet whether its claim began after that.
+        self._owes_look = False
+        #: Woken on the way there, and how often it was poked since it went.
+        self._told = False
+        self._pokes = 0
         #: Called away, or came for nothing: it sleeps on its loop before it goes there again.
         self._in_vain = False
         self._knocks: set[asyncio.Task[None]] = set()
@@ -102,6 +107,7 @@ class Rest:
         A claim under way may have looked before the work came.
         """
         self.poked = True
+        self._pokes += 1
         self.wake()
 
     def wake(self) -> None:
@@ -109,9 +115,9 @@ class Rest:
         if self._asleep is not None and not self._asleep.done():
             self._asleep.set_result(None)
         elif self._stands:
-            # The claim that waits there may have begun before: a poke stays one for the next sleep.
             self._stands = False
             self._knock()
+            self._owes_look, self.poked = self.poked, False
 
     def wake_at(self, due: float) -> None:
         """Something of our own comes due, of which the last claim's answer could not know."""
@@ -130,19 +136,28 @@ class Rest:
 
     def go(self, sleeper: str, seconds: float) -> None:
         """A claim begins that waits at the door."""
+        self._pokes, self._told = 0, False
         self._sleeper, self._went_at, self._stands_for = sleeper, time.monotonic(), seconds
         self._pulse.rests(seconds)
 
-    def arrive(self) -> None:
+    def arrive(self, *, told: bool) -> None:
         """It is there. Whoever called it away before that could not be heard."""
-        self._stands = True
+        self._told, self._stands = told, not told
         if self.poked or self._own_due < float("inf"):
             self.wake()
+
+    def let_in(self, *, called: bool) -> None:
+        """That claim begins. If it was not by our knock, it may have begun before: a poke is still owed a look."""
+        self._owes_look = self._owes_look and not called
 
     def leave(self, *, found: bool) -> None:
         """That claim has ended."""
         self._in_vain = not found and time.monotonic() - self._went_at < self._stands_for / 2
-        self._stands = False
+        self.poked = self.poked or self._owes_look
+        if self._told and self._pokes == 1:
+            # That was the word that it was told by: words come in their order, so nothing has been told since.
+            self.poked = False
+        self._stands = self._owes_look = False
         self._pulse.wakes()
 
     def _knock(self) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from waypost.store.port import Call
+from waypost.store.port import Call, Visitor
 from waypost.store.valkey.scripts import Script
 
 T = TypeVar("T")
@@ -20,12 +20,12 @@ CRLF = b"\r\n"
 
 @dataclass(slots=True)
 class Door:
-    """What goes before a claim that waits at the server: two commands, their script, how long, whom to tell of it."""
+    """What goes before a claim that waits at the server: two commands, their script, for how long, and for whom."""
 
     packed: bytes
     script: Script
     seconds: float
-    on_arrival: Callable[[], None]
+    visitor: Visitor
 
 
 @dataclass(slots=True)

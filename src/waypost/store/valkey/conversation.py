@@ -17,7 +17,7 @@ from waypost.errors import OutcomeUnknown, WaypostError
 from waypost.store.port import Call
 from waypost.store.valkey.command import Door, ValkeyCall, command
 from waypost.store.valkey.failures import Redirected, refused
-from waypost.store.valkey.scripts import Script
+from waypost.store.valkey.scripts import CALLED, Script
 
 T = TypeVar("T")
 Conversation = Generator[bytes | None, Any, T]
@@ -45,15 +45,18 @@ def ask_at_door(call: ValkeyCall[T], door: Door, loaded: set[bytes]) -> Conversa
             loaded.add(door.script.sha)
     asked = request(call)
     yield door.packed + (next(asked) or b"")
+    waits = 1
     try:
-        yield None
+        waits = yield None
     except NoScriptError:
         loaded.discard(door.script.sha)
     except ResponseError:
         pass  # it is not registered there; whoever calls it away can do so all the same
-    door.on_arrival()
+    door.visitor.arrive(told=waits == 0)
+    opened = None
     with suppress(ResponseError):  # then nothing holds the request back
-        yield None
+        opened = yield None
+    door.visitor.let_in(called=opened is not None and opened[1] == CALLED.encode())
     return (yield from asked)
 
 

@@ -7,12 +7,11 @@ its answer is the first that the worker hears. By a word, it would hear the word
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import cast
 
 from waypost.message import Claimed
-from waypost.store.port import Call
+from waypost.store.port import Call, Visitor
 from waypost.store.valkey.command import Door, ValkeyCall, command
 from waypost.store.valkey.scripts import AT_DOOR, script
 
@@ -23,15 +22,13 @@ class ValkeyDoors:
     def __init__(self, namespace: str) -> None:
         self._namespace = namespace
 
-    def at_door(
-        self, claim: Call[Claimed], sleeper: str, seconds: float, on_arrival: Callable[[], None]
-    ) -> Call[Claimed]:
+    def at_door(self, claim: Call[Claimed], sleeper: str, seconds: float, visitor: Visitor) -> Call[Claimed]:
         call = cast("ValkeyCall[Claimed]", claim)
         text, base = script("wait"), self._base(call.queue)
         sleepers, door = f"{base}sleepers".encode(), f"{base}door:{AT_DOOR}{sleeper}".encode()
         packed = command(b"EVALSHA", text.sha, b"2", sleepers, door, sleeper.encode())
         packed += command(b"BLPOP", door, b"%.3f" % seconds)
-        return replace(call, door=Door(packed, text, seconds, on_arrival))
+        return replace(call, door=Door(packed, text, seconds, visitor))
 
     def knock(self, queue: str, sleeper: str) -> Call[None]:
         text, door = script("knock"), f"{self._base(queue)}door:{AT_DOOR}{sleeper}".encode()
