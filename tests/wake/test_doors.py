@@ -150,15 +150,20 @@ def test_a_timer_is_slept_for_on_the_loop_and_not_at_the_door(doors: Doors) -> N
         doors.stands()
 
 
-@pytest.mark.promise("LEASE-7")
-def test_nobody_waits_at_the_door_for_what_is_delivered_at_most_once(doors: Doors) -> None:
-    doors.other.configure("orders", lease=None)
+@pytest.mark.promise("LEASE-7", "WAKE-5")
+@pytest.mark.parametrize("lease", [None, 1.4])
+def test_nobody_waits_at_the_door_for_what_would_be_lost_or_late_there(doors: Doors, lease: float | None) -> None:
+    doors.other.configure("orders", lease=lease)
     doors.handled()
     with doors.stage.working():
         assert until(lambda: doors.other.stats("orders").sleepers == 1, "a sleeper")
         assert not doors.waiting()
         doors.other.publish("orders", 1)
         assert until(lambda: doors.started == [1], "the start")
+        before = len(doors.polls)
+        doors.other.publish("elsewhere", 1, delay=0.6)
+        assert until(lambda: doors.other.stats("elsewhere").next_due_ms == 0, "the time")
+        assert len(doors.polls) <= before + 2
 
 
 @pytest.mark.promise("WAKE-3")

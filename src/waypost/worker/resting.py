@@ -81,6 +81,7 @@ class Rest:
         """
         now = time.monotonic()
         end = self._own_due if seconds is None else min(now + seconds, self._own_due)
+        then_door = then_door and min(end - now, self._door_seconds) >= DOOR_SECONDS_MIN
         if rests:
             self._pulse.rests(end - now)
         self.awaits_idleness = then_door
