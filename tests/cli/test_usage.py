@@ -67,6 +67,13 @@ def test_the_help_lists_every_command_in_its_group_and_fits_80_columns() -> None
     assert all(f"  {code:<4} " in told for code in CODES)
 
 
+def test_without_a_command_the_list_of_commands_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out == parser().format_help()
+
+
 @pytest.mark.parametrize("name", sorted({path.split()[0] for path in leaves(parser())} - ELSEWHERE))
 def test_every_command_has_help_with_an_example_that_can_be_parsed(name: str) -> None:
     told = parser_of(name).format_help()

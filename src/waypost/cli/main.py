@@ -121,7 +121,7 @@ def parser() -> TopParser:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; its exit code. Whatever was wrong with the call or the store is told in one sentence."""
     given = sys.argv[1:] if arguments is None else list(arguments)
-    options = parser().parse_args(given)
+    options = parser().parse_args(given or ["--help"])
     options.arguments = given
     run: Callable[[argparse.Namespace], int] = options.run
     try:
