@@ -70,6 +70,35 @@ def test_without_it_a_restart_begins_empty() -> None:
         assert command(server, "GET", "a") == b"$-1\r\n"
 
 
+INTERRUPTED_AT_ITS_START = """
+import os, signal, subprocess
+from waypost.testing.servers import ValkeyServer
+
+class Interrupted(ValkeyServer):
+    def _watch(self, start):
+        def begin():
+            server = start()
+            print(server.pid, self.directory, flush=True)
+            os.kill(os.getpid(), signal.SIGINT)
+            return server
+        super()._watch(begin)
+
+Interrupted().start()
+"""
+
+
+def test_an_interrupt_at_the_start_of_a_server_leaves_none() -> None:
+    ran = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED_AT_ITS_START], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert "KeyboardInterrupt" in ran.stderr
+    pid, directory = ran.stdout.split()
+    deadline = time.monotonic() + 20
+    while not is_gone(int(pid)) or Path(directory).exists():
+        assert time.monotonic() < deadline, f"the server {pid} was left behind"
+        time.sleep(0.01)
+
+
 @pytest.mark.parametrize(("module", "kind"), [("servers", "ValkeyServer"), ("postgres", "PostgresServer")])
 def test_a_server_ends_when_the_process_that_started_it_is_killed(module: str, kind: str) -> None:
     script = (

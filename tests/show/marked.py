@@ -1,4 +1,7 @@
-"""Finds what a program left behind: every process that carries a mark in its environment, whatever its parent is."""
+"""Finds what a program left behind: every process that carries a mark in its environment, whatever its parent is.
+
+A Valkey writes over its environment. One that has lost its parent, and began after the mark was made, is left behind.
+"""
 
 from __future__ import annotations
 
@@ -9,28 +12,36 @@ from pathlib import Path
 
 VARIABLE = "WAYPOST_TEST_MARK"
 PATIENCE_SECONDS = 60.0
+TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def new_mark() -> dict[str, str]:
     """An environment that everything started with it inherits."""
-    return os.environ | {VARIABLE: uuid.uuid4().hex}
+    return os.environ | {VARIABLE: f"{uuid.uuid4().hex} {time.clock_gettime(time.CLOCK_BOOTTIME):.2f}"}
 
 
 def carriers(environment: dict[str, str]) -> dict[int, str]:
     """The processes that have the mark, with their command lines. What has ended is none."""
     wanted = f"{VARIABLE}={environment[VARIABLE]}".encode()
+    began = float(environment[VARIABLE].split()[1])
     found = {}
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
             continue
         try:
-            if wanted in (entry / "environ").read_bytes().split(b"\0"):
+            if wanted in (entry / "environ").read_bytes().split(b"\0") or _is_lost_server(entry, began):
                 command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
                 if command:
                     found[int(entry.name)] = command
         except OSError:
             continue  # it ended while we looked
     return found
+
+
+def _is_lost_server(entry: Path, began: float) -> bool:
+    name, _, fields = (entry / "stat").read_text().partition("(")[2].rpartition(") ")
+    parent, started = int(fields.split()[1]), int(fields.split()[19]) / TICKS
+    return name in ("valkey-server", "redis-server") and parent == 1 and started >= began
 
 
 def left_behind(environment: dict[str, str]) -> dict[int, str]:

@@ -63,7 +63,7 @@ class PgBouncer(EmbeddedServer):
         give_away(path)
         with (self.directory / "server.log").open("ab") as log:
             self._watch(
-                subprocess.Popen(
+                lambda: subprocess.Popen(
                     [str(self._program), "-q", str(path)], stdin=subprocess.DEVNULL, stdout=log, stderr=log,
                     start_new_session=True, **identity(self.directory),
                 )

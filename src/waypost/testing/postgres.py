@@ -112,7 +112,7 @@ class PostgresServer(EmbeddedServer):
             command = ["prlimit", f"--fsize={self._file_bytes_max}", *command]
         with (self.directory / "server.log").open("ab") as log:
             self._watch(
-                subprocess.Popen(
+                lambda: subprocess.Popen(
                     command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
                     **identity(self.directory),
                 )

@@ -93,7 +93,7 @@ class RabbitServer(EmbeddedServer):
         (self.directory / "plugins").write_text("[].\n")
         (self.directory / "rabbitmq.conf").write_text("log.console = false\n")
         self._watch(
-            subprocess.Popen(
+            lambda: subprocess.Popen(
                 self._command(), env=self._environment(), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL, start_new_session=True, cwd=self.directory,
             )

@@ -19,8 +19,10 @@ import signal
 import socket
 import subprocess
 import tempfile
+import threading
 import time
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import ClassVar, Self
@@ -131,21 +133,25 @@ class EmbeddedServer:
     def _launch(self) -> None:
         # A session of its own: Ctrl-C is for the tests, which then end the server in order.
         self._watch(
-            subprocess.Popen(
+            lambda: subprocess.Popen(
                 self._command(), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
                 start_new_session=True,
             )
         )  # fmt: skip
 
-    def _watch(self, server: subprocess.Popen[bytes]) -> None:
-        """From here on it is ours, and ends with us."""
-        self._server = server
-        _running.add(self)  # first: whoever is interrupted here ends it at the exit
-        doomed = str(self.directory) if self._own_directory else ""
-        self._watcher = subprocess.Popen(
-            ["/bin/sh", "-c", _WATCH, "watch", str(server.pid), doomed],
-            stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
-        )  # fmt: skip
+    def _watch(self, start: Callable[[], subprocess.Popen[bytes]]) -> None:
+        """Start it and its watcher: from there on it is ours, and ends with us."""
+
+        def launch() -> None:
+            self._server = start()
+            _running.add(self)
+            doomed = str(self.directory) if self._own_directory else ""
+            self._watcher = subprocess.Popen(
+                ["/bin/sh", "-c", _WATCH, "watch", str(self._server.pid), doomed],
+                stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
+            )  # fmt: skip
+
+        _uninterrupted(launch)
 
     def _wait_until_it_answers(self) -> bool:
         deadline = time.monotonic() + START_SECONDS_MAX
@@ -224,6 +230,26 @@ class RedisServer(EmbeddedServer):
     @classmethod
     def _find_program(cls) -> Path:
         return _program(cls.wheel, "bin/redis-server")
+
+
+def _uninterrupted(work: Callable[[], None]) -> None:
+    """Run what Ctrl-C must not cut in half, or a server would run of which nobody knows.
+
+    An interrupt reaches the main thread only, and no process ends before its other threads have.
+    """
+    failures: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            work()
+        except BaseException as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=run, name="waypost starts a server")
+    thread.start()
+    thread.join()
+    if failures:
+        raise failures[0]
 
 
 def _program(wheel: str, pattern: str) -> Path:
