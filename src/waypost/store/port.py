@@ -216,8 +216,8 @@ class Visitor(Protocol):
         """It stands there, and can be called away. `told`: it was woken on its way, and need not wait."""
         ...
 
-    def let_in(self, *, called: bool) -> None:
-        """Its claim begins: somebody called it away, there is work, or the time is up."""
+    def let_in(self, *, by: str) -> None:
+        """Its claim begins: somebody called it away by this word, or there is work or the time is up."""
         ...
 
 
@@ -231,8 +231,8 @@ class Doors(Protocol):
         """
         ...
 
-    def knock(self, queue: str, sleeper: str) -> Call[None]:
-        """Call a sleeper away, once it has arrived at its door: its claim begins now."""
+    def knock(self, queue: str, sleeper: str, word: str) -> Call[None]:
+        """Call a sleeper away by a word, once it has arrived at its door: its claim begins now."""
         ...
 
 

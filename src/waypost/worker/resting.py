@@ -58,6 +58,7 @@ class Rest:
         #: Woken on the way there, and how often it was poked since it went.
         self._told = False
         self._pokes = 0
+        self._visits = 0
         #: Called away, or came for nothing: it sleeps on its loop before it goes there again.
         self._in_vain = False
         self._knocks: set[asyncio.Task[None]] = set()
@@ -137,6 +138,7 @@ class Rest:
 
     def go(self, sleeper: str, seconds: float) -> None:
         """A claim begins that waits at the door."""
+        self._visits += 1
         self._pokes, self._told = 0, False
         self._sleeper, self._went_at, self._stands_for = sleeper, time.monotonic(), seconds
         self._pulse.rests(seconds)
@@ -147,9 +149,12 @@ class Rest:
         if self.poked or self._own_due < float("inf"):
             self.wake()
 
-    def let_in(self, *, called: bool) -> None:
-        """That claim begins. If it was not by our knock, it may have begun before: a poke is still owed a look."""
-        self._owes_look = self._owes_look and not called
+    def let_in(self, *, by: str) -> None:
+        """That claim begins. If it was not by our knock, it may have begun before: a poke is still owed a look.
+
+        A knock that came too late the last time can open the door now; it is no answer to what was poked since.
+        """
+        self._owes_look = self._owes_look and by != str(self._visits)
 
     def leave(self, *, found: bool) -> None:
         """That claim has ended."""
@@ -165,7 +170,9 @@ class Rest:
         doors = self._link.store.doors
         if doors is None:
             return
-        knock = self._loop.create_task(self._run(doors.knock(self._queue, self._sleeper)), name="waypost knocks")
+        knock = self._loop.create_task(
+            self._run(doors.knock(self._queue, self._sleeper, str(self._visits))), name="waypost knocks"
+        )
         self._knocks.add(knock)
         knock.add_done_callback(self._knocks.discard)
 

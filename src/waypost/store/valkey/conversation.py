@@ -17,7 +17,7 @@ from waypost.errors import OutcomeUnknown, WaypostError
 from waypost.store.port import Call
 from waypost.store.valkey.command import Door, ValkeyCall, command
 from waypost.store.valkey.failures import Redirected, refused
-from waypost.store.valkey.scripts import CALLED, Script
+from waypost.store.valkey.scripts import Script
 
 T = TypeVar("T")
 Conversation = Generator[bytes | None, Any, T]
@@ -56,7 +56,7 @@ def ask_at_door(call: ValkeyCall[T], door: Door, loaded: set[bytes]) -> Conversa
     opened = None
     with suppress(ResponseError):  # then nothing holds the request back
         opened = yield None
-    door.visitor.let_in(called=opened is not None and opened[1] == CALLED.encode())
+    door.visitor.let_in(by="" if opened is None else opened[1].decode())
     return (yield from asked)
 
 

@@ -30,9 +30,9 @@ class ValkeyDoors:
         packed += command(b"BLPOP", door, b"%.3f" % seconds)
         return replace(call, door=Door(packed, text, seconds, visitor))
 
-    def knock(self, queue: str, sleeper: str) -> Call[None]:
+    def knock(self, queue: str, sleeper: str, word: str) -> Call[None]:
         text, door = script("knock"), f"{self._base(queue)}door:{AT_DOOR}{sleeper}".encode()
-        packed = command(b"EVALSHA", text.sha, b"1", door)
+        packed = command(b"EVALSHA", text.sha, b"1", door, word.encode())
         return ValkeyCall("knock", queue, packed, lambda reply: None, text, key=door, place=door)
 
     def _base(self, queue: str) -> str:

@@ -23,8 +23,6 @@ VERSION = 1
 
 #: The mark of sleepers that stand at their door.
 AT_DOOR = "!"
-#: What lies behind a door for one that is called away; for one that there is work for, nothing.
-CALLED = "called"
 #: Suffixes of a queue's keys, in the order of KEYS.
 KEY_NAMES = (
     "queue", "messages", "state", "ready", "due", "leases", "keys", "waiting", "dead", "errors", "journal", "readers",
@@ -95,7 +93,6 @@ _texts = {
     "VERSION": str(VERSION),
     "COUNTERS": str(len(COUNTERS)),
     "AT_DOOR": f"'{AT_DOOR}'",
-    "CALLED": f"'{CALLED}'",
     "DOOR_BYTE": str(ord(AT_DOOR)),
     "NO_NONCE": "'" + "\\0" * 12 + "'",
     # The name of a queue in the first of its keys; no namespace has a colon.
