@@ -1,4 +1,4 @@
-"""The code base kept tidy by a test: lengths of functions, docstrings, words and assertions, so that no one has to remember them."""
+"""The code base kept tidy by a test: functions, docstrings, words and assertions, so that no one must remember them."""
 
 from __future__ import annotations
 
