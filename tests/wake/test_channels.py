@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import logging
+import os
+import socket
+import sqlite3
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +17,7 @@ from tests.wake.conftest import Line, Notes, served_hub, until
 from waypost.testing.servers import ValkeyServer
 from waypost.testing.setups import ClusterSetup, SentinelSetup, client_of
 from waypost.wake import hub as hubs
-from waypost.wake.files import FileHub, WatchingTransport
+from waypost.wake.files import FileHub, SocketTransport, WatchingTransport
 from waypost.wake.hub import Hub, ThreadHub
 from waypost.wake.port import EVERYBODY, LOOK, Topic
 
@@ -274,6 +278,123 @@ def test_sockets_of_processes_that_were_killed_are_swept_away(folder: Path, name
     assert len(list(left.iterdir())) == 1
     FileHub(str(path)).send(Topic(namespace, "ready", "orders"), ["a"])
     assert list(left.iterdir()) == []
+
+
+def transport_of(hub: FileHub, namespace: str) -> object:
+    """What a hub listens with, once it does."""
+    notes = listening(hub, Topic(namespace, "ready", "orders"))
+    assert notes is not None
+    return hub._transport
+
+
+@pytest.mark.promise("WAKE-4", "STORE-3")
+def test_files_and_sockets_behind_a_planted_link_are_left_alone(folder: Path, namespace: str) -> None:
+    path, home = folder / "orders.db", folder / "home"
+    sqlite3.connect(path).close()
+    home.mkdir()
+    (home / "letter").write_text("dear")
+    (home / "0123456789abcdef").write_text("named like one of ours")
+    left = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    left.bind(str(home / "fedcba9876543210"))
+    left.close()
+    Path(f"{path}-wake").symlink_to(home)
+    hub = FileHub(str(path))
+    assert isinstance(transport_of(hub, namespace), WatchingTransport)
+    hub.send(Topic(namespace, "ready", "orders"), ["a"])
+    hub.stop()
+    assert len(list(home.iterdir())) == 3
+
+
+@pytest.mark.promise("WAKE-4", "STORE-3")
+def test_what_is_no_socket_of_ours_in_the_directory_stays(folder: Path, namespace: str) -> None:
+    path = folder / "orders.db"
+    hub = FileHub(str(path))
+    listening(hub, Topic(namespace, "ready", "orders"))
+    beside = Path(f"{path}-wake")
+    assert stat.S_IMODE(beside.stat().st_mode) == 0o700
+    (folder / "letter").write_text("dear")
+    elsewhere = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    elsewhere.bind(str(folder / "elsewhere"))
+    elsewhere.setblocking(False)
+    (beside / "00000000000000aa").write_text("a file")
+    (beside / "00000000000000bb").symlink_to(folder / "letter")
+    (beside / "00000000000000cc").symlink_to(folder / "elsewhere")
+    for name in ("named-by-others", "00000000000000dd"):
+        dead = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        dead.bind(str(beside / name))
+        dead.close()
+    FileHub(str(path)).send(Topic(namespace, "ready", "orders"), ["a"])
+    left = {one.name for one in beside.iterdir()}
+    assert {"00000000000000aa", "00000000000000bb", "00000000000000cc", "named-by-others"} <= left
+    assert "00000000000000dd" not in left
+    assert (folder / "letter").read_text() == "dear"
+    with pytest.raises(BlockingIOError):
+        elsewhere.recv(100)
+    elsewhere.close()
+    hub.stop()
+
+
+@pytest.mark.promise("WAKE-4", "STORE-3")
+def test_processes_of_one_pid_listen_beside_each_other(folder: Path, namespace: str) -> None:
+    """As in containers that share a volume, where each is process 1."""
+    path = folder / "orders.db"
+    script = (
+        "import os, sys; os.getpid = lambda: 1\n"
+        "from waypost.wake.files import FileHub; from waypost.wake.port import Topic\n"
+        "def hear(word):\n"
+        "    if word: print(word, flush=True)\n"
+        f"hub = FileHub({str(path)!r}); ear = hub.listen(Topic({namespace!r}, 'ready', 'orders'), 'a', hear)\n"
+        "while not ear.working: pass\n"
+        "print('listening', flush=True); sys.stdin.read()"
+    )
+    others = [
+        subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE) for _ in "12"
+    ]
+    for other in others:
+        assert other.stdout is not None
+        assert other.stdout.readline() == b"listening\n"
+    assert len(list(Path(f"{path}-wake").iterdir())) == 2
+    FileHub(str(path)).send(Topic(namespace, "ready", "orders"), ["a"])
+    for other in others:
+        assert other.communicate(b"", timeout=30)[0] == b"a\n"
+
+
+@pytest.mark.promise("WAKE-4", "STORE-3")
+@pytest.mark.parametrize("mode", [0o777, 0o770])
+def test_a_directory_that_others_can_write_is_not_used(folder: Path, namespace: str, mode: int) -> None:
+    path = folder / "orders.db"
+    sqlite3.connect(path).close()
+    path.chmod(0o644)
+    Path(f"{path}-wake").mkdir()
+    Path(f"{path}-wake").chmod(mode)
+    hub = FileHub(str(path))
+    assert isinstance(transport_of(hub, namespace), WatchingTransport)
+    hub.stop()
+    assert list(Path(f"{path}-wake").iterdir()) == []
+
+
+@pytest.mark.promise("WAKE-4", "STORE-3")
+def test_a_group_that_may_write_the_file_shares_its_directory(folder: Path, namespace: str) -> None:
+    path = folder / "orders.db"
+    sqlite3.connect(path).close()
+    path.chmod(0o660)
+    Path(f"{path}-wake").mkdir()
+    Path(f"{path}-wake").chmod(0o770)
+    hub = FileHub(str(path))
+    assert isinstance(transport_of(hub, namespace), SocketTransport)
+    hub.stop()
+
+
+@pytest.mark.promise("WAKE-4", "STORE-3")
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory to another user")
+def test_a_directory_of_another_user_is_not_used(folder: Path, namespace: str) -> None:
+    path = folder / "orders.db"
+    sqlite3.connect(path).close()
+    Path(f"{path}-wake").mkdir(0o755)
+    os.chown(f"{path}-wake", 12345, 12345)
+    hub = FileHub(str(path))
+    assert isinstance(transport_of(hub, namespace), WatchingTransport)
+    hub.stop()
 
 
 @pytest.mark.promise("WAKE-4", "STORE-3")

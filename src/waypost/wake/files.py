@@ -3,6 +3,11 @@
 Where sockets cannot be made there (the path is too long, the file system has none), the file itself is watched: every
 20 ms SQLite is asked, without a lock, whether anybody has written; if so, a look at the memory of sleepers shows who
 was taken out of it.
+
+The directory is used only if no other user could have planted something in it: a real directory, not a link, of this
+user, of root or of the owner of the file, and writable by no one who may not write the file. A socket's name is random,
+so that processes in containers that share a volume, which may have the same pid, never take each other's. Only sockets
+of this user that carry such a name and that no process holds any more are removed.
 """
 
 from __future__ import annotations
@@ -10,12 +15,14 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import re
+import secrets
 import socket
 import sqlite3
+import stat
 import time
 import weakref
-from collections.abc import Callable, Sequence
-from itertools import count
+from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
@@ -30,8 +37,11 @@ log = logging.getLogger("waypost")
 SOCKET_PATH_BYTES_MAX = 100
 DATAGRAM_BYTES_MAX = 60_000
 WATCH_SECONDS = 0.02
+#: How often a socket is tried: its directory may be removed by the last process that leaves while another arrives.
+BIND_TRIES_MAX = 5
 
-_numbers = count(1)
+#: A random name; or a pid and a number, which the release before gave.
+_NAME = re.compile(r"[0-9a-f]{16}|[0-9]+\.[0-9]+")
 _decode = msgspec.json.Decoder(tuple[str, str, str, list[str]]).decode
 
 
@@ -40,17 +50,67 @@ def directory_of(path: str) -> str:
     return f"{path}-wake"
 
 
+def _mode_of(path: str) -> tuple[int, int | None]:
+    """The permissions of a file and its owner; of one that is not there yet: its user's alone."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return 0o600, None
+    return stat.S_IMODE(found.st_mode), found.st_uid
+
+
+def make_directory(path: str) -> None:
+    """Make the directory beside a file, open to the group only if the group may write the file."""
+    mode, _ = _mode_of(path)
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(directory_of(path), 0o770 if mode & stat.S_IWGRP else 0o700)
+
+
+@contextlib.contextmanager
+def opened_directory(path: str) -> Iterator[int]:
+    """The directory beside a file, open: `OSError` if it is not there or another user could have planted it."""
+    directory = directory_of(path)
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        found = os.fstat(descriptor)
+        mode, owner = _mode_of(path)
+        if found.st_uid not in (os.geteuid(), 0, owner):
+            raise PermissionError(f"{directory} belongs to another user")
+        if found.st_mode & stat.S_IWOTH or (found.st_mode & stat.S_IWGRP and not mode & stat.S_IWGRP):
+            raise PermissionError(f"{directory} can be written by users who cannot write the file")
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _is_socket(name: str, directory: int, *, ours: bool = False) -> bool:
+    """Whether a name in a directory is a socket and no link to one; `ours`: one that this user may remove."""
+    try:
+        found = os.lstat(name, dir_fd=directory)
+    except OSError:
+        return False
+    if not stat.S_ISSOCK(found.st_mode):
+        return False
+    return not ours or (found.st_uid == os.geteuid() and _NAME.fullmatch(name) is not None)
+
+
+def _remove(name: str, directory: int) -> None:
+    if _is_socket(name, directory, ours=True):
+        with contextlib.suppress(OSError):
+            os.unlink(name, dir_fd=directory)
+
+
 class FileHub(ThreadHub):
     """The channel of one SQLite file. Sending needs no thread: a datagram is written or it is not."""
 
     def __init__(self, path: str) -> None:
-        self._directory = directory_of(path)
+        self._path = path
         super().__init__("local", lambda: self._transport_of(path), f"sockets beside {path}")
         self._sender: socket.socket | None = None
 
     def _transport_of(self, path: str) -> Transport:
         try:
-            return SocketTransport(directory_of(path))
+            return SocketTransport(path)
         except OSError as error:
             log.info("no sockets beside %s (%s): the file is watched instead", path, error)
             return WatchingTransport(path, self._names)
@@ -73,24 +133,18 @@ class FileHub(ThreadHub):
                 self._sender.setblocking(False)
                 # Before anything of a hub that nobody needs is taken apart, the socket among it.
                 weakref.finalize(self, self._sender.close)
-        for name in _listed(self._directory):
-            _say(self._sender, os.path.join(self._directory, name), data)
+        # Without a directory that can be trusted no process listens there: each watches the file.
+        with contextlib.suppress(OSError), opened_directory(self._path) as directory:
+            for name in os.listdir(directory):
+                if _is_socket(name, directory):
+                    _say(self._sender, directory_of(self._path), name, data, directory)
 
 
-def _listed(directory: str) -> list[str]:
+def _say(sender: socket.socket, path: str, name: str, data: bytes, directory: int) -> None:
     try:
-        return os.listdir(directory)
-    except OSError:
-        return []  # nobody has ever listened
-
-
-def _say(sender: socket.socket, path: str, data: bytes) -> None:
-    try:
-        sender.sendto(data, path)
+        sender.sendto(data, os.path.join(path, name))
     except ConnectionRefusedError:
-        # Its process is gone without a word.
-        with contextlib.suppress(OSError):
-            os.unlink(path)
+        _remove(name, directory)  # its process was killed
     except OSError:
         return  # gone just now, or so far behind that it will look anyway
 
@@ -98,21 +152,33 @@ def _say(sender: socket.socket, path: str, data: bytes) -> None:
 class SocketTransport(Interruptible):
     """A socket of this process in the directory beside the file."""
 
-    def __init__(self, directory: str) -> None:
-        self._path = os.path.join(directory, f"{os.getpid()}.{next(_numbers)}")
+    def __init__(self, path: str) -> None:
+        self._file = path
+        self._name = secrets.token_hex(8)
+        self._path = os.path.join(directory_of(path), self._name)
         if len(os.fsencode(self._path)) > SOCKET_PATH_BYTES_MAX:
             raise OSError("the path is too long for a socket")
-        os.makedirs(directory, exist_ok=True)
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         try:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(self._path)
-            self._socket.bind(self._path)
+            self._bind()
         except OSError:
             self._socket.close()
             raise
         self._socket.setblocking(False)
         super().__init__()
+
+    def _bind(self) -> None:
+        for left in reversed(range(BIND_TRIES_MAX)):
+            try:
+                make_directory(self._file)
+                with opened_directory(self._file) as directory:
+                    self._socket.bind(self._path)
+                    if not _is_socket(self._name, directory, ours=True):
+                        raise PermissionError(f"{directory_of(self._file)} was exchanged")
+                return
+            except FileNotFoundError:
+                if not left:
+                    raise
 
     def open(self) -> None:
         """It listens since it was made."""
@@ -139,15 +205,16 @@ class SocketTransport(Interruptible):
         return came
 
     def probe(self) -> None:
-        if not os.path.exists(self._path):
-            raise OSError("the socket was removed")
+        with opened_directory(self._file) as directory:
+            if not _is_socket(self._name, directory, ours=True):
+                raise OSError("the socket was removed")
 
     def close(self) -> None:
         self._socket.close()
+        with contextlib.suppress(OSError), opened_directory(self._file) as directory:
+            _remove(self._name, directory)
         with contextlib.suppress(OSError):
-            os.unlink(self._path)
-        with contextlib.suppress(OSError):
-            os.rmdir(os.path.dirname(self._path))  # if it was the last
+            os.rmdir(directory_of(self._file))  # if it was the last
         self.close_pipe()
 
 
