@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+import sys
 import threading
 from contextlib import closing
 from pathlib import Path
@@ -14,7 +15,7 @@ import pytest
 
 from tests.outbox.ways import dialect
 from waypost import AsyncWaypost, Message, Waypost
-from waypost.errors import ConfigurationError, InvalidName
+from waypost.errors import ConfigurationError, InvalidInput, InvalidName
 from waypost.outbox import AsyncInbox, Inbox, inbox_sql
 from waypost.testing.postgres import PostgresServer
 
@@ -164,6 +165,104 @@ def test_a_handler_of_another_store_has_its_effect_once(server: PostgresServer, 
     asyncio.run(work())
     assert sorted(effects) == [0, 1, 2, 3, 4]
     assert len(deliveries) == 10
+
+
+def entries(file: sqlite3.Connection) -> list[Any]:
+    return file.execute("SELECT id FROM waypost_inbox").fetchall()
+
+
+@pytest.mark.promise("BOX-3")
+def test_a_file_that_commits_each_statement_is_refused_before_anything_is_written(
+    tmp_path: Path, message: Message[Any]
+) -> None:
+    from sqlalchemy import create_engine
+
+    path = tmp_path / "mine.db"
+    with closing(sqlite3.connect(path, isolation_level=None)) as alone:
+        alone.executescript(inbox_sql())
+        with pytest.raises(InvalidInput, match="commits each statement"):
+            Inbox().first(message, alone)
+        with pytest.raises(InvalidInput, match="commits each statement"):
+            Inbox().forget(alone)
+        with pytest.raises(InvalidInput, match="commits each statement"):
+            asyncio.run(AsyncInbox().first(message, alone))
+        engine = create_engine(f"sqlite:///{path}", isolation_level="AUTOCOMMIT")
+        with engine.connect() as connection, pytest.raises(InvalidInput, match="without AUTOCOMMIT"):
+            Inbox().first(message, connection)
+        engine.dispose()
+        if sys.version_info >= (3, 12):
+            with (
+                closing(sqlite3.connect(path, autocommit=True)) as bare,
+                pytest.raises(InvalidInput, match="commits each statement"),
+            ):
+                Inbox().first(message, bare)
+        assert entries(alone) == []
+        alone.execute("BEGIN")
+        assert Inbox().first(message, alone)
+        alone.execute("COMMIT")
+        assert entries(alone) == [(message.id,)]
+
+
+@pytest.mark.promise("BOX-3")
+def test_a_sqlalchemy_connection_to_a_file_commits_what_the_inbox_wrote(tmp_path: Path, message: Message[Any]) -> None:
+    from sqlalchemy import create_engine
+
+    path = tmp_path / "mine.db"
+    with closing(sqlite3.connect(path)) as look:
+        look.executescript(inbox_sql())
+        engine = create_engine(f"sqlite:///{path}")
+        with engine.connect() as connection:
+            assert Inbox().first(message, connection)
+            connection.rollback()
+            assert Inbox().first(message, connection)
+            connection.commit()
+        engine.dispose()
+        assert entries(look) == [(message.id,)]
+
+
+@pytest.mark.promise("BOX-3")
+def test_a_server_connection_that_commits_each_statement_is_refused(
+    server: PostgresServer, table: str, message: Message[Any]
+) -> None:
+    from sqlalchemy import create_engine
+    from sqlalchemy.ext.asyncio import create_async_engine
+
+    from tests.outbox.ways import open_way
+
+    with psycopg.connect(server.url, autocommit=True) as alone:
+        with pytest.raises(InvalidInput, match="commits each statement"):
+            Inbox(table).first(message, alone)
+        with alone.pipeline():
+            alone.execute("SELECT 1")
+            with pytest.raises(InvalidInput, match="commits each statement"):
+                Inbox(table).first(message, alone)
+            with alone.transaction(force_rollback=True):
+                assert Inbox(table).first(message, alone)
+    engine = create_engine(dialect(server.url, "psycopg"), isolation_level="AUTOCOMMIT")
+    with engine.connect() as connection, pytest.raises(InvalidInput, match="commits each statement"):
+        Inbox(table).first(message, connection)
+    engine.dispose()
+    with open_way("django", server.url, "unused"):
+        from django.db import connection as django_connection
+
+        with pytest.raises(InvalidInput, match="atomic"):
+            Inbox(table).first(message, django_connection)
+
+    async def awaited() -> None:
+        inbox = AsyncInbox(table)
+        async with await psycopg.AsyncConnection.connect(server.url, autocommit=True) as connection:
+            with pytest.raises(InvalidInput, match="commits each statement"):
+                await inbox.first(message, connection)
+        for driver in ("psycopg", "asyncpg"):
+            engine = create_async_engine(dialect(server.url, driver), isolation_level="AUTOCOMMIT")
+            async with engine.connect() as alone:
+                with pytest.raises(InvalidInput, match="commits each statement"):
+                    await inbox.first(message, alone)
+            await engine.dispose()
+
+    asyncio.run(awaited())
+    with psycopg.connect(server.url) as look:
+        assert look.execute(f"SELECT count(*) FROM {table}".encode()).fetchone() == (0,)
 
 
 def test_names_are_checked() -> None:

@@ -213,6 +213,42 @@ def test_a_client_on_an_engine_gives_sessions(
 
 
 @pytest.mark.promise("BOX-3")
+def test_a_connection_that_commits_each_statement_is_refused_before_the_handler_writes(
+    post: Waypost, server: PostgresServer, tmp_path: Path
+) -> None:
+    """At the settle it would be too late: what the block wrote would be committed by then."""
+    ran: list[str] = []
+    with psycopg.connect(server.url, autocommit=True) as connection:
+        post.publish("orders", 7)
+        with post.receive("orders") as message:
+            assert message is not None
+            with pytest.raises(InvalidInput, match="commits each statement"), message.transaction(connection):
+                ran.append("postgres")
+    path = tmp_path / "shop.db"
+    with (
+        Waypost(f"sqlite:///{path}") as filed,
+        closing(sqlite3.connect(path, isolation_level=None)) as alone,
+    ):
+        filed.publish("orders", 7)
+        with filed.receive("orders") as message:
+            assert message is not None
+            with pytest.raises(InvalidInput, match="commits each statement"), message.transaction(alone):
+                ran.append("sqlite")
+
+        async def awaited() -> None:
+            async with AsyncWaypost(f"sqlite:///{path}") as awaited_post:
+                await awaited_post.publish("orders", 8)
+                async with awaited_post.receive("orders") as given:
+                    assert given is not None
+                    with pytest.raises(InvalidInput, match="commits each statement"):
+                        async with given.transaction(alone):
+                            ran.append("sqlite, awaited")
+
+        asyncio.run(awaited())
+    assert ran == []
+
+
+@pytest.mark.promise("BOX-3")
 def test_a_file_holds_the_users_table_and_the_queue(tmp_path: Path) -> None:
     path = tmp_path / "shop.db"
     with closing(sqlite3.connect(path)) as file, Waypost(f"sqlite:///{path}") as post:

@@ -25,8 +25,10 @@ KINDS = (
     "a SQLAlchemy Session, AsyncSession, Connection or AsyncConnection, a psycopg Connection or AsyncConnection, an "
     "asyncpg connection, Django's connection, or a sqlite3 connection"
 )
+#: libpq's words for the state of a connection.
+_IDLE, _ACTIVE = 0, 1
 _AUTOCOMMIT = (
-    "this connection commits each statement by itself, so the message would be there whatever becomes of the rest; "
+    "this connection commits each statement by itself, so a crash could keep a part of your work without the rest; "
 )
 
 
@@ -99,8 +101,12 @@ class AwaitedTransaction(Transaction):
 
 def check_psycopg(connection: Any) -> None:
     """Refuse one that is in no transaction and would begin none."""
-    # 0 is idle: inside `with connection.transaction()` one with autocommit is in a transaction too.
-    if connection.autocommit and connection.info.transaction_status == 0:
+    if not connection.autocommit:
+        return
+    # Inside `with connection.transaction()` one with autocommit is in a transaction too. In a pipeline the server has
+    # not said so yet: then psycopg's own count of such blocks does.
+    status = connection.info.transaction_status
+    if status == _IDLE or (status == _ACTIVE and not getattr(connection, "_num_transactions", 1)):
         raise InvalidInput(
             _AUTOCOMMIT + "publish inside `with connection.transaction()`, or connect without autocommit"
         )
@@ -169,6 +175,7 @@ class _SqlAlchemy:
         """Check the connection that the engine's pool lent; returns the driver's own."""
         driver = lent.driver_connection
         if dialect.name == "sqlite":
+            check_sqlite(driver, "use an engine or connection without AUTOCOMMIT")
             return driver
         style = _STYLES.get(dialect.paramstyle)
         if dialect.name != "postgresql" or style is None:
@@ -200,6 +207,9 @@ class SqlAlchemyTransaction(_SqlAlchemy, Transaction):
         if is_of(given, "sqlalchemy", "scoped_session"):
             given = given()
         self._connection = given.connection() if is_of(given, "sqlalchemy", "Session") else given
+        if self._connection.dialect.name == "sqlite" and not self._connection.in_transaction():
+            # As its first statement would: ours go past SQLAlchemy, and its commit commits only what it began.
+            self._connection.begin()
         return self._look(self._connection.dialect, self._connection.connection)
 
     def fetch(self, sql: str, values: Sequence[Any]) -> Any:
@@ -253,6 +263,8 @@ class DjangoTransaction(Transaction):
         if not given.in_atomic_block and given.get_autocommit():
             raise InvalidInput(_AUTOCOMMIT + "publish inside `with transaction.atomic()`")
         given.ensure_connection()
+        if given.vendor == "sqlite":
+            check_sqlite(given.connection, "publish inside `with transaction.atomic()`")
         return given.connection
 
     def fetch(self, sql: str, values: Sequence[Any]) -> Any:
@@ -265,6 +277,15 @@ class DjangoTransaction(Transaction):
 # ---- SQLite --------------------------------------------------------------------------------------------------
 
 
+def check_sqlite(connection: Any, advice: str = "") -> None:
+    """Refuse one that is in no transaction and would begin none before it writes."""
+    from waypost.store.sqlite.within import begins
+
+    if not connection.in_transaction and not begins(connection):
+        default = "execute BEGIN IMMEDIATE first, or connect with isolation_level other than None"
+        raise InvalidInput(_AUTOCOMMIT + (advice or default))
+
+
 class SqliteTransaction(Transaction):
     """A `sqlite3.Connection`, or whatever has one underneath. One that is awaited may use it too: nothing waits."""
 
@@ -273,6 +294,7 @@ class SqliteTransaction(Transaction):
         return "sqlite"
 
     def begin(self) -> Any:
+        check_sqlite(self.given)
         return self.given
 
 

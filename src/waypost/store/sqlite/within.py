@@ -50,9 +50,9 @@ class SqliteWithin:
                 "this connection has other databases attached, which are not committed together with this one after a "
                 "crash; detach them"
             )
-        if not connection.in_transaction and not _begins(connection):
+        if not connection.in_transaction and not begins(connection):
             raise InvalidInput(
-                "this connection commits each statement by itself, so the message would be there whatever becomes of "
+                "this connection commits each statement by itself, so a crash could keep a part of your work without "
                 "the rest; execute BEGIN IMMEDIATE first, or connect with isolation_level other than None"
             )
         standing(connection, self._store.spelling, self._store.path)
@@ -106,7 +106,7 @@ class SqliteWithin:
         """It is the caller's."""
 
 
-def _begins(connection: sqlite3.Connection) -> bool:
+def begins(connection: sqlite3.Connection) -> bool:
     """Whether the connection begins a transaction by itself before it writes."""
     autocommit = getattr(connection, "autocommit", None)
     if isinstance(autocommit, bool):  # from Python 3.12 on; otherwise isolation_level says
