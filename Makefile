@@ -11,7 +11,7 @@ PARALLEL ?= -n 2 --dist loadgroup
 CODE := $(wildcard src tests benchmarks examples scripts)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup check lint types imports unit conformance system test everything demo bench bench-setup faults docs format
+.PHONY: help setup check lint types imports unit conformance system test everything demo bench bench-setup faults mutants docs format
 .PHONY: clean
 
 help:  ## This list
@@ -74,6 +74,9 @@ bench: .venv/ready  ## Figures: the core, the worker, latency and timers, beside
 
 faults: .venv/ready  ## What survives which fault, in figures. QUICK=1: smaller
 	$(RUN) -m tests.fault.figures $(if $(QUICK),--quick)
+
+mutants: .venv/ready  ## Change the code in one place at a time: which changes does no test see? SAMPLE=300 SEED=1 FILES='*'
+	$(RUN) scripts/mutants.py --sample $(or $(SAMPLE),300) --seed $(or $(SEED),1) --files '$(or $(FILES),*)'
 
 format: .venv/ready
 	$(RUN) -m ruff check --quiet --fix $(CODE)
