@@ -30,6 +30,7 @@ from waypost.errors import (
     EnvelopeTooNew,
     InvalidBody,
     InvalidHeaders,
+    ResultNotKept,
     Undecodable,
     WaypostError,
 )
@@ -45,6 +46,9 @@ CONTENT_TYPES: tuple[ContentType, ...] = ("application/octet-stream", "text/plai
 _FIXED = 1 + ID_CHARACTERS + 1 + 4
 _NO_HEAD = b"\0\0\0\0"
 _CODES = (b"\0", b"\1", b"\2")
+#: Stands before the reason why a result could not be kept, where a kept one has the code of its content type.
+_REFUSED = b"\xfe"
+REFUSAL_BYTES_MAX = 512
 _VERSION_BYTE = bytes([VERSION])
 
 _json_encoder = msgspec.json.Encoder()
@@ -343,8 +347,27 @@ def encode_result(value: object) -> bytes:
     return _CODES[encoded.content] + encoded.data
 
 
+def refused_result(error: Exception) -> bytes:
+    """What is kept in place of a result that could not be encoded: the reason."""
+    return _REFUSED + f"{type(error).__name__}: {error}".encode("utf-8", "replace")[:REFUSAL_BYTES_MAX]
+
+
+def refusal_of(data: bytes | None) -> str | None:
+    """Why a result could not be kept, None if it was."""
+    return data[1:].decode("utf-8", "replace") if data is not None and data[:1] == _REFUSED else None
+
+
 def decode_result(data: bytes, as_type: Any = None) -> Any:
-    """The value of a kept result; `Undecodable` if it is damaged or not of this type."""
+    """The value of a kept result; `ResultNotKept` if there was one that could not be kept.
+
+    Raises `Undecodable` if it is damaged or not of this type.
+    """
+    refusal = refusal_of(data)
+    if refusal is not None:
+        raise ResultNotKept(
+            f"the message is done, but what its handler returned could not be kept as its result ({refusal}): return "
+            "something smaller or simpler, such as where the value is stored"
+        )
     if not data or data[0] >= len(CONTENT_TYPES):
         raise Undecodable("the result is empty or damaged")
     return decode_body(CONTENT_TYPES[data[0]], data[1:], as_type)

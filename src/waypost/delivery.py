@@ -497,6 +497,14 @@ class Message(_Readable[T]):
         self._result = codec.encode_result(value)
         self._result_ttl_ms = max(1, after_ms(ttl))
 
+    def refuse_result(self, error: Exception, ttl: Duration) -> str:
+        """Keep in place of a result that could not be encoded why there is none; that reason."""
+        refusal = codec.refused_result(error)
+        if self.settled is None and not self.at_most_once:
+            self._result = refusal
+            self._result_ttl_ms = max(1, after_ms(ttl))
+        return codec.refusal_of(refusal) or ""
+
     def transaction(self, transaction: object = None) -> Any:
         """A transaction of the store's own database for a `with` or `async with` block, whose end settles this message.
 
@@ -516,15 +524,18 @@ class Message(_Readable[T]):
 
     # ---- settling ----------------------------------------------------------------------------------------
 
-    def settlement(self, error: BaseException | None, retry: RetryPolicy) -> Settlement:
-        """How this delivery ends, from what was decided by hand, or else from the error that ended the handler."""
+    def settlement(self, error: BaseException | None, retry: RetryPolicy, *, stopped: bool = False) -> Settlement:
+        """How this delivery ends, from what was decided by hand, or else from the error that ended the handler.
+
+        With `stopped` the handler ended because its process or task was asked to stop from outside. That says nothing
+        about the message, so it is released: the delivery is given back and no attempt is used.
+        """
         outcome = self.outcome
-        if outcome is None and error is not None and not isinstance(error, Exception):
-            # An interrupt, an exit or a cancellation says nothing about the message: give it back as it was.
+        if outcome is None and stopped:
             return self._ending("release")
         if isinstance(error, Outcome):
             outcome, error = outcome or error, None
-        if outcome is None and isinstance(error, Exception):
+        if outcome is None and error is not None:
             return self._failed(error, retry)
         match outcome:
             case Retry():
@@ -555,7 +566,7 @@ class Message(_Readable[T]):
     def _ending(self, outcome: Literal["retry", "snooze", "dead", "drop", "release"], **more: Any) -> Settlement:
         return Settlement(self.lease.id, self.lease.token, self.lease.nonce, outcome, **more)
 
-    def _failed(self, error: Exception, retry: RetryPolicy) -> Settlement:
+    def _failed(self, error: BaseException, retry: RetryPolicy) -> Settlement:
         said = {"error_type": error_type(error), "error": error_text(error)}
         if error is self.undecodable:
             # Another try would read the same bytes.
@@ -566,7 +577,9 @@ class Message(_Readable[T]):
         said = {} if outcome.reason is None else {"error_type": error_type(outcome), "error": outcome.reason}
         return self._again(outcome, retry, outcome.after_ms, said)
 
-    def _again(self, error: Exception, retry: RetryPolicy, wanted_ms: int | None, said: dict[str, str]) -> Settlement:
+    def _again(
+        self, error: BaseException, retry: RetryPolicy, wanted_ms: int | None, said: dict[str, str]
+    ) -> Settlement:
         """Another try if the retry policy allows one, after `wanted_ms` if the handler said so."""
         try:
             seconds = retry.delay(self.lease.attempts + 1, error)

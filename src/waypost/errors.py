@@ -35,6 +35,7 @@
     ├── LeaseLost (RuntimeError)             the lease ended before the settle; the settle changed nothing
     ├── Undecodable (ValueError)             an envelope or a body that cannot be read
     │   └── EnvelopeTooNew                   written by a newer release: leave it for a newer worker
+    ├── ResultNotKept (LookupError)          the message is done, but what its handler returned could not be kept
     ├── WaitTimeout (TimeoutError)           a wait ended without what it waited for
     └── Unfinished (RuntimeError)            what was waited for will not come
         ├── MessageDead                      the message is a dead letter; carries its reason
@@ -231,6 +232,12 @@ class Undecodable(WaypostError, ValueError):
 
 class EnvelopeTooNew(Undecodable):
     """Raised when an envelope was written by a newer release. It is left for newer workers."""
+
+
+class ResultNotKept(WaypostError, LookupError):
+    """Raised when a message is done, but what its handler returned was too large or has no faithful form."""
+
+    outcome = "done"
 
 
 class WaitTimeout(WaypostError, TimeoutError):

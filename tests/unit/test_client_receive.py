@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import signal
+import sys
 import threading
 from collections.abc import Iterator
 from datetime import timedelta
@@ -150,7 +152,7 @@ def test_an_error_without_a_text_is_still_told(post: Any) -> None:
 
 
 @pytest.mark.promise("LEASE-8", "LEASE-5")
-@pytest.mark.parametrize("interrupt", [KeyboardInterrupt, SystemExit, GeneratorExit])
+@pytest.mark.parametrize("interrupt", [KeyboardInterrupt, GeneratorExit])
 def test_an_interrupt_gives_the_message_back(interrupt: type[BaseException]) -> None:
     with Waypost("memory://") as post:
         post.publish("orders", 1)
@@ -159,6 +161,35 @@ def test_an_interrupt_gives_the_message_back(interrupt: type[BaseException]) -> 
         (stored,) = post.peek("orders")
         assert (stored.deliveries, stored.attempts) == (0, 0)
         assert post.ledger("orders").released == 1
+
+
+@pytest.mark.promise("LEASE-8", "LEASE-9")
+@pytest.mark.parametrize("poison", [SystemExit, asyncio.CancelledError, type("Strange", (BaseException,), {})])
+def test_an_exit_inside_a_block_is_a_failure_and_goes_on_to_the_caller(post: Any, poison: type[BaseException]) -> None:
+    published = post.publish("orders", 1)
+    for attempt in range(2):
+        (waiting,) = post.peek("orders")
+        assert waiting.attempts == attempt
+        with pytest.raises(poison), post.receive("orders", retry=Constant(pause=0, jitter=0, attempts=2)):
+            raise poison
+    letter = the_only(post, "dead")
+    assert (letter.id, letter.reason, letter.attempts) == (published.id, "retries_exhausted", 2)
+
+
+@pytest.mark.promise("LEASE-8")
+def test_an_exit_by_a_signal_handler_of_the_program_gives_the_message_back() -> None:
+    def leave(number: int, frame: object) -> None:
+        sys.exit(3)
+
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        with Waypost("memory://") as post:
+            post.publish("orders", 1)
+            with pytest.raises(SystemExit), post.receive("orders"):
+                signal.raise_signal(signal.SIGTERM)
+            assert post.ledger("orders").released == 1
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 async def cancelled_in_the_block(post: AsyncWaypost) -> None:

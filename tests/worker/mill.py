@@ -103,6 +103,8 @@ def fail(name: str) -> None:
             raise ValueError("lone \ud800 surrogate", 2**80)
         case "exit":
             raise SystemExit("enough")
+        case "interrupt":
+            raise KeyboardInterrupt
 
 
 def die(how: str) -> None:
@@ -143,6 +145,10 @@ def many(orders: list[Order], messages: list[Message[Order]]) -> None:
 def talk(word: str) -> None:
     sys.stdout.write(f"{word} {os.getpid()}\n")
     time.monotonic()
+
+
+def unkeepable(number: int) -> object:
+    return object()
 
 
 def cube(number: int) -> int:

@@ -12,6 +12,7 @@ from tests.worker.stage import Stage, until
 from waypost import (
     ChainFailed,
     ConfigurationError,
+    Constant,
     Dead,
     EndUnknown,
     InvalidInput,
@@ -19,8 +20,8 @@ from waypost import (
     Message,
     MessageDead,
     MessageRemoved,
-    NoRetry,
     Published,
+    ResultNotKept,
     WaitTimeout,
 )
 
@@ -53,17 +54,39 @@ def test_what_a_handler_returns_can_be_its_result(stage: Stage, blocks: bool) ->
         assert stage.wait_result(published, timeout=20) == 9
 
 
-@pytest.mark.promise("CHAIN-1")
-def test_what_cannot_be_kept_is_a_failure_of_the_handler(stage: Stage) -> None:
-    @stage.handler("sums", result_ttl=60, retry=NoRetry())
-    def answer(body: Any) -> object:
-        return object()
+@pytest.mark.promise("CHAIN-1", "LEASE-8")
+@pytest.mark.parametrize(
+    ("value", "why"), [(object(), "InvalidBody"), ("x" * 2_000_000, "BodyTooLarge")], ids=["no-form", "too-large"]
+)
+def test_a_result_that_cannot_be_kept_does_not_run_the_handler_again(
+    url: str, namespace: str, value: object, why: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    seen: list[Any] = []
+    calls: list[Any] = []
+    for colour in ("sync", "async"):
+        with Stage(colour, url, namespace=namespace, on_event=seen.append) as stage:
 
-    with stage.working():
-        published = stage.publish("sums", {})
-        with pytest.raises(MessageDead, match="retries_exhausted"):
-            stage.wait_result(published, timeout=20)
-    with pytest.raises(ConfigurationError, match="batch"):
+            @stage.handler(f"sums-{colour}", result_ttl=60, retry=Constant(pause=0, jitter=0, attempts=3))
+            async def answer(body: Any) -> object:
+                calls.append(body)
+                return value
+
+            with stage.working():
+                published = stage.publish(f"sums-{colour}", colour)
+                for ask in (stage.wait_result, lambda p, timeout: stage.result(p.queue, p.id)):
+                    with pytest.raises(ResultNotKept, match=why):
+                        ask(published, timeout=20)
+            assert calls[-1] == colour
+            assert stage.ledger(f"sums-{colour}").done == 1
+    assert calls == ["sync", "async"]
+    told = [event for event in seen if event.event == "result_not_kept"]
+    assert [(event.outcome, event.queue) for event in told] == [("failure", "sums-sync"), ("failure", "sums-async")]
+    logged = [vars(record)["message_id"] for record in caplog.records if vars(record).get("event") == "result_not_kept"]
+    assert logged == [event.message_id for event in told]
+
+
+def test_a_batch_has_no_one_result() -> None:
+    with Stage("sync", "memory://") as stage, pytest.raises(ConfigurationError, match="batch"):
         stage.handler("lists", result_ttl=60, batch=10)(lambda bodies: None)
 
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import logging
+import signal
+import subprocess
+import sys
 import threading
 from dataclasses import dataclass
 from typing import Any
@@ -302,41 +305,134 @@ def test_a_handler_that_takes_too_long_has_failed(stage: Stage) -> None:
     assert (letter.reason, letter.error_type) == ("retries_exhausted", "TimeoutError")
 
 
-@pytest.mark.promise("LEASE-8", "LEASE-5")
-@pytest.mark.parametrize("interrupt", [KeyboardInterrupt, SystemExit])
-@pytest.mark.parametrize("is_async", [True, False], ids=["async-handler", "sync-handler"])
-def test_an_exit_in_a_handler_gives_the_message_back_and_ends_the_worker(
-    stage: Stage, interrupt: type[BaseException], is_async: bool
+class Strange(BaseException):
+    """An error of the user's own that is no `Exception`."""
+
+
+def cancel_own_task() -> None:
+    task = asyncio.current_task()
+    assert task is not None
+    task.cancel()
+
+
+POISONS: dict[str, type[BaseException]] = {
+    "exit": SystemExit, "interrupt": KeyboardInterrupt, "strange": Strange, "generator-exit": GeneratorExit,
+    "cancelled-error": asyncio.CancelledError, "cancels-its-task": asyncio.CancelledError,
+}  # fmt: skip
+
+
+@pytest.mark.promise("LEASE-8", "LEASE-5", "LEASE-9")
+@pytest.mark.parametrize("kind", ["async", "sync", "batch"])
+def test_a_handler_that_ends_by_an_exit_fails_like_any_other_and_the_worker_goes_on(
+    stage: Stage, kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    if is_async:
+    calls: list[tuple[str, int]] = []
 
-        @stage.handler("orders")
-        async def awaits(body: str) -> None:
-            raise interrupt
+    async def awaits(message: Message[str]) -> None:
+        if message.body == "cancels-its-task":
+            calls.append((message.body, message.attempts))
+            cancel_own_task()
+            await asyncio.Event().wait()
+        blocks(message)
+
+    def blocks(message: Message[str]) -> None:
+        if message.body in POISONS:
+            calls.append((message.body, message.attempts))
+            raise POISONS[message.body]
+
+    async def batch(messages: list[Message[str]]) -> None:
+        await awaits(messages[0])
+
+    options: dict[str, Any] = {"concurrency": 2, "retry": Constant(pause=0.01, attempts=3)}
+    if kind == "batch":
+        stage.handler("orders", batch=1, **options)(batch)
     else:
+        stage.handler("orders", **options)(awaits if kind == "async" else blocks)
+    published = stage.publish_many("orders", list(POISONS))
+    stage.publish_many("orders", [str(number) for number in range(20)])
+    with stage.working() as worker:
+        until(lambda: stage.ended("orders") == 20 + len(POISONS))
+        assert worker.is_running
+    letters = {letter.body: letter for letter in stage.dead_letters("orders")}
+    assert letters.keys() == POISONS.keys()
+    for body, letter in letters.items():
+        assert (letter.reason, letter.deliveries) == ("retries_exhausted", 3)
+        assert letter.error_type.endswith(POISONS[body].__name__)
+    assert sorted(calls) == sorted((body, attempt) for body in POISONS for attempt in range(3))
+    ledger = stage.ledger("orders")
+    assert (ledger.done, ledger.dead, ledger.released) == (20, len(POISONS), 0)
+    failures = [vars(record) for record in caplog.records if vars(record).get("event") == "handler_failed"]
+    assert {failure["message_id"] for failure in failures} == {one.id for one in published}
 
-        @stage.handler("orders")
-        def blocks(body: str) -> None:
-            raise interrupt
 
-    stage.publish("orders", "one")
-    raised: list[BaseException] = []
+@pytest.mark.promise("LEASE-8", "LEASE-9")
+def test_every_message_of_a_batch_that_ends_by_an_exit_counts_but_for_those_already_decided(stage: Stage) -> None:
+    @stage.handler("orders", batch=5, concurrency=1, retry=NoRetry())
+    async def handle(messages: list[Message[int]]) -> None:
+        messages[0].done()
+        raise SystemExit
 
-    def run() -> None:
-        try:
-            if stage.colour == "sync":
-                stage.post.worker().run(signals=False)
-            else:
-                asyncio.run(stage.post.worker().run(signals=False))
-        except BaseException as error:
-            raised.append(error)
+    stage.publish_many("orders", range(5))
+    calls = stage.run().handled
+    ledger = stage.ledger("orders")
+    assert (ledger.done, ledger.dead, ledger.released) == (calls, 5 - calls, 0)
 
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join(20)
-    assert [type(error) for error in raised] == [interrupt]
-    (stored,) = stage.peek("orders")
-    assert (stored.deliveries, stored.attempts) == (0, 0)
+
+@pytest.mark.promise("LEASE-8")
+def test_a_handler_that_cancels_its_task_and_returns_harms_no_other_message(stage: Stage) -> None:
+    @stage.handler("orders", concurrency=1, retry=NoRetry())
+    async def handle(body: str) -> None:
+        if body == "cancels":
+            cancel_own_task()
+        else:
+            await asyncio.sleep(0)
+
+    stage.publish_many("orders", ["cancels", "a", "cancels", "b"])
+    with stage.working():
+        until(lambda: stage.ended("orders") == 4)
+        stage.publish("orders", "c")
+        until(lambda: stage.ended("orders") == 5)
+    assert stage.ledger("orders").done == 5
+
+
+def interrupted(url: str, namespace: str, script: str) -> tuple[int, str]:
+    """The exit code and output of a program whose worker runs an async handler that sends its process a signal."""
+    program = f"""
+import asyncio, os, signal, sys
+from waypost import Waypost
+
+post = Waypost({url!r}, namespace={namespace!r})
+
+@post.handler("orders")
+async def handle(body):
+    os.kill(os.getpid(), signal.{"SIGTERM" if "SIGTERM" in script else "SIGINT"})
+    await asyncio.sleep(20)
+
+post.publish("orders", 1)
+{script}
+"""
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    return ran.returncode, ran.stderr
+
+
+@pytest.mark.promise("LEASE-8", "LEASE-5")
+@pytest.mark.parametrize("url", ["sqlite", "valkey", "postgres"], indirect=True)
+@pytest.mark.parametrize(
+    "script",
+    [
+        "post.worker().run(timeout=0.1)",
+        "post.worker().run(signals=False)",
+        "signal.signal(signal.SIGTERM, lambda *given: sys.exit(3))\npost.worker().run()",
+    ],
+    ids=["signal", "keyboard-interrupt", "own-signal-handler"],
+)
+def test_a_stop_from_outside_releases_the_message_and_ends_the_worker(url: str, namespace: str, script: str) -> None:
+    code, errors = interrupted(url, namespace, script)
+    assert code == (3 if "SIGTERM" in script else 0 if "timeout" in script else -signal.SIGINT), errors
+    with Waypost(url, namespace=namespace) as post:
+        (stored,) = post.peek("orders")
+        assert (stored.deliveries, stored.attempts) == (0, 0)
+        assert post.ledger("orders").released >= 1
 
 
 @pytest.mark.promise("LEASE-7")

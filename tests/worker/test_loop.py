@@ -169,49 +169,6 @@ def test_a_fast_worker_leaves_the_places_of_max_running_to_others(
     assert max(leased) <= 2
 
 
-@pytest.mark.promise("LEASE-8", "LEASE-5")
-def test_a_handler_that_cancels_itself_is_not_called_again_at_once(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("waypost.worker.consumer.CANCELLED_SECONDS", 60.0)
-    calls: list[str] = []
-
-    @stage.handler("orders", concurrency=1)
-    async def handle(body: str) -> None:
-        calls.append(body)
-        if body == "cancels":
-            raise asyncio.CancelledError
-
-    stage.publish_many("orders", ["cancels", "a", "b"])
-    with stage.working():
-        until(lambda: stage.ledger("orders").done == 2)
-        assert stage.ledger("orders").leased == 1
-    # A stop does not wait for the pause.
-    assert calls == ["cancels", "a", "b"]
-    (stored,) = stage.peek("orders")
-    assert (stored.body, stored.deliveries) == ("cancels", 0)
-    assert stage.ledger("orders").released == 1
-
-
-@pytest.mark.promise("LEASE-8")
-def test_a_handler_that_cancels_itself_is_called_again_after_a_pause(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("waypost.worker.consumer.CANCELLED_SECONDS", 0.02)
-    calls: list[int] = []
-
-    @stage.handler("orders")
-    async def handle(message: Message[str]) -> None:
-        calls.append(message.deliveries)
-        if len(calls) < 3:
-            raise asyncio.CancelledError
-
-    stage.publish("orders", "one")
-    with stage.working():
-        until(lambda: stage.ledger("orders").done)
-    assert calls == [1, 1, 1]
-
-
 def test_work_that_comes_while_a_claim_is_under_way_is_not_left_for_the_next_poll(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from waypost import (
     NoRetry,
     ProcessFailed,
     Queue,
+    ResultNotKept,
     Waypost,
 )
 from waypost.worker.handler import find
@@ -82,6 +84,19 @@ def test_what_a_handler_returns_in_its_process_can_be_its_result() -> None:
             assert post.wait_result(post.publish("cubes", 12), timeout=20) == 1728
 
 
+@pytest.mark.promise("CHAIN-1")
+def test_a_result_that_a_process_cannot_send_does_not_run_the_handler_again(caplog: pytest.LogCaptureFixture) -> None:
+    with Waypost("memory://") as post:
+        post.handler("cubes", process=True, result_ttl=60)(mill.unkeepable)
+        with post.worker():
+            published = post.publish("cubes", 12)
+            with pytest.raises(ResultNotKept, match="InvalidBody"):
+                post.wait_result(published, timeout=20)
+        assert post.ledger("cubes").done == 1
+    logged = [vars(record)["message_id"] for record in caplog.records if vars(record).get("event") == "result_not_kept"]
+    assert logged == [published.id]
+
+
 @pytest.mark.promise("LEASE-8")
 def test_outcomes_come_back_returned_raised_or_by_hand() -> None:
     with Stage("sync", "memory://mill-outcomes") as stage:
@@ -137,15 +152,24 @@ def test_an_error_that_travelled_says_what_it_said(error: Exception) -> None:
     assert type(arrived).__qualname__ == type(error).__qualname__
 
 
-@pytest.mark.promise("LEASE-8")
-def test_an_exit_in_a_process_gives_the_message_back_and_ends_the_worker() -> None:
-    with Waypost("memory://mill-exit") as post:
-        post.handler("orders", process=True)(mill.fail)
-        post.publish("orders", "exit")
-        with pytest.raises(SystemExit, match="enough"):
-            post.worker().run(signals=False)
-        (stored,) = post.peek("orders")
-        assert (stored.deliveries, stored.attempts) == (0, 0)
+@pytest.mark.promise("LEASE-8", "LEASE-9")
+@pytest.mark.parametrize(("function", "body"), [(mill.fail, "exit"), (mill.fail, "interrupt"), (mill.die, "kill"),
+                                                (mill.die, "exit")])  # fmt: skip
+def test_a_handler_that_ends_its_process_fails_like_any_other_and_the_worker_goes_on(
+    function: Callable[..., None], body: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with Stage("sync", f"memory://mill-{function.__name__}-{body}") as stage:
+        stage.handler("orders", process=True, concurrency=1, retry=Constant(pause=0.01, attempts=3))(function)
+        published = stage.publish("orders", body)
+        with stage.working() as worker:
+            until(lambda: stage.ledger("orders").dead)
+            stage.publish("orders", "fine")
+            until(lambda: stage.ledger("orders").done)
+            assert worker.is_running
+        (letter,) = stage.dead_letters("orders")
+        assert (letter.reason, letter.deliveries) == ("retries_exhausted", 3)
+        failures = [vars(record) for record in caplog.records if vars(record).get("event") == "handler_failed"]
+        assert [failure["message_id"] for failure in failures] == [published.id] * 3
 
 
 @pytest.mark.promise("FACE-1", "LEASE-8")

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, Unpack, cast, overload
 from weakref import WeakKeyDictionary
 
-from waypost.client.base import DEFAULT_RETRY, Face, Listing, PublishKeywords, PublishManyKeywords, QueueName
+from waypost.client.base import DEFAULT_RETRY, Face, Listing, PublishKeywords, PublishManyKeywords, QueueName, is_stop
 from waypost.client.blocking import Waypost
 from waypost.client.scheduling import AwaitedSchedules
 from waypost.delivery import Duration, Message, Queue, Retry, StoredMessage, queue_name, queue_type
@@ -72,7 +72,9 @@ class AsyncReception(Generic[T]):
         if message is None:
             return False
         try:
-            return await self._face._run(receive.finish(self._face._link, message, error, self._retry))
+            return await self._face._run(
+                receive.finish(self._face._link, message, error, self._retry, stopped=is_stop(error))
+            )
         finally:
             self._face._gate.received(-1)
 
@@ -103,7 +105,9 @@ class AsyncConsumed(Message[T]):
             return False
         self._ended = True
         try:
-            return await self._face._run(receive.finish(self._face._link, self, error, self._retry))
+            return await self._face._run(
+                receive.finish(self._face._link, self, error, self._retry, stopped=is_stop(error))
+            )
         finally:
             self._face._gate.received(-1)
 

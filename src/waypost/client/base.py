@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -44,6 +45,7 @@ from waypost.store.opening import StoreOptions, open_store, store_from_client
 from waypost.wake.opening import open_wakeups
 from waypost.wake.wakeups import Wakeups
 from waypost.worker.handler import CONCURRENCY, MAX_RUN_SECONDS, Handler, OnLeaseLost
+from waypost.worker.signals import asked_to_stop
 
 if TYPE_CHECKING:
     from waypost.outbox.relay.port import Target
@@ -466,6 +468,23 @@ class Stoppable(Protocol):
     def is_running(self) -> bool: ...
     def request_stop(self, timeout: float | None = None) -> None: ...
     def report(self) -> Drained: ...
+
+
+def is_stop(error: BaseException | None) -> bool:
+    """Whether the error that ended a block is a request to stop from outside, and no failure of the block itself."""
+    if error is None or isinstance(error, Exception):
+        return False
+    if isinstance(error, KeyboardInterrupt | GeneratorExit):
+        return True  # of Ctrl-C, and of a generator that is not gone on with
+    asyncio = sys.modules.get("asyncio")
+    if asyncio is not None and isinstance(error, asyncio.CancelledError):
+        try:
+            task = asyncio.current_task()
+        except RuntimeError:
+            return False
+        # Raised by hand, or by an inner task that was cancelled, it is no request to this one.
+        return task is not None and task.cancelling() > 0
+    return asked_to_stop(error)
 
 
 def _worker_name(session: Session) -> str:

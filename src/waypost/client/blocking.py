@@ -16,6 +16,7 @@ from waypost.client.base import (
     PublishKeywords,
     PublishManyKeywords,
     QueueName,
+    is_stop,
 )
 from waypost.client.scheduling import BlockingSchedules
 from waypost.delivery import Duration, Message, Queue, Retry, StoredMessage, queue_name, queue_type
@@ -76,7 +77,9 @@ class Reception(Generic[T]):
         if message is None:
             return False
         try:
-            return self._face._run(receive.finish(self._face._link, message, error, self._retry))
+            return self._face._run(
+                receive.finish(self._face._link, message, error, self._retry, stopped=is_stop(error))
+            )
         finally:
             self._face._gate.received(-1)
 
@@ -105,7 +108,7 @@ class Consumed(Message[T]):
             return False
         self._ended = True
         try:
-            return self._face._run(receive.finish(self._face._link, self, error, self._retry))
+            return self._face._run(receive.finish(self._face._link, self, error, self._retry, stopped=is_stop(error)))
         finally:
             self._face._gate.received(-1)
 
@@ -250,8 +253,9 @@ class Waypost(Face, BlockingSchedules):
 
         The block's end settles it. Without a word it is done; `message.retry()`, `.snooze()`, `.dead()` and `.drop()`
         decide otherwise, and so do `Retry`, `Snooze`, `Dead` and `Drop` when raised. Any other exception is a failure:
-        `retry` says when it comes back or that it is dead, and the exception goes on to the caller. An interrupt, an
-        exit or a cancellation gives the message back as it was.
+        `retry` says when it comes back or that it is dead, and the exception goes on to the caller. `SystemExit` is a
+        failure too. A stop from outside releases the message as it was: `KeyboardInterrupt`, what a signal handler of
+        the program raises, the cancellation of the task, and the end of a generator that the block is in.
 
         The lease is not renewed by itself here: see `extend`. If it was lost by the end of the block, the settle
         changes nothing; that is logged, `message.lease_lost` is True, and no error is raised.

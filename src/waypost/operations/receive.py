@@ -376,8 +376,13 @@ def log_lease_lost(message: Message[Any], phase: str) -> None:
     )
 
 
-def finish(link: Link, message: Message[Any], error: BaseException | None, retry: RetryPolicy) -> Flow[bool]:
-    """Settle a message at the end of its block. True if `error` was an outcome, and is dealt with by that."""
+def finish(
+    link: Link, message: Message[Any], error: BaseException | None, retry: RetryPolicy, *, stopped: bool = False
+) -> Flow[bool]:
+    """Settle a message at the end of its block. True if `error` was an outcome, and is dealt with by that.
+
+    `stopped`: the block was interrupted from outside, so the message is released instead of counting as failed.
+    """
     is_outcome = isinstance(error, Outcome)
     if message.at_most_once:
         if is_outcome:
@@ -393,7 +398,7 @@ def finish(link: Link, message: Message[Any], error: BaseException | None, retry
         return is_outcome
     if message.settled is not None:
         return is_outcome  # in a transaction of its own
-    settlement = message.settlement(error, retry)
+    settlement = message.settlement(error, retry, stopped=stopped)
     interrupted = settlement.outcome == "release"
     budget = min(RELEASE_BUDGET_SECONDS, link.retry_budget) if interrupted else None
     try:

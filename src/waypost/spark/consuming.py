@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 from waypost.client import Waypost
-from waypost.client.base import DEFAULT_RETRY
+from waypost.client.base import DEFAULT_RETRY, is_stop
 from waypost.delivery import Message, Outcome, Queue, error_text, error_type, queue_name
 from waypost.errors import ConfigurationError, InvalidInput
 from waypost.identity import Session
@@ -246,7 +246,7 @@ class _Consumer:
             except BaseException as error:
                 self._discard(name)
                 self._failed(left, error)
-                if isinstance(error, Outcome) or (isinstance(error, Exception) and self.on_error == "continue"):
+                if isinstance(error, Outcome) or (self.on_error == "continue" and not is_stop(error)):
                     return
                 raise
             try:
@@ -291,8 +291,9 @@ class _Consumer:
     # ---- settling --------------------------------------------------------------------------------------------
 
     def _failed(self, messages: dict[str, Message[Any]], error: BaseException) -> None:
-        """By the retry policy of each; an interrupt gives them back as they were."""
-        settlements = [message.settlement(error, self.retry) for message in messages.values()]
+        """By the retry policy of each; a stop from outside releases them as they were."""
+        stopped = is_stop(error)
+        settlements = [message.settlement(error, self.retry, stopped=stopped) for message in messages.values()]
         if not isinstance(error, Outcome):
             log.warning(
                 "a batch of %d messages of queue %s failed: each is tried again as the retry policy says",

@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from waypost import codec
 from waypost.delivery import Message, Outcome, Retry
 from waypost.errors import EnvelopeTooNew, OutcomeUnknown, StoreUnavailable, Undecodable, WaypostError
 from waypost.message import Claimed, Drained, Settlement
@@ -31,6 +32,7 @@ from waypost.worker.lingering import Linger
 from waypost.worker.resting import Rest
 from waypost.worker.running import Ending, Slot, log_failure
 from waypost.worker.settling import Settler
+from waypost.worker.signals import asked_to_stop
 from waypost.worker.waking import Ears
 
 if TYPE_CHECKING:
@@ -52,9 +54,6 @@ UNSETTLED_MAX = 4 * CHUNK_MESSAGES_MAX
 FAILED_CLAIM_SECONDS = 1.0
 #: A handler that was cancelled has so long to end before it counts as one that goes on.
 CANCEL_GRACE_SECONDS = 1.0
-#: A message whose handler cancelled itself is given back after so long. That costs it nothing, so without a pause one
-#: that always does so would keep a worker busy with nothing else.
-CANCELLED_SECONDS = 1.0
 #: So often a busy worker asks whether its queue has limits that others want to share.
 LIMITS_SECONDS = 5.0
 
@@ -96,8 +95,6 @@ class Consumer:
         self._held: set[Message[Any]] = set()
         self.settler = Settler(link, executor, self.queue, self._held, self._on_settled, handler.retry, renewer)
         self._caller = Caller(handler, self._settle)
-        #: Messages that wait to be given back.
-        self._paced: dict[Message[Any], Settlement] = {}
         self._slots: list[Slot] = []
         self._idle: list[Slot] = []
         self._busy = 0
@@ -175,7 +172,7 @@ class Consumer:
     @property
     def in_flight(self) -> int:
         """All that was claimed here and is not settled yet."""
-        return len(self._ready) + self._busy + len(self._paced) + len(self.settler)
+        return len(self._ready) + self._busy + len(self.settler)
 
     def report(self) -> Drained:
         """Where it stands."""
@@ -189,8 +186,6 @@ class Consumer:
         return [slot.task for slot in self._slots if slot.task is not None and not slot.task.done()]
 
     def _give_back_ready(self) -> None:
-        for message in list(self._paced):
-            self._give_back_now(message)
         kept = [message for message in self._ready if message.at_most_once]
         for message in self._ready:
             # What has left the store cannot be given back: it is handled while there is time.
@@ -341,7 +336,7 @@ class Consumer:
         self._limited = policy.max_running is not None or policy.rate_count is not None
 
     def _is_idle(self) -> bool:
-        return not self._ready and not self._busy and not self._paced
+        return not self._ready and not self._busy
 
     def _room(self) -> int:
         """How many more messages can start now or soon."""
@@ -411,7 +406,14 @@ class Consumer:
                     return
                 slot.waiting = self._loop.create_future()
                 self._idle.append(slot)
-                await slot.waiting
+                try:
+                    await slot.waiting
+                except asyncio.CancelledError:
+                    if self._is_given_up(slot):
+                        raise
+                    # A handler that has ended had set an alarm to cancel its task, which is this one.
+                    self._idle = [idle for idle in self._idle if idle is not slot]
+                    await self._shake_off(slot)
                 turn = monotonic()
                 continue
             messages = self._take()
@@ -425,17 +427,34 @@ class Consumer:
                     error = failure
                 self._busy -= 1
                 slot.messages = ()
-                if isinstance(error, asyncio.CancelledError) and slot.was_given_up():
+                if isinstance(error, asyncio.CancelledError) and slot.ending is None and self._is_given_up(slot):
                     # The event loop is being closed. A thread may still be at work: never give back what may run.
                     if self.handler.can_be_stopped:
-                        self._end(slot, messages, None, error)
+                        self._end(slot, messages, None, error, given_up=True)
                     raise error
                 self._end(slot, messages, result, error)
+                if slot.task is not None and slot.task.cancelling():
+                    await self._shake_off(slot)
                 if slot.started - turn > TURN_SECONDS:
                     await asyncio.sleep(0)
                     turn = monotonic()
             if (rest.needs_room and len(ready) <= self._low) or (rest.awaits_idleness and self._is_idle()):
                 rest.wake()
+
+    def _is_given_up(self, slot: Slot) -> bool:
+        """Whether the event loop is being closed, which cancels all tasks; a handler can cancel only its own."""
+        return slot.task is not None and slot.task.cancelling() > 0 and self.settler.is_given_up
+
+    async def _shake_off(self, slot: Slot) -> None:
+        """Undo the cancellation of a runner by its own handler, which must not reach the next message."""
+        task = slot.task
+        while task is not None and task.cancelling() and not self._is_given_up(slot):
+            task.uncancel()
+            try:
+                await asyncio.sleep(0)
+            except asyncio.CancelledError:
+                if self._is_given_up(slot):
+                    raise
 
     def _take(self) -> list[Message[Any]]:
         """The messages of the next call, without those that need no handler any more."""
@@ -464,7 +483,15 @@ class Consumer:
 
     # ---- ending ------------------------------------------------------------------------------------------
 
-    def _end(self, slot: Slot, messages: list[Message[Any]], result: Any, error: BaseException | None) -> None:
+    def _end(
+        self,
+        slot: Slot,
+        messages: list[Message[Any]],
+        result: Any,
+        error: BaseException | None,
+        *,
+        given_up: bool = False,
+    ) -> None:
         self.handled += 1
         if error is None and result is None and self._plain and slot.ending is None:
             settlement = messages[0].plain_done()
@@ -475,28 +502,41 @@ class Consumer:
         if slot.ending is not None:
             ending, error = slot.ended(error)
         if error is None and not isinstance(result, Outcome):
-            try:
-                self.handler.keep_result(messages[0], result)
-            except WaypostError as unkept:
-                error = unkept
+            # In a transaction or a process of the handler's it was kept there.
+            refusal = self.handler.keep_result(messages[0], result) or codec.refusal_of(messages[0]._result)
+            if refusal is not None:
+                self._report_refused_result(messages[0], refusal)
+        stopped = given_up or (isinstance(error, asyncio.CancelledError) and ending is not None)
         if error is None and isinstance(result, Outcome):
             error = result
-        elif error is not None and not isinstance(error, Outcome):
-            if isinstance(error, KeyboardInterrupt | SystemExit):
+        elif error is not None and not stopped and not isinstance(error, Outcome):
+            if self.handler.is_async and asked_to_stop(error):
+                stopped = True
                 self._on_abort(error)
-            elif isinstance(error, Exception) and error is not messages[0].undecodable:
+            elif error is not messages[0].undecodable:
                 log_failure(self.handler, messages, error)
         if self._link.on_event is not None:
-            slot.tell(self._link, messages, error, ending)
-        paced = isinstance(error, asyncio.CancelledError) and ending is None and not self._stopping
+            slot.tell(self._link, messages, error, ending, stopped=stopped)
         for message in messages:
-            self._settle(message, error, paced=paced)
+            self._settle(message, error, stopped=stopped)
 
-    def _settle(self, message: Message[Any], error: BaseException | None, *, paced: bool = False) -> None:
+    def _report_refused_result(self, message: Message[Any], refusal: str) -> None:
+        log.error(
+            "the result of message %s of queue %s could not be kept (%s): the message is done, without a result",
+            message.id,
+            self.queue,
+            refusal,
+            extra={"event": "result_not_kept", "queue": self.queue, "message_id": message.id},
+        )
+        self._link.tell(
+            "result_not_kept", self.queue, "failure", message_id=message.id, token=message.token, error=refusal
+        )
+
+    def _settle(self, message: Message[Any], error: BaseException | None, *, stopped: bool = False) -> None:
         handler = self.handler
         if handler.manual and error is None and message.outcome is None:
             error = Retry(reason="left unsettled")
-        settlement = message.settlement(error, handler.retry)
+        settlement = message.settlement(error, handler.retry, stopped=stopped)
         unreadable = message.undecodable
         if unreadable is not None and error is unreadable:
             if isinstance(unreadable, EnvelopeTooNew):
@@ -507,16 +547,8 @@ class Consumer:
         elif message.at_most_once:
             if self._link.on_event is not None:
                 receive.tell_settled(self._link, message, settlement, "done")
-        elif paced and settlement.outcome == "release":
-            self._paced[message] = settlement
-            self._loop.call_later(CANCELLED_SECONDS, self._give_back_now, message)
         else:
             self.settler.add(message, settlement)
-
-    def _give_back_now(self, message: Message[Any]) -> None:
-        """Give back a message whose pause is over, or cut short by a stop."""
-        if self._paced.pop(message, None) is not None:
-            self._give_back(message)
 
     def _close_lost(self, message: Message[Any], settlement: Settlement) -> None:
         """Its renewal said that it is ours no more: a settle could only be refused."""

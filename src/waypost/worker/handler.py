@@ -148,10 +148,18 @@ class Handler:
                     given.append(self.state)
         return given
 
-    def keep_result(self, message: Message[Any], returned: object) -> None:
-        """Keep what the function returned, if that is wanted and it decided on nothing else."""
-        if self.result_ttl is not None and returned is not None and message.outcome is None:
+    def keep_result(self, message: Message[Any], returned: object) -> str | None:
+        """Keep what the function returned, if that is wanted and it decided on nothing else; why it cannot be kept.
+
+        The work is done whatever becomes of the result, so a result that cannot be kept is no failure.
+        """
+        if self.result_ttl is None or returned is None or message.outcome is not None:
+            return None
+        try:
             message.keep_result(returned, self.result_ttl)
+        except Exception as error:
+            return message.refuse_result(error, self.result_ttl)
+        return None
 
     def _open_sessions(self, store: Store | None, engine: object) -> None:
         if self.session is None:

@@ -45,10 +45,6 @@ class Slot:
             self.ending = ending
             self.task.cancel()
 
-    def was_given_up(self) -> bool:
-        """Whether somebody else than this worker cancelled the runner itself."""
-        return self.ending is None and self.task is not None and self.task.cancelling() > 0
-
     def ended(self, error: BaseException | None) -> tuple[Ending | None, BaseException | None]:
         """After a handler that was cancelled: why, and what that makes of its error."""
         ending, self.ending = self.ending, None
@@ -59,13 +55,19 @@ class Slot:
         return ending, error
 
     def tell(
-        self, link: Link, messages: Sequence[Message[Any]], error: BaseException | None, ending: Ending | None
+        self,
+        link: Link,
+        messages: Sequence[Message[Any]],
+        error: BaseException | None,
+        ending: Ending | None,
+        *,
+        stopped: bool,
     ) -> None:
         """One event for the handler call of each message."""
         outcome: Literal["success", "failure", "skipped"] = "success"
         told: dict[str, Any] = {}
         if error is not None:
-            outcome = "failure" if isinstance(error, Exception) and not isinstance(error, Outcome) else "skipped"
+            outcome = "skipped" if stopped or isinstance(error, Outcome) else "failure"
             told = {"error_type": error_type(error), "error": error_text(error)}
         run_ms = round((time.monotonic() - self.started) * 1000, 3)
         for message in messages:
@@ -122,7 +124,7 @@ def suspended(coroutine: Coroutine[Any, Any, Any], context: Context, waits_for: 
     return _Suspended(coroutine, context, waits_for)
 
 
-def log_failure(handler: Handler, messages: Sequence[Message[Any]], error: Exception) -> None:
+def log_failure(handler: Handler, messages: Sequence[Message[Any]], error: BaseException) -> None:
     """Say that a handler failed, with its traceback."""
     message = messages[0]
     log.warning(

@@ -62,6 +62,11 @@ class Settler:
     async def _connected(self) -> AsyncExecutor:
         return self._executor
 
+    @property
+    def is_given_up(self) -> bool:
+        """Whether its task was cancelled, which only the end of the event loop does."""
+        return self._task is None or self._task.done() or self._task.cancelling() > 0
+
     def __len__(self) -> int:
         return len(self._messages) + len(self.sending)
 

@@ -8,11 +8,28 @@ from __future__ import annotations
 
 import signal
 import threading
+import traceback
 from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any, Self
 
 NAMES = ("SIGINT", "SIGTERM", "SIGHUP")
+
+
+def asked_to_stop(error: BaseException) -> bool:
+    """Whether an error that ended some code is a request to stop from outside, made by a signal.
+
+    Python runs signal handlers in the main thread, in the middle of whatever runs there. `KeyboardInterrupt` counts
+    unless `StopSignals` has taken SIGINT, which never raises it. An error other than an `Exception` counts if one of
+    the program's own signal handlers raised it, as with `signal.signal(SIGTERM, lambda *_: sys.exit())`.
+    """
+    if isinstance(error, Exception) or threading.current_thread() is not threading.main_thread():
+        return False
+    if isinstance(error, KeyboardInterrupt):
+        return not isinstance(getattr(signal.getsignal(signal.SIGINT), "__self__", None), StopSignals)
+    handlers = (signal.getsignal(number) for number in signal.valid_signals())
+    codes = {getattr(handler, "__code__", None) for handler in handlers} - {None}
+    return bool(codes) and any(frame.f_code in codes for frame, _ in traceback.walk_tb(error.__traceback__))
 
 
 class StopSignals:

@@ -312,7 +312,7 @@ class Worker:
     # ---- what consumers tell -----------------------------------------------------------------------------
 
     def on_abort(self, error: BaseException) -> None:
-        """A handler asked for the end of the process, or a part of the worker failed: stop, then raise it."""
+        """A signal interrupted a handler, or a part of the worker failed: stop, then raise it."""
         self._error = self._error or error
         self._want_stop(None if isinstance(error, Exception) else 0.0)
 
