@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Generator, Iterable, Iterator
+from contextlib import suppress
 from itertools import chain, groupby
 from typing import Any, NamedTuple, TypeVar, cast
 
@@ -331,13 +332,12 @@ class ClusterExecutor(_Common):
         return self._visit(ours)
 
     def _announce(self, call: ValkeyCall[None]) -> None:
-        """Add the queue to the list of queues, on its own node. A node that is full refuses: no reason to fail."""
-        try:
+        """Add the queue to the list of queues, on another node than its own.
+
+        If that node is full or away, the queue can be used all the same, and a later call announces it.
+        """
+        with suppress(StoreError):
             self._visit(call)
-        except (StoreUnavailable, OutcomeUnknown):
-            raise
-        except StoreError:
-            return
 
     def _visit(self, call: ValkeyCall[T]) -> T:
         way = route(call, self._slots)
@@ -367,10 +367,7 @@ class ClusterExecutor(_Common):
     def _run_group(self, group: Iterator[ValkeyCall[Any]]) -> list[Any]:
         first = next(group)
         if first.announce is not None:
-            try:
-                self._announce(first.announce)
-            except StoreError as error:
-                return [error, *(error for _ in group)]
+            self._announce(first.announce)
             first.announce = None
         node = self._slots.node(first.place)
         try:
@@ -464,12 +461,8 @@ class AsyncClusterExecutor(_Common):
         return await self._visit(ours)
 
     async def _announce(self, call: ValkeyCall[None]) -> None:
-        try:
+        with suppress(StoreError):
             await self._visit(call)
-        except (StoreUnavailable, OutcomeUnknown):
-            raise
-        except StoreError:
-            return
 
     async def _visit(self, call: ValkeyCall[T]) -> T:
         way = route(call, self._slots)
@@ -500,10 +493,7 @@ class AsyncClusterExecutor(_Common):
     async def _run_group(self, group: Iterator[ValkeyCall[Any]]) -> list[Any]:
         first = next(group)
         if first.announce is not None:
-            try:
-                await self._announce(first.announce)
-            except StoreError as error:
-                return [error, *(error for _ in group)]
+            await self._announce(first.announce)
             first.announce = None
         node = self._slots.node(first.place)
         try:

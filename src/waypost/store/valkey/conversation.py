@@ -31,10 +31,13 @@ ASKING = command(b"ASKING")
 
 
 def ask(call: ValkeyCall[T]) -> Conversation[T]:
-    """One request and its reply, behind the queue's announcement if there is one."""
-    if call.announce is not None:
-        yield from announce(call.announce.packed)
-    return (yield from request(call))
+    """One request and its reply. The queue's announcement, if there is one, goes before it in the same write."""
+    if call.announce is None:
+        return (yield from request(call))
+    asked = request(call)
+    yield call.announce.packed + (next(asked) or b"")
+    yield from confirm(call.announce)
+    return (yield from asked)
 
 
 def ask_at_door(call: ValkeyCall[T], door: Door, loaded: set[bytes]) -> Conversation[T]:
@@ -151,7 +154,8 @@ class Batch:
             self.loaded.add(call.script.sha)
         if call.announce is not None:
             yield from self._receive_all()
-            yield from announce(call.announce.packed)
+            yield call.announce.packed
+            yield from confirm(call.announce)
 
     def _receive(self) -> Conversation[None]:
         call = self.waiting[0]
@@ -180,10 +184,9 @@ def load(script: Script) -> Conversation[None]:
     yield None
 
 
-def announce(name: bytes) -> Conversation[None]:
-    """Add the queue to the list of queues. A full server refuses that, which is no reason to fail."""
-    yield name
-    try:
-        yield None
-    except ResponseError:
-        return
+def confirm(announcement: ValkeyCall[None]) -> Conversation[None]:
+    """The reply to an announcement. One that a full server refuses (None) is repeated by a later call."""
+    reply = None
+    with suppress(ResponseError):
+        reply = yield None
+    announcement.decode(reply)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -78,8 +79,15 @@ KEPT_ON_DISK = frozenset(
         "trigger_schedule",
     )
 )  # fmt: skip
-#: After these a queue is there for everybody to see.
+#: After these a queue is in the list of queues.
 ANNOUNCED = frozenset(("publish", "configure", "save_schedule", "fire_schedule", "trigger_schedule"))
+#: A queue is added to the list again after so long: a failover may have lost the list, or a person may have removed it.
+ANNOUNCED_SECONDS = 60.0
+#: The pause after an attempt that was refused. On a Cluster also after one that failed: the list lies on another node
+#: than the queue, and while that node is away each attempt costs time.
+ANNOUNCE_PAUSE_SECONDS = 1.0
+#: A client that walks through endless queue names must not grow.
+QUEUES_REMEMBERED_MAX = 10_000
 #: One local disk, no replica, within so many milliseconds. It covers the connection that it is sent on.
 WAIT_FOR_DISK = command(b"WAITAOF", b"1", b"0", b"5000")
 NOTHING = part(b"")
@@ -107,7 +115,10 @@ class ValkeyStore(ScheduleVerbs):
         self.clock = clock
         self._replay_ttl = part(b"%d" % replay_ttl_ms)
         self._heads: dict[tuple[str, str, bytes], tuple[int, bytes, Script, bytes]] = {}
-        self._announced: set[str] = set()
+        #: Queues, and until when they need not be added to the list of queues again (monotonic seconds).
+        self._announced: dict[str, float] = {}
+        #: Queues that gave messages to a claim of this client: their publisher may have failed to announce them.
+        self._claimed_from: set[str] = set()
 
     @classmethod
     def from_url(cls, url: str, **options: Any) -> ValkeyStore:
@@ -155,7 +166,7 @@ class ValkeyStore(ScheduleVerbs):
     def _head(self, verb: str, queue: str, session: bytes) -> tuple[int, bytes, Script, bytes]:
         known = self._heads.get((verb, queue, session))
         if known is None:
-            if len(self._heads) > 10_000:  # a client that walks through endless queue names must not grow
+            if len(self._heads) > QUEUES_REMEMBERED_MAX:
                 self._heads.clear()
             keys = [*self.keys_of(queue), f"{{{self.namespace}:{queue}}}:operations:{session.hex()}".encode()]
             if self.source.cluster:
@@ -194,15 +205,30 @@ class ValkeyStore(ScheduleVerbs):
         if encoded is not None:
             parts.append(encoded)
         announce: ValkeyCall[None] | None = None
-        if verb in ANNOUNCED and queue not in self._announced:
-            # The list of queues lies in another slot than the queue, so it cannot be part of the same step.
-            self._announced.add(queue)
-            listed = f"{self.namespace}:queues".encode()
-            announce = ValkeyCall(
-                "announce", queue, command(b"SADD", listed, queue.encode()), lambda reply: None, place=listed
-            )
+        if verb in ANNOUNCED or (verb == "claim" and queue in self._claimed_from):
+            announce = self._announcement(queue)
         on_disk = WAIT_FOR_DISK if self.durability == "fsync" and verb in KEPT_ON_DISK else None
         return ValkeyCall(name or verb, queue, b"".join(parts), decode, text, announce, on_disk, place=place)
+
+    def _announcement(self, queue: str) -> ValkeyCall[None] | None:
+        """The command that adds a queue to the list of queues, or None if the server confirmed it lately.
+
+        The list lies in another slot than the queue, so it cannot be part of the same step.
+        """
+        now = time.monotonic()
+        if self._announced.get(queue, 0.0) > now:
+            return None
+        if len(self._announced) > QUEUES_REMEMBERED_MAX:
+            self._announced.clear()
+        if self.source.cluster:
+            self._announced[queue] = now + ANNOUNCE_PAUSE_SECONDS
+
+        def confirm(reply: int | None) -> None:
+            pause = ANNOUNCE_PAUSE_SECONDS if reply is None else ANNOUNCED_SECONDS
+            self._announced[queue] = time.monotonic() + pause
+
+        listed = f"{self.namespace}:queues".encode()
+        return ValkeyCall("announce", queue, command(b"SADD", listed, queue.encode()), confirm, place=listed)
 
     # ---- the way of a message --------------------------------------------------------------------------------
 
@@ -256,6 +282,10 @@ class ValkeyStore(ScheduleVerbs):
         def decode(reply: Any) -> Claimed:
             lease_end, next_due, next_lease, next_rate, paused, outgoing, now, lease = reply[:8]
             leases = packing.unpack_leases(reply, 8, lease_end, now, operation.nonce)
+            if leases and queue not in self._claimed_from:
+                if len(self._claimed_from) > QUEUES_REMEMBERED_MAX:
+                    self._claimed_from.clear()
+                self._claimed_from.add(queue)
             return Claimed(
                 leases, _or_none(next_due), _or_none(next_lease), _or_none(next_rate), paused == 1, outgoing,
                 _or_none(lease),
