@@ -29,9 +29,18 @@ class ManualClock:
     def advance_ms(self, milliseconds: int) -> int:
         """Move forward by milliseconds; the new time."""
         if milliseconds < 0:
-            raise ValueError(f"a store's clock does not go back, not even by {-milliseconds} milliseconds")
+            raise ValueError(
+                f"a store's clock does not go back by {-milliseconds} milliseconds by itself; `step` sets it"
+            )
         with self._lock:
             self._now_ms += milliseconds
+            return self._now_ms
+
+    def step(self, duration: float | timedelta) -> int:
+        """Set the clock by seconds or a timedelta, forward or back, as NTP or a person sets that of a server."""
+        seconds = duration.total_seconds() if isinstance(duration, timedelta) else duration
+        with self._lock:
+            self._now_ms += round(seconds * 1000)
             return self._now_ms
 
     def __repr__(self) -> str:

@@ -8,7 +8,15 @@ from dataclasses import dataclass, field
 from waypost.errors import OperationTooOld
 from waypost.identity import Operation
 from waypost.message import MINUTE_COUNTERS, Event, EventName, MessageState, Stored
-from waypost.policy import COVERED_MAX, DEFAULT_POLICY, FAILURE_EVENTS, MINUTES_KEPT, REPLAY_MAX, SLEEPER_TTL_MS
+from waypost.policy import (
+    COVER_MS_MAX,
+    COVERED_MAX,
+    DEFAULT_POLICY,
+    FAILURE_EVENTS,
+    MINUTES_KEPT,
+    REPLAY_MAX,
+    SLEEPER_TTL_MS,
+)
 
 
 @dataclass(slots=True)
@@ -176,7 +184,7 @@ class Book:
         """Take up to `count` sleepers out of the memory, the last to fall asleep first; `*` if the memory is gone."""
         if count == 0 or self.paused:
             return []
-        if count <= COVERED_MAX and any(until > now for until in self.covered.values()):
+        if count <= COVERED_MAX and any(now < until <= now + COVER_MS_MAX for until in self.covered.values()):
             return []
         if self.sleepers_known_until <= now:
             self.sleepers.clear()

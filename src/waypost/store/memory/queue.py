@@ -215,6 +215,7 @@ class QueueModel(Shelves):
         next_rate_ms = None
         if not self.paused:
             self._promote(now, operation)
+            self._cap_leases(now)
             self._reclaim(now, operation)
             room, next_rate_ms = self._room(now, limit)
             leases = self._lease(now, room, operation, worker)
@@ -250,6 +251,11 @@ class QueueModel(Shelves):
             self.make_claimable(now, record, record.ready_ms)
             self.note(now, "promoted", operation, record, cause="due")
 
+    def _cap_leases(self, now: int) -> None:
+        """A lease that ends later than its own length from now was given before the clock was set back."""
+        for record in self._in("leased"):
+            record.lease_end_ms = min(record.lease_end_ms or 0, now + record.lease_ms)
+
     def _reclaim(self, now: int, operation: Operation) -> None:
         expired = [r for r in self._in("leased") if (r.lease_end_ms or 0) <= now]
         expired.sort(key=lambda r: (r.lease_end_ms or 0, r.id))
@@ -268,6 +274,9 @@ class QueueModel(Shelves):
             room = min(room, max(0, policy.max_running - self.count("leased")))
         if policy.rate_count is not None and policy.rate_per_ms is not None:
             self.rate_log = [(at, n) for at, n in self.rate_log if at > now - policy.rate_per_ms]
+            if self.rate_log and self.rate_log[-1][0] > now:
+                # The clock was set back. The whole window counts from now on, not until the clock has caught up.
+                self.rate_log = [(now, sum(n for _, n in self.rate_log))]
             allowed = policy.rate_count - sum(n for _, n in self.rate_log)
             if allowed <= 0:
                 next_rate_ms = self.rate_log[0][0] + policy.rate_per_ms - now

@@ -82,6 +82,10 @@ class Leaders:
         """Lead, or go on leading, if nobody else does; who leads now."""
         leader, token, until = self._roles.get(role, ("", 0, 0))
         if leader != name and leader and until > now:
+            if until - now > 4 * ttl_ms:
+                # The clock was set back: a leader that is gone is not waited for until the clock has caught up.
+                until = now + ttl_ms
+                self._roles[role] = (leader, token, until)
             return Elected(leader, token, until - now)
         if leader != name or until <= now:
             token += 1

@@ -19,7 +19,7 @@ from waypost.store.postgres.connecting import connect
 from waypost.store.postgres.failures import lost, refused
 
 #: Grows with every change of a table or a function.
-VERSION = 2
+VERSION = 3
 #: Changes of tables, each with the version that it leads to. A version that changes only functions has none.
 MIGRATIONS = ((1, "0001_tables"), (2, "0002_wake_at_commit"))
 FUNCTIONS = (

@@ -34,6 +34,12 @@ _STILL_LEASED = f"""
 _REARM = "UPDATE {message} SET lease_end_ms = ? WHERE seq = ?"
 _RATE_OLD = "DELETE FROM {rate} WHERE queue = ? AND at_ms <= ? RETURNING count"
 _RATE_FIRST = "SELECT min(at_ms) FROM {rate} WHERE queue = ?"
+_RATE_LAST = "SELECT max(at_ms) FROM {rate} WHERE queue = ?"
+_RATE_CLEAR = "DELETE FROM {rate} WHERE queue = ?"
+_CAP_LEASES = """
+    UPDATE {message} SET lease_end_ms = ?2 + lease_ms WHERE seq IN (
+        SELECT seq FROM {message} INDEXED BY {message:leased}
+        WHERE queue = ?1 AND state = 2 AND lease_end_ms > ?2 + ?3 AND lease_end_ms > ?2 + lease_ms LIMIT ?4)"""
 _RATE_ADD = """
     INSERT INTO {rate} (queue, at_ms, count) VALUES (?, ?, ?)
     ON CONFLICT DO UPDATE SET count = count + excluded.count"""
@@ -95,6 +101,9 @@ def promote_due(book: QueueBook, operation: str | None) -> None:
 
 
 def _reclaim(book: QueueBook, operation: str) -> None:
+    if book.policy.lease_ms is not None and book.numbers["leased"]:
+        # A lease that ends later than its own length from now was given before the clock was set back.
+        book.step.execute(_CAP_LEASES, (book.number, book.now, book.policy.lease_ms, RECLAIM_MAX))
     rows = book.step.execute(_EXPIRED, (book.number, book.now, RECLAIM_MAX)).fetchall()
     records = [book.hold(row) for row in rows]
     book.load_holders([record.key for record in records if record.key is not None])
@@ -116,6 +125,11 @@ def _room(book: QueueBook, limit: int) -> tuple[int, int | None]:
         old = book.step.execute(_RATE_OLD, (book.number, book.now - policy.rate_per_ms)).fetchall()
         book.numbers["rate_sum"] -= sum(count for (count,) in old)
         allowed = policy.rate_count - book.numbers["rate_sum"]
+        last = book.step.execute(_RATE_LAST, (book.number,)).fetchone()[0]
+        if last is not None and last > book.now:
+            # The clock was set back. The whole window counts from now on, not until the clock has caught up.
+            book.step.execute(_RATE_CLEAR, (book.number,))
+            book.step.execute(_RATE_ADD, (book.number, book.now, book.numbers["rate_sum"]))
         if allowed <= 0:
             first = book.step.execute(_RATE_FIRST, (book.number,)).fetchone()[0]
             next_rate_ms = first + policy.rate_per_ms - book.now

@@ -103,6 +103,10 @@ def elect(step: Step, role: str, name: str, ttl_ms: int) -> Elected:
     """Lead, or go on leading, if nobody else does; who leads now."""
     leader, token, until = step.execute(_LEADER, (role,)).fetchone() or ("", 0, 0)
     if leader not in ("", name) and until > step.now:
+        if until - step.now > 4 * ttl_ms:
+            # The clock was set back: a leader that is gone is not waited for until the clock has caught up.
+            until = step.now + ttl_ms
+            step.execute(_LEADER_SET, (role, leader, token, until))
         return Elected(leader, token, until - step.now)
     if leader != name or until <= step.now:
         token += 1

@@ -14,6 +14,7 @@
     ledger     the sums
     workers    who works, and who is gone
     schedules  each instant once, leaders, promotion
+    steps      a clock that is set forward or back
 
 A test module that imports these classes and has the fixture `make_store` (see `waypost.testing.plugin`) runs them
 in both colours. They need store time by hand: a store takes `clock=`, a function that returns milliseconds.
@@ -22,6 +23,7 @@ in both colours. They need store time by hand: a store takes `clock=`, a functio
 from __future__ import annotations
 
 from waypost.testing.conformance.chains import TestBlockers, TestChains, TestWaiting
+from waypost.testing.conformance.clock_steps import TestClockSteps
 from waypost.testing.conformance.dead import TestCompletedHistory, TestDeadLetters, TestRedrive
 from waypost.testing.conformance.journal import TestJournal, TestJournalReaders, TestTrace
 from waypost.testing.conformance.keys import TestConflicts, TestGenerations, TestLiveKeys, TestWindows
@@ -45,6 +47,7 @@ __all__ = [
     "TestCap",
     "TestChains",
     "TestClaims",
+    "TestClockSteps",
     "TestCompletedHistory",
     "TestConflicts",
     "TestContinuations",

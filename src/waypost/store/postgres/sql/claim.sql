@@ -60,11 +60,16 @@ BEGIN
             IF v_due <= v_now THEN
                 PERFORM {promote}(q, v_now, v_op);
             END IF;
+            IF q.lease_ms IS NOT NULL AND (v_end > v_now + q.lease_ms OR v_tidy) THEN
+                v_end := least(v_end, {cap_leases}(q, v_now));
+            END IF;
             IF v_end <= v_now THEN
                 v_news := {reclaim}(q, v_now, v_op);
             END IF;
             IF q.max_running IS NOT NULL OR q.rate_count IS NOT NULL THEN
                 PERFORM pg_advisory_xact_lock({lock_of}('running'), q.number);
+                -- Others claimed while this one waited: times in `rate` never go back unless the clock does.
+                v_now := {clock}(p_clock);
                 SELECT r.room, r.next_rate_ms INTO v_room, v_rate FROM {room}(q, v_now, p_limit) r;
             END IF;
             LOOP
@@ -317,6 +322,25 @@ BEGIN
     SELECT nextval('{sequence}'), q.number, p_now / 60000, count(*), -count(*) FROM promoted HAVING count(*) > 0;
 END $body$;
 
+-- A lease that ends later than its own length from now was given before the clock was set back: it ends in time after
+-- all. Returns the first end of those that were changed.
+CREATE OR REPLACE FUNCTION {cap_leases}(q {queue}, p_now bigint) RETURNS bigint LANGUAGE plpgsql AS $body$
+DECLARE
+    v_end bigint;
+BEGIN
+    WITH chosen AS MATERIALIZED (
+        SELECT m.ctid AS place FROM {message} m
+        WHERE m.queue = q.number AND m.state = 2 AND m.lease_end_ms > p_now + q.lease_ms
+            AND m.lease_end_ms > p_now + m.lease_ms
+        LIMIT 256 FOR NO KEY UPDATE SKIP LOCKED
+    ), capped AS (
+        UPDATE {message} m SET lease_end_ms = p_now + m.lease_ms FROM chosen c WHERE m.ctid = c.place
+        RETURNING m.lease_end_ms
+    )
+    SELECT min(c.lease_end_ms) INTO v_end FROM capped c;
+    RETURN v_end;
+END $body$;
+
 -- Leases that have ended go to the head of their priority, unless a cancel or the next generation of their key waits.
 CREATE OR REPLACE FUNCTION {reclaim}(q {queue}, p_now bigint, p_op text) RETURNS json[] LANGUAGE plpgsql AS $body$
 DECLARE
@@ -385,6 +409,12 @@ BEGIN
     END IF;
     IF q.rate_count IS NOT NULL THEN
         DELETE FROM {rate} r WHERE r.queue = q.number AND r.at_ms <= p_now - q.rate_per_ms;
+        IF EXISTS (SELECT 1 FROM {rate} r WHERE r.queue = q.number AND r.at_ms > p_now) THEN
+            -- The clock was set back. The whole window counts from now on, not until the clock has caught up.
+            WITH gone AS (DELETE FROM {rate} r WHERE r.queue = q.number RETURNING r.count)
+            SELECT sum(g.count) INTO v_allowed FROM gone g;
+            INSERT INTO {rate} (queue, at_ms, count) VALUES (q.number, p_now, v_allowed);
+        END IF;
         SELECT q.rate_count - coalesce(sum(r.count), 0),
             CASE WHEN q.rate_count <= coalesce(sum(r.count), 0) THEN min(r.at_ms) + q.rate_per_ms - p_now END
         INTO v_allowed, next_rate_ms FROM {rate} r WHERE r.queue = q.number;

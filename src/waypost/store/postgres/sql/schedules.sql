@@ -159,6 +159,11 @@ BEGIN
     SELECT * INTO v FROM {leader} t WHERE t.role = p_role FOR UPDATE;
     v_now := {clock}(p_clock);
     IF v.name NOT IN ('', p_name) AND v.until_ms > v_now THEN
+        IF v.until_ms - v_now > 4 * p_ttl THEN
+            -- The clock was set back: a leader that is gone is not waited for until the clock has caught up.
+            UPDATE {leader} t SET until_ms = v_now + p_ttl WHERE t.role = p_role;
+            v.until_ms := v_now + p_ttl;
+        END IF;
         RETURN json_build_array(v.name, v.token, v.until_ms - v_now)::text;
     END IF;
     IF v.name <> p_name OR v.until_ms <= v_now THEN

@@ -218,8 +218,9 @@ local function choose_sleepers(number)
     local name = found[i]
     if tonumber(found[i + 1]) <= now then break end
     if byte(name) == 126 then
-      -- Somebody looks again so soon that it takes a few messages more than any other would.
-      if number <= COVERED_MAX then return {} end
+      -- Somebody looks again so soon that it takes a few messages more than any other would. One that says so for longer
+      -- than it can was there before the clock was set back.
+      if number <= COVERED_MAX and tonumber(found[i + 1]) <= now + COVER_MS_MAX then return {} end
     else
       known = true
       if name ~= '' and #names < number then names[#names + 1] = name end

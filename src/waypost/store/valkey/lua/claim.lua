@@ -50,7 +50,7 @@ if first or repeat_only then
   return reply
 end
 
-local due, expired = {}, {}
+local due, expired, late_leases = {}, {}, {}
 if not paused then
   if timers > 0 then due = call('ZRANGEBYSCORE', DUE, '-inf', now, 'LIMIT', 0, PROMOTE_MAX) end
   if held > 0 then expired = call('ZRANGEBYSCORE', LEASES, '-inf', now, 'LIMIT', 0, RECLAIM_MAX) end
@@ -79,6 +79,19 @@ for i = 1, #due do
   note_state('promoted', 'due', s.id, s.raw)
 end
 
+-- A lease that ends later than its own length from now was given before the clock was set back: it ends in time after all.
+if policy.lease_ms and held > 0 and not paused then
+  for i = 0, RECLAIM_MAX - 1 do
+    local latest = call('ZREVRANGE', LEASES, i, i, 'WITHSCORES')
+    if not latest[2] or tonumber(latest[2]) <= now + policy.lease_ms then break end
+    local raw = call('HGET', STATE, latest[1])
+    local ends = raw and #raw >= 29 and now + struct_unpack('>I4', raw, 26)
+    if not ends or tonumber(latest[2]) <= ends then break end
+    late_leases[i * 2 + 1], late_leases[i * 2 + 2] = ends, latest[1]
+  end
+  bulk('ZADD', LEASES, late_leases, #late_leases)
+end
+
 for i = 1, #expired do
   local s = state_of(expired[i])
   if not ends_otherwise(s, 'expired') then
@@ -97,10 +110,17 @@ end
 
 -- Forget claims that left the rate's window. A bounded number: the sum is too high until the rest is gone, never too low.
 local function forget_rate(horizon)
-  local last = call('LINDEX', RATE, -1)
-  if not last or rate_entry(last) <= horizon then
+  local last = rate_entry(call('LINDEX', RATE, -1) or '')
+  if not last or last <= horizon then
     call('DEL', RATE)
     counts[COUNT.rate_sum] = 0
+    return
+  end
+  if last > now then
+    -- The clock was set back. The whole window counts from now on: too much for one window, and not until the clock has
+    -- caught up.
+    call('DEL', RATE)
+    call('RPUSH', RATE, format('%.0f:%.0f', now, counts[COUNT.rate_sum]))
     return
   end
   for _ = 1, RECLAIM_MAX do
