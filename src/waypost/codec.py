@@ -18,18 +18,25 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
 from functools import lru_cache, partial
-from typing import Any, Literal, TypeVar, overload
+from types import UnionType
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, overload
+from uuid import UUID
 
 import msgspec
 
+from waypost.checks import show
 from waypost.errors import (
     BodyTooDeep,
     BodyTooLarge,
+    ConfigurationError,
     EnvelopeTooNew,
     InvalidBody,
     InvalidHeaders,
+    InvalidInput,
     ResultNotKept,
     Undecodable,
     WaypostError,
@@ -138,7 +145,7 @@ def _encode_json(body: object) -> bytes:
         data = _json_encoder.encode(body)
     except RecursionError:
         raise BodyTooDeep(f"the body is nested deeper than {JSON_DEPTH_MAX} levels, or holds itself") from None
-    except (TypeError, ValueError, OverflowError) as error:
+    except Exception as error:  # also what a zone or a class of the body raises by itself
         raise InvalidBody(
             f"a {type(body).__name__} cannot be published as it is ({error}); give bytes, text, JSON values, "
             "a dataclass, a msgspec Struct or a pydantic model"
@@ -336,7 +343,7 @@ def _plain_lines(bodies: Sequence[object]) -> list[bytes] | None:
                 if len(line) > BODY_BYTES_MAX:
                     return None
                 _check_depth(line)
-    except (TypeError, ValueError, OverflowError, RecursionError):
+    except Exception:
         return None
     return lines
 
@@ -415,20 +422,102 @@ def plain_body(data: bytes) -> tuple[ContentType, bytes] | None:
     return None
 
 
+# ---- reading a body as a type --------------------------------------------------------------------------------
+
+
 def _json_decoder_of(as_type: Any) -> Callable[[bytes], Any]:
     """How a type is read from JSON; kept, since finding out costs more than reading a small body."""
     try:
-        return _kept_json_decoder_of(as_type)
+        hash(as_type)
     except TypeError:
-        return partial(msgspec.json.decode, type=as_type)  # a type that cannot be hashed, or not be read at all
+        return _make_json_decoder(as_type)
+    return _kept_json_decoder_of(as_type)
 
 
-@lru_cache(maxsize=256)
-def _kept_json_decoder_of(as_type: Any) -> Callable[[bytes], Any]:
+def _make_json_decoder(as_type: Any) -> Callable[[bytes], Any]:
     if hasattr(as_type, "model_validate_json"):
         read: Callable[[bytes], Any] = as_type.model_validate_json
         return read
-    return msgspec.json.Decoder(as_type).decode
+    try:
+        return msgspec.json.Decoder(as_type, dec_hook=_restore).decode
+    except TypeError:
+        members = _members(as_type)
+        shapes = [shape for shape in map(_json_shape, members) if shape is not None]
+        # Of two members that are read from a JSON object, the first that fits could be the wrong one.
+        if len(members) < 2 or len(set(shapes)) < len(shapes):
+            raise
+    readers = [_make_json_decoder(one) for one in sorted(members, key=lambda one: one is not str)]
+    return partial(_read_first, readers)
+
+
+_kept_json_decoder_of = lru_cache(maxsize=256)(_make_json_decoder)
+
+
+def _read_first(readers: Sequence[Callable[[bytes], Any]], data: bytes) -> Any:
+    """What the first member of a union that fits makes of it."""
+    for read in readers[:-1]:
+        try:
+            return read(data)
+        except Exception:
+            continue
+    return readers[-1](data)
+
+
+def _members(as_type: Any) -> tuple[Any, ...]:
+    """The members of a union, or the type itself alone."""
+    return get_args(as_type) if get_origin(as_type) in (Union, UnionType) else (as_type,)
+
+
+def _json_shape(as_type: Any) -> Literal["object", "array"] | None:
+    kind = get_origin(as_type) or as_type
+    if not isinstance(kind, type) or issubclass(kind, str | bytes):
+        return None
+    if issubclass(kind, dict | Mapping | msgspec.Struct) or dataclasses.is_dataclass(kind):
+        return "object"
+    if hasattr(kind, "model_validate_json"):
+        return "object"
+    return "array" if issubclass(kind, Collection) else None
+
+
+def _restore(kind: type, value: Any) -> Any:
+    """Types that msgspec does not know, inside of others: pydantic models, and classes made of text or a number."""
+    if kind is object:
+        return value
+    if isinstance(value, kind):
+        return value
+    try:
+        if hasattr(kind, "model_validate"):
+            return kind.model_validate(value)
+        if type(value) in _SUBCLASSED and issubclass(kind, type(value)):
+            return kind(value)
+    except Exception:  # the text of a foreign error may repeat the body
+        raise ValueError(f"Expected `{kind.__name__}`, got another `{type(value).__name__}`") from None
+    raise ValueError(f"Expected `{kind.__name__}`, got `{type(value).__name__}`")
+
+
+_SUBCLASSED = frozenset((str, bytes, int, float, list, dict))
+
+
+def check_type(what: str, as_type: Any, error: type[WaypostError] = InvalidInput) -> Any:
+    """Return a type that bodies can be read as unchanged; None and Any stand for any body.
+
+    One whose annotations name classes that are not defined yet is fine: it is looked at again when a worker starts.
+    """
+    try:
+        _json_decoder_of(as_type)
+    except NameError:
+        return as_type
+    except Exception as failure:
+        raise error(f"{what} must be a type that a body can be read as, not {show(as_type)}: {failure}") from None
+    return as_type
+
+
+def check_type_is_complete(what: str, as_type: Any) -> None:
+    """Raise `ConfigurationError` if a type names classes that are not defined."""
+    try:
+        _json_decoder_of(as_type)
+    except NameError as failure:
+        raise ConfigurationError(f"{what}: {show(as_type)} cannot be resolved: {failure}") from None
 
 
 @overload
@@ -446,11 +535,34 @@ def decode_body(content_type: str, data: bytes, as_type: Any = None) -> Any:
             return _json_decoder.decode(data)
         else:
             return _json_decoder_of(as_type)(data)
-    except (msgspec.DecodeError, UnicodeDecodeError, ValueError, RecursionError) as error:
-        wanted = getattr(as_type, "__name__", None) or "JSON"
-        # Pydantic's text repeats the input; payloads stay out of errors.
-        text = str(error) if isinstance(error, msgspec.DecodeError) else type(error).__name__
+    except NameError as error:
+        # The program is at fault, and not the body.
+        raise ConfigurationError(f"type {show(as_type)} cannot be resolved: {error}") from None
+    except Exception as error:  # also what a type's own code raises: another try would read the same bytes
+        wanted = "JSON" if as_type is None else _name_of_type(as_type)
+        # Pydantic's text repeats the input, and so may a type's own; payloads stay out of errors.
+        text = str(error) if type(error) in _SAFE_TO_QUOTE else type(error).__name__
         raise Undecodable(f"the body is not a valid {wanted}: {text}") from None
-    if as_type is not None and as_type is not Any and not isinstance(value, as_type):
-        raise Undecodable(f"the body is {type(value).__name__}, not {as_type.__name__}")
-    return value
+    return value if as_type is None or as_type is Any else _as_text_or_bytes(value, as_type)
+
+
+#: Errors whose text names the place and the types, and nothing of the body.
+_SAFE_TO_QUOTE = (msgspec.DecodeError, msgspec.ValidationError)
+#: Text and bytes are what they are: a date that is written as text is no date.
+_TAKEN_AS_THEY_ARE = (bytes, bytearray, memoryview, datetime, date, time, timedelta, Decimal, UUID)
+
+
+def _as_text_or_bytes(value: str | bytes, as_type: Any) -> Any:
+    """A text or bytes body as a type that admits it: `str`, a union with it, a literal, a new type of it."""
+    for member in _members(as_type):
+        if member is type(value) or member is object:
+            return value
+        try:
+            return msgspec.convert(value, member, builtin_types=_TAKEN_AS_THEY_ARE, dec_hook=_restore)
+        except Exception:
+            continue
+    raise Undecodable(f"the body is {type(value).__name__}, not {_name_of_type(as_type)}")
+
+
+def _name_of_type(as_type: Any) -> str:
+    return as_type.__name__ if isinstance(as_type, type) and get_origin(as_type) is None else show(as_type)

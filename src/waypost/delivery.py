@@ -10,7 +10,8 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 from waypost import codec
-from waypost.errors import InvalidInput, InvalidTime, Undecodable
+from waypost.checks import check_count, check_delay, check_queue, check_text, check_texts, show
+from waypost.errors import InvalidInput, Undecodable
 from waypost.identity import continuation_id
 from waypost.message import Continuation, Lease, MessageState, Settlement, SettleStatus, Stored
 from waypost.policy import (
@@ -23,9 +24,6 @@ from waypost.policy import (
     REASON_CHARACTERS_MAX,
     RESULT_TTL_SECONDS,
     RetryPolicy,
-    check_queue,
-    check_text,
-    due_ms,
 )
 
 if TYPE_CHECKING:
@@ -48,6 +46,7 @@ class Queue(Generic[T]):
 
     def __init__(self, name: str, type: type[T]) -> None:
         self.name = check_queue(name)
+        codec.check_type("type", type)
         self.type = type
 
     def __repr__(self) -> str:
@@ -81,9 +80,9 @@ class Retry(Outcome):
     """It failed: try again after so long, or when the retry policy says. Counts as an attempt, so it ends in time."""
 
     def __init__(self, after: Duration | None = None, reason: str | None = None) -> None:
-        super().__init__(reason or "retry")
         self.after_ms = None if after is None else after_ms(after)
         self.reason = None if reason is None else check_text("reason", reason, ERROR_CHARACTERS_MAX)
+        super().__init__(reason or "retry")
 
 
 class Snooze(Outcome):
@@ -100,6 +99,8 @@ class Dead(Outcome):
     def __init__(self, reason: str = "rejected", error: str | None = None) -> None:
         super().__init__(reason)
         self.reason = check_text("reason", reason, REASON_CHARACTERS_MAX)
+        if not (error is None or isinstance(error, str)):
+            raise InvalidInput(f"error must be text, not {show(error)}")
         self.error = None if error is None else cut_text(error)
 
 
@@ -112,9 +113,7 @@ class Drop(Outcome):
 
 def after_ms(after: Duration) -> int:
     """A pause before the next delivery in milliseconds; `InvalidTime` if it is none."""
-    if after is None:
-        raise InvalidTime("say after how many seconds, or give a timedelta")
-    return due_ms(after, None)[0]
+    return check_delay("after", after)
 
 
 def cut_text(text: str) -> str:
@@ -450,7 +449,7 @@ class Message(_Readable[T]):
             correlation_id=correlation_id if correlation_id is not None else self.correlation_id,
             reply_to=reply_to,
             trace=self.trace,
-            headers=headers,
+            headers=check_texts("headers", headers),
         )
         next_id = continuation_id(self.id, self.token, len(self._then))
         next_one = Continuation(
@@ -458,7 +457,7 @@ class Message(_Readable[T]):
             name,
             codec.make_envelope(next_id, encoded, head),
             None if key is None else check_text("key", key, KEY_CHARACTERS_MAX),
-            due_ms(delay, None)[0],
+            0 if delay is None else check_delay("delay", delay),
             check_priority(priority),
             None if group is None else check_text("group", group, GROUP_CHARACTERS_MAX),
             self.lease.chain,
@@ -473,6 +472,7 @@ class Message(_Readable[T]):
         somebody published another one under its key meanwhile, that one counts and this does not come again.
         """
         self._check_kept("reschedule")
+        delay_ms = check_delay("delay", delay)
         envelope = self.open()
         next_id = continuation_id(self.id, self.token, len(self._then))
         head = codec.encode_head(
@@ -484,7 +484,7 @@ class Message(_Readable[T]):
         )
         encoded = codec.Encoded(codec.CONTENT_TYPES.index(envelope.content_type), envelope.data, envelope.type_name)
         again = Continuation(
-            next_id, self.queue, codec.make_envelope(next_id, encoded, head), self.key, due_ms(delay, None)[0],
+            next_id, self.queue, codec.make_envelope(next_id, encoded, head), self.key, delay_ms,
             self.priority, self.group,
         )  # fmt: skip
         self._decide("done")
@@ -598,6 +598,4 @@ class Message(_Readable[T]):
 
 def check_priority(priority: int) -> int:
     """Return a priority unchanged, or raise `InvalidInput`."""
-    if type(priority) is not int or not PRIORITY_MIN <= priority <= PRIORITY_MAX:
-        raise InvalidInput(f"priority must be a whole number from {PRIORITY_MIN} to {PRIORITY_MAX}, not {priority!r}")
-    return priority
+    return check_count("priority", priority, PRIORITY_MIN, PRIORITY_MAX)

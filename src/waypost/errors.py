@@ -4,6 +4,7 @@
     ├── InvalidInput (ValueError)            the call is wrong; nothing was sent
     │   ├── InvalidName                      a queue, key, group, namespace or reader name
     │   │   └── UnknownQueue                 a queue that a client with strict_queues was not told of
+    │   ├── UnknownOption (TypeError too)    a keyword that the call does not have
     │   ├── InvalidTime                      a naive datetime, a negative delay, both delay and at
     │   ├── InvalidBody (TypeError too)      a body that has no faithful form
     │   ├── BodyTooLarge
@@ -74,6 +75,10 @@ class InvalidName(InvalidInput):
 
 class UnknownQueue(InvalidName):
     """Raised when a client with `strict_queues=True` is given a queue that nobody declared."""
+
+
+class UnknownOption(InvalidInput, TypeError):
+    """Raised when a call is given a keyword that it does not have."""
 
 
 class InvalidTime(InvalidInput):

@@ -24,6 +24,7 @@ from typing import Any
 
 from msgspec import Struct, structs
 
+from waypost.checks import check_items, show
 from waypost.delivery import Message
 from waypost.errors import ConfigurationError
 from waypost.message import Observed, Published
@@ -108,10 +109,10 @@ def observed_by(on_event: OnEvent | None, middleware: Iterable[Middleware]) -> O
 
 def check_middleware(given: Iterable[Middleware], *, awaited: bool) -> tuple[Middleware, ...]:
     """The middleware of a client, if each is one and has the method for the publishes of this colour."""
-    chosen = tuple(given)
+    chosen = tuple(check_items("middleware", given, ConfigurationError))
     for one in chosen:
         if not isinstance(one, Middleware):
-            raise ConfigurationError(f"a middleware is an instance of waypost.Middleware, not {one!r:.80}")
+            raise ConfigurationError(f"a middleware is an instance of waypost.Middleware, not {show(one)}")
         method, other = ("publish_async", "publish") if awaited else ("publish", "publish_async")
         if overrides(one, other) and not overrides(one, method):
             raise ConfigurationError(

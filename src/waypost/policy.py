@@ -9,12 +9,12 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Mapping
-from datetime import UTC, datetime, timedelta
 from typing import Any, Literal, Protocol
 
 from msgspec import Struct, structs
 
-from waypost.errors import InvalidName, InvalidPolicy, InvalidSchedule, InvalidTime
+from waypost.checks import check_choice, check_count, check_number, check_seconds, show
+from waypost.errors import InvalidPolicy, InvalidSchedule
 
 OnConflict = Literal["keep", "replace", "extend", "error"]
 Overload = Literal["raise", "block", "drop_oldest"]
@@ -45,8 +45,6 @@ PAGE_MAX = 1_000
 #: A longer lease would only delay the notice of a crash, and leaves the four bytes that stores keep for it.
 LEASE_MS_MAX = 30 * 86_400_000
 PRIORITY_MIN, PRIORITY_MAX, PRIORITY_DEFAULT = 0, 9, 5
-#: A timer may be years away, but not so far that milliseconds leave the exact range of a double.
-DUE_MS_MAX = 253_402_300_799_000  # the end of the year 9999
 
 #: A claim promotes and reclaims at most this many, so that a backlog cannot make it long.
 PROMOTE_MAX = 512
@@ -91,6 +89,8 @@ HEAD_OFFSET = 2**48
 
 START_TIMEOUT_SECONDS = 3.0
 RETRY_BUDGET_SECONDS = 120.0
+#: A store remembers each call for twice as long, so that its repeat is answered.
+RETRY_BUDGET_SECONDS_MAX = 7 * 86_400.0
 BACKOFF_FIRST_SECONDS = 0.01
 BACKOFF_MAX_SECONDS = 5.0
 BLOCK_TIMEOUT_SECONDS = 1.0
@@ -114,8 +114,6 @@ INTERVAL_MS_MAX = 10 * 366 * 86_400_000
 #: A leader's lease: after so long without a word from it another one takes over.
 LEADER_TTL_MS = 15_000
 
-QUEUE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:\-]{0,127}")
-NAMESPACE = re.compile(r"[A-Za-z][A-Za-z0-9_\-]{0,47}")
 RATE = re.compile(r"(\d{1,9})/(\d{0,6})(ms|s|m|h)")
 UNIT_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000}
 
@@ -172,12 +170,12 @@ def policy_changes(settings: Mapping[str, Any]) -> dict[str, Any]:
             case "max_deliveries" | "max_pending" | "max_running" | "dead_max":
                 changes[name] = None if value is None else _positive(name, value)
             case "overload":
-                changes[name] = _one_of(name, value, ("raise", "block", "drop_oldest"))
+                changes[name] = check_choice(name, value, ("raise", "block", "drop_oldest"), InvalidPolicy)
             case "rate":
                 count, per = (None, None) if value is None else parse_rate(value)
                 changes["rate_count"], changes["rate_per_ms"] = count, per
             case "journal":
-                changes[name] = _one_of(name, value, ("off", "failures", "all", "full"))
+                changes[name] = check_choice(name, value, ("off", "failures", "all", "full"), InvalidPolicy)
             case "journal_max":
                 changes[name] = _positive(name, value)
             case "dead_keep":
@@ -199,24 +197,19 @@ def parse_rate(value: str) -> tuple[int, int]:
     """Read "100/m", "5/s" or "10/500ms" as (count, window in milliseconds)."""
     match = RATE.fullmatch(value) if isinstance(value, str) else None
     if match is None:
-        raise InvalidPolicy(f'rate must look like "100/m", "5/s" or "10/500ms", not {value!r}')
+        raise InvalidPolicy(f'rate must look like "100/m", "5/s" or "10/500ms", not {show(value)}')
     count, times, unit = int(match[1]), int(match[2] or 1), UNIT_MS[match[3]]
     if count < 1 or times < 1:
-        raise InvalidPolicy(f"rate must be at least one per window, not {value!r}; use pause to stop a queue")
+        raise InvalidPolicy(f"rate must be at least one per window, not {show(value)}; use pause to stop a queue")
     return count, times * unit
 
 
 def _positive(name: str, value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 2**40:
-        raise InvalidPolicy(f"{name} must be a whole number of at least 1, not {value!r}")
-    return value
+    return check_count(name, value, 1, 2**40, InvalidPolicy)
 
 
 def _positive_ms(name: str, value: Any) -> int:
-    seconds = value.total_seconds() if isinstance(value, timedelta) else value
-    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0.001 <= seconds <= 1e9:
-        raise InvalidPolicy(f"{name} must be a duration of at least a millisecond, not {value!r}")
-    return round(seconds * 1000)
+    return round(check_seconds(name, value, least=0.001, error=InvalidPolicy) * 1000)
 
 
 def _lease_ms(value: Any) -> int:
@@ -224,71 +217,6 @@ def _lease_ms(value: Any) -> int:
     if milliseconds > LEASE_MS_MAX:
         raise InvalidPolicy("lease must be at most 30 days; renew a shorter one instead, so that a crash is noticed")
     return milliseconds
-
-
-def _one_of(name: str, value: Any, allowed: tuple[str, ...]) -> str:
-    if value not in allowed:
-        raise InvalidPolicy(f"{name} must be one of {', '.join(allowed)}, not {value!r}")
-    return str(value)
-
-
-# ---- names and times -----------------------------------------------------------------------------------------
-
-
-def check_queue(name: str) -> str:
-    """Return a queue name unchanged, or raise `InvalidName`."""
-    if not isinstance(name, str) or QUEUE_NAME.fullmatch(name) is None:
-        raise InvalidName(
-            f"queue name {_shown(name)} is not allowed: 1 to 128 of A-Z a-z 0-9 . _ : -, first a letter or digit"
-        )
-    return name
-
-
-def check_namespace(name: str) -> str:
-    """Return a namespace unchanged, or raise `InvalidName`."""
-    if not isinstance(name, str) or NAMESPACE.fullmatch(name) is None:
-        raise InvalidName(
-            f"namespace {_shown(name)} is not allowed: 1 to 48 of A-Z a-z 0-9 _ -, starting with a letter"
-        )
-    return name
-
-
-def check_text(what: str, value: str, characters_max: int) -> str:
-    """Return a key, group or other short text unchanged, or raise `InvalidName`."""
-    if not isinstance(value, str) or not value or len(value) > characters_max or "\0" in value:
-        raise InvalidName(f"{what} must be text of 1 to {characters_max} characters without NUL, not {_shown(value)}")
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        raise InvalidName(f"{what} holds characters that UTF-8 cannot carry: {_shown(value)}") from None
-    return value
-
-
-def _shown(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."
-
-
-def due_ms(delay: float | timedelta | None, at: datetime | None) -> tuple[int, int | None]:
-    """Turn `delay` or `at` into (milliseconds from now, None) or (0, absolute milliseconds)."""
-    if at is not None:
-        if delay is not None:
-            raise InvalidTime("give either delay or at, not both")
-        if not isinstance(at, datetime):
-            raise InvalidTime(f"at must be a datetime with a time zone, not {type(at).__name__}")
-        if at.tzinfo is None or at.utcoffset() is None:
-            raise InvalidTime(
-                "at must carry a time zone, for example datetime.now(timezone.utc) + …; naive times are ambiguous"
-            )
-        return 0, max(0, round(at.astimezone(UTC).timestamp() * 1000))
-    if delay is None:
-        return 0, None
-    seconds = delay.total_seconds() if isinstance(delay, timedelta) else delay
-    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or seconds != seconds:
-        raise InvalidTime(f"delay must be seconds or a timedelta, not {delay!r}")
-    if not -1e12 < seconds * 1000 < DUE_MS_MAX / 2:
-        raise InvalidTime(f"delay of {seconds} seconds is out of range")
-    return max(0, round(seconds * 1000)), None
 
 
 # ---- retry policies ------------------------------------------------------------------------------------------
@@ -310,6 +238,16 @@ class _Bounded(Struct, frozen=True, kw_only=True):
     jitter: float = 0.2
     #: Give up once the pauses together (without jitter) would be longer than this; None: only `attempts` counts.
     total_cap: float | None = None
+
+    def __post_init__(self) -> None:
+        check_count("attempts", self.attempts, 1, 2**31, InvalidPolicy)
+        check_number("jitter", self.jitter, 0, 1, InvalidPolicy)
+        for name in self.__struct_fields__:
+            value = getattr(self, name)
+            if name == "factor":
+                check_number(name, value, 0, 1e9, InvalidPolicy)
+            elif name not in ("attempts", "jitter") and value is not None:
+                structs.force_setattr(self, name, check_seconds(name, value, error=InvalidPolicy))
 
     def _spread(self, seconds: float) -> float:
         return max(0.0, seconds * (1 + random.uniform(-self.jitter, self.jitter)))
@@ -385,9 +323,11 @@ class ByException:
     ) -> None:
         self.otherwise: RetryPolicy = Exponential() if otherwise is None else otherwise
         for rule in rules:
+            if not isinstance(rule, tuple) or len(rule) != 2:
+                raise InvalidPolicy(f"a rule is (exception class, retry policy), not {show(rule)}")
             kinds = rule[0] if isinstance(rule[0], tuple) else (rule[0],)
             if not all(isinstance(kind, type) and issubclass(kind, BaseException) for kind in kinds):
-                raise InvalidPolicy(f"a rule is (exception class, retry policy), not {_shown(rule)}")
+                raise InvalidPolicy(f"a rule is (exception class, retry policy), not {show(rule)}")
             check_retry(rule[1])
         self._rules = rules
         check_retry(self.otherwise)
@@ -406,11 +346,8 @@ class CatchUp(Struct, frozen=True):
     max_catchup: int
 
     def __post_init__(self) -> None:
-        if type(self.max_catchup) is not int or not 1 <= self.max_catchup <= CHUNK_MESSAGES_MAX:
-            raise InvalidSchedule(
-                f"CatchUp takes a whole number from 1 to {CHUNK_MESSAGES_MAX}, all of which are published in one step, "
-                f"not {self.max_catchup!r}"
-            )
+        # All of them are published in one step.
+        check_count("max_catchup", self.max_catchup, 1, CHUNK_MESSAGES_MAX, InvalidSchedule)
 
 
 #: `skip`: only the newest instant, and only within the grace. `once`: the newest, however late.
@@ -420,5 +357,5 @@ Missed = Literal["skip", "once"] | CatchUp
 def check_retry(policy: RetryPolicy) -> RetryPolicy:
     """Return a retry policy unchanged, or raise `InvalidPolicy`: better when it is given than when it is needed."""
     if isinstance(policy, type) or not callable(getattr(policy, "delay", None)):
-        raise InvalidPolicy(f"a retry policy is an object with a method delay(attempt, error), not {_shown(policy)}")
+        raise InvalidPolicy(f"a retry policy is an object with a method delay(attempt, error), not {show(policy)}")
     return policy

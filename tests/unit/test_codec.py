@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import enum
 import math
-from typing import Any
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from types import GenericAlias
+from typing import Annotated, Any, Literal, NewType, TypedDict
 
 import msgspec
 import pydantic
@@ -12,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from waypost import codec, errors
+from waypost import Queue, Waypost, codec, errors
 from waypost.identity import Session
 from waypost.policy import BODY_BYTES_MAX, HEADER_BYTES_MAX, HEADERS_MAX, JSON_DEPTH_MAX
 
@@ -276,3 +280,112 @@ def test_a_head_with_more_than_this_release_knows_is_read() -> None:
     packed = msgspec.msgpack.encode({"h": {"a": "b"}, "later": [1]})
     envelope = b"\1" + b"0" * 24 + b"\2" + len(packed).to_bytes(4, "big") + packed + b"{}"
     assert codec.open_envelope(envelope).headers == {"a": "b"}
+
+
+# ---- types of every kind -------------------------------------------------------------------------------------
+
+
+class Name(str):
+    __slots__ = ()
+
+
+class Colour(enum.Enum):
+    RED = "red"
+
+
+class Point(TypedDict):
+    x: int
+
+
+Code = NewType("Code", str)
+Number = NewType("Number", int)
+#: Types that admit the text "red", and the value that arrives.
+ADMIT_TEXT: list[tuple[Any, object]] = [
+    (str, "red"), (object, "red"), (Any, "red"), (int | str, "red"), (bytes | str, "red"), (str | None, "red"),
+    (list[int] | str, "red"), (Literal["red", "blue"], "red"), (Code, "red"),
+    (Annotated[str, msgspec.Meta(max_length=3)], "red"), (Name, Name("red")), (Colour, Colour.RED),
+    (Colour | None, Colour.RED), (Parcel | str, "red"), (Order | str, "red"),
+]  # fmt: skip
+#: Types that do not.
+REFUSE_TEXT: list[Any] = [
+    int, Order, Note, Parcel, Point, bytes, dict, list, list[str], list[Order], dict[str, int], tuple[str, ...],
+    set[str], int | None, int | list[str], Order | None, Parcel | None, Literal["blue"], Number,
+    Annotated[str, msgspec.Meta(max_length=2)], datetime, type(None), list[Parcel], Mapping[str, int], Sequence[str],
+]  # fmt: skip
+
+
+@pytest.mark.promise("FACE-1", "DEAD-1")
+@pytest.mark.parametrize(("as_type", "arrives"), ADMIT_TEXT, ids=str)
+def test_a_text_body_arrives_as_a_type_that_admits_text(as_type: Any, arrives: object) -> None:
+    value = codec.decode_body("text/plain", b"red", as_type)
+    assert value == arrives
+    assert type(value) is type(arrives)
+
+
+@pytest.mark.promise("FACE-1", "DEAD-1")
+@pytest.mark.parametrize("content", ["text/plain", "application/octet-stream"])
+@pytest.mark.parametrize("as_type", REFUSE_TEXT, ids=str)
+def test_a_text_or_bytes_body_of_another_type_is_undecodable(as_type: Any, content: str) -> None:
+    if as_type is bytes and content == "application/octet-stream":
+        assert codec.decode_body(content, b"red", as_type) == b"red"
+        return
+    with pytest.raises(errors.Undecodable, match=r"the body is (str|bytes), not "):
+        codec.decode_body(content, b"red", as_type)
+
+
+@pytest.mark.promise("FACE-1")
+@pytest.mark.parametrize(
+    ("body", "as_type", "arrives"),
+    [
+        ([{"weight": 1}], list[Parcel], [Parcel(weight=1)]),
+        ({"weight": 1}, Parcel | None, Parcel(weight=1)),
+        ({"weight": 1}, Parcel | str, Parcel(weight=1)),
+        ({"id": 1}, Order | None, Order(1)),
+        ({"x": 1}, Point, {"x": 1}),
+        ([1, "a"], list[int | str], [1, "a"]),
+        ({"a": [1]}, Mapping[str, Sequence[int]], {"a": [1]}),
+        (7, Number, 7),
+        (None, Order | None, None),
+    ],
+    ids=str,
+)
+def test_a_json_body_arrives_as_its_declared_type(body: object, as_type: Any, arrives: object) -> None:
+    assert through(body, as_type) == arrives
+
+
+@pytest.mark.promise("FACE-1", "SEE-6")
+@pytest.mark.parametrize("as_type", [Parcel, list[Parcel], Parcel | None, dict[str, Parcel]], ids=str)
+def test_an_undecodable_body_is_not_quoted_in_its_error(as_type: Any) -> None:
+    with pytest.raises(errors.Undecodable) as caught:
+        codec.decode_body("application/json", b'[{"weight":"secret"}]', as_type)
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.promise("FACE-1", "SEE-6")
+@pytest.mark.parametrize(
+    "wrong", [5, "Order", [], {"a": 1}, GenericAlias(list, "Nowhere"), set | list, Order | Note], ids=str
+)
+def test_what_is_no_type_for_a_body_is_refused_when_it_is_declared(wrong: Any) -> None:
+    with pytest.raises(errors.InvalidInput, match="type must be a type that a body can be read as"):
+        Queue("orders", wrong)
+
+    def handle(body: Any) -> None:
+        return None
+
+    handle.__annotations__["body"] = wrong
+    if not isinstance(wrong, str):
+        with pytest.raises(errors.ConfigurationError, match=r"handler|type"):
+            Waypost("memory://").handler("orders")(handle)
+
+
+@dataclasses.dataclass
+class Incomplete:
+    part: NotDefinedAnywhere  # type: ignore[name-defined]  # noqa: F821
+
+
+@pytest.mark.promise("FACE-1")
+def test_a_type_with_names_that_are_not_defined_is_refused_when_a_worker_starts() -> None:
+    post = Waypost("memory://")
+    post.handler(Queue("orders", Incomplete))(lambda body: None)
+    with pytest.raises(errors.ConfigurationError, match="NotDefinedAnywhere"):
+        post.worker()

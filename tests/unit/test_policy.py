@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from waypost import policy
+from waypost import checks, policy
 from waypost.errors import InvalidName, InvalidPolicy, InvalidTime
 from waypost.policy import Constant, Exponential, Linear, NoRetry, Policy, policy_changes
 
@@ -59,30 +59,30 @@ def test_a_rate_is_a_count_per_time(text: str, rate: tuple[int, int]) -> None:
 @pytest.mark.promise("PUB-8")
 @pytest.mark.parametrize("name", ["orders", "0", "a.b_c:d-e", "x" * 128])
 def test_a_good_queue_name_is_left_alone(name: str) -> None:
-    assert policy.check_queue(name) == name
+    assert checks.check_queue(name) == name
 
 
 @pytest.mark.promise("PUB-8")
 @pytest.mark.parametrize("name", ["", " ", "a b", "-a", "ä", "a{b}", "a/b", "a\n", "x" * 129, None, 7])
 def test_a_bad_queue_name_is_refused(name: Any) -> None:
     with pytest.raises(InvalidName, match="queue name"):
-        policy.check_queue(name)
+        checks.check_queue(name)
 
 
 @pytest.mark.promise("STORE-6")
 @pytest.mark.parametrize("name", ["", "0a", "a.b", "x" * 49, None])
 def test_a_bad_namespace_is_refused(name: Any) -> None:
     with pytest.raises(InvalidName, match="namespace"):
-        policy.check_namespace(name)
-    assert policy.check_namespace("wp-1_a") == "wp-1_a"
+        checks.check_namespace(name)
+    assert checks.check_namespace("wp-1_a") == "wp-1_a"
 
 
 @pytest.mark.parametrize("text", ["", "a\0b", "x" * 11, "\ud800", None, b"a"])
 def test_a_bad_text_is_refused_and_shown_cut(text: Any) -> None:
     with pytest.raises(InvalidName) as caught:
-        policy.check_text("key", text, 10)
+        checks.check_text("key", text, 10)
     assert len(str(caught.value)) < 200
-    assert policy.check_text("key", "schlüssel", 10) == "schlüssel"
+    assert checks.check_text("key", "schlüssel", 10) == "schlüssel"
 
 
 @pytest.mark.promise("TIMER-1")
@@ -99,7 +99,7 @@ def test_a_bad_text_is_refused_and_shown_cut(text: Any) -> None:
     ],
 )
 def test_a_due_time_is_a_delay_or_a_moment(delay: Any, at: Any, due: tuple[int, int | None]) -> None:
-    assert policy.due_ms(delay, at) == due
+    assert checks.due_ms(delay, at) == due
 
 
 @pytest.mark.promise("TIMER-1")
@@ -118,7 +118,7 @@ def test_a_due_time_is_a_delay_or_a_moment(delay: Any, at: Any, due: tuple[int, 
 )
 def test_a_due_time_that_is_none_is_refused(delay: Any, at: Any) -> None:
     with pytest.raises(InvalidTime):
-        policy.due_ms(delay, at)
+        checks.due_ms(delay, at)
 
 
 # ---- retry ---------------------------------------------------------------------------------------------------

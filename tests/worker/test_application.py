@@ -304,7 +304,7 @@ def test_middleware_runs_where_its_handler_does() -> None:
 @pytest.mark.parametrize("colour", COLOURS)
 def test_a_strict_client_refuses_queues_that_were_not_declared_and_names_close_ones(colour: str) -> None:
     orders = Queue("orders", Order)
-    with face(colour, "memory://strict", queues=[orders, "mails"], strict_queues=True) as client:
+    with face(colour, f"memory://strict-{colour}", queues=[orders, "mails"], strict_queues=True) as client:
         client.publish("orders", {"id": 1})
         client.publish(orders, Order(2))
         wrong = "ordres"
@@ -319,14 +319,28 @@ def test_a_strict_client_refuses_queues_that_were_not_declared_and_names_close_o
             lambda: client.redrive(wrong),
             lambda: client.purge(wrong),
             lambda: client.handler(wrong)(lambda body: None),
+            lambda: client.relay(wrong, to="memory://#elsewhere"),
+            lambda: client.save_schedule("nightly", queue=wrong, every=60),
+            lambda: client.trigger_schedule("theirs"),
+            lambda: client.trigger_schedule("theirs", queue=wrong),
+            lambda: client.pause_schedule("theirs"),
+            lambda: client.resume_schedule("theirs"),
+            lambda: client.remove_schedule("theirs"),
+            lambda: client.journal_reader(wrong, "reader"),
+            lambda: client.journal_forget(wrong, "reader"),
+            lambda: client.journal_trim(wrong, 0),
         ]
+        with face(colour, f"memory://strict-{colour}") as other:
+            other.save_schedule("theirs", queue=wrong, every=60)
         for refusal in refusals:
             with pytest.raises(UnknownQueue, match=r"queue ordres was not declared.*Did you mean orders\?"):
                 refusal()
         with pytest.raises(UnknownQueue, match="Declare it with queues="), client.receive("zebra"):
             pass
         assert client.stats(wrong).ledger.published == 0
-        assert client.queues() == ["orders"]
+        assert [(one.name, one.paused) for one in client.schedules()] == [("theirs", False)]
+        assert client.save_schedule("nightly", queue="orders", every=60).queue == "orders"
+        assert client.trigger_schedule("nightly").status == "queued"
 
 
 @pytest.mark.promise("PUB-8")
@@ -341,7 +355,7 @@ def test_handlers_declare_their_queues_and_without_strictness_every_name_will_do
     assert listed.publish("orders", {"id": 1}).status == "queued"
     with pytest.raises(UnknownQueue):
         listed.handler("mials")(lambda body: None)
-    with pytest.raises(ConfigurationError, match="is a list of queues"):
+    with pytest.raises(ConfigurationError, match="queues must be a list"):
         Waypost("memory://", queues="orders")
     assert Waypost("memory://strict-handlers", queues=["mails"]).publish("anything", 1).status == "queued"
 

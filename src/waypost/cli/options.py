@@ -90,7 +90,7 @@ def open_post(
     if options.schema and not url.startswith(("postgresql://", "postgres://")):
         raise Trouble("--schema is for PostgreSQL; other stores have none", USAGE)
     if options.schema:
-        from waypost.policy import check_namespace
+        from waypost.checks import check_namespace
         from waypost.store.opening import postgres_store
 
         replay_ttl_ms = int((2 * retry_budget + 60) * 1000)

@@ -6,12 +6,13 @@ import argparse
 from itertools import islice
 from typing import Any
 
+from waypost.checks import check_text
 from waypost.cli.ending import FOUND, USAGE, Trouble
 from waypost.cli.options import add_command, count_from, moment, open_post, seconds
 from waypost.cli.output import age, body_text, count, message_json, table, time_of, write, write_json
 from waypost.cli.running import CANCELLED
 from waypost.delivery import StoredMessage
-from waypost.policy import KEY_CHARACTERS_MAX, check_text
+from waypost.policy import KEY_CHARACTERS_MAX
 
 
 def add(commands: Any) -> None:

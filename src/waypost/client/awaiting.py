@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, Unpack, cast, overload
 from weakref import WeakKeyDictionary
 
+from waypost.checks import SECONDS_MAX, check_seconds
 from waypost.client.base import DEFAULT_RETRY, Face, Listing, PublishKeywords, PublishManyKeywords, QueueName, is_stop
 from waypost.client.blocking import Waypost
 from waypost.client.scheduling import AwaitedSchedules
@@ -250,6 +251,7 @@ class AsyncWaypost(Face, AwaitedSchedules):
     def receive(
         self, queue: QueueName, *, wait: Duration | None = 0, retry: RetryPolicy = DEFAULT_RETRY
     ) -> AsyncReception[Any]:
+        self._check_receive(queue, wait, retry)
         return AsyncReception(self, queue, wait, queue_type(queue), retry)
 
     @overload
@@ -260,8 +262,14 @@ class AsyncWaypost(Face, AwaitedSchedules):
     def consume(
         self, queue: str, *, wait: Duration | None = None, retry: RetryPolicy = DEFAULT_RETRY
     ) -> AsyncIterator[AsyncConsumed[Any]]: ...
-    async def consume(
+    def consume(
         self, queue: QueueName, *, wait: Duration | None = None, retry: RetryPolicy = DEFAULT_RETRY
+    ) -> AsyncIterator[AsyncConsumed[Any]]:
+        self._check_receive(queue, wait, retry)
+        return self._consumed(queue, wait, retry)
+
+    async def _consumed(
+        self, queue: QueueName, wait: Duration | None, retry: RetryPolicy
     ) -> AsyncIterator[AsyncConsumed[Any]]:
         def make(name: str, lease: Lease, as_type: type[Any] | None) -> AsyncConsumed[Any]:
             return AsyncConsumed(name, lease, as_type, self, retry)
@@ -280,13 +288,13 @@ class AsyncWaypost(Face, AwaitedSchedules):
             await message._end(None if message.outcome is not None else Retry(reason="left unsettled"))
 
     async def extend(self, message: Message[Any]) -> ExtendStatus:
-        return (await self._run(receive.extend(self._link, message.queue, [message])))[0]
+        return (await self._run(self._extend_flow(message)))[0]
 
     async def cancel(self, queue: QueueName, *, id: str | None = None, key: str | None = None) -> CancelStatus:
         return await self._run(run.cancel(self._link, self._name(queue), id=id, key=key))
 
     async def result(self, queue: QueueName, id: str, default: Any = None, *, as_type: type[Any] | None = None) -> Any:
-        return self._result_value(await self._call(self._result_call(queue, id)), default, as_type)
+        return self._result_value(await self._call(self._result_call(queue, id, as_type)), default, as_type)
 
     async def wait_result(
         self, published: Published, timeout: float = 60.0, *, as_type: type[Any] | None = None
@@ -313,6 +321,7 @@ class AsyncWaypost(Face, AwaitedSchedules):
     async def drain(self, timeout: float = 25.0) -> Drained:
         import asyncio
 
+        timeout = check_seconds("timeout", timeout, least=-SECONDS_MAX)
         for pause in self._drain_pauses(timeout):
             await asyncio.sleep(pause)
         lost = 0
@@ -414,7 +423,7 @@ class AsyncWaypost(Face, AwaitedSchedules):
         return await self._call(self._reader_call(queue, name, read_to))
 
     async def journal_forget(self, queue: QueueName, name: str) -> bool:
-        return await self._call(self._store.journal_forget(queue_name(queue), name))
+        return await self._call(self._forget_call(queue, name))
 
     async def journal_trim(self, queue: QueueName, up_to: int) -> int:
         return await self._call(self._trim_call(queue, up_to))

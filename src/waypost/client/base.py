@@ -9,37 +9,50 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypedDict, TypeVar, cast
 from weakref import WeakSet
 
 from waypost import codec
+from waypost.checks import (
+    check_choice,
+    check_count,
+    check_flag,
+    check_function,
+    check_items,
+    check_moment,
+    check_namespace,
+    check_options,
+    check_seconds,
+    check_text,
+    show,
+)
 from waypost.client.gate import Gate
 from waypost.client.registry import Registry
 from waypost.client.scheduling import ScheduleFace
 from waypost.delivery import Duration, Message, Queue, StoredMessage, queue_name, queue_type
-from waypost.errors import ConfigurationError, ForkedClient, InvalidName, InvalidTime, QueueDrained
+from waypost.errors import ConfigurationError, ForkedClient, InvalidInput, InvalidName, QueueDrained
 from waypost.identity import Session
-from waypost.message import Drained, JournalPage, MessageState, Published, Redriven, Stats
+from waypost.message import Drained, ExtendStatus, JournalPage, MessageState, Published, Redriven, Stats
 from waypost.middleware import Middleware, Outgoing, observed_by, published_through
 from waypost.operations import receive, run
 from waypost.operations.flow import Flow, Link, OnEvent, Redact
-from waypost.operations.publish import Group, Key, ManyKey, PublishOptions
+from waypost.operations.publish import OPTIONS, Group, Key, ManyKey, PublishOptions
 from waypost.policy import (
+    CHUNK_MESSAGES_MAX,
     KEY_CHARACTERS_MAX,
     MINUTES_KEPT,
     PAGE_MAX,
     REASON_CHARACTERS_MAX,
     RETRY_BUDGET_SECONDS,
+    RETRY_BUDGET_SECONDS_MAX,
     START_TIMEOUT_SECONDS,
     WORKER_CHARACTERS_MAX,
     Durability,
     Exponential,
     OnConflict,
     RetryPolicy,
-    check_namespace,
-    check_text,
-    due_ms,
+    check_retry,
 )
 from waypost.store.opening import StoreOptions, open_store, store_from_client
 from waypost.wake.opening import open_wakeups
@@ -136,13 +149,16 @@ class Face(ScheduleFace):
             raise ConfigurationError(
                 'give exactly one of a URL, client= or store=, as in Waypost("sqlite:///orders.db")'
             )
-        if not retry_budget >= 0:
-            raise ConfigurationError(f"retry_budget is a number of seconds, 0 for no retries, not {retry_budget!r}")
-        if not start_timeout > 0:
-            raise ConfigurationError(f"start_timeout is a positive number of seconds, not {start_timeout!r}")
-        if durability not in ("server", "fsync"):
-            raise ConfigurationError(f'durability is "server" or "fsync", not {durability!r}')
+        retry_budget = check_seconds(
+            "retry_budget", retry_budget, most=RETRY_BUDGET_SECONDS_MAX, error=ConfigurationError
+        )
+        start_timeout = check_seconds("start_timeout", start_timeout, least=0.001, most=3600, error=ConfigurationError)
+        check_choice("durability", durability, ("server", "fsync"), ConfigurationError)
         check_namespace(namespace)
+        check_function("redact", redact, ConfigurationError)
+        check_function("clock", clock, ConfigurationError)
+        if store is not None and not all(hasattr(store, name) for name in ("connect", "connect_async", "kind")):
+            raise ConfigurationError(f"store= is a store of waypost, not {show(store)}; a URL is given without a name")
         if on_event is not None and (not callable(on_event) or inspect.iscoroutinefunction(on_event)):
             raise ConfigurationError("on_event is a plain function of one event; it is not awaited")
         # A store must remember results longer than any repeat of ours can come.
@@ -200,6 +216,11 @@ class Face(ScheduleFace):
 
     # ---- handlers and workers ----------------------------------------------------------------------------
 
+    def _extend_flow(self, message: Message[Any]) -> Flow[list[ExtendStatus]]:
+        if not isinstance(message, Message):
+            raise InvalidInput(f"message must be one that was received, not {show(message)}")
+        return receive.extend(self._link, message.queue, [message])
+
     def use(self, *middleware: Middleware) -> None:
         """Add middleware, inside of what there is: around the publishes and for the workers made from now on."""
         self._link.on_event = observed_by(
@@ -239,6 +260,9 @@ class Face(ScheduleFace):
         maker of sessions, if it is not the client's own.
         """
 
+        _check_called("handler", queue, '@post.handler("orders")')
+        queue_name(queue)
+
         def register(function: F) -> F:
             self._registry.check_handled(queue)
             handler = Handler(
@@ -277,6 +301,7 @@ class Face(ScheduleFace):
 
         self._registry.check_handled(queue)
         name = queue_name(queue)
+        check_count("batch", batch, 1, CHUNK_MESSAGES_MAX, ConfigurationError)
         relay = Relay(name, to, key=key, headers=headers, hold=hold)
         if isinstance(relay.target, WaypostTarget) and relay.target.is_queue_of(self._store, name):
             raise ConfigurationError(f"queue {name} would be sent on to itself; name another queue after a #")
@@ -311,9 +336,12 @@ class Face(ScheduleFace):
         from waypost.worker.worker import Worker
 
         self._check_may_work()
+        health_window = check_seconds("health_window", health_window, least=0.001, error=ConfigurationError)
+        check_flag("scheduler", scheduler, ConfigurationError)
+        check_flag("promoter", promoter, ConfigurationError)
         handlers = self.handlers
         if queues is not None:
-            names = [queue_name(queue) for queue in queues]
+            names = [queue_name(queue) for queue in check_items("queues", queues, ConfigurationError)]
             missing = [name for name in names if name not in self._registry.handlers]
             if missing:
                 raise ConfigurationError(f"no handler is registered for {', '.join(missing)}")
@@ -396,6 +424,12 @@ class Face(ScheduleFace):
             seam = self._seam_made = Seam(self._store)
         return seam
 
+    def _check_receive(self, queue: QueueName, wait: Duration | None, retry: RetryPolicy) -> None:
+        """Refuse what is wrong when it is given, and not when the block begins or the first message is asked for."""
+        self._name(queue)
+        _wait_seconds(wait)
+        check_retry(retry)
+
     def _receive_flow(
         self, queue: QueueName, wait: Duration | None, as_type: type[T] | None, make: receive.Make[T] = Message
     ) -> Flow[Message[T] | None]:
@@ -410,25 +444,27 @@ class Face(ScheduleFace):
         limit: int | None,
         rate: str | None,
     ) -> Flow[Redriven]:
-        chosen = [] if ids is None else [run.check_id(one) for one in ids]
+        chosen = [] if ids is None else [run.check_id(one) for one in check_items("ids", ids)]
         if id is not None:
             chosen.append(run.check_id(id))
         elif ids is not None and not chosen:
             # An empty selection is nothing, not everything.
             return _redriven_nothing()
         if limit is not None:
-            run.check_count("limit", limit, 1, 2**40)
+            check_count("limit", limit, 1, 2**40)
         if reason is not None:
             check_text("reason", reason, REASON_CHARACTERS_MAX)
         return run.redrive(self._link, self._name(queue), ids=chosen, reason=reason, limit=limit, rate=rate)
 
     def _many_options(self, options: PublishManyKeywords) -> PublishOptions:
+        check_options("publish_many", options, OPTIONS)
         key = options.get("key")
         if isinstance(key, str):
             raise InvalidName("one key cannot be that of many messages: give a function of the body, or CONTENT")
         return PublishOptions(**options)  # type: ignore[misc]  # `transaction` is taken out before
 
-    def _result_call(self, queue: QueueName, id: str) -> Call[bytes | None]:
+    def _result_call(self, queue: QueueName, id: str, as_type: Any) -> Call[bytes | None]:
+        codec.check_type("as_type", as_type)
         return self._store.result(queue_name(queue), run.check_id(id))
 
     def _result_value(self, data: bytes | None, default: D, as_type: type[Any] | None) -> Any | D:
@@ -438,27 +474,37 @@ class Face(ScheduleFace):
         return run.purge(self._link, self._name(queue), run.check_state(state, run.PURGED_STATES))
 
     def _peek_flow(self, queue: QueueName, n: int, state: MessageState) -> Flow[list[StoredMessage[Any]]]:
-        run.check_count("n", n, 1, PAGE_MAX)
+        check_count("n", n, 1, PAGE_MAX)
         found = yield from run.listing(self._link, queue_name(queue), run.check_state(state), n)
         return [StoredMessage(queue_name(queue), stored, queue_type(queue)) for stored in found]
 
     def _stats_call(self, queue: QueueName, minutes: int = 0) -> Call[Stats]:
-        run.check_count("minutes", minutes, 0, MINUTES_KEPT)
+        check_count("minutes", minutes, 0, MINUTES_KEPT)
         return self._store.stats(queue_name(queue), minutes=minutes)
 
     def _journal_call(self, queue: QueueName, after: int, limit: int) -> Call[JournalPage]:
-        run.check_count("after", after, 0, 2**53)
-        return self._store.journal(queue_name(queue), after, run.check_count("limit", limit, 1, PAGE_MAX))
+        check_count("after", after, 0, 2**53)
+        return self._store.journal(queue_name(queue), after, check_count("limit", limit, 1, PAGE_MAX))
 
     def _reader_call(self, queue: QueueName, name: str, read_to: int | None) -> Call[int]:
         if read_to is not None:
-            run.check_count("read_to", read_to, 0, 2**53)
+            check_count("read_to", read_to, 0, 2**53)
         return self._store.journal_reader(
-            queue_name(queue), check_text("reader name", name, KEY_CHARACTERS_MAX), read_to
+            self._name(queue), check_text("reader name", name, KEY_CHARACTERS_MAX), read_to
         )
 
     def _trim_call(self, queue: QueueName, up_to: int) -> Call[int]:
-        return self._store.journal_trim(queue_name(queue), run.check_count("up_to", up_to, 0, 2**53))
+        return self._store.journal_trim(self._name(queue), check_count("up_to", up_to, 0, 2**53))
+
+    def _forget_call(self, queue: QueueName, name: str) -> Call[bool]:
+        return self._store.journal_forget(self._name(queue), check_text("reader name", name, KEY_CHARACTERS_MAX))
+
+
+def _check_called(decorator: str, queue: object, usage: str) -> None:
+    """Refuse a decorator without its call: it would take the function for a queue, and swallow it."""
+    if callable(queue) and not isinstance(queue, str | Queue):
+        name = getattr(queue, "__name__", "the function")
+        raise ConfigurationError(f"@post.{decorator} needs its arguments: write {usage} above {name}")
 
 
 class Stoppable(Protocol):
@@ -501,10 +547,7 @@ def _wait_seconds(wait: Duration | None) -> float | None:
     """How long to wait, None for ever."""
     if wait is None:
         return None
-    seconds = wait.total_seconds() if isinstance(wait, timedelta) else wait
-    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds >= 0:
-        raise InvalidTime(f"wait must be seconds from 0, a timedelta, or None to wait for ever, not {wait!r}")
-    return float(seconds)
+    return check_seconds("wait", wait, hint=", or None to wait for ever")
 
 
 class Listing(Generic[T]):
@@ -531,7 +574,7 @@ class Listing(Generic[T]):
             if value is not None:
                 check_text(name, value, KEY_CHARACTERS_MAX)
         self._filters = filters
-        self._before_ms = None if before is None else due_ms(None, before)[1]
+        self._before_ms = None if before is None else check_moment("before", before)
         self.cursor: str | None = None
         self.more = True
 

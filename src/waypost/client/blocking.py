@@ -9,6 +9,7 @@ from datetime import datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, Unpack, cast, overload
 
+from waypost.checks import SECONDS_MAX, check_seconds
 from waypost.client.base import (
     DEFAULT_RETRY,
     Face,
@@ -260,6 +261,7 @@ class Waypost(Face, BlockingSchedules):
         The lease is not renewed by itself here: see `extend`. If it was lost by the end of the block, the settle
         changes nothing; that is logged, `message.lease_lost` is True, and no error is raised.
         """
+        self._check_receive(queue, wait, retry)
         return Reception(self, queue, wait, queue_type(queue), retry)
 
     @overload
@@ -278,7 +280,10 @@ class Waypost(Face, BlockingSchedules):
         `wait` ends it when none came for so long. A message that is neither settled by its block nor by a word
         (`message.done()`) when the next one is asked for is retried; one that a `break` leaves behind is given back.
         """
+        self._check_receive(queue, wait, retry)
+        return self._consumed(queue, wait, retry)
 
+    def _consumed(self, queue: QueueName, wait: Duration | None, retry: RetryPolicy) -> Iterator[Consumed[Any]]:
         def make(name: str, lease: Lease, as_type: type[Any] | None) -> Consumed[Any]:
             return Consumed(name, lease, as_type, self, retry)
 
@@ -297,7 +302,7 @@ class Waypost(Face, BlockingSchedules):
 
     def extend(self, message: Message[Any]) -> ExtendStatus:
         """Renew the lease of a message: `ok`, `lost`, or `cancel` if somebody asked for it to stop."""
-        return self._run(receive.extend(self._link, message.queue, [message]))[0]
+        return self._run(self._extend_flow(message))[0]
 
     def cancel(self, queue: QueueName, *, id: str | None = None, key: str | None = None) -> CancelStatus:
         """Cancel by id or key: `cancelled`, `requested` (it is running), `finished` or `unknown`."""
@@ -305,7 +310,7 @@ class Waypost(Face, BlockingSchedules):
 
     def result(self, queue: QueueName, id: str, default: Any = None, *, as_type: type[Any] | None = None) -> Any:
         """What a handler kept as the result of a message, `default` if there is none or it is too old."""
-        return self._result_value(self._call(self._result_call(queue, id)), default, as_type)
+        return self._result_value(self._call(self._result_call(queue, id, as_type)), default, as_type)
 
     def wait_result(self, published: Published, timeout: float = 60.0, *, as_type: type[Any] | None = None) -> Any:
         """Wait until a message is done; what its handler kept as the result, None if it kept nothing (so long).
@@ -351,6 +356,7 @@ class Waypost(Face, BlockingSchedules):
         Workers of this client are stopped. It may be called again; with `timeout=0` it changes nothing and only says
         how things stand. Other clients, also of the same queues, go on.
         """
+        timeout = check_seconds("timeout", timeout, least=-SECONDS_MAX)
         for pause in self._drain_pauses(timeout):
             time.sleep(pause)
         lost = 0
@@ -476,7 +482,7 @@ class Waypost(Face, BlockingSchedules):
 
     def journal_forget(self, queue: QueueName, name: str) -> bool:
         """Forget a reader. Whether it was known."""
-        return self._call(self._store.journal_forget(queue_name(queue), name))
+        return self._call(self._forget_call(queue, name))
 
     def journal_trim(self, queue: QueueName, up_to: int) -> int:
         """Forget events up to a number, but none that a reader still needs; the first event kept."""

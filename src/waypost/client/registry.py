@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from waypost.checks import check_flag, check_items
 from waypost.delivery import Queue, queue_name
 from waypost.errors import ConfigurationError, UnknownQueue
 from waypost.middleware import Middleware, check_handling, check_middleware
@@ -25,14 +26,13 @@ class Registry:
         state: object,
         awaited: bool,
     ) -> None:
-        self.strict = strict
+        self.strict = check_flag("strict_queues", strict, ConfigurationError)
         self.state = state
         self.middleware = check_middleware(middleware, awaited=awaited)
         self.handlers: dict[str, Handler] = {}
-        if isinstance(queues, str):
-            raise ConfigurationError("queues= is a list of queues: queues=[orders, mails]")
         self._given = queues is not None
-        self._declared = {queue_name(queue) for queue in queues or ()}
+        given = () if queues is None else check_items("queues", queues, ConfigurationError)
+        self._declared = {queue_name(queue) for queue in given}
 
     def name(self, queue: str | Queue[Any]) -> str:
         """The checked name of a queue. Raises `UnknownQueue` if this client is strict and was not told of it."""

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import inspect
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, Unpack
 from weakref import WeakSet
 
+from waypost.checks import check_count, check_function, check_options, check_queue, check_seconds, check_text, show
 from waypost.delivery import Duration, queue_name
 from waypost.errors import ConfigurationError
 from waypost.message import Published
 from waypost.operations import schedules as operations
 from waypost.operations.flow import Flow, Link
-from waypost.operations.run import check_count
-from waypost.policy import KEY_CHARACTERS_MAX, LEADER_TTL_MS, Missed, check_queue, check_text
+from waypost.policy import KEY_CHARACTERS_MAX, LEADER_TTL_MS, Missed
 from waypost.schedule.described import Schedule
 from waypost.schedule.loop import Scheduler, Tick, log
 from waypost.schedule.promoting import Promoter, PromoterTick
 from waypost.schedule.rule import Spec, unpack_spec
+from waypost.worker.handler import Handler
 
 if TYPE_CHECKING:
     from waypost.client.base import QueueName
@@ -76,6 +78,9 @@ class ScheduleFace:
     def _register(self, queue: QueueName, function: F, options: Mapping[str, Any]) -> F:
         raise NotImplementedError
 
+    def _name(self, queue: QueueName) -> str:
+        raise NotImplementedError
+
     def _start_declaring(self) -> None:
         self._declared = {}
         self._backgrounds = WeakSet()
@@ -98,6 +103,8 @@ class ScheduleFace:
         `{"timeout": 30}`. Another pattern for the same name changes the schedule. One whose function is gone stays in
         the store until it is removed; workers say so when they start.
         """
+        if callable(pattern):
+            raise _bare("cron", pattern, '@post.cron("0 9 * * *")')
         return self._declare(name, queue, handler, {"cron": pattern, "tz": tz, **rule})
 
     def every(
@@ -110,13 +117,22 @@ class ScheduleFace:
         **rule: Unpack[RuleKeywords],
     ) -> Callable[[F], F]:
         """Run a function every so many seconds, parts of a second included. The rest is as for `cron`."""
+        if callable(interval):
+            raise _bare("every", interval, "@post.every(60)")
         return self._declare(name, queue, handler, {"every": interval, **rule})
 
     def _declare(
         self, name: str | None, queue: QueueName | None, handler: Mapping[str, Any] | None, rule: Mapping[str, Any]
     ) -> Callable[[F], F]:
+        check_options("a schedule", rule, RULE_OPTIONS)
+        if handler is not None and not (isinstance(handler, Mapping) and all(isinstance(one, str) for one in handler)):
+            raise ConfigurationError(f"handler= has options of a handler, as {{'timeout': 30}}, not {show(handler)}")
+        check_options("a handler", handler or {}, HANDLER_OPTIONS)
+        # What is wrong is said where it is written, before there is a function.
+        operations.make_spec("schedule" if name is None else name, declared=True, **rule)
+
         def register(function: F) -> F:
-            chosen = str(name or getattr(function, "__name__", ""))
+            chosen = getattr(function, "__name__", "") if name is None else name
             place = check_queue(chosen) if queue is None else queue_name(queue)
             spec = operations.make_spec(chosen, declared=True, **rule)
             if (place, chosen) in self._declared:
@@ -168,13 +184,35 @@ class ScheduleFace:
     # ---- arguments to flows ------------------------------------------------------------------------------
 
     def _save_flow(self, name: str, queue: QueueName, key: str | None, rule: ScheduleKeywords) -> Flow[Schedule]:
+        place = self._name(queue)
+        check_options("save_schedule", rule, RULE_OPTIONS)
         spec = operations.make_spec(name, **rule)
         chosen = operations.derived_key(spec) if key is None else check_text("schedule key", key, KEY_CHARACTERS_MAX)
-        return operations.save(self._link, queue_name(queue), chosen, spec)
+        return operations.save(self._link, place, chosen, spec)
+
+    def _change_flow(
+        self, change: Callable[[Link, str, str | None], Flow[T]], name: str, queue: QueueName | None
+    ) -> Flow[T]:
+        """A flow that changes the schedule of a key or name, in a queue that this client may change."""
+        check_text("schedule name or key", name, KEY_CHARACTERS_MAX)
+        return change(self._link, name, None if queue is None else self._name(queue))
 
     def _schedules_flow(self, queue: QueueName | None, count: int) -> Flow[list[Schedule]]:
         check_count("count", count, 1, NEXT_FIRES_MAX)
         return operations.schedules(self._link, _name_or_none(queue), count)
+
+
+def _bare(decorator: str, function: object, usage: str) -> ConfigurationError:
+    name = getattr(function, "__name__", "the function")
+    return ConfigurationError(f"@post.{decorator} needs its arguments: write {usage} above {name}")
+
+
+#: The options of a handler that a schedule's function may have.
+HANDLER_OPTIONS = frozenset(inspect.signature(Handler).parameters) - {
+    "function", "middleware", "queue", "state", "store",
+}  # fmt: skip
+#: The options of a rule, as decorators and `save_schedule` take them.
+RULE_OPTIONS = frozenset(ScheduleKeywords.__annotations__)
 
 
 def _name_or_none(queue: QueueName | None) -> str | None:
@@ -208,21 +246,21 @@ class BlockingSchedules(ScheduleFace):
 
     def remove_schedule(self, name: str, *, queue: QueueName | None = None) -> bool:
         """Remove a schedule by key or name; whether there was one. What it has published stays."""
-        return self._run(operations.remove(self._link, name, _name_or_none(queue)))
+        return self._run(self._change_flow(operations.remove, name, queue))
 
     def pause_schedule(self, name: str, *, queue: QueueName | None = None) -> bool:
         """Fire no more until it is resumed; whether that changed anything."""
-        return self._run(operations.set_paused(self._link, name, _name_or_none(queue), True))
+        return self._run(self._change_flow(operations.pause, name, queue))
 
     def resume_schedule(self, name: str, *, queue: QueueName | None = None) -> bool:
         """Fire again from the next instant on; whether that changed anything. The pause makes no missed fires."""
-        changed = self._run(operations.set_paused(self._link, name, _name_or_none(queue), False))
+        changed = self._run(self._change_flow(operations.resume, name, queue))
         self._poke_schedulers()
         return changed
 
     def trigger_schedule(self, name: str, *, queue: QueueName | None = None) -> Published:
         """Publish a schedule's message now. Its next fire stays where it is."""
-        return self._run(operations.trigger(self._link, name, _name_or_none(queue)))
+        return self._run(self._change_flow(operations.trigger, name, queue))
 
     def schedules(self, queue: QueueName | None = None, *, count: int = 1) -> list[Schedule]:
         """All schedules, or those of a queue, each with its next `count` fires."""
@@ -241,7 +279,8 @@ class BlockingSchedules(ScheduleFace):
         """
         from waypost.schedule.running import run_blocking
 
-        scheduler = Scheduler(self._link, ttl_ms=_ttl_ms(ttl), on_tick=on_tick)
+        _check_stop(stop)
+        scheduler = Scheduler(self._link, ttl_ms=_ttl_ms(ttl), on_tick=check_function("on_tick", on_tick))
         run_blocking(self._connected(), scheduler, stop or threading.Event())
 
     def run_promoter(
@@ -254,14 +293,18 @@ class BlockingSchedules(ScheduleFace):
         """Make timers ready when they are due and wake workers for them until `stop` is set. Nothing depends on it."""
         from waypost.schedule.running import run_blocking
 
-        promoter = Promoter(self._link, ttl_ms=_ttl_ms(ttl), on_tick=on_tick)
+        _check_stop(stop)
+        promoter = Promoter(self._link, ttl_ms=_ttl_ms(ttl), on_tick=check_function("on_tick", on_tick))
         run_blocking(self._connected(), promoter, stop or threading.Event())
 
 
+def _check_stop(stop: threading.Event | None) -> None:
+    if not (stop is None or all(callable(getattr(stop, name, None)) for name in ("is_set", "set", "wait"))):
+        raise ConfigurationError(f"stop must be a threading.Event, not {show(stop)}")
+
+
 def _ttl_ms(ttl: float) -> int:
-    if isinstance(ttl, bool) or not isinstance(ttl, int | float) or not 0.05 <= ttl <= 3600:
-        raise ConfigurationError(f"ttl is a number of seconds from 0.05 to 3600, not {ttl!r}")
-    return round(ttl * 1000)
+    return round(check_seconds("ttl", ttl, least=0.05, most=3600, error=ConfigurationError) * 1000)
 
 
 class AwaitedSchedules(ScheduleFace):
@@ -281,18 +324,18 @@ class AwaitedSchedules(ScheduleFace):
         return schedule
 
     async def remove_schedule(self, name: str, *, queue: QueueName | None = None) -> bool:
-        return await self._run(operations.remove(self._link, name, _name_or_none(queue)))
+        return await self._run(self._change_flow(operations.remove, name, queue))
 
     async def pause_schedule(self, name: str, *, queue: QueueName | None = None) -> bool:
-        return await self._run(operations.set_paused(self._link, name, _name_or_none(queue), True))
+        return await self._run(self._change_flow(operations.pause, name, queue))
 
     async def resume_schedule(self, name: str, *, queue: QueueName | None = None) -> bool:
-        changed = await self._run(operations.set_paused(self._link, name, _name_or_none(queue), False))
+        changed = await self._run(self._change_flow(operations.resume, name, queue))
         self._poke_schedulers()
         return changed
 
     async def trigger_schedule(self, name: str, *, queue: QueueName | None = None) -> Published:
-        return await self._run(operations.trigger(self._link, name, _name_or_none(queue)))
+        return await self._run(self._change_flow(operations.trigger, name, queue))
 
     async def schedules(self, queue: QueueName | None = None, *, count: int = 1) -> list[Schedule]:
         return await self._run(self._schedules_flow(queue, count))
@@ -303,7 +346,7 @@ class AwaitedSchedules(ScheduleFace):
         """Fire schedules until this is cancelled. Workers do this too; of all of them one leads at a time."""
         from waypost.schedule.running import Background
 
-        scheduler = Scheduler(self._link, ttl_ms=_ttl_ms(ttl), on_tick=on_tick)
+        scheduler = Scheduler(self._link, ttl_ms=_ttl_ms(ttl), on_tick=check_function("on_tick", on_tick))
         background = Background(await self._connected(), scheduler)
         self._backgrounds.add(background)
         await background.run()
@@ -314,7 +357,7 @@ class AwaitedSchedules(ScheduleFace):
         """Make timers ready when they are due, and wake workers for them, until this is cancelled."""
         from waypost.schedule.running import Background
 
-        promoter = Promoter(self._link, ttl_ms=_ttl_ms(ttl), on_tick=on_tick)
+        promoter = Promoter(self._link, ttl_ms=_ttl_ms(ttl), on_tick=check_function("on_tick", on_tick))
         await Background(await self._connected(), promoter).run()
 
 

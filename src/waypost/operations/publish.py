@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from datetime import datetime, timedelta
+from datetime import datetime
 from itertools import islice
 from typing import Any, Final
 
 from waypost import codec
+from waypost.checks import (
+    QUEUE_NAME,
+    check_choice,
+    check_flag,
+    check_items,
+    check_options,
+    check_seconds,
+    check_text,
+    check_texts,
+    due_ms,
+    show,
+)
 from waypost.delivery import Duration, check_priority, error_text, error_type
 from waypost.errors import (
     InvalidInput,
     InvalidName,
-    InvalidTime,
     KeyTaken,
     OutcomeUnknown,
     PartialPublish,
@@ -34,10 +46,7 @@ from waypost.policy import (
     GROUP_CHARACTERS_MAX,
     KEY_CHARACTERS_MAX,
     PRIORITY_DEFAULT,
-    QUEUE_NAME,
     OnConflict,
-    check_text,
-    due_ms,
 )
 from waypost.store.port import Call, Draft
 
@@ -97,22 +106,28 @@ class PublishOptions:
         chain: bool = False,
         after: str | Published | Iterable[str | Published] = (),
     ) -> None:
-        if on_conflict not in ON_CONFLICT:
-            raise InvalidInput(f"on_conflict must be one of {', '.join(ON_CONFLICT)}, not {on_conflict!r}")
+        check_choice("on_conflict", on_conflict, ON_CONFLICT)
         if key is None and (window is not None or on_conflict != "keep"):
             raise InvalidInput("window and on_conflict belong to a key: give key= too")
         if not (key is None or isinstance(key, str | Content) or callable(key)):
-            raise InvalidName(f"key must be text, a function of the body or CONTENT, not {type(key).__name__}")
+            raise InvalidName(f"key must be text, a function of the body or CONTENT, not {show(key)}")
+        if not (group is None or isinstance(group, str) or callable(group)):
+            raise InvalidName(f"group must be text or a function of the body, not {show(group)}")
         self.key: Key = check_text("key", key, KEY_CHARACTERS_MAX) if isinstance(key, str) else key
         self.window_ms = 0 if window is None else _window_ms(window)
         self.on_conflict: OnConflict = on_conflict
         self.delay_ms, self.at_ms = due_ms(delay, at)
         self.priority = check_priority(priority)
         self.group: Group = check_text("group", group, GROUP_CHARACTERS_MAX) if isinstance(group, str) else group
-        self.headers = dict(headers) if headers else {}
-        self.heads = codec.Heads(correlation_id=correlation_id, reply_to=reply_to, trace=trace, headers=self.headers)
-        self.timeout = BLOCK_TIMEOUT_SECONDS if timeout is None else float(timeout)
-        self.chain = bool(chain)
+        self.headers = check_texts("headers", headers)
+        self.heads = codec.Heads(
+            correlation_id=correlation_id,
+            reply_to=reply_to,
+            trace=check_texts("trace", trace),
+            headers=self.headers,
+        )
+        self.timeout = BLOCK_TIMEOUT_SECONDS if timeout is None else check_seconds("timeout", timeout)
+        self.chain = check_flag("chain", chain)
         self.after = _blockers(after)
         if self.after and key is not None:
             raise InvalidInput("a message that waits for chains cannot have a key: leave out key= or after=")
@@ -140,22 +155,28 @@ def check_chain(chain: object) -> str:
         queue, message_id = split_chain_id(chain)
         if is_message_id(message_id) and QUEUE_NAME.fullmatch(queue):
             return chain
-    raise InvalidInput("a chain is named by what its first publish returned, or by its chain_id")
+    raise InvalidInput(f"a chain is named by what its first publish returned, or by its chain_id, not by {show(chain)}")
 
 
 def _blockers(after: str | Published | Iterable[str | Published]) -> tuple[str, ...]:
-    chains = tuple(dict.fromkeys(map(check_chain, [after] if isinstance(after, str | Published) else after)))
+    given = [after] if isinstance(after, str | Published) else check_items("after", after)
+    chains = tuple(dict.fromkeys(map(check_chain, given)))
     if len(chains) > BLOCKERS_MAX:
         raise InvalidInput(f"a message can wait for at most {BLOCKERS_MAX:,} chains, not {len(chains):,}")
     return chains
 
 
 NO_OPTIONS = PublishOptions()
+#: The keywords of `publish`.
+OPTIONS = frozenset((*inspect.signature(PublishOptions).parameters, "transaction"))
 
 
 def checked(keywords: Mapping[str, Any]) -> PublishOptions:
     """The keywords of a publish, checked; most have none."""
-    return PublishOptions(**keywords) if keywords else NO_OPTIONS
+    if not keywords:
+        return NO_OPTIONS
+    check_options("publish", keywords, OPTIONS)
+    return PublishOptions(**keywords)
 
 
 def taken(keywords: Mapping[str, Any]) -> tuple[object | None, dict[str, Any]]:
@@ -165,10 +186,7 @@ def taken(keywords: Mapping[str, Any]) -> tuple[object | None, dict[str, Any]]:
 
 
 def _window_ms(window: Duration) -> int:
-    seconds = window.total_seconds() if isinstance(window, timedelta) else window
-    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0.001 <= seconds <= 1e9:
-        raise InvalidTime(f"window must be a duration of at least a millisecond, or None for `live`, not {window!r}")
-    return round(seconds * 1000)
+    return round(check_seconds("window", window, least=0.001, hint=", or None for `live`") * 1000)
 
 
 def journal_copy(link: Link, queue: str, message_id: str, body: object, options: PublishOptions) -> bytes | None:
@@ -332,6 +350,8 @@ class Cutter:
         self._link = link
         self._queue = queue
         self._options = options
+        if isinstance(bodies, str | bytes | Mapping) or not isinstance(bodies, Iterable):
+            raise InvalidInput(f"bodies must be a list or a generator of bodies, not {show(bodies)}")
         self._bodies = iter(bodies)
         self._largest = 1
         self._piece = FIRST_PIECE

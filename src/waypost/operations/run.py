@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
+from waypost.checks import check_choice, check_text, show
 from waypost.errors import InvalidInput
 from waypost.identity import Operation, is_message_id
 from waypost.message import CancelStatus, Event, MessageState, ObservedOutcome, Page, Purged, Redriven, Stored
 from waypost.operations.flow import Flow, Link, Sleep
-from waypost.policy import CHUNK_MESSAGES_MAX, KEY_CHARACTERS_MAX, Policy, check_text, parse_rate, policy_changes
+from waypost.policy import CHUNK_MESSAGES_MAX, KEY_CHARACTERS_MAX, Policy, parse_rate, policy_changes
 from waypost.store.port import Call, Target
 from waypost.wake.port import EVERYBODY
 from waypost.wake.wakeups import key_word
@@ -25,22 +26,16 @@ REDRIVE_TICK_MS = 100
 def check_id(message_id: object) -> str:
     """Return a message id unchanged, or raise `InvalidInput`."""
     if not isinstance(message_id, str) or not is_message_id(message_id):
-        raise InvalidInput("that is no message id: it has 24 characters of 0-9 and a-z without i, l, o and u")
+        raise InvalidInput(
+            f"{show(message_id)} is no message id: it has 24 characters of 0-9 and a-z without i, l, o and u"
+        )
     return message_id
 
 
 def check_state(state: MessageState, allowed: Sequence[str] = STATES) -> MessageState:
     """Return a state unchanged, or raise `InvalidInput`."""
-    if state not in allowed:
-        raise InvalidInput(f"state must be one of {', '.join(allowed)}, not {state!r}")
+    check_choice("state", state, allowed)
     return state
-
-
-def check_count(what: str, count: int, least: int, most: int) -> int:
-    """Return a count unchanged, or raise `InvalidInput`."""
-    if type(count) is not int or not least <= count <= most:
-        raise InvalidInput(f"{what} must be a whole number from {least} to {most}, not {count!r}")
-    return count
 
 
 def _operated(link: Link, queue: str, call: Callable[[Operation], Call[T]]) -> Flow[T]:
@@ -81,7 +76,7 @@ def cancel(link: Link, queue: str, *, id: str | None, key: str | None) -> Flow[C
     """Cancel one message by id or by key."""
     if (id is None) == (key is None):
         raise InvalidInput("say what to cancel: either id= or key=")
-    target = Target(check_id(id)) if id is not None else Target(key=check_text("key", key or "", KEY_CHARACTERS_MAX))
+    target = Target(check_id(id)) if key is None else Target(key=check_text("key", key, KEY_CHARACTERS_MAX))
     statuses = yield from _operated(link, queue, lambda operation: link.store.cancel(queue, (target,), operation))
     status = statuses[0]
     event = "cancelled" if status == "cancelled" else "cancel_requested"

@@ -9,25 +9,18 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 
 from msgspec import structs
 
 from waypost import codec
+from waypost.checks import check_count, check_moment, check_seconds, check_text, check_texts, show
 from waypost.delivery import Duration, check_priority
-from waypost.errors import InvalidSchedule, InvalidTime, SchemaTooNew, StoreFailed, UnknownSchedule
+from waypost.errors import InvalidSchedule, SchemaTooNew, StoreFailed, UnknownSchedule
 from waypost.message import Published, ScheduleList, StoredSchedule
 from waypost.operations.flow import Flow, Link, Together
 from waypost.operations.publish import PublishOptions, journal_copy
-from waypost.policy import (
-    CHUNK_BYTES_MAX,
-    GRACE_SECONDS,
-    GROUP_CHARACTERS_MAX,
-    KEY_CHARACTERS_MAX,
-    CatchUp,
-    Missed,
-    check_text,
-)
+from waypost.policy import CHUNK_BYTES_MAX, GRACE_SECONDS, GROUP_CHARACTERS_MAX, KEY_CHARACTERS_MAX, CatchUp, Missed
 from waypost.schedule.cron import read_cron
 from waypost.schedule.described import Schedule, describe, told
 from waypost.schedule.every import interval_ms
@@ -75,12 +68,12 @@ def make_spec(
     check_text("schedule name", name, NAME_CHARACTERS_MAX)
     if (cron is None) == (every is None):
         raise InvalidSchedule('a schedule needs either cron="0 9 * * *" or every=60, one of them')
-    if every is not None and tz != "UTC":
+    if every is not None and not (isinstance(tz, str) and tz == "UTC"):
         raise InvalidSchedule("an interval has no time zone: tz belongs to cron")
-    if missed not in ("skip", "once") and not isinstance(missed, CatchUp):
-        raise InvalidSchedule(f'missed is "skip", "once" or CatchUp(n), not {missed!r}')
-    if max_fires is not None and (type(max_fires) is not int or max_fires < 1):
-        raise InvalidSchedule(f"max_fires is a whole number from 1, not {max_fires!r}")
+    if not isinstance(missed, CatchUp) and not (isinstance(missed, str) and missed in ("skip", "once")):
+        raise InvalidSchedule(f'missed is "skip", "once" or CatchUp(n), not {show(missed)}')
+    if max_fires is not None:
+        check_count("max_fires", max_fires, 1, 2**40, InvalidSchedule)
     encoded = codec.encode_body(body)
     spec = Spec(
         name,
@@ -97,7 +90,7 @@ def make_spec(
         content=encoded.content,
         body=encoded.data,
         type_name=encoded.type_name,
-        headers=dict(headers or {}),
+        headers=check_texts("headers", headers),
         correlation_id=correlation_id,
         reply_to=reply_to,
         priority=check_priority(priority),
@@ -123,18 +116,11 @@ def derived_key(spec: Spec) -> str:
 
 
 def _moment_ms(what: str, at: datetime | None) -> int | None:
-    if at is None:
-        return None
-    if not isinstance(at, datetime) or at.tzinfo is None or at.utcoffset() is None:
-        raise InvalidTime(f"{what} must be a datetime with a time zone, for example datetime.now(timezone.utc)")
-    return max(0, round(at.astimezone(UTC).timestamp() * 1000))
+    return None if at is None else check_moment(what, at)
 
 
 def _span_ms(what: str, span: Duration) -> int:
-    seconds = span.total_seconds() if isinstance(span, timedelta) else span
-    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds <= 1e9:
-        raise InvalidSchedule(f"{what} must be a duration from 0, in seconds or as a timedelta, not {span!r}")
-    return round(seconds * 1000)
+    return round(check_seconds(what, span, error=InvalidSchedule) * 1000)
 
 
 # ---- what is published -----------------------------------------------------------------------------------------
@@ -307,6 +293,7 @@ def remove(link: Link, name: str, queue: str | None) -> Flow[bool]:
     if found is None:
         return False
     place, stored, _ = found
+    link.name_of(place)
     removed = yield from link.attempt(link.store.remove_schedule(place, stored.key))
     yield from link.attempt(link.store.schedules_changed(place))
     link.tell("schedule_removed", place, "success" if removed else "skipped", key=stored.key)
@@ -317,6 +304,7 @@ def set_paused(link: Link, name: str, queue: str | None, paused: bool) -> Flow[b
     """Pause a schedule, or resume it at its next instant from now; whether that changed anything."""
     for _ in range(SAVE_TRIES):
         place, stored, now_ms = yield from find_one(link, name, queue)
+        link.name_of(place)
         if stored.paused == paused:
             return False
         wanted = structs.replace(stored, version=os.urandom(8).hex(), paused=paused)
@@ -334,9 +322,20 @@ def set_paused(link: Link, name: str, queue: str | None, paused: bool) -> Flow[b
     raise _contended(name, queue or "")
 
 
+def pause(link: Link, name: str, queue: str | None) -> Flow[bool]:
+    """Fire no more until it is resumed; whether that changed anything."""
+    return (yield from set_paused(link, name, queue, True))
+
+
+def resume(link: Link, name: str, queue: str | None) -> Flow[bool]:
+    """Fire again from the next instant on; whether that changed anything."""
+    return (yield from set_paused(link, name, queue, False))
+
+
 def trigger(link: Link, name: str, queue: str | None) -> Flow[Published]:
     """Publish a schedule's message now. Its instants and its counts stay as they are."""
     place, stored, now_ms = yield from find_one(link, name, queue)
+    link.name_of(place)
     draft = _draft(link, place, link.session.message_ids(1)[0], unpack_spec(stored.spec), now_ms)
     operation = link.lanes.begin(place)
     try:

@@ -7,12 +7,13 @@ message that died, was cancelled or removed ends the wait with an error that say
 from __future__ import annotations
 
 from waypost import codec
-from waypost.errors import ChainFailed, EndUnknown, InvalidTime, MessageDead, MessageRemoved, Unfinished, WaitTimeout
+from waypost.checks import check_queue, check_seconds, show
+from waypost.errors import ChainFailed, EndUnknown, InvalidInput, MessageDead, MessageRemoved, Unfinished, WaitTimeout
 from waypost.message import Published, Watched, split_chain_id
 from waypost.operations.flow import Flow, Link, Sleep
 from waypost.operations.publish import check_chain
 from waypost.operations.run import check_id, history
-from waypost.policy import SAFETY_POLL_SECONDS, check_queue
+from waypost.policy import SAFETY_POLL_SECONDS
 
 #: Between the first looks at a message: where no wake-up can reach us, a fast handler is still seen soon.
 LOOK_FIRST_SECONDS = 0.02
@@ -20,9 +21,7 @@ LOOK_FIRST_SECONDS = 0.02
 
 def check_timeout(timeout: float) -> float:
     """Return a timeout unchanged, or raise `InvalidTime`."""
-    if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 <= timeout < 1e9:
-        raise InvalidTime(f"timeout is a number of seconds; a wait always has one, not {timeout!r}")
-    return float(timeout)
+    return check_seconds("timeout", timeout)
 
 
 class _Patience:
@@ -69,6 +68,9 @@ class _Patience:
 
 def wait_result(link: Link, published: Published, timeout: float, as_type: type[object] | None = None) -> Flow[object]:
     """The result of a message once it is done; None if its handler kept none, or kept it for a shorter time."""
+    if not isinstance(published, Published):
+        raise InvalidInput(f"published must be what publish returned, not {show(published)}")
+    codec.check_type("as_type", as_type)
     queue, message_id = check_queue(published.queue), check_id(published.id)
     patience = _Patience(link, queue, message_id, check_timeout(timeout))
     try:
@@ -116,6 +118,7 @@ def _unfinished(what: str, watched: Watched) -> Unfinished:
 def wait_chain(link: Link, chain: str | Published, timeout: float, as_type: type[object] | None = None) -> Flow[object]:
     """The result of the message that ended a chain; None if its handler kept none."""
     chain = check_chain(chain)
+    codec.check_type("as_type", as_type)
     queue, message_id = split_chain_id(chain)
     patience = _Patience(link, queue, message_id, check_timeout(timeout))
     try:

@@ -13,6 +13,7 @@ from calendar import monthrange
 from datetime import date, datetime, timedelta
 from functools import lru_cache
 
+from waypost.checks import show
 from waypost.errors import InvalidSchedule
 
 MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
@@ -51,8 +52,6 @@ class Cron:
     __slots__ = ("_either", "days", "follows_real_time", "hours", "minutes", "months", "pattern", "seconds", "weekdays")
 
     def __init__(self, pattern: str) -> None:
-        if not isinstance(pattern, str):
-            raise InvalidSchedule(f"a cron pattern is text, not {type(pattern).__name__}")
         if len(pattern) > PATTERN_CHARACTERS_MAX:
             raise InvalidSchedule(f"a cron pattern has at most {PATTERN_CHARACTERS_MAX} characters")
         #: As it was given, with single spaces: part of the schedule's key.
@@ -126,9 +125,15 @@ class Cron:
         return None
 
 
-@lru_cache(maxsize=1024)
 def read_cron(pattern: str) -> Cron:
     """A pattern, read once for all who use it."""
+    if not isinstance(pattern, str):
+        raise InvalidSchedule(f"cron must be a pattern as text, not {show(pattern)}")
+    return _read_cron(pattern)
+
+
+@lru_cache(maxsize=1024)
+def _read_cron(pattern: str) -> Cron:
     return Cron(pattern)
 
 

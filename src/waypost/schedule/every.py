@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 
+from waypost.checks import show
 from waypost.errors import InvalidSchedule
 from waypost.policy import INTERVAL_MS_MAX, INTERVAL_MS_MIN
 
@@ -12,9 +13,9 @@ def interval_ms(every: float | timedelta) -> int:
     """Seconds or a timedelta as milliseconds, or raise `InvalidSchedule`."""
     seconds = every.total_seconds() if isinstance(every, timedelta) else every
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or seconds != seconds:
-        raise InvalidSchedule(f"every is a number of seconds or a timedelta, not {every!r}")
-    if not INTERVAL_MS_MIN <= seconds * 1000 <= INTERVAL_MS_MAX:
-        raise InvalidSchedule(f"every must be from a millisecond to ten years, not {every!r}")
+        raise InvalidSchedule(f"every is a number of seconds or a timedelta, not {show(every)}")
+    if not INTERVAL_MS_MIN / 1000 <= seconds <= INTERVAL_MS_MAX / 1000:
+        raise InvalidSchedule(f"every must be from a millisecond to ten years, not {show(every)}")
     return round(seconds * 1000)
 
 

@@ -13,9 +13,9 @@ from typing import NamedTuple
 
 import msgspec
 
+from waypost.checks import DUE_MS_MAX
 from waypost.errors import InvalidSchedule, SchemaTooNew
 from waypost.identity import encode
-from waypost.policy import DUE_MS_MAX
 from waypost.schedule.cron import read_cron
 from waypost.schedule.every import next_multiple
 from waypost.schedule.instants import next_instant

@@ -7,17 +7,22 @@ from datetime import UTC, timedelta, timezone, tzinfo
 from functools import lru_cache
 from zoneinfo import ZoneInfo
 
+from waypost.checks import show
 from waypost.errors import InvalidSchedule
 
 OFFSET = re.compile(r"([+-])(\d{2}):?(\d{2})")
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9_+\-]*(?:/[A-Za-z0-9_+\-]+){0,3}")
 
 
-@lru_cache(maxsize=1024)
 def zone_of(name: str) -> tzinfo:
     """The zone of a name, or raise `InvalidSchedule`. A fixed offset is a `datetime.timezone`."""
     if not isinstance(name, str):
-        raise InvalidSchedule(f"a time zone is text, not {type(name).__name__}")
+        raise InvalidSchedule(f"tz must be a time zone as text, not {show(name)}")
+    return _zone_of(name)
+
+
+@lru_cache(maxsize=1024)
+def _zone_of(name: str) -> tzinfo:
     if name.upper() in ("UTC", "Z"):
         return UTC
     offset = OFFSET.fullmatch(name)

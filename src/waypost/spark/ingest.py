@@ -18,8 +18,8 @@ import msgspec
 from pyspark.sql import functions as f
 from pyspark.sql.types import StringType, StructField, StructType
 
+from waypost.checks import check_queue
 from waypost.errors import ConfigurationError, StoreError
-from waypost.policy import check_queue
 from waypost.spark.bronze import batch_name
 from waypost.spark.lake import DATE, PART, Folder, Lake, State
 from waypost.spark.pipeline import finish, say_nothing, source_of

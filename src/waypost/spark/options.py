@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
+from waypost.checks import check_queue
 from waypost.errors import ConfigurationError, InvalidInput
-from waypost.policy import check_queue
 from waypost.spark.credentials import Place
 from waypost.spark.tables import KINDS, Table
 

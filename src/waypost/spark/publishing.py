@@ -19,6 +19,7 @@ from typing import Any
 import msgspec
 
 from waypost import codec
+from waypost.checks import DUE_MS_MAX, check_text
 from waypost.delivery import check_priority
 from waypost.errors import InvalidBody, InvalidInput, InvalidTime, OutcomeUnknown, QueueFull, StoreUnavailable
 from waypost.identity import _PAIRS, _TRIPLES, ALPHABET, ID_CHARACTERS, encode
@@ -27,11 +28,9 @@ from waypost.operations.flow import Flow, Link, Sleep, Together, Trouble
 from waypost.policy import (
     CHUNK_BYTES_MAX,
     CHUNK_MESSAGES_MAX,
-    DUE_MS_MAX,
     GROUP_CHARACTERS_MAX,
     KEY_CHARACTERS_MAX,
     PRIORITY_DEFAULT,
-    check_text,
 )
 from waypost.spark.options import WriteOptions
 from waypost.store.port import Draft

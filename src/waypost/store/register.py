@@ -12,9 +12,10 @@ import msgspec
 from msgspec import structs
 
 from waypost import policy
+from waypost.checks import check_text
 from waypost.errors import ForeignData, InvalidInput
 from waypost.message import HealthStatus, RegisteredWorker, WorkerQueue, WorkerState
-from waypost.policy import WORKER_CHARACTERS_MAX, check_text
+from waypost.policy import WORKER_CHARACTERS_MAX
 from waypost.store.port import Beat
 
 _encode = msgspec.msgpack.Encoder().encode

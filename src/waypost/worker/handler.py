@@ -9,6 +9,8 @@ from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
+from waypost import codec
+from waypost.checks import check_count, check_flag, check_function, check_seconds
 from waypost.delivery import Duration, Message, Queue, after_ms, queue_name, queue_type
 from waypost.errors import ConfigurationError
 from waypost.middleware import Middleware, check_handling, handled_through
@@ -66,7 +68,7 @@ class Handler:
         self.name: str = getattr(function, "__qualname__", None) or type(function).__qualname__
         self.is_async = _is_async(function)
         #: Whether it runs in a process of its own rather than in a thread.
-        self.process = process
+        self.process = check_flag("process", process, ConfigurationError)
         self.concurrency = _whole("concurrency", concurrency, CONCURRENCY_MAX)
         self.batch = None if batch is None else _whole("batch", batch, CHUNK_MESSAGES_MAX)
         self.retry = check_retry(retry)
@@ -77,8 +79,8 @@ class Handler:
                 "process=True; max_run= says when the lease of a handler that blocks is not renewed any more"
             )
         self.max_run = _seconds("max_run", max_run)
-        self.manual = manual
-        self.on_lease_lost = on_lease_lost
+        self.manual = check_flag("manual", manual, ConfigurationError)
+        self.on_lease_lost = check_function("on_lease_lost", on_lease_lost, ConfigurationError)
         #: How long what the function returns is kept as the result of its message; None: it is not.
         self.result_ttl = None if result_ttl is None else _result_ttl(self.name, result_ttl, self.batch)
         #: The client's state, for parameters that ask for it.
@@ -86,7 +88,7 @@ class Handler:
         signature = Signature(self.name, function, is_batch=batch is not None, state=state, as_type=queue_type(queue))
         self.wanted: tuple[Wanted, ...] = signature.wanted
         #: What the body must be; None for what it was published as.
-        self.as_type: Any = signature.as_type
+        self.as_type: Any = codec.check_type(f"the body of handler {self.name}", signature.as_type, ConfigurationError)
         #: The class of the session that the function asks for; then it is called in a transaction that settles.
         self.session = signature.session
         self._open_sessions(store, engine)
@@ -210,7 +212,8 @@ class Handler:
             )
 
     def check_can_start(self) -> None:
-        """Raise `ConfigurationError` if a process of its own could not find this handler."""
+        """Raise `ConfigurationError` if its type is not complete, or a process of its own could not find it."""
+        codec.check_type_is_complete(f"the body of handler {self.name}", self.as_type)
         if not self.process:
             return
         module = self.function.__module__
@@ -255,15 +258,11 @@ def _is_async(function: Callable[..., Any]) -> bool:
 
 
 def _whole(what: str, number: int, most: int) -> int:
-    if type(number) is not int or not 1 <= number <= most:
-        raise ConfigurationError(f"{what} is a whole number from 1 to {most}, not {number!r}")
-    return number
+    return check_count(what, number, 1, most, ConfigurationError)
 
 
 def _seconds(what: str, seconds: float) -> float:
-    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds < 1e9:
-        raise ConfigurationError(f"{what} is a positive number of seconds, not {seconds!r}")
-    return float(seconds)
+    return check_seconds(what, seconds, least=0.001, error=ConfigurationError)
 
 
 def _result_ttl(name: str, ttl: Duration, batch: int | None) -> Duration:

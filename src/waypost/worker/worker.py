@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, Self
 
+from waypost.checks import check_flag, check_seconds
 from waypost.delivery import Queue, queue_name
 from waypost.errors import ConfigurationError, ForkedClient, UnusableClient
 from waypost.identity import Session
@@ -124,6 +125,9 @@ class Worker:
         self._check()
         if self._loop is not None:
             raise ConfigurationError("this worker is running already")
+        check_flag("until_empty", until_empty, ConfigurationError)
+        check_flag("signals", signals, ConfigurationError)
+        timeout = check_seconds("timeout", timeout)
         self._loop = asyncio.get_running_loop()
         self._wanted = asyncio.Event()
         self._stopping, self._error, self._work, self._until_empty = None, None, 0, until_empty
@@ -167,10 +171,11 @@ class Worker:
 
     def request_stop(self, timeout: float | None = None) -> None:
         """Ask for a stop without waiting for it. Safe from any thread and from a signal handler."""
-        self._call_soon(self._want_stop, timeout)
+        self._call_soon(self._want_stop, None if timeout is None else check_seconds("timeout", timeout))
 
     async def stop(self, timeout: float = STOP_SECONDS) -> Drained:
         """Stop in order and say how it went: handlers have so long to end. On the worker's own event loop."""
+        timeout = check_seconds("timeout", timeout)
         if self._loop is None:
             return self._last
         self._want_stop(timeout)

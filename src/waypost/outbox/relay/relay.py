@@ -16,13 +16,14 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from waypost import codec
+from waypost.checks import check_seconds, check_text, check_texts
 from waypost.codec import Envelope
 from waypost.delivery import Dead, Drop, Message, Outcome, Retry, Snooze, error_text, error_type
 from waypost.errors import ConfigurationError, EnvelopeTooNew, Undecodable
 from waypost.operations.receive import TOO_NEW_SNOOZE_MS
 from waypost.outbox.relay.opening import open_target
 from waypost.outbox.relay.port import Parcel, Refused, Target, Unconfirmed
-from waypost.policy import KEY_CHARACTERS_MAX, check_text
+from waypost.policy import KEY_CHARACTERS_MAX
 
 log = logging.getLogger("waypost")
 
@@ -55,12 +56,10 @@ class Relay:
             raise ConfigurationError(f"key= of a relay is text or a function of the message, not {type(key).__name__}")
         if not callable(headers):
             # Headers that could never be sent are refused now and not message by message.
-            codec.encode_head(headers=headers)
+            codec.encode_head(headers=check_texts("headers", headers))
         self._headers = headers
-        if isinstance(hold, bool) or not isinstance(hold, int | float) or not 0 <= hold < 1e9:
-            raise ConfigurationError(f"hold= of a relay is a number of seconds, not {hold!r}")
         self._change: Callable[[Message[Any]], Any] | None = None
-        self._hold = hold
+        self._hold = check_seconds("hold", hold, error=ConfigurationError)
         #: What a URL names is made once for each event loop; the first one shows now that it can be.
         self._spare: Target | None = open_target(to, queue)
         self.shown = getattr(self._spare, "shown", type(self._spare).__name__)

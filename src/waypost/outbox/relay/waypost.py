@@ -10,12 +10,13 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Sequence
 
+from waypost.checks import check_namespace, check_queue, check_text
 from waypost.delivery import error_text
 from waypost.errors import InvalidInput, QueueFull, WaypostError
 from waypost.identity import Session
 from waypost.operations.flow import Flow, Link, drive_async
 from waypost.outbox.relay.port import Confirmation, Parcel, Refused, Unconfirmed, pieces
-from waypost.policy import KEY_CHARACTERS_MAX, START_TIMEOUT_SECONDS, check_namespace, check_queue, check_text
+from waypost.policy import KEY_CHARACTERS_MAX, START_TIMEOUT_SECONDS
 from waypost.store.opening import open_store
 from waypost.store.port import AsyncExecutor, Draft, Store
 from waypost.wake.opening import open_wakeups

@@ -13,8 +13,8 @@ from typing import Any
 
 import psycopg
 
+from waypost.checks import check_namespace
 from waypost.errors import AccessDenied, ConfigurationError, InvalidName, SchemaTooNew, SchemaTooOld, StoreError
-from waypost.policy import check_namespace
 from waypost.store.postgres.connecting import connect
 from waypost.store.postgres.failures import lost, refused
 

@@ -10,8 +10,8 @@ import re
 import sqlite3
 from importlib.resources import files
 
+from waypost.checks import check_namespace
 from waypost.errors import ForeignData, SchemaTooNew, SchemaTooOld
-from waypost.policy import check_namespace
 
 #: Raised with every change of `schema.sql` that an older release could not work with.
 SCHEMA_VERSION = 1

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from waypost.checks import check_namespace
 from waypost.identity import Operation, id_time_ms, is_message_id
 from waypost.message import (
     CancelStatus,
@@ -28,7 +29,7 @@ from waypost.message import (
     TracePage,
     Watched,
 )
-from waypost.policy import CHUNK_MESSAGES_MAX, OUTGOING_TTL_MS, Durability, Policy, check_namespace
+from waypost.policy import CHUNK_MESSAGES_MAX, OUTGOING_TTL_MS, Durability, Policy
 from waypost.store.port import (
     AsyncExecutor,
     Beat,

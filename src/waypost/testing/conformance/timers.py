@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from waypost.policy import DUE_MS_MAX, PROMOTE_MAX
+from waypost.checks import DUE_MS_MAX
+from waypost.policy import PROMOTE_MAX
 from waypost.testing.bench import Bench
 
 
