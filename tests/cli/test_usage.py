@@ -218,7 +218,7 @@ WRONG = [
     (("schedules", "save", "a", "--queue", "q", "--cron", "0 25 * * *"), "hours: 25 is out of range"),
     (("schedules", "save", "a", "--queue", "q", "--every", "5", "--body", "{"), "--body is not JSON"),
     (("journal", "orders", "--after", "-1"), "a whole number from 0"),
-    (("scheduler", "--ttl", "0"), "ttl is a number of seconds"),
+    (("scheduler", "--ttl", "0"), "ttl must be seconds"),
     (("bench", "--messages", "1"), "a whole number from 10"),
     (("queues", "--schema", "apart"), "--schema is for PostgreSQL"),
     (("nonsense",), "invalid choice: 'nonsense'"),

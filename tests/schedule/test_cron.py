@@ -104,8 +104,8 @@ def test_a_bad_or_unsupported_field_is_named(pattern: str, said: str) -> None:
 
 @pytest.mark.promise("CRON-1")
 def test_what_is_no_text_is_refused() -> None:
-    with pytest.raises(InvalidSchedule, match="is text"):
-        Cron(5)  # type: ignore[arg-type]
+    with pytest.raises(InvalidSchedule, match="cron must be a pattern as text"):
+        read_cron(5)  # type: ignore[arg-type]
 
 
 @pytest.mark.promise("CRON-2")

@@ -119,7 +119,7 @@ def test_a_client_that_cannot_be_found_is_told_in_one_line(shop: Path, target: s
 def test_a_health_window_that_is_none_is_told_in_one_line(shop: Path) -> None:
     done = command(shop, "worker", "shop:post", "--health-window", "0")
     assert done.returncode == 2
-    assert done.stderr == "waypost: health_window is a positive number of seconds, not 0.0\n"
+    assert done.stderr == "waypost: health_window must be seconds from 0.001 to 1e+09 or a timedelta, not 0.0\n"
 
 
 @pytest.mark.promise("LEASE-11")

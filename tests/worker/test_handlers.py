@@ -154,8 +154,8 @@ def test_handlers_that_make_no_sense_are_refused_when_they_are_registered() -> N
     cases: list[tuple[Any, Any]] = [
         (refused("nothing is known to give to the parameter 'other'"), wrong_parameter),
         (refused("nothing can stop a thread", timeout=5), plain),
-        (refused("concurrency is a whole number", concurrency=0), plain),
-        (refused("batch is a whole number", batch=1000), plain),
+        (refused("concurrency must be a whole number", concurrency=0), plain),
+        (refused("batch must be a whole number", batch=1000), plain),
         (refused("annotate its parameter as list", batch=10), many),
         (refused("a retry policy is an object", retry=Exponential), plain),
     ]

@@ -8,11 +8,11 @@ read from other threads than the one that writes it, without a lock: single numb
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
+from waypost.checks import check_seconds
 from waypost.errors import ConfigurationError
 from waypost.message import Health, HealthStatus, QueueHealth, WorkerState
 from waypost.worker.handler import Handler
@@ -60,9 +60,7 @@ class Served(Protocol):
 
 def check_window(seconds: float) -> float:
     """Return a health window unchanged, or raise `ConfigurationError`."""
-    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds < math.inf:
-        raise ConfigurationError(f"health_window is a positive number of seconds, not {seconds!r}")
-    return float(seconds)
+    return check_seconds("health_window", seconds, least=0.001, error=ConfigurationError)
 
 
 def judge(
