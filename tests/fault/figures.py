@@ -27,6 +27,7 @@ from pathlib import Path
 from tests.fault.proxy import Proxy
 from tests.fault.relay_figures import relay_figures
 from tests.fault.tickers import tell
+from tests.fault.token_figures import token_crashes
 from tests.fault.wake_figures import COUNTED_FIGURES, TIMED_FIGURES, Server
 from tests.outbox.killing import have_effects, sell
 from tests.outbox.ways import WAYS
@@ -466,6 +467,9 @@ def main(arguments: list[str]) -> int:
                 for reading in wake_figure(Server(store, place.url, place.port), 3 if options.quick else 10):
                     short += not reading.ok
                     print(Figure(f"{store} {reading.name}", reading.figure, reading.limit, reading.ok), flush=True)
+        for crash in token_crashes(3 if options.quick else 20) if wanted("tokens") else ():
+            short += not crash.ok
+            print(Figure(f"postgres {crash.name}", crash.figure, crash.limit, crash.ok), flush=True)
         for line in relay_figures(quick=options.quick) if wanted("relays") else ():
             short += not line.ok
             print(Figure(line.name, line.figure, line.limit, line.ok), flush=True)

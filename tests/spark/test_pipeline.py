@@ -37,6 +37,37 @@ pytestmark = pytest.mark.xdist_group("spark")
 DAY_MS = 86_400_000
 
 
+@pytest.mark.promise("SPARK-4", "SPARK-5", "LEASE-2")
+def test_a_timer_finds_its_claim_though_the_token_has_jumped(
+    postgres_shop: Shop, pipeline: Callable[..., Pipeline]
+) -> None:
+    shop = postgres_shop
+    shop.post.publish("orders", 1, delay=0.01)
+    with shop.post.receive("orders", wait=10) as message:
+        assert message is not None
+        message.retry(after=0.01)
+    made = pipeline(shop)
+    made.run()
+    with psycopg.connect(shop.url, autocommit=True) as server:
+        # What a crash of the server leaves behind.
+        server.execute(f'TRUNCATE "{shop.namespace}_server"')
+    with shop.post.receive("orders", wait=10) as message:
+        assert message is not None
+        token = message.token
+    assert token > 2
+    made = pipeline(shop)
+    made.run()
+    deliveries = sorted(rows(made, SILVER_DELIVERIES), key=lambda row: int(row["claim"]))
+    assert [(row["claim"], row["outcome"], row["late_ms"] is not None) for row in deliveries] == [
+        (1, "retried", True),
+        (2, "done", True),
+    ]
+    assert deliveries[1]["token"] == token
+    (known,) = rows(made, SILVER_MESSAGES)
+    assert (known["token"], known["claims"]) == (token, 2)
+    assert audit(made).is_clean
+
+
 @pytest.mark.promise("SPARK-4")
 @pytest.mark.promise("SPARK-5")
 def test_tables_tell_what_the_journal_and_the_ledger_tell(

@@ -177,7 +177,8 @@ def message_json(message: StoredMessage[Any]) -> dict[str, Any]:
         "key": stored.key,
         "group": stored.group,
         "priority": stored.priority,
-        "token": stored.token,
+        # A number above 2**53 is not exact in many readers of JSON.
+        "token": str(stored.token),
         "deliveries": stored.deliveries,
         "attempts": stored.attempts,
         "published_at": time_of(stored.published_ms),
@@ -207,6 +208,8 @@ def event_json(event: Event) -> dict[str, Any]:
     """An event without what it has no use for."""
     shown = {name: value for name, value in msgspec.structs.asdict(event).items() if value is not None}
     shown["at"] = time_of(shown.pop("at_ms"))
+    if "token" in shown:
+        shown["token"] = str(shown["token"])
     if "body" in shown:
         shown["body"] = {"base64": b64encode(shown["body"]).decode()}
     return shown

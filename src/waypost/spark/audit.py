@@ -57,7 +57,8 @@ class Told(msgspec.Struct, frozen=True):
     number: int
     at_ms: int
     event: str
-    token: int | None = None
+    #: As text: a number above 2**53 is not exact in many readers of JSON.
+    token: str | None = None
     worker: str | None = None
     cause: str | None = None
     reason: str | None = None
@@ -120,7 +121,7 @@ def duplicates(messages: DataFrame) -> DataFrame:
     sent_back = count["retried"] + count["snoozed"] + count["released"] + count["expired"] + count["redriven"]
     ends = f.col("done") + f.col("dead") + f.col("dropped") + f.col("cancelled") + f.col("replaced")
     fault = (
-        f.when(count["claimed"] > f.coalesce(f.col("token"), f.lit(0)), f.lit(CLAIMED_TWICE))
+        f.when(count["claimed"] > f.coalesce(f.col("claims"), f.lit(0)), f.lit(CLAIMED_TWICE))
         .when(count["claimed"] > 1 + sent_back, f.lit(UNEXPLAINED))
         .when(ends > 1 + count["redriven"], f.lit(ENDED_TWICE))
     )
@@ -297,7 +298,15 @@ def _with_events(lake: Lake, spark: SparkSession, rows: Sequence[Any]) -> list[F
     told: dict[tuple[str, str], list[Told]] = {}
     for event in events.orderBy("number").collect():
         told.setdefault((event.queue, event.message_id), []).append(
-            Told(event.number, event.at_ms, event.event, event.token, event.worker, event.cause, event.reason)
+            Told(
+                event.number,
+                event.at_ms,
+                event.event,
+                None if event.token is None else str(event.token),
+                event.worker,
+                event.cause,
+                event.reason,
+            )
         )
     return [
         Finding(row.queue, row.message_id, row.fault, tuple(told.get((row.queue, row.message_id), ()))) for row in rows

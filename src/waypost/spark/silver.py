@@ -78,7 +78,7 @@ def _newest_code(event: Column, number: Column, otherwise: Column) -> Column:
 
 def message_steps(events: DataFrame) -> DataFrame:
     """Each event as the row of a message of which nothing else is known."""
-    event, at, token = f.col("event"), f.col("at_ms"), f.col("token")
+    event, at = f.col("event"), f.col("at_ms")
     timer = (event == "promoted") & (f.col("cause") == "due")
     parked = (event == "published") & f.col("cause").isin("parked", "blocked")
     at_once = event.isin("retried", "snoozed", "postponed") & (f.col("due_ms") <= at)
@@ -94,8 +94,9 @@ def message_steps(events: DataFrame) -> DataFrame:
         f.col("number").alias("first_number"),
         f.col("number").alias("last_number"),
         _newest_code(event, f.col("number"), parked | at_once).alias("newest"),
-        token,
-        f.when(timer, token + 1).alias("timer_token"),
+        "token",
+        "claims",
+        f.when(timer, f.col("claims") + 1).alias("timer_claim"),
         "wait_ms",
         "run_ms",
         *((event == name).cast("bigint").alias(name) for name in COUNTED_EVENTS),
@@ -107,7 +108,9 @@ def open_steps(messages: DataFrame) -> DataFrame:
     columns = [name for name in SILVER_MESSAGES.columns if name not in ("state", "last_event")]
     otherwise = f.col("state") == _chosen(OTHERWISE, f.col("last_event"))
     newest = _newest_code(f.col("last_event"), f.col("last_number"), otherwise)
-    return messages.select(*columns, newest.alias("newest"))
+    # A row of an older release has no count of claims; there it was equal to the token.
+    known = messages.withColumn("claims", f.coalesce("claims", "token"))
+    return known.select(*columns, newest.alias("newest"))
 
 
 def messages(steps: DataFrame) -> DataFrame:
@@ -125,7 +128,7 @@ def messages(steps: DataFrame) -> DataFrame:
             *(column.alias(name) for name, column in newest.items()),
             *(f.min(name).alias(name) for name in ("published_ms", "claimed_ms", "first_number")),
             *(f.max(name).alias(name) for name in ("due_ms", "last_ms", "last_number", "newest", "token")),
-            f.max("timer_token").alias("timer_token"),
+            *(f.max(name).alias(name) for name in ("claims", "timer_claim")),
             *(f.sum(name).alias(name) for name in ("wait_ms", "run_ms", *COUNTED_EVENTS)),
         )
     )
@@ -167,8 +170,9 @@ def delivery_steps(events: DataFrame) -> DataFrame:
     return events.where(claimed | timer | ended).select(
         "queue",
         "message_id",
-        # A timer belongs to the claim that comes after it.
-        f.when(timer, f.col("token") + 1).otherwise(f.col("token")).alias("token"),
+        # A timer belongs to the claim that comes after it, whose token is not known yet.
+        f.when(timer, f.col("claims") + 1).otherwise(f.col("claims")).alias("claim"),
+        f.when(~timer, f.col("token")).alias("token"),
         *("key", "group", "priority"),
         *(f.when(claimed, f.col(name)).alias(name) for name in ("deliveries", "attempts", "worker", "cause")),
         f.when(claimed, at).alias("claimed_ms"),
@@ -188,14 +192,15 @@ def delivery_steps(events: DataFrame) -> DataFrame:
 def open_deliveries(deliveries: DataFrame) -> DataFrame:
     """Rows of deliveries so that their ends can be put to them."""
     columns = [name for name in SILVER_DELIVERIES.columns if name != "late_ms"]
-    return deliveries.select(*columns, f.col("late_ms").isNotNull().cast("int").alias("timer"))
+    known = deliveries.withColumn("claim", f.coalesce("claim", "token"))
+    return known.select(*columns, f.col("late_ms").isNotNull().cast("int").alias("timer"))
 
 
 def waiting_timers(messages: DataFrame) -> DataFrame:
     """Timers of open messages that became claimable in an earlier batch, and were not claimed in it."""
-    waiting = messages.where(f.col("timer_token") > f.coalesce(f.col("token"), f.lit(0)))
+    waiting = messages.where(f.col("timer_claim") > f.coalesce(f.col("claims"), f.lit(0)))
     given = {
-        "queue": f.col("queue"), "message_id": f.col("message_id"), "token": f.col("timer_token"), "timer": f.lit(1),
+        "queue": f.col("queue"), "message_id": f.col("message_id"), "claim": f.col("timer_claim"), "timer": f.lit(1),
         "claims": f.lit(0), "ends": f.lit(0),
     }  # fmt: skip
     columns = [name for name in SILVER_DELIVERIES.columns if name != "late_ms"]
@@ -208,10 +213,10 @@ def waiting_timers(messages: DataFrame) -> DataFrame:
 def deliveries(steps: DataFrame) -> DataFrame:
     """One row for each delivery."""
     summed = ("claims", "ends")
-    largest = [name for name in SILVER_DELIVERIES.columns if name not in ("queue", "message_id", "token", "late_ms")]
+    largest = [name for name in SILVER_DELIVERIES.columns if name not in ("queue", "message_id", "claim", "late_ms")]
     merged = (
         _together(steps)
-        .groupBy("message_id", "queue", "token")
+        .groupBy("message_id", "queue", "claim")
         .agg(
             *((f.sum(name) if name in summed else f.max(name)).alias(name) for name in largest),
             f.max("timer").alias("timer"),

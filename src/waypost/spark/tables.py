@@ -208,6 +208,8 @@ SILVER_DELIVERIES: Final = Table(
     {
         "queue": "STRING",
         "message_id": "STRING",
+        #: The how manieth claim of its message it is.
+        "claim": "BIGINT",
         "token": "BIGINT",
         "key": "STRING",
         "group": "STRING",
@@ -260,10 +262,11 @@ SILVER_MESSAGES: Final = Table(
         "last_event": "STRING",
         "first_number": "BIGINT",
         "last_number": "BIGINT",
-        #: The newest token that an event showed: as many claims there were.
+        #: The newest token that an event showed, and how many claims there were by then.
         "token": "BIGINT",
-        #: The token of the claim that a timer waits for, or waited for last.
-        "timer_token": "BIGINT",
+        "claims": "BIGINT",
+        #: The claim that a timer waits for, or waited for last: the how manieth of its message.
+        "timer_claim": "BIGINT",
         #: Claims and ends summed up.
         "wait_ms": "BIGINT",
         "run_ms": "BIGINT",

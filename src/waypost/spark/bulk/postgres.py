@@ -35,13 +35,17 @@ PAGE_BYTES = 32_000_000
 
 #: Columns of ours by the arrays of an entry that hold them. Newer tables may have more than older ones.
 ARRAYS = {
-    "message_id": "ids", "key": "keys", "group": "groups", "priority": "ranks", "token": "tokens", "claims": "tokens",
+    "message_id": "ids", "key": "keys", "group": "groups", "priority": "ranks", "token": "tokens", "claims": "claims",
     "deliveries": "deliveries", "attempts": "attempts", "worker": "workers", "due_ms": "dues", "cause": "causes",
     "reason": "reasons", "error_type": "error_types", "run_ms": "runs", "wait_ms": "waits", "size": "sizes",
     "chain_id": "chains", "schedule": "schedules",
 }  # fmt: skip
-#: What an entry says once for all of its events, and what a message says only by its data.
-SELECTED = {"schedules": "ARRAY[e.schedule] AS schedules", "size": "length(m.data)::bigint AS size"}
+#: What an entry says once for all of its events or only where it differs, and what a message says only by its data.
+SELECTED = {
+    "schedules": "ARRAY[e.schedule] AS schedules",
+    "claims": "coalesce(e.claims, e.tokens) AS claims",
+    "size": "length(m.data)::bigint AS size",
+}
 _LEASE_COLUMNS = frozenset(("claimed_ms", "lease_end_ms", "worker"))
 
 

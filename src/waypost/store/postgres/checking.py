@@ -30,6 +30,10 @@ _INDEXES = """
     WHERE c.relnamespace = %s AND starts_with(c.relname, %s) AND c.relkind IN ('i', 'I')"""
 _SEQUENCES = """
     SELECT c.relname FROM pg_class c WHERE c.relnamespace = %s AND starts_with(c.relname, %s) AND c.relkind = 'S'"""
+#: Tables that must be empty after a recovery.
+_LOGGED = """
+    SELECT c.relname FROM pg_class c WHERE c.relnamespace = %s AND starts_with(c.relname, %s) AND c.relkind = 'r'
+        AND c.relpersistence = 'p'"""
 _TRIGGERS = """
     SELECT c.relname, t.tgname, t.tgenabled, t.tgtype, t.tgdeferrable, t.tginitdeferred, p.proname
     FROM pg_trigger t JOIN pg_class c ON c.oid = t.tgrelid JOIN pg_proc p ON p.oid = t.tgfoid
@@ -104,7 +108,8 @@ def _checked(connection: psycopg.Connection[Any], names: Names) -> Checked:
         version = version_in(cursor, names)
         if version != VERSION:
             return Checked(version, ())
-        cursor.execute(sql(schema=TEMPORARY, namespace=names.namespace))
+        # A temporary table is never written to the log, and the word for it is an error there.
+        cursor.execute(sql(schema=TEMPORARY, namespace=names.namespace).replace("CREATE UNLOGGED ", "CREATE "))
         cursor.execute("SELECT %s::regnamespace::oid, pg_my_temp_schema()", (f'"{names.schema}"',))
         found = cursor.fetchone()
         assert found is not None
@@ -131,6 +136,11 @@ def _differences(cursor: psycopg.Cursor[Any], names: Names, present: int, wanted
             told.append(f"index {name} is missing")
         elif indexes[name] != (_bare(definition), True):
             told.append(f"index {name} is {indexes[name][0]} and should be {_bare(definition)}")
+    told += [
+        f"table {name} is logged and should be unlogged"
+        for (name,) in rows(_LOGGED, present)
+        if name == f"{names.namespace}_server"
+    ]
     sequences = {name for (name,) in rows(_SEQUENCES, present)}
     told += [f"sequence {name} is missing" for (name,) in rows(_SEQUENCES, wanted) if name not in sequences]
     triggers = {(table, name): rest for table, name, *rest in rows(_TRIGGERS, present)}

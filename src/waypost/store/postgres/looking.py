@@ -41,7 +41,7 @@ ENTRY = (
     "before, (entry).count, (entry).at_ms, (entry).event, (entry).operation, (entry).schedule, (entry).ids, "
     "(entry).keys, (entry).groups, (entry).ranks, (entry).tokens, (entry).deliveries, (entry).attempts, "
     "(entry).workers, (entry).dues, (entry).causes, (entry).reasons, (entry).error_types, (entry).runs, "
-    "(entry).waits, (entry).sizes, (entry).bodies, (entry).chains"
+    "(entry).waits, (entry).sizes, (entry).bodies, (entry).chains, coalesce((entry).claims, (entry).tokens)"
 )
 
 
@@ -142,13 +142,13 @@ def _events(queue: str, row: tuple[Any, ...]) -> list[Event]:
     fields = [_spread(values, count) for values in row[6:]]
     return [
         Event(
-            queue, before + index, at_ms, event, id, key, group, None if rank is None else 9 - rank, token, token,
+            queue, before + index, at_ms, event, id, key, group, None if rank is None else 9 - rank, token, claims,
             deliveries, attempts, worker, due, cause, reason, error_type, run, wait, size, operation, chain, schedule,
             None if body is None else bytes(body),
         )
         for index, (
             id, key, group, rank, token, deliveries, attempts, worker, due, cause, reason, error_type, run, wait, size,
-            body, chain,
+            body, chain, claims,
         ) in enumerate(zip(*fields, strict=True), 1)
     ]  # fmt: skip
 

@@ -21,14 +21,14 @@ from waypost.store.postgres.failures import lost, refused
 #: Grows with every change of a table or a function.
 VERSION = 3
 #: Changes of tables, each with the version that it leads to. A version that changes only functions has none.
-MIGRATIONS = ((1, "0001_tables"), (2, "0002_wake_at_commit"))
+MIGRATIONS = ((1, "0001_tables"), (2, "0002_wake_at_commit"), (3, "0003_token_floor"))
 FUNCTIONS = (
     "base", "moves", "wake", "tidy", "chains", "accept", "publish", "claim", "settle", "extend", "cancel", "running",
     "journal", "stats", "workers", "schedules",
 )  # fmt: skip
 SCHEMA = re.compile(r"[A-Za-z_][A-Za-z0-9_$]{0,62}")
 NAME = re.compile(r"\{(#?)([a-z_]+)\}")
-MADE = re.compile(r"^CREATE (?:OR REPLACE )?(TABLE|SEQUENCE|FUNCTION) \{([a-z_]+)\}", re.MULTILINE)
+MADE = re.compile(r"^CREATE (?:OR REPLACE |UNLOGGED )?(TABLE|SEQUENCE|FUNCTION) \{([a-z_]+)\}", re.MULTILINE)
 #: Plans are made once and for any size of a table: the planner's guesses about a queue that was empty a moment ago are
 #: wrong in both directions, and every statement here has its index. So only the index is left to choose.
 SETTINGS = (

@@ -92,6 +92,30 @@ BEGIN
         SELECT m.lease_end_ms FROM {message} m WHERE m.queue = p_queue AND m.state = 2 ORDER BY m.lease_end_ms LIMIT 1);
 END $body$;
 
+-- What all tokens of claims are above, raised since the server has started anew. A claim that is lost with the server's memory
+-- gave a token above the floor of its time, so that no claim afterwards gives it again. The clock makes it larger than any
+-- floor that a server had from which an older backup or a replica was taken. One claim does it, and the others wait here.
+CREATE OR REPLACE FUNCTION {raise_floor}() RETURNS bigint LANGUAGE plpgsql AS $body$
+DECLARE
+    v_floor bigint;
+BEGIN
+    PERFORM 1 FROM {epoch} FOR UPDATE;
+    SELECT s.floor INTO v_floor FROM {server} s
+    WHERE s.started = pg_postmaster_start_time() AND s.place = '{server}'::regclass;
+    IF NOT FOUND THEN
+        UPDATE {epoch} e
+        SET floor = greatest(e.floor + 1000000, floor(extract(epoch FROM clock_timestamp()))::bigint * 1000000)
+        RETURNING e.floor INTO v_floor;
+        DELETE FROM {server};
+        INSERT INTO {server} VALUES (pg_postmaster_start_time(), '{server}'::regclass, v_floor);
+        -- It must be on the disk before a token above it is seen, whatever the server's default is.
+        IF current_setting('synchronous_commit') = 'off' THEN
+            PERFORM set_config('synchronous_commit', 'local', true);
+        END IF;
+    END IF;
+    RETURN v_floor;
+END $body$;
+
 -- How long until a moment; null if there is none.
 CREATE OR REPLACE FUNCTION {from_now}(p_at bigint, p_now bigint) RETURNS bigint LANGUAGE sql IMMUTABLE AS $body$
     SELECT CASE WHEN p_at IS NOT NULL THEN greatest(p_at - p_now, 0) END

@@ -4,9 +4,10 @@
 -- `rate`, claims of one queue take turns, so that together they never pass the limit.
 -- The rows are leases in order; the last row has only `head`.
 -- Rows are locked as strongly as their change needs and not more: one that somebody is about to wait for is not skipped.
--- A claim waits for no disk: one that is lost with the server's memory leaves the message ready, and its holder's settle
--- finds another nonce. It does wait where more hangs on it: at most once, or when it put the journal in order, since
--- what a reader of the journal was told has to stay.
+-- A claim waits for no disk: one that is lost with the server's memory leaves the message ready, its holder's settle finds
+-- another nonce, and its token is not given again since the floor of tokens has been raised by then. It does wait where
+-- more hangs on it: at most once, with a limit that counts what is leased, when it raised the floor, or when it put the
+-- journal in order, since what a reader of the journal was told has to stay.
 
 CREATE OR REPLACE FUNCTION {claim}(
     p_queue text, p_clock bigint, p_session bytea, p_number bigint, p_ttl bigint, p_limit bigint, p_worker text,
@@ -29,6 +30,8 @@ DECLARE
     v_end bigint;
     v_rate bigint;
     v_tidy boolean;
+    v_floor bigint;
+    v_waits boolean := false;
     v_buried_now record;
     v_news json[] := '{}';
 BEGIN
@@ -72,6 +75,13 @@ BEGIN
                 v_now := {clock}(p_clock);
                 SELECT r.room, r.next_rate_ms INTO v_room, v_rate FROM {room}(q, v_now, p_limit) r;
             END IF;
+            v_floor := (
+                SELECT s.floor FROM {server} s
+                WHERE s.started = pg_postmaster_start_time() AND s.place = '{server}'::regclass);
+            IF v_floor IS NULL AND v_room > 0 THEN
+                v_floor := {raise_floor}();
+                v_waits := true;
+            END IF;
             LOOP
                 EXIT WHEN v_leased >= v_room;
                 -- One statement, whatever the number of messages; what is over its limit is left out.
@@ -84,17 +94,18 @@ BEGIN
                         WHERE m.queue = q.number AND m.state = 0
                         ORDER BY m.rank, m.position, m.id LIMIT v_room - v_leased FOR NO KEY UPDATE SKIP LOCKED
                     ), leased AS MATERIALIZED (
-                        UPDATE {message} m SET state = 2, token = m.token + 1, deliveries = m.deliveries + 1,
-                            nonce = v_nonce, worker = p_worker, claimed_ms = v_now, lease_end_ms = v_now + q.lease_ms,
+                        UPDATE {message} m SET state = 2, token = greatest(m.token, v_floor) + 1,
+                            claims = m.claims + 1, deliveries = m.deliveries + 1, nonce = v_nonce, worker = p_worker, claimed_ms = v_now, lease_end_ms = v_now + q.lease_ms,
                             lease_ms = q.lease_ms
                         FROM chosen c
                         WHERE m.ctid = c.place AND (q.max_deliveries IS NULL OR m.deliveries < q.max_deliveries)
-                        RETURNING m.id, m.token, m.deliveries, m.attempts, m.rank, m.key, m."group", m.published_ms,
-                            m.ready_ms, m.position, m.cause, length(m.data) AS size, m.data, m.chain
+                        RETURNING m.id, m.token, m.claims, m.deliveries, m.attempts, m.rank, m.key, m."group",
+                            m.published_ms, m.ready_ms, m.position, m.cause, length(m.data) AS size, m.data, m.chain
                     ), s AS MATERIALIZED (
                         SELECT count(*) AS count, count(l.key) AS keyed, count(l."group") AS grouped,
                             count(l.cause) AS caused, count(l.chain) AS chained, min(l.rank) AS rank, max(l.rank) AS rank_max,
-                            max(l.token) AS token, max(l.deliveries) AS delivery, max(l.attempts) AS attempt,
+                            min(l.token) AS token, max(l.token) AS token_max, min(l.claims) AS claim,
+                            max(l.claims) AS claim_max, max(l.deliveries) AS delivery, max(l.attempts) AS attempt,
                             min(l.ready_ms) AS ready, max(l.ready_ms) AS ready_max,
                             min(l.size) AS size, max(l.size) AS size_max
                         FROM leased l HAVING count(*) > 0
@@ -102,14 +113,15 @@ BEGIN
                         -- What is the same for all is written once, and no list is made of it.
                         INSERT INTO {entry} (
                             queue, count, xid, seq, at_ms, event, operation, ids, keys, groups, ranks, tokens,
-                            deliveries, attempts, workers, causes, waits, sizes, chains)
+                            deliveries, attempts, workers, causes, waits, sizes, chains, claims)
                         SELECT q.number, s.count, pg_current_xact_id()::text::bigint, nextval('{sequence}'), v_now,
                             'claimed', v_op, (SELECT array_agg(l.id) FROM leased l),
                             CASE WHEN s.keyed > 0 THEN (SELECT array_agg(l.key) FROM leased l) END,
                             CASE WHEN s.grouped > 0 THEN (SELECT array_agg(l."group") FROM leased l) END,
                             CASE WHEN s.rank = s.rank_max THEN ARRAY[s.rank]
                                 ELSE (SELECT array_agg(l.rank) FROM leased l) END,
-                            CASE WHEN s.token = 1 THEN '{1}' ELSE (SELECT array_agg(l.token) FROM leased l) END,
+                            CASE WHEN s.token = s.token_max THEN ARRAY[s.token]
+                                ELSE (SELECT array_agg(l.token) FROM leased l) END,
                             CASE WHEN s.delivery = 1 THEN '{1}'
                                 ELSE (SELECT array_agg(l.deliveries) FROM leased l) END,
                             CASE WHEN s.attempt = 0 THEN '{0}' ELSE (SELECT array_agg(l.attempts) FROM leased l) END,
@@ -119,23 +131,25 @@ BEGIN
                                 ELSE (SELECT array_agg(v_now - l.ready_ms) FROM leased l) END,
                             CASE WHEN s.size = s.size_max THEN ARRAY[s.size::bigint]
                                 ELSE (SELECT array_agg(l.size::bigint) FROM leased l) END,
-                            CASE WHEN s.chained > 0 THEN (SELECT array_agg(l.chain) FROM leased l) END
+                            CASE WHEN s.chained > 0 THEN (SELECT array_agg(l.chain) FROM leased l) END,
+                            CASE WHEN v_floor = 0 THEN NULL WHEN s.claim = s.claim_max THEN ARRAY[s.claim]
+                                ELSE (SELECT array_agg(l.claims) FROM leased l) END
                         FROM s WHERE q.journal IN ('all', 'full')
                     ), t AS (
                         INSERT INTO {tally} (
                             seq, queue, minute, claims, first_claims, again_expired, again_released, again_retried,
                             again_snoozed, again_redriven, ready, leased)
                         SELECT nextval('{sequence}'), q.number, v_now / 60000, s.count,
-                            CASE WHEN s.token = 1 THEN s.count ELSE a.first END, a.expired, a.released, a.retried,
+                            CASE WHEN s.claim_max = 1 THEN s.count ELSE a.first END, a.expired, a.released, a.retried,
                             a.snoozed, a.redriven, -s.count, s.count
                         FROM s LEFT JOIN LATERAL (
-                            SELECT count(*) FILTER (WHERE l.token = 1) AS first,
-                                nullif(count(*) FILTER (WHERE l.token > 1 AND l.cause = 'expired'), 0) AS expired,
-                                nullif(count(*) FILTER (WHERE l.token > 1 AND l.cause = 'released'), 0) AS released,
-                                nullif(count(*) FILTER (WHERE l.token > 1 AND l.cause = 'retried'), 0) AS retried,
-                                nullif(count(*) FILTER (WHERE l.token > 1 AND l.cause = 'snoozed'), 0) AS snoozed,
-                                nullif(count(*) FILTER (WHERE l.token > 1 AND l.cause = 'redriven'), 0) AS redriven
-                            FROM leased l WHERE s.token > 1) a ON true
+                            SELECT count(*) FILTER (WHERE l.claims = 1) AS first,
+                                nullif(count(*) FILTER (WHERE l.claims > 1 AND l.cause = 'expired'), 0) AS expired,
+                                nullif(count(*) FILTER (WHERE l.claims > 1 AND l.cause = 'released'), 0) AS released,
+                                nullif(count(*) FILTER (WHERE l.claims > 1 AND l.cause = 'retried'), 0) AS retried,
+                                nullif(count(*) FILTER (WHERE l.claims > 1 AND l.cause = 'snoozed'), 0) AS snoozed,
+                                nullif(count(*) FILTER (WHERE l.claims > 1 AND l.cause = 'redriven'), 0) AS redriven
+                            FROM leased l WHERE s.claim_max > 1) a ON true
                     )
                     SELECT NULL::text, l.id, l.token, l.deliveries, l.attempts, l.rank, l.key, l."group",
                         l.published_ms, l.ready_ms, v_now, v_now + q.lease_ms, l.data, l.chain
@@ -150,6 +164,9 @@ BEGIN
                 v_news := v_news || v_buried_now.news;
                 EXIT WHEN v_buried_now.buried = 0;
             END LOOP;
+            IF v_leased > 0 AND (q.lease_ms IS NULL OR q.max_running IS NOT NULL OR q.rate_count IS NOT NULL) THEN
+                v_waits := true;
+            END IF;
             IF v_leased > 0 AND q.rate_count IS NOT NULL THEN
                 INSERT INTO {rate} AS r (queue, at_ms, count) VALUES (q.number, v_now, v_leased)
                 ON CONFLICT (queue, at_ms) DO UPDATE SET count = r.count + excluded.count;
@@ -178,7 +195,7 @@ BEGIN
         END IF;
         IF v_tidy THEN
             PERFORM {tidy}(q, v_now);
-        ELSIF q.lease_ms IS NOT NULL THEN
+        ELSIF NOT v_waits THEN
             -- For this transaction: a SET of the function would end before its commit.
             PERFORM set_config('synchronous_commit', 'off', true);
         END IF;
@@ -192,21 +209,21 @@ END $body$;
 
 -- How many of a claim are the first of their message, and why the others come again.
 CREATE OR REPLACE FUNCTION {again}(
-    p_tokens bigint[], p_causes text[], p_token_max bigint, OUT first bigint, OUT expired bigint, OUT released bigint,
+    p_claims bigint[], p_causes text[], p_claims_max bigint, OUT first bigint, OUT expired bigint, OUT released bigint,
     OUT retried bigint, OUT snoozed bigint, OUT redriven bigint
 ) LANGUAGE plpgsql IMMUTABLE AS $body$
 BEGIN
-    IF p_token_max = 1 THEN
-        first := cardinality(p_tokens);
+    IF p_claims_max = 1 THEN
+        first := cardinality(p_claims);
         RETURN;
     END IF;
-    SELECT count(*) FILTER (WHERE u.token = 1),
-        nullif(count(*) FILTER (WHERE u.token > 1 AND u.cause = 'expired'), 0),
-        nullif(count(*) FILTER (WHERE u.token > 1 AND u.cause = 'released'), 0),
-        nullif(count(*) FILTER (WHERE u.token > 1 AND u.cause = 'retried'), 0),
-        nullif(count(*) FILTER (WHERE u.token > 1 AND u.cause = 'snoozed'), 0),
-        nullif(count(*) FILTER (WHERE u.token > 1 AND u.cause = 'redriven'), 0)
-    INTO first, expired, released, retried, snoozed, redriven FROM unnest(p_tokens, p_causes) AS u (token, cause);
+    SELECT count(*) FILTER (WHERE u.claims = 1),
+        nullif(count(*) FILTER (WHERE u.claims > 1 AND u.cause = 'expired'), 0),
+        nullif(count(*) FILTER (WHERE u.claims > 1 AND u.cause = 'released'), 0),
+        nullif(count(*) FILTER (WHERE u.claims > 1 AND u.cause = 'retried'), 0),
+        nullif(count(*) FILTER (WHERE u.claims > 1 AND u.cause = 'snoozed'), 0),
+        nullif(count(*) FILTER (WHERE u.claims > 1 AND u.cause = 'redriven'), 0)
+    INTO first, expired, released, retried, snoozed, redriven FROM unnest(p_claims, p_causes) AS u (claims, cause);
 END $body$;
 
 -- At most once: the messages leave the store with this claim.
@@ -218,6 +235,7 @@ CREATE OR REPLACE FUNCTION {take}(q {queue}, p_now bigint, p_op text, p_worker t
 DECLARE
     v_ids text[];
     v_news json[];
+    v_floor bigint := (SELECT s.floor FROM {server} s);
 BEGIN
     SELECT array_agg(c.id),
         array_agg({end_of}(c.chain, q.name || '/' || c.id, NULL, NULL)) FILTER (WHERE c.chain IS NOT NULL)
@@ -228,8 +246,8 @@ BEGIN
     RETURN QUERY
     WITH taken AS MATERIALIZED (
         DELETE FROM {message} m WHERE m.queue = q.number AND m.id = ANY (v_ids)
-        RETURNING m.id, m.token + 1 AS token, m.deliveries + 1 AS deliveries, m.attempts, m.rank, m.key, m."group",
-            m.published_ms, m.ready_ms, m.position, m.cause, m.cancel_requested, m.reason, m.error_type, m.error, m.data,
+        RETURNING m.id, greatest(m.token, v_floor) + 1 AS token, m.claims + 1 AS claims,
+            m.deliveries + 1 AS deliveries, m.attempts, m.rank, m.key, m."group", m.published_ms, m.ready_ms, m.position, m.cause, m.cancel_requested, m.reason, m.error_type, m.error, m.data,
             m.chain
     ), c AS (
         INSERT INTO {completed}
@@ -238,7 +256,8 @@ BEGIN
         FROM taken l WHERE q.completed_max > 0
     ), s AS MATERIALIZED (
         SELECT count(*) AS count, array_agg(l.id) AS ids, array_agg(l.key) AS keys, array_agg(l."group") AS groups,
-            array_agg(l.rank) AS ranks, array_agg(l.token) AS tokens, max(l.token) AS token,
+            array_agg(l.rank) AS ranks, array_agg(l.token) AS tokens, array_agg(l.claims) AS claims,
+            max(l.claims) AS claim_max,
             array_agg(l.deliveries) AS deliveries, array_agg(l.attempts) AS attempts, array_agg(l.cause) AS causes,
             array_agg(p_now - l.ready_ms) AS waits, array_agg(length(l.data)) AS sizes,
             CASE WHEN count(l.chain) > 0 THEN array_agg(l.chain) END AS chains
@@ -246,12 +265,12 @@ BEGIN
     ), j AS (
         INSERT INTO {entry} (
             queue, count, xid, seq, at_ms, event, operation, ids, keys, groups, ranks, tokens, deliveries, attempts,
-            workers, causes, waits, sizes, chains)
+            workers, causes, waits, sizes, chains, claims)
         SELECT q.number, s.count, pg_current_xact_id()::text::bigint, nextval('{sequence}'), p_now, e.event, p_op,
             s.ids, s.keys, s.groups, s.ranks, s.tokens, s.deliveries, s.attempts,
             CASE e.event WHEN 'claimed' THEN ARRAY[p_worker] END,
             CASE e.event WHEN 'claimed' THEN s.causes ELSE ARRAY['at_most_once'] END,
-            CASE e.event WHEN 'claimed' THEN s.waits END, s.sizes, s.chains
+            CASE e.event WHEN 'claimed' THEN s.waits END, s.sizes, s.chains, CASE WHEN v_floor > 0 THEN s.claims END
         FROM s CROSS JOIN unnest(ARRAY['claimed', 'done']) AS e (event) WHERE q.journal IN ('all', 'full')
     ), t AS (
         INSERT INTO {tally} (
@@ -259,7 +278,7 @@ BEGIN
             again_redriven, ready, done)
         SELECT nextval('{sequence}'), q.number, p_now / 60000, s.count, a.first, a.expired, a.released, a.retried,
             a.snoozed, a.redriven, -s.count, s.count
-        FROM s CROSS JOIN LATERAL {again}(s.tokens, s.causes, s.token) a
+        FROM s CROSS JOIN LATERAL {again}(s.claims, s.causes, s.claim_max) a
     )
     SELECT NULL::text, l.id, l.token, l.deliveries, l.attempts, l.rank, l.key, l."group", l.published_ms, l.ready_ms,
         p_now, NULL::bigint, l.data, l.chain
@@ -307,15 +326,16 @@ BEGIN
         SELECT c.place, nextval('{sequence}') AS position FROM chosen c
     ), promoted AS (
         UPDATE {message} m SET state = 0, position = p.position FROM placed p WHERE m.ctid = p.place
-        RETURNING m.id, m.key, m."group", m.rank, m.token, m.deliveries, m.attempts, m.data, m.chain
+        RETURNING m.id, m.key, m."group", m.rank, m.token, m.claims, m.deliveries, m.attempts, m.data, m.chain
     ), j AS (
         INSERT INTO {entry} (
             queue, count, xid, seq, at_ms, event, operation, ids, keys, groups, ranks, tokens, deliveries, attempts,
-            causes, sizes, chains)
+            causes, sizes, chains, claims)
         SELECT q.number, count(*), pg_current_xact_id()::text::bigint, nextval('{sequence}'), p_now, 'promoted', p_op,
             array_agg(m.id), array_agg(m.key), array_agg(m."group"), array_agg(m.rank), array_agg(m.token),
             array_agg(m.deliveries), array_agg(m.attempts), ARRAY['due'], array_agg(length(m.data)),
-            CASE WHEN count(m.chain) > 0 THEN array_agg(m.chain) END
+            CASE WHEN count(m.chain) > 0 THEN array_agg(m.chain) END,
+            CASE WHEN max(m.token - m.claims) > 0 THEN array_agg(m.claims) END
         FROM promoted m WHERE q.journal IN ('all', 'full') HAVING count(*) > 0
     )
     INSERT INTO {tally} (seq, queue, minute, ready, delayed)
@@ -366,16 +386,17 @@ BEGIN
         UPDATE {message} t
         SET state = 0, cause = 'expired', ready_ms = t.lease_end_ms, position = t.lease_end_ms - 281474976710656
         FROM ended e WHERE t.ctid = e.place
-        RETURNING t.id, t.key, t."group", t.rank, t.token, t.deliveries, t.attempts, t.worker, t.claimed_ms,
+        RETURNING t.id, t.key, t."group", t.rank, t.token, t.claims, t.deliveries, t.attempts, t.worker, t.claimed_ms,
             length(t.data) AS size, t.chain
     ), j AS (
         INSERT INTO {entry} (
             queue, count, xid, seq, at_ms, event, operation, ids, keys, groups, ranks, tokens, deliveries, attempts,
-            workers, runs, sizes, chains)
+            workers, runs, sizes, chains, claims)
         SELECT q.number, count(*), pg_current_xact_id()::text::bigint, nextval('{sequence}'), p_now, 'expired', p_op,
             array_agg(b.id), array_agg(b.key), array_agg(b."group"), array_agg(b.rank), array_agg(b.token),
             array_agg(b.deliveries), array_agg(b.attempts), array_agg(b.worker), array_agg(p_now - b.claimed_ms),
-            array_agg(b.size), CASE WHEN count(b.chain) > 0 THEN array_agg(b.chain) END
+            array_agg(b.size), CASE WHEN count(b.chain) > 0 THEN array_agg(b.chain) END,
+            CASE WHEN max(b.token - b.claims) > 0 THEN array_agg(b.claims) END
         FROM back b WHERE q.journal <> 'off' HAVING count(*) > 0
     ), t AS (
         INSERT INTO {tally} (seq, queue, minute, expired, ready, leased)

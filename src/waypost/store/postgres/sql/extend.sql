@@ -1,6 +1,7 @@
 -- Renew leases, once per operation. Touches: queue (read), message (only the end of the lease), operation.
 -- Keeps: a renewal whose token or nonce is stale changes nothing and says lost. letters: o ok, c cancel, l lost.
--- A renewal lost with the server's memory costs a redelivery behind the fence at worst, so it waits for no disk.
+-- A renewal lost with the server's memory costs a redelivery behind the fence at worst, so it waits for no disk, unless
+-- the queue has a limit: the redelivery would be one more than it allows.
 
 CREATE OR REPLACE FUNCTION {extend}(
     p_queue text, p_clock bigint, p_session bytea, p_number bigint, p_ttl bigint, p_ids text[], p_tokens bigint[],
@@ -32,7 +33,7 @@ BEGIN
     UPDATE {message} m SET lease_end_ms = v_now + m.lease_ms WHERE m.queue = q.number AND m.id = ANY (v_held);
     IF {remember}(q.number, p_session, p_number, v_now + p_ttl, v_first) THEN
         PERFORM {tidy}(q, v_now);
-    ELSE
+    ELSIF q.max_running IS NULL AND q.rate_count IS NULL THEN
         -- For this transaction: a SET of the function would end before its commit. One that put the journal in order
         -- waits for the disk: what a reader was told has to stay.
         PERFORM set_config('synchronous_commit', 'off', true);

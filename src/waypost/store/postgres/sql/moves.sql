@@ -14,7 +14,7 @@ BEGIN
     END IF;
     INSERT INTO {entry} (
         queue, count, xid, seq, at_ms, event, operation, ids, keys, groups, ranks, tokens, deliveries, attempts,
-        workers, dues, causes, reasons, error_types, runs, sizes, chains
+        workers, dues, causes, reasons, error_types, runs, sizes, chains, claims
     ) VALUES (
         q.number, 1, pg_current_xact_id()::text::bigint, nextval('{sequence}'), p_now, p_event, p_op,
         CASE WHEN m.id IS NOT NULL THEN ARRAY[m.id] END, CASE WHEN m.key IS NOT NULL THEN ARRAY[m.key] END,
@@ -29,7 +29,8 @@ BEGIN
         CASE WHEN p_error_type IS NOT NULL THEN ARRAY[p_error_type] END,
         CASE WHEN p_run THEN ARRAY[p_now - m.claimed_ms] END,
         CASE WHEN m.data IS NOT NULL THEN ARRAY[length(m.data)] END,
-        CASE WHEN m.chain IS NOT NULL THEN ARRAY[m.chain] END
+        CASE WHEN m.chain IS NOT NULL THEN ARRAY[m.chain] END,
+        CASE WHEN m.token <> m.claims THEN ARRAY[m.claims] END
     );
 END $body$;
 
@@ -154,16 +155,17 @@ BEGIN
         LIMIT p_limit FOR UPDATE SKIP LOCKED
     ), gone AS MATERIALIZED (
         DELETE FROM {message} m USING chosen c WHERE m.ctid = c.place
-        RETURNING m.id, m.key, m."group", m.rank, m.token, m.deliveries, m.attempts, m.ended_ms,
+        RETURNING m.id, m.key, m."group", m.rank, m.token, m.claims, m.deliveries, m.attempts, m.ended_ms,
             length(m.data) AS size, m.chain
     ), j AS (
         INSERT INTO {entry} (
             queue, count, xid, seq, at_ms, event, operation, ids, keys, groups, ranks, tokens, deliveries, attempts,
-            causes, sizes, chains)
+            causes, sizes, chains, claims)
         SELECT q.number, count(*), pg_current_xact_id()::text::bigint, nextval('{sequence}'), p_now, 'dead_trimmed',
             p_op, array_agg(g.id), array_agg(g.key), array_agg(g."group"), array_agg(g.rank), array_agg(g.token),
             array_agg(g.deliveries), array_agg(g.attempts), ARRAY[p_cause], array_agg(g.size),
-            CASE WHEN count(g.chain) > 0 THEN array_agg(g.chain) END
+            CASE WHEN count(g.chain) > 0 THEN array_agg(g.chain) END,
+            CASE WHEN max(g.token - g.claims) > 0 THEN array_agg(g.claims) END
         FROM (SELECT * FROM gone g ORDER BY g.ended_ms, g.id) g WHERE q.journal <> 'off' HAVING count(*) > 0
     ), t AS (
         INSERT INTO {tally} (seq, queue, minute, dead_kept)

@@ -55,17 +55,18 @@ BEGIN
             reason = NULL, error_type = NULL, error = NULL, ended_ms = NULL, cause = 'redriven',
             cancel_requested = false
         FROM (SELECT * FROM judged o ORDER BY o.n) j WHERE t.ctid = j.place AND NOT j.duplicate
-        RETURNING j.n, t.id, t.key, t."group", t.rank, t.token, length(t.data) AS size, t.chain
+        RETURNING j.n, t.id, t.key, t."group", t.rank, t.token, t.claims, length(t.data) AS size, t.chain
     ), stay AS MATERIALIZED (
         UPDATE {message} t SET reason = 'duplicate' FROM judged j WHERE t.ctid = j.place AND j.duplicate
         RETURNING j.n, t.id
     ), e AS (
         INSERT INTO {entry} (
             queue, count, xid, seq, at_ms, event, operation, ids, keys, groups, ranks, tokens, deliveries, attempts,
-            sizes, chains)
+            sizes, chains, claims)
         SELECT q.number, count(*), pg_current_xact_id()::text::bigint, nextval('{sequence}'), v_now, 'redriven', v_op,
             array_agg(b.id), array_agg(b.key), array_agg(b."group"), array_agg(b.rank), array_agg(b.token), '{0}',
-            '{0}', array_agg(b.size), CASE WHEN count(b.chain) > 0 THEN array_agg(b.chain) END
+            '{0}', array_agg(b.size), CASE WHEN count(b.chain) > 0 THEN array_agg(b.chain) END,
+            CASE WHEN max(b.token - b.claims) > 0 THEN array_agg(b.claims) END
         FROM back b WHERE q.journal IN ('all', 'full') HAVING count(*) > 0
     ), c AS (
         INSERT INTO {tally} (seq, queue, minute, redriven, ready, dead_kept)
@@ -164,14 +165,15 @@ BEGIN
     END LOOP;
     WITH gone AS MATERIALIZED (
         DELETE FROM {message} t WHERE t.queue = q.number AND t.id = ANY (v_ids)
-        RETURNING t.id, t.key, t."group", t.rank, t.token, t.deliveries, t.attempts, length(t.data) AS size
+        RETURNING t.id, t.key, t."group", t.rank, t.token, t.claims, t.deliveries, t.attempts, length(t.data) AS size
     ), j AS (
         INSERT INTO {entry} (
             queue, count, xid, seq, at_ms, event, operation, ids, keys, groups, ranks, tokens, deliveries, attempts,
-            causes, sizes)
+            causes, sizes, claims)
         SELECT q.number, count(*), pg_current_xact_id()::text::bigint, nextval('{sequence}'), p_now, 'cancelled', p_op,
             array_agg(g.id), array_agg(g.key), array_agg(g."group"), array_agg(g.rank), array_agg(g.token),
-            array_agg(g.deliveries), array_agg(g.attempts), ARRAY['purge'], array_agg(g.size)
+            array_agg(g.deliveries), array_agg(g.attempts), ARRAY['purge'], array_agg(g.size),
+            CASE WHEN max(g.token - g.claims) > 0 THEN array_agg(g.claims) END
         FROM gone g WHERE q.journal <> 'off' HAVING count(*) > 0
     ), t AS (
         INSERT INTO {tally} (seq, queue, minute, cancelled, ready, delayed, waiting)

@@ -174,11 +174,12 @@ BEGIN
             AND (m.key IS NULL OR p_keyed AND NOT EXISTS (
                 SELECT 1 FROM {message} h
                 WHERE h.queue = q.number AND h.key = m.key AND h.key IS NOT NULL AND h.state = 3))
-        RETURNING m.id, m.key, m."group", m.rank, m.token, m.deliveries, m.attempts, m.worker, m.claimed_ms,
+        RETURNING m.id, m.key, m."group", m.rank, m.token, m.claims, m.deliveries, m.attempts, m.worker, m.claimed_ms,
             length(m.data) AS size
     ), s AS MATERIALIZED (
         SELECT count(*) AS count, array_agg(g.id) AS ids, count(g.key) AS keyed, count(g."group") AS grouped,
-            min(g.rank) AS rank, max(g.rank) AS rank_max, max(g.token) AS token, max(g.deliveries) AS delivery,
+            min(g.rank) AS rank, max(g.rank) AS rank_max, min(g.token) AS token, max(g.token) AS token_max,
+            min(g.claims) AS claim, max(g.claims) AS claim_max, max(g.deliveries) AS delivery,
             max(g.attempts) AS attempt, min(g.worker) AS worker, max(g.worker) AS worker_max,
             min(g.claimed_ms) AS claimed, max(g.claimed_ms) AS claimed_max, min(g.size) AS size,
             max(g.size) AS size_max
@@ -187,12 +188,12 @@ BEGIN
         -- What is the same for all is written once, and no list is made of it.
         INSERT INTO {entry} (
             queue, count, xid, seq, at_ms, event, operation, ids, keys, groups, ranks, tokens, deliveries, attempts,
-            workers, runs, sizes)
+            workers, runs, sizes, claims)
         SELECT q.number, s.count, pg_current_xact_id()::text::bigint, nextval('{sequence}'), p_now, 'done', p_op,
             s.ids, CASE WHEN s.keyed > 0 THEN (SELECT array_agg(g.key) FROM gone g) END,
             CASE WHEN s.grouped > 0 THEN (SELECT array_agg(g."group") FROM gone g) END,
             CASE WHEN s.rank = s.rank_max THEN ARRAY[s.rank] ELSE (SELECT array_agg(g.rank) FROM gone g) END,
-            CASE WHEN s.token = 1 THEN '{1}' ELSE (SELECT array_agg(g.token) FROM gone g) END,
+            CASE WHEN s.token = s.token_max THEN ARRAY[s.token] ELSE (SELECT array_agg(g.token) FROM gone g) END,
             CASE WHEN s.delivery = 1 THEN '{1}' ELSE (SELECT array_agg(g.deliveries) FROM gone g) END,
             CASE WHEN s.attempt = 0 THEN '{0}' ELSE (SELECT array_agg(g.attempts) FROM gone g) END,
             CASE WHEN s.worker = s.worker_max THEN ARRAY[s.worker]
@@ -200,7 +201,9 @@ BEGIN
             CASE WHEN s.claimed = s.claimed_max THEN ARRAY[p_now - s.claimed]
                 ELSE (SELECT array_agg(p_now - g.claimed_ms) FROM gone g) END,
             CASE WHEN s.size = s.size_max THEN ARRAY[s.size::bigint]
-                ELSE (SELECT array_agg(g.size::bigint) FROM gone g) END
+                ELSE (SELECT array_agg(g.size::bigint) FROM gone g) END,
+            CASE WHEN s.claim = s.token AND s.claim_max = s.token_max THEN NULL
+                WHEN s.claim = s.claim_max THEN ARRAY[s.claim] ELSE (SELECT array_agg(g.claims) FROM gone g) END
         FROM s WHERE q.journal IN ('all', 'full')
     ), t AS (
         INSERT INTO {tally} (seq, queue, minute, done, leased)
@@ -239,23 +242,24 @@ BEGIN
             error_type = CASE w.outcome WHEN 'retry' THEN w.error_type ELSE m.error_type END,
             error = CASE w.outcome WHEN 'retry' THEN w.error ELSE m.error END
         FROM wanted w WHERE m.ctid = w.place
-        RETURNING w.n, w.reason, w.error_type, m.id, m.key, m."group", m.rank, m.token, m.deliveries, m.attempts,
-            m.worker, m.claimed_ms, m.cause, m.ready_ms, m.state, length(m.data) AS size, m.chain
+        RETURNING w.n, w.reason, w.error_type, m.id, m.key, m."group", m.rank, m.token, m.claims, m.deliveries,
+            m.attempts, m.worker, m.claimed_ms, m.cause, m.ready_ms, m.state, length(m.data) AS size, m.chain
     ), j AS (
         INSERT INTO {entry} (
             queue, count, xid, seq, at_ms, event, operation, ids, keys, groups, ranks, tokens, deliveries, attempts,
-            workers, dues, reasons, error_types, runs, sizes, chains)
+            workers, dues, reasons, error_types, runs, sizes, chains, claims)
         SELECT q.number, s.count, pg_current_xact_id()::text::bigint, nextval('{sequence}'), p_now, e.event, p_op,
             s.ids, s.keys, s.groups, s.ranks, s.tokens, s.deliveries, s.attempts, s.workers,
             CASE WHEN e.event <> 'released' THEN s.dues END, CASE WHEN e.event <> 'released' THEN s.reasons END,
-            CASE WHEN e.event <> 'released' THEN s.error_types END, s.runs, s.sizes, s.chains
+            CASE WHEN e.event <> 'released' THEN s.error_types END, s.runs, s.sizes, s.chains, s.claims
         FROM unnest(ARRAY['retried', 'snoozed', 'released']) AS e (event) CROSS JOIN LATERAL (
             SELECT count(*) AS count, array_agg(b.id) AS ids, array_agg(b.key) AS keys, array_agg(b."group") AS groups,
                 array_agg(b.rank) AS ranks, array_agg(b.token) AS tokens, array_agg(b.deliveries) AS deliveries,
                 array_agg(b.attempts) AS attempts, array_agg(b.worker) AS workers, array_agg(b.ready_ms) AS dues,
                 array_agg(b.reason) AS reasons, array_agg(b.error_type) AS error_types,
                 array_agg(p_now - b.claimed_ms) AS runs, array_agg(b.size) AS sizes,
-                CASE WHEN count(b.chain) > 0 THEN array_agg(b.chain) END AS chains
+                CASE WHEN count(b.chain) > 0 THEN array_agg(b.chain) END AS chains,
+                CASE WHEN max(b.token - b.claims) > 0 THEN array_agg(b.claims) END AS claims
             FROM back b WHERE b.cause = e.event HAVING count(*) > 0) s
         WHERE {keeps}(q.journal, e.event)
     ), t AS (
@@ -304,14 +308,14 @@ BEGIN
             error = w.error,
             attempts = m.attempts + (w.reason IN ('retries_exhausted', 'retry_policy_failed'))::int
         FROM wanted w WHERE m.ctid = w.place AND w.outcome = 'dead'
-        RETURNING w.n, 'dead' AS event, w.result, w.result_ttl, m.id, m.key, m."group", m.rank, m.token, m.deliveries,
-            m.attempts, m.worker, m.claimed_ms, m.published_ms, m.ready_ms, m.cancel_requested, m.reason,
+        RETURNING w.n, 'dead' AS event, w.result, w.result_ttl, m.id, m.key, m."group", m.rank, m.token, m.claims,
+            m.deliveries, m.attempts, m.worker, m.claimed_ms, m.published_ms, m.ready_ms, m.cancel_requested, m.reason,
             m.error_type, m.error, m.data
     ), removed AS (
         DELETE FROM {message} m USING wanted w WHERE m.ctid = w.place AND w.outcome <> 'dead'
         RETURNING w.n, CASE w.outcome WHEN 'drop' THEN 'dropped' ELSE 'done' END AS event, w.result, w.result_ttl,
-            m.id, m.key, m."group", m.rank, m.token, m.deliveries, m.attempts, m.worker, m.claimed_ms, m.published_ms,
-            m.ready_ms, m.cancel_requested, m.reason, m.error_type, m.error, m.data
+            m.id, m.key, m."group", m.rank, m.token, m.claims, m.deliveries, m.attempts, m.worker, m.claimed_ms,
+            m.published_ms, m.ready_ms, m.cancel_requested, m.reason, m.error_type, m.error, m.data
     ), ended AS MATERIALIZED (
         SELECT * FROM buried UNION ALL SELECT * FROM removed
     ), r AS (
@@ -327,17 +331,18 @@ BEGIN
     ), j AS (
         INSERT INTO {entry} (
             queue, count, xid, seq, at_ms, event, operation, ids, keys, groups, ranks, tokens, deliveries, attempts,
-            workers, causes, reasons, error_types, runs, sizes)
+            workers, causes, reasons, error_types, runs, sizes, claims)
         SELECT q.number, s.count, pg_current_xact_id()::text::bigint, nextval('{sequence}'), p_now, k.event, p_op,
             s.ids, s.keys, s.groups, s.ranks, s.tokens, s.deliveries, s.attempts, s.workers,
             CASE WHEN k.event = 'dropped' THEN ARRAY['drop'] END, CASE WHEN k.event = 'dead' THEN s.reasons END,
-            CASE WHEN k.event = 'dead' THEN s.error_types END, s.runs, s.sizes
+            CASE WHEN k.event = 'dead' THEN s.error_types END, s.runs, s.sizes, s.claims
         FROM unnest(ARRAY['done', 'dead', 'dropped']) AS k (event) CROSS JOIN LATERAL (
             SELECT count(*) AS count, array_agg(e.id) AS ids, array_agg(e.key) AS keys, array_agg(e."group") AS groups,
                 array_agg(e.rank) AS ranks, array_agg(e.token) AS tokens, array_agg(e.deliveries) AS deliveries,
                 array_agg(e.attempts) AS attempts, array_agg(e.worker) AS workers, array_agg(e.reason) AS reasons,
                 array_agg(e.error_type) AS error_types, array_agg(p_now - e.claimed_ms) AS runs,
-                array_agg(length(e.data)) AS sizes
+                array_agg(length(e.data)) AS sizes,
+                CASE WHEN max(e.token - e.claims) > 0 THEN array_agg(e.claims) END AS claims
             FROM ended e WHERE e.event = k.event HAVING count(*) > 0) s
         WHERE {keeps}(q.journal, k.event)
     ), t AS (
