@@ -62,7 +62,7 @@ def test_planted_faults_are_found_with_their_events(
         orders, "UPDATE wp_journal SET event = 'claimed', run_ms = NULL, wait_ms = 1 WHERE number = ?", dead[0].number
     )
     faults[dead[0].message_id] = CLAIMED_TWICE
-    again = "UPDATE wp_journal SET message_id = ?, event = ?, token = 2, run_ms = NULL WHERE number = ?"
+    again = "UPDATE wp_journal SET message_id = ?, event = ?, token = 2, claims = 2, run_ms = NULL WHERE number = ?"
     published = {event.message_id: event.number for event in orders.events() if event.event == "published"}
     plant(orders, again, done[1].message_id, "claimed", published[ready[-1].id])
     faults[done[1].message_id] = UNEXPLAINED
