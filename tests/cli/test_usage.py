@@ -327,7 +327,7 @@ def test_a_table_fits_80_columns_and_never_cuts_an_id() -> None:
 
 
 def test_what_a_message_says_cannot_move_the_cursor_of_a_terminal() -> None:
-    assert output.cut("a\x1b[2Jb\r\nc\x07", 80) == "a [2Jb c"
+    assert output.cut("a\x1b[2Jb\r\nc\x07", 80) == r"a\x1b[2Jb c\x07"
 
 
 @pytest.mark.parametrize(

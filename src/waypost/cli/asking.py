@@ -6,6 +6,7 @@ import argparse
 import sys
 
 from waypost.cli.ending import FOUND, USAGE, Trouble
+from waypost.cli.output import say
 
 
 def add_yes(parser: argparse.ArgumentParser) -> None:
@@ -19,7 +20,6 @@ def confirm(options: argparse.Namespace, question: str) -> None:
         return
     if not sys.stdin.isatty():
         raise Trouble(f"{question} Say --yes to do it without being asked; nothing was done", USAGE)
-    sys.stderr.write(f"{question} [y/N] ")
-    sys.stderr.flush()
+    say(f"{question} [y/N] ", end="")
     if sys.stdin.readline().strip().lower() not in ("y", "yes"):
         raise Trouble("nothing was done", FOUND)

@@ -9,7 +9,7 @@ import threading
 from typing import Any
 
 from waypost.cli.options import add_command, open_post
-from waypost.cli.output import write_json
+from waypost.cli.output import log_to_stderr, write_json
 from waypost.policy import LEADER_TTL_MS, RETRY_BUDGET_SECONDS
 from waypost.schedule.loop import Tick
 from waypost.schedule.promoting import PromoterTick
@@ -36,9 +36,7 @@ def add(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run the command until a signal; its exit code."""
-    logging.basicConfig(
-        level=options.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stderr
-    )
+    log_to_stderr(options.log_level)
     stop = threading.Event()
     with open_post(options, retry_budget=RETRY_BUDGET_SECONDS) as post, StopSignals(lambda name: stop.set()):
         if options.command == "scheduler":

@@ -230,7 +230,7 @@ def tell_message(message: StoredMessage[Any]) -> None:
     for line in facts((name, value) for name, value in shown.items() if value not in (None, {}, False)):
         write(line)
     write("")
-    write(msgspec.json.format(msgspec.json.encode(body), indent=2).decode())
+    write_json(body, indent=2)
 
 
 # ---- history --------------------------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from waypost.cli import (
     journal,
     looking,
     migrate,
+    output,
     pipeline,
     publish,
     relay,
@@ -30,7 +31,7 @@ from waypost.cli import (
     workers,
 )
 from waypost.cli.ending import CODES, INTERRUPTED, code_of
-from waypost.cli.output import without_secrets
+from waypost.cli.output import safe_lines, say, without_secrets
 from waypost.errors import InvalidName, WaypostError
 
 #: Each adds its arguments with `add(commands)`, and what runs it as `run`. One line for each module.
@@ -77,7 +78,7 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Say what is wrong, and end with 2."""
-        super().error(without_secrets(message))
+        super().error(safe_lines(without_secrets(message)))
 
 
 class TopParser(Parser):
@@ -121,6 +122,7 @@ def parser() -> TopParser:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; its exit code. Whatever was wrong with the call or the store is told in one sentence."""
     given = sys.argv[1:] if arguments is None else list(arguments)
+    output.arguments[:] = given
     options = parser().parse_args(given or ["--help"])
     options.arguments = given
     run: Callable[[argparse.Namespace], int] = options.run
@@ -132,7 +134,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         text = without_secrets(str(error))
         if isinstance(error, InvalidName) and "://" in text:
             text += "; a URL is given with --url"
-        sys.stderr.write(f"waypost: {text}\n")
+        say(f"waypost: {text}")
         return code_of(error)
     except KeyboardInterrupt:
         sys.stderr.write("waypost: interrupted\n")

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
+
+from waypost.cli.output import say
 
 if TYPE_CHECKING:
     from waypost.client.base import Face
@@ -52,6 +53,5 @@ def served(
     from waypost.see import Endpoint
 
     with Endpoint(worker, prometheus, host=options.metrics_host, port=options.metrics_port) as endpoint:
-        sys.stderr.write(f"  metrics at {endpoint.url}/metrics, beside /health and /ready\n")
-        sys.stderr.flush()
+        say(f"  metrics at {endpoint.url}/metrics, beside /health and /ready")
         yield

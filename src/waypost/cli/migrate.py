@@ -7,13 +7,12 @@ belong to a newer release.
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import sys
 from typing import TYPE_CHECKING, Any
 
 from waypost.cli.ending import AHEAD, BEHIND
 from waypost.cli.options import add_command, namespace_of, url_of
+from waypost.cli.output import write, write_json
 
 if TYPE_CHECKING:
     from waypost.store.postgres.checking import Checked
@@ -64,7 +63,10 @@ def act(options: argparse.Namespace, url: str | None) -> int:
         parts = [sql(**place, since=since)] if since < VERSION else []
         parts += [grants(options.grant, **place)] if options.grant else []
         text = "\n".join(["BEGIN;\n", *parts, "COMMIT;\n"]) if parts else "-- nothing to do\n"
-        sys.stdout.write(json.dumps({"since": since, "version": VERSION, "sql": text}) + "\n" if options.json else text)
+        if options.json:
+            write_json({"since": since, "version": VERSION, "sql": text})
+        else:
+            write(text.removesuffix("\n"))
         return 0
     assert url is not None
     if options.check:
@@ -114,5 +116,8 @@ def tell_check(options: argparse.Namespace, found: Checked) -> int:
 def tell(options: argparse.Namespace, text: str, **facts: object) -> int:
     """To people or to a program."""
     told = {"namespace": options.namespace, "schema": options.schema, **facts}
-    sys.stdout.write((json.dumps(told) if options.json else text) + "\n")
+    if options.json:
+        write_json(told)
+    else:
+        write(text)
     return 0

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import copy
+import json
 import logging
 import os
 import re
+import secrets
 import shutil
 import sys
 from base64 import b64encode
@@ -18,35 +21,82 @@ import msgspec
 from waypost.delivery import StoredMessage
 from waypost.errors import Undecodable
 from waypost.message import Event
+from waypost.printable import printable
+from waypost.urls import redact_text
 
 WIDTH = 80
 #: Nothing is cut shorter than this.
 COLUMN_MIN = 6
 NUMBER = re.compile(r"-?[\d,.]+( ?(ms|s|min|m|h|d|k|M|G))?")
-#: A user's name and password in a URL.
-SECRET = re.compile(r"//([^:@/\s]*):[^@\s]*@")
+#: Colours are marked by a text that nobody can know beforehand, and become escapes only when a line is written: so
+#: no escape that stands in a message, a key or an error is taken for one of ours.
+_MARK = secrets.token_hex(8)
+_MARKED = re.compile(rf"⟦{_MARK}(\d+)⟧")
 COLOURS = {"red": "31", "green": "32", "yellow": "33", "bold": "1", "dim": "2"}
 
 
 def write(text: str) -> None:
-    """A line for whoever reads the output."""
-    sys.stdout.write(text + "\n")
+    """Write lines to the output. What a terminal would act on is written as an escape."""
+    sys.stdout.write(_MARKED.sub("\x1b[\\1m", safe_lines(text)) + "\n")
 
 
-def say(text: str) -> None:
-    """A line for people, apart from the output, at once."""
-    sys.stderr.write(text + "\n")
+def say(text: str, end: str = "\n") -> None:
+    """Write lines for people, apart from the output, at once; as `write` does."""
+    sys.stderr.write(safe_lines(text) + end)
     sys.stderr.flush()
 
 
-def write_json(value: Any) -> None:
-    """One JSON document on a line."""
-    write(msgspec.json.encode(value).decode())
+def safe_lines(text: str) -> str:
+    """A text of several lines, each safe for a terminal."""
+    return text if text.isprintable() else "\n".join(map(printable, text.split("\n")))
+
+
+def write_json(value: Any, *, indent: int = 0) -> None:
+    """Write one JSON document, on a line unless it is indented."""
+    document = msgspec.json.encode(value)
+    sys.stdout.write(safe_json((msgspec.json.format(document, indent=indent) if indent else document).decode()) + "\n")
+
+
+def safe_json(document: str) -> str:
+    """A JSON document in which everything that a terminal would act on is escaped, as JSON escapes it."""
+    lines = document.split("\n")  # JSON has line ends between values only
+    return "\n".join(line if line.isprintable() else _escape_json(line) for line in lines)
+
+
+def _escape_json(line: str) -> str:
+    return "".join(one if one.isprintable() else json.dumps(one)[1:-1] for one in line)
 
 
 def without_secrets(text: str) -> str:
-    """A text in which no URL has a password."""
-    return SECRET.sub(r"//\1:…@", text)
+    """A text of ours without the secrets of the URLs that this process was given."""
+    return redact_text(text, *given_urls(), ours=True)
+
+
+#: The arguments of the command: URLs among them are never shown whole.
+arguments: list[str] = []
+
+
+def given_urls() -> list[str]:
+    """The URLs among the arguments and in the environment of this process."""
+    texts = [*arguments, *(value for name, value in os.environ.items() if "URL" in name or "WAYPOST" in name)]
+    return [part for text in texts for part in (text, text.partition("=")[2]) if "://" in part.partition("=")[0]]
+
+
+class SafeFormatter(logging.Formatter):
+    """Log lines that hold no secret of a URL, and nothing that a terminal would act on."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """One line for the message, and a traceback line by line."""
+        shown = copy.copy(record)
+        shown.msg, shown.args = printable(record.getMessage()), None
+        return safe_lines(without_secrets(super().format(shown)))
+
+
+def log_to_stderr(level: str) -> None:
+    """Log from this level on to stderr; nothing changes where the program has its own logging."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(SafeFormatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
+    logging.basicConfig(level=level.upper(), handlers=[handler])
 
 
 @contextmanager
@@ -68,7 +118,7 @@ def is_coloured() -> bool:
 
 def coloured(text: str, colour: str) -> str:
     """A text in a colour, or as it is."""
-    return f"\x1b[{COLOURS[colour]}m{text}\x1b[0m" if is_coloured() else text
+    return f"⟦{_MARK}{COLOURS[colour]}⟧{text}⟦{_MARK}0⟧" if is_coloured() else text
 
 
 def width() -> int:
@@ -77,8 +127,8 @@ def width() -> int:
 
 
 def cut(text: str, length: int) -> str:
-    """A text on one line, of at most so many characters."""
-    line = " ".join("".join(one if one.isprintable() else " " for one in text).split())
+    """A text on one line, of at most so many characters, safe for a terminal."""
+    line = printable(" ".join(text.split()))
     return line if len(line) <= length else line[: length - 1] + "…"
 
 
@@ -86,7 +136,7 @@ def table(
     headers: Sequence[str], rows: Iterable[Sequence[object]], *, flexible: Sequence[int] = (), gap: int = 2
 ) -> list[str]:
     """Rows as aligned lines. Numbers stand right; columns in `flexible` are cut so that a line fits, others never."""
-    texts = [["–" if value is None else str(value) for value in row] for row in rows]
+    texts = [["–" if value is None else printable(" ".join(str(value).split())) for value in row] for row in rows]
     sizes = [max([len(header), *(len(row[at]) for row in texts)]) for at, header in enumerate(headers)]
     right = [all(_is_number(row[at]) for row in texts) and bool(texts) for at in range(len(headers))]
     room = width() - gap * (len(headers) - 1)
@@ -116,7 +166,7 @@ def _line(values: Sequence[str], sizes: Sequence[int], right: Sequence[bool], ga
 
 def facts(pairs: Iterable[tuple[str, object]]) -> list[str]:
     """Names and values, one a line."""
-    shown = [(name, "–" if value is None else str(value)) for name, value in pairs]
+    shown = [(printable(name), "–" if value is None else printable(str(value))) for name, value in pairs]
     size = max((len(name) for name, _ in shown), default=0)
     return [f"{name:{size}}  {value}".rstrip() for name, value in shown]
 

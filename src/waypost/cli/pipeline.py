@@ -14,8 +14,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from waypost.cli import report
 from waypost.cli.ending import FOUND
 from waypost.cli.options import Run, add_command
@@ -102,7 +100,7 @@ def _add_store(parser: argparse.ArgumentParser) -> None:
 
 def _place(options: argparse.Namespace) -> tuple[str | None, str | None]:
     """The store by its URL, or by the variable that holds it. A password is put where no plan shows it."""
-    from waypost.spark.credentials import holds_secret
+    from waypost.urls import holds_secret
 
     if options.store is not None and options.store_env is not None:
         raise ConfigurationError("give one of --store and --store-env, not both")
@@ -247,7 +245,7 @@ def run_audit(options: argparse.Namespace) -> int:
     with working(options, events_ahead(options)) as (spark, tell):
         found = audit(make_pipeline(options, spark, tell))
     if options.json:
-        write(msgspec.json.format(msgspec.json.encode(found), indent=2).decode())
+        write_json(found, indent=2)
     else:
         write(told_audit(found))
     return 0 if found.is_clean else FOUND

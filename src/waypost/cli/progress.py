@@ -7,6 +7,8 @@ import time
 from types import TracebackType
 from typing import Any, Self
 
+from waypost.cli.output import say
+
 #: Plain lines are this far apart, so that a log is not full of them.
 LINE_SECONDS = 2.0
 
@@ -45,8 +47,7 @@ class Progress:
         elif not self._quiet and time.monotonic() >= self._next:
             self._next = time.monotonic() + LINE_SECONDS
             of = f" of {self.total:,}" if self.total is not None else ""
-            sys.stderr.write(f"{self._what}: {self.done:,}{of}\n")
-            sys.stderr.flush()
+            say(f"{self._what}: {self.done:,}{of}")
 
 
 def _bar() -> Any:
@@ -56,5 +57,5 @@ def _bar() -> Any:
         from rich.progress import Progress as Bar
     except ImportError:
         return None
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     return Bar(*columns, console=Console(stderr=True), transient=True)

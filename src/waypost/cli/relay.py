@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import logging
-import sys
 from typing import Any
 
 from waypost.cli import worker as working
 from waypost.cli.ending import FOUND, LEFT
 from waypost.cli.options import add_command, open_post
-from waypost.cli.output import say
+from waypost.cli.output import log_to_stderr, say
 from waypost.client.base import RELAY_BATCH, RELAY_HOLD_SECONDS
 from waypost.policy import RETRY_BUDGET_SECONDS
 
@@ -46,9 +44,7 @@ def add(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run the command; its exit code."""
-    logging.basicConfig(
-        level=options.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stderr
-    )
+    log_to_stderr(options.log_level)
     with open_post(options, retry_budget=RETRY_BUDGET_SECONDS) as post:
         relay = post.relay(options.queue, to=options.to, batch=options.batch, hold=options.hold)
         worker = post.worker(scheduler=False)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 from datetime import UTC, datetime
 from typing import Any
 
@@ -90,7 +89,7 @@ def run_preview(options: argparse.Namespace) -> int:
         {"utc": told(fire.instant_ms), "local": moment(fire.instant_ms).astimezone(zone).isoformat()} for fire in fires
     ]
     if options.json:
-        write(json.dumps(shown, indent=2))
+        write_json(shown, indent=2)
     else:
         for one in shown:
             write(f"{one['utc']}  {one['local']}")
@@ -102,7 +101,7 @@ def run_list(options: argparse.Namespace) -> int:
     with open_post(options) as post:
         found = post.schedules(options.queue, count=options.count)
     if options.json:
-        write(json.dumps([_shown(schedule) for schedule in found], indent=2))
+        write_json([_shown(schedule) for schedule in found], indent=2)
         return 0
     if not found:
         write("no schedules")

@@ -14,9 +14,11 @@ from textual.containers import Vertical
 from textual.screen import ModalScreen
 from textual.widgets import DataTable, Footer, Static
 
+from waypost.cli.output import without_secrets
 from waypost.cli.watching import HEADERS, TICK_SECONDS, Line, Watcher, cells, totals
 from waypost.client import Waypost
 from waypost.errors import WaypostError
+from waypost.printable import printable
 
 #: The columns of figures, each with a space before it; together with a short name they fit 80 columns.
 WIDTHS = {
@@ -34,7 +36,7 @@ def figure(text: str) -> Text:
 def shown(line: Line) -> list[str | Text]:
     """A line as the table shows it. A name is text, and never markup."""
     name, *figures = cells(line)
-    return [Text(name, overflow="ellipsis"), *map(figure, figures)]
+    return [Text(printable(name), overflow="ellipsis"), *map(figure, figures)]
 
 
 class Question(ModalScreen[bool]):
@@ -155,7 +157,7 @@ class WatchView(App[None]):
         self.query_one("#totals", Static).update(totals(lines, self._watcher.workers))
 
     def _say(self, text: str) -> None:
-        self.query_one("#status", Static).update(text)
+        self.query_one("#status", Static).update(printable(without_secrets(text)))
 
     # ---- acting --------------------------------------------------------------------------------------------------
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import gc
 import importlib
-import logging
 import os
 import signal
 import subprocess
@@ -20,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from waypost.cli import metrics
 from waypost.cli.ending import LEFT, USAGE, Trouble
 from waypost.cli.options import add_command
-from waypost.cli.output import say, write_json
+from waypost.cli.output import log_to_stderr, say, write_json
 from waypost.client import AsyncWaypost, Waypost
 from waypost.client.base import Face
 from waypost.errors import ConfigurationError
@@ -66,9 +65,7 @@ def add(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run the command; its exit code."""
-    logging.basicConfig(
-        level=options.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stderr
-    )
+    log_to_stderr(options.log_level)
     if options.processes < 1:
         raise Trouble("--processes is a whole number from 1", USAGE)
     if options.processes > 1:

@@ -12,16 +12,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import parse_qsl, quote
+from urllib.parse import quote
 
 from waypost.errors import ConfigurationError
+from waypost.urls import holds_secret
 
 if TYPE_CHECKING:
     from waypost.store.port import Store
 
 #: How much of a file is read for a secret: a path that is wrong must not fill the memory.
 SECRET_BYTES_MAX = 65_536
-SECRET_PARAMETERS = frozenset(("password", "sslpassword", "passfile"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,15 +90,6 @@ def _split(url: str) -> tuple[str, str, str, str]:
     end = min(ends, default=len(rest))
     user, _, hosts = rest[:end].rpartition("@")
     return scheme + separator, user, hosts, rest[end:]
-
-
-def holds_secret(url: str) -> bool:
-    """Whether a URL has a password in it, before its host or among its parameters."""
-    _, user, _, rest = _split(url)
-    if user.partition(":")[2]:
-        return True
-    query = rest.partition("?")[2]
-    return any(name.lower() in SECRET_PARAMETERS for name, _ in parse_qsl(query, keep_blank_values=True))
 
 
 def with_password(url: str, password: str) -> str:

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 
 from waypost.errors import ConfigurationError, StoreError
+from waypost.urls import holds_secret, redact_text, redact_url
 
 
 class Files:
@@ -23,6 +24,12 @@ class Files:
         if not root:
             raise ConfigurationError("say where the lake is: a folder, or a URI such as s3://bucket/lake")
         self.is_local = "://" not in root or root.startswith("file://")
+        if not self.is_local and ("@" in root or holds_secret(root)):
+            raise ConfigurationError(
+                f"the lake {redact_url(root)} is named with its keys, and Spark shows paths in its plans and logs: "
+                "leave them out, and set them in the environment (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY) or in "
+                "Spark's configuration"
+            )
         try:
             if self.is_local:
                 path = os.path.abspath(root.removeprefix("file://"))
@@ -32,7 +39,8 @@ class Files:
                 self.system, self.base = pafs.FileSystem.from_uri(root)
                 self.uri = root.rstrip("/")
         except (pa.ArrowException, OSError, ValueError) as error:
-            raise ConfigurationError(f"the lake {root!r} cannot be opened: {error}") from None
+            said = redact_text(str(error), root)
+            raise ConfigurationError(f"the lake {redact_url(root)} cannot be opened: {said}") from None
 
     def path(self, name: str) -> str:
         """Where a file is, as pyarrow's file system knows it."""

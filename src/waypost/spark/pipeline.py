@@ -24,7 +24,7 @@ from waypost.errors import ConfigurationError
 from waypost.spark import gold, silver
 from waypost.spark.bronze import BATCH_ROWS, Bronze, batch_name, undigested
 from waypost.spark.bulk.reading import open_bulk
-from waypost.spark.credentials import Place, holds_secret
+from waypost.spark.credentials import Place
 from waypost.spark.failures import told
 from waypost.spark.lake import PART, Folder, Lake, Seen, Source, State
 from waypost.spark.session import JAVA_OPTIONS
@@ -37,6 +37,7 @@ from waypost.spark.tables import (
     Table,
 )
 from waypost.spark.tidying import FOLDERS_MAX, compact, forget
+from waypost.urls import holds_secret
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -6,9 +6,10 @@ import re
 import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack, cast
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 from waypost.errors import ConfigurationError, InvalidUrl, MissingExtra, UnusableClient
+from waypost.urls import check_url
 
 if TYPE_CHECKING:
     from waypost.policy import Durability
@@ -112,17 +113,12 @@ def _sqlite(rest: str, options: StoreOptions) -> Store:
 
 
 def _valkey(url: str, scheme: str, options: StoreOptions) -> Store:
-    try:
-        parts = urlsplit(url)
-        host, _ = parts.hostname, parts.port
-    except ValueError:
-        # What urlsplit says repeats the text, which may hold a password; several hosts are for the store to read.
-        if "+" not in scheme:
-            raise InvalidUrl(f"the host or port of this {scheme}:// URL cannot be read") from None
-        host = "several"
+    parts = check_url(url)
+    if len(parts.hosts) > 1 and "+" not in scheme:
+        raise InvalidUrl(f"a {scheme}:// URL names one host; several are for +sentinel and +cluster")
     if scheme == "unix" and not parts.path.strip("/"):
         raise InvalidUrl("a unix:// URL must name a socket, as in unix:///run/valkey.sock")
-    if scheme != "unix" and not host:
+    if scheme != "unix" and not parts.hosts:
         raise InvalidUrl(f"this {scheme}:// URL names no host, as in {scheme}://127.0.0.1:6379")
     return cast("Store", valkey_store().from_url(url, **options))
 

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 from weakref import WeakValueDictionary
 
+from waypost.urls import redact_text
 from waypost.wake.port import EVERYBODY, LOOK, Hear, State, Topic
 
 log = logging.getLogger("waypost")
@@ -163,8 +164,10 @@ class Transport(Protocol):
 class ThreadHub(Hub):
     """A hub over a connection."""
 
-    def __init__(self, kind: str, make: Callable[[], Transport], shown: str = "") -> None:
+    def __init__(self, kind: str, make: Callable[[], Transport], shown: str = "", *, url: object = None) -> None:
         super().__init__()
+        #: Its secrets are taken out of what the driver says.
+        self._url = url
         self.kind = kind
         self._make = make
         self._shown = shown or kind
@@ -340,7 +343,7 @@ class ThreadHub(Hub):
             log.warning(
                 "wake-ups over %s do not work (%s): who waits polls until they do",
                 self._shown,
-                error,
+                redact_text(str(error), self._url),
                 extra={"event": "wake_broken", "channel": self.kind},
             )
         self.look()

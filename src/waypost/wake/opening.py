@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, cast
-from urllib.parse import urlsplit
+from typing import TYPE_CHECKING, Any
 
 from waypost.errors import ConfigurationError, InvalidUrl
 from waypost.store.opening import POSTGRES_SCHEMES, VALKEY_FORMS, VALKEY_SCHEMES, postgres_store, valkey_store
+from waypost.urls import check_url, redact_url
 from waypost.wake.hub import Hub, ThreadHub, shared
 from waypost.wake.wakeups import NO_WAKEUPS, Wakeups
 
@@ -103,7 +103,7 @@ def _valkey(source: Any, timeout: float) -> Hub:
     def make() -> Hub:
         from waypost.wake.valkey import ValkeyTransport
 
-        return ThreadHub("valkey", lambda: ValkeyTransport(source, timeout), source.shown)
+        return ThreadHub("valkey", lambda: ValkeyTransport(source, timeout), source.shown, url=source.place)
 
     return shared("valkey", source.place, make)
 
@@ -112,7 +112,7 @@ def _postgres(source: Any, timeout: float) -> Hub:
     def make() -> Hub:
         from waypost.wake.postgres import PostgresTransport
 
-        return ThreadHub("postgres", lambda: PostgresTransport(source, timeout), source.shown)
+        return ThreadHub("postgres", lambda: PostgresTransport(source, timeout), source.shown, url=source.place)
 
     return shared("postgres", source.place, make)
 
@@ -120,14 +120,10 @@ def _postgres(source: Any, timeout: float) -> Hub:
 def _nats(url: str, timeout: float) -> Hub:
     from waypost.wake.nats import NatsTransport
 
-    try:
-        parts = urlsplit(url)
-        shown = f"{parts.scheme}://{parts.hostname}:{parts.port or 4222}"
-    except ValueError:
-        raise InvalidUrl("the host or port of this nats:// URL cannot be read") from None
-    if not parts.hostname:
-        raise InvalidUrl("this nats:// URL names no host, as in nats://127.0.0.1:4222")
-    return shared("nats", url, lambda: cast("Hub", ThreadHub("nats", lambda: NatsTransport(url, timeout), shown)))
+    parts, shown = check_url(url), redact_url(url)
+    if len(parts.hosts) != 1:
+        raise InvalidUrl("a nats:// URL names one host, as in nats://127.0.0.1:4222")
+    return shared("nats", url, lambda: ThreadHub("nats", lambda: NatsTransport(url, timeout), shown, url=url))
 
 
 __all__ = ["NO_WAKEUPS", "open_wakeups"]

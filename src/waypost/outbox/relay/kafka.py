@@ -14,6 +14,7 @@ from typing import Any
 from waypost.delivery import error_text
 from waypost.errors import ConfigurationError, MissingExtra
 from waypost.outbox.relay.port import Confirmation, Parcel, Refused, Unconfirmed
+from waypost.urls import SECRET_NAME, redact_text
 
 log = logging.getLogger("waypost")
 
@@ -57,7 +58,9 @@ class KafkaTarget:
         try:
             confluent_kafka.Producer(self._settings, logger=log)
         except (confluent_kafka.KafkaException, TypeError, ValueError) as error:
-            raise ConfigurationError(f"this Kafka producer cannot be made: {_said(error)}") from None
+            secrets = [str(value) for name, value in (config or {}).items() if SECRET_NAME.search(name)]
+            said = redact_text(_said(error), values=secrets)
+            raise ConfigurationError(f"this Kafka producer cannot be made: {said}") from None
 
     async def open(self) -> None:
         """Make the producer; it connects by itself."""

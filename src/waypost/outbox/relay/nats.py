@@ -11,11 +11,11 @@ import contextlib
 import re
 from collections.abc import Sequence
 from typing import Any
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 
 from waypost.delivery import error_text, error_type
 from waypost.errors import ConfigurationError, MissingExtra
-from waypost.outbox.relay.port import Confirmation, Parcel, Refused, Unconfirmed
+from waypost.outbox.relay.port import Confirmation, Parcel, Refused, Unconfirmed, server_of
 
 #: A server that has not confirmed by then is asked again on a new connection.
 CONFIRM_SECONDS = 10.0
@@ -38,8 +38,7 @@ class NatsTarget:
         if not subject or any(character.isspace() or character in "*>" for character in subject):
             raise ConfigurationError(f"a NATS subject to publish to has no space and no wildcard: {subject[:80]!r}")
         self.subject = subject
-        parts = urlsplit(url)
-        self.shown = f"subject {subject} at {parts.hostname}:{parts.port or 4222}"
+        self.shown = f"subject {subject} at {server_of(url, 4222)}"
         self._url = url
         self._options = options
         self._client: Any = None

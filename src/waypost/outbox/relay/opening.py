@@ -9,6 +9,7 @@ from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 from waypost.errors import ConfigurationError, InvalidUrl
 from waypost.outbox.relay.port import Target
 from waypost.store.opening import POSTGRES_SCHEMES, VALKEY_FORMS, VALKEY_SCHEMES
+from waypost.urls import check_url
 
 SHOWN_FORMS = (
     "kafka://host:9092/topic, amqp://host:5672/vhost?exchange=…&routing_key=…, nats://host:4222/subject, "
@@ -49,16 +50,9 @@ def open_target(to: str | Target, queue: str) -> Target:
 
 
 def _split(url: str) -> SplitResult:
-    try:
-        parts = urlsplit(url)
-        # Several hosts are for the target to read; a single one must have a port that is one.
-        if "," not in parts.netloc:
-            _ = parts.port
-    except ValueError:
-        raise InvalidUrl(f"the host or port of this {url.partition('://')[0]}:// URL cannot be read") from None
-    if not parts.netloc.rpartition("@")[2]:
-        raise InvalidUrl(f"this {parts.scheme}:// URL names no host; known are {SHOWN_FORMS}")
-    return parts
+    if not check_url(url).hosts:
+        raise InvalidUrl(f"this {url.partition('://')[0]}:// URL names no host; known are {SHOWN_FORMS}")
+    return urlsplit(url)
 
 
 def _options(parts: SplitResult) -> dict[str, str]:

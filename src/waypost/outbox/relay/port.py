@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from typing import Protocol, TypeAlias
 
 from msgspec import Struct
 
+from waypost.errors import InvalidUrl
 from waypost.policy import CHUNK_BYTES_MAX, CHUNK_MESSAGES_MAX
+from waypost.urls import check_url
+
+PORT_MAX = 65_535
 
 
 class Parcel(Struct, frozen=True):
@@ -74,6 +79,15 @@ class Target(Protocol):
     async def open(self) -> None: ...
     async def send(self, parcels: Sequence[Parcel]) -> Sequence[Confirmation]: ...
     async def close(self) -> None: ...
+
+
+def server_of(url: str, port: int) -> str:
+    """Where a URL leads to, without its secrets: a host and a port. Raises `InvalidUrl`, which repeats nothing."""
+    hosts = check_url(url).hosts
+    given = re.search(r":(\d+)$", hosts[0]) if hosts else None
+    if len(hosts) != 1 or (given is not None and int(given[1]) > PORT_MAX):
+        raise InvalidUrl(f"a {url.partition('://')[0]}:// URL names one host, with a port up to {PORT_MAX}")
+    return hosts[0] if given is not None else f"{hosts[0]}:{port}"
 
 
 def pieces(parcels: Sequence[Parcel]) -> Iterator[Sequence[Parcel]]:

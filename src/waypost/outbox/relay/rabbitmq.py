@@ -12,11 +12,10 @@ import contextlib
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
-from urllib.parse import urlsplit
 
 from waypost.delivery import error_text, error_type
 from waypost.errors import MissingExtra
-from waypost.outbox.relay.port import Confirmation, Parcel, Refused, Unconfirmed
+from waypost.outbox.relay.port import Confirmation, Parcel, Refused, Unconfirmed, server_of
 
 CONNECT_SECONDS = 10.0
 #: A server that has not confirmed by then is asked again on a new connection.
@@ -44,9 +43,8 @@ class RabbitTarget:
             raise MissingExtra(
                 'a relay to RabbitMQ needs its driver, which is not installed: pip install "waypost[relay-rabbitmq]"'
             ) from None
-        parts = urlsplit(url)
         place = f"exchange {exchange}" if exchange else f"queue {routing_key}"
-        self.shown = f"{place} at {parts.hostname}:{parts.port or 5672}"
+        self.shown = f"{place} at {server_of(url, 5672)}"
         self._url = url
         self._exchange_name = exchange
         self._routing_key = routing_key

@@ -15,6 +15,8 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
+from msgspec import structs
+
 from waypost import codec
 from waypost.checks import check_seconds, check_text, check_texts
 from waypost.codec import Envelope
@@ -24,6 +26,7 @@ from waypost.operations.receive import TOO_NEW_SNOOZE_MS
 from waypost.outbox.relay.opening import open_target
 from waypost.outbox.relay.port import Parcel, Refused, Target, Unconfirmed
 from waypost.policy import KEY_CHARACTERS_MAX
+from waypost.urls import redact_text
 
 log = logging.getLogger("waypost")
 
@@ -167,7 +170,7 @@ class Relay:
             if len(confirmations) != len(waiting):
                 raise TypeError(f"{len(confirmations)} confirmations for {len(waiting)} messages")
         except Exception as error:
-            return waiting, f"{error_type(error)}: {error_text(error)}"
+            return waiting, self._redact(f"{error_type(error)}: {error_text(error)}")
         left: list[tuple[Message[Any], Parcel]] = []
         why: str | None = None
         for (message, parcel), confirmation in zip(waiting, confirmations, strict=True):
@@ -179,10 +182,15 @@ class Relay:
                     self._refuse(message, confirmation)
                 case Unconfirmed():
                     left.append((message, parcel))
-                    why = why or confirmation.error
+                    why = why or self._redact(confirmation.error)
         return left, why if left else None
 
+    def _redact(self, text: str) -> str:
+        """What a target said, without the secrets of its URL."""
+        return redact_text(text, self._to)
+
     def _refuse(self, message: Message[Any], refused: Refused) -> None:
+        refused = structs.replace(refused, error=self._redact(refused.error))
         log.warning(
             "the relay of queue %s: %s refuses message %s (%s): %s",
             self.queue,

@@ -9,12 +9,11 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Sequence
 from typing import Any
-from urllib.parse import urlsplit
 
 import msgspec
 
 from waypost.errors import ConfigurationError, MissingExtra
-from waypost.outbox.relay.port import Confirmation, Parcel, Unconfirmed, pieces
+from waypost.outbox.relay.port import Confirmation, Parcel, Unconfirmed, pieces, server_of
 
 #: A server that has not answered by then is one that does not.
 ANSWER_SECONDS = 10.0
@@ -36,8 +35,7 @@ class StreamTarget:
             raise ConfigurationError(f"maxlen is a whole number from 1, not {maxlen!r}")
         self.stream = stream
         self.maxlen = maxlen
-        parts = urlsplit(url)
-        self.shown = f"stream {stream} at {parts.hostname}:{parts.port or 6379}"
+        self.shown = f"stream {stream} at {server_of(url, 6379)}"
         self._url = url
         self._client: Any = None
 

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import inspect
 import math
+import re
 import select
 from typing import Any, Protocol
-from urllib.parse import urlsplit
 
 from waypost.errors import ConfigurationError, InvalidUrl, MissingExtra, UnusableClient
-from waypost.store.postgres.failures import lost, without_secrets
+from waypost.store.postgres.failures import lost
+from waypost.urls import check_percent, redact_text, redact_url
+from waypost.urls import check_url as check_parts
 
 try:
     import psycopg
@@ -71,23 +73,15 @@ def options(start_timeout: float) -> dict[str, Any]:
     }
 
 
-def shown_of(url: str) -> str:
-    """A URL without its secrets."""
-    try:
-        parts = urlsplit(url)
-        if parts.hostname is None:
-            return "the PostgreSQL server of this URL"
-        return f"postgresql://{parts.hostname}:{parts.port or 5432}{parts.path}"
-    except ValueError:
-        return "the PostgreSQL server of this URL"
-
-
 def check_url(url: str) -> str:
     """Refuse what libpq could not read, without repeating it."""
+    check_percent(check_parts(url))
     try:
         conninfo_to_dict(url)
-    except psycopg.Error as error:
-        raise InvalidUrl(f"the PostgreSQL URL cannot be used: {without_secrets(str(error)).strip()[:120]}") from None
+    except (psycopg.Error, ValueError) as error:
+        # Behind its first quotation mark libpq repeats what it was given.
+        said = re.split("[\"']", redact_text(str(error), url))[0].strip(" :")[:120]
+        raise InvalidUrl(f"this postgresql:// URL cannot be used: {said}") from None
     return url
 
 
@@ -96,7 +90,7 @@ def connect(url: str, start_timeout: float) -> psycopg.Connection[Any]:
     try:
         return psycopg.connect(check_url(url), **(options(start_timeout) | {"autocommit": False}))
     except (psycopg.Error, OSError) as error:
-        raise lost(error, shown_of(url), sent=False) from None
+        raise lost(error, redact_url(url), sent=False) from None
 
 
 def check_server(version: int, shown: str) -> None:
@@ -138,7 +132,7 @@ class UrlSource:
 
     def __init__(self, url: str) -> None:
         self._url = check_url(url)
-        self.shown = shown_of(url)
+        self.shown = redact_url(url)
         self.place: object = url
 
     def dedicated(self, start_timeout: float) -> psycopg.Connection[Any]:

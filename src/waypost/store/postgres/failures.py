@@ -16,6 +16,7 @@ from waypost.errors import (
     StoreUnavailable,
     WaypostError,
 )
+from waypost.urls import redact_text
 
 #: Nothing was done, and the same call may succeed at once: deadlock, serialization, two that met at a unique index,
 #: an operation that finished on another connection.
@@ -65,7 +66,7 @@ REFUSAL = re.compile(r"FATAL: +([^\n]+)")
 
 def lost(error: BaseException, shown: str, *, sent: bool) -> StoreError:
     """The connection failed: before the request was sent, or after."""
-    text = without_secrets(str(error))
+    text = redact_text(str(error))
     if "authentication failed" in text or "no pg_hba.conf entry" in text or "no password supplied" in text:
         return AccessDenied(f"{shown} refused this user; check the name and password in the URL")
     if "does not exist" in text and "database" in text:
@@ -80,8 +81,3 @@ def lost(error: BaseException, shown: str, *, sent: bool) -> StoreError:
     return StoreUnavailable(
         f"no connection to {shown} ({name}); is the server running, and are host, port and TLS right?"
     )
-
-
-def without_secrets(text: str) -> str:
-    """An error's text with whatever stands before an @ taken out."""
-    return re.sub(r"//[^@/\s]*@", "//", text)

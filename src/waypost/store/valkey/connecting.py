@@ -6,11 +6,11 @@ redis-py's pools, TLS and Sentinel handling are used as they are. A source hands
 from __future__ import annotations
 
 import inspect
-import re
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 from waypost.errors import InvalidUrl, MissingExtra, UnusableClient
+from waypost.urls import check_url, redact_text, redact_url
 
 try:
     import redis
@@ -92,12 +92,14 @@ class UrlSource(Owned):
 
     def __init__(self, url: str) -> None:
         self.place: object = url
-        parts = urlsplit(url)
-        if parts.scheme not in SCHEMES:
+        scheme = url.partition("://")[0]
+        if scheme not in SCHEMES:
             raise InvalidUrl(
-                f"{parts.scheme or 'no'} scheme: a Valkey URL begins with valkey://, valkeys:// (TLS), redis://, "
+                f"{scheme if '://' in url and scheme.isalnum() else 'no'} scheme: a Valkey URL begins with valkey://, valkeys:// (TLS), redis://, "
                 "rediss:// or unix://"
             )
+        check_url(url)
+        parts = urlsplit(url)
         try:
             port = parts.port
         except ValueError:
@@ -105,7 +107,7 @@ class UrlSource(Owned):
         if parts.scheme == "unix":
             if not parts.path:
                 raise InvalidUrl("a unix:// URL names a socket: unix:///run/valkey.sock")
-            self.shown = f"unix://{parts.path}"
+            self.shown = redact_url(f"unix://{parts.path}")
         else:
             if parts.path.strip("/") and not parts.path.strip("/").isdigit():
                 raise InvalidUrl("the path of a Valkey URL is the number of the database: valkey://host:6379/0")
@@ -121,14 +123,14 @@ class UrlSource(Owned):
         try:
             return redis.ConnectionPool.from_url(self._url, **self._options(start_timeout, Retry(NoBackoff(), 0)))
         except (ValueError, RedisError) as error:
-            raise InvalidUrl(f"the Valkey URL cannot be used: {without_secrets(error)}") from None
+            raise InvalidUrl(f"the Valkey URL cannot be used: {redact_text(str(error), self._url)}") from None
 
     def async_pool(self, start_timeout: float) -> Any:
         retry = redis.asyncio.retry.Retry(NoBackoff(), 0)
         try:
             return redis.asyncio.ConnectionPool.from_url(self._url, **self._options(start_timeout, retry))
         except (ValueError, RedisError) as error:
-            raise InvalidUrl(f"the Valkey URL cannot be used: {without_secrets(error)}") from None
+            raise InvalidUrl(f"the Valkey URL cannot be used: {redact_text(str(error), self._url)}") from None
 
 
 class ClientSource:
@@ -173,8 +175,3 @@ class ClientSource:
 
     async def close_async(self, pool: Any) -> None:
         """Nothing: it is the caller's."""
-
-
-def without_secrets(error: BaseException) -> str:
-    """An error's text with whatever stands before an @ taken out."""
-    return re.sub(r"//[^@/\s]*@", "//", str(error))

@@ -10,7 +10,7 @@ from redis import connection
 from redis.exceptions import RedisError
 
 from waypost.errors import InvalidUrl
-from waypost.store.valkey.connecting import without_secrets
+from waypost.urls import check_url, redact_text
 
 SCHEMES = {"valkey": "redis", "redis": "redis", "valkeys": "rediss", "rediss": "rediss"}
 HOST = re.compile(r"(?:\[([0-9A-Fa-f:.%]+)\]|([^\[\]:,@/\s]+))(?::(\d{1,5}))?")
@@ -31,6 +31,7 @@ class SeveralHosts(NamedTuple):
 
 def read_url(url: str, form: str, default_port: int) -> SeveralHosts:
     """Read `scheme+form://[user:password@]host:port,host:port/path?options`. Errors never repeat the text."""
+    check_url(url)
     scheme, _, rest = url.partition("://")
     base = SCHEMES.get(scheme.removesuffix(f"+{form}"))
     if base is None:
@@ -51,7 +52,7 @@ def read_url(url: str, form: str, default_port: int) -> SeveralHosts:
         read: Any = connection.parse_url
         options = read(f"{base}://{user}{at}host{question}{query}")
     except (ValueError, RedisError) as error:
-        raise InvalidUrl(f"the Valkey URL cannot be used: {without_secrets(error)}") from None
+        raise InvalidUrl(f"the Valkey URL cannot be used: {redact_text(str(error), url)}") from None
     for name in ("host", "port", "connection_class"):
         options.pop(name, None)
     shown_hosts = ",".join(f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in hosts)
