@@ -141,6 +141,8 @@ class Continuation(Struct, frozen=True, gc=False):
     group: str | None = None
     #: The chain that it belongs to, that of the message which sends it on.
     chain: str | None = None
+    #: What the journal keeps of it at level `full` in place of the envelope.
+    journal_copy: bytes | None = None
 
 
 class Settlement(Struct, frozen=True, gc=False):

@@ -14,10 +14,10 @@ from pyspark.sql.types import StringType, StructField, StructType
 from waypost.errors import ConfigurationError, InvalidInput
 from waypost.spark import session as sessions
 from waypost.spark.credentials import Place, with_password
-from waypost.urls import holds_secret
 from waypost.spark.options import READ_OPTIONS, WRITE_OPTIONS, read_options, write_options
 from waypost.spark.reader import chosen_columns
 from waypost.spark.tables import KINDS, WRITTEN
+from waypost.urls import holds_secret
 
 pytestmark = pytest.mark.xdist_group("spark")
 

@@ -14,7 +14,9 @@ from hypothesis import strategies as some
 from pyspark.sql.types import StringType, StructField, StructType
 
 from tests.spark.shop import Shop
-from waypost.errors import InvalidInput, QueueFull
+from waypost import Waypost
+from waypost.codec import open_envelope
+from waypost.errors import ConfigurationError, InvalidInput, QueueFull
 from waypost.identity import is_message_id
 from waypost.policy import CHUNK_MESSAGES_MAX
 from waypost.spark.options import WriteOptions, write_options
@@ -206,3 +208,31 @@ def test_a_chunk_holds_no_id_twice_and_not_too_many() -> None:
     made = list(chunks(drafts))
     assert all(len({draft.id for draft in chunk}) == len(chunk) <= CHUNK_MESSAGES_MAX for chunk in made)
     assert {draft.id for chunk in made for draft in chunk} == {draft.id for draft in drafts}
+
+
+def hide(queue: str, body: Any, headers: dict[str, str]) -> tuple[Any, dict[str, str]]:
+    """A redact hook that tasks find by its name."""
+    return f"(hidden from {queue})", dict.fromkeys(headers, "…")
+
+
+@pytest.mark.promise("SEE-3", "SPARK-1")
+def test_the_journal_keeps_what_the_redact_hook_of_a_write_lets_through(shop: Shop) -> None:
+    with Waypost(shop.url, namespace=shop.namespace) as post:
+        post.configure("out", journal="full")
+        kinds: tuple[dict[str, Any], ...] = (
+            {},
+            {"key": lambda row: f"k{row}", "headers": lambda row: [("token", "row")]},
+        )
+        for columns in kinds:
+            writer = writer_of(shop, redact="tests.spark.test_publishing:hide", writeId=str(len(columns)))
+            writer.publish(batches(3, **columns), RowIds(writer.write_id, 0, writer.made_ms))
+        bodies = [event.body for event in post.journal("out").events if event.event == "published"]
+    assert len(bodies) == 6
+    assert {open_envelope(body).data for body in bodies if body is not None} == {b"(hidden from out)"}
+    assert not any(b"row" in (body or b"") for body in bodies)
+
+
+@pytest.mark.parametrize("name", ["hide", "tests.spark.test_publishing:nothing", "no.such.module:hide", "os:sep"])
+def test_a_redact_hook_that_cannot_be_had_is_refused_before_any_task_runs(name: str) -> None:
+    with pytest.raises(ConfigurationError, match="redact hook"):
+        write_options({"url": "sqlite:///a.db", "queue": "out", "redact": name})

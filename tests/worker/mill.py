@@ -154,3 +154,7 @@ def unkeepable(number: int) -> object:
 def cube(number: int) -> int:
     """Returns its result."""
     return number**3
+
+
+def sends_canary_on(body: Any, message: Message[Any]) -> None:
+    message.then("next", {"card": "Canary7Secret"})

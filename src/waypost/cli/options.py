@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from textwrap import fill
@@ -12,6 +13,7 @@ from typing import Any
 from waypost.cli.ending import USAGE, Trouble
 from waypost.client import Waypost
 from waypost.operations.flow import OnEvent
+from waypost.redaction import Redact, find_redact
 
 URLS = "sqlite:///orders.db, valkey://127.0.0.1:6379, postgresql://user@host/database"
 #: Examples stand as they are, so argparse is told to wrap nothing: the description is wrapped here.
@@ -97,8 +99,18 @@ def open_post(
         store = postgres_store().from_url(
             url, schema=options.schema, namespace=check_namespace(namespace), replay_ttl_ms=replay_ttl_ms
         )
-        return Waypost(store=store, retry_budget=retry_budget, on_event=on_event)
-    return Waypost(url, namespace=namespace, retry_budget=retry_budget, on_event=on_event)
+        return Waypost(store=store, retry_budget=retry_budget, on_event=on_event, redact=redact_of())
+    return Waypost(url, namespace=namespace, retry_budget=retry_budget, on_event=on_event, redact=redact_of())
+
+
+def redact_of() -> Redact | None:
+    """The redact hook that WAYPOST_REDACT names, for commands that publish: publish, schedules, scheduler, relay."""
+    name = os.environ.get("WAYPOST_REDACT")
+    if not name:
+        return None
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    return find_redact(name)
 
 
 def moment(text: str) -> datetime:

@@ -36,7 +36,7 @@ from waypost.identity import Session
 from waypost.message import Drained, ExtendStatus, JournalPage, MessageState, Published, Redriven, Stats
 from waypost.middleware import Middleware, Outgoing, observed_by, published_through
 from waypost.operations import receive, run
-from waypost.operations.flow import Flow, Link, OnEvent, Redact
+from waypost.operations.flow import Flow, Link, OnEvent
 from waypost.operations.publish import OPTIONS, Group, Key, ManyKey, PublishOptions
 from waypost.policy import (
     CHUNK_MESSAGES_MAX,
@@ -64,6 +64,7 @@ if TYPE_CHECKING:
     from waypost.outbox.relay.port import Target
     from waypost.outbox.relay.relay import Relay
     from waypost.outbox.seam import Seam
+    from waypost.redaction import Redact
     from waypost.store.port import AsyncExecutor, Call, Store
     from waypost.wake.port import Channel
     from waypost.worker.worker import Embedded, Worker
@@ -302,7 +303,7 @@ class Face(ScheduleFace):
         self._registry.check_handled(queue)
         name = queue_name(queue)
         check_count("batch", batch, 1, CHUNK_MESSAGES_MAX, ConfigurationError)
-        relay = Relay(name, to, key=key, headers=headers, hold=hold)
+        relay = Relay(name, to, key=key, headers=headers, hold=hold, redact=self._link.redact)
         if isinstance(relay.target, WaypostTarget) and relay.target.is_queue_of(self._store, name):
             raise ConfigurationError(f"queue {name} would be sent on to itself; name another queue after a #")
         handler = Handler(
@@ -360,6 +361,7 @@ class Face(ScheduleFace):
         worker = Worker(
             self._store, handlers, owner=self, name=_worker_name(session), retry_budget=self._link.retry_budget,
             start_timeout=self._start_timeout, on_event=self._link.on_event, wakeups=self._wakeups, session=session,
+            redact=self._link.redact,
             name_of=self._registry.name, check=self._check_may_work, health_window=health_window, prepare=prepare,
             embed=embed,
         )  # fmt: skip

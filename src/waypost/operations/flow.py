@@ -25,6 +25,7 @@ from waypost.policy import (
     RETRY_BUDGET_SECONDS,
     Policy,
 )
+from waypost.redaction import Redact
 from waypost.store.port import AsyncExecutor, Call, Executor, Store, Woken
 from waypost.wake.bell import Bell
 from waypost.wake.wakeups import NO_WAKEUPS, Wakeups
@@ -296,9 +297,6 @@ POLICY_CACHE_SECONDS = 2.0
 
 #: Gets every event, in the thread or task where it happened.
 OnEvent: TypeAlias = Callable[[Observed], object]
-
-#: (queue, body, headers) to the body and headers that the journal may keep.
-Redact: TypeAlias = Callable[[str, Any, dict[str, str]], tuple[Any, dict[str, str]]]
 
 
 class Trouble:

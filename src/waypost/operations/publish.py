@@ -48,6 +48,7 @@ from waypost.policy import (
     PRIORITY_DEFAULT,
     OnConflict,
 )
+from waypost.redaction import journal_copy
 from waypost.store.port import Call, Draft
 
 log = logging.getLogger("waypost")
@@ -189,25 +190,6 @@ def _window_ms(window: Duration) -> int:
     return round(check_seconds("window", window, least=0.001, hint=", or None for `live`") * 1000)
 
 
-def journal_copy(link: Link, queue: str, message_id: str, body: object, options: PublishOptions) -> bytes | None:
-    """What the journal may keep in place of the envelope, None if there is no redact hook."""
-    if link.redact is None:
-        return None
-    try:
-        shown, headers = link.redact(queue, body, dict(options.headers))
-        encoded = codec.encode_body(shown)
-        return codec.make_envelope(message_id, encoded, codec.encode_head(type_name=encoded.type_name, headers=headers))
-    except Exception as error:
-        # A hook that fails must neither stop a publish nor let through what it was there to hide.
-        log.warning(
-            "the redact hook failed with %s; the journal keeps no body of message %s",
-            type(error).__name__,
-            message_id,
-            extra={"event": "redact_failed", "queue": queue, "message_id": message_id},
-        )
-        return codec.make_envelope(message_id, codec.encode_body("(redact failed)"))
-
-
 # ---- one message ---------------------------------------------------------------------------------------------
 
 
@@ -215,9 +197,10 @@ def publish(link: Link, queue: str, body: object, options: PublishOptions) -> Fl
     """Publish one message."""
     encoded = codec.encode_body(body)
     message_id = link.session.message_ids(1)[0]
+    envelope = codec.make_envelope(message_id, encoded, options.heads.of(encoded.type_name))
     draft = Draft(
         message_id,
-        codec.make_envelope(message_id, encoded, options.heads.of(encoded.type_name)),
+        envelope,
         None if options.key is None else options.key_of(body, encoded),
         options.window_ms,
         options.on_conflict,
@@ -225,7 +208,7 @@ def publish(link: Link, queue: str, body: object, options: PublishOptions) -> Fl
         options.at_ms,
         options.priority,
         None if options.group is None else options.group_of(body),
-        None if link.redact is None else journal_copy(link, queue, message_id, body, options),
+        None if link.redact is None else journal_copy(link.redact, queue, message_id, envelope),
         False,
         chain_id(queue, message_id) if options.chain else None,
         options.after,
@@ -431,7 +414,7 @@ class Cutter:
                 options.at_ms,
                 options.priority,
                 options.group_of(body),
-                journal_copy(self._link, self._queue, id, body, options),
+                journal_copy(self._link.redact, self._queue, id, envelope),
                 False,
                 chain_id(self._queue, id) if options.chain else None,
                 options.after,

@@ -19,8 +19,8 @@ from waypost.delivery import Duration, check_priority
 from waypost.errors import InvalidSchedule, SchemaTooNew, StoreFailed, UnknownSchedule
 from waypost.message import Published, ScheduleList, StoredSchedule
 from waypost.operations.flow import Flow, Link, Together
-from waypost.operations.publish import PublishOptions, journal_copy
 from waypost.policy import CHUNK_BYTES_MAX, GRACE_SECONDS, GROUP_CHARACTERS_MAX, KEY_CHARACTERS_MAX, CatchUp, Missed
+from waypost.redaction import journal_copy
 from waypost.schedule.cron import read_cron
 from waypost.schedule.described import Schedule, describe, told
 from waypost.schedule.every import interval_ms
@@ -141,13 +141,9 @@ def _envelope(message_id: str, spec: Spec, instant_ms: int) -> bytes:
 
 
 def _draft(link: Link, queue: str, message_id: str, spec: Spec, instant_ms: int) -> Draft:
-    copy = None
-    if link.redact is not None:
-        body = codec.decode_body(codec.CONTENT_TYPES[spec.content], spec.body)
-        copy = journal_copy(link, queue, message_id, body, PublishOptions(headers=_headers(spec, instant_ms)))
-    return Draft(
-        message_id, _envelope(message_id, spec, instant_ms), priority=spec.priority, group=spec.group, journal_copy=copy
-    )
+    envelope = _envelope(message_id, spec, instant_ms)
+    copy = journal_copy(link.redact, queue, message_id, envelope)
+    return Draft(message_id, envelope, priority=spec.priority, group=spec.group, journal_copy=copy)
 
 
 def drafts_of(link: Link, queue: str, schedule: StoredSchedule, spec: Spec, fires: Sequence[Fire]) -> list[Draft]:

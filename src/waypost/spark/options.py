@@ -8,6 +8,7 @@ from datetime import datetime
 
 from waypost.checks import check_queue
 from waypost.errors import ConfigurationError, InvalidInput
+from waypost.redaction import find_redact
 from waypost.spark.credentials import Place
 from waypost.spark.tables import KINDS, Table
 
@@ -20,7 +21,7 @@ READ_OPTIONS = frozenset(
 WRITE_OPTIONS = frozenset(
     (
         "url", "urlenv", "urlfile", "passwordenv", "passwordfile", "namespace", "queue", "writeid", "onconflict",
-        "window", "blockseconds", "bodyformat",
+        "window", "blockseconds", "bodyformat", "redact",
     )
 )  # fmt: skip
 #: What Spark itself adds to the options of some reads and writes.
@@ -132,6 +133,8 @@ class WriteOptions:
     block_seconds: float
     #: Whether a body that is text is a JSON text.
     is_json: bool = False
+    #: The redact hook for the journal, as `module:function`; each task imports it.
+    redact: str | None = None
 
 
 def write_options(options: Mapping[str, str]) -> WriteOptions:
@@ -156,7 +159,15 @@ def write_options(options: Mapping[str, str]) -> WriteOptions:
         round(_seconds(options, "window", 0) * 1000),
         _seconds(options, "blockSeconds", 60),
         body_format == "json",
+        _redact(options.get("redact")),
     )
+
+
+def _redact(name: str | None) -> str | None:
+    """The name of a redact hook that can be imported here, so that a wrong one is told before any task runs."""
+    if name is not None:
+        find_redact(name)
+    return name
 
 
 def _seconds(options: Mapping[str, str], name: str, default: float) -> float:

@@ -32,6 +32,7 @@ from waypost.policy import (
     KEY_CHARACTERS_MAX,
     PRIORITY_DEFAULT,
 )
+from waypost.redaction import find_redact, journal_copy
 from waypost.spark.options import WriteOptions
 from waypost.store.port import Draft
 
@@ -84,6 +85,7 @@ class Rows:
         self._ids = ids
         self._row = 0
         self._heads: dict[tuple[tuple[str, str], ...], bytes] = {}
+        self._redact = None if options.redact is None else find_redact(options.redact)
 
     def drafts(self, batch: Any) -> Iterator[Draft]:
         """The drafts of one record batch. A row that cannot be published is an error that names it."""
@@ -100,8 +102,9 @@ class Rows:
             try:
                 message_id = self._ids.of_row(row) if key is None else self._ids.of_key(key)
                 envelope = codec.make_envelope(message_id, self._encoded(body), self._head(headers))
+                copy = journal_copy(self._redact, self._options.queue, message_id, envelope)
                 if plain:
-                    yield Draft(message_id, envelope, forwarded=True)
+                    yield Draft(message_id, envelope, journal_copy=copy, forwarded=True)
                     continue
                 yield Draft(
                     message_id,
@@ -113,6 +116,7 @@ class Rows:
                     _due_ms(due),
                     PRIORITY_DEFAULT if priority is None else check_priority(priority),
                     None if group is None else check_text("group", group, GROUP_CHARACTERS_MAX),
+                    copy,
                     forwarded=True,
                 )
             except InvalidInput as error:

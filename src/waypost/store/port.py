@@ -177,6 +177,7 @@ def forwarded_draft(next_one: Continuation) -> Draft:
         delay_ms=next_one.delay_ms,
         priority=next_one.priority,
         group=next_one.group,
+        journal_copy=next_one.journal_copy,
         forwarded=True,
         chain=next_one.chain,
     )

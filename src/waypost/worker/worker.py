@@ -21,6 +21,7 @@ from waypost.identity import Session
 from waypost.message import Drained, Health, WorkerState
 from waypost.operations.flow import Flow, Link, OnEvent, drive_async
 from waypost.policy import HEALTH_WINDOW_SECONDS
+from waypost.redaction import Redact
 from waypost.store.port import AsyncExecutor, Beat, Executor, Store
 from waypost.wake.wakeups import NO_WAKEUPS, Wakeups
 from waypost.worker.bridges import LoopExecutor, ThreadedExecutor
@@ -59,6 +60,7 @@ class Worker:
         retry_budget: float,
         start_timeout: float,
         on_event: OnEvent | None = None,
+        redact: Redact | None = None,
         wakeups: Wakeups = NO_WAKEUPS,
         session: Session | None = None,
         name_of: Callable[[str | Queue[Any]], str] = queue_name,
@@ -84,7 +86,7 @@ class Worker:
         self._session = session or Session()
         self._options: dict[str, Any] = {
             "session": self._session, "worker": name, "retry_budget": retry_budget, "wakeups": wakeups,
-            "on_event": on_event, "name_of": name_of,
+            "on_event": on_event, "name_of": name_of, "redact": redact,
         }  # fmt: skip
         self._start_timeout = start_timeout
         self._consumers: list[Consumer] = []

@@ -8,6 +8,7 @@ from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 from waypost.errors import ConfigurationError, InvalidUrl
 from waypost.outbox.relay.port import Target
+from waypost.redaction import Redact
 from waypost.store.opening import POSTGRES_SCHEMES, VALKEY_FORMS, VALKEY_SCHEMES
 from waypost.urls import check_url
 
@@ -22,10 +23,10 @@ STORE_SCHEMES = (
 )  # fmt: skip
 
 
-def open_target(to: str | Target, queue: str) -> Target:
+def open_target(to: str | Target, queue: str, redact: Redact | None = None) -> Target:
     """The target that a URL names, or the one that was handed in. Nothing is connected yet.
 
-    Errors name the scheme at most: URLs hold passwords.
+    Errors name the scheme at most: URLs hold passwords. Another waypost store journals what `redact` returns.
     """
     if not isinstance(to, str):
         if not all(callable(getattr(to, name, None)) for name in ("open", "send", "close")):
@@ -45,7 +46,7 @@ def open_target(to: str | Target, queue: str) -> Target:
         from waypost.outbox.relay.waypost import WaypostTarget
 
         url, _, name = to.partition("#")
-        return cast("Target", WaypostTarget(url, unquote(name) or queue))
+        return cast("Target", WaypostTarget(url, unquote(name) or queue, redact=redact))
     raise InvalidUrl(f"nothing can be sent to {scheme}://; known are {SHOWN_FORMS}")
 
 

@@ -26,6 +26,7 @@ from waypost.operations.receive import TOO_NEW_SNOOZE_MS
 from waypost.outbox.relay.opening import open_target
 from waypost.outbox.relay.port import Parcel, Refused, Target, Unconfirmed
 from waypost.policy import KEY_CHARACTERS_MAX
+from waypost.redaction import Redact
 from waypost.urls import redact_text
 
 log = logging.getLogger("waypost")
@@ -51,6 +52,7 @@ class Relay:
         key: str | KeyOf | None = None,
         headers: HeadersOf | None = None,
         hold: float,
+        redact: Redact | None = None,
     ) -> None:
         self.queue = queue
         self._to = to
@@ -64,7 +66,8 @@ class Relay:
         self._change: Callable[[Message[Any]], Any] | None = None
         self._hold = check_seconds("hold", hold, error=ConfigurationError)
         #: What a URL names is made once for each event loop; the first one shows now that it can be.
-        self._spare: Target | None = open_target(to, queue)
+        self._hook = redact
+        self._spare: Target | None = open_target(to, queue, redact)
         self.shown = getattr(self._spare, "shown", type(self._spare).__name__)
         self._lines: dict[asyncio.AbstractEventLoop, _Line] = {}
         #: What the target last said if it does not take messages now.
@@ -115,7 +118,7 @@ class Relay:
             if target is None:
                 if not isinstance(self._to, str):
                     raise ConfigurationError("a target that was handed in serves one worker at a time; give a URL")
-                target = open_target(self._to, self.queue)
+                target = open_target(self._to, self.queue, self._hook)
             line = self._lines[loop] = _Line(target)
         return line
 

@@ -17,6 +17,7 @@ from waypost.identity import Session
 from waypost.operations.flow import Flow, Link, drive_async
 from waypost.outbox.relay.port import Confirmation, Parcel, Refused, Unconfirmed, pieces
 from waypost.policy import KEY_CHARACTERS_MAX, START_TIMEOUT_SECONDS
+from waypost.redaction import Redact, journal_copy
 from waypost.store.opening import open_store
 from waypost.store.port import AsyncExecutor, Draft, Store
 from waypost.wake.opening import open_wakeups
@@ -29,8 +30,15 @@ class WaypostTarget:
     """A queue of another store."""
 
     def __init__(
-        self, url: str, queue: str, *, namespace: str = "wp", start_timeout: float = START_TIMEOUT_SECONDS
+        self,
+        url: str,
+        queue: str,
+        *,
+        namespace: str = "wp",
+        start_timeout: float = START_TIMEOUT_SECONDS,
+        redact: Redact | None = None,
     ) -> None:
+        self._redact = redact
         self.queue = check_queue(queue)
         self.store: Store = open_store(
             url, namespace=check_namespace(namespace), clock=None, durability="server",
@@ -50,7 +58,8 @@ class WaypostTarget:
         """Connect."""
         session = Session()
         self._link = Link(
-            self.store, session=session, worker="relay", retry_budget=RETRY_BUDGET, wakeups=self._wakeups
+            self.store, session=session, worker="relay", retry_budget=RETRY_BUDGET, wakeups=self._wakeups,
+            redact=self._redact,
         )  # fmt: skip
         self._executor = await self.store.connect_async(start_timeout=self._start_timeout)
 
@@ -89,7 +98,7 @@ def _publish(link: Link, queue: str, parcels: Sequence[Parcel]) -> Flow[list[Con
     confirmations: list[Confirmation] = []
     for parcel in parcels:
         try:
-            drafts.append(_draft(parcel))
+            drafts.append(_draft(link, queue, parcel))
             confirmations.append(None)
         except InvalidInput as error:
             confirmations.append(Refused("rejected", error_text(error)))
@@ -97,10 +106,11 @@ def _publish(link: Link, queue: str, parcels: Sequence[Parcel]) -> Flow[list[Con
     return [next(told) if one is None else one for one in confirmations]
 
 
-def _draft(parcel: Parcel) -> Draft:
+def _draft(link: Link, queue: str, parcel: Parcel) -> Draft:
     key = None if parcel.key is None else check_text("key", parcel.key, KEY_CHARACTERS_MAX)
     return Draft(
-        parcel.id, parcel.envelope, key=key, priority=parcel.priority, group=parcel.group, forwarded=True
+        parcel.id, parcel.envelope, key=key, priority=parcel.priority, group=parcel.group, forwarded=True,
+        journal_copy=journal_copy(link.redact, queue, parcel.id, parcel.envelope),
     )  # fmt: skip
 
 

@@ -467,11 +467,15 @@ def _outcomes(settlements: Sequence[Settlement]) -> list[Parameter]:
     following = [(place, then) for place, one in enumerate(settlements, 1) for then in one.then]
     if not following:
         return outcomes + _NO_OUTCOMES[len(outcomes) :]
+    envelopes: list[bytes | None] = [then.envelope for _, then in following]
+    if any(then.journal_copy is not None for _, then in following):
+        # Behind the envelopes, in the same order: what the journal keeps of them.
+        envelopes += [then.journal_copy for _, then in following]
     return [
         *outcomes,
         array_of_ints([place for place, _ in following]),
         array_of_text([then.queue for _, then in following]),
-        array_of_data([then.envelope for _, then in following]),
+        array_of_data(envelopes),
         array_of_text([then.key for _, then in following]),
         array_of_numbers([then.delay_ms for _, then in following]),
         array_of_smalls([then.priority for _, then in following]),

@@ -94,9 +94,9 @@ class UrlSource(Owned):
         self.place: object = url
         scheme = url.partition("://")[0]
         if scheme not in SCHEMES:
+            named = scheme if "://" in url and scheme.isalnum() else "no"
             raise InvalidUrl(
-                f"{scheme if '://' in url and scheme.isalnum() else 'no'} scheme: a Valkey URL begins with valkey://, valkeys:// (TLS), redis://, "
-                "rediss:// or unix://"
+                f"{named} scheme: a Valkey URL begins with valkey://, valkeys:// (TLS), redis://, rediss:// or unix://"
             )
         check_url(url)
         parts = urlsplit(url)

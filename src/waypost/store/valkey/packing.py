@@ -111,6 +111,7 @@ def unpack_routed(data: bytes, message_id: str) -> Draft:
         at_ms=due if flags & ABSOLUTE else None,
         priority=mark - ROUTED,
         group=_text(data[group_at:copy_at]),
+        journal_copy=data[copy_at:chain_at] if flags & HAS_COPY else None,
         forwarded=bool(flags & FORWARDED),
         chain=_text(data[chain_at + 1 : envelope_at]),
     )
@@ -154,8 +155,9 @@ def unpack_outgoing(message_id: str, data: bytes) -> Continuation | Notice:
         return unpack_notice(queue, data[at + 1 :])
     draft = unpack_routed(data[at:], message_id)
     return Continuation(
-        message_id, queue, draft.envelope, draft.key, draft.delay_ms, draft.priority, draft.group, draft.chain
-    )
+        message_id, queue, draft.envelope, draft.key, draft.delay_ms, draft.priority, draft.group, draft.chain,
+        draft.journal_copy,
+    )  # fmt: skip
 
 
 # ---- chains ----------------------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from waypost.policy import CHUNK_MESSAGES_MAX, FAILURE_EVENTS
-from waypost.testing.bench import Bench
+from waypost.testing.bench import QUEUE, Bench
 
 
 def live_a_little(bench: Bench) -> None:
@@ -99,6 +99,24 @@ class TestJournal:
         (event,) = bench.events("published")
         assert (event.body or b"") == copy
         assert bench.body(bench.claim_one()) == b"secret"
+
+    @pytest.mark.promise("SEE-3")
+    @pytest.mark.parametrize("queue", [QUEUE, "invoices"])
+    @pytest.mark.parametrize("copy", [b"redacted", b"", None])
+    def test_level_full_keeps_the_redacted_copy_of_what_a_settle_sends_on(
+        self, bench: Bench, queue: str, copy: bytes | None
+    ) -> None:
+        for name in {QUEUE, queue}:
+            bench.configure(queue=name, journal="full")
+        bench.publish_drafts([bench.draft(b"first")])
+        lease = bench.claim_one()
+        plain = bench.continuation(lease, queue, b"plain", index=0)
+        hidden = bench.continuation(lease, queue, b"secret", index=1, journal_copy=copy, key="k", delay=0)
+        assert bench.settle(lease, then=[plain, hidden]) == "done"
+        bench.deliver_all()
+        bodies = {event.message_id: event.body for event in bench.events("published", queue=queue)}
+        assert bodies[plain.id] == plain.envelope
+        assert (bodies[hidden.id] or b"") == (hidden.envelope if copy is None else copy)
 
     @pytest.mark.promise("SEE-3")
     def test_below_level_full_no_body_is_kept(self, bench: Bench) -> None:

@@ -4,6 +4,7 @@
 -- Keeps: a settle whose token or nonce is stale changes nothing and says lost (l).
 -- Without `p_ttl` it is a part of somebody's own transaction: no repeat can come, nothing is tidied up, and whom to wake
 -- is chosen at the commit.
+-- Behind the envelopes of what is sent on may stand, in the same order, what the journal keeps in place of each.
 -- letters: d done, r retried, s snoozed, x dead, p dropped, b released, c cancelled, e replaced, l lost.
 
 CREATE OR REPLACE FUNCTION {settle}(
@@ -108,7 +109,8 @@ BEGIN
                 v_before := {next_due}(target.number);
                 SELECT a.fresh, a.news INTO v_sent.n, v_arrived FROM {accept}(
                     target, v_now, v_op, ARRAY[v_sent.data], ARRAY[v_sent.priority], ARRAY[v_sent."group"],
-                    ARRAY[v_sent.delay], NULL, NULL, ARRAY[v_sent.key], NULL, NULL, ARRAY[true],
+                    ARRAY[v_sent.delay], NULL, ARRAY[p_then_envelopes[cardinality(p_sources) + v_sent.n]],
+                    ARRAY[v_sent.key], NULL, NULL, ARRAY[true],
                     CASE WHEN v_sent.chain IS NOT NULL THEN ARRAY[v_sent.chain] END, NULL, NULL) a;
                 v_news := v_news || v_arrived;
                 IF target.number = q.number THEN
