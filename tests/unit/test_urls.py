@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from waypost.errors import InvalidUrl
 from waypost.printable import printable
-from waypost.urls import HIDDEN, check_percent, check_url, holds_secret, redact_text, redact_url
+from waypost.urls import HIDDEN, check_percent, check_url, holds_secret, read_url, redact_text, redact_url
 
 pytestmark = pytest.mark.promise("SEE-6")
 
@@ -78,6 +78,13 @@ def keywords(draw: st.DrawFn) -> str:
 
 @st.composite
 def anything(draw: st.DrawFn) -> str:
+    """A text that is no URL."""
+    text: str = draw(_anything().filter(lambda text: read_url(text) is None))
+    return text
+
+
+@st.composite
+def _anything(draw: st.DrawFn) -> str:
     return draw(AROUND) + draw(st.sampled_from(("", "://", "postgresql:/", "//"))) + draw(secret())
 
 
