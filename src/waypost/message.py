@@ -127,6 +127,8 @@ class Claimed(Struct, frozen=True):
     outgoing: int
     #: How long leases of this queue are now. Whoever looks at least that often sees each of them before it ends.
     lease_ms: int | None = None
+    #: There may be more: the next message would have made the answer too long, or this is the answer to a repeat.
+    more: bool = False
 
 
 class Continuation(Struct, frozen=True, gc=False):

@@ -33,6 +33,13 @@ HEADER_BYTES_MAX = 8 * 1024
 #: One script or transaction handles at most this many messages or bytes: a longer one would block other clients.
 CHUNK_MESSAGES_MAX = 512
 CHUNK_BYTES_MAX = 4 * 1024 * 1024
+#: A claim answers with at most so many bytes, but with one message whatever its size: over a slow link a longer answer
+#: would arrive when its leases have ended. A client asks for less where the link and the lease want that.
+CLAIM_BYTES_MAX = 4 * 1024 * 1024
+#: What a client asks for while it does not know its link yet.
+CLAIM_BYTES_FIRST = 256 * 1024
+#: An answer should arrive within this part of a lease.
+CLAIM_LEASE_PART = 0.25
 #: A caller's batch is cut into chunks; this bounds what one call may hold in memory.
 BATCH_MAX = 1_000_000
 KEY_CHARACTERS_MAX = 512

@@ -9,6 +9,7 @@ messages repeatable. It fails if any figure is short.
 from __future__ import annotations
 
 import argparse
+import asyncio
 import gc
 import logging
 import random
@@ -33,7 +34,7 @@ from tests.outbox.killing import have_effects, sell
 from tests.outbox.ways import WAYS
 from tests.schedule.oracle import utc
 from tests.schedule.test_daylight_saving import PATTERNS, ZONES, differences
-from waypost import Waypost
+from waypost import AsyncWaypost, Message, Waypost
 from waypost.message import Ledger
 from waypost.store.postgres import migrate
 from waypost.testing.postgres import PostgresServer
@@ -367,6 +368,33 @@ def schedulers(place: Place) -> Iterator[Figure]:
     )
 
 
+def slow_link(place: Place) -> Iterator[Figure]:
+    """A worker behind a link that takes ten leases to carry all messages: none may end before it has arrived."""
+    if place.server is None:
+        return
+    queue, count = "slow", place.size(100)
+    with Waypost(place.url) as post, Proxy(place.server.port, bytes_per_second=5_000_000) as link:
+        post.configure(queue, lease=2)
+        post.publish_many(queue, [b"x" * 1_000_000] * count)
+        worker_post = AsyncWaypost(place.url.replace(f":{place.server.port}", f":{link.port}"))
+        handled: list[str] = []
+
+        @worker_post.handler(queue, concurrency=100)
+        async def handle(body: bytes, message: Message[bytes]) -> None:
+            handled.append(message.id)
+
+        async def work() -> None:
+            async with worker_post:
+                await worker_post.worker().run(until_empty=True, signals=False)
+
+        asyncio.run(work())
+        ledger = post.ledger(queue)
+    every = ledger.done == len(set(handled)) == count
+    yield Figure(f"{place.store} slow link handled", f"{ledger.done} in {len(handled)} runs", f"{count}", every)
+    yield Figure(f"{place.store} slow link leases lost", f"{ledger.expired}", "0", ledger.expired == 0)
+    yield balanced(f"{place.store} slow link", ledger)
+
+
 def daylight_saving(place: Place) -> Iterator[Figure]:
     """Every change of the clocks against an oracle that looks at each minute. It needs no store: told once."""
     if place.store != "sqlite":
@@ -419,7 +447,7 @@ def effects_once(place: Place) -> Iterator[Figure]:
 
 FIGURES: tuple[Callable[[Place], Iterator[Figure]], ...] = (
     frozen_workers, poison, same_keys, lost_replies, stopped_server, worker_memory, schedulers,
-    daylight_saving, outbox, effects_once,
+    daylight_saving, outbox, effects_once, slow_link,
 )  # fmt: skip
 #: What a request that does something has in it; replies to the greeting of a new connection are let through.
 VERBS = {"valkey": b"EVALSHA", "postgresql": b'"($1'}

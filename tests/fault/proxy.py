@@ -7,6 +7,8 @@
         proxy.silence()                         # half-open: connections stay, nothing passes
         proxy.heal()                            # all is well again
 
+    Proxy(server.port, bytes_per_second=5_000_000)   # a slow link, shared by all connections, the same both ways
+
 A dropped reply is the fault to hunt: the request reached the server and was carried out, its reply arrived here, and
 then the connection broke. Requests are told apart by what one read brings, which is one command or one pipeline for
 clients that wait for their replies.
@@ -18,12 +20,34 @@ import contextlib
 import random
 import socket
 import threading
+import time
 from types import TracebackType
 from typing import Self
 
 CHUNK_BYTES = 1 << 16
 #: No thread of a proxy outlives its `with` block by more than this; a longer wait is a defect and must show.
 JOIN_SECONDS_MAX = 10.0
+
+
+class Link:
+    """One direction of the link: all connections share its bytes a second, piece by piece."""
+
+    def __init__(self, bytes_per_second: float | None) -> None:
+        self._rate = bytes_per_second
+        self._free_at = 0.0
+        self.carried = 0
+        self._guard = threading.Lock()
+
+    def carry(self, count: int) -> None:
+        """Take as long as so many bytes take."""
+        self.carried += count
+        if self._rate is None:
+            return
+        with self._guard:
+            self._free_at = max(self._free_at, time.monotonic()) + count / self._rate
+            until = self._free_at
+        while (left := until - time.monotonic()) > 0:
+            time.sleep(left)
 
 
 class Connection:
@@ -43,8 +67,9 @@ class Connection:
 
     def _carry_requests(self) -> None:
         with contextlib.suppress(OSError):
-            while data := self.client.recv(CHUNK_BYTES):
+            while data := self.client.recv(self.proxy.chunk_bytes):
                 self.proxy.requests_pass.wait()
+                self.proxy.uplink.carry(len(data))
                 if self.proxy.takes_reply_of(data):
                     self.doomed = True
                 self.server.sendall(data)
@@ -52,11 +77,12 @@ class Connection:
 
     def _carry_replies(self) -> None:
         with contextlib.suppress(OSError):
-            while data := self.server.recv(CHUNK_BYTES):
+            while data := self.server.recv(self.proxy.chunk_bytes):
                 if self.doomed:
                     self.proxy.count_dropped()
                     break
                 self.proxy.replies_pass.wait()
+                self.proxy.downlink.carry(len(data))
                 self.client.sendall(data)
         self.close()
 
@@ -72,8 +98,12 @@ class Connection:
 class Proxy:
     """Listens on a loopback port of its own, `port`, and passes everything on until told otherwise."""
 
-    def __init__(self, target_port: int) -> None:
+    def __init__(self, target_port: int, *, bytes_per_second: float | None = None) -> None:
         self.target_port = target_port
+        self.bytes_per_second = bytes_per_second
+        self.uplink, self.downlink = Link(bytes_per_second), Link(bytes_per_second)
+        #: On a slow link in small pieces, so that others get their turn between them.
+        self.chunk_bytes = CHUNK_BYTES if bytes_per_second is None else max(512, int(bytes_per_second / 200))
         self.requests_pass, self.replies_pass = threading.Event(), threading.Event()
         self.requests_pass.set()
         self.replies_pass.set()
@@ -154,6 +184,9 @@ class Proxy:
     def _listen(self) -> None:
         listener = socket.socket()
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if self.bytes_per_second is not None:
+            # A link holds little: what a client has sent must not be taken in faster than it is passed on.
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, self.chunk_bytes)
         listener.bind(("127.0.0.1", self.port))
         listener.listen(128)
         self.port = listener.getsockname()[1]

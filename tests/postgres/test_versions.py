@@ -31,6 +31,19 @@ def make(connection: psycopg.Connection[Any], version: int, namespace: str) -> N
 #: Columns that came with a later version.
 NEW = {"message": ("claims",), "entry": ("claims",)}
 
+#: A claim of this release by the function of an older one, which knows no bound on bytes.
+OLD_CLAIM = """
+    CREATE FUNCTION "{0}_claim"(text, bigint, bytea, bigint, bigint, bigint, text, text, boolean, bigint, bigint)
+    RETURNS TABLE (
+        head text, id text, token bigint, deliveries integer, attempts integer, rank smallint, key text, "group" text,
+        published_ms bigint, ready_ms bigint, claimed_ms bigint, lease_end_ms bigint, data bytea, chain text
+    ) LANGUAGE sql AS $$
+        SELECT (c.head::jsonb || 'false')::text, c.id, c.token, c.deliveries, c.attempts, c.rank, c.key, c."group",
+            c.published_ms, c.ready_ms, c.claimed_ms, c.lease_end_ms, c.data, c.chain
+        FROM "{0}_claim"($1, $2, $3, $4, $5, $6, $7, $8, $9, $10) c
+    $$
+"""
+
 
 def contents(connection: psycopg.Connection[Any], namespace: str) -> dict[str, list[Any]]:
     return {
@@ -71,6 +84,7 @@ def test_an_older_version_full_of_messages_is_brought_up_to_date(
 ) -> None:
     name = fresh_namespace()
     make(database, version, name)
+    database.execute(OLD_CLAIM.format(name).encode())
     fill(monkeypatch, server.url, name, version)
     before = contents(database, name)
     assert migrate(server.url, namespace=name) == version

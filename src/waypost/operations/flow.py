@@ -17,10 +17,13 @@ from typing import Any, TypeAlias, TypeVar
 from waypost.delivery import Queue, queue_name
 from waypost.errors import OutcomeUnknown, StoreUnavailable
 from waypost.identity import Operation, Session
-from waypost.message import Observed, ObservedOutcome
+from waypost.message import Claimed, Observed, ObservedOutcome
 from waypost.policy import (
     BACKOFF_FIRST_SECONDS,
     BACKOFF_MAX_SECONDS,
+    CLAIM_BYTES_FIRST,
+    CLAIM_BYTES_MAX,
+    CLAIM_LEASE_PART,
     REPLAY_MAX,
     RETRY_BUDGET_SECONDS,
     Policy,
@@ -217,6 +220,8 @@ class Link:
         self._lock = threading.Lock()
         self._told_of_bad_hook = False
         self._policies: dict[str, tuple[Policy, float]] = {}
+        #: How many bytes a claim of a queue may bring, as far as its answers have shown.
+        self._claim_bytes: dict[str, int] = {}
 
     @property
     def replay_seconds(self) -> float:
@@ -286,6 +291,22 @@ class Link:
         policy = yield from self.attempt(self.store.policy(queue))
         self.remember_policy(queue, policy)
         return policy
+
+    def claim_bytes(self, queue: str) -> int:
+        """How many bytes the next claim of a queue may bring, so that its answer arrives well within the lease."""
+        return self._claim_bytes.get(queue, CLAIM_BYTES_FIRST)
+
+    def learn_link(self, queue: str, claimed: Claimed, seconds: float) -> None:
+        """Learn from an answer to a claim how many bytes the next one may bring: by its speed and the lease."""
+        goal = (60_000 if claimed.lease_ms is None else claimed.lease_ms) / 1000 * CLAIM_LEASE_PART
+        if not claimed.leases or not (claimed.more or seconds > goal):
+            return  # a short answer says little of the link
+        size = sum(len(lease.envelope) for lease in claimed.leases)
+        fits = size * goal / max(seconds, 1e-6)
+        if seconds <= goal:
+            # What came out of buffers came faster than the next will: grow step by step.
+            fits = max(self.claim_bytes(queue), min(fits, size * 4, CLAIM_BYTES_MAX))
+        self._claim_bytes[queue] = int(fits)
 
     def remember_policy(self, queue: str, policy: Policy) -> None:
         """Keep a policy just read or set for a moment."""

@@ -160,12 +160,16 @@ def claim(
     operation = link.lanes.begin(queue)
     may_have_run = False
     try:
-        call = at_once = store.claim(queue, limit, operation, worker=link.worker, sleeper=sleeper, linger_ms=linger_ms)
+        call = at_once = store.claim(
+            queue, limit, operation, worker=link.worker, sleeper=sleeper, linger_ms=linger_ms,
+            bytes_max=link.claim_bytes(queue),
+        )  # fmt: skip
         if at_door is not None and sleeper is not None and store.doors is not None:
             call = store.doors.at_door(at_once, sleeper, *at_door)
         trouble = Trouble(link, link.retry_budget)
         began = link.monotonic()
         while True:
+            sent = link.monotonic()
             try:
                 claimed: Claimed = yield call
             except (StoreUnavailable, OutcomeUnknown) as error:
@@ -184,6 +188,8 @@ def claim(
                     call = store.claim(queue, limit, operation, worker=link.worker, replay=True)
                     continue
                 may_have_run = False
+                if call is at_once:
+                    link.learn_link(queue, claimed, link.monotonic() - sent)
                 if link.on_event is not None:
                     tell_claimed(link, queue, claimed)
                 return claimed

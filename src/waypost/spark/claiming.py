@@ -97,7 +97,7 @@ class Claim:
                 left, room = left - len(claimed.leases), room - size
                 lease_seconds = None if claimed.lease_ms is None else claimed.lease_ms / 1000
                 late = lease_seconds is not None and time.monotonic() - began > lease_seconds * LEASE_PART
-                if late or len(claimed.leases) < limit:
+                if late or (len(claimed.leases) < limit and not claimed.more):
                     return
 
     def _claim(self, post: Waypost, task: int, number: int, limit: int) -> Claimed:

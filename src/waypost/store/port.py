@@ -7,8 +7,9 @@ batch-first: one message is a batch of one. `operation` makes a repeated call re
 Callers keep to the limits of `policy`: at most `CHUNK_MESSAGES_MAX` items a call, and no id and no key twice in one
 publish. Every verb that can make work claimable answers, next to its result, which sleepers to wake.
 
-A claim that got less than it asked for registers its `sleeper`: it has room for more. With `linger_ms` it promises to
-look again so soon that until then nobody is woken for a few messages; 0 ends the promise.
+A claim ends before the first message that would make its answer longer than `bytes_max`, and says that there is more;
+it takes one message whatever its size. One that took all there was and has room for more registers its `sleeper`. With
+`linger_ms` it promises to look again so soon that until then nobody is woken for a few messages; 0 ends the promise.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ from waypost.message import (
     TracePage,
     Watched,
 )
-from waypost.policy import CHUNK_MESSAGES_MAX, OnConflict, Policy
+from waypost.policy import CHUNK_MESSAGES_MAX, CLAIM_BYTES_MAX, OnConflict, Policy
 
 T = TypeVar("T")
 
@@ -263,6 +264,7 @@ class Store(Protocol):
         sleeper: str | None = None,
         linger_ms: int | None = None,
         replay: bool = False,
+        bytes_max: int = CLAIM_BYTES_MAX,
     ) -> Call[Claimed]: ...
     def settle(
         self, queue: str, settlements: Sequence[Settlement], operation: Operation

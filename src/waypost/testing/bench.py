@@ -40,7 +40,7 @@ from waypost.message import (
     chain_id,
     split_chain_id,
 )
-from waypost.policy import CHUNK_MESSAGES_MAX, OnConflict, Policy, policy_changes
+from waypost.policy import CHUNK_MESSAGES_MAX, CLAIM_BYTES_MAX, OnConflict, Policy, policy_changes
 from waypost.store.port import AsyncExecutor, Call, Draft, Executor, Hold, Store, Target, Woken, forwarded_draft
 from waypost.testing.clock import ManualClock
 
@@ -232,11 +232,14 @@ class Bench:
         sleeper: str | None = None,
         linger_ms: int | None = None,
         replay: bool = False,
+        bytes_max: int = CLAIM_BYTES_MAX,
         operation: Operation | None = None,
     ) -> Claimed:
         """A claim and its whole reply."""
         operation = operation or self.operation(queue)
-        options: dict[str, Any] = {"sleeper": sleeper, "linger_ms": linger_ms, "replay": replay}
+        options: dict[str, Any] = {
+            "sleeper": sleeper, "linger_ms": linger_ms, "replay": replay, "bytes_max": bytes_max,
+        }  # fmt: skip
         return self.run(self.store.claim(queue, limit, operation, worker=worker, **options))
 
     def claim(self, limit: int = 1, **options: Any) -> list[Lease]:

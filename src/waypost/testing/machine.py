@@ -21,7 +21,7 @@ from msgspec import structs
 from waypost.codec import encode_body, make_envelope
 from waypost.identity import Operation, Session, continuation_id
 from waypost.message import Continuation, Event, Lease, Notice, OutcomeName, Settlement, StoredSchedule
-from waypost.policy import policy_changes
+from waypost.policy import CLAIM_BYTES_MAX, policy_changes
 from waypost.store.memory import MemoryStore
 from waypost.store.port import Call, Draft, FireStep, Hold, Store, Target, Woken, forwarded_draft
 from waypost.testing.bench import STATES, StoreMaker, fresh_namespace, ms
@@ -240,10 +240,15 @@ class StoreMachine(RuleBasedStateMachine):
         sleeper=st.sampled_from(SLEEPERS),
         linger=st.sampled_from((None, None, None, 0, 20, 500)),
         replay=st.sampled_from((False,) * 7 + (True,)),
+        bytes_max=st.sampled_from((CLAIM_BYTES_MAX, CLAIM_BYTES_MAX, CLAIM_BYTES_MAX, 0, 80, 160, 240)),
     )
-    def claim(self, queue: str, limit: int, sleeper: str | None, linger: int | None, replay: bool) -> None:
-        """A claim; now and then one that only asks for a lost reply."""
-        options: dict[str, Any] = {"sleeper": sleeper, "linger_ms": linger, "replay": replay}
+    def claim(
+        self, queue: str, limit: int, sleeper: str | None, linger: int | None, replay: bool, bytes_max: int
+    ) -> None:
+        """A claim; now and then one that only asks for a lost reply, or for few bytes."""
+        options: dict[str, Any] = {
+            "sleeper": sleeper, "linger_ms": linger, "replay": replay, "bytes_max": bytes_max,
+        }  # fmt: skip
         claimed = self.operate(
             queue, lambda store, operation: store.claim(queue, limit, operation, worker="w", **options)
         )

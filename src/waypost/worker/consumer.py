@@ -258,7 +258,8 @@ class Consumer:
             self.pulse.claimed()
             self._linger.end(len(claimed.leases), waited=door is not None)
             door = None
-            asleep = self._ears.asleep = sleeper is not None and found is None and len(claimed.leases) < limit
+            has_room = len(claimed.leases) < limit and not claimed.more
+            asleep = self._ears.asleep = sleeper is not None and found is None and has_room
             if claimed.leases:
                 nap = receive.Nap()
                 self._accept(claimed)
@@ -271,7 +272,7 @@ class Consumer:
             if not claimed.leases and not self.in_flight:
                 self.empty_at = work
                 self._on_work(None)
-            if lingers and len(claimed.leases) < limit:
+            if lingers and has_room:
                 if claimed.leases:
                     # A timer that is due sooner is not left to the next look.
                     due = self._linger.seconds if claimed.next_due_ms is None else claimed.next_due_ms / 1000

@@ -31,6 +31,7 @@ from waypost.message import (
 from waypost.policy import (
     ARRIVAL_TTL_MS,
     BURY_MAX,
+    CLAIM_BYTES_MAX,
     COVER_MS_MAX,
     HEAD_OFFSET,
     PROMOTE_MAX,
@@ -206,29 +207,30 @@ class QueueModel(Shelves):
         worker: str,
         sleeper: str | None,
         linger_ms: int | None = None,
+        bytes_max: int = CLAIM_BYTES_MAX,
     ) -> tuple[Claimed, list[str]]:
         if sleeper is not None:
             self.sleepers.pop(sleeper, None)
         if linger_ms is not None:
             self.covered.pop(worker, None)
         leases: list[Lease] = []
-        next_rate_ms = None
+        next_rate_ms, more = None, False
         if not self.paused:
             self._promote(now, operation)
             self._cap_leases(now)
             self._reclaim(now, operation)
             room, next_rate_ms = self._room(now, limit)
-            leases = self._lease(now, room, operation, worker)
+            leases, more = self._lease(now, room, bytes_max, operation, worker)
         self._trim_dead(now)
-        if sleeper is not None and len(leases) < limit:
+        if sleeper is not None and len(leases) < limit and not more:
             # It took all there was and has room for more; who asks for nothing only says that it sleeps no longer.
             self.sleepers = {name: until for name, until in self.sleepers.items() if until > now}
             self.sleepers[sleeper] = now + SLEEPER_TTL_MS
             self.sleepers_known_until = now + SLEEPER_TTL_MS
-        if linger_ms and len(leases) < limit:
+        if linger_ms and len(leases) < limit and not more:
             self.covered = {name: until for name, until in self.covered.items() if until > now}
             self.covered[worker] = now + min(linger_ms, COVER_MS_MAX)
-        return self._claimed(now, leases, next_rate_ms), [lease.id for lease in leases]
+        return self._claimed(now, leases, next_rate_ms, more), [lease.id for lease in leases]
 
     def claim_again(self, now: int, ids: Iterable[str], operation: Operation) -> Claimed:
         """The answer to a repeated claim: what is still leased under its nonce, armed anew, nothing counted."""
@@ -238,11 +240,11 @@ class QueueModel(Shelves):
             if record is not None and record.state == "leased" and record.nonce == operation.nonce:
                 record.lease_end_ms = now + record.lease_ms
                 leases.append(self._lease_of(record))
-        return self._claimed(now, leases, None)
+        return self._claimed(now, leases, None, bool(leases))
 
-    def _claimed(self, now: int, leases: list[Lease], next_rate_ms: int | None) -> Claimed:
+    def _claimed(self, now: int, leases: list[Lease], next_rate_ms: int | None, more: bool) -> Claimed:
         return Claimed(
-            leases, self.next_due(now), self.next_lease(now), next_rate_ms, self.paused, 0, self.policy.lease_ms
+            leases, self.next_due(now), self.next_lease(now), next_rate_ms, self.paused, 0, self.policy.lease_ms, more
         )
 
     def _promote(self, now: int, operation: Operation | None) -> None:
@@ -283,9 +285,12 @@ class QueueModel(Shelves):
             room = min(room, max(0, allowed))
         return room, next_rate_ms
 
-    def _lease(self, now: int, room: int, operation: Operation, worker: str) -> list[Lease]:
+    def _lease(
+        self, now: int, room: int, bytes_max: int, operation: Operation, worker: str
+    ) -> tuple[list[Lease], bool]:
+        """Lease what comes first, up to the first message that does not fit any more; and whether there is one."""
         leases: list[Lease] = []
-        buried = 0
+        buried, left, more = 0, bytes_max, False
         for record in sorted(self._ready(), key=lambda r: (-r.priority, r.position, r.id)):
             if len(leases) == room:
                 break
@@ -295,6 +300,10 @@ class QueueModel(Shelves):
                 buried += 1
                 self.bury(now, record, "max_deliveries", operation)
                 continue
+            left -= len(record.envelope)
+            if left < 0 and leases:
+                more = True
+                break
             self.count_up(now, "claims")
             self.count_up(now, "first_claims" if record.token == 0 else f"again_{record.cause}")
             record.token += 1
@@ -314,7 +323,7 @@ class QueueModel(Shelves):
             leases.append(self._lease_of(record))
         if leases and self.policy.rate_count is not None:
             self.rate_log.append((now, len(leases)))
-        return leases
+        return leases, more
 
     @staticmethod
     def _lease_of(r: Record) -> Lease:

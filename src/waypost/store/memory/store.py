@@ -36,7 +36,7 @@ from waypost.message import (
     TracePage,
     Watched,
 )
-from waypost.policy import Policy
+from waypost.policy import CLAIM_BYTES_MAX, Policy
 from waypost.store.memory import schedules as scheduling
 from waypost.store.memory.book import Record
 from waypost.store.memory.queue import QueueModel
@@ -161,6 +161,7 @@ class MemoryStore:
         sleeper: str | None = None,
         linger_ms: int | None = None,
         replay: bool = False,
+        bytes_max: int = CLAIM_BYTES_MAX,
     ) -> Call[Claimed]:
         def run(now: int) -> Claimed:
             model = self._queue_for_writing(queue)
@@ -170,7 +171,7 @@ class MemoryStore:
                 model.remember(operation, first := [])
             if first is not None:
                 return model.claim_again(now, cast("list[str]", first), operation)
-            claimed, ids = model.claim(now, limit, operation, worker, sleeper, linger_ms)
+            claimed, ids = model.claim(now, limit, operation, worker, sleeper, linger_ms, bytes_max)
             model.remember(operation, ids)
             return claimed
 

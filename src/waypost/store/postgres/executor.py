@@ -27,11 +27,12 @@ from waypost.store.postgres.connecting import Source, check_isolation, check_ser
 from waypost.store.postgres.failures import AT_ONCE, lost, refused
 from waypost.store.postgres.migrating import Names, check_version
 from waypost.store.postgres.statement import PostgresCall, one
+from waypost.store.silence import Sending, unsent_bytes
 
 T = TypeVar("T")
 Steps = Generator[Any, Any, T]
 
-#: A reply that takes longer means a dead connection. A step may wait for a row that somebody's own transaction holds.
+#: A silence that lasts longer means a dead connection. A step may wait for a row that somebody's own transaction holds.
 REPLY_TIMEOUT_SECONDS = 30.0
 #: Two steps that meet again and again are not left to it for ever.
 REPEATS_MAX = 10
@@ -74,15 +75,19 @@ def ask(connection: PGconn, call: PostgresCall[Any]) -> Steps[PGresult]:
     return result
 
 
-def in_time(steps: Steps[T]) -> Steps[T]:
-    """The same steps, given up when the reply takes too long."""
-    deadline = time.monotonic() + REPLY_TIMEOUT_SECONDS
+def in_time(steps: Steps[T], connection: PGconn) -> Steps[T]:
+    """The same steps, given up when nothing comes or goes for too long."""
+    deadline, sending = time.monotonic() + REPLY_TIMEOUT_SECONDS, Sending()
     try:
         wanted = next(steps)
         while True:
             ready = yield wanted
-            if not ready and time.monotonic() > deadline:
-                raise TimeoutError("no reply in time")
+            if ready:
+                deadline = time.monotonic() + REPLY_TIMEOUT_SECONDS
+            elif time.monotonic() > deadline:
+                if not sending.goes_on(unsent_bytes(connection.socket)):
+                    raise TimeoutError("no reply in time")
+                deadline = time.monotonic() + REPLY_TIMEOUT_SECONDS
             wanted = steps.send(ready)
     except StopIteration as stop:
         return cast(T, stop.value)
@@ -211,7 +216,7 @@ class PostgresExecutor(_Common):
     def _wait(self, connection: psycopg.Connection[Any], steps: Steps[T]) -> T:
         try:
             with connection.lock:
-                return connection.wait(in_time(steps))
+                return connection.wait(in_time(steps, connection.pgconn))
         except CONNECTION_FAILURES as error:
             self._discard(connection)
             raise self._lost(error, sent=True) from None
@@ -325,7 +330,7 @@ class AsyncPostgresExecutor(_Common):
     async def _wait(self, connection: psycopg.AsyncConnection[Any], steps: Steps[T]) -> T:
         try:
             async with connection.lock:
-                return await connection.wait(in_time(steps))
+                return await connection.wait(in_time(steps, connection.pgconn))
         except CONNECTION_FAILURES as error:
             await self._discard(connection)
             raise self._lost(error, sent=True) from None

@@ -27,7 +27,7 @@ from waypost.message import (
     Stats,
     TracePage,
 )
-from waypost.policy import DEFAULT_POLICY, PRIORITY_DEFAULT, PRIORITY_MAX, Policy
+from waypost.policy import CLAIM_BYTES_MAX, DEFAULT_POLICY, PRIORITY_DEFAULT, PRIORITY_MAX, Policy
 from waypost.store.port import Beat, Call, Draft, Hold, Target, Woken, check_purge, told
 from waypost.store.postgres import looking
 from waypost.store.postgres.chains import ChainVerbs
@@ -83,7 +83,7 @@ EXTEND_STATUS: dict[str, ExtendStatus] = {"o": "ok", "l": "lost", "c": "cancel"}
 CANCEL_STATUS: dict[str, CancelStatus] = {"c": "cancelled", "r": "requested", "f": "finished", "u": "unknown"}
 
 _settled_reply = msgspec.json.Decoder(tuple[str, list[tuple[str, list[str]]]]).decode
-_claimed_reply = msgspec.json.Decoder(tuple[int | None, int | None, int | None, bool, int | None]).decode
+_claimed_reply = msgspec.json.Decoder(tuple[int | None, int | None, int | None, bool, int | None, bool]).decode
 _redriven_reply = msgspec.json.Decoder(tuple[list[str], list[str], bool, list[str]]).decode
 _policy_reply = msgspec.json.Decoder(tuple[Policy, list[str]]).decode
 _changed_reply = msgspec.json.Decoder(tuple[bool, list[str]]).decode
@@ -203,12 +203,13 @@ class PostgresStore(ScheduleVerbs, ChainVerbs):
         sleeper: str | None = None,
         linger_ms: int | None = None,
         replay: bool = False,
+        bytes_max: int = CLAIM_BYTES_MAX,
     ) -> Call[Claimed]:
         nonce = operation.nonce
 
         def decode(result: PGresult) -> Claimed:
             *rows, last = rows_of(result)
-            next_due, next_lease, next_rate, paused, lease_ms = _claimed_reply(last[0])
+            next_due, next_lease, next_rate, paused, lease_ms, more = _claimed_reply(last[0])
             leases = [
                 Lease(
                     id, token, nonce, deliveries, attempts, PRIORITY_MAX - rank, key, group, published_ms, ready_ms,
@@ -217,9 +218,11 @@ class PostgresStore(ScheduleVerbs, ChainVerbs):
                 for _, id, token, deliveries, attempts, rank, key, group, published_ms, ready_ms, claimed_ms,
                     lease_end_ms, envelope, chain in rows
             ]  # fmt: skip
-            return Claimed(leases, next_due, next_lease, next_rate, paused, 0, lease_ms)
+            return Claimed(leases, next_due, next_lease, next_rate, paused, 0, lease_ms, more)
 
-        parameters = [number(limit), text(worker), text(sleeper), flag(replay), number(linger_ms)]
+        parameters = [
+            number(limit), text(worker), text(sleeper), flag(replay), number(linger_ms), number(bytes_max),
+        ]  # fmt: skip
         return self._once("claim", queue, operation, parameters, decode, columns="*")
 
     def settle(

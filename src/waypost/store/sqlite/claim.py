@@ -32,6 +32,7 @@ _STILL_LEASED = f"""
     FROM json_each(?) j CROSS JOIN {{message}} m INDEXED BY {{message:id}} CROSS JOIN {{envelope}} e ON e.seq = m.seq
     WHERE m.queue = ? AND m.id = j.value AND m.state = 2 AND m.nonce = ? ORDER BY j.key"""
 _REARM = "UPDATE {message} SET lease_end_ms = ? WHERE seq = ?"
+_DELIVERIES = Record.__struct_fields__.index("deliveries")
 _RATE_OLD = "DELETE FROM {rate} WHERE queue = ? AND at_ms <= ? RETURNING count"
 _RATE_FIRST = "SELECT min(at_ms) FROM {rate} WHERE queue = ?"
 _RATE_LAST = "SELECT max(at_ms) FROM {rate} WHERE queue = ?"
@@ -49,7 +50,13 @@ _SLEEPERS_OLD = "DELETE FROM {sleeper} WHERE queue = ? AND until_ms <= ?"
 
 
 def claim(
-    book: QueueBook, limit: int, operation: Operation, worker: str, sleeper: str | None, linger_ms: int | None
+    book: QueueBook,
+    limit: int,
+    operation: Operation,
+    worker: str,
+    sleeper: str | None,
+    linger_ms: int | None,
+    bytes_max: int,
 ) -> tuple[Claimed, list[str]]:
     """Lease up to `limit` messages; a hand that is not full registers its worker as a sleeper in the same step."""
     step, now = book.step, book.now
@@ -59,20 +66,20 @@ def claim(
     if linger_ms is not None:
         step.execute(_SLEEPER_OUT, (book.number, COVERS + worker))
     leases: list[Lease] = []
-    next_rate_ms = None
+    next_rate_ms, more = None, False
     if not book.paused:
         promote_due(book, told)
         _reclaim(book, told)
         room, next_rate_ms = _room(book, limit)
-        leases = _lease(book, room, operation.nonce, worker, told)
+        leases, more = _lease(book, room, bytes_max, operation.nonce, worker, told)
     trim_dead(book)
-    if sleeper is not None and len(leases) < limit:
+    if sleeper is not None and len(leases) < limit and not more:
         step.execute(_SLEEPERS_OLD, (book.number, now))
         step.execute(_SLEEPER_IN, (book.number, sleeper, now + SLEEPER_TTL_MS))
         book.numbers["sleepers_known_until"] = now + SLEEPER_TTL_MS
-    if linger_ms and len(leases) < limit:
+    if linger_ms and len(leases) < limit and not more:
         step.execute(_SLEEPER_IN, (book.number, COVERS + worker, now + min(linger_ms, COVER_MS_MAX)))
-    return _claimed(book, leases, next_rate_ms), [lease.id for lease in leases]
+    return _claimed(book, leases, next_rate_ms, more), [lease.id for lease in leases]
 
 
 def claim_again(book: QueueBook, ids: list[str], operation: Operation) -> Claimed:
@@ -84,11 +91,11 @@ def claim_again(book: QueueBook, ids: list[str], operation: Operation) -> Claime
         record.lease_end_ms = book.now + record.lease_ms
         book.step.execute(_REARM, (record.lease_end_ms, record.seq))
         leases.append(_lease_of(record, row[-1]))
-    return _claimed(book, leases, None)
+    return _claimed(book, leases, None, bool(leases))
 
 
-def _claimed(book: QueueBook, leases: list[Lease], next_rate_ms: int | None) -> Claimed:
-    return Claimed(leases, book.next_due(), book.next_lease(), next_rate_ms, book.paused, 0, book.policy.lease_ms)
+def _claimed(book: QueueBook, leases: list[Lease], next_rate_ms: int | None, more: bool) -> Claimed:
+    return Claimed(leases, book.next_due(), book.next_lease(), next_rate_ms, book.paused, 0, book.policy.lease_ms, more)
 
 
 def promote_due(book: QueueBook, operation: str | None) -> None:
@@ -137,20 +144,42 @@ def _room(book: QueueBook, limit: int) -> tuple[int, int | None]:
     return room, next_rate_ms
 
 
-def _lease(book: QueueBook, room: int, nonce: bytes, worker: str, operation: str) -> list[Lease]:
+def _lease(
+    book: QueueBook, room: int, bytes_max: int, nonce: bytes, worker: str, operation: str
+) -> tuple[list[Lease], bool]:
+    """Lease what comes first, up to the first message that does not fit any more; and whether there is one."""
     leases: list[Lease] = []
     buried: int | None = 0
+    left, more = bytes_max, False
     # A round takes what it finds off the ready messages, so the next one goes on behind it.
-    while len(leases) < room and buried is not None:
-        rows = book.step.execute(_READY, (book.number, room - len(leases))).fetchall()
+    while len(leases) < room and buried is not None and not more:
+        rows, left, more = _fitting(book, room - len(leases), left, started=bool(leases))
         if not rows:
             break
         buried = _lease_round(book, rows, buried, leases, nonce, worker, operation)
+        more = more and buried is not None
         book.let_go()
     if leases and book.policy.rate_count is not None:
         book.step.execute(_RATE_ADD, (book.number, book.now, len(leases)))
         book.numbers["rate_sum"] += len(leases)
-    return leases
+    return leases, more
+
+
+def _fitting(book: QueueBook, room: int, left: int, *, started: bool) -> tuple[list[tuple[Any, ...]], int, bool]:
+    """The first ready messages that fit into so many bytes, what is left of those, and whether one did not fit.
+
+    Those over their delivery limit are among them: they are not handed out, and take no room.
+    """
+    rows: list[tuple[Any, ...]] = []
+    limit = book.policy.max_deliveries
+    for row in book.step.execute(_READY, (book.number, room)):
+        if limit is None or row[_DELIVERIES] < limit:
+            left -= len(row[-1])
+            if left < 0 and started:
+                return rows, left, True
+            started = True
+        rows.append(row)
+    return rows, left, False
 
 
 def _lease_round(

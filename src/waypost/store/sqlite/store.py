@@ -35,7 +35,7 @@ from waypost.message import (
     TracePage,
     Watched,
 )
-from waypost.policy import Policy
+from waypost.policy import CLAIM_BYTES_MAX, Policy
 from waypost.store.port import Beat, Call, Draft, FireStep, Hold, Target, Woken, add_wakes, check_purge
 from waypost.store.register import pack
 from waypost.store.sqlite import chains, claim, looking, replays, running, schedules, settle, workers
@@ -141,6 +141,7 @@ class SqliteStore:
         sleeper: str | None = None,
         linger_ms: int | None = None,
         replay: bool = False,
+        bytes_max: int = CLAIM_BYTES_MAX,
     ) -> Call[Claimed]:
         def run(step: Step) -> Claimed:
             book = step.book(queue)
@@ -150,7 +151,7 @@ class SqliteStore:
                 replays.remember(book, operation, first := replays.CLAIMED.pack([]))
             if first is not None:
                 return claim.claim_again(book, replays.CLAIMED.unpack(first), operation)
-            claimed, ids = claim.claim(book, limit, operation, worker, sleeper, linger_ms)
+            claimed, ids = claim.claim(book, limit, operation, worker, sleeper, linger_ms, bytes_max)
             replays.remember(book, operation, replays.CLAIMED.pack(ids))
             return claimed
 

@@ -22,7 +22,7 @@ except ImportError as error:  # pragma: no cover - exercised in a subprocess wit
     raise MissingExtra('the Valkey store needs redis-py: pip install "waypost[valkey]"') from error
 
 SCHEMES = {"valkey": "redis", "valkeys": "rediss", "redis": "redis", "rediss": "rediss", "unix": "unix"}
-#: A reply that takes longer means a dead connection: no script runs for more than a few milliseconds.
+#: A silence that lasts longer means a dead connection: no script runs for more than a few milliseconds.
 REPLY_TIMEOUT_SECONDS = 10.0
 
 

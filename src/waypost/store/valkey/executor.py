@@ -16,11 +16,13 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from typing import Any, TypeVar, cast
 
+import redis
 from redis.exceptions import ResponseError
 
 from waypost.errors import ConfigurationError, ForkedClient, OutcomeUnknown, StoreError, WaypostError
 from waypost.policy import Durability
 from waypost.store.port import Call
+from waypost.store.silence import Sending, unsent_bytes
 from waypost.store.valkey.command import Door, ValkeyCall, command
 from waypost.store.valkey.connecting import REPLY_TIMEOUT_SECONDS, Source
 from waypost.store.valkey.conversation import Batch, Conversation, ask, ask_at_door, request
@@ -36,6 +38,8 @@ log = logging.getLogger("waypost")
 CONNECTIONS_MAX = 32
 #: A connection idle for longer is looked at before it is used: the server may have closed it.
 IDLE_SECONDS = 1.0
+#: A long request is written in pieces of this size: over a slow link a limit for the whole of it would be too short.
+PIECE_BYTES = 1 << 16
 OLDEST_SERVER = (6, 2)
 WAITS_FOR_DISK = (7, 2)
 
@@ -132,6 +136,25 @@ class _Common:
         return lost(error, self._source.shown, sent=sent)
 
 
+def _pieces(request: bytes) -> list[Any]:
+    """A request in pieces, each of which has the socket's time limit to itself."""
+    if len(request) <= PIECE_BYTES:
+        return [request]
+    view = memoryview(request)
+    return [view[start : start + PIECE_BYTES] for start in range(0, len(request), PIECE_BYTES)]
+
+
+def _read(connection: Any) -> Any:
+    """The next reply. Each read has the socket's time limit, and while our request is on its way another one."""
+    sending = Sending()
+    while True:
+        try:
+            return connection.read_response(disable_decoding=True, disconnect_on_error=False)
+        except redis.TimeoutError:
+            if not sending.goes_on(unsent_bytes(connection._sock.fileno())):
+                raise
+
+
 class ValkeyExecutor(_Common):
     """Runs calls on blocking sockets. Safe from several threads."""
 
@@ -203,9 +226,9 @@ class ValkeyExecutor(_Common):
             while True:
                 try:
                     if step is None:
-                        reply = connection.read_response(disable_decoding=True)
+                        reply = _read(connection)
                     else:
-                        reply = connection.send_packed_command([step], check_health=False)
+                        reply = connection.send_packed_command(_pieces(step), check_health=False)
                 except ResponseError as error:
                     good = good and not wrong_server(error)
                     step = conversation.throw(error)

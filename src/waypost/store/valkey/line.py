@@ -14,6 +14,7 @@ import redis
 from redis.exceptions import InvalidResponse, RedisError
 
 from waypost.errors import MissingExtra
+from waypost.store.silence import Sending, unsent_bytes
 
 try:
     import hiredis
@@ -28,11 +29,14 @@ class Line(asyncio.Protocol):
     """Bytes to the server and replies from it, one conversation at a time."""
 
     __slots__ = (
+        "_alarm",
         "_clear",
         "_failure",
+        "_heard",
         "_loop",
         "_reading",
         "_replies",
+        "_sending",
         "_streams",
         "_transport",
         "connection",
@@ -41,8 +45,12 @@ class Line(asyncio.Protocol):
 
     def __init__(self, connection: Any) -> None:
         self.connection = connection
-        #: So many seconds more than the connection's own limit may a reply take.
+        #: So many seconds more than the connection's own limit may the server be silent.
         self.patience = 0.0
+        #: When a part of the reply came, and whether our request is still on its way.
+        self._heard = 0.0
+        self._sending: Sending | None = None
+        self._alarm: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
         self._replies = hiredis.Reader(
             protocolError=InvalidResponse, replyError=connection._parser.parse_error, notEnoughData=NOTHING
@@ -93,11 +101,30 @@ class Line(asyncio.Protocol):
         seconds = self.connection.socket_timeout
         if seconds is None:
             return await future
-        alarm = self._loop.call_later(seconds + self.patience, _give_up, future)
+        limit = seconds + self.patience
+        self._sending = None
+        self._alarm = self._loop.call_later(limit, self._give_up, future, limit)
         try:
             return await future
         finally:
-            alarm.cancel()
+            self._alarm.cancel()
+
+    def _give_up(self, future: asyncio.Future[Any], limit: float) -> None:
+        """End a wait in which nothing has come or gone for so long; otherwise look again."""
+        if future.done():
+            return
+        rest = self._heard + limit - self._loop.time()
+        if rest <= 0:
+            self._sending = self._sending or Sending()
+            rest = limit if self._sending.goes_on(self._unsent()) else 0.0
+        if rest > 0:
+            self._alarm = self._loop.call_later(rest, self._give_up, future, limit)
+        else:
+            future.set_exception(redis.TimeoutError("the server did not answer in time"))
+
+    def _unsent(self) -> int:
+        transport = self._transport
+        return int(transport.get_write_buffer_size()) + unsent_bytes(transport.get_extra_info("socket").fileno())
 
     # ---- what the event loop calls -----------------------------------------------------------------------
 
@@ -112,6 +139,8 @@ class Line(asyncio.Protocol):
             return
         if reply is not NOTHING:
             self._reading.set_result(reply)
+        else:
+            self._heard = self._loop.time()
 
     def pause_writing(self) -> None:
         self._clear = self._loop.create_future()
@@ -127,8 +156,3 @@ class Line(asyncio.Protocol):
             if future is not None and not future.done():
                 future.set_exception(self._failure)
         self._streams.connection_lost(error)
-
-
-def _give_up(future: asyncio.Future[Any]) -> None:
-    if not future.done():
-        future.set_exception(redis.TimeoutError("the server did not answer in time"))

@@ -29,7 +29,7 @@ from waypost.message import (
     TracePage,
     Watched,
 )
-from waypost.policy import CHUNK_MESSAGES_MAX, OUTGOING_TTL_MS, Durability, Policy
+from waypost.policy import CHUNK_MESSAGES_MAX, CLAIM_BYTES_MAX, OUTGOING_TTL_MS, Durability, Policy
 from waypost.store.port import (
     AsyncExecutor,
     Beat,
@@ -279,21 +279,25 @@ class ValkeyStore(ScheduleVerbs):
         sleeper: str | None = None,
         linger_ms: int | None = None,
         replay: bool = False,
+        bytes_max: int = CLAIM_BYTES_MAX,
     ) -> Call[Claimed]:
         def decode(reply: Any) -> Claimed:
-            lease_end, next_due, next_lease, next_rate, paused, outgoing, now, lease = reply[:8]
-            leases = packing.unpack_leases(reply, 8, lease_end, now, operation.nonce)
+            lease_end, next_due, next_lease, next_rate, paused, outgoing, now, lease, more = reply[:9]
+            leases = packing.unpack_leases(reply, 9, lease_end, now, operation.nonce)
             if leases and queue not in self._claimed_from:
                 if len(self._claimed_from) > QUEUES_REMEMBERED_MAX:
                     self._claimed_from.clear()
                 self._claimed_from.add(queue)
             return Claimed(
                 leases, _or_none(next_due), _or_none(next_lease), _or_none(next_rate), paused == 1, outgoing,
-                _or_none(lease),
+                _or_none(lease), more == 1,
             )  # fmt: skip
 
         linger = b"" if linger_ms is None else b"%d" % linger_ms
-        arguments = (b"%d" % limit, worker.encode(), (sleeper or "").encode(), b"1" if replay else b"0", linger)
+        arguments = (
+            b"%d" % limit, worker.encode(), (sleeper or "").encode(), b"1" if replay else b"0", linger,
+            b"%d" % bytes_max,
+        )  # fmt: skip
         return self._call("claim", queue, operation, arguments, decode)
 
     def settle(

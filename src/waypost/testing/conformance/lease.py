@@ -42,6 +42,82 @@ class TestClaims:
         ids = bench.publish_count(CHUNK_MESSAGES_MAX + 1)
         assert [lease.id for lease in bench.claim(CHUNK_MESSAGES_MAX)] == ids[:-1]
 
+    @pytest.mark.promise("LEASE-17")
+    def test_a_claim_ends_before_the_first_message_that_does_not_fit(self, bench: Bench) -> None:
+        """It does not skip it for a smaller one: what comes first is handed out first."""
+        sizes = [100, 3_000, 100, 100, 50_000, 10, 10]
+        ids = [bench.publish(b"x" * size).id for size in sizes]
+        first = bench.claimed(10, bytes_max=3_000)
+        assert ([lease.id for lease in first.leases], first.more) == (ids[:1], True)
+        second = bench.claimed(10, bytes_max=4_000)
+        assert ([lease.id for lease in second.leases], second.more) == (ids[1:4], True)
+        third = bench.claimed(10, bytes_max=1)
+        assert ([lease.id for lease in third.leases], third.more) == (ids[4:5], True)
+        last = bench.claimed(10, bytes_max=1_000)
+        assert ([lease.id for lease in last.leases], last.more) == (ids[5:], False)
+        assert bench.ledger().leased == len(ids)
+        bench.check_invariants()
+
+    @pytest.mark.promise("LEASE-17")
+    def test_a_claim_brings_one_message_whatever_its_size(self, bench: Bench) -> None:
+        ids = [bench.publish(b"x" * 500_000).id for _ in range(3)]
+        for id in ids:
+            claimed = bench.claimed(5, bytes_max=0)
+            assert [lease.id for lease in claimed.leases] == [id]
+            assert claimed.leases[0].envelope.endswith(b"x" * 500_000)
+            assert claimed.more == (id != ids[-1])
+        assert bench.claimed(5, bytes_max=0).leases == []
+
+    @pytest.mark.promise("LEASE-17")
+    @pytest.mark.parametrize("lease", [60, None])
+    def test_bytes_bound_many_claims_of_many_messages_exactly(self, bench: Bench, lease: float | None) -> None:
+        bench.configure(lease=lease)
+        ids = [bench.publish(b"x" * (10 if number % 3 else 2_000), priority=9 - number % 2).id for number in range(200)]
+        wanted = ids[::2] + ids[1::2]
+        sizes = {stored.id: len(stored.envelope) for stored in bench.listing("ready")}
+        found: list[str] = []
+        while True:
+            claimed = bench.claimed(CHUNK_MESSAGES_MAX, bytes_max=30_000)
+            size = sum(sizes[one.id] for one in claimed.leases)
+            found += [one.id for one in claimed.leases]
+            assert size <= 30_000
+            if not claimed.more:
+                break
+            assert size + sizes[wanted[len(found)]] > 30_000, "the next one would have fitted"
+        assert found == wanted
+        bench.check_invariants()
+
+    @pytest.mark.promise("LEASE-17", "LEASE-5")
+    def test_what_is_buried_takes_no_room_in_a_claim(self, bench: Bench) -> None:
+        bench.configure(max_deliveries=1, lease=1)
+        large = [bench.publish(b"x" * 5_000).id for _ in range(3)]
+        assert len(bench.claim(3)) == 3
+        bench.after(2)
+        small = [bench.publish(b"x" * 100).id for _ in range(4)]
+        claimed = bench.claimed(10, bytes_max=1_000)
+        assert [lease.id for lease in claimed.leases] == small
+        assert not claimed.more
+        assert bench.ids("dead") == sorted(large)
+
+    @pytest.mark.promise("LEASE-17", "WAKE-2")
+    def test_a_claim_that_left_messages_behind_registers_no_sleeper(self, bench: Bench) -> None:
+        for _ in range(2):
+            bench.publish(b"x" * 1_000)
+        assert bench.claimed(5, bytes_max=1_500, sleeper="a").more
+        assert bench.stats().sleepers == 0
+        assert not bench.claimed(5, bytes_max=1_500, sleeper="a").more
+        assert bench.stats().sleepers == 1
+
+    @pytest.mark.promise("LEASE-17", "LEASE-6")
+    def test_the_answer_to_a_repeat_says_to_claim_again(self, bench: Bench) -> None:
+        ids = [bench.publish(b"x" * 1_000).id for _ in range(3)]
+        operation = bench.operation()
+        first = bench.claimed(5, bytes_max=2_500, operation=operation)
+        again = bench.claimed(5, bytes_max=2_500, operation=operation)
+        assert [lease.id for lease in first.leases] == [lease.id for lease in again.leases] == ids[:2]
+        assert again.more
+        assert not bench.claimed(5, operation=bench.operation(), replay=True).more
+
     @pytest.mark.promise("LEASE-1")
     def test_a_claim_of_an_empty_or_unknown_queue_is_empty(self, bench: Bench) -> None:
         claimed = bench.claimed(10)

@@ -11,7 +11,7 @@
 
 CREATE OR REPLACE FUNCTION {claim}(
     p_queue text, p_clock bigint, p_session bytea, p_number bigint, p_ttl bigint, p_limit bigint, p_worker text,
-    p_sleeper text, p_replay boolean, p_linger bigint
+    p_sleeper text, p_replay boolean, p_linger bigint, p_bytes bigint
 ) RETURNS TABLE (
     head text, id text, token bigint, deliveries integer, attempts integer, rank smallint, key text, "group" text,
     published_ms bigint, ready_ms bigint, claimed_ms bigint, lease_end_ms bigint, data bytea, chain text
@@ -24,8 +24,13 @@ DECLARE
     v_nonce bytea := p_session || int4send(p_number::int);
     v_room bigint := p_limit;
     v_leased bigint := 0;
-    v_count bigint;
     v_buried bigint := 0;
+    v_tried bigint;
+    v_seen bigint;
+    v_places tid[];
+    v_size bigint;
+    v_left bigint := p_bytes;
+    v_more boolean := false;
     v_due bigint;
     v_end bigint;
     v_rate bigint;
@@ -48,6 +53,7 @@ BEGIN
             SELECT NULL::text, m.id, m.token, m.deliveries, m.attempts, m.rank, m.key, m."group", m.published_ms,
                 m.ready_ms, m.claimed_ms, m.lease_end_ms, m.data, m.chain
             FROM armed m ORDER BY m.rank, m.position, m.id;
+        v_more := FOUND;
         p_replay := true;
     ELSE
         -- Written first: a repeat on another connection waits for this one, or this one is undone by it.
@@ -83,22 +89,46 @@ BEGIN
                 v_waits := true;
             END IF;
             LOOP
-                EXIT WHEN v_leased >= v_room;
-                -- One statement, whatever the number of messages; what is over its limit is left out.
-                IF q.lease_ms IS NULL THEN
-                    RETURN QUERY SELECT * FROM {take}(q, v_now, v_op, p_worker, v_room - v_leased);
+                EXIT WHEN v_leased >= v_room OR v_more;
+                v_tried := v_room - v_leased;
+                IF v_tried > 1 THEN
+                    -- The first one says how many will fit: what is locked and left would be skipped by others.
+                    SELECT least(v_tried, greatest(1, v_left / greatest(1, length(m.data)))) INTO v_tried
+                    FROM {message} m WHERE m.queue = q.number AND m.state = 0
+                    ORDER BY m.rank, m.position, m.id LIMIT 1;
+                    EXIT WHEN NOT FOUND;
+                END IF;
+                -- What is over its limit is not handed out and takes no room.
+                SELECT count(*), array_agg(f.place) FILTER (WHERE f.good AND NOT f.over),
+                    coalesce(sum(f.size) FILTER (WHERE f.good AND NOT f.over), 0),
+                    coalesce(bool_or(f.good AND f.over), false)
+                INTO v_seen, v_places, v_size, v_more FROM (
+                    SELECT c.place, c.good, c.size,
+                        sum(c.size) FILTER (WHERE c.good) OVER w > v_left
+                            AND v_leased + count(*) FILTER (WHERE c.good) OVER w > 1 AS over
+                    FROM (
+                        SELECT m.ctid AS place, length(m.data) AS size,
+                            q.max_deliveries IS NULL OR m.deliveries < q.max_deliveries AS good
+                        FROM {message} m WHERE m.queue = q.number AND m.state = 0
+                        ORDER BY m.rank, m.position, m.id LIMIT v_tried FOR NO KEY UPDATE SKIP LOCKED) c
+                    WINDOW w AS (ROWS UNBOUNDED PRECEDING)) f;
+                v_left := v_left - v_size;
+                v_leased := v_leased + coalesce(cardinality(v_places), 0);
+                -- One statement, whatever the number of messages.
+                IF v_places IS NULL THEN
+                    NULL;
+                ELSIF q.lease_ms IS NULL THEN
+                    RETURN QUERY SELECT * FROM {take}(q, v_now, v_op, p_worker, v_places);
                 ELSE
                     RETURN QUERY
                     WITH chosen AS MATERIALIZED (
-                        SELECT m.ctid AS place FROM {message} m
-                        WHERE m.queue = q.number AND m.state = 0
-                        ORDER BY m.rank, m.position, m.id LIMIT v_room - v_leased FOR NO KEY UPDATE SKIP LOCKED
+                        SELECT unnest(v_places) AS place
                     ), leased AS MATERIALIZED (
                         UPDATE {message} m SET state = 2, token = greatest(m.token, v_floor) + 1,
                             claims = m.claims + 1, deliveries = m.deliveries + 1, nonce = v_nonce, worker = p_worker, claimed_ms = v_now, lease_end_ms = v_now + q.lease_ms,
                             lease_ms = q.lease_ms
                         FROM chosen c
-                        WHERE m.ctid = c.place AND (q.max_deliveries IS NULL OR m.deliveries < q.max_deliveries)
+                        WHERE m.ctid = c.place
                         RETURNING m.id, m.token, m.claims, m.deliveries, m.attempts, m.rank, m.key, m."group",
                             m.published_ms, m.ready_ms, m.position, m.cause, length(m.data) AS size, m.data, m.chain
                     ), s AS MATERIALIZED (
@@ -155,10 +185,10 @@ BEGIN
                         l.published_ms, l.ready_ms, v_now, v_now + q.lease_ms, l.data, l.chain
                     FROM leased l ORDER BY l.rank, l.position, l.id;
                 END IF;
-                GET DIAGNOSTICS v_count = ROW_COUNT;
-                v_leased := v_leased + v_count;
+                EXIT WHEN v_leased >= v_room OR v_more;
+                CONTINUE WHEN v_seen = v_tried AND cardinality(v_places) = v_seen;
                 -- What is over its limit stands in the way: bury it, and look behind it.
-                EXIT WHEN v_leased >= v_room OR q.max_deliveries IS NULL;
+                EXIT WHEN q.max_deliveries IS NULL;
                 SELECT b.buried, b.news INTO v_buried_now FROM {bury_exhausted}(q, v_now, v_op, 256 - v_buried) b;
                 v_buried := v_buried + v_buried_now.buried;
                 v_news := v_news || v_buried_now.news;
@@ -176,12 +206,12 @@ BEGIN
             PERFORM {trim_dead}(q, v_now);
         END IF;
         -- It took all there was and has room for more; who asks for nothing only says that it sleeps no longer.
-        IF v_leased < p_limit AND p_sleeper IS NOT NULL THEN
+        IF v_leased < p_limit AND NOT v_more AND p_sleeper IS NOT NULL THEN
             INSERT INTO {sleeper} (queue, name, until_ms, awake) VALUES (q.number, p_sleeper, v_now + 60000, false)
             ON CONFLICT (queue, name) DO UPDATE SET until_ms = excluded.until_ms, awake = false;
         END IF;
         IF p_linger IS NOT NULL THEN
-            PERFORM {cover}(q.number, p_worker, v_now, CASE WHEN v_leased < p_limit THEN p_linger ELSE 0 END);
+            PERFORM {cover}(q.number, p_worker, v_now, CASE WHEN v_leased < p_limit AND NOT v_more THEN p_linger ELSE 0 END);
         END IF;
         IF cardinality(v_news) > 0 THEN
             PERFORM {carry}(v_now, v_news);
@@ -202,7 +232,7 @@ BEGIN
     END IF;
     RETURN QUERY SELECT
         json_build_array(
-            {from_now}(v_due, v_now), {from_now}(v_end, v_now), v_rate, q.paused, q.lease_ms)::text,
+            {from_now}(v_due, v_now), {from_now}(v_end, v_now), v_rate, q.paused, q.lease_ms, v_more)::text,
         NULL::text, NULL::bigint, NULL::integer, NULL::integer, NULL::smallint, NULL::text, NULL::text, NULL::bigint,
         NULL::bigint, NULL::bigint, NULL::bigint, NULL::bytea, NULL::text;
 END $body$;
@@ -227,7 +257,7 @@ BEGIN
 END $body$;
 
 -- At most once: the messages leave the store with this claim.
-CREATE OR REPLACE FUNCTION {take}(q {queue}, p_now bigint, p_op text, p_worker text, p_room bigint) RETURNS TABLE (
+CREATE OR REPLACE FUNCTION {take}(q {queue}, p_now bigint, p_op text, p_worker text, p_places tid[]) RETURNS TABLE (
     head text, id text, token bigint, deliveries integer, attempts integer, rank smallint, key text, "group" text,
     published_ms bigint, ready_ms bigint, claimed_ms bigint, lease_end_ms bigint, data bytea, chain text
 ) LANGUAGE plpgsql AS $body$
@@ -240,9 +270,7 @@ BEGIN
     SELECT array_agg(c.id),
         array_agg({end_of}(c.chain, q.name || '/' || c.id, NULL, NULL)) FILTER (WHERE c.chain IS NOT NULL)
     INTO v_ids, v_news FROM (
-        SELECT m.id, m.chain, m.deliveries FROM {message} m WHERE m.queue = q.number AND m.state = 0
-        ORDER BY m.rank, m.position, m.id LIMIT p_room FOR NO KEY UPDATE SKIP LOCKED) c
-    WHERE q.max_deliveries IS NULL OR c.deliveries < q.max_deliveries;
+        SELECT m.id, m.chain FROM unnest(p_places) AS u (place) JOIN {message} m ON m.ctid = u.place) c;
     RETURN QUERY
     WITH taken AS MATERIALIZED (
         DELETE FROM {message} m WHERE m.queue = q.number AND m.id = ANY (v_ids)
@@ -284,7 +312,7 @@ BEGIN
         p_now, NULL::bigint, l.data, l.chain
     FROM taken l ORDER BY l.rank, l.position, l.id;
     IF q.completed_max > 0 THEN
-        PERFORM {forget_done}(q.number, q.completed_max, 256 + p_room);
+        PERFORM {forget_done}(q.number, q.completed_max, 256 + cardinality(p_places));
     END IF;
     IF v_ids IS NOT NULL THEN
         PERFORM {end_waits}(q, p_now, v_ids, ARRAY['done']);

@@ -1,19 +1,19 @@
 -- claim: lease up to n messages, highest priority first, first in first out.
 --
 -- Arguments: limit, worker, sleeper or '', '1' to repeat only (take no fresh work), in how many milliseconds it looks
--- again or ''.
+-- again or '', how many bytes of envelopes at most (one message whatever its size).
 -- Touches: queue, messages, state, ready, due, leases, keys, waiting, dead, errors, journal, sleepers, rate, outgoing,
 -- completed, operations, the keys of chains.
 -- Invariant: one holder. A lease is a member of leases and a state with status L, a grown token and this call's nonce.
 -- The first write removes: a store whose memory is full can be drained.
 -- Reply: lease end, next due, next lease end, next rate slot (milliseconds, -1: none), paused, outgoing, now,
--- how long leases are now, then value and state of each message; '' for the state of one that was never claimed before,
+-- how long leases are now, 1 if there is more, then value and state of each message; '' for the state of one that was never claimed before,
 -- which follows from all the others.
 
 local limit = min(CHUNK_MESSAGES_MAX, tonumber(ARGV[FIRST_ARGUMENT]))
 local worker, sleeper = ARGV[FIRST_ARGUMENT + 1], ARGV[FIRST_ARGUMENT + 2]
 local repeat_only = ARGV[FIRST_ARGUMENT + 3] == '1'
-local linger = tonumber(ARGV[FIRST_ARGUMENT + 4])
+local linger, bytes_left = tonumber(ARGV[FIRST_ARGUMENT + 4]), tonumber(ARGV[FIRST_ARGUMENT + 5])
 
 local first = first_result()
 open_queue()
@@ -25,9 +25,11 @@ if sleeper ~= '' or linger then must_be('zset', SLEEPERS) end
 if policy.rate_count then must_be('list', RATE) end
 if policy.completed_max > 0 then must_be('list', COMPLETED) end
 
+local more = false -- the next message would have made the reply too long
+
 local function header(lease_end, next_rate)
   return {lease_end, until_first(DUE) or -1, until_first(LEASES) or -1, next_rate or -1, paused and 1 or 0,
-    outgoing + #sent_on / 2, now, policy.lease_ms or -1}
+    outgoing + #sent_on / 2, now, policy.lease_ms or -1, more and 1 or 0}
 end
 
 if first or repeat_only then
@@ -45,8 +47,9 @@ if first or repeat_only then
       again[#again + 1] = state
     end
   end
+  more = #again > 0
   local reply = header(lease_end)
-  for i = 1, #again do reply[i + 8] = again[i] end
+  for i = 1, #again do reply[i + 9] = again[i] end
   return reply
 end
 
@@ -214,18 +217,23 @@ local function lease(id, value, raw)
   end
 end
 
-while leased < room do
-  local popped = call('ZPOPMIN', READY, room - leased)
+local round = 64
+while leased < room and not more do
+  local popped = call('ZPOPMIN', READY, min(round, room - leased))
   local number = #popped / 2
   if number == 0 then break end
+  -- Sizes are known only when values are read: rounds grow, so that a few small ones do not stand for many large ones.
+  round = round * 8
   local wanted = {}
   for i = 1, number do wanted[i] = popped[i * 2 - 1] end
-  local values = call('HMGET', MESSAGES, unpack(wanted))
+  -- If the first one says that they will not all fit, each is read when its turn comes.
+  local one_by_one = number > 1 and call('HSTRLEN', MESSAGES, wanted[1]) * number > bytes_left
+  local values = not one_by_one and call('HMGET', MESSAGES, unpack(wanted))
   local raws = call('HMGET', STATE, unpack(wanted))
   local stopped = false
   for i = 1, number do
     local raw = raws[i]
-    if stopped then
+    if stopped or more then
       call('ZADD', READY, popped[i * 2], wanted[i])
     elseif raw and policy.max_deliveries and struct_unpack('>I4', raw, 30) >= policy.max_deliveries then
       if buried == BURY_MAX then
@@ -240,7 +248,14 @@ while leased < room do
         end_message(s, 'dead', nil, {'max_deliveries', failure[2], failure[3]})
       end
     else
-      lease(wanted[i], values[i], raw)
+      local value = values and values[i] or call('HGET', MESSAGES, wanted[i])
+      bytes_left = bytes_left - (#value - 9)
+      if bytes_left < 0 and leased > 0 then
+        more = true
+        call('ZADD', READY, popped[i * 2], wanted[i])
+      else
+        lease(wanted[i], value, raw)
+      end
     end
   end
   if stopped then break end
@@ -258,12 +273,12 @@ if leased > 0 then
   end
 end
 -- It took all there was and has room for more; who asks for nothing only says that it sleeps no longer.
-if sleeper ~= '' and leased < limit then
+if sleeper ~= '' and leased < limit and not more then
   call('ZREMRANGEBYSCORE', SLEEPERS, '-inf', now)
   call('ZADD', SLEEPERS, now + SLEEPER_TTL_MS, sleeper, now + SLEEPER_TTL_MS, '')
   call('PEXPIRE', SLEEPERS, SLEEPER_TTL_MS * 2)
 end
-if linger and linger > 0 and leased < limit then
+if linger and linger > 0 and leased < limit and not more then
   call('ZADD', SLEEPERS, now + min(linger, COVER_MS_MAX), '~' .. worker)
   call('PEXPIRE', SLEEPERS, SLEEPER_TTL_MS * 2)
 end
@@ -276,5 +291,5 @@ if item_count > 0 or leased > 0 or buried > 0 or #due > 0 or #expired > 0 or pol
 remember(concat(ids))
 
 local reply = header(lease_end, next_rate)
-for i = 1, leased * 2 do reply[i + 8] = replies[i] end
+for i = 1, leased * 2 do reply[i + 9] = replies[i] end
 return reply
