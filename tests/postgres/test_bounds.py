@@ -1,14 +1,17 @@
-"""Nothing grows with messages done, even if nobody ever looks: one step in 64 tidies up."""
+"""Nothing grows with messages done, even if nobody ever looks: steps fold and sweep as much as they add."""
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import psycopg
 import pytest
 
+from waypost import Waypost
 from waypost.store.postgres import PostgresStore, migrate
-from waypost.testing.bench import Bench, fresh_namespace
+from waypost.testing.bench import QUEUE, Bench, fresh_namespace
 from waypost.testing.clock import ManualClock
 from waypost.testing.postgres import PostgresServer
 
@@ -54,3 +57,121 @@ def test_what_has_run_out_is_swept(server: PostgresServer, database: Database) -
         sessions = rows(database, name, "operation", "count(DISTINCT session)")
         assert sessions == 1
         assert rows(database, name, "operation") == 128
+
+
+#: What may wait to be folded, whatever came before: what makes a step look, and what a few steps add until one does.
+COUNTS_MAX = 700
+STEPS = 60
+EACH = 50
+
+
+def drop_oldest(bench: Bench) -> None:
+    bench.publish_drafts([bench.draft() for _ in range(EACH)], queue="capped")
+
+
+def send_on(bench: Bench) -> None:
+    bench.publish_drafts([bench.draft() for _ in range(EACH)], queue="first")
+    leases = bench.claim(EACH, queue="first")
+    bench.settle_batch(
+        [bench.settlement(lease, then=[bench.continuation(lease, "second")]) for lease in leases], queue="first"
+    )
+    bench.settle_batch([bench.settlement(lease) for lease in bench.claim(EACH, queue="second")], queue="second")
+
+
+def chains(bench: Bench) -> None:
+    ids = bench.session.message_ids(EACH)
+    bench.publish_drafts([bench.draft(id=id, chain=f"home/{id}") for id in ids], queue="home")
+    bench.publish_drafts([bench.draft(after_chains=[f"home/{id}"]) for id in ids], queue="after")
+    bench.settle_batch([bench.settlement(lease) for lease in bench.claim(EACH, queue="home")], queue="home")
+    bench.settle_batch([bench.settlement(lease) for lease in bench.claim(EACH, queue="after")], queue="after")
+
+
+def replaced(bench: Bench) -> None:
+    keys = [f"key {number}" for number in range(EACH)]
+    bench.publish_drafts([bench.draft(key=key, on_conflict="replace") for key in keys], queue="keyed")
+
+
+def by_turns(bench: Bench) -> None:
+    """The numbers of transactions by which a queue's steps are known are all of one kind."""
+    for _ in range(EACH):
+        for queue in ("even", "odd", "third", "fourth"):
+            bench.publish(queue=queue)
+
+
+@pytest.mark.promise("STORE-2")
+@pytest.mark.parametrize("step", [drop_oldest, send_on, chains, replaced, by_turns])
+def test_counts_are_folded_as_fast_as_they_come(
+    step: Callable[[Bench], None], bench: Bench, database: Database, namespace: str
+) -> None:
+    bench.configure(queue="capped", max_pending=EACH, overload="drop_oldest")
+    most = 0
+    for _ in range(STEPS):
+        step(bench)
+        most = max(most, rows(database, namespace, "tally"))
+    assert most <= COUNTS_MAX
+
+
+@pytest.mark.promise("STORE-2", "BOX-1")
+@pytest.mark.parametrize("claimed", [False, True], ids=["nobody claims", "claimed in large batches"])
+def test_counts_of_other_peoples_transactions_are_folded_as_fast_as_they_come(
+    claimed: bool, server: PostgresServer, database: Database, namespace: str
+) -> None:
+    with (
+        Waypost(server.url, namespace=namespace) as post,
+        Bench(lambda _, __: PostgresStore.from_url(server.url, namespace=namespace), "sync") as bench,
+        psycopg.connect(server.url) as held,
+        psycopg.connect(server.url) as connection,
+    ):
+        if not claimed:
+            post.configure("orders", max_pending=EACH, overload="drop_oldest")
+        else:
+            # It stays open all the time: its own counts are folded when it ends, and those of others meanwhile.
+            post.publish("orders", 0, transaction=held)
+        most = 0
+        for _ in range(STEPS // 3):
+            for number in range(EACH):
+                post.publish("orders", number, transaction=connection)
+                connection.commit()
+            for _ in range(2 * claimed):
+                bench.settle_batch(
+                    [bench.settlement(lease) for lease in bench.claim(EACH // 2, queue="orders")], queue="orders"
+                )
+            most = max(most, rows(database, namespace, "tally"))
+        held.commit()
+        assert most <= COUNTS_MAX
+        ledger = post.ledger("orders")
+        assert (ledger.balance, ledger.published) == (0, STEPS // 3 * EACH + claimed)
+
+
+@pytest.mark.promise("STORE-2", "PUB-4", "CHAIN-1", "CHAIN-2")
+def test_what_has_run_out_is_swept_as_fast_as_it_comes(server: PostgresServer, database: Database) -> None:
+    clock, name = ManualClock(), fresh_namespace()
+    migrate(server.url, namespace=name)
+    with Bench(lambda _, __: PostgresStore.from_url(server.url, namespace=name, clock=clock), "sync") as bench:
+        most: Counter[str] = Counter()
+        each = 200
+        for step in range(STEPS):
+            keys = [f"key {step} {number}" for number in range(each)]
+            ids = bench.session.message_ids(each)
+            drafts = [
+                bench.draft(key=key, id=id, window=1, chain=f"{QUEUE}/{id}") for key, id in zip(keys, ids, strict=True)
+            ]
+            bench.publish_drafts(drafts)
+            leases = bench.claim(each)
+            bench.settle_batch([bench.settlement(lease, result=b"kept", result_ttl=1) for lease in leases])
+            # Longer than the memory of a chain that has ended.
+            clock.advance(3601)
+            for table in ("window", "result", "chain", "member", "tally"):
+                most[table] = max(most[table], rows(database, name, table))
+        assert {table: count for table, count in most.items() if count > 5 * each} == {}
+
+
+@pytest.mark.promise("STORE-2", "SEE-3")
+def test_the_journal_keeps_its_cap_when_each_message_is_an_entry(
+    bench: Bench, database: Database, namespace: str
+) -> None:
+    bench.configure(queue="second", journal_max=100)
+    for _ in range(STEPS):
+        send_on(bench)
+    published = STEPS * EACH
+    assert rows(database, namespace, "kept", "max(first)") > published

@@ -57,8 +57,29 @@ BEGIN
     IF NOT FOUND THEN
         RAISE EXCEPTION 'this operation ran on another connection' USING ERRCODE = 'WPAGN';
     END IF;
-    -- One step in 64 tidies up; transaction numbers choose it.
-    RETURN pg_current_xact_id()::text::bigint % 64 = 0;
+    RETURN {is_due}(p_queue, p_number);
+END $body$;
+
+-- Whether a step is the one to tidy up: one in 64, chosen by transaction numbers, and one that finds a lot to do. Some steps
+-- look for that, chosen by two kinds of numbers: a client whose steps fall on the same ones of the first kind has others
+-- of the second.
+CREATE OR REPLACE FUNCTION {is_due}(p_queue integer, p_number bigint) RETURNS boolean LANGUAGE plpgsql AS $body$
+DECLARE
+    v_xid bigint := pg_current_xact_id()::text::bigint;
+BEGIN
+    RETURN v_xid % 64 = 0 OR (v_xid % 16 = 8 OR p_number % 16 = 8) AND {many_counts}(p_queue);
+END $body$;
+
+-- The same for a step that leaves something for each of `p_count` messages: it sees to it that as much is folded and swept.
+CREATE OR REPLACE FUNCTION {is_much}(p_queue integer, p_count bigint) RETURNS boolean LANGUAGE plpgsql AS $body$
+BEGIN
+    RETURN p_count > 1 AND (random() * 64 < p_count OR {many_counts}(p_queue));
+END $body$;
+
+-- Whether a queue has a lot of counts that are not folded.
+CREATE OR REPLACE FUNCTION {many_counts}(p_queue integer) RETURNS boolean LANGUAGE plpgsql AS $body$
+BEGIN
+    RETURN EXISTS (SELECT 1 FROM {tally} t WHERE t.queue = p_queue OFFSET 64 LIMIT 1);
 END $body$;
 
 -- How many messages are in each state: what was folded, and what was not yet, as of one moment.

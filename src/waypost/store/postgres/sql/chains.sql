@@ -315,7 +315,7 @@ DECLARE
     v_gone integer;
 BEGIN
     FOR c IN
-        SELECT * FROM {chain} t WHERE t.until_ms <= p_now ORDER BY t.until_ms LIMIT 256 FOR UPDATE SKIP LOCKED
+        SELECT * FROM {chain} t WHERE t.until_ms <= p_now ORDER BY t.until_ms LIMIT 1024 FOR UPDATE SKIP LOCKED
     LOOP
         IF c.open > 0 THEN
             DELETE FROM {member} t WHERE t.ctid IN (

@@ -223,7 +223,8 @@ BEGIN
             -- Known without looking: the first entries of an index are the ones that a vacuum has yet to remove.
             v_end := least(v_end, v_now + q.lease_ms);
         END IF;
-        IF v_tidy THEN
+        -- Its messages may have been published one by one, by those who do not tidy up.
+        IF v_tidy OR v_leased >= 8 AND {many_counts}(q.number) THEN
             PERFORM {tidy}(q, v_now);
         ELSIF NOT v_waits THEN
             -- For this transaction: a SET of the function would end before its commit.

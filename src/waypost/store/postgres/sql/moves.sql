@@ -61,10 +61,12 @@ BEGIN
     PERFORM {note}(
         q, p_now, p_op, p_how, m, p_cause, m.state = 2, NULL, CASE WHEN p_how = 'dead' THEN m.reason END,
         CASE WHEN p_how = 'dead' THEN m.error_type END);
-    PERFORM {moved}(q.number, p_now, m.state, CASE WHEN p_how = 'dead' THEN 4::smallint END);
-    INSERT INTO {tally} (seq, queue, minute, done, dead, dropped, cancelled, replaced)
+    INSERT INTO {tally} (
+        seq, queue, minute, ready, delayed, leased, waiting, dead_kept, done, dead, dropped, cancelled, replaced)
     VALUES (
-        nextval('{sequence}'), q.number, p_now / 60000, nullif((p_how = 'done')::int, 0),
+        nextval('{sequence}'), q.number, p_now / 60000, -nullif((m.state = 0)::int, 0),
+        -nullif((m.state = 1)::int, 0), -nullif((m.state = 2)::int, 0), -nullif((m.state = 3)::int, 0),
+        nullif((p_how = 'dead')::int - (m.state = 4)::int, 0), nullif((p_how = 'done')::int, 0),
         nullif((p_how = 'dead')::int, 0), nullif((p_how = 'dropped')::int, 0), nullif((p_how = 'cancelled')::int, 0),
         nullif((p_how = 'replaced')::int, 0));
     IF p_how = 'dead' THEN

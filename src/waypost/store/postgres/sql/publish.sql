@@ -25,6 +25,7 @@ DECLARE
     v_wake text[];
     m {message};
     v_dropped bigint := 0;
+    v_tidy boolean := false;
     v_more json[] := '{}';
 BEGIN
     SELECT * INTO q FROM {queue} WHERE name = p_queue;
@@ -54,6 +55,10 @@ BEGIN
     END IF;
     IF q.max_pending IS NOT NULL THEN
         PERFORM pg_advisory_xact_lock({lock_of}('pending'), q.number);
+        IF coalesce(p_ttl, 0) = 0 AND {many_counts}(q.number) THEN
+            -- The depth is read by each publish, and there may be nobody else to fold what it is the sum of.
+            PERFORM {merge_counts}(q.number);
+        END IF;
         SELECT h.ready + h.delayed + h.waiting INTO v_pending FROM {held}(q.number) h;
     END IF;
     IF v_timers THEN
@@ -92,8 +97,13 @@ BEGIN
     v_first := json_build_array(
         CASE WHEN v_done.letters = repeat('q', v_done.added::int) THEN '' ELSE v_done.letters END,
         CASE WHEN v_done.letters ~ '[uce]' THEN v_done.others END, v_wake, v_more)::text;
-    IF coalesce(p_ttl, 0) > 0 AND {remember}(q.number, p_session, p_number, v_now + p_ttl, v_first) THEN
-        PERFORM {tidy}(q, v_now);
+    IF coalesce(p_ttl, 0) > 0 THEN
+        v_tidy := {remember}(q.number, p_session, p_number, v_now + p_ttl, v_first);
+        IF v_tidy OR {is_much}(q.number, v_dropped + CASE WHEN v_timers OR p_keys IS NOT NULL OR p_chains IS NOT NULL
+            THEN cardinality(p_envelopes) ELSE 0 END)
+        THEN
+            PERFORM {tidy}(q, v_now);
+        END IF;
     END IF;
     RETURN v_first;
 END $body$;
@@ -148,7 +158,7 @@ BEGIN
         UPDATE {operation} o SET result = v_first
         WHERE o.queue = v.number AND o.session = p_session AND o.slot = p_number % 128;
     END IF;
-    IF v.xid % 64 = 0 AND p_ttl IS NOT NULL THEN
+    IF p_ttl IS NOT NULL AND (v.xid % 64 = 0 OR (v.xid % 16 = 8 OR p_number % 16 = 8) AND {many_counts}(v.number)) THEN
         PERFORM {tidy}(t, v_now) FROM {queue} t WHERE t.number = v.number;
     END IF;
     RETURN v_first;

@@ -33,6 +33,8 @@ DECLARE
     v_names text[];
     v_news json[] := '{}';
     v_arrived json[];
+    v_transferred bigint := 0;
+    v_tidy boolean;
 BEGIN
     SELECT * INTO q FROM {queue} WHERE name = p_queue;
     IF NOT FOUND THEN
@@ -103,8 +105,7 @@ BEGIN
                     AS u (source, queue, data, key, delay, priority, "group", chain, n)
                 WHERE u.source = v_one.n ORDER BY u.n
             LOOP
-                INSERT INTO {tally} (seq, queue, minute, transferred)
-                VALUES (nextval('{sequence}'), q.number, v_now / 60000, 1);
+                v_transferred := v_transferred + 1;
                 target := {open}(v_sent.queue);
                 v_before := {next_due}(target.number);
                 SELECT a.fresh, a.news INTO v_sent.n, v_arrived FROM {accept}(
@@ -124,6 +125,10 @@ BEGIN
                 END IF;
             END LOOP;
         END LOOP;
+        IF v_transferred > 0 THEN
+            INSERT INTO {tally} (seq, queue, minute, transferred)
+            VALUES (nextval('{sequence}'), q.number, v_now / 60000, v_transferred);
+        END IF;
         v_fresh := v_fresh + coalesce(({next_due}(q.number) < coalesce(v_due, 9223372036854775807))::int, 0);
     END IF;
     IF q.max_running IS NOT NULL THEN
@@ -150,8 +155,11 @@ BEGIN
         v_wakes := v_wakes || {carry}(v_now, v_news);
     END IF;
     v_first := json_build_array(coalesce(array_to_string(v_letters, ''), ''), v_wakes)::text;
-    IF coalesce(p_ttl, 0) > 0 AND {remember}(q.number, p_session, p_number, v_now + p_ttl, v_first) THEN
-        PERFORM {tidy}(q, v_now);
+    IF coalesce(p_ttl, 0) > 0 THEN
+        v_tidy := {remember}(q.number, p_session, p_number, v_now + p_ttl, v_first);
+        IF v_tidy OR v_letters IS NOT NULL AND {is_much}(q.number, cardinality(p_ids)) THEN
+            PERFORM {tidy}(q, v_now);
+        END IF;
     END IF;
     RETURN v_first;
 END $body$;

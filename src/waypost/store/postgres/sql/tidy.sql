@@ -1,4 +1,4 @@
--- What one step in 64 does beside its work, for its own queue: fold counts, put the journal in order and keep its cap,
+-- What some steps do beside their work, for their own queue: fold counts, put the journal in order and keep its cap,
 -- sweep what has run out, turn the slices of the journal. Touches: tally, total, minute, mark, entry and its slices,
 -- slice, turn, kept, window, result, arrival, sleeper, waiter, ending, chain, member, operation.
 -- Keeps: bounded work; nobody waits for anybody.
@@ -20,7 +20,7 @@ END $body$;
 CREATE OR REPLACE FUNCTION {fold}(p_queue integer, p_now bigint) RETURNS void LANGUAGE plpgsql AS $body$
 BEGIN
     WITH chosen AS (
-        SELECT t.ctid AS place FROM {tally} t WHERE t.queue = p_queue ORDER BY t.seq LIMIT 1024 FOR UPDATE SKIP LOCKED
+        SELECT t.ctid AS place FROM {tally} t WHERE t.queue = p_queue LIMIT 8192 FOR UPDATE SKIP LOCKED
     ), folded AS MATERIALIZED (
         DELETE FROM {tally} t USING chosen c WHERE t.ctid = c.place RETURNING t.*
     ), minutes AS (
@@ -66,6 +66,24 @@ BEGIN
         retried = t.retried + excluded.retried, snoozed = t.snoozed + excluded.snoozed,
         duplicates = t.duplicates + excluded.duplicates, transferred = t.transferred + excluded.transferred;
     DELETE FROM {minute} m WHERE m.queue = p_queue AND m.minute <= p_now / 60000 - 1440;
+END $body$;
+
+-- The same without a row that others write, for somebody's own transaction: counts become fewer rows of `tally`, and
+-- what is locked until that transaction ends is only these.
+CREATE OR REPLACE FUNCTION {merge_counts}(p_queue integer) RETURNS void LANGUAGE plpgsql AS $body$
+BEGIN
+    WITH chosen AS (
+        SELECT t.ctid AS place FROM {tally} t WHERE t.queue = p_queue LIMIT 8192 FOR UPDATE SKIP LOCKED
+    ), merged AS MATERIALIZED (
+        DELETE FROM {tally} t USING chosen c WHERE t.ctid = c.place RETURNING t.*
+    )
+    INSERT INTO {tally}
+    SELECT nextval('{sequence}'), p_queue, m.minute, sum(m.ready), sum(m.delayed), sum(m.leased), sum(m.waiting),
+        sum(m.dead_kept), sum(m.published), sum(m.redriven), sum(m.done), sum(m.dead), sum(m.dropped), sum(m.cancelled),
+        sum(m.replaced), sum(m.claims), sum(m.first_claims), sum(m.again_expired), sum(m.again_released),
+        sum(m.again_retried), sum(m.again_snoozed), sum(m.again_redriven), sum(m.expired), sum(m.released),
+        sum(m.retried), sum(m.snoozed), sum(m.duplicates), sum(m.transferred)
+    FROM merged m GROUP BY m.minute;
 END $body$;
 
 -- Give numbers to entries whose transactions and all older ones have ended: nothing can come before them any more, so
