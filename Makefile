@@ -69,6 +69,7 @@ bench: .venv/ready  ## Figures: the core, the worker, latency and timers, beside
 	$(RUN) -m benchmarks.outbox_like --quick
 	$(RUN) -m benchmarks.outbox --quick
 	$(RUN) -m benchmarks.bloat --quick
+	$(RUN) -m benchmarks.soak --quick
 	$(RUN) -m benchmarks.spark --quick
 	$(RUN) -m benchmarks.seeing --quick
 
