@@ -18,9 +18,10 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
+from enum import Enum
 from functools import lru_cache, partial
 from types import UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, overload
@@ -58,10 +59,23 @@ _REFUSED = b"\xfe"
 REFUSAL_BYTES_MAX = 512
 _VERSION_BYTE = bytes([VERSION])
 
-_json_encoder = msgspec.json.Encoder()
-_json_sorted = msgspec.json.Encoder(order="sorted")
 _json_decoder = msgspec.json.Decoder()
 _head_encoder = msgspec.msgpack.Encoder()
+
+
+def _encode_foreign(value: Any) -> Any:
+    """What msgspec does not know inside of other values: pydantic models, and classes made of text or a number."""
+    if hasattr(value, "model_dump"):
+        return value.model_dump(mode="json")
+    plain: tuple[Any, ...] = (str, int, float, dict, list)
+    for kind in plain:
+        if isinstance(value, kind):
+            return kind(value)
+    raise TypeError(f"Encoding objects of type {type(value).__name__} is unsupported")
+
+
+_json_encoder = msgspec.json.Encoder(enc_hook=_encode_foreign)
+_json_sorted = msgspec.json.Encoder(enc_hook=_encode_foreign, order="sorted")
 
 
 class Encoded(msgspec.Struct, frozen=True, gc=False):
@@ -99,11 +113,15 @@ class Envelope(msgspec.Struct, frozen=True):
     headers: dict[str, str] = {}
 
 
-def encode_body(body: object) -> Encoded:
-    """Turn a body into bytes, or raise `InvalidBody`, `BodyTooLarge` or `BodyTooDeep`."""
+def encode_body(body: object, as_type: Any = None, *, faithful: bool = True) -> Encoded:
+    """Turn a body into bytes, or raise `InvalidBody`, `BodyTooLarge` or `BodyTooDeep`.
+
+    `as_type` is the declared type of its queue. A body that would arrive as something else is refused: read back as
+    the declared type, as its own type or as plain JSON, it must equal what was given. `faithful=False` leaves that out.
+    """
     kind = type(body)
     if kind is dict or kind is list:
-        encoded = Encoded(JSON, _encode_json(body), None)
+        encoded = Encoded(JSON, _encode_json(body, faithful), None)
     elif kind is str:
         try:
             encoded = Encoded(TEXT, body.encode(), None)  # type: ignore[attr-defined]
@@ -111,15 +129,17 @@ def encode_body(body: object) -> Encoded:
             raise InvalidBody("the text holds lone surrogates, which UTF-8 cannot carry") from None
     elif isinstance(body, bytes | bytearray | memoryview):
         encoded = Encoded(BYTES, bytes(body), None)
-    elif isinstance(body, str):
-        encoded = encode_body(str(body))
+    elif isinstance(body, str) and not isinstance(body, Enum):
+        encoded = Encoded(TEXT, encode_body(str(body)).data, None)
     else:
-        encoded = Encoded(JSON, _encode_object(body), type_name_of(body))
+        encoded = Encoded(JSON, _encode_object(body, faithful), type_name_of(body))
     if len(encoded.data) > BODY_BYTES_MAX:
         raise BodyTooLarge(
             f"the body has {len(encoded.data):,} bytes, the limit is {BODY_BYTES_MAX:,}; "
             "put it into object storage and publish a reference"
         )
+    if faithful:
+        _check_faithful(body, encoded, as_type)
     return encoded
 
 
@@ -131,16 +151,19 @@ def type_name_of(body: object) -> str | None:
     return None
 
 
-def _encode_object(body: object) -> bytes:
+def _encode_object(body: object, faithful: bool) -> bytes:
     dump = getattr(body, "model_dump_json", None)  # pydantic, without importing it
-    if dump is not None:
+    if dump is None:
+        return _encode_json(body, faithful)
+    try:
         data: bytes = dump().encode()
-        _check_depth(data)
-        return data
-    return _encode_json(body)
+    except Exception as error:
+        raise InvalidBody(f"a {type(body).__name__} cannot be published: {type(error).__name__}") from None
+    _check_depth(data)
+    return data
 
 
-def _encode_json(body: object) -> bytes:
+def _encode_json(body: object, faithful: bool) -> bytes:
     try:
         data = _json_encoder.encode(body)
     except RecursionError:
@@ -151,10 +174,95 @@ def _encode_json(body: object) -> bytes:
             "a dataclass, a msgspec Struct or a pydantic model"
         ) from None
     _check_depth(data)
-    # msgspec writes NaN and infinity as null; looking only when there is a null keeps the common case cheap.
-    if b"null" in data and _holds_non_finite(body):
+    # msgspec writes NaN and infinity as null. Whoever compares notices; otherwise look, but only where there is a null.
+    if not faithful and b"null" in data and _holds_non_finite(body):
         raise InvalidBody("the body holds NaN or infinity, which JSON cannot carry")
     return data
+
+
+# ---- what arrives must be what was given ---------------------------------------------------------------------
+
+
+def read_as(body: object, as_type: Any = None) -> Any:
+    """What a body is read as when it arrives: the declared type of its queue, or its own; None for plain JSON."""
+    if as_type is None or as_type is Any or as_type is object:
+        return None if type_name_of(body) is None else type(body)
+    return as_type
+
+
+def _check_faithful(body: object, encoded: Encoded, as_type: Any) -> None:
+    """Raise `InvalidBody` if a body would arrive as something else."""
+    if as_type is None:
+        if encoded.content != JSON:
+            return
+        if encoded.type_name is None and _equal(body, _json_decoder.decode(encoded.data)):
+            return  # nearly always
+    as_type = read_as(body, as_type)
+    if as_type is None and encoded.content != JSON:
+        return
+    try:
+        restored = decode_body(CONTENT_TYPES[encoded.content], encoded.data, as_type)
+    except ConfigurationError:
+        return  # a type with names that are not defined: nobody can read it as that, and plain JSON arrives
+    except Undecodable as error:
+        if _holds_non_finite(body):
+            raise InvalidBody("the body holds NaN or infinity, which JSON cannot carry") from None
+        raise InvalidBody(f"the body could not be read again when it arrives: {error}") from None
+    if _equal(body, restored):
+        return
+    if encoded.content == JSON and not hasattr(body, "model_validate_json"):
+        difference = _difference(body, restored, "$", in_own_type=False)
+        if difference is not None:
+            raise InvalidBody(
+                f"the body would not arrive as it is: {difference}. Declare a type that says so, as in "
+                'Queue("orders", Order), and publish through it, or make it a JSON value before'
+            )
+
+
+def _difference(given: Any, restored: Any, place: str, *, in_own_type: bool) -> str | None:
+    """Where a value and what arrives of it differ, and how; None if they do not. Nothing of the body is quoted."""
+    if isinstance(given, msgspec.Raw):
+        return None
+    if isinstance(given, float) and not math.isfinite(given):
+        return f"{place} is NaN or infinity, which JSON cannot carry"
+    kind = type(given)
+    if dataclasses.is_dataclass(kind) or isinstance(given, msgspec.Struct):
+        if type(restored) is kind:
+            names = given.__struct_fields__ if isinstance(given, msgspec.Struct) else kind.__dataclass_fields__
+            parts = ((getattr(given, name), getattr(restored, name), f"{place}.{name}") for name in names)
+            return _first_difference(parts, in_own_type=True)
+    elif isinstance(given, dict) and isinstance(restored, dict):
+        if given.keys() != restored.keys():
+            odd = next((key for key in given if not isinstance(key, str)), "")
+            return f"a key of {place} is a {type(odd).__name__} and would arrive as text"
+        parts = ((value, restored[key], f"{place}[...]") for key, value in given.items())
+        return _first_difference(parts, in_own_type=in_own_type)
+    elif isinstance(given, list | tuple) and isinstance(restored, list | tuple) and len(given) == len(restored):
+        # The annotation of a field may be a Sequence: then a list is as good as a tuple.
+        if isinstance(given, list) or isinstance(restored, tuple) or in_own_type:
+            parts = (
+                (one, other, f"{place}[{at}]") for at, (one, other) in enumerate(zip(given, restored, strict=True))
+            )
+            return _first_difference(parts, in_own_type=in_own_type)
+    elif _equal(given, restored):
+        return None
+    return f"{place} is a {kind.__name__} and would arrive as a {type(restored).__name__}"
+
+
+def _first_difference(parts: Iterable[tuple[Any, Any, str]], *, in_own_type: bool) -> str | None:
+    for given, restored, place in parts:
+        if not _equal(given, restored):
+            found = _difference(given, restored, place, in_own_type=in_own_type)
+            if found is not None:
+                return found
+    return None
+
+
+def _equal(given: Any, restored: Any) -> bool:
+    try:
+        return bool(given == restored)
+    except Exception:
+        return False
 
 
 def _check_depth(data: bytes) -> None:
@@ -207,11 +315,17 @@ def _holds_non_finite(body: object) -> bool:
     return False
 
 
-def content_key(encoded: Encoded) -> str:
-    """The deduplication key of a body by its content: SHA-256 of the canonical form, type name included."""
+def content_key(encoded: Encoded, as_type: Any = None) -> str:
+    """The deduplication key of a body by its content: SHA-256 of the canonical form, type name included.
+
+    It is made of what arrives, read as the declared type of the queue if there is one: sets are sorted, and a whole
+    number in a field of fractions is the fraction.
+    """
     data = encoded.data
     if encoded.content == JSON:
-        data = _json_sorted.encode(_json_decoder.decode(data))
+        # A pydantic model has an order and a form of its own: its JSON text counts.
+        kind: Any = None if hasattr(as_type, "model_validate_json") else as_type
+        data = _json_sorted.encode(decode_body(CONTENT_TYPES[JSON], data, kind))
     digest = hashlib.sha256(f"{encoded.content}:{encoded.type_name or ''}\n".encode())
     digest.update(data)
     return "sha256:" + digest.hexdigest()
@@ -306,12 +420,12 @@ _SURELY_SHALLOW = 2 * JSON_DEPTH_MAX
 _PLAIN_JSON = ({dict}, {list}, {dict, list})
 
 
-def seal_many(ids: Sequence[str], bodies: Sequence[object], heads: Heads) -> list[bytes]:
+def seal_many(ids: Sequence[str], bodies: Sequence[object], heads: Heads, as_type: Any = None) -> list[bytes]:
     """Envelopes for bodies that share their heads: the hot path of a batch.
 
     Plain dicts and lists are encoded by one call into C and cut at the line ends, which JSON text cannot hold.
     """
-    if set(map(type, bodies)) in _PLAIN_JSON:
+    if (as_type is None or as_type is Any) and set(map(type, bodies)) in _PLAIN_JSON:
         lines = _plain_lines(bodies)
         if lines is not None:
             tail = _CODES[JSON] + heads.plain
@@ -319,7 +433,7 @@ def seal_many(ids: Sequence[str], bodies: Sequence[object], heads: Heads) -> lis
     envelopes: list[bytes] = []
     for message_id, body in zip(ids, bodies, strict=True):
         try:
-            encoded = encode_body(body)
+            encoded = encode_body(body, as_type)
         except WaypostError as error:
             error.add_note(f"body number {len(envelopes)} of its chunk, counted from 0")
             raise
@@ -336,7 +450,8 @@ def _plain_lines(bodies: Sequence[object]) -> list[bytes] | None:
         # Another count means that a body brought a line end of its own (msgspec.Raw).
         if len(lines) != len(bodies):
             return None
-        if b"null" in text and any(map(_holds_non_finite, bodies)):
+        # What would arrive as something else is left to the careful way.
+        if _json_decoder.decode_lines(text) != list(bodies):
             return None
         for line in lines:
             if len(line) > _SURELY_SHALLOW:
@@ -350,7 +465,7 @@ def _plain_lines(bodies: Sequence[object]) -> list[bytes] | None:
 
 def encode_result(value: object) -> bytes:
     """A kept result as bytes: what it is, then the value, with the limits of a body."""
-    encoded = encode_body(value)
+    encoded = encode_body(value, faithful=False)
     return _CODES[encoded.content] + encoded.data
 
 

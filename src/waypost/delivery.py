@@ -446,7 +446,7 @@ class Message(_Readable[T]):
         name = queue_name(queue) if self.home is None else self.home.link.name_of(queue)
         if len(self._then) == THEN_MAX:
             raise InvalidInput(f"at most {THEN_MAX} messages can be sent on by one; publish_many the rest")
-        encoded = codec.encode_body(body)
+        encoded = codec.encode_body(body, queue_type(queue))
         head = codec.encode_head(
             type_name=encoded.type_name,
             correlation_id=correlation_id if correlation_id is not None else self.correlation_id,

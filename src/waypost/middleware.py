@@ -40,6 +40,9 @@ class Outgoing(Struct, frozen=True):
     bodies: Iterable[Any]
     #: The keywords of the call: `key`, `delay`, `headers`, …
     options: Mapping[str, Any]
+    #: The declared type of the queue's bodies, as `Queue("orders", Order)` has it; None if there is none. A middleware
+    #: that makes other bodies of them sets what those are read as.
+    type: Any = None
 
     def with_headers(self, headers: Mapping[str, str]) -> Outgoing:
         """The same with these headers too."""

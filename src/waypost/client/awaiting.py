@@ -199,20 +199,20 @@ class AsyncWaypost(Face, AwaitedSchedules):
         name = self._name(queue)
         with self._gate.publish():
             if self._registry.middleware or "transaction" in options:
-                return (await self._published_through(name, [body], options, self._send_one))[0]  # type: ignore[no-any-return]
-            return await self._run(publish.publish(self._link, name, body, checked(options)))
+                return (await self._published_through(queue, [body], options, self._send_one))[0]  # type: ignore[no-any-return]
+            return await self._run(publish.publish(self._link, name, body, checked(options), queue_type(queue)))
 
     async def _send_one(self, outgoing: Outgoing) -> list[Published]:
         transaction, options = taken(outgoing.options)
         if transaction is not None:
             return await self._send_within(transaction, outgoing, checked(options))
         (body,) = outgoing.bodies
-        flow = publish.publish(self._link, self._name(outgoing.queue), body, checked(options))
+        flow = publish.publish(self._link, self._name(outgoing.queue), body, checked(options), outgoing.type)
         return [await self._run(flow)]
 
     async def _send_within(self, transaction: object, outgoing: Outgoing, options: PublishOptions) -> list[Published]:
         name = self._name(outgoing.queue)
-        flow = publish.publish_within(self._link, name, outgoing.bodies, options)
+        flow = publish.publish_within(self._link, name, outgoing.bodies, options, outgoing.type)
         return await self._seam().run_async(transaction, name, flow, self._call)
 
     @overload
@@ -229,15 +229,17 @@ class AsyncWaypost(Face, AwaitedSchedules):
         name = self._name(queue)
         with self._gate.publish():
             if self._registry.middleware or "transaction" in options:
-                return await self._published_through(name, bodies, options, self._send_many)  # type: ignore[no-any-return]
-            return await self._run(publish.publish_many(self._link, name, bodies, self._many_options(options)))
+                return await self._published_through(queue, bodies, options, self._send_many)  # type: ignore[no-any-return]
+            return await self._run(
+                publish.publish_many(self._link, name, bodies, self._many_options(options), queue_type(queue))
+            )
 
     async def _send_many(self, outgoing: Outgoing) -> list[Published]:
         transaction, given = taken(outgoing.options)
         options = self._many_options(cast("PublishManyKeywords", given))
         if transaction is not None:
             return await self._send_within(transaction, outgoing, options)
-        flow = publish.publish_many(self._link, self._name(outgoing.queue), outgoing.bodies, options)
+        flow = publish.publish_many(self._link, self._name(outgoing.queue), outgoing.bodies, options, outgoing.type)
         return await self._run(flow)
 
     @overload

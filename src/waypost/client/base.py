@@ -411,11 +411,11 @@ class Face(ScheduleFace):
         return self._registry.name(queue) if self._registry.strict else queue_name(queue)
 
     def _published_through(
-        self, queue: str, bodies: Iterable[object], options: Mapping[str, Any], send: Callable[[Outgoing], Any]
+        self, queue: QueueName, bodies: Iterable[object], options: Mapping[str, Any], send: Callable[[Outgoing], Any]
     ) -> Any:
         """Publish through the middleware; `send` is the innermost."""
         call = published_through(self._registry.middleware, send, awaited=self._awaited)
-        return call(Outgoing(queue, bodies, dict(options)))
+        return call(Outgoing(queue_name(queue), bodies, dict(options), queue_type(queue)))
 
     def _seam(self) -> Seam:
         """Where this client meets the transactions of its callers."""

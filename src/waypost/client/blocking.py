@@ -191,21 +191,21 @@ class Waypost(Face, BlockingSchedules):
         name = self._name(queue)
         with self._gate.publish():
             if self._registry.middleware or "transaction" in options:
-                return (self._published_through(name, [body], options, self._send_one))[0]  # type: ignore[no-any-return]
-            return self._run(publish.publish(self._link, name, body, checked(options)))
+                return (self._published_through(queue, [body], options, self._send_one))[0]  # type: ignore[no-any-return]
+            return self._run(publish.publish(self._link, name, body, checked(options), queue_type(queue)))
 
     def _send_one(self, outgoing: Outgoing) -> list[Published]:
         transaction, options = taken(outgoing.options)
         if transaction is not None:
             return self._send_within(transaction, outgoing, checked(options))
         (body,) = outgoing.bodies
-        flow = publish.publish(self._link, self._name(outgoing.queue), body, checked(options))
+        flow = publish.publish(self._link, self._name(outgoing.queue), body, checked(options), outgoing.type)
         return [self._run(flow)]
 
     def _send_within(self, transaction: object, outgoing: Outgoing, options: PublishOptions) -> list[Published]:
         name = self._name(outgoing.queue)
         executor = self._seam().enter(transaction, name, self._call)
-        return drive(executor, publish.publish_within(self._link, name, outgoing.bodies, options))
+        return drive(executor, publish.publish_within(self._link, name, outgoing.bodies, options, outgoing.type))
 
     @overload
     def publish_many(
@@ -228,15 +228,17 @@ class Waypost(Face, BlockingSchedules):
         name = self._name(queue)
         with self._gate.publish():
             if self._registry.middleware or "transaction" in options:
-                return self._published_through(name, bodies, options, self._send_many)  # type: ignore[no-any-return]
-            return self._run(publish.publish_many(self._link, name, bodies, self._many_options(options)))
+                return self._published_through(queue, bodies, options, self._send_many)  # type: ignore[no-any-return]
+            return self._run(
+                publish.publish_many(self._link, name, bodies, self._many_options(options), queue_type(queue))
+            )
 
     def _send_many(self, outgoing: Outgoing) -> list[Published]:
         transaction, given = taken(outgoing.options)
         options = self._many_options(cast("PublishManyKeywords", given))
         if transaction is not None:
             return self._send_within(transaction, outgoing, options)
-        flow = publish.publish_many(self._link, self._name(outgoing.queue), outgoing.bodies, options)
+        flow = publish.publish_many(self._link, self._name(outgoing.queue), outgoing.bodies, options, outgoing.type)
         return self._run(flow)
 
     @overload

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, Unpack
 from weakref import WeakSet
 
 from waypost.checks import check_count, check_function, check_options, check_queue, check_seconds, check_text, show
-from waypost.delivery import Duration, queue_name
+from waypost.delivery import Duration, queue_name, queue_type
 from waypost.errors import ConfigurationError
 from waypost.message import Published
 from waypost.operations import schedules as operations
@@ -186,7 +186,7 @@ class ScheduleFace:
     def _save_flow(self, name: str, queue: QueueName, key: str | None, rule: ScheduleKeywords) -> Flow[Schedule]:
         place = self._name(queue)
         check_options("save_schedule", rule, RULE_OPTIONS)
-        spec = operations.make_spec(name, **rule)
+        spec = operations.make_spec(name, as_type=queue_type(queue), **rule)
         chosen = operations.derived_key(spec) if key is None else check_text("schedule key", key, KEY_CHARACTERS_MAX)
         return operations.save(self._link, place, chosen, spec)
 

@@ -133,13 +133,14 @@ class PublishOptions:
         if self.after and key is not None:
             raise InvalidInput("a message that waits for chains cannot have a key: leave out key= or after=")
 
-    def key_of(self, body: object, encoded: codec.Encoded | None = None) -> str | None:
+    def key_of(self, body: object, encoded: codec.Encoded | None = None, as_type: Any = None) -> str | None:
         """The key of one body."""
         key = self.key
         if key is None or isinstance(key, str):
             return key
         if isinstance(key, Content):
-            return codec.content_key(encoded or codec.encode_body(body))
+            encoded = encoded or codec.encode_body(body, as_type, faithful=False)
+            return codec.content_key(encoded, codec.read_as(body, as_type))
         return check_text("key", key(body), KEY_CHARACTERS_MAX)
 
     def group_of(self, body: object) -> str | None:
@@ -193,15 +194,15 @@ def _window_ms(window: Duration) -> int:
 # ---- one message ---------------------------------------------------------------------------------------------
 
 
-def publish(link: Link, queue: str, body: object, options: PublishOptions) -> Flow[Published]:
-    """Publish one message."""
-    encoded = codec.encode_body(body)
+def publish(link: Link, queue: str, body: object, options: PublishOptions, as_type: Any = None) -> Flow[Published]:
+    """Publish one message; `as_type` is the declared type of the queue's bodies."""
+    encoded = codec.encode_body(body, as_type)
     message_id = link.session.message_ids(1)[0]
     envelope = codec.make_envelope(message_id, encoded, options.heads.of(encoded.type_name))
     draft = Draft(
         message_id,
         envelope,
-        None if options.key is None else options.key_of(body, encoded),
+        None if options.key is None else options.key_of(body, encoded, as_type),
         options.window_ms,
         options.on_conflict,
         options.delay_ms,
@@ -329,8 +330,11 @@ class _Chunk:
 class Cutter:
     """Cuts bodies into chunks, lazily. An error of a body, of the caller's iterator or key function ends it."""
 
-    def __init__(self, link: Link, queue: str, bodies: Iterable[object], options: PublishOptions) -> None:
+    def __init__(
+        self, link: Link, queue: str, bodies: Iterable[object], options: PublishOptions, as_type: Any = None
+    ) -> None:
         self._link = link
+        self._as_type = as_type
         self._queue = queue
         self._options = options
         if isinstance(bodies, str | bytes | Mapping) or not isinstance(bodies, Iterable):
@@ -394,7 +398,7 @@ class Cutter:
     def _drafts(self, bodies: list[object]) -> list[Draft]:
         options = self._options
         ids = self._link.session.message_ids(len(bodies))
-        envelopes = codec.seal_many(ids, bodies, options.heads)
+        envelopes = codec.seal_many(ids, bodies, options.heads, self._as_type)
         if self._plain:
             delay_ms, at_ms, priority, group = options.delay_ms, options.at_ms, options.priority, options.group
             if delay_ms == 0 and at_ms is None and priority == PRIORITY_DEFAULT and group is None:
@@ -407,7 +411,7 @@ class Cutter:
             Draft(
                 id,
                 envelope,
-                options.key_of(body),
+                options.key_of(body, None, self._as_type),
                 options.window_ms,
                 options.on_conflict,
                 options.delay_ms,
@@ -423,9 +427,11 @@ class Cutter:
         ]
 
 
-def publish_many(link: Link, queue: str, bodies: Iterable[object], options: PublishOptions) -> Flow[list[Published]]:
+def publish_many(
+    link: Link, queue: str, bodies: Iterable[object], options: PublishOptions, as_type: Any = None
+) -> Flow[list[Published]]:
     """Publish a batch, in order, chunk by chunk; raise `PartialPublish` with what is known if a part fails."""
-    cutter = Cutter(link, queue, bodies, options)
+    cutter = Cutter(link, queue, bodies, options, as_type)
     chunks = cutter.chunks()
     results: list[Published | None] = []
     error: Exception | None = None
@@ -549,12 +555,14 @@ def _settle_replies(link: Link, wave: list[_Chunk], first: Together) -> Flow[Non
 # ---- in the caller's own transaction -------------------------------------------------------------------------
 
 
-def publish_within(link: Link, queue: str, bodies: Iterable[object], options: PublishOptions) -> Flow[list[Published]]:
+def publish_within(
+    link: Link, queue: str, bodies: Iterable[object], options: PublishOptions, as_type: Any = None
+) -> Flow[list[Published]]:
     """Publish one message or many as a part of the caller's transaction: each step once, nothing repeated or awaited.
 
     Nobody is told: whether it comes to pass is decided by a commit that happens elsewhere.
     """
-    cutter = Cutter(link, queue, bodies, options)
+    cutter = Cutter(link, queue, bodies, options, as_type)
     results: list[Published | None] = []
     error: Exception | None = None
     conflict: KeyTaken | None = None

@@ -10,6 +10,7 @@ import logging
 import os
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from typing import Any
 
 from msgspec import structs
 
@@ -63,8 +64,9 @@ def make_spec(
     correlation_id: str | None = None,
     reply_to: str | None = None,
     declared: bool = False,
+    as_type: Any = None,
 ) -> Spec:
-    """The keywords of `save_schedule`, checked."""
+    """The keywords of `save_schedule`, checked; `as_type` is the declared type of the queue's bodies."""
     check_text("schedule name", name, NAME_CHARACTERS_MAX)
     if (cron is None) == (every is None):
         raise InvalidSchedule('a schedule needs either cron="0 9 * * *" or every=60, one of them')
@@ -74,7 +76,7 @@ def make_spec(
         raise InvalidSchedule(f'missed is "skip", "once" or CatchUp(n), not {show(missed)}')
     if max_fires is not None:
         check_count("max_fires", max_fires, 1, 2**40, InvalidSchedule)
-    encoded = codec.encode_body(body)
+    encoded = codec.encode_body(body, as_type)
     spec = Spec(
         name,
         cron=None if cron is None else read_cron(cron).pattern,

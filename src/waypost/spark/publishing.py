@@ -134,7 +134,7 @@ class Rows:
                 raise InvalidBody(f"bodyFormat is json, and a body is not: {error}") from None
             checked = codec.encode_body(data)  # its limits are those of any body
             return codec.Encoded(codec.JSON, checked.data, None)
-        return codec.encode_body(body)
+        return codec.encode_body(body, faithful=False)  # columns arrive as JSON has them
 
     def _head(self, headers: Sequence[tuple[str, str]] | None) -> bytes:
         if not headers:

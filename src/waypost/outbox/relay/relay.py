@@ -274,7 +274,7 @@ class Relay:
         made = self._change(message)
         if isinstance(made, Outcome):
             raise made
-        return codec.encode_body(made)
+        return codec.encode_body(made, faithful=False)
 
 
 def _headers(message: Message[Any], envelope: Envelope) -> dict[str, str]:
