@@ -290,6 +290,17 @@ class StoredMessage(_Readable[T]):
         return self.stored.error
 
     @property
+    def note(self) -> str | None:
+        """What the reason does not say: that `max_deliveries` ended it though its retry policy allowed more."""
+        # A failure that the policy had given up on would have buried it as `retries_exhausted`.
+        if self.stored.reason != "max_deliveries" or self.stored.attempts == 0:
+            return None
+        return (
+            f"max_deliveries ended it after {self.deliveries} deliveries, {self.attempts} of them failures after which "
+            "the retry policy allowed another try: raise max_deliveries, or lower the attempts of the policy"
+        )
+
+    @property
     def published_at(self) -> datetime:
         """When the store took it in."""
         return _moment(self.stored.published_ms)

@@ -339,12 +339,29 @@ class ByException:
         self._rules = rules
         check_retry(self.otherwise)
 
+    @property
+    def policies(self) -> list[RetryPolicy]:
+        """All the policies that may decide."""
+        return [*(policy for _, policy in self._rules), self.otherwise]
+
     def delay(self, attempt: int, error: BaseException | None = None) -> float | None:
         """Seconds before the next try after failure number `attempt`, or None: no more."""
         for kinds, policy in self._rules:
             if isinstance(error, kinds):
                 return policy.delay(attempt, error)
         return self.otherwise.delay(attempt, error)
+
+
+def attempts_allowed(policy: RetryPolicy) -> int | None:
+    """How many tries a retry policy allows at the most; None if it does not say, as one of your own."""
+    if isinstance(policy, NoRetry):
+        return 1
+    if isinstance(policy, _Bounded):
+        return policy.attempts
+    if isinstance(policy, ByException):
+        allowed = [attempts_allowed(one) for one in policy.policies]
+        return None if None in allowed else max(one for one in allowed if one is not None)
+    return None
 
 
 class CatchUp(Struct, frozen=True):

@@ -140,3 +140,18 @@ def test_a_full_batch_says_what_is_in_the_transaction(place: Place) -> None:
     assert isinstance(partly, PartialPublish)
     assert isinstance(partly.cause, QueueFull)
     assert sum(one is not None for one in partly.results) == 512 == place.look.ledger("orders").ready
+
+
+@pytest.mark.promise("BOX-2", "CHAIN-2")
+def test_a_message_that_began_no_chain_is_refused_inside_a_transaction_too(place: Place) -> None:
+    chain, alone = place.look.publish("parts", 1, chain=True), place.look.publish("parts", 2)
+    waiting, refused = place.way.run([
+        ("publish", ("orders", "waits"), {"after": chain}),
+        ("publish", ("orders", "never"), {"after": alone}),
+    ], row=1)  # fmt: skip
+    assert isinstance(refused, InvalidInput)
+    assert "began no chain" in str(refused)
+    assert waiting.status == "queued"
+    assert place.rows() == [1]
+    ledger = place.look.ledger("orders")
+    assert (ledger.published, ledger.waiting, ledger.balance) == (1, 1, 0)

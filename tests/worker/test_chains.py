@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import sqlite3
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -236,3 +238,35 @@ def test_what_waits_for_chains_has_no_key(stage: Stage) -> None:
     with pytest.raises(InvalidInput, match="chain"):
         stage.publish("reports", {}, after=["no chain"])
     until(lambda: stage.stats("reports").ledger.published == 0)
+
+
+@pytest.mark.promise("CHAIN-2")
+def test_a_message_that_began_no_chain_cannot_be_waited_for(stage: Stage) -> None:
+    alone = stage.publish("parts", 1)
+    chain = stage.publish("parts", 2, chain=True)
+    unknown = f"parts/{'0' * 24}"
+    for wrong in (alone, alone.chain_id, unknown, [chain, alone]):
+        with pytest.raises(InvalidInput, match=r"after: message .* of queue parts began no chain.* chain=True"):
+            stage.publish("reports", {}, after=wrong)
+        with pytest.raises(InvalidInput, match="began no chain"):
+            stage.publish_many("reports", [1, 2], after=wrong)
+    assert stage.stats("reports").ledger.published == 0
+    assert stage.publish("reports", {}, after=[chain] * 3).status == "queued"
+    assert [one.state for one in stage.messages("reports", "waiting")] == ["waiting"]
+
+
+@pytest.mark.promise("CHAIN-2")
+def test_a_chain_begun_in_a_transaction_can_be_waited_for_in_it(stage: Stage, url: str) -> None:
+    if not url.startswith("sqlite") or stage.colour == "async":
+        with pytest.raises(InvalidInput, match="began no chain"):
+            stage.publish("reports", {}, after=stage.publish("parts", 1))
+        return
+    with contextlib.closing(sqlite3.connect(url.removeprefix("sqlite:///"))) as connection:
+        connection.execute("BEGIN IMMEDIATE")
+        chain = stage.publish("parts", 1, chain=True, transaction=connection)
+        alone = stage.publish("parts", 1, transaction=connection)
+        with pytest.raises(InvalidInput, match="began no chain"):
+            stage.publish("reports", {}, after=alone, transaction=connection)
+        stage.publish("reports", {}, after=chain, transaction=connection)
+        connection.commit()
+    assert stage.stats("reports").ledger.waiting == 1

@@ -35,6 +35,13 @@ from waypost import (
 AT_ONCE = Constant(pause=0, jitter=0, attempts=3)
 
 
+class OwnPolicy:
+    """A policy of the application's own, which does not say how many attempts it allows."""
+
+    def delay(self, attempt: int, error: BaseException | None = None) -> float | None:
+        return 0.001
+
+
 @dataclass
 class Order:
     id: int
@@ -489,3 +496,38 @@ def test_an_error_in_a_batch_is_the_error_of_all_that_were_not_settled(stage: St
     assert ledger.done + ledger.dead == 4
     assert ledger.done >= 1
     assert all(letter.error == "half way" for letter in stage.dead_letters("numbers"))
+
+
+@pytest.mark.promise("QUEUE-2", "LEASE-9")
+def test_a_retry_policy_that_max_deliveries_cuts_is_reported_at_the_start_and_in_the_dead_letter(
+    stage: Stage, caplog: pytest.LogCaptureFixture
+) -> None:
+    policies: dict[str, Any] = {
+        "cut": Constant(attempts=4, pause=0.001),
+        "by-error": ByException((KeyError, Constant(attempts=4, pause=0.001)), otherwise=NoRetry()),
+        "fits": Constant(attempts=3, pause=0.001),
+        "own": OwnPolicy(),
+    }
+    for queue, policy in policies.items():
+        stage.configure(queue, max_deliveries=3)
+
+        @stage.handler(queue, retry=policy)
+        def fail(body: Any) -> None:
+            raise KeyError("always")
+
+        stage.publish(queue, 1)
+    stage.configure("default", max_deliveries=3)
+    stage.handler("default")(lambda body: None)
+    with stage.working():
+        until(lambda: sum(stage.ledger(queue).dead for queue in policies) == 4, "four burials")
+    reported = [vars(one) for one in caplog.records if getattr(one, "event", None) == "retries_cut"]
+    assert {(one["queue"], one["attempts"], one["max_deliveries"]) for one in reported} == {
+        ("cut", 4, 3), ("by-error", 4, 3),
+    }  # fmt: skip
+    assert "configure max_deliveries=4 or more" in reported[0]["message"]
+    for queue in ("cut", "by-error", "own"):
+        (letter,) = stage.dead_letters(queue)
+        assert (letter.reason, letter.attempts, letter.deliveries) == ("max_deliveries", 3, 3)
+        assert "the retry policy allowed another try: raise max_deliveries" in letter.note
+    (letter,) = stage.dead_letters("fits")
+    assert (letter.reason, letter.note) == ("retries_exhausted", None)

@@ -241,6 +241,7 @@ def message_json(message: StoredMessage[Any]) -> dict[str, Any]:
         "reason": stored.reason,
         "error_type": stored.error_type,
         "error": stored.error,
+        "note": message.note,
         "bytes": len(stored.envelope),
         "body": body_of(message),
     }

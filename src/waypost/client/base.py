@@ -52,6 +52,7 @@ from waypost.policy import (
     Exponential,
     OnConflict,
     RetryPolicy,
+    attempts_allowed,
     check_retry,
 )
 from waypost.store.opening import StoreOptions, open_store, store_from_client
@@ -350,7 +351,8 @@ class Face(ScheduleFace):
         session = Session()
 
         def prepare(link: Link) -> Flow[None]:
-            return self._save_declared(link, [handler.queue for handler in handlers])
+            yield from self._save_declared(link, [handler.queue for handler in handlers])
+            yield from run.warn_of_cut_retries(link, _attempts_chosen(handlers))
 
         relays = [self._relays[handler.queue] for handler in handlers if handler.queue in self._relays]
 
@@ -533,6 +535,12 @@ def is_stop(error: BaseException | None) -> bool:
         # Raised by hand, or by an inner task that was cancelled, it is no request to this one.
         return task is not None and task.cancelling() > 0
     return asked_to_stop(error)
+
+
+def _attempts_chosen(handlers: Iterable[Handler]) -> dict[str, int]:
+    """How many attempts the retry policy of each queue allows, where the application chose one that says so."""
+    chosen = ((one.queue, attempts_allowed(one.retry)) for one in handlers if one.retry is not DEFAULT_RETRY)
+    return {queue: attempts for queue, attempts in chosen if attempts is not None}
 
 
 def _worker_name(session: Session) -> str:

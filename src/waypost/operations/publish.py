@@ -76,6 +76,8 @@ Group = str | Callable[[Any], str] | None
 WAVE_CHUNKS = 64
 #: A first look at how large the bodies are, so that a chunk of huge ones is not encoded as a whole.
 FIRST_PIECE = 16
+#: So many chains are asked for in one flush.
+CHAINS_TOGETHER = 64
 #: How often a blocked publisher looks for room.
 BLOCK_FIRST_SECONDS, BLOCK_MAX_SECONDS = 0.01, 0.1
 ON_CONFLICT = ("keep", "replace", "extend", "error")
@@ -191,12 +193,40 @@ def _window_ms(window: Duration) -> int:
     return round(check_seconds("window", window, least=0.001, hint=", or None for `live`") * 1000)
 
 
+def _check_chains_exist(link: Link, chains: Sequence[str], *, within: bool = False) -> Flow[None]:
+    """Raise `InvalidInput` if one of the chains that a message is to wait for was never begun, or is forgotten.
+
+    A chain that exists stays known while a publish is under way, so it is enough to ask before.
+    """
+    for at in range(0, len(chains), CHAINS_TOGETHER):
+        part = chains[at : at + CHAINS_TOGETHER]
+        calls = [link.store.watch_chain(*split_chain_id(chain), None) for chain in part]
+        states: list[Any] = []
+        if within:
+            for call in calls:
+                states.append((yield call))
+        else:
+            states = yield Together(calls)
+        for chain, call, state in zip(part, calls, states, strict=True):
+            if isinstance(state, Exception):
+                # The first try has failed; this one repeats it within the budget, or says why it cannot.
+                state = yield from link.attempt(call)
+            if not state.known:
+                queue, message_id = split_chain_id(chain)
+                raise InvalidInput(
+                    f"after: message {message_id} of queue {queue} began no chain: publish it with chain=True first "
+                    "(a chain that has ended is forgotten after an hour: then leave it out)"
+                )
+
+
 # ---- one message ---------------------------------------------------------------------------------------------
 
 
 def publish(link: Link, queue: str, body: object, options: PublishOptions, as_type: Any = None) -> Flow[Published]:
     """Publish one message; `as_type` is the declared type of the queue's bodies."""
     encoded = codec.encode_body(body, as_type)
+    if options.after:
+        yield from _check_chains_exist(link, options.after)
     message_id = link.session.message_ids(1)[0]
     envelope = codec.make_envelope(message_id, encoded, options.heads.of(encoded.type_name))
     draft = Draft(
@@ -432,6 +462,8 @@ def publish_many(
 ) -> Flow[list[Published]]:
     """Publish a batch, in order, chunk by chunk; raise `PartialPublish` with what is known if a part fails."""
     cutter = Cutter(link, queue, bodies, options, as_type)
+    if options.after:
+        yield from _check_chains_exist(link, options.after)
     chunks = cutter.chunks()
     results: list[Published | None] = []
     error: Exception | None = None
@@ -563,6 +595,8 @@ def publish_within(
     Nobody is told: whether it comes to pass is decided by a commit that happens elsewhere.
     """
     cutter = Cutter(link, queue, bodies, options, as_type)
+    if options.after:
+        yield from _check_chains_exist(link, options.after, within=True)
     results: list[Published | None] = []
     error: Exception | None = None
     conflict: KeyTaken | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -9,16 +10,19 @@ from waypost.checks import check_choice, check_text, show
 from waypost.errors import InvalidInput
 from waypost.identity import Operation, is_message_id
 from waypost.message import CancelStatus, Event, MessageState, ObservedOutcome, Page, Purged, Redriven, Stored
-from waypost.operations.flow import Flow, Link, Sleep
+from waypost.operations.flow import Flow, Link, Sleep, Together
 from waypost.policy import CHUNK_MESSAGES_MAX, KEY_CHARACTERS_MAX, Policy, parse_rate, policy_changes
 from waypost.store.port import Call, Target
 from waypost.wake.port import EVERYBODY
 from waypost.wake.wakeups import key_word
 
 T = TypeVar("T")
+log = logging.getLogger("waypost")
 
 STATES = ("ready", "delayed", "waiting", "leased", "dead", "done")
 PURGED_STATES = ("ready", "delayed", "dead", "done")
+#: So many queues are asked for their policies in one flush.
+POLICIES_TOGETHER = 64
 #: A redrive at a given rate moves a little every so often, rather than much and then nothing for long.
 REDRIVE_TICK_MS = 100
 
@@ -170,6 +174,28 @@ def configure(link: Link, queue: str, settings: Mapping[str, Any]) -> Flow[Polic
     link.remember_policy(queue, policy)
     link.tell("configured", queue, reason=" ".join(sorted(settings)))
     return policy
+
+
+def warn_of_cut_retries(link: Link, attempts: Mapping[str, int]) -> Flow[None]:
+    """Log a warning for each queue whose `max_deliveries` ends a message before its handler's retry policy does."""
+    queues = list(attempts)
+    for at in range(0, len(queues), POLICIES_TOGETHER):
+        part = queues[at : at + POLICIES_TOGETHER]
+        policies = yield Together([link.store.policy(queue) for queue in part])
+        for queue, policy in zip(part, policies, strict=True):
+            # A policy that cannot be read now is no reason not to work: the first claim says more.
+            if isinstance(policy, Exception) or policy.max_deliveries is None:
+                continue
+            if attempts[queue] > policy.max_deliveries:
+                log.warning(
+                    "the retry policy of queue %s allows %d attempts, but its max_deliveries ends a message after %d "
+                    "deliveries: configure max_deliveries=%d or more, or lower attempts",
+                    queue, attempts[queue], policy.max_deliveries, attempts[queue],
+                    extra={
+                        "event": "retries_cut", "queue": queue, "attempts": attempts[queue],
+                        "max_deliveries": policy.max_deliveries,
+                    },
+                )  # fmt: skip
 
 
 def pause(link: Link, queue: str) -> Flow[bool]:

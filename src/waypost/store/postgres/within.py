@@ -13,6 +13,7 @@ from functools import lru_cache
 from typing import Any, TypeVar, cast
 
 from waypost.errors import ConfigurationError
+from waypost.message import ChainState
 from waypost.store.port import Call, blocks
 from waypost.store.postgres.failures import refused
 from waypost.store.postgres.migrating import Names
@@ -34,9 +35,17 @@ NUMBERED, FORMAT = "$", "%"
 def within(call: Call[T]) -> PostgresCall[T]:
     """A call whose result is kept for no repeat: none can come, the transaction ends it either way."""
     mine = cast("PostgresCall[T]", call)
+    if mine.name == "watch_chain":
+        return cast("PostgresCall[T]", _is_chain_known(mine))
     parameters = list(mine.parameters)
     parameters[TTL_PLACE] = number(None)
     return PostgresCall(mine.name, mine.queue, mine.command, parameters, mine.decode)
+
+
+def _is_chain_known(call: PostgresCall[Any]) -> PostgresCall[ChainState]:
+    """Whether a chain exists: its row is read as the one text that a reply is here."""
+    command = b"SELECT count(*)::text FROM (" + call.command + b") found"
+    return PostgresCall(call.name, call.queue, command, call.parameters, lambda reply: ChainState(one(reply) == b"1"))
 
 
 def _scalar(kind: int, raw: bytes) -> Any:
