@@ -323,11 +323,19 @@ class Message(_Readable[T]):
     """A message under a lease, as a handler sees it. `done`, `retry`, … decide its outcome; once is enough."""
 
     __slots__ = (
-        "_result", "_result_ttl_ms", "_then", "cancel_requested", "home", "lease", "lease_lost", "outcome", "queue",
-        "settled",
+        "_result", "_result_ttl_ms", "_then", "cancel_requested", "fenced", "home", "lease", "lease_lost",
+        "lease_seconds", "lease_until", "outcome", "queue", "settled",
     )  # fmt: skip
 
-    def __init__(self, queue: str, lease: Lease, as_type: type[T] | None = None, home: Any = None) -> None:
+    def __init__(
+        self,
+        queue: str,
+        lease: Lease,
+        as_type: type[T] | None = None,
+        home: Any = None,
+        lease_seconds: float = 0.0,
+        lease_until: float = float("inf"),
+    ) -> None:
         # Written out instead of calling the base: this runs for every delivery.
         self._data = lease.envelope
         self._as_type = as_type
@@ -337,8 +345,13 @@ class Message(_Readable[T]):
         self.queue = queue
         #: What the claim handed out: the fence (token and nonce), counts and times.
         self.lease = lease
-        #: True once it is known that the lease ended early: somebody else may hold the message by now.
+        #: True once the lease was lost, or could not be renewed before its end: another worker may have the message.
         self.lease_lost = False
+        #: True once the store said so: then a settle could only be refused.
+        self.fenced = False
+        #: How long the lease is, and the moment by `lease_clock` at which it ends unless it is renewed.
+        self.lease_seconds = lease_seconds
+        self.lease_until = lease_until
         #: True once it is known that somebody asked for this message to be cancelled.
         self.cancel_requested = False
         #: What the handler decided by hand: None until it does.

@@ -129,6 +129,8 @@ class Claimed(Struct, frozen=True):
     lease_ms: int | None = None
     #: There may be more: the next message would have made the answer too long, or this is the answer to a repeat.
     more: bool = False
+    #: When the call that was answered was sent, by `lease_clock`; the client says so, not the store.
+    sent_at: float = 0.0
 
 
 class Continuation(Struct, frozen=True, gc=False):
@@ -390,6 +392,8 @@ class Drained(Struct, frozen=True):
     publishing: int = 0
     #: Deliveries that could not be settled or given back; they come back when their leases end.
     unsettled: int = 0
+    #: Of those running, handlers in threads whose lease has ended: others may handle their messages by now.
+    past_lease: int = 0
 
     @property
     def complete(self) -> bool:

@@ -25,6 +25,7 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.fault.lease_figures import cut_off, late_answers, poison_by_exit
 from tests.fault.proxy import Proxy
 from tests.fault.relay_figures import relay_figures
 from tests.fault.tickers import tell
@@ -37,6 +38,7 @@ from tests.schedule.test_daylight_saving import PATTERNS, differences, zones_ali
 from waypost import AsyncWaypost, Message, Waypost
 from waypost.message import Ledger
 from waypost.store.postgres import migrate
+from waypost.testing.bench import fresh_namespace
 from waypost.testing.postgres import PostgresServer
 from waypost.testing.servers import EmbeddedServer, ValkeyServer
 
@@ -119,7 +121,7 @@ def frozen_workers(place: Place) -> Iterator[Figure]:
         frozen.configure(queue, lease=LEASE_SECONDS)
         for number in range(count):
             frozen.publish(queue, number)
-            with frozen.receive(queue, wait=10) as held, awake.receive(queue, wait=10) as taken:
+            with frozen.receive(queue, wait=10, renew=False) as held, awake.receive(queue, wait=10) as taken:
                 both = held is not None and taken is not None and held.id == taken.id
             # The inner block ended first: the message is done, and the outer settle came late.
             refused += both and held is not None and held.settled == "lost"
@@ -446,9 +448,27 @@ def effects_once(place: Place) -> Iterator[Figure]:
     )
 
 
+def leases(place: Place) -> Iterator[Figure]:
+    """Workers that are cut off from their store, or answered too late."""
+    if place.server is None:
+        return
+    server = Server(place.store, place.url, place.server.port)
+    for reading in (*cut_off(server, place.size(40)), *late_answers(server, place.size(50))):
+        yield Figure(f"{place.store} {reading.name}", reading.figure, reading.limit, reading.ok)
+
+
+def exits(place: Place) -> Iterator[Figure]:
+    """Handlers that end by an exit, in worker processes."""
+    namespace = fresh_namespace()
+    if place.store == "postgres":
+        migrate(place.url, namespace=namespace)
+    for reading in poison_by_exit(place.url, namespace):
+        yield Figure(f"{place.store} {reading.name}", reading.figure, reading.limit, reading.ok)
+
+
 FIGURES: tuple[Callable[[Place], Iterator[Figure]], ...] = (
     frozen_workers, poison, same_keys, lost_replies, stopped_server, worker_memory, schedulers,
-    daylight_saving, outbox, effects_once, slow_link,
+    daylight_saving, outbox, effects_once, slow_link, leases, exits,
 )  # fmt: skip
 #: What a request that does something has in it; replies to the greeting of a new connection are let through.
 VERBS = {"valkey": b"EVALSHA", "postgresql": b'"($1'}

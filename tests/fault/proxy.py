@@ -5,6 +5,7 @@
         proxy.cut()                             # every connection ends now
         proxy.refuse()                          # nobody can connect
         proxy.silence()                         # half-open: connections stay, nothing passes
+        proxy.hold_replies(to=b"claim")         # replies to such requests wait, all else passes
         proxy.heal()                            # all is well again
 
     Proxy(server.port, bytes_per_second=5_000_000)   # a slow link, shared by all connections, the same both ways
@@ -58,6 +59,7 @@ class Connection:
         self.client, self.server = client, server
         #: The reply that comes next is not to arrive.
         self.doomed = False
+        self.last_request = b""
         self.threads = [
             threading.Thread(target=self._carry_requests, name="proxy-requests", daemon=True),
             threading.Thread(target=self._carry_replies, name="proxy-replies", daemon=True),
@@ -72,6 +74,7 @@ class Connection:
                 self.proxy.uplink.carry(len(data))
                 if self.proxy.takes_reply_of(data):
                     self.doomed = True
+                self.last_request = data
                 self.server.sendall(data)
         self.close()
 
@@ -83,6 +86,7 @@ class Connection:
                     break
                 self.proxy.replies_pass.wait()
                 self.proxy.downlink.carry(len(data))
+                self.proxy.hold_reply_to(self.last_request)
                 self.client.sendall(data)
         self.close()
 
@@ -107,6 +111,10 @@ class Proxy:
         self.requests_pass, self.replies_pass = threading.Event(), threading.Event()
         self.requests_pass.set()
         self.replies_pass.set()
+        self.held_pass = threading.Event()
+        self.held_pass.set()
+        self.held = 0
+        self._held_marker = b""
         self.dropped = 0
         self._guard = threading.Lock()
         self._to_drop = 0
@@ -156,9 +164,16 @@ class Proxy:
         if replies:
             self.replies_pass.clear()
 
+    def hold_replies(self, *, to: bytes) -> None:
+        """Hold back the replies to requests that contain `to`, also to those that were sent before."""
+        with self._guard:
+            self._held_marker, self.held = to, 0
+        self.held_pass.clear()
+
     def heal(self) -> None:
         """Pass everything again; what was held back in a silence goes on its way."""
         self.drop_replies(0)
+        self.held_pass.set()
         self.requests_pass.set()
         self.replies_pass.set()
         if self._listener is None:
@@ -175,6 +190,13 @@ class Proxy:
                 self._to_drop -= 1
                 return True
             return self._share > 0 and self._chance.random() < self._share
+
+    def hold_reply_to(self, request: bytes) -> None:
+        """Wait with the reply to this request if it is one to hold back."""
+        if not self.held_pass.is_set() and self._held_marker in request:
+            with self._guard:
+                self.held += 1
+            self.held_pass.wait()
 
     def count_dropped(self) -> None:
         """One more reply that the server sent and no client will see."""
@@ -218,6 +240,7 @@ class Proxy:
         self.refuse()
         self.requests_pass.set()
         self.replies_pass.set()
+        self.held_pass.set()
         with self._guard:
             threads = [thread for connection in self._connections for thread in connection.threads]
         self.cut()

@@ -186,7 +186,7 @@ def test_two_consumers_of_one_output_that_hold_the_same_message_write_it_once(
         if len(runs) == 1:
             # As if this driver had been frozen for longer than its leases last, and another one had taken over.
             for message in batch._messages.values():
-                message.lease_lost = True
+                message.lease_lost = message.fenced = True
             _give_back(shop, _claimed_again(shop, 2))
             shop.post.configure("orders", lease=60)
             assert run(spark, shop, other, tmp_path / "out", batch=4, partitions=1).done == 4

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.worker.stage import Stage, until
-from waypost import Message, NoRetry, Waypost
+from waypost import Message, NoRetry, Waypost, lease_clock
 
 LEASE = 0.6
 
@@ -61,7 +61,7 @@ def test_a_handler_that_blocks_the_event_loop_keeps_its_leases(stage: Stage) -> 
     begun = time.monotonic()
     with stage.working():
         until(lambda: stage.ledger("orders").done == 3)
-    assert calls == [0, 1, 2]
+    assert sorted(calls) == [0, 1, 2]
     assert expired(stage) == 0
 
 
@@ -71,16 +71,19 @@ def test_after_the_maximum_run_time_the_lease_is_not_renewed_any_more(
 ) -> None:
     stage.configure("orders", lease=LEASE, max_deliveries=1)
     told: list[bool] = []
+    buried = threading.Event()
 
     @stage.handler("orders", max_run=0.05, concurrency=2)
     def handle(message: Message[int]) -> None:
         until(lambda: message.lease_lost)
         told.append(message.lease_lost)
+        assert buried.wait(20)
 
     stage.publish("orders", 1)
     with stage.working():
-        until(lambda: stage.ledger("orders").dead)
         until(lambda: told)
+        until(lambda: stage.ledger("orders").dead)
+        buried.set()
     assert told == [True]
     assert [vars(record)["event"] for record in caplog.records if record.name == "waypost"] == [
         "run_too_long",
@@ -116,6 +119,8 @@ def test_a_handler_is_told_that_its_lease_is_lost(
 
     to_renew = Consumer.to_renew
     monkeypatch.setattr(Consumer, "to_renew", lambda self: [] if silent.is_set() else to_renew(self))
+    # Only the store's answer counts here, not the worker's own clock.
+    monkeypatch.setattr(lease_clock, "local_end", lambda sent, seconds: sent + 3600)
 
     def on_lease_lost(message: Message[Any]) -> None:
         called.append(message.id)

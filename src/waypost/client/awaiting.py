@@ -14,6 +14,7 @@ from waypost.client.base import DEFAULT_RETRY, Face, Listing, PublishKeywords, P
 from waypost.client.blocking import Waypost
 from waypost.client.scheduling import AwaitedSchedules
 from waypost.delivery import Duration, Message, Queue, Retry, StoredMessage, queue_name, queue_type
+from waypost.errors import UnusableClient
 from waypost.message import (
     CancelStatus,
     Drained,
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
     import asyncio
 
     from waypost.outbox.settling import Home
-    from waypost.store.port import AsyncExecutor, Call
+    from waypost.store.port import AsyncExecutor, Call, Executor
     from waypost.worker.worker import Worker
 
 T = TypeVar("T")
@@ -47,23 +48,32 @@ T = TypeVar("T")
 class AsyncReception(Generic[T]):
     """A message for the length of an `async with` block: claimed at its start, settled at its end."""
 
-    __slots__ = ("_as_type", "_face", "_message", "_queue", "_retry", "_wait")
+    __slots__ = ("_as_type", "_face", "_message", "_queue", "_renew", "_retry", "_wait")
 
     def __init__(
-        self, face: AsyncWaypost, queue: QueueName, wait: Duration | None, as_type: type[T] | None, retry: RetryPolicy
+        self,
+        face: AsyncWaypost,
+        queue: QueueName,
+        wait: Duration | None,
+        as_type: type[T] | None,
+        retry: RetryPolicy,
+        renew: bool,
     ) -> None:
         self._face = face
         self._queue = queue
         self._wait = wait
         self._as_type = as_type
         self._retry = retry
+        self._renew = renew
         self._message: Message[T] | None = None
 
     async def __aenter__(self) -> Message[T] | None:
         self._message = await self._face._run(self._face._receive_flow(self._queue, self._wait, self._as_type))
         if self._message is not None:
-            self._message.home = self._face._home(self._retry)
+            self._message.home = self._face._home(self._retry, renew=self._renew)
             self._face._gate.received(1)
+            if self._renew:
+                self._face._blocks.add(self._message)
         return self._message
 
     async def __aexit__(
@@ -72,6 +82,7 @@ class AsyncReception(Generic[T]):
         message, self._message = self._message, None
         if message is None:
             return False
+        self._face._blocks.discard(message)
         try:
             return await self._face._run(
                 receive.finish(self._face._link, message, error, self._retry, stopped=is_stop(error))
@@ -83,14 +94,15 @@ class AsyncReception(Generic[T]):
 class AsyncConsumed(Message[T]):
     """A message of `consume`: the end of its `async with` block settles it."""
 
-    __slots__ = ("_ended", "_face", "_retry")
+    __slots__ = ("_ended", "_face", "_renew", "_retry")
 
     def __init__(
-        self, queue: str, lease: Lease, as_type: type[T] | None, face: AsyncWaypost, retry: RetryPolicy
+        self, queue: str, lease: Lease, as_type: type[T] | None, face: AsyncWaypost, retry: RetryPolicy, renew: bool
     ) -> None:
-        super().__init__(queue, lease, as_type, face._home(retry))
+        super().__init__(queue, lease, as_type, face._home(retry, renew=renew))
         self._face = face
         self._retry = retry
+        self._renew = renew
         self._ended = False
 
     async def __aenter__(self) -> Self:
@@ -105,6 +117,7 @@ class AsyncConsumed(Message[T]):
         if self._ended:
             return False
         self._ended = True
+        self._face._blocks.discard(self)
         try:
             return await self._face._run(
                 receive.finish(self._face._link, self, error, self._retry, stopped=is_stop(error))
@@ -147,6 +160,8 @@ class AsyncWaypost(Face, AwaitedSchedules):
         # is collected takes its socket off the loop's selector, which both processes share.
         if self._session.pid != os.getpid():
             return
+        if self._blocks.renews:
+            await asyncio.to_thread(self._blocks.close)
         self._wakeups.close()
         if not self._wakeups.flush(0):
             await asyncio.to_thread(self._wakeups.flush)
@@ -178,16 +193,30 @@ class AsyncWaypost(Face, AwaitedSchedules):
                     connection.executor = await self._store.connect_async(start_timeout=self._start_timeout)
         return connection.executor
 
+    def _connect_blocks(self) -> Executor:
+        from waypost.worker.bridges import LoopExecutor
+
+        try:
+            return super()._connect_blocks()
+        except UnusableClient:
+            # The caller's asyncio client: renewals share the event loop of the block.
+            connections = [] if self._connections is None else list(self._connections.items())
+            for loop, connection in connections:
+                if connection.executor is not None and loop.is_running():
+                    return LoopExecutor(connection.executor, loop)
+            raise
+
     async def _run(self, flow: Flow[T]) -> T:
         return await drive_async(await self._connected(), flow)
 
     async def _call(self, call: Call[T]) -> T:
         return await drive_async(await self._connected(), self._link.attempt(call))
 
-    def _home(self, retry: RetryPolicy) -> Home:
+    def _home(self, retry: RetryPolicy, *, renew: bool) -> Home:
         from waypost.outbox.settling import Home
 
-        return Home(self._link, retry, awaited=self._connected, seam=self._seam())
+        held = self._blocks if renew else None
+        return Home(self._link, retry, awaited=self._connected, held=held, seam=self._seam())
 
     # ---- the way of a message ----------------------------------------------------------------------------
 
@@ -244,37 +273,37 @@ class AsyncWaypost(Face, AwaitedSchedules):
 
     @overload
     def receive(
-        self, queue: Queue[T], *, wait: Duration | None = 0, retry: RetryPolicy = DEFAULT_RETRY
+        self, queue: Queue[T], *, wait: Duration | None = 0, retry: RetryPolicy = DEFAULT_RETRY, renew: bool = True
     ) -> AsyncReception[T]: ...
     @overload
     def receive(
-        self, queue: str, *, wait: Duration | None = 0, retry: RetryPolicy = DEFAULT_RETRY
+        self, queue: str, *, wait: Duration | None = 0, retry: RetryPolicy = DEFAULT_RETRY, renew: bool = True
     ) -> AsyncReception[Any]: ...
     def receive(
-        self, queue: QueueName, *, wait: Duration | None = 0, retry: RetryPolicy = DEFAULT_RETRY
+        self, queue: QueueName, *, wait: Duration | None = 0, retry: RetryPolicy = DEFAULT_RETRY, renew: bool = True
     ) -> AsyncReception[Any]:
-        self._check_receive(queue, wait, retry)
-        return AsyncReception(self, queue, wait, queue_type(queue), retry)
+        self._check_receive(queue, wait, retry, renew)
+        return AsyncReception(self, queue, wait, queue_type(queue), retry, renew)
 
     @overload
     def consume(
-        self, queue: Queue[T], *, wait: Duration | None = None, retry: RetryPolicy = DEFAULT_RETRY
+        self, queue: Queue[T], *, wait: Duration | None = None, retry: RetryPolicy = DEFAULT_RETRY, renew: bool = True
     ) -> AsyncIterator[AsyncConsumed[T]]: ...
     @overload
     def consume(
-        self, queue: str, *, wait: Duration | None = None, retry: RetryPolicy = DEFAULT_RETRY
+        self, queue: str, *, wait: Duration | None = None, retry: RetryPolicy = DEFAULT_RETRY, renew: bool = True
     ) -> AsyncIterator[AsyncConsumed[Any]]: ...
     def consume(
-        self, queue: QueueName, *, wait: Duration | None = None, retry: RetryPolicy = DEFAULT_RETRY
+        self, queue: QueueName, *, wait: Duration | None = None, retry: RetryPolicy = DEFAULT_RETRY, renew: bool = True
     ) -> AsyncIterator[AsyncConsumed[Any]]:
-        self._check_receive(queue, wait, retry)
-        return self._consumed(queue, wait, retry)
+        self._check_receive(queue, wait, retry, renew)
+        return self._consumed(queue, wait, retry, renew)
 
     async def _consumed(
-        self, queue: QueueName, wait: Duration | None, retry: RetryPolicy
+        self, queue: QueueName, wait: Duration | None, retry: RetryPolicy, renew: bool
     ) -> AsyncIterator[AsyncConsumed[Any]]:
         def make(name: str, lease: Lease, as_type: type[Any] | None) -> AsyncConsumed[Any]:
-            return AsyncConsumed(name, lease, as_type, self, retry)
+            return AsyncConsumed(name, lease, as_type, self, retry, renew)
 
         while True:
             message = await self._run(self._receive_flow(queue, wait, queue_type(queue), make))
@@ -282,6 +311,8 @@ class AsyncWaypost(Face, AwaitedSchedules):
                 return
             assert isinstance(message, AsyncConsumed)
             self._gate.received(1)
+            if renew:
+                self._blocks.add(message)
             try:
                 yield message
             except GeneratorExit as left:

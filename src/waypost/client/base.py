@@ -27,6 +27,7 @@ from waypost.checks import (
     check_text,
     show,
 )
+from waypost.client.blocks import Blocks
 from waypost.client.gate import Gate
 from waypost.client.registry import Registry
 from waypost.client.scheduling import ScheduleFace
@@ -66,7 +67,7 @@ if TYPE_CHECKING:
     from waypost.outbox.relay.relay import Relay
     from waypost.outbox.seam import Seam
     from waypost.redaction import Redact
-    from waypost.store.port import AsyncExecutor, Call, Store
+    from waypost.store.port import AsyncExecutor, Call, Executor, Store
     from waypost.wake.port import Channel
     from waypost.worker.worker import Embedded, Worker
 
@@ -197,6 +198,8 @@ class Face(ScheduleFace):
         self._closed = False
         self._seam_made: Seam | None = None
         self._connecting = threading.Lock()
+        #: The blocks of `receive` and `consume` whose leases are renewed.
+        self._blocks = Blocks(self._link, self._connect_blocks)
 
     @property
     def store(self) -> Store:
@@ -406,6 +409,10 @@ class Face(ScheduleFace):
         if self._closed:
             raise ConfigurationError("this client is closed; call open() or make a new one")
 
+    def _connect_blocks(self) -> Executor:
+        """The connection by which the leases of blocks are renewed; called from a thread."""
+        return self._store.connect(start_timeout=self._start_timeout)
+
     # ---- arguments to flows ------------------------------------------------------------------------------
 
     def _name(self, queue: QueueName) -> str:
@@ -428,11 +435,12 @@ class Face(ScheduleFace):
             seam = self._seam_made = Seam(self._store)
         return seam
 
-    def _check_receive(self, queue: QueueName, wait: Duration | None, retry: RetryPolicy) -> None:
+    def _check_receive(self, queue: QueueName, wait: Duration | None, retry: RetryPolicy, renew: bool) -> None:
         """Refuse what is wrong when it is given, and not when the block begins or the first message is asked for."""
         self._name(queue)
         _wait_seconds(wait)
         check_retry(retry)
+        check_flag("renew", renew)
 
     def _receive_flow(
         self, queue: QueueName, wait: Duration | None, as_type: type[T] | None, make: receive.Make[T] = Message

@@ -52,23 +52,32 @@ T = TypeVar("T")
 class Reception(Generic[T]):
     """A message for the length of a `with` block: claimed at its start, settled at its end."""
 
-    __slots__ = ("_as_type", "_face", "_message", "_queue", "_retry", "_wait")
+    __slots__ = ("_as_type", "_face", "_message", "_queue", "_renew", "_retry", "_wait")
 
     def __init__(
-        self, face: Waypost, queue: QueueName, wait: Duration | None, as_type: type[T] | None, retry: RetryPolicy
+        self,
+        face: Waypost,
+        queue: QueueName,
+        wait: Duration | None,
+        as_type: type[T] | None,
+        retry: RetryPolicy,
+        renew: bool,
     ) -> None:
         self._face = face
         self._queue = queue
         self._wait = wait
         self._as_type = as_type
         self._retry = retry
+        self._renew = renew
         self._message: Message[T] | None = None
 
     def __enter__(self) -> Message[T] | None:
         self._message = self._face._run(self._face._receive_flow(self._queue, self._wait, self._as_type))
         if self._message is not None:
-            self._message.home = self._face._home(self._retry)
+            self._message.home = self._face._home(self._retry, renew=self._renew)
             self._face._gate.received(1)
+            if self._renew:
+                self._face._blocks.add(self._message)
         return self._message
 
     def __exit__(
@@ -77,6 +86,7 @@ class Reception(Generic[T]):
         message, self._message = self._message, None
         if message is None:
             return False
+        self._face._blocks.discard(message)
         try:
             return self._face._run(
                 receive.finish(self._face._link, message, error, self._retry, stopped=is_stop(error))
@@ -88,12 +98,15 @@ class Reception(Generic[T]):
 class Consumed(Message[T]):
     """A message of `consume`: the end of its `with` block settles it."""
 
-    __slots__ = ("_ended", "_face", "_retry")
+    __slots__ = ("_ended", "_face", "_renew", "_retry")
 
-    def __init__(self, queue: str, lease: Lease, as_type: type[T] | None, face: Waypost, retry: RetryPolicy) -> None:
-        super().__init__(queue, lease, as_type, face._home(retry))
+    def __init__(
+        self, queue: str, lease: Lease, as_type: type[T] | None, face: Waypost, retry: RetryPolicy, renew: bool
+    ) -> None:
+        super().__init__(queue, lease, as_type, face._home(retry, renew=renew))
         self._face = face
         self._retry = retry
+        self._renew = renew
         self._ended = False
 
     def __enter__(self) -> Self:
@@ -108,6 +121,7 @@ class Consumed(Message[T]):
         if self._ended:
             return False
         self._ended = True
+        self._face._blocks.discard(self)
         try:
             return self._face._run(receive.finish(self._face._link, self, error, self._retry, stopped=is_stop(error)))
         finally:
@@ -135,6 +149,7 @@ class Waypost(Face, BlockingSchedules):
         executor, self._executor, self._closed = self._executor, None, True
         # In a forked child the connections are the parent's, and closing them would disturb it.
         if self._session.pid == os.getpid():
+            self._blocks.close()
             self._wakeups.close()
             self._wakeups.flush()
             if executor is not None:
@@ -162,10 +177,11 @@ class Waypost(Face, BlockingSchedules):
     def _call(self, call: Call[T]) -> T:
         return drive(self._connected(), self._link.attempt(call))
 
-    def _home(self, retry: RetryPolicy) -> Home:
+    def _home(self, retry: RetryPolicy, *, renew: bool) -> Home:
         from waypost.outbox.settling import Home
 
-        return Home(self._link, retry, blocking=self._connected, seam=self._seam())
+        held = self._blocks if renew else None
+        return Home(self._link, retry, blocking=self._connected, held=held, seam=self._seam())
 
     # ---- the way of a message ----------------------------------------------------------------------------
 
@@ -243,14 +259,14 @@ class Waypost(Face, BlockingSchedules):
 
     @overload
     def receive(
-        self, queue: Queue[T], *, wait: Duration | None = 0, retry: RetryPolicy = DEFAULT_RETRY
+        self, queue: Queue[T], *, wait: Duration | None = 0, retry: RetryPolicy = DEFAULT_RETRY, renew: bool = True
     ) -> Reception[T]: ...
     @overload
     def receive(
-        self, queue: str, *, wait: Duration | None = 0, retry: RetryPolicy = DEFAULT_RETRY
+        self, queue: str, *, wait: Duration | None = 0, retry: RetryPolicy = DEFAULT_RETRY, renew: bool = True
     ) -> Reception[Any]: ...
     def receive(
-        self, queue: QueueName, *, wait: Duration | None = 0, retry: RetryPolicy = DEFAULT_RETRY
+        self, queue: QueueName, *, wait: Duration | None = 0, retry: RetryPolicy = DEFAULT_RETRY, renew: bool = True
     ) -> Reception[Any]:
         """Claim a message for a `with` block, waiting up to `wait` seconds (None: for ever); None if none came.
 
@@ -260,34 +276,38 @@ class Waypost(Face, BlockingSchedules):
         failure too. A stop from outside releases the message as it was: `KeyboardInterrupt`, what a signal handler of
         the program raises, the cancellation of the task, and the end of a generator that the block is in.
 
-        The lease is not renewed by itself here: see `extend`. If it was lost by the end of the block, the settle
-        changes nothing; that is logged, `message.lease_lost` is True, and no error is raised.
+        The lease is renewed while the block runs, from a thread; `renew=False` leaves that to you (`extend`). If it is
+        lost all the same, that is logged, `message.lease_lost` is True, the settle changes nothing, and no error is
+        raised.
         """
-        self._check_receive(queue, wait, retry)
-        return Reception(self, queue, wait, queue_type(queue), retry)
+        self._check_receive(queue, wait, retry, renew)
+        return Reception(self, queue, wait, queue_type(queue), retry, renew)
 
     @overload
     def consume(
-        self, queue: Queue[T], *, wait: Duration | None = None, retry: RetryPolicy = DEFAULT_RETRY
+        self, queue: Queue[T], *, wait: Duration | None = None, retry: RetryPolicy = DEFAULT_RETRY, renew: bool = True
     ) -> Iterator[Consumed[T]]: ...
     @overload
     def consume(
-        self, queue: str, *, wait: Duration | None = None, retry: RetryPolicy = DEFAULT_RETRY
+        self, queue: str, *, wait: Duration | None = None, retry: RetryPolicy = DEFAULT_RETRY, renew: bool = True
     ) -> Iterator[Consumed[Any]]: ...
     def consume(
-        self, queue: QueueName, *, wait: Duration | None = None, retry: RetryPolicy = DEFAULT_RETRY
+        self, queue: QueueName, *, wait: Duration | None = None, retry: RetryPolicy = DEFAULT_RETRY, renew: bool = True
     ) -> Iterator[Consumed[Any]]:
         """One message after the other, each for a `with` block of its own as in `receive`; ends with a drain.
 
         `wait` ends it when none came for so long. A message that is neither settled by its block nor by a word
         (`message.done()`) when the next one is asked for is retried; one that a `break` leaves behind is given back.
+        Leases are renewed as in `receive`.
         """
-        self._check_receive(queue, wait, retry)
-        return self._consumed(queue, wait, retry)
+        self._check_receive(queue, wait, retry, renew)
+        return self._consumed(queue, wait, retry, renew)
 
-    def _consumed(self, queue: QueueName, wait: Duration | None, retry: RetryPolicy) -> Iterator[Consumed[Any]]:
+    def _consumed(
+        self, queue: QueueName, wait: Duration | None, retry: RetryPolicy, renew: bool
+    ) -> Iterator[Consumed[Any]]:
         def make(name: str, lease: Lease, as_type: type[Any] | None) -> Consumed[Any]:
-            return Consumed(name, lease, as_type, self, retry)
+            return Consumed(name, lease, as_type, self, retry, renew)
 
         while True:
             message = self._run(self._receive_flow(queue, wait, queue_type(queue), make))
@@ -295,6 +315,8 @@ class Waypost(Face, BlockingSchedules):
                 return
             assert isinstance(message, Consumed)
             self._gate.received(1)
+            if renew:
+                self._blocks.add(message)
             try:
                 yield message
             except GeneratorExit as left:

@@ -33,7 +33,7 @@ class Gate:
     def drain(self) -> None:
         """From here on nothing new begins."""
         with self._lock:
-            self._link.draining = True
+            self._link.drain()
 
     @contextmanager
     def publish(self) -> Iterator[None]:

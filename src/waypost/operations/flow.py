@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import Any, TypeAlias, TypeVar
 
+from waypost import lease_clock
 from waypost.delivery import Queue, queue_name
 from waypost.errors import OutcomeUnknown, StoreUnavailable
 from waypost.identity import Operation, Session
@@ -212,8 +213,10 @@ class Link:
         self.on_event = on_event
         #: The checked name of a queue that messages are sent on to: a strict client knows which there are.
         self.name_of = name_of
-        #: Set by a drain: who waits for messages stops waiting.
+        #: Set by a drain: a call that waits for messages stops waiting.
         self.draining = False
+        #: What such calls wait on.
+        self.waiting: set[Bell] = set()
         self.monotonic = monotonic
         self.lanes = Lanes(session)
         self._lost_claims: dict[str, list[tuple[Operation, float]]] = {}
@@ -222,6 +225,12 @@ class Link:
         self._policies: dict[str, tuple[Policy, float]] = {}
         #: How many bytes a claim of a queue may bring, as far as its answers have shown.
         self._claim_bytes: dict[str, int] = {}
+
+    def drain(self) -> None:
+        """End the waits for messages, now and from now on."""
+        self.draining = True
+        for bell in list(self.waiting):
+            bell.ring()
 
     @property
     def replay_seconds(self) -> float:
@@ -233,11 +242,16 @@ class Link:
 
         The call carries its operation, so the store answers a repeat with the first result.
         """
+        return (yield from self.attempt_timed(call, budget=budget))[0]
+
+    def attempt_timed(self, call: Call[T], *, budget: float | None = None) -> Flow[tuple[T, float]]:
+        """`attempt`, and when the call that was answered was sent, by `lease_clock`."""
         started, trouble = self.monotonic(), None
         while True:
+            sent = lease_clock.now()
             try:
                 result: T = yield call
-                return result
+                return result, sent
             except (StoreUnavailable, OutcomeUnknown) as error:
                 if trouble is None:
                     trouble = Trouble(self, self.retry_budget if budget is None else budget, started)

@@ -7,6 +7,9 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias, TypeVar
 
+from msgspec import structs
+
+from waypost import lease_clock
 from waypost.delivery import Message, Outcome, error_text, error_type
 from waypost.errors import EnvelopeTooNew, OperationTooOld, OutcomeUnknown, StoreUnavailable, Undecodable, WaypostError
 from waypost.identity import Operation
@@ -43,14 +46,20 @@ def receive(
     """The next message that can be read, or None when the wait is over. `wait=None` waits for ever."""
     deadline = None if wait is None else link.monotonic() + wait
     found = yield from _claim_lost_again(link, queue, as_type, make)
-    bell = link.wakeups.take_bell(link.worker, queue) if found is None and wait != 0 else None
+    if found is not None:
+        return found
+    if wait == 0:
+        return (yield from _receive(link, queue, deadline, None, as_type, make))
+    shared = link.wakeups.take_bell(link.worker, queue)
+    # Without a channel only a drain rings it.
+    bell = shared or Bell("")
+    link.waiting.add(bell)
     try:
-        if found is None:
-            found = yield from _receive(link, queue, deadline, bell, as_type, make)
+        return (yield from _receive(link, queue, deadline, bell, as_type, make))
     finally:
-        if bell is not None:
-            link.wakeups.give_bell(queue, bell)
-    return found
+        link.waiting.discard(bell)
+        if shared is not None:
+            link.wakeups.give_bell(queue, shared)
 
 
 def _receive(
@@ -66,6 +75,8 @@ def _receive(
         sleeper = None
         if bell is not None:
             bell.clear()
+            if link.draining:
+                break  # the ring for that may have come before
             sleeper = bell.name if bell.working and not over else None
         claimed = yield from claim(link, queue, 1, deadline, sleeper=sleeper)
         asleep = sleeper is not None and not claimed.leases
@@ -169,7 +180,7 @@ def claim(
         trouble = Trouble(link, link.retry_budget)
         began = link.monotonic()
         while True:
-            sent = link.monotonic()
+            sent, sent_at = link.monotonic(), lease_clock.now()
             try:
                 claimed: Claimed = yield call
             except (StoreUnavailable, OutcomeUnknown) as error:
@@ -192,7 +203,7 @@ def claim(
                     link.learn_link(queue, claimed, link.monotonic() - sent)
                 if link.on_event is not None:
                     tell_claimed(link, queue, claimed)
-                return claimed
+                return structs.replace(claimed, sent_at=sent_at)
     except WaypostError as error:
         link.tell("claim", queue, *how(error), error_type=error_type(error), error=error_text(error))
         raise
@@ -209,16 +220,49 @@ def is_late(claimed: Claimed, seconds: float) -> bool:
     return bool(claimed.leases) and claimed.lease_ms is not None and seconds * 1000 > claimed.lease_ms * 2 / 3
 
 
+def local_lease(claimed: Claimed) -> tuple[float, float]:
+    """How long the leases of a claim are, and the moment by `lease_clock` at which they end for us."""
+    lease = claimed.leases[0]
+    if lease.lease_end_ms is None:
+        return 0.0, float("inf")
+    # The claim of a message that a repeat gives back may be older than its lease.
+    length_ms = lease.lease_end_ms - lease.claimed_ms
+    seconds = max(1, length_ms if claimed.lease_ms is None else min(length_ms, claimed.lease_ms)) / 1000
+    return seconds, lease_clock.local_end(claimed.sent_at, seconds)
+
+
+def log_late_claim(queue: str, count: int) -> None:
+    """Say that a claim was answered so late that its messages are given back."""
+    log.warning(
+        "a claim of %d messages of queue %s was answered after their leases had ended: they are given back; give the "
+        "queue a longer lease if the store is always this slow",
+        count,
+        queue,
+        extra={"event": "claim_late", "queue": queue, "count": count},
+    )
+
+
+def give_back(link: Link, queue: str, leases: Sequence[Lease]) -> Flow[None]:
+    """Release leases that are not made use of. What cannot be done soon is not: they end by themselves."""
+    messages = [Message[Any](queue, lease) for lease in leases]
+    released = [Settlement(m.id, m.token, m.lease.nonce, "release") for m in messages]
+    try:
+        yield from settle(link, queue, messages, released, budget=min(RELEASE_BUDGET_SECONDS, link.retry_budget))
+    except WaypostError as error:
+        log.debug("queue %s: %d messages could not be given back: %s", queue, len(messages), error)
+
+
 def claim_lost(link: Link, queue: str, operation: Operation, *, budget: float | None = None) -> Flow[Claimed | None]:
     """What an earlier claim whose reply was lost still holds; None if the store has forgotten it."""
     answered = False
     try:
         call = link.store.claim(queue, 1, operation, worker=link.worker, replay=True)
-        claimed = yield from link.attempt(call, budget=budget)
+        # A repeat renews what it gives back, so its leases count from then.
+        claimed, sent = yield from link.attempt_timed(call, budget=budget)
         answered = True
         if link.on_event is not None and claimed.leases:
             tell_claimed(link, queue, claimed)
-        return claimed
+        return structs.replace(claimed, sent_at=sent)
     except OperationTooOld:
         answered = True
         return None
@@ -248,10 +292,8 @@ def give_back_lost_claims(link: Link) -> Flow[int]:
                 claimed = yield from claim_lost(link, queue, operation, budget=RELEASE_BUDGET_SECONDS)
             except WaypostError:
                 break
-            messages = [Message[Any](queue, lease) for lease in claimed.leases] if claimed is not None else []
-            if messages:
-                released = [Settlement(m.id, m.token, m.lease.nonce, "release") for m in messages]
-                yield from settle(link, queue, messages, released, budget=RELEASE_BUDGET_SECONDS)
+            if claimed is not None and claimed.leases:
+                yield from give_back(link, queue, claimed.leases)
     return len(link.queues_with_lost_claims())
 
 
@@ -286,8 +328,16 @@ def _readable(
     link: Link, queue: str, claimed: Claimed, as_type: type[T] | None, make: Make[T]
 ) -> Flow[Message[T] | None]:
     """The claimed message if this release and the queue's type can read it. Otherwise it is put aside."""
+    if not claimed.leases:
+        return None
+    seconds, until = local_lease(claimed)
+    if until <= lease_clock.now():
+        log_late_claim(queue, len(claimed.leases))
+        yield from give_back(link, queue, claimed.leases)
+        return None
     for lease in claimed.leases:
         message = make(queue, lease, as_type)
+        message.lease_seconds, message.lease_until = seconds, until
         try:
             message.open()
             if as_type is not None:
@@ -354,8 +404,9 @@ def settle(
     for message, status in zip(messages, woken.result, strict=True):
         message.settled = status
         if status == "lost":
-            message.lease_lost = True
-            log_lease_lost(message, "settle")
+            if not message.lease_lost:
+                log_lease_lost(message, "settle")
+            message.lease_lost = message.fenced = True
     if link.on_event is not None:
         for message, settlement, status in zip(messages, settlements, woken.result, strict=True):
             tell_settled(link, message, settlement, status, "failure" if status == "lost" else "success")
@@ -366,12 +417,13 @@ def settle(
 
 def log_lease_lost(message: Message[Any], phase: str) -> None:
     """Say once that a lease was lost: what its holder does from here on is not the last word on the message."""
+    why = "could not be renewed before its end" if phase == "deadline" else f"was lost before its {phase}"
     log.warning(
-        "the lease of message %s of queue %s was lost before its %s: it is or was delivered again; "
+        "the lease of message %s of queue %s %s: it is or will be delivered again; "
         "give the queue a longer lease, or renew it while you work",
         message.id,
         message.queue,
-        phase,
+        why,
         extra={
             "event": "lease_lost",
             "phase": phase,
@@ -431,11 +483,17 @@ def extend(link: Link, queue: str, messages: Sequence[Message[Any]]) -> Flow[lis
     operation = link.lanes.begin(queue)
     try:
         holds = [Hold(message.id, message.token, message.lease.nonce) for message in messages]
+        # From its first try: a repeat is answered with what that one did.
+        sent = lease_clock.now()
         statuses = yield from link.attempt(link.store.extend(queue, holds, operation))
     finally:
         link.lanes.end(queue, operation)
     for message, status in zip(messages, statuses, strict=True):
-        if status == "lost" and not message.lease_lost:
+        if status != "lost":
+            message.lease_until = max(message.lease_until, lease_clock.local_end(sent, message.lease_seconds))
+            continue
+        message.fenced = True
+        if not message.lease_lost:
             message.lease_lost = True
             log_lease_lost(message, "extend")
     return statuses

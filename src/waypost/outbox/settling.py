@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequen
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, closing, contextmanager
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from waypost.delivery import Message, Snooze
 from waypost.errors import ConfigurationError, InvalidInput, LeaseLost, UnusableClient
@@ -31,6 +31,13 @@ FILE_TURN_SECONDS = 5.0
 Settled = Woken[list[SettleStatus]]
 
 
+class Held(Protocol):
+    """The messages whose leases are renewed."""
+
+    def add(self, message: Message[Any], /) -> None: ...
+    def discard(self, message: Message[Any], /) -> None: ...
+
+
 class Home:
     """What messages of one client or worker have in common: where they came from, and who renews their leases."""
 
@@ -43,7 +50,7 @@ class Home:
         *,
         blocking: Callable[[], Executor | None] | None = None,
         awaited: Callable[[], Awaitable[AsyncExecutor]] | None = None,
-        held: set[Message[Any]] | None = None,
+        held: Held | None = None,
         seam: Seam | None = None,
     ) -> None:
         self.link = link
@@ -316,7 +323,7 @@ class MessageTransaction:
         if lost:
             for message in self._messages:
                 if message in lost:
-                    message.lease_lost = True
+                    message.lease_lost = message.fenced = True
                 elif message.outcome is None:
                     # What happened to another one of the batch is no failure of this one.
                     message.outcome = Snooze(0)
@@ -330,7 +337,7 @@ class MessageTransaction:
     def _failed(self, settlements: list[Settlement]) -> None:
         if settlements:
             for message in self._messages:
-                if not message.lease_lost:
+                if not message.fenced:
                     message.home.take_back(message)
 
     def _settled(self, settlements: list[Settlement], settled: Settled | None) -> None:

@@ -20,12 +20,14 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
+from waypost import lease_clock
 from waypost.client import Waypost
 from waypost.client.base import DEFAULT_RETRY, is_stop
 from waypost.delivery import Message, Outcome, Queue, error_text, error_type, queue_name
 from waypost.errors import ConfigurationError, InvalidInput
 from waypost.identity import Session
 from waypost.message import Lease, Settlement, SettleStatus, Watched
+from waypost.operations import receive
 from waypost.operations.flow import Flow, Link, Together
 from waypost.operations.forward import deliver_outgoing
 from waypost.policy import CHUNK_MESSAGES_MAX, START_TIMEOUT_SECONDS, RetryPolicy, check_retry
@@ -150,7 +152,13 @@ class _Held:
         self.messages: dict[str, Message[Any]] = {}
 
     def to_renew(self) -> list[Message[Any]]:
-        return [message for message in self.messages.values() if not message.lease_lost and message.settled is None]
+        return [message for message in self.messages.values() if not message.fenced and message.settled is None]
+
+    def held(self) -> list[Message[Any]]:
+        return [message for message in self.messages.values() if message.settled is None]
+
+    def runs(self, message: Message[Any]) -> bool:
+        return self.still_concerns(message)
 
     def still_concerns(self, message: Message[Any]) -> bool:
         return self.messages.get(message.id) is message and message.settled is None
@@ -177,6 +185,7 @@ class _Consumer:
         size: int,
         partitions: int,
         on_error: OnError,
+        lease_ms: int,
     ) -> None:
         self.spark = spark
         self.place = place
@@ -189,6 +198,8 @@ class _Consumer:
         self.size = size
         self.partitions = partitions
         self.on_error = on_error
+        #: How long leases of the queue were when it began.
+        self.lease_ms = lease_ms
         self.machine = this_machine() if post._store.kind == "sqlite" else None
         self.names = Session()
         self.told = Consumed()
@@ -209,8 +220,17 @@ class _Consumer:
             return False
         self.held.messages = messages
         self.renewer.hurry(self.held)
+        first = next(iter(messages.values()))
+        if first.lease_until <= lease_clock.now():
+            # To claim took longer than the lease: only what is still ours may be handled.
+            self._extend(list(messages.values()))
+            messages = {message_id: message for message_id, message in messages.items() if not message.fenced}
+            self.held.messages = messages
+        self.renewer.expect_end(self.held, first.lease_until, first.lease_seconds)
         self.renewer.renew_now(self.held)
         try:
+            if not messages:
+                return True
             self.told.batches += 1
             repeated = known & messages.keys()
             if repeated:
@@ -222,15 +242,24 @@ class _Consumer:
             self.log.tidy(time.time_ns() // 1_000_000)
         return True
 
+    def _extend(self, messages: Sequence[Message[Any]]) -> None:
+        for start in range(0, len(messages), CHUNK_MESSAGES_MAX):
+            part = messages[start : start + CHUNK_MESSAGES_MAX]
+            self.post._run(receive.extend(self.link, self.queue, part))
+
     def claim(self, name: str) -> tuple[DataFrame, dict[str, Message[Any]]]:
         """Claim on executors: the rows, and what is needed to renew and to settle them."""
         share = -(-self.size // self.partitions)
+        # Before any task claims: whatever machine it runs on, its leases begin later.
+        sent = lease_clock.now()
         frame = claimed_rows(self.spark, Claim(self.place, self.queue, name, share, self.partitions, self.machine))
         leases = leases_of(frame.select(*FENCE).toArrow())
         ends = [lease.lease_end_ms - lease.claimed_ms for lease in leases if lease.lease_end_ms is not None]
-        if ends:
-            self.held.lease_seconds = min(ends) / 1000
-        return frame.select(*CONSUMED.columns), {lease.id: Message(self.queue, lease) for lease in leases}
+        seconds = min([*ends, self.lease_ms]) / 1000
+        self.held.lease_seconds = seconds
+        until = lease_clock.local_end(sent, seconds)
+        messages = {lease.id: Message[Any](self.queue, lease, None, None, seconds, until) for lease in leases}
+        return frame.select(*CONSUMED.columns), messages
 
     def handle(self, name: str, frame: DataFrame, messages: dict[str, Message[Any]], without: Collection[str]) -> None:
         """Run the function for what is left, as often as others commit messages of this batch before it does."""
@@ -433,10 +462,13 @@ def consume(
     files = None if output is None else open_files(spark, output)
     deadline = None if timeout is None else time.monotonic() + timeout
     with Waypost(store=store) as post:
-        if post.policy(name).lease_ms is None:
+        lease_ms = post.policy(name).lease_ms
+        if lease_ms is None:
             raise at_most_once(name)
         logged = None if files is None else Log(files, name, place.namespace)
-        consumer = _Consumer(spark, place, name, fn, post, logged, retry, batch, min(partitions, batch), on_error)
+        consumer = _Consumer(
+            spark, place, name, fn, post, logged, retry, batch, min(partitions, batch), on_error, lease_ms
+        )
         spark.dataSource.register(ClaimSource)
         consumer.renewer.start([consumer.held])
         try:

@@ -78,6 +78,11 @@ class Caller:
 
         return await (handler.through_middleware(call) if handler.middleware else call)(messages)
 
+    def kill_lost(self) -> None:
+        """End processes whose messages are all lost, whatever the event loop is doing. Called from a thread."""
+        if self.processes is not None:
+            self.processes.kill_lost()
+
     async def stop(self) -> None:
         """Let threads and processes end that have nothing left to do."""
         if self._threads is not None:

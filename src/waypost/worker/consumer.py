@@ -11,10 +11,10 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from waypost import codec
+from waypost import codec, lease_clock
 from waypost.delivery import Message, Outcome, Retry
 from waypost.errors import EnvelopeTooNew, OutcomeUnknown, StoreUnavailable, Undecodable, WaypostError
 from waypost.message import Claimed, Drained, Settlement
@@ -178,8 +178,15 @@ class Consumer:
         """Where it stands."""
         return Drained(
             handled=self.handled, released=self.settler.released, cancelled=self.cancelled, running=self._busy,
-            unsettled=self.settler.unsettled,
+            unsettled=self.settler.unsettled, past_lease=self._past_lease(),
         )  # fmt: skip
+
+    def _past_lease(self) -> int:
+        """Handler calls under way that nothing can stop, and whose leases have ended."""
+        if self.handler.can_be_stopped:
+            return 0
+        running = [slot.messages for slot in list(self._slots)]
+        return sum(bool(messages) and all(one.lease_lost for one in messages) for messages in running)
 
     def runners(self) -> list[asyncio.Task[None]]:
         """Those that have not ended: after a stop, the ones whose handlers go on."""
@@ -197,7 +204,7 @@ class Consumer:
     def _give_back(self, message: Message[Any]) -> None:
         lease = message.lease
         settlement = Settlement(lease.id, lease.token, lease.nonce, "release")
-        if message.lease_lost:
+        if message.fenced:
             self._close_lost(message, settlement)
         else:
             self.settler.add(message, settlement)
@@ -363,15 +370,21 @@ class Consumer:
 
     def _accept(self, claimed: Claimed) -> None:
         leases, queue, as_type = claimed.leases, self.queue, self.handler.as_type
-        messages = [Message(queue, lease, as_type, self.settler.home) for lease in leases]
-        first = leases[0]
-        self._at_most_once = first.lease_end_ms is None
-        if first.lease_end_ms is not None:
+        seconds, until = receive.local_lease(claimed)
+        home = self.settler.home
+        messages = [Message(queue, lease, as_type, home, seconds, until) for lease in leases]
+        self._at_most_once = leases[0].lease_end_ms is None
+        if not self._at_most_once:
             self._held.update(messages)
-            seconds = _lease_seconds(messages[0])
+            if until <= lease_clock.now():
+                receive.log_late_claim(queue, len(messages))
+                for message in messages:
+                    self._give_back(message)
+                return
             if self.lease_seconds is None or seconds < self.lease_seconds:
                 self.lease_seconds = seconds
                 self._renewer.hurry(self)
+            self._renewer.expect_end(self, until, seconds)
         self._ready.extend(messages)
         self._wake_runners(len(messages))
 
@@ -399,8 +412,8 @@ class Consumer:
 
     async def _run(self, slot: Slot) -> None:
         handling.set(slot)
-        ready, rest, monotonic = self._ready, self._rest, time.monotonic
-        turn = monotonic()
+        ready, rest, clock = self._ready, self._rest, lease_clock.now
+        turn = clock()
         while True:
             if not ready:
                 if self._stopping:
@@ -415,11 +428,12 @@ class Consumer:
                     # A handler that has ended had set an alarm to cancel its task, which is this one.
                     self._idle = [idle for idle in self._idle if idle is not slot]
                     await self._shake_off(slot)
-                turn = monotonic()
+                turn = clock()
                 continue
-            messages = self._take()
+            now = clock()
+            messages = self._take(now)
             if messages:
-                slot.messages, slot.started = messages, monotonic()
+                slot.messages, slot.started = messages, now
                 self._busy += 1
                 result, error = None, None
                 try:
@@ -438,7 +452,7 @@ class Consumer:
                     await self._shake_off(slot)
                 if slot.started - turn > TURN_SECONDS:
                     await asyncio.sleep(0)
-                    turn = monotonic()
+                    turn = clock()
             if (rest.needs_room and len(ready) <= self._low) or (rest.awaits_idleness and self._is_idle()):
                 rest.wake()
 
@@ -457,19 +471,19 @@ class Consumer:
                 if self._is_given_up(slot):
                     raise
 
-    def _take(self) -> list[Message[Any]]:
-        """The messages of the next call, without those that need no handler any more."""
+    def _take(self, now: float) -> list[Message[Any]]:
+        """The messages of the next call, without those that need no handler any more, or whose lease has ended."""
         ready, batch = self._ready, self.handler.batch
         if batch is None:
             message = ready.popleft()
-            if not message.lease_lost and not message.cancel_requested:
+            if now < message.lease_until and not message.lease_lost and not message.cancel_requested:
                 return [message]
             self._give_back(message)
             return []
         messages: list[Message[Any]] = []
         while ready and len(messages) < batch:
             message = ready.popleft()
-            if message.lease_lost or message.cancel_requested:
+            if now >= message.lease_until or message.lease_lost or message.cancel_requested:
                 self._give_back(message)
                 continue
             try:
@@ -543,7 +557,7 @@ class Consumer:
             if isinstance(unreadable, EnvelopeTooNew):
                 settlement = receive.too_new(message.lease)
             receive.log_unreadable(message, settlement, unreadable)
-        if message.lease_lost:
+        if message.fenced or (message.lease_lost and settlement.outcome == "release"):
             self._close_lost(message, settlement)
         elif message.at_most_once:
             if self._link.on_event is not None:
@@ -552,7 +566,7 @@ class Consumer:
             self.settler.add(message, settlement)
 
     def _close_lost(self, message: Message[Any], settlement: Settlement) -> None:
-        """Its renewal said that it is ours no more: a settle could only be refused."""
+        """Its lease is lost or ends in a moment, and there is no outcome that the store could still take."""
         self._held.discard(message)
         message.settled = "lost"
         if self._link.on_event is not None:
@@ -562,32 +576,31 @@ class Consumer:
 
     def to_renew(self) -> list[Message[Any]]:
         """All leases held here, but for those whose handlers have run for too long."""
-        now, limit = time.monotonic(), self.handler.max_run
+        now, limit = lease_clock.now(), self.handler.max_run
         held = list(self._held)
         if held:
             # The queue's lease can be changed while messages are held that were claimed under another.
-            self.lease_seconds = min(map(_lease_seconds, held))
+            self.lease_seconds = min(message.lease_seconds for message in held)
         overdue: set[Message[Any]] = set()
         for slot in list(self._slots):
             if slot.messages and now - slot.started > limit:
                 overdue.update(slot.messages)
-                if slot.overdue_seconds(now, self.handler) > (self.lease_seconds or 0.0):
-                    self._give_up_leases(slot.messages)
+                slot.log_overdue(self.handler)
         return [message for message in held if message not in overdue] if overdue else held
 
-    def _give_up_leases(self, messages: Sequence[Message[Any]]) -> None:
-        """What was not renewed for a whole lease is not ours any more, and no renewal will say so."""
-        for message in messages:
-            if not message.lease_lost:
-                message.lease_lost = True
-                receive.log_lease_lost(message, "max_run")
-                self.on_lost(message)
+    def held(self) -> list[Message[Any]]:
+        return list(self._held)
+
+    def runs(self, message: Message[Any]) -> bool:
+        return any(message in slot.messages for slot in list(self._slots))
 
     def still_concerns(self, message: Message[Any]) -> bool:
         return message in self._held and message not in self.settler.sending
 
     def on_lost(self, message: Message[Any]) -> None:
+        # First, so that the call is known to be cancelled before it is known that its process is gone.
         self._from_thread(self._stop_handler, message, "lost")
+        self._caller.kill_lost()
 
     def on_cancel(self, message: Message[Any]) -> None:
         self._from_thread(self._stop_handler, message, "cancel")
@@ -599,17 +612,20 @@ class Consumer:
             log.debug("the event loop is gone", extra={"event": "loop_gone", "queue": self.queue})
 
     def _stop_handler(self, message: Message[Any], ending: Ending) -> None:
+        found = False
         for slot in self._slots:
-            # In a batch the others are still ours: the handler goes on and can look at each message.
-            if message in slot.messages and self.handler.can_be_stopped and len(slot.messages) == 1:
+            if message not in slot.messages:
+                continue
+            found = True
+            # While others of a batch are still ours the handler goes on, and can look at each message.
+            if self.handler.can_be_stopped and all(_is_over(one, ending) for one in slot.messages):
                 slot.cancel(ending)
-        if ending == "lost" and self.handler.on_lease_lost is not None:
+        if ending == "lost" and self.handler.on_lease_lost is not None and (found or message in self._ready):
             try:
                 self.handler.on_lease_lost(message)
             except Exception:
                 log.exception("on_lease_lost failed", extra={"event": "on_lease_lost_failed", "queue": self.queue})
 
 
-def _lease_seconds(message: Message[Any]) -> float:
-    lease = message.lease
-    return max(1, (lease.lease_end_ms or 0) - lease.claimed_ms) / 1000
+def _is_over(message: Message[Any], ending: Ending) -> bool:
+    return message.lease_lost if ending == "lost" else message.cancel_requested

@@ -155,6 +155,8 @@ class Processes:
         )  # fmt: skip
         self._idle: list[Child] = []
         self._all: set[Child] = set()
+        #: Calls under way: their messages, and the process that serves them.
+        self._calls: list[tuple[list[Message[Any]], Child]] = []
 
     async def run(
         self,
@@ -171,6 +173,8 @@ class Processes:
         for left in reversed(range(IDLE_DEATHS_MAX + 1)):
             child = await self._take()
             alarm = on_begun()
+            serving = (messages, child)
+            self._calls.append(serving)
             try:
                 answer = await child.ask(call)
                 break
@@ -183,6 +187,7 @@ class Processes:
                 self._end(child)
                 raise
             finally:
+                self._calls.remove(serving)
                 alarm.cancel()
         self._idle.append(child)
         for message, end in zip(messages, answer.ends, strict=False):
@@ -221,6 +226,13 @@ class Processes:
             self._end(child)
             raise error_of(answer.failure, find)
         return child
+
+    def kill_lost(self) -> None:
+        """Kill processes whose messages are all lost. Called from a thread; the event loop does the rest later."""
+        for messages, child in list(self._calls):
+            if all(message.lease_lost for message in messages):
+                with suppress(ProcessLookupError):
+                    child.process.kill()
 
     def _end(self, child: Child) -> None:
         child.kill()

@@ -1,8 +1,12 @@
-"""Renewal: one thread keeps the leases of all consumers, whatever the event loop is doing.
+"""Renewal: one thread keeps the leases of all holders, another knows when they end, whatever the event loop is doing.
 
-Every third of a lease it renews everything that is held, all messages of a queue in one call (or as many calls as
-chunks), on a connection of its own. The answers tell it what was lost and what somebody wants cancelled. Only code
-that holds the interpreter's lock for a third of a lease can keep it from running.
+Every third of a lease everything that is held is renewed, all messages of a queue in one call (or as many calls as
+chunks), on a connection of its own. The answers say what was lost and which messages are asked to stop. Only code
+that holds the interpreter's lock for a third of a lease can keep the thread from running.
+
+A lease ends here a little before it ends in the store, counted from when the claim or renewal that the store answered
+was sent. The second thread waits for that moment and makes no calls, so a store that does not answer cannot delay it:
+at that moment the handler is told, as when the store says `lost`. It may still finish; then the store decides.
 """
 
 from __future__ import annotations
@@ -11,8 +15,9 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
+from waypost import lease_clock
 from waypost.delivery import Message, error_text, error_type
 from waypost.errors import WaypostError
 from waypost.message import ExtendStatus
@@ -27,50 +32,95 @@ log = logging.getLogger("waypost")
 RENEWALS_PER_LEASE = 3
 #: With leases of a few milliseconds the thread would do nothing else.
 INTERVAL_SECONDS_MIN = 0.01
+#: A wait of a thread does not count the time in which the machine slept, so the clock that does is read so often.
+LOOK_SECONDS = 1.0
+#: A renewal that is not answered for so long is left to its thread, and another thread renews from then on.
+STUCK_SECONDS_MIN = 2.0
+#: So many threads may be stuck in calls; each ends when its call does, after half a minute of silence at the latest.
+STUCK_MAX = 16
+
+Phase = Literal["extend", "deadline"]
 
 
 class Holder(Protocol):
-    """Whoever holds leases. All of this is called from the renewing thread."""
+    """A part of a client or worker that holds leases of one queue. All of this is called from other threads."""
 
     queue: str
     #: The shortest lease that it was given lately, in seconds; None while it has none.
     lease_seconds: float | None
 
     def to_renew(self) -> list[Message[Any]]: ...
+    def held(self) -> list[Message[Any]]: ...
+    def runs(self, message: Message[Any]) -> bool:
+        """Whether a handler or a block is at work on it, which must be told when its lease ends."""
+        ...
+
     def still_concerns(self, message: Message[Any]) -> bool: ...
     def on_lost(self, message: Message[Any]) -> None: ...
     def on_cancel(self, message: Message[Any]) -> None: ...
 
 
 class Renewer:
-    """The thread."""
+    """Both threads. With `on_demand` they start with the first lease to be kept, and end when there is none."""
 
-    def __init__(self, link: Link, connect: Callable[[], Executor]) -> None:
+    def __init__(self, link: Link, connect: Callable[[], Executor], *, on_demand: bool = False) -> None:
         self._link = link
         self._connect = connect
+        self._on_demand = on_demand
         self.executor: Executor | None = None
         self._holders: list[Holder] = []
         self._due: dict[Holder, float] = {}
         self._changed = threading.Condition()
         self._stopping = False
         self._thread: threading.Thread | None = None
+        #: Since when the renewing thread waits for the store, and for how long at the most; None while it does not.
+        self._calling: tuple[float, float] | None = None
+        self._stuck: list[threading.Thread] = []
+        self._losing = threading.Lock()
+        #: The moment up to which no lease ends, and the thread that waits for it.
+        self._next_end = float("inf")
+        self._ends_changed = threading.Condition()
+        self._ends_thread: threading.Thread | None = None
 
     def start(self, holders: list[Holder]) -> None:
         """Begin to renew. The connection is made here, so that a lease is never the first to find it missing."""
         self._holders = holders
         self.executor = self._connect()
-        self._thread = threading.Thread(target=self._loop, name="waypost-renewals", daemon=True)
-        self._thread.start()
+        self._start_threads()
+
+    def _start_threads(self) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._loop, name="waypost-renewals", daemon=True)
+            self._thread.start()
+        if self._ends_thread is None:
+            self._ends_thread = threading.Thread(target=self._watch_ends, name="waypost-lease-ends", daemon=True)
+            self._ends_thread.start()
 
     def stop(self, timeout: float) -> None:
-        """End the thread. If a call hangs, it is left behind: the thread is a daemon."""
+        """End the threads. If a call hangs, its thread is left behind: it is a daemon."""
         with self._changed:
             self._stopping = True
             self._changed.notify()
-        if self._thread is not None:
-            self._thread.join(timeout)
-            if not self._thread.is_alive() and self.executor is not None:
-                self.executor.close()
+            thread = self._thread
+        with self._ends_changed:
+            self._ends_changed.notify()
+            ends_thread = self._ends_thread
+        if ends_thread is not None:
+            ends_thread.join(timeout)
+        if thread is not None:
+            thread.join(timeout)
+        self._close()
+
+    def _close(self) -> None:
+        """Close the connection once no thread uses it: the last one that hung in a call does, when that ends."""
+        me = threading.current_thread()
+        with self._changed:
+            threads = [*self._stuck, *([] if self._thread is None else [self._thread])]
+            if not self._stopping or any(one.is_alive() for one in threads if one is not me):
+                return
+            executor, self.executor = self.executor, None
+        if executor is not None:
+            executor.close()
 
     def hurry(self, holder: Holder) -> None:
         """A holder was given a shorter lease than it had."""
@@ -79,25 +129,66 @@ class Renewer:
             self._changed.notify()
 
     def renew_now(self, holder: Holder) -> None:
-        """Somebody wants one of its messages cancelled: the answer to a renewal says which."""
+        """Renew the leases of a holder at once: its answer says which are lost and which are asked to stop."""
         with self._changed:
             self._due[holder] = time.monotonic()
             self._changed.notify()
 
+    def expect_end(self, holder: Holder, until: float, lease_seconds: float) -> None:
+        """Leases until this moment are kept from now on; one that ends soon is renewed at once."""
+        if until < self._next_end:
+            with self._ends_changed:
+                if until < self._next_end:
+                    self._next_end = until
+                    self._ends_changed.notify()
+        if until - lease_clock.now() < (RENEWALS_PER_LEASE - 1) * interval(lease_seconds):
+            # The claim was answered late, or waited in the server: the next renewal might be too late.
+            self.renew_now(holder)
+
+    def keep(self, holder: Holder, message: Message[Any]) -> None:
+        """Keep the lease of a message that its holder has just been given; starts the threads if there are none."""
+        with self._changed:
+            if holder not in self._holders:
+                self._holders.append(holder)
+            seconds = holder.lease_seconds
+            if seconds is None or message.lease_seconds < seconds:
+                holder.lease_seconds = message.lease_seconds
+                self._due.pop(holder, None)
+                self._changed.notify()
+            with self._ends_changed:
+                self._start_threads()
+        self.expect_end(holder, message.lease_until, message.lease_seconds)
+
+    # ---- renewing ----------------------------------------------------------------------------------------
+
     def _loop(self) -> None:
+        try:
+            self._renew_when_due()
+        finally:
+            self._close()
+
+    def _renew_when_due(self) -> None:
+        me = threading.current_thread()
         while True:
             with self._changed:
+                if self._stopping or self._thread is not me:
+                    return
                 now = time.monotonic()
                 for holder in self._holders:
                     if holder.lease_seconds is not None and holder not in self._due:
                         self._due[holder] = now + interval(holder.lease_seconds)
                 soonest = min(self._due.values(), default=None)
-                if self._stopping:
-                    return
                 if soonest is None or soonest > now:
                     self._changed.wait(None if soonest is None else soonest - now)
                     continue
                 due = [holder for holder, when in self._due.items() if when <= now]
+                if self._on_demand:
+                    due = self._forget_idle(due)
+                    if not self._holders:
+                        self._thread = None
+                        with self._ends_changed:
+                            self._ends_changed.notify()
+                        return
                 for holder in due:
                     self._due[holder] = now + interval(holder.lease_seconds or 60.0)
             for holder in due:
@@ -107,10 +198,20 @@ class Renewer:
                     # Leases that end for want of a renewal are redelivered; a thread that ended would lose them all.
                     log.exception("renewal failed", extra={"event": "renewal_failed", "queue": holder.queue})
 
+    def _forget_idle(self, due: list[Holder]) -> list[Holder]:
+        """Holders among these that hold something; the others come back with their next message."""
+        idle = [holder for holder in due if not holder.to_renew()]
+        for holder in idle:
+            self._due.pop(holder, None)
+            self._holders.remove(holder)
+            holder.lease_seconds = None
+        return [holder for holder in due if holder not in idle]
+
     def _renew(self, holder: Holder) -> None:
         messages = holder.to_renew()
         for start in range(0, len(messages), CHUNK_MESSAGES_MAX):
             chunk = messages[start : start + CHUNK_MESSAGES_MAX]
+            sent = lease_clock.now()
             try:
                 statuses = self._extend(holder, chunk)
             except WaypostError as error:
@@ -128,20 +229,28 @@ class Renewer:
                 continue
             self._link.tell("renewed", holder.queue, count=statuses.count("ok") + statuses.count("cancel"))
             for message, status in zip(chunk, statuses, strict=True):
+                if status != "lost":
+                    # Not the earlier one of a call that was answered after the next.
+                    end = lease_clock.local_end(sent, message.lease_seconds)
+                    message.lease_until = max(message.lease_until, end)
                 if status != "ok":
                     self._answer(holder, message, status)
 
     def _extend(self, holder: Holder, messages: list[Message[Any]]) -> list[ExtendStatus]:
         link, queue = self._link, holder.queue
         operation = link.lanes.begin(queue)
+        seconds = interval(holder.lease_seconds or 60.0)
+        self._calling = (lease_clock.now(), max(seconds, STUCK_SECONDS_MIN))
         try:
+            if self.executor is None:
+                self.executor = self._connect()
             holds = [Hold(message.id, message.token, message.lease.nonce) for message in messages]
             call = link.store.extend(queue, holds, operation)
             # Later than by the next renewal it is of no use.
-            budget = min(link.retry_budget, interval(holder.lease_seconds or 60.0))
-            assert self.executor is not None
-            return drive(self.executor, link.attempt(call, budget=budget))
+            return drive(self.executor, link.attempt(call, budget=min(link.retry_budget, seconds)))
         finally:
+            if self._thread is threading.current_thread():
+                self._calling = None
             link.lanes.end(queue, operation)
 
     def _answer(self, holder: Holder, message: Message[Any], status: ExtendStatus) -> None:
@@ -151,11 +260,77 @@ class Renewer:
             if not message.cancel_requested:
                 message.cancel_requested = True
                 holder.on_cancel(message)
-        elif not message.lease_lost:
+        else:
+            self._lose(holder, message, "extend")
+
+    def _lose(self, holder: Holder, message: Message[Any], phase: Phase) -> None:
+        """Say once that a lease is lost. What the store says is final; our own clock may have been too careful."""
+        with self._losing:
+            message.fenced = message.fenced or phase == "extend"
+            if message.lease_lost:
+                return
             # Told here, not on the event loop: a handler that blocks it can look at this too.
             message.lease_lost = True
-            log_lease_lost(message, "extend")
-            holder.on_lost(message)
+        log_lease_lost(message, phase)
+        self._link.tell(
+            "lease_lost", holder.queue, "failure", message_id=message.id, token=message.token,
+            deliveries=message.deliveries, attempts=message.attempts, reason=phase,
+        )  # fmt: skip
+        holder.on_lost(message)
+
+    # ---- the ends of leases ------------------------------------------------------------------------------
+
+    def _watch_ends(self) -> None:
+        while True:
+            with self._ends_changed:
+                if self._stopping:
+                    return
+                now, end = lease_clock.now(), self._next_end
+                if now < end:
+                    if end == float("inf") and self._on_demand and self._thread is None:
+                        self._ends_thread = None
+                        return
+                    self._ends_changed.wait(None if end == float("inf") else min(end - now, LOOK_SECONDS))
+                else:
+                    # From here on a lease that is kept anew says so, even if it ends after all that are known.
+                    self._next_end = float("inf")
+            self._replace_stuck_thread()
+            if now < end:
+                continue
+            try:
+                soonest = self._end_leases()
+            except Exception:
+                log.exception("the ends of leases could not be looked at", extra={"event": "lease_ends_failed"})
+                soonest = lease_clock.now() + LOOK_SECONDS
+            with self._ends_changed:
+                self._next_end = min(self._next_end, soonest)
+
+    def _end_leases(self) -> float:
+        """Tell those whose leases have ended; the soonest end of the others."""
+        now, soonest = lease_clock.now(), float("inf")
+        for holder in list(self._holders):
+            for message in holder.held():
+                if message.lease_lost:
+                    continue
+                if message.lease_until > now:
+                    soonest = min(soonest, message.lease_until)
+                elif holder.runs(message):
+                    self._lose(holder, message, "deadline")
+        return soonest
+
+    def _replace_stuck_thread(self) -> None:
+        """Renew from another thread, and so on another connection, if a call hangs in a silent one."""
+        calling = self._calling
+        if calling is None or lease_clock.now() - calling[0] <= calling[1]:
+            return
+        with self._changed:
+            self._stuck = [thread for thread in self._stuck if thread.is_alive()]
+            if self._calling is not calling or self._thread is None or len(self._stuck) >= STUCK_MAX:
+                return
+            self._stuck.append(self._thread)
+            self._calling = None
+            self._thread = threading.Thread(target=self._loop, name="waypost-renewals", daemon=True)
+            self._thread.start()
 
 
 def interval(lease_seconds: float) -> float:

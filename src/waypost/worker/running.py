@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Coroutine, Generator, Sequence
 from contextvars import Context
 from typing import TYPE_CHECKING, Any, Literal
 
+from waypost import lease_clock
 from waypost.delivery import Message, Outcome, error_text, error_type
 from waypost.operations.flow import Link
 from waypost.worker.handler import Handler
@@ -25,9 +25,7 @@ Ending = Literal["lost", "cancel", "timeout", "stopped"]
 class Slot:
     """A runner's place: what it is handling now, since when, and why it was cancelled if it was."""
 
-    __slots__ = (
-        "_overdue", "_overdue_since", "consumer", "ending", "messages", "started", "task", "waiting",
-    )  # fmt: skip
+    __slots__ = ("_overdue", "consumer", "ending", "messages", "started", "task", "waiting")
 
     def __init__(self, consumer: Consumer) -> None:
         self.consumer = consumer
@@ -37,7 +35,6 @@ class Slot:
         self.waiting: asyncio.Future[None] | None = None
         self.ending: Ending | None = None
         self._overdue: Sequence[Message[Any]] = ()
-        self._overdue_since = 0.0
 
     def cancel(self, ending: Ending) -> None:
         """Cancel the handler that waits in here; called on the event loop, so that it does wait."""
@@ -69,18 +66,18 @@ class Slot:
         if error is not None:
             outcome = "skipped" if stopped or isinstance(error, Outcome) else "failure"
             told = {"error_type": error_type(error), "error": error_text(error)}
-        run_ms = round((time.monotonic() - self.started) * 1000, 3)
+        run_ms = round((lease_clock.now() - self.started) * 1000, 3)
         for message in messages:
             link.tell(
                 "handled", message.queue, outcome, message_id=message.id, token=message.token,
                 deliveries=message.deliveries, attempts=message.attempts, run_ms=run_ms, reason=ending, **told,
             )  # fmt: skip
 
-    def overdue_seconds(self, now: float, handler: Handler) -> float:
-        """For how long a handler that runs for too long has been known to; said once."""
+    def log_overdue(self, handler: Handler) -> None:
+        """Say once that a handler has run for too long."""
         messages = self.messages
         if messages and self._overdue is not messages:
-            self._overdue, self._overdue_since = messages, now
+            self._overdue = messages
             log.warning(
                 "handler %s has run for more than %g s on message %s of queue %s: its lease is not renewed any more",
                 handler.name,
@@ -89,7 +86,6 @@ class Slot:
                 handler.queue,
                 extra={"event": "run_too_long", "queue": handler.queue, "message_id": messages[0].id},
             )
-        return now - self._overdue_since
 
 
 class _Suspended:

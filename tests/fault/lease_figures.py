@@ -1,0 +1,256 @@
+"""Figures of leases that end by their holder's own clock, and of handlers that end by an exit.
+
+Workers are real processes behind proxies, several at once, each with queues of its own. When one is cut off for longer
+than its lease, this process claims its messages directly from the server. A handler that gives a sign of life after
+that ran past its lease.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from tests.fault.exits import DELIVERIES, POISONS
+from tests.fault.proxy import Proxy
+from tests.fault.wake_figures import PATIENCE_SECONDS, ROOT, Reading, Server
+from waypost import Waypost
+
+WORKERS = 5
+LEASE_SECONDS = 2.0
+#: Held back answers are only waited for.
+LATE_LEASE_SECONDS = 0.5
+KINDS = ("async", "process", "thread")
+FINE = 30
+
+
+def wait_for(condition: Callable[[], object], what: str) -> None:
+    """Wait for a condition, with patience."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not condition():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{what} did not happen")
+        time.sleep(0.005)
+
+
+class CutOff:
+    """One worker process behind a proxy of its own."""
+
+    def __init__(self, server: Server, number: int, folder: Path, stack: ExitStack) -> None:
+        self.number = number
+        self.proxy = stack.enter_context(Proxy(server.port))
+        self.notes = folder / f"notes-{number}"
+        self.notes.touch()
+        given = {
+            "url": server.through(self.proxy.port), "namespace": server.namespace, "notes": str(self.notes),
+            "number": number,
+        }  # fmt: skip
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tests.fault.cut_off"], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL, env=os.environ | {"CUT_OFF": json.dumps(given)},
+        )  # fmt: skip
+        stack.callback(self.end)
+
+    def wait_ready(self) -> None:
+        """It claims."""
+        assert self.process.stdout is not None
+        assert self.process.stdout.readline() == b"ready\n"
+
+    def end(self) -> None:
+        """Let it end."""
+        self.proxy.heal()
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        try:
+            self.process.wait(30)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+
+    def lines(self) -> list[tuple[str, str, str, int, int]]:
+        """What it wrote: what, kind, message, delivery, when."""
+        found = []
+        for line in self.notes.read_text().splitlines():
+            what, kind, message_id, delivery, when = line.split()
+            found.append((what, kind, message_id, int(delivery), int(when)))
+        return found
+
+    def noted(self, what: str) -> dict[str, int]:
+        """The messages of which it noted this on their first delivery, and when it did so last."""
+        return {message_id: when for w, _, message_id, nth, when in self.lines() if w == what and nth == 1}
+
+    def cut(self, how: str) -> None:
+        """Cut it off from its store."""
+        if how == "silent":
+            self.proxy.silence()
+        else:
+            self.proxy.refuse()
+            self.proxy.cut()
+
+
+@contextmanager
+def cut_off_workers(server: Server) -> Iterator[list[CutOff]]:
+    """Several of them, ready."""
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        workers = [CutOff(server, number, folder, stack) for number in range(WORKERS)]
+        for worker in workers:
+            worker.wait_ready()
+        yield workers
+
+
+def cut_off(server: Server, cuts: int) -> Iterator[Reading]:
+    """Workers cut off for longer than their leases, half of them by silence and half by refused connections."""
+    server.prepare()
+    with Waypost(server.url, namespace=server.namespace) as post, cut_off_workers(server) as workers:
+        for worker in workers:
+            for kind in KINDS:
+                post.configure(f"{kind}-{worker.number}", lease=LEASE_SECONDS)
+        taken: dict[str, int] = {}
+        published: Counter[str] = Counter()
+        for turn in range(cuts // WORKERS):
+            threads = [
+                threading.Thread(target=_cut_once, args=(post, worker, turn, taken, published)) for worker in workers
+            ]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+        told = sum(len(worker.noted("told")) for worker in workers)
+        callbacks = Counter(kind for worker in workers for what, kind, *_ in worker.lines() if what == "callback")
+        past = Counter(
+            kind for worker in workers for what, kind, message_id, nth, when in worker.lines()
+            if what == "alive" and nth == 1 and when > taken.get(message_id, time.monotonic_ns())
+        )  # fmt: skip
+    count = published["async"]
+    yield Reading(
+        f"cut off {count} times for longer than the lease",
+        f"handlers that ran past it: async {past['async']}, process {past['process']}",
+        "0, 0",
+        count == cuts == len(taken) // len(KINDS) and not past,
+    )
+    yield Reading("cut off, threads told", f"{told} of {count}", f"{count}", told == count)
+    each = ", ".join(f"{kind} {callbacks[kind]}" for kind in KINDS)
+    yield Reading("cut off, callbacks", f"{each}", f"{count} each", all(callbacks[kind] == count for kind in KINDS))
+
+
+def _cut_once(post: Waypost, worker: CutOff, turn: int, taken: dict[str, int], published: Counter[str]) -> None:
+    ids = {kind: post.publish(f"{kind}-{worker.number}", turn).id for kind in KINDS}
+    wait_for(lambda: worker.noted("began").keys() >= set(ids.values()), "the start of the handlers")
+    worker.cut("silent" if (turn + worker.number) % 2 else "refused")
+
+    def take(kind: str) -> None:
+        with post.receive(f"{kind}-{worker.number}", wait=PATIENCE_SECONDS) as message:
+            assert message is not None
+            taken[message.id] = time.monotonic_ns()
+            published[kind] += 1
+
+    takers = [threading.Thread(target=take, args=(kind,)) for kind in KINDS]
+    for taker in takers:
+        taker.start()
+    for taker in takers:
+        taker.join()
+    worker.proxy.heal()
+
+
+def late_answers(server: Server, count: int) -> Iterator[Reading]:
+    """Answers to claims held back until the lease is over and another client has the message."""
+    server.prepare()
+    mark = b"_claim"
+    if server.kind == "valkey":
+        from waypost.store.valkey.scripts import script
+
+        mark = script("claim").sha
+    held: list[str] = []
+    with Waypost(server.url, namespace=server.namespace) as post, cut_off_workers(server) as workers:
+        for worker in workers:
+            post.configure(f"quick-{worker.number}", lease=LATE_LEASE_SECONDS)
+        for turn in range(count // WORKERS):
+            threads = [threading.Thread(target=_hold_once, args=(post, worker, turn, mark, held)) for worker in workers]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+        started = sum(message_id in held for worker in workers for message_id in worker.noted("began"))
+        ledgers = [post.ledger(f"quick-{worker.number}") for worker in workers]
+    yield Reading(
+        "late answers to claims", f"held back {len(held)}, handlers started {started}", f"{count}, 0",
+        len(held) == count and started == 0,
+    )  # fmt: skip
+    done, published = sum(ledger.done for ledger in ledgers), sum(ledger.published for ledger in ledgers)
+    yield Reading("late answers to claims, done", f"{done}", f"{published}", done == published >= 2 * count)
+
+
+def _hold_once(post: Waypost, worker: CutOff, turn: int, mark: bytes, held: list[str]) -> None:
+    queue = f"quick-{worker.number}"
+    while True:
+        worker.proxy.hold_replies(to=mark)
+        published = post.publish(queue, turn)
+        wait_for(lambda: worker.proxy.held, "the answer that is held back")
+        if post.ledger(queue).leased:
+            break
+        # That of a claim which had found nothing before.
+        worker.proxy.heal()
+        wait_for(lambda: published.id in worker.noted("began"), "the message that was not claimed")  # noqa: B023
+    with post.receive(queue, wait=PATIENCE_SECONDS) as message:
+        assert message is not None
+        if (message.id, message.deliveries) == (published.id, 2):
+            held.append(message.id)
+    worker.proxy.heal()
+    # The worker is well again, and what it was told too late did not keep it from that.
+    after = post.publish(queue, "after")
+    wait_for(lambda: after.id in worker.noted("began"), "the next message")
+    wait_for(lambda: not post.ledger(queue).leased, "its end")
+
+
+def _ended(post: Waypost) -> int:
+    ledgers = [post.ledger(queue) for queue in POISONS]
+    return sum(ledger.done + ledger.dead for ledger in ledgers)
+
+
+def poison_by_exit(url: str, namespace: str) -> Iterator[Reading]:
+    """Handlers that exit, raise what is no `Exception`, cancel themselves, or kill a process: two worker processes."""
+    poisons = sum(map(len, POISONS.values()))
+    with Waypost(url, namespace=namespace) as post:
+        for queue, kinds in POISONS.items():
+            post.configure(queue, lease=1, max_deliveries=DELIVERIES if queue == "worker" else 10)
+            # One that kills its worker takes deliveries from whatever is under way beside it, so it comes alone.
+            if queue != "worker":
+                post.publish_many(queue, [*kinds, *(f"fine {number}" for number in range(FINE))])
+        command = [sys.executable, "-m", "waypost.cli.main", "worker", "tests.fault.exits:post", "--processes", "2"]
+        environment = os.environ | {"EXITS_URL": url, "EXITS_NAMESPACE": namespace}
+        with subprocess.Popen(
+            command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        ) as workers:
+            try:
+                wait_for(lambda: _ended(post) == poisons - 1 + FINE * (len(POISONS) - 1), "the end of the poison")
+                post.publish_many("worker", POISONS["worker"])
+                wait_for(lambda: post.ledger("worker").dead, "the end of the one that kills its worker")
+                # They go on: what comes now is handled.
+                for queue in POISONS:
+                    post.publish(queue, "after")
+                wanted = FINE * (len(POISONS) - 1) + len(POISONS)
+                wait_for(lambda: sum(post.ledger(queue).done for queue in POISONS) >= wanted, "the others")
+            finally:
+                workers.terminate()
+                workers.wait(60)
+        letters = [letter for queue in POISONS for letter in post.dead_letters(queue)]
+        done = sum(post.ledger(queue).done for queue in POISONS)
+        sound = all(not (ledger := post.ledger(queue)).balance and not ledger.unexplained for queue in POISONS)
+    exact = sum(letter.deliveries == DELIVERIES for letter in letters)
+    yield Reading(
+        "poison by exit", f"dead {len(letters)}, after exactly {DELIVERIES} deliveries {exact}",
+        f"{poisons}, {poisons}", len(letters) == exact == poisons,
+    )  # fmt: skip
+    yield Reading("poison by exit, the others", f"done {done}, ledgers sound {sound}", f"{wanted}, True",
+                  done == wanted and sound)  # fmt: skip

@@ -1,0 +1,146 @@
+"""Blocks of `receive` and `consume`: their leases are renewed while they run, and a drain ends those that wait."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from tests.worker.stage import Stage, until
+from waypost import StoreUnavailable, Waypost, lease_clock
+from waypost.worker.renewing import Renewer
+
+LEASE = 0.6
+
+
+def renewing_threads() -> list[threading.Thread]:
+    names = ("waypost-renewals", "waypost-lease-ends")
+    return [thread for thread in threading.enumerate() if thread.name in names]
+
+
+@contextmanager
+def consumed(stage: Stage, queue: str, **options: Any) -> Iterator[Any]:
+    """The first message of `consume`, for a block."""
+    messages = stage.post.consume(queue, **options)
+    if stage.colour == "sync":
+        with next(messages) as message:
+            yield message
+        messages.close()
+        return
+
+    async def first() -> Any:
+        return await anext(messages)
+
+    message = stage.done(first())
+    yield message
+    stage.done(message.__aexit__(None, None, None))
+    stage.done(messages.aclose())
+
+
+@pytest.mark.promise("LEASE-16")
+@pytest.mark.parametrize("how", ["receive", "consume"])
+def test_the_lease_of_a_block_is_renewed_while_it_runs(stage: Stage, url: str, namespace: str, how: str) -> None:
+    stage.configure("orders", lease=LEASE)
+    stage.publish("orders", 1)
+    block = stage.receive("orders", wait=20) if how == "receive" else consumed(stage, "orders", wait=20)
+    with block as message:
+        with Waypost(url, namespace=namespace) as other, other.receive("orders", wait=2.5 * LEASE) as second:
+            assert second is None
+        assert not message.lease_lost
+        assert message.lease_until > lease_clock.now()
+    ledger = stage.ledger("orders")
+    assert (ledger.done, ledger.expired) == (1, 0)
+
+
+@pytest.mark.promise("LEASE-16")
+@pytest.mark.parametrize("how", ["receive", "consume"])
+def test_a_block_may_leave_its_lease_alone(stage: Stage, url: str, namespace: str, how: str) -> None:
+    stage.configure("orders", lease=LEASE)
+    stage.publish("orders", 1)
+    options: dict[str, Any] = {"wait": 20, "renew": False}
+    block = stage.receive("orders", **options) if how == "receive" else consumed(stage, "orders", **options)
+    with block as message, Waypost(url, namespace=namespace) as other, other.receive("orders", wait=20) as second:
+        assert second is not None
+        assert second.id == message.id
+    assert message.settled == "lost"
+    ledger = stage.ledger("orders")
+    assert (ledger.done, ledger.expired) == (1, 1)
+
+
+@pytest.mark.promise("LEASE-16", "LEASE-3")
+def test_a_block_is_told_when_its_lease_ends_though_the_store_is_silent(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    healed = threading.Event()
+
+    def hang(self: Renewer, *given: Any) -> Any:
+        healed.wait(60)
+        raise StoreUnavailable("cut off")
+
+    monkeypatch.setattr(Renewer, "_extend", hang)
+    stage.configure("orders", lease=LEASE)
+    stage.publish("orders", 1)
+    with stage.receive("orders", wait=20) as message:
+        until(lambda: message.lease_lost)
+    healed.set()
+    # It was still the holder: no other client had claimed the message.
+    assert message.settled == "done"
+    lost = [vars(record)["phase"] for record in caplog.records if vars(record).get("event") == "lease_lost"]
+    assert lost == ["deadline"]
+
+
+@pytest.mark.promise("LEASE-16", "LEASE-12")
+def test_a_block_is_told_of_a_cancel_by_its_next_renewal(stage: Stage) -> None:
+    stage.configure("orders", lease=LEASE)
+    published = stage.publish("orders", 1)
+    with stage.receive("orders", wait=20) as message:
+        assert stage.cancel("orders", id=published.id) == "requested"
+        until(lambda: message.cancel_requested)
+        message.retry()
+    assert stage.ledger("orders").cancelled == 1
+
+
+@pytest.mark.promise("LEASE-16")
+def test_the_threads_that_renew_end_when_no_block_is_left_and_with_the_client() -> None:
+    before = len(renewing_threads())
+    with Waypost("memory://blocks") as post:
+        post.configure("orders", lease=LEASE)
+        post.publish_many("orders", range(3))
+        with post.receive("orders"):
+            assert len(renewing_threads()) == before + 2
+        until(lambda: len(renewing_threads()) == before)
+        with post.receive("orders") as message:
+            assert message is not None
+            assert len(renewing_threads()) == before + 2
+            first_end = message.lease_until
+            until(lambda: message.lease_until > first_end)
+        with post.receive("orders"):
+            pass
+    until(lambda: len(renewing_threads()) == before)
+    assert post.open().ledger("orders").expired == 0
+    post.close()
+
+
+@pytest.mark.promise("LEASE-16", "LEASE-11")
+@pytest.mark.parametrize("how", ["receive", "consume"])
+def test_a_drain_ends_a_wait_at_once(stage: Stage, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+    # Nobody looks now and then whether there was a drain.
+    monkeypatch.setattr("waypost.operations.flow.LOOK_SECONDS", 3600.0)
+    found: list[Any] = []
+
+    def wait() -> None:
+        if how == "receive":
+            with stage.receive("orders", wait=None) as message:
+                found.append(message)
+        else:
+            found.append(list(stage.consume("orders")))
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    until(lambda: stage.post._link.waiting)
+    assert stage.drain(timeout=20).complete
+    waiting.join(20)
+    assert found == [None if how == "receive" else []]

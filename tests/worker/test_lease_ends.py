@@ -1,0 +1,274 @@
+"""Leases end by the worker's own clock too: when the store does not answer, and when it answers too late."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from tests.worker.stage import Stage, until
+from waypost import Message, StoreUnavailable, lease_clock
+from waypost.worker.consumer import Consumer
+from waypost.worker.renewing import Renewer
+
+LEASE = 0.6
+
+
+@pytest.fixture
+def cut_off(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """Renewals hang, as in a connection that went silent, until the event is set."""
+    healed = threading.Event()
+    extend = Renewer._extend
+
+    def hang(self: Renewer, *given: Any) -> Any:
+        if not healed.is_set():
+            healed.wait(60)
+            raise StoreUnavailable("cut off")
+        return extend(self, *given)
+
+    monkeypatch.setattr(Renewer, "_extend", hang)
+    yield healed
+    healed.set()
+
+
+def renewed(stage: Stage) -> None:
+    stage.configure("orders", lease=LEASE)
+
+
+@pytest.mark.promise("LEASE-3")
+@pytest.mark.parametrize("kind", ["async", "batch"])
+def test_an_async_handler_is_stopped_when_its_lease_ends_though_the_store_is_silent(
+    stage: Stage, kind: str, cut_off: threading.Event, caplog: pytest.LogCaptureFixture
+) -> None:
+    renewed(stage)
+    ends: list[tuple[bool, bool]] = []
+    called: list[str] = []
+    reports: list[Any] = []
+    options: dict[str, Any] = {"on_lease_lost": lambda message: called.append(message.id)}
+
+    async def wait(message: Message[Any]) -> None:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            # Before another worker can have it: the store's own clock says when that is.
+            ends.append((message.lease_lost, lease_clock.now() < message.lease_until + LEASE / 20 + 20))
+            raise
+
+    if kind == "async":
+
+        @stage.handler("orders", **options)
+        async def one(message: Message[int]) -> None:
+            await wait(message)
+    else:
+
+        @stage.handler("orders", batch=2, **options)
+        async def many(messages: list[Message[int]]) -> None:
+            await wait(messages[0])
+
+    published = stage.publish("orders", 1)
+    with stage.working() as worker:
+        until(lambda: stage.ledger("orders").leased)
+        worker.quiet()
+        until(lambda: ends and called)
+        reports.append(worker.report())
+    assert ends == [(True, True)]
+    assert called == [published.id]
+    assert reports[0].past_lease == 0
+    lost = [vars(record) for record in caplog.records if vars(record).get("event") == "lease_lost"]
+    assert [(one["phase"], one["message_id"]) for one in lost] == [("deadline", published.id)]
+    # Nothing was settled: the message comes back because its lease has ended, and that delivery counts.
+    with stage.receive("orders", wait=20) as again:
+        assert (again.id, again.deliveries) == (published.id, 2)
+    assert stage.ledger("orders").expired == 1
+
+
+@pytest.mark.promise("LEASE-3")
+def test_a_thread_is_told_and_counted_apart_and_the_store_decides_about_its_end(
+    stage: Stage, cut_off: threading.Event
+) -> None:
+    renewed(stage)
+    told, go_on = threading.Event(), threading.Event()
+    called: list[str] = []
+
+    @stage.handler("orders", on_lease_lost=lambda message: called.append(message.id))
+    def handle(message: Message[int]) -> None:
+        until(lambda: message.lease_lost)
+        told.set()
+        assert go_on.wait(20)
+
+    published = stage.publish("orders", 1)
+    with stage.working() as worker:
+        until(lambda: stage.ledger("orders").leased)
+        worker.quiet()
+        assert told.wait(20)
+        until(lambda: worker.report().past_lease == 1 and called)
+        go_on.set()
+        # No other worker has claimed it, so its settle is still that of the holder.
+        until(lambda: stage.ledger("orders").done)
+    assert called == [published.id]
+    assert worker.report().past_lease == 0
+    assert stage.ledger("orders").expired == 0
+
+
+@pytest.mark.promise("LEASE-3", "LEASE-2")
+def test_the_settle_of_a_thread_that_ends_too_late_is_refused_by_the_store(
+    stage: Stage, cut_off: threading.Event
+) -> None:
+    renewed(stage)
+    go_on = threading.Event()
+
+    @stage.handler("orders")
+    def handle(message: Message[int]) -> None:
+        assert go_on.wait(20)
+
+    published = stage.publish("orders", 1)
+    with stage.working() as worker:
+        until(lambda: stage.ledger("orders").leased)
+        worker.quiet()
+        with stage.receive("orders", wait=20, renew=False) as taken:
+            assert taken.id == published.id
+            taken.dead("mine")
+        go_on.set()
+        until(lambda: worker.report().handled)
+    ledger = stage.ledger("orders")
+    assert (ledger.done, ledger.dead, ledger.expired) == (0, 1, 1)
+
+
+@pytest.mark.promise("LEASE-3")
+def test_what_waits_for_a_free_place_does_not_start_after_its_lease(
+    stage: Stage, cut_off: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    renewed(stage)
+    monkeypatch.setattr(Consumer, "_room", lambda self: 5 - self.in_flight)
+    first, go_on = threading.Event(), threading.Event()
+    starts: list[tuple[int, bool]] = []
+
+    @stage.handler("orders", concurrency=1)
+    def handle(message: Message[int]) -> None:
+        starts.append((message.body, lease_clock.now() < message.lease_until))
+        if not first.is_set():
+            first.set()
+            until(lambda: message.lease_lost)
+            assert go_on.wait(20)
+
+    stage.publish_many("orders", range(5))
+    with stage.working() as worker:
+        assert first.wait(20)
+        until(lambda: worker.report().past_lease)
+        go_on.set()
+        until(lambda: stage.ledger("orders").done == 5)
+    assert all(within for _, within in starts)
+    ledger = stage.ledger("orders")
+    assert ledger.released + ledger.expired >= 4
+
+
+@pytest.mark.promise("LEASE-3", "LEASE-5")
+def test_a_claim_that_is_answered_after_its_leases_starts_no_handler(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    renewed(stage)
+    answered, late = Consumer._answered, list[int]()
+
+    async def answer_late(self: Consumer, flow: Any) -> Any:
+        claimed = await answered(self, flow)
+        if claimed is not None and claimed.leases and not late:
+            late.append(len(claimed.leases))
+            await asyncio.sleep(LEASE)
+        return claimed
+
+    monkeypatch.setattr(Consumer, "_answered", answer_late)
+    starts: list[bool] = []
+
+    @stage.handler("orders")
+    async def handle(message: Message[int]) -> None:
+        starts.append(lease_clock.now() < message.lease_until)
+
+    stage.publish_many("orders", range(10))
+    with stage.working():
+        until(lambda: stage.ledger("orders").done == 10)
+    assert starts == [True] * 10
+    logged = [vars(record) for record in caplog.records if vars(record).get("event") == "claim_late"]
+    assert [record["count"] for record in logged] == late
+
+
+@pytest.mark.promise("LEASE-3")
+def test_a_block_does_not_begin_with_a_lease_that_has_ended(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    local_end: Callable[[float, float], float] = lease_clock.local_end
+    ends: list[float] = []
+
+    def first_is_over(sent: float, seconds: float) -> float:
+        ends.append(sent - 1 if not ends else local_end(sent, seconds))
+        return ends[-1]
+
+    monkeypatch.setattr(lease_clock, "local_end", first_is_over)
+    stage.publish("orders", 1)
+    with stage.receive("orders", wait=20) as message:
+        assert (message.deliveries, message.lease_lost) == (1, False)
+        assert message.lease_until > lease_clock.now()
+    ledger = stage.ledger("orders")
+    assert (ledger.done, ledger.released) == (1, 1)
+
+
+@pytest.mark.promise("LEASE-3")
+def test_a_lease_ends_while_the_machine_sleeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The clock of a suspended machine goes on, and no wait of a thread notices."""
+    clock, slept = lease_clock.now, [0.0]
+    monkeypatch.setattr(lease_clock, "now", lambda: clock() + slept[0])
+    begun = threading.Event()
+    ends: list[bool] = []
+    with Stage("sync", "memory://sleeps") as stage:
+
+        @stage.handler("orders")
+        async def handle(message: Message[int]) -> None:
+            begun.set()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                ends.append(message.lease_lost)
+
+        stage.publish("orders", 1)
+        with stage.working() as worker:
+            assert begun.wait(20)
+            worker.quiet()
+            slept[0] = 3600.0
+            until(lambda: ends)
+    assert ends == [True]
+
+
+@pytest.mark.promise("LEASE-3")
+def test_renewals_go_on_beside_one_that_hangs(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("waypost.worker.renewing.STUCK_SECONDS_MIN", 0.05)
+    stage.configure("orders", lease=3)
+    extend, stuck, calls = Renewer._extend, threading.Event(), list[int]()
+
+    def hang_once(self: Renewer, *given: Any) -> Any:
+        calls.append(1)
+        if len(calls) > 1:
+            return extend(self, *given)
+        self._calling = (lease_clock.now(), 0.05)
+        stuck.wait(60)
+        raise StoreUnavailable("cut off")
+
+    monkeypatch.setattr(Renewer, "_extend", hang_once)
+    go_on = threading.Event()
+
+    @stage.handler("orders")
+    def handle(message: Message[int]) -> None:
+        assert go_on.wait(20)
+        assert not message.lease_lost
+
+    stage.publish("orders", 1)
+    with stage.working():
+        until(lambda: len(calls) >= 4)
+        go_on.set()
+        until(lambda: stage.ledger("orders").done)
+        stuck.set()
+    assert stage.ledger("orders").expired == 0
+
+
+@pytest.mark.parametrize(("seconds", "counted"), [(60.0, 57.0), (1.0, 0.95), (0.5, 0.45), (0.06, 0.03)])
+def test_a_lease_is_counted_from_when_it_was_asked_for_less_a_margin(seconds: float, counted: float) -> None:
+    assert lease_clock.local_end(100.0, seconds) == pytest.approx(100.0 + counted)
