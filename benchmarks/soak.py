@@ -14,8 +14,9 @@ keeps.
 statement. Both move with the load of the machine; `soak-cpu-growth`, processor time of all of the server's processes,
 moves least. `soak-rows-left` counts the rows of tables that hold what waits, `soak-keys-left` the keys of Valkey that
 have no end. `soak-remembered` counts what is kept for a fixed time after its end, as 1 hour for a chain and 24 for the
-arrival of a message sent on: it grows for that long at a steady rate, and then no more. `soak-journal` grows until its
-first slice is full.
+arrival of a message sent on: it grows for that long at a steady rate, and then no more. `soak-journal`, with the
+policies and the register beside it, grows until the first slices are full. `soak-size` is what waits, with indexes, on
+PostgreSQL, and the memory of Valkey with all that it remembers.
 """
 
 from __future__ import annotations
@@ -215,13 +216,9 @@ def postgres() -> Iterator[Place]:
                 ).fetchone()
                 assert row is not None
                 name = table.removeprefix("wp_")
-                if name in HELD_TABLES:
-                    found["rows"] += row[0]
-                elif name in REMEMBERED_TABLES:
-                    found["remembered"] += row[0]
-                elif name.startswith("entry_") or name in ("rest", "mark"):
-                    found["journal"] += row[0]
-                found["bytes"] += row[1]
+                kind = "rows" if name in HELD_TABLES else "remembered" if name in REMEMBERED_TABLES else "journal"
+                found[kind] += row[0]
+                found["bytes" if kind == "rows" else f"{kind} bytes"] += row[1]
                 found[f"rows of {name}"] = row[0]
             return dict(found)
 
@@ -267,12 +264,12 @@ def report_on(report: Report, store: str, parts: list[Part]) -> None:
     report.add("soak-rounds", store, "waypost", sum(part.rounds for part in parts), "rounds")
     for name in sorted(last.kept):
         figures = [part.kept.get(name, 0) for part in (first, middle, last)]
-        unit = "bytes" if name == "bytes" else "keys" if store == "valkey" else "rows"
+        unit = "bytes" if name.endswith("bytes") else "keys" if store == "valkey" else "rows"
         if name.startswith("rows of "):
             if max(figures) >= 100:
                 report.add(f"soak-{name.replace(' ', '-')}", store, "waypost", figures[-1], unit)
             continue
-        label = {"rows": "rows-left", "keys": "keys-left", "bytes": "size"}.get(name, name.replace(" ", "-"))
+        label = {"rows": "rows-left", "keys": "keys-left", "bytes": "size"}.get(name, name.replace(" bytes", "-size"))
         for when, value in zip(("first", "middle"), figures, strict=False):
             report.add(f"soak-{label}-{when}", store, "waypost", value, unit)
         report.add(f"soak-{label}", store, "waypost", figures[-1], unit)

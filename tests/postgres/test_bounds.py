@@ -1,4 +1,4 @@
-"""Nothing grows with messages done, even if nobody ever looks: steps fold and sweep as much as they add."""
+"""Nothing grows with messages done, without any background process: steps fold and sweep as much as they add."""
 
 from __future__ import annotations
 
@@ -112,8 +112,8 @@ def test_counts_are_folded_as_fast_as_they_come(
 
 
 @pytest.mark.promise("STORE-2", "BOX-1")
-@pytest.mark.parametrize("claimed", [False, True], ids=["nobody claims", "claimed in large batches"])
-def test_counts_of_other_peoples_transactions_are_folded_as_fast_as_they_come(
+@pytest.mark.parametrize("claimed", [False, True], ids=["never claimed", "claimed in large batches"])
+def test_counts_of_callers_transactions_are_folded_as_fast_as_they_come(
     claimed: bool, server: PostgresServer, database: Database, namespace: str
 ) -> None:
     with (

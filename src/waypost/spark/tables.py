@@ -208,7 +208,7 @@ SILVER_DELIVERIES: Final = Table(
     {
         "queue": "STRING",
         "message_id": "STRING",
-        #: The how manieth claim of its message it is.
+        #: Which claim of its message it is: 1 for the first.
         "claim": "BIGINT",
         "token": "BIGINT",
         "key": "STRING",
@@ -265,7 +265,7 @@ SILVER_MESSAGES: Final = Table(
         #: The newest token that an event showed, and how many claims there were by then.
         "token": "BIGINT",
         "claims": "BIGINT",
-        #: The claim that a timer waits for, or waited for last: the how manieth of its message.
+        #: The claim that a timer waits for, or waited for last, by its number.
         "timer_claim": "BIGINT",
         #: Claims and ends summed up.
         "wait_ms": "BIGINT",

@@ -125,8 +125,8 @@ BEGIN
                         SELECT unnest(v_places) AS place
                     ), leased AS MATERIALIZED (
                         UPDATE {message} m SET state = 2, token = greatest(m.token, v_floor) + 1,
-                            claims = m.claims + 1, deliveries = m.deliveries + 1, nonce = v_nonce, worker = p_worker, claimed_ms = v_now, lease_end_ms = v_now + q.lease_ms,
-                            lease_ms = q.lease_ms
+                            claims = m.claims + 1, deliveries = m.deliveries + 1, nonce = v_nonce, worker = p_worker,
+                            claimed_ms = v_now, lease_end_ms = v_now + q.lease_ms, lease_ms = q.lease_ms
                         FROM chosen c
                         WHERE m.ctid = c.place
                         RETURNING m.id, m.token, m.claims, m.deliveries, m.attempts, m.rank, m.key, m."group",
@@ -223,7 +223,7 @@ BEGIN
             -- Known without looking: the first entries of an index are the ones that a vacuum has yet to remove.
             v_end := least(v_end, v_now + q.lease_ms);
         END IF;
-        -- Its messages may have been published one by one, by those who do not tidy up.
+        -- Its messages may have been published one by one, in transactions that do not tidy up.
         IF v_tidy OR v_leased >= 8 AND {many_counts}(q.number) THEN
             PERFORM {tidy}(q, v_now);
         ELSIF NOT v_waits THEN

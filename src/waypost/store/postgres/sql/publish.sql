@@ -56,7 +56,7 @@ BEGIN
     IF q.max_pending IS NOT NULL THEN
         PERFORM pg_advisory_xact_lock({lock_of}('pending'), q.number);
         IF coalesce(p_ttl, 0) = 0 AND {many_counts}(q.number) THEN
-            -- The depth is read by each publish, and there may be nobody else to fold what it is the sum of.
+            -- Each publish reads the depth, and there may be no other step that folds what it is the sum of.
             PERFORM {merge_counts}(q.number);
         END IF;
         SELECT h.ready + h.delayed + h.waiting INTO v_pending FROM {held}(q.number) h;

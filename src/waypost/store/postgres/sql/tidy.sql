@@ -68,7 +68,7 @@ BEGIN
     DELETE FROM {minute} m WHERE m.queue = p_queue AND m.minute <= p_now / 60000 - 1440;
 END $body$;
 
--- The same without a row that others write, for somebody's own transaction: counts become fewer rows of `tally`, and
+-- The same without a row that other steps write, for the caller's own transaction: counts become fewer rows of `tally`, and
 -- what is locked until that transaction ends is only these.
 CREATE OR REPLACE FUNCTION {merge_counts}(p_queue integer) RETURNS void LANGUAGE plpgsql AS $body$
 BEGIN
