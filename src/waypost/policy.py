@@ -77,8 +77,17 @@ COVERED_MAX = 8
 OUTGOING_TTL_MS = 12 * 3_600_000
 #: How long a queue remembers which continuations arrived: longer than any of them can be resent.
 ARRIVAL_TTL_MS = 24 * 3_600_000
-#: A chain in which nothing ends for so long is forgotten; one that has ended is remembered as long as a result.
-CHAIN_TTL_MS = 30 * 86_400_000
+#: That a message or a chain has ended is told for so long to a queue that cannot be reached: somebody may wait for it.
+COMPLETION_TTL_MS = 30 * 86_400_000
+#: The time of what does not end by itself: a chain is remembered while any of its messages is unfinished. (The largest
+#: whole number that is exact in Lua.)
+NO_END_MS = 2**53 - 1
+#: A message that waits for chains asks again after so long whether they are still known, where a part of a store can be
+#: lost without the rest: what nobody knows any more will not end.
+BLOCKER_CHECK_MS = 3_600_000
+#: So many of them ask in one claim.
+BLOCKER_CHECKS_MAX = 8
+#: A chain that has ended is remembered as long as a result.
 ENDED_TTL_MS = 3_600_000
 #: Who waits for an end asks again sooner than this, so that the waiters who are gone leave nothing behind.
 WAITER_TTL_MS = 60_000

@@ -195,6 +195,9 @@ def cancelling(desk: Desk) -> None:
     assert desk.post.ledger("orders").ready == 2
     assert desk.run("purge", "orders", "--state", "ready", "--yes") == "removed 2 ready messages of orders\n"
     assert desk.json("purge", "orders", "--state", "ready", "--yes")["removed"] == 0
+    first = desk.post.publish("orders", 5, chain=True, delay=3600)
+    desk.post.publish("orders", 6, after=[first])
+    assert desk.json("purge", "orders", "--state", "waiting", "--yes")["removed"] == 1
 
 
 @scene("dead list", "dead peek", "dead redrive", "dead purge")

@@ -256,6 +256,17 @@ def test_chains_waits_and_ends_are_swept(server: PostgresServer, database: Datab
         other = bench.another_client()
         for _ in range(400):
             other.publish(queue="later")
+        # What is unfinished stays, also where the release before gave it an end.
+        assert rows(database, name, "chain", "member", "waiter", "ending") == [1, 1, 0, 0]
+        database.execute(f'UPDATE "{name}_chain" SET until_ms = 1'.encode())
+        assert bench.chain_state(never).open == 1
+        for _ in range(200):
+            other.publish(queue="later")
+        assert rows(database, name, "chain", "member") == [1, 1]
+        bench.cancel(never.rpartition("/")[2], queue="never")
+        clock.advance(3_600)
+        for _ in range(200):
+            other.publish(queue="later")
         assert rows(database, name, "chain", "member", "waiter", "ending") == [0, 0, 0, 0]
 
 

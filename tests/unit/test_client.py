@@ -332,6 +332,16 @@ def test_a_redrive_at_a_rate_goes_in_small_steps(post: Any) -> None:
     assert (len(redriven.moved), redriven.more) == (4, True)
 
 
+@pytest.mark.promise("CHAIN-2")
+def test_messages_that_wait_for_chains_are_cancelled_and_purged(post: Any) -> None:
+    first = post.publish("orders", 1, chain=True, delay=3600)
+    waiting = [post.publish("reports", number, after=[first]) for number in range(3)]
+    assert post.cancel("reports", id=waiting[0].id) == "cancelled"
+    assert post.purge("reports", "waiting") == 2
+    assert post.ledger("reports").cancelled == 3
+    assert post.ledger("reports").waiting == 0
+
+
 @pytest.mark.promise("DEAD-3")
 def test_finished_messages_can_be_kept_and_purged(post: Any) -> None:
     post.configure("orders", completed=10)

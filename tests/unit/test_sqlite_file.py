@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from waypost import Waypost
 from waypost.errors import (
     ConfigurationError,
     ForeignData,
@@ -299,3 +300,18 @@ def test_a_closed_connection_says_so_in_both_colours(path: Path) -> None:
             await executor.run(store.queues())
 
     asyncio.run(awaited())
+
+
+@pytest.mark.promise("CHAIN-2")
+def test_an_unfinished_chain_to_which_the_release_before_gave_an_end_is_kept(tmp_path: Path) -> None:
+    path = tmp_path / "chains.db"
+    with Waypost(f"sqlite:///{path}") as post:
+        first = post.publish("orders", 1, chain=True, delay=3600)
+        post.publish("reports", 2, after=[first])
+        with closing(sqlite3.connect(path)) as file, file:
+            file.execute("UPDATE wp_chain SET until_ms = 1")
+        for _ in range(3):
+            post.publish("others", 3, chain=True)
+        assert post.cancel("orders", id=first.id) == "cancelled"
+        (letter,) = post.dead_letters("reports")
+    assert letter.reason == "blocker_failed"

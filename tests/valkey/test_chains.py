@@ -17,8 +17,9 @@ from waypost.errors import ForeignData
 from waypost.message import Continuation, Lease, Notice, Watched, chain_id
 from waypost.policy import (
     ARRIVAL_TTL_MS,
-    CHAIN_TTL_MS,
+    BLOCKER_CHECK_MS,
     CHUNK_MESSAGES_MAX,
+    COMPLETION_TTL_MS,
     ENDED_TTL_MS,
     OUTGOING_TTL_MS,
     WAITER_TTL_MS,
@@ -203,12 +204,24 @@ def outgoing(bench: Bench, queue: str) -> list[Continuation | Notice]:
 
 
 @pytest.mark.promise("CHAIN-2")
+def test_the_end_of_a_message_that_is_carried_days_later_ends_the_wait(plain_bench: Bench) -> None:
+    chain, lease = begun_elsewhere(plain_bench)
+    report = plain_bench.publish(queue=MAILS, after_chains=[chain])
+    plain_bench.deliver_all()
+    plain_bench.settle(lease, queue=INVOICES)
+    plain_bench.after(5 * 86_400)
+    plain_bench.claim(queue=MAILS)
+    plain_bench.deliver_all()
+    assert plain_bench.claim_one(queue=MAILS).id == report.id
+
+
+@pytest.mark.promise("CHAIN-2")
 def test_the_end_of_a_message_that_nobody_delivers_is_dropped_after_its_time(
     plain_bench: Bench, inside: Inside
 ) -> None:
     chain, lease = begun_elsewhere(plain_bench)
     plain_bench.settle(lease, queue=INVOICES)
-    plain_bench.after(OUTGOING_TTL_MS / 1000 - 0.001)
+    plain_bench.after(COMPLETION_TTL_MS / 1000 - 0.001)
     [notice] = outgoing(plain_bench, INVOICES)
     assert isinstance(notice, Notice)
     assert (notice.kind, notice.queue, notice.chain, notice.failed) == ("ended", QUEUE, chain, None)
@@ -249,7 +262,7 @@ def test_that_a_chain_is_complete_is_told_for_as_long_as_a_message_can_wait_for_
     plain_bench.publish(queue=MAILS, after_chains=[chain])
     plain_bench.deliver_all()
     plain_bench.settle(plain_bench.claim_one())
-    plain_bench.after(CHAIN_TTL_MS / 1000)
+    plain_bench.after(COMPLETION_TTL_MS / 1000)
     assert outgoing(plain_bench, QUEUE) == []
 
 
@@ -364,14 +377,16 @@ def test_all_that_chains_and_waits_leave_behind_expires(plain_bench: Bench, insi
     blocked = plain_bench.publish(after_chains=[chain])
     plain_bench.chain_state(chain, "anna")
     plain_bench.watch(awaited.id, "bert")
-    open_for = {"chain": CHAIN_TTL_MS, "watchers": CHAIN_TTL_MS, "waiters": WAITER_TTL_MS}
     base = inside.key("")
+    found = set()
     for key in inside.all_keys():
         kind = key.removeprefix(base).partition(":")[0]
-        if kind in open_for:
-            assert 0 < inside.client.pttl(key) <= open_for.pop(kind, WAITER_TTL_MS)
-    assert open_for == {}
-    assert "blockers" in inside.names()
+        found.add(kind)
+        if kind == "waiters":
+            assert 0 < inside.client.pttl(key) <= WAITER_TTL_MS
+        elif kind in ("chain", "watchers", "blockers", "blocked"):
+            assert inside.client.pttl(key) == -1, "an unfinished chain does not end by itself"
+    assert found >= {"chain", "watchers", "waiters", "blockers", "blocked"}
     inside.check()
 
     for lease in plain_bench.claim_all():
@@ -380,7 +395,7 @@ def test_all_that_chains_and_waits_leave_behind_expires(plain_bench: Bench, insi
     plain_bench.purge("ready")
     inside.check()
     kinds = inside.names()
-    assert kinds & {"watchers", "waiters", "blockers", "outgoing", "waiting"} == set()
+    assert kinds & {"watchers", "waiters", "blockers", "blocked", "outgoing", "waiting"} == set()
     for kind in ("chain", "end"):
         [key] = [key for key in inside.all_keys() if key.startswith(f"{base}{kind}:")]
         assert 0 < inside.client.pttl(key) <= ENDED_TTL_MS
@@ -400,8 +415,70 @@ def test_a_message_that_waits_takes_the_list_of_its_chains_with_it(
         plain_bench.purge("waiting")
     else:
         plain_bench.settle(plain_bench.claim_one(), "dead")
-    assert "blockers" not in inside.names()
+    assert inside.names() & {"blockers", "blocked"} == set()
     inside.check()
+
+
+# ---- what was lost -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.promise("CHAIN-2")
+@pytest.mark.parametrize("queue", [QUEUE, MAILS])
+def test_a_message_that_waits_for_a_chain_that_was_lost_ends(plain_bench: Bench, inside: Inside, queue: str) -> None:
+    chain = plain_bench.begin_chain(delay=86_400)
+    report = plain_bench.publish(queue=queue, after_chains=[chain])
+    plain_bench.deliver_all()
+    first = chain.rpartition("/")[2]
+    assert inside.client.delete(inside.key(f"chain:{first}"), inside.key(f"watchers:{first}")) == 2
+    plain_bench.claim(queue=queue)
+    plain_bench.deliver_all()
+    assert plain_bench.state_of(report.id, queue=queue) == "waiting"
+    plain_bench.after(BLOCKER_CHECK_MS / 1000)
+    plain_bench.claim(queue=queue)
+    plain_bench.deliver_all()
+    letter = plain_bench.stored(report.id, queue=queue)
+    assert (letter.state, letter.reason) == ("dead", "blocker_failed")
+    assert letter.error == f"chain {chain}: unknown chain"
+
+
+@pytest.mark.promise("CHAIN-2")
+def test_a_wait_whose_registration_was_lost_is_registered_again(plain_bench: Bench, inside: Inside) -> None:
+    chain = plain_bench.begin_chain()
+    report = plain_bench.publish(queue=MAILS, after_chains=[chain])
+    plain_bench.deliver_all()
+    assert inside.client.delete(inside.key(f"watchers:{chain.rpartition('/')[2]}")) == 1
+    plain_bench.after(BLOCKER_CHECK_MS / 1000)
+    assert plain_bench.claim(queue=MAILS) == []
+    plain_bench.deliver_all()
+    plain_bench.settle(plain_bench.claim_one())
+    plain_bench.deliver_all()
+    assert plain_bench.claim_one(queue=MAILS).id == report.id
+
+
+@pytest.mark.promise("CHAIN-2")
+def test_news_of_an_end_that_were_not_carried_count_though_the_chain_is_forgotten(plain_bench: Bench) -> None:
+    """The wait asks again, and finds no chain: but its end lies in the queue and only has to be carried."""
+    chain = plain_bench.begin_chain()
+    report = plain_bench.publish(queue=MAILS, after_chains=[chain])
+    plain_bench.deliver_all()
+    plain_bench.settle(plain_bench.claim_one())
+    plain_bench.after((BLOCKER_CHECK_MS + ENDED_TTL_MS) / 1000)
+    assert not plain_bench.chain_state(chain).known
+    assert plain_bench.claim(queue=MAILS) == []
+    plain_bench.deliver_all()
+    assert plain_bench.claim_one(queue=MAILS).id == report.id
+
+
+@pytest.mark.promise("CHAIN-2")
+def test_a_wait_that_cannot_be_told_to_its_chain_ends_however_often_it_asks(plain_bench: Bench) -> None:
+    chain = plain_bench.begin_chain()
+    report = plain_bench.publish(queue=MAILS, after_chains=[chain])
+    for _ in range(12):
+        plain_bench.claim(queue=MAILS)
+        plain_bench.after(OUTGOING_TTL_MS / 12_000)
+    plain_bench.claim(queue=MAILS)
+    plain_bench.deliver_outgoing(MAILS)
+    assert plain_bench.stored(report.id, queue=MAILS).reason == "blocker_failed"
 
 
 @pytest.mark.promise("CHAIN-1", "STORE-1")

@@ -35,8 +35,8 @@ KEYWORDS = {
 COMMANDS = {
     "DEL", "GET", "HDEL", "HEXISTS", "HGET", "HGETALL", "HINCRBY", "HLEN", "HMGET", "HSCAN", "HSET", "HSTRLEN", "HVALS",
     "LINDEX", "LLEN", "LPOP", "LPUSH", "LRANGE", "LTRIM", "PEXPIRE", "PTTL", "PUBLISH", "RPUSH", "SADD", "SCARD", "SET",
-    "SPOP", "SREM", "TIME", "XADD", "XLEN", "XRANGE", "XTRIM", "ZADD", "ZCARD", "ZCOUNT", "ZMSCORE", "ZPOPMIN",
-    "ZRANGE", "ZRANGEBYSCORE", "ZRANK", "ZREM", "ZREMRANGEBYSCORE", "ZREVRANGE", "ZSCORE",
+    "SMEMBERS", "SPOP", "SREM", "TIME", "XADD", "XLEN", "XRANGE", "XTRIM", "ZADD", "ZCARD", "ZCOUNT", "ZMSCORE",
+    "ZPOPMIN", "ZRANGE", "ZRANGEBYSCORE", "ZRANK", "ZREM", "ZREMRANGEBYSCORE", "ZREVRANGE", "ZSCORE",
 }  # fmt: skip
 #: Every place that turns a list into arguments, and why the list is short: a call of Lua takes some 8,000 at most.
 UNPACKED = {

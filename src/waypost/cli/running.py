@@ -48,7 +48,8 @@ def add(commands: Any) -> None:
         examples=("waypost purge orders --state delayed", "waypost purge orders --state ready --yes"),
     )  # fmt: skip
     purge.add_argument("queue", help="the queue")
-    purge.add_argument("--state", choices=("ready", "delayed", "dead", "done"), required=True, help="which ones")
+    states = ("ready", "delayed", "waiting", "dead", "done")
+    purge.add_argument("--state", choices=states, required=True, help="which ones")
     add_yes(purge)
 
 

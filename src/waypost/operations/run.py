@@ -20,7 +20,7 @@ T = TypeVar("T")
 log = logging.getLogger("waypost")
 
 STATES = ("ready", "delayed", "waiting", "leased", "dead", "done")
-PURGED_STATES = ("ready", "delayed", "dead", "done")
+PURGED_STATES = ("ready", "delayed", "waiting", "dead", "done")
 #: So many queues are asked for their policies in one flush.
 POLICIES_TOGETHER = 64
 #: A redrive at a given rate moves a little every so often, rather than much and then nothing for long.
@@ -151,7 +151,7 @@ def purge(link: Link, queue: str, state: MessageState) -> Flow[int]:
     left: int | None = None
     if state != "done":
         ledger = (yield from link.attempt(link.store.stats(queue))).ledger
-        left = {"ready": ledger.ready, "delayed": ledger.delayed, "dead": ledger.dead_kept}[state]
+        left = ledger.dead_kept if state == "dead" else getattr(ledger, state)
     removed = 0
     while left is None or removed < left:
         count = CHUNK_MESSAGES_MAX if left is None else min(CHUNK_MESSAGES_MAX, left - removed)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from waypost.identity import Operation, continuation_id
 from waypost.message import ChainState, EventName, Notice, Watched, chain_id, split_chain_id
-from waypost.policy import CHAIN_TTL_MS, ENDED_TTL_MS, WAITER_TTL_MS
+from waypost.policy import ENDED_TTL_MS, NO_END_MS, WAITER_TTL_MS
 from waypost.store.memory.book import Book, Record
 
 
@@ -20,6 +20,7 @@ from waypost.store.memory.book import Book, Record
 class ChainRecord:
     """One chain at its home."""
 
+    #: It is remembered while any of its messages is unfinished, and a while longer.
     until_ms: int
     open: Counter[str] = field(default_factory=Counter)
     failed: tuple[str, str] | None = None
@@ -54,7 +55,7 @@ class Chains(Book):
         """A message was stored: it may be the first of a chain, and it may have to wait for others."""
         if record.chain == chain_id(self.name, record.id):
             self.chains = {id: chain for id, chain in self.chains.items() if chain.until_ms > now}
-            self.chains[record.id] = ChainRecord(now + CHAIN_TTL_MS, Counter({record.chain: 1}))
+            self.chains[record.id] = ChainRecord(NO_END_MS, Counter({record.chain: 1}))
         for index, chain in enumerate(record.blockers):
             home, member = split_chain_id(chain)[0], chain_id(self.name, record.id)
             self.notices.append(Notice(continuation_id(record.id, index, -1), "watch", home, chain, member))
@@ -106,7 +107,6 @@ class Chains(Book):
             chain.open[begun] += 1
         chain.open = Counter({member: count for member, count in chain.open.items() if count})
         chain.last = notice.member
-        chain.until_ms = now + CHAIN_TTL_MS
         if notice.failed is not None:
             chain.failed = (notice.member, notice.failed)
         if chain.state().is_finished:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from waypost.message import ChainState, MessageState, Notice, Watched, split_chain_id
-from waypost.policy import CHAIN_TTL_MS, ENDED_TTL_MS, WAITER_TTL_MS
+from waypost.policy import ENDED_TTL_MS, NO_END_MS, WAITER_TTL_MS
 from waypost.store.port import add_wakes
 from waypost.store.sqlite.book import WAITING, QueueBook
 from waypost.store.sqlite.ends import wake_waiters
@@ -15,9 +15,9 @@ from waypost.store.sqlite.wake import waking
 STATES: tuple[MessageState, ...] = ("ready", "delayed", "leased", "waiting", "dead")
 
 _CHAIN = """
-    SELECT failed_member, failed, last,
+    SELECT failed_member, failed, last, until_ms,
         (SELECT count(*) FROM {member} m WHERE m.queue = c.queue AND m.chain = c.id)
-    FROM {chain} c WHERE queue = ? AND id = ? AND until_ms > ?"""
+    FROM {chain} c WHERE queue = ? AND id = ?"""
 _MEMBER_COUNT = """
     INSERT INTO {member} (queue, chain, name, count) VALUES (?, ?, ?, ?)
     ON CONFLICT DO UPDATE SET count = count + excluded.count"""
@@ -66,11 +66,12 @@ def _arrive(book: QueueBook, notice: Notice) -> None:
 
 
 def _state(book: QueueBook, first: str) -> ChainState:
-    row = book.step.execute(_CHAIN, (book.number, first, book.now)).fetchone()
+    row = book.step.execute(_CHAIN, (book.number, first)).fetchone()
     if row is None:
         return ChainState(False)
-    failed_member, failed, last, open_members = row
-    return ChainState(True, open_members, None if failed is None else (failed_member, failed), last)
+    failed_member, failed, last, until_ms, open_members = row
+    state = ChainState(True, open_members, None if failed is None else (failed_member, failed), last)
+    return ChainState(False) if state.is_finished and until_ms <= book.now else state
 
 
 def _count_end(book: QueueBook, first: str, notice: Notice) -> None:
@@ -79,7 +80,7 @@ def _count_end(book: QueueBook, first: str, notice: Notice) -> None:
     book.step.execute_many(_MEMBER_COUNT, [(number, first, begun, 1) for begun in notice.begun])
     execute(_MEMBERS_EVEN, (number, first))
     finished = notice.failed is not None or _state(book, first).open == 0
-    until_ms = book.now + (ENDED_TTL_MS if finished else CHAIN_TTL_MS)
+    until_ms = book.now + ENDED_TTL_MS if finished else NO_END_MS
     failed_member = None if notice.failed is None else notice.member
     execute(_CHAIN_WENT_ON, (notice.member, failed_member, notice.failed, until_ms, number, first))
     if finished:

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from waypost.identity import continuation_id
 from waypost.message import EventName, Notice, chain_id, split_chain_id
-from waypost.policy import CHAIN_TTL_MS, ENDED_TTL_MS
+from waypost.policy import ENDED_TTL_MS, NO_END_MS
 from waypost.store.sqlite.book import QueueBook, Record
 from waypost.store.sqlite.sweep import sweep
 
 _CHAIN_BEGIN = "INSERT INTO {chain} (queue, id, until_ms) VALUES (?, ?, ?)"
 _MEMBER_BEGIN = "INSERT INTO {member} (queue, chain, name, count) VALUES (?, ?, ?, 1)"
-_CHAINS_OLD = "SELECT queue, id FROM {chain} INDEXED BY {chain:until} WHERE until_ms <= ? ORDER BY until_ms LIMIT 8"
+_CHAINS_OLD = """
+    SELECT c.queue, c.id, c.failed IS NULL AND EXISTS (
+        SELECT 1 FROM {member} m WHERE m.queue = c.queue AND m.chain = c.id)
+    FROM {chain} c INDEXED BY {chain:until} WHERE c.until_ms <= ? ORDER BY c.until_ms LIMIT 8"""
+#: The release before gave unfinished chains an end.
+_CHAIN_KEEP = f"UPDATE {{chain}} SET until_ms = {NO_END_MS} WHERE queue = ? AND id = ?"
 _CHAIN_FORGET = (
     "DELETE FROM {chain} WHERE queue = ? AND id = ?",
     "DELETE FROM {member} WHERE queue = ? AND chain = ?",
@@ -31,8 +36,9 @@ def begin(book: QueueBook, record: Record, after: tuple[str, ...]) -> None:
     if record.chain == member:
         old = step.execute(_CHAINS_OLD, (now,)).fetchall()
         for forget in _CHAIN_FORGET:
-            step.execute_many(forget, old)
-        step.execute(_CHAIN_BEGIN, (book.number, record.id, now + CHAIN_TTL_MS))
+            step.execute_many(forget, [(queue, id) for queue, id, unfinished in old if not unfinished])
+        step.execute_many(_CHAIN_KEEP, [(queue, id) for queue, id, unfinished in old if unfinished])
+        step.execute(_CHAIN_BEGIN, (book.number, record.id, NO_END_MS))
         step.execute(_MEMBER_BEGIN, (book.number, record.id, member))
     for index, chain in enumerate(after):
         step.execute(_BLOCKER, (record.seq, chain))

@@ -77,7 +77,8 @@ TOP_FUNCTION = re.compile(r"^local function (\w+)", re.MULTILINE)
 TOP_NAMES = re.compile(r"^local (?!function)([\w, ]+?)( =|$)", re.MULTILINE)
 LIMITS = (
     "PROMOTE_MAX", "RECLAIM_MAX", "BURY_MAX", "REPLAY_MAX", "SLEEPER_TTL_MS", "ARRIVAL_TTL_MS", "MINUTES_KEPT",
-    "HEAD_OFFSET", "CHUNK_MESSAGES_MAX", "WORKERS_SWEPT_MAX", "CHAIN_TTL_MS", "ENDED_TTL_MS", "WAITER_TTL_MS",
+    "HEAD_OFFSET", "CHUNK_MESSAGES_MAX", "WORKERS_SWEPT_MAX", "ENDED_TTL_MS", "WAITER_TTL_MS", "NO_END_MS",
+    "COMPLETION_TTL_MS", "BLOCKER_CHECK_MS", "BLOCKER_CHECKS_MAX",
     "COVER_MS_MAX", "COVERED_MAX", "DOOR_TTL_MS",
 )  # fmt: skip
 _places: dict[str, dict[str, Any]] = {

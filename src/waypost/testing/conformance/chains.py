@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from waypost.message import Lease, Watched, chain_id
-from waypost.policy import CHAIN_TTL_MS, ENDED_TTL_MS, WAITER_TTL_MS
+from waypost.message import Lease, Purged, Watched, chain_id
+from waypost.policy import ENDED_TTL_MS, WAITER_TTL_MS
 from waypost.testing.bench import QUEUE, Bench
 
+DAY = 86_400.0
 INVOICES = "invoices"
 MAILS = "mails"
 
@@ -319,10 +320,40 @@ class TestChains:
         assert not bench.chain_state(chain).known
 
     @pytest.mark.promise("CHAIN-2")
-    def test_a_chain_in_which_nothing_ends_is_forgotten_in_the_end(self, bench: Bench) -> None:
-        chain = bench.begin_chain(delay=2 * CHAIN_TTL_MS / 1000)
-        bench.after(CHAIN_TTL_MS / 1000)
+    @pytest.mark.parametrize("days", [31, 366])
+    def test_a_chain_is_remembered_while_its_first_message_is_a_timer(self, bench: Bench, days: int) -> None:
+        """And who waits for it is handed out after it, not forgotten with it."""
+        chain = bench.begin_chain(delay=days * DAY)
+        report = bench.publish(queue=MAILS, after_chains=[chain])
+        bench.deliver_all()
+        for _ in range(4):
+            bench.after(days * DAY / 4)
+            bench.begin_chain(queue=INVOICES)  # what makes stores look for chains to forget
+            assert bench.claim(queue=MAILS) == []
+            bench.deliver_all()
+            for lease in bench.claim_all(queue=INVOICES):
+                bench.settle(lease, queue=INVOICES)
+        assert bench.chain_state(chain).open == 1
+        bench.settle(bench.claim_one())
+        bench.deliver_all()
+        assert bench.claim_one(queue=MAILS).id == report.id
+        assert bench.chain_state(chain).is_finished
+        bench.after(ENDED_TTL_MS / 1000)
         assert not bench.chain_state(chain).known
+
+    @pytest.mark.promise("CHAIN-2")
+    def test_a_chain_is_remembered_while_a_message_sent_on_is_far_away(self, bench: Bench) -> None:
+        chain = bench.begin_chain()
+        report = bench.publish(queue=MAILS, after_chains=[chain])
+        bench.deliver_all()
+        lease = bench.claim_one()
+        bench.settle(lease, then=[bench.continuation(lease, INVOICES, delay=40 * DAY)])
+        bench.deliver_all()
+        bench.after(40 * DAY)
+        assert bench.claim(queue=MAILS) == []
+        bench.settle(bench.claim_one(queue=INVOICES), "dead", queue=INVOICES)
+        bench.deliver_all()
+        assert bench.stored(report.id, queue=MAILS).reason == "blocker_failed"
 
     @pytest.mark.promise("CHAIN-2", "SEE-3")
     def test_the_journal_names_the_chain_of_each_message(self, bench: Bench) -> None:
@@ -425,6 +456,19 @@ class TestBlockers:
         bench.deliver_all()
         assert bench.claim(queue=MAILS) == []
         assert bench.ledger(queue=MAILS).cancelled == 1
+
+    @pytest.mark.promise("CHAIN-2")
+    def test_who_waits_can_be_purged(self, bench: Bench) -> None:
+        chain = bench.begin_chain()
+        for _ in range(3):
+            bench.publish(queue=MAILS, after_chains=[chain])
+        bench.deliver_all()
+        assert bench.purge("waiting", limit=2, queue=MAILS) == Purged(2, True)
+        assert bench.purge("waiting", limit=2, queue=MAILS) == Purged(1, False)
+        bench.settle(bench.claim_one())
+        bench.deliver_all()
+        assert bench.claim(queue=MAILS) == []
+        assert bench.ledger(queue=MAILS).cancelled == 3
 
     @pytest.mark.promise("CHAIN-2", "TIMER-2")
     def test_its_own_due_time_still_counts(self, bench: Bench) -> None:

@@ -36,7 +36,7 @@ DECLARE
 BEGIN
     WITH begun AS (
         INSERT INTO {chain} (queue, id, until_ms)
-        SELECT q.number, u.id, p_now + 2592000000 FROM unnest(p_ids, p_acts, p_chains) AS u (id, act, chain)
+        SELECT q.number, u.id, 9007199254740991 FROM unnest(p_ids, p_acts, p_chains) AS u (id, act, chain)
         WHERE u.act IN ('new', 'park', 'replace') AND u.chain = q.name || '/' || u.id
         ON CONFLICT (queue, id) DO NOTHING RETURNING id
     )
@@ -72,7 +72,8 @@ BEGIN
     LOOP
         v_place := {place_of}(v.chain);
         SELECT * INTO c FROM {chain} t
-        WHERE t.queue = v_place.home AND t.id = v_place.first AND t.until_ms > p_now FOR SHARE;
+        WHERE t.queue = v_place.home AND t.id = v_place.first
+            AND (t.until_ms > p_now OR (t.open > 0 AND t.failed IS NULL)) FOR SHARE;
         IF NOT FOUND THEN
             v_broken[v.n] := 'unknown chain';
         ELSIF c.failed IS NOT NULL THEN
@@ -208,7 +209,8 @@ DECLARE
     v_news json[];
 BEGIN
     SELECT * INTO c FROM {chain} t
-    WHERE t.queue = v_place.home AND t.id = v_place.first AND t.until_ms > p_now FOR UPDATE;
+    WHERE t.queue = v_place.home AND t.id = v_place.first
+        AND (t.until_ms > p_now OR (t.open > 0 AND t.failed IS NULL)) FOR UPDATE;
     IF NOT FOUND OR c.failed IS NOT NULL OR c.open = 0 THEN
         RETURN '{}';
     END IF;
@@ -224,7 +226,7 @@ BEGIN
         c.open := c.open + (v_count = v.change)::int;
     END LOOP;
     IF p_failed IS NULL AND c.open > 0 THEN
-        UPDATE {chain} t SET open = c.open, last = p_member, until_ms = p_now + 2592000000
+        UPDATE {chain} t SET open = c.open, last = p_member, until_ms = 9007199254740991
         WHERE t.queue = c.queue AND t.id = c.id;
         RETURN '{}';
     END IF;
@@ -292,10 +294,12 @@ DECLARE
     v_now bigint := {clock}(p_clock);
 BEGIN
     IF p_waiter IS NULL THEN
-        SELECT * INTO c FROM {chain} t WHERE t.queue = v_queue AND t.id = p_id AND t.until_ms > v_now;
+        SELECT * INTO c FROM {chain} t
+        WHERE t.queue = v_queue AND t.id = p_id AND (t.until_ms > v_now OR (t.open > 0 AND t.failed IS NULL));
     ELSE
         -- An end that is under way is waited for, so that it is either told here or finds the waiter.
-        SELECT * INTO c FROM {chain} t WHERE t.queue = v_queue AND t.id = p_id AND t.until_ms > v_now FOR SHARE;
+        SELECT * INTO c FROM {chain} t
+        WHERE t.queue = v_queue AND t.id = p_id AND (t.until_ms > v_now OR (t.open > 0 AND t.failed IS NULL)) FOR SHARE;
     END IF;
     IF NOT FOUND THEN
         RETURN;
@@ -307,7 +311,7 @@ BEGIN
     RETURN QUERY SELECT c.open, c.failed_member, c.failed, c.last;
 END $body$;
 
--- Forget chains whose time is over, with their members: a bounded number of both, and a chain after its members.
+-- Forget chains that ended a while ago, with their members: a bounded number of both, and a chain after its members.
 CREATE OR REPLACE FUNCTION {sweep_chains}(p_now bigint) RETURNS void LANGUAGE plpgsql AS $body$
 DECLARE
     c {chain};
@@ -317,6 +321,11 @@ BEGIN
     FOR c IN
         SELECT * FROM {chain} t WHERE t.until_ms <= p_now ORDER BY t.until_ms LIMIT 1024 FOR UPDATE SKIP LOCKED
     LOOP
+        IF c.open > 0 AND c.failed IS NULL THEN
+            -- The release before gave unfinished chains an end: somebody may wait for this one.
+            UPDATE {chain} t SET until_ms = 9007199254740991 WHERE t.queue = c.queue AND t.id = c.id;
+            CONTINUE;
+        END IF;
         IF c.open > 0 THEN
             DELETE FROM {member} t WHERE t.ctid IN (
                 SELECT o.ctid FROM {member} o WHERE o.queue = c.queue AND o.chain = c.id LIMIT v_left);

@@ -101,7 +101,10 @@ local function plan_drafts(first)
       ends_others = true
       draft.begins_chain = draft.chain == own .. draft.id
       if draft.begins_chain then must_be('hash', BASE .. 'chain:' .. draft.id) end
-      if draft.after then must_be('set', BASE .. 'blockers:' .. draft.id) end
+      if draft.after then
+        must_be('set', BASE .. 'blockers:' .. draft.id)
+        must_be('zset', BASE .. 'blocked')
+      end
       for j = 1, draft.after and #draft.after or 0 do
         local first_id = sub(draft.after[j], -24)
         if draft.after[j] == own .. first_id then
@@ -175,14 +178,14 @@ local function store(draft, ready, status)
   elseif draft.after then
     s.status, s.flags, cause = 'W', s.flags + 8, 'blocked'
     bulk('SADD', BASE .. 'blockers:' .. draft.id, draft.after, #draft.after)
+    call('ZADD', BASE .. 'blocked', now + BLOCKER_CHECK_MS, draft.id)
     for i = 1, #draft.after do
-      news[#news + 1] = {kind = 'watching', id = draft.id, chain = draft.after[i], index = i}
+      news[#news + 1] = {kind = 'watching', id = draft.id, chain = draft.after[i]}
     end
   end
   if draft.begins_chain then
     local key = BASE .. 'chain:' .. draft.id
-    call('HSET', key, 'until', now + CHAIN_TTL_MS, 'open', 1, draft.chain, 1)
-    call('PEXPIRE', key, CHAIN_TTL_MS)
+    call('HSET', key, 'until', NO_END_MS, 'open', 1, draft.chain, 1)
   end
   if draft.key ~= '' and draft.window > 0 then
     call('SET', BASE .. 'window:' .. draft.key, draft.id .. struct_pack('>I8', now + draft.window), 'PX', draft.window)

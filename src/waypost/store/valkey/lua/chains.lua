@@ -7,6 +7,8 @@
 --                                each member (queue/id) with its count: + 1 when it is told to have begun, - 1 when ended
 --   watchers:<id>        set     messages (queue/id) that wait for this chain
 --   blockers:<id>        set     chains that a message of this queue still waits for; goes with the message
+--   blocked              zset    messages that wait for chains, by the time at which a claim asks for those again: what was
+--                                lost with a server or a notice must not keep a message waiting for ever
 --   waiters:<id>, waiters:chain:<id>  zset  clients that wait for an end, by the time until which they do
 --   end:<id>             string  until (8) and how a message ended that somebody waited for
 -- Invariant: an end is counted once. It is acted on here if the chain's home is this queue, otherwise it is in outgoing in the
@@ -45,6 +47,7 @@ if #news > 0 then
   local function forget_blockers(id)
     local key = BASE .. 'blockers:' .. id
     if type(redis.pcall('SCARD', key)) == 'number' then call('DEL', key) end
+    redis.pcall('ZREM', BASE .. 'blocked', id)
   end
 
   local function remember_end(id, how)
@@ -104,12 +107,11 @@ if #news > 0 then
     local begun = notice.begun or {}
     for i = 1, #begun do open = open + count_member(key, begun[i], 1) end
     local finished = notice.failed or open == 0
-    local ttl = finished and ENDED_TTL_MS or CHAIN_TTL_MS
-    call('HSET', key, 'until', now + ttl, 'open', open, 'last', notice.member)
+    call('HSET', key, 'until', finished and now + ENDED_TTL_MS or NO_END_MS, 'open', open, 'last', notice.member)
     if notice.failed then call('HSET', key, 'failed', notice.member .. '\0' .. notice.failed) end
-    call('PEXPIRE', key, ttl)
-    if chain.watched then call('PEXPIRE', BASE .. 'watchers:' .. first, CHAIN_TTL_MS) end
     if finished then
+      call('PEXPIRE', key, ENDED_TTL_MS)
+      if chain.watched then call('PEXPIRE', BASE .. 'watchers:' .. first, COMPLETION_TTL_MS) end
       wake_waiters(BASE .. 'waiters:chain:' .. first)
       if chain.watched then complete(notice.chain, notice.failed) end
     end
@@ -121,19 +123,21 @@ if #news > 0 then
     local chain = chain_at(first)
     if chain and not chain.failed and chain.open > 0 then
       local key = BASE .. 'watchers:' .. first
-      call('SADD', key, notice.member)
-      call('PEXPIRE', key, CHAIN_TTL_MS)
+      if type(redis.pcall('SADD', key, notice.member)) == 'table' then return end
       if not chain.watched then call('HSET', BASE .. 'chain:' .. first, 'watched', '1') end
       return
     end
+    local completed = sub(notice.member, -24) .. ':' .. first
     local failed = nil
     if not chain then
+      -- It has ended and was forgotten while the news of that are still on their way: those count.
+      if call('HEXISTS', OUTGOING, completed) == 1 then return end
       failed = 'unknown chain'
     elseif chain.failed then
       failed = string.match(chain.failed, '%z(.*)$')
     end
-    send(home_of(notice.member), {kind = 'completed', id = sub(notice.member, -24) .. ':' .. first, chain = notice.chain,
-      member = notice.member, failed = failed})
+    send(home_of(notice.member), {kind = 'completed', id = completed, chain = notice.chain, member = notice.member,
+      failed = failed})
   end
 
   local function unblock(notice)
@@ -148,15 +152,18 @@ if #news > 0 then
       end_message(s, 'dead', nil, {'blocker_failed', 'ChainFailed', 'chain ' .. notice.chain .. ': ' .. notice.failed})
     elseif call('SCARD', key) == 0 then
       call('ZREM', WAITING, id)
+      redis.pcall('ZREM', BASE .. 'blocked', id)
       s.flags = s.flags - 8
       make_claimable(s, max(s.ready, now))
       note_state('promoted', 'unblocked', id, s.raw)
     end
   end
 
+  -- Not again while the last one is on its way: it is given up when it has been for too long.
   local function watch(one)
-    send(home_of(one.chain), {kind = 'watch', id = one.id .. ':w' .. format('%.0f', one.index), chain = one.chain,
-      member = NAME .. '/' .. one.id})
+    local id = one.id .. ':w' .. sub(one.chain, -24)
+    if call('HEXISTS', OUTGOING, id) == 1 then return end
+    send(home_of(one.chain), {kind = 'watch', id = id, chain = one.chain, member = NAME .. '/' .. one.id})
   end
 
   local act = {['end'] = ended_here, watching = watch, ended = count_end, watch = add_watcher, completed = unblock}

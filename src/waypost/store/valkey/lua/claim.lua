@@ -59,9 +59,12 @@ if not paused then
   if held > 0 then expired = call('ZRANGEBYSCORE', LEASES, '-inf', now, 'LIMIT', 0, RECLAIM_MAX) end
   if policy.rate_count then must_be('list', RATE) end
 end
+-- Messages that wait for chains and have not asked for those for long.
+local unsure = redis.pcall('ZRANGEBYSCORE', BASE .. 'blocked', '-inf', now, 'LIMIT', 0, BLOCKER_CHECKS_MAX)
+if unsure.err then unsure = {} end
 -- The shortest way: nothing but fresh messages, none of which ends here. What has a state and no lease may have a key or
 -- have failed; fresh messages have neither.
-local plain = with_state == held and #due == 0 and #expired == 0 and policy.lease_ms
+local plain = with_state == held and #due == 0 and #expired == 0 and #unsure == 0 and policy.lease_ms
   and not (policy.dead_max or policy.dead_keep_ms)
 if not plain then
   must_be('hash', HOLDERS)
@@ -74,6 +77,14 @@ end
 begin_removing()
 if sleeper ~= '' then call('ZREM', SLEEPERS, sleeper, AT_DOOR .. sleeper) end
 if linger then call('ZREM', SLEEPERS, '~' .. worker) end
+
+for i = 1, #unsure do
+  local chains = redis.pcall('SMEMBERS', BASE .. 'blockers:' .. unsure[i])
+  if i > 1 and #news + #chains > CHUNK_MESSAGES_MAX then break end
+  call('ZADD', BASE .. 'blocked', now + BLOCKER_CHECK_MS, unsure[i])
+  for j = 1, #chains do news[#news + 1] = {kind = 'watching', id = unsure[i], chain = chains[j]} end
+  if #chains == 0 then call('ZREM', BASE .. 'blocked', unsure[i]) end
+end
 
 for i = 1, #due do
   local s = state_of(due[i])
@@ -287,7 +298,9 @@ if not plain then enforce_dead_limits() end
 -- include chains
 
 -- Also where the journal is silent: what came due or expired has been counted or has a place in the sequence.
-if item_count > 0 or leased > 0 or buried > 0 or #due > 0 or #expired > 0 or policy.rate_count then write_book() end
+if item_count > 0 or leased > 0 or buried > 0 or #due > 0 or #expired > 0 or #unsure > 0 or policy.rate_count then
+  write_book()
+end
 remember(concat(ids))
 
 local reply = header(lease_end, next_rate)

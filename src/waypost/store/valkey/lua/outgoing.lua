@@ -48,8 +48,8 @@ local function give_up(age, notice)
     news[#news + 1] = {kind = 'completed', id = notice[1], chain = notice[3], member = notice[4], failed = 'undeliverable'}
     return true
   end
-  -- That a chain is complete can be said any number of times, so it is said for as long as anybody could wait for it.
-  return notice[2] == 'ended' or age >= CHAIN_TTL_MS
+  -- A chain does not end without the news of an end, and what waits for it not without that of its own: told for long.
+  return age >= COMPLETION_TTL_MS
 end
 
 local reply, buried, seen = {}, 0, {}
