@@ -512,7 +512,7 @@ class Message(_Readable[T]):
         encoded = codec.Encoded(codec.CONTENT_TYPES.index(envelope.content_type), envelope.data, envelope.type_name)
         again = Continuation(
             next_id, self.queue, codec.make_envelope(next_id, encoded, head), self.key, delay_ms,
-            self.priority, self.group,
+            self.priority, self.group, again=True,
         )  # fmt: skip
         self._decide("done")
         self._then = (*self._then, again)

@@ -147,6 +147,8 @@ class Continuation(Struct, frozen=True, gc=False):
     chain: str | None = None
     #: What the journal keeps of it at level `full` in place of the envelope.
     journal_copy: bytes | None = None
+    #: The message itself once more (`reschedule`): it has passed publish middleware before.
+    again: bool = False
 
 
 class Settlement(Struct, frozen=True, gc=False):

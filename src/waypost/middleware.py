@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 from msgspec import Struct, structs
 
@@ -43,6 +43,9 @@ class Outgoing(Struct, frozen=True):
     #: The declared type of the queue's bodies, as `Queue("orders", Order)` has it; None if there is none. A middleware
     #: that makes other bodies of them sets what those are read as.
     type: Any = None
+    #: How it is sent: by a call of `publish` or `publish_many`, with the settle of a message (`message.then`), or by a
+    #: schedule. The last two are sent with the settle or the fire, after the middleware.
+    via: Literal["publish", "then", "schedule"] = "publish"
 
     def with_headers(self, headers: Mapping[str, str]) -> Outgoing:
         """The same with these headers too."""
@@ -63,13 +66,13 @@ class Middleware:
     """
 
     def publish(self, outgoing: Outgoing, call_next: Callable[[Outgoing], list[Published]]) -> list[Published]:
-        """Around `publish` and `publish_many` of a `Waypost`."""
+        """Around `publish` and `publish_many` of a `Waypost`, what its messages send on and its schedules fire."""
         return call_next(outgoing)
 
     async def publish_async(
         self, outgoing: Outgoing, call_next: Callable[[Outgoing], Awaitable[list[Published]]]
     ) -> list[Published]:
-        """Around `publish` and `publish_many` of an `AsyncWaypost`."""
+        """The same for an `AsyncWaypost`."""
         return await call_next(outgoing)
 
     def handle(self, messages: Sequence[Message[Any]], call_next: Callable[[], Any]) -> Any:

@@ -62,8 +62,8 @@ SCHEDULED = {"name": "nightly", "queue": "fuzzed"}
 CALLS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "publish": ({"queue": "fuzzed", "body": {"n": 1}}, (*OPTIONS, "no_such_option")),
     "publish_many": ({"queue": "fuzzed", "bodies": [1, 2]}, (*OPTIONS, "no_such_option")),
-    "receive": ({"queue": "fuzzed"}, ("wait", "retry")),
-    "consume": ({"queue": "fuzzed", "wait": 0}, ("retry",)),
+    "receive": ({"queue": "fuzzed"}, ("wait", "retry", "renew")),
+    "consume": ({"queue": "fuzzed", "wait": 0}, ("retry", "renew")),
     "extend": ({"message": None}, ()),
     "cancel": ({"queue": "fuzzed"}, ("id", "key")),
     "result": ({"queue": "fuzzed", "id": ID}, ("default", "as_type")),

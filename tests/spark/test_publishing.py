@@ -20,7 +20,7 @@ from waypost.errors import ConfigurationError, InvalidInput, QueueFull
 from waypost.identity import is_message_id
 from waypost.policy import CHUNK_MESSAGES_MAX
 from waypost.spark.options import WriteOptions, write_options
-from waypost.spark.publishing import RowIds, chunks
+from waypost.spark.publishing import RowIds, chunks, split_wave
 from waypost.spark.writer import BatchWriter, Written, check_columns
 from waypost.store.port import Draft
 
@@ -179,6 +179,17 @@ def test_a_full_queue_is_respected(shop: Shop) -> None:
     assert shop.post.ledger("out").published == 1
 
 
+@pytest.mark.promise("PUB-7")
+@pytest.mark.parametrize("overload", ["raise", "block", "drop_oldest"])
+def test_a_write_larger_than_an_empty_queue_does_not_pass_its_cap(shop: Shop, overload: str) -> None:
+    shop.post.configure("out", max_pending=100, overload=overload)
+    writer = writer_of(shop, blockSeconds="0.2")
+    with pytest.raises(QueueFull, match="its limit is 100"):
+        writer.publish(batches(250), RowIds(writer.write_id, 0))
+    ledger = shop.post.ledger("out")
+    assert (ledger.ready, ledger.dropped, ledger.balance) == (0 if overload == "raise" else 100, 0, 0)
+
+
 def test_a_dataframe_that_cannot_be_published_is_refused_before_any_task() -> None:
     for schema, told in (
         (StructType([StructField("id", StringType())]), "no column id"),
@@ -236,3 +247,15 @@ def test_the_journal_keeps_what_the_redact_hook_of_a_write_lets_through(shop: Sh
 def test_a_redact_hook_that_cannot_be_had_is_refused_before_any_task_runs(name: str) -> None:
     with pytest.raises(ConfigurationError, match="redact hook"):
         write_options({"url": "sqlite:///a.db", "queue": "out", "redact": name})
+
+
+@pytest.mark.promise("PUB-7")
+def test_a_wave_is_split_by_the_room_that_there_is() -> None:
+    drafts = [Draft(f"{n:024d}", b"") for n in range(10)]
+    wave = [drafts[:4], drafts[4:8], drafts[8:]]
+    for room in range(1, 12):
+        fitting, rest = split_wave(wave, room)
+        sent, left = [one for chunk in fitting for one in chunk], [one for chunk in rest for one in chunk]
+        assert (sent, left) == (drafts[:room], drafts[room:])
+        assert all(fitting)
+        assert all(rest)

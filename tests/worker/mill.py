@@ -158,3 +158,8 @@ def cube(number: int) -> int:
 
 def sends_canary_on(body: Any, message: Message[Any]) -> None:
     message.then("next", {"card": "Canary7Secret"})
+
+
+def repeats_on(body: Any, message: Message[Any]) -> None:
+    """Sends its own body on."""
+    message.then("next", body, headers={"own": "1"})

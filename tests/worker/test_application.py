@@ -10,14 +10,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from tests.unit.faces import COLOURS, face
 from tests.worker import mill
-from tests.worker.stage import Stage
+from tests.worker.stage import Stage, until
 from waypost import (
     AsyncWaypost,
     ConfigurationError,
     Dead,
+    InvalidInput,
     Message,
     Middleware,
     NoRetry,
@@ -403,3 +405,129 @@ def test_what_a_process_sends_on_to_an_unknown_queue_is_a_failure_of_its_handler
         assert [letter.body for letter in dead] == (["nxet"] if batch is None else ["next", "nxet"])
         assert {letter.error_type for letter in dead} == {"waypost.errors.UnknownQueue"}
         assert client.queues() == (["next", "orders"] if batch is None else ["orders"])
+
+
+# ---- middleware around what is sent on and fired -------------------------------------------------------------
+
+
+@dataclass
+class Marking(Middleware):
+    """Marks every message that is published, by whatever way; drops and refuses as the body says."""
+
+    seen: list[tuple[str, str, Any]] = field(default_factory=list)
+
+    def _marked(self, outgoing: Outgoing) -> Outgoing:
+        (body,) = outgoing.bodies
+        self.seen.append((outgoing.via, outgoing.queue, body))
+        if body == "refuse":
+            raise ValueError("not this one")
+        if body == "change":
+            outgoing = structs.replace(outgoing, bodies=["changed"], options={**outgoing.options, "priority": 9})
+        return outgoing.with_headers({"mark": outgoing.via})
+
+    def publish(self, outgoing: Outgoing, call_next: Callable[[Outgoing], list[Published]]) -> list[Published]:
+        return [] if outgoing.bodies == ["drop"] else call_next(self._marked(outgoing))
+
+    async def publish_async(
+        self, outgoing: Outgoing, call_next: Callable[[Outgoing], Awaitable[list[Published]]]
+    ) -> list[Published]:
+        await asyncio.sleep(0)
+        return [] if outgoing.bodies == ["drop"] else await call_next(self._marked(outgoing))
+
+
+def marked_stage(stage: Stage) -> Marking:
+    marking = Marking()
+    stage.use(marking)
+    return marking
+
+
+def marks(stage: Stage, queue: str) -> list[tuple[Any, str | None, int]]:
+    return [(one.body, one.headers.get("mark"), one.priority) for one in stage.messages(queue)]
+
+
+@pytest.mark.promise("FACE-1")
+@pytest.mark.parametrize("kind", ["async", "thread", "process", "block"])
+def test_middleware_stands_around_what_a_message_sends_on(stage: Stage, kind: str) -> None:
+    stage.publish_many("orders", ["keep", "change"])
+    marking = marked_stage(stage)
+    if kind == "async":
+
+        @stage.handler("orders")
+        async def send_on_async(body: Any, message: Message[Any]) -> None:
+            message.then("next", body, headers={"own": "1"})
+
+    elif kind == "thread":
+
+        @stage.handler("orders")
+        def send_on(body: Any, message: Message[Any]) -> None:
+            message.then("next", body, headers={"own": "1"})
+
+    elif kind == "process":
+        stage.handler("orders", process=True, concurrency=1)(mill.repeats_on)
+    if kind == "block":
+        for _ in range(2):
+            with stage.receive("orders") as message:
+                message.then("next", message.body, headers={"own": "1"})
+    else:
+        stage.run()
+    assert sorted(marks(stage, "next")) == [("changed", "then", 9), ("keep", "then", 5)]
+    assert {one.headers.get("own") for one in stage.messages("next")} == {"1"}
+    assert sorted(one for one in marking.seen if one[0] == "then") == [
+        ("then", "next", "change"), ("then", "next", "keep"),
+    ]  # fmt: skip
+    assert stage.ledger("orders").done == 2
+
+
+@pytest.mark.promise("FACE-1", "PUB-6")
+def test_a_message_that_comes_again_passes_no_middleware_a_second_time(stage: Stage) -> None:
+    stage.publish("orders", "change", headers={"mark": "first"})
+    marking = marked_stage(stage)
+    with stage.receive("orders") as message:
+        message.then("next", "keep")
+        message.reschedule(0)
+    assert marks(stage, "orders") == [("change", "first", 5)]
+    assert marking.seen == [("then", "next", "keep")]
+
+
+@pytest.mark.promise("FACE-1")
+def test_middleware_may_keep_back_or_refuse_what_is_sent_on(stage: Stage) -> None:
+    stage.publish_many("orders", [{"then": "drop"}, {"then": "refuse"}])
+    marked_stage(stage)
+
+    @stage.handler("orders", retry=NoRetry())
+    def send_on(body: Any, message: Message[Any]) -> None:
+        message.then("next", body["then"])
+
+    stage.run()
+    assert marks(stage, "next") == []
+    ledger = stage.ledger("orders")
+    assert (ledger.done, ledger.dead) == (1, 1)
+    assert [one.error for one in stage.dead_letters("orders")] == ["not this one"]
+    stage.publish("blocks", 1)
+    with pytest.raises(ValueError, match="not this one"), stage.receive("blocks", retry=NoRetry()) as message:
+        message.then("next", "refuse")
+    assert [one.error for one in stage.dead_letters("blocks")] == ["not this one"]
+
+
+@pytest.mark.promise("FACE-1", "CRON-7")
+def test_middleware_stands_around_schedules_that_fire_or_are_triggered(stage: Stage) -> None:
+    marking = marked_stage(stage)
+    stage.save_schedule("often", queue="ticks", every=0.05, max_fires=2, body="keep", headers={"own": "1"})
+    stage.save_schedule("never", queue="ticks", every=3600, body="change")
+    stage.save_schedule("kept-back", queue="ticks", every=3600, body="drop")
+    stage.handler("other")(lambda body: None)
+    triggered = stage.trigger_schedule("never")
+    assert triggered.status == "queued"
+    with pytest.raises(InvalidInput, match="did not pass on"):
+        stage.trigger_schedule("kept-back")
+    with stage.working():
+        until(lambda: stage.ledger("ticks").ready == 3, "two fires")
+    assert sorted(marks(stage, "ticks")) == [
+        ("changed", "schedule", 9),
+        ("keep", "schedule", 5),
+        ("keep", "schedule", 5),
+    ]
+    assert {via for via, _, _ in marking.seen} == {"schedule"}
+    fired = [one for one in stage.messages("ticks") if one.body == "keep"]
+    assert {one.headers["own"] for one in fired} == {"1"}
+    assert all(one.instant is not None for one in fired)

@@ -30,7 +30,7 @@ from waypost.message import (
     Stats,
 )
 from waypost.middleware import Outgoing
-from waypost.operations import publish, receive, run, wait
+from waypost.operations import around, publish, receive, run, wait
 from waypost.operations.flow import Flow, drive_async
 from waypost.operations.publish import PublishOptions, checked, taken
 from waypost.policy import HEALTH_WINDOW_SECONDS, PAGE_MAX, Policy, RetryPolicy
@@ -85,7 +85,7 @@ class AsyncReception(Generic[T]):
         self._face._blocks.discard(message)
         try:
             return await self._face._run(
-                receive.finish(self._face._link, message, error, self._retry, stopped=is_stop(error))
+                around.finish(self._face._link, message, error, self._retry, stopped=is_stop(error))
             )
         finally:
             self._face._gate.received(-1)
@@ -120,7 +120,7 @@ class AsyncConsumed(Message[T]):
         self._face._blocks.discard(self)
         try:
             return await self._face._run(
-                receive.finish(self._face._link, self, error, self._retry, stopped=is_stop(error))
+                around.finish(self._face._link, self, error, self._retry, stopped=is_stop(error))
             )
         finally:
             self._face._gate.received(-1)

@@ -37,6 +37,7 @@ from waypost.identity import Session
 from waypost.message import Drained, ExtendStatus, JournalPage, MessageState, Published, Redriven, Stats
 from waypost.middleware import Middleware, Outgoing, observed_by, published_through
 from waypost.operations import receive, run
+from waypost.operations.around import Around
 from waypost.operations.flow import Flow, Link, OnEvent
 from waypost.operations.publish import OPTIONS, Group, Key, ManyKey, PublishOptions
 from waypost.policy import (
@@ -186,6 +187,7 @@ class Face(ScheduleFace):
             redact=redact,
             on_event=observed_by(on_event, self._registry.middleware),
             name_of=self._registry.name,
+            around=Around(lambda: self._registry.middleware, awaited=self._awaited),
         )
         self._gate = Gate(self, self._link)
         # Weak: a program may make workers for as long as it lives. One that runs is kept by its run.
@@ -367,7 +369,8 @@ class Face(ScheduleFace):
             self._store, handlers, owner=self, name=_worker_name(session), retry_budget=self._link.retry_budget,
             start_timeout=self._start_timeout, on_event=self._link.on_event, wakeups=self._wakeups, session=session,
             redact=self._link.redact,
-            name_of=self._registry.name, check=self._check_may_work, health_window=health_window, prepare=prepare,
+            name_of=self._registry.name, around=self._link._around, check=self._check_may_work,
+            health_window=health_window, prepare=prepare,
             embed=embed,
         )  # fmt: skip
         worker.health_notes += [relay.note for relay in relays]

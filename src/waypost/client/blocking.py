@@ -36,7 +36,7 @@ from waypost.message import (
     Stats,
 )
 from waypost.middleware import Outgoing
-from waypost.operations import publish, receive, run, wait
+from waypost.operations import around, publish, receive, run, wait
 from waypost.operations.flow import Flow, drive
 from waypost.operations.publish import PublishOptions, checked, taken
 from waypost.policy import HEALTH_WINDOW_SECONDS, PAGE_MAX, Policy, RetryPolicy
@@ -88,9 +88,7 @@ class Reception(Generic[T]):
             return False
         self._face._blocks.discard(message)
         try:
-            return self._face._run(
-                receive.finish(self._face._link, message, error, self._retry, stopped=is_stop(error))
-            )
+            return self._face._run(around.finish(self._face._link, message, error, self._retry, stopped=is_stop(error)))
         finally:
             self._face._gate.received(-1)
 
@@ -123,7 +121,7 @@ class Consumed(Message[T]):
         self._ended = True
         self._face._blocks.discard(self)
         try:
-            return self._face._run(receive.finish(self._face._link, self, error, self._retry, stopped=is_stop(error)))
+            return self._face._run(around.finish(self._face._link, self, error, self._retry, stopped=is_stop(error)))
         finally:
             self._face._gate.received(-1)
 

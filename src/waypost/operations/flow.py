@@ -12,7 +12,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator
-from typing import Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from waypost import lease_clock
 from waypost.delivery import Queue, queue_name
@@ -33,6 +33,9 @@ from waypost.redaction import Redact
 from waypost.store.port import AsyncExecutor, Call, Executor, Store, Woken
 from waypost.wake.bell import Bell
 from waypost.wake.wakeups import NO_WAKEUPS, Wakeups
+
+if TYPE_CHECKING:
+    from waypost.operations.around import Around
 
 T = TypeVar("T")
 log = logging.getLogger("waypost")
@@ -72,11 +75,21 @@ class Sleep:
         yield left
 
 
+class Foreign:
+    """A call of the application's own code, awaited or not. On an event loop one that blocks runs in a thread."""
+
+    __slots__ = ("awaited", "call")
+
+    def __init__(self, call: Callable[[], Any], *, awaited: bool) -> None:
+        self.call = call
+        self.awaited = awaited
+
+
 #: How soon somebody who waits for a message notices a drain.
 LOOK_SECONDS = 0.25
 
 
-Step: TypeAlias = "Call[Any] | Together | Sleep"
+Step: TypeAlias = "Call[Any] | Together | Sleep | Foreign"
 Flow: TypeAlias = Generator[Step, Any, T]
 
 
@@ -95,6 +108,8 @@ def drive(executor: Executor, flow: Flow[T]) -> T:
                             time.sleep(seconds)
                         elif step.bell.wait(seconds):
                             break
+                elif type(step) is Foreign:
+                    result = step.call()
                 else:
                     result = executor.run(step)  # type: ignore[arg-type]
             except BaseException as error:
@@ -122,6 +137,8 @@ async def drive_async(executor: AsyncExecutor, flow: Flow[T]) -> T:
                             await asyncio.sleep(seconds)
                         elif await step.bell.wait_async(seconds):
                             break
+                elif type(step) is Foreign:
+                    result = await (step.call() if step.awaited else asyncio.to_thread(step.call))
                 else:
                     result = await executor.run(step)  # type: ignore[arg-type]
             except BaseException as error:
@@ -201,6 +218,7 @@ class Link:
         redact: Redact | None = None,
         on_event: OnEvent | None = None,
         name_of: Callable[[str | Queue[Any]], str] = queue_name,
+        around: Around | None = None,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self.store = store
@@ -213,6 +231,7 @@ class Link:
         self.on_event = on_event
         #: The checked name of a queue that messages are sent on to: a strict client knows which there are.
         self.name_of = name_of
+        self._around = around
         #: Set by a drain: a call that waits for messages stops waiting.
         self.draining = False
         #: What such calls wait on.
@@ -231,6 +250,11 @@ class Link:
         self.draining = True
         for bell in list(self.waiting):
             bell.ring()
+
+    @property
+    def around(self) -> Around | None:
+        """The publish middleware of the client, None if there is none to call."""
+        return None if self._around is None or self._around.is_empty else self._around
 
     @property
     def replay_seconds(self) -> float:

@@ -17,8 +17,9 @@ from msgspec import structs
 from waypost import codec
 from waypost.checks import check_count, check_moment, check_seconds, check_text, check_texts, show
 from waypost.delivery import Duration, check_priority
-from waypost.errors import InvalidSchedule, SchemaTooNew, StoreFailed, UnknownSchedule
+from waypost.errors import InvalidInput, InvalidSchedule, SchemaTooNew, StoreFailed, UnknownSchedule
 from waypost.message import Published, ScheduleList, StoredSchedule
+from waypost.operations.around import pass_draft
 from waypost.operations.flow import Flow, Link, Together
 from waypost.policy import CHUNK_BYTES_MAX, GRACE_SECONDS, GROUP_CHARACTERS_MAX, KEY_CHARACTERS_MAX, CatchUp, Missed
 from waypost.redaction import journal_copy
@@ -142,18 +143,28 @@ def _envelope(message_id: str, spec: Spec, instant_ms: int) -> bytes:
     return codec.make_envelope(message_id, codec.Encoded(spec.content, spec.body, spec.type_name), head)
 
 
-def _draft(link: Link, queue: str, message_id: str, spec: Spec, instant_ms: int) -> Draft:
-    envelope = _envelope(message_id, spec, instant_ms)
+def _draft(link: Link, queue: str, message_id: str, spec: Spec, instant_ms: int) -> Flow[Draft | None]:
+    """The message of one instant; None if a middleware of the client did not pass it on."""
+    envelope, priority, group = _envelope(message_id, spec, instant_ms), spec.priority, spec.group
+    if link.around is not None:
+        passed = yield from pass_draft(link, queue, message_id, envelope, {"priority": priority, "group": group})
+        if passed is None:
+            return None
+        envelope, options = passed
+        priority, group = options.priority, options.group if isinstance(options.group, str) else None
     copy = journal_copy(link.redact, queue, message_id, envelope)
-    return Draft(message_id, envelope, priority=spec.priority, group=spec.group, journal_copy=copy)
+    return Draft(message_id, envelope, priority=priority, group=group, journal_copy=copy)
 
 
-def drafts_of(link: Link, queue: str, schedule: StoredSchedule, spec: Spec, fires: Sequence[Fire]) -> list[Draft]:
+def drafts_of(link: Link, queue: str, schedule: StoredSchedule, spec: Spec, fires: Sequence[Fire]) -> Flow[list[Draft]]:
     """The messages of some fires. Their ids follow from schedule and instant."""
-    return [
-        _draft(link, queue, fire_id(queue, schedule.key, schedule.version, fire.instant_ms), spec, fire.instant_ms)
-        for fire in fires
-    ]
+    drafts: list[Draft] = []
+    for fire in fires:
+        message_id = fire_id(queue, schedule.key, schedule.version, fire.instant_ms)
+        draft = yield from _draft(link, queue, message_id, spec, fire.instant_ms)
+        if draft is not None:
+            drafts.append(draft)
+    return drafts
 
 
 # ---- saving ----------------------------------------------------------------------------------------------------
@@ -334,7 +345,10 @@ def trigger(link: Link, name: str, queue: str | None) -> Flow[Published]:
     """Publish a schedule's message now. Its instants and its counts stay as they are."""
     place, stored, now_ms = yield from find_one(link, name, queue)
     link.name_of(place)
-    draft = _draft(link, place, link.session.message_ids(1)[0], unpack_spec(stored.spec), now_ms)
+    message_id = link.session.message_ids(1)[0]
+    draft = yield from _draft(link, place, message_id, unpack_spec(stored.spec), now_ms)
+    if draft is None:
+        raise InvalidInput(f"a middleware of this client did not pass on the message of schedule {name!r}")
     operation = link.lanes.begin(place)
     try:
         call = link.store.trigger_schedule(place, stored.key, draft, operation)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 from waypost.delivery import Message, Snooze
 from waypost.errors import ConfigurationError, InvalidInput, LeaseLost, UnusableClient
 from waypost.message import Settlement, SettleStatus
+from waypost.operations.around import pass_sent_on
 from waypost.operations.flow import Flow, Link, drive, drive_async
 from waypost.operations.receive import tell_settled
 from waypost.outbox.seam import PostgresWithin, Seam
@@ -282,6 +283,7 @@ class MessageTransaction:
         try:
             with self._home.opened(self._messages[0], self._given) as (shown, executor):
                 yield shown
+                drive(executor, self._pass_sent_on())
                 settlements = self._settlements()
                 if settlements:
                     settled = drive(executor, self._settle(settlements))
@@ -297,6 +299,7 @@ class MessageTransaction:
         try:
             async with self._home.opened_async(self._messages[0], self._given) as (shown, executor):
                 yield shown
+                await drive_async(executor, self._pass_sent_on())
                 settlements = self._settlements()
                 if settlements:
                     settled = await drive_async(executor, self._settle(settlements))
@@ -304,6 +307,10 @@ class MessageTransaction:
             self._failed(settlements)
             raise
         self._settled(settlements, settled)
+
+    def _pass_sent_on(self) -> Flow[None]:
+        for message in self._messages:
+            yield from pass_sent_on(self._home.link, message)
 
     def _settlements(self) -> list[Settlement]:
         if self._messages[0].at_most_once:

@@ -23,7 +23,7 @@ from waypost.operations.schedules import drafts_of
 from waypost.policy import LEADER_TTL_MS
 from waypost.schedule.missed import Decision, decide
 from waypost.schedule.rule import Fire, Spec, unpack_spec
-from waypost.store.port import Call, FireStep, Woken
+from waypost.store.port import Call, Draft, FireStep, Woken
 
 log = logging.getLogger("waypost")
 
@@ -251,8 +251,10 @@ class Scheduler:
             expected = Fire(stored.next_ms or 0, stored.due_ms or 0)
             try:
                 decision = decide(known.spec, stored.key, expected, stored.fires, self._store_now())
-                drafts = [] if decision is None else drafts_of(self.link, queue, stored, known.spec, decision.fires)
-            except WaypostError as error:  # a zone that is not known on this machine
+                drafts: list[Draft] = []
+                if decision is not None:
+                    drafts = yield from drafts_of(self.link, queue, stored, known.spec, decision.fires)
+            except Exception as error:  # a zone that is not known on this machine, or a middleware of the client
                 self._hold(known, error)
                 continue
             if decision is not None:
@@ -276,7 +278,7 @@ class Scheduler:
                 self.link.lanes.end(known.queue, operation)
         return tick
 
-    def _hold(self, known: _Known, error: WaypostError) -> None:
+    def _hold(self, known: _Known, error: Exception) -> None:
         """It could not be fired, and nothing has changed: try again soon, and let the others go on."""
         queue, key = known.queue, known.stored.key
         known.held_until = self.link.monotonic() + HELD_SECONDS

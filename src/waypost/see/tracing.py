@@ -50,6 +50,8 @@ class Tracing(Middleware):
 
     def publish(self, outgoing: Outgoing, call_next: Callable[[Outgoing], list[Published]]) -> list[Published]:
         """A producer span around a publish that blocks."""
+        if outgoing.via == "then":
+            return call_next(outgoing)  # it has its span from the handler
         with self._sending(outgoing) as (span, traced):
             return _note_published(span, call_next(traced))
 
@@ -57,6 +59,8 @@ class Tracing(Middleware):
         self, outgoing: Outgoing, call_next: Callable[[Outgoing], Awaitable[list[Published]]]
     ) -> list[Published]:
         """A producer span around a publish that is awaited."""
+        if outgoing.via == "then":
+            return await call_next(outgoing)
         with self._sending(outgoing) as (span, traced):
             return _note_published(span, await call_next(traced))
 

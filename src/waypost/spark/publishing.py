@@ -191,6 +191,18 @@ def chunks(drafts: Iterable[Draft]) -> Iterator[list[Draft]]:
         yield list(chunk.values())
 
 
+def split_wave(wave: Sequence[list[Draft]], room: int) -> tuple[list[list[Draft]], list[list[Draft]]]:
+    """The chunks of a wave that fit into so much room, and the rest, in order."""
+    fitting: list[list[Draft]] = []
+    rest: list[list[Draft]] = []
+    for chunk in wave:
+        now, later = chunk[:room], chunk[room:]
+        room -= len(now)
+        fitting += [now] if now else []
+        rest += [later] if later else []
+    return fitting, rest
+
+
 def publish_wave(link: Link, queue: str, wave: Sequence[list[Draft]]) -> Flow[dict[str, int]]:
     """Send some chunks at once, and again what did not get through; how many messages there were of each status."""
     operations = [link.lanes.begin(queue) for _ in wave]
@@ -229,23 +241,24 @@ def _count(counts: dict[str, int], published: Sequence[Published]) -> None:
         counts[one.status] = counts.get(one.status, 0) + 1
 
 
-def wait_for_room(link: Link, queue: str, wanted: int, seconds: float) -> Flow[None]:
-    """Hold back while a queue that has `max_pending` is full; `QueueFull` when there is no room in time.
+def wait_for_room(link: Link, queue: str, wanted: int, seconds: float) -> Flow[int]:
+    """Wait while a queue that has `max_pending` is full; how many of the wanted messages it has room for, at least one.
 
-    What a queue remembers by its arrival is never refused by the store, since chains must not break. So bulk writers
-    look before they send: several at once may pass the limit by what each has under way, a wave of chunks, and no
-    further.
+    Raises `QueueFull` when there is no room in time, or at once if the queue's `overload` is `raise`. What a queue
+    remembers by its arrival is never refused by the store, since chains must not break. So bulk writers look before
+    they send: several at once may pass the limit by what each has under way, and no further.
     """
     deadline = link.monotonic() + seconds
     pause = 0.01
     while True:
         policy = yield from link.policy(queue)
         if policy.max_pending is None:
-            return
+            return wanted
         ledger = (yield from link.attempt(link.store.stats(queue))).ledger
         pending = ledger.ready + ledger.delayed + ledger.waiting
-        if pending == 0 or pending + wanted <= policy.max_pending:
-            return
+        room = min(wanted, policy.max_pending - pending)
+        if room == wanted or (room > 0 and policy.overload != "raise"):
+            return room
         if policy.overload == "raise" or link.monotonic() >= deadline:
             raise QueueFull(
                 f"queue {queue} holds {pending:,} messages and its limit is {policy.max_pending:,}: {wanted:,} more "

@@ -26,8 +26,9 @@ from waypost.errors import InvalidInput
 from waypost.spark.bulk.reading import RETRY_SECONDS
 from waypost.spark.options import WriteOptions
 from waypost.spark.parts import check_machine, this_machine
-from waypost.spark.publishing import WAVE_CHUNKS, RowIds, Rows, chunks, publish_wave, wait_for_room
+from waypost.spark.publishing import WAVE_CHUNKS, RowIds, Rows, chunks, publish_wave, split_wave, wait_for_room
 from waypost.spark.tables import WRITTEN
+from waypost.store.port import Draft
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -82,10 +83,12 @@ class _Writer:
         counts: dict[str, int] = {}
         parts = chunks(draft for batch in batches for draft in rows.drafts(batch))
         with Waypost(store=options.place.open(), retry_budget=RETRY_SECONDS) as post:
-            while wave := list(itertools.islice(parts, WAVE_CHUNKS)):
+            wave: list[list[Draft]] = []
+            while wave := wave or list(itertools.islice(parts, WAVE_CHUNKS)):
                 wanted = sum(map(len, wave))
-                post._run(wait_for_room(post._link, options.queue, wanted, options.block_seconds))
-                for status, count in post._run(publish_wave(post._link, options.queue, wave)).items():
+                room = post._run(wait_for_room(post._link, options.queue, wanted, options.block_seconds))
+                fitting, wave = split_wave(wave, room)
+                for status, count in post._run(publish_wave(post._link, options.queue, fitting)).items():
                     counts[status] = counts.get(status, 0) + count
         return Written(counts)
 

@@ -8,8 +8,11 @@ from contextvars import copy_context
 from functools import partial
 from typing import Any
 
-from waypost.delivery import Message
+from waypost.delivery import Message, Outcome
 from waypost.errors import Undecodable
+from waypost.operations.around import pass_sent_on
+from waypost.operations.flow import Link, drive_async
+from waypost.store.port import AsyncExecutor
 from waypost.worker.handler import Handler
 from waypost.worker.processes import Processes
 from waypost.worker.running import Slot, suspended
@@ -19,8 +22,18 @@ from waypost.worker.threads import Threads
 class Caller:
     """Calls one handler. Lives on one event loop."""
 
-    def __init__(self, handler: Handler, on_unreadable: Callable[[Message[Any], Undecodable], None]) -> None:
+    def __init__(
+        self,
+        handler: Handler,
+        on_unreadable: Callable[[Message[Any], Undecodable], None],
+        link: Link,
+        executor: AsyncExecutor,
+    ) -> None:
         self._handler = handler
+        self._link = link
+        self._executor = executor
+        #: Call the handler for some messages. Where no middleware stands around publishes there is nothing to pay for.
+        self.call = self._call if link.around is None else self._call_and_pass
         #: Called for each message of a batch that its process could not read; it is not a part of the call any more.
         self._on_unreadable = on_unreadable
         self._loop = asyncio.get_running_loop()
@@ -33,7 +46,16 @@ class Caller:
         #: The handler with its middleware around it, None if it has none: then there is nothing to pay for.
         self._around = handler.through_middleware(self._plainly) if handler.middleware else None
 
-    async def call(self, slot: Slot, messages: list[Message[Any]]) -> Any:
+    async def _call_and_pass(self, slot: Slot, messages: list[Message[Any]]) -> Any:
+        """The same, and the publish middleware for what is sent on."""
+        returned = await self._call(slot, messages)
+        if any(message._then for message in messages) and not isinstance(returned, Outcome):
+            for message in messages:
+                if message.settled is None:
+                    await drive_async(self._executor, pass_sent_on(self._link, message))
+        return returned
+
+    async def _call(self, slot: Slot, messages: list[Message[Any]]) -> Any:
         """Call the handler for these messages; what it returns."""
         handler = self._handler
         if self.processes is not None:

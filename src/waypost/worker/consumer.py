@@ -94,7 +94,7 @@ class Consumer:
         self._ready: deque[Message[Any]] = deque()
         self._held: set[Message[Any]] = set()
         self.settler = Settler(link, executor, self.queue, self._held, self._on_settled, handler.retry, renewer)
-        self._caller = Caller(handler, self._settle)
+        self._caller = Caller(handler, self._settle, link, executor)
         self._slots: list[Slot] = []
         self._idle: list[Slot] = []
         self._busy = 0

@@ -19,6 +19,7 @@ from waypost.delivery import Queue, queue_name
 from waypost.errors import ConfigurationError, ForkedClient, UnusableClient
 from waypost.identity import Session
 from waypost.message import Drained, Health, WorkerState
+from waypost.operations.around import Around
 from waypost.operations.flow import Flow, Link, OnEvent, drive_async
 from waypost.policy import HEALTH_WINDOW_SECONDS
 from waypost.redaction import Redact
@@ -64,6 +65,7 @@ class Worker:
         wakeups: Wakeups = NO_WAKEUPS,
         session: Session | None = None,
         name_of: Callable[[str | Queue[Any]], str] = queue_name,
+        around: Around | None = None,
         check: Callable[[], None] = lambda: None,
         health_window: float = HEALTH_WINDOW_SECONDS,
         prepare: Callable[[Link], Flow[None]] | None = None,
@@ -86,7 +88,7 @@ class Worker:
         self._session = session or Session()
         self._options: dict[str, Any] = {
             "session": self._session, "worker": name, "retry_budget": retry_budget, "wakeups": wakeups,
-            "on_event": on_event, "name_of": name_of, "redact": redact,
+            "on_event": on_event, "name_of": name_of, "redact": redact, "around": around,
         }  # fmt: skip
         self._start_timeout = start_timeout
         self._consumers: list[Consumer] = []

@@ -1,0 +1,147 @@
+"""Publish middleware around messages that no call of `publish` sends: those of `message.then` and of schedules.
+
+They become a part of another step, the settle or the fire. So the middleware is called before that step; what it
+changes is sent, what it does not pass on is not, and what it raises is a failure of the handler or of the fire. The
+innermost call answers with the id that the message will have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, Literal
+
+from msgspec import structs
+
+from waypost import codec
+from waypost.delivery import Message, check_priority
+from waypost.message import Continuation, Published
+from waypost.middleware import Middleware, Outgoing, overrides, published_through
+from waypost.operations import receive
+from waypost.operations.flow import Flow, Foreign, Link
+from waypost.operations.publish import PublishOptions, checked
+from waypost.policy import RetryPolicy
+
+Via = Literal["then", "schedule"]
+
+
+class Around:
+    """The publish middleware of a client, for what its settles and schedules send."""
+
+    def __init__(self, middleware: Callable[[], Sequence[Middleware]], *, awaited: bool) -> None:
+        self._middleware = middleware
+        self.awaited = awaited
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no middleware does anything around a publish."""
+        method = "publish_async" if self.awaited else "publish"
+        return not any(overrides(one, method) for one in self._middleware())
+
+    def call(self, outgoing: Outgoing, send: Callable[[Outgoing], list[Published]]) -> Any:
+        """Pass a message through the middleware; to be awaited if `awaited`."""
+        if not self.awaited:
+            return published_through(self._middleware(), send, awaited=False)(outgoing)
+
+        async def sent(last: Outgoing) -> list[Published]:
+            return send(last)
+
+        return published_through(self._middleware(), sent, awaited=True)(outgoing)
+
+
+class _Passed:
+    """One message on its way through the middleware, and what came out of it."""
+
+    def __init__(self, link: Link, message_id: str, outgoing: Outgoing, encoded: codec.Encoded) -> None:
+        self._link = link
+        self._id = message_id
+        self.outgoing = outgoing
+        (self._body,) = outgoing.bodies
+        self._encoded = encoded
+        self.body = self._body
+        #: Whether every middleware passed it on; then what is sent.
+        self.is_passed_on = False
+        self.queue = outgoing.queue
+        self.envelope = b""
+        self.options = checked({})
+
+    def send(self, last: Outgoing) -> list[Published]:
+        """The innermost call."""
+        (body,) = last.bodies
+        self.options = checked({name: value for name, value in last.options.items() if value is not None})
+        self.queue = self._link.name_of(last.queue)
+        encoded = self._encoded if body is self._body else codec.encode_body(body, last.type)
+        self.envelope = codec.make_envelope(self._id, encoded, self.options.heads.of(encoded.type_name))
+        self.body = body
+        self.is_passed_on = True
+        return [Published(self._id, "queued", self.queue)]
+
+    def pass_through(self) -> Flow[None]:
+        """Call the middleware."""
+        around = self._link.around
+        assert around is not None
+        yield Foreign(partial(around.call, self.outgoing, self.send), awaited=around.awaited)
+
+
+def outgoing_of(queue: str, envelope: codec.Envelope, via: Via, options: Mapping[str, Any]) -> Outgoing:
+    """A message that is made already, as middleware sees it: its body as it reads without a type."""
+    known: dict[str, Any] = {
+        "headers": envelope.headers, "trace": envelope.trace, "correlation_id": envelope.correlation_id,
+        "reply_to": envelope.reply_to, **options,
+    }  # fmt: skip
+    body = codec.decode_body(envelope.content_type, envelope.data)
+    return Outgoing(queue, [body], {name: value for name, value in known.items() if value}, via=via)
+
+
+def encoded_of(envelope: codec.Envelope) -> codec.Encoded:
+    """The body of an envelope, as it was encoded."""
+    return codec.Encoded(codec.CONTENT_TYPES.index(envelope.content_type), envelope.data, envelope.type_name)
+
+
+def pass_draft(
+    link: Link, queue: str, message_id: str, envelope: bytes, options: Mapping[str, Any]
+) -> Flow[tuple[bytes, PublishOptions] | None]:
+    """The envelope and options of a schedule's message behind the middleware; None if it was not passed on."""
+    opened = codec.open_envelope(envelope)
+    passed = _Passed(link, message_id, outgoing_of(queue, opened, "schedule", options), encoded_of(opened))
+    yield from passed.pass_through()
+    return (passed.envelope, passed.options) if passed.is_passed_on else None
+
+
+def finish(
+    link: Link, message: Message[Any], error: BaseException | None, retry: RetryPolicy, *, stopped: bool = False
+) -> Flow[bool]:
+    """Settle a message at the end of its block, after what it sends on has passed the middleware."""
+    if error is None and message.settled is None:
+        try:
+            yield from pass_sent_on(link, message)
+        except Exception as failure:
+            yield from receive.finish(link, message, failure, retry)
+            raise
+    return (yield from receive.finish(link, message, error, retry, stopped=stopped))
+
+
+def pass_sent_on(link: Link, message: Message[Any]) -> Flow[None]:
+    """Pass what a handler sends on through the middleware, once."""
+    if link.around is None or not message._then:
+        return
+    kept: list[Continuation] = []
+    for next_one in message._then:
+        if next_one.again:
+            kept.append(next_one)
+            continue
+        opened = codec.open_envelope(next_one.envelope)
+        outgoing = outgoing_of(next_one.queue, opened, "then", {
+            "key": next_one.key, "delay": next_one.delay_ms / 1000, "priority": next_one.priority,
+            "group": next_one.group,
+        })  # fmt: skip
+        passed = _Passed(link, next_one.id, outgoing, encoded_of(opened))
+        yield from passed.pass_through()
+        if passed.is_passed_on:
+            options = passed.options
+            kept.append(structs.replace(
+                next_one, queue=passed.queue, envelope=passed.envelope, key=options.key_of(passed.body),
+                delay_ms=options.delay_ms, priority=check_priority(options.priority),
+                group=options.group_of(passed.body),
+            ))  # fmt: skip
+    message._then = tuple(kept)
