@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
 from tests.worker.stage import Stage, until
-from waypost import Message, StoreUnavailable, lease_clock
+from waypost import Message, StoreUnavailable, Waypost, lease_clock
 from waypost.worker.consumer import Consumer
 from waypost.worker.renewing import Renewer
 
@@ -236,6 +237,37 @@ def test_a_lease_ends_while_the_machine_sleeps(monkeypatch: pytest.MonkeyPatch) 
             slept[0] = 3600.0
             until(lambda: ends)
     assert ends == [True]
+
+
+@pytest.mark.promise("LEASE-3", "WAKE-1")
+def test_the_holder_of_a_lost_lease_is_woken_by_the_client_that_claims_the_message(url: str, namespace: str) -> None:
+    """The store's clock is set forward by two leases, which no clock of the holder shows."""
+    forward = [0]
+    options: dict[str, Any] = {
+        "namespace": namespace, "clock": lambda: time.time_ns() // 1_000_000 + forward[0],
+    }  # fmt: skip
+    told: list[bool] = []
+    with Stage("sync", url, **options) as stage, Waypost(url, **options) as other:
+        # Renewals come every two hundred seconds: too late for this test.
+        stage.configure("orders", lease=600)
+
+        @stage.handler("orders")
+        async def handle(message: Message[int]) -> None:
+            try:
+                await asyncio.Event().wait()
+            finally:
+                told.append(message.lease_lost)
+
+        published = stage.publish("orders", 1)
+        with stage.working() as worker:
+            until(lambda: stage.ledger("orders").leased)
+            worker.quiet()
+            forward[0] = 1_200_000
+            with other.receive("orders", wait=20) as message:
+                assert message is not None
+                assert message.id == published.id
+                until(lambda: told)
+    assert told == [True]
 
 
 @pytest.mark.promise("LEASE-3")

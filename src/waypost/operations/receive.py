@@ -203,6 +203,10 @@ def claim(
                     link.learn_link(queue, claimed, link.monotonic() - sent)
                 if link.on_event is not None:
                     tell_claimed(link, queue, claimed)
+                # More deliveries than failures: an earlier lease ended unsettled, and its holder may not know yet. It
+                # renews when it hears of the message, and is answered that the lease is lost.
+                if taken := [lease.id for lease in claimed.leases if lease.deliveries - lease.attempts > 1]:
+                    link.wakeups.tell("held", queue, taken)
                 return structs.replace(claimed, sent_at=sent_at)
     except WaypostError as error:
         link.tell("claim", queue, *how(error), error_type=error_type(error), error=error_text(error))
