@@ -23,6 +23,7 @@ from waypost import (
     MessageDead,
     MessageRemoved,
     Published,
+    QueueFull,
     ResultNotKept,
     WaitTimeout,
 )
@@ -270,3 +271,28 @@ def test_a_chain_begun_in_a_transaction_can_be_waited_for_in_it(stage: Stage, ur
         stage.publish("reports", {}, after=chain, transaction=connection)
         connection.commit()
     assert stage.stats("reports").ledger.waiting == 1
+
+
+@pytest.mark.promise("PUB-7", "CHAIN-2")
+def test_what_a_settle_sends_on_passes_the_cap_and_nothing_else_does(stage: Stage) -> None:
+    stage.configure("next", max_pending=1)
+    stage.publish("next", "full")
+    stage.save_schedule("often", queue="next", every=3600)
+    with pytest.raises(QueueFull):
+        stage.publish("next", "refused")
+    with pytest.raises(QueueFull):
+        stage.trigger_schedule("often")
+    stage.publish("orders", 1)
+    with stage.receive("orders") as message:
+        message.then("next", "sent on")
+    assert sorted(one.body for one in stage.messages("next")) == ["full", "sent on"]
+    assert stage.ledger("orders").transferred == 1
+    causes = [event.cause for event in stage.journal("next").events if event.event == "published"]
+    assert causes == [None, "forwarded"]
+    with stage.receive("next") as message:
+        stage.cancel("next", id=next(iter(stage.messages("next"))).id)
+        stage.publish("next", "takes its place")
+        message.reschedule(0)
+    assert sorted(one.body for one in stage.messages("next")) == ["full", "takes its place"]
+    with pytest.raises(QueueFull):
+        stage.publish("next", "refused")
