@@ -131,6 +131,8 @@ class Claimed(Struct, frozen=True):
     more: bool = False
     #: When the call that was answered was sent, by `lease_clock`; the client says so, not the store.
     sent_at: float = 0.0
+    #: Messages that this claim met whose records are damaged: it set them aside, and `check` lists and mends them.
+    damaged: tuple[str, ...] = ()
 
 
 class Continuation(Struct, frozen=True, gc=False):
@@ -575,3 +577,42 @@ class Stats(Struct, frozen=True):
     journal_last: int
     journal_readers: dict[str, int]
     minutes: list[Minute]
+    #: Records that steps met, could not use and set aside: `check` lists and mends them.
+    damaged: int = 0
+
+
+#: What `check` can find: a message that no claim can reach; a place that names a message that is not there; a record
+#: that cannot be read; a state that contradicts its place; a key of no message; what is to be sent on and cannot be
+#: read; counters that do not fit what is stored; a queue that is missing from the list.
+DamageKind = Literal["stranded", "missing", "unreadable", "misplaced", "key", "outgoing", "counters", "unlisted"]
+
+
+class Damage(Struct, frozen=True):
+    """One damaged record that `check` found."""
+
+    queue: str
+    kind: DamageKind
+    #: The message, or the key or name that it is about.
+    id: str | None
+    #: What is wrong, in words.
+    found: str
+    #: What was done about it; None if nothing was.
+    mended: str | None = None
+
+
+class CheckPage(Struct, frozen=True):
+    """A bounded part of a check. `cursor` is None at its end."""
+
+    looked_at: int
+    damages: list[Damage]
+    cursor: str | None
+
+
+class Checked(Struct, frozen=True):
+    """What a check of a queue found. `balance` is that of its ledger afterwards: 0 if each message is accounted for."""
+
+    queue: str
+    looked_at: int
+    damages: list[Damage]
+    #: None if its counters cannot be read.
+    balance: int | None

@@ -6,6 +6,7 @@ import json
 import sqlite3
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from waypost.cli.main import main
 from waypost.store.port import Beat, ServedQueue
 from waypost.store.postgres import migrate
 from waypost.testing.bench import fresh_namespace
+from waypost.testing.damage import strand
 from waypost.testing.postgres import PostgresServer
 from waypost.testing.servers import RedisServer, ValkeyServer
 from waypost.testing.setups import ClusterSetup
@@ -265,3 +267,77 @@ def test_a_clock_that_is_off_and_a_ledger_that_does_not_balance_are_told() -> No
     broken = structs.replace(stats, ledger=structs.replace(stats.ledger, published=2))
     (ledger,) = queues.check_ledgers([broken])
     assert (ledger.level, ledger.figures) == ("wrong", {"queues": ["orders"]})
+
+
+# ---- damaged records -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=["sqlite", "valkey", "postgres"])
+def damaged_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """A store with ten messages, one of which no claim can reach."""
+    url = f"sqlite:///{tmp_path / 'damaged.db'}"
+    with ExitStack() as servers:
+        if request.param == "valkey":
+            url = servers.enter_context(ValkeyServer(appendonly=True, appendfsync="always", maxmemory="256mb")).url
+        elif request.param == "postgres":
+            url = servers.enter_context(PostgresServer(durable=True, autovacuum="on")).url
+            migrate(url)
+        with Waypost(url) as post:
+            published = post.publish_many("orders", range(10))
+            post._call(post.store.beat(Beat("a", queues=(ServedQueue("orders", 10),)), 30_000))
+            post._call(strand(post.store, "orders", published[4].id))
+        yield url
+
+
+@pytest.mark.promise("SEE-5")
+def test_a_message_that_no_claim_can_reach_is_found_and_mended(
+    examined: Any, damaged_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, told = examined(damaged_url)
+    assert code == 1
+    assert told["records"][0]["figures"]["kind"] == "stranded"
+    stranded = told["records"][0]["figures"]["id"]
+    assert main(["doctor", damaged_url, "--mend"]) == 2, "nobody said yes"
+    assert "--yes" in capsys.readouterr().err
+    assert main(["doctor", damaged_url, "--mend", "--yes", "--json"]) == 0
+    capsys.readouterr()
+    code, told = examined(damaged_url)
+    assert (code, level(told, "records"), level(told, "ledger")) == (0, ["ok"], ["ok"])
+    with Waypost(damaged_url) as post, post.receive("orders") as message:
+        assert message is not None
+        assert message.id == stranded
+
+
+@pytest.mark.promise("STORE-1")
+def test_a_queue_that_is_missing_from_the_list_is_found_by_its_keys_and_listed_by_a_mend(
+    examined: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with ValkeyServer(appendonly=True, appendfsync="always", maxmemory="256mb") as server:
+        with Waypost(server.url) as post:
+            post.publish_many("orders", range(50))
+            post._call(post.store.beat(Beat("a", queues=(ServedQueue("orders", 10),)), 30_000))
+        with redis.Redis(port=server.port) as client:
+            client.delete("wp:queues")
+        code, told = examined(server.url)
+        assert (code, told["list of queues"][0]["figures"]["queues"]) == (1, ["orders"])
+        assert main(["doctor", server.url, "--mend", "--yes", "--quiet"]) == 0
+        capsys.readouterr()
+        with Waypost(server.url) as post:
+            assert post.queues() == ["orders"]
+
+
+@pytest.mark.promise("SEE-5")
+def test_counters_that_cannot_be_read_are_found_and_counted_anew(
+    examined: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with ValkeyServer(appendonly=True, appendfsync="always", maxmemory="256mb") as server:
+        with Waypost(server.url) as post:
+            post.publish_many("orders", range(5))
+            post._call(post.store.beat(Beat("a", queues=(ServedQueue("orders", 10),)), 30_000))
+        with redis.Redis(port=server.port) as client:
+            client.hset("{wp:orders}:queue", "counts", "\xc1")
+        code, told = examined(server.url)
+        assert (code, told["records"][0]["figures"]["kind"]) == (1, "unreadable")
+        assert main(["doctor", server.url, "--mend", "--yes", "--quiet"]) == 0
+        capsys.readouterr()
+        assert examined(server.url)[0] == 0

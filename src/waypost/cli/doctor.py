@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
-from waypost.cli.checkup import queues
+from waypost.cli.asking import add_yes, confirm
+from waypost.cli.checkup import queues, records
 from waypost.cli.checkup.findings import Finding, ok, wrong
 from waypost.cli.ending import FOUND, code_of
 from waypost.cli.options import add_command, open_post, url_of
@@ -23,11 +24,19 @@ def add(commands: Any) -> None:
     """The arguments of the command."""
     parser = add_command(
         commands, "doctor", run, "check a store, and say what to do", positional_url=True,
-        more="Server, durability, eviction, clock, schema, permissions, queues without handlers, readers that lag, "
-        "open transactions, bytes in use. It changes nothing. Exit code 1: something is wrong.",
-        examples=("waypost doctor postgresql://clerk@host/database", "waypost doctor --quiet", "waypost doctor --json"),
+        more="Damaged records, server, durability, eviction, clock, schema, permissions, queues without handlers, "
+        "readers that lag, open transactions, bytes in use. It changes nothing unless you say --mend. Exit code 1: "
+        "something is wrong.",
+        examples=("waypost doctor postgresql://clerk@host/database", "waypost doctor --quiet", "waypost doctor --json",
+                  "waypost doctor --mend"),
     )  # fmt: skip
     parser.add_argument("--quiet", action="store_true", help="only what is wrong, and notes")
+    parser.add_argument(
+        "--mend", action="store_true",
+        help="mend damaged records: messages that no claim can reach become ready, what has no body is dropped, "
+        "counters are corrected; each change is journalled",
+    )  # fmt: skip
+    add_yes(parser)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -39,12 +48,14 @@ def run(options: argparse.Namespace) -> int:
 
 def run_quietly(options: argparse.Namespace) -> int:
     """The same, with nothing but findings to read."""
+    if options.mend:
+        confirm(options, "Mend the damaged records of all queues of this store?")
     post = open_post(options)
     findings: list[Finding] = []
     code = 0
     try:
         with post:
-            for finding in examine(post, url_of(options)):
+            for finding in examine(post, url_of(options), mend=options.mend, quiet=options.json):
                 findings.append(finding)
                 if not options.json and (finding.level != "ok" or not options.quiet):
                     tell(finding)
@@ -61,9 +72,17 @@ def run_quietly(options: argparse.Namespace) -> int:
     return code or (FOUND if bad else 0)
 
 
-def examine(post: Waypost, url: str) -> Iterator[Finding]:
-    """Everything, in order: the store itself, then what lies in it."""
-    found = [post.stats(name) for name in post.queues()]
+def examine(post: Waypost, url: str, *, mend: bool = False, quiet: bool = True) -> Iterator[Finding]:
+    """Everything, in order: the records, the store itself, then what lies in it."""
+    names = post.queues()
+    if post.store.kind == "valkey":
+        from waypost.cli.checkup import valkey
+
+        unlisted = valkey.unlisted(post.store, post._connected(), names)
+        yield from valkey.check_unlisted(post.store, post._connected(), unlisted, mend=mend)
+        names = sorted({*names, *unlisted})
+    yield from records.check(post, names, mend=mend, quiet=quiet)
+    found = records.readable_stats(post, names)
     workers: list[RegisteredWorker] | None = None
     with suppress(AccessDenied):  # the permissions below say so
         workers = post.workers()

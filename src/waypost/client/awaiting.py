@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from datetime import datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, Unpack, cast, overload
@@ -17,6 +17,7 @@ from waypost.delivery import Duration, Message, Queue, Retry, StoredMessage, que
 from waypost.errors import UnusableClient
 from waypost.message import (
     CancelStatus,
+    Checked,
     Drained,
     Event,
     ExtendStatus,
@@ -446,6 +447,11 @@ class AsyncWaypost(Face, AwaitedSchedules):
 
     async def purge(self, queue: QueueName, state: MessageState = "ready") -> int:
         return await self._run(self._purge_flow(queue, state))
+
+    async def check(
+        self, queue: QueueName, *, mend: bool = False, progress: Callable[[int], object] | None = None
+    ) -> Checked:
+        return await self._run(self._check_flow(queue, mend, progress))
 
     # ---- the journal -------------------------------------------------------------------------------------
 

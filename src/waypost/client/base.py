@@ -34,7 +34,7 @@ from waypost.client.scheduling import ScheduleFace
 from waypost.delivery import Duration, Message, Queue, StoredMessage, queue_name, queue_type
 from waypost.errors import ConfigurationError, ForkedClient, InvalidInput, InvalidName, QueueDrained
 from waypost.identity import Session
-from waypost.message import Drained, ExtendStatus, JournalPage, MessageState, Published, Redriven, Stats
+from waypost.message import Checked, Drained, ExtendStatus, JournalPage, MessageState, Published, Redriven, Stats
 from waypost.middleware import Middleware, Outgoing, observed_by, published_through
 from waypost.operations import receive, run
 from waypost.operations.around import Around
@@ -484,6 +484,11 @@ class Face(ScheduleFace):
 
     def _result_value(self, data: bytes | None, default: D, as_type: type[Any] | None) -> Any | D:
         return default if data is None else codec.decode_result(data, as_type)
+
+    def _check_flow(self, queue: QueueName, mend: bool, progress: Callable[[int], object] | None) -> Flow[Checked]:
+        if progress is not None:
+            check_function("progress", progress)
+        return run.check(self._link, self._name(queue), mend=check_flag("mend", mend), progress=progress)
 
     def _purge_flow(self, queue: QueueName, state: MessageState) -> Flow[int]:
         return run.purge(self._link, self._name(queue), run.check_state(state, run.PURGED_STATES))

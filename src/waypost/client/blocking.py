@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, Unpack, cast, overload
@@ -23,6 +23,7 @@ from waypost.client.scheduling import BlockingSchedules
 from waypost.delivery import Duration, Message, Queue, Retry, StoredMessage, queue_name, queue_type
 from waypost.message import (
     CancelStatus,
+    Checked,
     Drained,
     Event,
     ExtendStatus,
@@ -491,6 +492,17 @@ class Waypost(Face, BlockingSchedules):
     def purge(self, queue: QueueName, state: MessageState = "ready") -> int:
         """Remove all messages that are `ready`, `delayed`, `dead` or `done`; how many there were."""
         return self._run(self._purge_flow(queue, state))
+
+    def check(
+        self, queue: QueueName, *, mend: bool = False, progress: Callable[[int], object] | None = None
+    ) -> Checked:
+        """Look for damaged records of a queue: messages that no claim can reach, missing bodies, wrong counters.
+
+        It goes step by step and can run beside workers; `progress` gets the number of records looked at so far. With
+        `mend`, messages that can be handed out go back to the head of their priority, the rest is removed and counted
+        as dropped, and counters are corrected. Each change is journalled.
+        """
+        return self._run(self._check_flow(queue, mend, progress))
 
     # ---- the journal -------------------------------------------------------------------------------------
 

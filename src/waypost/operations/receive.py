@@ -201,6 +201,8 @@ def claim(
                 may_have_run = False
                 if call is at_once:
                     link.learn_link(queue, claimed, link.monotonic() - sent)
+                if claimed.damaged:
+                    report_damaged(link, queue, claimed.damaged)
                 if link.on_event is not None:
                     tell_claimed(link, queue, claimed)
                 # More deliveries than failures: an earlier lease ended unsettled, and its holder may not know yet. It
@@ -311,6 +313,19 @@ def tell_claimed(link: Link, queue: str, claimed: Claimed) -> None:
             token=lease.token, deliveries=lease.deliveries, attempts=lease.attempts,
             wait_ms=lease.claimed_ms - lease.ready_ms,
         )  # fmt: skip
+
+
+def report_damaged(link: Link, queue: str, ids: Sequence[str]) -> None:
+    """Say once of each message that its record is damaged: the claim that set it aside is the only one to meet it."""
+    for message_id in ids:
+        log.warning(
+            "the record of message %s of queue %s is damaged: it was set aside, and other messages go on; "
+            "`waypost doctor --mend` lists and mends such messages",
+            message_id,
+            queue,
+            extra={"event": "damaged_record", "queue": queue, "message_id": message_id},
+        )
+        link.tell("damaged_record", queue, "failure", message_id=message_id)
 
 
 def tell_settled(link: Link, message: Message[Any], settlement: Settlement, event: str, *outcome: Any) -> None:

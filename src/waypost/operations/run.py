@@ -4,12 +4,25 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from waypost.checks import check_choice, check_text, show
-from waypost.errors import InvalidInput
+from waypost.errors import InvalidInput, StoreFailed
 from waypost.identity import Operation, is_message_id
-from waypost.message import CancelStatus, Event, MessageState, ObservedOutcome, Page, Purged, Redriven, Stored
+from waypost.message import (
+    CancelStatus,
+    Checked,
+    CheckPage,
+    Damage,
+    Event,
+    MessageState,
+    ObservedOutcome,
+    Page,
+    Purged,
+    Redriven,
+    Stored,
+)
 from waypost.operations.flow import Flow, Link, Sleep, Together
 from waypost.policy import CHUNK_MESSAGES_MAX, KEY_CHARACTERS_MAX, Policy, parse_rate, policy_changes
 from waypost.store.port import Call, Target
@@ -144,6 +157,32 @@ def _pace(rate: str | None) -> tuple[int, float]:
     count, per_ms = parse_rate(rate)
     size = max(1, min(CHUNK_MESSAGES_MAX, count * REDRIVE_TICK_MS // per_ms))
     return size, size * per_ms / count / 1000
+
+
+def check(link: Link, queue: str, *, mend: bool, progress: Callable[[int], object] | None = None) -> Flow[Checked]:
+    """Look for damaged records of a queue step by step, and mend them if asked to."""
+    looked_at, damages, cursor = 0, list[Damage](), None
+    while True:
+        page: CheckPage = yield from link.attempt(link.store.check(queue, cursor, mend=mend))
+        looked_at += page.looked_at
+        damages += page.damages
+        for damage in page.damages:
+            link.tell(
+                "mended" if damage.mended else "damaged_record", queue, "success" if damage.mended else "failure",
+                message_id=damage.id, reason=damage.kind,
+            )  # fmt: skip
+        if progress is not None:
+            progress(looked_at)
+        cursor = page.cursor
+        if cursor is None:
+            break
+    if any(damage.mended for damage in damages):
+        # Whoever sleeps may have work again.
+        link.wake({queue: [EVERYBODY]})
+    balance: int | None = None
+    with suppress(StoreFailed):  # counters that cannot be read are among the damages
+        balance = (yield from link.attempt(link.store.stats(queue))).ledger.balance
+    return Checked(queue, looked_at, damages, balance)
 
 
 def purge(link: Link, queue: str, state: MessageState) -> Flow[int]:

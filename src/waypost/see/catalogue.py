@@ -59,6 +59,7 @@ STORE = (
     Metric("waypost_queue_oldest_ready_seconds", "gauge", QUEUE, "How long the oldest ready message has waited."),
     Metric("waypost_queue_oldest_leased_seconds", "gauge", QUEUE, "How long ago the oldest lease was taken."),
     Metric("waypost_queue_timer_late_seconds", "gauge", QUEUE, "How late the oldest timer is that nobody made ready."),
+    Metric("waypost_queue_damaged", "gauge", QUEUE, "Damaged records that were set aside: see `waypost doctor`."),
     Metric("waypost_queue_paused", "gauge", QUEUE, "1 if the queue is paused."),
     Metric("waypost_queue_sleepers", "gauge", QUEUE, "Workers that wait to be woken."),
     Metric("waypost_queue_workers", "gauge", QUEUE, "Workers that serve the queue."),

@@ -210,6 +210,7 @@ def _add_queue(families: _Families, stats: Stats, reading: Reading) -> None:
     families.add("waypost_queue_oldest_ready_seconds", queue, (stats.oldest_ready_ms or 0) / 1000)
     families.add("waypost_queue_oldest_leased_seconds", queue, (stats.oldest_leased_ms or 0) / 1000)
     families.add("waypost_queue_timer_late_seconds", queue, reading.late_ms.get(stats.queue, 0) / 1000)
+    families.add("waypost_queue_damaged", queue, stats.damaged)
     families.add("waypost_queue_paused", queue, int(stats.paused))
     families.add("waypost_queue_sleepers", queue, stats.sleepers)
     families.add("waypost_queue_workers", queue, sum(_serves(worker, stats.queue) for worker in reading.workers))

@@ -24,6 +24,7 @@ from waypost.identity import Operation
 from waypost.message import (
     CancelStatus,
     ChainState,
+    CheckPage,
     Claimed,
     Continuation,
     Elected,
@@ -308,6 +309,9 @@ class Store(Protocol):
     def policy(self, queue: str) -> Call[Policy]: ...
     def pause(self, queue: str) -> Call[bool]: ...
     def resume(self, queue: str) -> Call[Woken[bool]]: ...
+
+    # looking for damaged records, in bounded steps: begin without a cursor, go on until there is none
+    def check(self, queue: str, cursor: str | None, *, mend: bool = False) -> Call[CheckPage]: ...
 
     # who works: `beat` answers the store's time, `leave` whether the worker was known
     def beat(self, beat: Beat, ttl_ms: int) -> Call[int]: ...

@@ -26,6 +26,7 @@ from waypost.store.memory import MemoryStore
 from waypost.store.port import Call, Draft, FireStep, Hold, Store, Target, Woken, forwarded_draft
 from waypost.testing.bench import STATES, StoreMaker, fresh_namespace, ms
 from waypost.testing.clock import ManualClock
+from waypost.testing.damage import strand
 
 T = TypeVar("T")
 
@@ -519,6 +520,32 @@ class StoreMachine(RuleBasedStateMachine):
                 return events
 
     # ---- after every step --------------------------------------------------------------------------------
+
+    @step(1, lambda machine: machine.ready_ids(), queue=queues, pick=picks)
+    def damage(self, queue: str, pick: int) -> None:
+        """A message is made unreachable behind the stores' backs: others go on, and a mend brings it back."""
+        ids = self.ready_ids(queue) or self.ready_ids(queue := next(one for one in QUEUES if self.ready_ids(one)))
+        id = ids[pick % len(ids)]
+        for index in (0, 1):
+            self.executors[index].run(strand(self.stores[index], queue, id))
+        self.claim(queue, 1, None, None, False, CLAIM_BYTES_MAX)
+        found = []
+        for index in (0, 1):
+            page = self.executors[index].run(self.stores[index].check(queue, None, mend=True))
+            while page.cursor is not None:
+                more = self.executors[index].run(self.stores[index].check(queue, page.cursor, mend=True))
+                page = structs.replace(more, damages=[*page.damages, *more.damages])
+            found.append([(damage.kind, damage.id, damage.mended) for damage in page.damages])
+        assert found[0] == found[1] == [("stranded", id, "ready at the head of its priority")]
+        self.reached["damaged records mended"] += 1
+
+    def ready_ids(self, *names: str) -> list[str]:
+        """Ready messages of these queues, of all if none is named, by the model."""
+        model = cast(MemoryStore, self.stores[0])
+        known = (model._queues.get(name) for name in names or QUEUES)
+        return sorted(
+            one.id for queue in known if queue is not None for one in queue.messages.values() if one.state == "ready"
+        )
 
     @invariant()
     def both_stores_hold_the_same(self) -> None:

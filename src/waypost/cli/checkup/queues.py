@@ -47,8 +47,9 @@ def check_ledgers(found: Sequence[Stats]) -> Findings:
     """Whether every message is accounted for."""
     broken = [stats.queue for stats in found if stats.ledger.balance or stats.ledger.unexplained]
     if broken:
-        yield wrong("ledger", f"the ledger of {names_of(broken)} does not balance", "this is a defect in waypost: "
-                    "please report it with the output of `waypost ledger --json`", queues=broken)  # fmt: skip
+        yield wrong("ledger", f"the ledger of {names_of(broken)} does not balance", "if damaged records are listed "
+                    "above, `waypost doctor --mend` corrects it; otherwise this is a defect in waypost: please report "
+                    "it with the output of `waypost ledger --json`", queues=broken)  # fmt: skip
     else:
         yield ok("ledger", f"{count(len(found), 'queue')}, every message accounted for", queues=len(found))
 

@@ -53,6 +53,43 @@ def check(store: Any, executor: Any, found: Sequence[Stats]) -> Findings:
     yield from check_bytes(store, executor, found)
 
 
+def unlisted(store: Any, executor: Any, listed: Sequence[str]) -> list[str]:
+    """Queues that have keys and are missing from the list of queues: found by a scan of all keys, in bounded steps."""
+    known, found = set(listed), set[str]()
+    begins, ends = f"{{{store.namespace}:".encode(), b"}:queue"
+    for server in executor.servers():
+        cursor = b"0"
+        while True:
+            try:
+                cursor, keys = ask(server, "SCAN", cursor, "MATCH", f"{{{store.namespace}:*}}:queue", "COUNT", "1000")
+            except WaypostError:
+                break  # this user may not scan
+            found |= {
+                key[len(begins) : -len(ends)].decode(errors="replace")
+                for key in keys
+                if key.startswith(begins) and key.endswith(ends)
+            }
+            if cursor == b"0":
+                break
+    return sorted(found - known)
+
+
+def check_unlisted(store: Any, executor: Any, names: Sequence[str], *, mend: bool) -> Findings:
+    """Queues that listings, metrics and pipelines miss."""
+    if not names:
+        yield ok("list of queues", "no queue is missing from the list of queues")
+        return
+    if mend:
+        listed = f"{store.namespace}:queues".encode()
+        words = [name.encode() for name in names]
+        executor.run(ValkeyCall("doctor", "", command(b"SADD", listed, *words), lambda reply: None, place=listed))
+        yield note("list of queues", f"added to the list of queues: {', '.join(names)}", queues=list(names))
+        return
+    yield wrong("list of queues", f"missing from the list of queues: {', '.join(names)}", "a publish or a claim that "
+                "gets messages adds a queue within a minute; `waypost doctor --mend` adds it now",
+                queues=list(names))  # fmt: skip
+
+
 def check_server(server: Any, info: dict[str, str], where: str) -> Findings:
     """Its release, and what it loses in a crash."""
     name = "Valkey" if "valkey_version" in info else "Redis"
@@ -117,9 +154,9 @@ def arguments_of(name: str, key: str, channel: str) -> list[str]:
         1: ("GET", "HGETALL", "HVALS", "LPOP", "PTTL", "SCARD", "ZCARD", "SPOP", "ZPOPMIN", "DEL", "HLEN", "LLEN",
             "XLEN"),
         2: ("HDEL", "HEXISTS", "HGET", "HMGET", "HSCAN", "LINDEX", "LPUSH", "RPUSH", "PEXPIRE", "SADD", "SET", "SREM",
-            "ZMSCORE", "ZRANK", "ZREM", "ZSCORE"),
-        3: ("HINCRBY", "HSET", "LRANGE", "LTRIM", "XRANGE", "XTRIM", "ZADD", "ZCOUNT", "ZRANGE", "ZRANGEBYSCORE",
-            "ZREMRANGEBYSCORE", "ZREVRANGE"),
+            "ZMSCORE", "ZRANK", "ZSCAN", "ZREM", "ZSCORE"),
+        3: ("HINCRBY", "HSET", "LRANGE", "LTRIM", "XRANGE", "XREVRANGE", "XTRIM", "ZADD", "ZCOUNT", "ZRANGE",
+            "ZRANGEBYSCORE", "ZREMRANGEBYSCORE", "ZREVRANGE"),
     }  # fmt: skip
     special = {
         "TIME": [], "INFO": [], "EVALSHA": ["0" * 40, "1", key], "SCRIPT": ["LOAD", "return 1"],

@@ -13,8 +13,11 @@ from waypost.errors import QueueFull
 from waypost.identity import Operation
 from waypost.message import (
     FAILURE_REASONS,
+    REDELIVERY_CAUSES,
     CancelStatus,
+    CheckPage,
     Claimed,
+    Damage,
     EventName,
     ExtendStatus,
     Lease,
@@ -42,6 +45,8 @@ from waypost.store.memory.book import Record, run_of
 from waypost.store.memory.shelves import ORDERS, Shelves
 from waypost.store.port import Draft, Hold, Target
 
+#: What becomes of a message that no claim could reach.
+AT_HEAD = "ready at the head of its priority"
 #: Ends after which a key is free at once, even inside its window.
 FREES_WINDOW = frozenset(("dead", "cancelled", "dropped", "replaced"))
 
@@ -558,6 +563,32 @@ class QueueModel(Shelves):
             heir.ready_ms = max(heir.ready_ms, now)
             self.make_claimable(now, heir, heir.ready_ms)
             self.note(now, "promoted", operation, heir, cause="unparked")
+
+    def check(self, now: int, *, mend: bool) -> CheckPage:
+        """Messages in no state that there is go to the head of their priority; counters follow the messages."""
+        damages = []
+        for record in list(self.messages.values()):
+            if record.state in ORDERS:
+                continue
+            found = f"its state is {record.state}, so no claim can reach it"
+            if mend:
+                record.nonce, record.cancel_requested = b"", False
+                if record.key is not None and self.keys.setdefault(record.key, Holder(record.id)).owner != record.id:
+                    record.key = None
+                cause = record.cause if record.cause in REDELIVERY_CAUSES else "expired"
+                self._to_head(record, now, cause)
+                record.cause = cause if record.token else None
+                self.note(now, "promoted", None, record, cause="mended")
+                self.note(now, "configured", None, None, cause=f"mended stranded {record.id}: {AT_HEAD}")
+            damages.append(Damage(self.name, "stranded", record.id, found, AT_HEAD if mend else None))
+        balance = self.ledger().balance
+        if balance:
+            if mend:
+                self.counts["dropped" if balance > 0 else "published"] += abs(balance)
+                self.note(now, "configured", None, None, cause=f"mended counters: the ledger was off by {balance}")
+            done = "counted anew" if mend else None
+            damages.append(Damage(self.name, "counters", None, f"the ledger is off by {balance}", done))
+        return CheckPage(len(self.messages), damages, None)
 
     def set_paused(self, now: int, paused: bool) -> bool:
         """Whether this changed anything."""

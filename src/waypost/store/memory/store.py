@@ -13,6 +13,7 @@ from waypost.identity import Operation
 from waypost.message import (
     CancelStatus,
     ChainState,
+    CheckPage,
     Claimed,
     Continuation,
     Elected,
@@ -299,6 +300,13 @@ class MemoryStore:
     def purge(self, queue: str, state: MessageState, limit: int, operation: Operation) -> Call[Purged]:
         check_purge(state)
         return self._once("purge", queue, operation, lambda model, now: model.purge(now, state, limit, operation))
+
+    def check(self, queue: str, cursor: str | None, *, mend: bool = False) -> Call[CheckPage]:
+        def step(now: int) -> CheckPage:
+            model = self._queue(queue)
+            return self._waking(model, now, lambda: model.check(now, mend=mend)).result
+
+        return ModelCall("check", step)
 
     def configure(self, queue: str, changes: Mapping[str, Any]) -> Call[Woken[Policy]]:
         def step(now: int) -> Woken[Policy]:

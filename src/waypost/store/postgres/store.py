@@ -11,7 +11,10 @@ from waypost import policy as limits
 from waypost.identity import Operation
 from waypost.message import (
     CancelStatus,
+    CheckPage,
     Claimed,
+    Damage,
+    DamageKind,
     ExtendStatus,
     JournalPage,
     Lease,
@@ -85,6 +88,7 @@ CANCEL_STATUS: dict[str, CancelStatus] = {"c": "cancelled", "r": "requested", "f
 _settled_reply = msgspec.json.Decoder(tuple[str, list[tuple[str, list[str]]]]).decode
 _claimed_reply = msgspec.json.Decoder(tuple[int | None, int | None, int | None, bool, int | None, bool]).decode
 _redriven_reply = msgspec.json.Decoder(tuple[list[str], list[str], bool, list[str]]).decode
+_check_reply = msgspec.json.Decoder(tuple[int, list[tuple[DamageKind, str | None, str, str | None]], str | None]).decode
 _policy_reply = msgspec.json.Decoder(tuple[Policy, list[str]]).decode
 _changed_reply = msgspec.json.Decoder(tuple[bool, list[str]]).decode
 
@@ -308,6 +312,14 @@ class PostgresStore(ScheduleVerbs, ChainVerbs):
             return Purged(removed, more)
 
         return self._once("purge", queue, operation, parameters, decode)
+
+    def check(self, queue: str, cursor: str | None, *, mend: bool = False) -> Call[CheckPage]:
+        def decode(result: PGresult) -> CheckPage:
+            looked_at, found, after = _check_reply(one(result) or b"")
+            return CheckPage(looked_at, [Damage(queue, *damage) for damage in found], after)
+
+        parameters = [text(queue), self._now(), text(cursor), flag(mend)]
+        return self._call("check", queue, parameters, decode)
 
     def configure(self, queue: str, changes: Mapping[str, Any]) -> Call[Woken[Policy]]:
         def decode(result: PGresult) -> Woken[Policy]:

@@ -158,6 +158,7 @@ class QueueBook:
         "_kept_envelopes",
         "_minute",
         "_touched",
+        "damaged",
         "freshly_ready",
         "holders",
         "name",
@@ -188,6 +189,8 @@ class QueueBook:
         self.holders: dict[str, Holder | None] = {}
         #: Messages that became claimable in the step under way: so many sleepers are worth waking.
         self.freshly_ready = 0
+        #: Ids that this step set aside, because their rows cannot be used.
+        self.damaged: list[str] = []
         self._awaited: bool | None = None
         self._added: dict[str, tuple[Record, bytes]] = {}
         self._touched: dict[str, Record] = {}

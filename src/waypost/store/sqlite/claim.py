@@ -10,6 +10,7 @@ from waypost.identity import Operation
 from waypost.message import Claimed, Lease
 from waypost.policy import BURY_MAX, COVER_MS_MAX, PROMOTE_MAX, RECLAIM_MAX, SLEEPER_TTL_MS
 from waypost.store.sqlite.book import COLUMNS, LEASED, QueueBook, Record, as_list
+from waypost.store.sqlite.check import is_sound, usable
 from waypost.store.sqlite.moves import bury, end, ends_otherwise, make_claimable, to_head, trim_dead
 from waypost.store.sqlite.wake import COVERS
 
@@ -95,12 +96,15 @@ def claim_again(book: QueueBook, ids: list[str], operation: Operation) -> Claime
 
 
 def _claimed(book: QueueBook, leases: list[Lease], next_rate_ms: int | None, more: bool) -> Claimed:
-    return Claimed(leases, book.next_due(), book.next_lease(), next_rate_ms, book.paused, 0, book.policy.lease_ms, more)
+    return Claimed(
+        leases, book.next_due(), book.next_lease(), next_rate_ms, book.paused, 0, book.policy.lease_ms, more,
+        damaged=tuple(book.damaged),
+    )  # fmt: skip
 
 
 def promote_due(book: QueueBook, operation: str | None) -> None:
     """Make timers ready that are due, a bounded number."""
-    for row in book.step.execute(_DUE, (book.number, book.now, PROMOTE_MAX)).fetchall():
+    for row in usable(book, book.step.execute(_DUE, (book.number, book.now, PROMOTE_MAX)).fetchall()):
         record = book.hold(row)
         make_claimable(book, record, record.ready_ms)
         book.note("promoted", operation, record, cause="due")
@@ -111,7 +115,7 @@ def _reclaim(book: QueueBook, operation: str) -> None:
     if book.policy.lease_ms is not None and book.numbers["leased"]:
         # A lease that ends later than its own length from now was given before the clock was set back.
         book.step.execute(_CAP_LEASES, (book.number, book.now, book.policy.lease_ms, RECLAIM_MAX))
-    rows = book.step.execute(_EXPIRED, (book.number, book.now, RECLAIM_MAX)).fetchall()
+    rows = usable(book, book.step.execute(_EXPIRED, (book.number, book.now, RECLAIM_MAX)).fetchall())
     records = [book.hold(row) for row in rows]
     book.load_holders([record.key for record in records if record.key is not None])
     for record in records:
@@ -153,9 +157,10 @@ def _lease(
     left, more = bytes_max, False
     # A round takes what it finds off the ready messages, so the next one goes on behind it.
     while len(leases) < room and buried is not None and not more:
-        rows, left, more = _fitting(book, room - len(leases), left, started=bool(leases))
-        if not rows:
+        found, left, more = _fitting(book, room - len(leases), left, started=bool(leases))
+        if not found:
             break
+        rows = usable(book, found)
         buried = _lease_round(book, rows, buried, leases, nonce, worker, operation)
         more = more and buried is not None
         book.let_go()
@@ -173,6 +178,9 @@ def _fitting(book: QueueBook, room: int, left: int, *, started: bool) -> tuple[l
     rows: list[tuple[Any, ...]] = []
     limit = book.policy.max_deliveries
     for row in book.step.execute(_READY, (book.number, room)):
+        if not is_sound(row):
+            rows.append(row)  # to be set aside
+            continue
         if limit is None or row[_DELIVERIES] < limit:
             left -= len(row[-1])
             if left < 0 and started:

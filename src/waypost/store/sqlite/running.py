@@ -9,6 +9,7 @@ from waypost.message import MessageState, Purged, Redriven
 from waypost.policy import Policy
 from waypost.store.port import told
 from waypost.store.sqlite.book import COLUMNS, Holder, QueueBook, as_list
+from waypost.store.sqlite.check import usable
 from waypost.store.sqlite.looking import ORDERS, STATES
 from waypost.store.sqlite.moves import end, forget_completed, make_claimable
 from waypost.store.sqlite.publish import taken_windows
@@ -36,7 +37,7 @@ def redrive(book: QueueBook, limit: int, operation: str, ids: Sequence[str], rea
     else:
         # Without a filter, those left dead as duplicates would be chosen again and again.
         query, parameters = _DEAD_ALL, (book.number, limit + 1)
-    chosen = [book.hold(row) for row in book.step.execute(query, parameters).fetchall()]
+    chosen = [book.hold(row) for row in usable(book, book.step.execute(query, parameters).fetchall())]
     book.load_holders([record.key for record in chosen if record.key is not None])
     windows = taken_windows(book, [record.key for record in chosen if record.key is not None])
     moved, duplicates = [], []
@@ -67,7 +68,7 @@ def purge(book: QueueBook, state: MessageState, limit: int, operation: str) -> P
         f"WHERE m.queue = ? AND m.state = {STATES[state]} ORDER BY {ORDERS[state]} LIMIT ?"
     )
     rows = book.step.execute(query, (book.number, limit + 1)).fetchall()
-    records = [book.hold(row) for row in rows[:limit]]
+    records = [book.hold(row) for row in usable(book, rows[:limit])]
     book.load_holders([record.key for record in records if record.key is not None])
     for record in records:
         if state == "dead":

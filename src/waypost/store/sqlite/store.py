@@ -12,6 +12,7 @@ from waypost.identity import Operation
 from waypost.message import (
     CancelStatus,
     ChainState,
+    CheckPage,
     Claimed,
     Continuation,
     Elected,
@@ -39,6 +40,7 @@ from waypost.policy import CLAIM_BYTES_MAX, Policy
 from waypost.store.port import Beat, Call, Draft, FireStep, Hold, Target, Woken, add_wakes, check_purge
 from waypost.store.register import pack
 from waypost.store.sqlite import chains, claim, looking, replays, running, schedules, settle, workers
+from waypost.store.sqlite import check as checking
 from waypost.store.sqlite.book import QueueBook
 from waypost.store.sqlite.connection import check_library
 from waypost.store.sqlite.executor import AsyncSqliteExecutor, SqliteExecutor
@@ -250,6 +252,15 @@ class SqliteStore:
         return self._once(
             "purge", queue, operation, replays.PURGED, lambda book: running.purge(book, state, limit, str(operation))
         )
+
+    def check(self, queue: str, cursor: str | None, *, mend: bool = False) -> Call[CheckPage]:
+        def run(step: Step) -> CheckPage:
+            if not mend:
+                return checking.check(step.look(queue), cursor, mend=False)
+            book = step.book(queue)
+            return waking(book, lambda: checking.check(book, cursor, mend=True))[0]
+
+        return SqliteCall("check", run, writes=mend)
 
     def configure(self, queue: str, changes: Mapping[str, Any]) -> Call[Woken[Policy]]:
         def run(step: Step) -> Woken[Policy]:

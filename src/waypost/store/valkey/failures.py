@@ -118,6 +118,11 @@ def _ours(code: str, details: str, queue: str) -> WaypostError:
         )
     if code == "FOREIGN":
         return _foreign(details.partition(" ")[2])
+    if code == "DAMAGED":
+        return StoreFailed(
+            f"the counters or the policy of queue {queue} cannot be read, at the key {details}; nothing was touched: "
+            "restore the key, or let `waypost doctor --mend` count anew"
+        )
     if code == "NEWER":
         return too_new(queue, details)
     return OperationTooOld(

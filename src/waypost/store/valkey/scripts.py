@@ -43,13 +43,13 @@ EVENTS: tuple[EventName, ...] = get_args(EventName)
 CAUSES = (
     *REDELIVERY_CAUSES, "due", "unparked", "overload", "publish", "replace", "parked", "forwarded", "at_most_once",
     "request", "purge", "retry", "snooze", "release", "dead", "drop", "dead_max", "dead_keep", "hard_cap",
-    "blocked", "unblocked",
+    "blocked", "unblocked", "damaged", "mended",
 )  # fmt: skip
 
 SCRIPTS = (
     "publish", "claim", "settle", "extend", "cancel", "redrive", "purge", "peek", "stats", "configure", "journal",
     "outgoing", "beat", "leave", "workers", "arrive", "watch", "save_schedule", "schedules", "fire_schedule",
-    "trigger_schedule", "promote",
+    "trigger_schedule", "promote", "check",
 )  # fmt: skip
 #: Scripts that need nothing of the base.
 APART = ("elect", "wait", "knock")
@@ -93,6 +93,8 @@ _texts = {
     **{f"{table}_TABLE": _table(entries) for table, entries in _places.items()},
     "VERSION": str(VERSION),
     "COUNTERS": str(len(COUNTERS)),
+    "REDELIVERY_CAUSES": str(len(REDELIVERY_CAUSES)),
+    "DEFAULT_PRIORITY": str(policy.PRIORITY_DEFAULT),
     "AT_DOOR": f"'{AT_DOOR}'",
     "DOOR_BYTE": str(ord(AT_DOOR)),
     "NO_NONCE": "'" + "\\0" * 12 + "'",

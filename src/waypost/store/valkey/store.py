@@ -11,8 +11,10 @@ from waypost.identity import Operation, id_time_ms, is_message_id
 from waypost.message import (
     CancelStatus,
     ChainState,
+    CheckPage,
     Claimed,
     Continuation,
+    Damage,
     ExtendStatus,
     JournalPage,
     MessageState,
@@ -77,7 +79,7 @@ ID_BYTES = 24
 KEPT_ON_DISK = frozenset(
     (
         "publish", "settle", "cancel", "redrive", "purge", "configure", "arrive", "save_schedule", "fire_schedule",
-        "trigger_schedule",
+        "trigger_schedule", "check",
     )
 )  # fmt: skip
 #: After these a queue is in the list of queues.
@@ -282,15 +284,15 @@ class ValkeyStore(ScheduleVerbs):
         bytes_max: int = CLAIM_BYTES_MAX,
     ) -> Call[Claimed]:
         def decode(reply: Any) -> Claimed:
-            lease_end, next_due, next_lease, next_rate, paused, outgoing, now, lease, more = reply[:9]
-            leases = packing.unpack_leases(reply, 9, lease_end, now, operation.nonce)
+            lease_end, next_due, next_lease, next_rate, paused, outgoing, now, lease, more, damaged = reply[:10]
+            leases = packing.unpack_leases(reply, 10, lease_end, now, operation.nonce)
             if leases and queue not in self._claimed_from:
                 if len(self._claimed_from) > QUEUES_REMEMBERED_MAX:
                     self._claimed_from.clear()
                 self._claimed_from.add(queue)
             return Claimed(
                 leases, _or_none(next_due), _or_none(next_lease), _or_none(next_rate), paused == 1, outgoing,
-                _or_none(lease), more == 1,
+                _or_none(lease), more == 1, damaged=_damaged_ids(damaged),
             )  # fmt: skip
 
         linger = b"" if linger_ms is None else b"%d" % linger_ms
@@ -397,14 +399,14 @@ class ValkeyStore(ScheduleVerbs):
         def decode(reply: Any) -> Stats:
             now, paused, packed = reply[:3]
             ready, delayed, waiting, leased, dead_kept = reply[3:8]
-            oldest_ready, oldest_leased, next_due, next_lease, sleepers, readers, kept = reply[8:]
+            oldest_ready, oldest_leased, next_due, next_lease, sleepers, readers, kept, damaged = reply[8:]
             counts = packing.unpack_counts(packed)
             return Stats(
                 queue, now, packing.ledger_of(counts, ready, delayed, waiting, leased, dead_kept), paused == 1,
                 _or_none(oldest_ready), _or_none(oldest_leased), _or_none(next_due), _or_none(next_lease), sleepers,
                 counts["journal_first"] + 1, counts["journal_last"],
                 {readers[at].decode(): int(readers[at + 1]) for at in range(0, len(readers), 2)},
-                [packing.unpack_minute(minute) for minute in kept],
+                [packing.unpack_minute(minute) for minute in kept], damaged,
             )  # fmt: skip
 
         return self._call("stats", queue, None, [b"%d" % minutes], decode)
@@ -495,6 +497,16 @@ class ValkeyStore(ScheduleVerbs):
             name="resume",
         )
 
+    def check(self, queue: str, cursor: str | None, *, mend: bool = False) -> Call[CheckPage]:
+        def decode(reply: Any) -> CheckPage:
+            damages = []
+            for at in range(2, len(reply), 4):
+                kind, id, found, mended = (text.decode(errors="backslashreplace") for text in reply[at : at + 4])
+                damages.append(Damage(queue, kind, id or None, found, mended or None))
+            return CheckPage(reply[0], damages, reply[1].decode() or None)
+
+        return self._call("check", queue, None, [b"1" if mend else b"", (cursor or "").encode()], decode)
+
     # ---- who works ---------------------------------------------------------------------------------------------
 
     def beat(self, beat: Beat, ttl_ms: int) -> Call[int]:
@@ -555,6 +567,11 @@ def _wake(queue: str, names: Sequence[bytes]) -> dict[str, list[str]]:
 
 def _ids(joined: bytes) -> list[str]:
     return [joined[at : at + ID_BYTES].decode() for at in range(0, len(joined), ID_BYTES)]
+
+
+def _damaged_ids(joined: bytes) -> tuple[str, ...]:
+    """Ids of damaged records; what is no id of ours may hold any bytes."""
+    return tuple(id.decode(errors="backslashreplace") for id in joined.split(b"\0")) if joined else ()
 
 
 def _or_none(number: int) -> int | None:

@@ -15,6 +15,7 @@
     workers    who works, and who is gone
     schedules  each instant once, leaders, promotion
     steps      a clock that is set forward or back
+    damage     records that are damaged, found and mended
 
 A test module that imports these classes and has the fixture `make_store` (see `waypost.testing.plugin`) runs them
 in both colours. They need store time by hand: a store takes `clock=`, a function that returns milliseconds.
@@ -24,6 +25,7 @@ from __future__ import annotations
 
 from waypost.testing.conformance.chains import TestBlockers, TestChains, TestWaiting
 from waypost.testing.conformance.clock_steps import TestClockSteps
+from waypost.testing.conformance.damage import TestDamage
 from waypost.testing.conformance.dead import TestCompletedHistory, TestDeadLetters, TestRedrive
 from waypost.testing.conformance.journal import TestJournal, TestJournalReaders, TestTrace
 from waypost.testing.conformance.keys import TestConflicts, TestGenerations, TestLiveKeys, TestWindows
@@ -53,6 +55,7 @@ __all__ = [
     "TestContinuations",
     "TestCounts",
     "TestCover",
+    "TestDamage",
     "TestDeadLetters",
     "TestFences",
     "TestFires",

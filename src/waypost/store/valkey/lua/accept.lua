@@ -41,7 +41,10 @@ local function room_for(added, concerned)
 end
 
 local function drop(ids)
-  for i = 1, #ids do end_message(state_of(ids[i]), 'dropped', 'overload') end
+  for i = 1, #ids do
+    local s = state_of(ids[i], 'R')
+    if s then end_message(s, 'dropped', 'overload') else set_aside(ids[i], READY) end
+  end
 end
 
 -- The first write of all: refused by a server whose memory is full, with nothing written yet.
@@ -70,9 +73,12 @@ local function plan(draft)
   end
   if draft.key == '' then return 'new', draft.id end
   local holder = call('HGET', HOLDERS, draft.key)
+  -- A message whose record is gone or damaged holds no key.
+  if holder and #holder > 24 and not state_of(sub(holder, 25)) then holder = sub(holder, 1, 24) end
+  if holder and #holder <= 24 and not state_of(holder) then holder = nil end
   if not holder then
     local window = window_of(draft.key)
-    if not window or struct_unpack('>I8', window, 25) <= now then return 'new', draft.id end
+    if kept_until(window, 25) <= now then return 'new', draft.id end
     return draft.rule == 'error' and 'conflict' or 'duplicate', sub(window, 1, 24)
   end
   local owner, parked = sub(holder, 1, 24), sub(holder, 25)

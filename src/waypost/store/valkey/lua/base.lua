@@ -25,7 +25,8 @@
 --  17 arrivals   zset    continuations and notices that arrived, by the time until which they are remembered
 --  18 operations hash    number -> first result, of one session; newest -> newest number and when the hash expires
 --  19 never              on a Cluster only: never written, so that no script begins in a slot that is moving
--- and, derived in the same slot: window:<key>, result:<id>, both with a TTL; door:<sleeper>, a list of knocks with a TTL;
+-- and, derived in the same slot: damaged, a zset of ids that a step took out of their place because their record cannot be
+-- used, by that time (`doctor` lists and mends them); window:<key>, result:<id>, both with a TTL; door:<sleeper>, a list of knocks with a TTL;
 -- schedules, a hash (see save_schedule.lua); and those of chains.lua.
 --
 -- State, 65 bytes and up to four texts: status (1: R D W L X) token (4) nonce (12) claimed_ms (8) lease_ms (4) deliveries (4)
@@ -33,7 +34,8 @@
 -- ready_ms (8) size (4) key, group and worker lengths (2, 2, 1), key, group, worker; then of a chain its length (1) and id.
 --
 -- ARGV begins with: 1 the clock of a test or '', 2 operation number or '', 3 nonce, 4 replay TTL in milliseconds.
--- Invariant of every script: all reads and checks come before the first write; a failure after it cannot happen.
+-- Invariant of every script: all that can fail comes before the first write. Records are looked at before they are used: one
+-- that is damaged is left alone or set aside, and never ends a step half-way.
 
 local call = redis.call
 local sub, byte, char, format, floor = string.sub, string.byte, string.char, string.format, math.floor
@@ -61,6 +63,8 @@ end
 local now8 = struct_pack('>I8', now)
 
 local policy, paused, counts
+local uneven -- the number of states and leases says nothing about ready messages: see claim.lua
+local damaged = {} -- ids that this step set aside
 local past_field, past_minute -- a minute that ended: written with the book
 local items, item_count, last_tail = {}, 0, nil
 local event_count = 0
@@ -78,6 +82,28 @@ local function must_be(kind, key)
   return reply
 end
 
+-- What was packed here, or nil if it cannot be read.
+local function unpacked(text)
+  if not text then return end
+  local readable, value = pcall(cmsgpack.unpack, text)
+  if readable and type(value) == 'table' then return value end
+end
+
+-- Whether a packed state can be read, and says what it should: the texts that it announces are there.
+local function is_sound(raw, status)
+  if #raw < 65 or (status and sub(raw, 1, 1) ~= status) or byte(raw, 48) > 9 then return false end
+  local ends = 65 + byte(raw, 61) * 256 + byte(raw, 62) + byte(raw, 63) * 256 + byte(raw, 64) + byte(raw, 65)
+  if floor(byte(raw, 38) / 4) % 2 == 0 then return #raw == ends end
+  return #raw > ends + 26 and #raw == ends + 1 + byte(raw, ends + 1)
+end
+
+-- Take a message whose record cannot be used out of its place, so that it stands in nobody's way. Nil: it is out already.
+local function set_aside(id, place)
+  if place then call('ZREM', place, id) end
+  redis.pcall('ZADD', BASE .. 'damaged', now, id)
+  damaged[#damaged + 1] = id
+end
+
 -- Another minute has begun: put the last one aside, and go on with what is known of this one (a clock may be set back).
 local function turn_minute(this_minute)
   local past, counted = {counts[COUNT.minute]}, 0
@@ -87,18 +113,19 @@ local function turn_minute(this_minute)
   end
   if counted > 0 then past_field, past_minute = 'm' .. (past[1] % MINUTES_KEPT), cmsgpack.pack(past) end
   local packed = call('HGET', QUEUE, 'm' .. (this_minute % MINUTES_KEPT))
-  local known = packed and cmsgpack.unpack(packed)
+  local known = unpacked(packed)
   if not known or known[1] ~= this_minute then known = {this_minute} end
   for i = 0, COUNTERS - COUNT.minute do counts[COUNT.minute + i] = known[i + 1] or 0 end
 end
 
 local function open_queue()
-  local fields = redis.pcall('HMGET', QUEUE, 'version', 'policy', 'paused', 'counts')
+  local fields = redis.pcall('HMGET', QUEUE, 'version', 'policy', 'paused', 'counts', 'uneven')
   if fields.err then error('WP-FOREIGN hash ' .. QUEUE) end
   if fields[1] and tonumber(fields[1]) > VERSION then error('WP-NEWER ' .. fields[1]) end
-  if fields[2] then policy = cmsgpack.unpack(fields[2]) else policy = DEFAULT_POLICY end
-  paused = fields[3] == '1'
-  counts = fields[4] and cmsgpack.unpack(fields[4]) or {}
+  if fields[2] then policy = unpacked(fields[2]) else policy = DEFAULT_POLICY end
+  paused, uneven = fields[3] == '1', fields[5]
+  if fields[4] then counts = unpacked(fields[4]) else counts = {} end
+  if not policy or not counts then error('WP-DAMAGED ' .. QUEUE) end
   for i = #counts + 1, COUNTERS do counts[i] = 0 end
   local this_minute = floor(now / 60000)
   if counts[COUNT.minute] ~= this_minute then turn_minute(this_minute) end
@@ -158,7 +185,15 @@ local function write_entry()
   local last = counts[COUNT.journal_last] + event_count
   counts[COUNT.journal_last] = last
   local nonce = NUMBER ~= '' and NONCE or NO_NONCE
-  call('XADD', JOURNAL, format('%.0f-0', last), 'e', now8 .. nonce .. struct_pack('>H', event_count) .. concat(items, '', 1, item_count))
+  local text = now8 .. nonce .. struct_pack('>H', event_count) .. concat(items, '', 1, item_count)
+  local refused = redis.pcall('XADD', JOURNAL, format('%.0f-0', last), 'e', text)
+  if type(refused) == 'table' then
+    -- The stream has passed this number, so the counters are older than it: go on behind its last entry.
+    local newest = call('XREVRANGE', JOURNAL, '+', '-', 'COUNT', 1)[1]
+    last = (newest and tonumber(string.match(newest[1], '^%d+')) or last) + event_count
+    counts[COUNT.journal_last] = last
+    redis.pcall('XADD', JOURNAL, format('%.0f-0', last), 'e', text)
+  end
   items, item_count, event_count, last_tail = {}, 0, 0, nil
 end
 
@@ -166,7 +201,7 @@ end
 local function trim_journal(first, hard)
   local unread_from = first
   local positions = redis.pcall('HVALS', READERS) -- what is no hash there has no readers of ours
-  for i = 1, #positions do unread_from = min(unread_from, tonumber(positions[i]) + 1) end
+  for i = 1, #positions do unread_from = min(unread_from, (tonumber(positions[i]) or first - 1) + 1) end
   local before = counts[COUNT.journal_first] + 1
   call('XTRIM', JOURNAL, 'MINID', '~', format('%.0f', first), 'LIMIT', 0)
   counts[COUNT.journal_first] = first - 1

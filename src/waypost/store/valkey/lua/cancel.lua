@@ -38,8 +38,7 @@ local function cancel_one(s)
 end
 
 local function is_live(key)
-  local kept = text_at(key)
-  return kept and struct_unpack('>I8', kept) > now
+  return kept_until(text_at(key), 1) > now
 end
 
 local function cancel(target)
@@ -47,18 +46,19 @@ local function cancel(target)
   if sub(target, 1, 1) == 'k' then
     local holder = call('HGET', HOLDERS, name)
     if not holder then
-      local window = text_at(BASE .. 'window:' .. name)
-      return window and struct_unpack('>I8', window, 25) > now and 'f' or 'u'
+      return kept_until(text_at(BASE .. 'window:' .. name), 25) > now and 'f' or 'u'
     end
-    if #holder > 24 then end_message(state_of(sub(holder, 25)), 'cancelled', 'request') end
-    return cancel_one(state_of(sub(holder, 1, 24)))
+    local parked = #holder > 24 and state_of(sub(holder, 25), 'W')
+    if parked then end_message(parked, 'cancelled', 'request') end
+    local owner = state_of(sub(holder, 1, 24))
+    return owner and cancel_one(owner) or 'u'
   end
   local s = state_of(name)
   if s then return cancel_one(s) end
   if is_live(BASE .. 'result:' .. name) then return 'f' end
   local completed = call('LRANGE', COMPLETED, 0, -1)
   for i = 1, #completed do
-    local length = struct_unpack('>H', completed[i], 9)
+    local length = #completed[i] > 10 and struct_unpack('>H', completed[i], 9) or 0
     if sub(completed[i], 10 + length + 11, 10 + length + 34) == name then return 'f' end
   end
   return 'u'

@@ -71,7 +71,7 @@ if #news > 0 then
 
   local function chain_at(first)
     local fields = redis.pcall('HMGET', BASE .. 'chain:' .. first, 'until', 'open', 'failed', 'watched')
-    if fields.err or not fields[1] or tonumber(fields[1]) <= now then return end
+    if fields.err or (tonumber(fields[1] or 0) or 0) <= now or not tonumber(fields[2]) then return end
     return {open = tonumber(fields[2]), failed = fields[3], watched = fields[4]}
   end
 
@@ -91,7 +91,11 @@ if #news > 0 then
 
   -- Count a member; what that does to the number of those that are not even.
   local function count_member(key, member, by)
-    local count = call('HINCRBY', key, member, by)
+    local count = redis.pcall('HINCRBY', key, member, by)
+    if type(count) ~= 'number' then -- a count that is none: as if there had been one
+      call('HDEL', key, member)
+      return -1
+    end
     if count == 0 then
       call('HDEL', key, member)
       return -1
@@ -144,7 +148,8 @@ if #news > 0 then
     local id = sub(notice.member, -24)
     local raw = call('HGET', STATE, id)
     if not raw or sub(raw, 1, 1) ~= 'W' then return end
-    local s = read_state(id, raw)
+    local s = state_of(id, 'W')
+    if not s then return set_aside(id, WAITING) end
     if s.flags < 8 then return end
     local key = BASE .. 'blockers:' .. id
     if redis.pcall('SREM', key, notice.chain) ~= 1 then return end

@@ -7,7 +7,8 @@
 -- Invariant: one holder. A lease is a member of leases and a state with status L, a grown token and this call's nonce.
 -- The first write removes: a store whose memory is full can be drained.
 -- Reply: lease end, next due, next lease end, next rate slot (milliseconds, -1: none), paused, outgoing, now,
--- how long leases are now, 1 if there is more, then value and state of each message; '' for the state of one that was never claimed before,
+-- how long leases are now, 1 if there is more, ids of damaged records that were set aside with a NUL between, then value
+-- and state of each message; '' for the state of one that was never claimed before,
 -- which follows from all the others.
 
 local limit = min(CHUNK_MESSAGES_MAX, tonumber(ARGV[FIRST_ARGUMENT]))
@@ -29,7 +30,7 @@ local more = false -- the next message would have made the reply too long
 
 local function header(lease_end, next_rate)
   return {lease_end, until_first(DUE) or -1, until_first(LEASES) or -1, next_rate or -1, paused and 1 or 0,
-    outgoing + #sent_on / 2, now, policy.lease_ms or -1, more and 1 or 0}
+    outgoing + #sent_on / 2, now, policy.lease_ms or -1, more and 1 or 0, concat(damaged, '\0')}
 end
 
 if first or repeat_only then
@@ -39,17 +40,17 @@ if first or repeat_only then
   local again = {}
   for at = 1, #(first or ''), 24 do
     local id = sub(first, at, at + 23)
-    local state = call('HGET', STATE, id)
-    if state and sub(state, 1, 1) == 'L' and sub(state, 6, 17) == NONCE then
+    local state, value = call('HGET', STATE, id), call('HGET', MESSAGES, id)
+    if state and is_sound(state, 'L') and sub(state, 6, 17) == NONCE and value and sub(value, 11, 34) == id then
       lease_end = now + struct_unpack('>I4', state, 26)
       call('ZADD', LEASES, lease_end, id)
-      again[#again + 1] = call('HGET', MESSAGES, id)
+      again[#again + 1] = value
       again[#again + 1] = state
     end
   end
   more = #again > 0
   local reply = header(lease_end)
-  for i = 1, #again do reply[i + 9] = again[i] end
+  for i = 1, #again do reply[i + 10] = again[i] end
   return reply
 end
 
@@ -64,7 +65,8 @@ local unsure = redis.pcall('ZRANGEBYSCORE', BASE .. 'blocked', '-inf', now, 'LIM
 if unsure.err then unsure = {} end
 -- The shortest way: nothing but fresh messages, none of which ends here. What has a state and no lease may have a key or
 -- have failed; fresh messages have neither.
-local plain = with_state == held and #due == 0 and #expired == 0 and #unsure == 0 and policy.lease_ms
+-- Where a record is damaged those numbers can agree by chance: the queue is uneven then, until it is mended.
+local plain = with_state == held and not uneven and #due == 0 and #expired == 0 and #unsure == 0 and policy.lease_ms
   and not (policy.dead_max or policy.dead_keep_ms)
 if not plain then
   must_be('hash', HOLDERS)
@@ -87,10 +89,14 @@ for i = 1, #unsure do
 end
 
 for i = 1, #due do
-  local s = state_of(due[i])
-  call('ZREM', DUE, s.id)
-  make_claimable(s, s.ready)
-  note_state('promoted', 'due', s.id, s.raw)
+  local s = state_of(due[i], 'D')
+  if s then
+    call('ZREM', DUE, s.id)
+    make_claimable(s, s.ready)
+    note_state('promoted', 'due', s.id, s.raw)
+  else
+    set_aside(due[i], DUE)
+  end
 end
 
 -- A lease that ends later than its own length from now was given before the clock was set back: it ends in time after all.
@@ -107,8 +113,10 @@ if policy.lease_ms and held > 0 and not paused then
 end
 
 for i = 1, #expired do
-  local s = state_of(expired[i])
-  if not ends_otherwise(s, 'expired') then
+  local s = state_of(expired[i], 'L')
+  if not s then
+    set_aside(expired[i], LEASES)
+  elseif not ends_otherwise(s, 'expired') then
     count_up(COUNT.expired, MINUTE.expired, 1)
     note_state('expired', nil, s.id, s.raw)
     local deadline = tonumber(call('ZSCORE', LEASES, s.id))
@@ -119,13 +127,13 @@ end
 
 local function rate_entry(text)
   local at, number = string.match(text, '(%d+):(%d+)')
-  return tonumber(at), tonumber(number)
+  return tonumber(at) or 0, tonumber(number) or 0
 end
 
 -- Forget claims that left the rate's window. A bounded number: the sum is too high until the rest is gone, never too low.
 local function forget_rate(horizon)
   local last = rate_entry(call('LINDEX', RATE, -1) or '')
-  if not last or last <= horizon then
+  if last <= horizon then
     call('DEL', RATE)
     counts[COUNT.rate_sum] = 0
     return
@@ -138,7 +146,7 @@ local function forget_rate(horizon)
     return
   end
   for _ = 1, RECLAIM_MAX do
-    local at, number = rate_entry(call('LINDEX', RATE, 0))
+    local at, number = rate_entry(call('LINDEX', RATE, 0) or '')
     if at > horizon then return end
     call('LPOP', RATE)
     counts[COUNT.rate_sum] = counts[COUNT.rate_sum] - number
@@ -152,7 +160,7 @@ if policy.rate_count and not paused then
   forget_rate(now - policy.rate_per_ms)
   local used = counts[COUNT.rate_sum]
   if used >= policy.rate_count then
-    next_rate = max(0, rate_entry(call('LINDEX', RATE, 0)) + policy.rate_per_ms - now)
+    next_rate = max(0, rate_entry(call('LINDEX', RATE, 0) or '') + policy.rate_per_ms - now)
   end
   room = min(room, max(0, policy.rate_count - used))
 end
@@ -180,7 +188,8 @@ local function lease_known(id, raw)
   if s.token == 0 then
     first_claims = first_claims + 1
   else
-    again[s.cause] = (again[s.cause] or 0) + 1
+    local cause = s.cause >= 1 and s.cause <= REDELIVERY_CAUSES and s.cause or CAUSE_NUMBER.expired
+    again[cause] = (again[cause] or 0) + 1
   end
   s.status, s.token, s.nonce, s.claimed = 'L', s.token + 1, NONCE, now
   s.lease, s.deliveries, s.worker = policy.lease_ms or 0, s.deliveries + 1, worker
@@ -228,8 +237,8 @@ local function lease(id, value, raw)
   end
 end
 
-local round = 64
-while leased < room and not more do
+local round, put_back = 64, {}
+while leased < room and not more and #damaged < RECLAIM_MAX do
   local popped = call('ZPOPMIN', READY, min(round, room - leased))
   local number = #popped / 2
   if number == 0 then break end
@@ -244,33 +253,41 @@ while leased < room and not more do
   local stopped = false
   for i = 1, number do
     local raw = raws[i]
+    local value = values and values[i]
+    if not values and not stopped and not more then value = call('HGET', MESSAGES, wanted[i]) end
     if stopped or more then
-      call('ZADD', READY, popped[i * 2], wanted[i])
+      put_back[#put_back + 1], put_back[#put_back + 2] = popped[i * 2], wanted[i]
+    elseif not value or sub(value, 11, 34) ~= wanted[i] or byte(value, 9) > 9 or (raw and not is_sound(raw, 'R')) then
+      set_aside(wanted[i])
+    elseif raw and plain then
+      -- States and leases do not belong together though they are as many: let the next claim take the long way.
+      if not uneven then call('HSET', QUEUE, 'uneven', '1') end
+      uneven = '1'
+      put_back[#put_back + 1], put_back[#put_back + 2] = popped[i * 2], wanted[i]
     elseif raw and policy.max_deliveries and struct_unpack('>I4', raw, 30) >= policy.max_deliveries then
       if buried == BURY_MAX then
         stopped = true
-        call('ZADD', READY, popped[i * 2], wanted[i])
+        put_back[#put_back + 1], put_back[#put_back + 2] = popped[i * 2], wanted[i]
       else
         buried = buried + 1
         local s = read_state(wanted[i], raw)
         s.popped = true
-        local failure = s.attempts > 0 and call('HGET', ERRORS, s.id)
-        failure = failure and cmsgpack.unpack(failure) or {'', '', ''}
+        local failure = s.attempts > 0 and failure_of(s.id) or {'', '', ''}
         end_message(s, 'dead', nil, {'max_deliveries', failure[2], failure[3]})
       end
     else
-      local value = values and values[i] or call('HGET', MESSAGES, wanted[i])
       bytes_left = bytes_left - (#value - 9)
       if bytes_left < 0 and leased > 0 then
         more = true
-        call('ZADD', READY, popped[i * 2], wanted[i])
+        put_back[#put_back + 1], put_back[#put_back + 2] = popped[i * 2], wanted[i]
       else
         lease(wanted[i], value, raw)
       end
     end
   end
-  if stopped then break end
+  if stopped or uneven and plain then break end
 end
+bulk('ZADD', READY, put_back, #put_back)
 
 if leased > 0 then
   bulk('HSET', STATE, states, #states)
@@ -298,11 +315,12 @@ if not plain then enforce_dead_limits() end
 -- include chains
 
 -- Also where the journal is silent: what came due or expired has been counted or has a place in the sequence.
-if item_count > 0 or leased > 0 or buried > 0 or #due > 0 or #expired > 0 or #unsure > 0 or policy.rate_count then
+if item_count > 0 or leased > 0 or buried > 0 or #due > 0 or #expired > 0 or #unsure > 0 or #damaged > 0
+  or policy.rate_count then
   write_book()
 end
 remember(concat(ids))
 
 local reply = header(lease_end, next_rate)
-for i = 1, leased * 2 do reply[i + 9] = replies[i] end
+for i = 1, leased * 2 do reply[i + 10] = replies[i] end
 return reply

@@ -18,7 +18,7 @@ for i = 1, number do ids[i] = sub(holds, i * 41 - 40, i * 41 - 17) end
 local states = call('HMGET', STATE, unpack(ids))
 for i = 1, number do
   local state = states[i]
-  if not state or sub(state, 1, 17) ~= sub(holds, i * 41 - 16, i * 41) then
+  if not state or sub(state, 1, 17) ~= sub(holds, i * 41 - 16, i * 41) or not is_sound(state) then
     statuses[i] = 'l'
   else
     statuses[i] = byte(state, 38) % 2 == 1 and 'c' or 'o'

@@ -72,7 +72,7 @@ elseif action == 'read' then
   return {first_kept, last, read(after, tonumber(ARGV[FIRST_ARGUMENT + 2]))}
 elseif action == 'reader' then
   local name, read_to = ARGV[FIRST_ARGUMENT + 1], tonumber(ARGV[FIRST_ARGUMENT + 2])
-  local position = tonumber(call('HGET', READERS, name) or first_kept - 1)
+  local position = tonumber(call('HGET', READERS, name) or '') or first_kept - 1
   if read_to then position = max(position, min(read_to, last)) end
   call('HSET', READERS, name, format('%.0f', position))
   return position
@@ -82,7 +82,7 @@ end
 
 local read_to = last
 local positions = call('HVALS', READERS)
-for i = 1, #positions do read_to = min(read_to, tonumber(positions[i])) end
+for i = 1, #positions do read_to = min(read_to, tonumber(positions[i]) or last) end
 local first = min(tonumber(ARGV[FIRST_ARGUMENT + 1]), read_to) + 1
 if first > first_kept then
   trim_journal(first, false)

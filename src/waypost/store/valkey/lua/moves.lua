@@ -82,6 +82,14 @@ local function pack_state(s)
   return s.raw
 end
 
+-- The state of a message of which nothing is known but its id.
+local function blank_state(id)
+  local s = {id = id, status = 'R', token = 0, nonce = NO_NONCE, claimed = 0, lease = 0, deliveries = 0, attempts = 0, flags = 0,
+    cause = 0, published = now, priority = DEFAULT_PRIORITY, ready = now, size = 0, key = '', group = '', worker = '', chain = ''}
+  pack_state(s)
+  return s
+end
+
 -- A plain message that was never claimed: its state follows from its value.
 local function fresh_state(id, value)
   local published = struct_unpack('>I8', value)
@@ -92,18 +100,40 @@ local function fresh_state(id, value)
   return s
 end
 
--- The state of a message, or nil if there is no such message.
-local function state_of(id)
+-- Whether a value is the whole message of this id.
+local function is_whole(id, value) return value and sub(value, 11, 34) == id and byte(value, 9) <= 9 end
+
+-- The state of a message, with this status if one is given; nil if there is no such message, or its record is damaged.
+local function state_of(id, status)
   local raw = call('HGET', STATE, id)
-  if raw then return read_state(id, raw) end
+  if raw then
+    if is_sound(raw, status) and call('HEXISTS', MESSAGES, id) == 1 then return read_state(id, raw) end
+    return
+  end
+  if status and status ~= 'R' then return end
   local value = call('HGET', MESSAGES, id)
-  if value then return fresh_state(id, value) end
+  if is_whole(id, value) then return fresh_state(id, value) end
+end
+
+-- Why a message failed: reason, error type and error, each a text.
+local function failure_of(id)
+  local failure = unpacked(call('HGET', ERRORS, id)) or {}
+  for i = 1, 3 do
+    if type(failure[i]) ~= 'string' then failure[i] = '' end
+  end
+  return failure
 end
 
 -- The text at a derived key, or nil. Where something else lies, none of ours does.
 local function text_at(key)
   local text = redis.pcall('GET', key)
   return type(text) == 'string' and text or nil
+end
+
+-- Until when a key's window or a kept result lasts: the time at this place of its text, 0 if there is none.
+local function kept_until(text, at)
+  if not text or #text < at + 7 then return 0 end
+  return (struct_unpack('>I8', text, at))
 end
 
 local function cancel_requested(s) return s.flags % 2 == 1 end
@@ -160,9 +190,13 @@ local function release_key(s, how)
     if parked == '' then
       call('HDEL', HOLDERS, s.key)
     else
+      local heir = state_of(parked, 'W')
+      if not heir then
+        call('HDEL', HOLDERS, s.key)
+        return set_aside(parked, WAITING)
+      end
       call('HSET', HOLDERS, s.key, parked)
       call('ZREM', WAITING, parked)
-      local heir = state_of(parked)
       make_claimable(heir, max(heir.ready, now))
       note_state('promoted', 'unparked', heir.id, heir.raw)
     end
@@ -171,7 +205,8 @@ end
 
 local function trim_dead(ids, cause)
   for i = 1, #ids do
-    note_state('dead_trimmed', cause, ids[i], call('HGET', STATE, ids[i]))
+    local raw = call('HGET', STATE, ids[i])
+    note_state('dead_trimmed', cause, ids[i], raw and is_sound(raw) and raw or blank_state(ids[i]).raw)
     call('ZREM', DEAD, ids[i])
     call('HDEL', MESSAGES, ids[i])
     call('HDEL', STATE, ids[i])
@@ -209,8 +244,10 @@ local function end_message(s, how, cause, details, begun)
   else
     if how == 'done' and policy.completed_max > 0 then
       local value = call('HGET', MESSAGES, s.id)
-      call('LPUSH', COMPLETED, now8 .. struct_pack('>H', #s.raw) .. s.raw .. value)
-      call('LTRIM', COMPLETED, 0, policy.completed_max - 1)
+      if value then
+        call('LPUSH', COMPLETED, now8 .. struct_pack('>H', #s.raw) .. s.raw .. value)
+        call('LTRIM', COMPLETED, 0, policy.completed_max - 1)
+      end
     end
     call('HDEL', MESSAGES, s.id)
     call('HDEL', STATE, s.id)

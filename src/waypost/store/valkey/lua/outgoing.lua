@@ -30,15 +30,14 @@ must_be('zset', WAITING)
 must_be('zset', DEAD)
 must_be('hash', ERRORS)
 
-local function bury_draft(id, packed, queue_length)
-  local draft = parse_draft(sub(packed, 35 + queue_length))
+local function bury_draft(id, draft, target)
   local s = {id = id, popped = true, status = 'R', token = 0, nonce = NO_NONCE, claimed = 0, lease = 0,
     deliveries = 0, attempts = 0, flags = draft.chain ~= '' and 4 or 0, cause = 0, published = now, priority = draft.priority,
     ready = now, size = #draft.envelope, key = '', group = draft.group, worker = '', chain = draft.chain}
   pack_state(s)
   call('HSET', MESSAGES, id, now8 .. char(s.priority) .. draft.envelope)
   count_up(COUNT.published, MINUTE.published, 1)
-  end_message(s, 'dead', nil, {'undeliverable', '', 'queue ' .. sub(packed, 35, 34 + queue_length) .. ' could not be reached'})
+  end_message(s, 'dead', nil, {'undeliverable', '', 'queue ' .. target .. ' could not be reached'})
 end
 
 -- A notice that has waited so long: true if it is given up.
@@ -52,6 +51,19 @@ local function give_up(age, notice)
   return age >= COMPLETION_TTL_MS
 end
 
+-- Age, whether it is a notice, and the draft or notice in an entry; nil if it cannot be read: then it stays, for `doctor`.
+local function read_entry(packed)
+  local at = struct_unpack('>I8', packed)
+  local queue_length = struct_unpack('>H', packed, 33)
+  local is_notice = byte(packed, 35 + queue_length) == 78
+  local text = sub(packed, (is_notice and 36 or 35) + queue_length)
+  local content = is_notice and cmsgpack.unpack(text) or parse_draft(text)
+  for i = 1, is_notice and 4 or 0 do
+    if type(content[i]) ~= 'string' then error('damaged') end
+  end
+  return now - at, is_notice, content, sub(packed, 35, 34 + queue_length)
+end
+
 local reply, buried, seen = {}, 0, {}
 -- Where there are more than one reply takes, each begins somewhere else: what cannot be delivered must not hide the rest.
 local cursor = length > limit and format('%.0f', now % 65536 * 40503 % 65536) or '0'
@@ -61,13 +73,13 @@ repeat
   cursor = page[1]
   for i = 1, #page[2], 2 do
     local id, packed = page[2][i], page[2][i + 1]
-    local age, queue_length = now - struct_unpack('>I8', packed), struct_unpack('>H', packed, 33)
-    local is_notice = byte(packed, 35 + queue_length) == 78
-    if age >= undeliverable_after and buried < BURY_MAX
-      and (not is_notice or give_up(age, cmsgpack.unpack(sub(packed, 36 + queue_length)))) then
+    local readable, age, is_notice, content, target = pcall(read_entry, packed)
+    if not readable then
+      damaged[#damaged + 1] = id
+    elseif age >= undeliverable_after and buried < BURY_MAX and (not is_notice or give_up(age, content)) then
       buried = buried + 1
       call('HDEL', OUTGOING, id)
-      if not is_notice then bury_draft(id, packed, queue_length) end
+      if not is_notice then bury_draft(id, content, target) end
     elseif #reply < limit * 2 and not seen[id] then
       seen[id] = true
       reply[#reply + 1] = id

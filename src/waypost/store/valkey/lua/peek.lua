@@ -35,10 +35,10 @@ if state == 'done' then
   while seen < length and found < limit and #reply < SEEN_MAX * 4 do
     local kept = call('LINDEX', COMPLETED, length - 1 - seen)
     seen = seen + 1
-    local size = struct_unpack('>H', kept, 9)
-    local value = sub(kept, 11 + size)
-    local s = read_state(sub(value, 11, 34), sub(kept, 11, 10 + size))
-    if fits(s, '') then show(format('%.0f', struct_unpack('>I8', kept)), value, s, '') end
+    local size = #kept > 10 and struct_unpack('>H', kept, 9) or 0
+    local value, raw = sub(kept, 11 + size), sub(kept, 11, 10 + size)
+    local s = is_sound(raw) and read_state(sub(value, 11, 34), raw)
+    if s and #value >= 34 and fits(s, '') then show(format('%.0f', struct_unpack('>I8', kept)), value, s, '') end
   end
   if seen < length then reply[1] = format('%.0f', seen) end
   return reply
@@ -51,13 +51,18 @@ must_be('hash', MESSAGES)
 must_be('hash', STATE)
 must_be('hash', ERRORS)
 
+-- A message whose record is damaged is not shown: `doctor` lists those.
+local function look_at(id, score)
+  local s, value = state_of(id), call('HGET', MESSAGES, id)
+  if not s or not is_whole(id, value) then return end
+  local failure = unpacked(call('HGET', ERRORS, id)) and call('HGET', ERRORS, id) or ''
+  if fits(s, failure_of(id)[1]) then show(score, value, s, failure) end
+end
+
 if want_id ~= '' then
   local score = call('ZSCORE', place, want_id)
   if not score then return reply end
-  local s = state_of(want_id)
-  local failure = call('HGET', ERRORS, want_id)
-  local reason = failure and cmsgpack.unpack(failure)[1] or ''
-  if fits(s, reason) then show(score, call('HGET', MESSAGES, want_id), s, failure or '') end
+  look_at(want_id, score)
   return reply
 end
 
@@ -75,10 +80,7 @@ while found < limit and seen < SEEN_MAX do
   for i = 1, #page, 2 do
     if found == limit then break end
     local id = page[i]
-    local s = state_of(id)
-    local failure = call('HGET', ERRORS, id)
-    local reason = failure and cmsgpack.unpack(failure)[1] or ''
-    if fits(s, reason) then show(page[i + 1], call('HGET', MESSAGES, id), s, failure or '') end
+    look_at(id, page[i + 1])
     start, seen, last_score, last_id = start + 1, seen + 1, page[i + 1], id
   end
 end

@@ -2,6 +2,7 @@
 --
 -- Touches: queue, messages, state, ready, due, journal, sleepers.
 -- Invariant: a bounded number; a paused queue lets its timers gather. A repeat only finds less to do.
+-- A timer whose record is damaged is set aside.
 -- Reply: promoted, timers left, how late the oldest was, next due (-1: none), then the sleepers to wake.
 
 -- include moves
@@ -15,11 +16,15 @@ local oldest = timers > 0 and tonumber(call('ZRANGE', DUE, 0, 0, 'WITHSCORES')[2
 local due = {}
 if not paused and timers > 0 then due = call('ZRANGEBYSCORE', DUE, '-inf', now, 'LIMIT', 0, PROMOTE_MAX) end
 for i = 1, #due do
-  local s = state_of(due[i])
-  call('ZREM', DUE, s.id)
-  make_claimable(s, s.ready)
-  note_state('promoted', 'due', s.id, s.raw)
+  local s = state_of(due[i], 'D')
+  if s then
+    call('ZREM', DUE, s.id)
+    make_claimable(s, s.ready)
+    note_state('promoted', 'due', s.id, s.raw)
+  else
+    set_aside(due[i], DUE)
+  end
 end
-local names = wake(#due)
+local names = wake(freshly_ready)
 if #due > 0 then write_book() end
-return {#due, timers - #due, max(0, now - oldest), until_first(DUE) or -1, unpack(names)}
+return {freshly_ready, timers - #due, max(0, now - oldest), until_first(DUE) or -1, unpack(names)}

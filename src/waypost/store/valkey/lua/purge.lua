@@ -31,6 +31,7 @@ if state == 'done' then
   reply = {removed, length > removed and 1 or 0}
 else
   local places = {ready = READY, delayed = DUE, waiting = WAITING, dead = DEAD}
+  local letters = {ready = 'R', delayed = 'D', waiting = 'W'}
   local place = places[state]
   local length = call('ZCARD', place)
   local ids = call('ZRANGE', place, 0, limit - 1)
@@ -38,9 +39,12 @@ else
   if state == 'dead' then
     trim_dead(ids, 'purge')
   else
-    for i = 1, #ids do end_message(state_of(ids[i]), 'cancelled', 'purge') end
+    for i = 1, #ids do
+      local s = state_of(ids[i], letters[state])
+      if s then end_message(s, 'cancelled', 'purge') else set_aside(ids[i], place) end
+    end
   end
-  reply = {#ids, length > #ids and 1 or 0}
+  reply = {#ids - #damaged, length > #ids and 1 or 0}
 end
 
 -- include chains

@@ -20,11 +20,6 @@ must_be('hash', ERRORS)
 local limit, reason = min(CHUNK_MESSAGES_MAX, tonumber(ARGV[FIRST_ARGUMENT])), ARGV[FIRST_ARGUMENT + 1]
 local by_id = #ARGV > FIRST_ARGUMENT + 1
 
-local function failure_of(id)
-  local packed = call('HGET', ERRORS, id)
-  return packed and cmsgpack.unpack(packed) or {'', '', ''}
-end
-
 local function fits(id)
   local have = failure_of(id)[1]
   if reason ~= '' then return have == reason end
@@ -60,13 +55,14 @@ more = #chosen > limit
 begin_removing()
 local moved, duplicates = {}, {}
 for i = 1, min(limit, #chosen) do
-  local s = read_state(chosen[i], call('HGET', STATE, chosen[i]))
+  local s = state_of(chosen[i], 'X')
   local taken = false
-  if s.key ~= '' then
-    local window = text_at(BASE .. 'window:' .. s.key)
-    taken = call('HEXISTS', HOLDERS, s.key) == 1 or (window and struct_unpack('>I8', window, 25) > now)
+  if s and s.key ~= '' then
+    taken = call('HEXISTS', HOLDERS, s.key) == 1 or kept_until(text_at(BASE .. 'window:' .. s.key), 25) > now
   end
-  if taken then
+  if not s then
+    set_aside(chosen[i], DEAD)
+  elseif taken then
     local failure = failure_of(s.id)
     failure[1] = 'duplicate'
     call('HSET', ERRORS, s.id, cmsgpack.pack(failure))

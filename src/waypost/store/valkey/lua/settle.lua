@@ -28,10 +28,17 @@ local statuses = {}
 local due_before, changes_places = nil, false
 
 -- Whether a state tells of a failed attempt, a flag or a key: the numbers of all, byte by byte, without making texts.
+-- Nil if the state cannot be read.
 local function has_more(state)
+  if #state < 65 then return end
   local a1, a2, a3, a4, flags = byte(state, 34, 38)
-  local k1, k2 = byte(state, 61, 62)
-  return a1 + a2 + a3 + a4 + flags + k1 + k2 > 0
+  local k1, k2, g1, g2, w = byte(state, 61, 65)
+  if a1 + a2 + a3 + a4 + flags + k1 + k2 > 0 then
+    if is_sound(state) then return true end
+    return
+  end
+  if #state ~= 65 + g1 * 256 + g2 + w then return end
+  return false
 end
 
 if plain ~= '' then
@@ -42,15 +49,25 @@ if plain ~= '' then
     at = at + 41
   end
   local states = call('HMGET', STATE, unpack(ids))
-  local ended, done = {}, 0
+  local ended, done, unreadable = {}, 0, {}
   local slow = policy.completed_max > 0
   local notes, head, same_head = noted('done'), 'S' .. EVENT.done .. '\0', 's' .. EVENT.done .. '\0'
   for i = 1, number do
     local state, id = states[i], ids[i]
     at = i * 41
+    local more
     if not state or sub(state, 1, 17) ~= sub(plain, at - 16, at) or ended[id] then
       statuses[i] = 'l'
-    elseif slow or has_more(state) then
+    else
+      more = has_more(state)
+    end
+    if statuses[i] then
+      -- Lost.
+    elseif more == nil then
+      -- Its record is damaged: whether others wait for its end, or its key has an heir, cannot be known.
+      unreadable[#unreadable + 1] = id
+      statuses[i] = 'l'
+    elseif slow or more then
       -- Its key may have an heir, its failures are on record, others wait for it, or it is kept: the long way.
       if not changes_places then
         must_be('zset', WAITING)
@@ -84,6 +101,7 @@ if plain ~= '' then
     end
   end
   if not changes_places then begin_removing() end
+  for i = 1, #unreadable do set_aside(unreadable[i], LEASES) end
   if done > 0 then
     bulk('ZREM', LEASES, ended, done)
     bulk('HDEL', STATE, ended, done)
@@ -96,7 +114,6 @@ else
   must_be('hash', ERRORS)
   must_be('hash', OUTGOING)
   due_before, changes_places = until_first(DUE), true
-  begin_removing()
 
   local OUTCOMES = {d = 'done', r = 'retry', s = 'snooze', x = 'dead', p = 'drop', b = 'release'}
 
@@ -141,6 +158,10 @@ else
     local id, outcome = t.id, t.outcome
     local raw = call('HGET', STATE, id)
     if not raw or sub(raw, 1, 17) ~= t.fence then return 'l' end
+    if not is_sound(raw, 'L') then
+      set_aside(id, LEASES)
+      return 'l'
+    end
     local s = read_state(id, raw)
     if outcome == 'done' then return finish(s, t) end
     if cancel_requested(s) then
@@ -185,7 +206,10 @@ else
     return event == 'retried' and 'r' or 's'
   end
 
-  for i = FIRST_ARGUMENT + 1, #ARGV do statuses[#statuses + 1] = settle(unpack_settlement(ARGV[i])) end
+  local settlements = {}
+  for i = FIRST_ARGUMENT + 1, #ARGV do settlements[i - FIRST_ARGUMENT] = unpack_settlement(ARGV[i]) end
+  begin_removing()
+  for i = 1, #settlements do statuses[i] = settle(settlements[i]) end
 end
 
 -- include chains

@@ -3,7 +3,7 @@
 -- Arguments: how many of the last minutes to show.
 -- Touches: queue, ready, due, leases, waiting, dead, sleepers, readers, state, messages.
 -- Reply: now, paused, counts, ready, delayed, waiting, leased, dead kept, ages of the oldest ready and leased message,
--- next due, next lease end (-1: none), sleepers, readers, minutes.
+-- next due, next lease end (-1: none), sleepers, readers, minutes, records that were set aside as damaged.
 
 -- include moves
 
@@ -37,7 +37,9 @@ local longest = -1
 local held = call('ZRANGE', LEASES, 0, 999)
 if #held > 0 then
   local states = call('HMGET', STATE, unpack(held))
-  for i = 1, #states do longest = max(longest, now - struct_unpack('>I8', states[i], 18)) end
+  for i = 1, #states do
+    if states[i] and is_sound(states[i]) then longest = max(longest, now - struct_unpack('>I8', states[i], 18)) end
+  end
 end
 
 local sleeping = call('ZRANGEBYSCORE', SLEEPERS, '(' .. format('%.0f', now), '+inf')
@@ -52,7 +54,8 @@ local wanted = min(tonumber(ARGV[FIRST_ARGUMENT]), MINUTES_KEPT)
 for i = wanted - 1, 1, -1 do
   local field = 'm' .. ((this_minute - i) % MINUTES_KEPT)
   local packed = field == past_field and past_minute or call('HGET', QUEUE, field)
-  if packed and cmsgpack.unpack(packed)[1] == this_minute - i then minutes[#minutes + 1] = packed end
+  local minute = unpacked(packed)
+  if minute and minute[1] == this_minute - i and #minute == COUNTERS - COUNT.minute + 1 then minutes[#minutes + 1] = packed end
 end
 local current, counted = {this_minute}, 0
 for i = COUNT.minute + 1, COUNTERS do
@@ -61,9 +64,17 @@ for i = COUNT.minute + 1, COUNTERS do
 end
 if wanted > 0 and counted > 0 then minutes[#minutes + 1] = cmsgpack.pack(current) end
 
+local readers, positions = {}, call('HGETALL', READERS)
+for i = 1, #positions, 2 do
+  if tonumber(positions[i + 1]) then
+    readers[#readers + 1] = positions[i]
+    readers[#readers + 1] = positions[i + 1]
+  end
+end
+local set_apart = redis.pcall('ZCARD', BASE .. 'damaged')
 return {
   now, paused and 1 or 0, cmsgpack.pack(counts), call('ZCARD', READY), call('ZCARD', DUE), call('ZCARD', WAITING),
   call('ZCARD', LEASES), call('ZCARD', DEAD), oldest and now - oldest or -1, longest, until_first(DUE) or -1,
   until_first(LEASES) or -1, sleepers,
-  call('HGETALL', READERS), minutes,
+  readers, minutes, type(set_apart) == 'number' and set_apart or 0,
 }

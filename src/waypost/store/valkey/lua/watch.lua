@@ -26,8 +26,8 @@ if action == 'chain' then
   must_be('hash', key)
   must_be('zset', waiters)
   local fields = call('HMGET', key, 'until', 'open', 'failed', 'last')
-  if not fields[1] or tonumber(fields[1]) <= now then return {} end
-  local open = tonumber(fields[2])
+  local open = tonumber(fields[2] or '')
+  if not open or (tonumber(fields[1] or 0) or 0) <= now then return {} end
   if waiter ~= '' and open > 0 and not fields[3] then register(waiters) end
   return {open, fields[3] or '', fields[4] or ''}
 end
@@ -37,12 +37,12 @@ must_be('zset', waiters)
 
 local function kept_at(key)
   local kept = text_at(key)
-  if kept and struct_unpack('>I8', kept) > now then return sub(kept, 9) end
+  if kept_until(kept, 1) > now then return sub(kept, 9) end
 end
 
 local s = state_of(id)
 if s then
-  if s.status == 'X' then return {'X', call('HGET', ERRORS, id) or ''} end
+  if s.status == 'X' then return {'X', unpacked(call('HGET', ERRORS, id)) and call('HGET', ERRORS, id) or ''} end
   if waiter ~= '' then
     register(waiters)
     if floor(s.flags / 2) % 2 == 0 then

@@ -1,0 +1,76 @@
+"""Damaged records: messages that no claim can reach, places without a message, counters that do not fit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from waypost.cli.checkup.findings import Findings, note, ok, wrong
+from waypost.cli.output import count
+from waypost.cli.progress import Progress
+from waypost.client import Waypost
+from waypost.errors import AccessDenied, StoreFailed
+from waypost.message import Damage, Stats
+
+#: So many damaged records of a queue are named one by one; the number of all is said too.
+NAMED_MAX = 20
+
+
+def check(post: Waypost, names: Sequence[str], *, mend: bool, quiet: bool) -> Findings:
+    """All records of all queues, step by step."""
+    looked_at = damaged = 0
+    with Progress("records", quiet=quiet) as progress:
+        for name in names:
+            try:
+                checked = post.check(name, mend=mend, progress=_adding(progress))
+            except AccessDenied:
+                yield note("records", f"this user may not look at the records of queue {name}", queue=name)
+                continue
+            except StoreFailed as error:
+                yield wrong("records", str(error), "run `waypost doctor --mend`", queue=name)
+                damaged += 1
+                continue
+            looked_at += checked.looked_at
+            damaged += len(checked.damages)
+            yield from _tell(name, checked.damages, mend=mend)
+    if not damaged:
+        yield ok(
+            "records",
+            f"{count(looked_at, 'record')} in {count(len(names), 'queue')}, none damaged",
+            looked_at=looked_at,
+        )
+
+
+def _adding(progress: Progress) -> Callable[[int], None]:
+    """Adds what a check has looked at so far to what others have."""
+    before = progress.done
+    return lambda done: progress.advance(before + done - progress.done)
+
+
+def _tell(queue: str, damages: Sequence[Damage], *, mend: bool) -> Findings:
+    for damage in damages[:NAMED_MAX]:
+        what = f"{damage.kind} {damage.id or ''}".strip()
+        figures = {"queue": queue, "kind": damage.kind, "id": damage.id, "mended": damage.mended}
+        if mend and damage.mended:
+            yield note("records", f"queue {queue}, {what}: {damage.found}; now: {damage.mended}", **figures)
+        else:
+            yield wrong("records", f"queue {queue}, {what}: {damage.found}", "`waypost doctor --mend` repairs it",
+                        **figures)  # fmt: skip
+    if len(damages) > NAMED_MAX:
+        more = f"queue {queue}: {count(len(damages) - NAMED_MAX, 'damaged record')} more"
+        if mend:
+            yield note("records", more, queue=queue, more=len(damages) - NAMED_MAX)
+        else:
+            yield wrong(
+                "records", more, "`waypost doctor --mend` repairs them", queue=queue, more=len(damages) - NAMED_MAX
+            )
+
+
+def readable_stats(post: Waypost, names: Sequence[str]) -> list[Stats]:
+    """The queues whose counters can be read; the others are among the damaged records."""
+    found = []
+    for name in names:
+        try:
+            found.append(post.stats(name))
+        except StoreFailed:
+            continue
+    return found

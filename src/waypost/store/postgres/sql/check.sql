@@ -1,0 +1,134 @@
+-- Look for damaged rows of a queue, 500 in each call, and mend them if asked to. Touches: queue (read), message, entry,
+-- tally. Keeps: a message that no claim can reach goes to the head of its priority; at the end the counts are those of the
+-- rows, and the ledger balances; all of it is journalled.
+-- The answer: number looked at, [kind, id, what was found, what was done] of each damaged row, the id to go on from or null.
+
+CREATE OR REPLACE FUNCTION {check}(p_queue text, p_clock bigint, p_after text, p_mend boolean) RETURNS text
+LANGUAGE plpgsql {settings} AS $body$
+DECLARE
+    q {queue};
+    m {message};
+    v_now bigint := {clock}(p_clock);
+    v_found json[] := '{}';
+    v_count bigint := 0;
+    v_last text;
+    v_what text;
+    v_done text;
+    v_ready integer := 0;
+    r record;
+BEGIN
+    SELECT * INTO q FROM {queue} t WHERE t.name = p_queue;
+    IF NOT FOUND THEN
+        RETURN json_build_array(0, v_found, NULL)::text;
+    END IF;
+    FOR r IN
+        SELECT t.id, t.state, t.rank, t.lease_end_ms, t.lease_ms, t.nonce, t.ended_ms, t.reason FROM {message} t
+        WHERE t.queue = q.number AND t.id > coalesce(p_after, '') ORDER BY t.id LIMIT 500
+    LOOP
+        v_count := v_count + 1;
+        v_last := r.id;
+        v_done := NULL;
+        v_what := CASE
+            WHEN r.state NOT BETWEEN 0 AND 4 THEN 'its state is ' || r.state || ', so no claim can reach it'
+            WHEN r.rank NOT BETWEEN 0 AND 9 THEN 'its priority is ' || 9 - r.rank
+            WHEN r.state = 2 AND (r.lease_end_ms IS NULL OR r.lease_ms IS NULL OR r.nonce IS NULL)
+                THEN 'it is leased, and its lease has no end or no holder'
+            WHEN r.state = 4 AND (r.ended_ms IS NULL OR r.reason IS NULL)
+                THEN 'it is a dead letter without a reason or a time'
+        END;
+        CONTINUE WHEN v_what IS NULL;
+        IF p_mend THEN
+            -- As it is now: it may have changed since the page was read.
+            SELECT * INTO m FROM {message} t WHERE t.queue = q.number AND t.id = r.id AND t.state = r.state FOR UPDATE;
+            CONTINUE WHEN NOT FOUND;
+            IF m.state = 4 THEN
+                UPDATE {message} t SET ended_ms = coalesce(t.ended_ms, v_now), reason = coalesce(t.reason, 'unknown'),
+                    rank = CASE WHEN t.rank BETWEEN 0 AND 9 THEN t.rank ELSE 4 END
+                WHERE t.queue = q.number AND t.id = m.id;
+                v_done := 'a dead letter with a reason and a time';
+            ELSE
+                UPDATE {message} t SET state = 0, position = v_now - 281474976710656, ready_ms = v_now,
+                    rank = CASE WHEN t.rank BETWEEN 0 AND 9 THEN t.rank ELSE 4 END, nonce = NULL, worker = NULL,
+                    claimed_ms = NULL, lease_end_ms = NULL, lease_ms = NULL, cancel_requested = false,
+                    cause = CASE WHEN t.claims = 0 THEN NULL
+                        WHEN t.cause IN ('expired', 'released', 'retried', 'snoozed', 'redriven') AND m.state <> 2
+                        THEN t.cause ELSE 'expired' END,
+                    key = CASE WHEN t.key IS NOT NULL AND NOT EXISTS (
+                        SELECT 1 FROM {message} o WHERE o.queue = q.number AND o.key = t.key AND o.key IS NOT NULL
+                            AND o.state < 3 AND o.id <> t.id) THEN t.key END
+                WHERE t.queue = q.number AND t.id = m.id RETURNING * INTO m;
+                PERFORM {note}(q, v_now, NULL, 'promoted', m, 'mended');
+                IF r.state BETWEEN 0 AND 3 THEN
+                    PERFORM {moved}(q.number, v_now, r.state, 0::smallint);
+                END IF;
+                v_ready := v_ready + 1;
+                v_done := 'ready at the head of its priority';
+            END IF;
+            PERFORM {note}(
+                q, v_now, NULL, 'configured', NULL,
+                'mended ' || CASE WHEN r.state NOT BETWEEN 0 AND 4 THEN 'stranded ' ELSE 'unreadable ' END || m.id || ': '
+                || v_done);
+        END IF;
+        v_found := v_found || json_build_array(
+            CASE WHEN r.state NOT BETWEEN 0 AND 4 THEN 'stranded' ELSE 'unreadable' END, r.id, v_what, v_done);
+    END LOOP;
+    IF v_count < 500 THEN
+        v_last := NULL;
+        v_found := v_found || {check_counts}(q, v_now, p_mend);
+    END IF;
+    IF v_ready > 0 THEN
+        PERFORM {wake}(q, v_now, v_ready);
+    END IF;
+    RETURN json_build_array(v_count, v_found, v_last)::text;
+END $body$;
+
+-- Compare the counts with the rows, at one moment; correct them if asked to.
+CREATE OR REPLACE FUNCTION {check_counts}(q {queue}, p_now bigint, p_mend boolean) RETURNS json[]
+LANGUAGE plpgsql AS $body$
+DECLARE
+    c record;
+    v_balance bigint;
+    v_what text := '';
+BEGIN
+    -- One statement, so one snapshot: a step's rows and its counts are in it together, or not at all.
+    WITH counted AS (
+        SELECT t.ready, t.delayed, t.leased, t.waiting, t.dead_kept, t.published, t.redriven, t.done, t.dead,
+            t.dropped, t.cancelled, t.replaced
+        FROM {total} t WHERE t.queue = q.number
+        UNION ALL
+        SELECT t.ready, t.delayed, t.leased, t.waiting, t.dead_kept, t.published, t.redriven, t.done, t.dead,
+            t.dropped, t.cancelled, t.replaced
+        FROM {tally} t WHERE t.queue = q.number
+    ), sums AS (
+        SELECT coalesce(sum(t.ready), 0)::bigint AS ready, coalesce(sum(t.delayed), 0)::bigint AS delayed,
+            coalesce(sum(t.leased), 0)::bigint AS leased, coalesce(sum(t.waiting), 0)::bigint AS waiting,
+            coalesce(sum(t.dead_kept), 0)::bigint AS dead_kept,
+            (coalesce(sum(t.published), 0) + coalesce(sum(t.redriven), 0) - coalesce(sum(t.done), 0)
+                - coalesce(sum(t.dead), 0) - coalesce(sum(t.dropped), 0) - coalesce(sum(t.cancelled), 0)
+                - coalesce(sum(t.replaced), 0))::bigint AS live
+        FROM counted t
+    ), stored AS (
+        SELECT count(*) FILTER (WHERE t.state = 0) AS ready, count(*) FILTER (WHERE t.state = 1) AS delayed,
+            count(*) FILTER (WHERE t.state = 2) AS leased, count(*) FILTER (WHERE t.state = 3) AS waiting,
+            count(*) FILTER (WHERE t.state = 4) AS dead_kept
+        FROM {message} t WHERE t.queue = q.number
+    )
+    SELECT o.ready - s.ready AS ready, o.delayed - s.delayed AS delayed, o.leased - s.leased AS leased,
+        o.waiting - s.waiting AS waiting, o.dead_kept - s.dead_kept AS dead_kept,
+        s.live - o.ready - o.delayed - o.leased - o.waiting AS balance
+    INTO c FROM sums s CROSS JOIN stored o;
+    IF (c.ready, c.delayed, c.leased, c.waiting, c.dead_kept, c.balance) = (0, 0, 0, 0, 0, 0) THEN
+        RETURN '{}';
+    END IF;
+    v_what := format(
+        'counts are off: ready %s, delayed %s, leased %s, waiting %s, dead %s, and the ledger by %s', -c.ready,
+        -c.delayed, -c.leased, -c.waiting, -c.dead_kept, c.balance);
+    IF p_mend THEN
+        INSERT INTO {tally} (seq, queue, minute, ready, delayed, leased, waiting, dead_kept, dropped, published)
+        VALUES (
+            nextval('{sequence}'), q.number, p_now / 60000, c.ready, c.delayed, c.leased, c.waiting, c.dead_kept,
+            CASE WHEN c.balance > 0 THEN c.balance END, CASE WHEN c.balance < 0 THEN -c.balance END);
+        PERFORM {note}(q, p_now, NULL, 'configured', NULL, 'mended counters: ' || v_what);
+    END IF;
+    RETURN ARRAY[json_build_array('counters', NULL, v_what, CASE WHEN p_mend THEN 'counted anew' END)];
+END $body$;

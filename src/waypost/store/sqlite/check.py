@@ -1,0 +1,158 @@
+"""Looking for damaged rows, and mending them: SQLite takes any value in any column, and files are edited by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from waypost.message import REDELIVERY_CAUSES, CheckPage, Damage, DamageKind
+from waypost.policy import HEAD_OFFSET, PRIORITY_DEFAULT, PRIORITY_MAX
+from waypost.store.sqlite.book import COLUMNS, DEAD, LEASED, READY, STATE_COUNTERS, QueueBook
+
+#: Rows that one step looks at.
+ROWS_MAX = 500
+#: The state of a message that a step set aside: it stands in no index, so no other step meets it.
+SET_ASIDE = 9
+#: Columns of a row, by their place in `COLUMNS`, that hold whole numbers.
+NUMBERS = (2, 3, 4, 5, 6, 7, 10, 11, 12, 17, 18)
+#: Columns that hold a text or nothing.
+TEXTS = (8, 9, 14, 19, 21, 22, 23, 24)
+
+#: The place of the body, or of its length, in a row that has it.
+BODY = 25
+
+_PAGE = f"""
+    SELECT {COLUMNS}, length(e.data)
+    FROM {{message}} m INDEXED BY {{message:id}} LEFT JOIN {{envelope}} e ON e.seq = m.seq
+    WHERE m.queue = ? AND m.id > ? ORDER BY m.id LIMIT ?"""
+_ASIDE = "UPDATE {message} SET state = ? WHERE seq = ?"
+_OWNER = "SELECT 1 FROM {message} INDEXED BY {message:owner} WHERE queue = ? AND key = ? AND state < 3 AND seq <> ?"
+_TO_HEAD = """
+    UPDATE {message} SET state = 0, priority = ?, position = ?, ready_ms = ?, published_ms = ?, size = ?, key = ?,
+        "group" = ?, token = ?, deliveries = ?, attempts = ?, nonce = x'', worker = NULL, claimed_ms = NULL,
+        lease_end_ms = NULL, lease_ms = 0, cancel_requested = 0, cause = ?, ended_ms = NULL, reason = NULL,
+        error_type = NULL, error = NULL, chain = ?
+    WHERE seq = ?"""
+_TO_DEAD = "UPDATE {message} SET ended_ms = ?, reason = ? WHERE seq = ?"
+_REMOVE = "DELETE FROM {message} WHERE seq = ?"
+_DEPTHS = "SELECT state, count(*) FROM {message} WHERE queue = ? GROUP BY state"
+
+
+def is_sound(row: Sequence[Any]) -> bool:
+    """Whether the columns of a message hold what they should."""
+    for place in NUMBERS:
+        if type(row[place]) is not int:
+            return False
+    for place in TEXTS:
+        if row[place] is not None and type(row[place]) is not str:
+            return False
+    # A ready message that was claimed before says why it is ready again.
+    explained = row[2] != READY or row[10] == 0 or row[19] in REDELIVERY_CAUSES
+    # A row that is about to be handed out has its body behind its columns.
+    whole = len(row) <= BODY or type(row[BODY]) in (bytes, int)
+    return type(row[13]) is bytes and 0 <= row[3] <= PRIORITY_MAX and explained and whole
+
+
+def usable(book: QueueBook, rows: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+    """The rows that can be worked with. The others are set aside: they must not stop the rest."""
+    sound = [row for row in rows if is_sound(row)]
+    if len(sound) < len(rows):
+        for row in rows:
+            if not is_sound(row):
+                book.step.execute(_ASIDE, (SET_ASIDE, row[0]))
+                book.numbers[STATE_COUNTERS[row[2]]] -= 1
+                book.damaged.append(str(row[1]))
+    return sound
+
+
+def check(book: QueueBook, after: str | None, *, mend: bool) -> CheckPage:
+    """One bounded part of a check; its cursor is the last id looked at."""
+    rows = book.step.execute(_PAGE, (book.number, after or "", ROWS_MAX)).fetchall()
+    damages = []
+    for row in rows:
+        found = _what_is_wrong(row)
+        if found is not None:
+            done = _mend(book, row, found[0]) if mend else None
+            damages.append(Damage(book.name, found[0], str(row[1]), found[1], done))
+    if len(rows) == ROWS_MAX:
+        return CheckPage(len(rows), damages, str(rows[-1][1]))
+    damages += _check_counts(book, mend=mend)
+    return CheckPage(len(rows), damages, None)
+
+
+def _what_is_wrong(row: tuple[Any, ...]) -> tuple[DamageKind, str] | None:
+    state = row[2]
+    if row[-1] is None:
+        return "missing", "it has no body"
+    if not is_sound(row):
+        return "unreadable", "columns of its row hold what they cannot"
+    if state not in range(5):
+        return "stranded", f"its state is {state}, so no claim can reach it"
+    if state == LEASED and (type(row[16]) is not int or not row[13]):
+        return "unreadable", "it is leased, and its lease has no end or no holder"
+    if state == DEAD and (type(row[20]) is not int or row[21] is None):
+        return "unreadable", "it is a dead letter without a reason or a time"
+    return None
+
+
+def _number(value: Any, otherwise: int) -> int:
+    return value if type(value) is int else otherwise
+
+
+def _text(value: Any) -> str | None:
+    return value if type(value) is str else None
+
+
+def _mend(book: QueueBook, row: tuple[Any, ...], kind: DamageKind) -> str:
+    """Put a message back to the head of its priority, or give it up if it has no body. Counts are corrected later."""
+    seq, message_id, state = row[:3]
+    if kind == "missing":
+        book.step.execute(_REMOVE, (seq,))
+        if state != DEAD:
+            book.count_up("dropped")
+        book.note("dead_trimmed" if state == DEAD else "dropped", None, message_id=str(message_id), cause="damaged")
+        done = "removed from the dead letters" if state == DEAD else "dropped"
+    elif state == DEAD and is_sound(row):
+        book.step.execute(_TO_DEAD, (_number(row[20], book.now), row[21] or "unknown", seq))
+        done = "a dead letter with a reason and a time"
+    else:
+        priority = row[3] if type(row[3]) is int and 0 <= row[3] <= PRIORITY_MAX else PRIORITY_DEFAULT
+        # How often it was claimed may not be known: not more often than all messages of the queue together.
+        token = _number(row[10], book.numbers["claims"])
+        cause = row[19] if row[19] in REDELIVERY_CAUSES and state != LEASED else "expired"
+        key = _text(row[8])
+        if key is not None and book.step.execute(_OWNER, (book.number, key, seq)).fetchone() is not None:
+            key = None  # another message has it by now
+        book.step.execute(
+            _TO_HEAD,
+            (
+                priority, book.now - HEAD_OFFSET, book.now, _number(row[6], book.now), row[-1], key, _text(row[9]),
+                token, _number(row[11], 0), _number(row[12], 0), cause if token else None, _text(row[24]), seq,
+            ),
+        )  # fmt: skip
+        book.freshly_ready += 1
+        book.records.pop(str(message_id), None)
+        book.note("promoted", None, book.find(str(message_id)), cause="mended")
+        done = "ready at the head of its priority"
+    book.note("configured", None, cause=f"mended {kind} {message_id}: {done}")
+    return done
+
+
+def _check_counts(book: QueueBook, *, mend: bool) -> list[Damage]:
+    """Compare the queue's counters with its rows, and correct them if asked to."""
+    depths = dict(book.step.execute(_DEPTHS, (book.number,)).fetchall())
+    numbers = book.numbers
+    stored = {name: depths.get(state, 0) for state, name in enumerate(STATE_COUNTERS)}
+    live = sum(stored[STATE_COUNTERS[state]] for state in range(READY, DEAD))
+    ended = sum(numbers[name] for name in ("done", "dead", "dropped", "cancelled", "replaced"))
+    balance = numbers["published"] + numbers["redriven"] - live - ended
+    wrong = {name: numbers[name] - number for name, number in stored.items() if numbers[name] != number}
+    if not wrong and not balance:
+        return []
+    found = ", ".join([f"{name} {difference:+}" for name, difference in wrong.items()])
+    found = f"counts are off: {found or 'none'}, and the ledger by {balance}"
+    if mend:
+        numbers.update(stored)
+        numbers["dropped" if balance > 0 else "published"] += abs(balance)
+        book.note("configured", None, cause=f"mended counters: {found}")
+    return [Damage(book.name, "counters", None, found, "counted anew" if mend else None)]
