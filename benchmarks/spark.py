@@ -176,7 +176,7 @@ def store_url(store: str) -> Iterator[str]:
     elif store == "postgres":
         with PostgresServer() as server:
             migrate(server.url)
-            yield server.url
+            yield server.socket_url
     else:
         with tempfile.TemporaryDirectory() as directory:
             yield f"sqlite:///{directory}/bench.db"

@@ -46,7 +46,7 @@ class Parts:
 
         valkey = ValkeyServer(appendonly=True, appendfsync="everysec")
         self.valkey = self._stack.enter_context(valkey).url
-        self.postgres = self._stack.enter_context(PostgresServer(durable=True)).url
+        self.postgres = self._stack.enter_context(PostgresServer(durable=True)).socket_url
 
     def start(
         self, *command: str, log: str, output: int | None = None, worker: bool = False

@@ -185,7 +185,7 @@ def test_a_role_that_lacks_grants_is_told_which(postgres_server: PostgresServer,
     with psycopg.connect(postgres_server.url, autocommit=True) as connection:
         connection.execute(f'CREATE ROLE "{role}" LOGIN')
         migrate(postgres_server.url, namespace=name, grant=role)
-        url = postgres_server.url.replace("postgres@", f"{role}@")
+        url = postgres_server.socket_url.replace("postgres@", f"{role}@")
         _, told = examined(url, name)
         assert (level(told, "permissions"), level(told, "schema")) == (["ok"], ["ok"])
         connection.execute(f'REVOKE DELETE ON "{name}_message" FROM "{role}"')

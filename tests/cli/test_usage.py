@@ -113,7 +113,8 @@ def test_the_store_comes_from_the_environment_if_no_option_names_it(desk_of: Des
     environment = {"WAYPOST_URL": desk_of.url, "WAYPOST_NAMESPACE": desk_of.namespace}
     assert command("queues", "--names", **environment).stdout == "orders\n"
     other = command("queues", "--url", f"sqlite:///{tmp_path / 'other.db'}", **environment)
-    assert (other.returncode, other.stdout) == (0, "no queues\n")
+    assert (other.returncode, other.stdout) == (3, "")
+    assert f"there is no file {tmp_path / 'other.db'}" in other.stderr
 
 
 def test_a_store_that_nobody_named_is_asked_for(desk_of: Desk) -> None:

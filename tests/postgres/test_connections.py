@@ -106,7 +106,7 @@ def test_a_role_whose_transactions_see_an_old_state_is_refused(
     """A limit is counted after its turn has come, so what was committed meanwhile must be seen."""
     database.execute("DROP ROLE IF EXISTS careful; CREATE ROLE careful LOGIN SUPERUSER")
     database.execute(f"ALTER ROLE careful SET default_transaction_isolation = '{level}'")
-    store = PostgresStore.from_url(server.url.replace("postgres@", "careful@"), namespace=namespace)
+    store = PostgresStore.from_url(server.socket_url.replace("postgres@", "careful@"), namespace=namespace)
     with pytest.raises(errors.ConfigurationError, match="default_transaction_isolation = 'read committed'"):
         store.connect(start_timeout=5)
     with pytest.raises(errors.ConfigurationError, match="default_transaction_isolation = 'read committed'"):
@@ -169,7 +169,7 @@ class TestSchema:
     def test_a_user_without_rights_is_told_so(self, server: PostgresServer, namespace: str, database: Any) -> None:
         database.execute("DROP ROLE IF EXISTS guest")
         database.execute("CREATE ROLE guest LOGIN")
-        url = server.url.replace("postgres@", "guest@")
+        url = server.socket_url.replace("postgres@", "guest@")
         with pytest.raises(PermissionError, match="grant"):
             PostgresStore.from_url(url, namespace=namespace).connect(start_timeout=5)
 

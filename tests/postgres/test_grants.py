@@ -26,7 +26,7 @@ def role(database: Any) -> Iterator[str]:
 
 
 def url_of(server: PostgresServer, role: str) -> str:
-    return server.url.replace("postgres@", f"{role}@")
+    return server.socket_url.replace("postgres@", f"{role}@")
 
 
 @pytest.mark.promise("STORE-2")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import stat
+
 import psycopg
 import pytest
 
@@ -45,3 +47,17 @@ def test_what_was_committed_survives_a_kill_and_the_directory_goes_with_the_serv
             assert post.stats("orders").ledger.ready == 1
     assert not directory.exists()
     assert server.pid is None
+
+
+@pytest.mark.promise("STORE-2")
+def test_no_other_user_of_the_machine_gets_into_an_embedded_server() -> None:
+    with PostgresServer() as server:
+        with pytest.raises(psycopg.OperationalError, match="password"):
+            psycopg.connect(f"postgresql://postgres@127.0.0.1:{server.port}/postgres")
+        with pytest.raises(psycopg.OperationalError, match="password authentication failed"):
+            psycopg.connect(server.url_for("postgres", "guess"))
+        with psycopg.connect(server.url) as over_loopback, psycopg.connect(server.socket_url) as over_socket:
+            assert over_loopback.execute("SELECT 1").fetchone() == over_socket.execute("SELECT 1").fetchone() == (1,)
+        # The socket trusts who may enter its directory.
+        assert stat.S_IMODE(server.directory.stat().st_mode) == 0o700
+        assert not (server.directory / "password").exists()

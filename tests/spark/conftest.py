@@ -41,7 +41,7 @@ def shop(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Shop]:
     elif request.param == "valkey":
         url = request.getfixturevalue("valkey").url
     else:
-        url = request.getfixturevalue("postgres").url
+        url = request.getfixturevalue("postgres").socket_url
         migrate(url, namespace=namespace)
     with Shop(url, namespace) as made:
         yield made
@@ -57,8 +57,8 @@ def orders(tmp_path: Path) -> Iterator[Shop]:
 @pytest.fixture
 def postgres_shop(postgres: PostgresServer) -> Iterator[Shop]:
     namespace = fresh_namespace()
-    migrate(postgres.url, namespace=namespace)
-    with Shop(postgres.url, namespace) as shop:
+    migrate(postgres.socket_url, namespace=namespace)
+    with Shop(postgres.socket_url, namespace) as shop:
         yield shop
 
 

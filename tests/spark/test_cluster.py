@@ -54,19 +54,19 @@ def test_on_a_cluster_nothing_is_read_or_published_twice_and_killed_drivers_leav
 ) -> None:
     namespace, output = fresh_namespace(), tmp_path / "out"
     output.mkdir()
-    migrate(postgres.url, namespace=namespace)
+    migrate(postgres.socket_url, namespace=namespace)
     bodies: list[Any] = [{"n": n} for n in range(250)] + [{"é": "見た"}, "x" * (1 << 20)]
-    with Shop(valkey.url, namespace) as shop, Shop(postgres.url, namespace) as other:
+    with Shop(valkey.url, namespace) as shop, Shop(postgres.socket_url, namespace) as other:
         ids = [one.id for one in shop.post.publish_many("orders", bodies)]
         other.post.publish_many("orders", bodies)
         shop.post.configure("orders", lease=10)
 
         ended, told = drive(
-            "local-cluster[2,1,1024]", "written", str(output), namespace, valkey.url, postgres.url
+            "local-cluster[2,1,1024]", "written", str(output), namespace, valkey.url, postgres.socket_url
         )  # fmt: skip
         assert ended == -signal.SIGKILL, told
         assert {"executors": 2} in told
-        for url in (valkey.url, postgres.url):
+        for url in (valkey.url, postgres.socket_url):
             (found,) = [line for line in told if line.get("url") == url]
             assert found["columns"] == ["number", "event"]
             configured = [[253, "configured"]] if url == valkey.url else []

@@ -118,9 +118,8 @@ def test_the_module_that_every_session_imports_brings_nothing_along() -> None:
 
 @pytest.mark.promise("SPARK-1")
 def test_a_java_without_the_vector_module_is_started_without_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
-    monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
     real = tmp_path / "real java"
     real.write_text('#!/bin/sh\nfor a do echo "[$a]"; done\n')
     real.chmod(0o700)
@@ -169,3 +168,40 @@ def test_the_page_names_every_option_and_every_column() -> None:
     assert [name for name in (*KINDS, *WRITTEN) if f"`{name}`" not in page] == []
     written = page.lower()
     assert [name for name in READ_OPTIONS | WRITE_OPTIONS if f"`{name}`" not in written] == []
+
+
+PLANTED = """
+import os, stat, sys
+from pathlib import Path
+from waypost.spark import session
+from waypost.spark.private import private_directory
+
+home = Path(session.launcher_for("/usr/bin/true"))
+log = Path(session._logging_file("error"))
+print(private_directory())
+for path in (private_directory(), home / "bin" / "java"):
+    assert path.stat().st_uid == os.getuid()
+    assert stat.S_IMODE(path.stat().st_mode) == 0o700, path
+assert log.parent == private_directory() and home.parent == private_directory()
+"""
+
+
+def test_nothing_that_another_user_planted_among_temporary_files_is_used(tmp_path: Path) -> None:
+    """Names that could be guessed stand there already, with a program and links of somebody else."""
+    victim = tmp_path / "victim"
+    victim.write_text("mine")
+    for name in (f"waypost-java-{os.getuid()}", f"waypost-spark-{os.getuid()}"):
+        planted = tmp_path / "tmp" / name
+        (planted / "usr-bin-true" / "bin").mkdir(parents=True)
+        (planted / "usr-bin-true" / "bin" / "java").write_text("#!/bin/sh\necho planted\n")
+        for link in ("log", "log4j2-error.properties"):
+            (planted / link).symlink_to(victim)
+    done = subprocess.run(
+        [sys.executable, "-c", PLANTED], capture_output=True, text=True, check=True,
+        env={**os.environ, "TMPDIR": str(tmp_path / "tmp")},
+    )  # fmt: skip
+    made = Path(done.stdout.strip())
+    assert made.parent == tmp_path / "tmp"
+    assert made.name not in (f"waypost-java-{os.getuid()}", f"waypost-spark-{os.getuid()}")
+    assert not made.exists(), "it is removed at the end"
+    assert victim.read_text() == "mine"

@@ -45,7 +45,7 @@ def add(commands: Any) -> None:
 def run(options: argparse.Namespace) -> int:
     """Run the command; its exit code."""
     # A warning of the store is told by doctor; in the middle of a bar it would only be in the way.
-    with quiet_log(), open_post(options) as post:
+    with quiet_log(), open_post(options, creates=True) as post:
         ledger = post.ledger(options.queue)
         if ledger.ready or ledger.delayed or ledger.leased or ledger.waiting:
             raise Trouble(f"queue {options.queue} is in use; give an empty one with --queue", USAGE)

@@ -38,7 +38,10 @@ def run(options: argparse.Namespace) -> int:
     """Run the command until a signal; its exit code."""
     log_to_stderr(options.log_level)
     stop = threading.Event()
-    with open_post(options, retry_budget=RETRY_BUDGET_SECONDS) as post, StopSignals(lambda name: stop.set()):
+    with (
+        open_post(options, retry_budget=RETRY_BUDGET_SECONDS, creates=True) as post,
+        StopSignals(lambda name: stop.set()),
+    ):
         if options.command == "scheduler":
             post.run_scheduler(stop, ttl=options.ttl, on_tick=tell_json if options.json else tell_scheduler)
         else:

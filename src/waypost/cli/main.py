@@ -32,7 +32,7 @@ from waypost.cli import (
 )
 from waypost.cli.ending import CODES, INTERRUPTED, code_of
 from waypost.cli.output import safe_lines, say, without_secrets
-from waypost.errors import InvalidName, WaypostError
+from waypost.errors import InvalidName, MissingExtra, WaypostError
 
 #: Each adds its arguments with `add(commands)`, and what runs it as `run`. One line for each module.
 COMMANDS: tuple[Any, ...] = (
@@ -119,6 +119,26 @@ def parser() -> TopParser:
     return top
 
 
+#: Packages that come with an extra of ours, for imports that nothing else turned into a sentence.
+EXTRAS = {
+    "psycopg": "postgres", "psycopg_pool": "postgres", "redis": "valkey", "pyspark": "spark", "pyarrow": "spark",
+    "numpy": "spark", "plotly": "spark", "adbc_driver_postgresql": "spark", "textual": "cli", "rich": "cli",
+    "shtab": "cli", "nats": "nats", "prometheus_client": "metrics", "opentelemetry": "traces",
+}  # fmt: skip
+
+
+def missing_extra(error: ModuleNotFoundError) -> MissingExtra | None:
+    """The extra that is not installed, None if it was not waypost that asked for the module."""
+    extra = EXTRAS.get((error.name or "").partition(".")[0])
+    last = error.__traceback__
+    while last is not None and last.tb_next is not None:
+        last = last.tb_next
+    asked_by = "" if last is None else last.tb_frame.f_globals.get("__name__", "")
+    if extra is None or asked_by.partition(".")[0] not in ("waypost", *EXTRAS):
+        return None
+    return MissingExtra(f'this command needs {error.name}, which is not installed: pip install "waypost[{extra}]"')
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; its exit code. Whatever was wrong with the call or the store is told in one sentence."""
     given = sys.argv[1:] if arguments is None else list(arguments)
@@ -130,6 +150,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code = run(options)
         sys.stdout.flush()  # here, where somebody who reads no more is no failure
         return code
+    except ModuleNotFoundError as error:
+        missing = missing_extra(error)
+        if missing is None:
+            raise
+        say(f"waypost: {missing}")
+        return code_of(missing)
     except WaypostError as error:
         text = without_secrets(str(error))
         if isinstance(error, InvalidName) and "://" in text:

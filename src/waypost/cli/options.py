@@ -9,11 +9,15 @@ from collections.abc import Callable, Sequence
 from datetime import datetime
 from textwrap import fill
 from typing import Any
+from urllib.parse import quote
 
-from waypost.cli.ending import USAGE, Trouble
+from waypost.checks import check_namespace
+from waypost.cli.ending import UNREACHABLE, USAGE, Trouble
+from waypost.cli.output import say
 from waypost.client import Waypost
 from waypost.operations.flow import OnEvent
 from waypost.redaction import Redact, find_redact
+from waypost.store.opening import open_store
 
 URLS = "sqlite:///orders.db, valkey://127.0.0.1:6379, postgresql://user@host/database"
 #: Examples stand as they are, so argparse is told to wrap nothing: the description is wrapped here.
@@ -85,10 +89,18 @@ def namespace_of(options: argparse.Namespace) -> str:
 
 
 def open_post(
-    options: argparse.Namespace, *, retry_budget: float = RETRY_SECONDS, on_event: OnEvent | None = None
+    options: argparse.Namespace,
+    *,
+    retry_budget: float = RETRY_SECONDS,
+    on_event: OnEvent | None = None,
+    creates: bool = False,
 ) -> Waypost:
-    """The client for a command, not connected yet; to be used in a `with` block."""
+    """The client for a command, not connected yet; to be used in a `with` block.
+
+    `creates`: a SQLite file that is not there is made. Otherwise it is an error: the path is probably mistyped.
+    """
     url, namespace = url_of(options), namespace_of(options)
+    check_file(url, namespace, creates=creates)
     if options.schema and not url.startswith(("postgresql://", "postgres://")):
         raise Trouble("--schema is for PostgreSQL; other stores have none", USAGE)
     if options.schema:
@@ -101,6 +113,41 @@ def open_post(
         )
         return Waypost(store=store, retry_budget=retry_budget, on_event=on_event, redact=redact_of())
     return Waypost(url, namespace=namespace, retry_budget=retry_budget, on_event=on_event, redact=redact_of())
+
+
+def check_file(url: str, namespace: str, *, creates: bool = False) -> None:
+    """Look whether a SQLite file is there and has tables of this namespace, without changing anything.
+
+    Raises `Trouble` (exit code 3) if it does not, unless the command `creates` it, which is said then.
+    """
+    if not url.startswith("sqlite://"):
+        return
+    store = open_store(url, namespace=check_namespace(namespace), clock=None, replay_ttl_ms=0, durability="server")
+    path = str(getattr(store, "path", ""))
+    if not os.path.exists(path):
+        if not creates:
+            raise Trouble(f"there is no file {path}, and this command makes none: check the path", UNREACHABLE)
+        say(f"waypost: making {path}, which was not there")
+        return
+    if not creates and not _has_tables(path, namespace):
+        raise Trouble(
+            f"{path} has no tables of namespace {namespace}, and this command makes none: check the path and the "
+            "namespace",
+            UNREACHABLE,
+        )
+
+
+def _has_tables(path: str, namespace: str) -> bool:
+    import sqlite3
+    from contextlib import closing
+
+    from waypost.store.sqlite.schema import Spelling, standing
+
+    try:
+        with closing(sqlite3.connect(f"file:{quote(os.path.abspath(path))}?mode=ro", uri=True)) as connection:
+            return standing(connection, Spelling(namespace), path)
+    except sqlite3.Error:
+        return True  # what is wrong with it is told when it is opened
 
 
 def redact_of() -> Redact | None:

@@ -6,7 +6,6 @@ import argparse
 import logging
 import os
 import sys
-import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from waypost.cli import report
 from waypost.cli.ending import FOUND
-from waypost.cli.options import Run, add_command
-from waypost.cli.output import write, write_json
+from waypost.cli.options import Run, add_command, check_file
+from waypost.cli.output import say, write, write_json
 from waypost.errors import ConfigurationError, WaypostError
 
 if TYPE_CHECKING:
@@ -86,7 +85,7 @@ def _add(actions: Any, name: str, run: Run, text: str, more: str = "") -> argpar
     parser.add_argument(
         "--config", action="append", default=[], metavar="KEY=VALUE", help="a setting of Spark's; may be repeated"
     )
-    parser.add_argument("--log", metavar="FILE", help="Spark's own log (a file among the temporary ones)")
+    parser.add_argument("--log", metavar="FILE", help="Spark's own log (a temporary file, kept if it fails)")
     return parser
 
 
@@ -139,6 +138,7 @@ def events_ahead(options: argparse.Namespace) -> int:
         place = Place(url=state.source.url, url_env=state.source.url_env, namespace=state.source.namespace)
     else:
         raise ConfigurationError(f"the lake {options.lake} is new: say with --store where its events come from")
+    check_file(place.resolve(), place.namespace)
     with open_bulk(place) as bulk:
         queues = bulk.run(bulk.store.queues())
         if len(queues) > QUEUES_LOOKED_AT:
@@ -150,12 +150,13 @@ def events_ahead(options: argparse.Namespace) -> int:
 def working(options: argparse.Namespace, events: int) -> Iterator[tuple[SparkSession, Callable[[str], None]]]:
     """A session for the command, and where to tell how far it is."""
     from waypost.spark.pipeline import SETTINGS, local_settings
+    from waypost.spark.private import private_directory
     from waypost.spark.session import JAVA_OPTIONS
     from waypost.spark.terminal import Progress, quiet_session
 
     if options.master.startswith("sc://"):
         raise ConfigurationError("the pipeline needs a master (local[*], spark://…, yarn), not Spark Connect")
-    log = Path(options.log) if options.log else Path(tempfile.gettempdir()) / f"waypost-spark-{os.getuid()}" / "log"
+    log = Path(options.log) if options.log else private_directory() / "log"
     # What goes wrong in a callback of Spark's comes back as an error, and is told once, in a sentence.
     logging.getLogger("py4j").setLevel(logging.CRITICAL)
     is_local = options.master.startswith("local")
@@ -176,11 +177,16 @@ def failing(command: Callable[[argparse.Namespace], int]) -> Callable[[argparse.
     def run(options: argparse.Namespace) -> int:
         try:
             return command(options)
-        except (WaypostError, KeyboardInterrupt):
+        except (WaypostError, KeyboardInterrupt, ImportError):
             raise
         except Exception as error:
             from waypost.spark.failures import told
 
+            if not options.log:
+                from waypost.spark.private import keep, private_directory
+
+                keep(private_directory())
+                say(f"waypost: Spark's own log is {private_directory() / 'log'}")
             raise told(error) from error
 
     return run
@@ -286,10 +292,13 @@ def _told_event(event: Told) -> str:
 @failing
 def run_ingest(options: argparse.Namespace) -> int:
     """Take messages into the lake; the exit code."""
+    from waypost.spark.credentials import Place
     from waypost.spark.ingest import BATCH_ROWS, Ingest, counts, read_schema
 
     with working(options, LARGE) as (spark, tell):
         store, store_env = _place(options)
+        if store is not None or store_env is not None:
+            check_file(Place(url=store, url_env=store_env).resolve(), options.namespace)
         ingest = Ingest(
             spark,
             options.lake,

@@ -146,7 +146,7 @@ def publish_one(options: argparse.Namespace) -> int:
         except OSError as error:
             raise Trouble(f"{where} cannot be read: {error.strerror or error}", USAGE) from None
     body = decode(data, options, where)
-    with open_post(options) as post:
+    with open_post(options, creates=True) as post:
         published = post.publish(options.queue, body, **keywords(options))
     if options.json:
         write_json(published)
@@ -183,7 +183,10 @@ def publish_many(options: argparse.Namespace, source: IO[bytes], total: int | No
     lines = Lines(source, options)
     statuses: Counter[str] = Counter()
     bodies = iter(lines)
-    with open_post(options) as post, Progress(f"publishing to {options.queue}", total, quiet=options.json) as progress:
+    with (
+        open_post(options, creates=True) as post,
+        Progress(f"publishing to {options.queue}", total, quiet=options.json) as progress,
+    ):
         while batch := list(islice(bodies, LINES_AT_ONCE)):
             before = statuses.total()
             try:

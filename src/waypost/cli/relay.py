@@ -45,7 +45,7 @@ def add(commands: Any) -> None:
 def run(options: argparse.Namespace) -> int:
     """Run the command; its exit code."""
     log_to_stderr(options.log_level)
-    with open_post(options, retry_budget=RETRY_BUDGET_SECONDS) as post:
+    with open_post(options, retry_budget=RETRY_BUDGET_SECONDS, creates=True) as post:
         relay = post.relay(options.queue, to=options.to, batch=options.batch, hold=options.hold)
         worker = post.worker(scheduler=False)
         say(working.told_start(post, worker))

@@ -97,7 +97,7 @@ def setting(text: str) -> tuple[str, Any]:
 def run_configure(options: argparse.Namespace) -> int:
     """Show or change a queue's policy; the exit code."""
     changes = dict(map(setting, options.settings))
-    with open_post(options) as post:
+    with open_post(options, creates=bool(changes)) as post:
         policy = post.configure(options.queue, **changes) if changes else post.policy(options.queue)
     if options.json:
         write_json({"queue": options.queue, "changed": sorted(changes), "policy": msgspec.to_builtins(policy)})

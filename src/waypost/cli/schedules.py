@@ -3,21 +3,31 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
-from waypost.cli.ending import FOUND
-from waypost.cli.options import add_command, count_from, open_post
+from waypost.cli.ending import FOUND, USAGE, Trouble
+from waypost.cli.options import add_command, count_from, open_post, seconds
+from waypost.cli.options import moment as time
 from waypost.cli.output import table, write, write_json
 from waypost.errors import InvalidBody, InvalidSchedule, InvalidTime
 from waypost.operations.schedules import make_spec
+from waypost.policy import GRACE_SECONDS, PRIORITY_DEFAULT, CatchUp, Missed
 from waypost.schedule.described import Schedule, moment, told
 from waypost.schedule.rule import Timeline
 from waypost.schedule.zones import zone_of
 
 COUNT_MAX = 10_000
+#: `none`, where an argument that was not given is None already.
+NONE = object()
+#: What `--reset` sets beside the rule.
+DEFAULTS: dict[str, Any] = {
+    "missed": "skip", "grace": GRACE_SECONDS, "start": None, "end": None, "max_fires": None, "jitter": 0, "body": None,
+    "priority": PRIORITY_DEFAULT, "group": None, "headers": {}, "correlation_id": None, "reply_to": None,
+}  # fmt: skip
 
 
 def add(commands: Any) -> None:
@@ -46,15 +56,7 @@ def add(commands: Any) -> None:
     )  # fmt: skip
     listing.add_argument("--queue", help="only this queue")
     listing.add_argument("--count", type=count_from(1, 1_000), default=1, metavar="N", help="so many next fires (1)")
-    save = add_command(actions, "save", run_save, "save a schedule, or change it")
-    save.add_argument("name", help="its name")
-    save.add_argument("--queue", required=True, help="the queue that it publishes to")
-    save.add_argument("--cron", metavar="PATTERN", help='a cron pattern: "0 2 * * *"')
-    save.add_argument("--every", type=float, metavar="S", help="or an interval in seconds")
-    save.add_argument("--tz", default="UTC", help="time zone: UTC, +05:30, Europe/Madrid (UTC)")
-    save.add_argument("--body", metavar="JSON", default="null", help="the body of its messages (null)")
-    save.add_argument("--key", help="its key, if not made of name and rule")
-    save.add_argument("--missed", choices=("skip", "once"), default="skip", help="what becomes of missed fires (skip)")
+    _add_save(actions)
     for action, text in (
         ("pause", "fire no more until it is resumed"),
         ("resume", "fire again from the next instant on"),
@@ -64,6 +66,71 @@ def add(commands: Any) -> None:
         parser = add_command(actions, action, run_change, text, positional_url=True)
         parser.add_argument("name", help="its key or its name")
         parser.add_argument("--queue", help="only this queue")
+
+
+def _add_save(actions: Any) -> None:
+    save = add_command(
+        actions, "save", run_save, "save a schedule, or change one that is there",
+        more="Of a schedule that is there (by --key, or else by its name in the queue) only what is named is changed. "
+        "`none` takes a start, an end, a limit, a group or the headers away; --reset sets all that is not named to its "
+        "default.",
+        examples=('waypost schedules save rollup --queue reports --cron "0 9 * * *"',
+                  "waypost schedules save rollup --queue reports --jitter 30s --end none"),
+    )  # fmt: skip
+    save.add_argument("name", help="its name")
+    save.add_argument("--queue", required=True, help="the queue that it publishes to")
+    save.add_argument("--cron", metavar="PATTERN", help='a cron pattern: "0 2 * * *"')
+    save.add_argument("--every", type=float, metavar="S", help="or an interval in seconds")
+    save.add_argument("--tz", help="time zone: UTC, +05:30, Europe/Madrid (UTC)")
+    save.add_argument("--body", metavar="JSON", help="the body of its messages (null)")
+    save.add_argument("--key", help="its key, if not made of name and rule")
+    save.add_argument("--missed", metavar="RULE", help="what becomes of missed fires: skip, once, or at most N (skip)")
+    save.add_argument("--grace", type=seconds, metavar="S", help="a fire that is later is missed (60)")
+    save.add_argument("--start", type=_or_none(time), metavar="TIME", help="no fire before, as 2026-03-06T00:00:00Z")
+    save.add_argument("--end", type=_or_none(time), metavar="TIME", help="no fire after")
+    save.add_argument("--max-fires", type=_or_none(count_from(1, 2**40)), metavar="N", help="so many fires at most")
+    save.add_argument("--jitter", type=seconds, metavar="S", help="spread its fires over so many seconds (0)")
+    save.add_argument("--priority", type=count_from(0, 9), metavar="0-9", help="of its messages (5)")
+    save.add_argument("--group", type=_or_none(str), help="of its messages")
+    save.add_argument("--header", dest="headers", action="append", metavar="NAME=VALUE", help="may be repeated")
+    save.add_argument("--reset", action="store_true", help="set all that is not named to its default")
+
+
+def _or_none(read: Callable[[str], Any]) -> Callable[[str], Any]:
+    """The type of an argument that may be `none`."""
+
+    def read_or_none(text: str) -> Any:
+        return NONE if text.lower() == "none" else read(text)
+
+    return read_or_none
+
+
+def _missed(text: str) -> Missed:
+    if text in ("skip", "once"):
+        return "skip" if text == "skip" else "once"
+    if text.isascii() and text.isdigit() and 1 <= int(text) <= 1_000_000:
+        return CatchUp(int(text))
+    raise Trouble(f"--missed is skip, once, or how many to catch up with at most, not {text!r}", USAGE)
+
+
+def _named(options: argparse.Namespace) -> dict[str, Any]:
+    """What the arguments name, as the keywords of `save_schedule`."""
+    names = ("cron", "every", "tz", "grace", "start", "end", "max_fires", "jitter", "priority", "group")
+    rule = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
+    if options.body is not None:
+        try:
+            rule["body"] = msgspec.json.decode(options.body.encode())
+        except msgspec.DecodeError as error:
+            raise InvalidBody(f"--body is not JSON ({error}); text stands in quotation marks") from None
+    if options.missed is not None:
+        rule["missed"] = _missed(options.missed)
+    if options.headers is not None:
+        headers = [] if options.headers == ["none"] else [header.partition("=") for header in options.headers]
+        for header in headers:
+            if not header[1]:
+                raise Trouble(f"a header is NAME=VALUE, not {header[0]!r}", USAGE)
+        rule["headers"] = {name: value for name, _, value in headers}
+    return {name: None if value is NONE else value for name, value in rule.items()}
 
 
 def _start_ms(text: str | None) -> int:
@@ -121,15 +188,13 @@ def run_list(options: argparse.Namespace) -> int:
 
 def run_save(options: argparse.Namespace) -> int:
     """Save a schedule; the exit code."""
-    try:
-        body = msgspec.json.decode(options.body.encode())
-    except msgspec.DecodeError as error:
-        raise InvalidBody(f"--body is not JSON ({error}); text stands in quotation marks") from None
-    with open_post(options) as post:
-        saved = post.save_schedule(
-            options.name, queue=options.queue, key=options.key, cron=options.cron, every=options.every, tz=options.tz,
-            body=body, missed=options.missed,
-        )  # fmt: skip
+    rule = _named(options)
+    if options.reset:
+        if "cron" not in rule and "every" not in rule:
+            raise Trouble("--reset sets everything anew: give --cron or --every too", USAGE)
+        rule = DEFAULTS | {"tz": "UTC"} | rule
+    with open_post(options, creates=True) as post:
+        saved = post._run(post._edit_flow(options.name, options.queue, options.key, cast("Any", rule)))
     if options.json:
         write_json(_shown(saved))
     else:
@@ -155,6 +220,14 @@ def _shown(schedule: Schedule) -> dict[str, Any]:
         "every": schedule.every,
         "tz": schedule.tz,
         "missed": missed,
+        "grace": schedule.grace,
+        "start": None if schedule.start is None else _time(schedule.start),
+        "end": None if schedule.end is None else _time(schedule.end),
+        "max_fires": schedule.max_fires,
+        "jitter": schedule.jitter,
+        "priority": schedule.priority,
+        "group": schedule.group,
+        "headers": schedule.headers,
         "paused": schedule.paused,
         "declared": schedule.declared,
         "fires": schedule.fires,

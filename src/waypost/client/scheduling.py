@@ -190,6 +190,11 @@ class ScheduleFace:
         chosen = operations.derived_key(spec) if key is None else check_text("schedule key", key, KEY_CHARACTERS_MAX)
         return operations.save(self._link, place, chosen, spec)
 
+    def _edit_flow(self, name: str, queue: QueueName, key: str | None, rule: ScheduleKeywords) -> Flow[Schedule]:
+        """A flow that saves a schedule, or changes of one that is there only what `rule` names."""
+        check_options("save_schedule", rule, RULE_OPTIONS)
+        return operations.change(self._link, self._name(queue), name, key, rule)
+
     def _change_flow(
         self, change: Callable[[Link, str, str | None], Flow[T]], name: str, queue: QueueName | None
     ) -> Flow[T]:

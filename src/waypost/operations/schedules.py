@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -178,14 +178,52 @@ def _with_key(listing: ScheduleList, key: str) -> StoredSchedule | None:
     return next((schedule for schedule in listing.schedules if schedule.key == key), None)
 
 
-def save(link: Link, queue: str, key: str, spec: Spec) -> Flow[Schedule]:
-    """Save a schedule. The same rule again moves nothing; another one fires next when it says so, from now on."""
+#: The fields of a spec behind each keyword of `save_schedule`.
+FIELDS: dict[str, tuple[str, ...]] = {
+    "cron": ("cron", "every_ms"), "every": ("cron", "every_ms", "tz"), "tz": ("tz",), "start": ("start_ms",),
+    "end": ("end_ms",), "max_fires": ("max_fires",), "jitter": ("jitter_ms",), "missed": ("missed", "max_catchup"),
+    "grace": ("grace_ms",), "body": ("content", "body", "type_name"), "headers": ("headers",),
+    "correlation_id": ("correlation_id",), "reply_to": ("reply_to",), "priority": ("priority",), "group": ("group",),
+}  # fmt: skip
+
+
+def merged(old: Spec, new: Spec, named: Collection[str]) -> Spec:
+    """The old spec with the fields of the named keywords from the new one."""
+    fields = {field for keyword in named for field in FIELDS[keyword]}
+    return structs.replace(old, **{field: getattr(new, field) for field in fields})
+
+
+def change(link: Link, queue: str, name: str, key: str | None, rule: Mapping[str, Any]) -> Flow[Schedule]:
+    """Save a schedule, or change of the one that has this key, or else this name, only what `rule` names."""
+    found = yield from find(link, name if key is None else key, queue)
+    if found is None:
+        spec = make_spec(name, **rule)
+        return (yield from save(link, queue, derived_key(spec) if key is None else key, spec))
+    stored = found[1]
+    old = unpack_spec(stored.spec)
+    standing: dict[str, Any] = {"cron": old.cron} if old.every_ms is None else {"every": old.every_ms / 1000}
+    if "every" in rule or "cron" in rule:
+        standing = {}
+    if old.cron is not None and "every" not in rule:
+        standing["tz"] = old.tz
+    new = make_spec(old.name, **(standing | dict(rule)))
+    return (yield from save(link, queue, stored.key, new, named=frozenset(rule)))
+
+
+def save(link: Link, queue: str, key: str, spec: Spec, named: frozenset[str] | None = None) -> Flow[Schedule]:
+    """Save a schedule. The same rule again moves nothing; another one fires next when it says so, from now on.
+
+    With `named`, of a schedule that is there only what these keywords say is changed.
+    """
+    given = spec
     yield from link.attempt(link.store.schedules_changed(queue))
     for _ in range(SAVE_TRIES):
         listing = yield from _listing(link, queue)
         found = _with_key(listing, key)
         if found is None and len(listing.schedules) >= SCHEDULES_MAX:
             raise InvalidSchedule(f"queue {queue} has {SCHEDULES_MAX:,} schedules, the limit; use another queue")
+        if named is not None and found is not None:
+            spec = merged(unpack_spec(found.spec), given, named)
         wanted = _standing(key, spec, found, listing.at_ms)
         if found is not None and structs.replace(wanted, version=found.version) == found:
             link.tell("schedule_saved", queue, "skipped", key=key)

@@ -13,12 +13,13 @@ import re
 import shutil
 import subprocess
 import sys
-import tempfile
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from waypost.errors import ConfigurationError, MissingExtra
+from waypost.spark.private import private_directory
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -91,17 +92,14 @@ def find_java() -> str:
 
 
 def launcher_for(java: str) -> str:
-    """A home whose `bin/java` starts a Java that lacks a module which Spark asks for; made once per user and Java."""
-    home = Path(tempfile.gettempdir()) / f"waypost-java-{os.getuid()}" / re.sub(r"\W+", "-", java).strip("-")
+    """A home whose `bin/java` starts a Java without a module that it lacks; it lives as long as this process."""
+    home = private_directory() / "java"
     program = home / "bin" / "java"
     text = LAUNCHER.format(java=java, module=MISSING_MODULE)
-    if not (program.is_file() and program.read_text(encoding="utf-8") == text and os.access(program, os.X_OK)):
-        home.parent.mkdir(mode=0o700, exist_ok=True)
-        if home.parent.stat().st_uid != os.getuid():
-            raise ConfigurationError(f"{home.parent} belongs to another user; set JAVA_HOME to a Java {JAVA_MIN}")
+    if not (program.is_file() and program.read_text(encoding="utf-8") == text):
         program.parent.mkdir(parents=True, exist_ok=True)
-        # Written beside and moved: another process may start it at this moment.
-        fresh = program.with_name(f"java-{os.getpid()}")
+        # Written beside and moved: another thread may start it at this moment.
+        fresh = program.with_name(f"java-{threading.get_ident()}")
         fresh.write_text(text, encoding="utf-8")
         fresh.chmod(0o700)
         fresh.replace(program)
@@ -166,10 +164,8 @@ def settings(master: str, *, progress: bool, log_level: str) -> dict[str, str]:
 
 def _logging_file(level: str) -> str:
     """Logging before the session is there: Spark would greet the user with warnings of its own."""
-    home = Path(tempfile.gettempdir()) / f"waypost-spark-{os.getuid()}"
-    home.mkdir(mode=0o700, exist_ok=True)
-    path = home / f"log4j2-{level.lower()}.properties"
-    fresh = home / f"log4j2-{os.getpid()}"
+    path = private_directory() / f"log4j2-{level.lower()}.properties"
+    fresh = path.with_name(f"log4j2-{threading.get_ident()}")
     fresh.write_text(LOGGING.format(level=level.lower()), encoding="utf-8")
     fresh.replace(path)
     return str(path)

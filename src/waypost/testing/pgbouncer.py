@@ -21,7 +21,7 @@ from waypost.testing.servers import START_SECONDS_MAX, EmbeddedServer
 PROGRAM = Path("/usr/sbin/pgbouncer")
 SETTINGS: dict[str, str | int] = {
     "pool_mode": "transaction",
-    "auth_type": "any",
+    "auth_type": "plain",
     "max_client_conn": 500,
     "default_pool_size": 20,
     "server_login_retry": 1,
@@ -50,17 +50,23 @@ class PgBouncer(EmbeddedServer):
     @property
     def url(self) -> str:
         """Where to connect, over loopback."""
-        return f"{self.scheme}://{USER}@127.0.0.1:{self.port}/postgres"
+        return self._behind.url_for(USER, self._behind.password, self.port)
 
     def _launch(self) -> None:
         settings = SETTINGS | self._options
         settings |= {"listen_addr": "127.0.0.1", "listen_port": self.port, "unix_socket_dir": ""}
         path = self.directory / "pgbouncer.ini"
         lines = [f"{name} = {value}" for name, value in settings.items()]
-        behind = f"postgres = host=127.0.0.1 port={self._behind.port} user={USER} dbname=postgres"
+        users = self.directory / "users.txt"
+        lines.append(f"auth_file = {users}")
+        password = self._behind.password
+        behind = f"postgres = host=127.0.0.1 port={self._behind.port} user={USER} password={password} dbname=postgres"
         path.write_text("\n".join(["[databases]", behind, "[pgbouncer]", *lines, ""]))
+        users.write_text(f'"{USER}" "{password}"\n')
         give_away(self.directory)
-        give_away(path)
+        for file in (path, users):
+            file.chmod(0o600)
+            give_away(file)
         with (self.directory / "server.log").open("ab") as log:
             self._watch(
                 lambda: subprocess.Popen(

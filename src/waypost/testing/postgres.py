@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import pwd
+import secrets
 import shutil
 import signal
 import socket
@@ -70,6 +71,8 @@ class PostgresServer(EmbeddedServer):
         elif release != NEWEST:
             self._program = _program(self.wheel, FOLDERS[release] + "/bin/postgres")
         self._options = options
+        #: Of the user that made it, over loopback; the socket lies in a directory that is closed to others.
+        self.password = secrets.token_urlsafe(18)
         self._durable = durable
         #: No file of it grows beyond this, as on a disk that is full; more than 16 MiB, which a piece of its log has.
         self._file_bytes_max = file_bytes_max
@@ -81,7 +84,11 @@ class PostgresServer(EmbeddedServer):
     @property
     def url(self) -> str:
         """Where to connect, over loopback."""
-        return f"{self.scheme}://{USER}@127.0.0.1:{self.port}/postgres"
+        return self.url_for(USER, self.password)
+
+    def url_for(self, user: str, password: str, port: int | None = None) -> str:
+        """Where a user connects, over loopback, or through something on another port."""
+        return f"{self.scheme}://{user}:{password}@127.0.0.1:{port or self.port}/postgres"
 
     @property
     def socket_url(self) -> str:
@@ -120,13 +127,19 @@ class PostgresServer(EmbeddedServer):
 
     def _make_cluster(self) -> None:
         self._let_in()
+        given = self.directory / "password"
+        with open(os.open(given, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="ascii") as file:
+            file.write(self.password)
+        give_away(given)
+        # Any user of the machine can reach a loopback port; the socket only who may enter its directory.
         made = subprocess.run(
             [
-                str(self._program.parent / "initdb"), "-D", str(self.data), "-U", USER, "--auth=trust", "--no-sync",
-                "--encoding=utf8", "--locale=C",
+                str(self._program.parent / "initdb"), "-D", str(self.data), "-U", USER, "--auth-local=trust",
+                "--auth-host=scram-sha-256", f"--pwfile={given}", "--no-sync", "--encoding=utf8", "--locale=C",
             ],
             capture_output=True, text=True, timeout=INITDB_SECONDS_MAX, check=False, **identity(self.directory),
         )  # fmt: skip
+        given.unlink()
         if made.returncode != 0:
             raise StoreUnavailable(f"initdb failed:\n{made.stdout[-2000:]}{made.stderr[-2000:]}")
 

@@ -117,6 +117,7 @@ class EmbeddedServer:
             "bind": "127.0.0.1",
             "port": self.port,
             "unixsocket": str(self.socket_path),
+            "unixsocketperm": 700,
             "dir": str(self.directory),
             "logfile": str(self.directory / "server.log"),
             "daemonize": "no",
