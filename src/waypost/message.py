@@ -135,6 +135,29 @@ class Claimed(Struct, frozen=True):
     damaged: tuple[str, ...] = ()
 
 
+class PolledQueue(Struct, frozen=True, gc=False):
+    """What a poll says of one queue, for a worker that has nothing to do there."""
+
+    #: Whether a claim may bring something, or is needed to register the sleeper again.
+    needs_claim: bool
+    #: Milliseconds by the store's clock until the next timer or lease end; None: there is none, or the queue is paused.
+    next_due_ms: int | None
+    next_lease_ms: int | None
+    #: How long leases of this queue are now.
+    lease_ms: int | None
+    #: Whether the sleeper still stands at its blocking wait: the claim behind that has not begun.
+    at_door: bool = False
+
+
+class Polled(Struct, frozen=True):
+    """The reply to a poll: the queues in the order in which they were named, and who leads if that was asked."""
+
+    queues: list[PolledQueue]
+    #: The store's time.
+    at_ms: int
+    elected: Elected | None = None
+
+
 class Continuation(Struct, frozen=True, gc=False):
     """A message that a settle sends on, in the same atomic step. `id` is derived from its source."""
 

@@ -61,6 +61,8 @@ BURY_MAX = 256
 #: Results of this many operations are kept per session and queue, so that a lost reply can be asked for again.
 REPLAY_MAX = 128
 SLEEPER_TTL_MS = 60_000
+#: Queues that one poll may name: the longest step of an idle worker, and still one of a few milliseconds.
+POLL_QUEUES_MAX = 256
 #: A knock at a door where nobody stands yet is kept for so long.
 DOOR_TTL_MS = 10_000
 #: A store remembers so many workers; beyond it the ones whose time ends first are forgotten.
@@ -112,12 +114,16 @@ BACKOFF_MAX_SECONDS = 5.0
 BLOCK_TIMEOUT_SECONDS = 1.0
 WINDOW_SECONDS = 3600.0
 RESULT_TTL_SECONDS = 3600.0
-SAFETY_POLL_SECONDS = 5.0
-#: A worker tells the store of itself so often, and is forgotten after three times as long.
-BEAT_SECONDS = 10.0
+#: Idle queues are polled so often while wake-ups are known to arrive. Longer, and a lost one would be felt; shorter,
+#: and a thousand idle workers would be a load of their own.
+SAFETY_POLL_SECONDS = 15.0
+#: The same where no wake-up channel works.
+UNWOKEN_POLL_SECONDS = 5.0
+#: A worker tells the store of itself with each poll, and is forgotten after three times as long.
+BEAT_SECONDS = SAFETY_POLL_SECONDS
 BEATS_PER_TTL = 3
-#: A worker that could have claimed and did not for so long does not consume.
-HEALTH_WINDOW_SECONDS = 3 * SAFETY_POLL_SECONDS
+#: A worker that could have claimed and did not for so long does not consume. Two polls: one may be late.
+HEALTH_WINDOW_SECONDS = 2 * SAFETY_POLL_SECONDS
 POLL_FIRST_SECONDS = 0.05
 
 # ---- schedules ----------------------------------------------------------------------------------------------

@@ -25,12 +25,13 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.fault.idle_figures import CONNECTIONS, many_queues, many_queues_in_a_file
 from tests.fault.lease_figures import cut_off, late_answers, poison_by_exit
 from tests.fault.proxy import Proxy
 from tests.fault.relay_figures import relay_figures
 from tests.fault.tickers import tell
 from tests.fault.token_figures import token_crashes
-from tests.fault.wake_figures import COUNTED_FIGURES, TIMED_FIGURES, Server
+from tests.fault.wake_figures import COUNTED_FIGURES, TIMED_FIGURES, Reading, Server
 from tests.outbox.killing import have_effects, sell
 from tests.outbox.ways import WAYS
 from tests.schedule.oracle import utc
@@ -519,6 +520,17 @@ def main(arguments: list[str]) -> int:
         for crash in token_crashes(3 if options.quick else 20) if wanted("tokens") else ():
             short += not crash.ok
             print(Figure(f"postgres {crash.name}", crash.figure, crash.limit, crash.ok), flush=True)
+        seconds = 20.0 if options.quick else 60.0
+        found: list[tuple[str, Iterator[Reading]]] = []
+        if wanted("idle"):
+            found = [("sqlite", many_queues_in_a_file(f"sqlite:///{Path(directory) / 'idle.db'}", seconds))]
+            crowded = stack.enter_context(PostgresServer(max_connections=CONNECTIONS))
+            for store, server in (("valkey", valkey), ("postgres", crowded)):
+                found.append((store, many_queues(Server(store, server.url, server.port), seconds)))
+        for store, readings in found:
+            for reading in readings:
+                short += not reading.ok
+                print(Figure(f"{store} {reading.name}", reading.figure, reading.limit, reading.ok), flush=True)
         for line in relay_figures(quick=options.quick) if wanted("relays") else ():
             short += not line.ok
             print(Figure(line.name, line.figure, line.limit, line.ok), flush=True)

@@ -452,3 +452,86 @@ def test_whatever_happens_in_whatever_order_no_instant_fires_twice(
     assert all(instant % 1_000 == 0 for instant in counted)
     assert max(counted, default=0) <= clock() - world.start_ms
     assert world.stored().fires == len(counted)
+
+
+# ---- standbys --------------------------------------------------------------------------------------------------------
+
+
+class Counting:
+    """An executor that counts what it is asked."""
+
+    def __init__(self, inner: Executor) -> None:
+        self._inner = inner
+        self.names: Counter[str] = Counter()
+
+    def run(self, call: Any) -> Any:
+        self.names[call.name] += 1
+        return self._inner.run(call)
+
+    def run_many(self, calls: Any) -> Any:
+        chosen = list(calls)
+        self.names.update(call.name for call in chosen)
+        return self._inner.run_many(chosen)
+
+    def close(self) -> None: ...
+
+
+@pytest.mark.promise("CRON-6", "CRON-7")
+def test_a_standby_fires_what_its_leader_left_a_second_late_and_asks_to_lead(world: World) -> None:
+    world.save(every=10)
+    leader, standby = world.scheduler("a"), world.scheduler("b", by_polls=True)
+    assert world.tick(leader).election == "elected"
+    assert world.tick(standby).election == "following"
+    world.clock.advance(10.9)  # the leader is gone
+    assert world.tick(standby).fires == 0
+    world.clock.advance(0.7)
+    tick = world.tick(standby)
+    assert (tick.election, tick.fires) == ("following", 1)
+    assert world.instants() == [10_000]
+    world.clock.advance(10)
+    assert world.tick(standby).fires == 1
+    assert world.instants() == [10_000, 20_000]
+
+
+@pytest.mark.promise("CRON-6")
+def test_a_standby_leads_once_the_lease_of_its_leader_has_ended(world: World) -> None:
+    world.save(every=10)
+    leader, standby = world.scheduler("a"), world.scheduler("b", by_polls=True)
+    world.tick(leader)
+    world.tick(standby)
+    for _ in range(3):
+        world.clock.advance(11)
+        tick = world.tick(standby)
+    assert tick.election in ("elected", "leading")
+    assert world.tick(leader).election == "following"
+
+
+@pytest.mark.promise("CRON-6", "WAKE-5")
+def test_a_standby_whose_leader_is_there_asks_at_most_once_in_half_a_minute(world: World) -> None:
+    world.save(every=1)
+    leader, standby = world.scheduler("a"), world.scheduler("b", by_polls=True)
+    world.tick(leader)
+    counting = Counting(world.executor)
+    drive(cast(Executor, counting), standby.tick())
+    counting.names.clear()
+    for _ in range(110):
+        world.clock.advance(1)
+        world.tick(leader)
+        tick = drive(cast(Executor, counting), standby.tick())
+        assert tick.fires == 0
+    assert counting.names["elect"] == 0
+    assert counting.names.total() <= 4
+    assert len(world.instants()) == len(set(world.instants())) == 110
+
+
+@pytest.mark.promise("CRON-7", "WAKE-5")
+def test_a_standby_that_asks_with_polls_leads_when_a_poll_says_so(world: World) -> None:
+    leader, standby = world.scheduler("a"), world.scheduler("b", by_polls=True)
+    world.tick(leader)
+    assert world.tick(standby).election == "following"
+    world.clock.advance(3600)
+    assert world.tick(standby).election == "following"
+    standby.candidate.hear(world.executor.run(world.store.elect("scheduler", "b", 15_000)))
+    assert world.tick(standby).election == "elected"
+    assert world.tick(standby).election == "leading"
+    assert world.tick(leader).election == "following"

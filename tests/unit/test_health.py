@@ -83,6 +83,15 @@ def test_a_loop_owes_nothing_while_its_places_are_taken_or_it_sleeps_as_planned(
     assert pulse.late_seconds(time.monotonic() + 100) > 30
 
 
+def test_an_answered_poll_counts_as_a_claim_that_found_nothing() -> None:
+    consumer = owing(WINDOW + 5)
+    consumer.pulse.polled(15)
+    assert judged(consumer).status == "green"
+    assert consumer.pulse.last_claim is not None
+    assert consumer.pulse.late_seconds(time.monotonic() + 14) == 0
+    assert consumer.pulse.late_seconds(time.monotonic() + 20) > 4
+
+
 def test_a_failed_claim_is_owed_from_the_same_moment_on() -> None:
     consumer = owing(10)
     before = consumer.pulse.owes_from
@@ -135,10 +144,10 @@ def test_a_window_that_is_none_is_refused(window: Any) -> None:
             post.worker(health_window=window)
 
 
-def test_the_defaults_are_a_beat_in_ten_seconds_and_three_polls() -> None:
-    assert interval(HEALTH_WINDOW_SECONDS) == BEAT_SECONDS == 10
-    assert BEAT_SECONDS * BEATS_PER_TTL == 30
-    assert HEALTH_WINDOW_SECONDS == 3 * SAFETY_POLL_SECONDS == WINDOW
+def test_by_default_a_beat_comes_with_each_poll_and_the_window_is_two_of_them() -> None:
+    assert interval(HEALTH_WINDOW_SECONDS) == BEAT_SECONDS == SAFETY_POLL_SECONDS == 15
+    assert BEAT_SECONDS * BEATS_PER_TTL == 45
+    assert HEALTH_WINDOW_SECONDS == 2 * SAFETY_POLL_SECONDS
     # Beats are within a shorter window too, since they prove that the store answers.
     assert interval(3) == 2
 

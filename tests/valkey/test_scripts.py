@@ -64,9 +64,9 @@ CONSTANTS = {
 }  # fmt: skip
 
 #: Parts that scripts include.
-PARTS = {"base", "moves", "accept", "chains", "drafts", "once"}
+PARTS = {"base", "moves", "accept", "chains", "drafts", "once", "register", "leader"}
 #: Keys that depend on an argument, and what a script that can touch those of chains says in its opening.
-DERIVED = {"window:<key>", "result:<id>"}
+DERIVED = {"window:<key>", "result:<id>", "leader:<role>"}
 OF_CHAINS = "the keys of chains"
 
 TOKEN = re.compile(

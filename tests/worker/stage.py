@@ -96,9 +96,9 @@ class Stage:
             yield one
 
     @contextmanager
-    def working(self, *, timeout: float = 5.0) -> Iterator[Any]:
+    def working(self, *, timeout: float = 5.0, **options: Any) -> Iterator[Any]:
         """A worker in the background; it is stopped at the end."""
-        worker = self.post.worker()
+        worker = self.post.worker(**options)
         self.done(worker.start())
         try:
             yield worker

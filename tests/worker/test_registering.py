@@ -209,7 +209,7 @@ def test_a_beat_that_is_refused_harms_nothing_and_is_tried_again(
             raw.delete(f"{{{namespace}}}:workers")
             until(lambda: worker.health().status == "green")
             assert record(stage).name == worker.name
-    told = [entry for entry in caplog.records if vars(entry).get("event") == "beat_failed"]
+    told = [entry for entry in caplog.records if vars(entry).get("event") == "poll_failed"]
     assert [entry.levelname for entry in told if entry.levelname == "WARNING"] == ["WARNING"]
 
 

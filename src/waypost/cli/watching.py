@@ -22,7 +22,7 @@ TICK_SECONDS = 1.0
 IDLE_COMMANDS_PER_SECOND = 1.5
 #: A pause in which nothing was asked does not save up more than this.
 SAVED_COMMANDS_MAX = 3.0
-#: Workers tell of themselves every ten seconds: to ask more often would show nothing new.
+#: Workers tell of themselves every fifteen seconds: to ask much more often would show nothing new.
 DIRECTORY_SECONDS = 10.0
 #: So many of the last waits and run times are looked at.
 SAMPLES = 200

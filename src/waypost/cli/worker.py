@@ -54,7 +54,7 @@ def add(commands: Any) -> None:
     parser.add_argument("--until-empty", action="store_true", help="end when nothing is ready any more")
     parser.add_argument(
         "--health-window", type=float, default=HEALTH_WINDOW_SECONDS, metavar="S",
-        help="seconds without a claim that could have been made after which its health is red (15)",
+        help="seconds without a claim that could have been made after which its health is red (30)",
     )  # fmt: skip
     parser.add_argument("--no-scheduler", action="store_true", help="leave schedules to others")
     parser.add_argument("--promoter", action="store_true", help="make timers of all queues ready, too")

@@ -170,7 +170,7 @@ class ScheduleFace:
 
         parts: list[Background] = []
         if scheduler:
-            parts.append(Background(executor, Scheduler(link)))
+            parts.append(Background(executor, Scheduler(link, by_polls=True)))
         if promoter:
             parts.append(Background(executor, Promoter(link)))
         for part in parts:

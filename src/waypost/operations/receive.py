@@ -19,6 +19,7 @@ from waypost.operations.forward import deliver_outgoing
 from waypost.policy import (
     POLL_FIRST_SECONDS,
     SAFETY_POLL_SECONDS,
+    UNWOKEN_POLL_SECONDS,
     RetryPolicy,
 )
 from waypost.store.port import Hold, Visitor
@@ -115,30 +116,42 @@ def leave(link: Link, queue: str, sleeper: str) -> Flow[None]:
         link.lanes.end(queue, operation)
 
 
+def safety_poll_seconds(lease_ms: int | None, *, woken: bool) -> float:
+    """How often an idle queue is polled: leases that begin meanwhile are known before they end."""
+    longest = SAFETY_POLL_SECONDS if woken else UNWOKEN_POLL_SECONDS
+    return longest if lease_ms is None else min(longest, max(lease_ms / 1000, POLL_FIRST_SECONDS))
+
+
 class Nap:
     """How long to sleep after a claim that found too little: until the store's next moment, or the next poll.
 
     Who will be woken polls only to be safe. Who will not polls soon, then ever more rarely.
     """
 
-    __slots__ = ("_least", "_poll", "only_to_be_safe")
+    __slots__ = ("_least", "_poll", "moment", "only_to_be_safe", "poll_seconds")
 
     def __init__(self) -> None:
         #: Whether the last answer was a safety poll: no moment of the store, and so not to be kept to exactly.
         self.only_to_be_safe = False
+        #: Seconds until the store's next moment, and how often to poll until then; None while it polls more often.
+        self.moment: float | None = None
+        self.poll_seconds: float | None = None
         self._poll = POLL_FIRST_SECONDS
         self._least = MOMENT_MIN_SECONDS
 
     def seconds(self, claimed: Claimed, remaining: float | None, *, woken: bool = False) -> float:
-        self.only_to_be_safe = woken
+        self.only_to_be_safe, self.moment = woken, None
+        # Leases that begin meanwhile end no sooner than one lease from now: this is in time to learn of each.
+        self.poll_seconds = safety_poll_seconds(claimed.lease_ms, woken=woken)
         if woken:
-            # Leases that begin meanwhile end no sooner than one lease from now: this is in time to learn of each.
-            longest = SAFETY_POLL_SECONDS if claimed.lease_ms is None else claimed.lease_ms / 1000
-            pause = min(SAFETY_POLL_SECONDS, max(longest, POLL_FIRST_SECONDS)) * random.uniform(0.8, 1.0)
+            pause = self.poll_seconds * random.uniform(0.8, 1.0)
             self._poll = POLL_FIRST_SECONDS
-        else:
+        elif self._poll < self.poll_seconds:
             pause = self._poll * random.uniform(0.8, 1.0)
-            self._poll = min(self._poll * 2, SAFETY_POLL_SECONDS)
+            self._poll = min(self._poll * 2, self.poll_seconds)
+            self.poll_seconds = None
+        else:
+            pause = self.poll_seconds * random.uniform(0.8, 1.0)
         moments: list[int | None] = []
         if not claimed.paused:
             # While the rate is used up, neither timers nor leases that end can bring anything.
@@ -148,7 +161,8 @@ class Nap:
         if soonest is not None:
             self.only_to_be_safe = self.only_to_be_safe and soonest / 1000 >= pause
             # A moment that brings nothing again and again (`max_running` is reached) must not make us spin.
-            pause = min(pause, max(soonest / 1000, self._least))
+            self.moment = max(soonest / 1000, self._least)
+            pause = min(pause, self.moment)
             self._least = min(self._least * 2, POLL_FIRST_SECONDS)
         return pause if remaining is None else min(pause, remaining)
 
@@ -178,7 +192,6 @@ def claim(
         if at_door is not None and sleeper is not None and store.doors is not None:
             call = store.doors.at_door(at_once, sleeper, *at_door)
         trouble = Trouble(link, link.retry_budget)
-        began = link.monotonic()
         while True:
             sent, sent_at = link.monotonic(), lease_clock.now()
             try:
@@ -193,7 +206,11 @@ def claim(
                 may_have_run = may_have_run or getattr(error, "outcome", "unknown") == "unknown"
                 raise
             else:
-                if call is not at_once and at_door is not None and is_late(claimed, link.monotonic() - began):
+                waited = call is not at_once and at_door is not None
+                if at_door is not None and waited:
+                    # A poll may have shown since that it had not begun.
+                    sent_at = max(sent_at, at_door[1].not_before)
+                if waited and is_late(claimed, lease_clock.now() - sent_at):
                     # Leased to us without our knowing, perhaps for long: ask what is still ours, as for a lost reply.
                     may_have_run, at_door = True, None
                     call = store.claim(queue, limit, operation, worker=link.worker, replay=True)

@@ -13,7 +13,7 @@ from waypost.message import Published, Watched, split_chain_id
 from waypost.operations.flow import Flow, Link, Sleep
 from waypost.operations.publish import check_chain
 from waypost.operations.run import check_id, history
-from waypost.policy import SAFETY_POLL_SECONDS
+from waypost.policy import SAFETY_POLL_SECONDS, UNWOKEN_POLL_SECONDS
 
 #: Between the first looks at a message: where no wake-up can reach us, a fast handler is still seen soon.
 LOOK_FIRST_SECONDS = 0.02
@@ -55,7 +55,7 @@ class _Patience:
             raise WaitTimeout(f"{what} did not end within {self._timeout:g} s; it goes on, and can be waited for again")
         if self._bell is not None and self._bell.working:
             return Sleep(min(SAFETY_POLL_SECONDS, remaining), bell=self._bell)
-        seconds, self._next = self._next, min(self._next * 2, SAFETY_POLL_SECONDS)
+        seconds, self._next = self._next, min(self._next * 2, UNWOKEN_POLL_SECONDS)
         return Sleep(min(seconds, remaining), bell=self._bell)
 
     def end(self) -> None:

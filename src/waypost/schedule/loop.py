@@ -1,4 +1,4 @@
-"""The scheduler: one leader reads the schedules, sleeps until the next fire, and fires.
+"""The scheduler: one leader reads the schedules, sleeps until the next fire, and fires; others stand by.
 
 A tick does no I/O of its own: it is a flow. Its answer says how long to sleep. Store time is what counts: it comes
 with every reading and is carried on by this process's monotonic clock, so a wall clock that is wrong is harmless. That
@@ -9,6 +9,7 @@ to lead fire each instant once between them.
 from __future__ import annotations
 
 import logging
+import random
 from collections.abc import Callable
 from typing import Literal
 
@@ -17,7 +18,7 @@ from msgspec import Struct, structs
 from waypost.delivery import error_text, error_type
 from waypost.errors import OutcomeUnknown, QueueFull, StoreUnavailable, WaypostError
 from waypost.identity import Operation
-from waypost.message import Fired, ScheduleList, StoredSchedule
+from waypost.message import Elected, Fired, ScheduleList, StoredSchedule
 from waypost.operations.flow import Flow, Link, Together
 from waypost.operations.schedules import drafts_of
 from waypost.policy import LEADER_TTL_MS
@@ -29,6 +30,10 @@ log = logging.getLogger("waypost")
 
 #: How often a leader asks whether a schedule was saved: together with its renewals less than a command a second.
 LOOK_SECONDS = 4.0
+#: A standby reads them so often, fires what is so late, and tries so often where a leader is there after all.
+STANDBY_LOOK_SECONDS = 120.0
+STANDBY_LATE_MS = 1_000
+STANDBY_SECONDS = 30.0
 #: How often it reads everything again, whatever it believes to know.
 READ_SECONDS = 30.0
 #: So many fires go to the store in one flush.
@@ -52,33 +57,45 @@ class Tick(Struct, frozen=True):
 
 
 class Candidate:
-    """Leads in a role, or waits for it. The share of a scheduler and a promoter."""
+    """Leads in a role, or waits for it. The share of a scheduler and a promoter.
 
-    def __init__(self, link: Link, role: str, *, name: str, ttl_ms: int) -> None:
+    `by_polls`: while it follows, the polls of its worker ask for it, and `hear` is told the answer.
+    """
+
+    def __init__(self, link: Link, role: str, *, name: str, ttl_ms: int, by_polls: bool = False) -> None:
         self.link = link
         self.role = role
         self.name = name
         self.ttl_ms = ttl_ms
+        self.by_polls = by_polls
         self.leading = False
+        self._is_new = False
         #: When to ask the store again, by the monotonic clock.
         self.ask_at = 0.0
 
     def stand(self) -> Flow[Election]:
         """Lead, go on leading, or follow."""
-        if self.link.monotonic() < self.ask_at:
-            return "leading" if self.leading else "following"
-        elected = yield from self.link.attempt(self.link.store.elect(self.role, self.name, self.ttl_ms))
+        if self.link.monotonic() >= self.ask_at:
+            elected = yield from self.link.attempt(self.link.store.elect(self.role, self.name, self.ttl_ms))
+            self.hear(elected)
+        is_new, self._is_new = self._is_new, False
+        if not self.leading:
+            return "following"
+        return "elected" if is_new else "leading"
+
+    def hear(self, elected: Elected) -> None:
+        """Who leads, as the store said just now."""
         was, self.leading = self.leading, elected.leader == self.name
+        self._is_new = self._is_new or (self.leading and not was)
         # A leader renews in time; who follows comes back when the lease that it was told of has ended.
         wait_ms = self.ttl_ms / 3 if self.leading else elected.remaining_ms + 1
         self.ask_at = self.link.monotonic() + wait_ms / 1000
+        if self.by_polls and not self.leading:
+            self.ask_at = float("inf")
         if self.leading != was:
             event, said = ("elected", "leads") if self.leading else ("lost", "leads no more")
             told = {"event": f"{self.role}_{event}", "token": elected.token}
             log.info("%s %s %s", self.role, self.name, said, extra=told)
-        if not self.leading:
-            return "following"
-        return "leading" if was else "elected"
 
     def resign(self) -> Flow[None]:
         """Hand over: whoever asks next leads at once."""
@@ -110,9 +127,13 @@ class Scheduler:
         ttl_ms: int = LEADER_TTL_MS,
         look_seconds: float = LOOK_SECONDS,
         on_tick: Callable[[Tick], object] | None = None,
+        by_polls: bool = False,
     ) -> None:
         self.link = link
-        self.candidate = Candidate(link, self.role, name=link.worker, ttl_ms=ttl_ms)
+        self.candidate = Candidate(link, self.role, name=link.worker, ttl_ms=ttl_ms, by_polls=by_polls)
+        #: As a standby: how late a fire must be before it is fired here, and not before when, by the monotonic clock.
+        self._standby_ms = round(STANDBY_LATE_MS * random.uniform(1.0, 1.5))
+        self._standby_at = 0.0
         self._look_seconds = look_seconds
         self._on_tick = on_tick
         self._known: dict[tuple[str, str], _Known] = {}
@@ -133,16 +154,39 @@ class Scheduler:
         """Stand for election; a leader looks for changes, fires what is due, and says how long it may sleep."""
         election = yield from self.candidate.stand()
         if election == "following":
-            self._known.clear()
-            self._numbers.clear()
+            tick = yield from self._stand_by(Tick(election))
+            return self._told(tick)
+        if election == "elected":
             self._look_at = self._read_at = 0.0
-            return self._told(Tick(election, sleep_seconds=self._until(self.candidate.ask_at)))
-        yield from self._look()
+        yield from self._look(self._look_seconds)
         tick = Tick(election)
         due = self._due()
         for at in range(0, len(due), FIRED_TOGETHER):
             tick = yield from self._fire(due[at : at + FIRED_TOGETHER], tick)
         return self._told(structs.replace(tick, sleep_seconds=self._sleep_seconds()))
+
+    def _stand_by(self, tick: Tick) -> Flow[Tick]:
+        """Follow: what the leader has not fired a second after its time is fired here, by the same comparison.
+
+        So nothing waits for the lease of a leader that is gone. A leader that is there costs a standby one request for
+        a fire at most, and not more than one in `STANDBY_SECONDS`.
+        """
+        yield from self._look(STANDBY_LOOK_SECONDS)
+        now = self.link.monotonic()
+        late = self._due(self._standby_ms) if now >= self._standby_at else []
+        if late:
+            self._standby_at = now + STANDBY_SECONDS
+            tick = yield from self._fire(late[:1], tick)
+            if tick.fires or tick.missed:
+                self._standby_at = 0.0
+                tick = yield from self._fire(late[1:FIRED_TOGETHER], tick)
+                # Whoever led may be gone: ask now, and not with the next poll.
+                self.candidate.ask_at = 0.0
+        sleep = min(self._until(self._look_at), self._until(self.candidate.ask_at))
+        fire = self._next_fire_seconds(self._standby_ms)
+        if fire is not None:
+            sleep = min(sleep, max(fire, self._until(self._standby_at)))
+        return structs.replace(tick, sleep_seconds=max(0.0, sleep))
 
     def _told(self, tick: Tick) -> Tick:
         if tick.election == "elected" or tick.fires or tick.missed or self._on_tick is not None:
@@ -173,23 +217,30 @@ class Scheduler:
     def _sleep_seconds(self) -> float:
         """Until the next fire, the next look, or the next renewal."""
         sleep = min(self._until(self._look_at), self._until(self.candidate.ask_at))
+        fire = self._next_fire_seconds(0)
+        return max(0.0, sleep if fire is None else min(sleep, fire))
+
+    def _next_fire_seconds(self, late_ms: int) -> float | None:
+        """How long until the next fire is so late; None if no schedule is known to fire."""
+        found = None
         for known in self._known.values():
             due_ms = known.stored.due_ms
             if due_ms is not None and not known.stored.paused:
                 # A millisecond more than it seems: the clock of the store is cut to whole ones.
-                seconds = (due_ms - self._store_now() + 1) / 1000
-                sleep = min(sleep, max(seconds, self._until(known.held_until)))
-        return max(0.0, sleep)
+                seconds = (due_ms + late_ms - self._store_now() + 1) / 1000
+                seconds = max(seconds, self._until(known.held_until))
+                found = seconds if found is None else min(found, seconds)
+        return found
 
     # ---- reading -----------------------------------------------------------------------------------------
 
-    def _look(self) -> Flow[None]:
-        """Read the schedules of queues in which something was saved; now and then those of all."""
+    def _look(self, seconds: float) -> Flow[None]:
+        """Read the schedules of queues in which something was saved; now and then those of all. Again after so long."""
         now = self.link.monotonic()
         if now < self._look_at:
             return
         # Before the question, so that a poke that comes meanwhile is not lost.
-        self._look_at = now + self._look_seconds
+        self._look_at = now + seconds
         numbers = yield from self.link.attempt(self.link.store.scheduled())
         if now >= self._read_at:
             self._read_at = now + READ_SECONDS
@@ -227,11 +278,11 @@ class Scheduler:
             return
         self._known[queue, stored.key] = _Known(queue, stored, spec, 0.0 if known is None else known.held_until)
 
-    def _due(self) -> list[_Known]:
-        """What is due, longest due first."""
+    def _due(self, late_ms: int = 0) -> list[_Known]:
+        """What is due, or so late, longest due first."""
         if not self._known:
             return []
-        now, monotonic = self._store_now(), self.link.monotonic()
+        now, monotonic = self._store_now() - late_ms, self.link.monotonic()
         due = [
             (known.stored.due_ms, place)
             for place, known in self._known.items()

@@ -13,7 +13,9 @@ from typing import Protocol
 
 from waypost.delivery import error_text, error_type
 from waypost.errors import WaypostError
+from waypost.message import Elected
 from waypost.operations.flow import Flow, Link, drive, drive_async
+from waypost.schedule.loop import Candidate
 from waypost.store.port import AsyncExecutor, Executor
 
 log = logging.getLogger("waypost")
@@ -36,6 +38,7 @@ class Ticking(Protocol):
 
     role: str
     link: Link
+    candidate: Candidate
 
     def tick(self) -> Flow[Ticked]: ...
     def hand_over(self) -> Flow[None]: ...
@@ -97,6 +100,17 @@ class Background:
     def start(self) -> None:
         """Tick from now on."""
         self._task = self._loop.create_task(self.run(), name=f"waypost {self._part.role}")
+
+    @property
+    def candidate(self) -> Candidate:
+        """What stands for election here."""
+        return self._part.candidate
+
+    def heard(self, elected: Elected) -> None:
+        """A poll of the worker asked who leads."""
+        self.candidate.hear(elected)
+        if self.candidate.leading:
+            self._woken.set()
 
     def poke(self) -> None:
         """Tick now. Safe from any thread."""

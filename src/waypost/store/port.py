@@ -14,7 +14,7 @@ it takes one message whatever its size. One that took all there was and has room
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
 from msgspec import Struct
@@ -34,6 +34,7 @@ from waypost.message import (
     MessageState,
     Notice,
     Page,
+    Polled,
     Promoted,
     Published,
     Purged,
@@ -48,7 +49,7 @@ from waypost.message import (
     TracePage,
     Watched,
 )
-from waypost.policy import CHUNK_MESSAGES_MAX, CLAIM_BYTES_MAX, OnConflict, Policy
+from waypost.policy import CHUNK_MESSAGES_MAX, CLAIM_BYTES_MAX, POLL_QUEUES_MAX, OnConflict, Policy
 
 T = TypeVar("T")
 
@@ -118,6 +119,23 @@ class Beat(Struct, frozen=True, array_like=True):
     unlisted: int = 0
 
 
+class Idle(Struct, frozen=True, gc=False):
+    """A queue where a worker has nothing to do, and the name it sleeps by there; None if no wake-up reaches it."""
+
+    queue: str
+    sleeper: str | None = None
+
+
+class Heartbeat(Struct, frozen=True):
+    """What travels with a poll: what the worker tells of itself, for how long it counts, and where it wants to lead."""
+
+    beat: Beat
+    ttl_ms: int
+    #: A role, and how long it would lead before it has to ask again.
+    role: str | None = None
+    role_ttl_ms: int = 0
+
+
 class FireStep(Struct, frozen=True):
     """One fire of a schedule: what it must be like for the step to happen, and what the step makes of it."""
 
@@ -138,6 +156,11 @@ def check_chunk(items: Sequence[object]) -> None:
     """Refuse more than one step may carry: a longer one would hold up every other client of the store."""
     if len(items) > CHUNK_MESSAGES_MAX:
         raise InvalidInput(f"{len(items)} items in one step, the limit is {CHUNK_MESSAGES_MAX}; send them in parts")
+
+
+def poll_parts(idle: Sequence[Idle]) -> list[Sequence[Idle]]:
+    """Queues to poll, as many together as one step may carry; one part without queues if there are none."""
+    return [idle[at : at + POLL_QUEUES_MAX] for at in range(0, len(idle), POLL_QUEUES_MAX)] or [()]
 
 
 def check_purge(state: MessageState) -> MessageState:
@@ -214,6 +237,13 @@ class AsyncExecutor(Protocol):
 
 class Visitor(Protocol):
     """One that waits at a door."""
+
+    #: Its claim has not begun before this, by `lease_clock`, as a poll has shown.
+    not_before: float
+
+    def goes(self, give_up: Callable[[], None]) -> None:
+        """It is on its way. `give_up` ends its wait as if the connection had failed."""
+        ...
 
     def arrive(self, *, told: bool) -> None:
         """It stands there, and can be called away. `told`: it was woken on its way, and need not wait."""
@@ -312,6 +342,13 @@ class Store(Protocol):
 
     # looking for damaged records, in bounded steps: begin without a cursor, go on until there is none
     def check(self, queue: str, cursor: str | None, *, mend: bool = False) -> Call[CheckPage]: ...
+
+    # idle workers: whether a claim of many queues may bring something. The registrations of sleepers are renewed. The
+    # calls run together: each answers for its own part of `idle`, in order, and the first carries the heartbeat. `echo`
+    # is told on the store's own channel: whoever hears it knows that wake-ups arrive.
+    def poll(
+        self, idle: Sequence[Idle], *, heartbeat: Heartbeat | None = None, echo: str | None = None
+    ) -> list[Call[Polled]]: ...
 
     # who works: `beat` answers the store's time, `leave` whether the worker was known
     def beat(self, beat: Beat, ttl_ms: int) -> Call[int]: ...

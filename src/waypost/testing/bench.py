@@ -29,6 +29,8 @@ from waypost.message import (
     Notice,
     OutcomeName,
     Page,
+    Polled,
+    PolledQueue,
     Published,
     Purged,
     Redriven,
@@ -41,7 +43,19 @@ from waypost.message import (
     split_chain_id,
 )
 from waypost.policy import CHUNK_MESSAGES_MAX, CLAIM_BYTES_MAX, OnConflict, Policy, policy_changes
-from waypost.store.port import AsyncExecutor, Call, Draft, Executor, Hold, Store, Target, Woken, forwarded_draft
+from waypost.store.port import (
+    AsyncExecutor,
+    Call,
+    Draft,
+    Executor,
+    Heartbeat,
+    Hold,
+    Idle,
+    Store,
+    Target,
+    Woken,
+    forwarded_draft,
+)
 from waypost.testing.clock import ManualClock
 
 T = TypeVar("T")
@@ -241,6 +255,17 @@ class Bench:
             "sleeper": sleeper, "linger_ms": linger_ms, "replay": replay, "bytes_max": bytes_max,
         }  # fmt: skip
         return self.run(self.store.claim(queue, limit, operation, worker=worker, **options))
+
+    def poll(self, *idle: Idle, heartbeat: Heartbeat | None = None) -> Polled:
+        """A poll of many queues, its answers put together."""
+        found: list[PolledQueue] = []
+        elected, at_ms = None, 0
+        for answer in self.runner.run_many(self.store.poll(idle, heartbeat=heartbeat)):
+            if isinstance(answer, Exception):
+                raise answer
+            found += answer.queues
+            elected, at_ms = elected or answer.elected, max(at_ms, answer.at_ms)
+        return Polled(found, at_ms, elected)
 
     def claim(self, limit: int = 1, **options: Any) -> list[Lease]:
         """A claim, and the leases it gave."""

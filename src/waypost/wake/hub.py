@@ -21,8 +21,9 @@ from waypost.wake.port import EVERYBODY, LOOK, Hear, State, Topic
 
 log = logging.getLogger("waypost")
 
-#: A connection on which nothing came for so long is asked whether it still stands.
-PROBE_SECONDS = 5.0
+#: A connection on which nothing came for so long is asked whether it still stands. Longer than the time between two
+#: polls of a worker, whose echo proves it without a request.
+PROBE_SECONDS = 20.0
 #: After a failure it is tried again soon, then ever more rarely.
 RETRY_FIRST_SECONDS = 0.05
 RETRY_MAX_SECONDS = 5.0
@@ -305,13 +306,15 @@ class ThreadHub(Hub):
         Between a word and the next wait lies as little as can be: so long whoever was woken waits for this thread.
         """
         heard_at = time.monotonic()
+        # A connection that only sends is looked at in time to be given up.
+        seconds = PROBE_SECONDS if self._ears else min(PROBE_SECONDS, SENDER_SECONDS / 2)
         while not self._is_new:
-            came = transport.wait(PROBE_SECONDS)
+            came = transport.wait(seconds)
             if came:
                 for topic, words in came:
                     self.dispatch(topic, words)
                 heard_at = time.monotonic()
-            elif time.monotonic() - heard_at >= PROBE_SECONDS:
+            elif time.monotonic() - heard_at >= seconds:
                 transport.probe()
                 return
 

@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple, Protocol, TypeAlias
 
 #: `ready`: there is work for those who are named. `held`: somebody wants the holder of a message to stop. `result`: a
-#: result or a chain is complete.
-Kind: TypeAlias = Literal["ready", "held", "result"]
+#: result or a chain is complete. `echo`: a poll of a worker, told to itself.
+Kind: TypeAlias = Literal["ready", "held", "result", "echo"]
 #: `idle`: nobody listens. `broken`: it was or will be tried again; until then listeners must poll.
 State: TypeAlias = Literal["idle", "starting", "working", "broken"]
 

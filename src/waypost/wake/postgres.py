@@ -16,6 +16,7 @@ from typing import Any
 
 import psycopg
 from psycopg import generators
+from psycopg.waiting import Wait
 
 from waypost.store.postgres.connecting import Source
 from waypost.wake.hub import Useless
@@ -135,7 +136,27 @@ class PostgresTransport(Interruptible):
         return heard
 
     def probe(self) -> None:
-        self._run("SELECT 1")
+        """A bare Sync of the protocol: the server answers it without a transaction."""
+        if not psycopg.Pipeline.is_supported():
+            self._run("SELECT 1")
+            return
+        assert self._connection is not None
+        with self._connection.lock:
+            self._connection.wait(self._sync())
+
+    def _sync(self) -> Generator[Any, Any, None]:
+        pgconn = self._pgconn
+        pgconn.enter_pipeline_mode()
+        pgconn.pipeline_sync()
+        yield from generators.send(pgconn)
+        deadline = time.monotonic() + self._timeout
+        while pgconn.is_busy():
+            ready = yield Wait.R
+            if not ready and time.monotonic() > deadline:
+                raise TimeoutError("the server did not answer")
+            pgconn.consume_input()
+        pgconn.get_result()
+        pgconn.exit_pipeline_mode()
 
     def close(self) -> None:
         if self._connection is not None:

@@ -91,6 +91,12 @@ class Wakeups:
             return None
         return self.channel.listen(Topic(self.namespace, kind, queue), name, hear)
 
+    def listen_to_echo(self, name: str) -> Listening | None:
+        """Hear what the store says to this name with every poll: proof that wake-ups arrive. None where it does not."""
+        if self.channel is None or not self._by_store or self.channel.kind != "valkey":
+            return None
+        return self.channel.listen(Topic(self.namespace, "echo", name), None, lambda word: None)
+
     def take_door(self) -> bool:
         """Whether one more loop may wait at its store's door, where the store tells sleepers itself."""
         with self._lock:

@@ -29,6 +29,7 @@ from waypost.worker.calling import Caller
 from waypost.worker.handler import Handler, handling
 from waypost.worker.health import Pulse
 from waypost.worker.lingering import Linger
+from waypost.worker.polling import Poller
 from waypost.worker.resting import Rest
 from waypost.worker.running import Ending, Slot, log_failure
 from waypost.worker.settling import Settler
@@ -67,6 +68,7 @@ class Consumer:
         link: Link,
         executor: AsyncExecutor,
         renewer: Renewer,
+        poller: Poller,
         *,
         owner: object,
         on_work: Callable[[set[str] | None], None],
@@ -106,7 +108,7 @@ class Consumer:
         self._claiming: asyncio.Task[None] | None = None
         self._linger = Linger(echo=link.wakeups.echo)
         self._ears = Ears(link, self.queue, wake=self._on_wake, stop=self._on_cancel_word)
-        self._rest = Rest(link, executor, self.queue, self.pulse, self._is_idle)
+        self._rest = Rest(link, executor, self.queue, self.pulse, self._is_idle, poller)
         self._low = 0
         self._rate = 0.0
         self._mark = (0.0, 0)
@@ -288,9 +290,17 @@ class Consumer:
                 continue
             # With room left it sleeps if it will be woken; otherwise it goes on until it finds nothing.
             if asleep or not claimed.leases:
-                seconds = self._linger.nap(nap.seconds(claimed, None, woken=asleep))
-                to_door = asleep and rest.may_go(claimed, nap) and not self._linger.is_busy
-                door = await rest.sleep(seconds, then_door=to_door)
+                pause = nap.seconds(claimed, None, woken=asleep)
+                seconds = self._linger.nap(pause)
+                to_door = asleep and rest.may_go(claimed, nap, soon=not self._linger.is_busy)
+                if seconds < pause or nap.poll_seconds is None:
+                    door = await rest.sleep(seconds, then_door=to_door)
+                else:
+                    # Nothing to do: from here on one poll asks for all idle queues of the worker.
+                    name = sleeper if asleep else None
+                    door = await rest.sleep(
+                        nap.moment, then_door=to_door, poll_seconds=nap.poll_seconds, sleeper=name
+                    )  # fmt: skip
                 self._mark = (time.monotonic(), self.handled)
 
     async def _claim(self, limit: int, sleeper: str | None, door: float | None) -> Claimed | None:

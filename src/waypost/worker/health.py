@@ -1,9 +1,9 @@
 """Health: whether a worker consumes, judged by what its claim loops did and not by whether it is alive.
 
 A loop owes a claim whenever there is room for one. It owes none while all its places are taken, and none while it
-sleeps after a claim that was answered. A worker whose loop owed a claim for longer than the window, or that has heard
-nothing from its store for so long, is red; it turns green by the next claim that is answered. Everything here is
-read from other threads than the one that writes it, without a lock: single numbers that are replaced whole.
+sleeps after a claim or a poll that was answered. A worker whose loop owed a claim for longer than the window, or that
+has heard nothing from its store for so long, is red; it turns green by the next answer. Everything here is read from
+other threads than the one that writes it, without a lock: single numbers that are replaced whole.
 """
 
 from __future__ import annotations
@@ -30,6 +30,11 @@ class Pulse:
     def claimed(self) -> None:
         """A claim was answered, with messages or without."""
         self.last_claim = self.owes_from = time.monotonic()
+
+    def polled(self, seconds: float) -> None:
+        """The store said that a claim would bring nothing: that counts as one, and none is owed for so long."""
+        self.last_claim = time.monotonic()
+        self.rests(seconds)
 
     def rests(self, seconds: float) -> None:
         """No claim is owed for so long."""

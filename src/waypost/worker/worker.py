@@ -12,7 +12,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, Self
+from typing import Any, Protocol, Self, cast
 
 from waypost.checks import check_flag, check_seconds
 from waypost.delivery import Queue, queue_name
@@ -29,7 +29,8 @@ from waypost.worker.bridges import LoopExecutor, ThreadedExecutor
 from waypost.worker.consumer import Consumer
 from waypost.worker.handler import Handler
 from waypost.worker.health import NOT_RUNNING, check_window, judge
-from waypost.worker.registering import Registrar, beat_of
+from waypost.worker.polling import Electable, Poller
+from waypost.worker.registering import beat_of
 from waypost.worker.renewing import Renewer
 from waypost.worker.signals import StopSignals
 
@@ -106,7 +107,7 @@ class Worker:
         self.health_notes: list[Callable[[], str | None]] = []
         #: How many processes run the handlers.
         self.processes = 1
-        self._registrar: Registrar | None = None
+        self._poller: Poller | None = None
         self._state: WorkerState = "running"
 
     # ---- what people call --------------------------------------------------------------------------------
@@ -138,14 +139,14 @@ class Worker:
         self._stop_seconds = timeout
         try:
             async with _Parts(self) as parts:
-                self._consumers, self._registrar, self._state = parts.consumers, parts.registrar, "running"
-                parts.registrar.start()
+                self._consumers, self._poller, self._state = parts.consumers, parts.poller, "running"
+                parts.poller.start()
                 if signals:
                     with StopSignals(self._on_signal):
                         return await self._until_stopped(on_started)
                 return await self._until_stopped(on_started)
         finally:
-            self._loop = self._wanted = self._registrar = None
+            self._loop = self._wanted = self._poller = None
 
     async def start(self) -> Self:
         """Work in the background of this event loop; returns once it claims, or raises why it cannot."""
@@ -201,11 +202,11 @@ class Worker:
 
     def health(self) -> Health:
         """Whether this worker consumes: it claimed, or could have, within its window. Cheap; safe from any thread."""
-        registrar = self._registrar
-        if registrar is None or self._loop is None:
+        poller = self._poller
+        if poller is None or self._loop is None:
             return NOT_RUNNING
-        error = registrar.error
-        return self._judged(registrar.answered, [] if error is None else [f"the last beat failed: {error}"])
+        error = poller.error
+        return self._judged(poller.answered, [] if error is None else [f"the last poll failed: {error}"])
 
     def tell(self, started_ms: int | None) -> Beat:
         """What the register of workers is told. Called from the registering thread."""
@@ -229,7 +230,7 @@ class Worker:
     @property
     def is_ready(self) -> bool:
         """Whether it claims: it is connected, and nobody asked it to be quiet or to stop."""
-        return self._loop is not None and self._registrar is not None and self._state == "running"
+        return self._loop is not None and self._poller is not None and self._state == "running"
 
     @property
     def store(self) -> Store:
@@ -299,8 +300,8 @@ class Worker:
 
     def _be(self, state: WorkerState) -> None:
         self._state = state
-        if self._registrar is not None:
-            self._registrar.poke()
+        if self._poller is not None:
+            self._poller.poke()
 
     def _be_quiet(self) -> None:
         self._be("quiet")
@@ -347,7 +348,7 @@ class _Parts:
         self._executor: AsyncExecutor | None = None
         self._renewer: Renewer | None = None
         self._blocking: Executor | None = None
-        self.registrar = Registrar(worker._store, self._connected, worker.tell, window=worker.health_window)
+        self.poller = Poller(self._link, self._connected, worker.tell, window=worker.health_window)
         self._background: list[Embedded] = []
         self.consumers: list[Consumer] = []
 
@@ -373,7 +374,7 @@ class _Parts:
         self._renewer = renewer = Renewer(self._link, connect)
         for handler in worker.handlers:
             consumer = Consumer(
-                handler, self._link, executor, renewer, owner=worker._owner,
+                handler, self._link, executor, renewer, self.poller, owner=worker._owner,
                 on_work=worker.on_work, on_abort=worker.on_abort, work_count=lambda: worker._work,
             )  # fmt: skip
             self.consumers.append(consumer)
@@ -382,6 +383,10 @@ class _Parts:
                 await drive_async(executor, worker._prepare(self._link))
             await asyncio.to_thread(renewer.start, list(self.consumers))
             self._background = worker._embed(self._link, executor)
+            for part in self._background:
+                candidate = getattr(part, "candidate", None)
+                if candidate is not None and candidate.by_polls:
+                    self.poller.electable = cast("Electable", part)
             for part in self._background:
                 part.start()
         except BaseException:
@@ -414,7 +419,7 @@ class _Parts:
         assert self._renewer is not None
         assert self._executor is not None
         self._link.draining = True
-        await asyncio.to_thread(self.registrar.stop, RENEWER_STOP_SECONDS)
+        await asyncio.to_thread(self.poller.stop, RENEWER_STOP_SECONDS)
         for consumer in self.consumers:
             consumer.close()
         await asyncio.to_thread(self._renewer.stop, RENEWER_STOP_SECONDS)

@@ -6,6 +6,7 @@ conformance suite and the state machine compare them step by step.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -22,6 +23,7 @@ from waypost.message import (
     ExtendStatus,
     Lease,
     MessageState,
+    PolledQueue,
     Published,
     PublishStatus,
     Purged,
@@ -251,6 +253,24 @@ class QueueModel(Shelves):
         return Claimed(
             leases, self.next_due(now), self.next_lease(now), next_rate_ms, self.paused, 0, self.policy.lease_ms, more
         )
+
+    def poll(self, now: int, sleeper: str | None) -> PolledQueue:
+        """Whether a claim may bring something. A sleeper that is registered stays so for longer."""
+        next_due, next_lease = (None, None) if self.paused else (self.next_due(now), self.next_lease(now))
+        needs_claim = next_due == 0 or next_lease == 0 or (self.count("ready") > 0 and not self.paused)
+        needs_claim = needs_claim or self._has_old_dead(now)
+        # A claim brings leases to their length that were given before the clock was set back.
+        needs_claim = needs_claim or (next_lease or 0) > (self.policy.lease_ms or math.inf)
+        if sleeper is not None:
+            until = self.sleepers.get(sleeper, 0)
+            needs_claim = needs_claim or until <= now
+            if now < until < now + SLEEPER_TTL_MS // 2:
+                self.sleepers[sleeper] = self.sleepers_known_until = now + SLEEPER_TTL_MS
+        return PolledQueue(needs_claim, next_due, next_lease, self.policy.lease_ms)
+
+    def _has_old_dead(self, now: int) -> bool:
+        keep = self.policy.dead_keep_ms
+        return keep is not None and any((r.ended_ms or 0) <= now - keep for r in self._in("dead"))
 
     def _promote(self, now: int, operation: Operation | None) -> None:
         due = sorted((r for r in self._in("delayed") if r.ready_ms <= now), key=lambda r: (r.ready_ms, r.id))

@@ -23,6 +23,7 @@ from waypost.message import (
     MessageState,
     Notice,
     Page,
+    Polled,
     Promoted,
     Published,
     Purged,
@@ -47,12 +48,15 @@ from waypost.store.port import (
     Call,
     Draft,
     FireStep,
+    Heartbeat,
     Hold,
+    Idle,
     Target,
     Woken,
     add_wakes,
     check_purge,
     forwarded_draft,
+    poll_parts,
     told,
 )
 from waypost.store.register import pack
@@ -336,6 +340,24 @@ class MemoryStore:
         return ModelCall("resume", step)
 
     # ---- who works -----------------------------------------------------------------------------------------
+
+    def poll(
+        self, idle: Sequence[Idle], *, heartbeat: Heartbeat | None = None, echo: str | None = None
+    ) -> list[Call[Polled]]:
+        def part(chosen: Sequence[Idle], given: Heartbeat | None) -> Call[Polled]:
+            record = b"" if given is None else pack(given.beat)
+
+            def step(now: int) -> Polled:
+                elected = None
+                if given is not None:
+                    self._register.beat(now, given.beat.name, record, given.ttl_ms)
+                    if given.role is not None:
+                        elected = self._leaders.elect(now, given.role, given.beat.name, given.role_ttl_ms)
+                return Polled([self._queue(one.queue).poll(now, one.sleeper) for one in chosen], now, elected)
+
+            return ModelCall("poll", step)
+
+        return [part(chosen, None if at else heartbeat) for at, chosen in enumerate(poll_parts(idle))]
 
     def beat(self, beat: Beat, ttl_ms: int) -> Call[int]:
         record = pack(beat)

@@ -24,7 +24,7 @@ VERSION = 3
 MIGRATIONS = ((1, "0001_tables"), (2, "0002_wake_at_commit"), (3, "0003_token_floor"))
 FUNCTIONS = (
     "base", "moves", "wake", "tidy", "chains", "accept", "publish", "claim", "settle", "extend", "cancel", "running",
-    "journal", "stats", "workers", "schedules", "check",
+    "journal", "stats", "workers", "schedules", "check", "poll",
 )  # fmt: skip
 SCHEMA = re.compile(r"[A-Za-z_][A-Za-z0-9_$]{0,62}")
 NAME = re.compile(r"\{(#?)([a-z_]+)\}")

@@ -15,11 +15,14 @@ from waypost.message import (
     Claimed,
     Damage,
     DamageKind,
+    Elected,
     ExtendStatus,
     JournalPage,
     Lease,
     MessageState,
     Page,
+    Polled,
+    PolledQueue,
     Published,
     PublishStatus,
     Purged,
@@ -31,7 +34,7 @@ from waypost.message import (
     TracePage,
 )
 from waypost.policy import CLAIM_BYTES_MAX, DEFAULT_POLICY, PRIORITY_DEFAULT, PRIORITY_MAX, Policy
-from waypost.store.port import Beat, Call, Draft, Hold, Target, Woken, check_purge, told
+from waypost.store.port import Beat, Call, Draft, Heartbeat, Hold, Idle, Target, Woken, check_purge, poll_parts, told
 from waypost.store.postgres import looking
 from waypost.store.postgres.chains import ChainVerbs
 from waypost.store.postgres.migrating import Names
@@ -90,6 +93,9 @@ _claimed_reply = msgspec.json.Decoder(tuple[int | None, int | None, int | None, 
 _redriven_reply = msgspec.json.Decoder(tuple[list[str], list[str], bool, list[str]]).decode
 _check_reply = msgspec.json.Decoder(tuple[int, list[tuple[DamageKind, str | None, str, str | None]], str | None]).decode
 _policy_reply = msgspec.json.Decoder(tuple[Policy, list[str]]).decode
+_polled_reply = msgspec.json.Decoder(
+    tuple[int, tuple[str, int, int] | None, list[tuple[bool, int | None, int | None, int | None]]]
+).decode
 _changed_reply = msgspec.json.Decoder(tuple[bool, list[str]]).decode
 
 
@@ -348,6 +354,27 @@ class PostgresStore(ScheduleVerbs, ChainVerbs):
         return self._call("pause", queue, [text(queue), self._now(), flag(False)], decode, name="resume")
 
     # ---- who works ---------------------------------------------------------------------------------------------
+
+    def poll(
+        self, idle: Sequence[Idle], *, heartbeat: Heartbeat | None = None, echo: str | None = None
+    ) -> list[Call[Polled]]:
+        return [self._poll(part, None if at else heartbeat) for at, part in enumerate(poll_parts(idle))]
+
+    def _poll(self, idle: Sequence[Idle], heartbeat: Heartbeat | None) -> Call[Polled]:
+        def decode(result: PGresult) -> Polled:
+            at_ms, leader, queues = _polled_reply(one(result) or b"")
+            elected = None if leader is None else Elected(*leader)
+            return Polled([PolledQueue(*found) for found in queues], at_ms, elected)
+
+        told = [text(None), data(None), number(None), number(None), text(None), number(None)]
+        if heartbeat is not None:
+            told = [
+                text(heartbeat.beat.name), data(pack(heartbeat.beat)), number(heartbeat.ttl_ms),
+                number(limits.WORKERS_MAX), text(heartbeat.role), number(heartbeat.role_ttl_ms),
+            ]  # fmt: skip
+        queues = array_of_text([each.queue for each in idle])
+        sleepers = array_of_text([each.sleeper for each in idle])
+        return self._call("poll", "", [self._now(), queues, sleepers, *told], decode)
 
     def beat(self, beat: Beat, ttl_ms: int) -> Call[int]:
         parameters = [text(beat.name), self._now(), number(ttl_ms), data(pack(beat)), number(limits.WORKERS_MAX)]

@@ -22,6 +22,7 @@ from waypost.message import (
     MessageState,
     Notice,
     Page,
+    Polled,
     Promoted,
     Published,
     Purged,
@@ -37,9 +38,22 @@ from waypost.message import (
     Watched,
 )
 from waypost.policy import CLAIM_BYTES_MAX, Policy
-from waypost.store.port import Beat, Call, Draft, FireStep, Hold, Target, Woken, add_wakes, check_purge
+from waypost.store.port import (
+    Beat,
+    Call,
+    Draft,
+    FireStep,
+    Heartbeat,
+    Hold,
+    Idle,
+    Target,
+    Woken,
+    add_wakes,
+    check_purge,
+    poll_parts,
+)
 from waypost.store.register import pack
-from waypost.store.sqlite import chains, claim, looking, replays, running, schedules, settle, workers
+from waypost.store.sqlite import chains, claim, looking, polling, replays, running, schedules, settle, workers
 from waypost.store.sqlite import check as checking
 from waypost.store.sqlite.book import QueueBook
 from waypost.store.sqlite.connection import check_library
@@ -284,6 +298,15 @@ class SqliteStore:
         return SqliteCall("resume", run)
 
     # ---- who works -----------------------------------------------------------------------------------------
+
+    def poll(
+        self, idle: Sequence[Idle], *, heartbeat: Heartbeat | None = None, echo: str | None = None
+    ) -> list[Call[Polled]]:
+        def part(chosen: Sequence[Idle], given: Heartbeat | None) -> Call[Polled]:
+            record = b"" if given is None else pack(given.beat)
+            return SqliteCall("poll", lambda step: polling.poll(step, chosen, given, record))
+
+        return [part(chosen, None if at else heartbeat) for at, chosen in enumerate(poll_parts(idle))]
 
     def beat(self, beat: Beat, ttl_ms: int) -> Call[int]:
         record = pack(beat)

@@ -325,6 +325,7 @@ class AsyncValkeyExecutor(_Common):
         """A call that waits at the server takes nobody's place: others must be able to end its wait."""
         line = await self._take()
         line.patience = door.seconds
+        door.visitor.goes(line.give_up)
         try:
             return await self._converse(line, ask_at_door(call, door, self._loaded))
         finally:

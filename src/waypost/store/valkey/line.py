@@ -21,6 +21,8 @@ try:
 except ImportError as error:  # pragma: no cover - exercised in a subprocess without the extra
     raise MissingExtra('the Valkey store needs hiredis: pip install "waypost[valkey]"') from error
 
+#: A reply that arrives in parts is not given up before so long after the last one.
+GIVE_UP_SECONDS = 2.0
 #: No whole reply is there yet. (No reply can be this.)
 NOTHING = object()
 
@@ -73,6 +75,12 @@ class Line(asyncio.Protocol):
         if self._failure is None:
             self._transport.set_protocol(self._streams)
         return self.connection
+
+    def give_up(self) -> None:
+        """Wait no longer for a reply of which nothing arrives: the connection is lost, as far as anybody can tell."""
+        silent = self._loop.time() - self._heard > GIVE_UP_SECONDS
+        if silent and self._reading is not None and not self._reading.done():
+            self._reading.set_exception(redis.TimeoutError("the server did not answer in time"))
 
     async def send(self, request: bytes) -> None:
         """Write a request; wait only if too much is under way already."""

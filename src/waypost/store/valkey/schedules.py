@@ -21,6 +21,7 @@ from waypost.message import (
 from waypost.store.port import Call, Draft, FireStep, Woken, check_chunk
 from waypost.store.valkey import packing
 from waypost.store.valkey.command import ValkeyCall, command, evalsha_head, part
+from waypost.store.valkey.polling import leader_key
 from waypost.store.valkey.scripts import script
 
 T = TypeVar("T")
@@ -158,7 +159,7 @@ class ScheduleVerbs:
 
     def _elect(self, action: str, role: str, name: str, ttl_ms: int, decode: Callable[[Any], T]) -> Call[T]:
         text = script("elect")
-        place = f"{self.namespace}:leader:{role}".encode()
+        place = leader_key(self.namespace, role)
         number, head = evalsha_head(text, [place])
         given = (_number(self.clock() if self.clock else None), action.encode(), name.encode(), b"%d" % ttl_ms)
         packed = b"*%d\r\n" % (number + len(given)) + head + b"".join([part(value) for value in given])

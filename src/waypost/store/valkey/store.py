@@ -20,6 +20,7 @@ from waypost.message import (
     MessageState,
     Notice,
     Page,
+    Polled,
     Published,
     PublishStatus,
     Purged,
@@ -38,14 +39,16 @@ from waypost.store.port import (
     Call,
     Draft,
     Executor,
+    Heartbeat,
     Hold,
+    Idle,
     Target,
     Woken,
     check_chunk,
     check_purge,
     told,
 )
-from waypost.store.valkey import packing, workers
+from waypost.store.valkey import packing, polling, workers
 from waypost.store.valkey.command import CRLF, ValkeyCall, command, evalsha_head, part
 from waypost.store.valkey.doors import ValkeyDoors
 from waypost.store.valkey.schedules import ScheduleVerbs
@@ -508,6 +511,11 @@ class ValkeyStore(ScheduleVerbs):
         return self._call("check", queue, None, [b"1" if mend else b"", (cursor or "").encode()], decode)
 
     # ---- who works ---------------------------------------------------------------------------------------------
+
+    def poll(
+        self, idle: Sequence[Idle], *, heartbeat: Heartbeat | None = None, echo: str | None = None
+    ) -> list[Call[Polled]]:
+        return polling.poll(self, idle, heartbeat, echo)
 
     def beat(self, beat: Beat, ttl_ms: int) -> Call[int]:
         return workers.beat(self, beat, ttl_ms)

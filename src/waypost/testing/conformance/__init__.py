@@ -10,6 +10,7 @@
     dead       dead letters and completed history
     timers     not early, in order, bounded
     wake       who is woken, and when everybody is
+    idle       polls of many queues at once
     journal    the exact history
     ledger     the sums
     workers    who works, and who is gone
@@ -27,6 +28,7 @@ from waypost.testing.conformance.chains import TestBlockers, TestChains, TestWai
 from waypost.testing.conformance.clock_steps import TestClockSteps
 from waypost.testing.conformance.damage import TestDamage
 from waypost.testing.conformance.dead import TestCompletedHistory, TestDeadLetters, TestRedrive
+from waypost.testing.conformance.idle import TestPolls
 from waypost.testing.conformance.journal import TestJournal, TestJournalReaders, TestTrace
 from waypost.testing.conformance.keys import TestConflicts, TestGenerations, TestLiveKeys, TestWindows
 from waypost.testing.conformance.lease import TestAtMostOnce, TestClaims, TestCounts, TestFences, TestReclaim
@@ -73,6 +75,7 @@ __all__ = [
     "TestOutcomes",
     "TestPause",
     "TestPolicy",
+    "TestPolls",
     "TestPromotion",
     "TestPublishing",
     "TestReclaim",

@@ -1,0 +1,73 @@
+-- Poll: whether a claim of any of these queues may bring something, for a worker that has nothing to do in them. The same step
+-- renews the registrations of its sleepers, and carries what the worker tells of itself and its candidacy.
+-- Touches: queue, message, sleeper, and what `beat`, `elect` and `tidy` touch.
+-- Keeps: nobody waits for anybody; a sleeper that is being woken is left to whoever wakes it. It waits for no disk, unless it
+-- put a journal in order: what a reader of the journal was told has to stay.
+-- The reply is the store's time, who leads, and for each queue whether it needs a claim, how long until the next due time and
+-- the next lease end, and how long leases are.
+
+CREATE OR REPLACE FUNCTION {poll}(
+    p_clock bigint, p_queues text[], p_sleepers text[], p_name text, p_record bytea, p_ttl bigint, p_max bigint,
+    p_role text, p_role_ttl bigint
+) RETURNS text LANGUAGE plpgsql {settings} AS $body$
+#variable_conflict use_column
+DECLARE
+    q {queue};
+    v_now bigint := {clock}(p_clock);
+    v_elected json;
+    v_found json;
+    v_chance bigint;
+    v_leader {leader};
+    v_commit text := current_setting('synchronous_commit');
+BEGIN
+    SELECT json_agg(json_build_array(
+            coalesce(f.due <= v_now, false) OR coalesce(f.ends <= v_now, false)
+            -- A claim brings leases to their length that were given before the clock was set back.
+            OR coalesce(f.ends > v_now + q.lease_ms, false)
+            OR (NOT coalesce(q.paused, true)
+                AND EXISTS (SELECT 1 FROM {message} m WHERE m.queue = q.number AND m.state = 0))
+            OR (u.sleeper IS NOT NULL AND (s.until_ms IS NULL OR s.awake OR s.until_ms <= v_now))
+            OR (q.dead_keep_ms IS NOT NULL AND EXISTS (
+                SELECT 1 FROM {message} m
+                WHERE m.queue = q.number AND m.state = 4 AND m.ended_ms <= v_now - q.dead_keep_ms)),
+            {from_now}(f.due, v_now), {from_now}(f.ends, v_now),
+            CASE WHEN q.number IS NULL THEN 60000 ELSE q.lease_ms END) ORDER BY u.place)
+    INTO v_found
+    FROM unnest(p_queues, p_sleepers) WITH ORDINALITY AS u (queue, sleeper, place)
+    LEFT JOIN {queue} q ON q.name = u.queue
+    LEFT JOIN {sleeper} s ON s.queue = q.number AND s.name = u.sleeper
+    LEFT JOIN LATERAL (
+        SELECT {next_due}(q.number) AS due, {next_lease}(q.number) AS ends WHERE NOT q.paused) f ON true;
+    -- Registrations whose time is half over. Each worker renews its own, so none waits for another.
+    UPDATE {sleeper} s SET until_ms = v_now + 60000 FROM (
+        SELECT o.ctid AS place FROM unnest(p_queues, p_sleepers) AS u (queue, sleeper)
+        CROSS JOIN LATERAL (SELECT t.number FROM {queue} t WHERE t.name = u.queue) q
+        JOIN {sleeper} o ON o.queue = q.number AND o.name = u.sleeper
+        WHERE NOT o.awake AND o.until_ms > v_now AND o.until_ms < v_now + 30000
+        FOR NO KEY UPDATE OF o SKIP LOCKED) c
+    WHERE s.ctid = c.place;
+    IF p_name IS NOT NULL THEN
+        PERFORM {beat}(p_name, v_now, p_ttl, p_record, p_max);
+    END IF;
+    IF p_role IS NOT NULL THEN
+        SELECT * INTO v_leader FROM {leader} t WHERE t.role = p_role;
+        IF v_leader.name NOT IN ('', p_name) AND v_leader.until_ms BETWEEN v_now + 1 AND v_now + 4 * p_role_ttl THEN
+            -- As a rule another one leads: then nothing is locked.
+            v_elected := json_build_array(v_leader.name, v_leader.token, v_leader.until_ms - v_now);
+        ELSE
+            v_elected := {elect}(p_role, v_now, p_name, p_role_ttl)::json;
+        END IF;
+    END IF;
+    -- Claims tidy up their own queue now and then, and an idle queue has none.
+    v_chance := pg_current_xact_id()::text::bigint;
+    IF v_chance % 16 = 0 AND cardinality(p_queues) > 0 THEN
+        SELECT * INTO q FROM {queue} t WHERE t.name = p_queues[1 + (v_chance / 16) % cardinality(p_queues)];
+        IF FOUND THEN
+            PERFORM {tidy}(q, v_now);
+            PERFORM set_config('synchronous_commit', v_commit, true);
+            RETURN json_build_array(v_now, v_elected, coalesce(v_found, '[]'::json))::text;
+        END IF;
+    END IF;
+    PERFORM set_config('synchronous_commit', 'off', true);
+    RETURN json_build_array(v_now, v_elected, coalesce(v_found, '[]'::json))::text;
+END $body$;

@@ -1,0 +1,71 @@
+"""Poll: whether a claim of any of these queues may bring something, asked for all of them at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from waypost.message import Polled, PolledQueue
+from waypost.policy import DEFAULT_POLICY, SLEEPER_TTL_MS
+from waypost.store.port import Heartbeat, Idle
+from waypost.store.sqlite import schedules, workers
+from waypost.store.sqlite.book import as_list, read_policy
+from waypost.store.sqlite.step import Step
+
+_POLL = """
+    SELECT q.number, q.policy, q.paused, q.ready, q.dead_kept, s.until_ms,
+        (SELECT min(m.ready_ms) FROM {message} m INDEXED BY {message:delayed} WHERE m.queue = q.number AND m.state = 1),
+        (SELECT min(m.lease_end_ms) FROM {message} m INDEXED BY {message:leased}
+            WHERE m.queue = q.number AND m.state = 2)
+    FROM json_each(?) j LEFT JOIN {queue} q ON q.name = json_extract(j.value, '$[0]')
+        LEFT JOIN {sleeper} s ON s.queue = q.number AND s.name = json_extract(j.value, '$[1]')
+    ORDER BY j.key"""
+_OLDEST_DEAD = "SELECT min(ended_ms) FROM {message} INDEXED BY {message:dead} WHERE queue = ? AND state = 4"
+_RENEW = """
+    UPDATE {sleeper} SET until_ms = ? WHERE (queue, name) IN (
+        SELECT json_extract(j.value, '$[0]'), json_extract(j.value, '$[1]') FROM json_each(?) j)"""
+_KNOWN = """
+    UPDATE {queue} SET sleepers_known_until = ? WHERE number IN (
+        SELECT json_extract(j.value, '$[0]') FROM json_each(?) j)"""
+
+
+def poll(step: Step, idle: Sequence[Idle], heartbeat: Heartbeat | None, record: bytes) -> Polled:
+    """Look at all of these queues, and let the sleepers that are registered stay so for longer."""
+    elected = None
+    if heartbeat is not None:
+        workers.beat(step, heartbeat.beat.name, record, heartbeat.ttl_ms)
+        if heartbeat.role is not None:
+            elected = schedules.elect(step, heartbeat.role, heartbeat.beat.name, heartbeat.role_ttl_ms)
+    named = as_list([(one.queue, one.sleeper) for one in idle])
+    rows = step.execute(_POLL, (named,)).fetchall() if idle else []
+    renewed: list[tuple[int, str]] = []
+    queues = [_polled(step, one, row, renewed) for one, row in zip(idle, rows, strict=True)]
+    if renewed:
+        until_ms, which = step.now + SLEEPER_TTL_MS, as_list(renewed)
+        step.execute(_RENEW, (until_ms, which))
+        step.execute(_KNOWN, (until_ms, which))
+    return Polled(queues, step.now, elected)
+
+
+def _polled(step: Step, idle: Idle, row: tuple[Any, ...], renewed: list[tuple[int, str]]) -> PolledQueue:
+    number, policy_text, paused, ready, dead_kept, until, due, end = row
+    if number is None:
+        return PolledQueue(idle.sleeper is not None, None, None, DEFAULT_POLICY.lease_ms)
+    now, policy = step.now, read_policy(policy_text)
+    if paused:
+        ready, due, end = 0, None, None
+    needs_claim = ready > 0 or any(at is not None and at <= now for at in (due, end))
+    # A claim brings leases to their length that were given before the clock was set back.
+    needs_claim = needs_claim or (end is not None and policy.lease_ms is not None and end - now > policy.lease_ms)
+    if not needs_claim and policy.dead_keep_ms is not None and dead_kept:
+        oldest = step.execute(_OLDEST_DEAD, (number,)).fetchone()[0]
+        needs_claim = oldest is not None and oldest <= now - policy.dead_keep_ms
+    if idle.sleeper is not None:
+        needs_claim = needs_claim or until is None or until <= now
+        if until is not None and now < until < now + SLEEPER_TTL_MS // 2:
+            renewed.append((number, idle.sleeper))
+    return PolledQueue(needs_claim, _from_now(due, now), _from_now(end, now), policy.lease_ms)
+
+
+def _from_now(at: int | None, now: int) -> int | None:
+    return None if at is None else max(0, at - now)

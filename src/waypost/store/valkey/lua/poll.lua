@@ -1,0 +1,97 @@
+-- poll: whether a claim of each of these queues may bring something, for a worker that has nothing to do in them. The
+-- same step renews the registrations of its sleepers, and carries what the worker tells of itself and its candidacy.
+--
+-- KEYS: with a heartbeat workers, records, leader:<role>; then the key `queue` of each queue, whose others follow from it.
+-- On a Cluster the queues of a call are of one slot, and `never` comes last.
+-- Arguments: how many queues, how many keys come before theirs (3 with a heartbeat, otherwise 0), the channel of an echo or '',
+-- then of a heartbeat name, record, time to live, how many workers are remembered, and how long it would lead ('': it does
+-- not want to); then the sleeper of each queue or ''.
+-- Touches: workers, records, leader:<role>, queue, ready, due, leases, outgoing, dead, sleepers.
+-- Invariant: what it changes is how long something stays known. What is not ours is left to the claim, which says so. The first
+-- write removes: a store whose memory is full can be polled.
+-- Reply: the store's time, {leader, token, how long it still leads} or {}, then four numbers for each queue: 1 if it needs a
+-- claim, 2 if its sleeper stands at a door, 3 if both, otherwise 0; next due, next lease end, how long leases are (-1: none).
+
+-- include register
+-- include leader
+
+local many, before = tonumber(ARGV[FIRST_ARGUMENT]), tonumber(ARGV[FIRST_ARGUMENT + 1])
+local echo = ARGV[FIRST_ARGUMENT + 2]
+local sleepers_from = FIRST_ARGUMENT + 2
+local reply = {now, {}}
+
+if before > 0 then
+  local name, record, ttl = ARGV[FIRST_ARGUMENT + 3], ARGV[FIRST_ARGUMENT + 4], tonumber(ARGV[FIRST_ARGUMENT + 5])
+  local most, lead = tonumber(ARGV[FIRST_ARGUMENT + 6]), tonumber(ARGV[FIRST_ARGUMENT + 7])
+  sleepers_from = FIRST_ARGUMENT + 7
+  must_be('zset', REGISTER)
+  must_be('hash', RECORDS)
+  if lead then leader_of(KEYS[3]) end
+  register(name, record, ttl, most)
+  if lead then reply[2] = elect(KEYS[3], name, lead, now) end
+end
+
+-- The first score of a sorted set, false if it is empty, nil if it is something else.
+local function first_score(key)
+  local first = redis.pcall('ZRANGE', key, 0, 0, 'WITHSCORES')
+  if first.err then return nil end
+  return first[2] and tonumber(first[2]) or false
+end
+
+local function number_of(command, key)
+  local number = redis.pcall(command, key)
+  return type(number) == 'number' and number or 1
+end
+
+-- Whether a sleeper is registered, and whether at its door. One whose time is half over is registered anew.
+local function renew(key, name)
+  local found = redis.pcall('ZMSCORE', key, name, AT_DOOR .. name)
+  if found.err then return false, false end
+  local at_door = found[2] and tonumber(found[2]) > now
+  local lasts = at_door and tonumber(found[2]) or tonumber(found[1] or 0)
+  if lasts <= now then return false, false end
+  if lasts < now + SLEEPER_TTL_MS / 2 then
+    local known_until = format('%.0f', now + SLEEPER_TTL_MS)
+    call('ZREMRANGEBYSCORE', key, '-inf', format('%.0f', now))
+    call('ZADD', key, known_until, at_door and AT_DOOR .. name or name, known_until, '')
+    call('PEXPIRE', key, SLEEPER_TTL_MS * 2)
+  end
+  return true, at_door
+end
+
+for i = 1, many do
+  local key = KEYS[before + i]
+  local base, sleeper = sub(key, 1, -6), ARGV[sleepers_from + i]
+  local fields = redis.pcall('HMGET', key, 'version', 'policy', 'paused')
+  local due, lease = first_score(base .. 'due'), first_score(base .. 'leases')
+  local rules = DEFAULT_POLICY
+  local needed = fields.err or due == nil or lease == nil or (fields[1] and tonumber(fields[1]) > VERSION)
+  if not needed then
+    if fields[2] then rules = cmsgpack.unpack(fields[2]) end
+    if fields[3] == '1' then due, lease = false, false end
+    needed = number_of('HLEN', base .. 'outgoing') > 0
+    if not needed and fields[3] ~= '1' then
+      needed = (due and due <= now) or (lease and lease <= now) or number_of('ZCARD', base .. 'ready') > 0
+    end
+    -- A claim brings leases to their length that were given before the clock was set back.
+    if lease and rules.lease_ms and lease - now > rules.lease_ms then needed = true end
+    if not needed and rules.dead_keep_ms then
+      local dead = first_score(base .. 'dead')
+      needed = dead and dead <= now - rules.dead_keep_ms
+    end
+  end
+  local at_door = false
+  if sleeper ~= '' then
+    local registered
+    registered, at_door = renew(base .. 'sleepers', sleeper)
+    needed = needed or not registered
+  end
+  local place = i * 4 - 1
+  reply[place] = (needed and 1 or 0) + (at_door and 2 or 0)
+  reply[place + 1] = due and max(0, due - now) or -1
+  reply[place + 2] = lease and max(0, lease - now) or -1
+  reply[place + 3] = rules.lease_ms or -1
+end
+-- Heard by the worker itself: that its wake-ups arrive is proven without a request for it.
+if echo ~= '' then redis.pcall('PUBLISH', echo, '') end
+return reply

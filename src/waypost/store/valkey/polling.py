@@ -1,0 +1,101 @@
+"""Polling: one script over many queues where all of them lie on one server, one for each queue on a Cluster.
+
+A step of a Cluster cannot span slots. There the heartbeat and each queue are calls of their own, which run together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from waypost import policy
+from waypost.message import Elected, Polled, PolledQueue
+from waypost.store.port import Call, Heartbeat, Idle, poll_parts
+from waypost.store.register import pack
+from waypost.store.valkey.command import ValkeyCall, command
+from waypost.store.valkey.scripts import script
+
+if TYPE_CHECKING:
+    from waypost.store.valkey.store import ValkeyStore
+
+NEEDS_CLAIM, AT_DOOR = 1, 2
+
+
+def poll(store: ValkeyStore, idle: Sequence[Idle], heartbeat: Heartbeat | None, echo: str | None) -> list[Call[Polled]]:
+    """The calls of a poll; the first carries the heartbeat."""
+    if not idle and heartbeat is None:
+        return []
+    if not store.source.cluster:
+        parts = poll_parts(idle)
+        return [
+            _poll(store, part, heartbeat if at == 0 else None, echo if at == 0 else None)
+            for at, part in enumerate(parts)
+        ]
+    calls: list[Call[Polled]] = []
+    if heartbeat is not None:
+        calls.append(_beat(store, heartbeat))
+        if heartbeat.role is not None:
+            calls.append(_elect(store, heartbeat, heartbeat.role))
+    return [*calls, *(_poll(store, [one], None, echo if at == 0 else None) for at, one in enumerate(idle))]
+
+
+def _poll(store: ValkeyStore, idle: Sequence[Idle], heartbeat: Heartbeat | None, echo: str | None) -> Call[Polled]:
+    text, namespace = script("poll"), store.namespace
+    clock = b"%d" % store.clock() if store.clock else b""
+    keys: list[bytes] = []
+    told: list[bytes] = []
+    if heartbeat is not None:
+        # No role: the key of a leader stands for itself, and is not looked at.
+        role = heartbeat.role or "scheduler"
+        keys = [f"{{{namespace}}}:workers".encode(), f"{{{namespace}}}:records".encode(), leader_key(namespace, role)]
+        told = [
+            heartbeat.beat.name.encode(), pack(heartbeat.beat), b"%d" % heartbeat.ttl_ms, b"%d" % policy.WORKERS_MAX,
+            b"" if heartbeat.role is None else b"%d" % heartbeat.role_ttl_ms,
+        ]  # fmt: skip
+    before = len(keys)
+    bases = [f"{{{namespace}:{one.queue}}}:" for one in idle]
+    keys += [f"{base}queue".encode() for base in bases]
+    if store.source.cluster:
+        # Never written: so that no script begins while the slot is moving.
+        keys.append(f"{bases[0]}never".encode())
+    channel = b"" if echo is None else f"{{{namespace}:{echo}}}:echo".encode()
+    packed = command(
+        b"EVALSHA", text.sha, b"%d" % len(keys), *keys, clock, b"", b"", b"", b"%d" % len(idle), b"%d" % before,
+        channel, *told, *((one.sleeper or "").encode() for one in idle),
+    )  # fmt: skip
+    queue = idle[0].queue if store.source.cluster else ""
+    return ValkeyCall("poll", queue, packed, _polled, text, place=keys[0])
+
+
+def _polled(reply: Any) -> Polled:
+    at_ms, leader = reply[:2]
+    queues = [
+        PolledQueue(bool(flags & NEEDS_CLAIM), _or_none(due), _or_none(end), _or_none(lease), bool(flags & AT_DOOR))
+        for flags, due, end, lease in zip(*(iter(reply[2:]),) * 4, strict=True)
+    ]
+    return Polled(queues, at_ms, Elected(leader[0].decode(), leader[1], leader[2]) if leader else None)
+
+
+def _beat(store: ValkeyStore, heartbeat: Heartbeat) -> Call[Polled]:
+    call = store.beat(heartbeat.beat, heartbeat.ttl_ms)
+    assert isinstance(call, ValkeyCall)
+    return ValkeyCall("poll", "", call.packed, lambda at_ms: Polled([], at_ms), call.script, place=call.place)
+
+
+def _elect(store: ValkeyStore, heartbeat: Heartbeat, role: str) -> Call[Polled]:
+    call = store.elect(role, heartbeat.beat.name, heartbeat.role_ttl_ms)
+    assert isinstance(call, ValkeyCall)
+
+    def decode(reply: Any) -> Polled:
+        return Polled([], 0, Elected(reply[0].decode(), reply[1], reply[2]))
+
+    return ValkeyCall("poll", "", call.packed, decode, call.script, place=call.place)
+
+
+def leader_key(namespace: str, role: str) -> bytes:
+    """Who leads in a role."""
+    return f"{namespace}:leader:{role}".encode()
+
+
+def _or_none(number: int) -> int | None:
+    return None if number < 0 else number

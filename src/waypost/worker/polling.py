@@ -1,0 +1,253 @@
+"""Polling: one thread asks the store about all idle queues of a worker at once, whatever the event loop is doing.
+
+The same call tells the store of the worker (a heartbeat), renews the registrations of its sleepers, and asks whether
+the worker is to lead the schedulers: an idle worker sends nothing else. A consumer rests here from when it found
+nothing; the answer wakes it if a claim may bring something. A poll that fails harms nothing: another follows. That
+polls are answered is also the proof that the store is there while a busy worker has nothing to ask it for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from waypost import lease_clock
+from waypost.errors import OutcomeUnknown, StoreUnavailable
+from waypost.message import Elected, PolledQueue
+from waypost.operations.flow import Link
+from waypost.policy import BEATS_PER_TTL
+from waypost.store.port import Beat, Executor, Heartbeat, Idle
+from waypost.wake.port import Listening
+from waypost.worker.registering import interval
+
+log = logging.getLogger("waypost")
+
+#: After a failed poll the next one comes so much sooner: who looks after a fault should not have to wait.
+SOONER = 5
+#: What would be polled within this part of its interval is polled with the others: one call for all.
+TOGETHER = 0.5
+#: Polls come a little sooner than they must, by chance, so that many workers do not poll at once.
+JITTER = 0.1
+
+
+class Resting(Protocol):
+    """A consumer that waits for work of its queue. Called on its event loop."""
+
+    def polled(self, answer: PolledQueue, sent_at: float, answered_at: float) -> None:
+        """What the store says of its queue: sent when by `lease_clock`, answered when by the monotonic clock."""
+        ...
+
+
+class Standing(Protocol):
+    """Somebody who stands for election, and asks with the polls of a worker while another one leads."""
+
+    role: str
+    ttl_ms: int
+    leading: bool
+    by_polls: bool
+
+
+class Electable(Protocol):
+    """A part of a worker that may have to lead."""
+
+    @property
+    def candidate(self) -> Standing: ...
+    def heard(self, elected: Elected) -> None:
+        """Who leads. On its event loop."""
+        ...
+
+
+class Rested:
+    """One rest of a consumer: polled every so many seconds until it ends."""
+
+    __slots__ = ("due", "idle", "resting", "seconds")
+
+    def __init__(self, resting: Resting, idle: Idle, seconds: float) -> None:
+        self.resting = resting
+        self.idle = idle
+        self.seconds = seconds
+        self.due = time.monotonic() + seconds * random.uniform(1 - JITTER, 1)
+
+
+class Poller:
+    """The thread. `tell` makes the beat; it is given when the worker started by the store's clock, None at first."""
+
+    def __init__(
+        self, link: Link, connected: Callable[[], Executor], tell: Callable[[int | None], Beat], *, window: float
+    ) -> None:
+        self._link = link
+        self._connected = connected
+        self._tell = tell
+        self._interval = interval(window)
+        self._ttl_ms = round(self._interval * BEATS_PER_TTL * 1000)
+        #: When the store last answered; a start counts, since it needs one.
+        self.answered = time.monotonic()
+        #: What the last poll failed with.
+        self.error: Exception | None = None
+        #: The part that asks with the polls whether it is to lead.
+        self.electable: Electable | None = None
+        self._loop = asyncio.get_running_loop()
+        self._name = ""
+        self._started_ms: int | None = None
+        self._rested: dict[Resting, Rested] = {}
+        self._echo: Listening | None = None
+        self._changed = threading.Condition()
+        self._beat_due = 0.0
+        self._stopping = False
+        #: Nobody waits any more, and the connection may be closed by now.
+        self._abandoned = False
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Begin with a heartbeat, at once."""
+        self._echo = self._link.wakeups.listen_to_echo(self._link.worker)
+        self._thread = threading.Thread(target=self._run, name="waypost-polls", daemon=True)
+        self._thread.start()
+
+    def poke(self) -> None:
+        """There is something new to tell."""
+        with self._changed:
+            self._beat_due = 0.0
+            self._changed.notify()
+
+    def rest(self, resting: Resting, idle: Idle, seconds: float) -> None:
+        """Poll a queue every so many seconds, from that long from now on, until it wakes."""
+        rested = Rested(resting, idle, seconds)
+        with self._changed:
+            self._rested[resting] = rested
+            if rested.due < self._beat_due:
+                self._changed.notify()
+
+    def wakes(self, resting: Resting) -> None:
+        """Poll its queue no more."""
+        with self._changed:
+            self._rested.pop(resting, None)
+
+    def stop(self, timeout: float) -> None:
+        """Leave the register and end. A call that hangs is left behind; the store forgets the worker by itself."""
+        with self._changed:
+            self._stopping = True
+            self._changed.notify()
+        if self._echo is not None:
+            self._echo.close()
+        if self._thread is not None:
+            self._thread.join(timeout)
+            self._abandoned = self._thread.is_alive()
+
+    # ---- the thread --------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while (due := self._wait()) is not None:
+            self._poll(due[0], beats=due[1])
+        if self._name and not self._abandoned:
+            try:
+                self._connected().run(self._link.store.leave(self._name))
+            except Exception as error:
+                log.debug("worker %s could not say goodbye: %s", self._name, error, extra={"event": "leave_failed"})
+
+    def _wait(self) -> tuple[list[Rested], bool] | None:
+        """Wait for the next poll: which queues, and whether with a heartbeat; None at the end."""
+        with self._changed:
+            while not self._stopping:
+                now = time.monotonic()
+                pause = self.next_due() - now
+                if pause <= 0:
+                    return self.take_due(now)
+                self._changed.wait(pause)
+            return None
+
+    def next_due(self) -> float:
+        """When the next poll is due."""
+        return min([self._beat_due, *(rested.due for rested in self._rested.values())])
+
+    def take_due(self, now: float) -> tuple[list[Rested], bool]:
+        """The queues of this poll and whether it carries a heartbeat: what is due, and what soon would be."""
+        due = [one for one in self._rested.values() if one.due - now <= one.seconds * TOGETHER]
+        beats = self._beat_due - now <= self._interval * TOGETHER
+        for one in due:
+            one.due = now + one.seconds * random.uniform(1 - JITTER, 1)
+        if beats:
+            self._beat_due = now + self._interval
+        return due, beats
+
+    def _poll(self, due: Sequence[Rested], *, beats: bool) -> None:
+        sent_at = lease_clock.now()
+        try:
+            electable = self.electable
+            if electable is not None and electable.candidate.leading:
+                electable = None
+            calls = self._link.store.poll(
+                [one.idle for one in due],
+                heartbeat=self._heartbeat(electable) if beats else None,
+                echo=self._link.worker if self._echo is not None else None,
+            )
+            answers: list[PolledQueue] = []
+            elected: Elected | None = None
+            at_ms = 0
+            for answer in self._connected().run_many(calls):
+                if isinstance(answer, Exception):
+                    raise answer
+                answers += answer.queues
+                elected, at_ms = elected or answer.elected, max(at_ms, answer.at_ms)
+        except Exception as error:
+            # Whatever it is: a worker works whether or not anybody can see it, and finds work when it is woken.
+            self._failed(error, due, beats)
+            if beats and due and not isinstance(error, StoreUnavailable | OutcomeUnknown):
+                self._poll(due, beats=False)  # what is wrong with the heartbeat must not hide work
+            return
+        self.answered = time.monotonic()
+        if beats:
+            self.error = None
+            self._started_ms = at_ms if self._started_ms is None else self._started_ms
+        elif isinstance(self.error, StoreUnavailable | OutcomeUnknown):
+            self.error = None
+        try:
+            self._loop.call_soon_threadsafe(self._answer, due, answers, sent_at, self.answered, electable, elected)
+        except RuntimeError:
+            log.debug("the event loop is gone", extra={"event": "loop_gone"})
+
+    def _heartbeat(self, electable: Electable | None) -> Heartbeat:
+        beat = self._tell(self._started_ms)
+        self._name = beat.name
+        if electable is None:
+            return Heartbeat(beat, self._ttl_ms)
+        return Heartbeat(beat, self._ttl_ms, electable.candidate.role, electable.candidate.ttl_ms)
+
+    def _failed(self, error: Exception, due: Sequence[Rested], beats: bool) -> None:
+        log.log(
+            logging.WARNING if self.error is None else logging.DEBUG,
+            "worker %s could not poll its store (%s); trying again",
+            self._name,
+            error,
+            extra={"event": "poll_failed", "worker": self._name},
+        )
+        self.error = error
+        with self._changed:
+            now = time.monotonic()
+            for one in due:
+                one.due = min(one.due, now + one.seconds / SOONER)
+            if beats:
+                self._beat_due = min(self._beat_due, now + self._interval / SOONER)
+
+    # ---- the event loop ----------------------------------------------------------------------------------
+
+    def _answer(
+        self,
+        due: Sequence[Rested],
+        answers: Sequence[PolledQueue],
+        sent_at: float,
+        answered_at: float,
+        electable: Electable | None,
+        elected: Elected | None,
+    ) -> None:
+        for rested, answer in zip(due, answers, strict=True):
+            # One that has woken meanwhile knows better.
+            if self._rested.get(rested.resting) is rested:
+                rested.resting.polled(answer, sent_at, answered_at)
+        if electable is not None and elected is not None and not electable.candidate.leading:
+            electable.heard(elected)

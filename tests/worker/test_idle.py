@@ -1,0 +1,316 @@
+"""Idle workers: one poll for all queues of a worker, and what it finds that no wake-up told of."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+
+from tests.worker.stage import Stage, until
+from waypost import Waypost, lease_clock
+from waypost.message import Claimed, Observed, PolledQueue
+from waypost.operations import receive
+from waypost.operations.receive import Nap, safety_poll_seconds
+from waypost.store.port import Idle
+from waypost.wake.port import Hear, Listening, State, Topic
+from waypost.wake.wakeups import NO_WAKEUPS
+from waypost.worker import resting
+from waypost.worker.health import Pulse
+from waypost.worker.polling import Poller
+
+QUEUES = [f"orders-{number}" for number in range(30)]
+#: Polls come so often then; a heartbeat comes with them.
+POLL_SECONDS = 0.3
+
+
+class Deaf:
+    """A channel that seems to work, on which every word is lost."""
+
+    kind = "deaf"
+    state: State = "working"
+
+    class Ear:
+        """Hears nothing."""
+
+        working = True
+
+        def close(self) -> None: ...
+
+    def send(self, topic: Topic, words: Sequence[str]) -> None: ...
+
+    def listen(self, topic: Topic, name: str | None, hear: Hear) -> Listening:
+        return self.Ear()
+
+    def flush(self, timeout: float) -> bool:
+        return True
+
+
+class Scene:
+    """A worker that hears nothing, and a client that publishes."""
+
+    def __init__(self, stage: Stage, other: Waypost, polls: list[Observed]) -> None:
+        self.stage = stage
+        self.other = other
+        self.polls = polls
+        self.started: list[Any] = []
+
+    def handled(self, *queues: str) -> None:
+        for queue in queues:
+
+            @self.stage.handler(queue)
+            async def handle(body: Any) -> None:
+                self.started.append(body)
+
+    def asleep(self, *queues: str) -> None:
+        for queue in queues:
+            until(lambda q=queue: self.other.stats(q).sleepers == 1, "a sleeper")  # type: ignore[misc]
+
+    def polled(self, times: int) -> None:
+        """Wait for so many polls: each carries a heartbeat."""
+        for _ in range(times):
+            (seen,) = [worker.seen_ms for worker in self.other.workers()] or [0]
+            until(lambda s=seen: any(one.seen_ms > s for one in self.other.workers()), "a poll")  # type: ignore[misc]
+
+
+@pytest.fixture(params=["sync", "async"])
+def scene(request: pytest.FixtureRequest, url: str, namespace: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
+    monkeypatch.setattr(receive, "SAFETY_POLL_SECONDS", POLL_SECONDS)
+    polls: list[Observed] = []
+
+    def on_event(event: Observed) -> None:
+        if event.event == "polled":
+            polls.append(event)
+
+    with (
+        Stage(request.param, url, namespace=namespace, wake=Deaf(), on_event=on_event) as stage,
+        Waypost(url, namespace=namespace, wake="poll") as other,
+    ):
+        yield Scene(stage, other, polls)
+        for queue in other.queues():
+            assert other.ledger(queue).balance == 0
+
+
+def working(scene: Scene) -> Any:
+    return scene.stage.working(health_window=POLL_SECONDS * 1.5)
+
+
+@pytest.mark.promise("WAKE-5", "SEE-4")
+def test_one_poll_asks_for_all_idle_queues_and_none_of_them_is_claimed_from(scene: Scene) -> None:
+    scene.handled(*QUEUES)
+    with working(scene) as worker:
+        scene.asleep(*QUEUES)
+        scene.polled(1)  # what is under way has been told by then
+        before = len(scene.polls)
+        scene.polled(3)
+        assert len(scene.polls) == before
+        assert worker.health().status == "green"
+        scene.asleep(*QUEUES)
+
+
+@pytest.mark.promise("WAKE-1", "WAKE-5")
+def test_a_lost_wake_up_costs_one_poll_on_each_queue_it_was_lost_on(scene: Scene) -> None:
+    scene.handled(*QUEUES)
+    with working(scene):
+        scene.asleep(*QUEUES)
+        scene.polled(1)  # what is under way has been told by then
+        before = len(scene.polls)
+        for queue in QUEUES[:3]:
+            scene.other.publish(queue, queue)
+        until(lambda: sorted(scene.started) == sorted(QUEUES[:3]), "all starts")
+        scene.asleep(*QUEUES)
+        # One that was found empty after its message, and nothing on the others.
+        assert {event.queue for event in scene.polls[before:]} <= set(QUEUES[:3])
+
+
+@pytest.mark.promise("TIMER-2", "WAKE-5")
+def test_a_poll_tells_of_timers_that_were_published_since(scene: Scene) -> None:
+    scene.handled(*QUEUES)
+    with working(scene):
+        scene.asleep(*QUEUES)
+        scene.other.publish(QUEUES[7], "timer", delay=3 * POLL_SECONDS)
+        assert until(lambda: scene.started == ["timer"], "the start of the timer")
+
+
+@pytest.mark.promise("LEASE-4", "WAKE-5")
+def test_a_lease_that_began_since_is_known_before_it_ends(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(receive, "SAFETY_POLL_SECONDS", 600.0)
+    queue = QUEUES[0]
+    scene.other.configure(queue, lease=0.6)
+    scene.handled(*QUEUES)
+    with working(scene):
+        scene.asleep(*QUEUES)
+        link = scene.other._link
+        scene.other.publish(queue, "abandoned")
+        operation = link.lanes.begin(queue)
+        claimed = scene.other._connected().run(link.store.claim(queue, 1, operation, worker="gone"))
+        assert len(claimed.leases) == 1
+        until(lambda: scene.started == ["abandoned"], "the redelivery")
+
+
+@pytest.mark.promise("QUEUE-1", "WAKE-5")
+def test_a_paused_queue_is_not_claimed_from_at_every_poll(scene: Scene) -> None:
+    scene.other.publish(QUEUES[0], 1)
+    scene.other.pause(QUEUES[0])
+    scene.handled(QUEUES[0])
+    with working(scene):
+        scene.asleep(QUEUES[0])
+        scene.polled(1)
+        before = len(scene.polls)
+        scene.polled(3)
+        assert len(scene.polls) == before
+        scene.other.resume(QUEUES[0])
+        until(lambda: scene.started == [1], "the start")
+
+
+@pytest.mark.promise("TIMER-3", "WAKE-5")
+def test_without_a_channel_polls_of_many_queues_become_one(
+    url: str, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(receive, "UNWOKEN_POLL_SECONDS", POLL_SECONDS)
+    polls: list[Observed] = []
+    with Stage("sync", url, namespace=namespace, wake="poll", on_event=polls.append) as stage:
+        scene = Scene(stage, stage.post, polls)
+        scene.handled(*QUEUES)
+        with working(scene):
+            until(lambda: len(stage.workers()) == 1)
+            until(lambda: _is_quiet(scene), "an end of the claims")
+            stage.publish(QUEUES[3], 1)
+            assert until(lambda: scene.started == [1], "the start")
+
+
+def _is_quiet(scene: Scene) -> bool:
+    before = sum(event.event == "polled" for event in scene.polls)
+    scene.polled(2)
+    return sum(event.event == "polled" for event in scene.polls) == before
+
+
+@pytest.mark.promise("WAKE-2", "WAKE-5")
+@pytest.mark.parametrize("colour", ["sync", "async"])
+def test_who_waits_at_the_server_is_called_away_when_its_registration_is_gone(
+    colour: str, valkey_url: str, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    redis = pytest.importorskip("redis", reason="needs redis-py")
+    monkeypatch.setattr(receive, "SAFETY_POLL_SECONDS", POLL_SECONDS)
+    with (
+        redis.Redis.from_url(valkey_url.replace("valkey://", "redis://")) as raw,
+        Stage(colour, valkey_url, namespace=namespace) as stage,
+    ):
+        started: list[int] = []
+
+        @stage.handler("orders")
+        async def handle(number: int) -> None:
+            started.append(number)
+
+        with stage.working():
+            for number in range(2):
+                until(lambda: any(name.startswith(b"!") for name in _sleepers(raw, namespace)), "one at its door")
+                raw.delete(f"{{{namespace}:orders}}:sleepers")
+                until(lambda: stage.stats("orders").sleepers == 1, "a new registration")
+                stage.publish("orders", number)
+                assert until(lambda n=number: n in started, "the start")  # type: ignore[misc]
+
+
+def _sleepers(raw: Any, namespace: str) -> list[bytes]:
+    return list(raw.zrange(f"{{{namespace}:orders}}:sleepers", 0, -1))
+
+
+# ---- alone: no store, no clock ---------------------------------------------------------------------------------------
+
+
+class Silent:
+    """A poller that only notes who rests."""
+
+    def __init__(self) -> None:
+        self.resting: dict[Any, Idle] = {}
+
+    def rest(self, resting: Any, idle: Idle, seconds: float) -> None:
+        self.resting[resting] = idle
+
+    def wakes(self, resting: Any) -> None:
+        self.resting.pop(resting, None)
+
+
+def at_the_door(monkeypatch: pytest.MonkeyPatch, story: Callable[[resting.Rest, list[str], Silent], Any]) -> None:
+    """A consumer that stands at its door, on an event loop of its own."""
+    monkeypatch.setattr(resting, "CALLED_SECONDS", 0.01)
+    done: list[str] = []
+
+    async def tell() -> None:
+        poller = Silent()
+
+        class Knocked(resting.Rest):
+            def _knock(self) -> None:
+                done.append("called away")
+
+        link: Any = type("Link", (), {"wakeups": NO_WAKEUPS, "store": type("Store", (), {"doors": None})})
+        rest = Knocked(link, None, "orders", Pulse(), lambda: True, poller)  # type: ignore[arg-type]
+        rest.may_go(Claimed([], None, None, None, False, 0, 60_000), Nap())
+        rest.go("a", 300.0)
+        rest.goes(lambda: done.append("given up"))
+        rest.arrive(told=False)
+        await story(rest, done, poller)
+
+    asyncio.run(tell())
+
+
+@pytest.mark.promise("LEASE-2", "WAKE-5")
+def test_a_poll_that_finds_it_at_its_door_shows_that_its_claim_has_not_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story(rest: resting.Rest, done: list[str], poller: Silent) -> None:
+        later = lease_clock.now() + 100
+        rest.polled(PolledQueue(False, None, None, 60_000, at_door=False), later, later)
+        assert rest.not_before < later
+        rest.polled(PolledQueue(False, None, None, 60_000, at_door=True), later, later)
+        assert rest.not_before == later
+        assert (done, len(poller.resting)) == ([], 1)
+        rest.leave(found=False)
+        assert not poller.resting
+
+    at_the_door(monkeypatch, story)
+
+
+@pytest.mark.promise("WAKE-1")
+def test_a_wait_whose_connection_is_lost_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story(rest: resting.Rest, done: list[str], poller: Silent) -> None:
+        now = time.monotonic()
+        rest.polled(PolledQueue(True, None, None, 60_000), now, now)
+        assert done == ["called away"]
+        await asyncio.to_thread(until, lambda: "given up" in done)
+
+    at_the_door(monkeypatch, story)
+
+
+@pytest.mark.promise("TIMER-2")
+def test_it_is_called_away_before_a_timer_that_a_poll_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story(rest: resting.Rest, done: list[str], poller: Silent) -> None:
+        now = time.monotonic()
+        rest.polled(PolledQueue(False, 3_600_000, None, 60_000, at_door=True), now, now)
+        rest.polled(PolledQueue(False, 260, None, 60_000, at_door=True), now, now)
+        assert await asyncio.to_thread(until, lambda: done == ["called away"])
+
+    at_the_door(monkeypatch, story)
+
+
+@pytest.mark.promise("WAKE-5", "TIMER-3", "LEASE-4")
+def test_the_safety_poll_is_longer_where_wake_ups_arrive_and_never_longer_than_a_lease() -> None:
+    assert safety_poll_seconds(60_000, woken=True) == 15
+    assert safety_poll_seconds(60_000, woken=False) == 5
+    assert safety_poll_seconds(None, woken=True) == 15
+    assert safety_poll_seconds(2_000, woken=True) == safety_poll_seconds(2_000, woken=False) == 2
+
+
+@pytest.mark.promise("WAKE-5")
+def test_queues_that_rest_since_different_times_are_polled_together_soon() -> None:
+    """By its own clock: a thousand rests that began over fifteen seconds are one call after two rounds."""
+
+    async def polls() -> list[int]:
+        poller = Poller(None, None, None, window=30)  # type: ignore[arg-type]
+        for number in range(1_000):
+            poller.rest(object(), Idle(str(number)), 15.0)  # type: ignore[arg-type]
+        for number, rested in enumerate(poller._rested.values()):
+            rested.due += number * 0.015
+        return [len(poller.take_due(max(poller.next_due(), time.monotonic()))[0]) for _ in range(5)]
+
+    assert asyncio.run(polls())[-2:] == [1_000, 1_000]
