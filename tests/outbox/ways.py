@@ -127,7 +127,7 @@ class Blocking:
         place = conninfo_to_dict(url)
         database = {
             "ENGINE": "django.db.backends.postgresql", "NAME": place["dbname"], "USER": place["user"],
-            "HOST": place["host"], "PORT": place["port"],
+            "PASSWORD": place["password"], "HOST": place["host"], "PORT": place["port"],
         }  # fmt: skip
         if not settings.configured:
             settings.configure(DATABASES={"default": database})

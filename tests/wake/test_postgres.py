@@ -28,12 +28,13 @@ class Listener:
     """Somebody who hears all words on a queue."""
 
     def __init__(self, url: str, namespace: str, queue: str = "orders") -> None:
+        self.url = url
         self.connection = psycopg.connect(url, autocommit=True)
         self.connection.execute(f'LISTEN "{channel_of(Topic(namespace, "ready", queue))}"')
 
     def heard(self) -> list[str]:
         """What has arrived until a word of our own does."""
-        with psycopg.connect(self.connection.info.dsn, autocommit=True) as other:
+        with psycopg.connect(self.url, autocommit=True) as other:
             channel = self.connection.execute("SELECT pg_listening_channels()").fetchone()
             assert channel is not None
             other.execute("SELECT pg_notify(%s, 'the end')", channel)

@@ -19,10 +19,13 @@ from waypost.errors import MissingExtra
 if TYPE_CHECKING:
     from sqlalchemy import MetaData
 
-_TABLE = re.compile(r"^CREATE TABLE \{([a-z_]+)\} \((.*?)^\)", re.MULTILINE | re.DOTALL)
+#: The list of columns ends on a line of its own, or on the first line.
+_TABLE = re.compile(r"^CREATE (?:UNLOGGED )?TABLE \{([a-z_]+)\} \((.*?)(?:^\)|\);$)", re.MULTILINE | re.DOTALL)
 _PART = re.compile(r"^CREATE TABLE \{([a-z_]+)\} PARTITION OF", re.MULTILINE)
 _ADDED = re.compile(r"^ALTER TABLE \{([a-z_]+)\} ADD COLUMN (.*?);", re.MULTILINE | re.DOTALL)
-_COLUMN = re.compile(r'"?([a-z_]+)"? (text|bytea|boolean|smallint|integer|bigint)(\[\])?(.*)', re.DOTALL)
+_COLUMN = re.compile(
+    r'"?([a-z_]+)"? (text|bytea|boolean|smallint|integer|bigint|timestamptz|oid)(\[\])?(.*)', re.DOTALL
+)
 
 
 def _texts() -> list[str]:
@@ -83,6 +86,7 @@ def metadata(*, namespace: str = "wp", schema: str | None = None, into: MetaData
     kinds: dict[str, Any] = {
         "text": sa.Text, "bytea": sa.LargeBinary, "boolean": sa.Boolean, "smallint": sa.SmallInteger,
         "integer": sa.Integer, "bigint": sa.BigInteger,
+        "timestamptz": lambda: sa.DateTime(timezone=True), "oid": pg.OID,
     }  # fmt: skip
     made = sa.MetaData() if into is None else into
     for table, (columns, primary) in _described().items():
