@@ -28,6 +28,7 @@ from waypost.message import Settlement
 from waypost.store.opening import open_store
 from waypost.store.port import Executor, Store
 from waypost.store.postgres import migrate
+from waypost.testing.clock import ClockTime
 from waypost.testing.postgres import PostgresServer
 from waypost.testing.servers import ValkeyServer
 
@@ -45,7 +46,7 @@ class Subject:
         self.post = Waypost(url)
         self.store: Store = open_store(url, namespace="wp", clock=None, replay_ttl_ms=300_000, durability="server")
         self.executor: Executor = self.store.connect(start_timeout=3)
-        self.session = Session()
+        self.session = Session(ClockTime())
         self._names = (f"bench-{number}" for number in itertools.count())
         self.queue = ""
 

@@ -28,6 +28,7 @@ from waypost.identity import Session
 from waypost.store.port import Draft
 from waypost.store.postgres import PostgresStore, migrate
 from waypost.store.postgres.statement import PostgresCall, number
+from waypost.testing.clock import ClockTime
 from waypost.testing.postgres import PostgresServer
 
 CONNECTIONS = 8
@@ -47,7 +48,7 @@ class Outbox:
 
     def __init__(self, url: str) -> None:
         self._store = PostgresStore.from_url(url)
-        self._session = Session()
+        self._session = Session(ClockTime())
         self._envelope_of = partial(codec.make_envelope, encoded=codec.encode_body(BODY))
         self._connections = [psycopg.connect(url) for _ in range(CONNECTIONS)]
         with psycopg.connect(url) as connection:

@@ -12,6 +12,7 @@ import redis
 
 from waypost.identity import Session
 from waypost.store.postgres import migrate
+from waypost.testing.clock import ClockTime
 
 PUSH = "redis.call('LPUSH', KEYS[1], unpack(ARGV)) return #ARGV"
 LEASE = """
@@ -123,7 +124,7 @@ class RawPostgres:
 
     def __init__(self, url: str, payload_bytes: int) -> None:
         self._payload = os.urandom(payload_bytes)
-        self._session = Session()
+        self._session = Session(ClockTime())
         migrate(url, namespace="raw")
         self._database = psycopg.connect(url, autocommit=True, prepare_threshold=None)
         # As our functions have it: without, the planner's guesses about a table that was empty a moment ago decide.

@@ -41,6 +41,7 @@ from waypost.spark.session import session
 from waypost.spark.tables import ENVELOPE_COLUMNS, JOURNAL
 from waypost.spark.writer import BatchWriter
 from waypost.store.postgres import migrate
+from waypost.testing.clock import ClockTime
 from waypost.testing.postgres import PostgresServer
 from waypost.testing.servers import ValkeyServer
 
@@ -91,7 +92,7 @@ def fill(url: str, events: int) -> int:
     with Waypost(url) as post, open_bulk(Place(url)) as bulk:
         post.configure(QUEUE, journal_max=10_000_000)
         post.publish_many(QUEUE, ({"id": number} for number in range(events // 3)))
-        caller, store = Session(), bulk.store
+        caller, store = Session(ClockTime()), bulk.store
         while leases := bulk.run(store.claim(QUEUE, 512, caller.operation(QUEUE), worker="bench:1:0000")).leases:
             settlements = [Settlement(lease.id, lease.token, lease.nonce) for lease in leases]
             bulk.run(store.settle(QUEUE, settlements, caller.operation(QUEUE)))

@@ -376,6 +376,11 @@ def make_envelope(message_id: str, encoded: Encoded, head: bytes = _NO_HEAD) -> 
     return b"".join((_VERSION_BYTE, message_id.encode(), _CODES[encoded.content], head, encoded.data))
 
 
+def with_id(envelope: bytes, message_id: str) -> bytes:
+    """The same envelope under another id."""
+    return envelope[:1] + message_id.encode() + envelope[1 + len(message_id) :]
+
+
 class Heads:
     """The heads of one call's envelopes: the same but for the name of the body's type, so each is encoded once."""
 

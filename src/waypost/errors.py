@@ -26,6 +26,8 @@
     │   ├── SchemaTooNew / SchemaTooOld         the data belongs to another release
     │   ├── JournalTrimmed (LookupError)        events that a reader needs are no longer in the journal
     │   ├── OperationTooOld                     a repeat that arrived too late to be answered; it did not run
+    │   ├── SessionTaken                        another process has this client's session; nothing was done
+    │   ├── MessageIdTaken                      the store has a message of this id; nothing was written
     │   └── StoreFailed                         the store answered with an error that has no better name
     ├── QueueFull                            `max_pending` is reached; nothing of the call was written
     ├── KeyTaken (KeyError)                  `on_conflict="error"` and the key is in use
@@ -168,9 +170,28 @@ class JournalTrimmed(StoreError, LookupError):
 
 
 class OperationTooOld(StoreError):
-    """Raised when a repeated call is so old that its first result is forgotten. It did not run again."""
+    """Raised when a repeated call comes so late that the store may have forgotten its result. It did not run again.
+
+    Whether it ran the first time is not known: look before you call again.
+    """
 
     outcome: ClassVar[Outcome] = "unknown"
+
+    def __init__(self, message: str, *, store_ms: int | None = None) -> None:
+        super().__init__(message)
+        #: The store's time in milliseconds when it refused; None if too many other calls of the session came after it.
+        self.store_ms = store_ms
+
+
+class SessionTaken(StoreError):
+    """Raised when another process has this client's session, as a cloned machine does. Nothing was done.
+
+    Clients take a new session and call again; it is seen only by callers of a store.
+    """
+
+
+class MessageIdTaken(StoreError):
+    """Raised when a publish bears the id of a message that the store has. Nothing of the call was written."""
 
 
 class StoreFailed(StoreError):

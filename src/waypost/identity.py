@@ -11,11 +11,20 @@ import hashlib
 import os
 import threading
 import time
+from collections.abc import Callable
 from typing import NamedTuple
 
 ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
 ID_CHARACTERS = 24
 SESSION_BYTES = 8
+MARK_BYTES = 8
+NONCE_BYTES = 12
+#: A session ends with this number. Stores pack numbers into four bytes and keep them in signed columns.
+OPERATIONS_MAX = 2**31 - 1
+#: The bound of the store's time goes a little slower than the monotonic clock, which may be faster than the store's.
+TIME_PACE = 0.99
+#: After so long the bound lies six seconds behind: the store is asked for its time before the next operation.
+TIME_STALE_SECONDS = 600.0
 
 _PAIRS = [a + b for a in ALPHABET for b in ALPHABET]
 _TRIPLES = [a + b for a in ALPHABET for b in _PAIRS]
@@ -26,36 +35,100 @@ class Operation(NamedTuple):
 
     session: bytes
     number: int
-
-    @property
-    def nonce(self) -> bytes:
-        """Twelve bytes that no other call has: the mark that a claim leaves on its leases."""
-        return self.session + self.number.to_bytes(4, "big")
+    #: Not later than the store's time in milliseconds when the call was first sent: by it the store knows whether it
+    #: still remembers the call. Every repeat carries the same.
+    stamp: int
+    #: Random bytes of this call alone. A cloned process has the same session and numbers, but not the same marks.
+    mark: bytes
 
     def __str__(self) -> str:
-        return f"{self.session.hex()}.{self.number}"
+        return operation_id(self.session, self.number)
+
+
+def operation_id(session: bytes, number: int) -> str:
+    """An operation as the journal names it."""
+    return f"{session.hex()}.{number}"
+
+
+def new_mark() -> bytes:
+    """The mark of a new call. From the system each time: bytes kept in advance would be cloned with the process."""
+    return os.urandom(MARK_BYTES)
+
+
+def new_nonce() -> bytes:
+    """What the leases of one sending of a claim are fenced with."""
+    return os.urandom(NONCE_BYTES)
+
+
+class StoreTime:
+    """A lower bound of the store's time, from its answers and the monotonic clock. Never from the client's clock.
+
+    A machine that was suspended, or a process that was frozen, makes the bound older than it could be, never newer.
+    """
+
+    __slots__ = ("_monotonic", "_seen")
+
+    def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._monotonic = monotonic
+        #: The store's time in an answer, and when it came by the monotonic clock.
+        self._seen: tuple[int, float] | None = None
+
+    def now_ms(self) -> int:
+        """The bound; 0 while nothing is known, which every store refuses as too old."""
+        if self._seen is None:
+            return 0
+        store_ms, at = self._seen
+        return store_ms + int((self._monotonic() - at) * 1000 * TIME_PACE)
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether the bound may lie so far behind that repeats would be refused too early."""
+        return self._seen is None or self._monotonic() - self._seen[1] > TIME_STALE_SECONDS
+
+    def learn(self, store_ms: int) -> None:
+        """Take the time that an answer carries, if it says more than is known."""
+        if store_ms > self.now_ms():
+            self._seen = (store_ms, self._monotonic())
+
+    def correct(self, store_ms: int) -> None:
+        """Take the time that a store refused ours with, even if its clock was set back."""
+        self._seen = (store_ms, self._monotonic())
 
 
 class Session:
     """The identity of one client object: numbers its operations per queue and makes message ids."""
 
-    __slots__ = ("_counter", "_lock", "_mark", "_numbers", "id", "pid")
+    __slots__ = ("_counter", "_lock", "_mark", "_numbers", "id", "pid", "time")
 
-    def __init__(self) -> None:
-        self.id = os.urandom(SESSION_BYTES)
-        #: Noticed by the faces: a forked child must not share numbers, sockets or leases with its parent.
+    def __init__(self, time: StoreTime | None = None) -> None:
+        #: Noticed by the clients: a forked child must not share numbers, sockets or leases with its parent.
         self.pid = os.getpid()
+        self.time = time or StoreTime()
+        self._lock = threading.Lock()
+        self._begin()
+
+    def _begin(self) -> None:
+        self.id = os.urandom(SESSION_BYTES)
         self._mark = encode(int.from_bytes(os.urandom(7), "big") >> 6, 10)
         self._counter = int.from_bytes(os.urandom(3), "big")
         self._numbers: dict[str, int] = {}
-        self._lock = threading.Lock()
+
+    def renew(self, id: bytes) -> None:
+        """Become another session, with new message ids: another process has this one too. Once for each id."""
+        with self._lock:
+            if self.id == id:
+                self._begin()
 
     def operation(self, queue: str) -> Operation:
         """The next operation on a queue; numbers are dense per queue, so a store can forget old ones exactly."""
+        stamp, mark = self.time.now_ms(), os.urandom(MARK_BYTES)
         with self._lock:
             number = self._numbers.get(queue, 0) + 1
+            if number > OPERATIONS_MAX:
+                self._begin()
+                number = 1
             self._numbers[queue] = number
-        return Operation(self.id, number)
+            return Operation(self.id, number, stamp, mark)
 
     def message_ids(self, count: int) -> list[str]:
         """`count` new ids in order."""

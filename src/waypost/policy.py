@@ -60,6 +60,11 @@ RECLAIM_MAX = 256
 BURY_MAX = 256
 #: Results of this many operations are kept per session and queue, so that a lost reply can be asked for again.
 REPLAY_MAX = 128
+#: How far the time in an operation may lie ahead of the store's: nodes of a Cluster differ, and a clock is set back a
+#: little. Results are kept for so much longer than operations may be repeated.
+STAMP_AHEAD_MS = 5_000
+#: For how long after its first sending an operation may be repeated, where a client does not say.
+REPLAY_TTL_MS = 300_000
 SLEEPER_TTL_MS = 60_000
 #: Queues that one poll may name: the longest step of an idle worker, and still one of a few milliseconds.
 POLL_QUEUES_MAX = 256

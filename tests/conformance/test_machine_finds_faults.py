@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
@@ -10,7 +10,7 @@ from hypothesis.stateful import run_state_machine_as_test
 from msgspec import structs
 
 from waypost.identity import Operation
-from waypost.message import Fired, Settlement, SettleStatus
+from waypost.message import Claimed, Fired, Published, Settlement, SettleStatus
 from waypost.store.memory import MemoryStore
 from waypost.store.memory.book import Record
 from waypost.store.memory.queue import QueueModel
@@ -77,8 +77,36 @@ class ForgetsTheHeir(QueueModel):
 
 
 class RunsRepeatsAgain(QueueModel):
-    def replayed(self, operation: Operation) -> object | None:
+    def replayed(self, now: int, operation: Operation, window_ms: int) -> object | None:
         return None
+
+
+class ForgetsByTheCallsAndNotByTheClock(QueueModel):
+    def replayed(self, now: int, operation: Operation, window_ms: int) -> object | None:
+        return super().replayed(now, operation._replace(stamp=now), window_ms)
+
+
+class TakesAClonesCallForARepeat(QueueModel):
+    def replayed(self, now: int, operation: Operation, window_ms: int) -> object | None:
+        replays = self.replays.get(operation.session)
+        if replays is not None and operation.number in replays.results:
+            operation = operation._replace(mark=replays.results[operation.number][0])
+        return super().replayed(now, operation, window_ms)
+
+
+class LeavesTheNonceOfTheFirstAnswer(QueueModel):
+    def claim_again(self, now: int, ids: Iterable[str], held: bytes, nonce: bytes) -> Claimed:
+        return super().claim_again(now, ids, held, held)
+
+
+class OverwritesKnownIds(QueueModel):
+    def publish(
+        self, now: int, drafts: Sequence[Draft], operation: Operation | None, *, schedule: str | None = None
+    ) -> list[Published]:
+        known = {draft.id: self.messages.pop(draft.id) for draft in drafts if draft.id in self.messages}
+        if any(draft.forwarded for draft in drafts):
+            self.messages |= known
+        return super().publish(now, drafts, operation, schedule=schedule)
 
 
 class PromotesEarly(QueueModel):
@@ -105,6 +133,10 @@ FAULTS: list[type[QueueModel]] = [
     KeepsDeliveries,
     ForgetsTheHeir,
     RunsRepeatsAgain,
+    ForgetsByTheCallsAndNotByTheClock,
+    TakesAClonesCallForARepeat,
+    LeavesTheNonceOfTheFirstAnswer,
+    OverwritesKnownIds,
     PromotesEarly,
     WakesNobody,
     ForgetsBodiesOfTheDead,

@@ -30,6 +30,7 @@ PROFILES = {"usual": USUAL, "deep": DEEP}
 #: What any run makes happen, or it was not worth running. (Hypothesis draws other programs when the code changes.)
 REACHED = {
     "published", "duplicate", "promoted", "claimed", "done", "retried", "expired", "dead", "cancelled", "replaced",
+    "forgotten", "cloned",
 }  # fmt: skip
 
 

@@ -29,6 +29,7 @@ from tests.fault.idle_figures import CONNECTIONS, many_queues, many_queues_in_a_
 from tests.fault.lease_figures import cut_off, late_answers, poison_by_exit
 from tests.fault.proxy import Proxy
 from tests.fault.relay_figures import relay_figures
+from tests.fault.repeat_figures import repeat_figures
 from tests.fault.tickers import tell
 from tests.fault.token_figures import token_crashes
 from tests.fault.wake_figures import COUNTED_FIGURES, TIMED_FIGURES, Reading, Server
@@ -458,6 +459,13 @@ def leases(place: Place) -> Iterator[Figure]:
         yield Figure(f"{place.store} {reading.name}", reading.figure, reading.limit, reading.ok)
 
 
+def repeats(place: Place) -> Iterator[Figure]:
+    """Calls that are repeated after the store has forgotten them, and sessions that two processes have."""
+    port = None if place.server is None else place.server.port
+    for reading in repeat_figures(place.url, port, place.size(50)):
+        yield Figure(f"{place.store} {reading.name}", reading.figure, reading.limit, reading.ok)
+
+
 def exits(place: Place) -> Iterator[Figure]:
     """Handlers that end by an exit, in worker processes."""
     namespace = fresh_namespace()
@@ -468,7 +476,7 @@ def exits(place: Place) -> Iterator[Figure]:
 
 
 FIGURES: tuple[Callable[[Place], Iterator[Figure]], ...] = (
-    frozen_workers, poison, same_keys, lost_replies, stopped_server, worker_memory, schedulers,
+    frozen_workers, poison, same_keys, lost_replies, repeats, stopped_server, worker_memory, schedulers,
     daylight_saving, outbox, effects_once, slow_link, leases, exits,
 )  # fmt: skip
 #: What a request that does something has in it; replies to the greeting of a new connection are let through.

@@ -32,6 +32,7 @@ from waypost.identity import Session
 from waypost.message import Event, Settlement
 from waypost.store.opening import open_store
 from waypost.store.postgres import migrate
+from waypost.testing.clock import ClockTime
 from waypost.testing.postgres import PostgresServer
 
 ROOT = Path(__file__).parents[2]
@@ -191,7 +192,7 @@ def serve(url: str, commands: IO[str], answers: IO[str]) -> None:
     """Claim as it is told, and answer what came of it."""
     store = open_store(url, namespace="wp", clock=None, replay_ttl_ms=300_000, durability="server")
     executor = store.connect(start_timeout=10)
-    session = Session()
+    session = Session(ClockTime())
     held: dict[str, list[Settlement]] = {LIMITED: [], PLAIN: []}
 
     def repeated(step: Callable[[], Any]) -> Any:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import gzip
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,8 @@ def make(connection: psycopg.Connection[Any], version: int, namespace: str) -> N
 #: Columns that came with a later version.
 NEW = {"message": ("claims",), "entry": ("claims",)}
 
-#: A claim of this release by the function of an older one, which knows no bound on bytes.
+#: A claim of this release by the function of an older one, which knows no bound on bytes, and made the nonce of the
+#: session and the number: here they are made of the nonce.
 OLD_CLAIM = """
     CREATE FUNCTION "{0}_claim"(text, bigint, bytea, bigint, bigint, bigint, text, text, boolean, bigint, bigint)
     RETURNS TABLE (
@@ -40,7 +42,10 @@ OLD_CLAIM = """
     ) LANGUAGE sql AS $$
         SELECT (c.head::jsonb || 'false')::text, c.id, c.token, c.deliveries, c.attempts, c.rank, c.key, c."group",
             c.published_ms, c.ready_ms, c.claimed_ms, c.lease_end_ms, c.data, c.chain
-        FROM "{0}_claim"($1, $2, $3, $4, $5, $6, $7, $8, $9, $10) c
+        FROM "{0}_claim"(
+            $1, $2, substr($3, 25, 8), ('x' || encode(substr($3, 33, 4), 'hex'))::bit(32)::bigint, $5, $6, $7, $8, $9,
+            $10
+        ) c
     $$
 """
 
@@ -61,6 +66,7 @@ def fill(monkeypatch: pytest.MonkeyPatch, url: str, namespace: str, version: int
     """Messages in every state, with what belongs to them, by the functions of that version."""
     with monkeypatch.context() as patched:
         patched.setattr(migrating, "VERSION", version)
+        patched.setattr("waypost.store.postgres.store.new_nonce", lambda: os.urandom(8) + bytes([0, 0, 0, 1]))
         with Waypost(url, namespace=namespace) as post:
             post.configure("orders", journal="full", completed=10)
             post.publish_many("orders", range(20))

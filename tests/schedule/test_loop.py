@@ -27,7 +27,7 @@ from waypost.schedule.promoting import Promoter, PromoterTick
 from waypost.schedule.rule import pack_spec
 from waypost.store.memory import MemoryStore
 from waypost.store.port import Draft, Executor, Store
-from waypost.testing.clock import START_MS, ManualClock
+from waypost.testing.clock import START_MS, ClockTime, ManualClock
 
 QUEUE = "reports"
 
@@ -46,7 +46,7 @@ class World:
     def new_link(self, name: str) -> Link:
         # Their monotonic clocks have nothing to do with the store's but the pace.
         return Link(
-            self.store, session=Session(), worker=name, retry_budget=0, wake=self.woken.append,
+            self.store, session=Session(ClockTime(self.clock)), worker=name, retry_budget=0, wake=self.woken.append,
             on_event=self.events.append, monotonic=lambda: (self.clock() - START_MS) / 1000 + 77,
         )  # fmt: skip
 
@@ -262,7 +262,7 @@ def test_a_full_queue_holds_fires_back_and_what_is_then_too_late_is_missed(world
     assert (held.fires, held.missed) == (0, 0)
     assert held.sleep_seconds >= 0.5
     world.clock.advance(20)
-    session = Session()
+    session = Session(ClockTime(world.clock))
     claimed = world.executor.run(world.store.claim(QUEUE, 1, session.operation(QUEUE), worker="w"))
     assert len(claimed.leases) == 1
     tick = world.tick(scheduler)
@@ -387,7 +387,7 @@ def test_a_zone_that_this_machine_does_not_know_is_listed_all_the_same(world: Wo
 @pytest.mark.promise("TIMER-4")
 def test_a_promoter_makes_ready_wakes_and_reports(world: World) -> None:
     seen: list[PromoterTick] = []
-    session = Session()
+    session = Session(ClockTime(world.clock))
     ids = session.message_ids(2)
     drafts = [
         Draft(id, make_envelope(id, encode_body(1)), delay_ms=delay)

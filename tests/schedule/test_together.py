@@ -14,6 +14,7 @@ from waypost.codec import encode_body, make_envelope
 from waypost.identity import Session
 from waypost.message import ScheduleList, StoredSchedule
 from waypost.store.port import Draft, FireStep
+from waypost.testing.clock import ClockTime
 
 THREADS, ROUNDS, QUEUE = 6, 8, "ticks"
 
@@ -51,7 +52,7 @@ def test_of_many_who_fire_the_same_instant_at_once_one_does(url: str, namespace:
         post.save_schedule("beat", queue=QUEUE, every=0.001)
         store = post.store
         executors = [store.connect(start_timeout=10) for _ in range(THREADS)]
-        sessions = [Session() for _ in executors]
+        sessions = [Session(ClockTime()) for _ in executors]
 
         def fire(index: int, seen: Any) -> Callable[[], str]:
             id = sessions[index].message_ids(1)[0]

@@ -15,11 +15,12 @@ from waypost.message import Settlement
 from waypost.spark.pipeline import Pipeline
 from waypost.spark.tables import BRONZE_JOURNAL, GOLD, GOLD_MINUTES, SILVER_DELIVERIES, SILVER_MESSAGES, Table
 from waypost.store.port import Target
+from waypost.testing.clock import ClockTime
 
 
 def live(shop: Shop, count: int, queue: str = "orders") -> None:
     """Every way that a message can go, without waiting for anything."""
-    post, caller = shop.post, Session()
+    post, caller = shop.post, Session(ClockTime())
     post.publish_many(queue, range(count))
     post.publish_many(queue, range(4), key=lambda body: f"k{body}")
     post.publish_many(queue, range(4), key=lambda body: f"k{body}", on_conflict="replace")

@@ -14,6 +14,7 @@ from waypost.spark.bulk.columns import events_batch, stored_batch
 from waypost.spark.bulk.reading import Bulk, open_bulk
 from waypost.spark.credentials import Place
 from waypost.spark.tables import JOURNAL, MESSAGES
+from waypost.testing.clock import ClockTime
 
 
 class Shop:
@@ -24,7 +25,7 @@ class Shop:
         self.namespace = namespace
         self.place = Place(url, namespace=namespace)
         self.post = Waypost(url, namespace=namespace)
-        self._session = Session()
+        self._session = Session(ClockTime())
 
     @property
     def options(self) -> dict[str, str]:

@@ -21,6 +21,7 @@ from waypost.spark.claiming import Claim, leases_of, operation_of
 from waypost.spark.consuming import _Consumer
 from waypost.spark.credentials import Place
 from waypost.store.port import Draft
+from waypost.testing.clock import ClockTime
 
 pytestmark = pytest.mark.xdist_group("spark")
 
@@ -107,7 +108,7 @@ def _claimed_again(shop: Shop, count: int) -> list[Any]:
 def _give_back(shop: Shop, leases: list[Any]) -> None:
     with shop.bulk() as bulk:
         released = [Settlement(lease.id, lease.token, lease.nonce, "release") for lease in leases]
-        bulk.run(bulk.store.settle("orders", released, Session().operation("orders")))
+        bulk.run(bulk.store.settle("orders", released, Session(ClockTime()).operation("orders")))
 
 
 @pytest.mark.promise("SPARK-3")
@@ -156,7 +157,7 @@ def test_a_body_that_cannot_be_read_is_dead_and_the_others_are_done(
     spark: SparkSession, shop: Shop, tmp_path: Path
 ) -> None:
     good = [one.id for one in shop.post.publish_many("orders", ["x" * (1 << 20), {"é": "見た"}, b"\xff\x00"])]
-    session = Session()
+    session = Session(ClockTime())
     bad = session.message_ids(1)[0]
     with shop.bulk() as bulk:
         draft = Draft(bad, b"\x01" + bad.encode() + b"\x02\0\0\0\0{broken")
@@ -242,7 +243,7 @@ def test_a_file_is_worked_on_its_own_machine_only(tmp_path: Path) -> None:
 
 
 def test_operations_of_claims_are_never_shared() -> None:
-    made = {operation_of(name, task, number) for name in "ab" for task in range(5) for number in range(300)}
+    made = {operation_of(name, task, number, 0) for name in "ab" for task in range(5) for number in range(300)}
     assert len(made) == 2 * 5 * 300
 
 

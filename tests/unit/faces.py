@@ -115,6 +115,8 @@ class ShakyExecutor:
         self.inner = store.inner.connect(start_timeout=1)
 
     def run(self, call: Call[T]) -> T:
+        if call.name == "time":
+            return self.inner.run(call)
         fault = self.store.faults.pop(0) if self.store.faults else None
         if fault == "refuse":
             raise StoreUnavailable("connection refused")

@@ -48,7 +48,7 @@ class Pair:
 
     def operation(self, queue: str) -> Operation:
         self.numbers[queue] = self.numbers.get(queue, 0) + 1
-        return Operation(b"session1", self.numbers[queue])
+        return Operation(b"session1", self.numbers[queue], self.clock(), self.numbers[queue].to_bytes(8))
 
     def both(self, verb: Callable[[Store], Call[T]]) -> T | None:
         """The answer of both stores; None if both refused in the same way."""
@@ -123,7 +123,10 @@ class Pair:
         limit = self.random.choice((1, 5, 100))
         sleeper = self.random.choice((None, "anna", "bert"))
         claimed = self.once(
-            queue, lambda store, operation: store.claim(queue, limit, operation, worker="w", sleeper=sleeper)
+            queue,
+            lambda store, operation: store.claim(
+                queue, limit, operation, worker="w", sleeper=sleeper, nonce=operation.mark + b"once"
+            ),
         )
         self.leases[queue] += claimed.leases if claimed else []
 

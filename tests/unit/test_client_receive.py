@@ -16,11 +16,11 @@ import pytest
 
 from tests.unit.faces import COLOURS, ShakyStore, face
 from waypost import AsyncWaypost, Constant, Dead, Drop, NoRetry, Queue, Retry, Snooze, Waypost, codec, errors
-from waypost.identity import Operation, Session
+from waypost.identity import Session
 from waypost.policy import ERROR_CHARACTERS_MAX
 from waypost.store.memory import MemoryStore
 from waypost.store.port import Draft
-from waypost.testing.clock import ManualClock
+from waypost.testing.clock import ClockTime, ManualClock
 
 
 @pytest.fixture
@@ -286,9 +286,9 @@ def test_waiting_ends_with_a_timer_that_comes_due(colour: str) -> None:
 
 def plant(store: Any, envelope: bytes) -> str:
     """Put an envelope that no publish of ours would make into a store."""
-    session = Session()
+    session = Session(ClockTime(store.clock))
     (message_id,) = session.message_ids(1)
-    call = store.publish("orders", [Draft(message_id, envelope)], Operation(session.id, 1))
+    call = store.publish("orders", [Draft(message_id, envelope)], session.operation("orders"))
     store.connect(start_timeout=1).run(call)
     return message_id
 

@@ -61,10 +61,8 @@ def test_operations_are_numbered_for_each_queue() -> None:
     assert numbers == [1, 2, 1, 3]
 
 
-def test_an_operation_has_a_nonce_and_a_text() -> None:
-    operation = Operation(b"\1" * 8, 258)
-    assert operation.nonce == b"\1" * 8 + b"\0\0\1\2"
-    assert str(operation) == "0101010101010101.258"
+def test_an_operation_has_a_text() -> None:
+    assert str(Operation(b"\1" * 8, 258, 0, b"")) == "0101010101010101.258"
 
 
 @given(st.integers(0, 32**9 - 1), st.integers(0, 32**9 - 1))

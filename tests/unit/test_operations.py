@@ -19,6 +19,7 @@ from waypost.operations.flow import Flow, Lanes, Link, Sleep, Together, drive, d
 from waypost.operations.forward import deliver_outgoing
 from waypost.policy import BACKOFF_FIRST_SECONDS, BACKOFF_MAX_SECONDS, POLL_FIRST_SECONDS, REPLAY_MAX
 from waypost.store.port import Call, Draft, Woken
+from waypost.testing.clock import ClockTime
 
 T = TypeVar("T")
 
@@ -34,7 +35,7 @@ class Desk:
         self.executor = store.connect(start_timeout=1)
         self.link = Link(
             store,
-            session=Session(),
+            session=Session(ClockTime()),
             worker="here",
             retry_budget=retry_budget,
             wake=self.woken.append,

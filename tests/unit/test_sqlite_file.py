@@ -29,6 +29,7 @@ from waypost.store.sqlite import SqliteStore
 from waypost.store.sqlite.connection import check_library
 from waypost.store.sqlite.executor import SqliteExecutor
 from waypost.store.sqlite.schema import TABLES, Spelling, prefix_of
+from waypost.testing.clock import ClockTime
 
 
 @pytest.fixture
@@ -144,7 +145,7 @@ def test_a_table_that_lost_a_column_is_named_and_one_with_more_is_fine(
         for table in TABLES:
             connection.execute(f"ALTER TABLE wp_{table} ADD COLUMN theirs TEXT")
     store, executor = connected()
-    publish(store, executor, Session(), 3)
+    publish(store, executor, Session(ClockTime()), 3)
     assert executor.run(store.stats("orders")).ledger.ready == 3
     executor.close()
     with closing(sqlite3.connect(path)) as connection:
@@ -159,7 +160,7 @@ def test_a_table_that_lost_a_column_is_named_and_one_with_more_is_fine(
 @pytest.mark.promise("STORE-6")
 def test_namespaces_that_look_alike_never_meet(connected: Callable[..., tuple[SqliteStore, SqliteExecutor]]) -> None:
     names = ("wp", "WP", "Wp", "wP", "wp_message", "wp-x", "sqlite", "SQLite", "sqlite_a")
-    session = Session()
+    session = Session(ClockTime())
     for count, name in enumerate(names, 1):
         store, executor = connected(name)
         publish(store, executor, session, count)
@@ -208,7 +209,7 @@ def test_a_full_file_keeps_nothing_half_written_and_can_be_drained(
     path: Path, connected: Callable[..., tuple[SqliteStore, SqliteExecutor]], size: int
 ) -> None:
     store, executor = connected()
-    session = Session()
+    session = Session(ClockTime())
     limit_pages(executor, 300)
     published = fill(store, executor, session, b"x" * size)
     ledger = executor.run(store.stats("orders")).ledger
@@ -229,7 +230,7 @@ def test_a_full_file_keeps_nothing_half_written_and_can_be_drained(
 @pytest.mark.promise("STORE-3")
 def test_a_drained_file_takes_messages_again(connected: Callable[..., tuple[SqliteStore, SqliteExecutor]]) -> None:
     store, executor = connected()
-    session = Session()
+    session = Session(ClockTime())
     limit_pages(executor, 200)
     body = b"x" * 20_000
     published = fill(store, executor, session, body)
@@ -248,7 +249,7 @@ def test_no_step_but_publish_and_the_end_of_a_message_touches_its_envelope(
     path: Path, connected: Callable[..., tuple[SqliteStore, SqliteExecutor]]
 ) -> None:
     store, executor = connected()
-    session = Session()
+    session = Session(ClockTime())
     with executor._writer.use() as connection:
         connection.execute(
             "CREATE TRIGGER guard BEFORE UPDATE ON wp_envelope BEGIN SELECT raise(ABORT, 'touched'); END"

@@ -27,6 +27,10 @@ def pair_for(tmp_path: Path) -> Iterator[Callable[[int], Pair]]:
         pair.close()
 
 
+def claim_some(pair: Pair, limit: int) -> None:
+    pair.once("orders", lambda store, operation: store.claim("orders", limit, operation, worker="w", nonce=bytes(12)))
+
+
 @pytest.mark.promise("STORE-3", "STORE-4", "SEE-5")
 @pytest.mark.parametrize("seed", range(5))
 def test_random_programs_have_the_same_history_on_both(pair_for: Callable[[int], Pair], seed: int) -> None:
@@ -48,7 +52,7 @@ def test_the_bounds_of_a_claim_are_the_same_on_both(pair_for: Callable[[int], Pa
     pair.clock.advance(2)
     assert many > BURY_MAX + RECLAIM_MAX
     for limit in (0, 512, 512, 1, 512, 512):
-        pair.once("orders", lambda store, operation, n=limit: store.claim("orders", n, operation, worker="w"))  # type: ignore[misc]
+        claim_some(pair, limit)
         pair.check("orders")
         pair.clock.advance(2)
 
@@ -72,7 +76,9 @@ def test_every_answer_is_the_same_when_it_is_asked_for_again(pair_for: Callable[
     pair = pair_for(0)
     drafts = [Draft(f"id-{n:021}", b"x", key=f"k{n}" if n % 3 else None) for n in range(40)]
     published = pair.once("orders", lambda store, operation: store.publish("orders", drafts, operation))
-    claimed = pair.once("orders", lambda store, operation: store.claim("orders", 20, operation, worker="w"))
+    claimed = pair.once(
+        "orders", lambda store, operation: store.claim("orders", 20, operation, worker="w", nonce=bytes(12))
+    )
     assert claimed is not None
     settlements = [Settlement(lease.id, lease.token, lease.nonce) for lease in claimed.leases[:10]]
     settled = pair.once("orders", lambda store, operation: store.settle("orders", settlements, operation))

@@ -126,6 +126,7 @@ def test_what_is_kept_for_repeats_and_windows_has_a_ceiling(tmp_path: Path) -> N
     clock = ManualClock()
     store = SqliteStore(tmp_path / "bounded.db", clock=clock, replay_ttl_ms=60_000)
     pair = Pair(lambda _: store)
+    pair.clock = clock
     executor = executor_of(pair)
     for n in range(3 * REPLAY_MAX):
         draft = Draft(f"id-{n:021}", b"x", key=f"k{n}", window_ms=100, forwarded=True)

@@ -16,13 +16,14 @@ from typing import Any
 import pytest
 
 from waypost.errors import OperationTooOld, QueueFull, StoreFailed, StoreUnavailable
-from waypost.identity import Operation, Session
+from waypost.identity import Session
 from waypost.message import Settlement
 from waypost.policy import REPLAY_MAX
 from waypost.store.port import Call, Draft
 from waypost.store.sqlite import SqliteStore
 from waypost.store.sqlite import executor as executors
 from waypost.store.sqlite.step import SqliteCall, Step
+from waypost.testing.clock import ClockTime
 
 PRELUDE = """
 import os, sys
@@ -30,8 +31,9 @@ from waypost.identity import Session
 from waypost.message import Settlement
 from waypost.store.port import Draft
 from waypost.store.sqlite import SqliteStore
+from waypost.testing.clock import ClockTime
 
-store, session = SqliteStore(sys.argv[1]), Session()
+store, session = SqliteStore(sys.argv[1]), Session(ClockTime())
 
 def publish(executor, count):
     drafts = [Draft(id, b"x") for id in session.message_ids(count)]
@@ -89,7 +91,7 @@ executor.close()
     store = SqliteStore(path)
     executor = store.connect(start_timeout=3)
     left = 0
-    session = Session()
+    session = Session(ClockTime())
     while leases := executor.run(store.claim("orders", 100, session.operation("orders"), worker="w")).leases:
         settlements = [Settlement(lease.id, lease.token, lease.nonce) for lease in leases]
         left += len(executor.run(store.settle("orders", settlements, session.operation("orders"))).result)
@@ -106,7 +108,7 @@ publish(executor, 5)
 before = executor._writer._connection
 child = os.fork()
 if child == 0:
-    session = Session()
+    session = Session(ClockTime())
     assert executor._writer._connection is None
     publish(executor, 7)
     done = drain(executor)
@@ -178,7 +180,7 @@ def test_threads_share_an_executor_and_claim_each_message_once(tmp_path: Path) -
     failures: list[BaseException] = []
 
     def work() -> None:
-        session = Session()
+        session = Session(ClockTime())
         try:
             drafts = [Draft(id, b"x") for id in session.message_ids(20)]
             for draft in drafts:
@@ -244,7 +246,7 @@ def publish_call(store: SqliteStore, session: Session, queue: str) -> Call[Any]:
 
 @pytest.mark.promise("STORE-3", "PUB-2")
 def test_a_failing_call_of_a_batch_fails_alone(tmp_path: Path) -> None:
-    store, session = SqliteStore(tmp_path / "orders.db"), Session()
+    store, session = SqliteStore(tmp_path / "orders.db"), Session(ClockTime())
     executor = store.connect(start_timeout=3)
     executor.run(store.configure("full", {"max_pending": 1}))
     executor.run(publish_call(store, session, "full"))
@@ -258,7 +260,7 @@ def test_a_failing_call_of_a_batch_fails_alone(tmp_path: Path) -> None:
 
     calls = [publish_call(store, session, "orders") for _ in range(12)]
     calls[1] = publish_call(store, session, "full")
-    calls[4] = store.cancel("orders", [], Operation(session.id, 1))
+    calls[4] = store.cancel("orders", [], session.operation("orders")._replace(number=1))
     calls[7] = store.stats("orders")
     calls[9] = SqliteCall("damage", damage)
     results: list[Any] = list(executor.run_many(calls))
@@ -271,7 +273,7 @@ def test_a_failing_call_of_a_batch_fails_alone(tmp_path: Path) -> None:
 
 @pytest.mark.promise("STORE-3")
 def test_both_colours_give_the_same_results_for_a_batch(tmp_path: Path) -> None:
-    store, session = SqliteStore(tmp_path / "orders.db"), Session()
+    store, session = SqliteStore(tmp_path / "orders.db"), Session(ClockTime())
 
     async def awaited() -> list[Any]:
         executor = await store.connect_async(start_timeout=3)

@@ -10,7 +10,6 @@ import pytest
 from tests.valkey.rig import Inside
 from tests.valkey.test_foreign_data import BEFORE, CASES, VERBS, Scene
 from waypost.errors import StoreFailed
-from waypost.identity import Operation
 from waypost.message import Damage
 from waypost.testing.bench import QUEUE, Bench
 
@@ -50,7 +49,7 @@ def scene(request: pytest.FixtureRequest, plain_bench: Bench, monkeypatch: pytes
     if request.param in BEFORE:
         BEFORE[request.param](made)
     fixed = plain_bench.operation()
-    monkeypatch.setattr(plain_bench, "operation", lambda queue=QUEUE: Operation(fixed.session, fixed.number))
+    monkeypatch.setattr(plain_bench, "operation", lambda queue=QUEUE: fixed)
     return made
 
 

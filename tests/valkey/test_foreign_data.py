@@ -9,7 +9,7 @@ import pytest
 
 from tests.valkey.rig import Inside
 from waypost.errors import ForeignData, SchemaTooNew
-from waypost.identity import Operation, continuation_id
+from waypost.identity import continuation_id
 from waypost.message import Continuation, Lease, Notice, NoticeKind, StoredSchedule, chain_id
 from waypost.store.port import Call, FireStep
 from waypost.store.valkey.scripts import KEY_NAMES
@@ -109,7 +109,7 @@ class Scene:
         return self.bench.publish_drafts([self.bench.draft(id=id, **options) for id in ids])
 
     def claim(self, limit: int = 500, **options: Any) -> Any:
-        return self.bench.claimed(limit, **options)
+        return self.bench.claimed(limit, nonce=b"n" * 12, **options)
 
     # ---- what comes before a verb, where its way depends on it -------------------------------------------
 
@@ -249,7 +249,7 @@ def scene(request: pytest.FixtureRequest, plain_bench: Bench, monkeypatch: pytes
         BEFORE[request.param](made)
     # The same operation every time: what a verb writes is then the same to the byte.
     fixed = plain_bench.operation()
-    monkeypatch.setattr(plain_bench, "operation", lambda queue=QUEUE: Operation(fixed.session, fixed.number))
+    monkeypatch.setattr(plain_bench, "operation", lambda queue=QUEUE: fixed)
     return made
 
 

@@ -15,6 +15,7 @@ from waypost.identity import Session
 from waypost.store.port import Hold
 from waypost.store.valkey import ValkeyStore
 from waypost.store.valkey.scripts import APART, KEY_NAMES, SCRIPTS, script
+from waypost.testing.clock import ClockTime
 from waypost.testing.servers import RedisServer
 
 pytestmark = pytest.mark.promise("STORE-1")
@@ -33,11 +34,11 @@ KEYWORDS = {
 }  # fmt: skip
 #: Commands that Redis 6.2 has, with the arguments we use. `LPOP key count`, `XTRIM MINID` and `ZADD` of many are in it.
 COMMANDS = {
-    "DEL", "GET", "HDEL", "HEXISTS", "HGET", "HGETALL", "HINCRBY", "HLEN", "HMGET", "HSCAN", "HSET", "HSTRLEN", "HVALS",
-    "LINDEX", "LLEN", "LPOP", "LPUSH", "LRANGE", "LTRIM", "PEXPIRE", "PTTL", "PUBLISH", "RPUSH", "SADD", "SCARD", "SET",
-    "SMEMBERS", "SPOP", "SREM", "TIME", "XADD", "XLEN", "XRANGE", "XREVRANGE", "XTRIM", "ZADD", "ZCARD", "ZCOUNT",
-    "ZMSCORE", "ZPOPMIN", "ZRANGE", "ZRANGEBYSCORE", "ZRANK", "ZREM", "ZREMRANGEBYSCORE", "ZREVRANGE", "ZSCAN",
-    "ZSCORE",
+    "DEL", "GET", "HDEL", "HEXISTS", "HGET", "HGETALL", "HINCRBY", "HLEN", "HMGET", "HSCAN", "HSET", "HSETNX",
+    "HSTRLEN", "HVALS", "LINDEX", "LLEN", "LPOP", "LPUSH", "LRANGE", "LTRIM", "PEXPIRE", "PTTL", "PUBLISH", "RPUSH",
+    "SADD", "SCARD", "SET", "SMEMBERS", "SPOP", "SREM", "TIME", "XADD", "XLEN", "XRANGE", "XREVRANGE", "XTRIM",
+    "ZADD", "ZCARD", "ZCOUNT", "ZMSCORE", "ZPOPMIN", "ZRANGE", "ZRANGEBYSCORE", "ZRANK", "ZREM", "ZREMRANGEBYSCORE",
+    "ZREVRANGE", "ZSCAN", "ZSCORE",
 }  # fmt: skip
 #: Every place that turns a list into arguments, and why the list is short: a call of Lua takes some 8,000 at most.
 UNPACKED = {
@@ -246,7 +247,7 @@ def test_nothing_that_changes_a_script_comes_from_outside() -> None:
 @pytest.mark.promise("STORE-1", "PUB-8")
 def test_a_step_that_is_too_long_is_refused_before_it_is_sent() -> None:
     store = ValkeyStore.from_url("valkey://127.0.0.1:1")
-    operation = Session().operation("orders")
+    operation = Session(ClockTime()).operation("orders")
     hold = Hold("0" * 24, 1, bytes(12))
     with pytest.raises(InvalidInput, match="the limit is 512"):
         store.extend("orders", [hold] * 513, operation)

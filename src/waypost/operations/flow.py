@@ -12,11 +12,18 @@ import random
 import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
 from waypost import lease_clock
 from waypost.delivery import Queue, queue_name
-from waypost.errors import OutcomeUnknown, StoreUnavailable
+from waypost.errors import (
+    MessageIdTaken,
+    OperationTooOld,
+    OutcomeUnknown,
+    SessionTaken,
+    StoreUnavailable,
+    WaypostError,
+)
 from waypost.identity import Operation, Session
 from waypost.message import Claimed, Observed, ObservedOutcome
 from waypost.policy import (
@@ -152,16 +159,27 @@ async def drive_async(executor: AsyncExecutor, flow: Flow[T]) -> T:
 class _Lane:
     """The operations of one session on one queue that are still under way, oldest first."""
 
-    __slots__ = ("last", "session", "under_way")
+    __slots__ = ("id", "last", "session", "under_way")
 
     def __init__(self, session: Session) -> None:
         self.session = session
+        self.id = session.id
         self.last = 0
         self.under_way: dict[int, None] = {}
 
     @property
     def is_open(self) -> bool:
-        return not self.under_way or self.last + 1 - next(iter(self.under_way)) < REPLAY_MAX
+        # Of a session that was renewed since, none is under way.
+        renewed = self.session.id != self.id
+        return renewed or not self.under_way or self.last + 1 - next(iter(self.under_way)) < REPLAY_MAX
+
+    def begin(self, queue: str) -> Operation:
+        operation = self.session.operation(queue)
+        if operation.session != self.id:
+            self.id, self.under_way = operation.session, {}
+        self.last = operation.number
+        self.under_way[operation.number] = None
+        return operation
 
 
 class Lanes:
@@ -187,20 +205,23 @@ class Lanes:
                     break
             else:
                 if len(lanes) == len(self._sessions):
-                    self._sessions.append(Session())
+                    self._sessions.append(Session(self._sessions[0].time))
                 lane = _Lane(self._sessions[len(lanes)])
                 lanes.append(lane)
-            operation = lane.session.operation(queue)
-            lane.last = operation.number
-            lane.under_way[operation.number] = None
-            return operation
+            return lane.begin(queue)
 
     def end(self, queue: str, operation: Operation) -> None:
         """This operation will not be repeated any more."""
         with self._lock:
             for lane in self._lanes[queue]:
-                if lane.session.id == operation.session:
+                if lane.id == operation.session:
                     lane.under_way.pop(operation.number, None)
+
+    def renew(self, operation: Operation) -> None:
+        """Go on with a new session in the place of the one that this operation belongs to."""
+        with self._lock:
+            for session in self._sessions:
+                session.renew(operation.session)
 
 
 class Link:
@@ -258,19 +279,19 @@ class Link:
 
     @property
     def replay_seconds(self) -> float:
-        """How long a store remembers results: longer than any repeat of ours can come."""
+        """How long a store answers repeats: longer than any of ours can come while all is well."""
         return 2 * self.retry_budget + 60
 
     def attempt(self, call: Call[T], *, budget: float | None = None) -> Flow[T]:
-        """Run a call; when the connection fails, run the same call again within the budget.
+        """Run a call that carries no operation; when the connection fails, run it again within the budget.
 
-        The call carries its operation, so the store answers a repeat with the first result.
+        Not after a freeze or a sleep of the machine: what it sets may have been set otherwise since.
         """
         return (yield from self.attempt_timed(call, budget=budget))[0]
 
     def attempt_timed(self, call: Call[T], *, budget: float | None = None) -> Flow[tuple[T, float]]:
         """`attempt`, and when the call that was answered was sent, by `lease_clock`."""
-        started, trouble = self.monotonic(), None
+        started, slept_from, trouble = self.monotonic(), lease_clock.now(), None
         while True:
             sent = lease_clock.now()
             try:
@@ -280,6 +301,40 @@ class Link:
                 if trouble is None:
                     trouble = Trouble(self, self.retry_budget if budget is None else budget, started)
                 yield trouble.pause(call.name, error)
+                if lease_clock.now() - slept_from > trouble.budget + FROZEN_SECONDS:
+                    raise trouble.give_up(call.name, error) from error
+
+    def know_time(self) -> Flow[None]:
+        """Ask the store for its time if too little is known of it. A failure is no matter: the next call finds out."""
+        if self.session.time.is_stale:
+            try:
+                self.session.time.learn((yield self.store.time()))
+            except WaypostError as error:
+                log.debug("the store's time is not known yet: %s", error)
+
+    def operate(
+        self,
+        queue: str,
+        make: Callable[[Operation], Call[T]],
+        *,
+        budget: float | None = None,
+        fenced: bool = False,
+        identify: Callable[[], None] | None = None,
+    ) -> Flow[T]:
+        """Run a call that carries an operation; when the connection fails, send the same operation again."""
+        yield from self.know_time()
+        sending = Sending(self, queue, make, budget=budget, fenced=fenced, identify=identify)
+        try:
+            return (yield from sending.run())
+        finally:
+            sending.end()
+
+    def operate_woken(self, queue: str, make: Callable[[Operation], Call[Woken[T]]], **options: Any) -> Flow[T]:
+        """`operate`, then wake whom the answer names."""
+        woken = yield from self.operate(queue, make, **options)
+        if woken.wake:
+            self.wake(woken.wake)
+        return woken.result
 
     def attempt_woken(self, call: Call[Woken[T]]) -> Flow[T]:
         """`attempt`, then wake whom the answer names."""
@@ -358,14 +413,112 @@ POLICY_CACHE_SECONDS = 2.0
 OnEvent: TypeAlias = Callable[[Observed], object]
 
 
+#: A call is not repeated if so much more than its budget has passed: the process was frozen, or the machine slept.
+FROZEN_SECONDS = 5.0
+#: A call that was refused before it ran is made anew so often: each time for a reason that is then mended.
+ANEW_MAX = 4
+#: A store refuses an operation with one of these: it did not run now.
+REFUSALS = (OperationTooOld, SessionTaken, MessageIdTaken)
+
+
+class Sending(Generic[T]):
+    """One operation on its way: sent again when the connection fails, and made anew where it certainly did not run.
+
+    `make` builds the call, for each sending again. `fenced`: a call that runs twice is harmless, since a lease or a
+    comparison guards it. `identify` gives new ids to what is published.
+    """
+
+    __slots__ = (
+        "_anew", "_budget", "_fenced", "_identify", "_link", "_make", "_queue", "_started", "_trouble",
+        "may_have_run", "operation",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        link: Link,
+        queue: str,
+        make: Callable[[Operation], Call[T]],
+        *,
+        budget: float | None = None,
+        fenced: bool = False,
+        identify: Callable[[], None] | None = None,
+    ) -> None:
+        self._link = link
+        self._queue = queue
+        self._make = make
+        self._budget = link.retry_budget if budget is None else budget
+        self._fenced = fenced
+        self._identify = identify
+        self._started = link.monotonic()
+        self._trouble: Trouble | None = None
+        self._anew = 0
+        #: A request was sent of which no answer came.
+        self.may_have_run = False
+        self.operation = link.lanes.begin(queue)
+
+    def call(self) -> Call[T]:
+        """What to send now."""
+        return self._make(self.operation)
+
+    def run(self) -> Flow[T]:
+        """Send it until there is an answer."""
+        while True:
+            try:
+                result: T = yield (call := self.call())
+                return result
+            except (StoreUnavailable, OutcomeUnknown, *REFUSALS) as error:
+                pause = self.failed(call.name, error)
+                if pause is not None:
+                    yield pause
+
+    def failed(self, verb: str, error: Exception) -> Sleep | None:
+        """The pause before it is sent again, None for none. Raises when it must not be sent again."""
+        if isinstance(error, REFUSALS):
+            self._begin_anew(error)
+            return None
+        self.may_have_run = self.may_have_run or isinstance(error, OutcomeUnknown)
+        if self._trouble is None:
+            self._trouble = Trouble(self._link, self._budget, self._started)
+        return self._trouble.pause(verb, error)
+
+    def _begin_anew(self, error: OperationTooOld | SessionTaken | MessageIdTaken) -> None:
+        """Go on with another operation, since this one has not run; raise if it may have.
+
+        A refusal answers the last sending. If that was the only one, nothing has run. Neither has it if the number or
+        an id is taken by another, for then the store would know it; nor with a stamp that no store lets through.
+        """
+        self._anew += 1
+        lanes, too_old = self._link.lanes, isinstance(error, OperationTooOld)
+        if self._anew > ANEW_MAX or (too_old and self.may_have_run and self.operation.stamp and not self._fenced):
+            raise error
+        if isinstance(error, OperationTooOld) and error.store_ms is not None:
+            self._link.session.time.correct(error.store_ms)
+        else:
+            lanes.renew(self.operation)
+            log.warning(
+                "queue %s: another process has the session of this client (%s), as a cloned machine does: it goes on "
+                "with a new one", self._queue, type(error).__name__,
+                extra={"event": "session_renewed", "queue": self._queue},
+            )  # fmt: skip
+            if self._identify is not None:
+                self._identify()
+        self.end()
+        self.may_have_run = False
+        self.operation = lanes.begin(self._queue)
+
+    def end(self) -> None:
+        """It will not be sent any more."""
+        self._link.lanes.end(self._queue, self.operation)
+
+
 class Trouble:
     """The failed tries of one call: how long to pause before the next, and what to say when there is none."""
 
-    __slots__ = ("_backoff", "_budget", "_deadline", "_link", "_reached")
+    __slots__ = ("_backoff", "_deadline", "_link", "_reached", "budget")
 
     def __init__(self, link: Link, budget: float, started: float | None = None) -> None:
         self._link = link
-        self._budget = budget
+        self.budget = budget
         self._deadline = (link.monotonic() if started is None else started) + budget
         self._backoff = BACKOFF_FIRST_SECONDS
         self._reached = False
@@ -375,14 +528,15 @@ class Trouble:
         self._reached = self._reached or isinstance(error, OutcomeUnknown)
         remaining = self._deadline - self._link.monotonic()
         if remaining <= 0:
-            raise self._last_word(verb, error) from error
+            raise self.give_up(verb, error) from error
         # Full jitter below the step: clients that lost the same server must not come back in step.
         seconds = self._backoff * random.uniform(0.5, 1.0)
         self._backoff = min(self._backoff * 2, BACKOFF_MAX_SECONDS)
         return Sleep(min(seconds, remaining))
 
-    def _last_word(self, verb: str, error: Exception) -> Exception:
-        tried = f"within the retry budget of {self._budget:g} s" if self._budget > 0 else "(retries are off)"
+    def give_up(self, verb: str, error: Exception) -> Exception:
+        """The error that says whether the call can have run."""
+        tried = f"within the retry budget of {self.budget:g} s" if self.budget > 0 else "(retries are off)"
         if self._reached:
             return OutcomeUnknown(
                 f"{verb}: the request was sent, but no reply came {tried}: {error}. It may have been done: look before "

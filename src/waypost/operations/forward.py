@@ -54,19 +54,20 @@ def deliver_outgoing(link: Link, queue: str) -> Flow[int]:
 def _deliver_messages(link: Link, source: str, continuations: Sequence[Continuation]) -> Flow[int]:
     delivered = 0
     for target, drafts in _by_target(continuations):
-        operation = link.lanes.begin(target)
         try:
-            woken = yield link.store.publish(target, drafts, operation)
-            if woken.wake:
-                link.wake(woken.wake)
+            yield from _forward(link, target, drafts)
             yield link.store.forwarded(source, [draft.id for draft in drafts])
             delivered += len(drafts)
         except WaypostError as error:
             # One queue that cannot be reached must not keep the others waiting.
             _log_outgoing_delayed(source, error)
-        finally:
-            link.lanes.end(target, operation)
     return delivered
+
+
+def _forward(link: Link, target: str, drafts: Sequence[Draft]) -> Flow[None]:
+    yield from link.operate_woken(
+        target, lambda operation: link.store.publish(target, drafts, operation), budget=0, fenced=True
+    )
 
 
 def _deliver_notices(link: Link, source: str, target: str, notices: Sequence[Notice]) -> Flow[bool]:

@@ -9,6 +9,8 @@ from datetime import datetime
 from itertools import islice
 from typing import Any, Final
 
+from msgspec import structs
+
 from waypost import codec
 from waypost.checks import (
     QUEUE_NAME,
@@ -33,9 +35,9 @@ from waypost.errors import (
     StoreUnavailable,
     WaypostError,
 )
-from waypost.identity import Operation, is_message_id
+from waypost.identity import is_message_id
 from waypost.message import ObservedOutcome, Published, chain_id, split_chain_id
-from waypost.operations.flow import Flow, Link, Sleep, Together, Trouble
+from waypost.operations.flow import REFUSALS, Flow, Link, Sending, Sleep, Together
 from waypost.operations.forward import deliver_outgoing
 from waypost.policy import (
     BATCH_MAX,
@@ -265,11 +267,15 @@ def publish(link: Link, queue: str, body: object, options: PublishOptions, as_ty
 
 
 def _publish_once(link: Link, queue: str, drafts: Sequence[Draft]) -> Flow[list[Published]]:
-    operation = link.lanes.begin(queue)
-    try:
-        return (yield from link.attempt_woken(link.store.publish(queue, drafts, operation)))
-    finally:
-        link.lanes.end(queue, operation)
+    def identify() -> None:
+        nonlocal drafts
+        drafts = with_new_ids(link, queue, drafts)
+
+    return (
+        yield from link.operate_woken(
+            queue, lambda operation: link.store.publish(queue, drafts, operation), identify=identify
+        )
+    )
 
 
 #: What `on_event` is told for each status: the event, how it went, and more about it.
@@ -346,15 +352,23 @@ def _publish_when_there_is_room(
 class _Chunk:
     """Drafts that go to the store in one step, and what came of them."""
 
-    __slots__ = ("call", "conflict", "drafts", "error", "operation", "results")
+    __slots__ = ("conflict", "drafts", "error", "results", "sending")
 
-    def __init__(self, drafts: Sequence[Draft], operation: Operation, call: Call[Any]) -> None:
-        self.drafts = drafts
-        self.operation = operation
-        self.call = call
+    def __init__(self, link: Link, queue: str, drafts: Sequence[Draft]) -> None:
+        self.drafts = list(drafts)
+        self.sending: Sending[Any] = Sending(
+            link,
+            queue,
+            lambda operation: link.store.publish(queue, self.drafts, operation),
+            identify=lambda: self.identify(link, queue),
+        )
         self.results: list[Published | None] = []
         self.error: Exception | None = None
         self.conflict: KeyTaken | None = None
+
+    def identify(self, link: Link, queue: str) -> None:
+        """Give the messages new ids."""
+        self.drafts = with_new_ids(link, queue, self.drafts)
 
 
 class Cutter:
@@ -526,11 +540,10 @@ def _send_wave(link: Link, queue: str, chunks: Iterator[list[Draft]], options: P
 
     def calls() -> Iterator[Call[Any]]:
         for drafts in islice(chunks, WAVE_CHUNKS):
-            operation = link.lanes.begin(queue)
-            chunk = _Chunk(drafts, operation, link.store.publish(queue, drafts, operation))
-            wave.append(chunk)
-            yield chunk.call
+            wave.append(_Chunk(link, queue, drafts))
+            yield wave[-1].sending.call()
 
+    yield from link.know_time()
     try:
         yield from _settle_replies(link, wave, Together(calls()))
         for chunk in wave:
@@ -543,12 +556,11 @@ def _send_wave(link: Link, queue: str, chunks: Iterator[list[Draft]], options: P
                     break
     finally:
         for chunk in wave:
-            link.lanes.end(queue, chunk.operation)
+            chunk.sending.end()
     return wave
 
 
 def _settle_replies(link: Link, wave: list[_Chunk], first: Together) -> Flow[None]:
-    trouble = Trouble(link, link.retry_budget)
     step, waiting = first, wave
     while True:
         try:
@@ -558,30 +570,40 @@ def _settle_replies(link: Link, wave: list[_Chunk], first: Together) -> Flow[Non
                 raise
             replies = [failure] * len(waiting)
         again: list[_Chunk] = []
-        lost: Exception | None = None
+        pause: Sleep | None = None
         for chunk, reply in zip(waiting, replies, strict=True):
-            if isinstance(reply, StoreUnavailable | OutcomeUnknown):
-                again.append(chunk)
-                # A lost reply weighs more than a connection that could not be made: something may have been done.
-                lost = reply if lost is None or isinstance(reply, OutcomeUnknown) else lost
-                chunk.error = reply
+            if isinstance(reply, (StoreUnavailable, OutcomeUnknown, *REFUSALS)):
+                try:
+                    pause = chunk.sending.failed("publish", reply) or pause
+                    again.append(chunk)
+                except WaypostError as error:
+                    chunk.error = error
             elif isinstance(reply, Exception):
                 chunk.error = reply
             else:
                 chunk.results, chunk.error = list(reply.result), None
                 if reply.wake:
                     link.wake(reply.wake)
-        if lost is None:
+        if not again:
             return
-        try:
-            pause = trouble.pause("publish", lost)
-        except (StoreUnavailable, OutcomeUnknown) as error:
-            for chunk in again:
-                chunk.error = error
-            return
-        yield pause
+        if pause is not None:
+            yield pause
         waiting = again
-        step = Together([chunk.call for chunk in again])
+        step = Together([chunk.sending.call() for chunk in again])
+
+
+def with_new_ids(link: Link, queue: str, drafts: Sequence[Draft]) -> list[Draft]:
+    """The same messages under new ids: another process may have used theirs."""
+    return [
+        structs.replace(
+            draft,
+            id=id,
+            envelope=codec.with_id(draft.envelope, id),
+            journal_copy=None if draft.journal_copy is None else codec.with_id(draft.journal_copy, id),
+            chain=chain_id(queue, id) if draft.chain == chain_id(queue, draft.id) else draft.chain,
+        )
+        for draft, id in zip(drafts, link.session.message_ids(len(drafts)), strict=True)
+    ]
 
 
 # ---- in the caller's own transaction -------------------------------------------------------------------------

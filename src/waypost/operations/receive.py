@@ -11,10 +11,18 @@ from msgspec import structs
 
 from waypost import lease_clock
 from waypost.delivery import Message, Outcome, error_text, error_type
-from waypost.errors import EnvelopeTooNew, OperationTooOld, OutcomeUnknown, StoreUnavailable, Undecodable, WaypostError
+from waypost.errors import (
+    EnvelopeTooNew,
+    OperationTooOld,
+    OutcomeUnknown,
+    SessionTaken,
+    StoreUnavailable,
+    Undecodable,
+    WaypostError,
+)
 from waypost.identity import Operation
 from waypost.message import Claimed, ExtendStatus, Lease, ObservedOutcome, Settlement, SettleStatus
-from waypost.operations.flow import Flow, Link, Sleep, Trouble
+from waypost.operations.flow import REFUSALS, Flow, Link, Sending, Sleep
 from waypost.operations.forward import deliver_outgoing
 from waypost.policy import (
     POLL_FIRST_SECONDS,
@@ -22,7 +30,7 @@ from waypost.policy import (
     UNWOKEN_POLL_SECONDS,
     RetryPolicy,
 )
-from waypost.store.port import Hold, Visitor
+from waypost.store.port import Call, Hold, Visitor
 from waypost.wake.bell import Bell
 
 T = TypeVar("T")
@@ -106,14 +114,15 @@ def wake_up(link: Link, queue: str, bell: Bell | None) -> Flow[bool]:
 
 def leave(link: Link, queue: str, sleeper: str) -> Flow[None]:
     """Take a sleeper out of the store's memory. What cannot be done soon is not: the memory forgets by itself."""
-    operation = link.lanes.begin(queue)
     try:
-        call = link.store.claim(queue, 0, operation, worker=link.worker, sleeper=sleeper)
-        yield from link.attempt(call, budget=min(RELEASE_BUDGET_SECONDS, link.retry_budget))
+        yield from link.operate(
+            queue,
+            lambda operation: link.store.claim(queue, 0, operation, worker=link.worker, sleeper=sleeper),
+            budget=min(RELEASE_BUDGET_SECONDS, link.retry_budget),
+            fenced=True,
+        )
     except WaypostError as error:
         log.debug("queue %s: sleeper %s stays registered for a while: %s", queue, sleeper, error)
-    finally:
-        link.lanes.end(queue, operation)
 
 
 def safety_poll_seconds(lease_ms: int | None, *, woken: bool) -> float:
@@ -182,44 +191,52 @@ def claim(
     `at_door`: the store begins only when the sleeper is woken, or after so many seconds; and who waits there.
     """
     store = link.store
-    operation = link.lanes.begin(queue)
-    may_have_run = False
-    try:
-        call = at_once = store.claim(
+    yield from link.know_time()
+    waits = at_door is not None and sleeper is not None and store.doors is not None
+    replay = False
+
+    def make(operation: Operation) -> Call[Claimed]:
+        if replay:
+            return store.claim(queue, limit, operation, worker=link.worker, replay=True)
+        call = store.claim(
             queue, limit, operation, worker=link.worker, sleeper=sleeper, linger_ms=linger_ms,
             bytes_max=link.claim_bytes(queue),
         )  # fmt: skip
-        if at_door is not None and sleeper is not None and store.doors is not None:
-            call = store.doors.at_door(at_once, sleeper, *at_door)
-        trouble = Trouble(link, link.retry_budget)
+        if waits and at_door is not None and sleeper is not None and store.doors is not None:
+            return store.doors.at_door(call, sleeper, *at_door)
+        return call
+
+    # One that is too old to be answered is sent as a new one: what the old one leased comes back by itself.
+    sending = Sending(link, queue, make, fenced=True)
+    try:
         while True:
             sent, sent_at = link.monotonic(), lease_clock.now()
             try:
-                claimed: Claimed = yield call
-            except (StoreUnavailable, OutcomeUnknown) as error:
-                may_have_run = may_have_run or error.outcome == "unknown"
-                yield trouble.pause("claim", error)
-                call = at_once
-                if link.draining or (deadline is not None and link.monotonic() >= deadline):
-                    call = store.claim(queue, limit, operation, worker=link.worker, replay=True)
+                claimed: Claimed = yield sending.call()
+            except (StoreUnavailable, OutcomeUnknown, *REFUSALS) as error:
+                pause = sending.failed("claim", error)
+                waits = False
+                if pause is not None:
+                    yield pause
+                    replay = link.draining or (deadline is not None and link.monotonic() >= deadline)
             except BaseException as error:
-                may_have_run = may_have_run or getattr(error, "outcome", "unknown") == "unknown"
+                sending.may_have_run = sending.may_have_run or getattr(error, "outcome", "unknown") == "unknown"
                 raise
             else:
-                waited = call is not at_once and at_door is not None
-                if at_door is not None and waited:
+                if at_door is not None and waits:
                     # A poll may have shown since that it had not begun.
                     sent_at = max(sent_at, at_door[1].not_before)
-                if waited and is_late(claimed, lease_clock.now() - sent_at):
+                if waits and is_late(claimed, lease_clock.now() - sent_at):
                     # Leased to us without our knowing, perhaps for long: ask what is still ours, as for a lost reply.
-                    may_have_run, at_door = True, None
-                    call = store.claim(queue, limit, operation, worker=link.worker, replay=True)
+                    waits, replay, sending.may_have_run = False, True, True
                     continue
-                may_have_run = False
-                if call is at_once:
+                sending.may_have_run = False
+                if not waits and not replay:
                     link.learn_link(queue, claimed, link.monotonic() - sent)
                 if claimed.damaged:
                     report_damaged(link, queue, claimed.damaged)
+                if claimed.leases:
+                    link.session.time.learn(claimed.leases[-1].claimed_ms)
                 if link.on_event is not None:
                     tell_claimed(link, queue, claimed)
                 # More deliveries than failures: an earlier lease ended unsettled, and its holder may not know yet. It
@@ -231,11 +248,11 @@ def claim(
         link.tell("claim", queue, *how(error), error_type=error_type(error), error=error_text(error))
         raise
     finally:
-        if may_have_run:
+        if sending.may_have_run:
             # Interrupted or out of budget: messages may be leased to us. The next claim asks for them.
-            link.add_lost_claim(queue, operation)
+            link.add_lost_claim(queue, sending.operation)
         else:
-            link.lanes.end(queue, operation)
+            sending.end()
 
 
 def is_late(claimed: Claimed, seconds: float) -> bool:
@@ -286,7 +303,7 @@ def claim_lost(link: Link, queue: str, operation: Operation, *, budget: float | 
         if link.on_event is not None and claimed.leases:
             tell_claimed(link, queue, claimed)
         return structs.replace(claimed, sent_at=sent)
-    except OperationTooOld:
+    except (OperationTooOld, SessionTaken):
         answered = True
         return None
     finally:
@@ -429,12 +446,10 @@ def settle(
     budget: float | None = None,
 ) -> Flow[list[SettleStatus]]:
     """Settle deliveries of one queue in one step; note and log what was lost; forward what is sent on."""
-    operation = link.lanes.begin(queue)
-    try:
-        call = link.store.settle(queue, settlements, operation)
-        woken = yield from link.attempt(call, budget=budget)
-    finally:
-        link.lanes.end(queue, operation)
+    # Its token and nonce guard it: one that is too old to be answered is sent as a new one, and settles or is lost.
+    woken = yield from link.operate(
+        queue, lambda operation: link.store.settle(queue, settlements, operation), budget=budget, fenced=True
+    )
     if woken.wake:
         link.wake(woken.wake)
     for message, status in zip(messages, woken.result, strict=True):
@@ -516,14 +531,10 @@ def finish(
 
 def extend(link: Link, queue: str, messages: Sequence[Message[Any]]) -> Flow[list[ExtendStatus]]:
     """Renew the leases of messages of one queue: `ok`, `lost`, or `cancel` where somebody asked to stop."""
-    operation = link.lanes.begin(queue)
-    try:
-        holds = [Hold(message.id, message.token, message.lease.nonce) for message in messages]
-        # From its first try: a repeat is answered with what that one did.
-        sent = lease_clock.now()
-        statuses = yield from link.attempt(link.store.extend(queue, holds, operation))
-    finally:
-        link.lanes.end(queue, operation)
+    holds = [Hold(message.id, message.token, message.lease.nonce) for message in messages]
+    # From its first try: a repeat is answered with what that one did.
+    sent = lease_clock.now()
+    statuses = yield from link.operate(queue, lambda operation: link.store.extend(queue, holds, operation), fenced=True)
     for message, status in zip(messages, statuses, strict=True):
         if status != "lost":
             message.lease_until = max(message.lease_until, lease_clock.local_end(sent, message.lease_seconds))

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from waypost.checks import check_choice, check_text, show
 from waypost.errors import InvalidInput, StoreFailed
-from waypost.identity import Operation, is_message_id
+from waypost.identity import is_message_id
 from waypost.message import (
     CancelStatus,
     Checked,
@@ -25,7 +25,7 @@ from waypost.message import (
 )
 from waypost.operations.flow import Flow, Link, Sleep, Together
 from waypost.policy import CHUNK_MESSAGES_MAX, KEY_CHARACTERS_MAX, Policy, parse_rate, policy_changes
-from waypost.store.port import Call, Target
+from waypost.store.port import Target
 from waypost.wake.port import EVERYBODY
 from waypost.wake.wakeups import key_word
 
@@ -53,15 +53,6 @@ def check_state(state: MessageState, allowed: Sequence[str] = STATES) -> Message
     """Return a state unchanged, or raise `InvalidInput`."""
     check_choice("state", state, allowed)
     return state
-
-
-def _operated(link: Link, queue: str, call: Callable[[Operation], Call[T]]) -> Flow[T]:
-    """Run a call that carries an operation."""
-    operation = link.lanes.begin(queue)
-    try:
-        return (yield from link.attempt(call(operation)))
-    finally:
-        link.lanes.end(queue, operation)
 
 
 # ---- looking -------------------------------------------------------------------------------------------------
@@ -94,7 +85,7 @@ def cancel(link: Link, queue: str, *, id: str | None, key: str | None) -> Flow[C
     if (id is None) == (key is None):
         raise InvalidInput("say what to cancel: either id= or key=")
     target = Target(check_id(id)) if key is None else Target(key=check_text("key", key, KEY_CHARACTERS_MAX))
-    statuses = yield from _operated(link, queue, lambda operation: link.store.cancel(queue, (target,), operation))
+    statuses = yield from link.operate(queue, lambda operation: link.store.cancel(queue, (target,), operation))
     status = statuses[0]
     event = "cancelled" if status == "cancelled" else "cancel_requested"
     outcome: ObservedOutcome = "success" if status in ("cancelled", "requested") else "skipped"
@@ -139,8 +130,8 @@ def redrive(
 
 
 def _redrive_chunk(link: Link, queue: str, count: int, ids: Sequence[str], reason: str | None) -> Flow[Redriven]:
-    woken = yield from _operated(
-        link, queue, lambda operation: link.store.redrive(queue, count, operation, ids=ids, reason=reason)
+    woken = yield from link.operate(
+        queue, lambda operation: link.store.redrive(queue, count, operation, ids=ids, reason=reason)
     )
     if woken.wake:
         link.wake(woken.wake)
@@ -194,8 +185,8 @@ def purge(link: Link, queue: str, state: MessageState) -> Flow[int]:
     removed = 0
     while left is None or removed < left:
         count = CHUNK_MESSAGES_MAX if left is None else min(CHUNK_MESSAGES_MAX, left - removed)
-        part: Purged = yield from _operated(
-            link, queue, lambda operation, n=count: link.store.purge(queue, state, n, operation)  # type: ignore[misc]
+        part: Purged = yield from link.operate(
+            queue, lambda operation, n=count: link.store.purge(queue, state, n, operation)  # type: ignore[misc]
         )  # fmt: skip
         removed += part.removed
         if not part.more or part.removed == 0:

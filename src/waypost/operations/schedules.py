@@ -21,6 +21,7 @@ from waypost.errors import InvalidInput, InvalidSchedule, SchemaTooNew, StoreFai
 from waypost.message import Published, ScheduleList, StoredSchedule
 from waypost.operations.around import pass_draft
 from waypost.operations.flow import Flow, Link, Together
+from waypost.operations.publish import with_new_ids
 from waypost.policy import CHUNK_BYTES_MAX, GRACE_SECONDS, GROUP_CHARACTERS_MAX, KEY_CHARACTERS_MAX, CatchUp, Missed
 from waypost.redaction import journal_copy
 from waypost.schedule.cron import read_cron
@@ -387,12 +388,16 @@ def trigger(link: Link, name: str, queue: str | None) -> Flow[Published]:
     draft = yield from _draft(link, place, message_id, unpack_spec(stored.spec), now_ms)
     if draft is None:
         raise InvalidInput(f"a middleware of this client did not pass on the message of schedule {name!r}")
-    operation = link.lanes.begin(place)
-    try:
-        call = link.store.trigger_schedule(place, stored.key, draft, operation)
-        published = yield from link.attempt_woken(call)
-    finally:
-        link.lanes.end(place, operation)
+    drafts = [draft]
+
+    def identify() -> None:
+        drafts[:] = with_new_ids(link, place, drafts)
+
+    published = yield from link.operate_woken(
+        place,
+        lambda operation: link.store.trigger_schedule(place, stored.key, drafts[0], operation),
+        identify=identify,
+    )
     if published is None:
         raise UnknownSchedule(f"schedule {name!r} was removed a moment ago; nothing was published")
     link.tell("published", place, message_id=published.id, key=stored.key, reason="triggered")

@@ -19,7 +19,7 @@ from waypost.delivery import error_text, error_type
 from waypost.errors import OutcomeUnknown, QueueFull, StoreUnavailable, WaypostError
 from waypost.identity import Operation
 from waypost.message import Elected, Fired, ScheduleList, StoredSchedule
-from waypost.operations.flow import Flow, Link, Together
+from waypost.operations.flow import REFUSALS, Flow, Link, Sending, Together
 from waypost.operations.schedules import drafts_of
 from waypost.policy import LEADER_TTL_MS
 from waypost.schedule.missed import Decision, decide
@@ -296,7 +296,8 @@ class Scheduler:
     # ---- firing ------------------------------------------------------------------------------------------
 
     def _fire(self, due: list[_Known], tick: Tick) -> Flow[Tick]:
-        steps: list[tuple[_Known, Decision, Operation, Call[Woken[Fired]]]] = []
+        steps: list[tuple[_Known, Decision, Sending[Woken[Fired]]]] = []
+        yield from self.link.know_time()
         for known in due:
             stored, queue = known.stored, known.queue
             expected = Fire(stored.next_ms or 0, stored.due_ms or 0)
@@ -309,15 +310,16 @@ class Scheduler:
                 self._hold(known, error)
                 continue
             if decision is not None:
-                operation = self.link.lanes.begin(queue)
-                call = self.link.store.fire_schedule(queue, _step(stored, decision), drafts, operation)
-                steps.append((known, decision, operation, call))
+                steps.append((known, decision, self._sending(queue, _step(stored, decision), drafts)))
         try:
-            results = yield Together([call for *_, call in steps])
-            for (known, decision, _, call), result in zip(steps, results, strict=True):
-                if isinstance(result, StoreUnavailable | OutcomeUnknown):
+            results = yield Together([sending.call() for *_, sending in steps])
+            for (known, decision, sending), result in zip(steps, results, strict=True):
+                if isinstance(result, (StoreUnavailable, OutcomeUnknown, *REFUSALS)):
                     # The same operation again: the store answers with what became of the first.
-                    result = yield from self.link.attempt(call)
+                    pause = sending.failed("fire_schedule", result)
+                    if pause is not None:
+                        yield pause
+                    result = yield from sending.run()
                 if isinstance(result, WaypostError):
                     self._hold(known, result)
                 elif isinstance(result, Exception):
@@ -325,9 +327,17 @@ class Scheduler:
                 else:
                     tick = self._came(known, decision, result, tick)
         finally:
-            for known, _, operation, _ in steps:
-                self.link.lanes.end(known.queue, operation)
+            for *_, sending in steps:
+                sending.end()
         return tick
+
+    def _sending(self, queue: str, step: FireStep, drafts: list[Draft]) -> Sending[Woken[Fired]]:
+        """A fire on its way. It compares what it saw, so one that is sent again too late changes nothing."""
+
+        def make(operation: Operation) -> Call[Woken[Fired]]:
+            return self.link.store.fire_schedule(queue, step, drafts, operation)
+
+        return Sending(self.link, queue, make, fenced=True)
 
     def _hold(self, known: _Known, error: Exception) -> None:
         """It could not be fired, and nothing has changed: try again soon, and let the others go on."""

@@ -20,7 +20,7 @@ from waypost import codec
 from waypost.client import Waypost
 from waypost.delivery import Message, error_text, error_type
 from waypost.errors import EnvelopeTooNew, InvalidInput, Undecodable
-from waypost.identity import SESSION_BYTES, Operation
+from waypost.identity import MARK_BYTES, NONCE_BYTES, SESSION_BYTES, Operation
 from waypost.message import Claimed, Lease, Settlement
 from waypost.operations import receive
 from waypost.operations.forward import deliver_outgoing
@@ -101,8 +101,10 @@ class Claim:
                     return
 
     def _claim(self, post: Waypost, task: int, number: int, limit: int) -> Claimed:
+        post._run(post._link.know_time())
+        operation = operation_of(self.name, task, number, post._link.session.time.now_ms())
         call = post._store.claim(
-            self.queue, limit, operation_of(self.name, task, number), worker=f"spark:{self.name}:{task}"
+            self.queue, limit, operation, worker=f"spark:{self.name}:{task}", nonce=_digest(f"{operation}", NONCE_BYTES)
         )
         claimed = post._call(call)
         if any(lease.lease_end_ms is None for lease in claimed.leases):
@@ -152,11 +154,19 @@ def at_most_once(queue: str) -> InvalidInput:
     )
 
 
-def operation_of(name: str, task: int, number: int) -> Operation:
-    """The operation of a claim: the same for every attempt of a task, another for everything else."""
-    text = f"{name}:{task}:{number // CLAIMS_A_SESSION}"
-    session = hashlib.blake2b(text.encode(), digest_size=SESSION_BYTES).digest()
-    return Operation(session, number % CLAIMS_A_SESSION + 1)
+def operation_of(name: str, task: int, number: int, stamp: int) -> Operation:
+    """The operation of a claim: the same for every attempt of a task, another for everything else.
+
+    Each attempt has its own stamp. One that comes after the store has forgotten the first claims anew, which harms
+    nothing: what the first leased comes back when its leases end. The nonce is the same too, for Spark may take the
+    rows of either attempt.
+    """
+    session = _digest(f"{name}:{task}:{number // CLAIMS_A_SESSION}", SESSION_BYTES)
+    return Operation(session, number % CLAIMS_A_SESSION + 1, stamp, _digest(f"{name}:{task}:{number}", MARK_BYTES))
+
+
+def _digest(text: str, size: int) -> bytes:
+    return hashlib.blake2b(text.encode(), digest_size=size).digest()
 
 
 def put_aside(post: Waypost, queue: str, leases: Sequence[Lease]) -> list[Lease]:

@@ -408,11 +408,11 @@ def _lease(fence: Fence) -> Lease:
 
 
 def _settle(link: Link, queue: str, settlements: Sequence[Settlement]) -> Flow[list[SettleStatus]]:
-    operation = link.lanes.begin(queue)
-    try:
-        return (yield from link.attempt_woken(link.store.settle(queue, settlements, operation)))
-    finally:
-        link.lanes.end(queue, operation)
+    return (
+        yield from link.operate_woken(
+            queue, lambda operation: link.store.settle(queue, settlements, operation), fenced=True
+        )
+    )
 
 
 def _watch(link: Link, queue: str, ids: Sequence[str]) -> Flow[list[Any]]:

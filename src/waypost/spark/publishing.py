@@ -24,7 +24,7 @@ from waypost.delivery import check_priority
 from waypost.errors import InvalidBody, InvalidInput, InvalidTime, OutcomeUnknown, QueueFull, StoreUnavailable
 from waypost.identity import _PAIRS, _TRIPLES, ALPHABET, ID_CHARACTERS, encode
 from waypost.message import Published
-from waypost.operations.flow import Flow, Link, Sleep, Together, Trouble
+from waypost.operations.flow import REFUSALS, Flow, Link, Sending, Sleep, Together
 from waypost.policy import (
     CHUNK_BYTES_MAX,
     CHUNK_MESSAGES_MAX,
@@ -205,21 +205,20 @@ def split_wave(wave: Sequence[list[Draft]], room: int) -> tuple[list[list[Draft]
 
 def publish_wave(link: Link, queue: str, wave: Sequence[list[Draft]]) -> Flow[dict[str, int]]:
     """Send some chunks at once, and again what did not get through; how many messages there were of each status."""
-    operations = [link.lanes.begin(queue) for _ in wave]
+    yield from link.know_time()
+    # Known by their arrival: a repeat stores nothing twice, however late it comes.
+    sendings = [_sending(link, queue, drafts) for drafts in wave]
+    left = sendings
+    counts: dict[str, int] = {}
     try:
-        left = [
-            link.store.publish(queue, drafts, operation) for drafts, operation in zip(wave, operations, strict=True)
-        ]
-        counts: dict[str, int] = {}
-        trouble: Trouble | None = None
         while left:
-            answers: list[Any] = yield Together(left)
-            failed: list[Any] = []
-            unanswered: Exception | None = None
-            for call, answer in zip(left, answers, strict=True):
-                if isinstance(answer, StoreUnavailable | OutcomeUnknown):
-                    failed.append(call)
-                    unanswered = answer
+            answers: list[Any] = yield Together([sending.call() for sending in left])
+            failed: list[Sending[Any]] = []
+            pause: Sleep | None = None
+            for sending, answer in zip(left, answers, strict=True):
+                if isinstance(answer, (StoreUnavailable, OutcomeUnknown, *REFUSALS)):
+                    pause = sending.failed("publish", answer) or pause
+                    failed.append(sending)
                 elif isinstance(answer, Exception):
                     raise answer
                 else:
@@ -227,13 +226,16 @@ def publish_wave(link: Link, queue: str, wave: Sequence[list[Draft]]) -> Flow[di
                         link.wake(answer.wake)
                     _count(counts, answer.result)
             left = failed
-            if unanswered is not None:
-                trouble = trouble or Trouble(link, link.retry_budget)
-                yield trouble.pause("publish", unanswered)
+            if pause is not None:
+                yield pause
         return counts
     finally:
-        for operation in operations:
-            link.lanes.end(queue, operation)
+        for sending in sendings:
+            sending.end()
+
+
+def _sending(link: Link, queue: str, drafts: list[Draft]) -> Sending[Any]:
+    return Sending(link, queue, lambda operation: link.store.publish(queue, drafts, operation), fenced=True)
 
 
 def _count(counts: dict[str, int], published: Sequence[Published]) -> None:

@@ -81,11 +81,13 @@ def _memory(name: str, options: StoreOptions) -> Store:
     if "/" in name or "?" in name or "@" in name:
         raise InvalidUrl("memory:// takes at most a name, as in memory://orders")
     if not name:
-        return MemoryStore(namespace=namespace, clock=clock)
+        return MemoryStore(namespace=namespace, clock=clock, replay_ttl_ms=options["replay_ttl_ms"])
     with _shared_lock:
         store = _shared.get((name, namespace))
         if store is None:
-            store = _shared[name, namespace] = MemoryStore(namespace=namespace, clock=clock)
+            store = _shared[name, namespace] = MemoryStore(
+                namespace=namespace, clock=clock, replay_ttl_ms=options["replay_ttl_ms"]
+            )
         elif clock is not None and store.clock is not clock:
             raise ConfigurationError("this named memory store runs by another clock already; use another name")
         return store

@@ -7,6 +7,9 @@ batch-first: one message is a batch of one. `operation` makes a repeated call re
 Callers keep to the limits of `policy`: at most `CHUNK_MESSAGES_MAX` items a call, and no id and no key twice in one
 publish. Every verb that can make work claimable answers, next to its result, which sleepers to wake.
 
+Which operations are answered, run or refused is said in `repeats.py`. Each sending of a claim bears its own `nonce`
+(new bytes unless given), which fences what it leases; a repeat puts its own on the leases that are still held.
+
 A claim ends before the first message that would make its answer longer than `bytes_max`, and says that there is more;
 it takes one message whatever its size. One that took all there was and has room for more registers its `sleeper`. With
 `linger_ms` it promises to look again so soon that until then nobody is woken for a few messages; 0 ends the promise.
@@ -283,6 +286,9 @@ class Store(Protocol):
     def connect(self, *, start_timeout: float) -> Executor: ...
     async def connect_async(self, *, start_timeout: float) -> AsyncExecutor: ...
 
+    #: The store's time in milliseconds, for the stamps of operations.
+    def time(self) -> Call[int]: ...
+
     # the way of a message
     def publish(self, queue: str, drafts: Sequence[Draft], operation: Operation) -> Call[Woken[list[Published]]]: ...
     def claim(
@@ -296,6 +302,7 @@ class Store(Protocol):
         linger_ms: int | None = None,
         replay: bool = False,
         bytes_max: int = CLAIM_BYTES_MAX,
+        nonce: bytes | None = None,
     ) -> Call[Claimed]: ...
     def settle(
         self, queue: str, settlements: Sequence[Settlement], operation: Operation

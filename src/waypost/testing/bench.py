@@ -56,7 +56,7 @@ from waypost.store.port import (
     Woken,
     forwarded_draft,
 )
-from waypost.testing.clock import ManualClock
+from waypost.testing.clock import ClockTime, ManualClock
 
 T = TypeVar("T")
 Colour = Literal["sync", "async"]
@@ -132,14 +132,18 @@ class Bench:
         self.clock = clock or ManualClock()
         self.namespace = fresh_namespace()
         self.store = make_store(self.clock, self.namespace)
-        self.session = Session()
+        self.session = Session(self._time())
         self.runner = Runner(self.store, colour)
         #: The reply to the last verb that may wake: sleepers by queue.
         self.woken: dict[str, list[str]] = {}
         #: The last operation that was made.
-        self.last_operation = Operation(self.session.id, 0)
+        self.last_operation = Operation(self.session.id, 0, 0, b"")
         self._queues_used: set[str] = set()
         self._others: list[Bench] = []
+
+    def _time(self) -> ClockTime:
+        """By the clock of the store: one that has none of its own here runs by this machine's."""
+        return ClockTime(getattr(self.store, "clock", None))
 
     def __enter__(self) -> Bench:
         return self
@@ -158,7 +162,7 @@ class Bench:
         if namespace is not None:
             other.namespace = namespace
             other.store = self.make_store(self.clock, namespace)
-        other.session, other._others = Session(), []
+        other.session, other._others = Session(other._time()), []
         other.runner = Runner(other.store, self.colour)
         self._others.append(other)
         return other
@@ -248,11 +252,12 @@ class Bench:
         replay: bool = False,
         bytes_max: int = CLAIM_BYTES_MAX,
         operation: Operation | None = None,
+        nonce: bytes | None = None,
     ) -> Claimed:
         """A claim and its whole reply."""
         operation = operation or self.operation(queue)
         options: dict[str, Any] = {
-            "sleeper": sleeper, "linger_ms": linger_ms, "replay": replay, "bytes_max": bytes_max,
+            "sleeper": sleeper, "linger_ms": linger_ms, "replay": replay, "bytes_max": bytes_max, "nonce": nonce,
         }  # fmt: skip
         return self.run(self.store.claim(queue, limit, operation, worker=worker, **options))
 

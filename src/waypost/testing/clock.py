@@ -3,10 +3,33 @@
 from __future__ import annotations
 
 import threading
+import time
+from collections.abc import Callable
 from datetime import timedelta
+
+from waypost.identity import StoreTime
 
 #: The start of a minute in January 2027: minute counters then begin with the first event.
 START_MS = 1_800_000_000_000
+
+
+class ClockTime(StoreTime):
+    """What a client knows of the store's time: exactly a store's `clock`, or this machine's if the store runs here."""
+
+    __slots__ = ("_clock",)
+
+    def __init__(self, clock: Callable[[], int] | None = None) -> None:
+        super().__init__()
+        self._clock = clock or (lambda: time.time_ns() // 1_000_000)
+
+    def now_ms(self) -> int:
+        """The time of that clock."""
+        return self._clock()
+
+    @property
+    def is_stale(self) -> bool:
+        """Never: the store need not be asked."""
+        return False
 
 
 class ManualClock:

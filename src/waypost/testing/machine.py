@@ -19,18 +19,20 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from msgspec import structs
 
 from waypost.codec import encode_body, make_envelope
-from waypost.identity import Operation, Session, continuation_id
-from waypost.message import Continuation, Event, Lease, Notice, OutcomeName, Settlement, StoredSchedule
-from waypost.policy import CLAIM_BYTES_MAX, policy_changes
+from waypost.identity import Operation, Session, continuation_id, new_mark, new_nonce
+from waypost.message import Claimed, Continuation, Event, Lease, Notice, OutcomeName, Settlement, StoredSchedule
+from waypost.policy import CLAIM_BYTES_MAX, REPLAY_TTL_MS, STAMP_AHEAD_MS, policy_changes
 from waypost.store.memory import MemoryStore
 from waypost.store.port import Call, Draft, FireStep, Hold, Store, Target, Woken, forwarded_draft
 from waypost.testing.bench import STATES, StoreMaker, fresh_namespace, ms
-from waypost.testing.clock import ManualClock
+from waypost.testing.clock import ClockTime, ManualClock
 from waypost.testing.damage import strand
 
 T = TypeVar("T")
 
 QUEUES = ("orders", "billing")
+#: So many of the last operations may come again late.
+LATE_MAX = 12
 KEYS = (None, None, "a", "b", "ü")
 SLEEPERS = (None, "anna", "bert", "carl")
 OUTCOMES: tuple[OutcomeName, ...] = ("done", "retry", "dead", "snooze", "drop", "release")
@@ -135,8 +137,10 @@ class StoreMachine(RuleBasedStateMachine):
             type(self).make_subject(self.clock, namespace),
         )
         self.executors = [store.connect(start_timeout=5) for store in self.stores]
-        self.session = Session()
-        self.carrier = Session()
+        self.session = Session(ClockTime(self.clock))
+        self.carrier = Session(ClockTime(self.clock))
+        #: What the next sending of a claim is fenced with; the same on both stores.
+        self.nonce = new_nonce()
         self.held: dict[str, list[Lease]] = {queue: [] for queue in QUEUES}
         self.past: dict[str, list[Lease]] = {queue: [] for queue in QUEUES}
         self.seen: dict[str, list[StoredSchedule]] = {queue: [] for queue in QUEUES}
@@ -147,7 +151,9 @@ class StoreMachine(RuleBasedStateMachine):
         self.dead: list[tuple[str, str]] = []
         self.tokens: dict[str, int] = {}
         self.journal_read = dict.fromkeys(QUEUES, 0)
+        #: The last operation, and those before it: how to send each again, and when it was first sent.
         self.last: tuple[Callable[[Store], Call[Any]], bool] | None = None
+        self.sent: list[tuple[Operation, Callable[[Store, Operation], Call[Any]], bool]] = []
         #: Continuations reach their queue in another step on some stores: then the operation is another one, too.
         self.carried = False
 
@@ -169,6 +175,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     def both(self, call: Callable[[Store], Call[T]], *, compare_wakes: bool = True) -> T | None:
         """Run on both and compare; None if both refused alike."""
+        self.nonce = new_nonce()
         expected, actual = self.run_on(0, call), self.run_on(1, call)
         if not compare_wakes and isinstance(expected, Woken) and isinstance(actual, Woken):
             assert actual.result == expected.result
@@ -186,6 +193,7 @@ class StoreMachine(RuleBasedStateMachine):
             return call(store, operation)
 
         self.last = (again, compare_wakes)
+        self.sent = [*self.sent[-LATE_MAX:], (operation, call, compare_wakes)]
         return self.both(again, compare_wakes=compare_wakes)
 
     # ---- the way of a message ----------------------------------------------------------------------------
@@ -251,7 +259,8 @@ class StoreMachine(RuleBasedStateMachine):
             "sleeper": sleeper, "linger_ms": linger, "replay": replay, "bytes_max": bytes_max,
         }  # fmt: skip
         claimed = self.operate(
-            queue, lambda store, operation: store.claim(queue, limit, operation, worker="w", **options)
+            queue,
+            lambda store, operation: store.claim(queue, limit, operation, worker="w", nonce=self.nonce, **options),
         )
         assert claimed is not None
         for lease in claimed.leases:
@@ -488,8 +497,56 @@ class StoreMachine(RuleBasedStateMachine):
         """The reply was lost: the same operation again."""
         assert self.last is not None
         call, compare_wakes = self.last
-        # A repeated claim gives no new leases: those it returns are held already.
-        self.both(call, compare_wakes=compare_wakes)
+        self.hold_again(self.both(call, compare_wakes=compare_wakes))
+
+    def hold_again(self, answer: Any) -> None:
+        """A repeated claim gives no new leases: those it returns are known already, and have a new nonce now."""
+        if isinstance(answer, Claimed):
+            fresh = {(lease.id, lease.token): lease for lease in answer.leases}
+            for leases in (*self.held.values(), *self.past.values()):
+                leases[:] = [fresh.get((lease.id, lease.token), lease) for lease in leases]
+
+    @step(2, when=lambda self: self.sent, pick=picks)
+    def repeat_late(self, pick: int) -> None:
+        """A client that froze: one of the last operations once more."""
+        operation, call, compare_wakes = self.sent[-1 - pick % len(self.sent)]
+        answer = self.both(lambda store: call(store, operation), compare_wakes=compare_wakes)
+        forgotten = operation.stamp < self.clock() - REPLAY_TTL_MS
+        assert answer is None or not forgotten, "what may be forgotten ran or was answered"
+        self.reached["forgotten"] += forgotten
+        self.hold_again(answer)
+
+    @step(1, queue=queues, ahead=st.sampled_from((1, 5_000, 5_001, 3_600_000)))
+    def publish_from_before_the_clock_was_set_back(self, queue: str, ahead: int) -> None:
+        """The store's clock was set back since its client learned the time."""
+        id = self.session.message_ids(1)[0]
+        draft = Draft(id, make_envelope(id, encode_body(b"ahead")))
+        operation = self.session.operation(queue)._replace(stamp=self.clock() + ahead)
+        self.ids[queue].append(id)
+        answer = self.both(lambda store: store.publish(queue, [draft], operation))
+        assert answer is None or ahead <= STAMP_AHEAD_MS
+
+    @step(1, when=lambda self: any(self.ids.values()), queue=queues, pick=picks, key=st.sampled_from(KEYS))
+    def publish_a_known_id(self, queue: str, pick: int, key: str | None) -> None:
+        """A clone makes the id of a message that is there."""
+        for state in ("ready", "delayed", "leased", "dead"):
+            page = self.executors[0].run(self.stores[0].peek(queue, state, 50))
+            if page.messages:
+                id = page.messages[pick % len(page.messages)].id
+                draft = Draft(id, make_envelope(id, encode_body(b"cloned")), key)
+                self.operate(queue, lambda store, operation, d=draft: store.publish(queue, [d], operation))  # type: ignore[misc]
+                return
+
+    @step(2, when=lambda self: self.sent, pick=picks)
+    def clone(self, pick: int) -> None:
+        """Another process with the same session comes to a number that is taken."""
+        operation, call, compare_wakes = self.sent[-1 - pick % len(self.sent)]
+        if operation.stamp < self.clock() - REPLAY_TTL_MS:
+            return
+        copied = operation._replace(mark=new_mark(), stamp=self.clock())
+        answer = self.both(lambda store: call(store, copied), compare_wakes=compare_wakes)
+        self.reached["cloned"] += answer is None
+        self.hold_again(answer)
 
     @step(2, when=lambda self: self.holding(), seconds=st.sampled_from((0, 1, 10, 61)))
     def crash(self, seconds: float) -> None:

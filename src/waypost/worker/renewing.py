@@ -238,20 +238,23 @@ class Renewer:
 
     def _extend(self, holder: Holder, messages: list[Message[Any]]) -> list[ExtendStatus]:
         link, queue = self._link, holder.queue
-        operation = link.lanes.begin(queue)
         seconds = interval(holder.lease_seconds or 60.0)
         self._calling = (lease_clock.now(), max(seconds, STUCK_SECONDS_MIN))
         try:
             if self.executor is None:
                 self.executor = self._connect()
             holds = [Hold(message.id, message.token, message.lease.nonce) for message in messages]
-            call = link.store.extend(queue, holds, operation)
             # Later than by the next renewal it is of no use.
-            return drive(self.executor, link.attempt(call, budget=min(link.retry_budget, seconds)))
+            renewal = link.operate(
+                queue,
+                lambda operation: link.store.extend(queue, holds, operation),
+                budget=min(link.retry_budget, seconds),
+                fenced=True,
+            )
+            return drive(self.executor, renewal)
         finally:
             if self._thread is threading.current_thread():
                 self._calling = None
-            link.lanes.end(queue, operation)
 
     def _answer(self, holder: Holder, message: Message[Any], status: ExtendStatus) -> None:
         if not holder.still_concerns(message):

@@ -133,20 +133,22 @@ def _store(link: Link, queue: str, parts: list[list[Draft]]) -> Flow[list[Confir
     confirmations: list[Confirmation] = []
     count = sum(map(len, parts))
     for part in parts:
-        operation = link.lanes.begin(queue)
         try:
             room = yield from _room(link, queue)
             fits = part[:room]
             if fits:
-                yield from link.attempt_woken(link.store.publish(queue, fits, operation))
+                yield from _publish_part(link, queue, fits)
             confirmations += [None] * len(fits)
             if len(fits) < len(part):
                 raise QueueFull(f"queue {queue} of the target has reached its max_pending")
         except WaypostError as error:
             return confirmations + [Unconfirmed(error_text(error))] * (count - len(confirmations))
-        finally:
-            link.lanes.end(queue, operation)
     return confirmations
+
+
+def _publish_part(link: Link, queue: str, drafts: Sequence[Draft]) -> Flow[None]:
+    # Known by their arrival: a repeat stores nothing twice, however late it comes.
+    yield from link.operate_woken(queue, lambda operation: link.store.publish(queue, drafts, operation), fenced=True)
 
 
 def _room(link: Link, queue: str) -> Flow[int | None]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from waypost.identity import SESSION_BYTES, Operation
+from waypost.identity import SESSION_BYTES, operation_id
 from waypost.message import Event, MessageState, Stored
 from waypost.spark.bulk.columns import (
     batch_of,
@@ -114,7 +114,7 @@ class JournalPage:
         self.at.append(int.from_bytes(data[:8], "big"))
         operation = None
         if any(nonce):
-            operation = str(Operation(nonce[:SESSION_BYTES], int.from_bytes(nonce[SESSION_BYTES:], "big")))
+            operation = operation_id(nonce[:SESSION_BYTES], int.from_bytes(nonce[SESSION_BYTES:], "big"))
         self.operations.append(operation)
 
     def _cut(self, data: bytes, number: int, left: int, entry: int) -> bool:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from dataclasses import dataclass, field
+from itertools import islice
 
-from waypost.errors import OperationTooOld
 from waypost.identity import Operation
 from waypost.message import MINUTE_COUNTERS, Event, EventName, MessageState, Stored
 from waypost.policy import (
@@ -16,7 +16,9 @@ from waypost.policy import (
     MINUTES_KEPT,
     REPLAY_MAX,
     SLEEPER_TTL_MS,
+    STAMP_AHEAD_MS,
 )
+from waypost.store.repeats import is_repeat
 
 
 @dataclass(slots=True)
@@ -69,16 +71,17 @@ def run_of(now: int, record: Record) -> dict[str, object]:
     return {"worker": record.worker, "run_ms": now - (record.claimed_ms or 0)}
 
 
-#: Sessions whose results are remembered. Other stores forget by time; a model that tests advance must not.
-SESSIONS_MAX = 10_000
+#: Silent sessions that one step may forget.
+SESSIONS_SWEPT = 2
 
 
 @dataclass(slots=True)
 class Replays:
-    """The last results of one session, by operation number."""
+    """The last results of one session, by operation number, each with the mark of its operation."""
 
     newest: int = 0
-    results: dict[int, object] = field(default_factory=dict)
+    until_ms: int = 0
+    results: dict[int, tuple[bytes, object]] = field(default_factory=dict)
 
 
 class Book:
@@ -160,25 +163,26 @@ class Book:
 
     # ---- operations, sleepers ----------------------------------------------------------------------------
 
-    def replayed(self, operation: Operation) -> object | None:
-        """The first result of this operation, None if it is new; too old to know raises."""
+    def replayed(self, now: int, operation: Operation, window_ms: int) -> object | None:
+        """The first result of this operation, None if it is new; one that may be forgotten raises."""
         replays = self.replays.get(operation.session)
-        if replays is None:
-            return None
-        if operation.number <= replays.newest - REPLAY_MAX:
-            raise OperationTooOld(
-                f"operation {operation} on queue {self.name} is older than the last {REPLAY_MAX} of its session: "
-                "its first result is forgotten, and it did not run again"
-            )
-        return replays.results.get(operation.number)
+        known, newest = (None, 0) if replays is None else (replays.results.get(operation.number), replays.newest)
+        mark = None if known is None else known[0]
+        if is_repeat(self.name, operation, now, window_ms=window_ms, known=mark, newest=newest) and known is not None:
+            return known[1]
+        return None
 
-    def remember(self, operation: Operation, result: object) -> None:
-        replays = self.replays.setdefault(operation.session, Replays())
-        if len(self.replays) > SESSIONS_MAX:
-            del self.replays[next(iter(self.replays))]
+    def remember(self, now: int, operation: Operation, result: object, window_ms: int) -> None:
+        """Keep a result for longer than a repeat can come, and forget sessions that were silent for as long."""
+        replays = self.replays.pop(operation.session, None) or Replays()
+        self.replays[operation.session] = replays
         replays.newest = max(replays.newest, operation.number)
-        replays.results[operation.number] = result
+        replays.until_ms = now + window_ms + STAMP_AHEAD_MS
+        replays.results[operation.number] = (operation.mark, result)
         replays.results.pop(operation.number - REPLAY_MAX, None)
+        for session in list(islice(self.replays, SESSIONS_SWEPT)):
+            if self.replays[session].until_ms < now:
+                del self.replays[session]
 
     def wake(self, now: int, count: int) -> list[str]:
         """Take up to `count` sleepers out of the memory, the last to fall asleep first; `*` if the memory is gone."""

@@ -46,6 +46,7 @@ from waypost.policy import (
 from waypost.store.memory.book import Record, run_of
 from waypost.store.memory.shelves import ORDERS, Shelves
 from waypost.store.port import Draft, Hold, Target
+from waypost.store.repeats import id_taken
 
 #: What becomes of a message that no claim could reach.
 AT_HEAD = "ready at the head of its priority"
@@ -81,6 +82,9 @@ class QueueModel(Shelves):
         self, now: int, drafts: Sequence[Draft], operation: Operation | None, *, schedule: str | None = None
     ) -> list[Published]:
         plans = [self._plan(now, draft) for draft in drafts]
+        for draft, (action, _) in zip(drafts, plans, strict=True):
+            if action in ("new", "park", "replace") and draft.id in self.messages:
+                raise id_taken(self.name, draft.id)
         self._make_room(now, drafts, plans, operation)
         return [
             self._store(now, draft, action, holder_id, operation, schedule)
@@ -211,6 +215,7 @@ class QueueModel(Shelves):
         now: int,
         limit: int,
         operation: Operation,
+        nonce: bytes,
         worker: str,
         sleeper: str | None,
         linger_ms: int | None = None,
@@ -227,7 +232,7 @@ class QueueModel(Shelves):
             self._cap_leases(now)
             self._reclaim(now, operation)
             room, next_rate_ms = self._room(now, limit)
-            leases, more = self._lease(now, room, bytes_max, operation, worker)
+            leases, more = self._lease(now, room, bytes_max, operation, nonce, worker)
         self._trim_dead(now)
         if sleeper is not None and len(leases) < limit and not more:
             # It took all there was and has room for more; who asks for nothing only says that it sleeps no longer.
@@ -239,12 +244,16 @@ class QueueModel(Shelves):
             self.covered[worker] = now + min(linger_ms, COVER_MS_MAX)
         return self._claimed(now, leases, next_rate_ms, more), [lease.id for lease in leases]
 
-    def claim_again(self, now: int, ids: Iterable[str], operation: Operation) -> Claimed:
-        """The answer to a repeated claim: what is still leased under its nonce, armed anew, nothing counted."""
+    def claim_again(self, now: int, ids: Iterable[str], held: bytes, nonce: bytes) -> Claimed:
+        """The answer to a repeated claim: what is still leased under its nonce, armed anew, nothing counted.
+
+        From here on the leases belong to this sending alone: the process that got the first answer may be another.
+        """
         leases = []
         for message_id in ids:
             record = self.messages.get(message_id)
-            if record is not None and record.state == "leased" and record.nonce == operation.nonce:
+            if record is not None and record.state == "leased" and record.nonce == held:
+                record.nonce = nonce
                 record.lease_end_ms = now + record.lease_ms
                 leases.append(self._lease_of(record))
         return self._claimed(now, leases, None, bool(leases))
@@ -311,7 +320,7 @@ class QueueModel(Shelves):
         return room, next_rate_ms
 
     def _lease(
-        self, now: int, room: int, bytes_max: int, operation: Operation, worker: str
+        self, now: int, room: int, bytes_max: int, operation: Operation, nonce: bytes, worker: str
     ) -> tuple[list[Lease], bool]:
         """Lease what comes first, up to the first message that does not fit any more; and whether there is one."""
         leases: list[Lease] = []
@@ -333,7 +342,7 @@ class QueueModel(Shelves):
             self.count_up(now, "first_claims" if record.token == 0 else f"again_{record.cause}")
             record.token += 1
             record.deliveries += 1
-            record.nonce, record.worker, record.claimed_ms = operation.nonce, worker, now
+            record.nonce, record.worker, record.claimed_ms = nonce, worker, now
             self.note(
                 now, "claimed", operation, record,
                 worker=worker, wait_ms=now - record.ready_ms, cause=record.cause,

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
-from waypost.identity import Operation
+from waypost.identity import Operation, new_nonce
 from waypost.message import (
     CancelStatus,
     ChainState,
@@ -38,7 +38,7 @@ from waypost.message import (
     TracePage,
     Watched,
 )
-from waypost.policy import CLAIM_BYTES_MAX, Policy
+from waypost.policy import CLAIM_BYTES_MAX, REPLAY_TTL_MS, Policy
 from waypost.store.memory import schedules as scheduling
 from waypost.store.memory.book import Record
 from waypost.store.memory.queue import QueueModel
@@ -83,8 +83,15 @@ class MemoryStore:
     kind = "memory"
     doors = None
 
-    def __init__(self, *, namespace: str = "wp", clock: Callable[[], int] | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        namespace: str = "wp",
+        clock: Callable[[], int] | None = None,
+        replay_ttl_ms: int = REPLAY_TTL_MS,
+    ) -> None:
         self.namespace = namespace
+        self.replay_ttl_ms = replay_ttl_ms
         self.clock = clock or wall_clock_ms
         self.lock = threading.RLock()
         self._queues: dict[str, QueueModel] = {}
@@ -114,11 +121,11 @@ class MemoryStore:
 
         def run(now: int) -> T:
             model = self._queue_for_writing(queue)
-            first = model.replayed(operation)
+            first = model.replayed(now, operation, self.replay_ttl_ms)
             if first is not None:
                 return cast(T, first)
             result = step(model, now)
-            model.remember(operation, result)
+            model.remember(now, operation, result, self.replay_ttl_ms)
             return result
 
         return ModelCall(name, run)
@@ -147,6 +154,9 @@ class MemoryStore:
                 add_wakes(wake, {model.name: take(model.expectant)})
         return wake
 
+    def time(self) -> Call[int]:
+        return ModelCall("time", lambda now: now)
+
     # ---- the way of a message ----------------------------------------------------------------------------
 
     def publish(self, queue: str, drafts: Sequence[Draft], operation: Operation) -> Call[Woken[list[Published]]]:
@@ -167,17 +177,22 @@ class MemoryStore:
         linger_ms: int | None = None,
         replay: bool = False,
         bytes_max: int = CLAIM_BYTES_MAX,
+        nonce: bytes | None = None,
     ) -> Call[Claimed]:
+        fence = nonce or new_nonce()
+
         def run(now: int) -> Claimed:
             model = self._queue_for_writing(queue)
-            first = model.replayed(operation)
+            first = cast("tuple[bytes, list[str]] | None", model.replayed(now, operation, self.replay_ttl_ms))
             if first is None and replay:
                 # Nothing ran, and now nothing may: a request that is still under way finds this and takes no work.
-                model.remember(operation, first := [])
+                first = (fence, [])
             if first is not None:
-                return model.claim_again(now, cast("list[str]", first), operation)
-            claimed, ids = model.claim(now, limit, operation, worker, sleeper, linger_ms, bytes_max)
-            model.remember(operation, ids)
+                held, ids = first
+                claimed = model.claim_again(now, ids, held, fence)
+            else:
+                claimed, ids = model.claim(now, limit, operation, fence, worker, sleeper, linger_ms, bytes_max)
+            model.remember(now, operation, (fence, ids), self.replay_ttl_ms)
             return claimed
 
         return ModelCall("claim", run)

@@ -24,7 +24,7 @@ from psycopg.pq.abc import PGconn, PGresult
 from waypost.errors import ForkedClient, StoreError, WaypostError
 from waypost.store.port import Call
 from waypost.store.postgres.connecting import Source, check_isolation, check_server
-from waypost.store.postgres.failures import AT_ONCE, lost, refused
+from waypost.store.postgres.failures import AT_ONCE, KNOWN_ID, lost, refused
 from waypost.store.postgres.migrating import Names, check_version
 from waypost.store.postgres.statement import PostgresCall, one
 from waypost.store.silence import Sending, unsent_bytes
@@ -67,10 +67,14 @@ def receive(connection: PGconn) -> Steps[PGresult]:
 
 def ask(connection: PGconn, call: PostgresCall[Any]) -> Steps[PGresult]:
     """One statement and its reply; sent again if it was undone because it met another one."""
-    for _ in range(REPEATS_MAX):
+    for repeats in range(REPEATS_MAX):
         yield from send(connection, call)
         result = yield from receive(connection)
-        if result.status in _GOOD or _state(result) not in AT_ONCE:
+        if result.status in _GOOD:
+            break
+        state = _state(result)
+        # Who stored a message of this id has committed: a repeat of that one is answered by now, or it is another.
+        if state not in AT_ONCE and (state != KNOWN_ID or repeats > 0):
             break
     return result
 
@@ -94,7 +98,10 @@ def in_time(steps: Steps[T], connection: PGconn) -> Steps[T]:
 
 
 def _state(result: PGresult) -> str:
-    return (result.error_field(DiagnosticField.SQLSTATE) or b"").decode()
+    state = (result.error_field(DiagnosticField.SQLSTATE) or b"").decode()
+    if state == "23505" and (result.error_field(DiagnosticField.CONSTRAINT_NAME) or b"").endswith(b"_message_id"):
+        return KNOWN_ID
+    return state
 
 
 def read(call: PostgresCall[T], result: PGresult) -> T:
@@ -102,7 +109,10 @@ def read(call: PostgresCall[T], result: PGresult) -> T:
     if result.status in _GOOD:
         return call.decode(result)
     text = (result.error_field(DiagnosticField.MESSAGE_PRIMARY) or b"").decode(errors="replace")
-    raise refused(_state(result), text, call.queue, call.name)
+    state = _state(result)
+    if state == KNOWN_ID and (detail := result.error_field(DiagnosticField.MESSAGE_DETAIL)):
+        text = detail.decode(errors="replace").partition("=(")[2].partition(")")[0].rpartition(" ")[2]
+    raise refused(state, text, call.queue, call.name)
 
 
 def hello(names: Names) -> PostgresCall[int | None]:
@@ -204,7 +214,7 @@ class PostgresExecutor(_Common):
                 self._wait(connection, send(connection.pgconn, call))
                 following, looked = next(coming, None), True
                 result = self._wait(connection, receive(connection.pgconn))
-                if result.status not in _GOOD and _state(result) in AT_ONCE:
+                if result.status not in _GOOD and (_state(result) in AT_ONCE or _state(result) == KNOWN_ID):
                     result = self._wait(connection, ask(connection.pgconn, call))
                 self._keep(connection)
                 results.append(read(call, result))
@@ -318,7 +328,7 @@ class AsyncPostgresExecutor(_Common):
                 await self._wait(connection, send(connection.pgconn, call))
                 following, looked = next(coming, None), True
                 result = await self._wait(connection, receive(connection.pgconn))
-                if result.status not in _GOOD and _state(result) in AT_ONCE:
+                if result.status not in _GOOD and (_state(result) in AT_ONCE or _state(result) == KNOWN_ID):
                     result = await self._wait(connection, ask(connection.pgconn, call))
                 await self._keep(connection)
                 results.append(read(call, result))

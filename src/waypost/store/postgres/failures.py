@@ -6,7 +6,6 @@ import re
 
 from waypost.errors import (
     AccessDenied,
-    OperationTooOld,
     OutcomeUnknown,
     QueueFull,
     SchemaTooOld,
@@ -16,13 +15,18 @@ from waypost.errors import (
     StoreUnavailable,
     WaypostError,
 )
+from waypost.store.repeats import id_taken, session_taken, too_old
 from waypost.urls import redact_text
 
 #: Nothing was done, and the same call may succeed at once: deadlock, serialization, two that met at a unique index,
 #: an operation that finished on another connection.
 AT_ONCE = frozenset(("40001", "40P01", "23505", "WPAGN"))
 #: Nothing was done, and a later call may succeed: starting, stopping, no connection to spare, read-only for now.
-PASSING = frozenset(("57P01", "57P02", "57P03", "53300", "25006", "55P03", "57014"))
+PASSING = frozenset(("57P03", "53300", "25006", "55P03", "57014"))
+#: The server stops, and ends a connection at whatever moment: its step may have been committed just before.
+CUT_OFF = frozenset(("57P01", "57P02"))
+#: Our own: a message of this id is there. Asked again once, since a repeat on another connection may have stored it.
+KNOWN_ID = "WPKNW"
 FULL = frozenset(("53100", "53200", "53000"))
 DENIED = frozenset(("42501", "28000", "28P01"))
 MISSING = frozenset(("42883", "42P01", "3F000", "42703"))
@@ -37,9 +41,13 @@ def refused(state: str, text: str, queue: str, verb: str) -> WaypostError:
             "retry later, raise max_pending or add workers"
         )
     if state == "WPOLD":
-        return OperationTooOld(
-            f"an operation on queue {queue} was repeated after its first result was forgotten; it did not run again"
-        )
+        return too_old(queue, int(text) if text.isdigit() else None)
+    if state == "WPSES":
+        return session_taken(queue)
+    if state == KNOWN_ID:
+        return id_taken(queue, text)
+    if state in CUT_OFF:
+        return OutcomeUnknown(f"the server closed the connection during {verb} ({state} {text[:120]})")
     if state in AT_ONCE or state in PASSING or state.startswith("08"):
         return StoreUnavailable(f"the server could not serve {verb} right now ({state} {text[:120]}); nothing was done")
     if state in FULL:

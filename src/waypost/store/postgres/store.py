@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
 from waypost import policy as limits
-from waypost.identity import Operation
+from waypost.identity import Operation, new_nonce
 from waypost.message import (
     CancelStatus,
     CheckPage,
@@ -98,6 +99,8 @@ _polled_reply = msgspec.json.Decoder(
 ).decode
 _changed_reply = msgspec.json.Decoder(tuple[bool, list[str]]).decode
 
+_stamp = struct.Struct("!q").pack
+
 
 class PostgresStore(ScheduleVerbs, ChainVerbs):
     """The contract on PostgreSQL. Made by `from_url` or `from_client`; touches no socket itself."""
@@ -176,12 +179,19 @@ class PostgresStore(ScheduleVerbs, ChainVerbs):
         decode: Callable[[PGresult], T],
         *,
         columns: str = "",
+        nonce: bytes = b"",
     ) -> Call[T]:
         """A verb that runs once per operation."""
-        session, count = operation
-        common = (text(queue), self._now(), data(session), number(count), self._replay_ttl)
+        session, count, stamp, mark = operation
+        packed = data(b"".join((session, mark, _stamp(stamp), nonce)))
+        common = (text(queue), self._now(), packed, number(count), self._replay_ttl)
         command = self._command(verb, len(common) + len(parameters), columns)
         return PostgresCall(verb, queue, command, (*common, *parameters), decode)
+
+    def time(self) -> Call[int]:
+        return self._call(
+            "clock", "", [self._now()], lambda result: int.from_bytes(one(result) or b"", "big"), name="time"
+        )
 
     # ---- the way of a message --------------------------------------------------------------------------------
 
@@ -214,15 +224,16 @@ class PostgresStore(ScheduleVerbs, ChainVerbs):
         linger_ms: int | None = None,
         replay: bool = False,
         bytes_max: int = CLAIM_BYTES_MAX,
+        nonce: bytes | None = None,
     ) -> Call[Claimed]:
-        nonce = operation.nonce
+        fence = nonce or new_nonce()
 
         def decode(result: PGresult) -> Claimed:
             *rows, last = rows_of(result)
             next_due, next_lease, next_rate, paused, lease_ms, more = _claimed_reply(last[0])
             leases = [
                 Lease(
-                    id, token, nonce, deliveries, attempts, PRIORITY_MAX - rank, key, group, published_ms, ready_ms,
+                    id, token, fence, deliveries, attempts, PRIORITY_MAX - rank, key, group, published_ms, ready_ms,
                     claimed_ms, lease_end_ms, envelope, chain,
                 )
                 for _, id, token, deliveries, attempts, rank, key, group, published_ms, ready_ms, claimed_ms,
@@ -233,7 +244,7 @@ class PostgresStore(ScheduleVerbs, ChainVerbs):
         parameters = [
             number(limit), text(worker), text(sleeper), flag(replay), number(linger_ms), number(bytes_max),
         ]  # fmt: skip
-        return self._once("claim", queue, operation, parameters, decode, columns="*")
+        return self._once("claim", queue, operation, parameters, decode, columns="*", nonce=fence)
 
     def settle(
         self, queue: str, settlements: Sequence[Settlement], operation: Operation

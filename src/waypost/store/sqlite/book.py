@@ -7,6 +7,7 @@ is held by one `Record` only as long as `records` holds it.
 
 from __future__ import annotations
 
+import sqlite3
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from msgspec import Struct
 from waypost.errors import SchemaTooNew
 from waypost.message import MINUTE_COUNTERS, EventName
 from waypost.policy import DEFAULT_POLICY, FAILURE_EVENTS, MINUTES_KEPT, Policy
+from waypost.store.repeats import id_taken
 
 if TYPE_CHECKING:
     from waypost.store.sqlite.step import Step
@@ -401,18 +403,28 @@ class QueueBook:
         if self._added:
             step.execute_many(_ENVELOPE_INSERT, [(r.seq, envelope) for r, envelope in self._added.values()])
             queue = self.number
-            step.insert(
-                "message",
-                _MESSAGE_COLUMNS,
-                [
-                    (
-                        r.seq, queue, r.id, r.state, r.priority, r.position, r.ready_ms, r.published_ms, r.size,
-                        r.key, r.group, r.chain,
-                    )
-                    for r, _ in self._added.values()
-                ],
-            )  # fmt: skip
+            rows = [
+                (
+                    r.seq, queue, r.id, r.state, r.priority, r.position, r.ready_ms, r.published_ms, r.size,
+                    r.key, r.group, r.chain,
+                )
+                for r, _ in self._added.values()
+            ]  # fmt: skip
+            try:
+                step.insert("message", _MESSAGE_COLUMNS, rows)
+            except sqlite3.IntegrityError as error:
+                if not str(error).endswith(".id"):
+                    raise
+                raise id_taken(self.name, self._known_id(rows)) from None
             self._added.clear()
+
+    def _known_id(self, rows: list[tuple[Any, ...]]) -> str:
+        """Which of these messages has the id of another one."""
+        for seq, queue, id, *_ in rows:
+            found = self.step.execute(_BY_ID, (queue, id)).fetchone()
+            if found is not None and found[0] != seq:
+                return str(id)
+        return ""
 
     def let_go(self) -> None:
         """Write the messages in hand and hold none: what is read next is what the file says."""

@@ -32,7 +32,7 @@ _STILL_LEASED = f"""
     SELECT {COLUMNS}, e.data
     FROM json_each(?) j CROSS JOIN {{message}} m INDEXED BY {{message:id}} CROSS JOIN {{envelope}} e ON e.seq = m.seq
     WHERE m.queue = ? AND m.id = j.value AND m.state = 2 AND m.nonce = ? ORDER BY j.key"""
-_REARM = "UPDATE {message} SET lease_end_ms = ? WHERE seq = ?"
+_REARM = "UPDATE {message} SET nonce = ?, lease_end_ms = ? WHERE seq = ?"
 _DELIVERIES = Record.__struct_fields__.index("deliveries")
 _RATE_OLD = "DELETE FROM {rate} WHERE queue = ? AND at_ms <= ? RETURNING count"
 _RATE_FIRST = "SELECT min(at_ms) FROM {rate} WHERE queue = ?"
@@ -54,6 +54,7 @@ def claim(
     book: QueueBook,
     limit: int,
     operation: Operation,
+    nonce: bytes,
     worker: str,
     sleeper: str | None,
     linger_ms: int | None,
@@ -72,7 +73,7 @@ def claim(
         promote_due(book, told)
         _reclaim(book, told)
         room, next_rate_ms = _room(book, limit)
-        leases, more = _lease(book, room, bytes_max, operation.nonce, worker, told)
+        leases, more = _lease(book, room, bytes_max, nonce, worker, told)
     trim_dead(book)
     if sleeper is not None and len(leases) < limit and not more:
         step.execute(_SLEEPERS_OLD, (book.number, now))
@@ -83,14 +84,14 @@ def claim(
     return _claimed(book, leases, next_rate_ms, more), [lease.id for lease in leases]
 
 
-def claim_again(book: QueueBook, ids: list[str], operation: Operation) -> Claimed:
+def claim_again(book: QueueBook, ids: list[str], held: bytes, nonce: bytes) -> Claimed:
     """The answer to a repeated claim: what is still leased under its nonce, armed anew, nothing counted."""
-    rows = book.step.execute(_STILL_LEASED, (as_list(ids), book.number, operation.nonce)).fetchall()
+    rows = book.step.execute(_STILL_LEASED, (as_list(ids), book.number, held)).fetchall()
     leases = []
     for row in rows:
         record = Record(*row[:-1])
-        record.lease_end_ms = book.now + record.lease_ms
-        book.step.execute(_REARM, (record.lease_end_ms, record.seq))
+        record.nonce, record.lease_end_ms = nonce, book.now + record.lease_ms
+        book.step.execute(_REARM, (nonce, record.lease_end_ms, record.seq))
         leases.append(_lease_of(record, row[-1]))
     return _claimed(book, leases, None, bool(leases))
 

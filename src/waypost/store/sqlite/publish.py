@@ -11,6 +11,7 @@ from waypost.errors import QueueFull
 from waypost.message import Published, PublishStatus
 from waypost.policy import ARRIVAL_TTL_MS, BURY_MAX, PRIORITY_MAX, PRIORITY_MIN
 from waypost.store.port import Draft
+from waypost.store.repeats import id_taken
 from waypost.store.sqlite.book import COLUMNS, LEASED, WAITING, Holder, QueueBook, Record, as_list
 from waypost.store.sqlite.ends import begin, tell_home
 from waypost.store.sqlite.moves import end, make_claimable, placed
@@ -40,6 +41,14 @@ def publish(
 ) -> list[Published]:
     """Store drafts, and say for each what became of it."""
     plans = _plans(book, drafts)
+    # A known id is found by the file when the message is written; but these write something else before it.
+    of_chains = [draft.id for draft in drafts if draft.chain is not None or draft.after]
+    if of_chains:
+        book.load(of_chains)
+    for draft, (action, holder_id) in zip(drafts, plans, strict=True):
+        known = action == "replace" and holder_id == draft.id
+        if known or (of_chains and action == "new" and draft.id in book.records):
+            raise id_taken(book.name, draft.id)
     _make_room(book, drafts, plans, operation)
     seq = book.step.take_seq(len(drafts))
     results = [

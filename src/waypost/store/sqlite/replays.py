@@ -14,11 +14,11 @@ from typing import Any, Generic, TypeVar
 import msgspec
 from msgspec import Struct
 
-from waypost.errors import OperationTooOld
-from waypost.identity import Operation
+from waypost.identity import MARK_BYTES, Operation
 from waypost.message import CancelStatus, ExtendStatus, Fired, Published, Purged, Redriven, SettleStatus
-from waypost.policy import REPLAY_MAX
+from waypost.policy import REPLAY_MAX, STAMP_AHEAD_MS
 from waypost.store.port import Woken
+from waypost.store.repeats import is_repeat
 from waypost.store.sqlite.book import QueueBook
 
 T = TypeVar("T")
@@ -28,38 +28,41 @@ SESSIONS_SWEPT = 2
 
 _NEWEST = "SELECT newest FROM {session} WHERE queue = ? AND session = ?"
 _RESULT = "SELECT result FROM {replay} WHERE queue = ? AND session = ? AND number = ?"
-_RESULT_KEEP = "INSERT INTO {replay} (queue, session, number, result) VALUES (?, ?, ?, ?)"
+_RESULT_KEEP = "INSERT OR REPLACE INTO {replay} (queue, session, number, result) VALUES (?, ?, ?, ?)"
 _RESULTS_OLD = "DELETE FROM {replay} WHERE queue = ? AND session = ? AND number <= ?"
 _SESSION_KEEP = """
     INSERT INTO {session} (queue, session, newest, until_ms) VALUES (?, ?, ?, ?)
     ON CONFLICT DO UPDATE SET newest = max(newest, excluded.newest), until_ms = excluded.until_ms"""
 _SESSIONS_SILENT = """
-    SELECT queue, session FROM {session} INDEXED BY {session:until} WHERE until_ms <= ? ORDER BY until_ms LIMIT ?"""
+    SELECT queue, session FROM {session} INDEXED BY {session:until} WHERE until_ms < ? ORDER BY until_ms LIMIT ?"""
 _SESSION_FORGET = "DELETE FROM {session} WHERE queue = ? AND session = ?"
 _RESULTS_FORGET = "DELETE FROM {replay} WHERE queue = ? AND session = ?"
 
 
 def replayed(book: QueueBook, operation: Operation) -> bytes | None:
-    """The first result of this operation, None if it is new; too old to know raises."""
-    execute, key = book.step.execute, (book.number, operation.session)
-    row = execute(_NEWEST, key).fetchone()
-    if row is None or operation.number > row[0]:
+    """The first result of this operation, None if it is new; one that may be forgotten raises."""
+    window_ms = book.step.replay_ttl_ms
+    if window_ms is None:
         return None
-    if operation.number <= row[0] - REPLAY_MAX:
-        raise OperationTooOld(
-            f"operation {operation} on queue {book.name} is older than the last {REPLAY_MAX} of its session: "
-            "its first result is forgotten, and it did not run again"
-        )
-    row = execute(_RESULT, (*key, operation.number)).fetchone()
-    return None if row is None else bytes(row[0])
+    key = (book.number, operation.session)
+    row = book.step.execute(_NEWEST, key).fetchone()
+    newest, kept = 0 if row is None else row[0], None
+    if operation.number <= newest:
+        kept = book.step.execute(_RESULT, (*key, operation.number)).fetchone()
+    mark = None if kept is None else bytes(kept[0][:MARK_BYTES])
+    if is_repeat(book.name, operation, book.now, window_ms=window_ms, known=mark, newest=newest) and kept is not None:
+        return bytes(kept[0][MARK_BYTES:])
+    return None
 
 
 def remember(book: QueueBook, operation: Operation, result: bytes) -> None:
-    """Keep a result, and let go of those that nobody may ask for any more."""
+    """Keep a result behind the mark of its operation, and let go of those that nobody may ask for any more."""
     step, key = book.step, (book.number, operation.session)
+    if step.replay_ttl_ms is None:
+        return
     step.execute(_RESULTS_OLD, (*key, operation.number - REPLAY_MAX))
-    step.execute(_RESULT_KEEP, (*key, operation.number, result))
-    step.execute(_SESSION_KEEP, (*key, operation.number, book.now + step.replay_ttl_ms))
+    step.execute(_RESULT_KEEP, (*key, operation.number, operation.mark + result))
+    step.execute(_SESSION_KEEP, (*key, operation.number, book.now + step.replay_ttl_ms + STAMP_AHEAD_MS))
     silent = step.execute(_SESSIONS_SILENT, (book.now, SESSIONS_SWEPT)).fetchall()
     if silent:
         step.execute_many(_SESSION_FORGET, silent)
@@ -118,7 +121,9 @@ PUBLISHED: Form[Woken[list[Published]]] = _form(
         kept[2],
     ),
 )  # fmt: skip
-CLAIMED: Form[list[str]] = _form(Ids, _ids, _whole)  # type: ignore[arg-type]
+CLAIMED: Form[tuple[bytes, list[str]]] = _form(
+    tuple[bytes, Ids], lambda claimed: (claimed[0], _ids(claimed[1])), lambda kept: (kept[0], _whole(kept[1]))
+)
 SETTLED: Form[Woken[list[SettleStatus]]] = _form(
     tuple[Runs, Wake],
     lambda woken: (_runs(woken.result), woken.wake),

@@ -45,12 +45,13 @@ class Step:
         spelling: Spelling,
         now: int,
         *,
-        replay_ttl_ms: int,
+        replay_ttl_ms: int | None,
         give_way: bool = False,
     ) -> None:
         self._connection = connection
         self._spelling = spelling
         self.now = now
+        #: For how long operations may be repeated; None inside somebody's own transaction, which is never repeated.
         self.replay_ttl_ms = replay_ttl_ms
         #: The file is full and the reserve is gone: history must yield to delivery.
         self.give_way = give_way

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from waypost.errors import ConfigurationError
-from waypost.identity import Operation
+from waypost.identity import Operation, new_nonce
 from waypost.message import (
     CancelStatus,
     ChainState,
@@ -37,7 +37,7 @@ from waypost.message import (
     TracePage,
     Watched,
 )
-from waypost.policy import CLAIM_BYTES_MAX, Policy
+from waypost.policy import CLAIM_BYTES_MAX, REPLAY_TTL_MS, Policy
 from waypost.store.port import (
     Beat,
     Call,
@@ -69,7 +69,6 @@ _QUEUES = "SELECT name FROM {queue} ORDER BY name"
 _RESULT = "SELECT data FROM {result} WHERE queue = ? AND id = ? AND until_ms > ?"
 
 #: Longer than any client repeats a call whose reply was lost.
-REPLAY_TTL_MS = 300_000
 
 
 def wall_clock_ms() -> int:
@@ -139,6 +138,9 @@ class SqliteStore:
 
         return SqliteCall(name, run, fills=name in ("publish", "fire_schedule", "trigger_schedule"))
 
+    def time(self) -> Call[int]:
+        return SqliteCall("time", lambda step: step.now, writes=False)
+
     # ---- the way of a message ----------------------------------------------------------------------------
 
     def publish(self, queue: str, drafts: Sequence[Draft], operation: Operation) -> Call[Woken[list[Published]]]:
@@ -158,18 +160,21 @@ class SqliteStore:
         linger_ms: int | None = None,
         replay: bool = False,
         bytes_max: int = CLAIM_BYTES_MAX,
+        nonce: bytes | None = None,
     ) -> Call[Claimed]:
+        fence = nonce or new_nonce()
+
         def run(step: Step) -> Claimed:
             book = step.book(queue)
             first = replays.replayed(book, operation)
-            if first is None and replay:
-                # Nothing ran, and now nothing may: a request that is still under way finds this and takes no work.
-                replays.remember(book, operation, first := replays.CLAIMED.pack([]))
-            if first is not None:
-                return claim.claim_again(book, replays.CLAIMED.unpack(first), operation)
-            claimed, ids = claim.claim(book, limit, operation, worker, sleeper, linger_ms, bytes_max)
-            replays.remember(book, operation, replays.CLAIMED.pack(ids))
-            return claimed
+            if first is None and not replay:
+                claimed, ids = claim.claim(book, limit, operation, fence, worker, sleeper, linger_ms, bytes_max)
+                replays.remember(book, operation, replays.CLAIMED.pack((fence, ids)))
+                return claimed
+            # Nothing ran, and now nothing may: a request that is still under way finds this and takes no work.
+            held, ids = (fence, []) if first is None else replays.CLAIMED.unpack(first)
+            replays.remember(book, operation, replays.CLAIMED.pack((fence, ids)))
+            return claim.claim_again(book, ids, held, fence)
 
         return SqliteCall("claim", run)
 

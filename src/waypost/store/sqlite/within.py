@@ -80,7 +80,7 @@ class SqliteWithin:
 
     def _step(self, call: SqliteCall[T]) -> T:
         store = self._store
-        step = Step(self._connection, store.spelling, store.clock(), replay_ttl_ms=store.replay_ttl_ms)
+        step = Step(self._connection, store.spelling, store.clock(), replay_ttl_ms=None)
         if call.fills:
             policy = step.look(self._queue).policy
             if policy.max_pending is not None and policy.overload == "block":

@@ -23,7 +23,6 @@ from waypost.errors import (
     AccessDenied,
     ConfigurationError,
     ForeignData,
-    OperationTooOld,
     OutcomeUnknown,
     QueueFull,
     SchemaTooNew,
@@ -33,6 +32,7 @@ from waypost.errors import (
     StoreUnavailable,
     WaypostError,
 )
+from waypost.store.repeats import id_taken, session_taken, too_old
 
 OURS = re.compile(r"WP-([A-Z]+) ?(.*?)(?: script: |, on @|$)", re.DOTALL)
 #: The server is up but cannot serve yet, or not here: nothing was done, and a repeat may succeed.
@@ -125,9 +125,11 @@ def _ours(code: str, details: str, queue: str) -> WaypostError:
         )
     if code == "NEWER":
         return too_new(queue, details)
-    return OperationTooOld(
-        f"an operation on queue {queue} was repeated after its first result was forgotten; it did not run again"
-    )
+    if code == "SESSION":
+        return session_taken(queue)
+    if code == "KNOWN":
+        return id_taken(queue, details)
+    return too_old(queue, int(details) if details.isdigit() else None)
 
 
 def _foreign(key: str) -> ForeignData:

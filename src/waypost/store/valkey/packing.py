@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from waypost.identity import SESSION_BYTES, Operation
+from waypost.identity import SESSION_BYTES, operation_id
 from waypost.message import (
     MINUTE_COUNTERS,
     REDELIVERY_CAUSES,
@@ -315,7 +315,7 @@ def unpack_entry(queue: str, last: int, data: bytes) -> Iterator[Event]:
     count = int.from_bytes(data[20:22], "big")
     operation = None
     if any(nonce):
-        operation = str(Operation(nonce[:SESSION_BYTES], int.from_bytes(nonce[SESSION_BYTES:], "big")))
+        operation = operation_id(nonce[:SESSION_BYTES], int.from_bytes(nonce[SESSION_BYTES:], "big"))
     number, at, tail = last - count, 22, b""
     for _ in range(count):
         number += 1

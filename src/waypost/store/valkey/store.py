@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import struct
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from waypost.checks import check_namespace
-from waypost.identity import Operation, id_time_ms, is_message_id
+from waypost.identity import Operation, id_time_ms, is_message_id, new_nonce
 from waypost.message import (
     CancelStatus,
     ChainState,
@@ -97,6 +98,8 @@ QUEUES_REMEMBERED_MAX = 10_000
 #: One local disk, no replica, within so many milliseconds. It covers the connection that it is sent on.
 WAIT_FOR_DISK = command(b"WAITAOF", b"1", b"0", b"5000")
 NOTHING = part(b"")
+#: Number, mark and stamp of an operation.
+OPERATION = struct.Struct(">I8sQ").pack
 
 
 class ValkeyStore(ScheduleVerbs):
@@ -194,19 +197,20 @@ class ValkeyStore(ScheduleVerbs):
         *,
         name: str = "",
         encoded: bytes | None = None,
-        count: int = 0,
+        more: int = 0,
     ) -> Call[T]:
-        """A script with its arguments; `encoded` are `count` more that are in the protocol's form already."""
+        """A script with its arguments; `encoded` are so many more that are in the protocol's form already."""
         number, head, text, place = self._head(verb, queue, operation.session if operation else b"")
         clock = part(b"%d" % self.clock()) if self.clock else NOTHING
         if operation is None:
             common = clock + NOTHING + NOTHING + NOTHING
         else:
-            session, count_text = operation[0], b"%d" % operation[1]
-            common = b"%b$%d\r\n%b\r\n$12\r\n%b%b\r\n%b" % (
-                clock, len(count_text), count_text, session, operation[1].to_bytes(4, "big"), self._replay_ttl,
+            session, count, stamp, mark = operation
+            count_text = b"%d" % count
+            common = b"%b$%d\r\n%b\r\n$28\r\n%b%b\r\n%b" % (
+                clock, len(count_text), count_text, session, OPERATION(count, mark, stamp), self._replay_ttl,
             )  # fmt: skip
-        parts = [b"*%d\r\n" % (number + 4 + len(arguments) + count), head, common]
+        parts = [b"*%d\r\n" % (number + 4 + len(arguments) + more), head, common]
         parts += [part(argument) for argument in arguments]
         if encoded is not None:
             parts.append(encoded)
@@ -235,6 +239,13 @@ class ValkeyStore(ScheduleVerbs):
 
         listed = f"{self.namespace}:queues".encode()
         return ValkeyCall("announce", queue, command(b"SADD", listed, queue.encode()), confirm, place=listed)
+
+    def time(self) -> Call[int]:
+        def decode(reply: Any) -> int:
+            return self.clock() if self.clock else int(reply[0]) * 1000 + int(reply[1]) // 1000
+
+        place = f"{self.namespace}:queues".encode()
+        return ValkeyCall("time", "", command(b"TIME"), decode, place=place)
 
     # ---- the way of a message --------------------------------------------------------------------------------
 
@@ -272,7 +283,7 @@ class ValkeyStore(ScheduleVerbs):
                 append(CRLF)
             else:
                 append(part(packing.pack_routed(draft)))
-        return self._call("publish", queue, operation, (), decode, encoded=b"".join(parts), count=len(drafts))
+        return self._call("publish", queue, operation, (), decode, encoded=b"".join(parts), more=len(drafts))
 
     def claim(
         self,
@@ -285,10 +296,13 @@ class ValkeyStore(ScheduleVerbs):
         linger_ms: int | None = None,
         replay: bool = False,
         bytes_max: int = CLAIM_BYTES_MAX,
+        nonce: bytes | None = None,
     ) -> Call[Claimed]:
+        fence = nonce or new_nonce()
+
         def decode(reply: Any) -> Claimed:
             lease_end, next_due, next_lease, next_rate, paused, outgoing, now, lease, more, damaged = reply[:10]
-            leases = packing.unpack_leases(reply, 10, lease_end, now, operation.nonce)
+            leases = packing.unpack_leases(reply, 10, lease_end, now, fence)
             if leases and queue not in self._claimed_from:
                 if len(self._claimed_from) > QUEUES_REMEMBERED_MAX:
                     self._claimed_from.clear()
@@ -301,7 +315,7 @@ class ValkeyStore(ScheduleVerbs):
         linger = b"" if linger_ms is None else b"%d" % linger_ms
         arguments = (
             b"%d" % limit, worker.encode(), (sleeper or "").encode(), b"1" if replay else b"0", linger,
-            b"%d" % bytes_max,
+            b"%d" % bytes_max, fence,
         )  # fmt: skip
         return self._call("claim", queue, operation, arguments, decode)
 

@@ -6,7 +6,7 @@
     lease      claims, fences, counts, reclaim
     settle     outcomes, results, continuations, cancel
     chains     waiting for an end, chains over several queues, messages that wait for chains
-    replay     lost replies
+    replay     lost replies, operations that may be forgotten, cloned sessions
     dead       dead letters and completed history
     timers     not early, in order, bounded
     wake       who is woken, and when everybody is
@@ -35,7 +35,7 @@ from waypost.testing.conformance.lease import TestAtMostOnce, TestClaims, TestCo
 from waypost.testing.conformance.ledger import TestLedger, TestMinutes
 from waypost.testing.conformance.publish import TestArrivals, TestCap, TestPublishing
 from waypost.testing.conformance.queue import TestApartness, TestLimits, TestLooking, TestPause, TestPolicy
-from waypost.testing.conformance.replay import TestLostReplies, TestOperations
+from waypost.testing.conformance.replay import TestClones, TestForgotten, TestLostReplies, TestOperations
 from waypost.testing.conformance.schedules import TestFires, TestLeaders, TestPromotion, TestSaving
 from waypost.testing.conformance.settle import TestCancel, TestContinuations, TestOutcomes, TestResults
 from waypost.testing.conformance.timers import TestTimers
@@ -52,6 +52,7 @@ __all__ = [
     "TestChains",
     "TestClaims",
     "TestClockSteps",
+    "TestClones",
     "TestCompletedHistory",
     "TestConflicts",
     "TestContinuations",
@@ -61,6 +62,7 @@ __all__ = [
     "TestDeadLetters",
     "TestFences",
     "TestFires",
+    "TestForgotten",
     "TestGenerations",
     "TestJournal",
     "TestJournalReaders",

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
+from msgspec import structs
 
-from waypost.errors import OperationTooOld
-from waypost.identity import Operation
-from waypost.policy import REPLAY_MAX
+from waypost.codec import with_id
+from waypost.errors import MessageIdTaken, OperationTooOld, SessionTaken
+from waypost.identity import OPERATIONS_MAX, Operation, new_mark
+from waypost.policy import REPLAY_MAX, REPLAY_TTL_MS, STAMP_AHEAD_MS
 from waypost.testing.bench import Bench
 
 
@@ -37,8 +40,8 @@ class TestLostReplies:
         first = bench.claim(2, operation=operation)
         bench.after(20)
         again = bench.claim(2, operation=operation)
-        assert [(one.id, one.token, one.nonce, one.deliveries) for one in again] == [
-            (one.id, one.token, one.nonce, one.deliveries) for one in first
+        assert [(one.id, one.token, one.deliveries) for one in again] == [
+            (one.id, one.token, one.deliveries) for one in first
         ]
         assert {one.lease_end_ms for one in again} == {bench.now_ms + 60_000}
         assert {message.lease_end_ms for message in bench.listing("leased")} == {bench.now_ms + 60_000}
@@ -191,7 +194,7 @@ class TestOperations:
     def test_every_verb_refuses_an_operation_that_is_too_old(self, bench: Bench) -> None:
         bench.publish()
         lease = bench.claim_one()
-        old = Operation(bench.session.id, 1)
+        old = Operation(bench.session.id, 1, bench.now_ms, bytes(8))
         for _ in range(REPLAY_MAX):
             bench.cancel("0" * 24)
         ledger = bench.ledger()
@@ -235,3 +238,190 @@ class TestOperations:
         assert not isinstance(first, Exception)
         assert first.result[0].status == "queued"
         assert type(second).__name__ == "QueueFull"
+
+
+def refused_with_time(bench: Bench, call: Callable[[], object]) -> None:
+    """The store says that it may have forgotten this, and what time it has."""
+    with pytest.raises(OperationTooOld) as refusal:
+        call()
+    assert refusal.value.store_ms == bench.now_ms
+    assert refusal.value.outcome == "unknown"
+
+
+class TestForgotten:
+    """Operations that the store may have forgotten, by its own clock: none of them runs."""
+
+    @pytest.mark.promise("LEASE-18", "PUB-3")
+    def test_a_repeat_is_answered_until_its_time_is_over_and_refused_after_it(self, bench: Bench) -> None:
+        operation, draft = bench.operation(), bench.draft()
+        first = bench.publish_drafts([draft], operation=operation)
+        bench.clock.advance_ms(REPLAY_TTL_MS)
+        assert bench.publish_drafts([draft], operation=operation) == first
+        bench.clock.advance_ms(1)
+        refused_with_time(bench, lambda: bench.publish_drafts([draft], operation=operation))
+        assert bench.ledger().published == 1
+
+    @pytest.mark.promise("LEASE-18", "PUB-3")
+    def test_what_was_sent_and_done_is_not_published_again_by_a_client_that_froze(self, bench: Bench) -> None:
+        operation, draft = bench.operation(), bench.draft()
+        bench.publish_drafts([draft], operation=operation)
+        bench.settle(bench.claim_one())
+        for _ in range(3):  # others make the store forget
+            bench.after(REPLAY_TTL_MS / 1000)
+            bench.another_client().publish()
+        refused_with_time(bench, lambda: bench.publish_drafts([draft], operation=operation))
+        assert bench.ledger().published == 4
+        assert bench.ledger().balance == 0
+
+    @pytest.mark.promise("LEASE-18")
+    def test_every_verb_refuses_what_it_may_have_forgotten(self, bench: Bench) -> None:
+        bench.publish_count(3)
+        lease, dead = bench.claim(2)
+        bench.settle(dead, "dead")
+        frozen = [bench.operation() for _ in range(8)]
+        bench.clock.advance_ms(REPLAY_TTL_MS + 1)
+        ledger, events = bench.ledger(), len(bench.events())
+        calls: list[Callable[[Operation], object]] = [
+            lambda operation: bench.publish(operation=operation),
+            lambda operation: bench.claim(operation=operation),
+            lambda operation: bench.claim(operation=operation, replay=True),
+            lambda operation: bench.settle(lease, operation=operation),
+            lambda operation: bench.extend(lease, operation=operation),
+            lambda operation: bench.cancel(lease.id, operation=operation),
+            lambda operation: bench.redrive(operation=operation),
+            lambda operation: bench.purge("ready", operation=operation),
+        ]
+        for call, operation in zip(calls, frozen, strict=True):
+            refused_with_time(bench, lambda call=call, operation=operation: call(operation))  # type: ignore[misc]
+        assert bench.ledger() == ledger
+        assert len(bench.events()) == events
+
+    @pytest.mark.promise("LEASE-18")
+    def test_a_stamp_from_before_the_clock_was_set_back_is_refused(self, bench: Bench) -> None:
+        ahead = bench.operation()._replace(stamp=bench.now_ms + STAMP_AHEAD_MS + 1)
+        refused_with_time(bench, lambda: bench.publish(operation=ahead))
+        assert bench.ledger().published == 0
+        nearly = bench.operation()._replace(stamp=bench.now_ms + STAMP_AHEAD_MS)
+        assert bench.publish(operation=nearly).status == "queued"
+
+    @pytest.mark.promise("LEASE-18")
+    def test_what_ran_under_a_stamp_ahead_of_the_clock_is_remembered_as_long_as_it_can_be_repeated(
+        self, bench: Bench
+    ) -> None:
+        ahead, draft = bench.operation()._replace(stamp=bench.now_ms + STAMP_AHEAD_MS), bench.draft()
+        first = bench.publish_drafts([draft], operation=ahead)
+        bench.clock.advance_ms(REPLAY_TTL_MS + STAMP_AHEAD_MS)
+        bench.another_client().publish()
+        assert bench.publish_drafts([draft], operation=ahead) == first
+        assert bench.ledger().published == 2
+
+    @pytest.mark.promise("LEASE-18")
+    def test_a_number_of_four_bytes_is_like_any_other(self, bench: Bench) -> None:
+        last = bench.operation()._replace(number=OPERATIONS_MAX)
+        draft = bench.draft()
+        first = bench.publish_drafts([draft], operation=last)
+        assert bench.publish_drafts([draft], operation=last) == first
+        lease = bench.claim_one(operation=last._replace(number=OPERATIONS_MAX - 1))
+        assert bench.settle(lease, operation=last._replace(number=OPERATIONS_MAX - 2)) == "done"
+        assert bench.events("published")[0].operation_id == str(last)
+
+    @pytest.mark.promise("LEASE-18")
+    def test_the_store_tells_its_time(self, bench: Bench) -> None:
+        assert bench.run(bench.store.time()) == bench.now_ms
+
+
+class TestClones:
+    """Two processes with one session: a machine that was cloned, or a process that was copied."""
+
+    @pytest.mark.promise("LEASE-18")
+    def test_every_verb_refuses_a_number_that_another_call_has(self, bench: Bench) -> None:
+        bench.publish_count(3)
+        lease, dead = bench.claim(2)
+        bench.settle(dead, "dead")
+        bench.cancel("0" * 24)
+        clone = bench.last_operation._replace(mark=new_mark())
+        ledger, events = bench.ledger(), len(bench.events())
+        calls: list[Callable[[], object]] = [
+            lambda: bench.publish(operation=clone),
+            lambda: bench.publish(operation=clone, key="k"),
+            lambda: bench.claim(operation=clone),
+            lambda: bench.claim(operation=clone, replay=True),
+            lambda: bench.settle(lease, operation=clone),
+            lambda: bench.extend(lease, operation=clone),
+            lambda: bench.cancel(lease.id, operation=clone),
+            lambda: bench.redrive(operation=clone),
+            lambda: bench.purge("ready", operation=clone),
+        ]
+        for call in calls:
+            with pytest.raises(SessionTaken) as refusal:
+                call()
+            assert refusal.value.outcome == "not done"
+        assert bench.ledger() == ledger
+        assert len(bench.events()) == events
+
+    @pytest.mark.promise("LEASE-18")
+    def test_a_clone_that_is_late_is_not_told_that_its_call_did_not_run(self, bench: Bench) -> None:
+        operation = bench.operation()
+        bench.after(10)
+        bench.publish(operation=operation._replace(mark=new_mark(), stamp=bench.now_ms))
+        bench.clock.advance_ms(REPLAY_TTL_MS - 9_999)
+        refused_with_time(bench, lambda: bench.publish(operation=operation))
+        assert bench.ledger().published == 1
+
+    @pytest.mark.promise("LEASE-18", "LEASE-6", "LEASE-2")
+    def test_of_two_that_repeat_one_claim_the_later_holds_the_leases(self, bench: Bench) -> None:
+        bench.publish_count(2)
+        operation = bench.operation()
+        first = bench.claim(2, operation=operation)
+        bench.after(20)
+        later = bench.claim(2, operation=operation)
+        assert [(one.id, one.token, one.deliveries) for one in later] == [
+            (one.id, one.token, one.deliveries) for one in first
+        ]
+        assert not {one.nonce for one in later} & {one.nonce for one in first}
+        assert bench.extend(first[0]) == "lost"
+        assert bench.settle(first[0]) == "lost"
+        assert bench.extend(later[0]) == "ok"
+        assert bench.settle(later[0]) == "done"
+        again = bench.claim(2, operation=operation)
+        assert [one.id for one in again] == [later[1].id]
+        assert bench.settle(later[1]) == "lost"
+        assert bench.settle(again[0]) == "done"
+        assert bench.ledger().claims == 2
+
+    @pytest.mark.promise("LEASE-18", "PUB-3")
+    @pytest.mark.parametrize(
+        "wish",
+        [{}, {"key": "k"}, {"delay": 5}, {"key": "held", "on_conflict": "replace"}],
+        ids=["plain", "keyed", "delayed", "parked"],
+    )
+    @pytest.mark.parametrize("state", ["ready", "leased", "delayed", "dead"])
+    def test_a_publish_of_a_known_id_is_refused(self, bench: Bench, wish: dict[str, Any], state: str) -> None:
+        bench.publish(key="held")
+        bench.claim_one()
+        known = bench.draft(delay=60 if state == "delayed" else 0)
+        bench.publish_drafts([known])
+        if state in ("leased", "dead"):
+            lease = bench.claim_one()
+            if state == "dead":
+                bench.settle(lease, "dead")
+        ledger, events = bench.ledger(), len(bench.events())
+        draft = bench.draft(**wish)
+        copied = structs.replace(draft, id=known.id, envelope=with_id(draft.envelope, known.id))
+        for drafts in ([copied], [bench.draft(), copied, bench.draft()]):
+            with pytest.raises(MessageIdTaken, match=known.id) as refusal:
+                bench.publish_drafts(drafts)
+            assert refusal.value.outcome == "not done"
+        assert bench.ledger() == ledger
+        assert len(bench.events()) == events
+        stored = [one for one in bench.listing(state) if one.id == known.id]  # type: ignore[arg-type]
+        assert [one.envelope for one in stored] == [known.envelope]
+
+    @pytest.mark.promise("LEASE-18")
+    def test_a_message_is_not_replaced_by_one_of_its_own_id(self, bench: Bench) -> None:
+        known = bench.draft(key="k")
+        bench.publish_drafts([known])
+        with pytest.raises(MessageIdTaken):
+            bench.publish_drafts([structs.replace(known, on_conflict="replace")])
+        assert bench.ledger().replaced == 0
+        assert bench.publish_drafts([known])[0].status == "duplicate"

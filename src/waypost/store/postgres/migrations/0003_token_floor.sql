@@ -18,3 +18,6 @@ DROP FUNCTION IF EXISTS {again}(bigint[], text[], bigint);
 -- is ever put into, and that each sum walks through until the next vacuum; here new entries clear the old ones away.
 DROP INDEX {tally_queue};
 CREATE INDEX {#tally_queue} ON {tally} (queue, (hashint8(seq) & 63));
+
+-- It takes other parameters now: the time, and for how long operations may be repeated.
+DROP FUNCTION IF EXISTS {replayed}(integer, bytea, bigint);

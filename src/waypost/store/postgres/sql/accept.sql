@@ -268,7 +268,7 @@ BEGIN
         END IF;
         IF EXISTS (SELECT 1 FROM {message} m WHERE m.queue = q.number AND m.id = p_id) THEN
             -- It is not the key that is in the way, and no other try will find it free.
-            RAISE EXCEPTION 'message % is there already', p_id USING ERRCODE = 'unique_violation';
+            RAISE EXCEPTION '%', p_id USING ERRCODE = 'WPKNW';
         END IF;
     END LOOP;
     SELECT * INTO h FROM {message} m
@@ -295,6 +295,8 @@ BEGIN
         END IF;
         PERFORM {note}(q, p_now, p_op, 'postponed', o, NULL, false, v_ready);
         RETURN;
+    ELSIF p_id IN (o.id, h.id) THEN
+        RAISE EXCEPTION '%', p_id USING ERRCODE = 'WPKNW';
     ELSE
         act := 'replace';
         IF h.id IS NOT NULL THEN

@@ -26,19 +26,39 @@ BEGIN
     RETURN q;
 END $body$;
 
--- The first result of an operation, null if it is new. One that is forgotten is refused: it may have run.
-CREATE OR REPLACE FUNCTION {replayed}(p_queue integer, p_session bytea, p_number bigint) RETURNS text
-LANGUAGE plpgsql AS $body$
+-- An operation comes as two parameters: its number, and `p_session`, which is the session (8 bytes), the mark (8), the
+-- stamp (8) and, of a claim, the nonce of this sending (12).
+CREATE OR REPLACE FUNCTION {op}(p_session bytea, p_number bigint) RETURNS text LANGUAGE sql IMMUTABLE AS $body$
+    SELECT encode(substr(p_session, 1, 8), 'hex') || '.' || p_number
+$body$;
+
+CREATE OR REPLACE FUNCTION {stamp}(p_session bytea) RETURNS bigint LANGUAGE sql IMMUTABLE AS $body$
+    SELECT ('x' || encode(substr(p_session, 17, 8), 'hex'))::bit(64)::bigint
+$body$;
+
+-- The first result of an operation, null if it is new. One that may be forgotten is refused: see repeats.py. Results are
+-- kept behind the mark of their operation, as 16 hexadecimal digits.
+CREATE OR REPLACE FUNCTION {replayed}(
+    p_queue integer, p_session bytea, p_number bigint, p_now bigint, p_ttl bigint
+) RETURNS text LANGUAGE plpgsql AS $body$
 DECLARE
+    v_stamp bigint := {stamp}(p_session);
     v_number bigint;
     v_result text;
 BEGIN
+    IF v_stamp < p_now - p_ttl THEN
+        RAISE EXCEPTION '%', p_now USING ERRCODE = 'WPOLD';
+    END IF;
     SELECT number, result INTO v_number, v_result
-    FROM {operation} WHERE queue = p_queue AND session = p_session AND slot = p_number % 128;
-    IF v_number = p_number THEN
-        RETURN v_result;
+    FROM {operation} WHERE queue = p_queue AND session = substr(p_session, 1, 8) AND slot = p_number % 128;
+    IF v_number = p_number AND left(v_result, 16) = encode(substr(p_session, 9, 8), 'hex') THEN
+        RETURN substr(v_result, 17);
     ELSIF v_number > p_number THEN
-        RAISE EXCEPTION 'the result of this operation is forgotten' USING ERRCODE = 'WPOLD';
+        RAISE EXCEPTION 'too many came after it' USING ERRCODE = 'WPOLD';
+    ELSIF v_stamp > p_now + 5000 THEN
+        RAISE EXCEPTION '%', p_now USING ERRCODE = 'WPOLD';
+    ELSIF v_number = p_number THEN
+        RAISE EXCEPTION 'this number belongs to another call' USING ERRCODE = 'WPSES';
     END IF;
     RETURN NULL;
 END $body$;
@@ -49,8 +69,11 @@ CREATE OR REPLACE FUNCTION {remember}(
     p_queue integer, p_session bytea, p_number bigint, p_until_ms bigint, p_result text
 ) RETURNS boolean LANGUAGE plpgsql AS $body$
 BEGIN
+    -- Longer than a repeat is let through, by what a stamp may lie ahead.
     INSERT INTO {operation} AS o (queue, slot, session, number, until_ms, result)
-    VALUES (p_queue, p_number % 128, p_session, p_number, p_until_ms, p_result)
+    VALUES (
+        p_queue, p_number % 128, substr(p_session, 1, 8), p_number, p_until_ms + 5000,
+        encode(substr(p_session, 9, 8), 'hex') || p_result)
     ON CONFLICT (queue, session, slot) DO UPDATE
         SET number = excluded.number, until_ms = excluded.until_ms, result = excluded.result
         WHERE o.number < excluded.number;

@@ -10,7 +10,7 @@ DECLARE
     m {message};
     h {message};
     v_now bigint := {clock}(p_clock);
-    v_op text := encode(p_session, 'hex') || '.' || p_number;
+    v_op text := {op}(p_session, p_number);
     v_first text;
     v_letters text := '';
     v_news json[] := '{}';
@@ -19,7 +19,7 @@ BEGIN
     IF NOT FOUND THEN
         q := {open}(p_queue);
     END IF;
-    v_first := {replayed}(q.number, p_session, p_number);
+    v_first := {replayed}(q.number, p_session, p_number, v_now, p_ttl);
     IF v_first IS NOT NULL THEN
         RETURN v_first;
     END IF;

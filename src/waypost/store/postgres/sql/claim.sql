@@ -20,8 +20,9 @@ CREATE OR REPLACE FUNCTION {claim}(
 DECLARE
     q {queue};
     v_now bigint := {clock}(p_clock);
-    v_op text := encode(p_session, 'hex') || '.' || p_number;
-    v_nonce bytea := p_session || int4send(p_number::int);
+    v_op text := {op}(p_session, p_number);
+    v_nonce bytea := substr(p_session, 25, 12);
+    v_first text;
     v_room bigint := p_limit;
     v_leased bigint := 0;
     v_buried bigint := 0;
@@ -44,11 +45,15 @@ BEGIN
     IF NOT FOUND THEN
         q := {open}(p_queue);
     END IF;
-    IF {replayed}(q.number, p_session, p_number) IS NOT NULL THEN
+    v_first := {replayed}(q.number, p_session, p_number, v_now, p_ttl);
+    IF v_first IS NOT NULL THEN
+        -- The leases get the nonce of this sending: the process that got the first answer may be another.
+        UPDATE {operation} o SET result = left(o.result, 16) || encode(v_nonce, 'hex')
+        WHERE o.queue = q.number AND o.session = substr(p_session, 1, 8) AND o.slot = p_number % 128;
         RETURN QUERY
             WITH armed AS (
-                UPDATE {message} m SET lease_end_ms = v_now + m.lease_ms
-                WHERE m.queue = q.number AND m.state = 2 AND m.nonce = v_nonce RETURNING m.*
+                UPDATE {message} m SET lease_end_ms = v_now + m.lease_ms, nonce = v_nonce
+                WHERE m.queue = q.number AND m.state = 2 AND m.nonce = decode(v_first, 'hex') RETURNING m.*
             )
             SELECT NULL::text, m.id, m.token, m.deliveries, m.attempts, m.rank, m.key, m."group", m.published_ms,
                 m.ready_ms, m.claimed_ms, m.lease_end_ms, m.data, m.chain
@@ -57,7 +62,7 @@ BEGIN
         p_replay := true;
     ELSE
         -- Written first: a repeat on another connection waits for this one, or this one is undone by it.
-        v_tidy := {remember}(q.number, p_session, p_number, v_now + p_ttl, '');
+        v_tidy := {remember}(q.number, p_session, p_number, v_now + p_ttl, encode(v_nonce, 'hex'));
     END IF;
     v_due := {next_due}(q.number);
     v_end := {next_lease}(q.number);

@@ -15,7 +15,7 @@ CREATE OR REPLACE FUNCTION {publish}(
 DECLARE
     q {queue};
     v_now bigint := {clock}(p_clock);
-    v_op text := encode(p_session, 'hex') || '.' || p_number;
+    v_op text := {op}(p_session, p_number);
     v_first text;
     v_due bigint;
     v_pending bigint;
@@ -48,7 +48,7 @@ BEGIN
         END;
     END IF;
     IF p_ttl > 0 THEN
-        v_first := {replayed}(q.number, p_session, p_number);
+        v_first := {replayed}(q.number, p_session, p_number, v_now, p_ttl);
         IF v_first IS NOT NULL THEN
             RETURN v_first;
         END IF;
@@ -117,6 +117,7 @@ CREATE OR REPLACE FUNCTION {publish}(
 DECLARE
     v_now bigint := {clock}(p_clock);
     v_first text := '["", null, [], []]';
+    v_in_time boolean := p_ttl IS NULL OR {stamp}(p_session) BETWEEN v_now - p_ttl AND v_now + 5000;
     v record;
 BEGIN
     SELECT t.number, t.journal, t.max_pending, nextval('{sequence}') AS seq, pg_current_xact_id()::text::bigint AS xid,
@@ -124,16 +125,18 @@ BEGIN
             SELECT coalesce(bool_or(NOT s.awake OR s.woken_ms > v_now - 250), true) FROM {sleeper} s
             WHERE s.queue = t.number AND s.until_ms > v_now AND s.name NOT LIKE '~%') END AS wake
     INTO v FROM {queue} t WHERE t.name = p_queue;
-    IF p_ttl IS NOT NULL AND v.max_pending IS NULL THEN
+    IF p_ttl IS NOT NULL AND v.max_pending IS NULL AND v_in_time THEN
         -- Written first: a repeat finds it and writes nothing else, or waits here for the one that was faster.
         INSERT INTO {operation} AS o (queue, slot, session, number, until_ms, result)
-        SELECT v.number, p_number % 128, p_session, p_number, v_now + p_ttl, v_first WHERE v.number IS NOT NULL
+        SELECT v.number, p_number % 128, substr(p_session, 1, 8), p_number, v_now + p_ttl + 5000,
+            encode(substr(p_session, 9, 8), 'hex') || v_first
+        WHERE v.number IS NOT NULL
         ON CONFLICT (queue, session, slot) DO UPDATE
             SET number = excluded.number, until_ms = excluded.until_ms, result = excluded.result
             WHERE o.number < excluded.number;
     END IF;
-    IF NOT FOUND OR v.max_pending IS NOT NULL THEN
-        -- A new queue, one with a cap, or a repeat.
+    IF NOT FOUND OR v.max_pending IS NOT NULL OR NOT v_in_time THEN
+        -- A new queue, one with a cap, a repeat, or one that is to be refused.
         RETURN {publish}(
             p_queue, p_clock, p_session, p_number, p_ttl, ARRAY[p_envelope], ARRAY[p_priority], ARRAY[p_group], NULL,
             NULL, ARRAY[p_copy], NULL, NULL, NULL, NULL);
@@ -147,7 +150,7 @@ BEGIN
             queue, count, xid, seq, at_ms, event, operation, ids, groups, ranks, tokens, deliveries, attempts, sizes,
             bodies)
         VALUES (
-            v.number, 1, v.xid, v.seq, v_now, 'published', encode(p_session, 'hex') || '.' || p_number, ARRAY[p_id],
+            v.number, 1, v.xid, v.seq, v_now, 'published', {op}(p_session, p_number), ARRAY[p_id],
             CASE WHEN p_group IS NOT NULL THEN ARRAY[p_group] END, ARRAY[9 - p_priority], '{0}', '{0}', '{0}',
             ARRAY[length(p_envelope)],
             CASE WHEN v.journal = 'full' THEN ARRAY[coalesce(p_copy, p_envelope)] END);
@@ -155,8 +158,8 @@ BEGIN
     IF v.wake THEN
         SELECT json_build_array('', NULL, {wake}(t, v_now, 1), '{}'::text[])::text INTO v_first
         FROM {queue} t WHERE t.number = v.number;
-        UPDATE {operation} o SET result = v_first
-        WHERE o.queue = v.number AND o.session = p_session AND o.slot = p_number % 128;
+        UPDATE {operation} o SET result = left(o.result, 16) || v_first
+        WHERE o.queue = v.number AND o.session = substr(p_session, 1, 8) AND o.slot = p_number % 128;
     END IF;
     IF p_ttl IS NOT NULL AND (v.xid % 64 = 0 OR (v.xid % 16 = 8 OR p_number % 16 = 8) AND {many_counts}(v.number)) THEN
         PERFORM {tidy}(t, v_now) FROM {queue} t WHERE t.number = v.number;

@@ -9,14 +9,14 @@ CREATE OR REPLACE FUNCTION {redrive}(
 DECLARE
     q {queue};
     v_now bigint := {clock}(p_clock);
-    v_op text := encode(p_session, 'hex') || '.' || p_number;
+    v_op text := {op}(p_session, p_number);
     v_first text;
     v_ids text[];
     v_moved text[];
     v_duplicates text[];
 BEGIN
     q := {open}(p_queue);
-    v_first := {replayed}(q.number, p_session, p_number);
+    v_first := {replayed}(q.number, p_session, p_number, v_now, p_ttl);
     IF v_first IS NOT NULL THEN
         RETURN v_first;
     END IF;
@@ -90,14 +90,14 @@ CREATE OR REPLACE FUNCTION {purge}(
 DECLARE
     q {queue};
     v_now bigint := {clock}(p_clock);
-    v_op text := encode(p_session, 'hex') || '.' || p_number;
+    v_op text := {op}(p_session, p_number);
     v_first text;
     v_removed bigint := 0;
     v_more boolean := false;
     v_news json[];
 BEGIN
     q := {open}(p_queue);
-    v_first := {replayed}(q.number, p_session, p_number);
+    v_first := {replayed}(q.number, p_session, p_number, v_now, p_ttl);
     IF v_first IS NOT NULL THEN
         RETURN v_first;
     END IF;

@@ -55,10 +55,10 @@ CREATE OR REPLACE FUNCTION {fire_schedule}(
 DECLARE
     q {queue} := {open}(p_queue);
     v {schedule};
-    v_now bigint;
+    v_now bigint := {clock}(p_clock);
     v_status text := 'fired';
     v_wake text := '["", null, [], []]';
-    v_first text := {replayed}(q.number, p_session, p_number);
+    v_first text := {replayed}(q.number, p_session, p_number, v_now, p_ttl);
 BEGIN
     SELECT * INTO v FROM {schedule} t WHERE t.queue = q.number AND t.key = p_key FOR UPDATE;
     IF v_first IS NOT NULL THEN
@@ -105,7 +105,7 @@ CREATE OR REPLACE FUNCTION {trigger_schedule}(
 DECLARE
     q {queue} := {open}(p_queue);
     v_now bigint := {clock}(p_clock);
-    v_first text := {replayed}(q.number, p_session, p_number);
+    v_first text := {replayed}(q.number, p_session, p_number, v_now, p_ttl);
 BEGIN
     IF v_first IS NOT NULL THEN
         RETURN v_first;

@@ -19,7 +19,7 @@ DECLARE
     target {queue};
     m {message};
     v_now bigint := {clock}(p_clock);
-    v_op text := encode(p_session, 'hex') || '.' || p_number;
+    v_op text := {op}(p_session, p_number);
     v_first text;
     v_due bigint;
     v_fresh bigint := 0;
@@ -43,7 +43,7 @@ BEGIN
     IF p_ttl IS NULL THEN
         PERFORM set_config('waypost.apart', 'on', true);
     ELSE
-        v_first := {replayed}(q.number, p_session, p_number);
+        v_first := {replayed}(q.number, p_session, p_number, v_now, p_ttl);
         IF v_first IS NOT NULL THEN
             RETURN v_first;
         END IF;

@@ -100,6 +100,8 @@ local function plan_drafts(first)
   for i = first, #ARGV do
     local draft = parse_draft(ARGV[i])
     draft.action, draft.holder = plan(draft)
+    if (draft.action == 'new' or draft.action == 'park' or draft.action == 'replace')
+      and call('HEXISTS', MESSAGES, draft.id) == 1 then error('WP-KNOWN ' .. draft.id) end
     concerned[draft.holder] = true
     if draft.chain ~= '' or draft.after then
       -- Whatever it writes because of chains must be ours. In line: a function would be made for every publish.

@@ -23,7 +23,8 @@
 --  15 completed  list    finished messages, newest first
 --  16 outgoing   hash    id -> continuation or notice that has not been confirmed by its queue
 --  17 arrivals   zset    continuations and notices that arrived, by the time until which they are remembered
---  18 operations hash    number -> first result, of one session; newest -> newest number and when the hash expires
+--  18 operations hash    number -> mark (8) and first result, of one session; newest -> newest number and when the hash
+--                        expires
 --  19 never              on a Cluster only: never written, so that no script begins in a slot that is moving
 -- and, derived in the same slot: damaged, a zset of ids that a step took out of their place because their record cannot be
 -- used, by that time (`doctor` lists and mends them); window:<key>, result:<id>, both with a TTL; door:<sleeper>, a list of knocks with a TTL;
@@ -33,7 +34,8 @@
 -- attempts (4) flags (1: 1 cancel requested, 2 awaited, 4 of a chain, 8 waits for chains) cause (1) published_ms (8) priority (1)
 -- ready_ms (8) size (4) key, group and worker lengths (2, 2, 1), key, group, worker; then of a chain its length (1) and id.
 --
--- ARGV begins with: 1 the clock of a test or '', 2 operation number or '', 3 nonce, 4 replay TTL in milliseconds.
+-- ARGV begins with: 1 the clock of a test or '', 2 operation number or '', 3 the operation: session (8) number (4) mark (8)
+-- stamp (8), or '', 4 for how many milliseconds after its stamp an operation may be repeated.
 -- Invariant of every script: all that can fail comes before the first write. Records are looked at before they are used: one
 -- that is damaged is left alone or set aside, and never ends a step half-way.
 
@@ -50,7 +52,7 @@ local BASE = sub(QUEUE, 1, -6)
 local STATE_FORMAT = '>c1I4c12I8I4I4I4BBI8BI8I4HHB'
 local BAND = 562949953421312 -- 2^49: the room of one priority in the score of ready
 
-local NUMBER, NONCE, REPLAY_TTL = ARGV[2], ARGV[3], ARGV[4]
+local NUMBER, OPERATION, REPLAY_TTL = ARGV[2], ARGV[3], ARGV[4]
 local FIRST_ARGUMENT = 5
 
 local now
@@ -133,14 +135,18 @@ local function open_queue()
   if must_be('stream', JOURNAL) > 0 and not fields[4] then error('WP-FOREIGN stream ' .. JOURNAL) end
 end
 
--- The first result of this operation, or nil: then it is new. One that is too old to know does not run.
+-- The first result of this operation, or nil: then it is new. One that may be forgotten does not run: see repeats.py.
 local newest, operations_until = 0, 0
 local function first_result()
+  local stamp = struct_unpack('>I8', OPERATION, 21)
+  if stamp < now - tonumber(REPLAY_TTL) then error(format('WP-OLD %.0f', now)) end
   local known = redis.pcall('HMGET', OPERATIONS, NUMBER, 'newest')
   if known.err then error('WP-FOREIGN hash ' .. OPERATIONS) end
   if known[2] then newest, operations_until = struct_unpack('>I8I8', known[2]) end
-  if known[1] then return known[1] end
+  if known[1] and sub(known[1], 1, 8) == sub(OPERATION, 13, 20) then return sub(known[1], 9) end
   if tonumber(NUMBER) <= newest - REPLAY_MAX then error('WP-OLD') end
+  if stamp > now + STAMP_AHEAD_MS then error(format('WP-OLD %.0f', now)) end
+  if known[1] then error('WP-SESSION') end
 end
 
 -- A removing write: after it the server lets a script go on even if its memory is full.
@@ -154,11 +160,11 @@ end
 
 -- Keep the first result for a repeat of this operation, until no repeat can come any more.
 local function remember(result)
-  local number, ttl = tonumber(NUMBER), tonumber(REPLAY_TTL)
+  local number, ttl = tonumber(NUMBER), tonumber(REPLAY_TTL) + STAMP_AHEAD_MS
   local expires = operations_until
   if expires - now < ttl then expires = now + 2 * ttl end
   newest = max(newest, number)
-  call('HSET', OPERATIONS, NUMBER, result, 'newest', struct_pack('>I8I8', newest, expires))
+  call('HSET', OPERATIONS, NUMBER, sub(OPERATION, 13, 20) .. result, 'newest', struct_pack('>I8I8', newest, expires))
   if expires ~= operations_until then call('PEXPIRE', OPERATIONS, format('%.0f', expires - now)) end
 end
 
@@ -184,8 +190,8 @@ end
 local function write_entry()
   local last = counts[COUNT.journal_last] + event_count
   counts[COUNT.journal_last] = last
-  local nonce = NUMBER ~= '' and NONCE or NO_NONCE
-  local text = now8 .. nonce .. struct_pack('>H', event_count) .. concat(items, '', 1, item_count)
+  local operation = NUMBER ~= '' and sub(OPERATION, 1, 12) or NO_NONCE
+  local text = now8 .. operation .. struct_pack('>H', event_count) .. concat(items, '', 1, item_count)
   local refused = redis.pcall('XADD', JOURNAL, format('%.0f-0', last), 'e', text)
   if type(refused) == 'table' then
     -- The stream has passed this number, so the counters are older than it: go on behind its last entry.

@@ -1,7 +1,7 @@
 -- claim: lease up to n messages, highest priority first, first in first out.
 --
 -- Arguments: limit, worker, sleeper or '', '1' to repeat only (take no fresh work), in how many milliseconds it looks
--- again or '', how many bytes of envelopes at most (one message whatever its size).
+-- again or '', how many bytes of envelopes at most (one message whatever its size), nonce of this sending.
 -- Touches: queue, messages, state, ready, due, leases, keys, waiting, dead, errors, journal, sleepers, rate, outgoing,
 -- completed, operations, the keys of chains.
 -- Invariant: one holder. A lease is a member of leases and a state with status L, a grown token and this call's nonce.
@@ -15,6 +15,7 @@ local limit = min(CHUNK_MESSAGES_MAX, tonumber(ARGV[FIRST_ARGUMENT]))
 local worker, sleeper = ARGV[FIRST_ARGUMENT + 1], ARGV[FIRST_ARGUMENT + 2]
 local repeat_only = ARGV[FIRST_ARGUMENT + 3] == '1'
 local linger, bytes_left = tonumber(ARGV[FIRST_ARGUMENT + 4]), tonumber(ARGV[FIRST_ARGUMENT + 5])
+local NONCE = ARGV[FIRST_ARGUMENT + 6]
 
 local first = first_result()
 open_queue()
@@ -34,15 +35,19 @@ local function header(lease_end, next_rate)
 end
 
 if first or repeat_only then
+  -- The leases get the nonce of this sending: the process that got the first answer may be another.
+  first = first or NONCE
   begin_removing()
-  if not first then remember('') end
-  local lease_end = -1
+  local held_by, lease_end = sub(first, 1, 12), -1
+  remember(NONCE .. sub(first, 13))
   local again = {}
-  for at = 1, #(first or ''), 24 do
+  for at = 13, #first, 24 do
     local id = sub(first, at, at + 23)
     local state, value = call('HGET', STATE, id), call('HGET', MESSAGES, id)
-    if state and is_sound(state, 'L') and sub(state, 6, 17) == NONCE and value and sub(value, 11, 34) == id then
+    if state and is_sound(state, 'L') and sub(state, 6, 17) == held_by and value and sub(value, 11, 34) == id then
+      state = sub(state, 1, 5) .. NONCE .. sub(state, 18)
       lease_end = now + struct_unpack('>I4', state, 26)
+      call('HSET', STATE, id, state)
       call('ZADD', LEASES, lease_end, id)
       again[#again + 1] = value
       again[#again + 1] = state
@@ -319,7 +324,7 @@ if item_count > 0 or leased > 0 or buried > 0 or #due > 0 or #expired > 0 or #un
   or policy.rate_count then
   write_book()
 end
-remember(concat(ids))
+remember(NONCE .. concat(ids))
 
 local reply = header(lease_end, next_rate)
 for i = 1, leased * 2 do reply[i + 10] = replies[i] end

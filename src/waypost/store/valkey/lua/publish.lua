@@ -21,13 +21,14 @@ end
 
 -- The shortest way: plain drafts, no cap, bodies not journalled. Its first write is the one that a full memory refuses.
 if plain and not policy.max_pending and policy.journal ~= 'full' then
-  local values, scores, length = {}, {}, 0
+  local values, scores, ids, length = {}, {}, {}, 0
   local heads = {} -- of journal items, by size and priority: most messages of a batch share one
   local position, notes = counts[COUNT.sequence], policy.journal == 'all'
   for i = FIRST_ARGUMENT, #ARGV do
     local draft = ARGV[i]
     local id, priority = sub(draft, 3, 26), byte(draft, 1)
     position = position + 1
+    ids[#ids + 1] = id
     values[length + 1], values[length + 2] = id, now8 .. draft
     scores[length + 1], scores[length + 2] = (9 - priority) * BAND + position, id
     if notes then
@@ -41,8 +42,20 @@ if plain and not policy.max_pending and policy.journal ~= 'full' then
     end
     length = length + 2
   end
-  -- The first write tells by itself whether its key is ours.
-  local refused = redis.pcall('HSET', MESSAGES, unpack(values, 1, min(1000, length)))
+  -- The first write tells by itself whether its key is ours, and of one message whether its id is new.
+  local refused
+  if length == 2 then
+    refused = redis.pcall('HSETNX', MESSAGES, values[1], values[2])
+    if refused == 0 then error('WP-KNOWN ' .. values[1]) end
+  else
+    refused = redis.pcall('HMGET', MESSAGES, unpack(ids))
+    if not refused.err then
+      for i = 1, #ids do
+        if refused[i] then error('WP-KNOWN ' .. ids[i]) end
+      end
+      refused = redis.pcall('HSET', MESSAGES, unpack(values, 1, min(1000, length)))
+    end
+  end
   if type(refused) == 'table' then
     if string.find(refused.err, 'WRONGTYPE', 1, true) then error('WP-FOREIGN hash ' .. MESSAGES) end
     return refused

@@ -1,0 +1,58 @@
+"""Whether an operation is answered, run or refused: the one rule of all stores. Lua and SQL say the same.
+
+An operation that ran is remembered, with its mark, for longer than a repeat of it is let through: it ran no earlier
+than `STAMP_AHEAD_MS` before its stamp, a repeat passes until `window` after the stamp, and the memory lasts for
+`window + STAMP_AHEAD_MS` after the run. So what passes and is not remembered has never run.
+"""
+
+from __future__ import annotations
+
+from waypost.errors import MessageIdTaken, OperationTooOld, SessionTaken
+from waypost.identity import Operation
+from waypost.policy import REPLAY_MAX, STAMP_AHEAD_MS
+
+
+def is_repeat(
+    queue: str, operation: Operation, now_ms: int, *, window_ms: int, known: bytes | None, newest: int
+) -> bool:
+    """Whether the remembered result is the answer; False: it runs for the first time. Raises where neither is right.
+
+    `known` is the mark under which its number is remembered; `newest` the largest number of its session.
+    """
+    if operation.stamp < now_ms - window_ms:
+        raise too_old(queue, now_ms)
+    if known == operation.mark:
+        return True
+    if operation.number <= newest - REPLAY_MAX:
+        raise too_old(queue, None)
+    if operation.stamp > now_ms + STAMP_AHEAD_MS:
+        # The store's clock was set back. Let through, it could be repeated for longer than it is remembered.
+        raise too_old(queue, now_ms)
+    if known is not None:
+        raise session_taken(queue)
+    return False
+
+
+def too_old(queue: str, store_ms: int | None) -> OperationTooOld:
+    """The store may have forgotten the operation. Without a time: too many others of its session came after it."""
+    return OperationTooOld(
+        f"a call on queue {queue} was repeated so late that the store may have forgotten whether it ran; it did not "
+        "run now. It may have been done the first time: look at the queue before you call again, or publish with a "
+        "key, so that a second call is harmless",
+        store_ms=store_ms,
+    )
+
+
+def session_taken(queue: str) -> SessionTaken:
+    """Another process has the same session: a snapshot of a machine was started twice, or a process was copied."""
+    return SessionTaken(
+        f"another process uses the session of this client on queue {queue} (was the machine or the process cloned?); "
+        "nothing was done: make a new client, and call again"
+    )
+
+
+def id_taken(queue: str, message_id: str) -> MessageIdTaken:
+    """The store has a message of this id, and it is not this publish that stored it."""
+    return MessageIdTaken(
+        f"queue {queue} already has a message {message_id}; nothing of this publish was written: publish with new ids"
+    )
