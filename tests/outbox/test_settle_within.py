@@ -76,7 +76,7 @@ def test_a_lost_lease_forces_the_rollback(post: Waypost, shop: psycopg.Connectio
     seen: list[Message[Any]] = []
 
     def be_late() -> None:
-        with post.receive("orders") as late:
+        with post.receive("orders", renew=False) as late:
             assert late is not None
             seen.append(late)
             with late.transaction() as connection:

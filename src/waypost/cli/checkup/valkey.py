@@ -151,8 +151,8 @@ def check_memory(info: dict[str, str], where: str) -> Findings:
 def arguments_of(name: str, key: str, channel: str) -> list[str]:
     """Arguments with which a command could be meant, so that the server judges rights and not grammar."""
     key_and = {
-        1: ("GET", "HGETALL", "HVALS", "LPOP", "PTTL", "SCARD", "ZCARD", "SPOP", "ZPOPMIN", "DEL", "HLEN", "LLEN",
-            "XLEN"),
+        1: ("GET", "HGETALL", "HVALS", "LPOP", "PTTL", "SCARD", "SMEMBERS", "ZCARD", "SPOP", "ZPOPMIN", "DEL", "HLEN",
+            "LLEN", "XLEN"),
         2: ("HDEL", "HEXISTS", "HGET", "HMGET", "HSCAN", "LINDEX", "LPUSH", "RPUSH", "PEXPIRE", "SADD", "SET", "SREM",
             "ZMSCORE", "ZRANK", "ZSCAN", "ZREM", "ZSCORE"),
         3: ("HINCRBY", "HSET", "LRANGE", "LTRIM", "XRANGE", "XREVRANGE", "XTRIM", "ZADD", "ZCOUNT", "ZRANGE",
