@@ -17,11 +17,13 @@ from pyspark.sql import SparkSession
 
 from tests.spark.lakes import live, plant, rows, tables, totals
 from tests.spark.shop import Shop
+from waypost import Waypost
 from waypost.cli.main import main
 from waypost.spark import terminal
 from waypost.spark.pipeline import Pipeline
 from waypost.spark.tables import BRONZE_JOURNAL, FOLDER_TABLES, SILVER_MESSAGES
 from waypost.spark.tidying import forget
+from waypost.testing.servers import ValkeyServer
 
 pytestmark = pytest.mark.xdist_group("spark")
 ROOT = Path(__file__).parents[2]
@@ -137,3 +139,34 @@ def test_rows_older_than_asked_go_and_gold_stays(orders: Shop, pipeline: Callabl
     assert totals(made) == before
     with pytest.raises(ValueError, match="at least 1"):
         forget(made.lake, 0, datetime.now(UTC).date())
+
+
+@pytest.mark.promise("SPARK-4", "SPARK-7", "SEE-6")
+def test_the_password_of_a_store_is_not_in_its_lake_nor_in_the_report(tmp_path: Path) -> None:
+    canary, said = "Canary7Secret", ""
+    place = ["--lake", str(tmp_path / "lake")]
+    with ValkeyServer(requirepass=canary) as server:
+        url = f"valkey://:{canary}@127.0.0.1:{server.port}"
+        with Waypost(url) as post:
+            post.configure("orders", journal="full")
+            post.publish_many("orders", list(range(20)))
+            post.handler("orders")(lambda body: None)
+            post.worker().run(until_empty=True, signals=False)
+        log = ["--log", str(tmp_path / "log")]
+        for command in (
+            ["run", "--store", url, *place, *log, *QUICK],
+            ["ingest", "--store", url, "--queue", "orders", *place, *log, *QUICK],
+            ["audit", "--store", url, *place, *log, *QUICK],
+            ["report", *place, "--output", str(tmp_path / "report.html")],
+        ):
+            done = subprocess.run(
+                [sys.executable, "-m", "waypost.cli.main", "pipeline", *command], capture_output=True, text=True,
+                cwd=ROOT, timeout=300, check=False,
+            )  # fmt: skip
+            said += done.stdout + done.stderr
+            assert done.returncode == 0, done.stderr
+    written = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert {tmp_path / "report.html", tmp_path / "log"} <= set(written)
+    assert len(written) > 10
+    assert [path for path in written if canary.encode() in path.read_bytes()] == []
+    assert canary not in said

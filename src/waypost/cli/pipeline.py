@@ -295,10 +295,11 @@ def run_ingest(options: argparse.Namespace) -> int:
     from waypost.spark.credentials import Place
     from waypost.spark.ingest import BATCH_ROWS, Ingest, counts, read_schema
 
+    # Before Java starts: a password is handed on in the environment, and tasks have that of Java.
+    store, store_env = _place(options)
+    if store is not None or store_env is not None:
+        check_file(Place(url=store, url_env=store_env).resolve(), options.namespace)
     with working(options, LARGE) as (spark, tell):
-        store, store_env = _place(options)
-        if store is not None or store_env is not None:
-            check_file(Place(url=store, url_env=store_env).resolve(), options.namespace)
         ingest = Ingest(
             spark,
             options.lake,
