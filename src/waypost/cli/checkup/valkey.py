@@ -155,7 +155,7 @@ def arguments_of(name: str, key: str, channel: str) -> list[str]:
             "LLEN", "XLEN"),
         2: ("HDEL", "HEXISTS", "HGET", "HMGET", "HSCAN", "LINDEX", "LPUSH", "RPUSH", "PEXPIRE", "SADD", "SET", "SREM",
             "ZMSCORE", "ZRANK", "ZSCAN", "ZREM", "ZSCORE"),
-        3: ("HINCRBY", "HSET", "LRANGE", "LTRIM", "XRANGE", "XREVRANGE", "XTRIM", "ZADD", "ZCOUNT", "ZRANGE",
+        3: ("HINCRBY", "HSET", "HSETNX", "LRANGE", "LTRIM", "XRANGE", "XREVRANGE", "XTRIM", "ZADD", "ZCOUNT", "ZRANGE",
             "ZRANGEBYSCORE", "ZREMRANGEBYSCORE", "ZREVRANGE"),
     }  # fmt: skip
     special = {
