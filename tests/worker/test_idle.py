@@ -282,6 +282,29 @@ def test_a_wait_whose_connection_is_lost_is_given_up(monkeypatch: pytest.MonkeyP
     at_the_door(monkeypatch, story)
 
 
+@pytest.mark.promise("WAKE-5")
+def test_after_a_wait_in_vain_it_pauses_once_and_goes_again_with_the_next_message(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def story(rest: resting.Rest, done: list[str], poller: Silent) -> None:
+        claimed = Claimed([], None, None, None, False, 0, 60_000)
+        for pause in (1.0, 2.0, 4.0):
+            rest.leave(found=False)
+            rest.may_go(claimed, Nap())
+            assert rest._pause_seconds == pause
+            # A message came meanwhile, and it is idle again.
+            rest.may_go(claimed, Nap())
+            assert rest._pause_seconds == 0
+            rest.go("a", 300.0)
+        rest.leave(found=True)
+        rest.go("a", 300.0)
+        rest.leave(found=False)
+        rest.may_go(claimed, Nap())
+        assert rest._pause_seconds == 1.0
+
+    at_the_door(monkeypatch, story)
+
+
 @pytest.mark.promise("TIMER-2")
 def test_it_is_called_away_before_a_timer_that_a_poll_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
     async def story(rest: resting.Rest, done: list[str], poller: Silent) -> None:

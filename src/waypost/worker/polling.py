@@ -98,6 +98,8 @@ class Poller:
         self._echo: Listening | None = None
         self._changed = threading.Condition()
         self._beat_due = 0.0
+        #: When the thread looks again by itself.
+        self._sleeps_until = 0.0
         self._stopping = False
         #: Nobody waits any more, and the connection may be closed by now.
         self._abandoned = False
@@ -120,7 +122,8 @@ class Poller:
         rested = Rested(resting, idle, seconds)
         with self._changed:
             self._rested[resting] = rested
-            if rested.due < self._beat_due:
+            # A consumer rests after each message: the thread is not disturbed for what comes after its next poll.
+            if rested.due < self._sleeps_until:
                 self._changed.notify()
 
     def wakes(self, resting: Resting) -> None:
@@ -155,10 +158,10 @@ class Poller:
         with self._changed:
             while not self._stopping:
                 now = time.monotonic()
-                pause = self.next_due() - now
-                if pause <= 0:
+                self._sleeps_until = self.next_due()
+                if self._sleeps_until <= now:
                     return self.take_due(now)
-                self._changed.wait(pause)
+                self._changed.wait(self._sleeps_until - now)
             return None
 
     def next_due(self) -> float:

@@ -89,6 +89,7 @@ class Rest:
         #: By the clock of leases, its claim has not begun before this: a poll found it at its door.
         self.not_before = 0.0
         #: Called away, or came for nothing: it sleeps on its loop for so long before it goes there again.
+        self._in_vain = False
         self._vain_seconds = 0.0
         self._pause_seconds = 0.0
         self._knocks: set[asyncio.Task[None]] = set()
@@ -234,7 +235,9 @@ class Rest:
 
         Not `soon`: work comes so often that it is not worth the way before a while without any.
         """
-        self._pause_seconds = max(self._vain_seconds, 0.0 if soon else VAIN_PAUSE_SECONDS)
+        # Work that came since is reason enough to go again at once.
+        in_vain, self._in_vain = self._in_vain, False
+        self._pause_seconds = max(self._vain_seconds if in_vain else 0.0, 0.0 if soon else VAIN_PAUSE_SECONDS)
         # What is claimed at most once would be lost with the reply: nobody waits for that at a door.
         lease = (claimed.lease_ms or 0) / 1000
         self._door_seconds = DOOR_SECONDS_MAX if lease / POLLS_PER_LEASE >= DOOR_SECONDS_MIN else 0.0
@@ -271,8 +274,9 @@ class Rest:
         """That claim has ended."""
         self._visiting, self._give_up = False, lambda: None
         self._wakes()
-        in_vain = not found and time.monotonic() - self._went_at < IN_VAIN_SECONDS
-        self._vain_seconds = min(DOOR_SECONDS_MAX, max(VAIN_PAUSE_SECONDS, 2 * self._vain_seconds)) if in_vain else 0.0
+        self._in_vain = not found and time.monotonic() - self._went_at < IN_VAIN_SECONDS
+        longer = min(DOOR_SECONDS_MAX, max(VAIN_PAUSE_SECONDS, 2 * self._vain_seconds))
+        self._vain_seconds = longer if self._in_vain else 0.0
         self.poked = self.poked or self._owes_look
         if self._told and self._pokes == 1:
             # That was the word that it was told by: words come in their order, so nothing has been told since.
