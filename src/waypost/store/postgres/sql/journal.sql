@@ -48,8 +48,13 @@ BEGIN
                 ORDER BY t.xid, t.seq LIMIT 64 + p_limit
             ) o
         )
-        SELECT NULL::text, c.before, t FROM counted c
-        JOIN {entry} t ON t.queue = (v.q).number AND t.xid = c.xid AND t.seq = c.seq
+        -- OFFSET 0: for each entry by its place. A plan made while the journal is empty may join the other way round,
+        -- and then reads the whole journal for each entry of a page.
+        SELECT NULL::text, c.before, e.whole FROM counted c
+        CROSS JOIN LATERAL (
+            SELECT t AS whole FROM {entry} t
+            WHERE t.queue = (v.q).number AND t.xid = c.xid AND t.seq = c.seq OFFSET 0
+        ) e
         WHERE c.before + c.count > v_after AND c.before < v_after + p_limit
         ORDER BY c.before;
 END $body$;
@@ -76,8 +81,11 @@ BEGIN
             WHERE t.queue = (v.q).number AND (t.xid, t.seq) > (v_gone.xid, v_gone.seq) AND t.count > 1
                 AND p_id = ANY (t.ids)
         )
-        SELECT NULL::text, n.number, t FROM found f
-        JOIN {entry} t ON t.queue = (v.q).number AND t.xid = f.xid AND t.seq = f.seq
+        SELECT NULL::text, n.number, e.whole FROM found f
+        CROSS JOIN LATERAL (
+            SELECT t AS whole FROM {entry} t
+            WHERE t.queue = (v.q).number AND t.xid = f.xid AND t.seq = f.seq OFFSET 0
+        ) e
         CROSS JOIN LATERAL (
             SELECT coalesce(max(m.number), 0) + coalesce((
                 SELECT sum(o.count) FROM {entry} o
