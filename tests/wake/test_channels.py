@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 
 from tests.wake.conftest import Line, Notes, served_hub, until
+from waypost.operations import receive
+from waypost.operations.flow import drive
 from waypost.testing.servers import ValkeyServer
 from waypost.testing.setups import ClusterSetup, SentinelSetup, client_of
 from waypost.wake import hub as hubs
@@ -410,9 +412,7 @@ def test_where_no_socket_fits_the_file_itself_is_watched(folder: Path, namespace
         notes = listening(hub, Topic(namespace, "ready", "orders"), "sleepy")
         assert until(lambda: LOOK in notes.words)
         assert isinstance(hub._transport, WatchingTransport)
-        store, link = post.store, post._link
-        executor = post._connected()
-        executor.run(store.claim("orders", 1, link.lanes.begin("orders"), worker="w", sleeper="sleepy"))
+        drive(post._connected(), receive.claim(post._link, "orders", 1, sleeper="sleepy"))
         notes.words.clear()
         post.publish("orders", 1)
         assert notes.heard("sleepy")

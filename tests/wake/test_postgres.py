@@ -55,9 +55,7 @@ def listener(prepared: PostgresServer, namespace: str) -> Iterator[Listener]:
 
 def put_to_sleep(post: Waypost, *names: str) -> None:
     for name in names:
-        operation = post._link.lanes.begin("orders")
-        call = post.store.claim("orders", 1, operation, worker="w", sleeper=name)
-        drive(post._connected(), post._link.attempt(call))
+        drive(post._connected(), receive.claim(post._link, "orders", 1, sleeper=name))
 
 
 @pytest.mark.promise("WAKE-4", "BOX-2")

@@ -204,6 +204,7 @@ class Poller:
                 self._poll(due, beats=False)  # what is wrong with the heartbeat must not hide work
             return
         self.answered = time.monotonic()
+        self._link.session.time.learn(at_ms)
         if beats:
             self.error = None
             self._started_ms = at_ms if self._started_ms is None else self._started_ms

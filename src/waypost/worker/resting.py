@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 import time
 from collections.abc import Callable
 
@@ -28,8 +29,10 @@ log = logging.getLogger("waypost")
 
 #: A shorter wait is not worth the way to the door.
 DOOR_SECONDS_MIN = 0.5
-#: It stands there for so long at most.
-DOOR_SECONDS_MAX = 300.0
+#: It stands there for so long at most: its claim is as old as its stay, and must be repeatable for a while after it.
+DOOR_SECONDS_MAX = 180.0
+#: Many that came at once do not all leave at once.
+DOOR_JITTER = 0.1
 #: There it is polled so often in a lease: a poll shows that its claim has not begun, so what it is told later than that
 #: can be told from what it lost.
 POLLS_PER_LEASE = 3
@@ -240,7 +243,8 @@ class Rest:
         self._pause_seconds = max(self._vain_seconds if in_vain else 0.0, 0.0 if soon else VAIN_PAUSE_SECONDS)
         # What is claimed at most once would be lost with the reply: nobody waits for that at a door.
         lease = (claimed.lease_ms or 0) / 1000
-        self._door_seconds = DOOR_SECONDS_MAX if lease / POLLS_PER_LEASE >= DOOR_SECONDS_MIN else 0.0
+        longest = DOOR_SECONDS_MAX * random.uniform(1 - DOOR_JITTER, 1)
+        self._door_seconds = longest if lease / POLLS_PER_LEASE >= DOOR_SECONDS_MIN else 0.0
         self._polls_at_door = min(lease / POLLS_PER_LEASE, safety_poll_seconds(claimed.lease_ms, woken=True))
         return self._has_door and nap.only_to_be_safe and self._own_due == float("inf")
 
