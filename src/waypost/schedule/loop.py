@@ -31,7 +31,7 @@ log = logging.getLogger("waypost")
 #: How often a leader asks whether a schedule was saved: together with its renewals less than a command a second.
 LOOK_SECONDS = 4.0
 #: A standby reads them so often, fires what is so late, and tries so often where a leader is there after all.
-STANDBY_LOOK_SECONDS = 120.0
+STANDBY_LOOK_SECONDS = 300.0
 STANDBY_LATE_MS = 1_000
 STANDBY_SECONDS = 30.0
 #: How often it reads everything again, whatever it believes to know.
