@@ -455,6 +455,8 @@ class Redriven(Struct, frozen=True):
     duplicates: list[str]
     #: More dead letters match than the call's bound.
     more: bool
+    #: Where one call of a store stopped looking, to go on from. A client goes on by itself and returns None.
+    cursor: str | None = None
 
 
 class Purged(Struct, frozen=True):

@@ -53,6 +53,9 @@ PAGE_MAX = 1_000
 LEASE_MS_MAX = 30 * 86_400_000
 PRIORITY_MIN, PRIORITY_MAX, PRIORITY_DEFAULT = 0, 9, 5
 
+#: A script looks at no more than this many entries, and about `CHUNK_BYTES_MAX` of bodies, for those that match: a
+#: filter that matches little must not hold up the server. The client goes on from there; others are served in between.
+LOOKED_AT_MAX = 2_000
 #: A claim promotes and reclaims at most this many, so that a backlog cannot make it long.
 PROMOTE_MAX = 512
 RECLAIM_MAX = 256

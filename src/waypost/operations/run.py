@@ -87,6 +87,8 @@ def cancel(link: Link, queue: str, *, id: str | None, key: str | None) -> Flow[C
     target = Target(check_id(id)) if key is None else Target(key=check_text("key", key, KEY_CHARACTERS_MAX))
     statuses = yield from link.operate(queue, lambda operation: link.store.cancel(queue, (target,), operation))
     status = statuses[0]
+    if status == "unknown" and id is not None and (yield from _is_done(link, queue, id)):
+        status = "finished"
     event = "cancelled" if status == "cancelled" else "cancel_requested"
     outcome: ObservedOutcome = "success" if status in ("cancelled", "requested") else "skipped"
     link.tell(event, queue, outcome, message_id=id, key=key, reason=status)
@@ -97,6 +99,16 @@ def cancel(link: Link, queue: str, *, id: str | None, key: str | None) -> Flow[C
         # By its key we do not know which it was: all who wait for one of this queue look.
         link.wakeups.tell("result", queue, [EVERYBODY if id is None else id])
     return status
+
+
+def _is_done(link: Link, queue: str, id: str) -> Flow[bool]:
+    """Whether a message is among the finished ones that are kept: a cancel may look at the newest of them only."""
+    cursor: str | None = None
+    while True:
+        part = yield from page(link, queue, "done", 1, cursor, {"id": id})
+        cursor = part.cursor
+        if part.messages or cursor is None:
+            return bool(part.messages)
 
 
 def redrive(
@@ -112,26 +124,32 @@ def redrive(
         left = dead if limit is None else min(limit, dead)
     moved: list[str] = []
     duplicates: dict[str, None] = {}
-    more = False
-    while left > 0:
+    more = undecided = False
+    cursor: str | None = None
+    while left > 0 or undecided:
         count = min(size, left)
         chosen, ids = ids[:count], ids[count:]
-        part = yield from _redrive_chunk(link, queue, count, chosen, reason)
+        part = yield from _redrive_chunk(link, queue, count, chosen, reason, cursor)
         moved += part.moved
         duplicates.update(dict.fromkeys(part.duplicates))
         more = bool(ids) or part.more
-        left -= count
+        cursor = part.cursor
+        # The store stopped looking before it found as many as it may move, or whether there is one more.
+        undecided = cursor is not None and not part.more
+        left -= len(part.moved) + len(part.duplicates) if undecided else count
         # Letters that stay dead can be chosen again and again; when none moves, none will.
-        if left == 0 or not more or not (part.moved or ids):
+        if not undecided and (left == 0 or not more or not (part.moved or ids or cursor)):
             break
-        if pause:
+        if pause and (part.moved or part.duplicates):
             yield Sleep(pause)
     return Redriven(moved, list(duplicates), more)
 
 
-def _redrive_chunk(link: Link, queue: str, count: int, ids: Sequence[str], reason: str | None) -> Flow[Redriven]:
+def _redrive_chunk(
+    link: Link, queue: str, count: int, ids: Sequence[str], reason: str | None, cursor: str | None
+) -> Flow[Redriven]:
     woken = yield from link.operate(
-        queue, lambda operation: link.store.redrive(queue, count, operation, ids=ids, reason=reason)
+        queue, lambda operation: link.store.redrive(queue, count, operation, ids=ids, reason=reason, cursor=cursor)
     )
     if woken.wake:
         link.wake(woken.wake)

@@ -339,7 +339,14 @@ class Store(Protocol):
 
     # running a queue
     def redrive(
-        self, queue: str, limit: int, operation: Operation, *, ids: Sequence[str] = (), reason: str | None = None
+        self,
+        queue: str,
+        limit: int,
+        operation: Operation,
+        *,
+        ids: Sequence[str] = (),
+        reason: str | None = None,
+        cursor: str | None = None,
     ) -> Call[Woken[Redriven]]: ...
     def purge(self, queue: str, state: MessageState, limit: int, operation: Operation) -> Call[Purged]: ...
     def configure(self, queue: str, changes: Mapping[str, Any]) -> Call[Woken[Policy]]: ...

@@ -309,7 +309,14 @@ class MemoryStore:
     # ---- running a queue ---------------------------------------------------------------------------------
 
     def redrive(
-        self, queue: str, limit: int, operation: Operation, *, ids: Sequence[str] = (), reason: str | None = None
+        self,
+        queue: str,
+        limit: int,
+        operation: Operation,
+        *,
+        ids: Sequence[str] = (),
+        reason: str | None = None,
+        cursor: str | None = None,
     ) -> Call[Woken[Redriven]]:
         def step(model: QueueModel, now: int) -> Woken[Redriven]:
             return self._waking(model, now, lambda: model.redrive(now, limit, operation, ids, reason))

@@ -312,7 +312,14 @@ class PostgresStore(ScheduleVerbs, ChainVerbs):
     # ---- running a queue -------------------------------------------------------------------------------------
 
     def redrive(
-        self, queue: str, limit: int, operation: Operation, *, ids: Sequence[str] = (), reason: str | None = None
+        self,
+        queue: str,
+        limit: int,
+        operation: Operation,
+        *,
+        ids: Sequence[str] = (),
+        reason: str | None = None,
+        cursor: str | None = None,
     ) -> Call[Woken[Redriven]]:
         def decode(result: PGresult) -> Woken[Redriven]:
             moved, duplicates, more, wake = _redriven_reply(one(result) or b"")

@@ -259,7 +259,14 @@ class SqliteStore:
     # ---- running a queue ---------------------------------------------------------------------------------
 
     def redrive(
-        self, queue: str, limit: int, operation: Operation, *, ids: Sequence[str] = (), reason: str | None = None
+        self,
+        queue: str,
+        limit: int,
+        operation: Operation,
+        *,
+        ids: Sequence[str] = (),
+        reason: str | None = None,
+        cursor: str | None = None,
     ) -> Call[Woken[Redriven]]:
         def work(book: QueueBook) -> Woken[Redriven]:
             return _woken(book, lambda: running.redrive(book, limit, str(operation), ids, reason))

@@ -465,12 +465,21 @@ class ValkeyStore(ScheduleVerbs):
     # ---- running a queue -------------------------------------------------------------------------------------
 
     def redrive(
-        self, queue: str, limit: int, operation: Operation, *, ids: Sequence[str] = (), reason: str | None = None
+        self,
+        queue: str,
+        limit: int,
+        operation: Operation,
+        *,
+        ids: Sequence[str] = (),
+        reason: str | None = None,
+        cursor: str | None = None,
     ) -> Call[Woken[Redriven]]:
         def decode(reply: Any) -> Woken[Redriven]:
-            return Woken(Redriven(_ids(reply[1]), _ids(reply[2]), reply[0] == b"1"), _wake(queue, reply[3:]))
+            more, next_cursor = reply[0][:1] == b"1", reply[0][1:].decode() or None
+            return Woken(Redriven(_ids(reply[1]), _ids(reply[2]), more, next_cursor), _wake(queue, reply[3:]))
 
-        arguments = [b"%d" % limit, (reason or "").encode(), *(message_id.encode() for message_id in ids)]
+        wanted = [(text or "").encode() for text in (reason, cursor)]
+        arguments = [b"%d" % limit, *wanted, *(message_id.encode() for message_id in ids)]
         return self._call("redrive", queue, operation, arguments, decode)
 
     def purge(self, queue: str, state: MessageState, limit: int, operation: Operation) -> Call[Purged]:

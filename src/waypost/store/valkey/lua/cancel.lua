@@ -4,6 +4,7 @@
 -- Touches: queue, messages, state, ready, due, leases, keys, waiting, dead, errors, completed, journal, outgoing,
 -- operations, window:<key>, result:<id>, the keys of chains.
 -- Invariant: a leased message is only marked; its holder learns of it at the next extend. The first write removes.
+-- Of the finished messages that are kept it looks at the newest, a bounded number: who wants to know more peeks.
 -- Reply: one letter each: c cancelled, r requested, f finished, u unknown.
 
 -- include moves
@@ -41,6 +42,25 @@ local function is_live(key)
   return kept_until(text_at(key), 1) > now
 end
 
+-- Whether a message is among the newest that are kept. They are looked at once for all targets.
+local kept
+local function is_kept(id)
+  if not kept then
+    kept = {}
+    local seen, bytes = 0, 0
+    repeat
+      local part = call('LRANGE', COMPLETED, seen, seen + 19)
+      for i = 1, #part do
+        local length = #part[i] > 10 and struct_unpack('>H', part[i], 9) or 0
+        kept[sub(part[i], 10 + length + 11, 10 + length + 34)] = true
+        bytes = bytes + #part[i]
+      end
+      seen = seen + #part
+    until #part < 20 or seen >= LOOKED_AT_MAX or bytes >= CHUNK_BYTES_MAX
+  end
+  return kept[id]
+end
+
 local function cancel(target)
   local name = sub(target, 2)
   if sub(target, 1, 1) == 'k' then
@@ -56,11 +76,7 @@ local function cancel(target)
   local s = state_of(name)
   if s then return cancel_one(s) end
   if is_live(BASE .. 'result:' .. name) then return 'f' end
-  local completed = call('LRANGE', COMPLETED, 0, -1)
-  for i = 1, #completed do
-    local length = #completed[i] > 10 and struct_unpack('>H', completed[i], 9) or 0
-    if sub(completed[i], 10 + length + 11, 10 + length + 34) == name then return 'f' end
-  end
+  if is_kept(name) then return 'f' end
   return 'u'
 end
 

@@ -245,8 +245,11 @@ local function end_message(s, how, cause, details, begun)
     if how == 'done' and policy.completed_max > 0 then
       local value = call('HGET', MESSAGES, s.id)
       if value then
-        call('LPUSH', COMPLETED, now8 .. struct_pack('>H', #s.raw) .. s.raw .. value)
-        call('LTRIM', COMPLETED, 0, policy.completed_max - 1)
+        local length = call('LPUSH', COMPLETED, now8 .. struct_pack('>H', #s.raw) .. s.raw .. value)
+        -- A bounded number: the limit may have been lowered from a million.
+        if length > policy.completed_max then
+          call('LTRIM', COMPLETED, 0, max(policy.completed_max, length - CHUNK_MESSAGES_MAX) - 1)
+        end
       end
     end
     call('HDEL', MESSAGES, s.id)

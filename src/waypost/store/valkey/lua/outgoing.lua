@@ -64,13 +64,15 @@ local function read_entry(packed)
   return now - at, is_notice, content, sub(packed, 35, 34 + queue_length)
 end
 
-local reply, buried, seen = {}, 0, {}
--- Where there are more than one reply takes, each begins somewhere else: what cannot be delivered must not hide the rest.
+local reply, buried, seen, looked_at = {}, 0, {}, 0
+-- Where there are more than one reply takes, each begins somewhere else: what cannot be delivered must not hide the rest, nor
+-- must entries that cannot be read, of which one call looks at a bounded number.
 local cursor = length > limit and format('%.0f', now % 65536 * 40503 % 65536) or '0'
 local from_first = cursor == '0'
 repeat
   local page = call('HSCAN', OUTGOING, cursor, 'COUNT', limit)
   cursor = page[1]
+  looked_at = looked_at + #page[2] / 2
   for i = 1, #page[2], 2 do
     local id, packed = page[2][i], page[2][i + 1]
     local readable, age, is_notice, content, target = pcall(read_entry, packed)
@@ -88,7 +90,7 @@ repeat
   end
   local once_more = cursor == '0' and not from_first
   from_first = from_first or once_more
-until (cursor == '0' and not once_more) or #reply >= limit * 2
+until (cursor == '0' and not once_more) or #reply >= limit * 2 or looked_at >= LOOKED_AT_MAX
 
 -- include chains
 

@@ -2,8 +2,9 @@
 --
 -- Arguments: state, limit, cursor or '', then id, key, group and reason to look for, each or ''.
 -- Touches: queue, messages, state, ready, due, leases, waiting, dead, errors, completed.
--- A page looks at no more than 2,000 messages, so a filter that matches nothing cannot hold up the server: it may
--- come back short or empty, with a cursor to go on from. A cursor is the last message seen and its score.
+-- A page looks at no more than LOOKED_AT_MAX messages and about CHUNK_BYTES_MAX bytes, so a filter that matches nothing
+-- cannot hold up the server: it may come back short or empty, with a cursor to go on from. A cursor is the last message seen and its score; of done, how many
+-- were seen.
 -- Reply: cursor or '', then score, value, state and failure of each.
 
 -- include moves
@@ -12,7 +13,6 @@ open_queue()
 local state, limit, cursor = ARGV[FIRST_ARGUMENT], tonumber(ARGV[FIRST_ARGUMENT + 1]), ARGV[FIRST_ARGUMENT + 2]
 local want_id, want_key = ARGV[FIRST_ARGUMENT + 3], ARGV[FIRST_ARGUMENT + 4]
 local want_group, want_reason = ARGV[FIRST_ARGUMENT + 5], ARGV[FIRST_ARGUMENT + 6]
-local SEEN_MAX = 2000
 
 local function fits(s, reason)
   return (want_id == '' or s.id == want_id) and (want_key == '' or s.key == want_key)
@@ -20,7 +20,7 @@ local function fits(s, reason)
 end
 
 local reply = {''}
-local found = 0
+local found, bytes = 0, 0
 
 local function show(score, value, s, failure)
   found = found + 1
@@ -32,13 +32,21 @@ if state == 'done' then
   local length = must_be('list', COMPLETED)
   -- Newest first in the list, oldest first for the reader: count from the end.
   local seen = cursor == '' and 0 or tonumber(cursor)
-  while seen < length and found < limit and #reply < SEEN_MAX * 4 do
-    local kept = call('LINDEX', COMPLETED, length - 1 - seen)
-    seen = seen + 1
-    local size = #kept > 10 and struct_unpack('>H', kept, 9) or 0
-    local value, raw = sub(kept, 11 + size), sub(kept, 11, 10 + size)
-    local s = is_sound(raw) and read_state(sub(value, 11, 34), raw)
-    if s and #value >= 34 and fits(s, '') then show(format('%.0f', struct_unpack('>I8', kept)), value, s, '') end
+  local last = min(length, seen + LOOKED_AT_MAX)
+  -- The server walks along the list once for each part. Parts are small, because bodies may be large.
+  while seen < last and found < limit and bytes < CHUNK_BYTES_MAX do
+    local size = min(20, last - seen)
+    local part = call('LRANGE', COMPLETED, length - seen - size, length - seen - 1)
+    for i = size, 1, -1 do
+      if found == limit then break end
+      seen = seen + 1
+      local kept = part[i]
+      bytes = bytes + #kept
+      local state_size = #kept > 10 and struct_unpack('>H', kept, 9) or 0
+      local value, raw = sub(kept, 11 + state_size), sub(kept, 11, 10 + state_size)
+      local s = is_sound(raw) and read_state(sub(value, 11, 34), raw)
+      if s and #value >= 34 and fits(s, '') then show(format('%.0f', struct_unpack('>I8', kept)), value, s, '') end
+    end
   end
   if seen < length then reply[1] = format('%.0f', seen) end
   return reply
@@ -54,6 +62,7 @@ must_be('hash', ERRORS)
 -- A message whose record is damaged is not shown: `doctor` lists those.
 local function look_at(id, score)
   local s, value = state_of(id), call('HGET', MESSAGES, id)
+  if value then bytes = bytes + #value end
   if not s or not is_whole(id, value) then return end
   local failure = unpacked(call('HGET', ERRORS, id)) and call('HGET', ERRORS, id) or ''
   if fits(s, failure_of(id)[1]) then show(score, value, s, failure) end
@@ -74,11 +83,11 @@ if cursor ~= '' then
   start = rank and rank + 1 or call('ZCOUNT', place, '-inf', '(' .. score)
 end
 local seen, last_score, last_id = 0, nil, nil
-while found < limit and seen < SEEN_MAX do
+while found < limit and seen < LOOKED_AT_MAX and bytes < CHUNK_BYTES_MAX do
   local page = call('ZRANGE', place, start, start + 199, 'WITHSCORES')
   if #page == 0 then return reply end
   for i = 1, #page, 2 do
-    if found == limit then break end
+    if found == limit or bytes >= CHUNK_BYTES_MAX then break end
     local id = page[i]
     look_at(id, page[i + 1])
     start, seen, last_score, last_id = start + 1, seen + 1, page[i + 1], id

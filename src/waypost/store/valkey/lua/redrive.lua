@@ -1,9 +1,11 @@
 -- redrive: make dead letters claimable again, oldest first. Counts start anew, the token goes on.
 --
--- Arguments: limit, reason or '', then ids if only these are meant.
+-- Arguments: limit, reason or '', cursor or '', then ids if only these are meant.
 -- Touches: queue, messages, state, ready, keys, dead, errors, journal, sleepers, operations, window:<key>.
 -- Invariant: a key that was taken meanwhile keeps its letter dead, as `duplicate`. The first write removes.
--- Reply: '1' if more match, the ids made ready in one text, those left dead in another, then the sleepers to wake.
+-- A call looks at no more than LOOKED_AT_MAX letters. A cursor is the last letter seen that is still dead, and its score: the
+-- next call goes on behind it. With a cursor and '0' it is not known yet whether more match.
+-- Reply: '1' if more match and behind it the cursor or '', the ids made ready in one text, those left dead in another, then the sleepers to wake.
 
 -- include moves
 
@@ -18,7 +20,8 @@ must_be('zset', DEAD)
 must_be('hash', ERRORS)
 
 local limit, reason = min(CHUNK_MESSAGES_MAX, tonumber(ARGV[FIRST_ARGUMENT])), ARGV[FIRST_ARGUMENT + 1]
-local by_id = #ARGV > FIRST_ARGUMENT + 1
+local cursor = ARGV[FIRST_ARGUMENT + 2]
+local by_id = #ARGV > FIRST_ARGUMENT + 2
 
 local function fits(id)
   local have = failure_of(id)[1]
@@ -27,10 +30,10 @@ local function fits(id)
   return by_id or have ~= 'duplicate'
 end
 
-local chosen, more = {}, false
+local chosen, seen, at_end = {}, {}, true
 if by_id then
   local named = {}
-  for i = FIRST_ARGUMENT + 2, #ARGV do
+  for i = FIRST_ARGUMENT + 3, #ARGV do
     local died = call('ZSCORE', DEAD, ARGV[i])
     if died and fits(ARGV[i]) and not named[ARGV[i]] then
       named[ARGV[i]] = true
@@ -41,25 +44,35 @@ if by_id then
   for i = 1, #chosen do chosen[i] = chosen[i][2] end
 else
   local start = 0
-  while #chosen <= limit do
-    local ids = call('ZRANGE', DEAD, start, start + 499)
-    for i = 1, #ids do
-      if #chosen <= limit and fits(ids[i]) then chosen[#chosen + 1] = ids[i] end
-    end
-    if #ids < 500 then break end
-    start = start + 500
+  if cursor ~= '' then
+    local score, member = string.match(cursor, '^(%S+) (.*)$')
+    local rank = call('ZRANK', DEAD, member)
+    -- A cursor whose letter has moved on: begin with those that share its score, none is left out.
+    start = rank and rank + 1 or call('ZCOUNT', DEAD, '-inf', '(' .. score)
   end
+  local letters
+  repeat
+    letters = call('ZRANGE', DEAD, start, start + 199, 'WITHSCORES')
+    for i = 1, #letters, 2 do
+      if fits(letters[i]) then chosen[#chosen + 1] = letters[i] end
+      if #chosen > limit then break end
+      seen[#seen + 1] = {letters[i], letters[i + 1]}
+    end
+    start = start + 200
+  until #letters < 400 or #chosen > limit or #seen >= LOOKED_AT_MAX
+  at_end = #letters < 400 and #chosen <= limit
 end
-more = #chosen > limit
+local more = #chosen > limit
 
 begin_removing()
-local moved, duplicates = {}, {}
+local moved, duplicates, gone = {}, {}, {}
 for i = 1, min(limit, #chosen) do
   local s = state_of(chosen[i], 'X')
   local taken = false
   if s and s.key ~= '' then
     taken = call('HEXISTS', HOLDERS, s.key) == 1 or kept_until(text_at(BASE .. 'window:' .. s.key), 25) > now
   end
+  gone[chosen[i]] = not (s and taken)
   if not s then
     set_aside(chosen[i], DEAD)
   elseif taken then
@@ -78,7 +91,15 @@ for i = 1, min(limit, #chosen) do
     moved[#moved + 1] = s.id
   end
 end
-local reply = {more and '1' or '0', concat(moved), concat(duplicates), unpack(wake(freshly_ready))}
+-- All that was seen has moved: the next call begins where this one did.
+local next_cursor = at_end and '' or cursor
+for i = at_end and 0 or #seen, 1, -1 do
+  if not gone[seen[i][1]] then
+    next_cursor = seen[i][2] .. ' ' .. seen[i][1]
+    break
+  end
+end
+local reply = {(more and '1' or '0') .. next_cursor, concat(moved), concat(duplicates), unpack(wake(freshly_ready))}
 write_book()
 remember(cmsgpack.pack(reply))
 return reply

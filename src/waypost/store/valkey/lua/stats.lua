@@ -42,11 +42,14 @@ if #held > 0 then
   end
 end
 
-local sleeping = call('ZRANGEBYSCORE', SLEEPERS, '(' .. format('%.0f', now), '+inf')
-local sleepers = 0
-for i = 1, #sleeping do
-  if sleeping[i] ~= '' and byte(sleeping[i]) ~= 126 then sleepers = sleepers + 1 end
+-- All but the entry that ends last and those of workers that poll again soon, which end first: a bounded number of them.
+local from = '(' .. format('%.0f', now)
+local sleepers = call('ZCOUNT', SLEEPERS, from, '+inf')
+local first_to_end = call('ZRANGEBYSCORE', SLEEPERS, from, '+inf', 'LIMIT', 0, LOOKED_AT_MAX)
+for i = 1, #first_to_end do
+  if byte(first_to_end[i]) == 126 then sleepers = sleepers - 1 end
 end
+if (tonumber(call('ZSCORE', SLEEPERS, '') or '') or 0) > now then sleepers = sleepers - 1 end
 
 local minutes = {}
 local this_minute = floor(now / 60000)

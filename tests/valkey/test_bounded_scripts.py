@@ -1,0 +1,170 @@
+"""No script looks at more than a bounded number of entries: the client goes on, and others are served in between."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import redis
+
+from tests.valkey.rig import Inside
+from waypost import Waypost
+from waypost.policy import CHUNK_MESSAGES_MAX, LOOKED_AT_MAX
+from waypost.store.port import Target
+from waypost.testing.bench import QUEUE, Bench
+from waypost.testing.servers import ValkeyServer
+
+ENTRIES = 5_000
+#: Calls that look at all of them.
+CALLS = -(-ENTRIES // LOOKED_AT_MAX)
+
+
+@pytest.fixture
+def post(server: ValkeyServer, plain_bench: Bench) -> Iterator[Waypost]:
+    with Waypost(server.url, namespace=plain_bench.namespace) as client:
+        yield client
+
+
+@pytest.fixture
+def calls_of(raw: redis.Redis) -> Callable[[str], int]:
+    """How often a command has run on the server, inside scripts too. Scripts that it does not have yet do not count."""
+
+    def count(command: str) -> int:
+        info: Any = raw.info("commandstats")
+        found = info.get(f"cmdstat_{command}", {"calls": 0, "failed_calls": 0})
+        return int(found["calls"]) - int(found["failed_calls"])
+
+    return count
+
+
+@pytest.fixture
+def kept(plain_bench: Bench, inside: Inside) -> list[str]:
+    """The ids of finished messages that are kept, oldest first."""
+    plain_bench.configure(completed=2 * ENTRIES)
+    plain_bench.publish()
+    template_id = plain_bench.claim_one()
+    plain_bench.settle(template_id)
+    [template] = inside.client.lrange(inside.key("completed"), 0, -1)
+    ids = plain_bench.session.message_ids(ENTRIES)
+    entries = [template.replace(template_id.id.encode(), id.encode()) for id in ids]
+    inside.client.delete(inside.key("completed"))
+    inside.client.lpush(inside.key("completed"), *entries)
+    return ids
+
+
+@pytest.mark.promise("DEAD-3")
+def test_a_listing_of_kept_messages_that_matches_little_takes_several_bounded_calls(
+    post: Waypost, kept: list[str], calls_of: Callable[[str], int]
+) -> None:
+    before = calls_of("evalsha")
+    assert list(post.messages(QUEUE, "done", group="none has it")) == []
+    assert calls_of("evalsha") - before == CALLS
+    assert [stored.id for stored in post.messages(QUEUE, "done")] == kept
+    assert [stored.id for stored in post.messages(QUEUE, "done", id=kept[ENTRIES // 2])] == [kept[ENTRIES // 2]]
+
+
+@pytest.mark.promise("LEASE-12")
+def test_a_cancel_searches_the_kept_messages_in_several_bounded_calls(
+    post: Waypost, kept: list[str], calls_of: Callable[[str], int], plain_bench: Bench
+) -> None:
+    unknown = plain_bench.session.message_ids(1)[0]
+    before = calls_of("evalsha")
+    assert post.cancel(QUEUE, id=unknown) == "unknown"
+    assert calls_of("evalsha") - before == 1 + CALLS
+    # The newest is found by the cancel itself, the oldest by those that go on.
+    before = calls_of("evalsha")
+    assert post.cancel(QUEUE, id=kept[-1]) == "finished"
+    assert calls_of("evalsha") - before == 1
+    assert post.cancel(QUEUE, id=kept[0]) == "finished"
+
+
+@pytest.mark.promise("LEASE-12")
+def test_a_cancel_of_many_looks_at_the_kept_messages_once(
+    plain_bench: Bench, kept: list[str], calls_of: Callable[[str], int]
+) -> None:
+    targets = [Target(id) for id in plain_bench.session.message_ids(CHUNK_MESSAGES_MAX)]
+    before = calls_of("lrange")
+    statuses = plain_bench.run(plain_bench.store.cancel(QUEUE, targets, plain_bench.operation(QUEUE)))
+    assert set(statuses) == {"unknown"}
+    assert 0 < calls_of("lrange") - before <= LOOKED_AT_MAX // 20
+
+
+def bury(bench: Bench, count: int, reason: str) -> list[str]:
+    bench.publish_count(count)
+    ids: list[str] = []
+    while len(ids) < count:
+        leases = bench.claim(CHUNK_MESSAGES_MAX)
+        bench.settle_batch([bench.settlement(lease, "dead", reason=reason) for lease in leases])
+        ids += [lease.id for lease in leases]
+    return ids
+
+
+@pytest.mark.promise("DEAD-2")
+def test_a_redrive_by_reason_takes_several_bounded_calls(
+    post: Waypost, plain_bench: Bench, calls_of: Callable[[str], int]
+) -> None:
+    others = bury(plain_bench, ENTRIES, "of another kind")
+    plain_bench.after(1)
+    wanted = bury(plain_bench, 3, "of this kind")
+    before = calls_of("evalsha")
+    done = post.redrive(QUEUE, reason="of this kind", limit=2)
+    assert calls_of("evalsha") - before >= 1 + CALLS  # one for how many there are
+    assert len(done.moved) == 2
+    assert done.more
+    assert done.cursor is None
+    # Whether there is one more is looked for until it is known.
+    last = post.redrive(QUEUE, reason="of this kind", limit=1)
+    assert sorted(done.moved + last.moved) == sorted(wanted)
+    assert not last.more
+    assert post.redrive(QUEUE, reason="of no kind").moved == []
+    assert [stored.id for stored in post.messages(QUEUE, "dead")] == others
+
+
+@pytest.mark.promise("DEAD-2")
+def test_a_redrive_does_not_look_again_at_letters_it_has_passed(
+    post: Waypost, plain_bench: Bench, calls_of: Callable[[str], int]
+) -> None:
+    bury(plain_bench, ENTRIES, "of another kind")
+    plain_bench.after(1)
+    wanted = bury(plain_bench, 3 * CHUNK_MESSAGES_MAX, "of this kind")
+    before = calls_of("evalsha")
+    done = post.redrive(QUEUE, reason="of this kind")
+    assert sorted(done.moved) == sorted(wanted)
+    assert not done.more
+    assert calls_of("evalsha") - before <= 1 + CALLS + 3 + 1
+
+
+@pytest.mark.promise("CHAIN-2")
+def test_outgoing_entries_that_cannot_be_read_are_looked_at_in_bounded_calls(
+    plain_bench: Bench, inside: Inside, calls_of: Callable[[str], int]
+) -> None:
+    plain_bench.configure()
+    inside.client.hset(inside.key("outgoing"), mapping={f"{number:024}": "damaged" for number in range(ENTRIES)})
+    before = calls_of("hscan")
+    assert plain_bench.run(plain_bench.store.outgoing(QUEUE, 100)) == []
+    assert calls_of("hscan") - before <= LOOKED_AT_MAX // 100 + 1
+    inside.client.delete(inside.key("outgoing"))
+
+
+@pytest.mark.promise("DEAD-3")
+def test_a_lowered_limit_of_kept_messages_is_reached_step_by_step(
+    plain_bench: Bench, kept: list[str], inside: Inside
+) -> None:
+    plain_bench.configure(completed=10)
+    lengths = [len(kept)]
+    while lengths[-1] > 10:
+        plain_bench.publish()
+        plain_bench.settle(plain_bench.claim_one())
+        lengths.append(inside.client.llen(inside.key("completed")))
+        assert lengths[-2] - CHUNK_MESSAGES_MAX <= lengths[-1] < lengths[-2]
+    assert lengths[-1] == 10
+
+
+@pytest.mark.promise("SEE-5")
+def test_stats_count_more_sleepers_than_a_script_looks_at(plain_bench: Bench, inside: Inside) -> None:
+    plain_bench.configure()
+    ends = plain_bench.now_ms + 60_000
+    sleepers = {f"sleeper {number}": ends for number in range(ENTRIES)}
+    inside.client.zadd(inside.key("sleepers"), {**sleepers, "": ends + 1, "~worker": plain_bench.now_ms + 50})
+    assert plain_bench.stats().sleepers == ENTRIES
