@@ -115,6 +115,14 @@ def _make_room(book: QueueBook, drafts: Sequence[Draft], plans: list[Plan], oper
     over = min(pending + added - cap, added + BURY_MAX)
     if added == 0 or over <= 0:
         return
+    # A known id is refused as such, whether the queue is full or not.
+    stored = [
+        draft.id for draft, (action, _) in zip(drafts, plans, strict=True) if action in ("new", "park", "replace")
+    ]
+    book.load(stored)
+    for id in stored:
+        if id in book.records:
+            raise id_taken(book.name, id)
     if book.policy.overload == "drop_oldest":
         droppable = _oldest(book, over, {holder_id for _, holder_id in plans})
         if len(droppable) == over:
