@@ -479,6 +479,8 @@ FIGURES: tuple[Callable[[Place], Iterator[Figure]], ...] = (
     frozen_workers, poison, same_keys, lost_replies, repeats, stopped_server, worker_memory, schedulers,
     daylight_saving, outbox, effects_once, slow_link, leases, exits,
 )  # fmt: skip
+#: The names that `--only` knows.
+NAMES = (*(take.__name__ for take in FIGURES), "wakes", "tokens", "idle", "relays")
 #: What a request that does something has in it; replies to the greeting of a new connection are let through.
 VERBS = {"valkey": b"EVALSHA", "postgresql": b'"($1'}
 
@@ -488,7 +490,9 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.fault.figures", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="a tenth of the size")
     parser.add_argument("--counts", action="store_true", help="without figures that time something")
-    parser.add_argument("--only", metavar="NAME", action="append", help="this figure only; may be said several times")
+    parser.add_argument(
+        "--only", metavar="NAME", action="append", choices=NAMES, help="this figure only; may be said several times"
+    )
     parser.add_argument("--seed", type=int, default=random.randrange(2**32))
     options = parser.parse_args(arguments)
 
