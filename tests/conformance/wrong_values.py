@@ -77,6 +77,7 @@ CALLS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "timers": ({"queue": "fuzzed"}, ("before",)),
     "stats": ({"queue": "fuzzed"}, ("minutes",)),
     "ledger": ({"queue": "fuzzed"}, ()),
+    "check": ({"queue": "fuzzed"}, ("mend", "progress")),
     "history": ({"queue": "fuzzed", "message_id": ID}, ()),
     "queues": ({}, ()),
     "workers": ({}, ()),

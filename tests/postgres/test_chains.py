@@ -9,7 +9,7 @@ import psycopg
 import pytest
 
 from tests.postgres.test_sets import ask
-from waypost.errors import StoreUnavailable
+from waypost.errors import MessageIdTaken
 from waypost.message import Lease, OutcomeName, Published, Watched, chain_id
 from waypost.store.port import Call
 from waypost.store.postgres import PostgresStore, migrate
@@ -277,6 +277,6 @@ def test_a_message_id_that_is_there_already_is_refused_whatever_its_draft_asks_f
         bench.draft(id=published.id, chain=chain_id("orders", published.id)),
         bench.draft(id=published.id, key="other"),
     ):
-        with pytest.raises(StoreUnavailable, match="already"):
+        with pytest.raises(MessageIdTaken, match="already"):
             bench.publish_drafts([draft])
     assert bench.ids("ready") == [published.id]

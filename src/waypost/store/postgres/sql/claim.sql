@@ -47,6 +47,9 @@ BEGIN
     END IF;
     v_first := {replayed}(q.number, p_session, p_number, v_now, p_ttl);
     IF v_first IS NOT NULL THEN
+        -- Repeats that come at the same time take turns, or one would look for leases under a nonce that another replaced.
+        SELECT substr(o.result, 17) INTO v_first FROM {operation} o
+        WHERE o.queue = q.number AND o.session = substr(p_session, 1, 8) AND o.slot = p_number % 128 FOR UPDATE;
         -- The leases get the nonce of this sending: the process that got the first answer may be another.
         UPDATE {operation} o SET result = left(o.result, 16) || encode(v_nonce, 'hex')
         WHERE o.queue = q.number AND o.session = substr(p_session, 1, 8) AND o.slot = p_number % 128;
