@@ -506,7 +506,7 @@ def main(arguments: list[str]) -> int:
     with ExitStack() as stack:
         directory = stack.enter_context(tempfile.TemporaryDirectory())
         valkey = stack.enter_context(ValkeyServer(appendonly=True))
-        postgres = stack.enter_context(PostgresServer(durable=True))
+        postgres = stack.enter_context(PostgresServer(durable=True, max_connections=300))
         migrate(postgres.url)
         urls = {
             "sqlite": f"sqlite:///{Path(directory) / 'figures.db'}",
