@@ -322,12 +322,24 @@ class Link:
         identify: Callable[[], None] | None = None,
     ) -> Flow[T]:
         """Run a call that carries an operation; when the connection fails, send the same operation again."""
-        yield from self.know_time()
-        sending = Sending(self, queue, make, budget=budget, fenced=fenced, identify=identify)
+        if self.session.time.is_stale:
+            yield from self.know_time()
+        sending: Sending[T] | None = None
+        started, operation = self.monotonic(), self.lanes.begin(queue)
         try:
+            # The first sending in line: most calls have no other.
+            result: T = yield (call := make(operation))
+            return result
+        except (StoreUnavailable, OutcomeUnknown, *REFUSALS) as error:
+            sending = Sending(
+                self, queue, make, budget=budget, fenced=fenced, identify=identify, begun=(operation, started)
+            )
+            pause = sending.failed(call.name, error)
+            if pause is not None:
+                yield pause
             return (yield from sending.run())
         finally:
-            sending.end()
+            self.lanes.end(queue, operation if sending is None else sending.operation)
 
     def operate_woken(self, queue: str, make: Callable[[Operation], Call[Woken[T]]], **options: Any) -> Flow[T]:
         """`operate`, then wake whom the answer names."""
@@ -442,6 +454,7 @@ class Sending(Generic[T]):
         budget: float | None = None,
         fenced: bool = False,
         identify: Callable[[], None] | None = None,
+        begun: tuple[Operation, float] | None = None,
     ) -> None:
         self._link = link
         self._queue = queue
@@ -449,12 +462,11 @@ class Sending(Generic[T]):
         self._budget = link.retry_budget if budget is None else budget
         self._fenced = fenced
         self._identify = identify
-        self._started = link.monotonic()
+        self.operation, self._started = begun or (link.lanes.begin(queue), link.monotonic())
         self._trouble: Trouble | None = None
         self._anew = 0
         #: A request was sent of which no answer came.
         self.may_have_run = False
-        self.operation = link.lanes.begin(queue)
 
     def call(self) -> Call[T]:
         """What to send now."""
