@@ -13,6 +13,7 @@ import redis
 import redis.asyncio
 
 from tests.fault.proxy import Proxy
+from tests.unit.faces import begin_operation
 from waypost import AsyncWaypost, Message, Waypost
 from waypost.errors import OutcomeUnknown
 from waypost.policy import CLAIM_BYTES_FIRST, CLAIM_BYTES_MAX
@@ -198,7 +199,7 @@ class Answered:
 
     def learn(self, *, size: int, seconds: float, lease_ms: int, more: bool = True) -> int:
         self.post.publish("orders", b"x" * 10)
-        operation = self.link.lanes.begin("orders")
+        operation = begin_operation(self.link, "orders")
         claimed: Any = self.post._call(self.link.store.claim("orders", 1, operation, worker="w"))
         from msgspec import structs
 

@@ -4,16 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Literal, TypeVar
 
 from waypost import AsyncWaypost, OutcomeUnknown, StoreUnavailable, Waypost
+from waypost.identity import Operation
+from waypost.operations.flow import Link
 from waypost.store.memory import MemoryStore
 from waypost.store.port import Call
 
 T = TypeVar("T")
 COLOURS = ("sync", "async")
+
+
+def begin_operation(link: Link, queue: str) -> Operation:
+    """An operation of a client, for a store on this machine: its flows ask the store for the time by themselves."""
+    link.session.time.correct(time.time_ns() // 1_000_000)
+    return link.lanes.begin(queue)
 
 
 class Awaited:

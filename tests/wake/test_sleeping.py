@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from tests.unit.faces import begin_operation
 from tests.wake.conftest import until
 from tests.worker.stage import Stage
 from waypost import AsyncWaypost, ChainFailed, MessageRemoved, Retry, Waypost
@@ -189,7 +190,7 @@ def test_a_lease_that_ends_is_taken_over_without_a_poll(scene: Scene) -> None:
     scene.other.configure("orders", lease=1.5)
     scene.other.publish("orders", "orphan")
     executor, link = scene.other._connected(), scene.other._link
-    claimed = executor.run(scene.other.store.claim("orders", 1, link.lanes.begin("orders"), worker="dead"))
+    claimed = executor.run(scene.other.store.claim("orders", 1, begin_operation(link, "orders"), worker="dead"))
     assert len(claimed.leases) == 1
     with scene.stage.working():
         assert until(lambda: scene.started == ["orphan"], "the takeover")

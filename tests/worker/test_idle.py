@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.unit.faces import begin_operation
 from tests.worker.stage import Stage, until
 from waypost import Waypost, lease_clock
 from waypost.message import Claimed, Observed, PolledQueue
@@ -144,7 +145,7 @@ def test_a_lease_that_began_since_is_known_before_it_ends(scene: Scene, monkeypa
         scene.asleep(*QUEUES)
         link = scene.other._link
         scene.other.publish(queue, "abandoned")
-        operation = link.lanes.begin(queue)
+        operation = begin_operation(link, queue)
         claimed = scene.other._connected().run(link.store.claim(queue, 1, operation, worker="gone"))
         assert len(claimed.leases) == 1
         until(lambda: scene.started == ["abandoned"], "the redelivery")
