@@ -30,7 +30,7 @@ def test_no_quick_figure_is_short(part: tuple[str, ...]) -> None:
     only = [word for name in part for word in ("--only", name)]
     command = [sys.executable, "-m", "tests.fault.figures", "--quick", "--counts", "--seed", "1", *only]
     ran = subprocess.run(
-        command, cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=600, check=False
+        command, cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=900, check=False
     )
     assert "SHORT" not in ran.stdout, ran.stdout
     assert ran.stdout.count(") ok") >= len(part)
