@@ -1,7 +1,7 @@
 """Figures of wake-ups: how many of those who sleep are disturbed, how soon they start, and what is lost with a word.
 
 Claims are counted by a proxy between the workers and their server. Safety polls are out of the way while claims are
-counted: an idle loop makes one every five seconds.
+counted: an idle loop makes one every fifteen seconds.
 """
 
 from __future__ import annotations
