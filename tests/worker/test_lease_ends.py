@@ -261,6 +261,8 @@ def test_the_holder_of_a_lost_lease_is_woken_by_the_client_that_claims_the_messa
         published = stage.publish("orders", 1)
         with stage.working() as worker:
             until(lambda: stage.ledger("orders").leased)
+            # It has room for more, and sleeps by name only once its channel works.
+            until(lambda: other.stats("orders").sleepers, "a worker that can be woken")
             worker.quiet()
             forward[0] = 1_200_000
             with other.receive("orders", wait=20) as message:
