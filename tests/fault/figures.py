@@ -479,8 +479,9 @@ FIGURES: tuple[Callable[[Place], Iterator[Figure]], ...] = (
     frozen_workers, poison, same_keys, lost_replies, repeats, stopped_server, worker_memory, schedulers,
     daylight_saving, outbox, effects_once, slow_link, leases, exits,
 )  # fmt: skip
-#: The names that `--only` knows.
+#: The names that `--only` knows; and of those, what `--counts` leaves out since it is a rate by the clock.
 NAMES = (*(take.__name__ for take in FIGURES), "wakes", "tokens", "idle", "relays")
+TIMED_NAMES = ("idle",)
 #: What a request that does something has in it; replies to the greeting of a new connection are let through.
 VERBS = {"valkey": b"EVALSHA", "postgresql": b'"($1'}
 
@@ -497,7 +498,7 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
 
     def wanted(name: str) -> bool:
-        return options.only is None or name in options.only
+        return (options.only is None or name in options.only) and not (options.counts and name in TIMED_NAMES)
 
     # Lost leases are what some figures are about; a warning for each would hide the figures.
     logging.getLogger("waypost").setLevel(logging.ERROR)
