@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,13 +16,20 @@ STORES = ("memory", "sqlite", "valkey", "postgres")
 _numbers = itertools.count()
 
 
+@pytest.fixture
+def short_folder() -> Iterator[Path]:
+    """Near the root: beside a file with a long path there is no room for the sockets of its wake-ups."""
+    with tempfile.TemporaryDirectory(prefix="wp-worker-", dir="/tmp") as path:
+        yield Path(path)
+
+
 @pytest.fixture(params=STORES)
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+def url(request: pytest.FixtureRequest, short_folder: Path) -> str:
     match request.param:
         case "memory":
             return f"memory://stage-{next(_numbers)}"
         case "sqlite":
-            return f"sqlite:///{tmp_path / 'stage.db'}"
+            return f"sqlite:///{short_folder / 'stage.db'}"
     served: str = request.getfixturevalue(f"{request.param}_url")
     return served
 
