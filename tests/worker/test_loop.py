@@ -409,7 +409,10 @@ def test_a_worker_goes_on_after_every_kind_of_lost_connection(
             store.faults.clear()
         assert set(seen) == set(range(200))
         ledger = stage.ledger("orders")
-        assert ledger.claims == sum(seen.values())
+        assert ledger.unexplained == 0
+        # What a claim brought after its leases had ended was not started.
+        runs = sum(seen.values())
+        assert runs <= ledger.claims <= runs + ledger.expired + ledger.released
 
 
 def test_a_worker_that_cannot_connect_says_so_at_once() -> None:
