@@ -3,18 +3,26 @@
 A test that uses a program of the machine says so with `@pytest.mark.needs("pgbouncer")`; `scripts/system_parts.py`
 lists what there is. One that needs another part which is not there skips with a reason that begins with `needs `:
 `pytest.skip("needs a Valkey server")`. There is no other reason to skip.
+
+No test can hang the run. After `timeout` seconds (pyproject.toml) pytest-timeout interrupts it. If that does not help,
+for example because C code does not return, faulthandler prints the stacks of all threads after `faulthandler_timeout`
+and ends the process; under xdist the test is then reported as a crash and a new process runs the others (see
+tests/xdist_groups.py). A failed test is named at once, so that the output of a run that was interrupted has the names.
 """
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import signal
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 
 import pytest
+from xdist.remote import Producer
 
 from scripts import system_parts
+from tests.xdist_groups import Groups
 from waypost.testing.postgres import PostgresServer
 from waypost.testing.servers import ValkeyServer
 
@@ -22,6 +30,8 @@ pytest_plugins = ["waypost.testing.plugin"]
 
 #: How many tests were not run, by what they need.
 NOT_RUN = pytest.StashKey[Counter[str]]()
+#: The standard error of the process itself, which no test captures.
+STDERR = pytest.StashKey[int]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -29,6 +39,7 @@ def pytest_configure(config: pytest.Config) -> None:
         # In the background of a shell; the programs that tests start and interrupt would be deaf to it as well.
         signal.signal(signal.SIGINT, signal.default_int_handler)
     config.stash[NOT_RUN] = Counter()
+    config.stash[STDERR] = os.dup(2)
     config.addinivalue_line("markers", "needs(*parts): the programs of scripts/system_parts.py that this test starts")
 
 
@@ -46,11 +57,29 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
                 pytest.skip(f"needs {name}")
 
 
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, object, object]:
+    # When a test fails, pytest-timeout and faulthandler stop watching it, but its fixtures can still hang.
+    limit = float(item.config.getini("faulthandler_timeout") or 0)
+    if limit:
+        faulthandler.dump_traceback_later(limit, exit=True, file=item.config.stash[STDERR])
+    try:
+        return (yield)
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Groups | None:
+    return Groups(config, log) if config.getoption("dist") == "loadgroup" else None
+
+
 class Watcher:
     """Hears every report, in the process that collects them from all workers."""
 
-    def __init__(self, missing: Counter[str]) -> None:
+    def __init__(self, missing: Counter[str], terminal: pytest.TerminalReporter | None) -> None:
         self.missing = missing
+        self.terminal = terminal
 
     def hear(self, report: pytest.TestReport | pytest.CollectReport) -> None:
         if not report.skipped or hasattr(report, "wasxfail"):
@@ -59,17 +88,27 @@ class Watcher:
         reason = reason.removeprefix("Skipped: ")
         self.missing[reason.removeprefix("needs ") if reason.startswith("needs ") else f"no skip: {reason}"] += 1
 
+    def name_failed(self, report: pytest.TestReport | pytest.CollectReport) -> None:
+        """Write the name of a failed test at once: the summary never comes if the run is interrupted."""
+        if report.failed and self.terminal is not None:
+            self.terminal.write_line(f"FAILED ({report.when}) {report.nodeid}", red=True)
+            self.terminal.flush()
+
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         self.hear(report)
+        self.name_failed(report)
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         self.hear(report)
+        self.name_failed(report)
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
     # Workers of xdist send their reports to the controller, which judges.
     if not hasattr(session.config, "workerinput"):
-        session.config.pluginmanager.register(Watcher(session.config.stash[NOT_RUN]), "not-run-watcher")
+        plugins = session.config.pluginmanager
+        watcher = Watcher(session.config.stash[NOT_RUN], plugins.get_plugin("terminalreporter"))
+        plugins.register(watcher, "report-watcher")
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
