@@ -467,7 +467,7 @@ class Message(_Readable[T]):
         """
         self._check_kept("then")
         # In the process of a handler it is checked when the message comes back from there.
-        name = queue_name(queue) if self.home is None else self.home.link.name_of(queue)
+        name = queue_name(queue) if self.home is None else self.home.context.name_of(queue)
         if len(self._then) == THEN_MAX:
             raise InvalidInput(f"at most {THEN_MAX} messages can be sent on by one; publish_many the rest")
         encoded = codec.encode_body(body, queue_type(queue))
@@ -585,7 +585,7 @@ class Message(_Readable[T]):
 
     def _journalled(self) -> tuple[Continuation, ...]:
         """What is sent on, with what the journal may keep of it."""
-        redact = None if self.home is None else self.home.link.redact
+        redact = None if self.home is None else self.home.context.redact
         if redact is None or not self._then:
             return self._then
         return tuple(

@@ -128,8 +128,8 @@ SAFETY_POLL_SECONDS = 15.0
 #: The same where no wake-up channel works.
 UNWOKEN_POLL_SECONDS = 5.0
 #: A worker tells the store of itself with each poll, and is forgotten after three times as long.
-BEAT_SECONDS = SAFETY_POLL_SECONDS
-BEATS_PER_TTL = 3
+HEARTBEAT_SECONDS = SAFETY_POLL_SECONDS
+HEARTBEATS_PER_TTL = 3
 #: A worker that could have claimed and did not for so long does not consume. Two polls: one may be late.
 HEALTH_WINDOW_SECONDS = 2 * SAFETY_POLL_SECONDS
 POLL_FIRST_SECONDS = 0.05

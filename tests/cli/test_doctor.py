@@ -21,7 +21,7 @@ from waypost.cli import doctor
 from waypost.cli.checkup import postgres, queues, valkey
 from waypost.cli.checkup.findings import Finding
 from waypost.cli.main import main
-from waypost.store.port import Beat, ServedQueue
+from waypost.store.port import Heartbeat, ServedQueue
 from waypost.store.postgres import migrate
 from waypost.testing.bench import fresh_namespace
 from waypost.testing.damage import strand
@@ -66,7 +66,7 @@ def test_a_store_that_is_well_ends_with_0_and_its_bytes_are_told(examined: Any, 
                 with post.receive("orders") as message:
                     assert message is not None
                     message.keep_result("a result")
-                post._call(post.store.beat(Beat("a", queues=(ServedQueue("orders", 10),)), 30_000))
+                post._call(post.store.heartbeat(Heartbeat("a", queues=(ServedQueue("orders", 10),)), 30_000))
                 code, told = examined(url)
                 assert code == 0, told
                 measured = {one["figures"].get("what"): one["figures"].get("bytes_each") for one in told["bytes"]}
@@ -237,7 +237,7 @@ def test_a_queue_is_served_by_a_worker_or_by_somebody_who_sleeps_or_holds_a_leas
     post = desk.post
     for name in ("orders", "mails", "invoices"):
         post.publish(name, 1)
-    post._call(post.store.beat(Beat("a", queues=(ServedQueue("orders", 10),)), 30_000))
+    post._call(post.store.heartbeat(Heartbeat("a", queues=(ServedQueue("orders", 10),)), 30_000))
     with post.receive("mails"):
         stats, workers = [post.stats(name) for name in post.queues()], post.workers()
         lonely = [one.figures["queue"] for one in queues.check_served(stats, workers) if one.level == "wrong"]
@@ -246,7 +246,7 @@ def test_a_queue_is_served_by_a_worker_or_by_somebody_who_sleeps_or_holds_a_leas
 
 def test_a_worker_that_is_red_a_reader_that_lags_and_dead_letters_are_told(desk: Desk) -> None:
     post = desk.post
-    post._call(post.store.beat(Beat("a", status="red", reasons=("queue orders: stuck",)), 30_000))
+    post._call(post.store.heartbeat(Heartbeat("a", status="red", reasons=("queue orders: stuck",)), 30_000))
     post.configure("orders", journal_max=100)
     post.journal_reader("orders", "lake")
     desk.bury("orders", *range(20))
@@ -284,7 +284,7 @@ def damaged_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]
             migrate(url)
         with Waypost(url) as post:
             published = post.publish_many("orders", range(10))
-            post._call(post.store.beat(Beat("a", queues=(ServedQueue("orders", 10),)), 30_000))
+            post._call(post.store.heartbeat(Heartbeat("a", queues=(ServedQueue("orders", 10),)), 30_000))
             post._call(strand(post.store, "orders", published[4].id))
         yield url
 
@@ -315,7 +315,7 @@ def test_a_queue_that_is_missing_from_the_list_is_found_by_its_keys_and_listed_b
     with ValkeyServer(appendonly=True, appendfsync="always", maxmemory="256mb") as server:
         with Waypost(server.url) as post:
             post.publish_many("orders", range(50))
-            post._call(post.store.beat(Beat("a", queues=(ServedQueue("orders", 10),)), 30_000))
+            post._call(post.store.heartbeat(Heartbeat("a", queues=(ServedQueue("orders", 10),)), 30_000))
         with redis.Redis(port=server.port) as client:
             client.delete("wp:queues")
         code, told = examined(server.url)
@@ -333,7 +333,7 @@ def test_counters_that_cannot_be_read_are_found_and_counted_anew(
     with ValkeyServer(appendonly=True, appendfsync="always", maxmemory="256mb") as server:
         with Waypost(server.url) as post:
             post.publish_many("orders", range(5))
-            post._call(post.store.beat(Beat("a", queues=(ServedQueue("orders", 10),)), 30_000))
+            post._call(post.store.heartbeat(Heartbeat("a", queues=(ServedQueue("orders", 10),)), 30_000))
         with redis.Redis(port=server.port) as client:
             client.hset("{wp:orders}:queue", "counts", "\xc1")
         code, told = examined(server.url)

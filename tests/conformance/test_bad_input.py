@@ -20,7 +20,7 @@ from tests.conformance.wrong_values import (
     public_methods,
     wrong,
 )
-from tests.unit.faces import COLOURS, face
+from tests.unit.clients import MODES, open_client
 from waypost import AsyncWaypost, Message, Queue, Waypost, WaypostError, errors
 from waypost.testing.bench import StoreMaker, fresh_namespace
 from waypost.testing.clock import ManualClock
@@ -29,14 +29,14 @@ from waypost.testing.clock import ManualClock
 DRAWS = int(os.environ.get("WAYPOST_FUZZ_DRAWS", "300"))
 
 
-@pytest.fixture(params=COLOURS)
-def colour(request: pytest.FixtureRequest) -> str:
+@pytest.fixture(params=MODES)
+def mode(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
 @pytest.fixture
-def post(colour: str, make_store: StoreMaker) -> Iterator[Any]:
-    with face(colour, store=make_store(ManualClock(), fresh_namespace()), wake="poll") as client:
+def post(mode: str, make_store: StoreMaker) -> Iterator[Any]:
+    with open_client(mode, store=make_store(ManualClock(), fresh_namespace()), wake="poll") as client:
         client.save_schedule(**SCHEDULED, every=3600)
         yield client
 

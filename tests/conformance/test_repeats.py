@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from tests.unit.faces import COLOURS, face
+from tests.unit.clients import MODES, open_client
 from waypost import OperationTooOld, OutcomeUnknown, PartialPublish
 from waypost.identity import OPERATIONS_MAX
 from waypost.policy import REPLAY_TTL_MS
@@ -114,9 +114,9 @@ def store(make_store: StoreMaker, clock: SteppedClock, namespace: str) -> LossyS
     return LossyStore(make_store(clock, namespace))
 
 
-@pytest.fixture(params=COLOURS)
+@pytest.fixture(params=MODES)
 def post(request: pytest.FixtureRequest, store: LossyStore) -> Any:
-    with face(request.param, store=store) as client:
+    with open_client(request.param, store=store) as client:
         yield client
 
 
@@ -210,9 +210,9 @@ def test_a_store_whose_clock_was_set_back_costs_one_round_trip_more(
 
 
 @pytest.mark.promise("LEASE-18", "PUB-3")
-@pytest.mark.parametrize("colour", COLOURS)
-def test_clones_publish_all_that_they_say(colour: str, store: LossyStore, caplog: pytest.LogCaptureFixture) -> None:
-    with face(colour, store=store) as post, face(colour, store=store) as copy:
+@pytest.mark.parametrize("mode", MODES)
+def test_clones_publish_all_that_they_say(mode: str, store: LossyStore, caplog: pytest.LogCaptureFixture) -> None:
+    with open_client(mode, store=store) as post, open_client(mode, store=store) as copy:
         post.publish("orders", "warm")
         clone(post, copy)
         published = [one for n in range(5) for one in (post.publish("orders", n), copy.publish("orders", n))]
@@ -230,11 +230,11 @@ def test_clones_publish_all_that_they_say(colour: str, store: LossyStore, caplog
 
 
 @pytest.mark.promise("LEASE-18")
-@pytest.mark.parametrize("colour", COLOURS)
+@pytest.mark.parametrize("mode", MODES)
 def test_a_clone_that_makes_the_same_message_ids_overwrites_nothing(
-    colour: str, store: LossyStore, monkeypatch: pytest.MonkeyPatch
+    mode: str, store: LossyStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with face(colour, store=store) as post, face(colour, store=store) as copy:
+    with open_client(mode, store=store) as post, open_client(mode, store=store) as copy:
         post.publish("orders", "warm")
         clone(post, copy)
         # The other queue has no numbers yet, so only the ids of the messages can show that there are two.
@@ -248,9 +248,9 @@ def test_a_clone_that_makes_the_same_message_ids_overwrites_nothing(
 
 
 @pytest.mark.promise("LEASE-18")
-@pytest.mark.parametrize("colour", COLOURS)
-def test_clones_receive_different_messages(colour: str, store: LossyStore) -> None:
-    with face(colour, store=store) as post, face(colour, store=store) as copy:
+@pytest.mark.parametrize("mode", MODES)
+def test_clones_receive_different_messages(mode: str, store: LossyStore) -> None:
+    with open_client(mode, store=store) as post, open_client(mode, store=store) as copy:
         post.publish_many("orders", range(4))
         clone(post, copy)
         seen = []

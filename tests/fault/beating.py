@@ -13,6 +13,6 @@ notes = Path(os.environ["CREW_NOTES"])
 
 
 @post.every(0.05)
-def beat(message: Message[Any]) -> None:
+def heartbeat(message: Message[Any]) -> None:
     with notes.open("a") as file:
         file.write(f"{message.headers['waypost-instant']} {os.getpid()}\n")

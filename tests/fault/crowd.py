@@ -22,7 +22,7 @@ from waypost.operations import receive
 async def crowd(given: dict[str, Any]) -> None:
     """Work until the standard input ends."""
     notes = os.open(given["notes"], os.O_WRONLY | os.O_APPEND)
-    faces = [
+    clients = [
         AsyncWaypost(given["url"], namespace=given["namespace"], wake=given.get("wake")) for _ in range(given["loops"])
     ]
 
@@ -30,15 +30,15 @@ async def crowd(given: dict[str, Any]) -> None:
         os.write(notes, b"%d %d\n" % (published_ns, time.monotonic_ns()))
 
     workers = []
-    for face in faces:
-        face.handler("orders", concurrency=given.get("concurrency", 10))(handle)
-        workers.append(face.worker())
+    for client in clients:
+        client.handler("orders", concurrency=given.get("concurrency", 10))(handle)
+        workers.append(client.worker())
     for worker in workers:
         await worker.start()
     await asyncio.to_thread(sys.stdin.read)
     await asyncio.gather(*(worker.stop(1) for worker in workers))
-    for face in faces:
-        await face.close()
+    for client in clients:
+        await client.close()
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ CHUNK_BYTES = 1 << 16
 JOIN_SECONDS_MAX = 10.0
 
 
-class Link:
+class ClientContext:
     """One direction of the link: all connections share its bytes a second, piece by piece."""
 
     def __init__(self, bytes_per_second: float | None) -> None:
@@ -105,7 +105,7 @@ class Proxy:
     def __init__(self, target_port: int, *, bytes_per_second: float | None = None) -> None:
         self.target_port = target_port
         self.bytes_per_second = bytes_per_second
-        self.uplink, self.downlink = Link(bytes_per_second), Link(bytes_per_second)
+        self.uplink, self.downlink = ClientContext(bytes_per_second), ClientContext(bytes_per_second)
         #: On a slow link in small pieces, so that others get their turn between them.
         self.chunk_bytes = CHUNK_BYTES if bytes_per_second is None else max(512, int(bytes_per_second / 200))
         self.requests_pass, self.replies_pass = threading.Event(), threading.Event()

@@ -105,9 +105,9 @@ def freezer(url: str, queue: str, calls: int, *, suspended: bool) -> None:
 
     def publish(number: int) -> None:
         with Waypost(store=store if url.startswith("sqlite") else opened(url)) as post:
-            post._link.monotonic = clock
+            post._context.monotonic = clock
             post._session.time._monotonic = clock
-            post._run(post._link.know_time())
+            post._run(post._context.know_time())
             connected.wait(PATIENCE_SECONDS)
             begin.wait()
             try:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.fault.proxy import Proxy
-from tests.unit.faces import COLOURS, face
+from tests.unit.clients import MODES, open_client
 from waypost import OutcomeUnknown, StoreUnavailable
 from waypost.store.postgres import migrate
 from waypost.testing.bench import fresh_namespace
@@ -50,11 +50,11 @@ def place(server: EmbeddedServer, proxy: Proxy) -> tuple[str, str]:
     return server.url.replace(f":{server.port}", f":{proxy.port}"), namespace
 
 
-@pytest.fixture(params=COLOURS)
+@pytest.fixture(params=MODES)
 def post(request: pytest.FixtureRequest, place: tuple[str, str]) -> Iterator[Any]:
     """A client behind the proxy, warmed up: the server knows the scripts, so that a lost reply is that of a script."""
     url, namespace = place
-    with face(request.param, url, namespace=namespace, retry_budget=30) as one:
+    with open_client(request.param, url, namespace=namespace, retry_budget=30) as one:
         one.publish("warm", b"", key="k")
         with one.receive("warm", wait=1) as message:
             one.extend(message)
@@ -166,12 +166,12 @@ def test_with_a_tenth_of_all_replies_lost_everything_happens_once(post: Any, pro
 
 
 @pytest.mark.promise("LEASE-6", "SEE-6")
-@pytest.mark.parametrize("colour", COLOURS)
+@pytest.mark.parametrize("mode", MODES)
 def test_without_a_retry_budget_the_outcome_is_unknown_and_the_next_receive_recovers_it(
-    proxy: Proxy, place: tuple[str, str], verb: bytes, colour: str
+    proxy: Proxy, place: tuple[str, str], verb: bytes, mode: str
 ) -> None:
     url, namespace = place
-    with face(colour, url, namespace=namespace, retry_budget=0) as post:
+    with open_client(mode, url, namespace=namespace, retry_budget=0) as post:
         published = post.publish(QUEUE, b"once")
         with post.receive("other", wait=0) as nothing:
             assert nothing is None
@@ -184,12 +184,12 @@ def test_without_a_retry_budget_the_outcome_is_unknown_and_the_next_receive_reco
 
 
 @pytest.mark.promise("LEASE-14", "SEE-6")
-@pytest.mark.parametrize("colour", COLOURS)
+@pytest.mark.parametrize("mode", MODES)
 def test_a_store_that_cannot_be_reached_is_told_apart_from_one_that_did_not_answer(
-    proxy: Proxy, place: tuple[str, str], colour: str
+    proxy: Proxy, place: tuple[str, str], mode: str
 ) -> None:
     url, namespace = place
-    with face(colour, url, namespace=namespace, retry_budget=0) as post:
+    with open_client(mode, url, namespace=namespace, retry_budget=0) as post:
         post.publish(QUEUE, b"before")
         proxy.refuse()
         proxy.cut()

@@ -84,12 +84,12 @@ def test_workers_fire_what_they_declare_and_one_that_is_stopped_hands_over_at_on
         command = [sys.executable, "-W", "error", "-m", "waypost.cli.main", "worker", "tests.fault.beating:post"]
         return subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.DEVNULL)
 
-    def beats() -> list[str]:
+    def heartbeats() -> list[str]:
         return [line.split()[0] for line in notes.read_text().splitlines()]
 
     def wait_for(count: int) -> None:
         deadline = time.monotonic() + 30
-        while len(beats()) < count:
+        while len(heartbeats()) < count:
             assert time.monotonic() < deadline, "no more beats"
             time.sleep(0.01)
 
@@ -98,7 +98,7 @@ def test_workers_fire_what_they_declare_and_one_that_is_stopped_hands_over_at_on
         workers = {worker.pid: worker for worker in (start(), start())}
         try:
             for _ in range(2):
-                wait_for(len(beats()) + 10)
+                wait_for(len(heartbeats()) + 10)
                 leader = executor.run(post.store.elect("scheduler", "nobody", 1)).leader
                 # The names of workers hold their process.
                 stopped = workers.pop(int(leader.split(":")[1]))
@@ -106,14 +106,14 @@ def test_workers_fire_what_they_declare_and_one_that_is_stopped_hands_over_at_on
                 assert stopped.wait(30) == 0
                 fresh = start()
                 workers[fresh.pid] = fresh
-                wait_for(len(beats()) + 10)
+                wait_for(len(heartbeats()) + 10)
         finally:
             for worker in workers.values():
                 worker.kill()
                 worker.wait()
             executor.close()
-        assert len(set(beats())) == len(beats()), "an instant ran twice without a redelivery"
+        assert len(set(heartbeats())) == len(heartbeats()), "an instant ran twice without a redelivery"
         (schedule,) = post.schedules()
         published = [event for event in post.journal("beat").events if event.event == "published"]
         assert {event.schedule for event in published} == {"beat"}
-        assert schedule.fires >= len(beats())
+        assert schedule.fires >= len(heartbeats())

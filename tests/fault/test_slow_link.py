@@ -13,7 +13,7 @@ import redis
 import redis.asyncio
 
 from tests.fault.proxy import Proxy
-from tests.unit.faces import begin_operation
+from tests.unit.clients import begin_operation
 from waypost import AsyncWaypost, Message, Waypost
 from waypost.errors import OutcomeUnknown
 from waypost.policy import CLAIM_BYTES_FIRST, CLAIM_BYTES_MAX
@@ -195,7 +195,7 @@ class Answered:
     def __init__(self) -> None:
         self.post = Waypost("memory://")
         self.post.open()
-        self.link = self.post._link
+        self.link = self.post._context
 
     def learn(self, *, size: int, seconds: float, lease_ms: int, more: bool = True) -> int:
         self.post.publish("orders", b"x" * 10)
@@ -204,7 +204,9 @@ class Answered:
         from msgspec import structs
 
         lease = structs.replace(claimed.leases[0], envelope=b"x" * size)
-        self.link.learn_link("orders", structs.replace(claimed, leases=[lease], lease_ms=lease_ms, more=more), seconds)
+        self.link.learn_throughput(
+            "orders", structs.replace(claimed, leases=[lease], lease_ms=lease_ms, more=more), seconds
+        )
         return self.link.claim_bytes("orders")
 
 

@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from waypost import Waypost
-from waypost.operations.flow import Link
+from waypost.operations.flow import ClientContext
 from waypost.schedule.loop import Scheduler
 from waypost.schedule.running import run_blocking
 from waypost.store.port import Call, Executor
@@ -64,11 +64,11 @@ def main(arguments: list[str]) -> None:
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda number, frame: stop.set())
     with Waypost(url, namespace=namespace) as post:
-        link = Link(post.store, session=post._session, worker=f"ticker:{os.getpid()}", retry_budget=20)
+        context = ClientContext(post.store, session=post._session, worker=f"ticker:{os.getpid()}", retry_budget=20)
         executor = post.store.connect(start_timeout=10)
         faulty = Faulty(executor, random.Random(int(seed)), float(probability))
         try:
-            run_blocking(faulty, Scheduler(link, ttl_ms=round(float(ttl) * 1000)), stop)
+            run_blocking(faulty, Scheduler(context, ttl_ms=round(float(ttl) * 1000)), stop)
         finally:
             executor.close()
 

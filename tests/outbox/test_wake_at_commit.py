@@ -10,7 +10,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from tests.unit.faces import begin_operation
+from tests.unit.clients import begin_operation
 from tests.wake.conftest import until
 from tests.wake.test_postgres import Listener, put_to_sleep
 from waypost import Retry, Waypost
@@ -33,7 +33,7 @@ def connection(server: PostgresServer) -> Iterator[psycopg.Connection[Any]]:
 
 def wake_up(post: Waypost, name: str) -> None:
     """As a worker does that has work in hand."""
-    operation = begin_operation(post._link, "orders")
+    operation = begin_operation(post._context, "orders")
     post._call(post.store.claim("orders", 0, operation, worker="w", sleeper=name))
 
 

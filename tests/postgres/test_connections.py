@@ -30,12 +30,12 @@ def through(proxy: Proxy, server: PostgresServer) -> str:
 
 
 @pytest.mark.promise("PUB-3", "LEASE-6")
-@pytest.mark.parametrize("colour", ["sync", "async"])
+@pytest.mark.parametrize("mode", ["sync", "async"])
 def test_a_reply_lost_after_the_commit_is_asked_for_again_and_is_the_first(
-    proxy: Proxy, server: PostgresServer, namespace: str, colour: Any
+    proxy: Proxy, server: PostgresServer, namespace: str, mode: Any
 ) -> None:
     url = through(proxy, server)
-    with Bench(lambda clock, _: PostgresStore.from_url(url, namespace=namespace), colour) as bench:
+    with Bench(lambda clock, _: PostgresStore.from_url(url, namespace=namespace), mode) as bench:
         operation, draft = bench.operation(), bench.draft()
         proxy.drop_replies(1, to=b"publish")
         with pytest.raises(errors.OutcomeUnknown):

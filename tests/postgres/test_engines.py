@@ -110,8 +110,8 @@ def test_an_async_engine_works_for_the_awaited_face(server: PostgresServer, name
 
 
 @pytest.mark.promise("STORE-5", "LEASE-14")
-@pytest.mark.parametrize("colour", ["sync", "async"])
-def test_connections_that_a_restart_ended_are_thrown_away(colour: str) -> None:
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_connections_that_a_restart_ended_are_thrown_away(mode: str) -> None:
     with PostgresServer(durable=True) as own:
         migrate(own.url)
 
@@ -143,7 +143,7 @@ def test_connections_that_a_restart_ended_are_thrown_away(colour: str) -> None:
             await made.dispose()
             return published
 
-        assert (live() if colour == "sync" else asyncio.run(live_async())) == 7
+        assert (live() if mode == "sync" else asyncio.run(live_async())) == 7
 
 
 @pytest.mark.promise("STORE-5", "LEASE-3")

@@ -11,7 +11,7 @@ import pytest
 
 from waypost import Waypost, errors
 from waypost.store.postgres import PostgresStore, grants, migrate
-from waypost.testing.bench import Bench, Colour, fresh_namespace
+from waypost.testing.bench import Bench, Mode, fresh_namespace
 from waypost.testing.clock import ManualClock
 from waypost.testing.conformance.journal import live_a_little
 from waypost.testing.postgres import PostgresServer
@@ -30,10 +30,10 @@ def url_of(server: PostgresServer, role: str) -> str:
 
 
 @pytest.mark.promise("STORE-2")
-@pytest.mark.parametrize("colour", ["sync", "async"])
+@pytest.mark.parametrize("mode", ["sync", "async"])
 @pytest.mark.parametrize("schema", ["public", "apart"])
 def test_a_role_with_these_grants_can_do_all_that_clients_do(
-    server: PostgresServer, database: Any, role: str, schema: str, colour: Colour
+    server: PostgresServer, database: Any, role: str, schema: str, mode: Mode
 ) -> None:
     name, clock = fresh_namespace(), ManualClock()
     database.execute(f'CREATE SCHEMA IF NOT EXISTS "{schema}"')
@@ -43,7 +43,7 @@ def test_a_role_with_these_grants_can_do_all_that_clients_do(
     def make(_: object, __: str) -> Any:
         return PostgresStore.from_url(url, namespace=name, schema=schema, clock=clock)
 
-    with Bench(make, colour) as bench:
+    with Bench(make, mode) as bench:
         bench.configure(max_pending=1_000, max_running=100, rate="1000/m", completed=5, journal="full")
         live_a_little(bench)
         bench.publish(key="window", window=5)

@@ -59,8 +59,8 @@ def test_thirty_clients_live_on_four_connections_of_the_server(
 
 
 @pytest.mark.promise("STORE-2", "LEASE-14")
-@pytest.mark.parametrize("colour", ["sync", "async"])
-def test_a_bouncer_that_is_replaced_loses_nothing(server: PostgresServer, namespace: str, colour: str) -> None:
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_a_bouncer_that_is_replaced_loses_nothing(server: PostgresServer, namespace: str, mode: str) -> None:
     ids: list[str] = []
     with PgBouncer(server) as own:
 
@@ -91,7 +91,7 @@ def test_a_bouncer_that_is_replaced_loses_nothing(server: PostgresServer, namesp
                         if message is None:
                             return (await post.ledger("orders")).done
 
-        done = publish_and_receive() if colour == "sync" else asyncio.run(publish_and_receive_async())
+        done = publish_and_receive() if mode == "sync" else asyncio.run(publish_and_receive_async())
     assert (done, len(set(ids))) == (40, 40)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from waypost.store.port import Beat
+from waypost.store.port import Heartbeat
 from waypost.testing.bench import Bench
 from waypost.testing.postgres import PostgresServer
 
@@ -16,8 +16,8 @@ pytestmark = pytest.mark.promise("SEE-4", "STORE-2")
 SideBySide = Callable[[list[Callable[[], object]]], list[object]]
 
 
-def beat(bench: Bench, name: str, ttl_ms: int = 30_000) -> int:
-    return bench.run(bench.store.beat(Beat(name), ttl_ms))
+def heartbeat(bench: Bench, name: str, ttl_ms: int = 30_000) -> int:
+    return bench.run(bench.store.heartbeat(Heartbeat(name), ttl_ms))
 
 
 def names(bench: Bench) -> list[str]:
@@ -27,16 +27,16 @@ def names(bench: Bench) -> list[str]:
 def test_a_row_that_somebody_holds_holds_up_only_its_own_worker(
     bench: Bench, server: PostgresServer, namespace: str, database: psycopg.Connection[Any]
 ) -> None:
-    beat(bench, "gone", ttl_ms=1)
+    heartbeat(bench, "gone", ttl_ms=1)
     while names(bench):
         """Its time is a millisecond of the server's clock."""
     with psycopg.connect(server.url) as holder:
         holder.execute(f'SELECT 1 FROM "{namespace}_worker" WHERE name = %s FOR UPDATE', ("gone",))
-        beat(bench, "other")
+        heartbeat(bench, "other")
         assert names(bench) == ["other"]
         rows = database.execute(f'SELECT name FROM "{namespace}_worker" ORDER BY name').fetchall()
         assert rows == [("gone",), ("other",)]
-    beat(bench, "other")
+    heartbeat(bench, "other")
     assert database.execute(f'SELECT count(*) FROM "{namespace}_worker"').fetchone() == (1,)
 
 
@@ -44,10 +44,10 @@ def test_many_workers_beat_and_leave_at_once(bench: Bench, side_by_side: SideByS
     def worker(client: Bench, number: int) -> Callable[[], object]:
         def work() -> str:
             for _ in range(30):
-                beat(client, f"w{number}")
-                beat(client, "shared", ttl_ms=1)
+                heartbeat(client, f"w{number}")
+                heartbeat(client, "shared", ttl_ms=1)
             if number % 2:
-                client.run(client.store.leave(f"w{number}"))
+                client.run(client.store.unregister(f"w{number}"))
             return "ended"
 
         return work

@@ -79,7 +79,7 @@ def test_headers_key_and_trace_travel_along() -> None:
         options.heads = codec.Heads(
             correlation_id="c1", reply_to="answers", trace=trace, headers={"origin": "shop", "via": "nobody"}
         )
-        told = post._run(publish.publish(post._link, "orders", {"n": 1}, options))
+        told = post._run(publish.publish(post._context, "orders", {"n": 1}, options))
         shelf = Shelf()
         post.relay("orders", to=shelf, headers=lambda message: {"via": message.queue}, key=lambda message: "k")
         relayed(post)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.worker.stage import Stage
+from tests.worker.harness import Harness
 from waypost.testing.bench import fresh_namespace
 
 STORES = ("memory", "sqlite", "valkey", "postgres")
@@ -38,8 +38,8 @@ def url(request: pytest.FixtureRequest, tmp_path: Path, namespace: str) -> str:
 
 
 @pytest.fixture(params=["sync", "async"])
-def stage(request: pytest.FixtureRequest, url: str, namespace: str) -> Iterator[Stage]:
-    with Stage(request.param, url, namespace=namespace) as made:
+def harness(request: pytest.FixtureRequest, url: str, namespace: str) -> Iterator[Harness]:
+    with Harness(request.param, url, namespace=namespace) as made:
         yield made
         for queue in made.queues():
             made.check(queue)

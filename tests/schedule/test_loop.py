@@ -19,7 +19,7 @@ from waypost.errors import StoreUnavailable
 from waypost.identity import Session
 from waypost.message import Observed, StoredSchedule
 from waypost.operations import schedules as operations
-from waypost.operations.flow import Link, Together, drive
+from waypost.operations.flow import ClientContext, Together, drive
 from waypost.policy import CatchUp, Missed
 from waypost.schedule.described import Schedule, describe
 from waypost.schedule.loop import LOOK_SECONDS, Scheduler, Tick
@@ -41,24 +41,24 @@ class World:
         self.executor: Executor = store.connect(start_timeout=5)
         self.events: list[Observed] = []
         self.woken: list[dict[str, list[str]]] = []
-        self.link = self.new_link("author")
+        self.context = self.new_context("author")
 
-    def new_link(self, name: str) -> Link:
+    def new_context(self, name: str) -> ClientContext:
         # Their monotonic clocks have nothing to do with the store's but the pace.
-        return Link(
+        return ClientContext(
             self.store, session=Session(ClockTime(self.clock)), worker=name, retry_budget=0, wake=self.woken.append,
             on_event=self.events.append, monotonic=lambda: (self.clock() - START_MS) / 1000 + 77,
         )  # fmt: skip
 
     def scheduler(self, name: str = "a", **options: Any) -> Scheduler:
-        return Scheduler(self.new_link(name), **options)
+        return Scheduler(self.new_context(name), **options)
 
     def tick(self, scheduler: Scheduler) -> Tick:
         return drive(self.executor, scheduler.tick())
 
     def save(self, name: str = "rollup", **rule: Any) -> Schedule:
         spec = operations.make_spec(name, **rule)
-        return drive(self.executor, operations.save(self.link, QUEUE, operations.derived_key(spec), spec))
+        return drive(self.executor, operations.save(self.context, QUEUE, operations.derived_key(spec), spec))
 
     def instants(self) -> list[int]:
         """The instants of all that was published, in milliseconds after the start."""
@@ -210,7 +210,7 @@ def test_max_fires_and_end_are_kept_and_a_schedule_that_is_over_stays_listed(wor
     assert world.tick(scheduler).fires == 5
     world.clock.advance(10)
     assert world.tick(scheduler).fires == 0
-    found = drive(world.executor, operations.schedules(world.link, None, 3))
+    found = drive(world.executor, operations.schedules(world.context, None, 3))
     assert [(one.name, one.fires, one.next_fires) for one in found] == [("bounded", 3, []), ("ended", 2, [])]
 
 
@@ -222,7 +222,7 @@ def test_saving_again_moves_nothing_and_another_rule_does(world: World) -> None:
     changed = world.save(every=10.0, body={"report": 1})
     assert (changed.next_fire, changed.body) == (first.next_fire, {"report": 1})
     spec = operations.make_spec("rollup", every=7.0)
-    moved = drive(world.executor, operations.save(world.link, QUEUE, first.key, spec))
+    moved = drive(world.executor, operations.save(world.context, QUEUE, first.key, spec))
     assert moved.next_fire is not None
     assert round(moved.next_fire.timestamp() * 1000) == world.clock() + 7_000
 
@@ -235,16 +235,16 @@ def test_a_schedule_that_is_saved_changed_paused_or_removed_is_noticed(world: Wo
     key = world.save(every=0.75 * LOOK_SECONDS).key
     world.clock.advance(LOOK_SECONDS)
     assert world.tick(scheduler).fires == 1
-    assert drive(world.executor, operations.set_paused(world.link, key, None, True)) is True
+    assert drive(world.executor, operations.set_paused(world.context, key, None, True)) is True
     world.clock.advance(5)
     assert world.tick(scheduler).fires == 0
-    assert drive(world.executor, operations.set_paused(world.link, "rollup", QUEUE, False)) is True
-    assert drive(world.executor, operations.set_paused(world.link, "rollup", QUEUE, False)) is False
+    assert drive(world.executor, operations.set_paused(world.context, "rollup", QUEUE, False)) is True
+    assert drive(world.executor, operations.set_paused(world.context, "rollup", QUEUE, False)) is False
     world.clock.advance(LOOK_SECONDS)
     tick = world.tick(scheduler)
     assert (tick.fires, tick.missed) == (1, 0)
-    assert drive(world.executor, operations.remove(world.link, key, None)) is True
-    assert drive(world.executor, operations.remove(world.link, key, None)) is False
+    assert drive(world.executor, operations.remove(world.context, key, None)) is True
+    assert drive(world.executor, operations.remove(world.context, key, None)) is False
     world.clock.advance(5)
     assert world.tick(scheduler).fires == 0
 
@@ -367,8 +367,11 @@ def test_a_schedule_that_cannot_be_served_does_not_stop_the_others(world: World)
     tick = world.tick(scheduler)
     assert tick.fires == 1
     assert tick.sleep_seconds > 0.2
-    assert [one.name for one in drive(world.executor, operations.schedules(world.link, None, 1))] == ["broken", "fine"]
-    assert drive(world.executor, operations.remove(world.link, "newer", None)) is True
+    assert [one.name for one in drive(world.executor, operations.schedules(world.context, None, 1))] == [
+        "broken",
+        "fine",
+    ]
+    assert drive(world.executor, operations.remove(world.context, "newer", None)) is True
     held = [event for event in world.events if event.event == "fired" and event.outcome == "failure"]
     assert [(event.key, event.error_type) for event in held] == [("broken", "waypost.errors.InvalidSchedule")]
     world.clock.advance(1)
@@ -395,8 +398,8 @@ def test_a_promoter_makes_ready_wakes_and_reports(world: World) -> None:
     ]
     world.executor.run(world.store.publish(QUEUE, drafts, session.operation(QUEUE)))
     world.executor.run(world.store.claim(QUEUE, 1, session.operation(QUEUE), worker="w", sleeper="w"))
-    promoter = Promoter(world.new_link("p"), on_tick=seen.append)
-    follower = Promoter(world.new_link("q"), on_tick=seen.append)
+    promoter = Promoter(world.new_context("p"), on_tick=seen.append)
+    follower = Promoter(world.new_context("q"), on_tick=seen.append)
     first = drive(world.executor, promoter.tick())
     assert first.sleep_seconds == pytest.approx(0.501)
     world.clock.advance(0.501)
@@ -446,7 +449,7 @@ def test_whatever_happens_in_whatever_order_no_instant_fires_twice(
         elif what == "save":
             world.save(every=1.0, missed=missed, body=ms)
         elif what in ("pause", "resume"):
-            drive(world.executor, operations.set_paused(world.link, "rollup", QUEUE, what == "pause"))
+            drive(world.executor, operations.set_paused(world.context, "rollup", QUEUE, what == "pause"))
     counted = Counter(world.instants())
     assert set(counted.values()) <= {1}
     assert all(instant % 1_000 == 0 for instant in counted)

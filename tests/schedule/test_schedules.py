@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 
-from tests.worker.stage import Stage, until
+from tests.worker.harness import Harness, until
 from waypost import AsyncWaypost, CatchUp, Message, Waypost
 from waypost.codec import open_envelope
 from waypost.errors import ConfigurationError, InvalidHeaders, InvalidSchedule, InvalidTime, UnknownSchedule
@@ -18,90 +18,90 @@ from waypost.operations.schedules import derived_key, make_spec
 
 
 @pytest.mark.promise("CRON-5", "CRON-7")
-def test_a_schedule_is_saved_under_its_stable_key_and_listed_with_its_next_fires(stage: Stage) -> None:
-    saved = stage.save_schedule(
+def test_a_schedule_is_saved_under_its_stable_key_and_listed_with_its_next_fires(harness: Harness) -> None:
+    saved = harness.save_schedule(
         "rollup", queue="reports", cron="0 9 * * *", tz="Europe/Madrid", missed=CatchUp(10), body={"kind": "daily"},
         priority=7, group="finance", headers={"origin": "test"},
     )  # fmt: skip
     assert saved.key == "rollup::cron:0 9 * * *:Europe/Madrid"
-    assert stage.save_schedule("ping", queue="pings", every=60).key == "ping::every:60000"
-    listed = stage.schedules(count=3)
+    assert harness.save_schedule("ping", queue="pings", every=60).key == "ping::every:60000"
+    listed = harness.schedules(count=3)
     assert {schedule.queue: schedule.name for schedule in listed} == {"reports": "rollup", "pings": "ping"}
-    (rollup,) = stage.schedules("reports", count=3)
+    (rollup,) = harness.schedules("reports", count=3)
     assert [rollup.local(at).hour for at in rollup.next_fires] == [9, 9, 9]
     assert (rollup.body, rollup.missed, rollup.priority, rollup.group) == ({"kind": "daily"}, CatchUp(10), 7, "finance")
     assert (rollup.paused, rollup.fires, rollup.missed_fires, rollup.declared) == (False, 0, 0, False)
 
 
 @pytest.mark.promise("CRON-5")
-def test_saving_again_changes_nothing_and_a_given_key_keeps_one_schedule(stage: Stage) -> None:
-    first = stage.save_schedule("rollup", queue="reports", every=30, key="the one")
-    assert stage.save_schedule("rollup", queue="reports", every=30, key="the one") == first
-    changed = stage.save_schedule("rollup", queue="reports", cron="@daily", key="the one")
+def test_saving_again_changes_nothing_and_a_given_key_keeps_one_schedule(harness: Harness) -> None:
+    first = harness.save_schedule("rollup", queue="reports", every=30, key="the one")
+    assert harness.save_schedule("rollup", queue="reports", every=30, key="the one") == first
+    changed = harness.save_schedule("rollup", queue="reports", cron="@daily", key="the one")
     assert (changed.cron, changed.every) == ("@daily", None)
-    assert [schedule.key for schedule in stage.schedules()] == ["the one"]
+    assert [schedule.key for schedule in harness.schedules()] == ["the one"]
 
 
 @pytest.mark.promise("CRON-7")
-def test_a_schedule_is_paused_resumed_and_removed_by_name_or_key(stage: Stage) -> None:
-    saved = stage.save_schedule("rollup", queue="reports", every=3600)
-    assert stage.pause_schedule("rollup") is True
-    assert stage.pause_schedule(saved.key, queue="reports") is False
-    (paused,) = stage.schedules()
+def test_a_schedule_is_paused_resumed_and_removed_by_name_or_key(harness: Harness) -> None:
+    saved = harness.save_schedule("rollup", queue="reports", every=3600)
+    assert harness.pause_schedule("rollup") is True
+    assert harness.pause_schedule(saved.key, queue="reports") is False
+    (paused,) = harness.schedules()
     assert (paused.paused, paused.next_fires) == (True, [])
-    assert stage.resume_schedule("rollup") is True
-    (resumed,) = stage.schedules()
+    assert harness.resume_schedule("rollup") is True
+    (resumed,) = harness.schedules()
     assert resumed.next_fire == saved.next_fire
-    assert stage.remove_schedule("rollup") is True
-    assert stage.remove_schedule("rollup") is False
-    assert stage.schedules() == []
+    assert harness.remove_schedule("rollup") is True
+    assert harness.remove_schedule("rollup") is False
+    assert harness.schedules() == []
 
 
 @pytest.mark.promise("CRON-7")
-def test_a_trigger_publishes_now_with_the_name_and_the_moment(stage: Stage) -> None:
-    saved = stage.save_schedule("rollup", queue="reports", cron="@yearly", body=[1, 2], headers={"origin": "test"})
-    published = stage.trigger_schedule("rollup")
-    with stage.receive("reports", wait=5) as message:
+def test_a_trigger_publishes_now_with_the_name_and_the_moment(harness: Harness) -> None:
+    saved = harness.save_schedule("rollup", queue="reports", cron="@yearly", body=[1, 2], headers={"origin": "test"})
+    published = harness.trigger_schedule("rollup")
+    with harness.receive("reports", wait=5) as message:
         assert message.id == published.id
         assert message.body == [1, 2]
         assert message.headers["waypost-schedule"] == "rollup"
         assert message.headers["origin"] == "test"
         assert isinstance(message.instant, datetime)
-    assert stage.schedules()[0].next_fire == saved.next_fire
-    told = [event.schedule for event in stage.history("reports", published.id) if event.event == "published"]
+    assert harness.schedules()[0].next_fire == saved.next_fire
+    told = [event.schedule for event in harness.history("reports", published.id) if event.event == "published"]
     assert told == [saved.key]
 
 
 @pytest.mark.promise("CRON-7")
-def test_what_is_not_there_or_means_several_is_told(stage: Stage) -> None:
-    for change in (stage.pause_schedule, stage.resume_schedule, stage.trigger_schedule):
+def test_what_is_not_there_or_means_several_is_told(harness: Harness) -> None:
+    for change in (harness.pause_schedule, harness.resume_schedule, harness.trigger_schedule):
         with pytest.raises(UnknownSchedule, match="no schedule 'nothing'"):
             change("nothing")
-    stage.save_schedule("twice", queue="a", every=60)
-    stage.save_schedule("twice", queue="b", every=60)
+    harness.save_schedule("twice", queue="a", every=60)
+    harness.save_schedule("twice", queue="b", every=60)
     with pytest.raises(UnknownSchedule, match="several"):
-        stage.remove_schedule("twice")
-    assert stage.remove_schedule("twice", queue="a") is True
+        harness.remove_schedule("twice")
+    assert harness.remove_schedule("twice", queue="a") is True
 
 
 @pytest.mark.promise("CRON-7", "CRON-1")
-def test_declared_functions_run_by_their_schedules_and_are_saved_when_a_worker_starts(stage: Stage) -> None:
+def test_declared_functions_run_by_their_schedules_and_are_saved_when_a_worker_starts(harness: Harness) -> None:
     ran: list[Any] = []
     instants: list[datetime | None] = []
 
-    @cast(Waypost, stage.post).every(0.1, body="beat")
+    @cast(Waypost, harness.post).every(0.1, body="beat")
     async def heartbeat(body: str, message: Message[str]) -> None:
         ran.append(body)
         instants.append(message.instant)
 
-    @cast(Waypost, stage.post).cron("0 9 * * *", tz="Europe/Madrid", missed="once", queue="reports", name="rollup")
+    @cast(Waypost, harness.post).cron("0 9 * * *", tz="Europe/Madrid", missed="once", queue="reports", name="rollup")
     def report() -> None:
         ran.append("report")
 
-    assert stage.schedules() == []
-    with stage.working():
+    assert harness.schedules() == []
+    with harness.working():
         until(lambda: ran.count("beat") >= 5, "five beats")
-    found = {schedule.name: schedule for schedule in stage.schedules()}
+    found = {schedule.name: schedule for schedule in harness.schedules()}
     assert (found["heartbeat"].queue, found["heartbeat"].key, found["heartbeat"].declared) == (
         "heartbeat", "heartbeat", True,
     )  # fmt: skip
@@ -112,73 +112,73 @@ def test_declared_functions_run_by_their_schedules_and_are_saved_when_a_worker_s
 
 
 @pytest.mark.promise("CRON-7")
-def test_a_schedule_saved_while_a_worker_runs_is_fired_by_it(stage: Stage) -> None:
+def test_a_schedule_saved_while_a_worker_runs_is_fired_by_it(harness: Harness) -> None:
     ran: list[int] = []
 
-    @stage.handler("reports")
+    @harness.handler("reports")
     def handle(body: int) -> None:
         ran.append(body)
 
-    with stage.working():
-        stage.save_schedule("soon", queue="reports", every=0.05, body=7, max_fires=3, missed=CatchUp(3))
+    with harness.working():
+        harness.save_schedule("soon", queue="reports", every=0.05, body=7, max_fires=3, missed=CatchUp(3))
         until(lambda: len(ran) == 3, "three fires")
-    (over,) = stage.schedules()
+    (over,) = harness.schedules()
     assert (over.fires, over.next_fires) == (3, [])
 
 
 @pytest.mark.promise("CRON-7")
 def test_a_schedule_that_no_program_declares_any_more_is_named_and_kept(
-    stage: Stage, caplog: pytest.LogCaptureFixture
+    harness: Harness, caplog: pytest.LogCaptureFixture
 ) -> None:
-    stage.done(stage.post._run(_save_declared(stage, "old")))
+    harness.done(harness.post._run(_save_declared(harness, "old")))
 
-    @cast(Waypost, stage.post).every(3600, queue="reports", name="new")
+    @cast(Waypost, harness.post).every(3600, queue="reports", name="new")
     def new() -> None: ...
 
-    with caplog.at_level(logging.WARNING, "waypost"), stage.working():
+    with caplog.at_level(logging.WARNING, "waypost"), harness.working():
         pass
     left = [vars(record) for record in caplog.records]
     assert [told["schedule"] for told in left if told.get("event") == "schedule_left"] == ["old"]
-    assert [schedule.key for schedule in stage.schedules()] == ["new", "old"]
+    assert [schedule.key for schedule in harness.schedules()] == ["new", "old"]
 
 
-def _save_declared(stage: Stage, name: str) -> Any:
+def _save_declared(harness: Harness, name: str) -> Any:
     from waypost.operations.schedules import save
 
-    return save(stage.post._link, "reports", name, make_spec(name, every=3600, declared=True))
+    return save(harness.post._context, "reports", name, make_spec(name, every=3600, declared=True))
 
 
 @pytest.mark.promise("TIMER-1", "PUB-6")
-def test_a_message_that_is_rescheduled_comes_again_with_its_key_and_body(stage: Stage) -> None:
-    stage.publish("checks", {"n": 1}, key="check:1", headers={"a": "b"}, priority=8, group="g")
-    with stage.receive("checks", wait=5) as message:
+def test_a_message_that_is_rescheduled_comes_again_with_its_key_and_body(harness: Harness) -> None:
+    harness.publish("checks", {"n": 1}, key="check:1", headers={"a": "b"}, priority=8, group="g")
+    with harness.receive("checks", wait=5) as message:
         next_id = message.reschedule(0.01)
-    with stage.receive("checks", wait=5) as again:
+    with harness.receive("checks", wait=5) as again:
         assert (again.id, again.key, again.body) == (next_id, "check:1", {"n": 1})
         assert (again.headers, again.priority, again.group) == ({"a": "b"}, 8, "g")
-    assert stage.ledger("checks").done == 2
+    assert harness.ledger("checks").done == 2
 
 
 @pytest.mark.promise("TIMER-1", "PUB-6")
-def test_a_newer_message_of_its_key_goes_before_one_that_was_rescheduled(stage: Stage) -> None:
-    stage.publish("checks", 1, key="check")
-    with stage.receive("checks", wait=5) as message:
+def test_a_newer_message_of_its_key_goes_before_one_that_was_rescheduled(harness: Harness) -> None:
+    harness.publish("checks", 1, key="check")
+    with harness.receive("checks", wait=5) as message:
         message.reschedule(3600)
         # Somebody publishes the next one while this one runs: that one counts.
-        newer = stage.publish("checks", 2, key="check", on_conflict="replace")
-    with stage.receive("checks", wait=5) as again:
+        newer = harness.publish("checks", 2, key="check", on_conflict="replace")
+    with harness.receive("checks", wait=5) as again:
         assert (again.id, again.body) == (newer.id, 2)
-    until(lambda: stage.ledger("checks").done == 2, "both done")
-    assert stage.ledger("checks").delayed == 0
+    until(lambda: harness.ledger("checks").done == 2, "both done")
+    assert harness.ledger("checks").delayed == 0
 
 
 @pytest.mark.promise("TIMER-1")
-def test_timers_are_listed_before_a_time(stage: Stage) -> None:
-    stage.publish("checks", 1, delay=60)
-    stage.publish("checks", 2, delay=7200)
+def test_timers_are_listed_before_a_time(harness: Harness) -> None:
+    harness.publish("checks", 1, delay=60)
+    harness.publish("checks", 2, delay=7200)
     soon = datetime.now(UTC) + timedelta(hours=1)
-    assert [timer.body for timer in stage.timers("checks", before=soon)] == [1]
-    assert [timer.body for timer in stage.timers("checks")] == [1, 2]
+    assert [timer.body for timer in harness.timers("checks", before=soon)] == [1]
+    assert [timer.body for timer in harness.timers("checks")] == [1, 2]
 
 
 @pytest.mark.promise("TIMER-4")
@@ -304,7 +304,7 @@ def test_a_worker_may_leave_schedules_to_others() -> None:
     with Waypost("memory://alone") as post:
 
         @post.every(0.01)
-        def beat() -> None: ...
+        def heartbeat() -> None: ...
 
         with post.worker(scheduler=False):
             until(post.schedules, "the schedule is saved")

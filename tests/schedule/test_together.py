@@ -75,15 +75,15 @@ def test_of_many_who_fire_the_same_instant_at_once_one_does(url: str, namespace:
 
 @pytest.mark.promise("CRON-5")
 def test_many_who_save_the_same_schedule_at_once_save_one(url: str, namespace: str) -> None:
-    faces = [Waypost(url, namespace=namespace) for _ in range(THREADS)]
+    clients = [Waypost(url, namespace=namespace) for _ in range(THREADS)]
     works: list[Callable[[], Any]] = [
-        lambda face=face: face.save_schedule("beat", queue=QUEUE, every=3600) for face in faces  # type: ignore[misc]
+        lambda client=client: client.save_schedule("beat", queue=QUEUE, every=3600) for client in clients  # type: ignore[misc]
     ]  # fmt: skip
     results = at_once(works)
     assert len({(result.key, result.next_fire) for result in results}) == 1
-    assert len(faces[0].schedules()) == 1
-    for face in faces:
-        face.close()
+    assert len(clients[0].schedules()) == 1
+    for client in clients:
+        client.close()
 
 
 @pytest.mark.promise("TIMER-4")

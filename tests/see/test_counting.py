@@ -13,9 +13,9 @@ from waypost import Middleware, Observed, Retry, Waypost
 from waypost.errors import ConfigurationError, QueueFull
 from waypost.message import Health, QueueHealth
 from waypost.see import Prometheus
+from waypost.see.counters import OTHERS, SETTLED, Counters, Spread
 from waypost.see.prometheus import Watched
 from waypost.see.reading import StoreReader
-from waypost.see.tally import OTHERS, SETTLED, Spread, Tally
 from waypost.store.memory import MemoryStore
 from waypost.testing.clock import ManualClock
 
@@ -183,14 +183,14 @@ def test_two_workers_of_a_process_are_told_together() -> None:
 
 
 def test_what_schedules_fire_and_miss_is_counted() -> None:
-    tally = Tally()
-    tally.on_event(event("fired", count=2, missed=3))
-    tally.on_event(event("fired", outcome="failure"))
-    tally.on_event(event("scheduler_tick", "", count=2))
-    tally.on_event(event("renewed", count=5))
-    tally.on_event(event("claim", outcome="unknown"))
-    tally.on_event(event("polled", outcome="skipped"))
-    read = tally.read()
+    counters = Counters()
+    counters.on_event(event("fired", count=2, missed=3))
+    counters.on_event(event("fired", outcome="failure"))
+    counters.on_event(event("scheduler_tick", "", count=2))
+    counters.on_event(event("renewed", count=5))
+    counters.on_event(event("claim", outcome="unknown"))
+    counters.on_event(event("polled", outcome="skipped"))
+    read = counters.read()
     assert list(read) == ["orders"]
     assert read["orders"].counts == {
         ("fired", "success"): 2, ("missed", ""): 3, ("fired", "failure"): 1, ("renewed", "success"): 5,
@@ -199,10 +199,10 @@ def test_what_schedules_fire_and_miss_is_counted() -> None:
 
 
 def test_durations_fall_into_the_bucket_that_they_do_not_exceed() -> None:
-    tally = Tally(buckets=(0.1, 1, 10))
+    counters = Counters(buckets=(0.1, 1, 10))
     for wait_ms in (100, 101, 1000, 999_999):
-        tally.on_event(event("claimed", wait_ms=wait_ms))
-    wait = tally.read()["orders"].wait
+        counters.on_event(event("claimed", wait_ms=wait_ms))
+    wait = counters.read()["orders"].wait
     assert wait.counts == [1, 2, 0, 1]
     assert wait.cumulative() == [1, 3, 3, 4]
     assert Spread([]).cumulative() == []

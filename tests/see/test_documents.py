@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from waypost.see.catalogue import METRICS, PROCESS, STORE, WORKER
-from waypost.see.tally import SETTLED
+from waypost.see.counters import SETTLED
 
 pytestmark = pytest.mark.promise("SEE-2")
 DOCS = Path(__file__).parents[2] / "docs"

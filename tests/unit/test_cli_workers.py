@@ -9,7 +9,7 @@ import pytest
 
 from waypost import Waypost
 from waypost.cli.main import main
-from waypost.store.port import Beat, ServedQueue
+from waypost.store.port import Heartbeat, ServedQueue
 
 pytestmark = pytest.mark.promise("SEE-4")
 
@@ -19,12 +19,12 @@ def url(tmp_path: Path) -> str:
     return f"sqlite:///{tmp_path / 'shop.db'}"
 
 
-def tell(url: str, *beats: Beat, namespace: str = "wp") -> None:
+def tell(url: str, *heartbeats: Heartbeat, namespace: str = "wp") -> None:
     with Waypost(url, namespace=namespace) as post:
         post.publish("orders", 1)
         post.publish("mails", 1)
-        for beat in beats:
-            post._call(post.store.beat(beat, 30_000))
+        for heartbeat in heartbeats:
+            post._call(post.store.heartbeat(heartbeat, 30_000))
 
 
 def test_a_store_without_workers_says_so_and_names_its_queues(url: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -34,7 +34,7 @@ def test_a_store_without_workers_says_so_and_names_its_queues(url: str, capsys: 
 
 
 def test_workers_are_listed_with_what_they_serve(url: str, capsys: pytest.CaptureFixture[str]) -> None:
-    tell(url, Beat("web1:7:ab", "web1", 7, "0.1.0", queues=(ServedQueue("orders", 10, 3, 99, 1_500),)))
+    tell(url, Heartbeat("web1:7:ab", "web1", 7, "0.1.0", queues=(ServedQueue("orders", 10, 3, 99, 1_500),)))
     assert main(["workers", url]) == 0
     assert capsys.readouterr().out.splitlines() == [
         "web1:7:ab  running, green",
@@ -49,7 +49,7 @@ def test_a_worker_that_is_red_ends_with_its_own_code_and_its_reason(
     url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     queues = (ServedQueue("orders"), ServedQueue("mails"))
-    tell(url, Beat("a", status="red", reasons=("queue orders: stuck",), queues=queues, unlisted=2))
+    tell(url, Heartbeat("a", status="red", reasons=("queue orders: stuck",), queues=queues, unlisted=2))
     assert main(["workers", url]) == 1
     told = capsys.readouterr().out
     assert "\n    queue orders: stuck\n" in told
@@ -59,7 +59,7 @@ def test_a_worker_that_is_red_ends_with_its_own_code_and_its_reason(
 
 
 def test_json_has_all_of_it(url: str, capsys: pytest.CaptureFixture[str]) -> None:
-    tell(url, Beat("a", "host", 7, queues=(ServedQueue("orders", 10),)), namespace="shop")
+    tell(url, Heartbeat("a", "host", 7, queues=(ServedQueue("orders", 10),)), namespace="shop")
     assert main(["workers", url, "--namespace", "shop", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert told["unserved"] == ["mails"]

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 import waypost
-from tests.unit.faces import COLOURS, face
+from tests.unit.clients import MODES, open_client
 from waypost import CONTENT, AsyncWaypost, Queue, Waypost, errors
 from waypost.testing.clock import ManualClock
 
@@ -23,11 +23,11 @@ def clock() -> ManualClock:
     return ManualClock()
 
 
-@pytest.fixture(params=[(colour, store) for colour in COLOURS for store in ("memory", "sqlite")], ids="-".join)
+@pytest.fixture(params=[(mode, store) for mode in MODES for store in ("memory", "sqlite")], ids="-".join)
 def post(request: pytest.FixtureRequest, tmp_path: Path, clock: ManualClock) -> Iterator[Any]:
-    colour, store = request.param
+    mode, store = request.param
     url = "memory://" if store == "memory" else f"sqlite:///{tmp_path / 'queues.db'}"
-    with face(colour, url, clock=clock) as client:
+    with open_client(mode, url, clock=clock) as client:
         yield client
 
 
@@ -417,28 +417,28 @@ REFUSED: list[tuple[str, tuple[Any, ...], dict[str, Any], type[Exception]]] = [
 
 @pytest.mark.promise("PUB-8")
 @pytest.mark.parametrize(("method", "given", "options", "kind"), REFUSED)
-@pytest.mark.parametrize("colour", COLOURS)
+@pytest.mark.parametrize("mode", MODES)
 def test_what_cannot_be_right_is_refused_before_anything_is_written(
-    colour: str, method: str, given: tuple[Any, ...], options: dict[str, Any], kind: type[Exception]
+    mode: str, method: str, given: tuple[Any, ...], options: dict[str, Any], kind: type[Exception]
 ) -> None:
-    with face(colour, "memory://") as client:
+    with open_client(mode, "memory://") as client:
         with pytest.raises(kind):
             getattr(client, method)(*given, **options)
         assert client.queues() == []
 
 
-@pytest.mark.parametrize("colour", COLOURS)
+@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("wait", [-1, "long", True, float("nan")])
-def test_a_wait_is_a_time(colour: str, wait: Any) -> None:
-    with face(colour, "memory://") as client, pytest.raises(errors.InvalidTime), client.receive("q", wait=wait):
+def test_a_wait_is_a_time(mode: str, wait: Any) -> None:
+    with open_client(mode, "memory://") as client, pytest.raises(errors.InvalidTime), client.receive("q", wait=wait):
         pass
 
 
 @pytest.mark.promise("PUB-8")
-@pytest.mark.parametrize("colour", COLOURS)
-def test_a_batch_has_an_end(colour: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("mode", MODES)
+def test_a_batch_has_an_end(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("waypost.operations.publish.BATCH_MAX", 3)
-    with face(colour, "memory://") as client:
+    with open_client(mode, "memory://") as client:
         with pytest.raises(errors.InvalidInput, match="at most 3 messages"):
             client.publish_many("q", iter(range(5)))
         assert len(client.publish_many("q", iter(range(3)))) == 3

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.faces import COLOURS, ShakyStore, face
+from tests.unit.clients import MODES, ShakyStore, open_client
 from waypost import AsyncWaypost, Waypost, errors
 from waypost.store.memory import MemoryStore
 from waypost.store.opening import open_store
@@ -146,10 +146,10 @@ def test_an_async_client_connects_once_per_event_loop() -> None:
     assert store.connections == 2
 
 
-@pytest.mark.parametrize("colour", COLOURS)
-def test_a_closed_client_says_so_until_it_is_opened_again(colour: str) -> None:
+@pytest.mark.parametrize("mode", MODES)
+def test_a_closed_client_says_so_until_it_is_opened_again(mode: str) -> None:
     store = ShakyStore()
-    with face(colour, store=store) as post:
+    with open_client(mode, store=store) as post:
         post.close()
         post.close()
         with pytest.raises(errors.ConfigurationError, match="is closed"):
@@ -160,8 +160,8 @@ def test_a_closed_client_says_so_until_it_is_opened_again(colour: str) -> None:
 
 
 @pytest.mark.promise("LEASE-14")
-@pytest.mark.parametrize("colour", COLOURS)
-def test_a_first_connection_that_fails_is_an_error_at_once(colour: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("mode", MODES)
+def test_a_first_connection_that_fails_is_an_error_at_once(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
     store = ShakyStore()
     given: list[float] = []
 
@@ -174,7 +174,10 @@ def test_a_first_connection_that_fails_is_an_error_at_once(colour: str, monkeypa
 
     monkeypatch.setattr(store, "connect", lambda *, start_timeout: refuse(start_timeout))
     monkeypatch.setattr(store, "connect_async", refuse_async)
-    with pytest.raises(errors.StoreUnavailable, match="nobody there"), face(colour, store=store, start_timeout=0.5):
+    with (
+        pytest.raises(errors.StoreUnavailable, match="nobody there"),
+        open_client(mode, store=store, start_timeout=0.5),
+    ):
         pass
     assert given == [0.5]
 
@@ -183,10 +186,10 @@ def test_a_first_connection_that_fails_is_an_error_at_once(colour: str, monkeypa
 
 
 @pytest.mark.promise("PUB-3", "LEASE-14")
-@pytest.mark.parametrize("colour", COLOURS)
-def test_a_lost_reply_never_publishes_twice(colour: str) -> None:
+@pytest.mark.parametrize("mode", MODES)
+def test_a_lost_reply_never_publishes_twice(mode: str) -> None:
     store = ShakyStore(faults=["cut", "refuse", "cut"])
-    with face(colour, store=store) as post:
+    with open_client(mode, store=store) as post:
         first = post.publish("orders", 1)
         assert first.status == "queued"
         assert store.ran == ["publish", "publish", "publish"]
@@ -194,21 +197,21 @@ def test_a_lost_reply_never_publishes_twice(colour: str) -> None:
 
 
 @pytest.mark.promise("PUB-3")
-@pytest.mark.parametrize("colour", COLOURS)
-def test_lost_replies_within_a_batch_are_asked_for_again(colour: str) -> None:
+@pytest.mark.parametrize("mode", MODES)
+def test_lost_replies_within_a_batch_are_asked_for_again(mode: str) -> None:
     store = ShakyStore(faults=[None, "cut", "refuse"])
-    with face(colour, store=store) as post:
+    with open_client(mode, store=store) as post:
         results = post.publish_many("orders", range(2000))
         assert {stored.id for stored in post.messages("orders")} == {published.id for published in results}
         assert post.ledger("orders").published == 2000
 
 
 @pytest.mark.promise("PUB-2", "LEASE-14")
-@pytest.mark.parametrize("colour", COLOURS)
+@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(("fault", "kind"), [("cut", errors.OutcomeUnknown), ("refuse", errors.StoreUnavailable)])
-def test_a_batch_whose_connection_stays_away_says_what_is_known(colour: str, fault: Any, kind: type) -> None:
+def test_a_batch_whose_connection_stays_away_says_what_is_known(mode: str, fault: Any, kind: type) -> None:
     store = ShakyStore(faults=[None, fault])
-    with face(colour, store=store, retry_budget=0) as post:
+    with open_client(mode, store=store, retry_budget=0) as post:
         with pytest.raises(errors.PartialPublish) as caught:
             post.publish_many("orders", range(1500))
         assert isinstance(caught.value.cause, kind)
@@ -216,10 +219,10 @@ def test_a_batch_whose_connection_stays_away_says_what_is_known(colour: str, fau
         assert known == [True] * 512 + [False] * 512 + [True] * 476
 
 
-@pytest.mark.parametrize("colour", COLOURS)
-def test_a_batch_that_meets_a_full_store_stops(colour: str) -> None:
+@pytest.mark.parametrize("mode", MODES)
+def test_a_batch_that_meets_a_full_store_stops(mode: str) -> None:
     store = ShakyStore(faults=[None] * 64 + [errors.StoreFull("no room")])
-    with face(colour, store=store) as post:
+    with open_client(mode, store=store) as post:
         with pytest.raises(errors.PartialPublish) as caught:
             post.publish_many("orders", (n for n in range(512 * 200)))
         assert isinstance(caught.value.cause, errors.StoreFull)
@@ -228,7 +231,7 @@ def test_a_batch_that_meets_a_full_store_stops(colour: str) -> None:
 
 
 @pytest.mark.promise("LEASE-14", "SEE-6")
-@pytest.mark.parametrize("colour", COLOURS)
+@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(
     ("faults", "kind", "told"),
     [
@@ -236,18 +239,18 @@ def test_a_batch_that_meets_a_full_store_stops(colour: str) -> None:
         (["cut"], errors.OutcomeUnknown, r"It may have been done"),
     ],
 )
-def test_without_a_budget_nothing_is_repeated(colour: str, faults: Any, kind: type[Exception], told: str) -> None:
+def test_without_a_budget_nothing_is_repeated(mode: str, faults: Any, kind: type[Exception], told: str) -> None:
     store = ShakyStore(faults=faults)
-    with face(colour, store=store, retry_budget=0) as post:
+    with open_client(mode, store=store, retry_budget=0) as post:
         with pytest.raises(kind, match=told):
             post.publish("orders", 1)
         assert len(store.ran) == (faults == ["cut"])
 
 
-@pytest.mark.parametrize("colour", COLOURS)
-def test_reads_are_repeated_too(colour: str) -> None:
+@pytest.mark.parametrize("mode", MODES)
+def test_reads_are_repeated_too(mode: str) -> None:
     store = ShakyStore(faults=["cut", "refuse"])
-    with face(colour, store=store) as post:
+    with open_client(mode, store=store) as post:
         assert post.queues() == []
         assert store.ran == ["queues", "queues"]
 
@@ -256,16 +259,14 @@ def test_reads_are_repeated_too(colour: str) -> None:
 
 
 @pytest.mark.promise("SEE-3")
-@pytest.mark.parametrize("colour", COLOURS)
-def test_the_journal_keeps_only_what_the_redact_hook_lets_through(
-    colour: str, caplog: pytest.LogCaptureFixture
-) -> None:
+@pytest.mark.parametrize("mode", MODES)
+def test_the_journal_keeps_only_what_the_redact_hook_lets_through(mode: str, caplog: pytest.LogCaptureFixture) -> None:
     def redact(queue: str, body: Any, headers: dict[str, str]) -> tuple[Any, dict[str, str]]:
         if body == "broken":
             raise LookupError("secret")
         return {"card": "…"}, dict.fromkeys(headers, "…")
 
-    with face(colour, "memory://", redact=redact) as post:
+    with open_client(mode, "memory://", redact=redact) as post:
         post.configure("orders", journal="full")
         post.publish("orders", {"card": "secret"}, headers={"token": "secret"})
         post.publish_many("orders", [{"card": "secret"}, "broken"])

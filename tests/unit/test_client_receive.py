@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.faces import COLOURS, ShakyStore, face
+from tests.unit.clients import MODES, ShakyStore, open_client
 from waypost import AsyncWaypost, Constant, Dead, Drop, NoRetry, Queue, Retry, Snooze, Waypost, codec, errors
 from waypost.identity import Session
 from waypost.policy import ERROR_CHARACTERS_MAX
@@ -28,11 +28,11 @@ def clock() -> ManualClock:
     return ManualClock()
 
 
-@pytest.fixture(params=[(colour, store) for colour in COLOURS for store in ("memory", "sqlite")], ids="-".join)
+@pytest.fixture(params=[(mode, store) for mode in MODES for store in ("memory", "sqlite")], ids="-".join)
 def post(request: pytest.FixtureRequest, tmp_path: Path, clock: ManualClock) -> Iterator[Any]:
-    colour, store = request.param
+    mode, store = request.param
     url = "memory://" if store == "memory" else f"sqlite:///{tmp_path / 'queues.db'}"
-    with face(colour, url, clock=clock) as client:
+    with open_client(mode, url, clock=clock) as client:
         yield client
 
 
@@ -178,10 +178,10 @@ def test_an_exit_inside_a_block_is_a_failure_and_goes_on_to_the_caller(post: Any
 
 @pytest.mark.promise("LEASE-8")
 def test_an_exit_by_a_signal_handler_of_the_program_gives_the_message_back() -> None:
-    def leave(number: int, frame: object) -> None:
+    def unregister(number: int, frame: object) -> None:
         sys.exit(3)
 
-    before = signal.signal(signal.SIGTERM, leave)
+    before = signal.signal(signal.SIGTERM, unregister)
     try:
         with Waypost("memory://") as post:
             post.publish("orders", 1)
@@ -272,9 +272,9 @@ def test_waiting_ends_with_a_message_published_meanwhile() -> None:
 
 
 @pytest.mark.promise("TIMER-2")
-@pytest.mark.parametrize("colour", COLOURS)
-def test_waiting_ends_with_a_timer_that_comes_due(colour: str) -> None:
-    with face(colour, "memory://") as post:
+@pytest.mark.parametrize("mode", MODES)
+def test_waiting_ends_with_a_timer_that_comes_due(mode: str) -> None:
+    with open_client(mode, "memory://") as post:
         post.publish("orders", 7, delay=0.02)
         with post.receive("orders", wait=30) as message:
             assert message.body == 7
@@ -294,11 +294,11 @@ def plant(store: Any, envelope: bytes) -> str:
 
 
 @pytest.mark.promise("PUB-1", "LEASE-5")
-@pytest.mark.parametrize("colour", COLOURS)
-def test_a_newer_envelope_is_left_for_newer_workers(colour: str, clock: ManualClock) -> None:
+@pytest.mark.parametrize("mode", MODES)
+def test_a_newer_envelope_is_left_for_newer_workers(mode: str, clock: ManualClock) -> None:
     store = MemoryStore(clock=clock)
     message_id = plant(store, bytes([codec.VERSION + 1]) + b"whatever comes next")
-    with face(colour, store=store) as post:
+    with open_client(mode, store=store) as post:
         post.publish("orders", "readable")
         with post.receive("orders") as message:
             assert message.body == "readable"
@@ -308,12 +308,12 @@ def test_a_newer_envelope_is_left_for_newer_workers(colour: str, clock: ManualCl
 
 
 @pytest.mark.promise("DEAD-1")
-@pytest.mark.parametrize("colour", COLOURS)
+@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("envelope", [b"\1too short", b"\0", b""])
-def test_a_damaged_envelope_is_buried(colour: str, envelope: bytes) -> None:
+def test_a_damaged_envelope_is_buried(mode: str, envelope: bytes) -> None:
     store = MemoryStore()
     plant(store, envelope)
-    with face(colour, store=store) as post:
+    with open_client(mode, store=store) as post:
         with post.receive("orders") as message:
             assert message is None
         letter = the_only(post, "dead")
@@ -405,10 +405,10 @@ def the_only_of(post: Any, queue: str, state: str) -> Any:
 
 
 @pytest.mark.promise("LEASE-6", "LEASE-14")
-@pytest.mark.parametrize("colour", COLOURS)
-def test_a_lost_reply_to_a_claim_is_asked_for_again(colour: str) -> None:
+@pytest.mark.parametrize("mode", MODES)
+def test_a_lost_reply_to_a_claim_is_asked_for_again(mode: str) -> None:
     store = ShakyStore()
-    with face(colour, store=store) as post:
+    with open_client(mode, store=store) as post:
         post.publish("orders", 1)
         store.faults = ["cut", "refuse", "cut"]
         with post.receive("orders") as message:
@@ -417,10 +417,10 @@ def test_a_lost_reply_to_a_claim_is_asked_for_again(colour: str) -> None:
 
 
 @pytest.mark.promise("LEASE-6")
-@pytest.mark.parametrize("colour", COLOURS)
-def test_after_the_wait_a_lost_claim_takes_no_fresh_work(colour: str) -> None:
+@pytest.mark.parametrize("mode", MODES)
+def test_after_the_wait_a_lost_claim_takes_no_fresh_work(mode: str) -> None:
     store = ShakyStore()
-    with face(colour, store=store) as post:
+    with open_client(mode, store=store) as post:
         post.publish("orders", 1)
         # The request never arrived: the repeat, after the wait is over, finds nothing and leases nothing.
         store.faults = ["refuse"]
@@ -430,10 +430,10 @@ def test_after_the_wait_a_lost_claim_takes_no_fresh_work(colour: str) -> None:
 
 
 @pytest.mark.promise("LEASE-6")
-@pytest.mark.parametrize("colour", COLOURS)
-def test_a_claim_lost_for_longer_than_the_budget_is_found_by_the_next_receive(colour: str) -> None:
+@pytest.mark.parametrize("mode", MODES)
+def test_a_claim_lost_for_longer_than_the_budget_is_found_by_the_next_receive(mode: str) -> None:
     store = ShakyStore()
-    with face(colour, store=store, retry_budget=0) as post:
+    with open_client(mode, store=store, retry_budget=0) as post:
         post.publish_many("orders", [1, 2])
         store.faults = ["cut"]
         with pytest.raises(errors.OutcomeUnknown, match="claim: the request was sent"), post.receive("orders"):
@@ -449,10 +449,10 @@ def test_a_claim_lost_for_longer_than_the_budget_is_found_by_the_next_receive(co
 
 
 @pytest.mark.promise("LEASE-6")
-@pytest.mark.parametrize("colour", COLOURS)
-def test_a_lost_reply_to_a_settle_settles_once(colour: str) -> None:
+@pytest.mark.parametrize("mode", MODES)
+def test_a_lost_reply_to_a_settle_settles_once(mode: str) -> None:
     store = ShakyStore()
-    with face(colour, store=store) as post:
+    with open_client(mode, store=store) as post:
         post.publish("orders", 1)
         with post.receive("orders") as message:
             store.faults = ["cut"]
@@ -461,10 +461,10 @@ def test_a_lost_reply_to_a_settle_settles_once(colour: str) -> None:
         assert post.ledger("orders").done == 1
 
 
-@pytest.mark.parametrize("colour", COLOURS)
-def test_a_settle_that_fails_does_not_hide_the_blocks_own_error(colour: str, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("mode", MODES)
+def test_a_settle_that_fails_does_not_hide_the_blocks_own_error(mode: str, caplog: pytest.LogCaptureFixture) -> None:
     store = ShakyStore()
-    with face(colour, store=store, retry_budget=0) as post:
+    with open_client(mode, store=store, retry_budget=0) as post:
         post.publish("orders", 1)
 
         def block() -> None:
@@ -478,10 +478,10 @@ def test_a_settle_that_fails_does_not_hide_the_blocks_own_error(colour: str, cap
         assert post.ledger("orders").leased == 1
 
 
-@pytest.mark.parametrize("colour", COLOURS)
-def test_a_done_that_cannot_be_said_is_an_error(colour: str) -> None:
+@pytest.mark.parametrize("mode", MODES)
+def test_a_done_that_cannot_be_said_is_an_error(mode: str) -> None:
     store = ShakyStore()
-    with face(colour, store=store, retry_budget=0) as post:
+    with open_client(mode, store=store, retry_budget=0) as post:
         post.publish("orders", 1)
         with pytest.raises(errors.StoreUnavailable, match="settle"), post.receive("orders"):
             store.faults = ["refuse"]

@@ -289,7 +289,7 @@ class Name(str):
     __slots__ = ()
 
 
-class Colour(enum.Enum):
+class Mode(enum.Enum):
     RED = "red"
 
 
@@ -303,8 +303,8 @@ Number = NewType("Number", int)
 ADMIT_TEXT: list[tuple[Any, object]] = [
     (str, "red"), (object, "red"), (Any, "red"), (int | str, "red"), (bytes | str, "red"), (str | None, "red"),
     (list[int] | str, "red"), (Literal["red", "blue"], "red"), (Code, "red"),
-    (Annotated[str, msgspec.Meta(max_length=3)], "red"), (Name, Name("red")), (Colour, Colour.RED),
-    (Colour | None, Colour.RED), (Parcel | str, "red"), (Order | str, "red"),
+    (Annotated[str, msgspec.Meta(max_length=3)], "red"), (Name, Name("red")), (Mode, Mode.RED),
+    (Mode | None, Mode.RED), (Parcel | str, "red"), (Order | str, "red"),
 ]  # fmt: skip
 #: Types that do not.
 REFUSE_TEXT: list[Any] = [

@@ -11,11 +11,17 @@ import pytest
 from waypost import NoRetry, Waypost
 from waypost.errors import ConfigurationError, ForeignData
 from waypost.message import Health, WorkerState
-from waypost.policy import BEAT_SECONDS, BEATS_PER_TTL, HEALTH_WINDOW_SECONDS, SAFETY_POLL_SECONDS, WORKER_BYTES_MAX
-from waypost.store.port import Beat, ServedQueue
+from waypost.policy import (
+    HEALTH_WINDOW_SECONDS,
+    HEARTBEAT_SECONDS,
+    HEARTBEATS_PER_TTL,
+    SAFETY_POLL_SECONDS,
+    WORKER_BYTES_MAX,
+)
+from waypost.store.port import Heartbeat, ServedQueue
 from waypost.store.register import fitting, pack, registered
 from waypost.worker.handler import Handler
-from waypost.worker.health import Pulse, Served, check_window, judge
+from waypost.worker.health import Liveness, Served, check_window, judge
 from waypost.worker.registering import interval
 
 pytestmark = pytest.mark.promise("SEE-4")
@@ -34,7 +40,7 @@ class Consumer:
     handled: int = 0
     running: int = 0
     in_flight: int = 0
-    pulse: Pulse = field(default_factory=Pulse)
+    liveness: Liveness = field(default_factory=Liveness)
 
     @property
     def handler(self) -> Handler:
@@ -51,7 +57,7 @@ def judged(
 def owing(seconds: float, queue: str = "orders") -> Consumer:
     """A loop that has owed a claim for so long."""
     consumer = Consumer(queue)
-    consumer.pulse.owes_from = time.monotonic() - seconds
+    consumer.liveness.owes_from = time.monotonic() - seconds
     return consumer
 
 
@@ -68,35 +74,35 @@ def test_a_loop_that_owes_a_claim_for_longer_than_the_window_is_red_and_named() 
 def test_an_answered_claim_makes_it_green_again() -> None:
     consumer = owing(WINDOW + 5)
     assert judged(consumer).status == "red"
-    consumer.pulse.claimed()
+    consumer.liveness.claimed()
     assert judged(consumer).status == "green"
 
 
 def test_a_loop_owes_nothing_while_its_places_are_taken_or_it_sleeps_as_planned() -> None:
-    pulse = Pulse()
-    pulse.rests(float("inf"))
-    assert pulse.late_seconds(time.monotonic() + 10_000) == 0
-    pulse.wakes()
-    assert pulse.late_seconds(time.monotonic() + 100) >= 100
-    pulse.rests(60)
-    assert pulse.late_seconds(time.monotonic() + 50) == 0
-    assert pulse.late_seconds(time.monotonic() + 100) > 30
+    liveness = Liveness()
+    liveness.rests(float("inf"))
+    assert liveness.late_seconds(time.monotonic() + 10_000) == 0
+    liveness.wakes()
+    assert liveness.late_seconds(time.monotonic() + 100) >= 100
+    liveness.rests(60)
+    assert liveness.late_seconds(time.monotonic() + 50) == 0
+    assert liveness.late_seconds(time.monotonic() + 100) > 30
 
 
 def test_an_answered_poll_counts_as_a_claim_that_found_nothing() -> None:
     consumer = owing(WINDOW + 5)
-    consumer.pulse.polled(15)
+    consumer.liveness.polled(15)
     assert judged(consumer).status == "green"
-    assert consumer.pulse.last_claim is not None
-    assert consumer.pulse.late_seconds(time.monotonic() + 14) == 0
-    assert consumer.pulse.late_seconds(time.monotonic() + 20) > 4
+    assert consumer.liveness.last_claim is not None
+    assert consumer.liveness.late_seconds(time.monotonic() + 14) == 0
+    assert consumer.liveness.late_seconds(time.monotonic() + 20) > 4
 
 
 def test_a_failed_claim_is_owed_from_the_same_moment_on() -> None:
     consumer = owing(10)
-    before = consumer.pulse.owes_from
-    consumer.pulse.wakes()
-    assert consumer.pulse.owes_from == before
+    before = consumer.liveness.owes_from
+    consumer.liveness.wakes()
+    assert consumer.liveness.owes_from == before
 
 
 def test_a_store_that_did_not_answer_within_the_window_is_the_one_reason() -> None:
@@ -106,7 +112,7 @@ def test_a_store_that_did_not_answer_within_the_window_is_the_one_reason() -> No
 
 def test_a_claim_is_an_answer_of_the_store_too() -> None:
     consumer = Consumer()
-    consumer.pulse.claimed()
+    consumer.liveness.claimed()
     assert judged(consumer, silent=WINDOW + 7).status == "green"
 
 
@@ -128,7 +134,7 @@ def test_what_is_amiss_without_keeping_it_from_work_degrades_it() -> None:
 def test_each_queue_is_told_with_its_figures() -> None:
     consumer = Consumer(handled=7, running=2, in_flight=3)
     assert judged(consumer).queues[0].last_claim_seconds is None
-    consumer.pulse.claimed()
+    consumer.liveness.claimed()
     (queue,) = judged(consumer).queues
     assert (queue.name, queue.concurrency, queue.running, queue.in_flight, queue.handled) == ("orders", 3, 2, 3, 7)
     assert queue.last_claim_seconds is not None
@@ -145,8 +151,8 @@ def test_a_window_that_is_none_is_refused(window: Any) -> None:
 
 
 def test_by_default_a_beat_comes_with_each_poll_and_the_window_is_two_of_them() -> None:
-    assert interval(HEALTH_WINDOW_SECONDS) == BEAT_SECONDS == SAFETY_POLL_SECONDS == 15
-    assert BEAT_SECONDS * BEATS_PER_TTL == 45
+    assert interval(HEALTH_WINDOW_SECONDS) == HEARTBEAT_SECONDS == SAFETY_POLL_SECONDS == 15
+    assert HEARTBEAT_SECONDS * HEARTBEATS_PER_TTL == 45
     assert HEALTH_WINDOW_SECONDS == 2 * SAFETY_POLL_SECONDS
     # Beats are within a shorter window too, since they prove that the store answers.
     assert interval(3) == 2
@@ -154,11 +160,11 @@ def test_by_default_a_beat_comes_with_each_poll_and_the_window_is_two_of_them() 
 
 def test_a_record_keeps_to_its_limit_and_says_how_many_queues_it_left_out() -> None:
     queues = tuple(ServedQueue(f"queue-{number}-{'x' * 60}", 10, 1, 2, 3) for number in range(1_000))
-    beat = fitting(Beat("a", queues=queues))
-    assert 0 < len(beat.queues) < 1_000
-    assert len(beat.queues) + beat.unlisted == 1_000
-    assert WORKER_BYTES_MAX - 200 < len(pack(beat)) <= WORKER_BYTES_MAX
-    small = Beat("a", queues=queues[:3])
+    heartbeat = fitting(Heartbeat("a", queues=queues))
+    assert 0 < len(heartbeat.queues) < 1_000
+    assert len(heartbeat.queues) + heartbeat.unlisted == 1_000
+    assert WORKER_BYTES_MAX - 200 < len(pack(heartbeat)) <= WORKER_BYTES_MAX
+    small = Heartbeat("a", queues=queues[:3])
     assert fitting(small) is small
 
 

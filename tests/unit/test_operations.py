@@ -10,12 +10,12 @@ from typing import Any, TypeVar
 
 import pytest
 
-from tests.unit.faces import Fault, ShakyExecutor, ShakyStore
+from tests.unit.clients import Fault, ShakyExecutor, ShakyStore
 from waypost import Message, NoRetry, codec, errors
 from waypost.identity import Session
 from waypost.message import Claimed, Continuation
 from waypost.operations import publish, receive, run
-from waypost.operations.flow import Flow, Lanes, Link, Sleep, Together, drive, drive_async
+from waypost.operations.flow import ClientContext, Flow, ReplayWindows, Sleep, Together, drive, drive_async
 from waypost.operations.forward import deliver_outgoing
 from waypost.policy import BACKOFF_FIRST_SECONDS, BACKOFF_MAX_SECONDS, POLL_FIRST_SECONDS, REPLAY_MAX
 from waypost.store.port import Call, Draft, Woken
@@ -33,7 +33,7 @@ class Desk:
         self.woken: list[dict[str, list[str]]] = []
         self.on_sleep: Callable[[], None] = lambda: None
         self.executor = store.connect(start_timeout=1)
-        self.link = Link(
+        self.context = ClientContext(
             store,
             session=Session(ClockTime()),
             worker="here",
@@ -108,7 +108,7 @@ def test_pauses_grow_from_ten_milliseconds_to_five_seconds_within_the_budget() -
     store = ShakyStore(faults=["refuse"] * 10_000)
     desk = Desk(store)
     with pytest.raises(errors.StoreUnavailable, match="within the retry budget of 120 s"):
-        desk.play(desk.link.attempt(store.queues()))
+        desk.play(desk.context.attempt(store.queues()))
     assert 0 < desk.slept[0] <= BACKOFF_FIRST_SECONDS
     assert max(desk.slept) <= BACKOFF_MAX_SECONDS
     assert max(desk.slept) > BACKOFF_MAX_SECONDS / 2
@@ -128,7 +128,7 @@ def test_a_call_that_may_have_arrived_once_stays_unknown(faults: list[Fault], ki
     store = ShakyStore(faults=faults + ["refuse"] * 1000)
     desk = Desk(store, retry_budget=1)
     with pytest.raises(kind) as caught:
-        desk.play(desk.link.attempt(store.pause("orders")))
+        desk.play(desk.context.attempt(store.pause("orders")))
     assert isinstance(caught.value.__cause__, errors.StoreUnavailable | errors.OutcomeUnknown)
 
 
@@ -136,7 +136,7 @@ def test_an_answer_that_is_an_error_is_not_repeated() -> None:
     store = ShakyStore(faults=[errors.StoreFull("no room")])
     desk = Desk(store)
     with pytest.raises(errors.StoreFull):
-        desk.play(desk.link.attempt(store.pause("orders")))
+        desk.play(desk.context.attempt(store.pause("orders")))
     assert desk.slept == []
 
 
@@ -146,36 +146,36 @@ def test_an_answer_that_is_an_error_is_not_repeated() -> None:
 @pytest.mark.promise("PUB-3")
 def test_an_operation_under_way_is_never_left_too_far_behind() -> None:
     session = Session()
-    lanes = Lanes(session)
-    first = lanes.begin("orders")
-    others = [lanes.begin("orders") for _ in range(2 * REPLAY_MAX)]
+    replay_windows = ReplayWindows(session)
+    first = replay_windows.begin("orders")
+    others = [replay_windows.begin("orders") for _ in range(2 * REPLAY_MAX)]
     by_session: dict[bytes, list[int]] = {}
     for operation in [first, *others]:
         by_session.setdefault(operation.session, []).append(operation.number)
     assert len(by_session) == 3
     assert all(max(numbers) - min(numbers) < REPLAY_MAX for numbers in by_session.values())
-    assert lanes.begin("invoices").session == session.id
+    assert replay_windows.begin("invoices").session == session.id
     for operation in [first, *others]:
-        lanes.end("orders", operation)
-    assert lanes.begin("orders").session == session.id
+        replay_windows.end("orders", operation)
+    assert replay_windows.begin("orders").session == session.id
 
 
 def test_a_publish_that_waits_for_its_connection_is_answered_after_hundreds_of_others() -> None:
     store = ShakyStore(faults=["cut"])
     desk = Desk(store)
     options = publish.PublishOptions()
-    slow = publish.publish(desk.link, "orders", "slow", options)
+    slow = publish.publish(desk.context, "orders", "slow", options)
     call = next(slow)
     with pytest.raises(errors.OutcomeUnknown) as lost:
         desk.run(call)  # type: ignore[arg-type]
     assert isinstance(slow.throw(lost.value), Sleep)
     for n in range(3 * REPLAY_MAX):
-        desk.play(publish.publish(desk.link, "orders", n, options))
+        desk.play(publish.publish(desk.context, "orders", n, options))
     repeated = slow.send(None)
     with pytest.raises(StopIteration) as ended:
         slow.send(desk.run(repeated))  # type: ignore[arg-type]
     assert ended.value.value.status == "queued"
-    assert desk.play(desk.link.attempt(store.stats("orders"))).ledger.published == 3 * REPLAY_MAX + 1
+    assert desk.play(desk.context.attempt(store.stats("orders"))).ledger.published == 3 * REPLAY_MAX + 1
 
 
 # ---- batches -------------------------------------------------------------------------------------------------
@@ -194,7 +194,7 @@ def test_a_batch_is_encoded_while_it_is_sent() -> None:
 
     desk.executor = Watching(store)
     bodies = (taken.append(n) or n for n in range(1500))  # type: ignore[func-returns-value]
-    assert len(desk.play(publish.publish_many(desk.link, "orders", bodies, publish.PublishOptions()))) == 1500
+    assert len(desk.play(publish.publish_many(desk.context, "orders", bodies, publish.PublishOptions()))) == 1500
     assert seen == [512, 1024, 1500]
 
 
@@ -217,7 +217,7 @@ def test_an_executor_that_gives_up_as_a_whole_does_not_hide_earlier_waves(pulls:
     desk.executor = GivesUp(store)
     bodies = range(512 * 70)
     with pytest.raises(errors.PartialPublish) as caught:
-        desk.play(publish.publish_many(desk.link, "orders", bodies, publish.PublishOptions()))
+        desk.play(publish.publish_many(desk.context, "orders", bodies, publish.PublishOptions()))
     assert isinstance(caught.value.cause, errors.StoreUnavailable)
     known = [published is not None for published in caught.value.results]
     assert known == [True] * 512 * 64 + [False] * 512 * 6
@@ -226,7 +226,7 @@ def test_an_executor_that_gives_up_as_a_whole_does_not_hide_earlier_waves(pulls:
 def test_a_publish_tells_whom_to_wake() -> None:
     store = ShakyStore()
     desk = Desk(store)
-    desk.play(publish.publish(desk.link, "orders", 1, publish.PublishOptions()))
+    desk.play(publish.publish(desk.context, "orders", 1, publish.PublishOptions()))
     assert desk.woken == [{"orders": ["*"]}]
 
 
@@ -234,22 +234,22 @@ def test_a_publish_tells_whom_to_wake() -> None:
 def test_a_blocked_publisher_finds_the_room_that_a_settle_makes() -> None:
     store = ShakyStore()
     desk = Desk(store)
-    desk.play(run.configure(desk.link, "orders", {"max_pending": 4, "overload": "block"}))
+    desk.play(run.configure(desk.context, "orders", {"max_pending": 4, "overload": "block"}))
     options = publish.PublishOptions(timeout=10)
 
     def work() -> None:
         message = desk.play(receive_now(desk))
         assert message is not None
-        desk.play(receive.finish(desk.link, message, None, NoRetry()))
+        desk.play(receive.finish(desk.context, message, None, NoRetry()))
 
     desk.on_sleep = work
-    results = desk.play(publish.publish_many(desk.link, "orders", range(20), options))
+    results = desk.play(publish.publish_many(desk.context, "orders", range(20), options))
     assert len(results) == 20
-    assert desk.play(desk.link.attempt(store.stats("orders"))).ledger.balance == 0
+    assert desk.play(desk.context.attempt(store.stats("orders"))).ledger.balance == 0
 
 
 def receive_now(desk: Desk) -> Flow[Message[Any] | None]:
-    return receive.receive(desk.link, "orders", 0, None)
+    return receive.receive(desk.context, "orders", 0, None)
 
 
 # ---- waiting -------------------------------------------------------------------------------------------------
@@ -259,7 +259,7 @@ def receive_now(desk: Desk) -> Flow[Message[Any] | None]:
 def test_polling_adapts_from_fifty_milliseconds_to_the_safety_poll() -> None:
     store = ShakyStore()
     desk = Desk(store)
-    assert desk.play(receive.receive(desk.link, "orders", 60, None)) is None
+    assert desk.play(receive.receive(desk.context, "orders", 60, None)) is None
     assert desk.now == pytest.approx(60)
     assert desk.slept[0] <= POLL_FIRST_SECONDS < desk.slept[1] <= 2 * POLL_FIRST_SECONDS
     assert all(seconds <= 5 for seconds in desk.slept)
@@ -295,7 +295,7 @@ def test_a_moment_that_brings_nothing_does_not_make_a_worker_spin() -> None:
 def test_an_interrupted_claim_is_found_by_the_next_receive() -> None:
     store = ShakyStore()
     desk = Desk(store)
-    desk.play(publish.publish(desk.link, "orders", 1, publish.PublishOptions()))
+    desk.play(publish.publish(desk.context, "orders", 1, publish.PublishOptions()))
     flow = receive_now(desk)
     desk.run(next(flow))  # type: ignore[arg-type]
     with pytest.raises(KeyboardInterrupt):
@@ -309,12 +309,12 @@ def test_an_interrupted_claim_is_found_by_the_next_receive() -> None:
 def test_a_lost_claim_is_forgotten_when_the_store_has_forgotten_it(later: float) -> None:
     store = ShakyStore()
     desk = Desk(store)
-    operation = desk.link.lanes.begin("orders")
-    desk.link.add_lost_claim("orders", operation)
+    operation = desk.context.replay_windows.begin("orders")
+    desk.context.add_lost_claim("orders", operation)
     desk.now += later
     assert desk.play(receive_now(desk)) is None
     assert store.ran.count("claim") == (2 if later == 0 else 1)
-    assert desk.link.take_lost_claim("orders") is None
+    assert desk.context.take_lost_claim("orders") is None
 
 
 # ---- continuations on stores that cannot span queues ---------------------------------------------------------
@@ -354,11 +354,11 @@ def test_what_a_settle_sent_on_arrives_once_however_often_it_is_sent() -> None:
     desk = Desk(store)
     store.kept = [continuation(1, "a", "k"), continuation(2, "b"), continuation(3, "a", "k"), continuation(4, "a")]
     kept = list(store.kept)
-    assert desk.play(deliver_outgoing(desk.link, "orders")) == 4
+    assert desk.play(deliver_outgoing(desk.context, "orders")) == 4
     assert store.kept == []
     store.kept = kept
-    assert desk.play(deliver_outgoing(desk.link, "orders")) == 4
-    ledgers = [desk.play(desk.link.attempt(store.stats(queue))).ledger for queue in ("a", "b")]
+    assert desk.play(deliver_outgoing(desk.context, "orders")) == 4
+    ledgers = [desk.play(desk.context.attempt(store.stats(queue))).ledger for queue in ("a", "b")]
     assert [(ledger.ready, ledger.published) for ledger in ledgers] == [(2, 2), (1, 1)]
 
 
@@ -367,13 +367,13 @@ def test_what_cannot_be_forwarded_now_is_left_for_a_later_claim(caplog: pytest.L
     desk = Desk(store)
     store.kept = [continuation(1, "a"), continuation(2, "b")]
     with caplog.at_level(logging.WARNING, "waypost"):
-        assert desk.play(deliver_outgoing(desk.link, "orders")) == 0
+        assert desk.play(deliver_outgoing(desk.context, "orders")) == 0
         # One target's trouble is not another's.
-        assert desk.play(deliver_outgoing(desk.link, "orders")) == 1
+        assert desk.play(deliver_outgoing(desk.context, "orders")) == 1
     assert [vars(record)["event"] for record in caplog.records] == ["outgoing_delayed"] * 2
     assert ([next_one.queue for next_one in store.kept], desk.slept) == (["a"], [])
-    assert desk.play(deliver_outgoing(desk.link, "orders")) == 1
-    assert desk.play(desk.link.attempt(store.stats("a"))).ledger.published == 1
+    assert desk.play(deliver_outgoing(desk.context, "orders")) == 1
+    assert desk.play(desk.context.attempt(store.stats("a"))).ledger.published == 1
 
 
 def test_a_claim_that_reports_leftovers_sends_them() -> None:
@@ -404,12 +404,12 @@ def test_a_rate_becomes_small_steps(rate: str | None, size: int, seconds: float)
 def test_a_redrive_pauses_between_its_steps() -> None:
     store = ShakyStore()
     desk = Desk(store)
-    drafts = [Draft(id, b"") for id in desk.link.session.message_ids(25)]
-    operation = desk.link.lanes.begin("orders")
+    drafts = [Draft(id, b"") for id in desk.context.session.message_ids(25)]
+    operation = desk.context.replay_windows.begin("orders")
     desk.run(store.publish("orders", drafts, operation))
-    desk.play(run.configure(desk.link, "orders", {"lease": None}))
+    desk.play(run.configure(desk.context, "orders", {"lease": None}))
     bury_all(store)
-    redriven = desk.play(run.redrive(desk.link, "orders", ids=(), reason=None, limit=None, rate="100/s"))
+    redriven = desk.play(run.redrive(desk.context, "orders", ids=(), reason=None, limit=None, rate="100/s"))
     assert (len(redriven.moved), redriven.more) == (25, False)
     assert desk.slept == pytest.approx([0.1, 0.1])
 
@@ -423,11 +423,11 @@ def bury_all(store: ShakyStore) -> None:
 def test_a_redrive_stops_where_all_that_is_left_stays_dead() -> None:
     store = ShakyStore()
     desk = Desk(store)
-    operation = desk.link.lanes.begin("orders")
-    first, second = desk.link.session.message_ids(2)
+    operation = desk.context.replay_windows.begin("orders")
+    first, second = desk.context.session.message_ids(2)
     desk.run(store.publish("orders", [Draft(first, b"", "k")], operation))
     bury_all(store)
     store.inner._queues["orders"].keys.clear()
-    desk.run(store.publish("orders", [Draft(second, b"", "k")], desk.link.lanes.begin("orders")))
-    redriven = desk.play(run.redrive(desk.link, "orders", ids=[first], reason=None, limit=None, rate=None))
+    desk.run(store.publish("orders", [Draft(second, b"", "k")], desk.context.replay_windows.begin("orders")))
+    redriven = desk.play(run.redrive(desk.context, "orders", ids=[first], reason=None, limit=None, rate=None))
     assert (redriven.moved, redriven.duplicates) == ([], [first])

@@ -9,7 +9,7 @@ from typing import cast
 
 import pytest
 
-from tests.unit.faces import COLOURS, face
+from tests.unit.clients import MODES, open_client
 from waypost.message import Observed
 from waypost.store.port import Store
 from waypost.store.sqlite import SqliteStore
@@ -96,12 +96,12 @@ def test_counters_follow_the_rows(bench: Bench, path: Path) -> None:
 
 
 @pytest.mark.promise("SEE-1")
-@pytest.mark.parametrize("colour", COLOURS)
+@pytest.mark.parametrize("mode", MODES)
 def test_a_damaged_record_is_logged_and_reported_once_and_a_client_can_mend_it(
-    path: Path, colour: str, caplog: pytest.LogCaptureFixture
+    path: Path, mode: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     events: list[Observed] = []
-    with face(colour, f"sqlite:///{path}", on_event=events.append) as post:
+    with open_client(mode, f"sqlite:///{path}", on_event=events.append) as post:
         broken, sound = (one.id for one in post.publish_many("orders", ["first", "second"]))
         execute(path, "UPDATE wp_message SET deliveries = 'x' WHERE id = ?", broken)
         for _ in range(2):

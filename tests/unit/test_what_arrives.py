@@ -17,14 +17,14 @@ import msgspec
 import pydantic
 import pytest
 
-from tests.unit.faces import COLOURS, face
+from tests.unit.clients import MODES, open_client
 from waypost import CONTENT, Queue, codec, errors
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "envelope.md"
 REFUSED = object()
 
 
-class Colour(enum.Enum):
+class Mode(enum.Enum):
     RED = "red"
 
 
@@ -62,7 +62,7 @@ class Parcel:
     price: Decimal
     names: dict[int, str]
     data: bytes
-    kind: Colour
+    kind: Mode
 
 
 @dataclasses.dataclass(eq=False)
@@ -77,7 +77,7 @@ class Model(pydantic.BaseModel):
 
 AT = datetime(2030, 1, 2, 3, 4, 5, 678901, tzinfo=UTC)
 ID = uuid.UUID(int=7)
-PARCEL = Parcel(AT, {"a", "b"}, (1, 2), Decimal("1.50"), {1: "one"}, b"\xff", Colour.RED)
+PARCEL = Parcel(AT, {"a", "b"}, (1, 2), Decimal("1.50"), {1: "one"}, b"\xff", Mode.RED)
 
 
 class Row(NamedTuple):
@@ -122,7 +122,7 @@ TABLE = [
     row("`UUID`", "`UUID`", ID, uuid.UUID),
     row("`bytes` inside another value", "`list[bytes]`", [b"a"], list[bytes]),
     row("any of these inside a `dict` or `list`", "`dict[str, datetime]`", {"at": AT}, dict[str, datetime]),
-    row("`Enum`", "itself", Colour.RED, Colour),
+    row("`Enum`", "itself", Mode.RED, Mode),
     Row("`IntEnum`, `StrEnum`", "itself", [Level.HIGH], list[Level], [3], "the number or text, which equals it",
         [Level.HIGH]),
     Row("a subclass of `str` or `int`", "itself", [Name("a")], list[Name], ["a"], "the text or number, which equals it",
@@ -145,9 +145,9 @@ def test_the_page_says_what_arrives(row: Row) -> None:
     assert f"| {row.value} | {row.declared} | {row.plain_said} | {row.typed_said} |" in PAGE.read_text()
 
 
-@pytest.fixture(params=COLOURS)
+@pytest.fixture(params=MODES)
 def post(request: pytest.FixtureRequest) -> Iterator[Any]:
-    with face(request.param, "memory://") as client:
+    with open_client(request.param, "memory://") as client:
         yield client
 
 

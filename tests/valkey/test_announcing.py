@@ -9,22 +9,22 @@ import pytest
 import redis
 
 from tests.fault.proxy import Proxy
-from tests.unit.faces import COLOURS
+from tests.unit.clients import MODES
 from tests.valkey.rig import Inside
 from waypost.errors import StoreError
 from waypost.store.port import Store
 from waypost.store.valkey import ValkeyStore
 from waypost.store.valkey import store as store_module
-from waypost.testing.bench import QUEUE, Bench, Colour, StoreMaker
+from waypost.testing.bench import QUEUE, Bench, Mode, StoreMaker
 from waypost.testing.servers import ValkeyServer
 from waypost.testing.setups import ClusterSetup
 
 pytestmark = pytest.mark.promise("STORE-1")
 
 
-@pytest.fixture(params=COLOURS)
-def colour(request: pytest.FixtureRequest) -> Colour:
-    chosen: Colour = request.param
+@pytest.fixture(params=MODES)
+def mode(request: pytest.FixtureRequest) -> Mode:
+    chosen: Mode = request.param
     return chosen
 
 
@@ -35,14 +35,14 @@ def proxy(server: ValkeyServer) -> Iterator[Proxy]:
 
 
 @pytest.fixture
-def bench(proxy: Proxy, colour: Colour) -> Iterator[Bench]:
+def bench(proxy: Proxy, mode: Mode) -> Iterator[Bench]:
     """A client that reaches the server through the proxy."""
 
     def make(clock: Any, namespace: str) -> Store:
         url = f"valkey://127.0.0.1:{proxy.port}"
         return cast(Store, ValkeyStore.from_url(url, namespace=namespace, clock=clock))
 
-    with Bench(make, colour) as subject:
+    with Bench(make, mode) as subject:
         yield subject
 
 
@@ -110,14 +110,14 @@ def test_an_announcement_costs_no_round_trip_and_is_sent_once(
 
 
 def test_a_cluster_takes_messages_where_the_list_of_queues_is_refused_and_lists_the_queue_later(
-    colour: Colour, monkeypatch: pytest.MonkeyPatch
+    mode: Mode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(store_module, "ANNOUNCE_PAUSE_SECONDS", 0.0)
 
     def make(clock: Any, namespace: str) -> Store:
         return cast(Store, ValkeyStore.from_url(setup.url, namespace=namespace, clock=clock))
 
-    with ClusterSetup() as setup, Bench(cast("StoreMaker", make), colour) as bench:
+    with ClusterSetup() as setup, Bench(cast("StoreMaker", make), mode) as bench:
         home = setup.owner(setup.slot_of(f"{bench.namespace}:queues"))
         queue = next(
             name

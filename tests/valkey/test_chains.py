@@ -11,7 +11,7 @@ from typing import Any, TypeVar, cast
 
 import pytest
 
-from tests.unit.faces import COLOURS, face
+from tests.unit.clients import MODES, open_client
 from tests.valkey.rig import Inside
 from waypost.errors import ForeignData
 from waypost.message import Continuation, Lease, Notice, Watched, chain_id
@@ -26,7 +26,7 @@ from waypost.policy import (
 )
 from waypost.store.port import AsyncExecutor, Call, Executor, Store
 from waypost.store.valkey import ValkeyStore
-from waypost.testing.bench import QUEUE, Bench, Colour, fresh_namespace
+from waypost.testing.bench import QUEUE, Bench, Mode, fresh_namespace
 from waypost.testing.servers import ValkeyServer
 from waypost.testing.setups import ClusterSetup
 
@@ -135,10 +135,10 @@ def steps_of(url: str, namespace: str, request: pytest.FixtureRequest) -> list[s
 
 
 @pytest.mark.promise("CHAIN-2", "STORE-1")
-@pytest.mark.parametrize("colour", COLOURS)
+@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("last_call", ["settle", "outgoing", "publish", "arrive", "forwarded"])
 def test_a_chain_ends_once_though_its_client_dies_at_every_step(
-    url: str, colour: Colour, last_call: str, request: pytest.FixtureRequest
+    url: str, mode: Mode, last_call: str, request: pytest.FixtureRequest
 ) -> None:
     namespace = fresh_namespace()
     queues = steps_of(url, namespace, request)
@@ -149,7 +149,7 @@ def test_a_chain_ends_once_though_its_client_dies_at_every_step(
         store = MortalStore(cast(Store, ValkeyStore.from_url(url, namespace=namespace)), last_call)
         with (
             suppress(Killed),
-            face(colour, store=store) as doomed,
+            open_client(mode, store=store) as doomed,
             doomed.receive(queues[number], wait=20) as message,
         ):
             assert message.body == number
@@ -165,7 +165,7 @@ def test_a_chain_ends_once_though_its_client_dies_at_every_step(
         with post.receive(queue, wait=0) as message:
             assert message is None, "a message was there twice"
 
-    with face(colour, url, namespace=namespace) as post:
+    with open_client(mode, url, namespace=namespace) as post:
         first = post.publish(queues[0], 0, chain=True)
         report = post.publish("reports", "the report", after=first)
         somebody_claims(post, "reports")

@@ -15,7 +15,7 @@ from hypothesis import settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from tests.conformance.test_state_machine import REACHED, USUAL
-from tests.unit.faces import COLOURS, face
+from tests.unit.clients import MODES, open_client
 from waypost import AsyncWaypost, Waypost
 from waypost.errors import ConfigurationError, InvalidUrl, StoreUnavailable, UnusableClient
 from waypost.message import Notice, chain_id
@@ -24,7 +24,7 @@ from waypost.store.valkey import ValkeyStore
 from waypost.store.valkey.cluster import ClusterSource
 from waypost.store.valkey.command import ValkeyCall
 from waypost.store.valkey.failures import SlotMoving
-from waypost.testing.bench import QUEUE, Bench, Colour, StoreMaker, fresh_namespace
+from waypost.testing.bench import QUEUE, Bench, Mode, StoreMaker, fresh_namespace
 from waypost.testing.clock import ManualClock
 from waypost.testing.machine import machine_for
 from waypost.testing.servers import ValkeyServer
@@ -42,9 +42,9 @@ def setup() -> Iterator[ClusterSetup]:
         yield one
 
 
-@pytest.fixture(params=COLOURS)
-def colour(request: pytest.FixtureRequest) -> Colour:
-    chosen: Colour = request.param
+@pytest.fixture(params=MODES)
+def mode(request: pytest.FixtureRequest) -> Mode:
+    chosen: Mode = request.param
     return chosen
 
 
@@ -90,9 +90,9 @@ def check_use(post: Any) -> None:
 
 
 @pytest.mark.promise("STORE-1", "STORE-5")
-def test_a_cluster_url_leads_to_every_node(setup: ClusterSetup, colour: Colour) -> None:
+def test_a_cluster_url_leads_to_every_node(setup: ClusterSetup, mode: Mode) -> None:
     namespace = fresh_namespace()
-    with face(colour, setup.url, namespace=namespace) as post:
+    with open_client(mode, setup.url, namespace=namespace) as post:
         check_use(post)
     owners = {setup.owner(slot(setup, namespace, queue)).port for queue in QUEUES}
     assert owners == {server.port for server in setup.servers}
@@ -151,19 +151,19 @@ def test_a_cluster_url_that_cannot_be_used_says_why_and_no_password(url: str, to
 
 
 @pytest.mark.promise("STORE-5", "LEASE-14")
-def test_what_is_no_cluster_and_what_is_one_node_of_it_are_told_apart(setup: ClusterSetup, colour: Colour) -> None:
+def test_what_is_no_cluster_and_what_is_one_node_of_it_are_told_apart(setup: ClusterSetup, mode: Mode) -> None:
     with (
         ValkeyServer() as single,
         pytest.raises(ConfigurationError, match="is no Cluster"),
-        face(colour, f"valkey+cluster://127.0.0.1:{single.port}"),
+        open_client(mode, f"valkey+cluster://127.0.0.1:{single.port}"),
     ):
         pass
     with (
         pytest.raises(StoreUnavailable, match="is the server running"),
-        face(colour, f"valkey+cluster://127.0.0.1:{single.port}"),
+        open_client(mode, f"valkey+cluster://127.0.0.1:{single.port}"),
     ):
         pass
-    with pytest.raises(ConfigurationError, match=r"valkey\+cluster://"), face(colour, setup.servers[0].url):
+    with pytest.raises(ConfigurationError, match=r"valkey\+cluster://"), open_client(mode, setup.servers[0].url):
         pass
 
 
@@ -171,8 +171,8 @@ def test_what_is_no_cluster_and_what_is_one_node_of_it_are_told_apart(setup: Clu
 
 
 @pytest.mark.promise("STORE-1")
-def test_a_batch_over_many_queues_is_answered_in_its_order(make_store: StoreMaker, colour: Colour) -> None:
-    with Bench(make_store, colour) as bench:
+def test_a_batch_over_many_queues_is_answered_in_its_order(make_store: StoreMaker, mode: Mode) -> None:
+    with Bench(make_store, mode) as bench:
         order = [queue for number in range(3) for queue in (QUEUES if number % 2 else QUEUES[::-1])]
         drafts = [bench.draft() for _ in order]
         calls = [
@@ -185,9 +185,9 @@ def test_a_batch_over_many_queues_is_answered_in_its_order(make_store: StoreMake
 
 
 @pytest.mark.promise("STORE-1")
-def test_what_a_settle_sends_to_a_queue_on_another_node_arrives_once(setup: ClusterSetup, colour: Colour) -> None:
+def test_what_a_settle_sends_to_a_queue_on_another_node_arrives_once(setup: ClusterSetup, mode: Mode) -> None:
     namespace = fresh_namespace()
-    with face(colour, setup.url, namespace=namespace) as post:
+    with open_client(mode, setup.url, namespace=namespace) as post:
         home = setup.owner(slot(setup, namespace))
         far = next(queue for queue in QUEUES if setup.owner(slot(setup, namespace, queue)) is not home)
         post.publish(QUEUE, "first")
@@ -200,17 +200,17 @@ def test_what_a_settle_sends_to_a_queue_on_another_node_arrives_once(setup: Clus
 
 
 @pytest.mark.promise("STORE-1", "LEASE-14")
-def test_a_node_that_restarts_is_waited_for_and_the_others_go_on(colour: Colour) -> None:
+def test_a_node_that_restarts_is_waited_for_and_the_others_go_on(mode: Mode) -> None:
     with ClusterSetup(appendonly=True) as own:
         namespace = fresh_namespace()
         listed = own.owner(own.slot_of(f"{namespace}:queues"))
         gone = next(server for server in own.servers if server is not listed)
         there = next(one for one in QUEUES if own.owner(slot(own, namespace, one)) is gone)
         here = next(one for one in QUEUES if own.owner(slot(own, namespace, one)) is not gone)
-        with face(colour, own.url, namespace=namespace, retry_budget=30) as post:
+        with open_client(mode, own.url, namespace=namespace, retry_budget=30) as post:
             first = post.publish(there, 1)
             gone.kill()
-            with face(colour, own.url, namespace=namespace, retry_budget=0) as hasty:
+            with open_client(mode, own.url, namespace=namespace, retry_budget=0) as hasty:
                 with pytest.raises(StoreUnavailable):
                     hasty.publish(there, 2)
                 assert hasty.publish(here, 1).status == "queued"
@@ -237,10 +237,10 @@ MISSING = {
 @pytest.mark.promise("STORE-1")
 @pytest.mark.parametrize("moved", [0, 1, 5, 100])
 def test_no_script_begins_while_its_slot_is_moving(
-    setup: ClusterSetup, make_store: StoreMaker, colour: Colour, moved: int
+    setup: ClusterSetup, make_store: StoreMaker, mode: Mode, moved: int
 ) -> None:
     """All that a script could touch exists, so only the key that never does keeps it from beginning."""
-    with Bench(make_store, colour) as bench:
+    with Bench(make_store, mode) as bench:
         bench.publish(key="order:1", window=3600)
         lease = bench.claim_one()
         bench.publish()
@@ -351,7 +351,7 @@ def test_any_program_does_the_same_while_slots_move(setup: ClusterSetup, make_st
 
 
 @pytest.mark.promise("STORE-1", "LEASE-14")
-def test_clients_go_on_by_themselves_while_their_slot_moves_to_and_fro(setup: ClusterSetup, colour: Colour) -> None:
+def test_clients_go_on_by_themselves_while_their_slot_moves_to_and_fro(setup: ClusterSetup, mode: Mode) -> None:
     namespace, goal = fresh_namespace(), 150
     number = slot(setup, namespace)
     ended = threading.Event()
@@ -367,7 +367,7 @@ def test_clients_go_on_by_themselves_while_their_slot_moves_to_and_fro(setup: Cl
     moving = threading.Thread(target=move)
     published: list[str] = []
     handled: list[str] = []
-    with face(colour, setup.url, namespace=namespace) as post:
+    with open_client(mode, setup.url, namespace=namespace) as post:
         moving.start()
         try:
             while len(published) < goal or moves < 3:

@@ -21,29 +21,29 @@ from redis.asyncio.sentinel import Sentinel as AsyncSentinel
 from redis.sentinel import Sentinel
 
 from tests.fault.proxy import Proxy
-from tests.unit.faces import COLOURS, face
+from tests.unit.clients import MODES, open_client
 from waypost import AsyncWaypost, Waypost
 from waypost.errors import ConfigurationError, InvalidUrl, StoreError, StoreUnavailable, UnusableClient
 from waypost.store.port import Store
 from waypost.store.valkey import ValkeyStore, executor
 from waypost.store.valkey.connecting import REPLY_TIMEOUT_SECONDS, UrlSource
 from waypost.store.valkey.executor import check_server
-from waypost.testing.bench import Colour, Runner, fresh_namespace
+from waypost.testing.bench import Mode, Runner, fresh_namespace
 from waypost.testing.servers import ValkeyServer, free_port
 
 SECRET = "canary-hunter2"
 QUEUE = "orders"
 
 
-@pytest.fixture(params=COLOURS)
-def colour(request: pytest.FixtureRequest) -> str:
+@pytest.fixture(params=MODES)
+def mode(request: pytest.FixtureRequest) -> str:
     chosen: str = request.param
     return chosen
 
 
 @pytest.fixture
-def post(server: ValkeyServer, colour: str) -> Iterator[Any]:
-    with face(colour, server.url, namespace=fresh_namespace()) as one:
+def post(server: ValkeyServer, mode: str) -> Iterator[Any]:
+    with open_client(mode, server.url, namespace=fresh_namespace()) as one:
         yield one
 
 
@@ -64,15 +64,15 @@ def check_use(post: Any) -> None:
 
 
 @pytest.mark.promise("LEASE-14")
-def test_a_port_where_nobody_listens_is_an_error_at_once(colour: str) -> None:
+def test_a_port_where_nobody_listens_is_an_error_at_once(mode: str) -> None:
     url = f"valkey://user:{SECRET}@127.0.0.1:{free_port()}"
-    with pytest.raises(StoreUnavailable, match="is the server running") as caught, face(colour, url):
+    with pytest.raises(StoreUnavailable, match="is the server running") as caught, open_client(mode, url):
         pass
     assert SECRET not in str(caught.value)
 
 
 @pytest.mark.promise("LEASE-14")
-def test_a_server_that_accepts_and_says_nothing_is_given_up_after_the_start_timeout(colour: str) -> None:
+def test_a_server_that_accepts_and_says_nothing_is_given_up_after_the_start_timeout(mode: str) -> None:
     """Left to itself, the wait for a reply would be longer than this test waits."""
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
@@ -81,7 +81,7 @@ def test_a_server_that_accepts_and_says_nothing_is_given_up_after_the_start_time
 
         def connect() -> None:
             try:
-                with face(colour, f"valkey://127.0.0.1:{silent.getsockname()[1]}", start_timeout=0.2):
+                with open_client(mode, f"valkey://127.0.0.1:{silent.getsockname()[1]}", start_timeout=0.2):
                     pass
             except BaseException as error:
                 failures.append(error)
@@ -92,9 +92,9 @@ def test_a_server_that_accepts_and_says_nothing_is_given_up_after_the_start_time
         assert [type(failure) for failure in failures] == [StoreUnavailable]
 
 
-def test_later_replies_may_take_longer_than_the_first(server: ValkeyServer, colour: Colour) -> None:
+def test_later_replies_may_take_longer_than_the_first(server: ValkeyServer, mode: Mode) -> None:
     for options, limit in (("", REPLY_TIMEOUT_SECONDS), ("?socket_timeout=7", 7)):
-        runner = Runner(cast(Store, ValkeyStore.from_url(server.url + options)), colour)
+        runner = Runner(cast(Store, ValkeyStore.from_url(server.url + options)), mode)
         runner.run(ValkeyStore.from_url(server.url).queues())
         connected: Any = runner._sync or runner._async
         assert [getattr(kept, "connection", kept).socket_timeout for kept, _ in connected._idle] == [limit]
@@ -125,30 +125,28 @@ def test_a_url_that_cannot_be_used_says_why_and_no_password(url: str, told: str)
 
 @pytest.mark.promise("STORE-5")
 @pytest.mark.parametrize("options", ["", "/3", "/?decode_responses=yes", "/?protocol=3", "?client_name=mine"])
-def test_a_url_may_say_more(server: ValkeyServer, colour: str, options: str) -> None:
-    with face(colour, server.url + options, namespace=fresh_namespace()) as post:
+def test_a_url_may_say_more(server: ValkeyServer, mode: str, options: str) -> None:
+    with open_client(mode, server.url + options, namespace=fresh_namespace()) as post:
         check_use(post)
 
 
 @pytest.mark.promise("STORE-5")
-def test_a_unix_socket_serves_as_well(server: ValkeyServer, colour: str) -> None:
-    with face(colour, server.socket_url, namespace=fresh_namespace()) as post:
+def test_a_unix_socket_serves_as_well(server: ValkeyServer, mode: str) -> None:
+    with open_client(mode, server.socket_url, namespace=fresh_namespace()) as post:
         check_use(post)
 
 
 @pytest.mark.promise("STORE-5", "SEE-6")
-def test_a_password_opens_the_door_and_a_wrong_one_is_never_shown(
-    colour: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_password_opens_the_door_and_a_wrong_one_is_never_shown(mode: str, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     with ValkeyServer(requirepass="right") as locked:
-        with face(colour, f"valkey://:right@127.0.0.1:{locked.port}") as post:
+        with open_client(mode, f"valkey://:right@127.0.0.1:{locked.port}") as post:
             check_use(post)
         told = []
         for user in (f":{SECRET}@", f"somebody:{SECRET}@", ""):
             with (
                 pytest.raises(StoreError, match="password") as caught,
-                face(colour, f"valkey://{user}127.0.0.1:{locked.port}") as post,
+                open_client(mode, f"valkey://{user}127.0.0.1:{locked.port}") as post,
             ):
                 post.queues()
             assert isinstance(caught.value, ConfigurationError)
@@ -160,12 +158,14 @@ def test_a_password_opens_the_door_and_a_wrong_one_is_never_shown(
 
 
 @pytest.mark.promise("SEE-6")
-def test_a_user_who_may_not_run_scripts_is_told_so(server: ValkeyServer, raw: Any, colour: str) -> None:
+def test_a_user_who_may_not_run_scripts_is_told_so(server: ValkeyServer, raw: Any, mode: str) -> None:
     raw.acl_setuser(
         "looker", enabled=True, passwords=[f"+{SECRET}"], categories=["+@read"], commands=["+info"], keys="*"
     )
     try:
-        with face(colour, f"valkey://looker:{SECRET}@127.0.0.1:{server.port}", namespace=fresh_namespace()) as post:
+        with open_client(
+            mode, f"valkey://looker:{SECRET}@127.0.0.1:{server.port}", namespace=fresh_namespace()
+        ) as post:
             for verb, body in ((post.publish, 1), (post.publish_many, [1, 2])):
                 with pytest.raises(PermissionError, match="ACL of the user") as caught:
                     verb(QUEUE, body)
@@ -315,8 +315,8 @@ def test_a_forked_child_is_refused_and_its_parent_goes_on(server: ValkeyServer) 
 
 
 @pytest.mark.promise("LEASE-14", "STORE-1")
-def test_after_a_restart_of_the_server_the_next_call_works_by_itself(colour: str) -> None:
-    with ValkeyServer(appendonly=True) as server, face(colour, server.url, retry_budget=30) as post:
+def test_after_a_restart_of_the_server_the_next_call_works_by_itself(mode: str) -> None:
+    with ValkeyServer(appendonly=True) as server, open_client(mode, server.url, retry_budget=30) as post:
         first = post.publish(QUEUE, b"before", key="order")
         server.restart()
         assert post.publish(QUEUE, b"after").status == "queued"
@@ -356,11 +356,11 @@ def test_a_connection_that_the_server_closed_is_replaced(post: Any, raw: Any) ->
 
 @pytest.mark.promise("LEASE-14")
 def test_an_idle_connection_that_the_server_closed_is_noticed_before_it_is_used(
-    server: ValkeyServer, raw: Any, colour: Colour, monkeypatch: pytest.MonkeyPatch
+    server: ValkeyServer, raw: Any, mode: Mode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(executor, "IDLE_SECONDS", 0)
     name = fresh_namespace()
-    runner = Runner(cast(Store, ValkeyStore.from_url(f"{server.url}?client_name={name}")), colour)
+    runner = Runner(cast(Store, ValkeyStore.from_url(f"{server.url}?client_name={name}")), mode)
     queues = ValkeyStore.from_url(server.url).queues()
     for _ in range(3):
         runner.run(queues)
@@ -459,11 +459,11 @@ def warnings_of(records: list[logging.LogRecord]) -> list[tuple[str, str]]:
 
 @pytest.mark.promise("STORE-1")
 def test_a_server_that_can_lose_messages_is_warned_about_once(
-    server: ValkeyServer, colour: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    server: ValkeyServer, mode: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(executor, "_warned", set())
     for _ in range(3):
-        with face(colour, server.url):
+        with open_client(mode, server.url):
             pass
     [(problem, text)] = warnings_of(caplog.records)
     assert problem == "no_append_only_file"

@@ -17,7 +17,7 @@ import redis
 import redis.asyncio.sentinel
 import redis.sentinel
 
-from tests.unit.faces import COLOURS, face
+from tests.unit.clients import MODES, open_client
 from tests.valkey.test_connections import check_use
 from waypost import AsyncWaypost, Waypost
 from waypost.errors import InvalidUrl, MissingExtra, StoreUnavailable
@@ -41,8 +41,8 @@ def calm() -> Iterator[SentinelSetup]:
         yield setup
 
 
-@pytest.fixture(params=COLOURS)
-def colour(request: pytest.FixtureRequest) -> str:
+@pytest.fixture(params=MODES)
+def mode(request: pytest.FixtureRequest) -> str:
     chosen: str = request.param
     return chosen
 
@@ -56,24 +56,24 @@ def untyped(kind: Any) -> Any:
 
 @pytest.mark.promise("STORE-5")
 @pytest.mark.parametrize("options", ["", "/3", "?client_name=mine", "?protocol=3"])
-def test_a_sentinel_url_leads_to_the_primary(calm: SentinelSetup, colour: str, options: str) -> None:
-    with face(colour, calm.url + options, namespace=fresh_namespace()) as post:
+def test_a_sentinel_url_leads_to_the_primary(calm: SentinelSetup, mode: str, options: str) -> None:
+    with open_client(mode, calm.url + options, namespace=fresh_namespace()) as post:
         check_use(post)
 
 
 @pytest.mark.promise("STORE-5")
-def test_one_sentinel_that_answers_is_enough(calm: SentinelSetup, colour: str) -> None:
+def test_one_sentinel_that_answers_is_enough(calm: SentinelSetup, mode: str) -> None:
     known = calm.sentinels[0].port
-    with face(
-        colour, f"redis+sentinel://127.0.0.1:1,127.0.0.1:{known}/{calm.service}", namespace=fresh_namespace()
+    with open_client(
+        mode, f"redis+sentinel://127.0.0.1:1,127.0.0.1:{known}/{calm.service}", namespace=fresh_namespace()
     ) as post:
         check_use(post)
 
 
 @pytest.mark.promise("STORE-5", "LEASE-14")
-def test_a_service_that_nobody_knows_is_an_error_at_once(calm: SentinelSetup, colour: str) -> None:
+def test_a_service_that_nobody_knows_is_an_error_at_once(calm: SentinelSetup, mode: str) -> None:
     url = f"valkey+sentinel://user:{SECRET}@127.0.0.1:{calm.sentinels[0].port}/nothing"
-    with pytest.raises(StoreUnavailable, match="MasterNotFoundError") as caught, face(colour, url):
+    with pytest.raises(StoreUnavailable, match="MasterNotFoundError") as caught, open_client(mode, url):
         pass
     assert SECRET not in str(caught.value)
 
@@ -151,10 +151,10 @@ def test_the_callers_asyncio_client_of_a_sentinel_serves_and_is_left_open(calm: 
 
 @pytest.mark.promise("STORE-5", "LEASE-14")
 @pytest.mark.parametrize("kind", [ValkeyServer, RedisServer])
-def test_a_connection_to_a_server_that_became_a_replica_is_not_kept(kind: type[EmbeddedServer], colour: str) -> None:
+def test_a_connection_to_a_server_that_became_a_replica_is_not_kept(kind: type[EmbeddedServer], mode: str) -> None:
     with server_or_skip(kind) as first, kind() as second, client_of(first.port) as raw:
         store = ValkeyStore.from_url(first.url)
-        with Bench(lambda clock, namespace: cast(Store, store), "sync" if colour == "sync" else "async") as bench:
+        with Bench(lambda clock, namespace: cast(Store, store), "sync" if mode == "sync" else "async") as bench:
             bench.publish()
             raw.replicaof("127.0.0.1", second.port)
             connected: Any = bench.runner._sync or bench.runner._async
@@ -200,8 +200,8 @@ def test_a_primary_that_wants_replicas_and_has_none_refuses_whole(kind: type[Emb
 
 
 @pytest.mark.promise("STORE-1", "STORE-5", "LEASE-14")
-def test_after_a_promotion_a_client_goes_on_by_itself(colour: str) -> None:
-    with SentinelSetup() as setup, face(colour, setup.url, namespace=fresh_namespace(), retry_budget=60) as post:
+def test_after_a_promotion_a_client_goes_on_by_itself(mode: str) -> None:
+    with SentinelSetup() as setup, open_client(mode, setup.url, namespace=fresh_namespace(), retry_budget=60) as post:
         first = post.publish(QUEUE, {"n": 1}, key="order:1")
         waiting = post.publish(QUEUE, {"n": 2}, key="order:2")
         wait_for_replica(setup)

@@ -10,7 +10,7 @@ from redis.crc import key_slot
 from tests.valkey.test_full_memory import fill
 from waypost.errors import ForeignData, MissingExtra, StoreFull
 from waypost.policy import WORKERS_SWEPT_MAX
-from waypost.store.port import Beat, Store
+from waypost.store.port import Heartbeat, Store
 from waypost.store.valkey import ValkeyStore
 from waypost.testing.bench import Bench
 from waypost.testing.servers import EmbeddedServer, RedisServer, ValkeyServer
@@ -23,8 +23,8 @@ def keys(bench: Bench) -> tuple[str, str]:
     return f"{{{bench.namespace}}}:workers", f"{{{bench.namespace}}}:records"
 
 
-def beat(bench: Bench, name: str, ttl_ms: int = TTL_MS) -> int:
-    return bench.run(bench.store.beat(Beat(name), ttl_ms))
+def heartbeat(bench: Bench, name: str, ttl_ms: int = TTL_MS) -> int:
+    return bench.run(bench.store.heartbeat(Heartbeat(name), ttl_ms))
 
 
 def names(bench: Bench) -> list[str]:
@@ -34,25 +34,25 @@ def names(bench: Bench) -> list[str]:
 def test_both_keys_lie_in_one_slot_and_end_with_the_last_worker(plain_bench: Bench, raw: Any) -> None:
     register, records = keys(plain_bench)
     assert key_slot(register.encode()) == key_slot(records.encode())
-    beat(plain_bench, "a")
-    beat(plain_bench, "short", 1_000)
+    heartbeat(plain_bench, "a")
+    heartbeat(plain_bench, "short", 1_000)
     for key in (register, records):
         assert TTL_MS < raw.pttl(key) <= 2 * TTL_MS
     for name in ("a", "short"):
-        plain_bench.run(plain_bench.store.leave(name))
+        plain_bench.run(plain_bench.store.unregister(name))
     assert raw.exists(register, records) == 0
 
 
 def test_those_who_are_gone_are_removed_in_passing_a_bounded_number_at_a_time(plain_bench: Bench, raw: Any) -> None:
     register, records = keys(plain_bench)
     many = WORKERS_SWEPT_MAX + 50
-    plain_bench.runner.run_many([plain_bench.store.beat(Beat(f"gone-{n}"), 1_000) for n in range(many)])
+    plain_bench.runner.run_many([plain_bench.store.heartbeat(Heartbeat(f"gone-{n}"), 1_000) for n in range(many)])
     assert raw.zcard(register) == raw.hlen(records) == many
     plain_bench.after(2)
-    beat(plain_bench, "a")
+    heartbeat(plain_bench, "a")
     assert raw.zcard(register) == raw.hlen(records) == 51
     assert names(plain_bench) == ["a"]
-    beat(plain_bench, "a")
+    heartbeat(plain_bench, "a")
     assert raw.zcard(register) == raw.hlen(records) == 1
 
 
@@ -61,7 +61,7 @@ def test_a_key_that_is_not_ours_is_named_and_not_touched(plain_bench: Bench, raw
     key = keys(plain_bench)[place]
     raw.set(key, "theirs")
     for call in (
-        plain_bench.store.beat(Beat("a"), TTL_MS), plain_bench.store.leave("a"), plain_bench.store.workers(),
+        plain_bench.store.heartbeat(Heartbeat("a"), TTL_MS), plain_bench.store.unregister("a"), plain_bench.store.workers(),
     ):  # fmt: skip
         with pytest.raises(ForeignData, match=key):
             plain_bench.run(cast(Any, call))
@@ -80,12 +80,12 @@ def test_who_works_can_be_seen_while_the_memory_is_full(kind: type[EmbeddedServe
         return cast(Store, ValkeyStore.from_url(server.url, namespace=namespace, clock=clock))
 
     with server, Bench(make, "sync") as bench:
-        beat(bench, "early")
+        heartbeat(bench, "early")
         fill(bench)
         with pytest.raises(StoreFull):
             bench.publish(b"x" * 10_000)
-        beat(bench, "early")
-        beat(bench, "late")
+        heartbeat(bench, "early")
+        heartbeat(bench, "late")
         assert names(bench) == ["early", "late"]
-        assert bench.run(bench.store.leave("early")) is True
+        assert bench.run(bench.store.unregister("early")) is True
         assert names(bench) == ["late"]

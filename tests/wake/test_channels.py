@@ -414,7 +414,7 @@ def test_where_no_socket_fits_the_file_itself_is_watched(folder: Path, namespace
         notes = listening(hub, Topic(namespace, "ready", "orders"), "sleepy")
         assert until(lambda: LOOK in notes.words)
         assert isinstance(hub._transport, WatchingTransport)
-        drive(post._connected(), receive.claim(post._link, "orders", 1, sleeper="sleepy"))
+        drive(post._connected(), receive.claim(post._context, "orders", 1, sleeper="sleepy"))
         notes.words.clear()
         post.publish("orders", 1)
         assert notes.heard("sleepy")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.wake.conftest import until
-from tests.worker.stage import Stage
+from tests.worker.harness import Harness
 from waypost import Waypost
 from waypost.message import Claimed, Observed
 from waypost.operations import receive
@@ -40,8 +40,8 @@ def server(request: pytest.FixtureRequest) -> EmbeddedServer:
 class Doors:
     """A worker's client, a publisher, and the server's own words about who waits."""
 
-    def __init__(self, stage: Stage, other: Waypost, raw: Any, namespace: str) -> None:
-        self.stage = stage
+    def __init__(self, harness: Harness, other: Waypost, raw: Any, namespace: str) -> None:
+        self.harness = harness
         self.other = other
         self.raw = raw
         self.namespace = namespace
@@ -49,7 +49,7 @@ class Doors:
         self.polls: list[Observed] = []
 
     def handled(self, queue: str = "orders", **options: Any) -> None:
-        @self.stage.handler(queue, **options)
+        @self.harness.handler(queue, **options)
         async def handle(body: Any) -> None:
             self.started.append(body)
 
@@ -80,10 +80,10 @@ def doors(request: pytest.FixtureRequest, server: EmbeddedServer, namespace: str
 
     with (
         client_of(server.port) as raw,
-        Stage(request.param, server.url, namespace=namespace, on_event=on_event) as stage,
+        Harness(request.param, server.url, namespace=namespace, on_event=on_event) as harness,
         Waypost(server.url, namespace=namespace) as other,
     ):
-        made = Doors(stage, other, raw, namespace)
+        made = Doors(harness, other, raw, namespace)
         made.polls = polls
         yield made
         assert until(lambda: not made.waiting(), "an empty doorstep")
@@ -95,7 +95,7 @@ def doors(request: pytest.FixtureRequest, server: EmbeddedServer, namespace: str
 @pytest.mark.promise("WAKE-1", "WAKE-2")
 def test_an_idle_worker_waits_at_the_server_and_no_word_is_needed(doors: Doors) -> None:
     doors.handled()
-    with doors.stage.working():
+    with doors.harness.working():
         doors.stands()
         before = doors.words()
         for number in range(5):
@@ -110,24 +110,24 @@ def test_an_idle_worker_waits_at_the_server_and_no_word_is_needed(doors: Doors) 
 @pytest.mark.promise("LEASE-11", "WAKE-2")
 def test_a_stop_calls_it_away_and_nothing_is_left_behind(doors: Doors) -> None:
     doors.handled()
-    with doors.stage.working():
+    with doors.harness.working():
         doors.stands()
     assert doors.other.stats("orders").sleepers == 0
     assert doors.other.publish("orders", 1).status == "queued"
     assert doors.other.ledger("orders").ready == 1
-    assert doors.stage.run().handled == 1
+    assert doors.harness.run().handled == 1
 
 
 @pytest.mark.promise("WAKE-2")
 def test_who_has_messages_under_way_is_told_by_a_word(doors: Doors) -> None:
     may_end = threading.Event()
 
-    @doors.stage.handler("orders", concurrency=4)
+    @doors.harness.handler("orders", concurrency=4)
     def handle(body: int) -> None:
         doors.started.append(body)
         may_end.wait(20)
 
-    with doors.stage.working():
+    with doors.harness.working():
         doors.stands()
         doors.other.publish("orders", 1)
         assert until(lambda: doors.started == [1], "the start")
@@ -144,7 +144,7 @@ def test_who_has_messages_under_way_is_told_by_a_word(doors: Doors) -> None:
 @pytest.mark.promise("TIMER-2", "WAKE-5")
 def test_a_timer_is_slept_for_on_the_loop_and_not_at_the_door(doors: Doors) -> None:
     doors.handled()
-    with doors.stage.working():
+    with doors.harness.working():
         doors.stands()
         doors.other.publish("orders", "timer", delay=0.5)
         assert until(lambda: not doors.waiting(), "the way back")
@@ -157,7 +157,7 @@ def test_a_timer_is_slept_for_on_the_loop_and_not_at_the_door(doors: Doors) -> N
 def test_nobody_waits_at_the_door_for_what_would_be_lost_or_late_there(doors: Doors, lease: float | None) -> None:
     doors.other.configure("orders", lease=lease)
     doors.handled()
-    with doors.stage.working():
+    with doors.harness.working():
         assert until(lambda: doors.other.stats("orders").sleepers == 1, "a sleeper")
         assert not doors.waiting()
         doors.other.publish("orders", 1)
@@ -173,7 +173,7 @@ def test_a_client_has_a_few_doors_and_the_others_share_the_subscription(doors: D
     queues = [f"orders-{number}" for number in range(DOORS_MAX + 2)]
     for queue in queues:
         doors.handled(queue)
-    with doors.stage.working():
+    with doors.harness.working():
         doors.stands(DOORS_MAX)
         for queue in queues:
             assert until(lambda q=queue: doors.other.stats(q).sleepers == 1, "a sleeper")  # type: ignore[misc]
@@ -185,7 +185,7 @@ def test_a_client_has_a_few_doors_and_the_others_share_the_subscription(doors: D
 @pytest.mark.promise("WAKE-2")
 def test_when_the_memory_of_sleepers_is_gone_the_door_is_opened_from_inside(doors: Doors) -> None:
     doors.handled()
-    with doors.stage.working():
+    with doors.harness.working():
         doors.stands()
         doors.raw.delete(f"{{{doors.namespace}:orders}}:sleepers")
         doors.other.publish("orders", 1)
@@ -196,7 +196,7 @@ def test_when_the_memory_of_sleepers_is_gone_the_door_is_opened_from_inside(door
 @pytest.mark.promise("LEASE-14")
 def test_a_server_that_forgot_its_scripts_is_told_them_again(doors: Doors) -> None:
     doors.handled()
-    with doors.stage.working():
+    with doors.harness.working():
         for number in range(3):
             doors.stands()
             doors.raw.script_flush()
@@ -208,7 +208,7 @@ def test_a_server_that_forgot_its_scripts_is_told_them_again(doors: Doors) -> No
 @pytest.mark.promise("LEASE-14", "STORE-4")
 def test_a_connection_that_is_cut_at_the_door_costs_nothing(doors: Doors) -> None:
     doors.handled()
-    with doors.stage.working():
+    with doors.harness.working():
         for number in range(3):
             doors.stands()
             doors.raw.client_kill_filter(_id=doors.waiting()[0]["id"])

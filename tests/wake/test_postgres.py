@@ -55,7 +55,7 @@ def listener(prepared: PostgresServer, namespace: str) -> Iterator[Listener]:
 
 def put_to_sleep(post: Waypost, *names: str) -> None:
     for name in names:
-        drive(post._connected(), receive.claim(post._link, "orders", 1, sleeper=name))
+        drive(post._connected(), receive.claim(post._context, "orders", 1, sleeper=name))
 
 
 @pytest.mark.promise("WAKE-4", "BOX-2")
@@ -68,7 +68,7 @@ def test_a_word_is_heard_with_the_commit_and_never_of_what_was_undone(
         def publish(connection: psycopg.Connection[Any]) -> None:
             id = post._session.message_ids(1)[0]
             draft = Draft(id, b"\x00" + id.encode())
-            call: Any = post.store.publish("orders", [draft], post._link.lanes.begin("orders"))
+            call: Any = post.store.publish("orders", [draft], post._context.replay_windows.begin("orders"))
             values = [value for _, value in call.parameters]
             kinds = [kind for kind, _ in call.parameters]
             result = connection.pgconn.exec_params(call.command, values, kinds, [1] * len(values))

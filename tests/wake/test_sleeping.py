@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from tests.unit.faces import begin_operation
+from tests.unit.clients import begin_operation
 from tests.wake.conftest import until
-from tests.worker.stage import Stage
+from tests.worker.harness import Harness
 from waypost import AsyncWaypost, ChainFailed, MessageRemoved, Retry, Waypost
 from waypost.message import Claimed, Observed
 from waypost.operations import receive, wait
@@ -49,8 +49,8 @@ def url(request: pytest.FixtureRequest, folder: Path) -> str:
 class Scene:
     """A worker's client, and another one that publishes: both see the same store and nothing of each other."""
 
-    def __init__(self, stage: Stage, other: Waypost) -> None:
-        self.stage = stage
+    def __init__(self, harness: Harness, other: Waypost) -> None:
+        self.harness = harness
         self.other = other
         self.polls: list[Observed] = []
         self.started: list[Any] = []
@@ -72,10 +72,10 @@ def scene(request: pytest.FixtureRequest, url: str, namespace: str) -> Iterator[
             polls.append(event)
 
     with (
-        Stage(request.param, url, namespace=namespace, on_event=on_event) as stage,
+        Harness(request.param, url, namespace=namespace, on_event=on_event) as harness,
         Waypost(url, namespace=namespace) as other,
     ):
-        made = Scene(stage, other)
+        made = Scene(harness, other)
         made.polls = polls
         yield made
         for queue in other.queues():
@@ -83,7 +83,7 @@ def scene(request: pytest.FixtureRequest, url: str, namespace: str) -> Iterator[
 
 
 def handled(scene: Scene, **options: Any) -> None:
-    @scene.stage.handler("orders", **options)
+    @scene.harness.handler("orders", **options)
     async def handle(body: Any) -> None:
         scene.started.append(body)
 
@@ -91,7 +91,7 @@ def handled(scene: Scene, **options: Any) -> None:
 @pytest.mark.promise("WAKE-1", "WAKE-5")
 def test_a_sleeping_worker_starts_what_is_published(scene: Scene) -> None:
     handled(scene)
-    with scene.stage.working():
+    with scene.harness.working():
         for number in range(5):
             scene.asleep()
             scene.other.publish("orders", number)
@@ -102,7 +102,7 @@ def test_a_sleeping_worker_starts_what_is_published(scene: Scene) -> None:
 @pytest.mark.promise("WAKE-5", "TIMER-2")
 def test_an_idle_worker_asks_its_store_for_nothing(scene: Scene) -> None:
     handled(scene)
-    with scene.stage.working():
+    with scene.harness.working():
         scene.asleep()
         scene.other.publish("orders", 1)
         assert until(lambda: scene.started == [1] and scene.other.ledger("orders").done == 1)
@@ -117,7 +117,7 @@ def test_an_idle_worker_asks_its_store_for_nothing(scene: Scene) -> None:
 @pytest.mark.promise("TIMER-2", "WAKE-5")
 def test_timers_start_at_their_time_with_no_polls_in_between(scene: Scene) -> None:
     handled(scene)
-    with scene.stage.working():
+    with scene.harness.working():
         scene.asleep()
         scene.other.publish("orders", "timer", delay=0.7)
         assert until(lambda: scene.started == ["timer"], "the start of the timer")
@@ -129,7 +129,7 @@ def test_timers_start_at_their_time_with_no_polls_in_between(scene: Scene) -> No
 def test_a_timer_that_comes_before_the_one_slept_for_is_on_time(scene: Scene) -> None:
     handled(scene)
     scene.other.publish("orders", "late", delay=3600)
-    with scene.stage.working():
+    with scene.harness.working():
         scene.asleep()
         scene.other.publish("orders", "soon", delay=0.3)
         assert until(lambda: scene.started == ["soon"], "the earlier timer")
@@ -143,7 +143,7 @@ def test_a_timer_that_comes_before_the_one_slept_for_is_on_time(scene: Scene) ->
 def test_resume_wakes_who_sleeps_on_a_paused_queue(scene: Scene) -> None:
     handled(scene)
     scene.other.pause("orders")
-    with scene.stage.working():
+    with scene.harness.working():
         scene.asleep()
         scene.other.publish("orders", 1)
         assert scene.started == []
@@ -158,7 +158,7 @@ def test_what_another_client_sends_back_is_taken_on_time(scene: Scene, after: fl
     scene.other.publish("orders", "again")
     with scene.other.receive("orders") as message:
         assert message is not None
-        with scene.stage.working():
+        with scene.harness.working():
             scene.asleep()
             scene.other.publish("orders", "first")
             assert until(lambda: scene.started == ["first"])
@@ -173,7 +173,7 @@ def message_end(post: Waypost, message: Any) -> None:
     from waypost.operations.flow import drive
 
     settlement = message.settlement(Retry(after=0), None) if message.outcome is None else message.settlement(None, ANY)
-    drive(post._connected(), receive.settle(post._link, message.queue, [message], [settlement]))
+    drive(post._connected(), receive.settle(post._context, message.queue, [message], [settlement]))
 
 
 class _Any:
@@ -189,10 +189,10 @@ def test_a_lease_that_ends_is_taken_over_without_a_poll(scene: Scene) -> None:
     handled(scene)
     scene.other.configure("orders", lease=1.5)
     scene.other.publish("orders", "orphan")
-    executor, link = scene.other._connected(), scene.other._link
-    claimed = executor.run(scene.other.store.claim("orders", 1, begin_operation(link, "orders"), worker="dead"))
+    executor, context = scene.other._connected(), scene.other._context
+    claimed = executor.run(scene.other.store.claim("orders", 1, begin_operation(context, "orders"), worker="dead"))
     assert len(claimed.leases) == 1
-    with scene.stage.working():
+    with scene.harness.working():
         assert until(lambda: scene.started == ["orphan"], "the takeover")
         # One look to learn of the lease, one or two because wake-ups began to work, and few around its end.
         assert scene.count() <= 12
@@ -213,7 +213,7 @@ def test_a_cancel_reaches_a_running_handler_long_before_its_next_renewal(scene: 
     scene.other.configure("orders", lease=LONG_SECONDS)
     ended = threading.Event()
 
-    @scene.stage.handler("orders")
+    @scene.harness.handler("orders")
     async def hang(body: Any) -> None:
         scene.started.append(body)
         try:
@@ -221,7 +221,7 @@ def test_a_cancel_reaches_a_running_handler_long_before_its_next_renewal(scene: 
         finally:
             ended.set()
 
-    with scene.stage.working():
+    with scene.harness.working():
         scene.asleep()
         published = scene.other.publish("orders", 1, key="k")
         assert until(lambda: scene.started, "the start")
@@ -236,7 +236,7 @@ def test_a_call_that_waits_for_a_message_is_woken(scene: Scene) -> None:
     received: list[Any] = []
 
     def wait() -> None:
-        with scene.stage.receive("orders", wait=60) as message:
+        with scene.harness.receive("orders", wait=60) as message:
             received.append(message.body)
 
     for number in range(3):
@@ -253,7 +253,7 @@ def test_a_call_that_waits_for_a_message_is_woken(scene: Scene) -> None:
 def test_a_call_that_waited_in_vain_leaves_no_sleeper_behind(scene: Scene) -> None:
     def looks() -> int:
         before = scene.count()
-        with scene.stage.receive("orders", wait=0.1) as message:
+        with scene.harness.receive("orders", wait=0.1) as message:
             assert message is None
         assert scene.other.stats("orders").sleepers == 0
         return scene.count() - before
@@ -265,7 +265,7 @@ def test_a_call_that_waited_in_vain_leaves_no_sleeper_behind(scene: Scene) -> No
 @pytest.mark.promise("WAKE-2", "LEASE-11")
 def test_a_worker_that_stops_leaves_no_sleeper_behind(scene: Scene) -> None:
     handled(scene)
-    with scene.stage.working():
+    with scene.harness.working():
         scene.asleep()
     assert scene.other.stats("orders").sleepers == 0
 
@@ -274,12 +274,12 @@ def test_a_worker_that_stops_leaves_no_sleeper_behind(scene: Scene) -> None:
 def test_who_has_room_left_is_woken_while_it_works(scene: Scene) -> None:
     release = threading.Event()
 
-    @scene.stage.handler("orders", concurrency=5)
+    @scene.harness.handler("orders", concurrency=5)
     def handle(body: Any) -> None:
         scene.started.append(body)
         release.wait(20)
 
-    with scene.stage.working():
+    with scene.harness.working():
         for number in range(5):
             scene.asleep()
             scene.other.publish("orders", number)
@@ -320,7 +320,7 @@ def forget_sleepers(post: Waypost, namespace: str) -> None:
 @pytest.mark.promise("WAKE-2")
 def test_nothing_is_missed_when_the_memory_of_sleepers_is_lost(scene: Scene, namespace: str) -> None:
     handled(scene)
-    with scene.stage.working():
+    with scene.harness.working():
         for number in range(3):
             scene.asleep()
             forget_sleepers(scene.other, namespace)
@@ -386,29 +386,29 @@ def test_without_a_channel_workers_poll_soon_and_then_more_rarely(url: str, name
 
 
 @pytest.mark.promise("WAKE-3")
-@pytest.mark.parametrize("colour", ["sync", "async"])
+@pytest.mark.parametrize("mode", ["sync", "async"])
 def test_clients_and_workers_of_a_process_share_one_subscription(
-    colour: str, valkey: ValkeyServer, namespace: str
+    mode: str, valkey: ValkeyServer, namespace: str
 ) -> None:
     from waypost.testing.setups import client_of
 
-    make: Any = Waypost if colour == "sync" else AsyncWaypost
-    faces = [make(valkey.url, namespace=namespace) for _ in range(3)]
-    assert len({id(face.wakeups.channel) for face in faces}) == 1
+    make: Any = Waypost if mode == "sync" else AsyncWaypost
+    clients = [make(valkey.url, namespace=namespace) for _ in range(3)]
+    assert len({id(client.wakeups.channel) for client in clients}) == 1
     with client_of(valkey.port) as client:
         before = len(client.client_list(_type="pubsub"))
-        stages = [Stage(colour, valkey.url, namespace=namespace) for _ in range(3)]
-        for stage in stages:
-            stage.__enter__()
-            stage.handler("orders")(lambda body: None)
-        workers = [stage.post.worker() for stage in stages]
-        for stage, worker in zip(stages, workers, strict=True):
-            stage.done(worker.start())
-        assert until(lambda: stages[0].stats("orders").sleepers == 3, "three sleepers")
+        harnesses = [Harness(mode, valkey.url, namespace=namespace) for _ in range(3)]
+        for harness in harnesses:
+            harness.__enter__()
+            harness.handler("orders")(lambda body: None)
+        workers = [harness.post.worker() for harness in harnesses]
+        for harness, worker in zip(harnesses, workers, strict=True):
+            harness.done(worker.start())
+        assert until(lambda: harnesses[0].stats("orders").sleepers == 3, "three sleepers")
         assert len(client.client_list(_type="pubsub")) <= max(1, before)
-        for stage, worker in zip(stages, workers, strict=True):
-            stage.done(worker.stop(5))
-            stage.__exit__()
+        for harness, worker in zip(harnesses, workers, strict=True):
+            harness.done(worker.stop(5))
+            harness.__exit__()
 
 
 @pytest.mark.promise("WAKE-1", "CHAIN-1")
@@ -432,7 +432,7 @@ def test_who_waits_for_a_message_that_is_removed_is_told(
     ended: list[Exception] = []
 
     def wait_for_it() -> None:
-        call = scene.stage.wait_result if what == "result" else scene.stage.wait_chain
+        call = scene.harness.wait_result if what == "result" else scene.harness.wait_chain
         try:
             call(published, timeout=LONG_SECONDS)
         except Exception as error:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.worker.stage import Stage
+from tests.worker.harness import Harness
 from waypost.store.postgres import migrate
 
 STORES = ("memory", "sqlite", "valkey", "postgres")
@@ -44,8 +44,8 @@ def namespace(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(params=["sync", "async"])
-def stage(request: pytest.FixtureRequest, url: str, namespace: str) -> Iterator[Stage]:
-    with Stage(request.param, url, namespace=namespace) as made:
+def harness(request: pytest.FixtureRequest, url: str, namespace: str) -> Iterator[Harness]:
+    with Harness(request.param, url, namespace=namespace) as made:
         yield made
         for queue in made.queues():
             made.check(queue)

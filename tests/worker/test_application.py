@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from tests.unit.faces import COLOURS, face
+from tests.unit.clients import MODES, open_client
 from tests.worker import mill
-from tests.worker.stage import Stage, until
+from tests.worker.harness import Harness, until
 from waypost import (
     AsyncWaypost,
     ConfigurationError,
@@ -54,8 +54,8 @@ class AppInTests(App):
 @pytest.mark.parametrize("is_async", [True, False], ids=["async-handler", "sync-handler"])
 def test_headers_and_state_are_given_where_they_are_asked_for(url: str, namespace: str, is_async: bool) -> None:
     app = AppInTests()
-    with Stage("async" if is_async else "sync", url, namespace=namespace, state=app) as stage:
-        assert stage.post.state is app
+    with Harness("async" if is_async else "sync", url, namespace=namespace, state=app) as harness:
+        assert harness.post.state is app
 
         async def awaits(state: App, order: Order, headers: Mapping[str, str], message: Message[Order]) -> None:
             state.seen.append((order.id, dict(headers), message.deliveries))
@@ -63,42 +63,42 @@ def test_headers_and_state_are_given_where_they_are_asked_for(url: str, namespac
         def blocks(order: Order, application: App, message: Message[Order], headers: dict[str, str]) -> None:
             application.seen.append((order.id, dict(headers), message.deliveries))
 
-        stage.handler("orders")(awaits if is_async else blocks)
-        stage.publish("orders", {"id": 7}, headers={"from": "shop"})
-        stage.publish("orders", {"id": 8})
-        stage.run()
+        harness.handler("orders")(awaits if is_async else blocks)
+        harness.publish("orders", {"id": 7}, headers={"from": "shop"})
+        harness.publish("orders", {"id": 8})
+        harness.run()
     assert sorted(app.seen) == [(7, {"from": "shop"}, 1), (8, {}, 1)]
 
 
 @pytest.mark.promise("FACE-1")
 def test_names_decide_where_there_is_no_annotation_and_batches_get_lists() -> None:
     app = App()
-    with Stage("sync", "memory://application-names", state=app) as stage:
+    with Harness("sync", "memory://application-names", state=app) as harness:
 
-        @stage.handler("orders", batch=10, concurrency=1)
+        @harness.handler("orders", batch=10, concurrency=1)
         def handle(bodies, headers, messages, state) -> None:  # type: ignore[no-untyped-def]
             state.seen.append((bodies, headers, [message.id for message in messages]))
 
-        published = [stage.publish("orders", number, headers={"n": str(number)}) for number in range(2)]
-        stage.run()
+        published = [harness.publish("orders", number, headers={"n": str(number)}) for number in range(2)]
+        harness.run()
     assert app.seen == [([0, 1], [{"n": "0"}, {"n": "1"}], [one.id for one in published])]
 
 
 def test_an_annotation_counts_more_than_a_name() -> None:
     seen: list[Any] = []
-    with Stage("sync", "memory://application-annotations", state={"a": "dict"}) as stage:
+    with Harness("sync", "memory://application-annotations", state={"a": "dict"}) as harness:
 
-        @stage.handler("orders")
+        @harness.handler("orders")
         def first(headers: Order) -> None:
             seen.append(headers)
 
-        @stage.handler("states")
+        @harness.handler("states")
         def second(body: dict[str, int], state: dict[str, str]) -> None:
             seen.append((body, state))
 
-        stage.publish("orders", {"id": 7})
-        stage.publish("states", {"one": 1})
-        stage.run()
+        harness.publish("orders", {"id": 7})
+        harness.publish("states", {"one": 1})
+        harness.run()
     assert Order(7) in seen
     assert ({"one": 1}, {"a": "dict"}) in seen
 
@@ -163,11 +163,11 @@ class Noting(Middleware):
 @pytest.mark.promise("FACE-1")
 @pytest.mark.parametrize("is_async", [True, False], ids=["async-handler", "sync-handler"])
 def test_middleware_stands_around_publishes_and_handlers_the_first_outermost(
-    stage: Stage, url: str, namespace: str, is_async: bool
+    harness: Harness, url: str, namespace: str, is_async: bool
 ) -> None:
     notes: list[str] = []
     middleware = [Noting("first", notes), Noting("second", notes)]
-    with Stage(stage.colour, url, namespace=namespace, middleware=middleware) as noted:
+    with Harness(harness.mode, url, namespace=namespace, middleware=middleware) as noted:
 
         def note(message: Message[str]) -> None:
             notes.append(f"handled {message.body} {sorted(message.headers)} {told.get()}")
@@ -192,7 +192,7 @@ def test_middleware_stands_around_publishes_and_handlers_the_first_outermost(
 
 @pytest.mark.promise("LEASE-8", "LEASE-9")
 def test_an_error_or_an_outcome_of_middleware_is_like_one_of_the_handler(
-    stage: Stage, url: str, namespace: str
+    harness: Harness, url: str, namespace: str
 ) -> None:
     calls: list[str] = []
 
@@ -218,7 +218,7 @@ def test_an_error_or_an_outcome_of_middleware_is_like_one_of_the_handler(
         ) -> list[Published]:
             return await call_next(outgoing) if "never" not in outgoing.bodies else self.publish(outgoing, list)  # type: ignore[arg-type]
 
-    with Stage(stage.colour, url, namespace=namespace, middleware=[Guard()]) as guarded:
+    with Harness(harness.mode, url, namespace=namespace, middleware=[Guard()]) as guarded:
 
         @guarded.handler("orders", retry=NoRetry())
         def blocks(body: str) -> None:
@@ -242,19 +242,19 @@ def test_an_error_or_an_outcome_of_middleware_is_like_one_of_the_handler(
 
 @pytest.mark.promise("FACE-1", "DEAD-1")
 def test_a_body_that_cannot_be_read_is_undecodable_behind_middleware_too() -> None:
-    with Stage("sync", "memory://application-undecodable", middleware=[Noting("first")]) as stage:
+    with Harness("sync", "memory://application-undecodable", middleware=[Noting("first")]) as harness:
 
-        @stage.handler("orders")
+        @harness.handler("orders")
         async def awaits(order: Order) -> None: ...
 
-        @stage.handler("mails")
+        @harness.handler("mails")
         def blocks(order: Order) -> None: ...
 
-        stage.publish("orders", {"id": "x"})
-        stage.publish("mails", {"id": "x"})
-        stage.run()
+        harness.publish("orders", {"id": "x"})
+        harness.publish("mails", {"id": "x"})
+        harness.run()
         for queue in ("orders", "mails"):
-            assert [letter.reason for letter in stage.dead_letters(queue)] == ["undecodable"]
+            assert [letter.reason for letter in harness.dead_letters(queue)] == ["undecodable"]
 
 
 def test_middleware_of_the_wrong_colour_is_refused_rather_than_passed_by() -> None:
@@ -303,10 +303,10 @@ def test_middleware_runs_where_its_handler_does() -> None:
 
 
 @pytest.mark.promise("PUB-8")
-@pytest.mark.parametrize("colour", COLOURS)
-def test_a_strict_client_refuses_queues_that_were_not_declared_and_names_close_ones(colour: str) -> None:
+@pytest.mark.parametrize("mode", MODES)
+def test_a_strict_client_refuses_queues_that_were_not_declared_and_names_close_ones(mode: str) -> None:
     orders = Queue("orders", Order)
-    with face(colour, f"memory://strict-{colour}", queues=[orders, "mails"], strict_queues=True) as client:
+    with open_client(mode, f"memory://strict-{mode}", queues=[orders, "mails"], strict_queues=True) as client:
         client.publish("orders", {"id": 1})
         client.publish(orders, Order(2))
         wrong = "ordres"
@@ -332,7 +332,7 @@ def test_a_strict_client_refuses_queues_that_were_not_declared_and_names_close_o
             lambda: client.journal_forget(wrong, "reader"),
             lambda: client.journal_trim(wrong, 0),
         ]
-        with face(colour, f"memory://strict-{colour}") as other:
+        with open_client(mode, f"memory://strict-{mode}") as other:
             other.save_schedule("theirs", queue=wrong, every=60)
         for refusal in refusals:
             with pytest.raises(UnknownQueue, match=r"queue ordres was not declared.*Did you mean orders\?"):
@@ -363,11 +363,11 @@ def test_handlers_declare_their_queues_and_without_strictness_every_name_will_do
 
 
 @pytest.mark.promise("PUB-8")
-@pytest.mark.parametrize("colour", COLOURS)
-def test_a_strict_client_refuses_to_send_on_to_a_queue_that_was_not_declared(colour: str) -> None:
+@pytest.mark.parametrize("mode", MODES)
+def test_a_strict_client_refuses_to_send_on_to_a_queue_that_was_not_declared(mode: str) -> None:
     refused: list[str] = []
-    url = f"memory://strict-then-{colour}"
-    with Stage(colour, url, queues=["orders", "mails"], strict_queues=True) as client:
+    url = f"memory://strict-then-{mode}"
+    with Harness(mode, url, queues=["orders", "mails"], strict_queues=True) as client:
 
         @client.handler("orders", retry=NoRetry())
         def charge(body: int, message: Message[int]) -> None:
@@ -395,7 +395,7 @@ def test_a_strict_client_refuses_to_send_on_to_a_queue_that_was_not_declared(col
 @pytest.mark.promise("PUB-8")
 @pytest.mark.parametrize("batch", [None, 2])
 def test_what_a_process_sends_on_to_an_unknown_queue_is_a_failure_of_its_handler(batch: int | None) -> None:
-    with Stage("sync", f"memory://strict-process-{batch}", queues=["orders", "next"], strict_queues=True) as client:
+    with Harness("sync", f"memory://strict-process-{batch}", queues=["orders", "next"], strict_queues=True) as client:
         sends = mill.sends_on if batch is None else mill.sends_all_on
         client.handler("orders", process=True, concurrency=1, retry=NoRetry(), batch=batch)(sends)
         client.publish_many("orders", ["next", "nxet"])
@@ -435,99 +435,99 @@ class Marking(Middleware):
         return [] if outgoing.bodies == ["drop"] else await call_next(self._marked(outgoing))
 
 
-def marked_stage(stage: Stage) -> Marking:
+def marked_harness(harness: Harness) -> Marking:
     marking = Marking()
-    stage.use(marking)
+    harness.use(marking)
     return marking
 
 
-def marks(stage: Stage, queue: str) -> list[tuple[Any, str | None, int]]:
-    return [(one.body, one.headers.get("mark"), one.priority) for one in stage.messages(queue)]
+def marks(harness: Harness, queue: str) -> list[tuple[Any, str | None, int]]:
+    return [(one.body, one.headers.get("mark"), one.priority) for one in harness.messages(queue)]
 
 
 @pytest.mark.promise("FACE-1")
 @pytest.mark.parametrize("kind", ["async", "thread", "process", "block"])
-def test_middleware_stands_around_what_a_message_sends_on(stage: Stage, kind: str) -> None:
-    stage.publish_many("orders", ["keep", "change"])
-    marking = marked_stage(stage)
+def test_middleware_stands_around_what_a_message_sends_on(harness: Harness, kind: str) -> None:
+    harness.publish_many("orders", ["keep", "change"])
+    marking = marked_harness(harness)
     if kind == "async":
 
-        @stage.handler("orders")
+        @harness.handler("orders")
         async def send_on_async(body: Any, message: Message[Any]) -> None:
             message.then("next", body, headers={"own": "1"})
 
     elif kind == "thread":
 
-        @stage.handler("orders")
+        @harness.handler("orders")
         def send_on(body: Any, message: Message[Any]) -> None:
             message.then("next", body, headers={"own": "1"})
 
     elif kind == "process":
-        stage.handler("orders", process=True, concurrency=1)(mill.repeats_on)
+        harness.handler("orders", process=True, concurrency=1)(mill.repeats_on)
     if kind == "block":
         for _ in range(2):
-            with stage.receive("orders") as message:
+            with harness.receive("orders") as message:
                 message.then("next", message.body, headers={"own": "1"})
     else:
-        stage.run()
-    assert sorted(marks(stage, "next")) == [("changed", "then", 9), ("keep", "then", 5)]
-    assert {one.headers.get("own") for one in stage.messages("next")} == {"1"}
+        harness.run()
+    assert sorted(marks(harness, "next")) == [("changed", "then", 9), ("keep", "then", 5)]
+    assert {one.headers.get("own") for one in harness.messages("next")} == {"1"}
     assert sorted(one for one in marking.seen if one[0] == "then") == [
         ("then", "next", "change"), ("then", "next", "keep"),
     ]  # fmt: skip
-    assert stage.ledger("orders").done == 2
+    assert harness.ledger("orders").done == 2
 
 
 @pytest.mark.promise("FACE-1", "PUB-6")
-def test_a_message_that_comes_again_passes_no_middleware_a_second_time(stage: Stage) -> None:
-    stage.publish("orders", "change", headers={"mark": "first"})
-    marking = marked_stage(stage)
-    with stage.receive("orders") as message:
+def test_a_message_that_comes_again_passes_no_middleware_a_second_time(harness: Harness) -> None:
+    harness.publish("orders", "change", headers={"mark": "first"})
+    marking = marked_harness(harness)
+    with harness.receive("orders") as message:
         message.then("next", "keep")
         message.reschedule(0)
-    assert marks(stage, "orders") == [("change", "first", 5)]
+    assert marks(harness, "orders") == [("change", "first", 5)]
     assert marking.seen == [("then", "next", "keep")]
 
 
 @pytest.mark.promise("FACE-1")
-def test_middleware_may_keep_back_or_refuse_what_is_sent_on(stage: Stage) -> None:
-    stage.publish_many("orders", [{"then": "drop"}, {"then": "refuse"}])
-    marked_stage(stage)
+def test_middleware_may_keep_back_or_refuse_what_is_sent_on(harness: Harness) -> None:
+    harness.publish_many("orders", [{"then": "drop"}, {"then": "refuse"}])
+    marked_harness(harness)
 
-    @stage.handler("orders", retry=NoRetry())
+    @harness.handler("orders", retry=NoRetry())
     def send_on(body: Any, message: Message[Any]) -> None:
         message.then("next", body["then"])
 
-    stage.run()
-    assert marks(stage, "next") == []
-    ledger = stage.ledger("orders")
+    harness.run()
+    assert marks(harness, "next") == []
+    ledger = harness.ledger("orders")
     assert (ledger.done, ledger.dead) == (1, 1)
-    assert [one.error for one in stage.dead_letters("orders")] == ["not this one"]
-    stage.publish("blocks", 1)
-    with pytest.raises(ValueError, match="not this one"), stage.receive("blocks", retry=NoRetry()) as message:
+    assert [one.error for one in harness.dead_letters("orders")] == ["not this one"]
+    harness.publish("blocks", 1)
+    with pytest.raises(ValueError, match="not this one"), harness.receive("blocks", retry=NoRetry()) as message:
         message.then("next", "refuse")
-    assert [one.error for one in stage.dead_letters("blocks")] == ["not this one"]
+    assert [one.error for one in harness.dead_letters("blocks")] == ["not this one"]
 
 
 @pytest.mark.promise("FACE-1", "CRON-7")
-def test_middleware_stands_around_schedules_that_fire_or_are_triggered(stage: Stage) -> None:
-    marking = marked_stage(stage)
-    stage.save_schedule("often", queue="ticks", every=0.05, max_fires=2, body="keep", headers={"own": "1"})
-    stage.save_schedule("never", queue="ticks", every=3600, body="change")
-    stage.save_schedule("kept-back", queue="ticks", every=3600, body="drop")
-    stage.handler("other")(lambda body: None)
-    triggered = stage.trigger_schedule("never")
+def test_middleware_stands_around_schedules_that_fire_or_are_triggered(harness: Harness) -> None:
+    marking = marked_harness(harness)
+    harness.save_schedule("often", queue="ticks", every=0.05, max_fires=2, body="keep", headers={"own": "1"})
+    harness.save_schedule("never", queue="ticks", every=3600, body="change")
+    harness.save_schedule("kept-back", queue="ticks", every=3600, body="drop")
+    harness.handler("other")(lambda body: None)
+    triggered = harness.trigger_schedule("never")
     assert triggered.status == "queued"
     with pytest.raises(InvalidInput, match="did not pass on"):
-        stage.trigger_schedule("kept-back")
-    with stage.working():
-        until(lambda: stage.ledger("ticks").ready == 3, "two fires")
-    assert sorted(marks(stage, "ticks")) == [
+        harness.trigger_schedule("kept-back")
+    with harness.working():
+        until(lambda: harness.ledger("ticks").ready == 3, "two fires")
+    assert sorted(marks(harness, "ticks")) == [
         ("changed", "schedule", 9),
         ("keep", "schedule", 5),
         ("keep", "schedule", 5),
     ]
     assert {via for via, _, _ in marking.seen} == {"schedule"}
-    fired = [one for one in stage.messages("ticks") if one.body == "keep"]
+    fired = [one for one in harness.messages("ticks") if one.body == "keep"]
     assert {one.headers["own"] for one in fired} == {"1"}
     assert all(one.instant is not None for one in fired)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.worker.stage import Stage, until
+from tests.worker.harness import Harness, until
 from waypost import StoreUnavailable, Waypost, lease_clock
 from waypost.worker.renewing import Renewer
 
@@ -22,10 +22,10 @@ def renewing_threads() -> list[threading.Thread]:
 
 
 @contextmanager
-def consumed(stage: Stage, queue: str, **options: Any) -> Iterator[Any]:
+def consumed(harness: Harness, queue: str, **options: Any) -> Iterator[Any]:
     """The first message of `consume`, for a block."""
-    messages = stage.post.consume(queue, **options)
-    if stage.colour == "sync":
+    messages = harness.post.consume(queue, **options)
+    if harness.mode == "sync":
         with next(messages) as message:
             yield message
         messages.close()
@@ -34,45 +34,45 @@ def consumed(stage: Stage, queue: str, **options: Any) -> Iterator[Any]:
     async def first() -> Any:
         return await anext(messages)
 
-    message = stage.done(first())
+    message = harness.done(first())
     yield message
-    stage.done(message.__aexit__(None, None, None))
-    stage.done(messages.aclose())
+    harness.done(message.__aexit__(None, None, None))
+    harness.done(messages.aclose())
 
 
 @pytest.mark.promise("LEASE-16")
 @pytest.mark.parametrize("how", ["receive", "consume"])
-def test_the_lease_of_a_block_is_renewed_while_it_runs(stage: Stage, url: str, namespace: str, how: str) -> None:
-    stage.configure("orders", lease=LEASE)
-    stage.publish("orders", 1)
-    block = stage.receive("orders", wait=20) if how == "receive" else consumed(stage, "orders", wait=20)
+def test_the_lease_of_a_block_is_renewed_while_it_runs(harness: Harness, url: str, namespace: str, how: str) -> None:
+    harness.configure("orders", lease=LEASE)
+    harness.publish("orders", 1)
+    block = harness.receive("orders", wait=20) if how == "receive" else consumed(harness, "orders", wait=20)
     with block as message:
         with Waypost(url, namespace=namespace) as other, other.receive("orders", wait=2.5 * LEASE) as second:
             assert second is None
         assert not message.lease_lost
         assert message.lease_until > lease_clock.now()
-    ledger = stage.ledger("orders")
+    ledger = harness.ledger("orders")
     assert (ledger.done, ledger.expired) == (1, 0)
 
 
 @pytest.mark.promise("LEASE-16")
 @pytest.mark.parametrize("how", ["receive", "consume"])
-def test_a_block_may_leave_its_lease_alone(stage: Stage, url: str, namespace: str, how: str) -> None:
-    stage.configure("orders", lease=LEASE)
-    stage.publish("orders", 1)
+def test_a_block_may_leave_its_lease_alone(harness: Harness, url: str, namespace: str, how: str) -> None:
+    harness.configure("orders", lease=LEASE)
+    harness.publish("orders", 1)
     options: dict[str, Any] = {"wait": 20, "renew": False}
-    block = stage.receive("orders", **options) if how == "receive" else consumed(stage, "orders", **options)
+    block = harness.receive("orders", **options) if how == "receive" else consumed(harness, "orders", **options)
     with block as message, Waypost(url, namespace=namespace) as other, other.receive("orders", wait=20) as second:
         assert second is not None
         assert second.id == message.id
     assert message.settled == "lost"
-    ledger = stage.ledger("orders")
+    ledger = harness.ledger("orders")
     assert (ledger.done, ledger.expired) == (1, 1)
 
 
 @pytest.mark.promise("LEASE-16", "LEASE-3")
 def test_a_block_is_told_when_its_lease_ends_though_the_store_is_silent(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    harness: Harness, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     healed = threading.Event()
 
@@ -81,9 +81,9 @@ def test_a_block_is_told_when_its_lease_ends_though_the_store_is_silent(
         raise StoreUnavailable("cut off")
 
     monkeypatch.setattr(Renewer, "_extend", hang)
-    stage.configure("orders", lease=LEASE)
-    stage.publish("orders", 1)
-    with stage.receive("orders", wait=20) as message:
+    harness.configure("orders", lease=LEASE)
+    harness.publish("orders", 1)
+    with harness.receive("orders", wait=20) as message:
         until(lambda: message.lease_lost)
     healed.set()
     # It was still the holder: no other client had claimed the message.
@@ -93,14 +93,14 @@ def test_a_block_is_told_when_its_lease_ends_though_the_store_is_silent(
 
 
 @pytest.mark.promise("LEASE-16", "LEASE-12")
-def test_a_block_is_told_of_a_cancel_by_its_next_renewal(stage: Stage) -> None:
-    stage.configure("orders", lease=LEASE)
-    published = stage.publish("orders", 1)
-    with stage.receive("orders", wait=20) as message:
-        assert stage.cancel("orders", id=published.id) == "requested"
+def test_a_block_is_told_of_a_cancel_by_its_next_renewal(harness: Harness) -> None:
+    harness.configure("orders", lease=LEASE)
+    published = harness.publish("orders", 1)
+    with harness.receive("orders", wait=20) as message:
+        assert harness.cancel("orders", id=published.id) == "requested"
         until(lambda: message.cancel_requested)
         message.retry()
-    assert stage.ledger("orders").cancelled == 1
+    assert harness.ledger("orders").cancelled == 1
 
 
 @pytest.mark.promise("LEASE-16")
@@ -126,21 +126,21 @@ def test_the_threads_that_renew_end_when_no_block_is_left_and_with_the_client() 
 
 @pytest.mark.promise("LEASE-16", "LEASE-11")
 @pytest.mark.parametrize("how", ["receive", "consume"])
-def test_a_drain_ends_a_wait_at_once(stage: Stage, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+def test_a_drain_ends_a_wait_at_once(harness: Harness, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
     # Nobody looks now and then whether there was a drain.
     monkeypatch.setattr("waypost.operations.flow.LOOK_SECONDS", 3600.0)
     found: list[Any] = []
 
     def wait() -> None:
         if how == "receive":
-            with stage.receive("orders", wait=None) as message:
+            with harness.receive("orders", wait=None) as message:
                 found.append(message)
         else:
-            found.append(list(stage.consume("orders")))
+            found.append(list(harness.consume("orders")))
 
     waiting = threading.Thread(target=wait)
     waiting.start()
-    until(lambda: stage.post._link.waiting)
-    assert stage.drain(timeout=20).complete
+    until(lambda: harness.post._context.waiting)
+    assert harness.drain(timeout=20).complete
     waiting.join(20)
     assert found == [None if how == "receive" else []]

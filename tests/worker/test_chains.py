@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.worker.stage import Stage, until
+from tests.worker.harness import Harness, until
 from waypost import (
     ChainFailed,
     ConfigurationError,
@@ -30,31 +30,31 @@ from waypost import (
 
 
 @pytest.mark.promise("CHAIN-1")
-def test_a_result_is_there_when_its_message_is_done(stage: Stage) -> None:
-    @stage.handler("sums")
+def test_a_result_is_there_when_its_message_is_done(harness: Harness) -> None:
+    @harness.handler("sums")
     def add(numbers: list[int], message: Message[list[int]]) -> None:
         message.keep_result(sum(numbers))
 
-    with stage.working():
-        published = stage.publish("sums", [1, 2, 3])
-        assert stage.wait_result(published, timeout=20) == 6
+    with harness.working():
+        published = harness.publish("sums", [1, 2, 3])
+        assert harness.wait_result(published, timeout=20) == 6
         # It is kept, and can be asked for again.
-        assert stage.wait_result(published, timeout=20) == 6
+        assert harness.wait_result(published, timeout=20) == 6
 
 
 @pytest.mark.promise("CHAIN-1")
 @pytest.mark.parametrize("blocks", [False, True], ids=["async", "thread"])
-def test_what_a_handler_returns_can_be_its_result(stage: Stage, blocks: bool) -> None:
+def test_what_a_handler_returns_can_be_its_result(harness: Harness, blocks: bool) -> None:
     def add(numbers: list[int]) -> int:
         return sum(numbers)
 
     async def add_on_the_loop(numbers: list[int]) -> int:
         return sum(numbers)
 
-    stage.handler("sums", result_ttl=60)(add if blocks else add_on_the_loop)
-    with stage.working():
-        published = stage.publish("sums", [4, 5])
-        assert stage.wait_result(published, timeout=20) == 9
+    harness.handler("sums", result_ttl=60)(add if blocks else add_on_the_loop)
+    with harness.working():
+        published = harness.publish("sums", [4, 5])
+        assert harness.wait_result(published, timeout=20) == 9
 
 
 @pytest.mark.promise("CHAIN-1", "LEASE-8")
@@ -66,21 +66,21 @@ def test_a_result_that_cannot_be_kept_does_not_run_the_handler_again(
 ) -> None:
     seen: list[Any] = []
     calls: list[Any] = []
-    for colour in ("sync", "async"):
-        with Stage(colour, url, namespace=namespace, on_event=seen.append) as stage:
+    for mode in ("sync", "async"):
+        with Harness(mode, url, namespace=namespace, on_event=seen.append) as harness:
 
-            @stage.handler(f"sums-{colour}", result_ttl=60, retry=Constant(pause=0, jitter=0, attempts=3))
+            @harness.handler(f"sums-{mode}", result_ttl=60, retry=Constant(pause=0, jitter=0, attempts=3))
             async def answer(body: Any) -> object:
                 calls.append(body)
                 return value
 
-            with stage.working():
-                published = stage.publish(f"sums-{colour}", colour)
-                for ask in (stage.wait_result, lambda p, timeout: stage.result(p.queue, p.id)):
+            with harness.working():
+                published = harness.publish(f"sums-{mode}", mode)
+                for ask in (harness.wait_result, lambda p, timeout: harness.result(p.queue, p.id)):
                     with pytest.raises(ResultNotKept, match=why):
                         ask(published, timeout=20)
-            assert calls[-1] == colour
-            assert stage.ledger(f"sums-{colour}").done == 1
+            assert calls[-1] == mode
+            assert harness.ledger(f"sums-{mode}").done == 1
     assert calls == ["sync", "async"]
     told = [event for event in seen if event.event == "result_not_kept"]
     assert [(event.outcome, event.queue) for event in told] == [("failure", "sums-sync"), ("failure", "sums-async")]
@@ -89,71 +89,71 @@ def test_a_result_that_cannot_be_kept_does_not_run_the_handler_again(
 
 
 def test_a_batch_has_no_one_result() -> None:
-    with Stage("sync", "memory://") as stage, pytest.raises(ConfigurationError, match="batch"):
-        stage.handler("lists", result_ttl=60, batch=10)(lambda bodies: None)
+    with Harness("sync", "memory://") as harness, pytest.raises(ConfigurationError, match="batch"):
+        harness.handler("lists", result_ttl=60, batch=10)(lambda bodies: None)
 
 
 @pytest.mark.promise("CHAIN-1")
-def test_a_message_that_keeps_no_result_ends_the_wait_too(stage: Stage) -> None:
+def test_a_message_that_keeps_no_result_ends_the_wait_too(harness: Harness) -> None:
     begun = threading.Event()
     go_on = threading.Event()
 
-    @stage.handler("silent")
+    @harness.handler("silent")
     def work(body: Any) -> None:
         begun.set()
         go_on.wait(20)
 
-    with stage.working(), ThreadPoolExecutor(1) as pool:
-        published = stage.publish("silent", {})
+    with harness.working(), ThreadPoolExecutor(1) as pool:
+        published = harness.publish("silent", {})
         assert begun.wait(20)
-        waiting = pool.submit(lambda: stage.wait_result(published, timeout=20))
+        waiting = pool.submit(lambda: harness.wait_result(published, timeout=20))
         go_on.set()
         assert waiting.result(20) is None
 
 
 @pytest.mark.promise("CHAIN-1")
-def test_death_ends_the_wait_with_its_reason(stage: Stage) -> None:
-    @stage.handler("payments")
+def test_death_ends_the_wait_with_its_reason(harness: Harness) -> None:
+    @harness.handler("payments")
     def refuse(body: Any) -> Dead:
         return Dead("rejected", "no such card")
 
-    with stage.working():
-        published = stage.publish("payments", {})
+    with harness.working():
+        published = harness.publish("payments", {})
         with pytest.raises(MessageDead, match=r"rejected.*no such card") as caught:
-            stage.wait_result(published, timeout=20)
+            harness.wait_result(published, timeout=20)
     assert caught.value.reason == "rejected"
 
 
 @pytest.mark.promise("CHAIN-1")
-def test_a_cancel_ends_the_wait(stage: Stage) -> None:
-    published = stage.publish("orders", {}, delay=3600)
-    assert stage.cancel("orders", id=published.id) == "cancelled"
+def test_a_cancel_ends_the_wait(harness: Harness) -> None:
+    published = harness.publish("orders", {}, delay=3600)
+    assert harness.cancel("orders", id=published.id) == "cancelled"
     with pytest.raises(MessageRemoved, match="cancelled"):
-        stage.wait_result(published, timeout=20)
+        harness.wait_result(published, timeout=20)
 
 
 @pytest.mark.promise("CHAIN-1")
-def test_a_wait_always_has_an_end(stage: Stage) -> None:
-    published = stage.publish("orders", {}, delay=3600)
+def test_a_wait_always_has_an_end(harness: Harness) -> None:
+    published = harness.publish("orders", {}, delay=3600)
     with pytest.raises(WaitTimeout, match="did not end"):
-        stage.wait_result(published, timeout=0.05)
+        harness.wait_result(published, timeout=0.05)
     with pytest.raises(InvalidTime):
-        stage.wait_result(published, timeout=None)
+        harness.wait_result(published, timeout=None)
 
 
 @pytest.mark.promise("CHAIN-1")
-def test_a_message_that_never_was_cannot_be_waited_for(stage: Stage) -> None:
+def test_a_message_that_never_was_cannot_be_waited_for(harness: Harness) -> None:
     unknown = Published("0" * 24, "queued", "orders")
     with pytest.raises(EndUnknown, match="no trace"):
-        stage.wait_result(unknown, timeout=20)
+        harness.wait_result(unknown, timeout=20)
     with pytest.raises(EndUnknown, match="chain=True"):
-        stage.wait_chain(unknown, timeout=20)
+        harness.wait_chain(unknown, timeout=20)
     with pytest.raises(InvalidInput, match="chain"):
-        stage.wait_chain("no chain", timeout=20)
+        harness.wait_chain("no chain", timeout=20)
 
 
 @pytest.mark.promise("CHAIN-2")
-def test_a_chain_of_five_steps_over_three_queues_ends_with_the_last_result(stage: Stage) -> None:
+def test_a_chain_of_five_steps_over_three_queues_ends_with_the_last_result(harness: Harness) -> None:
     steps: list[str] = []
 
     def step(next_queue: str | None) -> Any:
@@ -168,131 +168,131 @@ def test_a_chain_of_five_steps_over_three_queues_ends_with_the_last_result(stage
         return work
 
     for queue, following in (("cooking", "serving"), ("serving", "washing"), ("washing", "cooking")):
-        stage.handler(queue)(step(following))
-    first = stage.publish("prepare", {}, chain=True)
+        harness.handler(queue)(step(following))
+    first = harness.publish("prepare", {}, chain=True)
 
-    @stage.handler("prepare")
+    @harness.handler("prepare")
     def prepare(body: Any, message: Message[Any]) -> None:
         message.then("cooking", {"left": 4, "chain": first.chain_id})
 
-    with stage.working():
-        assert stage.wait_chain(first, timeout=20) == {"dishes": 5}
+    with harness.working():
+        assert harness.wait_chain(first, timeout=20) == {"dishes": 5}
     assert steps == ["cooking", "serving", "washing", "cooking", "serving"]
 
 
 @pytest.mark.promise("CHAIN-2")
-def test_a_chain_that_breaks_tells_which_message_broke_it(stage: Stage) -> None:
-    @stage.handler("begin")
+def test_a_chain_that_breaks_tells_which_message_broke_it(harness: Harness) -> None:
+    @harness.handler("begin")
     def begin(body: Any, message: Message[Any]) -> None:
         message.then("finish", {})
 
-    @stage.handler("finish")
+    @harness.handler("finish")
     def finish(body: Any) -> None:
         raise Dead("rejected")
 
-    with stage.working():
-        chain = stage.publish("begin", {}, chain=True)
+    with harness.working():
+        chain = harness.publish("begin", {}, chain=True)
         with pytest.raises(ChainFailed, match="rejected") as caught:
-            stage.wait_chain(chain, timeout=20)
+            harness.wait_chain(chain, timeout=20)
     assert caught.value.member is not None
     assert caught.value.member.startswith("finish/")
 
 
 @pytest.mark.promise("CHAIN-2")
-def test_a_report_waits_for_a_hundred_chains_and_runs_once(stage: Stage) -> None:
+def test_a_report_waits_for_a_hundred_chains_and_runs_once(harness: Harness) -> None:
     parts: list[int] = []
     reports: list[int] = []
 
-    @stage.handler("parts")
+    @harness.handler("parts")
     def part(number: int) -> None:
         parts.append(number)
 
-    @stage.handler("reports")
+    @harness.handler("reports")
     def report(body: Any) -> None:
         reports.append(len(parts))
 
-    begun = stage.publish_many("parts", range(100), chain=True)
-    last = stage.publish("reports", {}, after=begun, chain=True)
-    with stage.working():
-        stage.wait_chain(last, timeout=30)
+    begun = harness.publish_many("parts", range(100), chain=True)
+    last = harness.publish("reports", {}, after=begun, chain=True)
+    with harness.working():
+        harness.wait_chain(last, timeout=30)
     assert reports == [100]
 
 
 @pytest.mark.promise("CHAIN-2")
-def test_a_report_whose_chain_broke_is_a_dead_letter(stage: Stage) -> None:
-    @stage.handler("parts")
+def test_a_report_whose_chain_broke_is_a_dead_letter(harness: Harness) -> None:
+    @harness.handler("parts")
     def part(body: Any) -> None:
         raise Dead("rejected")
 
-    with stage.working():
-        chain = stage.publish("parts", {}, chain=True)
-        last = stage.publish("reports", {}, after=chain)
+    with harness.working():
+        chain = harness.publish("parts", {}, chain=True)
+        last = harness.publish("reports", {}, after=chain)
         with pytest.raises(MessageDead, match="blocker_failed"):
-            stage.wait_result(last, timeout=20)
+            harness.wait_result(last, timeout=20)
 
 
 @pytest.mark.promise("CHAIN-2")
-def test_what_waits_for_chains_has_no_key(stage: Stage) -> None:
-    chain = stage.publish("parts", {}, chain=True)
+def test_what_waits_for_chains_has_no_key(harness: Harness) -> None:
+    chain = harness.publish("parts", {}, chain=True)
     with pytest.raises(InvalidInput, match="key"):
-        stage.publish("reports", {}, after=chain, key="k")
+        harness.publish("reports", {}, after=chain, key="k")
     with pytest.raises(InvalidInput, match="chain"):
-        stage.publish("reports", {}, after=["no chain"])
-    until(lambda: stage.stats("reports").ledger.published == 0)
+        harness.publish("reports", {}, after=["no chain"])
+    until(lambda: harness.stats("reports").ledger.published == 0)
 
 
 @pytest.mark.promise("CHAIN-2")
-def test_a_message_that_began_no_chain_cannot_be_waited_for(stage: Stage) -> None:
-    alone = stage.publish("parts", 1)
-    chain = stage.publish("parts", 2, chain=True)
+def test_a_message_that_began_no_chain_cannot_be_waited_for(harness: Harness) -> None:
+    alone = harness.publish("parts", 1)
+    chain = harness.publish("parts", 2, chain=True)
     unknown = f"parts/{'0' * 24}"
     for wrong in (alone, alone.chain_id, unknown, [chain, alone]):
         with pytest.raises(InvalidInput, match=r"after: message .* of queue parts began no chain.* chain=True"):
-            stage.publish("reports", {}, after=wrong)
+            harness.publish("reports", {}, after=wrong)
         with pytest.raises(InvalidInput, match="began no chain"):
-            stage.publish_many("reports", [1, 2], after=wrong)
-    assert stage.stats("reports").ledger.published == 0
-    assert stage.publish("reports", {}, after=[chain] * 3).status == "queued"
-    assert [one.state for one in stage.messages("reports", "waiting")] == ["waiting"]
+            harness.publish_many("reports", [1, 2], after=wrong)
+    assert harness.stats("reports").ledger.published == 0
+    assert harness.publish("reports", {}, after=[chain] * 3).status == "queued"
+    assert [one.state for one in harness.messages("reports", "waiting")] == ["waiting"]
 
 
 @pytest.mark.promise("CHAIN-2")
-def test_a_chain_begun_in_a_transaction_can_be_waited_for_in_it(stage: Stage, url: str) -> None:
-    if not url.startswith("sqlite") or stage.colour == "async":
+def test_a_chain_begun_in_a_transaction_can_be_waited_for_in_it(harness: Harness, url: str) -> None:
+    if not url.startswith("sqlite") or harness.mode == "async":
         with pytest.raises(InvalidInput, match="began no chain"):
-            stage.publish("reports", {}, after=stage.publish("parts", 1))
+            harness.publish("reports", {}, after=harness.publish("parts", 1))
         return
     with contextlib.closing(sqlite3.connect(url.removeprefix("sqlite:///"))) as connection:
         connection.execute("BEGIN IMMEDIATE")
-        chain = stage.publish("parts", 1, chain=True, transaction=connection)
-        alone = stage.publish("parts", 1, transaction=connection)
+        chain = harness.publish("parts", 1, chain=True, transaction=connection)
+        alone = harness.publish("parts", 1, transaction=connection)
         with pytest.raises(InvalidInput, match="began no chain"):
-            stage.publish("reports", {}, after=alone, transaction=connection)
-        stage.publish("reports", {}, after=chain, transaction=connection)
+            harness.publish("reports", {}, after=alone, transaction=connection)
+        harness.publish("reports", {}, after=chain, transaction=connection)
         connection.commit()
-    assert stage.stats("reports").ledger.waiting == 1
+    assert harness.stats("reports").ledger.waiting == 1
 
 
 @pytest.mark.promise("PUB-7", "CHAIN-2")
-def test_what_a_settle_sends_on_passes_the_cap_and_nothing_else_does(stage: Stage) -> None:
-    stage.configure("next", max_pending=1)
-    stage.publish("next", "full")
-    stage.save_schedule("often", queue="next", every=3600)
+def test_what_a_settle_sends_on_passes_the_cap_and_nothing_else_does(harness: Harness) -> None:
+    harness.configure("next", max_pending=1)
+    harness.publish("next", "full")
+    harness.save_schedule("often", queue="next", every=3600)
     with pytest.raises(QueueFull):
-        stage.publish("next", "refused")
+        harness.publish("next", "refused")
     with pytest.raises(QueueFull):
-        stage.trigger_schedule("often")
-    stage.publish("orders", 1)
-    with stage.receive("orders") as message:
+        harness.trigger_schedule("often")
+    harness.publish("orders", 1)
+    with harness.receive("orders") as message:
         message.then("next", "sent on")
-    assert sorted(one.body for one in stage.messages("next")) == ["full", "sent on"]
-    assert stage.ledger("orders").transferred == 1
-    causes = [event.cause for event in stage.journal("next").events if event.event == "published"]
+    assert sorted(one.body for one in harness.messages("next")) == ["full", "sent on"]
+    assert harness.ledger("orders").transferred == 1
+    causes = [event.cause for event in harness.journal("next").events if event.event == "published"]
     assert causes == [None, "forwarded"]
-    with stage.receive("next") as message:
-        stage.cancel("next", id=next(iter(stage.messages("next"))).id)
-        stage.publish("next", "takes its place")
+    with harness.receive("next") as message:
+        harness.cancel("next", id=next(iter(harness.messages("next"))).id)
+        harness.publish("next", "takes its place")
         message.reschedule(0)
-    assert sorted(one.body for one in stage.messages("next")) == ["full", "takes its place"]
+    assert sorted(one.body for one in harness.messages("next")) == ["full", "takes its place"]
     with pytest.raises(QueueFull):
-        stage.publish("next", "refused")
+        harness.publish("next", "refused")

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.worker.stage import Stage, until
+from tests.worker.harness import Harness, until
 from waypost import ConfigurationError, ForkedClient, Message, QueueDrained, Waypost
 from waypost.worker.consumer import Consumer
 from waypost.worker.signals import StopSignals
@@ -18,198 +18,198 @@ from waypost.worker.signals import StopSignals
 
 @pytest.mark.promise("LEASE-11", "LEASE-5")
 def test_what_has_not_started_is_given_back_at_once_without_a_delivery(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # As much is claimed ahead as by a worker whose handlers are fast.
     monkeypatch.setattr(Consumer, "_room", lambda self: 6 - self.in_flight)
     go_on = threading.Event()
     started: list[int] = []
 
-    @stage.handler("orders", concurrency=1)
+    @harness.handler("orders", concurrency=1)
     def handle(number: int) -> None:
         started.append(number)
         assert go_on.wait(20)
 
-    stage.publish_many("orders", range(10))
-    worker = stage.post.worker()
-    stage.done(worker.start())
-    until(lambda: started and stage.ledger("orders").leased == 6)
+    harness.publish_many("orders", range(10))
+    worker = harness.post.worker()
+    harness.done(worker.start())
+    until(lambda: started and harness.ledger("orders").leased == 6)
     reports: list[Any] = []
-    stopping = threading.Thread(target=lambda: reports.append(stage.done(worker.stop(20))))
+    stopping = threading.Thread(target=lambda: reports.append(harness.done(worker.stop(20))))
     stopping.start()
     # While the first one still runs.
-    until(lambda: stage.ledger("orders").leased == 1)
-    ledger = stage.ledger("orders")
+    until(lambda: harness.ledger("orders").leased == 1)
+    ledger = harness.ledger("orders")
     assert (ledger.ready, ledger.released) == (9, 5)
-    assert [stored.deliveries for stored in stage.peek("orders", 10)] == [0] * 9
+    assert [stored.deliveries for stored in harness.peek("orders", 10)] == [0] * 9
     go_on.set()
     stopping.join(20)
     assert (reports[0].complete, reports[0].handled, reports[0].released) == (True, 1, 5)
     assert started == [0]
-    assert stage.ledger("orders").done == 1
+    assert harness.ledger("orders").done == 1
 
 
 @pytest.mark.promise("LEASE-11")
-def test_an_async_handler_past_the_deadline_is_cancelled_and_given_back(stage: Stage) -> None:
+def test_an_async_handler_past_the_deadline_is_cancelled_and_given_back(harness: Harness) -> None:
     inside = threading.Event()
 
-    @stage.handler("orders")
+    @harness.handler("orders")
     async def handle(body: str) -> None:
         inside.set()
         await asyncio.Event().wait()
 
-    stage.publish("orders", "one")
-    worker = stage.post.worker()
-    stage.done(worker.start())
+    harness.publish("orders", "one")
+    worker = harness.post.worker()
+    harness.done(worker.start())
     assert inside.wait(20)
-    report = stage.done(worker.stop(0.05))
+    report = harness.done(worker.stop(0.05))
     assert (report.cancelled, report.released, report.running) == (1, 1, 0)
-    (stored,) = stage.peek("orders")
+    (stored,) = harness.peek("orders")
     assert stored.deliveries == 0
 
 
 @pytest.mark.promise("LEASE-11")
-def test_a_thread_past_the_deadline_keeps_its_lease_and_is_settled_when_it_ends(stage: Stage) -> None:
-    stage.configure("orders", lease=1)
+def test_a_thread_past_the_deadline_keeps_its_lease_and_is_settled_when_it_ends(harness: Harness) -> None:
+    harness.configure("orders", lease=1)
     inside, go_on = threading.Event(), threading.Event()
 
-    @stage.handler("orders")
+    @harness.handler("orders")
     def handle(body: str) -> None:
         inside.set()
         assert go_on.wait(20)
 
-    stage.publish("orders", "one")
-    worker = stage.post.worker()
-    stage.done(worker.start())
+    harness.publish("orders", "one")
+    worker = harness.post.worker()
+    harness.done(worker.start())
     assert inside.wait(20)
-    report = stage.done(worker.stop(0.05))
+    report = harness.done(worker.stop(0.05))
     assert (report.running, report.complete) == (1, False)
     # Its lease is renewed, whoever else is looking for work.
-    with stage.receive("orders", wait=1.5) as message:
+    with harness.receive("orders", wait=1.5) as message:
         assert message is None
     go_on.set()
-    until(lambda: stage.ledger("orders").done == 1)
+    until(lambda: harness.ledger("orders").done == 1)
     assert worker.report().complete
 
 
 @pytest.mark.promise("LEASE-11")
-def test_a_drained_client_publishes_and_receives_no_more(stage: Stage) -> None:
-    @stage.handler("orders")
+def test_a_drained_client_publishes_and_receives_no_more(harness: Harness) -> None:
+    @harness.handler("orders")
     async def handle(body: int) -> None: ...
 
-    early = stage.post.worker()
-    stage.publish("orders", 1)
-    assert stage.drain(timeout=0).complete
-    stage.publish("orders", 2)
-    assert stage.drain(timeout=5).complete
+    early = harness.post.worker()
+    harness.publish("orders", 1)
+    assert harness.drain(timeout=0).complete
+    harness.publish("orders", 2)
+    assert harness.drain(timeout=5).complete
     with pytest.raises(QueueDrained):
-        stage.publish("orders", 3)
+        harness.publish("orders", 3)
     with pytest.raises(QueueDrained):
-        stage.publish_many("orders", [3])
+        harness.publish_many("orders", [3])
     with pytest.raises(QueueDrained):
-        stage.post.worker()
+        harness.post.worker()
     with pytest.raises(QueueDrained):
-        stage.done(early.run(until_empty=True, signals=False))
-    assert list(stage.consume("orders")) == []
-    assert stage.drain(timeout=5).complete
-    assert stage.ledger("orders").ready == 2
+        harness.done(early.run(until_empty=True, signals=False))
+    assert list(harness.consume("orders")) == []
+    assert harness.drain(timeout=5).complete
+    assert harness.ledger("orders").ready == 2
 
 
 @pytest.mark.promise("LEASE-11")
-def test_a_handler_that_still_runs_may_publish_while_its_client_drains(stage: Stage) -> None:
+def test_a_handler_that_still_runs_may_publish_while_its_client_drains(harness: Harness) -> None:
     inside, go_on = threading.Event(), threading.Event()
     results: list[Any] = []
 
-    if stage.colour == "sync":
+    if harness.mode == "sync":
 
-        @stage.handler("orders")
+        @harness.handler("orders")
         def blocks(body: str) -> None:
             inside.set()
             assert go_on.wait(20)
-            results.append(stage.post.publish("mails", body).status)
+            results.append(harness.post.publish("mails", body).status)
     else:
 
-        @stage.handler("orders")
+        @harness.handler("orders")
         async def awaits(body: str) -> None:
             inside.set()
             assert await asyncio.to_thread(go_on.wait, 20)
-            results.append((await stage.post.publish("mails", body)).status)
+            results.append((await harness.post.publish("mails", body)).status)
 
-    stage.publish("orders", "one")
-    stage.done(stage.post.worker().start())
+    harness.publish("orders", "one")
+    harness.done(harness.post.worker().start())
     assert inside.wait(20)
     reports: list[Any] = []
-    draining = threading.Thread(target=lambda: reports.append(stage.drain(timeout=10)))
+    draining = threading.Thread(target=lambda: reports.append(harness.drain(timeout=10)))
     draining.start()
-    until(lambda: stage.post._gate.drained)
+    until(lambda: harness.post._gate.drained)
     with pytest.raises(QueueDrained):
-        stage.publish("mails", "from outside")
+        harness.publish("mails", "from outside")
     go_on.set()
     draining.join(20)
     assert results == ["queued"]
     assert (reports[0].handled, reports[0].complete) == (1, True)
-    assert stage.ledger("mails").ready == 1
+    assert harness.ledger("mails").ready == 1
 
 
 @pytest.mark.promise("LEASE-11")
-def test_a_drain_waits_for_a_block_that_has_a_message_and_ends_one_that_waits(stage: Stage) -> None:
+def test_a_drain_waits_for_a_block_that_has_a_message_and_ends_one_that_waits(harness: Harness) -> None:
     got, reports = threading.Event(), []
     go_on = threading.Event()
 
     def block() -> None:
-        with stage.receive("orders", wait=None) as message:
+        with harness.receive("orders", wait=None) as message:
             assert message is not None
             got.set()
             assert go_on.wait(20)
-        with stage.receive("orders", wait=None) as message:
+        with harness.receive("orders", wait=None) as message:
             assert message is None
 
-    stage.publish("orders", 1)
+    harness.publish("orders", 1)
     thread = threading.Thread(target=block)
     thread.start()
     assert got.wait(20)
-    draining = threading.Thread(target=lambda: reports.append(stage.drain(timeout=20)))
+    draining = threading.Thread(target=lambda: reports.append(harness.drain(timeout=20)))
     draining.start()
-    until(lambda: stage.drain(timeout=0).running == 1)
+    until(lambda: harness.drain(timeout=0).running == 1)
     go_on.set()
     thread.join(20)
     draining.join(20)
     assert reports[0].complete
-    assert stage.ledger("orders").done == 1
+    assert harness.ledger("orders").done == 1
 
 
 @pytest.mark.promise("LEASE-11")
-def test_quiet_goes_on_with_what_is_claimed_and_claims_no_more(stage: Stage) -> None:
+def test_quiet_goes_on_with_what_is_claimed_and_claims_no_more(harness: Harness) -> None:
     go_on, inside = threading.Event(), threading.Event()
 
-    @stage.handler("orders", concurrency=1)
+    @harness.handler("orders", concurrency=1)
     def handle(body: int) -> None:
         inside.set()
         assert go_on.wait(20)
 
-    stage.publish("orders", 1)
-    with stage.working() as worker:
+    harness.publish("orders", 1)
+    with harness.working() as worker:
         assert inside.wait(20)
         worker.quiet()
-        stage.publish("orders", 2)
+        harness.publish("orders", 2)
         go_on.set()
-        until(lambda: stage.ledger("orders").done == 1)
+        until(lambda: harness.ledger("orders").done == 1)
         assert worker.is_running
-        assert stage.ledger("orders").ready == 1
+        assert harness.ledger("orders").ready == 1
 
 
-def test_a_worker_runs_once_at_a_time_and_may_run_again(stage: Stage) -> None:
-    @stage.handler("orders")
+def test_a_worker_runs_once_at_a_time_and_may_run_again(harness: Harness) -> None:
+    @harness.handler("orders")
     async def handle(body: int) -> None: ...
 
-    worker = stage.post.worker()
+    worker = harness.post.worker()
     for number in range(2):
-        stage.publish("orders", number)
-        stage.done(worker.start())
+        harness.publish("orders", number)
+        harness.done(worker.start())
         with pytest.raises(ConfigurationError, match="running already"):
-            stage.done(worker.start())
-        until(lambda: stage.ledger("orders").done > number)  # noqa: B023 - it is asked within this turn
-        stage.done(worker.stop())
+            harness.done(worker.start())
+        until(lambda: harness.ledger("orders").done > number)  # noqa: B023 - it is asked within this turn
+        harness.done(worker.stop())
         assert not worker.is_running
 
 

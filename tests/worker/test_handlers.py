@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.worker.stage import Stage, until
+from tests.worker.harness import Harness, until
 from waypost import (
     ByException,
     ConfigurationError,
@@ -52,90 +52,90 @@ class Order:
 
 
 @pytest.mark.promise("FACE-1")
-def test_the_body_arrives_as_the_annotated_type_with_its_message(stage: Stage) -> None:
+def test_the_body_arrives_as_the_annotated_type_with_its_message(harness: Harness) -> None:
     seen: list[Any] = []
 
-    @stage.handler("orders")
+    @harness.handler("orders")
     async def handle(order: Order, message: Message[Order]) -> None:
         seen.append((order, message.body is order, message.headers, message.deliveries))
 
-    stage.publish("orders", Order(7), headers={"from": "shop"})
-    assert stage.run().handled == 1
+    harness.publish("orders", Order(7), headers={"from": "shop"})
+    assert harness.run().handled == 1
     assert seen == [(Order(7), True, {"from": "shop"}, 1)]
-    assert stage.ledger("orders").done == 1
+    assert harness.ledger("orders").done == 1
 
 
 @pytest.mark.promise("FACE-1", "DEAD-1")
 @pytest.mark.parametrize("batch", [None, 10])
 def test_a_body_of_another_type_is_dead_and_says_why(
-    stage: Stage, batch: int | None, caplog: pytest.LogCaptureFixture
+    harness: Harness, batch: int | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     seen: list[Any] = []
 
     if batch is None:
 
-        @stage.handler("orders")
+        @harness.handler("orders")
         async def handle(order: Order) -> None:
             seen.append(order.id)
     else:
 
-        @stage.handler("orders", batch=batch)
+        @harness.handler("orders", batch=batch)
         async def handle_many(orders: list[Order]) -> None:
             seen.extend(order.id for order in orders)
 
-    stage.publish_many("orders", [{"id": 1}, {"id": "seven"}, {"id": 3}])
-    stage.run()
+    harness.publish_many("orders", [{"id": 1}, {"id": "seven"}, {"id": 3}])
+    harness.run()
     assert seen == [1, 3]
-    (letter,) = stage.dead_letters("orders")
+    (letter,) = harness.dead_letters("orders")
     assert letter.reason == "undecodable"
     assert "Expected `int`, got `str`" in letter.error
     assert [vars(record)["event"] for record in caplog.records if record.levelno == logging.WARNING] == ["unreadable"]
 
 
 @pytest.mark.promise("FACE-1")
-def test_the_type_of_the_queue_counts_where_the_handler_has_none(stage: Stage) -> None:
+def test_the_type_of_the_queue_counts_where_the_handler_has_none(harness: Harness) -> None:
     seen: list[Any] = []
 
-    @stage.handler(Queue("orders", Order))
+    @harness.handler(Queue("orders", Order))
     def handle(order, message) -> None:  # type: ignore[no-untyped-def]
         seen.append((order, message.queue))
 
-    @stage.handler("anything")
+    @harness.handler("anything")
     def handle_anything(body: Any) -> None:
         seen.append(body)
 
-    stage.publish("orders", Order(7))
-    stage.publish("anything", [1, "two"])
-    stage.run()
+    harness.publish("orders", Order(7))
+    harness.publish("anything", [1, "two"])
+    harness.run()
     assert (Order(7), "orders") in seen
     assert [1, "two"] in seen
 
 
 @pytest.mark.promise("FACE-1")
-def test_a_function_that_blocks_runs_in_a_thread_and_an_async_one_on_the_loop(stage: Stage) -> None:
+def test_a_function_that_blocks_runs_in_a_thread_and_an_async_one_on_the_loop(harness: Harness) -> None:
     places: dict[str, str] = {}
 
-    @stage.handler("blocking")
+    @harness.handler("blocking")
     def blocks(body: str) -> None:
         places[body] = threading.current_thread().name
 
-    @stage.handler("awaited")
+    @harness.handler("awaited")
     async def awaits(body: str) -> None:
         places[body] = threading.current_thread().name
         assert asyncio.current_task() is not None
 
-    stage.publish("blocking", "b")
-    stage.publish("awaited", "a")
-    stage.run()
+    harness.publish("blocking", "b")
+    harness.publish("awaited", "a")
+    harness.run()
     assert places["b"].startswith("waypost-blocking")
     assert not places["a"].startswith("waypost-")
 
 
-def test_what_one_call_sets_in_its_context_does_not_reach_the_next(stage: Stage) -> None:
+def test_what_one_call_sets_in_its_context_does_not_reach_the_next(harness: Harness) -> None:
     variable: contextvars.ContextVar[int] = contextvars.ContextVar("variable", default=0)
     seen: list[tuple[int, int]] = []
 
-    @stage.handler("orders", concurrency=1)
+    @harness.handler("orders", concurrency=1)
     async def handle(number: int) -> None:
         before = variable.get()
         variable.set(number)
@@ -143,8 +143,8 @@ def test_what_one_call_sets_in_its_context_does_not_reach_the_next(stage: Stage)
             await asyncio.sleep(0)
         seen.append((before, variable.get()))
 
-    stage.publish_many("orders", [1, 2, 3, 4])
-    stage.run()
+    harness.publish_many("orders", [1, 2, 3, 4])
+    harness.run()
     assert seen == [(0, 1), (0, 2), (0, 3), (0, 4)]
 
 
@@ -184,7 +184,7 @@ def test_handlers_that_make_no_sense_are_refused_when_they_are_registered() -> N
 @pytest.mark.promise("LEASE-8")
 @pytest.mark.parametrize("how", ["returned", "raised", "by hand"])
 @pytest.mark.parametrize("is_async", [True, False], ids=["async-handler", "sync-handler"])
-def test_an_outcome_is_returned_or_raised_or_chosen_by_hand(stage: Stage, how: str, is_async: bool) -> None:
+def test_an_outcome_is_returned_or_raised_or_chosen_by_hand(harness: Harness, how: str, is_async: bool) -> None:
     outcomes: dict[str, Outcome | None] = {
         "retry": Retry(60), "snooze": Snooze(60), "dead": Dead("bad address"), "drop": Drop(), "done": None,
     }  # fmt: skip
@@ -207,23 +207,23 @@ def test_an_outcome_is_returned_or_raised_or_chosen_by_hand(stage: Stage, how: s
 
     if is_async:
 
-        @stage.handler("orders")
+        @harness.handler("orders")
         async def awaits(name: str, message: Message[str]) -> Any:
             return end(name, message)
     else:
 
-        @stage.handler("orders")
+        @harness.handler("orders")
         def blocks(name: str, message: Message[str]) -> Any:
             return end(name, message)
 
-    stage.publish_many("orders", list(outcomes))
-    stage.run()
-    ledger = stage.ledger("orders")
+    harness.publish_many("orders", list(outcomes))
+    harness.run()
+    ledger = harness.ledger("orders")
     assert (ledger.done, ledger.dropped, ledger.dead, ledger.delayed) == (1, 1, 1, 2)
     assert (ledger.retried, ledger.snoozed) == (1, 1)
-    (letter,) = stage.dead_letters("orders")
+    (letter,) = harness.dead_letters("orders")
     assert letter.reason == "bad address"
-    assert {(timer.body, timer.attempts, timer.deliveries) for timer in stage.timers("orders")} == {
+    assert {(timer.body, timer.attempts, timer.deliveries) for timer in harness.timers("orders")} == {
         ("retry", 1, 1),
         ("snooze", 0, 0),
     }
@@ -232,7 +232,7 @@ def test_an_outcome_is_returned_or_raised_or_chosen_by_hand(stage: Stage, how: s
 @pytest.mark.promise("LEASE-8", "LEASE-9")
 @pytest.mark.parametrize("is_async", [True, False], ids=["async-handler", "sync-handler"])
 def test_an_error_is_retried_until_the_policy_gives_up(
-    stage: Stage, is_async: bool, caplog: pytest.LogCaptureFixture
+    harness: Harness, is_async: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     calls: list[int] = []
 
@@ -242,18 +242,18 @@ def test_an_error_is_retried_until_the_policy_gives_up(
 
     if is_async:
 
-        @stage.handler("orders", retry=AT_ONCE)
+        @harness.handler("orders", retry=AT_ONCE)
         async def awaits(message: Message[Any]) -> None:
             await asyncio.sleep(0)
             fail(message)
     else:
-        stage.handler("orders", retry=AT_ONCE)(fail)
+        harness.handler("orders", retry=AT_ONCE)(fail)
 
-    stage.publish("orders", 1)
-    with stage.working():
-        until(lambda: stage.ledger("orders").dead)
+    harness.publish("orders", 1)
+    with harness.working():
+        until(lambda: harness.ledger("orders").dead)
     assert calls == [0, 1, 2]
-    (letter,) = stage.dead_letters("orders")
+    (letter,) = harness.dead_letters("orders")
     assert (letter.reason, letter.error_type) == ("retries_exhausted", "KeyError")
     failures = [record for record in caplog.records if vars(record).get("event") == "handler_failed"]
     assert [vars(record)["attempts"] for record in failures] == [1, 2, 3]
@@ -261,21 +261,21 @@ def test_an_error_is_retried_until_the_policy_gives_up(
 
 
 @pytest.mark.promise("LEASE-8")
-def test_a_manual_message_left_unsettled_is_retried(stage: Stage) -> None:
-    @stage.handler("orders", manual=True, retry=NoRetry())
+def test_a_manual_message_left_unsettled_is_retried(harness: Harness) -> None:
+    @harness.handler("orders", manual=True, retry=NoRetry())
     async def handle(body: str, message: Message[str]) -> None:
         if body == "settled":
             message.done()
 
-    stage.publish_many("orders", ["settled", "forgotten"])
-    stage.run()
-    (letter,) = stage.dead_letters("orders")
+    harness.publish_many("orders", ["settled", "forgotten"])
+    harness.run()
+    (letter,) = harness.dead_letters("orders")
     assert (letter.body, letter.reason, letter.error) == ("forgotten", "retries_exhausted", "left unsettled")
-    assert stage.ledger("orders").done == 1
+    assert harness.ledger("orders").done == 1
 
 
 @pytest.mark.promise("LEASE-9")
-def test_a_policy_by_exception_class_and_one_that_fails(stage: Stage) -> None:
+def test_a_policy_by_exception_class_and_one_that_fails(harness: Harness) -> None:
     class Broken:
         def delay(self, attempt: int, error: BaseException | None = None) -> float | None:
             raise ZeroDivisionError("no policy")
@@ -286,29 +286,29 @@ def test_a_policy_by_exception_class_and_one_that_fails(stage: Stage) -> None:
     errors = {"value": ValueError, "file": FileNotFoundError, "key": KeyError, "sum": OverflowError, "other": TypeError}
     calls: list[str] = []
 
-    @stage.handler("orders", retry=policy)
+    @harness.handler("orders", retry=policy)
     async def handle(name: str) -> None:
         calls.append(name)
         raise errors[name]("told")
 
-    stage.publish_many("orders", list(errors))
-    with stage.working():
-        until(lambda: stage.ledger("orders").dead == 5)
+    harness.publish_many("orders", list(errors))
+    with harness.working():
+        until(lambda: harness.ledger("orders").dead == 5)
     assert {name: calls.count(name) for name in errors} == {"value": 1, "file": 3, "key": 3, "sum": 1, "other": 1}
-    reasons = {letter.body: (letter.reason, letter.error_type) for letter in stage.dead_letters("orders")}
+    reasons = {letter.body: (letter.reason, letter.error_type) for letter in harness.dead_letters("orders")}
     assert reasons["sum"] == ("retry_policy_failed", "ZeroDivisionError")
     assert reasons["file"] == ("retries_exhausted", "FileNotFoundError")
 
 
 @pytest.mark.promise("LEASE-8")
-def test_a_handler_that_takes_too_long_has_failed(stage: Stage) -> None:
-    @stage.handler("orders", timeout=0.02, retry=NoRetry())
+def test_a_handler_that_takes_too_long_has_failed(harness: Harness) -> None:
+    @harness.handler("orders", timeout=0.02, retry=NoRetry())
     async def handle(body: str) -> None:
         await asyncio.Event().wait()
 
-    stage.publish("orders", "slow")
-    stage.run()
-    (letter,) = stage.dead_letters("orders")
+    harness.publish("orders", "slow")
+    harness.run()
+    (letter,) = harness.dead_letters("orders")
     assert (letter.reason, letter.error_type) == ("retries_exhausted", "TimeoutError")
 
 
@@ -331,7 +331,7 @@ POISONS: dict[str, type[BaseException]] = {
 @pytest.mark.promise("LEASE-8", "LEASE-5", "LEASE-9")
 @pytest.mark.parametrize("kind", ["async", "sync", "batch"])
 def test_a_handler_that_ends_by_an_exit_fails_like_any_other_and_the_worker_goes_on(
-    stage: Stage, kind: str, caplog: pytest.LogCaptureFixture
+    harness: Harness, kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     calls: list[tuple[str, int]] = []
 
@@ -352,54 +352,54 @@ def test_a_handler_that_ends_by_an_exit_fails_like_any_other_and_the_worker_goes
 
     options: dict[str, Any] = {"concurrency": 2, "retry": Constant(pause=0.01, attempts=3)}
     if kind == "batch":
-        stage.handler("orders", batch=1, **options)(batch)
+        harness.handler("orders", batch=1, **options)(batch)
     else:
-        stage.handler("orders", **options)(awaits if kind == "async" else blocks)
-    published = stage.publish_many("orders", list(POISONS))
-    stage.publish_many("orders", [str(number) for number in range(20)])
-    with stage.working() as worker:
-        until(lambda: stage.ended("orders") == 20 + len(POISONS))
+        harness.handler("orders", **options)(awaits if kind == "async" else blocks)
+    published = harness.publish_many("orders", list(POISONS))
+    harness.publish_many("orders", [str(number) for number in range(20)])
+    with harness.working() as worker:
+        until(lambda: harness.ended("orders") == 20 + len(POISONS))
         assert worker.is_running
-    letters = {letter.body: letter for letter in stage.dead_letters("orders")}
+    letters = {letter.body: letter for letter in harness.dead_letters("orders")}
     assert letters.keys() == POISONS.keys()
     for body, letter in letters.items():
         assert (letter.reason, letter.deliveries) == ("retries_exhausted", 3)
         assert letter.error_type.endswith(POISONS[body].__name__)
     assert sorted(calls) == sorted((body, attempt) for body in POISONS for attempt in range(3))
-    ledger = stage.ledger("orders")
+    ledger = harness.ledger("orders")
     assert (ledger.done, ledger.dead, ledger.released) == (20, len(POISONS), 0)
     failures = [vars(record) for record in caplog.records if vars(record).get("event") == "handler_failed"]
     assert {failure["message_id"] for failure in failures} == {one.id for one in published}
 
 
 @pytest.mark.promise("LEASE-8", "LEASE-9")
-def test_every_message_of_a_batch_that_ends_by_an_exit_counts_but_for_those_already_decided(stage: Stage) -> None:
-    @stage.handler("orders", batch=5, concurrency=1, retry=NoRetry())
+def test_every_message_of_a_batch_that_ends_by_an_exit_counts_but_for_those_already_decided(harness: Harness) -> None:
+    @harness.handler("orders", batch=5, concurrency=1, retry=NoRetry())
     async def handle(messages: list[Message[int]]) -> None:
         messages[0].done()
         raise SystemExit
 
-    stage.publish_many("orders", range(5))
-    calls = stage.run().handled
-    ledger = stage.ledger("orders")
+    harness.publish_many("orders", range(5))
+    calls = harness.run().handled
+    ledger = harness.ledger("orders")
     assert (ledger.done, ledger.dead, ledger.released) == (calls, 5 - calls, 0)
 
 
 @pytest.mark.promise("LEASE-8")
-def test_a_handler_that_cancels_its_task_and_returns_harms_no_other_message(stage: Stage) -> None:
-    @stage.handler("orders", concurrency=1, retry=NoRetry())
+def test_a_handler_that_cancels_its_task_and_returns_harms_no_other_message(harness: Harness) -> None:
+    @harness.handler("orders", concurrency=1, retry=NoRetry())
     async def handle(body: str) -> None:
         if body == "cancels":
             cancel_own_task()
         else:
             await asyncio.sleep(0)
 
-    stage.publish_many("orders", ["cancels", "a", "cancels", "b"])
-    with stage.working():
-        until(lambda: stage.ended("orders") == 4)
-        stage.publish("orders", "c")
-        until(lambda: stage.ended("orders") == 5)
-    assert stage.ledger("orders").done == 5
+    harness.publish_many("orders", ["cancels", "a", "cancels", "b"])
+    with harness.working():
+        until(lambda: harness.ended("orders") == 4)
+        harness.publish("orders", "c")
+        until(lambda: harness.ended("orders") == 5)
+    assert harness.ledger("orders").done == 5
 
 
 def interrupted(url: str, namespace: str, script: str) -> tuple[int, str]:
@@ -443,19 +443,19 @@ def test_a_stop_from_outside_releases_the_message_and_ends_the_worker(url: str, 
 
 
 @pytest.mark.promise("LEASE-7")
-def test_at_most_once_is_handled_once_and_needs_no_settle(stage: Stage) -> None:
-    stage.configure("orders", lease=None)
+def test_at_most_once_is_handled_once_and_needs_no_settle(harness: Harness) -> None:
+    harness.configure("orders", lease=None)
     seen: list[int] = []
 
-    @stage.handler("orders")
+    @harness.handler("orders")
     async def handle(number: int) -> None:
         seen.append(number)
         raise ValueError("too bad")
 
-    stage.publish_many("orders", range(50))
-    stage.run()
+    harness.publish_many("orders", range(50))
+    harness.run()
     assert sorted(seen) == list(range(50))
-    assert stage.ledger("orders").done == 50
+    assert harness.ledger("orders").done == 50
 
 
 # ---- batches -------------------------------------------------------------------------------------------------
@@ -463,7 +463,7 @@ def test_at_most_once_is_handled_once_and_needs_no_settle(stage: Stage) -> None:
 
 @pytest.mark.promise("FACE-1", "LEASE-8")
 @pytest.mark.parametrize("is_async", [True, False], ids=["async-handler", "sync-handler"])
-def test_a_batch_handler_gets_lists_and_may_settle_each_by_hand(stage: Stage, is_async: bool) -> None:
+def test_a_batch_handler_gets_lists_and_may_settle_each_by_hand(harness: Harness, is_async: bool) -> None:
     sizes: list[int] = []
 
     def handle(messages: list[Message[int]]) -> None:
@@ -475,32 +475,32 @@ def test_a_batch_handler_gets_lists_and_may_settle_each_by_hand(stage: Stage, is
     async def awaited(messages: list[Message[int]]) -> None:
         handle(messages)
 
-    stage.handler("numbers", batch=20, concurrency=2)(awaited if is_async else handle)
-    stage.publish_many("numbers", range(100))
-    stage.run()
-    ledger = stage.ledger("numbers")
+    harness.handler("numbers", batch=20, concurrency=2)(awaited if is_async else handle)
+    harness.publish_many("numbers", range(100))
+    harness.run()
+    ledger = harness.ledger("numbers")
     assert (ledger.done, ledger.dead) == (90, 10)
     assert sum(sizes) == 100
     assert max(sizes) == 20
 
 
-def test_an_error_in_a_batch_is_the_error_of_all_that_were_not_settled(stage: Stage) -> None:
-    @stage.handler("numbers", batch=10, retry=NoRetry())
+def test_an_error_in_a_batch_is_the_error_of_all_that_were_not_settled(harness: Harness) -> None:
+    @harness.handler("numbers", batch=10, retry=NoRetry())
     async def handle(numbers: list[int], messages: list[Message[int]]) -> None:
         messages[0].done()
         raise ValueError("half way")
 
-    stage.publish_many("numbers", range(4))
-    stage.run()
-    ledger = stage.ledger("numbers")
+    harness.publish_many("numbers", range(4))
+    harness.run()
+    ledger = harness.ledger("numbers")
     assert ledger.done + ledger.dead == 4
     assert ledger.done >= 1
-    assert all(letter.error == "half way" for letter in stage.dead_letters("numbers"))
+    assert all(letter.error == "half way" for letter in harness.dead_letters("numbers"))
 
 
 @pytest.mark.promise("QUEUE-2", "LEASE-9")
 def test_a_retry_policy_that_max_deliveries_cuts_is_reported_at_the_start_and_in_the_dead_letter(
-    stage: Stage, caplog: pytest.LogCaptureFixture
+    harness: Harness, caplog: pytest.LogCaptureFixture
 ) -> None:
     policies: dict[str, Any] = {
         "cut": Constant(attempts=4, pause=0.001),
@@ -509,25 +509,25 @@ def test_a_retry_policy_that_max_deliveries_cuts_is_reported_at_the_start_and_in
         "own": OwnPolicy(),
     }
     for queue, policy in policies.items():
-        stage.configure(queue, max_deliveries=3)
+        harness.configure(queue, max_deliveries=3)
 
-        @stage.handler(queue, retry=policy)
+        @harness.handler(queue, retry=policy)
         def fail(body: Any) -> None:
             raise KeyError("always")
 
-        stage.publish(queue, 1)
-    stage.configure("default", max_deliveries=3)
-    stage.handler("default")(lambda body: None)
-    with stage.working():
-        until(lambda: sum(stage.ledger(queue).dead for queue in policies) == 4, "four burials")
+        harness.publish(queue, 1)
+    harness.configure("default", max_deliveries=3)
+    harness.handler("default")(lambda body: None)
+    with harness.working():
+        until(lambda: sum(harness.ledger(queue).dead for queue in policies) == 4, "four burials")
     reported = [vars(one) for one in caplog.records if getattr(one, "event", None) == "retries_cut"]
     assert {(one["queue"], one["attempts"], one["max_deliveries"]) for one in reported} == {
         ("cut", 4, 3), ("by-error", 4, 3),
     }  # fmt: skip
     assert "configure max_deliveries=4 or more" in reported[0]["message"]
     for queue in ("cut", "by-error", "own"):
-        (letter,) = stage.dead_letters(queue)
+        (letter,) = harness.dead_letters(queue)
         assert (letter.reason, letter.attempts, letter.deliveries) == ("max_deliveries", 3, 3)
         assert "the retry policy allowed another try: raise max_deliveries" in letter.note
-    (letter,) = stage.dead_letters("fits")
+    (letter,) = harness.dead_letters("fits")
     assert (letter.reason, letter.note) == ("retries_exhausted", None)

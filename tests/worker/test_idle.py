@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests.unit.faces import begin_operation
-from tests.worker.stage import Stage, until
+from tests.unit.clients import begin_operation
+from tests.worker.harness import Harness, until
 from waypost import Waypost, lease_clock
 from waypost.message import Claimed, Observed, PolledQueue
 from waypost.operations import receive
@@ -19,7 +19,7 @@ from waypost.store.port import Idle
 from waypost.wake.port import Hear, Listening, State, Topic
 from waypost.wake.wakeups import NO_WAKEUPS
 from waypost.worker import resting
-from waypost.worker.health import Pulse
+from waypost.worker.health import Liveness
 from waypost.worker.polling import Poller
 
 QUEUES = [f"orders-{number}" for number in range(30)]
@@ -52,8 +52,8 @@ class Deaf:
 class Scene:
     """A worker that hears nothing, and a client that publishes."""
 
-    def __init__(self, stage: Stage, other: Waypost, polls: list[Observed]) -> None:
-        self.stage = stage
+    def __init__(self, harness: Harness, other: Waypost, polls: list[Observed]) -> None:
+        self.harness = harness
         self.other = other
         self.polls = polls
         self.started: list[Any] = []
@@ -61,7 +61,7 @@ class Scene:
     def handled(self, *queues: str) -> None:
         for queue in queues:
 
-            @self.stage.handler(queue)
+            @self.harness.handler(queue)
             async def handle(body: Any) -> None:
                 self.started.append(body)
 
@@ -86,16 +86,16 @@ def scene(request: pytest.FixtureRequest, url: str, namespace: str, monkeypatch:
             polls.append(event)
 
     with (
-        Stage(request.param, url, namespace=namespace, wake=Deaf(), on_event=on_event) as stage,
+        Harness(request.param, url, namespace=namespace, wake=Deaf(), on_event=on_event) as harness,
         Waypost(url, namespace=namespace, wake="poll") as other,
     ):
-        yield Scene(stage, other, polls)
+        yield Scene(harness, other, polls)
         for queue in other.queues():
             assert other.ledger(queue).balance == 0
 
 
 def working(scene: Scene) -> Any:
-    return scene.stage.working(health_window=POLL_SECONDS * 1.5)
+    return scene.harness.working(health_window=POLL_SECONDS * 1.5)
 
 
 @pytest.mark.promise("WAKE-5", "SEE-4")
@@ -143,10 +143,10 @@ def test_a_lease_that_began_since_is_known_before_it_ends(scene: Scene, monkeypa
     scene.handled(*QUEUES)
     with working(scene):
         scene.asleep(*QUEUES)
-        link = scene.other._link
+        context = scene.other._context
         scene.other.publish(queue, "abandoned")
-        operation = begin_operation(link, queue)
-        claimed = scene.other._connected().run(link.store.claim(queue, 1, operation, worker="gone"))
+        operation = begin_operation(context, queue)
+        claimed = scene.other._connected().run(context.store.claim(queue, 1, operation, worker="gone"))
         assert len(claimed.leases) == 1
         until(lambda: scene.started == ["abandoned"], "the redelivery")
 
@@ -172,13 +172,13 @@ def test_without_a_channel_polls_of_many_queues_become_one(
 ) -> None:
     monkeypatch.setattr(receive, "UNWOKEN_POLL_SECONDS", POLL_SECONDS)
     polls: list[Observed] = []
-    with Stage("sync", url, namespace=namespace, wake="poll", on_event=polls.append) as stage:
-        scene = Scene(stage, stage.post, polls)
+    with Harness("sync", url, namespace=namespace, wake="poll", on_event=polls.append) as harness:
+        scene = Scene(harness, harness.post, polls)
         scene.handled(*QUEUES)
         with working(scene):
-            until(lambda: len(stage.workers()) == 1)
+            until(lambda: len(harness.workers()) == 1)
             until(lambda: _is_quiet(scene), "an end of the claims")
-            stage.publish(QUEUES[3], 1)
+            harness.publish(QUEUES[3], 1)
             assert until(lambda: scene.started == [1], "the start")
 
 
@@ -189,28 +189,28 @@ def _is_quiet(scene: Scene) -> bool:
 
 
 @pytest.mark.promise("WAKE-2", "WAKE-5")
-@pytest.mark.parametrize("colour", ["sync", "async"])
+@pytest.mark.parametrize("mode", ["sync", "async"])
 def test_who_waits_at_the_server_is_called_away_when_its_registration_is_gone(
-    colour: str, valkey_url: str, namespace: str, monkeypatch: pytest.MonkeyPatch
+    mode: str, valkey_url: str, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     redis = pytest.importorskip("redis", reason="needs redis-py")
     monkeypatch.setattr(receive, "SAFETY_POLL_SECONDS", POLL_SECONDS)
     with (
         redis.Redis.from_url(valkey_url.replace("valkey://", "redis://")) as raw,
-        Stage(colour, valkey_url, namespace=namespace) as stage,
+        Harness(mode, valkey_url, namespace=namespace) as harness,
     ):
         started: list[int] = []
 
-        @stage.handler("orders")
+        @harness.handler("orders")
         async def handle(number: int) -> None:
             started.append(number)
 
-        with stage.working():
+        with harness.working():
             for number in range(2):
                 until(lambda: any(name.startswith(b"!") for name in _sleepers(raw, namespace)), "one at its door")
                 raw.delete(f"{{{namespace}:orders}}:sleepers")
-                until(lambda: stage.stats("orders").sleepers == 1, "a new registration")
-                stage.publish("orders", number)
+                until(lambda: harness.stats("orders").sleepers == 1, "a new registration")
+                harness.publish("orders", number)
                 assert until(lambda n=number: n in started, "the start")  # type: ignore[misc]
 
 
@@ -246,8 +246,8 @@ def at_the_door(monkeypatch: pytest.MonkeyPatch, story: Callable[[resting.Rest, 
             def _knock(self) -> None:
                 done.append("called away")
 
-        link: Any = type("Link", (), {"wakeups": NO_WAKEUPS, "store": type("Store", (), {"doors": None})})
-        rest = Knocked(link, None, "orders", Pulse(), lambda: True, poller)  # type: ignore[arg-type]
+        context: Any = type("Link", (), {"wakeups": NO_WAKEUPS, "store": type("Store", (), {"doors": None})})
+        rest = Knocked(context, None, "orders", Liveness(), lambda: True, poller)  # type: ignore[arg-type]
         rest.may_go(Claimed([], None, None, None, False, 0, 60_000), Nap())
         rest.go("a", 300.0)
         rest.goes(lambda: done.append("given up"))

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.worker.stage import Stage, until
+from tests.worker.harness import Harness, until
 from waypost import Message, StoreUnavailable, Waypost, lease_clock
 from waypost.worker.consumer import Consumer
 from waypost.worker.renewing import Renewer
@@ -35,16 +35,16 @@ def cut_off(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     healed.set()
 
 
-def renewed(stage: Stage) -> None:
-    stage.configure("orders", lease=LEASE)
+def renewed(harness: Harness) -> None:
+    harness.configure("orders", lease=LEASE)
 
 
 @pytest.mark.promise("LEASE-3")
 @pytest.mark.parametrize("kind", ["async", "batch"])
 def test_an_async_handler_is_stopped_when_its_lease_ends_though_the_store_is_silent(
-    stage: Stage, kind: str, cut_off: threading.Event, caplog: pytest.LogCaptureFixture
+    harness: Harness, kind: str, cut_off: threading.Event, caplog: pytest.LogCaptureFixture
 ) -> None:
-    renewed(stage)
+    renewed(harness)
     ends: list[tuple[bool, bool]] = []
     called: list[str] = []
     reports: list[Any] = []
@@ -60,18 +60,18 @@ def test_an_async_handler_is_stopped_when_its_lease_ends_though_the_store_is_sil
 
     if kind == "async":
 
-        @stage.handler("orders", **options)
+        @harness.handler("orders", **options)
         async def one(message: Message[int]) -> None:
             await wait(message)
     else:
 
-        @stage.handler("orders", batch=2, **options)
+        @harness.handler("orders", batch=2, **options)
         async def many(messages: list[Message[int]]) -> None:
             await wait(messages[0])
 
-    published = stage.publish("orders", 1)
-    with stage.working() as worker:
-        until(lambda: stage.ledger("orders").leased)
+    published = harness.publish("orders", 1)
+    with harness.working() as worker:
+        until(lambda: harness.ledger("orders").leased)
         worker.quiet()
         until(lambda: ends and called)
         reports.append(worker.report())
@@ -81,73 +81,73 @@ def test_an_async_handler_is_stopped_when_its_lease_ends_though_the_store_is_sil
     lost = [vars(record) for record in caplog.records if vars(record).get("event") == "lease_lost"]
     assert [(one["phase"], one["message_id"]) for one in lost] == [("deadline", published.id)]
     # Nothing was settled: the message comes back because its lease has ended, and that delivery counts.
-    with stage.receive("orders", wait=20) as again:
+    with harness.receive("orders", wait=20) as again:
         assert (again.id, again.deliveries) == (published.id, 2)
-    assert stage.ledger("orders").expired == 1
+    assert harness.ledger("orders").expired == 1
 
 
 @pytest.mark.promise("LEASE-3")
 def test_a_thread_is_told_and_counted_apart_and_the_store_decides_about_its_end(
-    stage: Stage, cut_off: threading.Event
+    harness: Harness, cut_off: threading.Event
 ) -> None:
-    renewed(stage)
+    renewed(harness)
     told, go_on = threading.Event(), threading.Event()
     called: list[str] = []
 
-    @stage.handler("orders", on_lease_lost=lambda message: called.append(message.id))
+    @harness.handler("orders", on_lease_lost=lambda message: called.append(message.id))
     def handle(message: Message[int]) -> None:
         until(lambda: message.lease_lost)
         told.set()
         assert go_on.wait(20)
 
-    published = stage.publish("orders", 1)
-    with stage.working() as worker:
-        until(lambda: stage.ledger("orders").leased)
+    published = harness.publish("orders", 1)
+    with harness.working() as worker:
+        until(lambda: harness.ledger("orders").leased)
         worker.quiet()
         assert told.wait(20)
         until(lambda: worker.report().past_lease == 1 and called)
         go_on.set()
         # No other worker has claimed it, so its settle is still that of the holder.
-        until(lambda: stage.ledger("orders").done)
+        until(lambda: harness.ledger("orders").done)
     assert called == [published.id]
     assert worker.report().past_lease == 0
-    assert stage.ledger("orders").expired == 0
+    assert harness.ledger("orders").expired == 0
 
 
 @pytest.mark.promise("LEASE-3", "LEASE-2")
 def test_the_settle_of_a_thread_that_ends_too_late_is_refused_by_the_store(
-    stage: Stage, cut_off: threading.Event
+    harness: Harness, cut_off: threading.Event
 ) -> None:
-    renewed(stage)
+    renewed(harness)
     go_on = threading.Event()
 
-    @stage.handler("orders")
+    @harness.handler("orders")
     def handle(message: Message[int]) -> None:
         assert go_on.wait(20)
 
-    published = stage.publish("orders", 1)
-    with stage.working() as worker:
-        until(lambda: stage.ledger("orders").leased)
+    published = harness.publish("orders", 1)
+    with harness.working() as worker:
+        until(lambda: harness.ledger("orders").leased)
         worker.quiet()
-        with stage.receive("orders", wait=20, renew=False) as taken:
+        with harness.receive("orders", wait=20, renew=False) as taken:
             assert taken.id == published.id
             taken.dead("mine")
         go_on.set()
         until(lambda: worker.report().handled)
-    ledger = stage.ledger("orders")
+    ledger = harness.ledger("orders")
     assert (ledger.done, ledger.dead, ledger.expired) == (0, 1, 1)
 
 
 @pytest.mark.promise("LEASE-3")
 def test_what_waits_for_a_free_place_does_not_start_after_its_lease(
-    stage: Stage, cut_off: threading.Event, monkeypatch: pytest.MonkeyPatch
+    harness: Harness, cut_off: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    renewed(stage)
+    renewed(harness)
     monkeypatch.setattr(Consumer, "_room", lambda self: 5 - self.in_flight)
     first, go_on = threading.Event(), threading.Event()
     starts: list[tuple[int, bool]] = []
 
-    @stage.handler("orders", concurrency=1)
+    @harness.handler("orders", concurrency=1)
     def handle(message: Message[int]) -> None:
         starts.append((message.body, lease_clock.now() < message.lease_until))
         if not first.is_set():
@@ -155,22 +155,22 @@ def test_what_waits_for_a_free_place_does_not_start_after_its_lease(
             until(lambda: message.lease_lost)
             assert go_on.wait(20)
 
-    stage.publish_many("orders", range(5))
-    with stage.working() as worker:
+    harness.publish_many("orders", range(5))
+    with harness.working() as worker:
         assert first.wait(20)
         until(lambda: worker.report().past_lease)
         go_on.set()
-        until(lambda: stage.ledger("orders").done == 5)
+        until(lambda: harness.ledger("orders").done == 5)
     assert all(within for _, within in starts)
-    ledger = stage.ledger("orders")
+    ledger = harness.ledger("orders")
     assert ledger.released + ledger.expired >= 4
 
 
 @pytest.mark.promise("LEASE-3", "LEASE-5")
 def test_a_claim_that_is_answered_after_its_leases_starts_no_handler(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    harness: Harness, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    renewed(stage)
+    renewed(harness)
     answered, late = Consumer._answered, list[int]()
 
     async def answer_late(self: Consumer, flow: Any) -> Any:
@@ -183,20 +183,20 @@ def test_a_claim_that_is_answered_after_its_leases_starts_no_handler(
     monkeypatch.setattr(Consumer, "_answered", answer_late)
     starts: list[bool] = []
 
-    @stage.handler("orders")
+    @harness.handler("orders")
     async def handle(message: Message[int]) -> None:
         starts.append(lease_clock.now() < message.lease_until)
 
-    stage.publish_many("orders", range(10))
-    with stage.working():
-        until(lambda: stage.ledger("orders").done == 10)
+    harness.publish_many("orders", range(10))
+    with harness.working():
+        until(lambda: harness.ledger("orders").done == 10)
     assert starts == [True] * 10
     logged = [vars(record) for record in caplog.records if vars(record).get("event") == "claim_late"]
     assert [record["count"] for record in logged] == late
 
 
 @pytest.mark.promise("LEASE-3")
-def test_a_block_does_not_begin_with_a_lease_that_has_ended(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_block_does_not_begin_with_a_lease_that_has_ended(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
     local_end: Callable[[float, float], float] = lease_clock.local_end
     ends: list[float] = []
 
@@ -205,11 +205,11 @@ def test_a_block_does_not_begin_with_a_lease_that_has_ended(stage: Stage, monkey
         return ends[-1]
 
     monkeypatch.setattr(lease_clock, "local_end", first_is_over)
-    stage.publish("orders", 1)
-    with stage.receive("orders", wait=20) as message:
+    harness.publish("orders", 1)
+    with harness.receive("orders", wait=20) as message:
         assert (message.deliveries, message.lease_lost) == (1, False)
         assert message.lease_until > lease_clock.now()
-    ledger = stage.ledger("orders")
+    ledger = harness.ledger("orders")
     assert (ledger.done, ledger.released) == (1, 1)
 
 
@@ -220,9 +220,9 @@ def test_a_lease_ends_while_the_machine_sleeps(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(lease_clock, "now", lambda: clock() + slept[0])
     begun = threading.Event()
     ends: list[bool] = []
-    with Stage("sync", "memory://sleeps") as stage:
+    with Harness("sync", "memory://sleeps") as harness:
 
-        @stage.handler("orders")
+        @harness.handler("orders")
         async def handle(message: Message[int]) -> None:
             begun.set()
             try:
@@ -230,8 +230,8 @@ def test_a_lease_ends_while_the_machine_sleeps(monkeypatch: pytest.MonkeyPatch) 
             finally:
                 ends.append(message.lease_lost)
 
-        stage.publish("orders", 1)
-        with stage.working() as worker:
+        harness.publish("orders", 1)
+        with harness.working() as worker:
             assert begun.wait(20)
             worker.quiet()
             slept[0] = 3600.0
@@ -247,20 +247,20 @@ def test_the_holder_of_a_lost_lease_is_woken_by_the_client_that_claims_the_messa
         "namespace": namespace, "clock": lambda: time.time_ns() // 1_000_000 + forward[0],
     }  # fmt: skip
     told: list[bool] = []
-    with Stage("sync", url, **options) as stage, Waypost(url, **options) as other:
+    with Harness("sync", url, **options) as harness, Waypost(url, **options) as other:
         # Renewals come every two hundred seconds: too late for this test.
-        stage.configure("orders", lease=600)
+        harness.configure("orders", lease=600)
 
-        @stage.handler("orders")
+        @harness.handler("orders")
         async def handle(message: Message[int]) -> None:
             try:
                 await asyncio.Event().wait()
             finally:
                 told.append(message.lease_lost)
 
-        published = stage.publish("orders", 1)
-        with stage.working() as worker:
-            until(lambda: stage.ledger("orders").leased)
+        published = harness.publish("orders", 1)
+        with harness.working() as worker:
+            until(lambda: harness.ledger("orders").leased)
             # It has room for more, and sleeps by name only once its channel works.
             until(lambda: other.stats("orders").sleepers, "a worker that can be woken")
             worker.quiet()
@@ -273,9 +273,9 @@ def test_the_holder_of_a_lost_lease_is_woken_by_the_client_that_claims_the_messa
 
 
 @pytest.mark.promise("LEASE-3")
-def test_renewals_go_on_beside_one_that_hangs(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_renewals_go_on_beside_one_that_hangs(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("waypost.worker.renewing.STUCK_SECONDS_MIN", 0.05)
-    stage.configure("orders", lease=3)
+    harness.configure("orders", lease=3)
     extend, stuck, calls = Renewer._extend, threading.Event(), list[int]()
 
     def hang_once(self: Renewer, *given: Any) -> Any:
@@ -289,18 +289,18 @@ def test_renewals_go_on_beside_one_that_hangs(stage: Stage, monkeypatch: pytest.
     monkeypatch.setattr(Renewer, "_extend", hang_once)
     go_on = threading.Event()
 
-    @stage.handler("orders")
+    @harness.handler("orders")
     def handle(message: Message[int]) -> None:
         assert go_on.wait(20)
         assert not message.lease_lost
 
-    stage.publish("orders", 1)
-    with stage.working():
+    harness.publish("orders", 1)
+    with harness.working():
         until(lambda: len(calls) >= 4)
         go_on.set()
-        until(lambda: stage.ledger("orders").done)
+        until(lambda: harness.ledger("orders").done)
         stuck.set()
-    assert stage.ledger("orders").expired == 0
+    assert harness.ledger("orders").expired == 0
 
 
 @pytest.mark.parametrize(("seconds", "counted"), [(60.0, 57.0), (1.0, 0.95), (0.5, 0.45), (0.06, 0.03)])

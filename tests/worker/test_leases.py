@@ -10,79 +10,79 @@ from typing import Any
 
 import pytest
 
-from tests.worker.stage import Stage, until
+from tests.worker.harness import Harness, until
 from waypost import Message, NoRetry, Waypost, lease_clock
 
 LEASE = 0.6
 
 
-def expired(stage: Stage) -> int:
-    return int(stage.ledger("orders").expired)
+def expired(harness: Harness) -> int:
+    return int(harness.ledger("orders").expired)
 
 
 @pytest.mark.promise("LEASE-3")
 @pytest.mark.parametrize("is_async", [True, False], ids=["async-handler", "sync-handler"])
-def test_the_lease_of_a_long_handler_is_renewed(stage: Stage, is_async: bool) -> None:
-    stage.configure("orders", lease=LEASE)
+def test_the_lease_of_a_long_handler_is_renewed(harness: Harness, is_async: bool) -> None:
+    harness.configure("orders", lease=LEASE)
     calls: list[int] = []
 
     if is_async:
 
-        @stage.handler("orders")
+        @harness.handler("orders")
         async def awaits(message: Message[int]) -> None:
             calls.append(message.token)
             await asyncio.sleep(2.5 * LEASE)
     else:
 
-        @stage.handler("orders")
+        @harness.handler("orders")
         def blocks(message: Message[int]) -> None:
             calls.append(message.token)
             threading.Event().wait(2.5 * LEASE)
 
-    stage.publish("orders", 1)
-    with stage.working():
-        until(lambda: stage.ledger("orders").done)
+    harness.publish("orders", 1)
+    with harness.working():
+        until(lambda: harness.ledger("orders").done)
     assert calls == [1]
-    assert expired(stage) == 0
+    assert expired(harness) == 0
 
 
 @pytest.mark.promise("LEASE-3")
-def test_a_handler_that_blocks_the_event_loop_keeps_its_leases(stage: Stage) -> None:
-    stage.configure("orders", lease=LEASE)
+def test_a_handler_that_blocks_the_event_loop_keeps_its_leases(harness: Harness) -> None:
+    harness.configure("orders", lease=LEASE)
     calls: list[int] = []
 
-    @stage.handler("orders", concurrency=1)
+    @harness.handler("orders", concurrency=1)
     async def handle(number: int) -> None:
         calls.append(number)
         while number == 0 and time.monotonic() < begun + 2.5 * LEASE:
             threading.Event().wait(0.01)
 
-    stage.publish_many("orders", range(3))
+    harness.publish_many("orders", range(3))
     begun = time.monotonic()
-    with stage.working():
-        until(lambda: stage.ledger("orders").done == 3)
+    with harness.working():
+        until(lambda: harness.ledger("orders").done == 3)
     assert sorted(calls) == [0, 1, 2]
-    assert expired(stage) == 0
+    assert expired(harness) == 0
 
 
 @pytest.mark.promise("LEASE-3")
 def test_after_the_maximum_run_time_the_lease_is_not_renewed_any_more(
-    stage: Stage, caplog: pytest.LogCaptureFixture
+    harness: Harness, caplog: pytest.LogCaptureFixture
 ) -> None:
-    stage.configure("orders", lease=LEASE, max_deliveries=1)
+    harness.configure("orders", lease=LEASE, max_deliveries=1)
     told: list[bool] = []
     buried = threading.Event()
 
-    @stage.handler("orders", max_run=0.05, concurrency=2)
+    @harness.handler("orders", max_run=0.05, concurrency=2)
     def handle(message: Message[int]) -> None:
         until(lambda: message.lease_lost)
         told.append(message.lease_lost)
         assert buried.wait(20)
 
-    stage.publish("orders", 1)
-    with stage.working():
+    harness.publish("orders", 1)
+    with harness.working():
         until(lambda: told)
-        until(lambda: stage.ledger("orders").dead)
+        until(lambda: harness.ledger("orders").dead)
         buried.set()
     assert told == [True]
     assert [vars(record)["event"] for record in caplog.records if record.name == "waypost"] == [
@@ -91,7 +91,7 @@ def test_after_the_maximum_run_time_the_lease_is_not_renewed_any_more(
     ]
 
 
-def take_away(stage: Stage, url: str, namespace: str) -> Message[Any]:
+def take_away(harness: Harness, url: str, namespace: str) -> Message[Any]:
     """What another worker does once a lease has ended: here the lease is stolen by cutting the renewals short."""
     with Waypost(url, namespace=namespace) as thief:
         reception = thief.receive("orders", wait=20)
@@ -105,10 +105,10 @@ def take_away(stage: Stage, url: str, namespace: str) -> Message[Any]:
 @pytest.mark.promise("LEASE-3", "LEASE-2")
 @pytest.mark.parametrize("is_async", [True, False], ids=["async-handler", "sync-handler"])
 def test_a_handler_is_told_that_its_lease_is_lost(
-    stage: Stage, url: str, namespace: str, is_async: bool, caplog: pytest.LogCaptureFixture,
+    harness: Harness, url: str, namespace: str, is_async: bool, caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    stage.configure("orders", lease=LEASE)
+    harness.configure("orders", lease=LEASE)
     ends: list[str] = []
     called: list[str] = []
     silent = threading.Event()
@@ -127,7 +127,7 @@ def test_a_handler_is_told_that_its_lease_is_lost(
 
     if is_async:
 
-        @stage.handler("orders", on_lease_lost=on_lease_lost)
+        @harness.handler("orders", on_lease_lost=on_lease_lost)
         async def awaits(message: Message[int]) -> None:
             try:
                 await asyncio.Event().wait()
@@ -136,16 +136,16 @@ def test_a_handler_is_told_that_its_lease_is_lost(
                 raise
     else:
 
-        @stage.handler("orders", on_lease_lost=on_lease_lost)
+        @harness.handler("orders", on_lease_lost=on_lease_lost)
         def blocks(message: Message[int]) -> None:
             until(lambda: message.lease_lost)
             ends.append(f"lost {message.lease_lost}")
 
-    stage.publish("orders", 1)
-    with stage.working() as worker:
-        until(lambda: stage.ledger("orders").leased)
+    harness.publish("orders", 1)
+    with harness.working() as worker:
+        until(lambda: harness.ledger("orders").leased)
         worker.quiet()
-        stolen = take_away(stage, url, namespace)
+        stolen = take_away(harness, url, namespace)
         silent.clear()
         until(lambda: ends and called)
     assert ends == ["cancelled, lost True" if is_async else "lost True"]
@@ -154,19 +154,19 @@ def test_a_handler_is_told_that_its_lease_is_lost(
     assert [(one["phase"], one["queue"], one["message_id"], one["deliveries"]) for one in lost] == [
         ("extend", "orders", stolen.id, 1)
     ]
-    assert stage.ledger("orders").done == 1
+    assert harness.ledger("orders").done == 1
 
 
 @pytest.mark.promise("LEASE-12")
 @pytest.mark.parametrize("is_async", [True, False], ids=["async-handler", "sync-handler"])
-def test_a_running_message_is_cancelled_by_its_next_renewal(stage: Stage, is_async: bool) -> None:
-    stage.configure("orders", lease=LEASE)
+def test_a_running_message_is_cancelled_by_its_next_renewal(harness: Harness, is_async: bool) -> None:
+    harness.configure("orders", lease=LEASE)
     ends: list[bool] = []
     began = threading.Event()
 
     if is_async:
 
-        @stage.handler("orders", retry=NoRetry())
+        @harness.handler("orders", retry=NoRetry())
         async def awaits(message: Message[int]) -> None:
             began.set()
             try:
@@ -175,28 +175,28 @@ def test_a_running_message_is_cancelled_by_its_next_renewal(stage: Stage, is_asy
                 ends.append(message.cancel_requested)
     else:
 
-        @stage.handler("orders", retry=NoRetry())
+        @harness.handler("orders", retry=NoRetry())
         def blocks(message: Message[int]) -> None:
             began.set()
             until(lambda: message.cancel_requested)
             ends.append(message.cancel_requested)
             raise RuntimeError("cancelled by request")
 
-    published = stage.publish("orders", 1)
-    with stage.working():
+    published = harness.publish("orders", 1)
+    with harness.working():
         until(began.is_set)
-        assert stage.cancel("orders", id=published.id) == "requested"
-        until(lambda: stage.ledger("orders").cancelled)
+        assert harness.cancel("orders", id=published.id) == "requested"
+        until(lambda: harness.ledger("orders").cancelled)
     assert ends == [True]
-    assert stage.ledger("orders").dead == 0
+    assert harness.ledger("orders").dead == 0
 
 
 @pytest.mark.promise("LEASE-12")
-def test_done_wins_over_a_cancel(stage: Stage) -> None:
-    stage.configure("orders", lease=LEASE)
+def test_done_wins_over_a_cancel(harness: Harness) -> None:
+    harness.configure("orders", lease=LEASE)
     begun = threading.Event()
 
-    @stage.handler("orders")
+    @harness.handler("orders")
     async def handle(message: Message[int]) -> None:
         begun.set()
         try:
@@ -204,29 +204,29 @@ def test_done_wins_over_a_cancel(stage: Stage) -> None:
         except asyncio.CancelledError:
             return
 
-    published = stage.publish("orders", 1)
-    with stage.working():
+    published = harness.publish("orders", 1)
+    with harness.working():
         # A message that has not started needs no handler any more, and ends as cancelled.
         until(begun.is_set)
-        stage.cancel("orders", id=published.id)
-        until(lambda: stage.ledger("orders").done)
-    assert stage.ledger("orders").cancelled == 0
+        harness.cancel("orders", id=published.id)
+        until(lambda: harness.ledger("orders").done)
+    assert harness.ledger("orders").cancelled == 0
 
 
 @pytest.mark.promise("LEASE-3")
 def test_one_call_renews_all_leases_of_a_queue(caplog: pytest.LogCaptureFixture) -> None:
     seen: list[Any] = []
     caplog.set_level(logging.ERROR)
-    with Stage("sync", "memory://one-call", on_event=seen.append) as stage:
-        stage.configure("orders", lease=LEASE)
+    with Harness("sync", "memory://one-call", on_event=seen.append) as harness:
+        harness.configure("orders", lease=LEASE)
 
-        @stage.handler("orders", concurrency=50)
+        @harness.handler("orders", concurrency=50)
         async def handle(number: int) -> None:
             await asyncio.sleep(LEASE)
 
-        stage.publish_many("orders", range(50))
-        with stage.working():
-            until(lambda: stage.ledger("orders").done == 50)
+        harness.publish_many("orders", range(50))
+        with harness.working():
+            until(lambda: harness.ledger("orders").done == 50)
     renewals = [event.count for event in seen if event.event == "renewed" and event.count]
     assert renewals
     assert max(renewals) == 50

@@ -10,32 +10,32 @@ from typing import Any
 
 import pytest
 
-from tests.unit.faces import ShakyStore
-from tests.worker.stage import Stage, until
+from tests.unit.clients import ShakyStore
+from tests.worker.harness import Harness, until
 from waypost import Constant, InvalidInput, Message, Observed, Retry, Waypost
 
 CLOSING = {"done", "retried", "snoozed", "dead", "dropped", "released", "cancelled", "replaced", "lost", "unsettled"}
 
 
 @pytest.mark.promise("LEASE-10")
-def test_a_backlog_is_handled_in_few_round_trips(stage: Stage) -> None:
+def test_a_backlog_is_handled_in_few_round_trips(harness: Harness) -> None:
     seen: list[int] = []
 
-    @stage.handler("numbers")
+    @harness.handler("numbers")
     async def handle(number: int) -> None:
         seen.append(number)
 
-    stage.publish_many("numbers", range(3000))
-    stage.run()
+    harness.publish_many("numbers", range(3000))
+    harness.run()
     assert sorted(seen) == list(range(3000))
-    journal = stage.journal("numbers", 3000, 1000)
+    journal = harness.journal("numbers", 3000, 1000)
     # Every step of the store has an operation of its own; one of them claims or settles many.
     assert len({event.operation_id for event in journal.events}) < 100
 
 
 @pytest.mark.promise("LEASE-10")
-def test_outcomes_of_all_kinds_travel_together(stage: Stage) -> None:
-    @stage.handler("numbers", concurrency=50, retry=Constant(pause=60))
+def test_outcomes_of_all_kinds_travel_together(harness: Harness) -> None:
+    @harness.handler("numbers", concurrency=50, retry=Constant(pause=60))
     async def handle(number: int, message: Message[int]) -> Any:
         await asyncio.sleep(0)
         match number % 4:
@@ -48,105 +48,105 @@ def test_outcomes_of_all_kinds_travel_together(stage: Stage) -> None:
             case 3:
                 message.dead()
 
-    ids = [published.id for published in stage.publish_many("numbers", range(40))]
-    stage.run()
-    ledger = stage.ledger("numbers")
+    ids = [published.id for published in harness.publish_many("numbers", range(40))]
+    harness.run()
+    ledger = harness.ledger("numbers")
     assert (ledger.done, ledger.dead, ledger.retried, ledger.transferred) == (20, 10, 10, 10)
-    assert stage.ledger("next").ready == 10
-    assert stage.result("numbers", ids[5]) == 5
+    assert harness.ledger("next").ready == 10
+    assert harness.result("numbers", ids[5]) == 5
 
 
 @pytest.mark.promise("TIMER-3", "WAKE-5")
-def test_a_worker_that_sleeps_finds_new_work_and_due_timers(stage: Stage) -> None:
+def test_a_worker_that_sleeps_finds_new_work_and_due_timers(harness: Harness) -> None:
     seen: list[str] = []
 
-    @stage.handler("orders")
+    @harness.handler("orders")
     async def handle(body: str) -> None:
         seen.append(body)
 
-    with stage.working():
-        stage.publish("orders", "timer", delay=0.2)
-        stage.publish("orders", "now")
+    with harness.working():
+        harness.publish("orders", "timer", delay=0.2)
+        harness.publish("orders", "now")
         until(lambda: len(seen) == 2)
     assert seen == ["now", "timer"]
 
 
 @pytest.mark.promise("WAKE-5", "LEASE-4")
-def test_a_retry_of_its_own_is_not_left_for_the_next_poll(stage: Stage) -> None:
+def test_a_retry_of_its_own_is_not_left_for_the_next_poll(harness: Harness) -> None:
     seen: list[int] = []
 
-    @stage.handler("orders", retry=Constant(pause=0.02, jitter=0))
+    @harness.handler("orders", retry=Constant(pause=0.02, jitter=0))
     async def handle(message: Message[int]) -> None:
         seen.append(message.attempts)
         if message.attempts < 5:
             raise Retry
 
-    stage.publish("orders", 1)
-    with stage.working():
-        until(lambda: stage.ledger("orders").done)
+    harness.publish("orders", 1)
+    with harness.working():
+        until(lambda: harness.ledger("orders").done)
     assert seen == [0, 1, 2, 3, 4, 5]
 
 
-def test_a_message_sent_on_to_another_queue_of_the_worker_is_handled_by_the_same_run(stage: Stage) -> None:
+def test_a_message_sent_on_to_another_queue_of_the_worker_is_handled_by_the_same_run(harness: Harness) -> None:
     seen: list[int] = []
 
-    @stage.handler("first")
+    @harness.handler("first")
     async def first(number: int, message: Message[int]) -> None:
         message.then("second", number + 1)
 
-    @stage.handler("second")
+    @harness.handler("second")
     def second(number: int) -> None:
         seen.append(number)
 
-    stage.publish_many("first", range(10))
-    stage.run()
+    harness.publish_many("first", range(10))
+    harness.run()
     assert sorted(seen) == list(range(1, 11))
 
 
-def test_no_more_handlers_run_at_once_than_allowed(stage: Stage) -> None:
+def test_no_more_handlers_run_at_once_than_allowed(harness: Harness) -> None:
     running: list[int] = [0, 0]
 
-    @stage.handler("orders", concurrency=3)
+    @harness.handler("orders", concurrency=3)
     async def handle(number: int) -> None:
         running[0] += 1
         running[1] = max(running)
         await asyncio.sleep(0.001)
         running[0] -= 1
 
-    stage.publish_many("orders", range(60))
-    stage.run()
+    harness.publish_many("orders", range(60))
+    harness.run()
     assert running == [0, 3]
 
 
 @pytest.mark.promise("QUEUE-3")
-def test_a_rate_and_a_limit_of_running_messages_hold_for_workers(stage: Stage) -> None:
-    stage.configure("orders", max_running=2, rate="30/s")
+def test_a_rate_and_a_limit_of_running_messages_hold_for_workers(harness: Harness) -> None:
+    harness.configure("orders", max_running=2, rate="30/s")
     running: list[int] = [0, 0]
 
-    @stage.handler("orders", concurrency=20)
+    @harness.handler("orders", concurrency=20)
     async def handle(number: int) -> None:
         running[0] += 1
         running[1] = max(running)
         await asyncio.sleep(0.001)
         running[0] -= 1
 
-    stage.publish_many("orders", range(40))
-    with stage.working():
-        until(lambda: stage.ledger("orders").done == 40)
+    harness.publish_many("orders", range(40))
+    with harness.working():
+        until(lambda: harness.ledger("orders").done == 40)
     assert running[1] <= 2
 
 
 @pytest.mark.promise("QUEUE-3")
 def test_a_fast_worker_leaves_the_places_of_max_running_to_others(
-    stage: Stage, url: str, namespace: str, monkeypatch: pytest.MonkeyPatch
+    harness: Harness, url: str, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is claimed ahead counts as running: a worker that did so would hold places that it does not use."""
     monkeypatch.setattr("waypost.worker.consumer.LIMITS_SECONDS", 0.0)
-    stage.configure("orders", max_running=8)
+    harness.configure("orders", max_running=8)
     leased: list[int] = []
     running = [0]
 
-    @stage.handler("orders", concurrency=2)
+    @harness.handler("orders", concurrency=2)
     async def handle(number: int) -> None:
         running[0] += 1
         # So fast that many more than two would be claimed ahead.
@@ -163,9 +163,9 @@ def test_a_fast_worker_leaves_the_places_of_max_running_to_others(
             leased.append(len(self._ready) + self._busy)
 
     monkeypatch.setattr(Consumer, "_accept", watch)
-    stage.publish_many("orders", range(400))
-    stage.run()
-    assert stage.ledger("orders").done == 400
+    harness.publish_many("orders", range(400))
+    harness.run()
+    assert harness.ledger("orders").done == 400
     assert max(leased) <= 2
 
 
@@ -250,11 +250,11 @@ def test_consume_gives_one_message_after_the_other(url: str, namespace: str) -> 
 
 @pytest.mark.promise("FACE-1", "LEASE-8")
 def test_consume_is_the_same_for_an_event_loop(url: str, namespace: str) -> None:
-    with Stage("async", url, namespace=namespace) as stage:
+    with Harness("async", url, namespace=namespace) as harness:
 
         async def story() -> list[int]:
             seen: list[int] = []
-            async for message in stage.post.consume("orders", wait=0):
+            async for message in harness.post.consume("orders", wait=0):
                 seen.append(message.body)
                 if message.body == 1:
                     continue
@@ -263,9 +263,9 @@ def test_consume_is_the_same_for_an_event_loop(url: str, namespace: str) -> None
                         raise Retry(60)
             return seen
 
-        stage.publish_many("orders", range(4))
-        assert stage.done(story()) == [0, 1, 2, 3]
-        ledger = stage.ledger("orders")
+        harness.publish_many("orders", range(4))
+        assert harness.done(story()) == [0, 1, 2, 3]
+        ledger = harness.ledger("orders")
         assert (ledger.done, ledger.retried) == (2, 2)
 
 
@@ -283,12 +283,12 @@ def test_a_message_that_a_break_leaves_behind_is_given_back() -> None:
 
 
 @pytest.mark.promise("SEE-1")
-@pytest.mark.parametrize("colour", ["sync", "async"])
-def test_every_claim_is_closed_by_exactly_one_event(colour: str, url: str, namespace: str) -> None:
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_every_claim_is_closed_by_exactly_one_event(mode: str, url: str, namespace: str) -> None:
     seen: list[Observed] = []
-    with Stage(colour, url, namespace=namespace, on_event=seen.append) as stage:
+    with Harness(mode, url, namespace=namespace, on_event=seen.append) as harness:
 
-        @stage.handler("orders", retry=Constant(pause=0, jitter=0, attempts=2))
+        @harness.handler("orders", retry=Constant(pause=0, jitter=0, attempts=2))
         async def handle(number: int, message: Message[int]) -> Any:
             match number % 5:
                 case 0:
@@ -300,10 +300,10 @@ def test_every_claim_is_closed_by_exactly_one_event(colour: str, url: str, names
                 case 3:
                     message.then("next", number)
 
-        stage.publish_many("orders", range(20))
-        with stage.working():
-            until(lambda: stage.ended("orders") == 20)
-        ledger = stage.ledger("orders")
+        harness.publish_many("orders", range(20))
+        with harness.working():
+            until(lambda: harness.ended("orders") == 20)
+        ledger = harness.ledger("orders")
     claimed = Counter((event.message_id, event.token) for event in seen if event.event == "claimed")
     closed = Counter((event.message_id, event.token) for event in seen if event.event in CLOSING)
     assert claimed == closed
@@ -321,14 +321,14 @@ def test_an_event_hook_that_fails_harms_nothing(caplog: pytest.LogCaptureFixture
     def hook(event: Observed) -> None:
         raise RuntimeError("the hook is broken")
 
-    with Stage("sync", "memory://hook", on_event=hook) as stage:
+    with Harness("sync", "memory://hook", on_event=hook) as harness:
 
-        @stage.handler("orders")
+        @harness.handler("orders")
         async def handle(number: int) -> None: ...
 
-        stage.publish_many("orders", range(10))
-        assert stage.run().handled == 10
-        assert stage.ledger("orders").done == 10
+        harness.publish_many("orders", range(10))
+        assert harness.run().handled == 10
+        assert harness.ledger("orders").done == 10
     assert [vars(record)["event"] for record in caplog.records] == ["on_event_failed"] * 2  # the client's, the worker's
 
     async def awaited(event: Observed) -> None: ...
@@ -385,30 +385,30 @@ def test_the_faces_tell_what_they_changed() -> None:
 
 
 @pytest.mark.promise("LEASE-14", "LEASE-6")
-@pytest.mark.parametrize("colour", ["sync", "async"])
+@pytest.mark.parametrize("mode", ["sync", "async"])
 @pytest.mark.parametrize("retry_budget", [0, 5])
 def test_a_worker_goes_on_after_every_kind_of_lost_connection(
-    colour: str, retry_budget: float, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    mode: str, retry_budget: float, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("waypost.worker.consumer.FAILED_CLAIM_SECONDS", 0.01)
     store = ShakyStore()
-    with Stage(colour, None, store=store, retry_budget=retry_budget) as stage:
+    with Harness(mode, None, store=store, retry_budget=retry_budget) as harness:
         seen: Counter[int] = Counter()
-        stage.configure("orders", lease=0.2)
+        harness.configure("orders", lease=0.2)
 
-        @stage.handler("orders")
+        @harness.handler("orders")
         async def handle(number: int) -> None:
             seen[number] += 1
 
-        stage.publish_many("orders", range(200))
-        with stage.working():
+        harness.publish_many("orders", range(200))
+        with harness.working():
             store.faults += ["cut", "refuse", None, "cut", "cut", "refuse", None, None, "cut", "refuse"]
             # Looked at from outside, past the connection that fails.
             looking = Waypost(store=store.inner)
             until(lambda: looking.ledger("orders").done == 200)
             store.faults.clear()
         assert set(seen) == set(range(200))
-        ledger = stage.ledger("orders")
+        ledger = harness.ledger("orders")
         assert ledger.unexplained == 0
         # What a claim brought after its leases had ended was not started.
         runs = sum(seen.values())
@@ -448,23 +448,23 @@ def test_a_worker_may_be_stopped_from_any_thread() -> None:
 
 
 @pytest.mark.promise("STORE-5", "LEASE-3")
-@pytest.mark.parametrize("colour", ["sync", "async"])
-def test_a_worker_runs_on_the_callers_own_client(colour: str, valkey_url: str, namespace: str) -> None:
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_a_worker_runs_on_the_callers_own_client(mode: str, valkey_url: str, namespace: str) -> None:
     redis = pytest.importorskip("redis", reason="needs redis-py")
-    kind = redis.Redis if colour == "sync" else redis.asyncio.Redis
+    kind = redis.Redis if mode == "sync" else redis.asyncio.Redis
     client = kind.from_url(valkey_url.replace("valkey://", "redis://"))
-    with Stage(colour, None, client=client, namespace=namespace) as stage:
-        stage.configure("orders", lease=0.6)
+    with Harness(mode, None, client=client, namespace=namespace) as harness:
+        harness.configure("orders", lease=0.6)
         seen: list[int] = []
 
-        @stage.handler("orders")
+        @harness.handler("orders")
         async def handle(number: int) -> None:
             await asyncio.sleep(1)
             seen.append(number)
 
-        stage.publish_many("orders", range(3))
-        with stage.working():
-            until(lambda: stage.ledger("orders").done == 3)
+        harness.publish_many("orders", range(3))
+        with harness.working():
+            until(lambda: harness.ledger("orders").done == 3)
         assert sorted(seen) == [0, 1, 2]
-        assert stage.ledger("orders").expired == 0
-        stage.done(client.close() if colour == "sync" else client.aclose())
+        assert harness.ledger("orders").expired == 0
+        harness.done(client.close() if mode == "sync" else client.aclose())

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from tests.worker import mill
-from tests.worker.stage import Stage, until
+from tests.worker.harness import Harness, until
 from waypost import (
     ByException,
     ConfigurationError,
@@ -51,11 +51,11 @@ def noted(path: Path) -> list[list[int]]:
 
 
 @pytest.mark.promise("FACE-1", "LEASE-3")
-def test_a_handler_computes_in_processes_of_its_own(stage: Stage) -> None:
-    stage.handler("numbers", process=True, concurrency=2)(mill.square)
-    ids = [published.id for published in stage.publish_many("numbers", range(20))]
-    assert stage.run().handled == 20
-    results = [stage.result("numbers", id) for id in ids]
+def test_a_handler_computes_in_processes_of_its_own(harness: Harness) -> None:
+    harness.handler("numbers", process=True, concurrency=2)(mill.square)
+    ids = [published.id for published in harness.publish_many("numbers", range(20))]
+    assert harness.run().handled == 20
+    results = [harness.result("numbers", id) for id in ids]
     assert [result["square"] for result in results] == [number * number for number in range(20)]
     processes = {result["process"] for result in results}
     assert 1 <= len(processes) <= 2
@@ -64,14 +64,14 @@ def test_a_handler_computes_in_processes_of_its_own(stage: Stage) -> None:
 
 
 @pytest.mark.promise("FACE-1")
-def test_body_headers_and_message_arrive_and_what_the_message_was_told_comes_back(stage: Stage) -> None:
-    stage.handler("orders", process=True)(mill.order)
-    published = stage.publish("orders", mill.Order(7, "chair"), key="order:7", headers={"from": "shop"})
-    stage.publish("orders", {"id": "seven"})
-    stage.run()
-    assert stage.result("orders", published.id) == [7, "chair", "shop", 1, 1, "order:7"]
-    assert [stored.body for stored in stage.peek("next")] == [{"id": 7}]
-    (letter,) = stage.dead_letters("orders")
+def test_body_headers_and_message_arrive_and_what_the_message_was_told_comes_back(harness: Harness) -> None:
+    harness.handler("orders", process=True)(mill.order)
+    published = harness.publish("orders", mill.Order(7, "chair"), key="order:7", headers={"from": "shop"})
+    harness.publish("orders", {"id": "seven"})
+    harness.run()
+    assert harness.result("orders", published.id) == [7, "chair", "shop", 1, 1, "order:7"]
+    assert [stored.body for stored in harness.peek("next")] == [{"id": 7}]
+    (letter,) = harness.dead_letters("orders")
     assert (letter.reason, letter.error_type) == ("undecodable", "waypost.errors.Undecodable")
     assert "Expected `int`, got `str`" in letter.error
 
@@ -99,18 +99,18 @@ def test_a_result_that_a_process_cannot_send_does_not_run_the_handler_again(capl
 
 @pytest.mark.promise("LEASE-8")
 def test_outcomes_come_back_returned_raised_or_by_hand() -> None:
-    with Stage("sync", "memory://mill-outcomes") as stage:
-        stage.handler("orders", process=True, concurrency=1)(mill.end)
+    with Harness("sync", "memory://mill-outcomes") as harness:
+        harness.handler("orders", process=True, concurrency=1)(mill.end)
         names = [f"{how} {end}" for how in ("return", "raise", "hand") for end in ("retry", "snooze", "dead", "drop")]
-        stage.publish_many("orders", [*names, "return done", "hand done"])
-        stage.run()
-        ledger = stage.ledger("orders")
+        harness.publish_many("orders", [*names, "return done", "hand done"])
+        harness.run()
+        ledger = harness.ledger("orders")
         assert (ledger.done, ledger.dropped, ledger.dead) == (2, 3, 3)
         assert (ledger.retried, ledger.snoozed, ledger.delayed) == (3, 3, 6)
-        assert {(letter.reason, letter.error) for letter in stage.dead_letters("orders")} == {
+        assert {(letter.reason, letter.error) for letter in harness.dead_letters("orders")} == {
             ("bad address", "no such street")
         }
-        assert {(timer.body, timer.error) for timer in stage.timers("orders") if timer.attempts} == {
+        assert {(timer.body, timer.error) for timer in harness.timers("orders") if timer.attempts} == {
             ("return retry", "later"),
             ("raise retry", "later"),
             ("hand retry", None),
@@ -122,13 +122,14 @@ def test_errors_keep_their_class_and_text_so_that_a_policy_by_class_works(caplog
     policy = ByException(
         (LookupError, NoRetry()), ((OSError, mill.Jammed), AT_ONCE), (ProcessFailed, NoRetry()), otherwise=NoRetry()
     )
-    with Stage("sync", "memory://mill-errors") as stage:
-        stage.handler("orders", process=True, concurrency=1, retry=policy)(mill.fail)
-        stage.publish_many("orders", ["key", "file", "jammed", "local", "unicode"])
-        with stage.working():
-            until(lambda: stage.ledger("orders").dead == 5)
+    with Harness("sync", "memory://mill-errors") as harness:
+        harness.handler("orders", process=True, concurrency=1, retry=policy)(mill.fail)
+        harness.publish_many("orders", ["key", "file", "jammed", "local", "unicode"])
+        with harness.working():
+            until(lambda: harness.ledger("orders").dead == 5)
         dead = {
-            letter.body: (letter.error_type, letter.error, letter.deliveries) for letter in stage.dead_letters("orders")
+            letter.body: (letter.error_type, letter.error, letter.deliveries)
+            for letter in harness.dead_letters("orders")
         }
     assert dead == {
         "key": ("KeyError", "'no such order'", 1),
@@ -158,15 +159,15 @@ def test_an_error_that_travelled_says_what_it_said(error: Exception) -> None:
 def test_a_handler_that_ends_its_process_fails_like_any_other_and_the_worker_goes_on(
     function: Callable[..., None], body: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with Stage("sync", f"memory://mill-{function.__name__}-{body}") as stage:
-        stage.handler("orders", process=True, concurrency=1, retry=Constant(pause=0.01, attempts=3))(function)
-        published = stage.publish("orders", body)
-        with stage.working() as worker:
-            until(lambda: stage.ledger("orders").dead)
-            stage.publish("orders", "fine")
-            until(lambda: stage.ledger("orders").done)
+    with Harness("sync", f"memory://mill-{function.__name__}-{body}") as harness:
+        harness.handler("orders", process=True, concurrency=1, retry=Constant(pause=0.01, attempts=3))(function)
+        published = harness.publish("orders", body)
+        with harness.working() as worker:
+            until(lambda: harness.ledger("orders").dead)
+            harness.publish("orders", "fine")
+            until(lambda: harness.ledger("orders").done)
             assert worker.is_running
-        (letter,) = stage.dead_letters("orders")
+        (letter,) = harness.dead_letters("orders")
         assert (letter.reason, letter.deliveries) == ("retries_exhausted", 3)
         failures = [vars(record) for record in caplog.records if vars(record).get("event") == "handler_failed"]
         assert [failure["message_id"] for failure in failures] == [published.id] * 3
@@ -174,33 +175,33 @@ def test_a_handler_that_ends_its_process_fails_like_any_other_and_the_worker_goe
 
 @pytest.mark.promise("FACE-1", "LEASE-8")
 def test_batches_are_read_and_settled_one_by_one() -> None:
-    with Stage("sync", "memory://mill-batches") as stage:
-        stage.handler("orders", process=True, batch=20, concurrency=2)(mill.many)
-        published = stage.publish_many("orders", [{"id": number} for number in range(50)])
-        stage.publish("orders", {"id": "x"})
-        stage.run()
-        ledger = stage.ledger("orders")
+    with Harness("sync", "memory://mill-batches") as harness:
+        harness.handler("orders", process=True, batch=20, concurrency=2)(mill.many)
+        published = harness.publish_many("orders", [{"id": number} for number in range(50)])
+        harness.publish("orders", {"id": "x"})
+        harness.run()
+        ledger = harness.ledger("orders")
         assert (ledger.done, ledger.dead) == (45, 6)
-        assert Counter(letter.reason for letter in stage.dead_letters("orders")) == {"round": 5, "undecodable": 1}
-        assert stage.result("orders", published[7].id) == 7
+        assert Counter(letter.reason for letter in harness.dead_letters("orders")) == {"round": 5, "undecodable": 1}
+        assert harness.result("orders", published[7].id) == 7
 
 
 @pytest.mark.promise("DEAD-1")
 def test_a_body_that_the_handler_itself_cannot_read_is_undecodable_too() -> None:
-    with Stage("sync", "memory://mill-reads-itself") as stage:
-        stage.handler("orders", process=True)(mill.reads_itself)
-        stage.publish_many("orders", [{"id": 1}, {"id": "x"}])
-        stage.run()
-        assert [letter.reason for letter in stage.dead_letters("orders")] == ["undecodable"]
-        assert stage.ledger("orders").done == 1
+    with Harness("sync", "memory://mill-reads-itself") as harness:
+        harness.handler("orders", process=True)(mill.reads_itself)
+        harness.publish_many("orders", [{"id": 1}, {"id": "x"}])
+        harness.run()
+        assert [letter.reason for letter in harness.dead_letters("orders")] == ["undecodable"]
+        assert harness.ledger("orders").done == 1
 
 
 def test_the_type_of_the_queue_counts_where_the_handler_has_none() -> None:
-    with Stage("sync", "memory://mill-types") as stage:
-        stage.handler(Queue("orders", mill.Order), process=True)(mill.untyped)
-        published = stage.publish("orders", mill.Order(7))
-        stage.run()
-        assert stage.result("orders", published.id) == "Order"
+    with Harness("sync", "memory://mill-types") as harness:
+        harness.handler(Queue("orders", mill.Order), process=True)(mill.untyped)
+        published = harness.publish("orders", mill.Order(7))
+        harness.run()
+        assert harness.result("orders", published.id) == "Order"
 
 
 def test_middleware_stands_around_the_wait_for_a_process() -> None:
@@ -214,12 +215,12 @@ def test_middleware_stands_around_the_wait_for_a_process() -> None:
                 seen.append((messages[0].body, str(error)))
                 raise
 
-    with Stage("sync", "memory://mill-middleware", middleware=[Watching()]) as stage:
-        stage.handler("orders", process=True, retry=NoRetry())(mill.fail)
-        stage.publish("orders", "key")
-        stage.run()
+    with Harness("sync", "memory://mill-middleware", middleware=[Watching()]) as harness:
+        harness.handler("orders", process=True, retry=NoRetry())(mill.fail)
+        harness.publish("orders", "key")
+        harness.run()
         assert seen == [("key", "'no such order'")]
-        assert stage.ledger("orders").dead == 1
+        assert harness.ledger("orders").dead == 1
 
 
 # ---- ends ----------------------------------------------------------------------------------------------------
@@ -230,14 +231,14 @@ def test_middleware_stands_around_the_wait_for_a_process() -> None:
     ("how", "told"), [("kill", "was killed by SIGKILL"), ("exit", "exit code 3"), ("segfault", "killed by SIGSEGV")]
 )
 def test_a_process_that_dies_is_the_failure_of_its_message_only(how: str, told: str) -> None:
-    with Stage("sync", f"memory://mill-death-{how}") as stage:
-        stage.handler("orders", process=True, concurrency=1, retry=AT_ONCE)(mill.die)
-        stage.publish_many("orders", ["a", how, "b"])
-        with stage.working():
-            until(lambda: stage.ended("orders") == 3)
-        ledger = stage.ledger("orders")
+    with Harness("sync", f"memory://mill-death-{how}") as harness:
+        harness.handler("orders", process=True, concurrency=1, retry=AT_ONCE)(mill.die)
+        harness.publish_many("orders", ["a", how, "b"])
+        with harness.working():
+            until(lambda: harness.ended("orders") == 3)
+        ledger = harness.ledger("orders")
         assert (ledger.done, ledger.dead, ledger.claims) == (2, 1, 5)
-        (letter,) = stage.dead_letters("orders")
+        (letter,) = harness.dead_letters("orders")
         assert (letter.reason, letter.deliveries) == ("retries_exhausted", 3)
         assert letter.error_type == "waypost.errors.ProcessFailed"
         assert told in letter.error
@@ -245,74 +246,74 @@ def test_a_process_that_dies_is_the_failure_of_its_message_only(how: str, told: 
 
 @pytest.mark.promise("LEASE-3")
 def test_a_process_that_dies_while_it_is_idle_costs_no_attempt() -> None:
-    with Stage("sync", "memory://mill-idle") as stage:
-        stage.handler("numbers", process=True, concurrency=1)(mill.square)
-        with stage.working():
-            first = stage.publish("numbers", 1)
-            killed = until(lambda: stage.result("numbers", first.id))["process"]
+    with Harness("sync", "memory://mill-idle") as harness:
+        harness.handler("numbers", process=True, concurrency=1)(mill.square)
+        with harness.working():
+            first = harness.publish("numbers", 1)
+            killed = until(lambda: harness.result("numbers", first.id))["process"]
             os.kill(killed, signal.SIGKILL)
             until(lambda: not is_there(killed))
-            second = stage.publish("numbers", 2)
-            result = until(lambda: stage.result("numbers", second.id))
+            second = harness.publish("numbers", 2)
+            result = until(lambda: harness.result("numbers", second.id))
         assert (result["square"], result["process"] != killed) == (4, True)
-        assert (stage.ledger("numbers").claims, stage.ledger("numbers").retried) == (2, 0)
+        assert (harness.ledger("numbers").claims, harness.ledger("numbers").retried) == (2, 0)
 
 
 @pytest.mark.promise("LEASE-9")
 def test_a_process_that_cannot_be_started_is_the_failure_of_its_message(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "no-such-python")
-    with Stage("sync", "memory://mill-no-python") as stage:
-        stage.handler("orders", process=True, retry=NoRetry())(mill.square)
-        stage.publish("orders", 1)
-        stage.run()
-        (letter,) = stage.dead_letters("orders")
+    with Harness("sync", "memory://mill-no-python") as harness:
+        harness.handler("orders", process=True, retry=NoRetry())(mill.square)
+        harness.publish("orders", 1)
+        harness.run()
+        (letter,) = harness.dead_letters("orders")
     assert letter.error.startswith("a process for the handler cannot be started")
 
 
 @pytest.mark.promise("LEASE-7")
 def test_at_most_once_is_handled_in_a_process_once() -> None:
-    with Stage("sync", "memory://mill-at-most-once") as stage:
-        stage.configure("orders", lease=None)
-        stage.handler("orders", process=True, concurrency=1)(mill.die)
-        stage.publish_many("orders", ["a", "exit", "b"])
-        stage.run()
-        assert stage.ledger("orders").done == 3
+    with Harness("sync", "memory://mill-at-most-once") as harness:
+        harness.configure("orders", lease=None)
+        harness.handler("orders", process=True, concurrency=1)(mill.die)
+        harness.publish_many("orders", ["a", "exit", "b"])
+        harness.run()
+        assert harness.ledger("orders").done == 3
 
 
 @pytest.mark.promise("LEASE-3")
-def test_a_lease_is_renewed_while_c_code_holds_the_lock_of_its_process(stage: Stage) -> None:
-    stage.configure("numbers", lease=0.6)
-    stage.handler("numbers", process=True)(mill.hold)
-    stage.publish("numbers", 1.8)
-    with stage.working():
-        until(lambda: stage.ledger("numbers").done)
-    assert stage.ledger("numbers").expired == 0
+def test_a_lease_is_renewed_while_c_code_holds_the_lock_of_its_process(harness: Harness) -> None:
+    harness.configure("numbers", lease=0.6)
+    harness.handler("numbers", process=True)(mill.hold)
+    harness.publish("numbers", 1.8)
+    with harness.working():
+        until(lambda: harness.ledger("numbers").done)
+    assert harness.ledger("numbers").expired == 0
 
 
 @pytest.mark.promise("LEASE-8", "LEASE-3")
-def test_a_process_past_its_time_is_killed_and_the_next_call_gets_another(stage: Stage, tmp_path: Path) -> None:
+def test_a_process_past_its_time_is_killed_and_the_next_call_gets_another(harness: Harness, tmp_path: Path) -> None:
     notes = tmp_path / "notes"
-    stage.handler("orders", process=True, concurrency=1, timeout=0.1, retry=AT_ONCE)(mill.hang)
-    stage.publish("orders", str(notes))
-    with stage.working():
-        until(lambda: stage.ledger("orders").done)
+    harness.handler("orders", process=True, concurrency=1, timeout=0.1, retry=AT_ONCE)(mill.hang)
+    harness.publish("orders", str(notes))
+    with harness.working():
+        until(lambda: harness.ledger("orders").done)
         (first, *_), (second, *_) = noted(notes)
         assert first != second
         assert not is_there(first)
     until(lambda: not is_there(second))
-    assert stage.ledger("orders").retried == 1
+    assert harness.ledger("orders").retried == 1
 
 
 @pytest.mark.promise("LEASE-12")
-def test_a_cancel_kills_the_process_of_a_running_message(stage: Stage, tmp_path: Path) -> None:
+def test_a_cancel_kills_the_process_of_a_running_message(harness: Harness, tmp_path: Path) -> None:
     notes = tmp_path / "notes"
-    stage.configure("orders", lease=0.6)
-    stage.handler("orders", process=True)(mill.hold_for_long)
-    published = stage.publish("orders", str(notes))
-    with stage.working():
+    harness.configure("orders", lease=0.6)
+    harness.handler("orders", process=True)(mill.hold_for_long)
+    published = harness.publish("orders", str(notes))
+    with harness.working():
         ((pid,),) = until(lambda: noted(notes))
-        assert stage.cancel("orders", id=published.id) == "requested"
-        until(lambda: stage.ledger("orders").cancelled)
+        assert harness.cancel("orders", id=published.id) == "requested"
+        until(lambda: harness.ledger("orders").cancelled)
         until(lambda: not is_there(pid))
 
 
@@ -323,39 +324,39 @@ def test_a_lost_lease_kills_the_process_and_nothing_of_it_is_settled(
     from waypost.worker.consumer import Consumer
 
     notes, lost = tmp_path / "notes", list[str]()
-    with Stage("sync", "memory://mill-lost") as stage:
-        stage.configure("orders", lease=0.6)
+    with Harness("sync", "memory://mill-lost") as harness:
+        harness.configure("orders", lease=0.6)
 
         def on_lease_lost(message: Message[Any]) -> None:
             lost.append(message.id)
 
-        stage.handler("orders", process=True, on_lease_lost=on_lease_lost)(mill.hang)
-        published = stage.publish("orders", str(notes))
-        with stage.working() as worker:
+        harness.handler("orders", process=True, on_lease_lost=on_lease_lost)(mill.hang)
+        published = harness.publish("orders", str(notes))
+        with harness.working() as worker:
             ((pid, _, _),) = until(lambda: noted(notes))
             worker.quiet()
             with monkeypatch.context() as silenced:
                 # As a frozen process would hold its renewals back.
                 silenced.setattr(Consumer, "to_renew", lambda self: [])
-                with stage.receive("orders", wait=20) as taken:
+                with harness.receive("orders", wait=20) as taken:
                     assert taken.id == published.id
             until(lambda: not is_there(pid))
         assert lost == [published.id]
-        assert (stage.ledger("orders").done, stage.ledger("orders").expired) == (1, 1)
+        assert (harness.ledger("orders").done, harness.ledger("orders").expired) == (1, 1)
 
 
 @pytest.mark.promise("LEASE-11")
-def test_a_stop_kills_what_is_not_done_in_time_and_gives_it_back(stage: Stage, tmp_path: Path) -> None:
+def test_a_stop_kills_what_is_not_done_in_time_and_gives_it_back(harness: Harness, tmp_path: Path) -> None:
     notes = tmp_path / "notes"
-    stage.handler("orders", process=True)(mill.hang)
-    stage.publish("orders", str(notes))
-    worker = stage.post.worker()
-    stage.done(worker.start())
+    harness.handler("orders", process=True)(mill.hang)
+    harness.publish("orders", str(notes))
+    worker = harness.post.worker()
+    harness.done(worker.start())
     ((pid, _, _),) = until(lambda: noted(notes))
-    report = stage.done(worker.stop(0.05))
+    report = harness.done(worker.stop(0.05))
     assert (report.cancelled, report.released, report.running) == (1, 1, 0)
     until(lambda: not is_there(pid))
-    (stored,) = stage.peek("orders")
+    (stored,) = harness.peek("orders")
     assert stored.deliveries == 0
 
 

@@ -12,7 +12,7 @@ import psycopg
 import pytest
 
 from tests.worker import mill
-from tests.worker.stage import Stage, until
+from tests.worker.harness import Harness, until
 from waypost import Message
 from waypost.codec import open_envelope
 
@@ -29,111 +29,111 @@ def redact(queue: str, body: Any, headers: dict[str, str]) -> tuple[Any, dict[st
 
 
 @pytest.fixture(params=["sync", "async"])
-def stage(request: pytest.FixtureRequest, url: str, namespace: str) -> Iterator[Stage]:
-    with Stage(request.param, url, namespace=namespace, redact=redact) as made:
+def harness(request: pytest.FixtureRequest, url: str, namespace: str) -> Iterator[Harness]:
+    with Harness(request.param, url, namespace=namespace, redact=redact) as made:
         for queue in ("orders", "next", "reports"):
             made.configure(queue, journal="full")
         yield made
 
 
-def journalled(stage: Stage, queue: str) -> list[bytes]:
+def journalled(harness: Harness, queue: str) -> list[bytes]:
     """The bodies that a queue's journal keeps."""
-    return [event.body for event in stage.journal(queue).events if event.event == "published"]
+    return [event.body for event in harness.journal(queue).events if event.event == "published"]
 
 
-def check_hidden(stage: Stage, *counts: tuple[str, int]) -> None:
+def check_hidden(harness: Harness, *counts: tuple[str, int]) -> None:
     """So many messages of each queue are journalled, each with what the hook made of it."""
     for queue, count in counts:
-        bodies = journalled(stage, queue)
+        bodies = journalled(harness, queue)
         assert len(bodies) == count
         for body in bodies:
             assert CANARY.encode() not in body
             assert open_envelope(body).data == f"(hidden from {queue})".encode()
 
 
-def test_publishes_are_journalled_redacted(stage: Stage) -> None:
-    stage.publish("orders", SECRET, headers={"token": CANARY})
-    stage.publish("orders", SECRET, key="k", delay=60)
-    stage.publish("orders", SECRET, key="k", delay=60, on_conflict="replace")
-    stage.publish_many("orders", [SECRET, SECRET], headers={"token": CANARY})
-    check_hidden(stage, ("orders", 5))
+def test_publishes_are_journalled_redacted(harness: Harness) -> None:
+    harness.publish("orders", SECRET, headers={"token": CANARY})
+    harness.publish("orders", SECRET, key="k", delay=60)
+    harness.publish("orders", SECRET, key="k", delay=60, on_conflict="replace")
+    harness.publish_many("orders", [SECRET, SECRET], headers={"token": CANARY})
+    check_hidden(harness, ("orders", 5))
 
 
-def test_what_a_handler_sends_on_is_journalled_redacted(stage: Stage) -> None:
-    @stage.handler("orders")
+def test_what_a_handler_sends_on_is_journalled_redacted(harness: Harness) -> None:
+    @harness.handler("orders")
     def charge(body: Any, message: Message[Any]) -> None:
         message.then("next", SECRET, headers={"token": CANARY})
         message.then("next", SECRET, key="k")
         if body != "again":
             message.then("orders", "again")
 
-    stage.publish("orders", SECRET)
-    stage.run()
-    until(lambda: len(journalled(stage, "next")) == 3, "all that was sent on")
-    check_hidden(stage, ("orders", 2), ("next", 3))
+    harness.publish("orders", SECRET)
+    harness.run()
+    until(lambda: len(journalled(harness, "next")) == 3, "all that was sent on")
+    check_hidden(harness, ("orders", 2), ("next", 3))
 
 
 @pytest.mark.parametrize("url", ["sqlite", "valkey", "postgres"], indirect=True)
-def test_what_a_handler_in_a_process_sends_on_is_journalled_redacted(stage: Stage) -> None:
-    stage.handler("orders", process=True)(mill.sends_canary_on)
-    stage.publish("orders", SECRET)
-    stage.run()
-    until(lambda: len(journalled(stage, "next")) == 1, "what was sent on")
-    check_hidden(stage, ("orders", 1), ("next", 1))
+def test_what_a_handler_in_a_process_sends_on_is_journalled_redacted(harness: Harness) -> None:
+    harness.handler("orders", process=True)(mill.sends_canary_on)
+    harness.publish("orders", SECRET)
+    harness.run()
+    until(lambda: len(journalled(harness, "next")) == 1, "what was sent on")
+    check_hidden(harness, ("orders", 1), ("next", 1))
 
 
-def test_what_is_sent_on_from_a_receive_is_journalled_redacted(stage: Stage) -> None:
-    stage.publish("orders", SECRET)
-    with stage.receive("orders", wait=5) as message:
+def test_what_is_sent_on_from_a_receive_is_journalled_redacted(harness: Harness) -> None:
+    harness.publish("orders", SECRET)
+    with harness.receive("orders", wait=5) as message:
         message.then("next", SECRET)
-    until(lambda: len(journalled(stage, "next")) == 1, "what was sent on")
-    check_hidden(stage, ("orders", 1), ("next", 1))
+    until(lambda: len(journalled(harness, "next")) == 1, "what was sent on")
+    check_hidden(harness, ("orders", 1), ("next", 1))
 
 
-def test_what_is_rescheduled_is_journalled_redacted(stage: Stage) -> None:
-    @stage.handler("orders")
+def test_what_is_rescheduled_is_journalled_redacted(harness: Harness) -> None:
+    @harness.handler("orders")
     def charge(body: Any, message: Message[Any]) -> None:
         if message.headers:
             message.reschedule(3600)
 
-    stage.publish("orders", SECRET, headers={"token": CANARY})
-    stage.run()
-    until(lambda: len(journalled(stage, "orders")) == 2, "the next one")
-    check_hidden(stage, ("orders", 2))
+    harness.publish("orders", SECRET, headers={"token": CANARY})
+    harness.run()
+    until(lambda: len(journalled(harness, "orders")) == 2, "the next one")
+    check_hidden(harness, ("orders", 2))
 
 
-def test_what_a_schedule_fires_is_journalled_redacted(stage: Stage) -> None:
-    stage.save_schedule("rollup", queue="reports", every=0.05, body=SECRET, max_fires=2)
-    stage.handler("reports")(lambda body: None)
-    with stage.working():
-        until(lambda: len(journalled(stage, "reports")) == 2, "both fires")
-    stage.save_schedule("by-hand", queue="next", cron="@yearly", body=SECRET)
-    stage.trigger_schedule("by-hand")
-    check_hidden(stage, ("reports", 2), ("next", 1))
+def test_what_a_schedule_fires_is_journalled_redacted(harness: Harness) -> None:
+    harness.save_schedule("rollup", queue="reports", every=0.05, body=SECRET, max_fires=2)
+    harness.handler("reports")(lambda body: None)
+    with harness.working():
+        until(lambda: len(journalled(harness, "reports")) == 2, "both fires")
+    harness.save_schedule("by-hand", queue="next", cron="@yearly", body=SECRET)
+    harness.trigger_schedule("by-hand")
+    check_hidden(harness, ("reports", 2), ("next", 1))
 
 
-def test_what_is_relayed_into_a_store_is_journalled_redacted(stage: Stage, tmp_path: Path) -> None:
-    with Stage(stage.colour, f"sqlite:///{tmp_path / 'target.db'}") as target:
+def test_what_is_relayed_into_a_store_is_journalled_redacted(harness: Harness, tmp_path: Path) -> None:
+    with Harness(harness.mode, f"sqlite:///{tmp_path / 'target.db'}") as target:
         target.configure("copies", journal="full")
-        stage.post.relay("orders", to=f"sqlite:///{tmp_path / 'target.db'}#copies", headers={"token": CANARY})
-        stage.publish("orders", SECRET)
-        with stage.working():
+        harness.post.relay("orders", to=f"sqlite:///{tmp_path / 'target.db'}#copies", headers={"token": CANARY})
+        harness.publish("orders", SECRET)
+        with harness.working():
             until(lambda: len(journalled(target, "copies")) == 1, "what was relayed")
         check_hidden(target, ("copies", 1))
         assert next(iter(target.messages("copies"))).body == SECRET
 
 
 @pytest.mark.parametrize("url", ["sqlite", "postgres"], indirect=True)
-@pytest.mark.parametrize("stage", ["sync"], indirect=True)
-def test_what_is_published_in_a_transaction_is_journalled_redacted(stage: Stage, url: str) -> None:
-    is_sqlite = stage.store.kind == "sqlite"
+@pytest.mark.parametrize("harness", ["sync"], indirect=True)
+def test_what_is_published_in_a_transaction_is_journalled_redacted(harness: Harness, url: str) -> None:
+    is_sqlite = harness.store.kind == "sqlite"
     opened: Any = (
         sqlite3.connect(url.removeprefix("sqlite:///"), isolation_level=None) if is_sqlite else psycopg.connect(url)
     )
     with closing(opened) as connection:
         if is_sqlite:
             connection.execute("BEGIN IMMEDIATE")
-        stage.publish("orders", SECRET, transaction=connection)
-        stage.publish_many("orders", [SECRET], transaction=connection)
+        harness.publish("orders", SECRET, transaction=connection)
+        harness.publish_many("orders", [SECRET], transaction=connection)
         connection.commit()
-    check_hidden(stage, ("orders", 2))
+    check_hidden(harness, ("orders", 2))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from waypost.cli.output import say
 
 if TYPE_CHECKING:
-    from waypost.client.base import Face
+    from waypost.client.base import BaseClient
     from waypost.see import Prometheus
     from waypost.worker.blocking import BlockingWorker
     from waypost.worker.worker import Worker
@@ -28,17 +28,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
 
 
-def switched_on(face: Face, options: argparse.Namespace) -> Prometheus | None:
+def switched_on(client: BaseClient, options: argparse.Namespace) -> Prometheus | None:
     """What counts for this client, before a worker is made of it. One that it uses already is as good."""
     if options.metrics_port is None:
         return None
     from waypost.see import Prometheus
 
-    for middleware in face.middleware:
+    for middleware in client.middleware:
         if isinstance(middleware, Prometheus):
             return middleware
     prometheus = Prometheus()
-    face.use(prometheus)
+    client.use(prometheus)
     return prometheus
 
 

@@ -21,7 +21,7 @@ from waypost.cli.ending import LEFT, USAGE, Trouble
 from waypost.cli.options import add_command
 from waypost.cli.output import log_to_stderr, say, write_json
 from waypost.client import AsyncWaypost, Waypost
-from waypost.client.base import Face
+from waypost.client.base import BaseClient
 from waypost.errors import ConfigurationError
 from waypost.message import Drained
 from waypost.policy import HEALTH_WINDOW_SECONDS
@@ -70,13 +70,13 @@ def run(options: argparse.Namespace) -> int:
         raise Trouble("--processes is a whole number from 1", USAGE)
     if options.processes > 1:
         return Processes(options.arguments, options.processes, metrics_port=options.metrics_port).run()
-    face = find(options.target)
-    prometheus = metrics.switched_on(face, options)
+    client = find(options.target)
+    prometheus = metrics.switched_on(client, options)
     queues = None if options.queues is None else options.queues.split(",")
-    worker = face.worker(
+    worker = client.worker(
         queues, health_window=options.health_window, scheduler=not options.no_scheduler, promoter=options.promoter
     )
-    say(told_start(face, worker))
+    say(told_start(client, worker))
     with metrics.served(worker, prometheus, options):
         report = run_worker(worker, options)
     tell_end(options, report, worker.reports())
@@ -127,12 +127,12 @@ def run_worker(worker: BlockingWorker | Worker, options: argparse.Namespace) -> 
         close_loop(loop)
 
 
-def told_start(face: Face, worker: BlockingWorker | Worker) -> str:
+def told_start(client: BaseClient, worker: BlockingWorker | Worker) -> str:
     """What will be run, where, and how safe it is there."""
     width = _width(handler.queue for handler in worker.handlers)
     lines = [
         f"waypost worker {worker.name}",
-        f"  {'store':{width}} {face.store.kind}, namespace {face.store.namespace}: {durability(face.store)}",
+        f"  {'store':{width}} {client.store.kind}, namespace {client.store.namespace}: {durability(client.store)}",
     ]
     for handler in worker.handlers:
         where = "on the event loop" if handler.is_async else "in processes" if handler.process else "in threads"

@@ -6,7 +6,7 @@ flows' business, so the faces have nothing to disagree about.
 
 from __future__ import annotations
 
-from waypost.client.awaiting import AsyncWaypost
-from waypost.client.blocking import Waypost
+from waypost.client.async_client import AsyncWaypost
+from waypost.client.sync_client import Waypost
 
 __all__ = ["AsyncWaypost", "Waypost"]

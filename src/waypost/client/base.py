@@ -30,7 +30,7 @@ from waypost.checks import (
 from waypost.client.blocks import Blocks
 from waypost.client.gate import Gate
 from waypost.client.registry import Registry
-from waypost.client.scheduling import ScheduleFace
+from waypost.client.schedule_methods import ScheduleMethods
 from waypost.delivery import Duration, Message, Queue, StoredMessage, queue_name, queue_type
 from waypost.errors import ConfigurationError, ForkedClient, InvalidInput, InvalidName, QueueDrained
 from waypost.identity import Session
@@ -38,7 +38,7 @@ from waypost.message import Checked, Drained, ExtendStatus, JournalPage, Message
 from waypost.middleware import Middleware, Outgoing, observed_by, published_through
 from waypost.operations import receive, run
 from waypost.operations.around import Around
-from waypost.operations.flow import Flow, Link, OnEvent
+from waypost.operations.flow import ClientContext, Flow, OnEvent
 from waypost.operations.publish import OPTIONS, Group, Key, ManyKey, PublishOptions
 from waypost.policy import (
     CHUNK_MESSAGES_MAX,
@@ -66,7 +66,7 @@ from waypost.worker.signals import asked_to_stop
 if TYPE_CHECKING:
     from waypost.outbox.relay.port import Target
     from waypost.outbox.relay.relay import Relay
-    from waypost.outbox.seam import Seam
+    from waypost.outbox.transaction_adapter import TransactionAdapter
     from waypost.redaction import Redact
     from waypost.store.port import AsyncExecutor, Call, Executor, Store
     from waypost.wake.port import Channel
@@ -121,7 +121,7 @@ class PublishManyKeywords(_Options, total=False):
     key: ManyKey
 
 
-class Face(ScheduleFace):
+class BaseClient(ScheduleMethods):
     """What both faces are made of: a store, an identity, and the checks that come before a flow."""
 
     #: Whether calls of this face are awaited.
@@ -178,7 +178,7 @@ class Face(ScheduleFace):
         self._wakeups = open_wakeups(self._store, wake, start_timeout)
         self._start_timeout = start_timeout
         self._session = Session()
-        self._link = Link(
+        self._context = ClientContext(
             self._store,
             session=self._session,
             worker=_worker_name(self._session),
@@ -189,7 +189,7 @@ class Face(ScheduleFace):
             name_of=self._registry.name,
             around=Around(lambda: self._registry.middleware, awaited=self._awaited),
         )
-        self._gate = Gate(self, self._link)
+        self._gate = Gate(self, self._context)
         # Weak: a program may make workers for as long as it lives. One that runs is kept by its run.
         self._workers: WeakSet[Stoppable] = WeakSet()
         #: Those that a drain found, whose reports it gives.
@@ -198,10 +198,10 @@ class Face(ScheduleFace):
         self._relays: dict[str, Relay] = {}
         self._start_declaring()
         self._closed = False
-        self._seam_made: Seam | None = None
+        self._adapter_made: TransactionAdapter | None = None
         self._connecting = threading.Lock()
         #: The blocks of `receive` and `consume` whose leases are renewed.
-        self._blocks = Blocks(self._link, self._connect_blocks)
+        self._blocks = Blocks(self._context, self._connect_blocks)
 
     @property
     def store(self) -> Store:
@@ -226,12 +226,12 @@ class Face(ScheduleFace):
     def _extend_flow(self, message: Message[Any]) -> Flow[list[ExtendStatus]]:
         if not isinstance(message, Message):
             raise InvalidInput(f"message must be one that was received, not {show(message)}")
-        return receive.extend(self._link, message.queue, [message])
+        return receive.extend(self._context, message.queue, [message])
 
     def use(self, *middleware: Middleware) -> None:
         """Add middleware, inside of what there is: around the publishes and for the workers made from now on."""
-        self._link.on_event = observed_by(
-            self._link.on_event, self._registry.use(middleware, awaited=self._awaited)
+        self._context.on_event = observed_by(
+            self._context.on_event, self._registry.use(middleware, awaited=self._awaited)
         )  # fmt: skip
 
     def handler(
@@ -309,7 +309,7 @@ class Face(ScheduleFace):
         self._registry.check_handled(queue)
         name = queue_name(queue)
         check_count("batch", batch, 1, CHUNK_MESSAGES_MAX, ConfigurationError)
-        relay = Relay(name, to, key=key, headers=headers, hold=hold, redact=self._link.redact)
+        relay = Relay(name, to, key=key, headers=headers, hold=hold, redact=self._context.redact)
         if isinstance(relay.target, WaypostTarget) and relay.target.is_queue_of(self._store, name):
             raise ConfigurationError(f"queue {name} would be sent on to itself; name another queue after a #")
         handler = Handler(
@@ -355,21 +355,21 @@ class Face(ScheduleFace):
             handlers = [self._registry.handlers[name] for name in names]
         session = Session()
 
-        def prepare(link: Link) -> Flow[None]:
-            yield from self._save_declared(link, [handler.queue for handler in handlers])
-            yield from run.warn_of_cut_retries(link, _attempts_chosen(handlers))
+        def prepare(context: ClientContext) -> Flow[None]:
+            yield from self._save_declared(context, [handler.queue for handler in handlers])
+            yield from run.warn_of_cut_retries(context, _attempts_chosen(handlers))
 
         relays = [self._relays[handler.queue] for handler in handlers if handler.queue in self._relays]
 
-        def embed(link: Link, executor: AsyncExecutor) -> list[Embedded]:
-            parts = self._embed(link, executor, scheduler=scheduler, promoter=promoter)
+        def embed(context: ClientContext, executor: AsyncExecutor) -> list[Embedded]:
+            parts = self._embed(context, executor, scheduler=scheduler, promoter=promoter)
             return [*parts, *(relay.part() for relay in relays)]
 
         worker = Worker(
-            self._store, handlers, owner=self, name=_worker_name(session), retry_budget=self._link.retry_budget,
-            start_timeout=self._start_timeout, on_event=self._link.on_event, wakeups=self._wakeups, session=session,
-            redact=self._link.redact,
-            name_of=self._registry.name, around=self._link._around, check=self._check_may_work,
+            self._store, handlers, owner=self, name=_worker_name(session), retry_budget=self._context.retry_budget,
+            start_timeout=self._start_timeout, on_event=self._context.on_event, wakeups=self._wakeups, session=session,
+            redact=self._context.redact,
+            name_of=self._registry.name, around=self._context._around, check=self._check_may_work,
             health_window=health_window, prepare=prepare,
             embed=embed,
         )  # fmt: skip
@@ -429,14 +429,14 @@ class Face(ScheduleFace):
         call = published_through(self._registry.middleware, send, awaited=self._awaited)
         return call(Outgoing(queue_name(queue), bodies, dict(options), queue_type(queue)))
 
-    def _seam(self) -> Seam:
+    def _adapter(self) -> TransactionAdapter:
         """Where this client meets the transactions of its callers."""
-        from waypost.outbox.seam import Seam
+        from waypost.outbox.transaction_adapter import TransactionAdapter
 
-        seam = self._seam_made
-        if seam is None:
-            seam = self._seam_made = Seam(self._store)
-        return seam
+        adapter = self._adapter_made
+        if adapter is None:
+            adapter = self._adapter_made = TransactionAdapter(self._store)
+        return adapter
 
     def _check_receive(self, queue: QueueName, wait: Duration | None, retry: RetryPolicy, renew: bool) -> None:
         """Refuse what is wrong when it is given, and not when the block begins or the first message is asked for."""
@@ -448,7 +448,7 @@ class Face(ScheduleFace):
     def _receive_flow(
         self, queue: QueueName, wait: Duration | None, as_type: type[T] | None, make: receive.Make[T] = Message
     ) -> Flow[Message[T] | None]:
-        return receive.receive(self._link, self._name(queue), _wait_seconds(wait), as_type, make)
+        return receive.receive(self._context, self._name(queue), _wait_seconds(wait), as_type, make)
 
     def _redrive_flow(
         self,
@@ -469,7 +469,7 @@ class Face(ScheduleFace):
             check_count("limit", limit, 1, 2**40)
         if reason is not None:
             check_text("reason", reason, REASON_CHARACTERS_MAX)
-        return run.redrive(self._link, self._name(queue), ids=chosen, reason=reason, limit=limit, rate=rate)
+        return run.redrive(self._context, self._name(queue), ids=chosen, reason=reason, limit=limit, rate=rate)
 
     def _many_options(self, options: PublishManyKeywords) -> PublishOptions:
         check_options("publish_many", options, OPTIONS)
@@ -488,14 +488,14 @@ class Face(ScheduleFace):
     def _check_flow(self, queue: QueueName, mend: bool, progress: Callable[[int], object] | None) -> Flow[Checked]:
         if progress is not None:
             check_function("progress", progress)
-        return run.check(self._link, self._name(queue), mend=check_flag("mend", mend), progress=progress)
+        return run.check(self._context, self._name(queue), mend=check_flag("mend", mend), progress=progress)
 
     def _purge_flow(self, queue: QueueName, state: MessageState) -> Flow[int]:
-        return run.purge(self._link, self._name(queue), run.check_state(state, run.PURGED_STATES))
+        return run.purge(self._context, self._name(queue), run.check_state(state, run.PURGED_STATES))
 
     def _peek_flow(self, queue: QueueName, n: int, state: MessageState) -> Flow[list[StoredMessage[Any]]]:
         check_count("n", n, 1, PAGE_MAX)
-        found = yield from run.listing(self._link, queue_name(queue), run.check_state(state), n)
+        found = yield from run.listing(self._context, queue_name(queue), run.check_state(state), n)
         return [StoredMessage(queue_name(queue), stored, queue_type(queue)) for stored in found]
 
     def _stats_call(self, queue: QueueName, minutes: int = 0) -> Call[Stats]:
@@ -579,17 +579,17 @@ def _wait_seconds(wait: Duration | None) -> float | None:
 class Listing(Generic[T]):
     """Which messages a listing shows, checked once; both faces turn its pages."""
 
-    __slots__ = ("_as_type", "_before_ms", "_filters", "_link", "_queue", "_state", "cursor", "more")
+    __slots__ = ("_as_type", "_before_ms", "_context", "_filters", "_queue", "_state", "cursor", "more")
 
     def __init__(
         self,
-        link: Link,
+        context: ClientContext,
         queue: str | Queue[T],
         state: MessageState,
         filters: dict[str, str | None],
         before: datetime | None = None,
     ) -> None:
-        self._link = link
+        self._context = context
         self._queue = queue_name(queue)
         self._as_type = queue_type(queue)
         self._state = run.check_state(state)
@@ -606,7 +606,7 @@ class Listing(Generic[T]):
 
     def flow(self) -> Flow[list[StoredMessage[T]]]:
         """The next page."""
-        page = yield from run.page(self._link, self._queue, self._state, LISTING_PAGE, self.cursor, self._filters)
+        page = yield from run.page(self._context, self._queue, self._state, LISTING_PAGE, self.cursor, self._filters)
         self.cursor = page.cursor
         self.more = page.cursor is not None
         found = page.messages

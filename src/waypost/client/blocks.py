@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from waypost.delivery import Message
 
 if TYPE_CHECKING:
-    from waypost.operations.flow import Link
+    from waypost.operations.flow import ClientContext
     from waypost.store.port import Executor
     from waypost.worker.renewing import Renewer
 
@@ -51,8 +51,8 @@ class _QueueBlocks:
 class Blocks:
     """The blocks of one client whose leases are renewed."""
 
-    def __init__(self, link: Link, connect: Callable[[], Executor]) -> None:
-        self._link = link
+    def __init__(self, context: ClientContext, connect: Callable[[], Executor]) -> None:
+        self._context = context
         self._connect = connect
         self._queues: dict[str, _QueueBlocks] = {}
         self._renewer: Renewer | None = None
@@ -67,7 +67,7 @@ class Blocks:
             if renewer is None:
                 from waypost.worker.renewing import Renewer
 
-                renewer = self._renewer = Renewer(self._link, self._connect, on_demand=True)
+                renewer = self._renewer = Renewer(self._context, self._connect, on_demand=True)
             blocks = self._queues.get(message.queue)
             if blocks is None:
                 blocks = self._queues[message.queue] = _QueueBlocks(message.queue)

@@ -11,15 +11,15 @@ from waypost.errors import QueueDrained
 from waypost.worker.handler import handling
 
 if TYPE_CHECKING:
-    from waypost.operations.flow import Link
+    from waypost.operations.flow import ClientContext
 
 
 class Gate:
     """Counts what is under way and refuses publishes once drained, but for those of handlers that still run."""
 
-    def __init__(self, owner: object, link: Link) -> None:
+    def __init__(self, owner: object, context: ClientContext) -> None:
         self._owner = owner
-        self._link = link
+        self._context = context
         self._lock = threading.Lock()
         self.publishing = 0
         #: Blocks of `receive` that have a message.
@@ -28,18 +28,18 @@ class Gate:
     @property
     def drained(self) -> bool:
         """Whether a drain has begun."""
-        return self._link.draining
+        return self._context.draining
 
     def drain(self) -> None:
         """From here on nothing new begins."""
         with self._lock:
-            self._link.drain()
+            self._context.drain()
 
     @contextmanager
     def publish(self) -> Iterator[None]:
         """The length of one publish."""
         with self._lock:
-            if self._link.draining and not self._in_handler():
+            if self._context.draining and not self._in_handler():
                 raise QueueDrained("this client was drained and publishes no more; use another one, or make a new one")
             self.publishing += 1
         try:

@@ -18,7 +18,7 @@ from waypost.delivery import Message, check_priority
 from waypost.message import Continuation, Published
 from waypost.middleware import Middleware, Outgoing, overrides, published_through
 from waypost.operations import receive
-from waypost.operations.flow import Flow, Foreign, Link
+from waypost.operations.flow import ClientContext, Flow, Foreign
 from waypost.operations.publish import PublishOptions, checked
 from waypost.policy import RetryPolicy
 
@@ -52,8 +52,8 @@ class Around:
 class _Passed:
     """One message on its way through the middleware, and what came out of it."""
 
-    def __init__(self, link: Link, message_id: str, outgoing: Outgoing, encoded: codec.Encoded) -> None:
-        self._link = link
+    def __init__(self, context: ClientContext, message_id: str, outgoing: Outgoing, encoded: codec.Encoded) -> None:
+        self._context = context
         self._id = message_id
         self.outgoing = outgoing
         (self._body,) = outgoing.bodies
@@ -69,7 +69,7 @@ class _Passed:
         """The innermost call."""
         (body,) = last.bodies
         self.options = checked({name: value for name, value in last.options.items() if value is not None})
-        self.queue = self._link.name_of(last.queue)
+        self.queue = self._context.name_of(last.queue)
         encoded = self._encoded if body is self._body else codec.encode_body(body, last.type)
         self.envelope = codec.make_envelope(self._id, encoded, self.options.heads.of(encoded.type_name))
         self.body = body
@@ -78,7 +78,7 @@ class _Passed:
 
     def pass_through(self) -> Flow[None]:
         """Call the middleware."""
-        around = self._link.around
+        around = self._context.around
         assert around is not None
         yield Foreign(partial(around.call, self.outgoing, self.send), awaited=around.awaited)
 
@@ -99,31 +99,36 @@ def encoded_of(envelope: codec.Envelope) -> codec.Encoded:
 
 
 def pass_draft(
-    link: Link, queue: str, message_id: str, envelope: bytes, options: Mapping[str, Any]
+    context: ClientContext, queue: str, message_id: str, envelope: bytes, options: Mapping[str, Any]
 ) -> Flow[tuple[bytes, PublishOptions] | None]:
     """The envelope and options of a schedule's message behind the middleware; None if it was not passed on."""
     opened = codec.open_envelope(envelope)
-    passed = _Passed(link, message_id, outgoing_of(queue, opened, "schedule", options), encoded_of(opened))
+    passed = _Passed(context, message_id, outgoing_of(queue, opened, "schedule", options), encoded_of(opened))
     yield from passed.pass_through()
     return (passed.envelope, passed.options) if passed.is_passed_on else None
 
 
 def finish(
-    link: Link, message: Message[Any], error: BaseException | None, retry: RetryPolicy, *, stopped: bool = False
+    context: ClientContext,
+    message: Message[Any],
+    error: BaseException | None,
+    retry: RetryPolicy,
+    *,
+    stopped: bool = False,
 ) -> Flow[bool]:
     """Settle a message at the end of its block, after what it sends on has passed the middleware."""
     if error is None and message.settled is None:
         try:
-            yield from pass_sent_on(link, message)
+            yield from pass_sent_on(context, message)
         except Exception as failure:
-            yield from receive.finish(link, message, failure, retry)
+            yield from receive.finish(context, message, failure, retry)
             raise
-    return (yield from receive.finish(link, message, error, retry, stopped=stopped))
+    return (yield from receive.finish(context, message, error, retry, stopped=stopped))
 
 
-def pass_sent_on(link: Link, message: Message[Any]) -> Flow[None]:
+def pass_sent_on(context: ClientContext, message: Message[Any]) -> Flow[None]:
     """Pass what a handler sends on through the middleware, once."""
-    if link.around is None or not message._then:
+    if context.around is None or not message._then:
         return
     kept: list[Continuation] = []
     for next_one in message._then:
@@ -135,7 +140,7 @@ def pass_sent_on(link: Link, message: Message[Any]) -> Flow[None]:
             "key": next_one.key, "delay": next_one.delay_ms / 1000, "priority": next_one.priority,
             "group": next_one.group,
         })  # fmt: skip
-        passed = _Passed(link, next_one.id, outgoing, encoded_of(opened))
+        passed = _Passed(context, next_one.id, outgoing, encoded_of(opened))
         yield from passed.pass_through()
         if passed.is_passed_on:
             options = passed.options

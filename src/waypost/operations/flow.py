@@ -38,7 +38,7 @@ from waypost.policy import (
 )
 from waypost.redaction import Redact
 from waypost.store.port import AsyncExecutor, Call, Executor, Store, Woken
-from waypost.wake.bell import Bell
+from waypost.wake.wake_event import WakeEvent
 from waypost.wake.wakeups import NO_WAKEUPS, Wakeups
 
 if TYPE_CHECKING:
@@ -60,15 +60,17 @@ class Together:
 class Sleep:
     """A pause; with `ends_early`, one that is looked at now and then, so that a drain need not wait for its end.
 
-    With a `bell` it ends when that rings.
+    With a `wake_event` it ends when that rings.
     """
 
-    __slots__ = ("bell", "ends_early", "seconds")
+    __slots__ = ("ends_early", "seconds", "wake_event")
 
-    def __init__(self, seconds: float, ends_early: Callable[[], bool] | None = None, bell: Bell | None = None) -> None:
+    def __init__(
+        self, seconds: float, ends_early: Callable[[], bool] | None = None, wake_event: WakeEvent | None = None
+    ) -> None:
         self.seconds = seconds
         self.ends_early = ends_early
-        self.bell = bell
+        self.wake_event = wake_event
 
     def parts(self) -> Iterator[float]:
         """The pause cut into as many sleeps as it needs."""
@@ -111,9 +113,9 @@ def drive(executor: Executor, flow: Flow[T]) -> T:
                     result = executor.run_many(step.calls)
                 elif type(step) is Sleep:
                     for seconds in step.parts():
-                        if step.bell is None:
+                        if step.wake_event is None:
                             time.sleep(seconds)
-                        elif step.bell.wait(seconds):
+                        elif step.wake_event.wait(seconds):
                             break
                 elif type(step) is Foreign:
                     result = step.call()
@@ -140,9 +142,9 @@ async def drive_async(executor: AsyncExecutor, flow: Flow[T]) -> T:
                     result = await executor.run_many(step.calls)
                 elif type(step) is Sleep:
                     for seconds in step.parts():
-                        if step.bell is None:
+                        if step.wake_event is None:
                             await asyncio.sleep(seconds)
-                        elif await step.bell.wait_async(seconds):
+                        elif await step.wake_event.wait_async(seconds):
                             break
                 elif type(step) is Foreign:
                     result = await (step.call() if step.awaited else asyncio.to_thread(step.call))
@@ -156,7 +158,7 @@ async def drive_async(executor: AsyncExecutor, flow: Flow[T]) -> T:
         return stop.value  # type: ignore[no-any-return]
 
 
-class _Lane:
+class _ReplayWindow:
     """The operations of one session on one queue that are still under way, oldest first."""
 
     __slots__ = ("id", "last", "session", "under_way")
@@ -182,7 +184,7 @@ class _Lane:
         return operation
 
 
-class Lanes:
+class ReplayWindows:
     """Numbers the operations of a client so that none that may be repeated can be too old to be answered.
 
     A store remembers the last `REPLAY_MAX` operations of a session on a queue. While one operation waits to be
@@ -191,31 +193,31 @@ class Lanes:
 
     def __init__(self, session: Session) -> None:
         self._sessions = [session]
-        self._lanes: dict[str, list[_Lane]] = {}
+        self._windows: dict[str, list[_ReplayWindow]] = {}
         self._lock = threading.Lock()
 
     def begin(self, queue: str) -> Operation:
         """The next operation on a queue. It counts as under way until `end`."""
         with self._lock:
-            lanes = self._lanes.get(queue)
-            if lanes is None:
-                lanes = self._lanes[queue] = []
-            for lane in lanes:
-                if lane.is_open:
+            replay_windows = self._windows.get(queue)
+            if replay_windows is None:
+                replay_windows = self._windows[queue] = []
+            for window in replay_windows:
+                if window.is_open:
                     break
             else:
-                if len(lanes) == len(self._sessions):
+                if len(replay_windows) == len(self._sessions):
                     self._sessions.append(Session(self._sessions[0].time))
-                lane = _Lane(self._sessions[len(lanes)])
-                lanes.append(lane)
-            return lane.begin(queue)
+                window = _ReplayWindow(self._sessions[len(replay_windows)])
+                replay_windows.append(window)
+            return window.begin(queue)
 
     def end(self, queue: str, operation: Operation) -> None:
         """This operation will not be repeated any more."""
         with self._lock:
-            for lane in self._lanes[queue]:
-                if lane.id == operation.session:
-                    lane.under_way.pop(operation.number, None)
+            for window in self._windows[queue]:
+                if window.id == operation.session:
+                    window.under_way.pop(operation.number, None)
 
     def renew(self, operation: Operation) -> None:
         """Go on with a new session in the place of the one that this operation belongs to."""
@@ -224,7 +226,7 @@ class Lanes:
                 session.renew(operation.session)
 
 
-class Link:
+class ClientContext:
     """What the flows of one client share: the store, the identity, the budget, and what they remember."""
 
     def __init__(
@@ -256,9 +258,9 @@ class Link:
         #: Set by a drain: a call that waits for messages stops waiting.
         self.draining = False
         #: What such calls wait on.
-        self.waiting: set[Bell] = set()
+        self.waiting: set[WakeEvent] = set()
         self.monotonic = monotonic
-        self.lanes = Lanes(session)
+        self.replay_windows = ReplayWindows(session)
         self._lost_claims: dict[str, list[tuple[Operation, float]]] = {}
         self._lock = threading.Lock()
         self._told_of_bad_hook = False
@@ -269,8 +271,8 @@ class Link:
     def drain(self) -> None:
         """End the waits for messages, now and from now on."""
         self.draining = True
-        for bell in list(self.waiting):
-            bell.ring()
+        for wake_event in list(self.waiting):
+            wake_event.set()
 
     @property
     def around(self) -> Around | None:
@@ -325,7 +327,7 @@ class Link:
         if self.session.time.is_stale:
             yield from self.know_time()
         sending: Sending[T] | None = None
-        started, operation = self.monotonic(), self.lanes.begin(queue)
+        started, operation = self.monotonic(), self.replay_windows.begin(queue)
         try:
             # The first sending in line: most calls have no other.
             result: T = yield (call := make(operation))
@@ -339,7 +341,7 @@ class Link:
                 yield pause
             return (yield from sending.run())
         finally:
-            self.lanes.end(queue, operation if sending is None else sending.operation)
+            self.replay_windows.end(queue, operation if sending is None else sending.operation)
 
     def operate_woken(self, queue: str, make: Callable[[Operation], Call[Woken[T]]], **options: Any) -> Flow[T]:
         """`operate`, then wake whom the answer names."""
@@ -380,7 +382,7 @@ class Link:
                 operation, until = waiting.pop(0)
                 if until > self.monotonic():
                     return operation
-                self.lanes.end(queue, operation)
+                self.replay_windows.end(queue, operation)
             return None
 
     def queues_with_lost_claims(self) -> list[str]:
@@ -401,7 +403,7 @@ class Link:
         """How many bytes the next claim of a queue may bring, so that its answer arrives well within the lease."""
         return self._claim_bytes.get(queue, CLAIM_BYTES_FIRST)
 
-    def learn_link(self, queue: str, claimed: Claimed, seconds: float) -> None:
+    def learn_throughput(self, queue: str, claimed: Claimed, seconds: float) -> None:
         """Learn from an answer to a claim how many bytes the next one may bring: by its speed and the lease."""
         goal = (60_000 if claimed.lease_ms is None else claimed.lease_ms) / 1000 * CLAIM_LEASE_PART
         if not claimed.leases or not (claimed.more or seconds > goal):
@@ -441,13 +443,22 @@ class Sending(Generic[T]):
     """
 
     __slots__ = (
-        "_anew", "_budget", "_fenced", "_identify", "_link", "_make", "_queue", "_started", "_trouble",
-        "may_have_run", "operation",
+        "_anew",
+        "_budget",
+        "_context",
+        "_fenced",
+        "_identify",
+        "_make",
+        "_queue",
+        "_started",
+        "_trouble",
+        "may_have_run",
+        "operation",
     )  # fmt: skip
 
     def __init__(
         self,
-        link: Link,
+        context: ClientContext,
         queue: str,
         make: Callable[[Operation], Call[T]],
         *,
@@ -456,13 +467,13 @@ class Sending(Generic[T]):
         identify: Callable[[], None] | None = None,
         begun: tuple[Operation, float] | None = None,
     ) -> None:
-        self._link = link
+        self._context = context
         self._queue = queue
         self._make = make
-        self._budget = link.retry_budget if budget is None else budget
+        self._budget = context.retry_budget if budget is None else budget
         self._fenced = fenced
         self._identify = identify
-        self.operation, self._started = begun or (link.lanes.begin(queue), link.monotonic())
+        self.operation, self._started = begun or (context.replay_windows.begin(queue), context.monotonic())
         self._trouble: Trouble | None = None
         self._anew = 0
         #: A request was sent of which no answer came.
@@ -490,7 +501,7 @@ class Sending(Generic[T]):
             return None
         self.may_have_run = self.may_have_run or isinstance(error, OutcomeUnknown)
         if self._trouble is None:
-            self._trouble = Trouble(self._link, self._budget, self._started)
+            self._trouble = Trouble(self._context, self._budget, self._started)
         return self._trouble.pause(verb, error)
 
     def _begin_anew(self, error: OperationTooOld | SessionTaken | MessageIdTaken) -> None:
@@ -500,13 +511,13 @@ class Sending(Generic[T]):
         an id is taken by another, for then the store would know it; nor with a stamp that no store lets through.
         """
         self._anew += 1
-        lanes, too_old = self._link.lanes, isinstance(error, OperationTooOld)
+        replay_windows, too_old = self._context.replay_windows, isinstance(error, OperationTooOld)
         if self._anew > ANEW_MAX or (too_old and self.may_have_run and self.operation.stamp and not self._fenced):
             raise error
         if isinstance(error, OperationTooOld) and error.store_ms is not None:
-            self._link.session.time.correct(error.store_ms)
+            self._context.session.time.correct(error.store_ms)
         else:
-            lanes.renew(self.operation)
+            replay_windows.renew(self.operation)
             log.warning(
                 "queue %s: another process has the session of this client (%s), as a cloned machine does: it goes on "
                 "with a new one", self._queue, type(error).__name__,
@@ -516,29 +527,29 @@ class Sending(Generic[T]):
                 self._identify()
         self.end()
         self.may_have_run = False
-        self.operation = lanes.begin(self._queue)
+        self.operation = replay_windows.begin(self._queue)
 
     def end(self) -> None:
         """It will not be sent any more."""
-        self._link.lanes.end(self._queue, self.operation)
+        self._context.replay_windows.end(self._queue, self.operation)
 
 
 class Trouble:
     """The failed tries of one call: how long to pause before the next, and what to say when there is none."""
 
-    __slots__ = ("_backoff", "_deadline", "_link", "_reached", "budget")
+    __slots__ = ("_backoff", "_context", "_deadline", "_reached", "budget")
 
-    def __init__(self, link: Link, budget: float, started: float | None = None) -> None:
-        self._link = link
+    def __init__(self, context: ClientContext, budget: float, started: float | None = None) -> None:
+        self._context = context
         self.budget = budget
-        self._deadline = (link.monotonic() if started is None else started) + budget
+        self._deadline = (context.monotonic() if started is None else started) + budget
         self._backoff = BACKOFF_FIRST_SECONDS
         self._reached = False
 
     def pause(self, verb: str, error: Exception) -> Sleep:
         """The pause before the next try. Raises when the budget is used up, telling whether the call can have run."""
         self._reached = self._reached or isinstance(error, OutcomeUnknown)
-        remaining = self._deadline - self._link.monotonic()
+        remaining = self._deadline - self._context.monotonic()
         if remaining <= 0:
             raise self.give_up(verb, error) from error
         # Full jitter below the step: clients that lost the same server must not come back in step.

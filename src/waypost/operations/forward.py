@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from waypost.errors import WaypostError
 from waypost.message import Continuation, Notice
-from waypost.operations.flow import Flow, Link
+from waypost.operations.flow import ClientContext, Flow
 from waypost.policy import CHUNK_MESSAGES_MAX
 from waypost.store.port import Draft, forwarded_draft
 
@@ -18,7 +18,7 @@ log = logging.getLogger("waypost")
 DELIVERED_MAX = 16 * CHUNK_MESSAGES_MAX
 
 
-def deliver_outgoing(link: Link, queue: str) -> Flow[int]:
+def deliver_outgoing(context: ClientContext, queue: str) -> Flow[int]:
     """Send continuations and news of chains on to their queues where the store cannot do it in the same step.
 
     Each is remembered by its target, so it counts once however often it is sent. Nothing is tried for long here:
@@ -30,7 +30,7 @@ def deliver_outgoing(link: Link, queue: str) -> Flow[int]:
     while sources:
         source = sources.popleft()
         try:
-            waiting: list[Continuation | Notice] = yield link.store.outgoing(source, CHUNK_MESSAGES_MAX)
+            waiting: list[Continuation | Notice] = yield context.store.outgoing(source, CHUNK_MESSAGES_MAX)
         except WaypostError as error:
             _log_outgoing_delayed(source, error)
             continue
@@ -39,9 +39,9 @@ def deliver_outgoing(link: Link, queue: str) -> Flow[int]:
         for one in waiting:
             if isinstance(one, Notice):
                 notices.setdefault(one.queue, []).append(one)
-        delivered += yield from _deliver_messages(link, source, [w for w in waiting if isinstance(w, Continuation)])
+        delivered += yield from _deliver_messages(context, source, [w for w in waiting if isinstance(w, Continuation)])
         for target, news in notices.items():
-            if (yield from _deliver_notices(link, source, target, news)):
+            if (yield from _deliver_notices(context, source, target, news)):
                 delivered += len(news)
                 sources.append(target)
         if len(waiting) == CHUNK_MESSAGES_MAX and delivered > before:
@@ -51,12 +51,12 @@ def deliver_outgoing(link: Link, queue: str) -> Flow[int]:
     return delivered
 
 
-def _deliver_messages(link: Link, source: str, continuations: Sequence[Continuation]) -> Flow[int]:
+def _deliver_messages(context: ClientContext, source: str, continuations: Sequence[Continuation]) -> Flow[int]:
     delivered = 0
     for target, drafts in _by_target(continuations):
         try:
-            yield from _forward(link, target, drafts)
-            yield link.store.forwarded(source, [draft.id for draft in drafts])
+            yield from _forward(context, target, drafts)
+            yield context.store.forwarded(source, [draft.id for draft in drafts])
             delivered += len(drafts)
         except WaypostError as error:
             # One queue that cannot be reached must not keep the others waiting.
@@ -64,18 +64,18 @@ def _deliver_messages(link: Link, source: str, continuations: Sequence[Continuat
     return delivered
 
 
-def _forward(link: Link, target: str, drafts: Sequence[Draft]) -> Flow[None]:
-    yield from link.operate_woken(
-        target, lambda operation: link.store.publish(target, drafts, operation), budget=0, fenced=True
+def _forward(context: ClientContext, target: str, drafts: Sequence[Draft]) -> Flow[None]:
+    yield from context.operate_woken(
+        target, lambda operation: context.store.publish(target, drafts, operation), budget=0, fenced=True
     )
 
 
-def _deliver_notices(link: Link, source: str, target: str, notices: Sequence[Notice]) -> Flow[bool]:
+def _deliver_notices(context: ClientContext, source: str, target: str, notices: Sequence[Notice]) -> Flow[bool]:
     try:
-        woken = yield link.store.arrive(target, notices)
+        woken = yield context.store.arrive(target, notices)
         if woken.wake:
-            link.wake(woken.wake)
-        yield link.store.forwarded(source, [notice.id for notice in notices])
+            context.wake(woken.wake)
+        yield context.store.forwarded(source, [notice.id for notice in notices])
     except WaypostError as error:
         _log_outgoing_delayed(source, error)
         return False

@@ -37,7 +37,7 @@ from waypost.errors import (
 )
 from waypost.identity import is_message_id
 from waypost.message import ObservedOutcome, Published, chain_id, split_chain_id
-from waypost.operations.flow import REFUSALS, Flow, Link, Sending, Sleep, Together
+from waypost.operations.flow import REFUSALS, ClientContext, Flow, Sending, Sleep, Together
 from waypost.operations.forward import deliver_outgoing
 from waypost.policy import (
     BATCH_MAX,
@@ -195,14 +195,14 @@ def _window_ms(window: Duration) -> int:
     return round(check_seconds("window", window, least=0.001, hint=", or None for `live`") * 1000)
 
 
-def _check_chains_exist(link: Link, chains: Sequence[str], *, within: bool = False) -> Flow[None]:
+def _check_chains_exist(context: ClientContext, chains: Sequence[str], *, within: bool = False) -> Flow[None]:
     """Raise `InvalidInput` if one of the chains that a message is to wait for was never begun, or is forgotten.
 
     A chain that exists stays known while a publish is under way, so it is enough to ask before.
     """
     for at in range(0, len(chains), CHAINS_TOGETHER):
         part = chains[at : at + CHAINS_TOGETHER]
-        calls = [link.store.watch_chain(*split_chain_id(chain), None) for chain in part]
+        calls = [context.store.watch_chain(*split_chain_id(chain), None) for chain in part]
         states: list[Any] = []
         if within:
             for call in calls:
@@ -212,7 +212,7 @@ def _check_chains_exist(link: Link, chains: Sequence[str], *, within: bool = Fal
         for chain, call, state in zip(part, calls, states, strict=True):
             if isinstance(state, Exception):
                 # The first try has failed; this one repeats it within the budget, or says why it cannot.
-                state = yield from link.attempt(call)
+                state = yield from context.attempt(call)
             if not state.known:
                 queue, message_id = split_chain_id(chain)
                 raise InvalidInput(
@@ -224,12 +224,14 @@ def _check_chains_exist(link: Link, chains: Sequence[str], *, within: bool = Fal
 # ---- one message ---------------------------------------------------------------------------------------------
 
 
-def publish(link: Link, queue: str, body: object, options: PublishOptions, as_type: Any = None) -> Flow[Published]:
+def publish(
+    context: ClientContext, queue: str, body: object, options: PublishOptions, as_type: Any = None
+) -> Flow[Published]:
     """Publish one message; `as_type` is the declared type of the queue's bodies."""
     encoded = codec.encode_body(body, as_type)
     if options.after:
-        yield from _check_chains_exist(link, options.after)
-    message_id = link.session.message_ids(1)[0]
+        yield from _check_chains_exist(context, options.after)
+    message_id = context.session.message_ids(1)[0]
     envelope = codec.make_envelope(message_id, encoded, options.heads.of(encoded.type_name))
     draft = Draft(
         message_id,
@@ -241,39 +243,39 @@ def publish(link: Link, queue: str, body: object, options: PublishOptions, as_ty
         options.at_ms,
         options.priority,
         None if options.group is None else options.group_of(body),
-        None if link.redact is None else journal_copy(link.redact, queue, message_id, envelope),
+        None if context.redact is None else journal_copy(context.redact, queue, message_id, envelope),
         False,
         chain_id(queue, message_id) if options.chain else None,
         options.after,
     )
     try:
         try:
-            results = yield from _publish_once(link, queue, (draft,))
+            results = yield from _publish_once(context, queue, (draft,))
         except QueueFull as full:
-            results, refused = yield from _publish_when_there_is_room(link, queue, (draft,), options.timeout, full)
+            results, refused = yield from _publish_when_there_is_room(context, queue, (draft,), options.timeout, full)
             if refused is not None:
                 raise refused from None
     except WaypostError as error:
-        _tell_failed(link, queue, error)
+        _tell_failed(context, queue, error)
         raise
     published = results[0]
-    if link.on_event is not None:
-        _tell_published(link, queue, results, (draft,))
+    if context.on_event is not None:
+        _tell_published(context, queue, results, (draft,))
     if options.after:
-        yield from deliver_outgoing(link, queue)
+        yield from deliver_outgoing(context, queue)
     if published.status == "conflict":
         raise _key_taken(draft.key, published.id)
     return published
 
 
-def _publish_once(link: Link, queue: str, drafts: Sequence[Draft]) -> Flow[list[Published]]:
+def _publish_once(context: ClientContext, queue: str, drafts: Sequence[Draft]) -> Flow[list[Published]]:
     def identify() -> None:
         nonlocal drafts
-        drafts = with_new_ids(link, queue, drafts)
+        drafts = with_new_ids(context, queue, drafts)
 
     return (
-        yield from link.operate_woken(
-            queue, lambda operation: link.store.publish(queue, drafts, operation), identify=identify
+        yield from context.operate_woken(
+            queue, lambda operation: context.store.publish(queue, drafts, operation), identify=identify
         )
     )
 
@@ -289,19 +291,21 @@ _TOLD: dict[str, tuple[str, ObservedOutcome, str | None]] = {
 }
 
 
-def _tell_published(link: Link, queue: str, results: Iterable[Published | None], drafts: Sequence[Draft]) -> None:
+def _tell_published(
+    context: ClientContext, queue: str, results: Iterable[Published | None], drafts: Sequence[Draft]
+) -> None:
     for published, draft in zip(results, drafts, strict=False):
         if published is not None:
             event, outcome, reason = _TOLD[published.status]
-            link.tell(
+            context.tell(
                 event, queue, outcome, message_id=published.id, key=draft.key, group=draft.group,
                 priority=draft.priority, reason=reason,
             )  # fmt: skip
 
 
-def _tell_failed(link: Link, queue: str, error: Exception, count: int = 1) -> None:
+def _tell_failed(context: ClientContext, queue: str, error: Exception, count: int = 1) -> None:
     outcome: ObservedOutcome = "unknown" if getattr(error, "outcome", "unknown") == "unknown" else "failure"
-    link.tell("published", queue, outcome, count=count, error_type=error_type(error), error=error_text(error))
+    context.tell("published", queue, outcome, count=count, error_type=error_type(error), error=error_text(error))
 
 
 def _key_taken(key: str | None, holder: str) -> KeyTaken:
@@ -313,36 +317,36 @@ def _key_taken(key: str | None, holder: str) -> KeyTaken:
 
 
 def _publish_when_there_is_room(
-    link: Link, queue: str, drafts: Sequence[Draft], timeout: float, full: QueueFull
+    context: ClientContext, queue: str, drafts: Sequence[Draft], timeout: float, full: QueueFull
 ) -> Flow[tuple[list[Published], QueueFull | None]]:
     """Publish drafts that were refused, in smaller parts if need be, when the queue's policy says `block`.
 
     Returns what was published, from the first on, and the refusal of the rest. The timeout starts anew with
     everything that finds room: a batch may well be longer than a queue.
     """
-    policy = yield from link.policy(queue)
+    policy = yield from context.policy(queue)
     if policy.overload != "block":
         return [], full
     results: list[Published] = []
     size, pause, refused = len(drafts), BLOCK_FIRST_SECONDS, True
-    deadline = link.monotonic() + timeout
+    deadline = context.monotonic() + timeout
     while len(results) < len(drafts):
         if refused and size > 1:
             size //= 2
         elif refused:
-            remaining = deadline - link.monotonic()
+            remaining = deadline - context.monotonic()
             if remaining <= 0:
                 return results, full
             yield Sleep(min(pause, remaining))
             pause = min(pause * 2, BLOCK_MAX_SECONDS)
         try:
             # Each try is a new operation: a repeat of the refused one would be answered as the first was.
-            results += yield from _publish_once(link, queue, drafts[len(results) : len(results) + size])
+            results += yield from _publish_once(context, queue, drafts[len(results) : len(results) + size])
         except QueueFull as error:
             full, refused = error, True
         else:
             size, pause, refused = size * 2, BLOCK_FIRST_SECONDS, False
-            deadline = link.monotonic() + timeout
+            deadline = context.monotonic() + timeout
     return results, None
 
 
@@ -354,30 +358,30 @@ class _Chunk:
 
     __slots__ = ("conflict", "drafts", "error", "results", "sending")
 
-    def __init__(self, link: Link, queue: str, drafts: Sequence[Draft]) -> None:
+    def __init__(self, context: ClientContext, queue: str, drafts: Sequence[Draft]) -> None:
         self.drafts = list(drafts)
         self.sending: Sending[Any] = Sending(
-            link,
+            context,
             queue,
-            lambda operation: link.store.publish(queue, self.drafts, operation),
-            identify=lambda: self.identify(link, queue),
+            lambda operation: context.store.publish(queue, self.drafts, operation),
+            identify=lambda: self.identify(context, queue),
         )
         self.results: list[Published | None] = []
         self.error: Exception | None = None
         self.conflict: KeyTaken | None = None
 
-    def identify(self, link: Link, queue: str) -> None:
+    def identify(self, context: ClientContext, queue: str) -> None:
         """Give the messages new ids."""
-        self.drafts = with_new_ids(link, queue, self.drafts)
+        self.drafts = with_new_ids(context, queue, self.drafts)
 
 
 class Cutter:
     """Cuts bodies into chunks, lazily. An error of a body, of the caller's iterator or key function ends it."""
 
     def __init__(
-        self, link: Link, queue: str, bodies: Iterable[object], options: PublishOptions, as_type: Any = None
+        self, context: ClientContext, queue: str, bodies: Iterable[object], options: PublishOptions, as_type: Any = None
     ) -> None:
-        self._link = link
+        self._context = context
         self._as_type = as_type
         self._queue = queue
         self._options = options
@@ -391,7 +395,7 @@ class Cutter:
         #: Drafts that did not fit into the chunk before.
         self._left: list[Draft] = []
         self._plain = (
-            options.key is None and not callable(options.group) and link.redact is None
+            options.key is None and not callable(options.group) and context.redact is None
             and not options.chain and not options.after
         )  # fmt: skip
         self.taken = 0
@@ -441,7 +445,7 @@ class Cutter:
 
     def _drafts(self, bodies: list[object]) -> list[Draft]:
         options = self._options
-        ids = self._link.session.message_ids(len(bodies))
+        ids = self._context.session.message_ids(len(bodies))
         envelopes = codec.seal_many(ids, bodies, options.heads, self._as_type)
         if self._plain:
             delay_ms, at_ms, priority, group = options.delay_ms, options.at_ms, options.priority, options.group
@@ -462,7 +466,7 @@ class Cutter:
                 options.at_ms,
                 options.priority,
                 options.group_of(body),
-                journal_copy(self._link.redact, self._queue, id, envelope),
+                journal_copy(self._context.redact, self._queue, id, envelope),
                 False,
                 chain_id(self._queue, id) if options.chain else None,
                 options.after,
@@ -472,19 +476,19 @@ class Cutter:
 
 
 def publish_many(
-    link: Link, queue: str, bodies: Iterable[object], options: PublishOptions, as_type: Any = None
+    context: ClientContext, queue: str, bodies: Iterable[object], options: PublishOptions, as_type: Any = None
 ) -> Flow[list[Published]]:
     """Publish a batch, in order, chunk by chunk; raise `PartialPublish` with what is known if a part fails."""
-    cutter = Cutter(link, queue, bodies, options, as_type)
+    cutter = Cutter(context, queue, bodies, options, as_type)
     if options.after:
-        yield from _check_chains_exist(link, options.after)
+        yield from _check_chains_exist(context, options.after)
     chunks = cutter.chunks()
     results: list[Published | None] = []
     error: Exception | None = None
     conflict: Exception | None = None
     while error is None:
         try:
-            wave = yield from _send_wave(link, queue, chunks, options)
+            wave = yield from _send_wave(context, queue, chunks, options)
         except WaypostError as failure:
             # Nothing of this wave is known, but earlier ones are.
             error = failure
@@ -492,10 +496,10 @@ def publish_many(
         if not wave:
             break
         for chunk in wave:
-            if link.on_event is not None:
-                _tell_published(link, queue, chunk.results, chunk.drafts)
+            if context.on_event is not None:
+                _tell_published(context, queue, chunk.results, chunk.drafts)
                 if chunk.error is not None:
-                    _tell_failed(link, queue, chunk.error, len(chunk.drafts) - len(chunk.results))
+                    _tell_failed(context, queue, chunk.error, len(chunk.drafts) - len(chunk.results))
             if options.on_conflict == "error":
                 _take_out_conflicts(chunk)
             results += chunk.results
@@ -503,7 +507,7 @@ def publish_many(
             error = error or chunk.error
             conflict = conflict or chunk.conflict
     if options.after and any(results):
-        yield from deliver_outgoing(link, queue)
+        yield from deliver_outgoing(context, queue)
     return _told(results, error or cutter.error or conflict, cutter, bodies)
 
 
@@ -534,22 +538,24 @@ def _take_out_conflicts(chunk: _Chunk) -> None:
             chunk.conflict = chunk.conflict or _key_taken(chunk.drafts[index].key, published.id)
 
 
-def _send_wave(link: Link, queue: str, chunks: Iterator[list[Draft]], options: PublishOptions) -> Flow[list[_Chunk]]:
+def _send_wave(
+    context: ClientContext, queue: str, chunks: Iterator[list[Draft]], options: PublishOptions
+) -> Flow[list[_Chunk]]:
     """Send the next chunks in one flush, and repeat those whose connection failed."""
     wave: list[_Chunk] = []
 
     def calls() -> Iterator[Call[Any]]:
         for drafts in islice(chunks, WAVE_CHUNKS):
-            wave.append(_Chunk(link, queue, drafts))
+            wave.append(_Chunk(context, queue, drafts))
             yield wave[-1].sending.call()
 
-    yield from link.know_time()
+    yield from context.know_time()
     try:
-        yield from _settle_replies(link, wave, Together(calls()))
+        yield from _settle_replies(context, wave, Together(calls()))
         for chunk in wave:
             if isinstance(chunk.error, QueueFull):
                 published, chunk.error = yield from _publish_when_there_is_room(
-                    link, queue, chunk.drafts, options.timeout, chunk.error
+                    context, queue, chunk.drafts, options.timeout, chunk.error
                 )
                 chunk.results = list(published)
                 if chunk.error is not None:
@@ -560,7 +566,7 @@ def _send_wave(link: Link, queue: str, chunks: Iterator[list[Draft]], options: P
     return wave
 
 
-def _settle_replies(link: Link, wave: list[_Chunk], first: Together) -> Flow[None]:
+def _settle_replies(context: ClientContext, wave: list[_Chunk], first: Together) -> Flow[None]:
     step, waiting = first, wave
     while True:
         try:
@@ -583,7 +589,7 @@ def _settle_replies(link: Link, wave: list[_Chunk], first: Together) -> Flow[Non
             else:
                 chunk.results, chunk.error = list(reply.result), None
                 if reply.wake:
-                    link.wake(reply.wake)
+                    context.wake(reply.wake)
         if not again:
             return
         if pause is not None:
@@ -592,7 +598,7 @@ def _settle_replies(link: Link, wave: list[_Chunk], first: Together) -> Flow[Non
         step = Together([chunk.sending.call() for chunk in again])
 
 
-def with_new_ids(link: Link, queue: str, drafts: Sequence[Draft]) -> list[Draft]:
+def with_new_ids(context: ClientContext, queue: str, drafts: Sequence[Draft]) -> list[Draft]:
     """The same messages under new ids: another process may have used theirs."""
     return [
         structs.replace(
@@ -602,7 +608,7 @@ def with_new_ids(link: Link, queue: str, drafts: Sequence[Draft]) -> list[Draft]
             journal_copy=None if draft.journal_copy is None else codec.with_id(draft.journal_copy, id),
             chain=chain_id(queue, id) if draft.chain == chain_id(queue, draft.id) else draft.chain,
         )
-        for draft, id in zip(drafts, link.session.message_ids(len(drafts)), strict=True)
+        for draft, id in zip(drafts, context.session.message_ids(len(drafts)), strict=True)
     ]
 
 
@@ -610,28 +616,28 @@ def with_new_ids(link: Link, queue: str, drafts: Sequence[Draft]) -> list[Draft]
 
 
 def publish_within(
-    link: Link, queue: str, bodies: Iterable[object], options: PublishOptions, as_type: Any = None
+    context: ClientContext, queue: str, bodies: Iterable[object], options: PublishOptions, as_type: Any = None
 ) -> Flow[list[Published]]:
     """Publish one message or many as a part of the caller's transaction: each step once, nothing repeated or awaited.
 
     Nobody is told: whether it comes to pass is decided by a commit that happens elsewhere.
     """
-    cutter = Cutter(link, queue, bodies, options, as_type)
+    cutter = Cutter(context, queue, bodies, options, as_type)
     if options.after:
-        yield from _check_chains_exist(link, options.after, within=True)
+        yield from _check_chains_exist(context, options.after, within=True)
     results: list[Published | None] = []
     error: Exception | None = None
     conflict: KeyTaken | None = None
     for drafts in cutter.chunks():
-        operation = link.lanes.begin(queue)
+        operation = context.replay_windows.begin(queue)
         try:
-            woken = yield link.store.publish(queue, drafts, operation)
+            woken = yield context.store.publish(queue, drafts, operation)
         except WaypostError as failure:
             error = failure
             results += [None] * len(drafts)
             break
         finally:
-            link.lanes.end(queue, operation)
+            context.replay_windows.end(queue, operation)
         for draft, published in zip(drafts, woken.result, strict=True):
             if published.status == "conflict":
                 conflict = conflict or _key_taken(draft.key, published.id)

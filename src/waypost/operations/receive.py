@@ -22,7 +22,7 @@ from waypost.errors import (
 )
 from waypost.identity import Operation
 from waypost.message import Claimed, ExtendStatus, Lease, ObservedOutcome, Settlement, SettleStatus
-from waypost.operations.flow import REFUSALS, Flow, Link, Sending, Sleep
+from waypost.operations.flow import REFUSALS, ClientContext, Flow, Sending, Sleep
 from waypost.operations.forward import deliver_outgoing
 from waypost.policy import (
     POLL_FIRST_SECONDS,
@@ -31,7 +31,7 @@ from waypost.policy import (
     RetryPolicy,
 )
 from waypost.store.port import Call, Hold, Visitor
-from waypost.wake.bell import Bell
+from waypost.wake.wake_event import WakeEvent
 
 T = TypeVar("T")
 #: Makes the message of a lease.
@@ -50,75 +50,80 @@ MOMENT_MIN_SECONDS = 0.001
 
 
 def receive(
-    link: Link, queue: str, wait: float | None, as_type: type[T] | None, make: Make[T] = Message
+    context: ClientContext, queue: str, wait: float | None, as_type: type[T] | None, make: Make[T] = Message
 ) -> Flow[Message[T] | None]:
     """The next message that can be read, or None when the wait is over. `wait=None` waits for ever."""
-    deadline = None if wait is None else link.monotonic() + wait
-    found = yield from _claim_lost_again(link, queue, as_type, make)
+    deadline = None if wait is None else context.monotonic() + wait
+    found = yield from _claim_lost_again(context, queue, as_type, make)
     if found is not None:
         return found
     if wait == 0:
-        return (yield from _receive(link, queue, deadline, None, as_type, make))
-    shared = link.wakeups.take_bell(link.worker, queue)
+        return (yield from _receive(context, queue, deadline, None, as_type, make))
+    shared = context.wakeups.acquire_wake_event(context.worker, queue)
     # Without a channel only a drain rings it.
-    bell = shared or Bell("")
-    link.waiting.add(bell)
+    wake_event = shared or WakeEvent("")
+    context.waiting.add(wake_event)
     try:
-        return (yield from _receive(link, queue, deadline, bell, as_type, make))
+        return (yield from _receive(context, queue, deadline, wake_event, as_type, make))
     finally:
-        link.waiting.discard(bell)
+        context.waiting.discard(wake_event)
         if shared is not None:
-            link.wakeups.give_bell(queue, shared)
+            context.wakeups.release_wake_event(queue, shared)
 
 
 def _receive(
-    link: Link, queue: str, deadline: float | None, bell: Bell | None, as_type: type[T] | None, make: Make[T]
+    context: ClientContext,
+    queue: str,
+    deadline: float | None,
+    wake_event: WakeEvent | None,
+    as_type: type[T] | None,
+    make: Make[T],
 ) -> Flow[Message[T] | None]:
     found: Message[T] | None = None
     nap, asleep = Nap(), False
-    while found is None and not link.draining:
-        over = deadline is not None and link.monotonic() >= deadline
+    while found is None and not context.draining:
+        over = deadline is not None and context.monotonic() >= deadline
         if asleep and over:
             # Before the last look: whoever publishes after it wakes another one.
-            asleep = yield from wake_up(link, queue, bell)
+            asleep = yield from wake_up(context, queue, wake_event)
         sleeper = None
-        if bell is not None:
-            bell.clear()
-            if link.draining:
+        if wake_event is not None:
+            wake_event.clear()
+            if context.draining:
                 break  # the ring for that may have come before
-            sleeper = bell.name if bell.working and not over else None
-        claimed = yield from claim(link, queue, 1, deadline, sleeper=sleeper)
+            sleeper = wake_event.name if wake_event.working and not over else None
+        claimed = yield from claim(context, queue, 1, deadline, sleeper=sleeper)
         asleep = sleeper is not None and not claimed.leases
         if claimed.outgoing:
-            yield from deliver_outgoing(link, queue)
+            yield from deliver_outgoing(context, queue)
         if claimed.leases:
-            found = yield from _readable(link, queue, claimed, as_type, make)
+            found = yield from _readable(context, queue, claimed, as_type, make)
             nap = Nap()
             # What could not be read was put aside; there may be more behind it.
             continue
-        remaining = None if deadline is None else deadline - link.monotonic()
+        remaining = None if deadline is None else deadline - context.monotonic()
         if remaining is not None and remaining <= 0:
             break
-        yield Sleep(nap.seconds(claimed, remaining, woken=asleep), lambda: link.draining, bell)
+        yield Sleep(nap.seconds(claimed, remaining, woken=asleep), lambda: context.draining, wake_event)
     if asleep:
-        yield from wake_up(link, queue, bell)
+        yield from wake_up(context, queue, wake_event)
     return found
 
 
-def wake_up(link: Link, queue: str, bell: Bell | None) -> Flow[bool]:
+def wake_up(context: ClientContext, queue: str, wake_event: WakeEvent | None) -> Flow[bool]:
     """Sleep no longer, so that nobody is woken who has left."""
-    if bell is not None:
-        yield from leave(link, queue, bell.name)
+    if wake_event is not None:
+        yield from unregister(context, queue, wake_event.name)
     return False
 
 
-def leave(link: Link, queue: str, sleeper: str) -> Flow[None]:
+def unregister(context: ClientContext, queue: str, sleeper: str) -> Flow[None]:
     """Take a sleeper out of the store's memory. What cannot be done soon is not: the memory forgets by itself."""
     try:
-        yield from link.operate(
+        yield from context.operate(
             queue,
-            lambda operation: link.store.claim(queue, 0, operation, worker=link.worker, sleeper=sleeper),
-            budget=min(RELEASE_BUDGET_SECONDS, link.retry_budget),
+            lambda operation: context.store.claim(queue, 0, operation, worker=context.worker, sleeper=sleeper),
+            budget=min(RELEASE_BUDGET_SECONDS, context.retry_budget),
             fenced=True,
         )
     except WaypostError as error:
@@ -177,7 +182,7 @@ class Nap:
 
 
 def claim(
-    link: Link,
+    context: ClientContext,
     queue: str,
     limit: int,
     deadline: float | None = None,
@@ -190,27 +195,27 @@ def claim(
 
     `at_door`: the store begins only when the sleeper is woken, or after so many seconds; and who waits there.
     """
-    store = link.store
-    yield from link.know_time()
+    store = context.store
+    yield from context.know_time()
     waits = at_door is not None and sleeper is not None and store.doors is not None
     replay = False
 
     def make(operation: Operation) -> Call[Claimed]:
         if replay:
-            return store.claim(queue, limit, operation, worker=link.worker, replay=True)
+            return store.claim(queue, limit, operation, worker=context.worker, replay=True)
         call = store.claim(
-            queue, limit, operation, worker=link.worker, sleeper=sleeper, linger_ms=linger_ms,
-            bytes_max=link.claim_bytes(queue),
+            queue, limit, operation, worker=context.worker, sleeper=sleeper, linger_ms=linger_ms,
+            bytes_max=context.claim_bytes(queue),
         )  # fmt: skip
         if waits and at_door is not None and sleeper is not None and store.doors is not None:
             return store.doors.at_door(call, sleeper, *at_door)
         return call
 
     # One that is too old to be answered is sent as a new one: what the old one leased comes back by itself.
-    sending = Sending(link, queue, make, fenced=True)
+    sending = Sending(context, queue, make, fenced=True)
     try:
         while True:
-            sent, sent_at = link.monotonic(), lease_clock.now()
+            sent, sent_at = context.monotonic(), lease_clock.now()
             try:
                 claimed: Claimed = yield sending.call()
             except (StoreUnavailable, OutcomeUnknown, *REFUSALS) as error:
@@ -218,7 +223,7 @@ def claim(
                 waits = False
                 if pause is not None:
                     yield pause
-                    replay = link.draining or (deadline is not None and link.monotonic() >= deadline)
+                    replay = context.draining or (deadline is not None and context.monotonic() >= deadline)
             except BaseException as error:
                 sending.may_have_run = sending.may_have_run or getattr(error, "outcome", "unknown") == "unknown"
                 raise
@@ -232,25 +237,25 @@ def claim(
                     continue
                 sending.may_have_run = False
                 if not waits and not replay:
-                    link.learn_link(queue, claimed, link.monotonic() - sent)
+                    context.learn_throughput(queue, claimed, context.monotonic() - sent)
                 if claimed.damaged:
-                    report_damaged(link, queue, claimed.damaged)
+                    report_damaged(context, queue, claimed.damaged)
                 if claimed.leases:
-                    link.session.time.learn(claimed.leases[-1].claimed_ms)
-                if link.on_event is not None:
-                    tell_claimed(link, queue, claimed)
+                    context.session.time.learn(claimed.leases[-1].claimed_ms)
+                if context.on_event is not None:
+                    tell_claimed(context, queue, claimed)
                 # More deliveries than failures: an earlier lease ended unsettled, and its holder may not know yet. It
                 # renews when it hears of the message, and is answered that the lease is lost.
                 if taken := [lease.id for lease in claimed.leases if lease.deliveries - lease.attempts > 1]:
-                    link.wakeups.tell("held", queue, taken)
+                    context.wakeups.tell("held", queue, taken)
                 return structs.replace(claimed, sent_at=sent_at)
     except WaypostError as error:
-        link.tell("claim", queue, *how(error), error_type=error_type(error), error=error_text(error))
+        context.tell("claim", queue, *how(error), error_type=error_type(error), error=error_text(error))
         raise
     finally:
         if sending.may_have_run:
             # Interrupted or out of budget: messages may be leased to us. The next claim asks for them.
-            link.add_lost_claim(queue, sending.operation)
+            context.add_lost_claim(queue, sending.operation)
         else:
             sending.end()
 
@@ -282,74 +287,78 @@ def log_late_claim(queue: str, count: int) -> None:
     )
 
 
-def give_back(link: Link, queue: str, leases: Sequence[Lease]) -> Flow[None]:
+def give_back(context: ClientContext, queue: str, leases: Sequence[Lease]) -> Flow[None]:
     """Release leases that are not made use of. What cannot be done soon is not: they end by themselves."""
     messages = [Message[Any](queue, lease) for lease in leases]
     released = [Settlement(m.id, m.token, m.lease.nonce, "release") for m in messages]
     try:
-        yield from settle(link, queue, messages, released, budget=min(RELEASE_BUDGET_SECONDS, link.retry_budget))
+        yield from settle(context, queue, messages, released, budget=min(RELEASE_BUDGET_SECONDS, context.retry_budget))
     except WaypostError as error:
         log.debug("queue %s: %d messages could not be given back: %s", queue, len(messages), error)
 
 
-def claim_lost(link: Link, queue: str, operation: Operation, *, budget: float | None = None) -> Flow[Claimed | None]:
+def claim_lost(
+    context: ClientContext, queue: str, operation: Operation, *, budget: float | None = None
+) -> Flow[Claimed | None]:
     """What an earlier claim whose reply was lost still holds; None if the store has forgotten it."""
     answered = False
     try:
-        call = link.store.claim(queue, 1, operation, worker=link.worker, replay=True)
+        call = context.store.claim(queue, 1, operation, worker=context.worker, replay=True)
         # A repeat renews what it gives back, so its leases count from then.
-        claimed, sent = yield from link.attempt_timed(call, budget=budget)
+        claimed, sent = yield from context.attempt_timed(call, budget=budget)
         answered = True
-        if link.on_event is not None and claimed.leases:
-            tell_claimed(link, queue, claimed)
+        if context.on_event is not None and claimed.leases:
+            tell_claimed(context, queue, claimed)
         return structs.replace(claimed, sent_at=sent)
     except (OperationTooOld, SessionTaken):
         answered = True
         return None
     finally:
         if answered:
-            link.lanes.end(queue, operation)
+            context.replay_windows.end(queue, operation)
         else:
-            link.add_lost_claim(queue, operation)
+            context.add_lost_claim(queue, operation)
 
 
-def _claim_lost_again(link: Link, queue: str, as_type: type[T] | None, make: Make[T]) -> Flow[Message[T] | None]:
+def _claim_lost_again(
+    context: ClientContext, queue: str, as_type: type[T] | None, make: Make[T]
+) -> Flow[Message[T] | None]:
     """A message that an earlier claim leased to us without our knowing."""
-    while (operation := link.take_lost_claim(queue)) is not None:
-        claimed = yield from claim_lost(link, queue, operation)
+    while (operation := context.take_lost_claim(queue)) is not None:
+        claimed = yield from claim_lost(context, queue, operation)
         if claimed is not None:
-            found = yield from _readable(link, queue, claimed, as_type, make)
+            found = yield from _readable(context, queue, claimed, as_type, make)
             if found is not None:
                 return found
     return None
 
 
-def give_back_lost_claims(link: Link) -> Flow[int]:
+def give_back_lost_claims(context: ClientContext) -> Flow[int]:
     """Give back what claims with lost replies hold, as far as the store answers soon; how many of them it did not."""
-    for queue in link.queues_with_lost_claims():
-        while (operation := link.take_lost_claim(queue)) is not None:
+    for queue in context.queues_with_lost_claims():
+        while (operation := context.take_lost_claim(queue)) is not None:
             try:
-                claimed = yield from claim_lost(link, queue, operation, budget=RELEASE_BUDGET_SECONDS)
+                claimed = yield from claim_lost(context, queue, operation, budget=RELEASE_BUDGET_SECONDS)
             except WaypostError:
                 break
             if claimed is not None and claimed.leases:
-                yield from give_back(link, queue, claimed.leases)
-    return len(link.queues_with_lost_claims())
+                yield from give_back(context, queue, claimed.leases)
+    return len(context.queues_with_lost_claims())
 
 
-def tell_claimed(link: Link, queue: str, claimed: Claimed) -> None:
+def tell_claimed(context: ClientContext, queue: str, claimed: Claimed) -> None:
     """One event for each message, or one for having found none."""
     if not claimed.leases:
-        link.tell("polled", queue, "skipped", count=0)
+        context.tell("polled", queue, "skipped", count=0)
     for lease in claimed.leases:
-        link.tell(
+        context.tell(
             "claimed", queue, message_id=lease.id, key=lease.key, group=lease.group, priority=lease.priority,
             token=lease.token, deliveries=lease.deliveries, attempts=lease.attempts,
             wait_ms=lease.claimed_ms - lease.ready_ms,
         )  # fmt: skip
 
 
-def report_damaged(link: Link, queue: str, ids: Sequence[str]) -> None:
+def report_damaged(context: ClientContext, queue: str, ids: Sequence[str]) -> None:
     """Say once of each message that its record is damaged: the claim that set it aside is the only one to meet it."""
     for message_id in ids:
         log.warning(
@@ -359,13 +368,15 @@ def report_damaged(link: Link, queue: str, ids: Sequence[str]) -> None:
             queue,
             extra={"event": "damaged_record", "queue": queue, "message_id": message_id},
         )
-        link.tell("damaged_record", queue, "failure", message_id=message_id)
+        context.tell("damaged_record", queue, "failure", message_id=message_id)
 
 
-def tell_settled(link: Link, message: Message[Any], settlement: Settlement, event: str, *outcome: Any) -> None:
+def tell_settled(
+    context: ClientContext, message: Message[Any], settlement: Settlement, event: str, *outcome: Any
+) -> None:
     """The one event that closes a claim."""
     lease = message.lease
-    link.tell(
+    context.tell(
         event, message.queue, *outcome, message_id=lease.id, key=lease.key, group=lease.group,
         priority=lease.priority, token=lease.token, deliveries=lease.deliveries, attempts=lease.attempts,
         reason=settlement.reason, error_type=settlement.error_type, error=settlement.error,
@@ -378,7 +389,7 @@ def how(error: WaypostError) -> tuple[ObservedOutcome]:
 
 
 def _readable(
-    link: Link, queue: str, claimed: Claimed, as_type: type[T] | None, make: Make[T]
+    context: ClientContext, queue: str, claimed: Claimed, as_type: type[T] | None, make: Make[T]
 ) -> Flow[Message[T] | None]:
     """The claimed message if this release and the queue's type can read it. Otherwise it is put aside."""
     if not claimed.leases:
@@ -386,7 +397,7 @@ def _readable(
     seconds, until = local_lease(claimed)
     if until <= lease_clock.now():
         log_late_claim(queue, len(claimed.leases))
-        yield from give_back(link, queue, claimed.leases)
+        yield from give_back(context, queue, claimed.leases)
         return None
     for lease in claimed.leases:
         message = make(queue, lease, as_type)
@@ -397,13 +408,13 @@ def _readable(
                 _ = message.body
         except EnvelopeTooNew as error:
             aside = too_new(lease)
-            yield from _put_aside(link, message, aside, error)
+            yield from _put_aside(context, message, aside, error)
         except Undecodable as error:
             aside = Settlement(
                 lease.id, lease.token, lease.nonce, "dead",
                 reason="undecodable", error_type=error_type(error), error=error_text(error),
             )  # fmt: skip
-            yield from _put_aside(link, message, aside, error)
+            yield from _put_aside(context, message, aside, error)
         else:
             return message
     return None
@@ -414,12 +425,12 @@ def too_new(lease: Lease) -> Settlement:
     return Settlement(lease.id, lease.token, lease.nonce, "snooze", after_ms=TOO_NEW_SNOOZE_MS)
 
 
-def _put_aside(link: Link, message: Message[Any], aside: Settlement, error: Undecodable) -> Flow[None]:
+def _put_aside(context: ClientContext, message: Message[Any], aside: Settlement, error: Undecodable) -> Flow[None]:
     log_unreadable(message, aside, error)
     if not message.at_most_once:
-        yield from settle(link, message.queue, [message], [aside])
-    elif link.on_event is not None:
-        tell_settled(link, message, aside, "done")
+        yield from settle(context, message.queue, [message], [aside])
+    elif context.on_event is not None:
+        tell_settled(context, message, aside, "done")
 
 
 def log_unreadable(message: Message[Any], aside: Settlement, error: BaseException) -> None:
@@ -438,7 +449,7 @@ def log_unreadable(message: Message[Any], aside: Settlement, error: BaseExceptio
 
 
 def settle(
-    link: Link,
+    context: ClientContext,
     queue: str,
     messages: Sequence[Message[Any]],
     settlements: Sequence[Settlement],
@@ -447,22 +458,22 @@ def settle(
 ) -> Flow[list[SettleStatus]]:
     """Settle deliveries of one queue in one step; note and log what was lost; forward what is sent on."""
     # Its token and nonce guard it: one that is too old to be answered is sent as a new one, and settles or is lost.
-    woken = yield from link.operate(
-        queue, lambda operation: link.store.settle(queue, settlements, operation), budget=budget, fenced=True
+    woken = yield from context.operate(
+        queue, lambda operation: context.store.settle(queue, settlements, operation), budget=budget, fenced=True
     )
     if woken.wake:
-        link.wake(woken.wake)
+        context.wake(woken.wake)
     for message, status in zip(messages, woken.result, strict=True):
         message.settled = status
         if status == "lost":
             if not message.lease_lost:
                 log_lease_lost(message, "settle")
             message.lease_lost = message.fenced = True
-    if link.on_event is not None:
+    if context.on_event is not None:
         for message, settlement, status in zip(messages, settlements, woken.result, strict=True):
-            tell_settled(link, message, settlement, status, "failure" if status == "lost" else "success")
+            tell_settled(context, message, settlement, status, "failure" if status == "lost" else "success")
     if any(s.then for s in settlements) or any(message.lease.chain is not None for message in messages):
-        yield from deliver_outgoing(link, queue)
+        yield from deliver_outgoing(context, queue)
     return woken.result
 
 
@@ -486,7 +497,12 @@ def log_lease_lost(message: Message[Any], phase: str) -> None:
 
 
 def finish(
-    link: Link, message: Message[Any], error: BaseException | None, retry: RetryPolicy, *, stopped: bool = False
+    context: ClientContext,
+    message: Message[Any],
+    error: BaseException | None,
+    retry: RetryPolicy,
+    *,
+    stopped: bool = False,
 ) -> Flow[bool]:
     """Settle a message at the end of its block. True if `error` was an outcome, and is dealt with by that.
 
@@ -502,19 +518,19 @@ def finish(
                 type(error).__name__,
                 extra={"event": "outcome_ignored", "queue": message.queue, "message_id": message.id},
             )
-        if link.on_event is not None:
-            tell_settled(link, message, Settlement(message.id, message.token, message.lease.nonce), "done")
+        if context.on_event is not None:
+            tell_settled(context, message, Settlement(message.id, message.token, message.lease.nonce), "done")
         return is_outcome
     if message.settled is not None:
         return is_outcome  # in a transaction of its own
     settlement = message.settlement(error, retry, stopped=stopped)
     interrupted = settlement.outcome == "release"
-    budget = min(RELEASE_BUDGET_SECONDS, link.retry_budget) if interrupted else None
+    budget = min(RELEASE_BUDGET_SECONDS, context.retry_budget) if interrupted else None
     try:
-        yield from settle(link, message.queue, [message], [settlement], budget=budget)
+        yield from settle(context, message.queue, [message], [settlement], budget=budget)
     except WaypostError as failure:
-        if link.on_event is not None:
-            tell_settled(link, message, settlement, "unsettled", *how(failure))
+        if context.on_event is not None:
+            tell_settled(context, message, settlement, "unsettled", *how(failure))
         if error is None or is_outcome:
             raise
         # The caller's own error says more than ours; the lease ends by itself.
@@ -529,12 +545,14 @@ def finish(
     return is_outcome
 
 
-def extend(link: Link, queue: str, messages: Sequence[Message[Any]]) -> Flow[list[ExtendStatus]]:
+def extend(context: ClientContext, queue: str, messages: Sequence[Message[Any]]) -> Flow[list[ExtendStatus]]:
     """Renew the leases of messages of one queue: `ok`, `lost`, or `cancel` where somebody asked to stop."""
     holds = [Hold(message.id, message.token, message.lease.nonce) for message in messages]
     # From its first try: a repeat is answered with what that one did.
     sent = lease_clock.now()
-    statuses = yield from link.operate(queue, lambda operation: link.store.extend(queue, holds, operation), fenced=True)
+    statuses = yield from context.operate(
+        queue, lambda operation: context.store.extend(queue, holds, operation), fenced=True
+    )
     for message, status in zip(messages, statuses, strict=True):
         if status != "lost":
             message.lease_until = max(message.lease_until, lease_clock.local_end(sent, message.lease_seconds))

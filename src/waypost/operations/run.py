@@ -23,7 +23,7 @@ from waypost.message import (
     Redriven,
     Stored,
 )
-from waypost.operations.flow import Flow, Link, Sleep, Together
+from waypost.operations.flow import ClientContext, Flow, Sleep, Together
 from waypost.policy import CHUNK_MESSAGES_MAX, KEY_CHARACTERS_MAX, Policy, parse_rate, policy_changes
 from waypost.store.port import Target
 from waypost.wake.port import EVERYBODY
@@ -59,18 +59,23 @@ def check_state(state: MessageState, allowed: Sequence[str] = STATES) -> Message
 
 
 def page(
-    link: Link, queue: str, state: MessageState, limit: int, cursor: str | None, filters: Mapping[str, str | None]
+    context: ClientContext,
+    queue: str,
+    state: MessageState,
+    limit: int,
+    cursor: str | None,
+    filters: Mapping[str, str | None],
 ) -> Flow[Page]:
     """One page of a listing."""
-    return (yield from link.attempt(link.store.peek(queue, state, limit, cursor=cursor, **filters)))
+    return (yield from context.attempt(context.store.peek(queue, state, limit, cursor=cursor, **filters)))
 
 
-def history(link: Link, queue: str, message_id: str) -> Flow[list[Event]]:
+def history(context: ClientContext, queue: str, message_id: str) -> Flow[list[Event]]:
     """Every event of one message that the journal still has, in order."""
     events: list[Event] = []
     cursor: str | None = None
     while True:
-        part = yield from link.attempt(link.store.trace(queue, message_id, cursor))
+        part = yield from context.attempt(context.store.trace(queue, message_id, cursor))
         events += part.events
         cursor = part.cursor
         if cursor is None:
@@ -80,39 +85,39 @@ def history(link: Link, queue: str, message_id: str) -> Flow[list[Event]]:
 # ---- acting --------------------------------------------------------------------------------------------------
 
 
-def cancel(link: Link, queue: str, *, id: str | None, key: str | None) -> Flow[CancelStatus]:
+def cancel(context: ClientContext, queue: str, *, id: str | None, key: str | None) -> Flow[CancelStatus]:
     """Cancel one message by id or by key."""
     if (id is None) == (key is None):
         raise InvalidInput("say what to cancel: either id= or key=")
     target = Target(check_id(id)) if key is None else Target(key=check_text("key", key, KEY_CHARACTERS_MAX))
-    statuses = yield from link.operate(queue, lambda operation: link.store.cancel(queue, (target,), operation))
+    statuses = yield from context.operate(queue, lambda operation: context.store.cancel(queue, (target,), operation))
     status = statuses[0]
-    if status == "unknown" and id is not None and (yield from _is_done(link, queue, id)):
+    if status == "unknown" and id is not None and (yield from _is_done(context, queue, id)):
         status = "finished"
     event = "cancelled" if status == "cancelled" else "cancel_requested"
     outcome: ObservedOutcome = "success" if status in ("cancelled", "requested") else "skipped"
-    link.tell(event, queue, outcome, message_id=id, key=key, reason=status)
+    context.tell(event, queue, outcome, message_id=id, key=key, reason=status)
     if status == "requested":
         # Its holder would learn of it at its next renewal; now it renews at once.
-        link.wakeups.tell("held", queue, [id if id is not None else key_word(key or "")])
+        context.wakeups.tell("held", queue, [id if id is not None else key_word(key or "")])
     elif status == "cancelled":
         # By its key we do not know which it was: all who wait for one of this queue look.
-        link.wakeups.tell("result", queue, [EVERYBODY if id is None else id])
+        context.wakeups.tell("result", queue, [EVERYBODY if id is None else id])
     return status
 
 
-def _is_done(link: Link, queue: str, id: str) -> Flow[bool]:
+def _is_done(context: ClientContext, queue: str, id: str) -> Flow[bool]:
     """Whether a message is among the finished ones that are kept: a cancel may look at the newest of them only."""
     cursor: str | None = None
     while True:
-        part = yield from page(link, queue, "done", 1, cursor, {"id": id})
+        part = yield from page(context, queue, "done", 1, cursor, {"id": id})
         cursor = part.cursor
         if part.messages or cursor is None:
             return bool(part.messages)
 
 
 def redrive(
-    link: Link, queue: str, *, ids: Sequence[str], reason: str | None, limit: int | None, rate: str | None
+    context: ClientContext, queue: str, *, ids: Sequence[str], reason: str | None, limit: int | None, rate: str | None
 ) -> Flow[Redriven]:
     """Make dead letters ready again, at most as many as there were when it began, chunk by chunk."""
     size, pause = _pace(rate)
@@ -120,7 +125,7 @@ def redrive(
         left = min(len(ids), limit or len(ids))
     else:
         # Without a bound, letters that die again at once would be redriven for ever.
-        dead = (yield from link.attempt(link.store.stats(queue))).ledger.dead_kept
+        dead = (yield from context.attempt(context.store.stats(queue))).ledger.dead_kept
         left = dead if limit is None else min(limit, dead)
     moved: list[str] = []
     duplicates: dict[str, None] = {}
@@ -129,7 +134,7 @@ def redrive(
     while left > 0 or undecided:
         count = min(size, left)
         chosen, ids = ids[:count], ids[count:]
-        part = yield from _redrive_chunk(link, queue, count, chosen, reason, cursor)
+        part = yield from _redrive_chunk(context, queue, count, chosen, reason, cursor)
         moved += part.moved
         duplicates.update(dict.fromkeys(part.duplicates))
         more = bool(ids) or part.more
@@ -146,16 +151,16 @@ def redrive(
 
 
 def _redrive_chunk(
-    link: Link, queue: str, count: int, ids: Sequence[str], reason: str | None, cursor: str | None
+    context: ClientContext, queue: str, count: int, ids: Sequence[str], reason: str | None, cursor: str | None
 ) -> Flow[Redriven]:
-    woken = yield from link.operate(
-        queue, lambda operation: link.store.redrive(queue, count, operation, ids=ids, reason=reason, cursor=cursor)
+    woken = yield from context.operate(
+        queue, lambda operation: context.store.redrive(queue, count, operation, ids=ids, reason=reason, cursor=cursor)
     )
     if woken.wake:
-        link.wake(woken.wake)
-    if link.on_event is not None:
+        context.wake(woken.wake)
+    if context.on_event is not None:
         for message_id in woken.result.moved:
-            link.tell("redriven", queue, message_id=message_id)
+            context.tell("redriven", queue, message_id=message_id)
     return woken.result
 
 
@@ -168,15 +173,17 @@ def _pace(rate: str | None) -> tuple[int, float]:
     return size, size * per_ms / count / 1000
 
 
-def check(link: Link, queue: str, *, mend: bool, progress: Callable[[int], object] | None = None) -> Flow[Checked]:
+def check(
+    context: ClientContext, queue: str, *, mend: bool, progress: Callable[[int], object] | None = None
+) -> Flow[Checked]:
     """Look for damaged records of a queue step by step, and mend them if asked to."""
     looked_at, damages, cursor = 0, list[Damage](), None
     while True:
-        page: CheckPage = yield from link.attempt(link.store.check(queue, cursor, mend=mend))
+        page: CheckPage = yield from context.attempt(context.store.check(queue, cursor, mend=mend))
         looked_at += page.looked_at
         damages += page.damages
         for damage in page.damages:
-            link.tell(
+            context.tell(
                 "mended" if damage.mended else "damaged_record", queue, "success" if damage.mended else "failure",
                 message_id=damage.id, reason=damage.kind,
             )  # fmt: skip
@@ -187,49 +194,49 @@ def check(link: Link, queue: str, *, mend: bool, progress: Callable[[int], objec
             break
     if any(damage.mended for damage in damages):
         # Whoever sleeps may have work again.
-        link.wake({queue: [EVERYBODY]})
+        context.wake({queue: [EVERYBODY]})
     balance: int | None = None
     with suppress(StoreFailed):  # counters that cannot be read are among the damages
-        balance = (yield from link.attempt(link.store.stats(queue))).ledger.balance
+        balance = (yield from context.attempt(context.store.stats(queue))).ledger.balance
     return Checked(queue, looked_at, damages, balance)
 
 
-def purge(link: Link, queue: str, state: MessageState) -> Flow[int]:
+def purge(context: ClientContext, queue: str, state: MessageState) -> Flow[int]:
     """Remove the messages of one state that are there when it begins."""
     left: int | None = None
     if state != "done":
-        ledger = (yield from link.attempt(link.store.stats(queue))).ledger
+        ledger = (yield from context.attempt(context.store.stats(queue))).ledger
         left = ledger.dead_kept if state == "dead" else getattr(ledger, state)
     removed = 0
     while left is None or removed < left:
         count = CHUNK_MESSAGES_MAX if left is None else min(CHUNK_MESSAGES_MAX, left - removed)
-        part: Purged = yield from link.operate(
-            queue, lambda operation, n=count: link.store.purge(queue, state, n, operation)  # type: ignore[misc]
+        part: Purged = yield from context.operate(
+            queue, lambda operation, n=count: context.store.purge(queue, state, n, operation)  # type: ignore[misc]
         )  # fmt: skip
         removed += part.removed
         if not part.more or part.removed == 0:
             break
     if removed:
-        link.wakeups.tell("result", queue, [EVERYBODY])
-    link.tell("purged", queue, "success" if removed else "skipped", count=removed, reason=state)
+        context.wakeups.tell("result", queue, [EVERYBODY])
+    context.tell("purged", queue, "success" if removed else "skipped", count=removed, reason=state)
     return removed
 
 
-def configure(link: Link, queue: str, settings: Mapping[str, Any]) -> Flow[Policy]:
+def configure(context: ClientContext, queue: str, settings: Mapping[str, Any]) -> Flow[Policy]:
     """Change a queue's policy for everybody."""
     changes = policy_changes(settings)
-    policy = yield from link.attempt_woken(link.store.configure(queue, changes))
-    link.remember_policy(queue, policy)
-    link.tell("configured", queue, reason=" ".join(sorted(settings)))
+    policy = yield from context.attempt_woken(context.store.configure(queue, changes))
+    context.remember_policy(queue, policy)
+    context.tell("configured", queue, reason=" ".join(sorted(settings)))
     return policy
 
 
-def warn_of_cut_retries(link: Link, attempts: Mapping[str, int]) -> Flow[None]:
+def warn_of_cut_retries(context: ClientContext, attempts: Mapping[str, int]) -> Flow[None]:
     """Log a warning for each queue whose `max_deliveries` ends a message before its handler's retry policy does."""
     queues = list(attempts)
     for at in range(0, len(queues), POLICIES_TOGETHER):
         part = queues[at : at + POLICIES_TOGETHER]
-        policies = yield Together([link.store.policy(queue) for queue in part])
+        policies = yield Together([context.store.policy(queue) for queue in part])
         for queue, policy in zip(part, policies, strict=True):
             # A policy that cannot be read now is no reason not to work: the first claim says more.
             if isinstance(policy, Exception) or policy.max_deliveries is None:
@@ -246,26 +253,26 @@ def warn_of_cut_retries(link: Link, attempts: Mapping[str, int]) -> Flow[None]:
                 )  # fmt: skip
 
 
-def pause(link: Link, queue: str) -> Flow[bool]:
+def pause(context: ClientContext, queue: str) -> Flow[bool]:
     """Hand out nothing until a resume."""
-    changed = yield from link.attempt(link.store.pause(queue))
-    link.tell("paused", queue, "success" if changed else "skipped")
+    changed = yield from context.attempt(context.store.pause(queue))
+    context.tell("paused", queue, "success" if changed else "skipped")
     return changed
 
 
-def resume(link: Link, queue: str) -> Flow[bool]:
+def resume(context: ClientContext, queue: str) -> Flow[bool]:
     """Hand out messages again."""
-    changed = yield from link.attempt_woken(link.store.resume(queue))
-    link.tell("resumed", queue, "success" if changed else "skipped")
+    changed = yield from context.attempt_woken(context.store.resume(queue))
+    context.tell("resumed", queue, "success" if changed else "skipped")
     return changed
 
 
-def listing(link: Link, queue: str, state: MessageState, count: int) -> Flow[list[Stored]]:
+def listing(context: ClientContext, queue: str, state: MessageState, count: int) -> Flow[list[Stored]]:
     """The first so many messages of a state."""
     found: list[Stored] = []
     cursor: str | None = None
     while True:
-        part = yield from page(link, queue, state, count - len(found), cursor, {})
+        part = yield from page(context, queue, state, count - len(found), cursor, {})
         found += part.messages
         cursor = part.cursor
         if cursor is None or len(found) >= count:

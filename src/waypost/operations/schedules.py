@@ -20,7 +20,7 @@ from waypost.delivery import Duration, check_priority
 from waypost.errors import InvalidInput, InvalidSchedule, SchemaTooNew, StoreFailed, UnknownSchedule
 from waypost.message import Published, ScheduleList, StoredSchedule
 from waypost.operations.around import pass_draft
-from waypost.operations.flow import Flow, Link, Together
+from waypost.operations.flow import ClientContext, Flow, Together
 from waypost.operations.publish import with_new_ids
 from waypost.policy import CHUNK_BYTES_MAX, GRACE_SECONDS, GROUP_CHARACTERS_MAX, KEY_CHARACTERS_MAX, CatchUp, Missed
 from waypost.redaction import journal_copy
@@ -144,25 +144,27 @@ def _envelope(message_id: str, spec: Spec, instant_ms: int) -> bytes:
     return codec.make_envelope(message_id, codec.Encoded(spec.content, spec.body, spec.type_name), head)
 
 
-def _draft(link: Link, queue: str, message_id: str, spec: Spec, instant_ms: int) -> Flow[Draft | None]:
+def _draft(context: ClientContext, queue: str, message_id: str, spec: Spec, instant_ms: int) -> Flow[Draft | None]:
     """The message of one instant; None if a middleware of the client did not pass it on."""
     envelope, priority, group = _envelope(message_id, spec, instant_ms), spec.priority, spec.group
-    if link.around is not None:
-        passed = yield from pass_draft(link, queue, message_id, envelope, {"priority": priority, "group": group})
+    if context.around is not None:
+        passed = yield from pass_draft(context, queue, message_id, envelope, {"priority": priority, "group": group})
         if passed is None:
             return None
         envelope, options = passed
         priority, group = options.priority, options.group if isinstance(options.group, str) else None
-    copy = journal_copy(link.redact, queue, message_id, envelope)
+    copy = journal_copy(context.redact, queue, message_id, envelope)
     return Draft(message_id, envelope, priority=priority, group=group, journal_copy=copy)
 
 
-def drafts_of(link: Link, queue: str, schedule: StoredSchedule, spec: Spec, fires: Sequence[Fire]) -> Flow[list[Draft]]:
+def drafts_of(
+    context: ClientContext, queue: str, schedule: StoredSchedule, spec: Spec, fires: Sequence[Fire]
+) -> Flow[list[Draft]]:
     """The messages of some fires. Their ids follow from schedule and instant."""
     drafts: list[Draft] = []
     for fire in fires:
         message_id = fire_id(queue, schedule.key, schedule.version, fire.instant_ms)
-        draft = yield from _draft(link, queue, message_id, spec, fire.instant_ms)
+        draft = yield from _draft(context, queue, message_id, spec, fire.instant_ms)
         if draft is not None:
             drafts.append(draft)
     return drafts
@@ -171,8 +173,8 @@ def drafts_of(link: Link, queue: str, schedule: StoredSchedule, spec: Spec, fire
 # ---- saving ----------------------------------------------------------------------------------------------------
 
 
-def _listing(link: Link, queue: str) -> Flow[ScheduleList]:
-    return (yield from link.attempt(link.store.schedules(queue)))
+def _listing(context: ClientContext, queue: str) -> Flow[ScheduleList]:
+    return (yield from context.attempt(context.store.schedules(queue)))
 
 
 def _with_key(listing: ScheduleList, key: str) -> StoredSchedule | None:
@@ -194,12 +196,12 @@ def merged(old: Spec, new: Spec, named: Collection[str]) -> Spec:
     return structs.replace(old, **{field: getattr(new, field) for field in fields})
 
 
-def change(link: Link, queue: str, name: str, key: str | None, rule: Mapping[str, Any]) -> Flow[Schedule]:
+def change(context: ClientContext, queue: str, name: str, key: str | None, rule: Mapping[str, Any]) -> Flow[Schedule]:
     """Save a schedule, or change of the one that has this key, or else this name, only what `rule` names."""
-    found = yield from find(link, name if key is None else key, queue)
+    found = yield from find(context, name if key is None else key, queue)
     if found is None:
         spec = make_spec(name, **rule)
-        return (yield from save(link, queue, derived_key(spec) if key is None else key, spec))
+        return (yield from save(context, queue, derived_key(spec) if key is None else key, spec))
     stored = found[1]
     old = unpack_spec(stored.spec)
     standing: dict[str, Any] = {"cron": old.cron} if old.every_ms is None else {"every": old.every_ms / 1000}
@@ -208,18 +210,20 @@ def change(link: Link, queue: str, name: str, key: str | None, rule: Mapping[str
     if old.cron is not None and "every" not in rule:
         standing["tz"] = old.tz
     new = make_spec(old.name, **(standing | dict(rule)))
-    return (yield from save(link, queue, stored.key, new, named=frozenset(rule)))
+    return (yield from save(context, queue, stored.key, new, named=frozenset(rule)))
 
 
-def save(link: Link, queue: str, key: str, spec: Spec, named: frozenset[str] | None = None) -> Flow[Schedule]:
+def save(
+    context: ClientContext, queue: str, key: str, spec: Spec, named: frozenset[str] | None = None
+) -> Flow[Schedule]:
     """Save a schedule. The same rule again moves nothing; another one fires next when it says so, from now on.
 
     With `named`, of a schedule that is there only what these keywords say is changed.
     """
     given = spec
-    yield from link.attempt(link.store.schedules_changed(queue))
+    yield from context.attempt(context.store.schedules_changed(queue))
     for _ in range(SAVE_TRIES):
-        listing = yield from _listing(link, queue)
+        listing = yield from _listing(context, queue)
         found = _with_key(listing, key)
         if found is None and len(listing.schedules) >= SCHEDULES_MAX:
             raise InvalidSchedule(f"queue {queue} has {SCHEDULES_MAX:,} schedules, the limit; use another queue")
@@ -227,13 +231,13 @@ def save(link: Link, queue: str, key: str, spec: Spec, named: frozenset[str] | N
             spec = merged(unpack_spec(found.spec), given, named)
         wanted = _standing(key, spec, found, listing.at_ms)
         if found is not None and structs.replace(wanted, version=found.version) == found:
-            link.tell("schedule_saved", queue, "skipped", key=key)
+            context.tell("schedule_saved", queue, "skipped", key=key)
             return describe(queue, found)
         seen = (None, None) if found is None else (found.version, found.next_ms)
-        saved = yield from link.attempt(link.store.save_schedule(queue, wanted, version=seen[0], next_ms=seen[1]))
+        saved = yield from context.attempt(context.store.save_schedule(queue, wanted, version=seen[0], next_ms=seen[1]))
         if saved.status == "saved" and saved.schedule is not None:
-            yield from link.attempt(link.store.schedules_changed(queue))
-            link.tell("schedule_saved", queue, key=key)
+            yield from context.attempt(context.store.schedules_changed(queue))
+            context.tell("schedule_saved", queue, key=key)
             return describe(queue, saved.schedule)
     raise _contended(key, queue)
 
@@ -271,24 +275,24 @@ def _first_fire(key: str, spec: Spec, now_ms: int, fires: int) -> Fire | None:
 # ---- finding ---------------------------------------------------------------------------------------------------
 
 
-def listings(link: Link, queue: str | None) -> Flow[dict[str, ScheduleList]]:
+def listings(context: ClientContext, queue: str | None) -> Flow[dict[str, ScheduleList]]:
     """The schedules of one queue, or of all."""
     if queue is not None:
-        return {queue: (yield from _listing(link, queue))}
-    queues = sorted((yield from link.attempt(link.store.scheduled())))
+        return {queue: (yield from _listing(context, queue))}
+    queues = sorted((yield from context.attempt(context.store.scheduled())))
     found: dict[str, ScheduleList] = {}
     for at in range(0, len(queues), LISTED_TOGETHER):
         part = queues[at : at + LISTED_TOGETHER]
-        results = yield Together([link.store.schedules(name) for name in part])
+        results = yield Together([context.store.schedules(name) for name in part])
         for name, result in zip(part, results, strict=True):
             # A connection that failed is tried again for each: a listing has no first answer to lose.
-            found[name] = (yield from _listing(link, name)) if isinstance(result, Exception) else result
+            found[name] = (yield from _listing(context, name)) if isinstance(result, Exception) else result
     return found
 
 
-def schedules(link: Link, queue: str | None, count: int) -> Flow[list[Schedule]]:
+def schedules(context: ClientContext, queue: str | None, count: int) -> Flow[list[Schedule]]:
     """All schedules with their next so many fires, by queue and key."""
-    found = yield from listings(link, queue)
+    found = yield from listings(context, queue)
     described: list[Schedule] = []
     for name, listing in found.items():
         for stored in listing.schedules:
@@ -303,9 +307,9 @@ def schedules(link: Link, queue: str | None, count: int) -> Flow[list[Schedule]]
 Found = tuple[str, StoredSchedule, int]
 
 
-def find(link: Link, name: str, queue: str | None) -> Flow[Found | None]:
+def find(context: ClientContext, name: str, queue: str | None) -> Flow[Found | None]:
     """The one schedule that a key or a name means, its queue, and store time; None if there is none."""
-    found = yield from listings(link, queue)
+    found = yield from listings(context, queue)
     everything = [(place, stored, listing.at_ms) for place, listing in found.items() for stored in listing.schedules]
     fitting = [one for one in everything if one[1].key == name]
     if not fitting:
@@ -316,9 +320,9 @@ def find(link: Link, name: str, queue: str | None) -> Flow[Found | None]:
     return fitting[0] if fitting else None
 
 
-def find_one(link: Link, name: str, queue: str | None) -> Flow[Found]:
+def find_one(context: ClientContext, name: str, queue: str | None) -> Flow[Found]:
     """The same; raises `UnknownSchedule` if there is none."""
-    found = yield from find(link, name, queue)
+    found = yield from find(context, name, queue)
     if found is None:
         where = "" if queue is None else f" in queue {queue}"
         raise UnknownSchedule(f"there is no schedule {name!r}{where}; schedules() lists what there is")
@@ -335,24 +339,24 @@ def _name_of(stored: StoredSchedule) -> str | None:
 # ---- changing --------------------------------------------------------------------------------------------------
 
 
-def remove(link: Link, name: str, queue: str | None) -> Flow[bool]:
+def remove(context: ClientContext, name: str, queue: str | None) -> Flow[bool]:
     """Remove a schedule. What it has published stays."""
-    found = yield from find(link, name, queue)
+    found = yield from find(context, name, queue)
     if found is None:
         return False
     place, stored, _ = found
-    link.name_of(place)
-    removed = yield from link.attempt(link.store.remove_schedule(place, stored.key))
-    yield from link.attempt(link.store.schedules_changed(place))
-    link.tell("schedule_removed", place, "success" if removed else "skipped", key=stored.key)
+    context.name_of(place)
+    removed = yield from context.attempt(context.store.remove_schedule(place, stored.key))
+    yield from context.attempt(context.store.schedules_changed(place))
+    context.tell("schedule_removed", place, "success" if removed else "skipped", key=stored.key)
     return removed
 
 
-def set_paused(link: Link, name: str, queue: str | None, paused: bool) -> Flow[bool]:
+def set_paused(context: ClientContext, name: str, queue: str | None, paused: bool) -> Flow[bool]:
     """Pause a schedule, or resume it at its next instant from now; whether that changed anything."""
     for _ in range(SAVE_TRIES):
-        place, stored, now_ms = yield from find_one(link, name, queue)
-        link.name_of(place)
+        place, stored, now_ms = yield from find_one(context, name, queue)
+        context.name_of(place)
         if stored.paused == paused:
             return False
         wanted = structs.replace(stored, version=os.urandom(8).hex(), paused=paused)
@@ -361,44 +365,44 @@ def set_paused(link: Link, name: str, queue: str | None, paused: bool) -> Flow[b
             fire = _first_fire(stored.key, unpack_spec(stored.spec), now_ms, stored.fires)
             next_ms, due_ms = (None, None) if fire is None else fire
             wanted = structs.replace(wanted, next_ms=next_ms, due_ms=due_ms)
-        call = link.store.save_schedule(place, wanted, version=stored.version, next_ms=stored.next_ms)
-        saved = yield from link.attempt(call)
+        call = context.store.save_schedule(place, wanted, version=stored.version, next_ms=stored.next_ms)
+        saved = yield from context.attempt(call)
         if saved.status == "saved":
-            yield from link.attempt(link.store.schedules_changed(place))
-            link.tell("schedule_paused" if paused else "schedule_resumed", place, key=stored.key)
+            yield from context.attempt(context.store.schedules_changed(place))
+            context.tell("schedule_paused" if paused else "schedule_resumed", place, key=stored.key)
             return True
     raise _contended(name, queue or "")
 
 
-def pause(link: Link, name: str, queue: str | None) -> Flow[bool]:
+def pause(context: ClientContext, name: str, queue: str | None) -> Flow[bool]:
     """Fire no more until it is resumed; whether that changed anything."""
-    return (yield from set_paused(link, name, queue, True))
+    return (yield from set_paused(context, name, queue, True))
 
 
-def resume(link: Link, name: str, queue: str | None) -> Flow[bool]:
+def resume(context: ClientContext, name: str, queue: str | None) -> Flow[bool]:
     """Fire again from the next instant on; whether that changed anything."""
-    return (yield from set_paused(link, name, queue, False))
+    return (yield from set_paused(context, name, queue, False))
 
 
-def trigger(link: Link, name: str, queue: str | None) -> Flow[Published]:
+def trigger(context: ClientContext, name: str, queue: str | None) -> Flow[Published]:
     """Publish a schedule's message now. Its instants and its counts stay as they are."""
-    place, stored, now_ms = yield from find_one(link, name, queue)
-    link.name_of(place)
-    message_id = link.session.message_ids(1)[0]
-    draft = yield from _draft(link, place, message_id, unpack_spec(stored.spec), now_ms)
+    place, stored, now_ms = yield from find_one(context, name, queue)
+    context.name_of(place)
+    message_id = context.session.message_ids(1)[0]
+    draft = yield from _draft(context, place, message_id, unpack_spec(stored.spec), now_ms)
     if draft is None:
         raise InvalidInput(f"a middleware of this client did not pass on the message of schedule {name!r}")
     drafts = [draft]
 
     def identify() -> None:
-        drafts[:] = with_new_ids(link, place, drafts)
+        drafts[:] = with_new_ids(context, place, drafts)
 
-    published = yield from link.operate_woken(
+    published = yield from context.operate_woken(
         place,
-        lambda operation: link.store.trigger_schedule(place, stored.key, drafts[0], operation),
+        lambda operation: context.store.trigger_schedule(place, stored.key, drafts[0], operation),
         identify=identify,
     )
     if published is None:
         raise UnknownSchedule(f"schedule {name!r} was removed a moment ago; nothing was published")
-    link.tell("published", place, message_id=published.id, key=stored.key, reason="triggered")
+    context.tell("published", place, message_id=published.id, key=stored.key, reason="triggered")
     return published

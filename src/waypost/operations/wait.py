@@ -10,7 +10,7 @@ from waypost import codec
 from waypost.checks import check_queue, check_seconds, show
 from waypost.errors import ChainFailed, EndUnknown, InvalidInput, MessageDead, MessageRemoved, Unfinished, WaitTimeout
 from waypost.message import Published, Watched, split_chain_id
-from waypost.operations.flow import Flow, Link, Sleep
+from waypost.operations.flow import ClientContext, Flow, Sleep
 from waypost.operations.publish import check_chain
 from waypost.operations.run import check_id, history
 from waypost.policy import SAFETY_POLL_SECONDS, UNWOKEN_POLL_SECONDS
@@ -27,67 +27,69 @@ def check_timeout(timeout: float) -> float:
 class _Patience:
     """How long a wait goes on, and how long it sleeps between two looks."""
 
-    __slots__ = ("_bell", "_deadline", "_link", "_next", "_queue", "_removed", "_timeout")
+    __slots__ = ("_context", "_deadline", "_next", "_queue", "_removed", "_timeout", "_wake_event")
 
-    def __init__(self, link: Link, queue: str, message_id: str, timeout: float) -> None:
-        self._link = link
+    def __init__(self, context: ClientContext, queue: str, message_id: str, timeout: float) -> None:
+        self._context = context
         self._queue = queue
         self._timeout = timeout
-        self._deadline = link.monotonic() + timeout
+        self._deadline = context.monotonic() + timeout
         self._next = LOOK_FIRST_SECONDS
-        self._bell = link.wakeups.take_bell(link.worker, queue, for_an_end=True)
+        self._wake_event = context.wakeups.acquire_wake_event(context.worker, queue, for_an_end=True)
         #: The store names those who wait to whoever settles; who cancels or purges names the message instead.
         self._removed = (
-            None if self._bell is None else link.wakeups.listen("result", queue, message_id, self._bell.ring)
+            None if self._wake_event is None else context.wakeups.listen("result", queue, message_id, self._wake_event.set)
         )  # fmt: skip
 
     def look(self) -> str | None:
         """Before a look: from here on the bell counts. The name to be woken by, None if nobody could."""
-        if self._bell is None:
+        if self._wake_event is None:
             return None
-        self._bell.clear()
-        return self._bell.name
+        self._wake_event.clear()
+        return self._wake_event.name
 
     def sleep(self, what: str) -> Sleep:
         """The sleep until the next look; raises `WaitTimeout` when the time is up."""
-        remaining = self._deadline - self._link.monotonic()
+        remaining = self._deadline - self._context.monotonic()
         if remaining <= 0:
             raise WaitTimeout(f"{what} did not end within {self._timeout:g} s; it goes on, and can be waited for again")
-        if self._bell is not None and self._bell.working:
-            return Sleep(min(SAFETY_POLL_SECONDS, remaining), bell=self._bell)
+        if self._wake_event is not None and self._wake_event.working:
+            return Sleep(min(SAFETY_POLL_SECONDS, remaining), wake_event=self._wake_event)
         seconds, self._next = self._next, min(self._next * 2, UNWOKEN_POLL_SECONDS)
-        return Sleep(min(seconds, remaining), bell=self._bell)
+        return Sleep(min(seconds, remaining), wake_event=self._wake_event)
 
     def end(self) -> None:
         """The wait is over."""
         if self._removed is not None:
             self._removed.close()
-        if self._bell is not None:
-            self._link.wakeups.give_bell(self._queue, self._bell, for_an_end=True)
+        if self._wake_event is not None:
+            self._context.wakeups.release_wake_event(self._queue, self._wake_event, for_an_end=True)
 
 
-def wait_result(link: Link, published: Published, timeout: float, as_type: type[object] | None = None) -> Flow[object]:
+def wait_result(
+    context: ClientContext, published: Published, timeout: float, as_type: type[object] | None = None
+) -> Flow[object]:
     """The result of a message once it is done; None if its handler kept none, or kept it for a shorter time."""
     if not isinstance(published, Published):
         raise InvalidInput(f"published must be what publish returned, not {show(published)}")
     codec.check_type("as_type", as_type)
     queue, message_id = check_queue(published.queue), check_id(published.id)
-    patience = _Patience(link, queue, message_id, check_timeout(timeout))
+    patience = _Patience(context, queue, message_id, check_timeout(timeout))
     try:
-        return (yield from _wait_result(link, queue, message_id, patience, as_type))
+        return (yield from _wait_result(context, queue, message_id, patience, as_type))
     finally:
         patience.end()
 
 
 def _wait_result(
-    link: Link, queue: str, message_id: str, patience: _Patience, as_type: type[object] | None
+    context: ClientContext, queue: str, message_id: str, patience: _Patience, as_type: type[object] | None
 ) -> Flow[object]:
     while True:
-        watched = yield from link.attempt(link.store.watch(queue, message_id, patience.look()))
+        watched = yield from context.attempt(context.store.watch(queue, message_id, patience.look()))
         if watched.result is not None:
             return codec.decode_result(watched.result, as_type)
         if watched.state is None and watched.ended is None:
-            watched = yield from _from_history(link, queue, message_id)
+            watched = yield from _from_history(context, queue, message_id)
         if watched.ended == "done":
             return None
         if watched.ended is not None:
@@ -100,9 +102,9 @@ def _wait_result(
         yield patience.sleep(f"message {message_id} of queue {queue}")
 
 
-def _from_history(link: Link, queue: str, message_id: str) -> Flow[Watched]:
+def _from_history(context: ClientContext, queue: str, message_id: str) -> Flow[Watched]:
     """How a message that the store has no more ended, as far as the journal tells."""
-    for event in reversed((yield from history(link, queue, message_id))):
+    for event in reversed((yield from history(context, queue, message_id))):
         if event.event in ("done", "cancelled", "dropped", "replaced", "dead"):
             return Watched(None, event.event, event.reason, event.error_type)
     return Watched(None)
@@ -115,23 +117,25 @@ def _unfinished(what: str, watched: Watched) -> Unfinished:
     return MessageRemoved(f"{what} was {watched.ended}", reason=watched.ended)
 
 
-def wait_chain(link: Link, chain: str | Published, timeout: float, as_type: type[object] | None = None) -> Flow[object]:
+def wait_chain(
+    context: ClientContext, chain: str | Published, timeout: float, as_type: type[object] | None = None
+) -> Flow[object]:
     """The result of the message that ended a chain; None if its handler kept none."""
     chain = check_chain(chain)
     codec.check_type("as_type", as_type)
     queue, message_id = split_chain_id(chain)
-    patience = _Patience(link, queue, message_id, check_timeout(timeout))
+    patience = _Patience(context, queue, message_id, check_timeout(timeout))
     try:
-        last = yield from _wait_chain(link, chain, queue, message_id, patience)
+        last = yield from _wait_chain(context, chain, queue, message_id, patience)
     finally:
         patience.end()
-    data = yield from link.attempt(link.store.result(*split_chain_id(last)))
+    data = yield from context.attempt(context.store.result(*split_chain_id(last)))
     return None if data is None else codec.decode_result(data, as_type)
 
 
-def _wait_chain(link: Link, chain: str, queue: str, message_id: str, patience: _Patience) -> Flow[str]:
+def _wait_chain(context: ClientContext, chain: str, queue: str, message_id: str, patience: _Patience) -> Flow[str]:
     while True:
-        state = yield from link.attempt(link.store.watch_chain(queue, message_id, patience.look()))
+        state = yield from context.attempt(context.store.watch_chain(queue, message_id, patience.look()))
         if not state.known:
             raise EndUnknown(
                 f"queue {queue} knows of no chain {chain}: its first message was not published with chain=True, or it "

@@ -22,7 +22,7 @@ from typing import Any
 
 from waypost.delivery import Duration, Message
 from waypost.errors import ConfigurationError, InvalidName
-from waypost.outbox.transactions import Transaction, check_colour, recognise
+from waypost.outbox.transactions import Transaction, check_mode, recognise
 
 TABLE = "waypost_inbox"
 KEEP = timedelta(days=7)
@@ -88,7 +88,7 @@ class _Table:
 
     def _entered(self, given: object, *, awaited: bool) -> Transaction:
         transaction = recognise(given)
-        check_colour(transaction, awaited=awaited)
+        check_mode(transaction, awaited=awaited)
         return transaction
 
     def _first_on_file(self, connection: Any, message: Message[Any]) -> bool:

@@ -16,9 +16,9 @@ from waypost.delivery import Message, Snooze
 from waypost.errors import ConfigurationError, InvalidInput, LeaseLost, UnusableClient
 from waypost.message import Settlement, SettleStatus
 from waypost.operations.around import pass_sent_on
-from waypost.operations.flow import Flow, Link, drive, drive_async
+from waypost.operations.flow import ClientContext, Flow, drive, drive_async
 from waypost.operations.receive import tell_settled
-from waypost.outbox.seam import PostgresWithin, Seam
+from waypost.outbox.transaction_adapter import PostgresWithin, TransactionAdapter
 from waypost.outbox.transactions import recognise
 from waypost.policy import RetryPolicy
 from waypost.store.port import AsyncExecutor, Executor, Woken
@@ -42,24 +42,24 @@ class Held(Protocol):
 class Home:
     """What messages of one client or worker have in common: where they came from, and who renews their leases."""
 
-    __slots__ = ("_awaited", "_blocking", "_held", "_seam", "link", "retry")
+    __slots__ = ("_adapter", "_awaited", "_blocking", "_held", "context", "retry")
 
     def __init__(
         self,
-        link: Link,
+        context: ClientContext,
         retry: RetryPolicy,
         *,
         blocking: Callable[[], Executor | None] | None = None,
         awaited: Callable[[], Awaitable[AsyncExecutor]] | None = None,
         held: Held | None = None,
-        seam: Seam | None = None,
+        adapter: TransactionAdapter | None = None,
     ) -> None:
-        self.link = link
+        self.context = context
         self.retry = retry
         self._blocking = blocking
         self._awaited = awaited
         self._held = held
-        self._seam = seam or Seam(link.store)
+        self._adapter = adapter or TransactionAdapter(context.store)
 
     def transaction(self, message: Message[Any], given: object) -> MessageTransaction:
         """See `Message.transaction`."""
@@ -80,7 +80,7 @@ class Home:
     @contextmanager
     def opened(self, message: Message[Any], given: object) -> Iterator[tuple[Any, Executor]]:
         """A transaction, the caller's or our own: what the handler is given, and an executor in it."""
-        store: Any = self.link.store
+        store: Any = self.context.store
         if isinstance(given, Sessions):
             with given.begin() as session:
                 yield session, self._entered(session, message.queue)
@@ -100,7 +100,7 @@ class Home:
     @asynccontextmanager
     async def opened_async(self, message: Message[Any], given: object) -> AsyncIterator[tuple[Any, AsyncExecutor]]:
         """The same for an event loop."""
-        store: Any = self.link.store
+        store: Any = self.context.store
         if isinstance(given, Sessions):
             async with given.begin() as session:
                 yield session, await self._entered_async(session, message.queue)
@@ -113,7 +113,7 @@ class Home:
                 yield connection, AsyncSqliteWithin(self._on_file(connection, message))
         elif store.kind == "postgres":
             if self._awaited is None:
-                raise _other_colour()
+                raise _other_mode()
             async with _transaction_async(store, self._awaited) as lent:
                 transaction: Any = recognise(lent)
                 await transaction.begin()
@@ -123,24 +123,26 @@ class Home:
 
     def _entered(self, given: object, queue: str) -> Executor:
         executor = self._blocking_executor()
-        return self._seam.enter(given, queue, lambda call: drive(executor, self.link.attempt(call)))
+        return self._adapter.enter(given, queue, lambda call: drive(executor, self.context.attempt(call)))
 
     async def _entered_async(self, given: object, queue: str) -> AsyncExecutor:
         if self._awaited is None:
-            raise _other_colour()
+            raise _other_mode()
         executor = await self._awaited()
-        return await self._seam.enter_async(given, queue, lambda call: drive_async(executor, self.link.attempt(call)))
+        return await self._adapter.enter_async(
+            given, queue, lambda call: drive_async(executor, self.context.attempt(call))
+        )
 
     def _blocking_executor(self) -> Executor:
         executor = None if self._blocking is None else self._blocking()
         if executor is None:
-            raise _other_colour()
+            raise _other_mode()
         return executor
 
     def _on_file(self, connection: sqlite3.Connection, message: Message[Any]) -> Any:
         from waypost.store.sqlite.within import SqliteWithin
 
-        return SqliteWithin(cast(Any, self.link.store), connection, message.queue)
+        return SqliteWithin(cast(Any, self.context.store), connection, message.queue)
 
 
 def no_transactions(kind: str) -> ConfigurationError:
@@ -151,7 +153,7 @@ def no_transactions(kind: str) -> ConfigurationError:
     )
 
 
-def _other_colour() -> InvalidInput:
+def _other_mode() -> InvalidInput:
     return InvalidInput(
         "this message came from a client or handler of the other colour: say `with` where it blocks and `async with` "
         "where it is awaited"
@@ -232,7 +234,7 @@ def transaction(messages: Sequence[Message[Any]], transaction: object = None) ->
     if not messages:
         raise InvalidInput("a transaction settles at least one message")
     home = cast("Home | None", messages[0].home)
-    if home is None or any(message.home is None or message.home.link is not home.link for message in messages):
+    if home is None or any(message.home is None or message.home.context is not home.context for message in messages):
         raise InvalidInput("messages are settled together by the client or handler that claimed all of them")
     if len({message.queue for message in messages}) > 1:
         raise InvalidInput("messages that are settled together are of one queue")
@@ -310,7 +312,7 @@ class MessageTransaction:
 
     def _pass_sent_on(self) -> Flow[None]:
         for message in self._messages:
-            yield from pass_sent_on(self._home.link, message)
+            yield from pass_sent_on(self._home.context, message)
 
     def _settlements(self) -> list[Settlement]:
         if self._messages[0].at_most_once:
@@ -320,12 +322,12 @@ class MessageTransaction:
         return [message.settlement(None, message.home.retry) for message in self._messages]
 
     def _settle(self, settlements: list[Settlement]) -> Flow[Settled]:
-        link, queue = self._home.link, self._messages[0].queue
-        operation = link.lanes.begin(queue)
+        context, queue = self._home.context, self._messages[0].queue
+        operation = context.replay_windows.begin(queue)
         try:
-            settled: Settled = yield link.store.settle(queue, settlements, operation)
+            settled: Settled = yield context.store.settle(queue, settlements, operation)
         finally:
-            link.lanes.end(queue, operation)
+            context.replay_windows.end(queue, operation)
         lost = [message for message, status in zip(self._messages, settled.result, strict=True) if status == "lost"]
         if lost:
             for message in self._messages:
@@ -350,10 +352,10 @@ class MessageTransaction:
     def _settled(self, settlements: list[Settlement], settled: Settled | None) -> None:
         if settled is None:
             return
-        link = self._home.link
+        context = self._home.context
         if settled.wake:
-            link.wake(settled.wake)
+            context.wake(settled.wake)
         for message, settlement, status in zip(self._messages, settlements, settled.result, strict=True):
             message.settled = status
-            if link.on_event is not None:
-                tell_settled(link, message, settlement, status, "success")
+            if context.on_event is not None:
+                tell_settled(context, message, settlement, status, "success")

@@ -360,7 +360,7 @@ def _transaction_of(kind: type) -> type[Transaction] | None:
     return _found[kind]
 
 
-def check_colour(transaction: Transaction, *, awaited: bool) -> None:
+def check_mode(transaction: Transaction, *, awaited: bool) -> None:
     """Refuse a transaction that this face cannot use."""
     if transaction.awaited and not awaited:
         raise InvalidInput("this transaction is awaited: publish with AsyncWaypost, or give a connection that blocks")

@@ -19,7 +19,7 @@ from waypost.delivery import error_text, error_type
 from waypost.errors import OutcomeUnknown, QueueFull, StoreUnavailable, WaypostError
 from waypost.identity import Operation
 from waypost.message import Elected, Fired, ScheduleList, StoredSchedule
-from waypost.operations.flow import REFUSALS, Flow, Link, Sending, Together
+from waypost.operations.flow import REFUSALS, ClientContext, Flow, Sending, Together
 from waypost.operations.schedules import drafts_of
 from waypost.policy import LEADER_TTL_MS
 from waypost.schedule.missed import Decision, decide
@@ -62,8 +62,8 @@ class Candidate:
     `by_polls`: while it follows, the polls of its worker ask for it, and `hear` is told the answer.
     """
 
-    def __init__(self, link: Link, role: str, *, name: str, ttl_ms: int, by_polls: bool = False) -> None:
-        self.link = link
+    def __init__(self, context: ClientContext, role: str, *, name: str, ttl_ms: int, by_polls: bool = False) -> None:
+        self.context = context
         self.role = role
         self.name = name
         self.ttl_ms = ttl_ms
@@ -75,8 +75,8 @@ class Candidate:
 
     def stand(self) -> Flow[Election]:
         """Lead, go on leading, or follow."""
-        if self.link.monotonic() >= self.ask_at:
-            elected = yield from self.link.attempt(self.link.store.elect(self.role, self.name, self.ttl_ms))
+        if self.context.monotonic() >= self.ask_at:
+            elected = yield from self.context.attempt(self.context.store.elect(self.role, self.name, self.ttl_ms))
             self.hear(elected)
         is_new, self._is_new = self._is_new, False
         if not self.leading:
@@ -89,7 +89,7 @@ class Candidate:
         self._is_new = self._is_new or (self.leading and not was)
         # A leader renews in time; who follows comes back when the lease that it was told of has ended.
         wait_ms = self.ttl_ms / 3 if self.leading else elected.remaining_ms + 1
-        self.ask_at = self.link.monotonic() + wait_ms / 1000
+        self.ask_at = self.context.monotonic() + wait_ms / 1000
         if self.by_polls and not self.leading:
             self.ask_at = float("inf")
         if self.leading != was:
@@ -101,7 +101,7 @@ class Candidate:
         """Hand over: whoever asks next leads at once."""
         if self.leading:
             self.leading = False
-            yield from self.link.attempt(self.link.store.resign(self.role, self.name), budget=0)
+            yield from self.context.attempt(self.context.store.resign(self.role, self.name), budget=0)
 
 
 class _Known(Struct):
@@ -122,15 +122,15 @@ class Scheduler:
 
     def __init__(
         self,
-        link: Link,
+        context: ClientContext,
         *,
         ttl_ms: int = LEADER_TTL_MS,
         look_seconds: float = LOOK_SECONDS,
         on_tick: Callable[[Tick], object] | None = None,
         by_polls: bool = False,
     ) -> None:
-        self.link = link
-        self.candidate = Candidate(link, self.role, name=link.worker, ttl_ms=ttl_ms, by_polls=by_polls)
+        self.context = context
+        self.candidate = Candidate(context, self.role, name=context.worker, ttl_ms=ttl_ms, by_polls=by_polls)
         #: As a standby: how late a fire must be before it is fired here, and not before when, by the monotonic clock.
         self._standby_ms = round(STANDBY_LATE_MS * random.uniform(1.0, 1.5))
         self._standby_at = 0.0
@@ -172,7 +172,7 @@ class Scheduler:
         a fire at most, and not more than one in `STANDBY_SECONDS`.
         """
         yield from self._look(STANDBY_LOOK_SECONDS)
-        now = self.link.monotonic()
+        now = self.context.monotonic()
         late = self._due(self._standby_ms) if now >= self._standby_at else []
         if late:
             self._standby_at = now + STANDBY_SECONDS
@@ -190,7 +190,7 @@ class Scheduler:
 
     def _told(self, tick: Tick) -> Tick:
         if tick.election == "elected" or tick.fires or tick.missed or self._on_tick is not None:
-            self.link.tell(
+            self.context.tell(
                 "scheduler_tick", "", "success" if tick.fires else "skipped", count=tick.fires, missed=tick.missed,
                 wait_ms=tick.lateness_ms, reason=tick.election,
             )  # fmt: skip
@@ -201,7 +201,7 @@ class Scheduler:
     # ---- time --------------------------------------------------------------------------------------------
 
     def _monotonic_ms(self) -> float:
-        return self.link.monotonic() * 1000
+        return self.context.monotonic() * 1000
 
     def _take_time(self, at_ms: int) -> None:
         """Store time as of a reply that came just now: a little old, so what follows from it is never early."""
@@ -212,7 +212,7 @@ class Scheduler:
         return int(self._monotonic_ms() + self._ahead_ms)
 
     def _until(self, at: float) -> float:
-        return max(0.0, at - self.link.monotonic())
+        return max(0.0, at - self.context.monotonic())
 
     def _sleep_seconds(self) -> float:
         """Until the next fire, the next look, or the next renewal."""
@@ -236,19 +236,19 @@ class Scheduler:
 
     def _look(self, seconds: float) -> Flow[None]:
         """Read the schedules of queues in which something was saved; now and then those of all. Again after so long."""
-        now = self.link.monotonic()
+        now = self.context.monotonic()
         if now < self._look_at:
             return
         # Before the question, so that a poke that comes meanwhile is not lost.
         self._look_at = now + seconds
-        numbers = yield from self.link.attempt(self.link.store.scheduled())
+        numbers = yield from self.context.attempt(self.context.store.scheduled())
         if now >= self._read_at:
             self._read_at = now + READ_SECONDS
             self._numbers.clear()
         changed = [queue for queue, number in numbers.items() if self._numbers.get(queue) != number]
         for at in range(0, len(changed), FIRED_TOGETHER):
             part = changed[at : at + FIRED_TOGETHER]
-            results = yield Together([self.link.store.schedules(queue) for queue in part])
+            results = yield Together([self.context.store.schedules(queue) for queue in part])
             for queue, result in zip(part, results, strict=True):
                 if isinstance(result, StoreUnavailable | OutcomeUnknown):
                     raise result
@@ -282,7 +282,7 @@ class Scheduler:
         """What is due, or so late, longest due first."""
         if not self._known:
             return []
-        now, monotonic = self._store_now() - late_ms, self.link.monotonic()
+        now, monotonic = self._store_now() - late_ms, self.context.monotonic()
         due = [
             (known.stored.due_ms, place)
             for place, known in self._known.items()
@@ -297,7 +297,7 @@ class Scheduler:
 
     def _fire(self, due: list[_Known], tick: Tick) -> Flow[Tick]:
         steps: list[tuple[_Known, Decision, Sending[Woken[Fired]]]] = []
-        yield from self.link.know_time()
+        yield from self.context.know_time()
         for known in due:
             stored, queue = known.stored, known.queue
             expected = Fire(stored.next_ms or 0, stored.due_ms or 0)
@@ -305,7 +305,7 @@ class Scheduler:
                 decision = decide(known.spec, stored.key, expected, stored.fires, self._store_now())
                 drafts: list[Draft] = []
                 if decision is not None:
-                    drafts = yield from drafts_of(self.link, queue, stored, known.spec, decision.fires)
+                    drafts = yield from drafts_of(self.context, queue, stored, known.spec, decision.fires)
             except Exception as error:  # a zone that is not known on this machine, or a middleware of the client
                 self._hold(known, error)
                 continue
@@ -335,20 +335,20 @@ class Scheduler:
         """A fire on its way. It compares what it saw, so one that is sent again too late changes nothing."""
 
         def make(operation: Operation) -> Call[Woken[Fired]]:
-            return self.link.store.fire_schedule(queue, step, drafts, operation)
+            return self.context.store.fire_schedule(queue, step, drafts, operation)
 
-        return Sending(self.link, queue, make, fenced=True)
+        return Sending(self.context, queue, make, fenced=True)
 
     def _hold(self, known: _Known, error: Exception) -> None:
         """It could not be fired, and nothing has changed: try again soon, and let the others go on."""
         queue, key = known.queue, known.stored.key
-        known.held_until = self.link.monotonic() + HELD_SECONDS
+        known.held_until = self.context.monotonic() + HELD_SECONDS
         if not known.told:
             known.told = True
             told = {"event": "fire_held", "queue": queue, "schedule": key}
             log.warning("schedule %s of queue %s waits: %s", key, queue, error, extra=told)
         reason = "queue_full" if isinstance(error, QueueFull) else None
-        self.link.tell(
+        self.context.tell(
             "fired", queue, "failure", key=key, reason=reason, error_type=error_type(error), error=error_text(error)
         )
 
@@ -356,7 +356,7 @@ class Scheduler:
         """What became of one fire."""
         queue, key = known.queue, known.stored.key
         if result.wake:
-            self.link.wake(result.wake)
+            self.context.wake(result.wake)
         fired = result.result
         self._take_time(fired.at_ms)
         if fired.schedule is None:
@@ -364,7 +364,7 @@ class Scheduler:
         else:
             self._know(queue, fired.schedule)
         if fired.status != "fired":
-            self.link.tell("fired", queue, "skipped", key=key, reason=fired.status)
+            self.context.tell("fired", queue, "skipped", key=key, reason=fired.status)
             return tick
         late = fired.at_ms - decision.fires[-1].due_ms if decision.fires else 0
         if decision.missed:
@@ -372,7 +372,7 @@ class Scheduler:
                 "schedule %s of queue %s missed %d instants", key, queue, decision.missed,
                 extra={"event": "fires_missed", "queue": queue, "schedule": key, "missed": decision.missed},
             )  # fmt: skip
-        self.link.tell("fired", queue, key=key, count=len(decision.fires), missed=decision.missed, wait_ms=late)
+        self.context.tell("fired", queue, key=key, count=len(decision.fires), missed=decision.missed, wait_ms=late)
         return structs.replace(
             tick,
             fires=tick.fires + len(decision.fires),

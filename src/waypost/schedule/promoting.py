@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from waypost.errors import OutcomeUnknown, StoreUnavailable
 from waypost.message import Promoted
-from waypost.operations.flow import Flow, Link, Together
+from waypost.operations.flow import ClientContext, Flow, Together
 from waypost.operations.forward import deliver_outgoing
 from waypost.policy import LEADER_TTL_MS, PROMOTE_MAX
 from waypost.schedule.loop import Candidate, Election, log
@@ -42,14 +42,14 @@ class Promoter:
 
     def __init__(
         self,
-        link: Link,
+        context: ClientContext,
         *,
         ttl_ms: int = LEADER_TTL_MS,
         look_seconds: float = LOOK_SECONDS,
         on_tick: Callable[[PromoterTick], object] | None = None,
     ) -> None:
-        self.link = link
-        self.candidate = Candidate(link, self.role, name=link.worker, ttl_ms=ttl_ms)
+        self.context = context
+        self.candidate = Candidate(context, self.role, name=context.worker, ttl_ms=ttl_ms)
         self._look_seconds = look_seconds
         self._on_tick = on_tick
         self._queues: list[str] = []
@@ -67,19 +67,19 @@ class Promoter:
         """Stand for election; a leader promotes what is due in every queue, and says how long it may sleep."""
         election = yield from self.candidate.stand()
         if election == "following":
-            sleep = max(0.0, self.candidate.ask_at - self.link.monotonic())
+            sleep = max(0.0, self.candidate.ask_at - self.context.monotonic())
             return self._told(PromoterTick(election, sleep_seconds=sleep))
-        if self.link.monotonic() >= self._queues_at:
-            self._queues_at = self.link.monotonic() + QUEUES_SECONDS
-            self._queues = yield from self.link.attempt(self.link.store.queues())
-            if self.link.store.kind == "valkey":
+        if self.context.monotonic() >= self._queues_at:
+            self._queues_at = self.context.monotonic() + QUEUES_SECONDS
+            self._queues = yield from self.context.attempt(self.context.store.queues())
+            if self.context.store.kind == "valkey":
                 for queue in self._queues:
-                    yield from deliver_outgoing(self.link, queue)
+                    yield from deliver_outgoing(self.context, queue)
         promoted = depth = lag = 0
         sleep = self._look_seconds
         for at in range(0, len(self._queues), PROMOTED_TOGETHER):
             part = self._queues[at : at + PROMOTED_TOGETHER]
-            results = yield Together([self.link.store.promote(queue) for queue in part])
+            results = yield Together([self.context.store.promote(queue) for queue in part])
             for queue, result in zip(part, results, strict=True):
                 if isinstance(result, StoreUnavailable | OutcomeUnknown):
                     raise result
@@ -94,11 +94,11 @@ class Promoter:
 
     def _take(self, woken: Woken[Promoted]) -> Promoted:
         if woken.wake:
-            self.link.wake(woken.wake)
+            self.context.wake(woken.wake)
         return woken.result
 
     def _told(self, tick: PromoterTick) -> PromoterTick:
-        self.link.tell(
+        self.context.tell(
             "promoter_tick", "", "success" if tick.promoted else "skipped", count=tick.promoted, depth=tick.depth,
             wait_ms=tick.oldest_lag_ms, reason=tick.election,
         )  # fmt: skip

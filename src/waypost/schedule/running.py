@@ -14,7 +14,7 @@ from typing import Protocol
 from waypost.delivery import error_text, error_type
 from waypost.errors import WaypostError
 from waypost.message import Elected
-from waypost.operations.flow import Flow, Link, drive, drive_async
+from waypost.operations.flow import ClientContext, Flow, drive, drive_async
 from waypost.schedule.loop import Candidate
 from waypost.store.port import AsyncExecutor, Executor
 
@@ -37,7 +37,7 @@ class Ticking(Protocol):
     """A scheduler or a promoter."""
 
     role: str
-    link: Link
+    context: ClientContext
     candidate: Candidate
 
     def tick(self) -> Flow[Ticked]: ...
@@ -45,7 +45,7 @@ class Ticking(Protocol):
     def poke(self) -> None: ...
 
 
-class _Pulse:
+class _Liveness:
     """The share of both colours: what a failure says, and once."""
 
     def __init__(self, part: Ticking) -> None:
@@ -54,7 +54,7 @@ class _Pulse:
 
     def failed(self, error: Exception) -> float:
         part = self._part
-        part.link.tell(f"{part.role}_tick", "", "failure", error_type=error_type(error), error=error_text(error))
+        part.context.tell(f"{part.role}_tick", "", "failure", error_type=error_type(error), error=error_text(error))
         if not self._failing:
             self._failing = True
             # What nobody foresaw is a defect, and shown whole; the schedules of others must go on all the same.
@@ -70,13 +70,13 @@ class _Pulse:
 
 def run_blocking(executor: Executor, part: Ticking, stop: threading.Event) -> None:
     """Tick until `stop` is set, then hand over."""
-    pulse = _Pulse(part)
+    liveness = _Liveness(part)
     try:
         while not stop.is_set():
             try:
-                seconds = pulse.succeeded(drive(executor, part.tick()))
+                seconds = liveness.succeeded(drive(executor, part.tick()))
             except Exception as error:
-                seconds = pulse.failed(error)
+                seconds = liveness.failed(error)
             stop.wait(seconds)
     finally:
         try:
@@ -91,7 +91,7 @@ class Background:
     def __init__(self, executor: AsyncExecutor, part: Ticking) -> None:
         self._executor = executor
         self._part = part
-        self._pulse = _Pulse(part)
+        self._liveness = _Liveness(part)
         self._loop = asyncio.get_running_loop()
         self._woken = asyncio.Event()
         self._stopping = False
@@ -134,9 +134,9 @@ class Background:
             while not self._stopping:
                 self._woken.clear()
                 try:
-                    seconds = self._pulse.succeeded(await drive_async(self._executor, self._part.tick()))
+                    seconds = self._liveness.succeeded(await drive_async(self._executor, self._part.tick()))
                 except Exception as error:
-                    seconds = self._pulse.failed(error)
+                    seconds = self._liveness.failed(error)
                 if seconds > 0 and not self._stopping:
                     with suppress(TimeoutError):
                         await asyncio.wait_for(self._woken.wait(), seconds)

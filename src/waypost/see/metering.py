@@ -15,8 +15,8 @@ from opentelemetry.metrics import CallbackOptions, MeterProvider, Observation
 from waypost.message import Observed
 from waypost.middleware import Middleware
 from waypost.release import VERSION
+from waypost.see.counters import BUCKETS, QUEUES_MAX, SETTLED, Names
 from waypost.see.reading import Reading, StoreReader, lag_of
-from waypost.see.tally import BUCKETS, QUEUES_MAX, SETTLED, Names
 from waypost.store.port import Store
 
 if TYPE_CHECKING:

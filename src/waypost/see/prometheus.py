@@ -23,8 +23,8 @@ from prometheus_client.registry import Collector
 from waypost.message import Health, HealthStatus, Observed, QueueHealth, RegisteredWorker, Stats
 from waypost.middleware import Middleware
 from waypost.see.catalogue import METRICS
+from waypost.see.counters import BUCKETS, QUEUES_MAX, Counters, QueueCounters, Spread
 from waypost.see.reading import Reading, StoreReader, lag_of
-from waypost.see.tally import BUCKETS, QUEUES_MAX, QueueTally, Spread, Tally
 from waypost.store.port import Store
 
 STATES = ("ready", "delayed", "waiting", "leased")
@@ -69,7 +69,7 @@ class Prometheus(Middleware, Collector):
         buckets: Sequence[float] = BUCKETS,
         queues_max: int = QUEUES_MAX,
     ) -> None:
-        self._tally = Tally(buckets, queues_max)
+        self._counters = Counters(buckets, queues_max)
         self._reader: StoreReader | None = None
         self._workers: WeakSet[Watched] = WeakSet()
         self.registry = CollectorRegistry() if registry is None else registry
@@ -77,7 +77,7 @@ class Prometheus(Middleware, Collector):
 
     def on_event(self, event: Observed) -> None:
         """Count one event."""
-        self._tally.on_event(event)
+        self._counters.on_event(event)
 
     def watch(self, store: Store, queues: Iterable[str] | None = None) -> None:
         """Read this store at each scrape: these queues, or all that it has."""
@@ -117,8 +117,8 @@ class Prometheus(Middleware, Collector):
     def collect(self) -> Iterator[Family]:
         """All figures as they are now."""
         families = _Families()
-        for queue, tally in self._tally.read().items():
-            _add_tally(families, queue, tally, self._tally.buckets)
+        for queue, counters in self._counters.read().items():
+            _add_counters(families, queue, counters, self._counters.buckets)
         _add_workers(families, list(self._workers))
         if self._reader is not None:
             reading = self._reader.read()
@@ -158,8 +158,8 @@ class _Families:
         return list(self._made.values())
 
 
-def _add_tally(families: _Families, queue: str, tally: QueueTally, bounds: Sequence[float]) -> None:
-    counts = tally.counts
+def _add_counters(families: _Families, queue: str, counters: QueueCounters, bounds: Sequence[float]) -> None:
+    counts = counters.counts
     for name, what in SIMPLE.items():
         if (what, "") in counts:
             families.add(name, (queue,), counts[what, ""])
@@ -169,8 +169,8 @@ def _add_tally(families: _Families, queue: str, tally: QueueTally, bounds: Seque
                 families.add(name, (queue, how), count)
     if ("claimed", "") in counts:
         families.add("waypost_leases_lost", (queue,), counts.get(("settled", "lost"), 0))
-        families.add_spread("waypost_run_seconds", queue, tally.run, bounds)
-        families.add_spread("waypost_wait_seconds", queue, tally.wait, bounds)
+        families.add_spread("waypost_run_seconds", queue, counters.run, bounds)
+        families.add_spread("waypost_wait_seconds", queue, counters.wait, bounds)
 
 
 def _add_workers(families: _Families, workers: Sequence[Watched]) -> None:

@@ -88,7 +88,7 @@ class Claim:
                 claimed = self._claim(post, task, number, limit)
                 number += 1
                 if claimed.outgoing:
-                    post._run(deliver_outgoing(post._link, self.queue))
+                    post._run(deliver_outgoing(post._context, self.queue))
                 size = sum(len(lease.envelope) for lease in claimed.leases)
                 page.learn(len(claimed.leases), size)
                 leases = put_aside(post, self.queue, claimed.leases)
@@ -101,8 +101,8 @@ class Claim:
                     return
 
     def _claim(self, post: Waypost, task: int, number: int, limit: int) -> Claimed:
-        post._run(post._link.know_time())
-        operation = operation_of(self.name, task, number, post._link.session.time.now_ms())
+        post._run(post._context.know_time())
+        operation = operation_of(self.name, task, number, post._context.session.time.now_ms())
         call = post._store.claim(
             self.queue, limit, operation, worker=f"spark:{self.name}:{task}", nonce=_digest(f"{operation}", NONCE_BYTES)
         )
@@ -185,7 +185,7 @@ def put_aside(post: Waypost, queue: str, leases: Sequence[Lease]) -> list[Lease]
         else:
             readable.append(lease)
     if messages:
-        post._run(receive.settle(post._link, queue, messages, settlements))
+        post._run(receive.settle(post._context, queue, messages, settlements))
     return readable
 
 

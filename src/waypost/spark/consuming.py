@@ -28,7 +28,7 @@ from waypost.errors import ConfigurationError, InvalidInput
 from waypost.identity import Session
 from waypost.message import Lease, Settlement, SettleStatus, Watched
 from waypost.operations import receive
-from waypost.operations.flow import Flow, Link, Together
+from waypost.operations.flow import ClientContext, Flow, Together
 from waypost.operations.forward import deliver_outgoing
 from waypost.policy import CHUNK_MESSAGES_MAX, START_TIMEOUT_SECONDS, RetryPolicy, check_retry
 from waypost.spark.claiming import CONSUMED, FENCE, Claim, ClaimSource, at_most_once, claimed_rows, leases_of
@@ -192,7 +192,7 @@ class _Consumer:
         self.queue = queue
         self.function = function
         self.post = post
-        self.link: Link = post._link
+        self.context: ClientContext = post._context
         self.log = output
         self.retry = retry
         self.size = size
@@ -205,7 +205,7 @@ class _Consumer:
         self.told = Consumed()
         self.held = _Held(queue)
         # On a connection of its own, so that no settle can hold a renewal up.
-        self.renewer = Renewer(self.link, lambda: post._store.connect(start_timeout=START_TIMEOUT_SECONDS))
+        self.renewer = Renewer(self.context, lambda: post._store.connect(start_timeout=START_TIMEOUT_SECONDS))
 
     # ---- one batch -------------------------------------------------------------------------------------------
 
@@ -245,7 +245,7 @@ class _Consumer:
     def _extend(self, messages: Sequence[Message[Any]]) -> None:
         for start in range(0, len(messages), CHUNK_MESSAGES_MAX):
             part = messages[start : start + CHUNK_MESSAGES_MAX]
-            self.post._run(receive.extend(self.link, self.queue, part))
+            self.post._run(receive.extend(self.context, self.queue, part))
 
     def claim(self, name: str) -> tuple[DataFrame, dict[str, Message[Any]]]:
         """Claim on executors: the rows, and what is needed to renew and to settle them."""
@@ -355,11 +355,11 @@ class _Consumer:
         statuses: dict[str, SettleStatus] = {}
         for start in range(0, len(messages), CHUNK_MESSAGES_MAX):
             part = settlements[start : start + CHUNK_MESSAGES_MAX]
-            answers = self.post._run(_settle(self.link, self.queue, part))
+            answers = self.post._run(_settle(self.context, self.queue, part))
             for message, status in zip(messages[start : start + CHUNK_MESSAGES_MAX], answers, strict=True):
                 message.settled = statuses[message.id] = status
         if any(message.lease.chain is not None for message in messages):
-            self.post._run(deliver_outgoing(self.link, self.queue))
+            self.post._run(deliver_outgoing(self.context, self.queue))
         lost = sum(status == "lost" for status in statuses.values())
         if lost:
             log.warning(
@@ -382,7 +382,7 @@ class _Consumer:
         finished = set()
         for start in range(0, len(ids), CHUNK_MESSAGES_MAX):
             part = ids[start : start + CHUNK_MESSAGES_MAX]
-            for message_id, watched in zip(part, self.post._run(_watch(self.link, self.queue, part)), strict=True):
+            for message_id, watched in zip(part, self.post._run(_watch(self.context, self.queue, part)), strict=True):
                 if isinstance(watched, Watched) and watched.state in (None, "done"):
                     finished.add(message_id)
         return finished
@@ -407,16 +407,16 @@ def _lease(fence: Fence) -> Lease:
     return Lease(fence.id, fence.token, fence.nonce, 0, 0, 0, None, None, 0, 0, 0, None, b"", fence.chain)
 
 
-def _settle(link: Link, queue: str, settlements: Sequence[Settlement]) -> Flow[list[SettleStatus]]:
+def _settle(context: ClientContext, queue: str, settlements: Sequence[Settlement]) -> Flow[list[SettleStatus]]:
     return (
-        yield from link.operate_woken(
-            queue, lambda operation: link.store.settle(queue, settlements, operation), fenced=True
+        yield from context.operate_woken(
+            queue, lambda operation: context.store.settle(queue, settlements, operation), fenced=True
         )
     )
 
 
-def _watch(link: Link, queue: str, ids: Sequence[str]) -> Flow[list[Any]]:
-    answers: list[Any] = yield Together([link.store.watch(queue, message_id, None) for message_id in ids])
+def _watch(context: ClientContext, queue: str, ids: Sequence[str]) -> Flow[list[Any]]:
+    answers: list[Any] = yield Together([context.store.watch(queue, message_id, None) for message_id in ids])
     return answers
 
 

@@ -24,7 +24,7 @@ from waypost.delivery import check_priority
 from waypost.errors import InvalidBody, InvalidInput, InvalidTime, OutcomeUnknown, QueueFull, StoreUnavailable
 from waypost.identity import _PAIRS, _TRIPLES, ALPHABET, ID_CHARACTERS, encode
 from waypost.message import Published
-from waypost.operations.flow import REFUSALS, Flow, Link, Sending, Sleep, Together
+from waypost.operations.flow import REFUSALS, ClientContext, Flow, Sending, Sleep, Together
 from waypost.policy import (
     CHUNK_BYTES_MAX,
     CHUNK_MESSAGES_MAX,
@@ -203,11 +203,11 @@ def split_wave(wave: Sequence[list[Draft]], room: int) -> tuple[list[list[Draft]
     return fitting, rest
 
 
-def publish_wave(link: Link, queue: str, wave: Sequence[list[Draft]]) -> Flow[dict[str, int]]:
+def publish_wave(context: ClientContext, queue: str, wave: Sequence[list[Draft]]) -> Flow[dict[str, int]]:
     """Send some chunks at once, and again what did not get through; how many messages there were of each status."""
-    yield from link.know_time()
+    yield from context.know_time()
     # Known by their arrival: a repeat stores nothing twice, however late it comes.
-    sendings = [_sending(link, queue, drafts) for drafts in wave]
+    sendings = [_sending(context, queue, drafts) for drafts in wave]
     left = sendings
     counts: dict[str, int] = {}
     try:
@@ -223,7 +223,7 @@ def publish_wave(link: Link, queue: str, wave: Sequence[list[Draft]]) -> Flow[di
                     raise answer
                 else:
                     if answer.wake:
-                        link.wake(answer.wake)
+                        context.wake(answer.wake)
                     _count(counts, answer.result)
             left = failed
             if pause is not None:
@@ -234,8 +234,8 @@ def publish_wave(link: Link, queue: str, wave: Sequence[list[Draft]]) -> Flow[di
             sending.end()
 
 
-def _sending(link: Link, queue: str, drafts: list[Draft]) -> Sending[Any]:
-    return Sending(link, queue, lambda operation: link.store.publish(queue, drafts, operation), fenced=True)
+def _sending(context: ClientContext, queue: str, drafts: list[Draft]) -> Sending[Any]:
+    return Sending(context, queue, lambda operation: context.store.publish(queue, drafts, operation), fenced=True)
 
 
 def _count(counts: dict[str, int], published: Sequence[Published]) -> None:
@@ -243,25 +243,25 @@ def _count(counts: dict[str, int], published: Sequence[Published]) -> None:
         counts[one.status] = counts.get(one.status, 0) + 1
 
 
-def wait_for_room(link: Link, queue: str, wanted: int, seconds: float) -> Flow[int]:
+def wait_for_room(context: ClientContext, queue: str, wanted: int, seconds: float) -> Flow[int]:
     """Wait while a queue that has `max_pending` is full; how many of the wanted messages it has room for, at least one.
 
     Raises `QueueFull` when there is no room in time, or at once if the queue's `overload` is `raise`. What a queue
     remembers by its arrival is never refused by the store, since chains must not break. So bulk writers look before
     they send: several at once may pass the limit by what each has under way, and no further.
     """
-    deadline = link.monotonic() + seconds
+    deadline = context.monotonic() + seconds
     pause = 0.01
     while True:
-        policy = yield from link.policy(queue)
+        policy = yield from context.policy(queue)
         if policy.max_pending is None:
             return wanted
-        ledger = (yield from link.attempt(link.store.stats(queue))).ledger
+        ledger = (yield from context.attempt(context.store.stats(queue))).ledger
         pending = ledger.ready + ledger.delayed + ledger.waiting
         room = min(wanted, policy.max_pending - pending)
         if room == wanted or (room > 0 and policy.overload != "raise"):
             return room
-        if policy.overload == "raise" or link.monotonic() >= deadline:
+        if policy.overload == "raise" or context.monotonic() >= deadline:
             raise QueueFull(
                 f"queue {queue} holds {pending:,} messages and its limit is {policy.max_pending:,}: {wanted:,} more "
                 "have no room. What was written stays; the write may be repeated, and nothing is published twice"

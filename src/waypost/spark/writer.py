@@ -86,9 +86,9 @@ class _Writer:
             wave: list[list[Draft]] = []
             while wave := wave or list(itertools.islice(parts, WAVE_CHUNKS)):
                 wanted = sum(map(len, wave))
-                room = post._run(wait_for_room(post._link, options.queue, wanted, options.block_seconds))
+                room = post._run(wait_for_room(post._context, options.queue, wanted, options.block_seconds))
                 fitting, wave = split_wave(wave, room)
-                for status, count in post._run(publish_wave(post._link, options.queue, fitting)).items():
+                for status, count in post._run(publish_wave(post._context, options.queue, fitting)).items():
                     counts[status] = counts.get(status, 0) + count
         return Written(counts)
 

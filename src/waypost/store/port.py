@@ -105,7 +105,7 @@ class ServedQueue(Struct, frozen=True, array_like=True):
     claim_age_ms: int | None = None
 
 
-class Beat(Struct, frozen=True, array_like=True):
+class Heartbeat(Struct, frozen=True, array_like=True):
     """What a worker tells of itself. Fields are only ever added at the end: workers of several releases beat."""
 
     name: str
@@ -129,10 +129,10 @@ class Idle(Struct, frozen=True, gc=False):
     sleeper: str | None = None
 
 
-class Heartbeat(Struct, frozen=True):
+class Registration(Struct, frozen=True):
     """What travels with a poll: what the worker tells of itself, for how long it counts, and where it wants to lead."""
 
-    beat: Beat
+    heartbeat: Heartbeat
     ttl_ms: int
     #: A role, and how long it would lead before it has to ask again.
     role: str | None = None
@@ -361,12 +361,12 @@ class Store(Protocol):
     # calls run together: each answers for its own part of `idle`, in order, and the first carries the heartbeat. `echo`
     # is told on the store's own channel: whoever hears it knows that wake-ups arrive.
     def poll(
-        self, idle: Sequence[Idle], *, heartbeat: Heartbeat | None = None, echo: str | None = None
+        self, idle: Sequence[Idle], *, registration: Registration | None = None, echo: str | None = None
     ) -> list[Call[Polled]]: ...
 
-    # who works: `beat` answers the store's time, `leave` whether the worker was known
-    def beat(self, beat: Beat, ttl_ms: int) -> Call[int]: ...
-    def leave(self, name: str) -> Call[bool]: ...
+    # who works: `heartbeat` answers the store's time, `unregister` whether the worker was known
+    def heartbeat(self, heartbeat: Heartbeat, ttl_ms: int) -> Call[int]: ...
+    def unregister(self, name: str) -> Call[bool]: ...
     def workers(self) -> Call[list[RegisteredWorker]]: ...
 
     # the journal

@@ -16,54 +16,54 @@ from waypost.checks import check_text
 from waypost.errors import ForeignData, InvalidInput
 from waypost.message import HealthStatus, RegisteredWorker, WorkerQueue, WorkerState
 from waypost.policy import WORKER_CHARACTERS_MAX
-from waypost.store.port import Beat
+from waypost.store.port import Heartbeat
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(Beat).decode
+_decode = msgspec.msgpack.Decoder(Heartbeat).decode
 
 
-def pack(beat: Beat) -> bytes:
+def pack(heartbeat: Heartbeat) -> bytes:
     """The record of a beat, or why it cannot be one."""
-    check_text("the name of a worker", beat.name, WORKER_CHARACTERS_MAX)
-    record = _encode(beat)
+    check_text("the name of a worker", heartbeat.name, WORKER_CHARACTERS_MAX)
+    record = _encode(heartbeat)
     if len(record) > policy.WORKER_BYTES_MAX:
         raise InvalidInput(
-            f"what worker {beat.name} tells of itself takes {len(record)} bytes, the limit is "
+            f"what worker {heartbeat.name} tells of itself takes {len(record)} bytes, the limit is "
             f"{policy.WORKER_BYTES_MAX}; name fewer queues"
         )
     return record
 
 
-def fitting(beat: Beat) -> Beat:
+def fitting(heartbeat: Heartbeat) -> Heartbeat:
     """The beat with as many of its queues as a record has room for."""
-    size, room = len(_encode(beat)), policy.WORKER_BYTES_MAX
+    size, room = len(_encode(heartbeat)), policy.WORKER_BYTES_MAX
     if size <= room:
-        return beat
-    empty = len(_encode(structs.replace(beat, queues=(), unlisted=2**31)))
+        return heartbeat
+    empty = len(_encode(structs.replace(heartbeat, queues=(), unlisted=2**31)))
     kept = 0
-    for queue in beat.queues:
+    for queue in heartbeat.queues:
         empty += len(_encode(queue))
         if empty + 8 > room:
             break
         kept += 1
-    return structs.replace(beat, queues=beat.queues[:kept], unlisted=len(beat.queues) - kept)
+    return structs.replace(heartbeat, queues=heartbeat.queues[:kept], unlisted=len(heartbeat.queues) - kept)
 
 
 def registered(name: str, record: bytes, at_ms: int, until_ms: int) -> RegisteredWorker:
     """A worker from its record."""
     try:
-        beat = _decode(record)
+        heartbeat = _decode(record)
     except msgspec.DecodeError:
         raise ForeignData(f"the record of worker {name} was not written by waypost; nothing was touched") from None
     return RegisteredWorker(
-        name, beat.host, beat.pid, beat.version, cast(WorkerState, beat.state), cast(HealthStatus, beat.status),
-        list(beat.reasons), beat.processes, at_ms if beat.started_ms is None else beat.started_ms, at_ms, until_ms,
+        name, heartbeat.host, heartbeat.pid, heartbeat.version, cast(WorkerState, heartbeat.state), cast(HealthStatus, heartbeat.status),
+        list(heartbeat.reasons), heartbeat.processes, at_ms if heartbeat.started_ms is None else heartbeat.started_ms, at_ms, until_ms,
         [
             WorkerQueue(
                 queue.name, queue.concurrency, queue.in_flight, queue.handled,
                 None if queue.claim_age_ms is None else at_ms - queue.claim_age_ms,
             )
-            for queue in beat.queues
+            for queue in heartbeat.queues
         ],
-        beat.unlisted,
+        heartbeat.unlisted,
     )  # fmt: skip

@@ -48,9 +48,9 @@ from waypost.store.port import (
     Call,
     Draft,
     Executor,
-    Heartbeat,
     Hold,
     Idle,
+    Registration,
     Store,
     Target,
     Woken,
@@ -59,7 +59,7 @@ from waypost.store.port import (
 from waypost.testing.clock import ClockTime, ManualClock
 
 T = TypeVar("T")
-Colour = Literal["sync", "async"]
+Mode = Literal["sync", "async"]
 StoreMaker = Callable[[ManualClock, str], Store]
 #: Whatever shows what to settle or extend: a lease, or a lease with another fence.
 Fence = Lease | Hold
@@ -82,11 +82,11 @@ def ms(seconds: float) -> int:
 class Runner:
     """Runs calls in one colour; a test does not see which."""
 
-    def __init__(self, store: Store, colour: Colour) -> None:
+    def __init__(self, store: Store, mode: Mode) -> None:
         self._loop: asyncio.Runner | None = None
         self._sync: Executor | None = None
         self._async: AsyncExecutor | None = None
-        if colour == "sync":
+        if mode == "sync":
             self._sync = store.connect(start_timeout=5)
             return
         self._loop = asyncio.Runner()
@@ -126,14 +126,14 @@ class Runner:
 class Bench:
     """The subject of a conformance test."""
 
-    def __init__(self, make_store: StoreMaker, colour: Colour, *, clock: ManualClock | None = None) -> None:
+    def __init__(self, make_store: StoreMaker, mode: Mode, *, clock: ManualClock | None = None) -> None:
         self.make_store = make_store
-        self.colour: Colour = colour
+        self.mode: Mode = mode
         self.clock = clock or ManualClock()
         self.namespace = fresh_namespace()
         self.store = make_store(self.clock, self.namespace)
         self.session = Session(self._time())
-        self.runner = Runner(self.store, colour)
+        self.runner = Runner(self.store, mode)
         #: The reply to the last verb that may wake: sleepers by queue.
         self.woken: dict[str, list[str]] = {}
         #: The last operation that was made.
@@ -163,7 +163,7 @@ class Bench:
             other.namespace = namespace
             other.store = self.make_store(self.clock, namespace)
         other.session, other._others = Session(other._time()), []
-        other.runner = Runner(other.store, self.colour)
+        other.runner = Runner(other.store, self.mode)
         self._others.append(other)
         return other
 
@@ -261,11 +261,11 @@ class Bench:
         }  # fmt: skip
         return self.run(self.store.claim(queue, limit, operation, worker=worker, **options))
 
-    def poll(self, *idle: Idle, heartbeat: Heartbeat | None = None) -> Polled:
+    def poll(self, *idle: Idle, registration: Registration | None = None) -> Polled:
         """A poll of many queues, its answers put together."""
         found: list[PolledQueue] = []
         elected, at_ms = None, 0
-        for answer in self.runner.run_many(self.store.poll(idle, heartbeat=heartbeat)):
+        for answer in self.runner.run_many(self.store.poll(idle, registration=registration)):
             if isinstance(answer, Exception):
                 raise answer
             found += answer.queues

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from waypost.testing.bench import Bench, Colour, StoreMaker
+    from waypost.testing.bench import Bench, Mode, StoreMaker
 
 # The suite's assertions tell as much when they fail as those of any test module.
 pytest.register_assert_rewrite("waypost.testing.bench", "waypost.testing.conformance", "waypost.testing.machine")
@@ -31,9 +31,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.fixture(params=["sync", "async"])
-def colour(request: pytest.FixtureRequest) -> Colour:
+def mode(request: pytest.FixtureRequest) -> Mode:
     """Which kind of executor runs the calls."""
-    chosen: Colour = request.param
+    chosen: Mode = request.param
     return chosen
 
 
@@ -44,10 +44,10 @@ def make_store() -> StoreMaker:
 
 
 @pytest.fixture
-def bench(make_store: StoreMaker, colour: Colour) -> Iterator[Bench]:
+def bench(make_store: StoreMaker, mode: Mode) -> Iterator[Bench]:
     """A store on the bench: helper verbs, a clock by hand, and the invariants checked when the test is over."""
     from waypost.testing.bench import Bench
 
-    with Bench(make_store, colour) as subject:
+    with Bench(make_store, mode) as subject:
         yield subject
         subject.check_invariants()

@@ -180,7 +180,7 @@ class ThreadHub(Hub):
         self._sent_at = float("-inf")
         self._transport: Transport | None = None
         self._thread: threading.Thread | None = None
-        self._bell = threading.Event()
+        self._wake_event = threading.Event()
         self._drained = threading.Condition(self._lock)
         self._state: State = "idle"
         self._told = False
@@ -216,7 +216,7 @@ class ThreadHub(Hub):
             self._state = "starting"
             self._thread.start()
         self._is_new = True
-        self._bell.set()
+        self._wake_event.set()
         if self._transport is not None:
             self._transport.interrupt()
 
@@ -256,8 +256,8 @@ class ThreadHub(Hub):
         """A pause between two tries, which the last listener's leave ends."""
         until = time.monotonic() + seconds
         while (left := until - time.monotonic()) > 0:
-            if self._bell.wait(left):
-                self._bell.clear()
+            if self._wake_event.wait(left):
+                self._wake_event.clear()
                 with self._lock:
                     if not self._ears:
                         return

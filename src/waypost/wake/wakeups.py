@@ -7,15 +7,15 @@ import itertools
 import threading
 from collections.abc import Mapping, Sequence
 
-from waypost.wake.bell import Bell
 from waypost.wake.port import EVERYBODY, Channel, Hear, Kind, Listening, State, Topic
+from waypost.wake.wake_event import WakeEvent
 
 #: The mark of sleepers who listen to the store's own channel: the store tells them in the step that makes work ready.
 BY_STORE = "@"
 #: A client that is closed waits so long for its last words to leave.
 FLUSH_SECONDS = 0.5
 #: So many bells are kept for later calls on a queue.
-BELLS_KEPT = 16
+WAKE_EVENTS_KEPT = 16
 #: So many loops of a client wait at their store's doors, each on a connection of its own. The others hear of work by
 #: the connection that the whole process shares.
 DOORS_MAX = 8
@@ -40,7 +40,7 @@ class Wakeups:
         self.echo = echo
         self._by_store = by_store
         self._doors = DOORS_MAX if by_store else 0
-        self._bells: dict[tuple[str, bool], list[Bell]] = {}
+        self._wake_events: dict[tuple[str, bool], list[WakeEvent]] = {}
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()
 
@@ -108,7 +108,7 @@ class Wakeups:
         with self._lock:
             self._doors += 1
 
-    def take_bell(self, worker: str, queue: str, *, for_an_end: bool = False) -> Bell | None:
+    def acquire_wake_event(self, worker: str, queue: str, *, for_an_end: bool = False) -> WakeEvent | None:
         """A bell for one call that waits for messages of a queue, or for the end of one of them.
 
         Who waits for an end is told by the client that made the end: the store's own words are for sleepers.
@@ -116,29 +116,29 @@ class Wakeups:
         if self.channel is None:
             return None
         with self._lock:
-            kept = self._bells.setdefault((queue, for_an_end), [])
+            kept = self._wake_events.setdefault((queue, for_an_end), [])
             if kept:
                 return kept.pop()
-        bell = Bell(f"{worker if for_an_end else self.sleeper(worker)}#{next(self._numbers)}")
-        bell.listening = self.listen("ready", queue, bell.name, bell.ring)
-        return bell
+        wake_event = WakeEvent(f"{worker if for_an_end else self.sleeper(worker)}#{next(self._numbers)}")
+        wake_event.listening = self.listen("ready", queue, wake_event.name, wake_event.set)
+        return wake_event
 
-    def give_bell(self, queue: str, bell: Bell, *, for_an_end: bool = False) -> None:
+    def release_wake_event(self, queue: str, wake_event: WakeEvent, *, for_an_end: bool = False) -> None:
         """The call is over; the next one need not subscribe anew."""
         with self._lock:
-            kept = self._bells.setdefault((queue, for_an_end), [])
-            if len(kept) < BELLS_KEPT:
-                kept.append(bell)
+            kept = self._wake_events.setdefault((queue, for_an_end), [])
+            if len(kept) < WAKE_EVENTS_KEPT:
+                kept.append(wake_event)
                 return
-        bell.close()
+        wake_event.close()
 
     def close(self) -> None:
         """Cease to listen. It may be used again."""
         with self._lock:
-            bells = [bell for kept in self._bells.values() for bell in kept]
-            self._bells.clear()
-        for bell in bells:
-            bell.close()
+            wake_events = [wake_event for kept in self._wake_events.values() for wake_event in kept]
+            self._wake_events.clear()
+        for wake_event in wake_events:
+            wake_event.close()
 
 
 NO_WAKEUPS = Wakeups(None, "")

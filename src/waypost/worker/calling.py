@@ -11,7 +11,7 @@ from typing import Any
 from waypost.delivery import Message, Outcome
 from waypost.errors import Undecodable
 from waypost.operations.around import pass_sent_on
-from waypost.operations.flow import Link, drive_async
+from waypost.operations.flow import ClientContext, drive_async
 from waypost.store.port import AsyncExecutor
 from waypost.worker.handler import Handler
 from waypost.worker.processes import Processes
@@ -26,14 +26,14 @@ class Caller:
         self,
         handler: Handler,
         on_unreadable: Callable[[Message[Any], Undecodable], None],
-        link: Link,
+        context: ClientContext,
         executor: AsyncExecutor,
     ) -> None:
         self._handler = handler
-        self._link = link
+        self._context = context
         self._executor = executor
         #: Call the handler for some messages. Where no middleware stands around publishes there is nothing to pay for.
-        self.call = self._call if link.around is None else self._call_and_pass
+        self.call = self._call if context.around is None else self._call_and_pass
         #: Called for each message of a batch that its process could not read; it is not a part of the call any more.
         self._on_unreadable = on_unreadable
         self._loop = asyncio.get_running_loop()
@@ -52,7 +52,7 @@ class Caller:
         if any(message._then for message in messages) and not isinstance(returned, Outcome):
             for message in messages:
                 if message.settled is None:
-                    await drive_async(self._executor, pass_sent_on(self._link, message))
+                    await drive_async(self._executor, pass_sent_on(self._context, message))
         return returned
 
     async def _call(self, slot: Slot, messages: list[Message[Any]]) -> Any:

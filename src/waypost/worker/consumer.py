@@ -19,7 +19,7 @@ from waypost.delivery import Message, Outcome, Retry
 from waypost.errors import EnvelopeTooNew, OutcomeUnknown, StoreUnavailable, Undecodable, WaypostError
 from waypost.message import Claimed, Drained, Settlement
 from waypost.operations import receive
-from waypost.operations.flow import Flow, Link, drive_async
+from waypost.operations.flow import ClientContext, Flow, drive_async
 from waypost.operations.forward import deliver_outgoing
 from waypost.policy import CHUNK_MESSAGES_MAX
 from waypost.store.port import AsyncExecutor
@@ -27,7 +27,7 @@ from waypost.wake.port import EVERYBODY
 from waypost.wake.wakeups import key_word
 from waypost.worker.calling import Caller
 from waypost.worker.handler import Handler, handling
-from waypost.worker.health import Pulse
+from waypost.worker.health import Liveness
 from waypost.worker.lingering import Linger
 from waypost.worker.polling import Poller
 from waypost.worker.resting import Rest
@@ -65,7 +65,7 @@ class Consumer:
     def __init__(
         self,
         handler: Handler,
-        link: Link,
+        context: ClientContext,
         executor: AsyncExecutor,
         renewer: Renewer,
         poller: Poller,
@@ -84,19 +84,19 @@ class Consumer:
         #: How far the worker's count of work had come when this queue was last found empty.
         self.empty_at = -1
         self.quiet = False
-        self.pulse = Pulse()
-        self._link = link
+        self.liveness = Liveness()
+        self._context = context
         self._executor = executor
         self._renewer = renewer
         self._on_work = on_work
         self._on_abort = on_abort
         self._work_count = work_count
         #: Whether a handler that returns nothing has nothing else to be looked at.
-        self._plain = not handler.manual and handler.batch is None and link.on_event is None
+        self._plain = not handler.manual and handler.batch is None and context.on_event is None
         self._ready: deque[Message[Any]] = deque()
         self._held: set[Message[Any]] = set()
-        self.settler = Settler(link, executor, self.queue, self._held, self._on_settled, handler.retry, renewer)
-        self._caller = Caller(handler, self._settle, link, executor)
+        self.settler = Settler(context, executor, self.queue, self._held, self._on_settled, handler.retry, renewer)
+        self._caller = Caller(handler, self._settle, context, executor)
         self._slots: list[Slot] = []
         self._idle: list[Slot] = []
         self._busy = 0
@@ -106,9 +106,9 @@ class Consumer:
         self._limited = False
         self._limits_due = 0.0
         self._claiming: asyncio.Task[None] | None = None
-        self._linger = Linger(echo=link.wakeups.echo)
-        self._ears = Ears(link, self.queue, wake=self._on_wake, stop=self._on_cancel_word)
-        self._rest = Rest(link, executor, self.queue, self.pulse, self._is_idle, poller)
+        self._linger = Linger(echo=context.wakeups.echo)
+        self._ears = Ears(context, self.queue, wake=self._on_wake, stop=self._on_cancel_word)
+        self._rest = Rest(context, executor, self.queue, self.liveness, self._is_idle, poller)
         self._low = 0
         self._rate = 0.0
         self._mark = (0.0, 0)
@@ -213,8 +213,8 @@ class Consumer:
 
     async def _give_back_lost_claims(self) -> None:
         """Claims whose replies were lost may hold messages: ask once, and give them back."""
-        while (operation := self._link.take_lost_claim(self.queue)) is not None:
-            flow = receive.claim_lost(self._link, self.queue, operation, budget=receive.RELEASE_BUDGET_SECONDS)
+        while (operation := self._context.take_lost_claim(self.queue)) is not None:
+            flow = receive.claim_lost(self._context, self.queue, operation, budget=receive.RELEASE_BUDGET_SECONDS)
             try:
                 claimed = await drive_async(self._executor, flow)
             except WaypostError:
@@ -264,7 +264,7 @@ class Consumer:
             if claimed is None:
                 door = await rest.sleep(FAILED_CLAIM_SECONDS, rests=False)
                 continue
-            self.pulse.claimed()
+            self.liveness.claimed()
             self._linger.end(len(claimed.leases), waited=door is not None)
             door = None
             has_room = len(claimed.leases) < limit and not claimed.more
@@ -275,7 +275,7 @@ class Consumer:
                 if self._stopping:
                     self._give_back_ready()  # before a runner takes it up
             if claimed.outgoing:
-                await drive_async(self._executor, deliver_outgoing(self._link, self.queue))
+                await drive_async(self._executor, deliver_outgoing(self._context, self.queue))
             if self.quiet:
                 return
             if not claimed.leases and not self.in_flight:
@@ -307,10 +307,10 @@ class Consumer:
         """One claim, which waits at the door for so long or not at all. None if the store does not answer."""
         rest, cover_ms = self._rest, self._linger.cover_ms
         if door is None or sleeper is None:
-            flow = receive.claim(self._link, self.queue, limit, sleeper=sleeper, linger_ms=cover_ms)
+            flow = receive.claim(self._context, self.queue, limit, sleeper=sleeper, linger_ms=cover_ms)
             return await self._answered(flow)
         at_door = (door, rest)
-        flow = receive.claim(self._link, self.queue, limit, sleeper=sleeper, linger_ms=cover_ms, at_door=at_door)
+        flow = receive.claim(self._context, self.queue, limit, sleeper=sleeper, linger_ms=cover_ms, at_door=at_door)
         rest.go(sleeper, door)
         claimed = None
         try:
@@ -321,10 +321,10 @@ class Consumer:
 
     async def _claim_lost(self) -> Claimed | None:
         """What a claim whose reply was lost still holds, None if there is no such thing."""
-        operation = self._link.take_lost_claim(self.queue)
+        operation = self._context.take_lost_claim(self.queue)
         if operation is None:
             return None
-        found = await self._answered(receive.claim_lost(self._link, self.queue, operation))
+        found = await self._answered(receive.claim_lost(self._context, self.queue, operation))
         return found if found is not None and found.leases else None
 
     async def _answered(self, flow: Flow[Claimed] | Flow[Claimed | None]) -> Claimed | None:
@@ -348,7 +348,7 @@ class Consumer:
             return
         self._limits_due = now + LIMITS_SECONDS
         try:
-            policy = await drive_async(self._executor, self._link.policy(self.queue))
+            policy = await drive_async(self._executor, self._context.policy(self.queue))
         except WaypostError:
             return  # the claim that follows says so
         self._limited = policy.max_running is not None or policy.rate_count is not None
@@ -540,8 +540,8 @@ class Consumer:
                 self._on_abort(error)
             elif error is not messages[0].undecodable:
                 log_failure(self.handler, messages, error)
-        if self._link.on_event is not None:
-            slot.tell(self._link, messages, error, ending, stopped=stopped)
+        if self._context.on_event is not None:
+            slot.tell(self._context, messages, error, ending, stopped=stopped)
         for message in messages:
             self._settle(message, error, stopped=stopped)
 
@@ -553,7 +553,7 @@ class Consumer:
             refusal,
             extra={"event": "result_not_kept", "queue": self.queue, "message_id": message.id},
         )
-        self._link.tell(
+        self._context.tell(
             "result_not_kept", self.queue, "failure", message_id=message.id, token=message.token, error=refusal
         )
 
@@ -570,8 +570,8 @@ class Consumer:
         if message.fenced or (message.lease_lost and settlement.outcome == "release"):
             self._close_lost(message, settlement)
         elif message.at_most_once:
-            if self._link.on_event is not None:
-                receive.tell_settled(self._link, message, settlement, "done")
+            if self._context.on_event is not None:
+                receive.tell_settled(self._context, message, settlement, "done")
         else:
             self.settler.add(message, settlement)
 
@@ -579,8 +579,8 @@ class Consumer:
         """Its lease is lost or ends in a moment, and there is no outcome that the store could still take."""
         self._held.discard(message)
         message.settled = "lost"
-        if self._link.on_event is not None:
-            receive.tell_settled(self._link, message, settlement, "lost", "failure")
+        if self._context.on_event is not None:
+            receive.tell_settled(self._context, message, settlement, "lost", "failure")
 
     # ---- what the renewing thread asks and tells ---------------------------------------------------------
 

@@ -18,7 +18,7 @@ from waypost.message import Health, HealthStatus, QueueHealth, WorkerState
 from waypost.worker.handler import Handler
 
 
-class Pulse:
+class Liveness:
     """When the store last answered a claim of a loop, and since when the loop owes the next."""
 
     __slots__ = ("last_claim", "owes_from")
@@ -55,7 +55,7 @@ class Served(Protocol):
     handler: Handler
     queue: str
     handled: int
-    pulse: Pulse
+    liveness: Liveness
 
     @property
     def running(self) -> int: ...
@@ -76,14 +76,14 @@ def judge(
     `notes` say what does not keep it from consuming, but should be known.
     """
     now = time.monotonic()
-    claims = [consumer.pulse.last_claim for consumer in consumers]
+    claims = [consumer.liveness.last_claim for consumer in consumers]
     silent = now - max([answered, *(claim for claim in claims if claim is not None)])
     reasons: list[str] = []
     if silent > window:
         reasons.append(f"the store has not answered for {silent:.0f} s")
     elif state == "running":
         for consumer in consumers:
-            late = consumer.pulse.late_seconds(now)
+            late = consumer.liveness.late_seconds(now)
             if late > window:
                 reasons.append(f"queue {consumer.queue}: there was room, but no claim succeeded for {late:.0f} s")
     status: HealthStatus = "red" if reasons else "green"

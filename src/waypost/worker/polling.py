@@ -19,9 +19,9 @@ from typing import Protocol
 from waypost import lease_clock
 from waypost.errors import OutcomeUnknown, StoreUnavailable
 from waypost.message import Elected, PolledQueue
-from waypost.operations.flow import Link
-from waypost.policy import BEATS_PER_TTL
-from waypost.store.port import Beat, Executor, Heartbeat, Idle
+from waypost.operations.flow import ClientContext
+from waypost.policy import HEARTBEATS_PER_TTL
+from waypost.store.port import Executor, Heartbeat, Idle, Registration
 from waypost.wake.port import Listening
 from waypost.worker.registering import interval
 
@@ -78,13 +78,18 @@ class Poller:
     """The thread. `tell` makes the beat; it is given when the worker started by the store's clock, None at first."""
 
     def __init__(
-        self, link: Link, connected: Callable[[], Executor], tell: Callable[[int | None], Beat], *, window: float
+        self,
+        context: ClientContext,
+        connected: Callable[[], Executor],
+        tell: Callable[[int | None], Heartbeat],
+        *,
+        window: float,
     ) -> None:
-        self._link = link
+        self._context = context
         self._connected = connected
         self._tell = tell
         self._interval = interval(window)
-        self._ttl_ms = round(self._interval * BEATS_PER_TTL * 1000)
+        self._ttl_ms = round(self._interval * HEARTBEATS_PER_TTL * 1000)
         #: When the store last answered; a start counts, since it needs one.
         self.answered = time.monotonic()
         #: What the last poll failed with.
@@ -97,7 +102,7 @@ class Poller:
         self._rested: dict[Resting, Rested] = {}
         self._echo: Listening | None = None
         self._changed = threading.Condition()
-        self._beat_due = 0.0
+        self._heartbeat_due = 0.0
         #: When the thread looks again by itself.
         self._sleeps_until = 0.0
         self._stopping = False
@@ -107,14 +112,14 @@ class Poller:
 
     def start(self) -> None:
         """Begin with a heartbeat, at once."""
-        self._echo = self._link.wakeups.listen_to_echo(self._link.worker)
+        self._echo = self._context.wakeups.listen_to_echo(self._context.worker)
         self._thread = threading.Thread(target=self._run, name="waypost-polls", daemon=True)
         self._thread.start()
 
     def poke(self) -> None:
         """There is something new to tell."""
         with self._changed:
-            self._beat_due = 0.0
+            self._heartbeat_due = 0.0
             self._changed.notify()
 
     def rest(self, resting: Resting, idle: Idle, seconds: float) -> None:
@@ -146,10 +151,10 @@ class Poller:
 
     def _run(self) -> None:
         while (due := self._wait()) is not None:
-            self._poll(due[0], beats=due[1])
+            self._poll(due[0], heartbeats=due[1])
         if self._name and not self._abandoned:
             try:
-                self._connected().run(self._link.store.leave(self._name))
+                self._connected().run(self._context.store.unregister(self._name))
             except Exception as error:
                 log.debug("worker %s could not say goodbye: %s", self._name, error, extra={"event": "leave_failed"})
 
@@ -166,28 +171,28 @@ class Poller:
 
     def next_due(self) -> float:
         """When the next poll is due."""
-        return min([self._beat_due, *(rested.due for rested in self._rested.values())])
+        return min([self._heartbeat_due, *(rested.due for rested in self._rested.values())])
 
     def take_due(self, now: float) -> tuple[list[Rested], bool]:
         """The queues of this poll and whether it carries a heartbeat: what is due, and what soon would be."""
         due = [one for one in self._rested.values() if one.due - now <= one.seconds * TOGETHER]
-        beats = self._beat_due - now <= self._interval * TOGETHER
+        heartbeats = self._heartbeat_due - now <= self._interval * TOGETHER
         for one in due:
             one.due = now + one.seconds * random.uniform(1 - JITTER, 1)
-        if beats:
-            self._beat_due = now + self._interval
-        return due, beats
+        if heartbeats:
+            self._heartbeat_due = now + self._interval
+        return due, heartbeats
 
-    def _poll(self, due: Sequence[Rested], *, beats: bool) -> None:
+    def _poll(self, due: Sequence[Rested], *, heartbeats: bool) -> None:
         sent_at = lease_clock.now()
         try:
             electable = self.electable
             if electable is not None and electable.candidate.leading:
                 electable = None
-            calls = self._link.store.poll(
+            calls = self._context.store.poll(
                 [one.idle for one in due],
-                heartbeat=self._heartbeat(electable) if beats else None,
-                echo=self._link.worker if self._echo is not None else None,
+                registration=self._heartbeat(electable) if heartbeats else None,
+                echo=self._context.worker if self._echo is not None else None,
             )
             answers: list[PolledQueue] = []
             elected: Elected | None = None
@@ -199,13 +204,13 @@ class Poller:
                 elected, at_ms = elected or answer.elected, max(at_ms, answer.at_ms)
         except Exception as error:
             # Whatever it is: a worker works whether or not anybody can see it, and finds work when it is woken.
-            self._failed(error, due, beats)
-            if beats and due and not isinstance(error, StoreUnavailable | OutcomeUnknown):
-                self._poll(due, beats=False)  # what is wrong with the heartbeat must not hide work
+            self._failed(error, due, heartbeats)
+            if heartbeats and due and not isinstance(error, StoreUnavailable | OutcomeUnknown):
+                self._poll(due, heartbeats=False)  # what is wrong with the heartbeat must not hide work
             return
         self.answered = time.monotonic()
-        self._link.session.time.learn(at_ms)
-        if beats:
+        self._context.session.time.learn(at_ms)
+        if heartbeats:
             self.error = None
             self._started_ms = at_ms if self._started_ms is None else self._started_ms
         elif isinstance(self.error, StoreUnavailable | OutcomeUnknown):
@@ -215,14 +220,14 @@ class Poller:
         except RuntimeError:
             log.debug("the event loop is gone", extra={"event": "loop_gone"})
 
-    def _heartbeat(self, electable: Electable | None) -> Heartbeat:
-        beat = self._tell(self._started_ms)
-        self._name = beat.name
+    def _heartbeat(self, electable: Electable | None) -> Registration:
+        heartbeat = self._tell(self._started_ms)
+        self._name = heartbeat.name
         if electable is None:
-            return Heartbeat(beat, self._ttl_ms)
-        return Heartbeat(beat, self._ttl_ms, electable.candidate.role, electable.candidate.ttl_ms)
+            return Registration(heartbeat, self._ttl_ms)
+        return Registration(heartbeat, self._ttl_ms, electable.candidate.role, electable.candidate.ttl_ms)
 
-    def _failed(self, error: Exception, due: Sequence[Rested], beats: bool) -> None:
+    def _failed(self, error: Exception, due: Sequence[Rested], heartbeats: bool) -> None:
         log.log(
             logging.WARNING if self.error is None else logging.DEBUG,
             "worker %s could not poll its store (%s); trying again",
@@ -235,8 +240,8 @@ class Poller:
             now = time.monotonic()
             for one in due:
                 one.due = min(one.due, now + one.seconds / SOONER)
-            if beats:
-                self._beat_due = min(self._beat_due, now + self._interval / SOONER)
+            if heartbeats:
+                self._heartbeat_due = min(self._heartbeat_due, now + self._interval / SOONER)
 
     # ---- the event loop ----------------------------------------------------------------------------------
 

@@ -137,7 +137,7 @@ def _unknown_queue(message: Message[Any]) -> UnknownQueue | None:
     sent_on, message._then = message._then, ()
     try:
         for next_one in sent_on if message.home is not None else ():
-            message.home.link.name_of(next_one.queue)
+            message.home.context.name_of(next_one.queue)
     except UnknownQueue as error:
         return error
     message._then = sent_on

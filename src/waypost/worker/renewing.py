@@ -21,7 +21,7 @@ from waypost import lease_clock
 from waypost.delivery import Message, error_text, error_type
 from waypost.errors import WaypostError
 from waypost.message import ExtendStatus
-from waypost.operations.flow import Link, drive
+from waypost.operations.flow import ClientContext, drive
 from waypost.operations.receive import how, log_lease_lost
 from waypost.policy import CHUNK_MESSAGES_MAX
 from waypost.store.port import Executor, Hold
@@ -63,8 +63,8 @@ class Holder(Protocol):
 class Renewer:
     """Both threads. With `on_demand` they start with the first lease to be kept, and end when there is none."""
 
-    def __init__(self, link: Link, connect: Callable[[], Executor], *, on_demand: bool = False) -> None:
-        self._link = link
+    def __init__(self, context: ClientContext, connect: Callable[[], Executor], *, on_demand: bool = False) -> None:
+        self._context = context
         self._connect = connect
         self._on_demand = on_demand
         self.executor: Executor | None = None
@@ -222,12 +222,12 @@ class Renewer:
                     error,
                     extra={"event": "renewal_failed", "queue": holder.queue, "count": len(chunk)},
                 )
-                self._link.tell(
+                self._context.tell(
                     "renewed", holder.queue, *how(error), count=len(chunk),
                     error_type=error_type(error), error=error_text(error),
                 )  # fmt: skip
                 continue
-            self._link.tell("renewed", holder.queue, count=statuses.count("ok") + statuses.count("cancel"))
+            self._context.tell("renewed", holder.queue, count=statuses.count("ok") + statuses.count("cancel"))
             for message, status in zip(chunk, statuses, strict=True):
                 if status != "lost":
                     # Not the earlier one of a call that was answered after the next.
@@ -237,7 +237,7 @@ class Renewer:
                     self._answer(holder, message, status)
 
     def _extend(self, holder: Holder, messages: list[Message[Any]]) -> list[ExtendStatus]:
-        link, queue = self._link, holder.queue
+        context, queue = self._context, holder.queue
         seconds = interval(holder.lease_seconds or 60.0)
         self._calling = (lease_clock.now(), max(seconds, STUCK_SECONDS_MIN))
         try:
@@ -245,10 +245,10 @@ class Renewer:
                 self.executor = self._connect()
             holds = [Hold(message.id, message.token, message.lease.nonce) for message in messages]
             # Later than by the next renewal it is of no use.
-            renewal = link.operate(
+            renewal = context.operate(
                 queue,
-                lambda operation: link.store.extend(queue, holds, operation),
-                budget=min(link.retry_budget, seconds),
+                lambda operation: context.store.extend(queue, holds, operation),
+                budget=min(context.retry_budget, seconds),
                 fenced=True,
             )
             return drive(self.executor, renewal)
@@ -275,7 +275,7 @@ class Renewer:
             # Told here, not on the event loop: a handler that blocks it can look at this too.
             message.lease_lost = True
         log_lease_lost(message, phase)
-        self._link.tell(
+        self._context.tell(
             "lease_lost", holder.queue, "failure", message_id=message.id, token=message.token,
             deliveries=message.deliveries, attempts=message.attempts, reason=phase,
         )  # fmt: skip

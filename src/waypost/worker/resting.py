@@ -19,10 +19,10 @@ from collections.abc import Callable
 from waypost import lease_clock
 from waypost.errors import WaypostError
 from waypost.message import Claimed, PolledQueue
-from waypost.operations.flow import Link
+from waypost.operations.flow import ClientContext
 from waypost.operations.receive import Nap, safety_poll_seconds
 from waypost.store.port import AsyncExecutor, Call, Idle
-from waypost.worker.health import Pulse
+from waypost.worker.health import Liveness
 from waypost.worker.polling import Poller
 
 log = logging.getLogger("waypost")
@@ -50,10 +50,10 @@ class Rest:
 
     def __init__(
         self,
-        link: Link,
+        context: ClientContext,
         executor: AsyncExecutor,
         queue: str,
-        pulse: Pulse,
+        liveness: Liveness,
         is_idle: Callable[[], bool],
         poller: Poller,
     ) -> None:
@@ -62,10 +62,10 @@ class Rest:
         self.awaits_idleness = False
         #: Poked while it was not asleep: the next sleep ends at once.
         self.poked = False
-        self._link = link
+        self._context = context
         self._executor = executor
         self._queue = queue
-        self._pulse = pulse
+        self._liveness = liveness
         self._is_idle = is_idle
         self._poller = poller
         #: How often it is polled while it rests, None while it is not, and what ends its sleep at the next moment.
@@ -99,13 +99,13 @@ class Rest:
 
     def open(self) -> None:
         """Begin: take a door if there is one."""
-        self._has_door = self._link.store.doors is not None and self._link.wakeups.take_door()
+        self._has_door = self._context.store.doors is not None and self._context.wakeups.take_door()
 
     def close(self) -> None:
         """Leave the door to others."""
         if self._has_door:
             self._has_door = False
-            self._link.wakeups.give_door()
+            self._context.wakeups.give_door()
 
     # ---- on the loop -------------------------------------------------------------------------------------
 
@@ -129,7 +129,7 @@ class Rest:
         door_from = now + self._pause_seconds
         at_once = self.poked or (then_door and now >= door_from and self._is_idle())
         if rests:
-            self._pulse.rests(end - now if poll_seconds is None else min(end - now, poll_seconds))
+            self._liveness.rests(end - now if poll_seconds is None else min(end - now, poll_seconds))
         self.awaits_idleness = then_door and now >= door_from
         self._asleep = asleep = self._loop.create_future()
         self._arm(end)
@@ -148,7 +148,7 @@ class Rest:
             now = time.monotonic()
             if self._own_due <= now:
                 self._own_due = float("inf")
-            self._pulse.wakes()
+            self._liveness.wakes()
         left = min(end - now, self._door_seconds)
         then_door = then_door and not poked and left >= DOOR_SECONDS_MIN and now >= door_from
         return left if then_door and self._is_idle() else None
@@ -185,7 +185,7 @@ class Rest:
         """What the store says of the queue while it rests."""
         if self._poll_seconds is None:
             return
-        self._pulse.polled(self._poll_seconds)
+        self._liveness.polled(self._poll_seconds)
         if answer.at_door:
             self.not_before = sent_at
         if answer.needs_claim:
@@ -254,7 +254,7 @@ class Rest:
         self._pokes, self._told, self._visiting = 0, False, True
         self._sleeper, self._went_at = sleeper, time.monotonic()
         self.not_before = lease_clock.now()
-        self._pulse.rests(self._polls_at_door)
+        self._liveness.rests(self._polls_at_door)
         self._rest(sleeper, self._polls_at_door)
 
     def goes(self, give_up: Callable[[], None]) -> None:
@@ -286,10 +286,10 @@ class Rest:
             # That was the word that it was told by: words come in their order, so nothing has been told since.
             self.poked = False
         self._stands = self._owes_look = False
-        self._pulse.wakes()
+        self._liveness.wakes()
 
     def _knock(self) -> None:
-        doors = self._link.store.doors
+        doors = self._context.store.doors
         if doors is None:
             return
         knock = self._loop.create_task(

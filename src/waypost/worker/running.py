@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from waypost import lease_clock
 from waypost.delivery import Message, Outcome, error_text, error_type
-from waypost.operations.flow import Link
+from waypost.operations.flow import ClientContext
 from waypost.worker.handler import Handler
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class Slot:
 
     def tell(
         self,
-        link: Link,
+        context: ClientContext,
         messages: Sequence[Message[Any]],
         error: BaseException | None,
         ending: Ending | None,
@@ -68,7 +68,7 @@ class Slot:
             told = {"error_type": error_type(error), "error": error_text(error)}
         run_ms = round((lease_clock.now() - self.started) * 1000, 3)
         for message in messages:
-            link.tell(
+            context.tell(
                 "handled", message.queue, outcome, message_id=message.id, token=message.token,
                 deliveries=message.deliveries, attempts=message.attempts, run_ms=run_ms, reason=ending, **told,
             )  # fmt: skip

@@ -15,7 +15,7 @@ from waypost.delivery import Message
 from waypost.errors import OutcomeUnknown, StoreUnavailable, WaypostError
 from waypost.message import Settlement, SettleStatus
 from waypost.operations import receive
-from waypost.operations.flow import Link, drive_async
+from waypost.operations.flow import ClientContext, drive_async
 from waypost.outbox.settling import Home
 from waypost.policy import CHUNK_BYTES_MAX, CHUNK_MESSAGES_MAX, RetryPolicy
 from waypost.store.port import AsyncExecutor
@@ -32,7 +32,7 @@ class Settler:
 
     def __init__(
         self,
-        link: Link,
+        context: ClientContext,
         executor: AsyncExecutor,
         queue: str,
         held: set[Message[Any]],
@@ -40,7 +40,7 @@ class Settler:
         retry: RetryPolicy,
         renewer: Renewer,
     ) -> None:
-        self._link = link
+        self._context = context
         self._executor = executor
         self._queue = queue
         #: Leases that are ours; what is settled leaves it.
@@ -57,7 +57,7 @@ class Settler:
         self.unsettled = 0
         self.released = 0
         #: For handlers that settle in transactions of their own.
-        self.home = Home(link, retry, blocking=lambda: renewer.executor, awaited=self._connected, held=held)
+        self.home = Home(context, retry, blocking=lambda: renewer.executor, awaited=self._connected, held=held)
 
     async def _connected(self) -> AsyncExecutor:
         return self._executor
@@ -134,7 +134,7 @@ class Settler:
         return count
 
     async def _send(self, messages: list[Message[Any]], settlements: list[Settlement]) -> None:
-        flow = receive.settle(self._link, self._queue, messages, settlements)
+        flow = receive.settle(self._context, self._queue, messages, settlements)
         try:
             statuses = await drive_async(self._executor, flow)
         except (StoreUnavailable, OutcomeUnknown) as error:
@@ -178,7 +178,7 @@ class Settler:
                 "message_id": messages[0].id if messages else None,
             },
         )
-        if self._link.on_event is not None:
+        if self._context.on_event is not None:
             outcome = receive.how(error) if isinstance(error, WaypostError) else ("unknown",)
             for message, settlement in zip(messages, settlements, strict=False):
-                receive.tell_settled(self._link, message, settlement, "unsettled", *outcome)
+                receive.tell_settled(self._context, message, settlement, "unsettled", *outcome)

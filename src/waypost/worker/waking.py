@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from waypost.operations import receive
-from waypost.operations.flow import Link, drive_async
+from waypost.operations.flow import ClientContext, drive_async
 from waypost.store.port import AsyncExecutor
 from waypost.wake.port import Listening
 
@@ -13,12 +13,14 @@ from waypost.wake.port import Listening
 class Ears:
     """One consumer's part in the wake-ups of its client. `wake` and `stop` are called from any thread."""
 
-    def __init__(self, link: Link, queue: str, *, wake: Callable[[str], None], stop: Callable[[str], None]) -> None:
-        self._link = link
+    def __init__(
+        self, context: ClientContext, queue: str, *, wake: Callable[[str], None], stop: Callable[[str], None]
+    ) -> None:
+        self._context = context
         self._queue = queue
         self._wake = wake
         self._stop = stop
-        self._name = link.wakeups.sleeper(link.worker)
+        self._name = context.wakeups.sleeper(context.worker)
         self._ready: Listening | None = None
         self._held: Listening | None = None
         #: Whether the store has it in its memory of sleepers.
@@ -26,7 +28,7 @@ class Ears:
 
     def open(self) -> None:
         """Begin to listen."""
-        wakeups = self._link.wakeups
+        wakeups = self._context.wakeups
         self._ready = wakeups.listen("ready", self._queue, self._name, self._wake)
         self._held = wakeups.listen("held", self._queue, None, self._stop)
 
@@ -43,4 +45,4 @@ class Ears:
         self._ready = self._held = None
         if self.asleep:
             self.asleep = False
-            await drive_async(executor, receive.leave(self._link, self._queue, self._name))
+            await drive_async(executor, receive.unregister(self._context, self._queue, self._name))

@@ -20,17 +20,17 @@ from waypost.errors import ConfigurationError, ForkedClient, UnusableClient
 from waypost.identity import Session
 from waypost.message import Drained, Health, WorkerState
 from waypost.operations.around import Around
-from waypost.operations.flow import Flow, Link, OnEvent, drive_async
+from waypost.operations.flow import ClientContext, Flow, OnEvent, drive_async
 from waypost.policy import HEALTH_WINDOW_SECONDS
 from waypost.redaction import Redact
-from waypost.store.port import AsyncExecutor, Beat, Executor, Store
+from waypost.store.port import AsyncExecutor, Executor, Heartbeat, Store
 from waypost.wake.wakeups import NO_WAKEUPS, Wakeups
 from waypost.worker.bridges import LoopExecutor, ThreadedExecutor
 from waypost.worker.consumer import Consumer
 from waypost.worker.handler import Handler
 from waypost.worker.health import NOT_RUNNING, check_window, judge
 from waypost.worker.polling import Electable, Poller
-from waypost.worker.registering import beat_of
+from waypost.worker.registering import heartbeat_of
 from waypost.worker.renewing import Renewer
 from waypost.worker.signals import StopSignals
 
@@ -69,8 +69,8 @@ class Worker:
         around: Around | None = None,
         check: Callable[[], None] = lambda: None,
         health_window: float = HEALTH_WINDOW_SECONDS,
-        prepare: Callable[[Link], Flow[None]] | None = None,
-        embed: Callable[[Link, AsyncExecutor], list[Embedded]] = lambda link, executor: [],
+        prepare: Callable[[ClientContext], Flow[None]] | None = None,
+        embed: Callable[[ClientContext, AsyncExecutor], list[Embedded]] = lambda context, executor: [],
     ) -> None:
         if not handlers:
             raise ConfigurationError("there is nothing to run: register a function with @post.handler(queue)")
@@ -208,11 +208,11 @@ class Worker:
         error = poller.error
         return self._judged(poller.answered, [] if error is None else [f"the last poll failed: {error}"])
 
-    def tell(self, started_ms: int | None) -> Beat:
+    def tell(self, started_ms: int | None) -> Heartbeat:
         """What the register of workers is told. Called from the registering thread."""
         # Whoever reads it in the store knows that the store answers.
         health = self._judged(time.monotonic(), [])
-        return beat_of(
+        return heartbeat_of(
             self.name, self._consumers, self._state, health, processes=self.processes, started_ms=started_ms
         )  # fmt: skip
 
@@ -344,11 +344,11 @@ class _Parts:
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
-        self._link = Link(worker._store, **worker._options)
+        self._context = ClientContext(worker._store, **worker._options)
         self._executor: AsyncExecutor | None = None
         self._renewer: Renewer | None = None
         self._blocking: Executor | None = None
-        self.poller = Poller(self._link, self._connected, worker.tell, window=worker.health_window)
+        self.poller = Poller(self._context, self._connected, worker.tell, window=worker.health_window)
         self._background: list[Embedded] = []
         self.consumers: list[Consumer] = []
 
@@ -371,18 +371,18 @@ class _Parts:
             self._blocking = _blocking(store, timeout, executor, loop)
             return self._blocking
 
-        self._renewer = renewer = Renewer(self._link, connect)
+        self._renewer = renewer = Renewer(self._context, connect)
         for handler in worker.handlers:
             consumer = Consumer(
-                handler, self._link, executor, renewer, self.poller, owner=worker._owner,
+                handler, self._context, executor, renewer, self.poller, owner=worker._owner,
                 on_work=worker.on_work, on_abort=worker.on_abort, work_count=lambda: worker._work,
             )  # fmt: skip
             self.consumers.append(consumer)
         try:
             if worker._prepare is not None:
-                await drive_async(executor, worker._prepare(self._link))
+                await drive_async(executor, worker._prepare(self._context))
             await asyncio.to_thread(renewer.start, list(self.consumers))
-            self._background = worker._embed(self._link, executor)
+            self._background = worker._embed(self._context, executor)
             for part in self._background:
                 candidate = getattr(part, "candidate", None)
                 if candidate is not None and candidate.by_polls:
@@ -418,7 +418,7 @@ class _Parts:
     async def _close(self) -> None:
         assert self._renewer is not None
         assert self._executor is not None
-        self._link.draining = True
+        self._context.draining = True
         await asyncio.to_thread(self.poller.stop, RENEWER_STOP_SECONDS)
         for consumer in self.consumers:
             consumer.close()

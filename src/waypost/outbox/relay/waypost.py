@@ -14,7 +14,7 @@ from waypost.checks import check_namespace, check_queue, check_text
 from waypost.delivery import error_text
 from waypost.errors import InvalidInput, QueueFull, WaypostError
 from waypost.identity import Session
-from waypost.operations.flow import Flow, Link, drive_async
+from waypost.operations.flow import ClientContext, Flow, drive_async
 from waypost.outbox.relay.port import Confirmation, Parcel, Refused, Unconfirmed, pieces
 from waypost.policy import KEY_CHARACTERS_MAX, START_TIMEOUT_SECONDS
 from waypost.redaction import Redact, journal_copy
@@ -48,7 +48,7 @@ class WaypostTarget:
         self._start_timeout = start_timeout
         self._wakeups = open_wakeups(self.store, None, start_timeout)
         self._executor: AsyncExecutor | None = None
-        self._link: Link | None = None
+        self._context: ClientContext | None = None
 
     def is_queue_of(self, store: Store, queue: str) -> bool:
         """Whether it is this very queue: a relay to itself would send the same messages for ever."""
@@ -57,7 +57,7 @@ class WaypostTarget:
     async def open(self) -> None:
         """Connect."""
         session = Session()
-        self._link = Link(
+        self._context = ClientContext(
             self.store, session=session, worker="relay", retry_budget=RETRY_BUDGET, wakeups=self._wakeups,
             redact=self._redact,
         )  # fmt: skip
@@ -65,11 +65,11 @@ class WaypostTarget:
 
     async def send(self, parcels: Sequence[Parcel]) -> list[Confirmation]:
         """Publish a batch in order, in parts that are each whole or not at all."""
-        assert self._link is not None
+        assert self._context is not None
         assert self._executor is not None
         confirmations: list[Confirmation] = []
         for piece in pieces(parcels):
-            outcome = await drive_async(self._executor, _publish(self._link, self.queue, piece))
+            outcome = await drive_async(self._executor, _publish(self._context, self.queue, piece))
             confirmations += outcome
             if any(isinstance(one, Unconfirmed) for one in outcome):
                 # What follows must not overtake it.
@@ -79,7 +79,7 @@ class WaypostTarget:
 
     async def close(self) -> None:
         """End the connections."""
-        executor, self._executor, self._link = self._executor, None, None
+        executor, self._executor, self._context = self._executor, None, None
         if executor is not None:
             with contextlib.suppress(WaypostError):
                 await executor.close()
@@ -93,24 +93,24 @@ def place_of(store: Store) -> tuple[object, ...]:
     return store.kind, store.namespace, place
 
 
-def _publish(link: Link, queue: str, parcels: Sequence[Parcel]) -> Flow[list[Confirmation]]:
+def _publish(context: ClientContext, queue: str, parcels: Sequence[Parcel]) -> Flow[list[Confirmation]]:
     drafts: list[Draft] = []
     confirmations: list[Confirmation] = []
     for parcel in parcels:
         try:
-            drafts.append(_draft(link, queue, parcel))
+            drafts.append(_draft(context, queue, parcel))
             confirmations.append(None)
         except InvalidInput as error:
             confirmations.append(Refused("rejected", error_text(error)))
-    told = iter((yield from _store(link, queue, _apart(drafts))))
+    told = iter((yield from _store(context, queue, _apart(drafts))))
     return [next(told) if one is None else one for one in confirmations]
 
 
-def _draft(link: Link, queue: str, parcel: Parcel) -> Draft:
+def _draft(context: ClientContext, queue: str, parcel: Parcel) -> Draft:
     key = None if parcel.key is None else check_text("key", parcel.key, KEY_CHARACTERS_MAX)
     return Draft(
         parcel.id, parcel.envelope, key=key, priority=parcel.priority, group=parcel.group, forwarded=True,
-        journal_copy=journal_copy(link.redact, queue, parcel.id, parcel.envelope),
+        journal_copy=journal_copy(context.redact, queue, parcel.id, parcel.envelope),
     )  # fmt: skip
 
 
@@ -128,16 +128,16 @@ def _apart(drafts: Sequence[Draft]) -> list[list[Draft]]:
     return parts if parts[0] else []
 
 
-def _store(link: Link, queue: str, parts: list[list[Draft]]) -> Flow[list[Confirmation]]:
+def _store(context: ClientContext, queue: str, parts: list[list[Draft]]) -> Flow[list[Confirmation]]:
     """Publish parts in order, as far as there is room; the first failure ends it."""
     confirmations: list[Confirmation] = []
     count = sum(map(len, parts))
     for part in parts:
         try:
-            room = yield from _room(link, queue)
+            room = yield from _room(context, queue)
             fits = part[:room]
             if fits:
-                yield from _publish_part(link, queue, fits)
+                yield from _publish_part(context, queue, fits)
             confirmations += [None] * len(fits)
             if len(fits) < len(part):
                 raise QueueFull(f"queue {queue} of the target has reached its max_pending")
@@ -146,19 +146,21 @@ def _store(link: Link, queue: str, parts: list[list[Draft]]) -> Flow[list[Confir
     return confirmations
 
 
-def _publish_part(link: Link, queue: str, drafts: Sequence[Draft]) -> Flow[None]:
+def _publish_part(context: ClientContext, queue: str, drafts: Sequence[Draft]) -> Flow[None]:
     # Known by their arrival: a repeat stores nothing twice, however late it comes.
-    yield from link.operate_woken(queue, lambda operation: link.store.publish(queue, drafts, operation), fenced=True)
+    yield from context.operate_woken(
+        queue, lambda operation: context.store.publish(queue, drafts, operation), fenced=True
+    )
 
 
-def _room(link: Link, queue: str) -> Flow[int | None]:
+def _room(context: ClientContext, queue: str) -> Flow[int | None]:
     """How many more the queue may hold, None for any number.
 
     A store never refuses what was sent on to it, so the relay keeps to the cap by itself: to within what others
     publish at the same moment.
     """
-    policy = yield from link.policy(queue)
+    policy = yield from context.policy(queue)
     if policy.max_pending is None or policy.overload == "drop_oldest":
         return None
-    ledger = (yield from link.attempt(link.store.stats(queue))).ledger
+    ledger = (yield from context.attempt(context.store.stats(queue))).ledger
     return max(0, policy.max_pending - ledger.ready - ledger.delayed - ledger.waiting)

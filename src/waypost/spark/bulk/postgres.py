@@ -87,7 +87,7 @@ class PostgresBulk(Bulk):
                 return self._copy(query)
             except (StoreUnavailable, OutcomeUnknown) as error:
                 self._drop()
-                trouble = trouble or Trouble(self.link, RETRY_SECONDS)
+                trouble = trouble or Trouble(self.context, RETRY_SECONDS)
                 yield trouble.pause("read", error)
 
     def _copy(self, query: str) -> Any:

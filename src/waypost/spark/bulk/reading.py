@@ -12,7 +12,7 @@ from typing import Any, Self, TypeVar
 from waypost.errors import ConfigurationError
 from waypost.identity import Session
 from waypost.message import MessageState
-from waypost.operations.flow import Link, drive
+from waypost.operations.flow import ClientContext, drive
 from waypost.policy import START_TIMEOUT_SECONDS
 from waypost.spark.bulk.columns import struct_batch
 from waypost.spark.credentials import Place
@@ -62,11 +62,11 @@ class Bulk:
         self.url = url
         with without_warnings():
             self._executor = store.connect(start_timeout=START_TIMEOUT_SECONDS)
-        self.link = Link(store, session=Session(), worker="spark", retry_budget=RETRY_SECONDS)
+        self.context = ClientContext(store, session=Session(), worker="spark", retry_budget=RETRY_SECONDS)
 
     def run(self, call: Call[T]) -> T:
         """Run one call; when the connection fails, again within a budget. Reads may always be repeated."""
-        return drive(self._executor, self.link.attempt(call))
+        return drive(self._executor, self.context.attempt(call))
 
     @property
     def executor(self) -> Any:

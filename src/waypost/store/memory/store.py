@@ -44,13 +44,13 @@ from waypost.store.memory.book import Record
 from waypost.store.memory.queue import QueueModel
 from waypost.store.memory.workers import Register
 from waypost.store.port import (
-    Beat,
     Call,
     Draft,
     FireStep,
     Heartbeat,
     Hold,
     Idle,
+    Registration,
     Target,
     Woken,
     add_wakes,
@@ -364,29 +364,29 @@ class MemoryStore:
     # ---- who works -----------------------------------------------------------------------------------------
 
     def poll(
-        self, idle: Sequence[Idle], *, heartbeat: Heartbeat | None = None, echo: str | None = None
+        self, idle: Sequence[Idle], *, registration: Registration | None = None, echo: str | None = None
     ) -> list[Call[Polled]]:
-        def part(chosen: Sequence[Idle], given: Heartbeat | None) -> Call[Polled]:
-            record = b"" if given is None else pack(given.beat)
+        def part(chosen: Sequence[Idle], given: Registration | None) -> Call[Polled]:
+            record = b"" if given is None else pack(given.heartbeat)
 
             def step(now: int) -> Polled:
                 elected = None
                 if given is not None:
-                    self._register.beat(now, given.beat.name, record, given.ttl_ms)
+                    self._register.heartbeat(now, given.heartbeat.name, record, given.ttl_ms)
                     if given.role is not None:
-                        elected = self._leaders.elect(now, given.role, given.beat.name, given.role_ttl_ms)
+                        elected = self._leaders.elect(now, given.role, given.heartbeat.name, given.role_ttl_ms)
                 return Polled([self._queue(one.queue).poll(now, one.sleeper) for one in chosen], now, elected)
 
             return ModelCall("poll", step)
 
-        return [part(chosen, None if at else heartbeat) for at, chosen in enumerate(poll_parts(idle))]
+        return [part(chosen, None if at else registration) for at, chosen in enumerate(poll_parts(idle))]
 
-    def beat(self, beat: Beat, ttl_ms: int) -> Call[int]:
-        record = pack(beat)
-        return ModelCall("beat", lambda now: self._register.beat(now, beat.name, record, ttl_ms))
+    def heartbeat(self, heartbeat: Heartbeat, ttl_ms: int) -> Call[int]:
+        record = pack(heartbeat)
+        return ModelCall("heartbeat", lambda now: self._register.heartbeat(now, heartbeat.name, record, ttl_ms))
 
-    def leave(self, name: str) -> Call[bool]:
-        return ModelCall("leave", lambda now: self._register.leave(name))
+    def unregister(self, name: str) -> Call[bool]:
+        return ModelCall("unregister", lambda now: self._register.unregister(name))
 
     def workers(self) -> Call[list[RegisteredWorker]]:
         return ModelCall("workers", self._register.workers)

@@ -13,7 +13,7 @@ class Register:
     def __init__(self) -> None:
         self._records: dict[str, tuple[bytes, int, int]] = {}
 
-    def beat(self, now: int, name: str, record: bytes, ttl_ms: int) -> int:
+    def heartbeat(self, now: int, name: str, record: bytes, ttl_ms: int) -> int:
         """Remember a worker for a while. A full register forgets whose time ends first. The store's time."""
         self._records[name] = (record, now, now + ttl_ms)
         for gone in [name for name, (_, _, until) in self._records.items() if until <= now]:
@@ -23,7 +23,7 @@ class Register:
             del self._records[min(others, key=lambda other: (self._records[other][2], other))]
         return now
 
-    def leave(self, name: str) -> bool:
+    def unregister(self, name: str) -> bool:
         """Forget a worker at once; whether it was known."""
         return self._records.pop(name, None) is not None
 

@@ -35,7 +35,19 @@ from waypost.message import (
     TracePage,
 )
 from waypost.policy import CLAIM_BYTES_MAX, DEFAULT_POLICY, PRIORITY_DEFAULT, PRIORITY_MAX, Policy
-from waypost.store.port import Beat, Call, Draft, Heartbeat, Hold, Idle, Target, Woken, check_purge, poll_parts, told
+from waypost.store.port import (
+    Call,
+    Draft,
+    Heartbeat,
+    Hold,
+    Idle,
+    Registration,
+    Target,
+    Woken,
+    check_purge,
+    poll_parts,
+    told,
+)
 from waypost.store.postgres import looking
 from waypost.store.postgres.chains import ChainVerbs
 from waypost.store.postgres.migrating import Names
@@ -374,31 +386,37 @@ class PostgresStore(ScheduleVerbs, ChainVerbs):
     # ---- who works ---------------------------------------------------------------------------------------------
 
     def poll(
-        self, idle: Sequence[Idle], *, heartbeat: Heartbeat | None = None, echo: str | None = None
+        self, idle: Sequence[Idle], *, registration: Registration | None = None, echo: str | None = None
     ) -> list[Call[Polled]]:
-        return [self._poll(part, None if at else heartbeat) for at, part in enumerate(poll_parts(idle))]
+        return [self._poll(part, None if at else registration) for at, part in enumerate(poll_parts(idle))]
 
-    def _poll(self, idle: Sequence[Idle], heartbeat: Heartbeat | None) -> Call[Polled]:
+    def _poll(self, idle: Sequence[Idle], registration: Registration | None) -> Call[Polled]:
         def decode(result: PGresult) -> Polled:
             at_ms, leader, queues = _polled_reply(one(result) or b"")
             elected = None if leader is None else Elected(*leader)
             return Polled([PolledQueue(*found) for found in queues], at_ms, elected)
 
         told = [text(None), data(None), number(None), number(None), text(None), number(None)]
-        if heartbeat is not None:
+        if registration is not None:
             told = [
-                text(heartbeat.beat.name), data(pack(heartbeat.beat)), number(heartbeat.ttl_ms),
-                number(limits.WORKERS_MAX), text(heartbeat.role), number(heartbeat.role_ttl_ms),
+                text(registration.heartbeat.name), data(pack(registration.heartbeat)), number(registration.ttl_ms),
+                number(limits.WORKERS_MAX), text(registration.role), number(registration.role_ttl_ms),
             ]  # fmt: skip
         queues = array_of_text([each.queue for each in idle])
         sleepers = array_of_text([each.sleeper for each in idle])
         return self._call("poll", "", [self._now(), queues, sleepers, *told], decode)
 
-    def beat(self, beat: Beat, ttl_ms: int) -> Call[int]:
-        parameters = [text(beat.name), self._now(), number(ttl_ms), data(pack(beat)), number(limits.WORKERS_MAX)]
+    def heartbeat(self, heartbeat: Heartbeat, ttl_ms: int) -> Call[int]:
+        parameters = [
+            text(heartbeat.name),
+            self._now(),
+            number(ttl_ms),
+            data(pack(heartbeat)),
+            number(limits.WORKERS_MAX),
+        ]
         return self._call("beat", "", parameters, _int)
 
-    def leave(self, name: str) -> Call[bool]:
+    def unregister(self, name: str) -> Call[bool]:
         return self._call("leave", "", [text(name)], lambda result: one(result) == b"\1")
 
     def workers(self) -> Call[list[RegisteredWorker]]:

@@ -37,7 +37,7 @@ FORK_WAIT_SECONDS = 5.0
 _RESERVE_GIVE = "DELETE FROM {reserve}"
 
 
-class Link:
+class ClientContext:
     """One connection, opened when needed, and the lock that keeps threads apart."""
 
     def __init__(self, opener: Callable[[float], sqlite3.Connection]) -> None:
@@ -87,18 +87,18 @@ class Link:
         self._lock.release()
 
 
-_links: weakref.WeakSet[Link] = weakref.WeakSet()
+_links: weakref.WeakSet[ClientContext] = weakref.WeakSet()
 _inherited: list[sqlite3.Connection | None] = []
-_closed_for_fork: list[Link] = []
+_closed_for_fork: list[ClientContext] = []
 
 
 def _before_fork() -> None:
-    _closed_for_fork[:] = [link for link in list(_links) if link.before_fork()]
+    _closed_for_fork[:] = [context for context in list(_links) if context.before_fork()]
 
 
 def _after_fork(in_child: bool) -> None:
-    for link in _closed_for_fork:
-        link.after_fork(in_child=in_child)
+    for context in _closed_for_fork:
+        context.after_fork(in_child=in_child)
     _closed_for_fork.clear()
 
 
@@ -127,8 +127,8 @@ class SqliteExecutor:
         self._clock = clock
         self._replay_ttl_ms = replay_ttl_ms
         self._budget = busy_budget_seconds
-        self._writer = Link(lambda budget: open_file(path, spelling, budget))
-        self._reader = Link(lambda budget: open_file(path, spelling, budget, reads_only=True))
+        self._writer = ClientContext(lambda budget: open_file(path, spelling, budget))
+        self._reader = ClientContext(lambda budget: open_file(path, spelling, budget, reads_only=True))
         self._closed = False
 
     def start(self, timeout_seconds: float) -> None:
@@ -170,10 +170,10 @@ class SqliteExecutor:
         self._reader.close()
 
     @contextmanager
-    def _using(self, link: Link) -> Iterator[sqlite3.Connection]:
+    def _using(self, context: ClientContext) -> Iterator[sqlite3.Connection]:
         if self._closed:
             raise StoreUnavailable(f"the connection to {self._path} was closed; connect again")
-        with link.use() as connection:
+        with context.use() as connection:
             yield connection
 
     def _alone(self, call: SqliteCall[T]) -> T | Exception:

@@ -7,7 +7,7 @@ from typing import Any
 
 from waypost.message import Polled, PolledQueue
 from waypost.policy import DEFAULT_POLICY, SLEEPER_TTL_MS
-from waypost.store.port import Heartbeat, Idle
+from waypost.store.port import Idle, Registration
 from waypost.store.sqlite import schedules, workers
 from waypost.store.sqlite.book import as_list, read_policy
 from waypost.store.sqlite.step import Step
@@ -29,13 +29,13 @@ _KNOWN = """
         SELECT json_extract(j.value, '$[0]') FROM json_each(?) j)"""
 
 
-def poll(step: Step, idle: Sequence[Idle], heartbeat: Heartbeat | None, record: bytes) -> Polled:
+def poll(step: Step, idle: Sequence[Idle], registration: Registration | None, record: bytes) -> Polled:
     """Look at all of these queues, and let the sleepers that are registered stay so for longer."""
     elected = None
-    if heartbeat is not None:
-        workers.beat(step, heartbeat.beat.name, record, heartbeat.ttl_ms)
-        if heartbeat.role is not None:
-            elected = schedules.elect(step, heartbeat.role, heartbeat.beat.name, heartbeat.role_ttl_ms)
+    if registration is not None:
+        workers.heartbeat(step, registration.heartbeat.name, record, registration.ttl_ms)
+        if registration.role is not None:
+            elected = schedules.elect(step, registration.role, registration.heartbeat.name, registration.role_ttl_ms)
     named = as_list([(one.queue, one.sleeper) for one in idle])
     rows = step.execute(_POLL, (named,)).fetchall() if idle else []
     renewed: list[tuple[int, str]] = []

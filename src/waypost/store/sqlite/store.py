@@ -39,13 +39,13 @@ from waypost.message import (
 )
 from waypost.policy import CLAIM_BYTES_MAX, REPLAY_TTL_MS, Policy
 from waypost.store.port import (
-    Beat,
     Call,
     Draft,
     FireStep,
     Heartbeat,
     Hold,
     Idle,
+    Registration,
     Target,
     Woken,
     add_wakes,
@@ -312,20 +312,20 @@ class SqliteStore:
     # ---- who works -----------------------------------------------------------------------------------------
 
     def poll(
-        self, idle: Sequence[Idle], *, heartbeat: Heartbeat | None = None, echo: str | None = None
+        self, idle: Sequence[Idle], *, registration: Registration | None = None, echo: str | None = None
     ) -> list[Call[Polled]]:
-        def part(chosen: Sequence[Idle], given: Heartbeat | None) -> Call[Polled]:
-            record = b"" if given is None else pack(given.beat)
+        def part(chosen: Sequence[Idle], given: Registration | None) -> Call[Polled]:
+            record = b"" if given is None else pack(given.heartbeat)
             return SqliteCall("poll", lambda step: polling.poll(step, chosen, given, record))
 
-        return [part(chosen, None if at else heartbeat) for at, chosen in enumerate(poll_parts(idle))]
+        return [part(chosen, None if at else registration) for at, chosen in enumerate(poll_parts(idle))]
 
-    def beat(self, beat: Beat, ttl_ms: int) -> Call[int]:
-        record = pack(beat)
-        return SqliteCall("beat", lambda step: workers.beat(step, beat.name, record, ttl_ms))
+    def heartbeat(self, heartbeat: Heartbeat, ttl_ms: int) -> Call[int]:
+        record = pack(heartbeat)
+        return SqliteCall("heartbeat", lambda step: workers.heartbeat(step, heartbeat.name, record, ttl_ms))
 
-    def leave(self, name: str) -> Call[bool]:
-        return SqliteCall("leave", lambda step: workers.leave(step, name))
+    def unregister(self, name: str) -> Call[bool]:
+        return SqliteCall("unregister", lambda step: workers.unregister(step, name))
 
     def workers(self) -> Call[list[RegisteredWorker]]:
         return SqliteCall("workers", workers.workers, writes=False)

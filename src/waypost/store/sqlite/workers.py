@@ -21,7 +21,7 @@ _LEAVE = "DELETE FROM {worker} WHERE name = ?"
 _WORKERS = "SELECT name, record, at_ms, until_ms FROM {worker} WHERE until_ms > ? ORDER BY name LIMIT ?"
 
 
-def beat(step: Step, name: str, record: bytes, ttl_ms: int) -> int:
+def heartbeat(step: Step, name: str, record: bytes, ttl_ms: int) -> int:
     """Remember a worker for a while. A full register forgets whose time ends first. The store's time."""
     step.execute(_SWEEP, (step.now, WORKERS_SWEPT_MAX))
     row = (record, step.now, step.now + ttl_ms, name)
@@ -31,7 +31,7 @@ def beat(step: Step, name: str, record: bytes, ttl_ms: int) -> int:
     return step.now
 
 
-def leave(step: Step, name: str) -> bool:
+def unregister(step: Step, name: str) -> bool:
     """Forget a worker at once; whether it was known."""
     return step.execute(_LEAVE, (name,)).rowcount > 0
 

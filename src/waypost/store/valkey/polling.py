@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from waypost import policy
 from waypost.message import Elected, Polled, PolledQueue
-from waypost.store.port import Call, Heartbeat, Idle, poll_parts
+from waypost.store.port import Call, Idle, Registration, poll_parts
 from waypost.store.register import pack
 from waypost.store.valkey.command import ValkeyCall, command
 from waypost.store.valkey.scripts import script
@@ -21,36 +21,40 @@ if TYPE_CHECKING:
 NEEDS_CLAIM, AT_DOOR = 1, 2
 
 
-def poll(store: ValkeyStore, idle: Sequence[Idle], heartbeat: Heartbeat | None, echo: str | None) -> list[Call[Polled]]:
+def poll(
+    store: ValkeyStore, idle: Sequence[Idle], registration: Registration | None, echo: str | None
+) -> list[Call[Polled]]:
     """The calls of a poll; the first carries the heartbeat."""
-    if not idle and heartbeat is None:
+    if not idle and registration is None:
         return []
     if not store.source.cluster:
         parts = poll_parts(idle)
         return [
-            _poll(store, part, heartbeat if at == 0 else None, echo if at == 0 else None)
+            _poll(store, part, registration if at == 0 else None, echo if at == 0 else None)
             for at, part in enumerate(parts)
         ]
     calls: list[Call[Polled]] = []
-    if heartbeat is not None:
-        calls.append(_beat(store, heartbeat))
-        if heartbeat.role is not None:
-            calls.append(_elect(store, heartbeat, heartbeat.role))
+    if registration is not None:
+        calls.append(_heartbeat(store, registration))
+        if registration.role is not None:
+            calls.append(_elect(store, registration, registration.role))
     return [*calls, *(_poll(store, [one], None, echo if at == 0 else None) for at, one in enumerate(idle))]
 
 
-def _poll(store: ValkeyStore, idle: Sequence[Idle], heartbeat: Heartbeat | None, echo: str | None) -> Call[Polled]:
+def _poll(
+    store: ValkeyStore, idle: Sequence[Idle], registration: Registration | None, echo: str | None
+) -> Call[Polled]:
     text, namespace = script("poll"), store.namespace
     clock = b"%d" % store.clock() if store.clock else b""
     keys: list[bytes] = []
     told: list[bytes] = []
-    if heartbeat is not None:
+    if registration is not None:
         # No role: the key of a leader stands for itself, and is not looked at.
-        role = heartbeat.role or "scheduler"
+        role = registration.role or "scheduler"
         keys = [f"{{{namespace}}}:workers".encode(), f"{{{namespace}}}:records".encode(), leader_key(namespace, role)]
         told = [
-            heartbeat.beat.name.encode(), pack(heartbeat.beat), b"%d" % heartbeat.ttl_ms, b"%d" % policy.WORKERS_MAX,
-            b"" if heartbeat.role is None else b"%d" % heartbeat.role_ttl_ms,
+            registration.heartbeat.name.encode(), pack(registration.heartbeat), b"%d" % registration.ttl_ms, b"%d" % policy.WORKERS_MAX,
+            b"" if registration.role is None else b"%d" % registration.role_ttl_ms,
         ]  # fmt: skip
     before = len(keys)
     bases = [f"{{{namespace}:{one.queue}}}:" for one in idle]
@@ -76,14 +80,14 @@ def _polled(reply: Any) -> Polled:
     return Polled(queues, at_ms, Elected(leader[0].decode(), leader[1], leader[2]) if leader else None)
 
 
-def _beat(store: ValkeyStore, heartbeat: Heartbeat) -> Call[Polled]:
-    call = store.beat(heartbeat.beat, heartbeat.ttl_ms)
+def _heartbeat(store: ValkeyStore, registration: Registration) -> Call[Polled]:
+    call = store.heartbeat(registration.heartbeat, registration.ttl_ms)
     assert isinstance(call, ValkeyCall)
     return ValkeyCall("poll", "", call.packed, lambda at_ms: Polled([], at_ms), call.script, place=call.place)
 
 
-def _elect(store: ValkeyStore, heartbeat: Heartbeat, role: str) -> Call[Polled]:
-    call = store.elect(role, heartbeat.beat.name, heartbeat.role_ttl_ms)
+def _elect(store: ValkeyStore, registration: Registration, role: str) -> Call[Polled]:
+    call = store.elect(role, registration.heartbeat.name, registration.role_ttl_ms)
     assert isinstance(call, ValkeyCall)
 
     def decode(reply: Any) -> Polled:

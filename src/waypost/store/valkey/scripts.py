@@ -48,7 +48,7 @@ CAUSES = (
 
 SCRIPTS = (
     "publish", "claim", "settle", "extend", "cancel", "redrive", "purge", "peek", "stats", "configure", "journal",
-    "outgoing", "beat", "leave", "workers", "arrive", "watch", "save_schedule", "schedules", "fire_schedule",
+    "outgoing", "heartbeat", "unregister", "workers", "arrive", "watch", "save_schedule", "schedules", "fire_schedule",
     "trigger_schedule", "promote", "check", "poll",
 )  # fmt: skip
 #: Scripts that need nothing of the base.

@@ -36,13 +36,13 @@ from waypost.message import (
 from waypost.policy import CHUNK_MESSAGES_MAX, CLAIM_BYTES_MAX, OUTGOING_TTL_MS, Durability, Policy
 from waypost.store.port import (
     AsyncExecutor,
-    Beat,
     Call,
     Draft,
     Executor,
     Heartbeat,
     Hold,
     Idle,
+    Registration,
     Target,
     Woken,
     check_chunk,
@@ -536,15 +536,15 @@ class ValkeyStore(ScheduleVerbs):
     # ---- who works ---------------------------------------------------------------------------------------------
 
     def poll(
-        self, idle: Sequence[Idle], *, heartbeat: Heartbeat | None = None, echo: str | None = None
+        self, idle: Sequence[Idle], *, registration: Registration | None = None, echo: str | None = None
     ) -> list[Call[Polled]]:
-        return polling.poll(self, idle, heartbeat, echo)
+        return polling.poll(self, idle, registration, echo)
 
-    def beat(self, beat: Beat, ttl_ms: int) -> Call[int]:
-        return workers.beat(self, beat, ttl_ms)
+    def heartbeat(self, heartbeat: Heartbeat, ttl_ms: int) -> Call[int]:
+        return workers.heartbeat(self, heartbeat, ttl_ms)
 
-    def leave(self, name: str) -> Call[bool]:
-        return workers.leave(self, name)
+    def unregister(self, name: str) -> Call[bool]:
+        return workers.unregister(self, name)
 
     def workers(self) -> Call[list[RegisteredWorker]]:
         return workers.workers(self)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from waypost import policy
 from waypost.message import RegisteredWorker
-from waypost.store.port import Beat, Call
+from waypost.store.port import Call, Heartbeat
 from waypost.store.register import pack, registered
 from waypost.store.valkey.command import ValkeyCall, command
 from waypost.store.valkey.scripts import script
@@ -31,15 +31,15 @@ def _call(store: ValkeyStore, verb: str, arguments: Sequence[bytes], decode: Cal
     return ValkeyCall(verb, "", packed, decode, text, place=keys[0])
 
 
-def beat(store: ValkeyStore, beat: Beat, ttl_ms: int) -> Call[int]:
+def heartbeat(store: ValkeyStore, heartbeat: Heartbeat, ttl_ms: int) -> Call[int]:
     """Remember a worker for a while."""
-    arguments = [beat.name.encode(), pack(beat), b"%d" % ttl_ms, b"%d" % policy.WORKERS_MAX]
-    return _call(store, "beat", arguments, int)
+    arguments = [heartbeat.name.encode(), pack(heartbeat), b"%d" % ttl_ms, b"%d" % policy.WORKERS_MAX]
+    return _call(store, "heartbeat", arguments, int)
 
 
-def leave(store: ValkeyStore, name: str) -> Call[bool]:
+def unregister(store: ValkeyStore, name: str) -> Call[bool]:
     """Forget a worker at once."""
-    return _call(store, "leave", [name.encode()], bool)
+    return _call(store, "unregister", [name.encode()], bool)
 
 
 def workers(store: ValkeyStore) -> Call[list[RegisteredWorker]]:

@@ -6,7 +6,7 @@ import pytest
 
 from waypost.message import Elected, PolledQueue
 from waypost.policy import POLL_QUEUES_MAX, SLEEPER_TTL_MS
-from waypost.store.port import Beat, Heartbeat, Idle
+from waypost.store.port import Heartbeat, Idle, Registration
 from waypost.testing.bench import Bench
 
 NOTHING = PolledQueue(False, None, None, 60_000)
@@ -149,7 +149,9 @@ class TestPolls:
     def test_a_poll_carries_a_heartbeat(self, bench: Bench) -> None:
         bench.claim(sleeper="a")
         for _ in range(2):
-            polled = bench.poll(Idle("orders", "a"), heartbeat=Heartbeat(Beat("worker-1", "host", 7), 30_000))
+            polled = bench.poll(
+                Idle("orders", "a"), registration=Registration(Heartbeat("worker-1", "host", 7), 30_000)
+            )
             assert (polled.queues, polled.elected) == ([NOTHING], None)
             (worker,) = bench.run(bench.store.workers())
             assert (worker.name, worker.pid, worker.seen_ms) == ("worker-1", 7, polled.at_ms)
@@ -160,12 +162,12 @@ class TestPolls:
 
     @pytest.mark.promise("TIMER-4", "WAKE-5")
     def test_a_poll_carries_a_candidacy(self, bench: Bench) -> None:
-        first = Heartbeat(Beat("first"), 30_000, "scheduler", 15_000)
-        second = Heartbeat(Beat("second"), 30_000, "scheduler", 15_000)
-        assert bench.poll(heartbeat=first).elected == Elected("first", 1, 15_000)
+        first = Registration(Heartbeat("first"), 30_000, "scheduler", 15_000)
+        second = Registration(Heartbeat("second"), 30_000, "scheduler", 15_000)
+        assert bench.poll(registration=first).elected == Elected("first", 1, 15_000)
         bench.after(5)
-        assert bench.poll(heartbeat=second).elected == Elected("first", 1, 10_000)
+        assert bench.poll(registration=second).elected == Elected("first", 1, 10_000)
         assert bench.run(bench.store.elect("scheduler", "first", 15_000)) == Elected("first", 1, 15_000)
         bench.after(15)
-        assert bench.poll(heartbeat=second).elected == Elected("second", 2, 15_000)
-        assert bench.poll(heartbeat=Heartbeat(Beat("third"), 30_000)).elected is None
+        assert bench.poll(registration=second).elected == Elected("second", 2, 15_000)
+        assert bench.poll(registration=Registration(Heartbeat("third"), 30_000)).elected is None

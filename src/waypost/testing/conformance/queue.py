@@ -212,7 +212,7 @@ class TestLimits:
 
         def work(client: Bench) -> None:
             # An event loop belongs to one thread, so the connection is made in this one.
-            runner = Runner(client.store, client.colour)
+            runner = Runner(client.store, client.mode)
             try:
                 start.wait()
                 for _ in range(20):

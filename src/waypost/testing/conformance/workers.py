@@ -7,16 +7,16 @@ import pytest
 from waypost import policy
 from waypost.errors import InvalidInput, InvalidName
 from waypost.message import RegisteredWorker, WorkerQueue
-from waypost.store.port import Beat, ServedQueue
+from waypost.store.port import Heartbeat, ServedQueue
 from waypost.testing.bench import Bench, fresh_namespace
 from waypost.testing.clock import START_MS
 
 TTL_MS = 30_000
 
 
-def beat(bench: Bench, name: str = "a", *, ttl_ms: int = TTL_MS, pid: int = 7) -> int:
+def heartbeat(bench: Bench, name: str = "a", *, ttl_ms: int = TTL_MS, pid: int = 7) -> int:
     """A worker tells of itself."""
-    return bench.run(bench.store.beat(Beat(name, "host", pid), ttl_ms))
+    return bench.run(bench.store.heartbeat(Heartbeat(name, "host", pid), ttl_ms))
 
 
 def workers(bench: Bench) -> list[RegisteredWorker]:
@@ -38,11 +38,11 @@ class TestRegister:
 
     @pytest.mark.promise("SEE-4")
     def test_what_a_worker_tells_of_itself_is_listed_with_times_of_the_store(self, bench: Bench) -> None:
-        told = Beat(
+        told = Heartbeat(
             "host:7:ab", "host", 7, "0.1.0", "quiet", "degraded", ("wake channel down: polling",), 4, START_MS - 5,
             (ServedQueue("orders", 10, 3, 99, 250), ServedQueue("mails", 2)), 1,
         )  # fmt: skip
-        assert bench.run(bench.store.beat(told, TTL_MS)) == START_MS
+        assert bench.run(bench.store.heartbeat(told, TTL_MS)) == START_MS
         assert workers(bench) == [
             RegisteredWorker(
                 "host:7:ab", "host", 7, "0.1.0", "quiet", "degraded", ["wake channel down: polling"], 4,
@@ -53,22 +53,22 @@ class TestRegister:
 
     @pytest.mark.promise("SEE-4")
     def test_a_worker_that_never_heard_the_stores_time_starts_with_its_first_beat(self, bench: Bench) -> None:
-        started = beat(bench)
+        started = heartbeat(bench)
         assert [worker.started_ms for worker in workers(bench)] == [started] == [START_MS]
 
     @pytest.mark.promise("SEE-4")
     def test_the_last_beat_of_a_worker_counts(self, bench: Bench) -> None:
-        beat(bench, pid=1)
+        heartbeat(bench, pid=1)
         bench.after(10)
-        assert beat(bench, pid=2) == START_MS + 10_000
+        assert heartbeat(bench, pid=2) == START_MS + 10_000
         assert [(worker.pid, worker.seen_ms, worker.until_ms) for worker in workers(bench)] == [
             (2, START_MS + 10_000, START_MS + 40_000)
         ]
 
     @pytest.mark.promise("SEE-4")
     def test_a_worker_that_is_silent_is_forgotten_when_its_time_ends_and_not_before(self, bench: Bench) -> None:
-        beat(bench, "silent")
-        beat(bench, "alive", ttl_ms=2 * TTL_MS)
+        heartbeat(bench, "silent")
+        heartbeat(bench, "alive", ttl_ms=2 * TTL_MS)
         bench.after(TTL_MS / 1000 - 0.001)
         assert names(bench) == ["alive", "silent"]
         bench.after(0.001)
@@ -76,25 +76,25 @@ class TestRegister:
 
     @pytest.mark.promise("SEE-4")
     def test_a_worker_that_was_forgotten_is_listed_again_by_its_next_beat(self, bench: Bench) -> None:
-        beat(bench)
+        heartbeat(bench)
         bench.after(TTL_MS / 1000)
         assert names(bench) == []
-        beat(bench)
+        heartbeat(bench)
         assert names(bench) == ["a"]
 
     @pytest.mark.promise("SEE-4")
     def test_a_worker_that_leaves_is_gone_at_once(self, bench: Bench) -> None:
-        beat(bench, "a")
-        beat(bench, "b")
-        assert bench.run(bench.store.leave("a")) is True
+        heartbeat(bench, "a")
+        heartbeat(bench, "b")
+        assert bench.run(bench.store.unregister("a")) is True
         assert names(bench) == ["b"]
-        assert bench.run(bench.store.leave("a")) is False
-        assert bench.run(bench.store.leave("never seen")) is False
+        assert bench.run(bench.store.unregister("a")) is False
+        assert bench.run(bench.store.unregister("never seen")) is False
 
     @pytest.mark.promise("SEE-4")
     def test_workers_are_listed_by_name(self, bench: Bench) -> None:
         for name in ("b", "a:10", "ä", "a:9"):
-            beat(bench, name)
+            heartbeat(bench, name)
         assert names(bench) == sorted(["b", "a:10", "ä", "a:9"])
 
     @pytest.mark.promise("SEE-4")
@@ -103,42 +103,42 @@ class TestRegister:
     ) -> None:  # fmt: skip
         monkeypatch.setattr(policy, "WORKERS_MAX", 3)
         for name in ("d", "c", "b"):
-            beat(bench, name)
+            heartbeat(bench, name)
             bench.after(1)
-        beat(bench, "d")
+        heartbeat(bench, "d")
         assert names(bench) == ["b", "c", "d"]
-        beat(bench, "a", ttl_ms=1)
+        heartbeat(bench, "a", ttl_ms=1)
         assert names(bench) == ["a", "b", "d"]
 
     @pytest.mark.promise("SEE-4")
     def test_those_whose_time_is_over_make_room(self, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(policy, "WORKERS_MAX", 2)
-        beat(bench, "short", ttl_ms=1_000)
-        beat(bench, "long")
+        heartbeat(bench, "short", ttl_ms=1_000)
+        heartbeat(bench, "long")
         bench.after(1)
-        beat(bench, "new")
+        heartbeat(bench, "new")
         assert names(bench) == ["long", "new"]
-        assert bench.run(bench.store.leave("short")) is False
+        assert bench.run(bench.store.unregister("short")) is False
 
     @pytest.mark.promise("SEE-4", "STORE-6")
     def test_namespaces_have_workers_of_their_own(self, bench: Bench) -> None:
         other = bench.another_client(namespace=fresh_namespace())
-        beat(bench, "here")
-        beat(other, "there")
+        heartbeat(bench, "here")
+        heartbeat(other, "there")
         assert (names(bench), names(other)) == (["here"], ["there"])
 
     @pytest.mark.promise("SEE-4")
     def test_a_record_without_a_name_or_without_an_end_is_refused(self, bench: Bench) -> None:
         with pytest.raises(InvalidName, match="the name of a worker"):
-            bench.store.beat(Beat(""), TTL_MS)
+            bench.store.heartbeat(Heartbeat(""), TTL_MS)
         many = tuple(ServedQueue(f"queue-{number:04}-with-a-name") for number in range(2_000))
         with pytest.raises(InvalidInput, match="name fewer queues"):
-            bench.store.beat(Beat("a", queues=many), TTL_MS)
+            bench.store.heartbeat(Heartbeat("a", queues=many), TTL_MS)
         assert workers(bench) == []
 
     @pytest.mark.promise("SEE-4")
     def test_a_worker_is_no_queue_and_touches_none(self, bench: Bench) -> None:
-        beat(bench, "orders")
+        heartbeat(bench, "orders")
         assert bench.run(bench.store.queues()) == []
         bench.publish()
         assert bench.stats().ledger.ready == 1

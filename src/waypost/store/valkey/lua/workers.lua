@@ -1,6 +1,6 @@
 -- workers: who told of itself lately. Writes nothing.
 --
--- KEYS: as in beat.
+-- KEYS: as in heartbeat.
 -- Arguments: how many to show at most.
 -- Touches: workers, records.
 -- Reply: names, the ends of their times, and their records, side by side.

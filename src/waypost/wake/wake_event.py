@@ -11,14 +11,14 @@ if TYPE_CHECKING:
     from waypost.wake.port import Listening
 
 
-class Bell:
+class WakeEvent:
     """Rings stay until `clear`, so that none is missed by somebody who is about to wait."""
 
     def __init__(self, name: str) -> None:
         #: The sleeper that rings it.
         self.name = name
         self.listening: Listening | None = None
-        self._rung = False
+        self._is_set = False
         self._changed = threading.Condition()
         self._waiter: tuple[asyncio.AbstractEventLoop, asyncio.Future[None]] | None = None
 
@@ -27,10 +27,10 @@ class Bell:
         """Whether somebody can ring it now."""
         return self.listening is not None and self.listening.working
 
-    def ring(self, word: str = "") -> None:
+    def set(self, word: str = "") -> None:
         """End the wait, or the next one."""
         with self._changed:
-            self._rung = True
+            self._is_set = True
             self._changed.notify_all()
             waiter, self._waiter = self._waiter, None
         if waiter is not None:
@@ -43,12 +43,12 @@ class Bell:
     def clear(self) -> None:
         """Begin anew: only rings from here on count."""
         with self._changed:
-            self._rung = False
+            self._is_set = False
 
     def wait(self, seconds: float) -> bool:
         """Wait in a thread; whether it rang."""
         with self._changed:
-            return self._changed.wait_for(lambda: self._rung, seconds)
+            return self._changed.wait_for(lambda: self._is_set, seconds)
 
     async def wait_async(self, seconds: float) -> bool:
         """Wait on an event loop; whether it rang."""
@@ -57,7 +57,7 @@ class Bell:
         loop = asyncio.get_running_loop()
         future: asyncio.Future[None] = loop.create_future()
         with self._changed:
-            if self._rung:
+            if self._is_set:
                 return True
             self._waiter = (loop, future)
         alarm = loop.call_later(seconds, _end, future)
@@ -67,7 +67,7 @@ class Bell:
             alarm.cancel()
             with self._changed:
                 self._waiter = None
-        return self._rung
+        return self._is_set
 
     def close(self) -> None:
         """Nobody can ring it any more."""

@@ -26,8 +26,8 @@ from waypost import (
     StoredMessage,
     Waypost,
 )
-from waypost.client.awaiting import AsyncConsumed
-from waypost.client.blocking import Consumed
+from waypost.client.async_client import AsyncConsumed
+from waypost.client.sync_client import Consumed
 from waypost.worker.blocking import BlockingWorker
 from waypost.worker.worker import Worker
 
@@ -59,7 +59,7 @@ def publishes() -> None:
     post.publish(orders, {"id": 7})  # type: ignore[misc]  # pyright: ignore[reportCallIssue, reportArgumentType]
     post.publish_many(orders, [Mail("you")])  # type: ignore[misc]  # pyright: ignore[reportCallIssue, reportArgumentType]
     post.publish("orders", 1, priority="high")  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue, reportArgumentType]
-    post.publish("orders", 1, colour="red")  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue]
+    post.publish("orders", 1, mode="red")  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue]
     post.publish_many("orders", [1], key="one for all")  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue, reportArgumentType]
     Queue("orders", 7)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 

@@ -14,7 +14,7 @@ from waypost.delivery import Duration, queue_name, queue_type
 from waypost.errors import ConfigurationError
 from waypost.message import Published
 from waypost.operations import schedules as operations
-from waypost.operations.flow import Flow, Link
+from waypost.operations.flow import ClientContext, Flow
 from waypost.policy import KEY_CHARACTERS_MAX, LEADER_TTL_MS, Missed
 from waypost.schedule.described import Schedule
 from waypost.schedule.loop import Scheduler, Tick, log
@@ -68,10 +68,10 @@ class Declared:
         self.spec = spec
 
 
-class ScheduleFace:
+class ScheduleMethods:
     """What both faces share."""
 
-    _link: Link
+    _context: ClientContext
     _declared: dict[tuple[str, str], Declared]
     _backgrounds: WeakSet[Background]
 
@@ -143,15 +143,15 @@ class ScheduleFace:
 
         return register
 
-    def _save_declared(self, link: Link, queues: Iterable[str]) -> Flow[None]:
+    def _save_declared(self, context: ClientContext, queues: Iterable[str]) -> Flow[None]:
         """At the start of a worker: save what is declared for its queues, and name what is declared no more."""
         mine = set(queues)
         for one in self._declared.values():
             if one.queue in mine:
-                yield from operations.save(link, one.queue, one.key, one.spec)
+                yield from operations.save(context, one.queue, one.key, one.spec)
         if not self._declared:
             return
-        for queue, listing in (yield from operations.listings(link, None)).items():
+        for queue, listing in (yield from operations.listings(context, None)).items():
             for stored in listing.schedules:
                 known = (queue, stored.key) in self._declared
                 if queue in mine and not known and unpack_spec(stored.spec).declared:
@@ -160,19 +160,21 @@ class ScheduleFace:
                         "over, remove it", stored.key, queue,
                         extra={"event": "schedule_left", "queue": queue, "schedule": stored.key},
                     )  # fmt: skip
-                    link.tell("schedule_left", queue, "skipped", key=stored.key)
+                    context.tell("schedule_left", queue, "skipped", key=stored.key)
 
     # ---- loops -------------------------------------------------------------------------------------------
 
-    def _embed(self, link: Link, executor: AsyncExecutor, *, scheduler: bool, promoter: bool) -> list[Background]:
+    def _embed(
+        self, context: ClientContext, executor: AsyncExecutor, *, scheduler: bool, promoter: bool
+    ) -> list[Background]:
         """The loops of a worker, to be started."""
         from waypost.schedule.running import Background
 
         parts: list[Background] = []
         if scheduler:
-            parts.append(Background(executor, Scheduler(link, by_polls=True)))
+            parts.append(Background(executor, Scheduler(context, by_polls=True)))
         if promoter:
-            parts.append(Background(executor, Promoter(link)))
+            parts.append(Background(executor, Promoter(context)))
         for part in parts:
             self._backgrounds.add(part)
         return parts
@@ -188,23 +190,23 @@ class ScheduleFace:
         check_options("save_schedule", rule, RULE_OPTIONS)
         spec = operations.make_spec(name, as_type=queue_type(queue), **rule)
         chosen = operations.derived_key(spec) if key is None else check_text("schedule key", key, KEY_CHARACTERS_MAX)
-        return operations.save(self._link, place, chosen, spec)
+        return operations.save(self._context, place, chosen, spec)
 
     def _edit_flow(self, name: str, queue: QueueName, key: str | None, rule: ScheduleKeywords) -> Flow[Schedule]:
         """A flow that saves a schedule, or changes of one that is there only what `rule` names."""
         check_options("save_schedule", rule, RULE_OPTIONS)
-        return operations.change(self._link, self._name(queue), name, key, rule)
+        return operations.change(self._context, self._name(queue), name, key, rule)
 
     def _change_flow(
-        self, change: Callable[[Link, str, str | None], Flow[T]], name: str, queue: QueueName | None
+        self, change: Callable[[ClientContext, str, str | None], Flow[T]], name: str, queue: QueueName | None
     ) -> Flow[T]:
         """A flow that changes the schedule of a key or name, in a queue that this client may change."""
         check_text("schedule name or key", name, KEY_CHARACTERS_MAX)
-        return change(self._link, name, None if queue is None else self._name(queue))
+        return change(self._context, name, None if queue is None else self._name(queue))
 
     def _schedules_flow(self, queue: QueueName | None, count: int) -> Flow[list[Schedule]]:
         check_count("count", count, 1, NEXT_FIRES_MAX)
-        return operations.schedules(self._link, _name_or_none(queue), count)
+        return operations.schedules(self._context, _name_or_none(queue), count)
 
 
 def _bare(decorator: str, function: object, usage: str) -> ConfigurationError:
@@ -224,7 +226,7 @@ def _name_or_none(queue: QueueName | None) -> str | None:
     return None if queue is None else queue_name(queue)
 
 
-class BlockingSchedules(ScheduleFace):
+class BlockingSchedules(ScheduleMethods):
     """Schedules for programs that block."""
 
     def _run(self, flow: Flow[T]) -> T:
@@ -285,7 +287,7 @@ class BlockingSchedules(ScheduleFace):
         from waypost.schedule.running import run_blocking
 
         _check_stop(stop)
-        scheduler = Scheduler(self._link, ttl_ms=_ttl_ms(ttl), on_tick=check_function("on_tick", on_tick))
+        scheduler = Scheduler(self._context, ttl_ms=_ttl_ms(ttl), on_tick=check_function("on_tick", on_tick))
         run_blocking(self._connected(), scheduler, stop or threading.Event())
 
     def run_promoter(
@@ -299,7 +301,7 @@ class BlockingSchedules(ScheduleFace):
         from waypost.schedule.running import run_blocking
 
         _check_stop(stop)
-        promoter = Promoter(self._link, ttl_ms=_ttl_ms(ttl), on_tick=check_function("on_tick", on_tick))
+        promoter = Promoter(self._context, ttl_ms=_ttl_ms(ttl), on_tick=check_function("on_tick", on_tick))
         run_blocking(self._connected(), promoter, stop or threading.Event())
 
 
@@ -312,7 +314,7 @@ def _ttl_ms(ttl: float) -> int:
     return round(check_seconds("ttl", ttl, least=0.05, most=3600, error=ConfigurationError) * 1000)
 
 
-class AwaitedSchedules(ScheduleFace):
+class AwaitedSchedules(ScheduleMethods):
     """Schedules for an event loop."""
 
     async def _run(self, flow: Flow[T]) -> T:
@@ -351,7 +353,7 @@ class AwaitedSchedules(ScheduleFace):
         """Fire schedules until this is cancelled. Workers do this too; of all of them one leads at a time."""
         from waypost.schedule.running import Background
 
-        scheduler = Scheduler(self._link, ttl_ms=_ttl_ms(ttl), on_tick=check_function("on_tick", on_tick))
+        scheduler = Scheduler(self._context, ttl_ms=_ttl_ms(ttl), on_tick=check_function("on_tick", on_tick))
         background = Background(await self._connected(), scheduler)
         self._backgrounds.add(background)
         await background.run()
@@ -362,7 +364,7 @@ class AwaitedSchedules(ScheduleFace):
         """Make timers ready when they are due, and wake workers for them, until this is cancelled."""
         from waypost.schedule.running import Background
 
-        promoter = Promoter(self._link, ttl_ms=_ttl_ms(ttl), on_tick=check_function("on_tick", on_tick))
+        promoter = Promoter(self._context, ttl_ms=_ttl_ms(ttl), on_tick=check_function("on_tick", on_tick))
         await Background(await self._connected(), promoter).run()
 
 

@@ -67,7 +67,7 @@ class Spread:
         return sums
 
 
-class QueueTally:
+class QueueCounters:
     """The counts of one queue."""
 
     __slots__ = ("counts", "run", "wait")
@@ -78,9 +78,9 @@ class QueueTally:
         self.run = Spread([0] * (buckets + 1))
         self.wait = Spread([0] * (buckets + 1))
 
-    def copy(self) -> QueueTally:
+    def copy(self) -> QueueCounters:
         """The same, for reading at leisure."""
-        other = QueueTally(0)
+        other = QueueCounters(0)
         other.counts = dict(self.counts)
         other.run = Spread(list(self.run.counts), self.run.total)
         other.wait = Spread(list(self.wait.counts), self.wait.total)
@@ -95,74 +95,74 @@ def check_buckets(buckets: Sequence[float]) -> tuple[float, ...]:
     return bounds
 
 
-class Tally:
+class Counters:
     """Counts what it is told. Safe to tell from any thread."""
 
     def __init__(self, buckets: Sequence[float] = BUCKETS, queues_max: int = QUEUES_MAX) -> None:
         self.buckets = check_buckets(buckets)
         self._names = Names(queues_max)
-        self._queues: dict[str, QueueTally] = {}
+        self._queues: dict[str, QueueCounters] = {}
         self._lock = threading.Lock()
 
     def on_event(self, event: Observed) -> None:
         """Count one event."""
         with self._lock:
-            tally = self._queues.get(event.queue)
-            if tally is None:
-                tally = self._of(event.queue)
+            counters = self._queues.get(event.queue)
+            if counters is None:
+                counters = self._of(event.queue)
             name = event.event
             # The three that every message brings come first.
             if name == "claimed":
-                self._add(tally, "claimed", "")
+                self._add(counters, "claimed", "")
                 if event.wait_ms is not None:
-                    self._spread(tally.wait, event.wait_ms / 1000)
+                    self._spread(counters.wait, event.wait_ms / 1000)
             elif name == "handled":
-                self._add(tally, "handled", event.outcome)
+                self._add(counters, "handled", event.outcome)
                 if event.run_ms is not None:
-                    self._spread(tally.run, event.run_ms / 1000)
+                    self._spread(counters.run, event.run_ms / 1000)
             elif name in SETTLED:
                 # A cancel of a message that nobody holds has the same name, but shows no token.
                 if event.token is not None:
-                    self._add(tally, "settled", name)
+                    self._add(counters, "settled", name)
             else:
-                self._count_others(tally, event)
+                self._count_others(counters, event)
 
-    def _count_others(self, tally: QueueTally, event: Observed) -> None:
+    def _count_others(self, counters: QueueCounters, event: Observed) -> None:
         match event.event:
             case "published" if event.outcome == "success":
-                self._add(tally, "published", _RESULTS.get(event.reason, "queued"))
+                self._add(counters, "published", _RESULTS.get(event.reason, "queued"))
             case "published":
-                self._add(tally, "published", event.outcome, event.count or 1)
+                self._add(counters, "published", event.outcome, event.count or 1)
             case "duplicate" | "postponed":
-                self._add(tally, "published", "duplicate" if event.event == "duplicate" else "extended")
+                self._add(counters, "published", "duplicate" if event.event == "duplicate" else "extended")
             case "polled":
-                self._add(tally, "polled", "")
+                self._add(counters, "polled", "")
             case "claim":
-                self._add(tally, "claim_failed", "")
+                self._add(counters, "claim_failed", "")
             case "renewed":
-                self._add(tally, "renewed", event.outcome, event.count or 0)
+                self._add(counters, "renewed", event.outcome, event.count or 0)
             case "fired":
-                self._add(tally, "fired", event.outcome, event.count or (0 if event.outcome == "success" else 1))
-                self._add(tally, "missed", "", event.missed or 0)
+                self._add(counters, "fired", event.outcome, event.count or (0 if event.outcome == "success" else 1))
+                self._add(counters, "missed", "", event.missed or 0)
 
     @staticmethod
-    def _add(tally: QueueTally, what: str, how: str, count: int = 1) -> None:
-        counts, name = tally.counts, (what, how)
+    def _add(counters: QueueCounters, what: str, how: str, count: int = 1) -> None:
+        counts, name = counters.counts, (what, how)
         counts[name] = counts.get(name, 0) + count
 
     def _spread(self, spread: Spread, seconds: float) -> None:
         spread.counts[bisect_left(self.buckets, seconds)] += 1
         spread.total += seconds
 
-    def _of(self, queue: str) -> QueueTally:
+    def _of(self, queue: str) -> QueueCounters:
         name = self._names.of(queue)
-        tally = self._queues.get(name)
-        if tally is None:
-            tally = self._queues[name] = QueueTally(len(self.buckets))
-        return tally
+        counters = self._queues.get(name)
+        if counters is None:
+            counters = self._queues[name] = QueueCounters(len(self.buckets))
+        return counters
 
-    def read(self) -> dict[str, QueueTally]:
+    def read(self) -> dict[str, QueueCounters]:
         """The counts as they are now, by queue."""
         with self._lock:
             # Ticks of schedulers and promoters belong to no queue.
-            return {queue: tally.copy() for queue, tally in self._queues.items() if queue}
+            return {queue: counters.copy() for queue, counters in self._queues.items() if queue}

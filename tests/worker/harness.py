@@ -27,13 +27,13 @@ def until(condition: Callable[[], Any], what: str = "what was waited for") -> An
         time.sleep(0.005)
 
 
-class Stage:
+class Harness:
     """A face whose calls block whatever its colour; async ones run on a loop in a thread of its own."""
 
-    def __init__(self, colour: str, url: str | None, **options: Any) -> None:
-        self.colour = colour
+    def __init__(self, mode: str, url: str | None, **options: Any) -> None:
+        self.mode = mode
         self.loop = asyncio.new_event_loop()
-        self.post: Any = Waypost(url, **options) if colour == "sync" else AsyncWaypost(url, **options)
+        self.post: Any = Waypost(url, **options) if mode == "sync" else AsyncWaypost(url, **options)
         self.thread = threading.Thread(target=self.loop.run_forever, daemon=True)
 
     def __enter__(self) -> Self:
@@ -62,8 +62,8 @@ class Stage:
     def receive(self, queue: Any, **options: Any) -> Iterator[Any]:
         """A block with a message, in either colour."""
         reception = self.post.receive(queue, **options)
-        enter = reception.__enter__ if self.colour == "sync" else reception.__aenter__
-        leave = reception.__exit__ if self.colour == "sync" else reception.__aexit__
+        enter = reception.__enter__ if self.mode == "sync" else reception.__aenter__
+        leave = reception.__exit__ if self.mode == "sync" else reception.__aexit__
         message = self.done(enter())
         try:
             yield message

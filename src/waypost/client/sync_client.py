@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, Unpack, cast, ove
 from waypost.checks import SECONDS_MAX, check_seconds
 from waypost.client.base import (
     DEFAULT_RETRY,
-    Face,
+    BaseClient,
     Listing,
     PublishKeywords,
     PublishManyKeywords,
     QueueName,
     is_stop,
 )
-from waypost.client.scheduling import BlockingSchedules
+from waypost.client.schedule_methods import BlockingSchedules
 from waypost.delivery import Duration, Message, Queue, Retry, StoredMessage, queue_name, queue_type
 from waypost.message import (
     CancelStatus,
@@ -53,18 +53,18 @@ T = TypeVar("T")
 class Reception(Generic[T]):
     """A message for the length of a `with` block: claimed at its start, settled at its end."""
 
-    __slots__ = ("_as_type", "_face", "_message", "_queue", "_renew", "_retry", "_wait")
+    __slots__ = ("_as_type", "_client", "_message", "_queue", "_renew", "_retry", "_wait")
 
     def __init__(
         self,
-        face: Waypost,
+        client: Waypost,
         queue: QueueName,
         wait: Duration | None,
         as_type: type[T] | None,
         retry: RetryPolicy,
         renew: bool,
     ) -> None:
-        self._face = face
+        self._client = client
         self._queue = queue
         self._wait = wait
         self._as_type = as_type
@@ -73,12 +73,12 @@ class Reception(Generic[T]):
         self._message: Message[T] | None = None
 
     def __enter__(self) -> Message[T] | None:
-        self._message = self._face._run(self._face._receive_flow(self._queue, self._wait, self._as_type))
+        self._message = self._client._run(self._client._receive_flow(self._queue, self._wait, self._as_type))
         if self._message is not None:
-            self._message.home = self._face._home(self._retry, renew=self._renew)
-            self._face._gate.received(1)
+            self._message.home = self._client._home(self._retry, renew=self._renew)
+            self._client._gate.received(1)
             if self._renew:
-                self._face._blocks.add(self._message)
+                self._client._blocks.add(self._message)
         return self._message
 
     def __exit__(
@@ -87,23 +87,25 @@ class Reception(Generic[T]):
         message, self._message = self._message, None
         if message is None:
             return False
-        self._face._blocks.discard(message)
+        self._client._blocks.discard(message)
         try:
-            return self._face._run(around.finish(self._face._link, message, error, self._retry, stopped=is_stop(error)))
+            return self._client._run(
+                around.finish(self._client._context, message, error, self._retry, stopped=is_stop(error))
+            )
         finally:
-            self._face._gate.received(-1)
+            self._client._gate.received(-1)
 
 
 class Consumed(Message[T]):
     """A message of `consume`: the end of its `with` block settles it."""
 
-    __slots__ = ("_ended", "_face", "_renew", "_retry")
+    __slots__ = ("_client", "_ended", "_renew", "_retry")
 
     def __init__(
-        self, queue: str, lease: Lease, as_type: type[T] | None, face: Waypost, retry: RetryPolicy, renew: bool
+        self, queue: str, lease: Lease, as_type: type[T] | None, client: Waypost, retry: RetryPolicy, renew: bool
     ) -> None:
-        super().__init__(queue, lease, as_type, face._home(retry, renew=renew))
-        self._face = face
+        super().__init__(queue, lease, as_type, client._home(retry, renew=renew))
+        self._client = client
         self._retry = retry
         self._renew = renew
         self._ended = False
@@ -120,14 +122,16 @@ class Consumed(Message[T]):
         if self._ended:
             return False
         self._ended = True
-        self._face._blocks.discard(self)
+        self._client._blocks.discard(self)
         try:
-            return self._face._run(around.finish(self._face._link, self, error, self._retry, stopped=is_stop(error)))
+            return self._client._run(
+                around.finish(self._client._context, self, error, self._retry, stopped=is_stop(error))
+            )
         finally:
-            self._face._gate.received(-1)
+            self._client._gate.received(-1)
 
 
-class Waypost(Face, BlockingSchedules):
+class Waypost(BaseClient, BlockingSchedules):
     """A client that blocks. Threads may share it; a forked child must make its own.
 
     Give a URL (`sqlite:///orders.db`, `valkey://127.0.0.1:6379`, `memory://`), or your own redis client with
@@ -174,13 +178,13 @@ class Waypost(Face, BlockingSchedules):
         return drive(self._connected(), flow)
 
     def _call(self, call: Call[T]) -> T:
-        return drive(self._connected(), self._link.attempt(call))
+        return drive(self._connected(), self._context.attempt(call))
 
     def _home(self, retry: RetryPolicy, *, renew: bool) -> Home:
         from waypost.outbox.settling import Home
 
         held = self._blocks if renew else None
-        return Home(self._link, retry, blocking=self._connected, held=held, seam=self._seam())
+        return Home(self._context, retry, blocking=self._connected, held=held, adapter=self._adapter())
 
     # ---- the way of a message ----------------------------------------------------------------------------
 
@@ -207,20 +211,20 @@ class Waypost(Face, BlockingSchedules):
         with self._gate.publish():
             if self._registry.middleware or "transaction" in options:
                 return (self._published_through(queue, [body], options, self._send_one))[0]  # type: ignore[no-any-return]
-            return self._run(publish.publish(self._link, name, body, checked(options), queue_type(queue)))
+            return self._run(publish.publish(self._context, name, body, checked(options), queue_type(queue)))
 
     def _send_one(self, outgoing: Outgoing) -> list[Published]:
         transaction, options = taken(outgoing.options)
         if transaction is not None:
             return self._send_within(transaction, outgoing, checked(options))
         (body,) = outgoing.bodies
-        flow = publish.publish(self._link, self._name(outgoing.queue), body, checked(options), outgoing.type)
+        flow = publish.publish(self._context, self._name(outgoing.queue), body, checked(options), outgoing.type)
         return [self._run(flow)]
 
     def _send_within(self, transaction: object, outgoing: Outgoing, options: PublishOptions) -> list[Published]:
         name = self._name(outgoing.queue)
-        executor = self._seam().enter(transaction, name, self._call)
-        return drive(executor, publish.publish_within(self._link, name, outgoing.bodies, options, outgoing.type))
+        executor = self._adapter().enter(transaction, name, self._call)
+        return drive(executor, publish.publish_within(self._context, name, outgoing.bodies, options, outgoing.type))
 
     @overload
     def publish_many(
@@ -245,7 +249,7 @@ class Waypost(Face, BlockingSchedules):
             if self._registry.middleware or "transaction" in options:
                 return self._published_through(queue, bodies, options, self._send_many)  # type: ignore[no-any-return]
             return self._run(
-                publish.publish_many(self._link, name, bodies, self._many_options(options), queue_type(queue))
+                publish.publish_many(self._context, name, bodies, self._many_options(options), queue_type(queue))
             )
 
     def _send_many(self, outgoing: Outgoing) -> list[Published]:
@@ -253,7 +257,7 @@ class Waypost(Face, BlockingSchedules):
         options = self._many_options(cast("PublishManyKeywords", given))
         if transaction is not None:
             return self._send_within(transaction, outgoing, options)
-        flow = publish.publish_many(self._link, self._name(outgoing.queue), outgoing.bodies, options, outgoing.type)
+        flow = publish.publish_many(self._context, self._name(outgoing.queue), outgoing.bodies, options, outgoing.type)
         return self._run(flow)
 
     @overload
@@ -329,7 +333,7 @@ class Waypost(Face, BlockingSchedules):
 
     def cancel(self, queue: QueueName, *, id: str | None = None, key: str | None = None) -> CancelStatus:
         """Cancel by id or key: `cancelled`, `requested` (it is running), `finished` or `unknown`."""
-        return self._run(run.cancel(self._link, self._name(queue), id=id, key=key))
+        return self._run(run.cancel(self._context, self._name(queue), id=id, key=key))
 
     def result(self, queue: QueueName, id: str, default: Any = None, *, as_type: type[Any] | None = None) -> Any:
         """What a handler kept as the result of a message, `default` if there is none or it is too old."""
@@ -341,7 +345,7 @@ class Waypost(Face, BlockingSchedules):
         Raises `MessageDead` or `MessageRemoved` if it ends in another way, `EndUnknown` if no trace of it is left, and
         `WaitTimeout` when the time is up, which changes nothing: it can be waited for again.
         """
-        return self._run(wait.wait_result(self._link, published, timeout, as_type))
+        return self._run(wait.wait_result(self._context, published, timeout, as_type))
 
     def wait_chain(self, chain: str | Published, timeout: float = 60.0, *, as_type: type[Any] | None = None) -> Any:
         """Wait until every message of a chain is done; the result that the last one kept, None if it kept nothing.
@@ -349,7 +353,7 @@ class Waypost(Face, BlockingSchedules):
         Raises `ChainFailed` if a message of it ends in another way, `EndUnknown` if no such chain is known, and
         `WaitTimeout` when the time is up.
         """
-        return self._run(wait.wait_chain(self._link, chain, timeout, as_type))
+        return self._run(wait.wait_chain(self._context, chain, timeout, as_type))
 
     # ---- workers -----------------------------------------------------------------------------------------
 
@@ -383,8 +387,8 @@ class Waypost(Face, BlockingSchedules):
         for pause in self._drain_pauses(timeout):
             time.sleep(pause)
         lost = 0
-        if timeout > 0 and self._link.queues_with_lost_claims() and not self._closed:
-            lost = self._run(receive.give_back_lost_claims(self._link))
+        if timeout > 0 and self._context.queues_with_lost_claims() and not self._closed:
+            lost = self._run(receive.give_back_lost_claims(self._context))
         return self._drained(lost)
 
     # ---- looking -----------------------------------------------------------------------------------------
@@ -413,7 +417,7 @@ class Waypost(Face, BlockingSchedules):
     ) -> Iterator[StoredMessage[Any]]:
         """All messages of a state that match, page by page. What moves meanwhile may be missed or seen twice."""
         filters = {"id": id, "key": key, "group": group, "reason": reason}
-        return self._pages(Listing(self._link, queue, state, filters))
+        return self._pages(Listing(self._context, queue, state, filters))
 
     def dead_letters(
         self,
@@ -429,7 +433,7 @@ class Waypost(Face, BlockingSchedules):
 
     def timers(self, queue: QueueName, before: datetime | None = None) -> Iterator[StoredMessage[Any]]:
         """Messages whose time has not come, soonest first; those due before a moment (with a time zone) if given."""
-        return self._pages(Listing(self._link, queue, "delayed", {}, before))
+        return self._pages(Listing(self._context, queue, "delayed", {}, before))
 
     def stats(self, queue: QueueName, minutes: int = 0) -> Stats:
         """A queue at a glance, with counters of the last so many minutes."""
@@ -441,7 +445,7 @@ class Waypost(Face, BlockingSchedules):
 
     def history(self, queue: QueueName, message_id: str) -> list[Event]:
         """All that happened to one message, as far back as the journal goes."""
-        return self._run(run.history(self._link, queue_name(queue), run.check_id(message_id)))
+        return self._run(run.history(self._context, queue_name(queue), run.check_id(message_id)))
 
     def queues(self) -> list[str]:
         """The names of all queues in this namespace."""
@@ -459,7 +463,7 @@ class Waypost(Face, BlockingSchedules):
         Known are lease, max_deliveries, max_pending, overload ("raise", "block", "drop_oldest"), max_running, rate
         ("100/m"), journal ("off", "failures", "all", "full"), journal_max, dead_max, dead_keep and completed.
         """
-        return self._run(run.configure(self._link, self._name(queue), settings))
+        return self._run(run.configure(self._context, self._name(queue), settings))
 
     def policy(self, queue: QueueName) -> Policy:
         """How a queue behaves now."""
@@ -467,11 +471,11 @@ class Waypost(Face, BlockingSchedules):
 
     def pause(self, queue: QueueName) -> bool:
         """Hand out nothing until `resume`; publishes and settles go on. Whether this changed anything."""
-        return self._run(run.pause(self._link, self._name(queue)))
+        return self._run(run.pause(self._context, self._name(queue)))
 
     def resume(self, queue: QueueName) -> bool:
         """Hand out messages again. Whether this changed anything."""
-        return self._run(run.resume(self._link, self._name(queue)))
+        return self._run(run.resume(self._context, self._name(queue)))
 
     def redrive(
         self,

@@ -10,9 +10,17 @@ from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, Unpack, cast, ove
 from weakref import WeakKeyDictionary
 
 from waypost.checks import SECONDS_MAX, check_seconds
-from waypost.client.base import DEFAULT_RETRY, Face, Listing, PublishKeywords, PublishManyKeywords, QueueName, is_stop
-from waypost.client.blocking import Waypost
-from waypost.client.scheduling import AwaitedSchedules
+from waypost.client.base import (
+    DEFAULT_RETRY,
+    BaseClient,
+    Listing,
+    PublishKeywords,
+    PublishManyKeywords,
+    QueueName,
+    is_stop,
+)
+from waypost.client.schedule_methods import AwaitedSchedules
+from waypost.client.sync_client import Waypost
 from waypost.delivery import Duration, Message, Queue, Retry, StoredMessage, queue_name, queue_type
 from waypost.errors import UnusableClient
 from waypost.message import (
@@ -49,18 +57,18 @@ T = TypeVar("T")
 class AsyncReception(Generic[T]):
     """A message for the length of an `async with` block: claimed at its start, settled at its end."""
 
-    __slots__ = ("_as_type", "_face", "_message", "_queue", "_renew", "_retry", "_wait")
+    __slots__ = ("_as_type", "_client", "_message", "_queue", "_renew", "_retry", "_wait")
 
     def __init__(
         self,
-        face: AsyncWaypost,
+        client: AsyncWaypost,
         queue: QueueName,
         wait: Duration | None,
         as_type: type[T] | None,
         retry: RetryPolicy,
         renew: bool,
     ) -> None:
-        self._face = face
+        self._client = client
         self._queue = queue
         self._wait = wait
         self._as_type = as_type
@@ -69,12 +77,12 @@ class AsyncReception(Generic[T]):
         self._message: Message[T] | None = None
 
     async def __aenter__(self) -> Message[T] | None:
-        self._message = await self._face._run(self._face._receive_flow(self._queue, self._wait, self._as_type))
+        self._message = await self._client._run(self._client._receive_flow(self._queue, self._wait, self._as_type))
         if self._message is not None:
-            self._message.home = self._face._home(self._retry, renew=self._renew)
-            self._face._gate.received(1)
+            self._message.home = self._client._home(self._retry, renew=self._renew)
+            self._client._gate.received(1)
             if self._renew:
-                self._face._blocks.add(self._message)
+                self._client._blocks.add(self._message)
         return self._message
 
     async def __aexit__(
@@ -83,25 +91,25 @@ class AsyncReception(Generic[T]):
         message, self._message = self._message, None
         if message is None:
             return False
-        self._face._blocks.discard(message)
+        self._client._blocks.discard(message)
         try:
-            return await self._face._run(
-                around.finish(self._face._link, message, error, self._retry, stopped=is_stop(error))
+            return await self._client._run(
+                around.finish(self._client._context, message, error, self._retry, stopped=is_stop(error))
             )
         finally:
-            self._face._gate.received(-1)
+            self._client._gate.received(-1)
 
 
 class AsyncConsumed(Message[T]):
     """A message of `consume`: the end of its `async with` block settles it."""
 
-    __slots__ = ("_ended", "_face", "_renew", "_retry")
+    __slots__ = ("_client", "_ended", "_renew", "_retry")
 
     def __init__(
-        self, queue: str, lease: Lease, as_type: type[T] | None, face: AsyncWaypost, retry: RetryPolicy, renew: bool
+        self, queue: str, lease: Lease, as_type: type[T] | None, client: AsyncWaypost, retry: RetryPolicy, renew: bool
     ) -> None:
-        super().__init__(queue, lease, as_type, face._home(retry, renew=renew))
-        self._face = face
+        super().__init__(queue, lease, as_type, client._home(retry, renew=renew))
+        self._client = client
         self._retry = retry
         self._renew = renew
         self._ended = False
@@ -118,13 +126,13 @@ class AsyncConsumed(Message[T]):
         if self._ended:
             return False
         self._ended = True
-        self._face._blocks.discard(self)
+        self._client._blocks.discard(self)
         try:
-            return await self._face._run(
-                around.finish(self._face._link, self, error, self._retry, stopped=is_stop(error))
+            return await self._client._run(
+                around.finish(self._client._context, self, error, self._retry, stopped=is_stop(error))
             )
         finally:
-            self._face._gate.received(-1)
+            self._client._gate.received(-1)
 
 
 class _Connection:
@@ -137,7 +145,7 @@ class _Connection:
         self.executor: AsyncExecutor | None = None
 
 
-class AsyncWaypost(Face, AwaitedSchedules):
+class AsyncWaypost(BaseClient, AwaitedSchedules):
     """A client for asyncio. Tasks may share it; each event loop gets its own connections. A forked child makes its own.
 
     Give a URL (`sqlite:///orders.db`, `valkey://127.0.0.1:6379`, `memory://`), or your own redis client with
@@ -211,13 +219,13 @@ class AsyncWaypost(Face, AwaitedSchedules):
         return await drive_async(await self._connected(), flow)
 
     async def _call(self, call: Call[T]) -> T:
-        return await drive_async(await self._connected(), self._link.attempt(call))
+        return await drive_async(await self._connected(), self._context.attempt(call))
 
     def _home(self, retry: RetryPolicy, *, renew: bool) -> Home:
         from waypost.outbox.settling import Home
 
         held = self._blocks if renew else None
-        return Home(self._link, retry, awaited=self._connected, held=held, seam=self._seam())
+        return Home(self._context, retry, awaited=self._connected, held=held, adapter=self._adapter())
 
     # ---- the way of a message ----------------------------------------------------------------------------
 
@@ -230,20 +238,20 @@ class AsyncWaypost(Face, AwaitedSchedules):
         with self._gate.publish():
             if self._registry.middleware or "transaction" in options:
                 return (await self._published_through(queue, [body], options, self._send_one))[0]  # type: ignore[no-any-return]
-            return await self._run(publish.publish(self._link, name, body, checked(options), queue_type(queue)))
+            return await self._run(publish.publish(self._context, name, body, checked(options), queue_type(queue)))
 
     async def _send_one(self, outgoing: Outgoing) -> list[Published]:
         transaction, options = taken(outgoing.options)
         if transaction is not None:
             return await self._send_within(transaction, outgoing, checked(options))
         (body,) = outgoing.bodies
-        flow = publish.publish(self._link, self._name(outgoing.queue), body, checked(options), outgoing.type)
+        flow = publish.publish(self._context, self._name(outgoing.queue), body, checked(options), outgoing.type)
         return [await self._run(flow)]
 
     async def _send_within(self, transaction: object, outgoing: Outgoing, options: PublishOptions) -> list[Published]:
         name = self._name(outgoing.queue)
-        flow = publish.publish_within(self._link, name, outgoing.bodies, options, outgoing.type)
-        return await self._seam().run_async(transaction, name, flow, self._call)
+        flow = publish.publish_within(self._context, name, outgoing.bodies, options, outgoing.type)
+        return await self._adapter().run_async(transaction, name, flow, self._call)
 
     @overload
     async def publish_many(
@@ -261,7 +269,7 @@ class AsyncWaypost(Face, AwaitedSchedules):
             if self._registry.middleware or "transaction" in options:
                 return await self._published_through(queue, bodies, options, self._send_many)  # type: ignore[no-any-return]
             return await self._run(
-                publish.publish_many(self._link, name, bodies, self._many_options(options), queue_type(queue))
+                publish.publish_many(self._context, name, bodies, self._many_options(options), queue_type(queue))
             )
 
     async def _send_many(self, outgoing: Outgoing) -> list[Published]:
@@ -269,7 +277,7 @@ class AsyncWaypost(Face, AwaitedSchedules):
         options = self._many_options(cast("PublishManyKeywords", given))
         if transaction is not None:
             return await self._send_within(transaction, outgoing, options)
-        flow = publish.publish_many(self._link, self._name(outgoing.queue), outgoing.bodies, options, outgoing.type)
+        flow = publish.publish_many(self._context, self._name(outgoing.queue), outgoing.bodies, options, outgoing.type)
         return await self._run(flow)
 
     @overload
@@ -325,7 +333,7 @@ class AsyncWaypost(Face, AwaitedSchedules):
         return (await self._run(self._extend_flow(message)))[0]
 
     async def cancel(self, queue: QueueName, *, id: str | None = None, key: str | None = None) -> CancelStatus:
-        return await self._run(run.cancel(self._link, self._name(queue), id=id, key=key))
+        return await self._run(run.cancel(self._context, self._name(queue), id=id, key=key))
 
     async def result(self, queue: QueueName, id: str, default: Any = None, *, as_type: type[Any] | None = None) -> Any:
         return self._result_value(await self._call(self._result_call(queue, id, as_type)), default, as_type)
@@ -333,12 +341,12 @@ class AsyncWaypost(Face, AwaitedSchedules):
     async def wait_result(
         self, published: Published, timeout: float = 60.0, *, as_type: type[Any] | None = None
     ) -> Any:
-        return await self._run(wait.wait_result(self._link, published, timeout, as_type))
+        return await self._run(wait.wait_result(self._context, published, timeout, as_type))
 
     async def wait_chain(
         self, chain: str | Published, timeout: float = 60.0, *, as_type: type[Any] | None = None
     ) -> Any:
-        return await self._run(wait.wait_chain(self._link, chain, timeout, as_type))
+        return await self._run(wait.wait_chain(self._context, chain, timeout, as_type))
 
     # ---- workers -----------------------------------------------------------------------------------------
 
@@ -359,8 +367,8 @@ class AsyncWaypost(Face, AwaitedSchedules):
         for pause in self._drain_pauses(timeout):
             await asyncio.sleep(pause)
         lost = 0
-        if timeout > 0 and self._link.queues_with_lost_claims() and not self._closed:
-            lost = await self._run(receive.give_back_lost_claims(self._link))
+        if timeout > 0 and self._context.queues_with_lost_claims() and not self._closed:
+            lost = await self._run(receive.give_back_lost_claims(self._context))
         return self._drained(lost)
 
     # ---- looking -----------------------------------------------------------------------------------------
@@ -388,7 +396,7 @@ class AsyncWaypost(Face, AwaitedSchedules):
         reason: str | None = None,
     ) -> AsyncIterator[StoredMessage[Any]]:
         filters = {"id": id, "key": key, "group": group, "reason": reason}
-        return self._pages(Listing(self._link, queue, state, filters))
+        return self._pages(Listing(self._context, queue, state, filters))
 
     def dead_letters(
         self,
@@ -402,7 +410,7 @@ class AsyncWaypost(Face, AwaitedSchedules):
         return self.messages(queue, "dead", id=id, key=key, group=group, reason=reason)
 
     def timers(self, queue: QueueName, before: datetime | None = None) -> AsyncIterator[StoredMessage[Any]]:
-        return self._pages(Listing(self._link, queue, "delayed", {}, before))
+        return self._pages(Listing(self._context, queue, "delayed", {}, before))
 
     async def stats(self, queue: QueueName, minutes: int = 0) -> Stats:
         return await self._call(self._stats_call(queue, minutes))
@@ -411,7 +419,7 @@ class AsyncWaypost(Face, AwaitedSchedules):
         return (await self._call(self._stats_call(queue))).ledger
 
     async def history(self, queue: QueueName, message_id: str) -> list[Event]:
-        return await self._run(run.history(self._link, queue_name(queue), run.check_id(message_id)))
+        return await self._run(run.history(self._context, queue_name(queue), run.check_id(message_id)))
 
     async def queues(self) -> list[str]:
         return await self._call(self._store.queues())
@@ -422,16 +430,16 @@ class AsyncWaypost(Face, AwaitedSchedules):
     # ---- running a queue ---------------------------------------------------------------------------------
 
     async def configure(self, queue: QueueName, **settings: Any) -> Policy:
-        return await self._run(run.configure(self._link, self._name(queue), settings))
+        return await self._run(run.configure(self._context, self._name(queue), settings))
 
     async def policy(self, queue: QueueName) -> Policy:
         return await self._call(self._store.policy(queue_name(queue)))
 
     async def pause(self, queue: QueueName) -> bool:
-        return await self._run(run.pause(self._link, self._name(queue)))
+        return await self._run(run.pause(self._context, self._name(queue)))
 
     async def resume(self, queue: QueueName) -> bool:
-        return await self._run(run.resume(self._link, self._name(queue)))
+        return await self._run(run.resume(self._context, self._name(queue)))
 
     async def redrive(
         self,

@@ -1,4 +1,4 @@
--- beat: a worker tells of itself, and is remembered for a while.
+-- heartbeat: a worker tells of itself, and is remembered for a while.
 --
 -- KEYS: as in register.
 -- Arguments: name, record, time to live in milliseconds, how many workers are remembered at most.

@@ -1,6 +1,6 @@
--- leave: a worker that stops is forgotten at once.
+-- unregister: a worker that stops is forgotten at once.
 --
--- KEYS: as in beat.
+-- KEYS: as in heartbeat.
 -- Arguments: name.
 -- Touches: workers, records.
 -- Invariant: both keys name the same workers.

@@ -11,18 +11,18 @@ from typing import Any, Literal, TypeVar
 
 from waypost import AsyncWaypost, OutcomeUnknown, StoreUnavailable, Waypost
 from waypost.identity import Operation
-from waypost.operations.flow import Link
+from waypost.operations.flow import ClientContext
 from waypost.store.memory import MemoryStore
 from waypost.store.port import Call
 
 T = TypeVar("T")
-COLOURS = ("sync", "async")
+MODES = ("sync", "async")
 
 
-def begin_operation(link: Link, queue: str) -> Operation:
+def begin_operation(context: ClientContext, queue: str) -> Operation:
     """An operation of a client, for a store on this machine: its flows ask the store for the time by themselves."""
-    link.session.time.correct(time.time_ns() // 1_000_000)
-    return link.lanes.begin(queue)
+    context.session.time.correct(time.time_ns() // 1_000_000)
+    return context.replay_windows.begin(queue)
 
 
 class Awaited:
@@ -74,9 +74,9 @@ class Awaited:
 
 
 @contextmanager
-def face(colour: str, url: str | None = None, **options: Any) -> Iterator[Any]:
+def open_client(mode: str, url: str | None = None, **options: Any) -> Iterator[Any]:
     """A client of this colour."""
-    if colour == "sync":
+    if mode == "sync":
         with Waypost(url, **options) as post:
             yield post
         return

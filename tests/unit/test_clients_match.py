@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from waypost import AsyncWaypost, Waypost
-from waypost.client.awaiting import AsyncConsumed, AsyncReception
-from waypost.client.blocking import Consumed, Reception
+from waypost.client.async_client import AsyncConsumed, AsyncReception
+from waypost.client.sync_client import Consumed, Reception
 from waypost.worker.blocking import BlockingWorker
 from waypost.worker.worker import Worker
 

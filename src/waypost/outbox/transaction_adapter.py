@@ -10,7 +10,7 @@ from waypost.operations.flow import Flow, drive, drive_async
 from waypost.outbox.transactions import (
     AsyncSqlAlchemyTransaction,
     Transaction,
-    check_colour,
+    check_mode,
     check_store,
     elsewhere,
     is_of,
@@ -48,7 +48,7 @@ class PostgresWithin:
         return self._transaction.close()
 
 
-class Seam:
+class TransactionAdapter:
     """What one client knows of its callers' connections."""
 
     def __init__(self, store: Store) -> None:
@@ -111,7 +111,7 @@ class Seam:
     def _recognised(self, given: object, *, awaited: bool) -> Transaction:
         transaction = recognise(given)
         check_store(transaction, self._store)
-        check_colour(transaction, awaited=awaited)
+        check_mode(transaction, awaited=awaited)
         return transaction
 
     def _on_file(self, underneath: Any, queue: str) -> Any:
