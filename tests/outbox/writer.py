@@ -21,8 +21,8 @@ from tests.outbox.ways import open_way
 #: What every kind of transaction needs, imported once for all the processes.
 IMPORTED = (
     "asyncpg", "django.db", "psycopg", "sqlalchemy.dialects.postgresql.asyncpg",
-    "sqlalchemy.dialects.postgresql.psycopg", "sqlalchemy.ext.asyncio", "sqlalchemy.orm", "waypost.outbox.transaction_adapter",
-    "waypost.store.postgres", "waypost.store.sqlite",
+    "sqlalchemy.dialects.postgresql.psycopg", "sqlalchemy.ext.asyncio", "sqlalchemy.orm",
+    "waypost.outbox.transaction_adapter", "waypost.store.postgres", "waypost.store.sqlite",
 )  # fmt: skip
 
 

@@ -61,7 +61,8 @@ def test_a_key_that_is_not_ours_is_named_and_not_touched(plain_bench: Bench, raw
     key = keys(plain_bench)[place]
     raw.set(key, "theirs")
     for call in (
-        plain_bench.store.heartbeat(Heartbeat("a"), TTL_MS), plain_bench.store.unregister("a"), plain_bench.store.workers(),
+        plain_bench.store.heartbeat(Heartbeat("a"), TTL_MS), plain_bench.store.unregister("a"),
+        plain_bench.store.workers(),
     ):  # fmt: skip
         with pytest.raises(ForeignData, match=key):
             plain_bench.run(cast(Any, call))

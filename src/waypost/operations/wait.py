@@ -37,9 +37,9 @@ class _Patience:
         self._next = LOOK_FIRST_SECONDS
         self._wake_event = context.wakeups.acquire_wake_event(context.worker, queue, for_an_end=True)
         #: The store names those who wait to whoever settles; who cancels or purges names the message instead.
-        self._removed = (
-            None if self._wake_event is None else context.wakeups.listen("result", queue, message_id, self._wake_event.set)
-        )  # fmt: skip
+        self._removed = None
+        if self._wake_event is not None:
+            self._removed = context.wakeups.listen("result", queue, message_id, self._wake_event.set)
 
     def look(self) -> str | None:
         """Before a look: from here on the bell counts. The name to be woken by, None if nobody could."""

@@ -56,8 +56,9 @@ def registered(name: str, record: bytes, at_ms: int, until_ms: int) -> Registere
     except msgspec.DecodeError:
         raise ForeignData(f"the record of worker {name} was not written by waypost; nothing was touched") from None
     return RegisteredWorker(
-        name, heartbeat.host, heartbeat.pid, heartbeat.version, cast(WorkerState, heartbeat.state), cast(HealthStatus, heartbeat.status),
-        list(heartbeat.reasons), heartbeat.processes, at_ms if heartbeat.started_ms is None else heartbeat.started_ms, at_ms, until_ms,
+        name, heartbeat.host, heartbeat.pid, heartbeat.version, cast(WorkerState, heartbeat.state),
+        cast(HealthStatus, heartbeat.status), list(heartbeat.reasons), heartbeat.processes,
+        at_ms if heartbeat.started_ms is None else heartbeat.started_ms, at_ms, until_ms,
         [
             WorkerQueue(
                 queue.name, queue.concurrency, queue.in_flight, queue.handled,

@@ -53,7 +53,8 @@ def _poll(
         role = registration.role or "scheduler"
         keys = [f"{{{namespace}}}:workers".encode(), f"{{{namespace}}}:records".encode(), leader_key(namespace, role)]
         told = [
-            registration.heartbeat.name.encode(), pack(registration.heartbeat), b"%d" % registration.ttl_ms, b"%d" % policy.WORKERS_MAX,
+            registration.heartbeat.name.encode(), pack(registration.heartbeat),
+            b"%d" % registration.ttl_ms, b"%d" % policy.WORKERS_MAX,
             b"" if registration.role is None else b"%d" % registration.role_ttl_ms,
         ]  # fmt: skip
     before = len(keys)
