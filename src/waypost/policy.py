@@ -104,6 +104,8 @@ WAITER_TTL_MS = 60_000
 #: How many chains one message may wait for.
 BLOCKERS_MAX = 1_000
 MINUTES_KEPT = 1_440
+#: A journal is cut when it has passed its cap by this part of it.
+JOURNAL_SLACK_PART = 64
 #: What the journal keeps at level `failures`.
 FAILURE_EVENTS = frozenset(
     ("retried", "expired", "dead", "dropped", "cancelled", "dead_trimmed", "trimmed", "configured", "paused", "resumed")
@@ -182,7 +184,7 @@ class Policy(Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def journal_slack(self) -> int:
         """How far the journal may pass its cap before it is cut, so that cutting is rare and cheap."""
-        return max(CHUNK_MESSAGES_MAX, self.journal_max // 64)
+        return max(CHUNK_MESSAGES_MAX, self.journal_max // JOURNAL_SLACK_PART)
 
 
 DEFAULT_POLICY = Policy()

@@ -36,9 +36,9 @@ STORES = (
 @cache
 def tables() -> list[str]:
     """The tables that the migrations make and leave empty. Parts of the journal are emptied with the whole."""
-    from waypost.store.postgres.migrating import MADE, MIGRATIONS, _text
+    from waypost.store.postgres.migrating import MADE, MIGRATIONS, migration_text
 
-    script = "\n".join(_text("migrations", name) for _, name in MIGRATIONS)
+    script = "\n".join(migration_text(name) for _, name in MIGRATIONS)
     parts = re.findall(r"^CREATE TABLE \{(\w+)\} PARTITION OF", script, re.MULTILINE)
     filled = re.findall(r"^INSERT INTO \{(\w+)\}", script, re.MULTILINE)
     return [name for kind, name in MADE.findall(script) if kind == "TABLE" and name not in (*parts, *filled)]

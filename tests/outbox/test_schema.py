@@ -28,16 +28,14 @@ def next_version(monkeypatch: pytest.MonkeyPatch) -> Next:
     """Become the release after this one: it has a column more, and a function that is not the same."""
 
     def become() -> int:
-        known = migrating._text
+        migration, functions = migrating.migration_text, migrating.function_text
 
-        def text(folder: str, name: str) -> str:
-            if name == "9999_next":
-                return NEXT
-            found = known(folder, name)
-            return found + "\n-- the next release\n" if (folder, name) == ("sql", "claim") else found
+        def text(name: str) -> str:
+            return functions(name) + ("\n-- the next release\n" if name == "claim" else "")
 
         version = migrating.VERSION + 1
-        monkeypatch.setattr(migrating, "_text", text)
+        monkeypatch.setattr(migrating, "migration_text", lambda name: NEXT if name == "9999_next" else migration(name))
+        monkeypatch.setattr(migrating, "function_text", text)
         monkeypatch.setattr(migrating, "VERSION", version)
         monkeypatch.setattr("waypost.store.postgres.checking.VERSION", version)
         monkeypatch.setattr(migrating, "MIGRATIONS", (*migrating.MIGRATIONS, (version, "9999_next")))

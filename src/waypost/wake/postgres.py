@@ -19,12 +19,11 @@ from psycopg import generators
 from psycopg.waiting import Wait
 
 from waypost.store.postgres.connecting import Source
+from waypost.store.postgres.constants import CHANNEL_BYTES_MAX, CHANNEL_HASH_DIGITS
 from waypost.wake.hub import Useless
 from waypost.wake.pipes import Interruptible, packed, unpacked
 from waypost.wake.port import Topic
 
-#: The server cuts longer names.
-CHANNEL_BYTES_MAX = 63
 #: It refuses longer payloads.
 PAYLOAD_BYTES_MAX = 7_900
 
@@ -34,7 +33,7 @@ def channel_of(topic: Topic) -> str:
     name = f"{topic.namespace}_{topic.kind}:{topic.queue}"
     if len(name.encode()) <= CHANNEL_BYTES_MAX:
         return name
-    return "waypost:" + hashlib.sha256(name.encode()).hexdigest()[:40]
+    return "waypost:" + hashlib.sha256(name.encode()).hexdigest()[:CHANNEL_HASH_DIGITS]
 
 
 class PostgresTransport(Interruptible):

@@ -20,7 +20,7 @@ from waypost.spark.bulk.columns import batch_of, constant, envelope_columns, num
 from waypost.spark.bulk.reading import RETRY_SECONDS, Bulk, PageSize, Span
 from waypost.spark.tables import ENVELOPE_COLUMNS, JOURNAL, MESSAGES
 from waypost.store.port import Store
-from waypost.store.postgres.looking import STATES
+from waypost.store.postgres.constants import STATES
 from waypost.store.postgres.statement import PostgresCall, number, rows_of, text
 
 if TYPE_CHECKING:

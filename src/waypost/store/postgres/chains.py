@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from waypost.message import ChainState, Continuation, Notice, Watched
 from waypost.policy import WAITER_TTL_MS
 from waypost.store.port import Call, Woken
-from waypost.store.postgres.looking import STATES
+from waypost.store.postgres.constants import STATES
 from waypost.store.postgres.migrating import Names
 from waypost.store.postgres.statement import Parameter, PostgresCall, number, one, rows_of, text
 

@@ -20,13 +20,13 @@ from waypost.message import (
     Stored,
     TracePage,
 )
+from waypost.store.postgres.constants import STATES
 from waypost.store.postgres.migrating import Names
 from waypost.store.postgres.statement import Parameter, number, one, rows_of, text
 
 if TYPE_CHECKING:
     from psycopg.pq.abc import PGresult
 
-STATES: dict[MessageState, int] = {"ready": 0, "delayed": 1, "leased": 2, "waiting": 3, "dead": 4, "done": 5}
 #: The order in which each state is listed: that of its index.
 ORDERS: dict[MessageState, tuple[str, ...]] = {
     "ready": ("rank", "position", "id"),

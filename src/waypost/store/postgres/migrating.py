@@ -16,6 +16,7 @@ import psycopg
 from waypost.checks import check_namespace
 from waypost.errors import AccessDenied, ConfigurationError, InvalidName, SchemaTooNew, SchemaTooOld, StoreError
 from waypost.store.postgres.connecting import connect
+from waypost.store.postgres.constants import inject
 from waypost.store.postgres.failures import lost, refused
 
 #: Grows with every change of a table or a function.
@@ -64,22 +65,24 @@ class Names:
 
 
 @cache
-def _text(folder: str, name: str) -> str:
-    return (files("waypost.store.postgres") / folder / f"{name}.sql").read_text()
-
-
 def migration_text(name: str) -> str:
     """A migration as it is written, with places for names."""
-    return _text("migrations", name)
+    return (files("waypost.store.postgres") / "migrations" / f"{name}.sql").read_text()
+
+
+@cache
+def function_text(name: str) -> str:
+    """A file of functions with our constants in it, and with places for names."""
+    return inject((files("waypost.store.postgres") / "sql" / f"{name}.sql").read_text())
 
 
 def sql(*, schema: str = "public", namespace: str = "wp", since: int = 0) -> str:
     """All that `migrate` would run on a database at version `since`, as one script."""
     names = Names(schema, namespace)
-    parts = [names.fill(_text("migrations", name)) for version, name in MIGRATIONS if version > since]
+    parts = [names.fill(migration_text(name)) for version, name in MIGRATIONS if version > since]
     # A function may call one that is made later in the same script.
     parts.append("SET LOCAL check_function_bodies = off;")
-    parts += [names.fill(_text("sql", name)) for name in FUNCTIONS]
+    parts += [names.fill(function_text(name)) for name in FUNCTIONS]
     parts.append(
         names.fill(
             "CREATE TABLE IF NOT EXISTS {schema} (version integer NOT NULL);\n"
@@ -95,8 +98,8 @@ def grants(role: str, *, schema: str = "public", namespace: str = "wp") -> str:
     if not isinstance(role, str) or SCHEMA.fullmatch(role) is None:
         raise InvalidName("a role's name has letters, digits, _ and $, and begins with a letter or _")
     names = Names(schema, namespace)
-    made = [found for _, name in MIGRATIONS for found in MADE.findall(_text("migrations", name))]
-    functions = {found for name in FUNCTIONS for _, found in MADE.findall(_text("sql", name))}
+    made = [found for _, name in MIGRATIONS for found in MADE.findall(migration_text(name))]
+    functions = {found for name in FUNCTIONS for _, found in MADE.findall(function_text(name))}
     rights = {"TABLE": "SELECT, INSERT, UPDATE, DELETE", "SEQUENCE": "USAGE, SELECT, UPDATE"}
     lines = [f'GRANT USAGE ON SCHEMA "{schema}" TO "{role}";', f'GRANT SELECT ON {names.of("schema")} TO "{role}";']
     for kind, name in made:

@@ -50,6 +50,7 @@ from waypost.store.port import (
 )
 from waypost.store.postgres import looking
 from waypost.store.postgres.chains import ChainVerbs
+from waypost.store.postgres.constants import STATES
 from waypost.store.postgres.migrating import Names
 from waypost.store.postgres.schedules import ScheduleVerbs
 from waypost.store.postgres.statement import (
@@ -341,7 +342,7 @@ class PostgresStore(ScheduleVerbs, ChainVerbs):
         return self._once("redrive", queue, operation, parameters, decode)
 
     def purge(self, queue: str, state: MessageState, limit: int, operation: Operation) -> Call[Purged]:
-        parameters = [small(looking.STATES[check_purge(state)]), number(limit)]
+        parameters = [small(STATES[check_purge(state)]), number(limit)]
 
         def decode(result: PGresult) -> Purged:
             removed, more = msgspec.json.decode(one(result) or b"", type=tuple[int, bool])

@@ -18,11 +18,11 @@ from waypost.errors import SchemaTooNew
 from waypost.message import MINUTE_COUNTERS, EventName
 from waypost.policy import DEFAULT_POLICY, FAILURE_EVENTS, MINUTES_KEPT, Policy
 from waypost.store.repeats import id_taken
+from waypost.store.sqlite.schema import DEAD, WAITING
 
 if TYPE_CHECKING:
     from waypost.store.sqlite.step import Step
 
-READY, DELAYED, LEASED, WAITING, DEAD = range(5)
 #: The counter of the queue's row that goes with each state.
 STATE_COUNTERS = ("ready", "delayed", "leased", "waiting", "dead_kept")
 
@@ -68,18 +68,18 @@ _JOURNAL_COLUMNS = (
 )  # fmt: skip
 _JOURNAL_SWEEP = "DELETE FROM {journal} WHERE queue = ? AND number < ?"
 _READERS = "SELECT name, read_to FROM {reader} WHERE queue = ?"
-_NEXT_DUE = "SELECT min(ready_ms) FROM {message} INDEXED BY {message:delayed} WHERE queue = ? AND state = 1"
-_NEXT_LEASE = "SELECT min(lease_end_ms) FROM {message} INDEXED BY {message:leased} WHERE queue = ? AND state = 2"
+_NEXT_DUE = "SELECT min(ready_ms) FROM {message} INDEXED BY {message:delayed} WHERE queue = ? AND state = {DELAYED}"
+_NEXT_LEASE = "SELECT min(lease_end_ms) FROM {message} INDEXED BY {message:leased} WHERE queue = ? AND state = {LEASED}"
 _BY_ID = f"SELECT {COLUMNS} FROM {{message}} m WHERE m.queue = ? AND m.id = ?"
 _BY_IDS = f"""
     SELECT {COLUMNS} FROM json_each(?) j CROSS JOIN {{message}} m INDEXED BY {{message:id}}
     WHERE m.queue = ? AND m.id = j.value"""
 _OWNERS = f"""
     SELECT {COLUMNS} FROM json_each(?) j CROSS JOIN {{message}} m INDEXED BY {{message:owner}}
-    WHERE m.queue = ? AND m.key = j.value AND m.state < 3"""
+    WHERE m.queue = ? AND m.key = j.value AND m.state < {WAITING}"""
 _PARKED = f"""
     SELECT {COLUMNS} FROM json_each(?) j CROSS JOIN {{message}} m INDEXED BY {{message:parked}}
-    WHERE m.queue = ? AND m.key = j.value AND m.state = 3"""
+    WHERE m.queue = ? AND m.key = j.value AND m.state = {WAITING}"""
 _MINUTE = (
     f"INSERT INTO {{minute}} (queue, minute, {', '.join(MINUTE_COUNTERS)}) VALUES (?, ?{', ?' * len(MINUTE_COUNTERS)}) "
     "ON CONFLICT DO UPDATE SET " + ", ".join(f"{name} = {name} + excluded.{name}" for name in MINUTE_COUNTERS)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from waypost.message import ChainState, MessageState, Notice, Watched, split_chain_id
 from waypost.policy import ENDED_TTL_MS, NO_END_MS, WAITER_TTL_MS
 from waypost.store.port import add_wakes
-from waypost.store.sqlite.book import WAITING, QueueBook
+from waypost.store.sqlite.book import QueueBook
 from waypost.store.sqlite.ends import wake_waiters
 from waypost.store.sqlite.moves import bury, make_claimable
+from waypost.store.sqlite.schema import WAITING
 from waypost.store.sqlite.step import Step
 from waypost.store.sqlite.sweep import sweep
 from waypost.store.sqlite.wake import waking

@@ -7,7 +7,8 @@ from typing import Any
 
 from waypost.message import REDELIVERY_CAUSES, CheckPage, Damage, DamageKind
 from waypost.policy import HEAD_OFFSET, PRIORITY_DEFAULT, PRIORITY_MAX
-from waypost.store.sqlite.book import COLUMNS, DEAD, LEASED, READY, STATE_COUNTERS, QueueBook
+from waypost.store.sqlite.book import COLUMNS, STATE_COUNTERS, QueueBook
+from waypost.store.sqlite.schema import DEAD, LEASED, READY
 
 #: Rows that one step looks at.
 ROWS_MAX = 500
@@ -26,9 +27,11 @@ _PAGE = f"""
     FROM {{message}} m INDEXED BY {{message:id}} LEFT JOIN {{envelope}} e ON e.seq = m.seq
     WHERE m.queue = ? AND m.id > ? ORDER BY m.id LIMIT ?"""
 _ASIDE = "UPDATE {message} SET state = ? WHERE seq = ?"
-_OWNER = "SELECT 1 FROM {message} INDEXED BY {message:owner} WHERE queue = ? AND key = ? AND state < 3 AND seq <> ?"
+_OWNER = """
+    SELECT 1 FROM {message} INDEXED BY {message:owner}
+    WHERE queue = ? AND key = ? AND state < {WAITING} AND seq <> ?"""
 _TO_HEAD = """
-    UPDATE {message} SET state = 0, priority = ?, position = ?, ready_ms = ?, published_ms = ?, size = ?, key = ?,
+    UPDATE {message} SET state = {READY}, priority = ?, position = ?, ready_ms = ?, published_ms = ?, size = ?, key = ?,
         "group" = ?, token = ?, deliveries = ?, attempts = ?, nonce = x'', worker = NULL, claimed_ms = NULL,
         lease_end_ms = NULL, lease_ms = 0, cancel_requested = 0, cause = ?, ended_ms = NULL, reason = NULL,
         error_type = NULL, error = NULL, chain = ?

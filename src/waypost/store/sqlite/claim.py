@@ -9,29 +9,30 @@ import msgspec
 from waypost.identity import Operation
 from waypost.message import Claimed, Lease
 from waypost.policy import BURY_MAX, COVER_MS_MAX, PROMOTE_MAX, RECLAIM_MAX, SLEEPER_TTL_MS
-from waypost.store.sqlite.book import COLUMNS, LEASED, QueueBook, Record, as_list
+from waypost.store.sqlite.book import COLUMNS, QueueBook, Record, as_list
 from waypost.store.sqlite.check import is_sound, usable
 from waypost.store.sqlite.moves import bury, end, ends_otherwise, make_claimable, to_head, trim_dead
+from waypost.store.sqlite.schema import DELAYED, LEASED, READY
 from waypost.store.sqlite.wake import COVERS
 
 _DUE = f"""
     SELECT {COLUMNS} FROM {{message}} m INDEXED BY {{message:delayed}}
-    WHERE m.queue = ? AND m.state = 1 AND m.ready_ms <= ? ORDER BY m.ready_ms, m.id LIMIT ?"""
+    WHERE m.queue = ? AND m.state = {DELAYED} AND m.ready_ms <= ? ORDER BY m.ready_ms, m.id LIMIT ?"""
 _EXPIRED = f"""
     SELECT {COLUMNS} FROM {{message}} m INDEXED BY {{message:leased}}
-    WHERE m.queue = ? AND m.state = 2 AND m.lease_end_ms <= ? ORDER BY m.lease_end_ms, m.id LIMIT ?"""
+    WHERE m.queue = ? AND m.state = {LEASED} AND m.lease_end_ms <= ? ORDER BY m.lease_end_ms, m.id LIMIT ?"""
 _READY = f"""
     SELECT {COLUMNS}, e.data
     FROM {{message}} m INDEXED BY {{message:ready}} CROSS JOIN {{envelope}} e ON e.seq = m.seq
-    WHERE m.queue = ? AND m.state = 0 ORDER BY m.priority DESC, m.position, m.id LIMIT ?"""
+    WHERE m.queue = ? AND m.state = {READY} ORDER BY m.priority DESC, m.position, m.id LIMIT ?"""
 _LEASE = """
-    UPDATE {message} SET state = 2, token = token + 1, deliveries = deliveries + 1,
+    UPDATE {message} SET state = {LEASED}, token = token + 1, deliveries = deliveries + 1,
         nonce = ?, worker = ?, claimed_ms = ?, lease_end_ms = ?, lease_ms = ?
     WHERE seq IN (SELECT value FROM json_each(?))"""
 _STILL_LEASED = f"""
     SELECT {COLUMNS}, e.data
     FROM json_each(?) j CROSS JOIN {{message}} m INDEXED BY {{message:id}} CROSS JOIN {{envelope}} e ON e.seq = m.seq
-    WHERE m.queue = ? AND m.id = j.value AND m.state = 2 AND m.nonce = ? ORDER BY j.key"""
+    WHERE m.queue = ? AND m.id = j.value AND m.state = {LEASED} AND m.nonce = ? ORDER BY j.key"""
 _REARM = "UPDATE {message} SET nonce = ?, lease_end_ms = ? WHERE seq = ?"
 _DELIVERIES = Record.__struct_fields__.index("deliveries")
 _RATE_OLD = "DELETE FROM {rate} WHERE queue = ? AND at_ms <= ? RETURNING count"
@@ -41,7 +42,7 @@ _RATE_CLEAR = "DELETE FROM {rate} WHERE queue = ?"
 _CAP_LEASES = """
     UPDATE {message} SET lease_end_ms = ?2 + lease_ms WHERE seq IN (
         SELECT seq FROM {message} INDEXED BY {message:leased}
-        WHERE queue = ?1 AND state = 2 AND lease_end_ms > ?2 + ?3 AND lease_end_ms > ?2 + lease_ms LIMIT ?4)"""
+        WHERE queue = ?1 AND state = {LEASED} AND lease_end_ms > ?2 + ?3 AND lease_end_ms > ?2 + lease_ms LIMIT ?4)"""
 _RATE_ADD = """
     INSERT INTO {rate} (queue, at_ms, count) VALUES (?, ?, ?)
     ON CONFLICT DO UPDATE SET count = count + excluded.count"""

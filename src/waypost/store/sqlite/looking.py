@@ -21,7 +21,8 @@ from waypost.message import (
     TracePage,
 )
 from waypost.policy import HEAD_OFFSET, MINUTES_KEPT, PRIORITY_MAX, PRIORITY_MIN
-from waypost.store.sqlite.book import DEAD, DELAYED, LEASED, READY, WAITING, QueueBook
+from waypost.store.sqlite.book import QueueBook
+from waypost.store.sqlite.schema import DEAD, DELAYED, LEASED, READY, WAITING
 
 STATES: dict[MessageState, int] = {
     "ready": READY, "delayed": DELAYED, "leased": LEASED, "waiting": WAITING, "dead": DEAD,
@@ -59,8 +60,9 @@ _READER_SET = """
 _READER_FORGET = "DELETE FROM {reader} WHERE queue = ? AND name = ?"
 _HEAD = """
     SELECT ready_ms FROM {message} INDEXED BY {message:ready}
-    WHERE queue = ? AND state = 0 AND priority = ? AND position >= ? ORDER BY position, id LIMIT 1"""
-_OLDEST_LEASED = "SELECT min(claimed_ms) FROM {message} INDEXED BY {message:leased} WHERE queue = ? AND state = 2"
+    WHERE queue = ? AND state = {READY} AND priority = ? AND position >= ? ORDER BY position, id LIMIT 1"""
+_OLDEST_LEASED = """
+    SELECT min(claimed_ms) FROM {message} INDEXED BY {message:leased} WHERE queue = ? AND state = {LEASED}"""
 _SLEEPERS = """
     SELECT count(*) FROM {sleeper} INDEXED BY {sleeper:until}
     WHERE queue = ? AND until_ms > ? AND name NOT GLOB '~*'"""
@@ -108,7 +110,7 @@ def _rows(
     if "id" in wanted:
         index = f"{table}:id"
     elif "key" in wanted and state in ("ready", "delayed", "leased"):
-        index, behind = "message:owner", " AND m.state < 3" + behind
+        index, behind = "message:owner", " AND m.state < {WAITING}" + behind
     elif "key" in wanted and state == "waiting":
         index = "message:parked"
     elif "reason" in wanted and state == "dead":

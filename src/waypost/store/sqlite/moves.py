@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from waypost.message import EventName
 from waypost.policy import HEAD_OFFSET, RECLAIM_MAX
-from waypost.store.sqlite.book import COLUMNS, DEAD, DELAYED, LEASED, READY, QueueBook, Record
+from waypost.store.sqlite.book import COLUMNS, QueueBook, Record
 from waypost.store.sqlite.ends import ended
+from waypost.store.sqlite.schema import DEAD, DELAYED, LEASED, READY
 
 #: Ends after which a key is free at once, even inside its window.
 FREES_WINDOW = frozenset(("dead", "cancelled", "dropped", "replaced"))
@@ -17,10 +18,11 @@ FREES_WINDOW = frozenset(("dead", "cancelled", "dropped", "replaced"))
 _WINDOW_FREE = "DELETE FROM {window} WHERE queue = ? AND key = ? AND message_id = ?"
 _DEAD_OLDEST = f"""
     SELECT {COLUMNS} FROM {{message}} m INDEXED BY {{message:dead}}
-    WHERE m.queue = ? AND m.state = 4 ORDER BY m.ended_ms, m.id LIMIT ?"""
+    WHERE m.queue = ? AND m.state = {DEAD} ORDER BY m.ended_ms, m.id LIMIT ?"""
 _DEAD_OLD = """
     SELECT count(*) FROM (
-        SELECT 1 FROM {message} INDEXED BY {message:dead} WHERE queue = ? AND state = 4 AND ended_ms <= ? LIMIT ?)"""
+        SELECT 1 FROM {message} INDEXED BY {message:dead}
+        WHERE queue = ? AND state = {DEAD} AND ended_ms <= ? LIMIT ?)"""
 _COMPLETED_INSERT = """
     INSERT INTO {completed} (
         seq, queue, number, id, key, "group", priority, token, deliveries, attempts, published_ms, ready_ms,

@@ -14,13 +14,14 @@ from waypost.store.sqlite.step import Step
 
 _POLL = """
     SELECT q.number, q.policy, q.paused, q.ready, q.dead_kept, s.until_ms,
-        (SELECT min(m.ready_ms) FROM {message} m INDEXED BY {message:delayed} WHERE m.queue = q.number AND m.state = 1),
+        (SELECT min(m.ready_ms) FROM {message} m INDEXED BY {message:delayed}
+            WHERE m.queue = q.number AND m.state = {DELAYED}),
         (SELECT min(m.lease_end_ms) FROM {message} m INDEXED BY {message:leased}
-            WHERE m.queue = q.number AND m.state = 2)
+            WHERE m.queue = q.number AND m.state = {LEASED})
     FROM json_each(?) j LEFT JOIN {queue} q ON q.name = json_extract(j.value, '$[0]')
         LEFT JOIN {sleeper} s ON s.queue = q.number AND s.name = json_extract(j.value, '$[1]')
     ORDER BY j.key"""
-_OLDEST_DEAD = "SELECT min(ended_ms) FROM {message} INDEXED BY {message:dead} WHERE queue = ? AND state = 4"
+_OLDEST_DEAD = "SELECT min(ended_ms) FROM {message} INDEXED BY {message:dead} WHERE queue = ? AND state = {DEAD}"
 _RENEW = """
     UPDATE {sleeper} SET until_ms = ? WHERE (queue, name) IN (
         SELECT json_extract(j.value, '$[0]'), json_extract(j.value, '$[1]') FROM json_each(?) j)"""

@@ -12,9 +12,10 @@ from waypost.message import Published, PublishStatus
 from waypost.policy import ARRIVAL_TTL_MS, BURY_MAX, PRIORITY_MAX, PRIORITY_MIN
 from waypost.store.port import Draft
 from waypost.store.repeats import id_taken
-from waypost.store.sqlite.book import COLUMNS, LEASED, WAITING, Holder, QueueBook, Record, as_list
+from waypost.store.sqlite.book import COLUMNS, Holder, QueueBook, Record, as_list
 from waypost.store.sqlite.ends import begin, tell_home
 from waypost.store.sqlite.moves import end, make_claimable, placed
+from waypost.store.sqlite.schema import LEASED, READY, WAITING
 from waypost.store.sqlite.sweep import sweep
 
 _WINDOWS = """
@@ -30,7 +31,7 @@ _ARRIVAL_SET = """
     ON CONFLICT DO UPDATE SET until_ms = excluded.until_ms"""
 _DROPPABLE = f"""
     SELECT {COLUMNS} FROM {{message}} m INDEXED BY {{message:ready}}
-    WHERE m.queue = ? AND m.state = 0 AND m.priority = ? ORDER BY m.position, m.id LIMIT ?"""
+    WHERE m.queue = ? AND m.state = {READY} AND m.priority = ? ORDER BY m.position, m.id LIMIT ?"""
 
 #: What to do with a draft, and the id of the message that it concerns.
 Plan = tuple[str, str]

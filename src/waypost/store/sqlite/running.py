@@ -13,17 +13,18 @@ from waypost.store.sqlite.check import usable
 from waypost.store.sqlite.looking import ORDERS, STATES
 from waypost.store.sqlite.moves import end, forget_completed, make_claimable
 from waypost.store.sqlite.publish import taken_windows
+from waypost.store.sqlite.schema import DEAD
 
 _DEAD_ALL = f"""
     SELECT {COLUMNS} FROM {{message}} m INDEXED BY {{message:dead}}
-    WHERE m.queue = ? AND m.state = 4 AND m.reason <> 'duplicate' ORDER BY m.ended_ms, m.id LIMIT ?"""
+    WHERE m.queue = ? AND m.state = {DEAD} AND m.reason <> 'duplicate' ORDER BY m.ended_ms, m.id LIMIT ?"""
 _DEAD_BY_REASON = f"""
     SELECT {COLUMNS} FROM {{message}} m INDEXED BY {{message:reason}}
-    WHERE m.queue = ? AND m.state = 4 AND m.reason = ? ORDER BY m.ended_ms, m.id LIMIT ?"""
+    WHERE m.queue = ? AND m.state = {DEAD} AND m.reason = ? ORDER BY m.ended_ms, m.id LIMIT ?"""
 _DEAD_BY_ID = f"""
     SELECT {COLUMNS}
     FROM (SELECT DISTINCT value FROM json_each(?)) j CROSS JOIN {{message}} m INDEXED BY {{message:id}}
-    WHERE m.queue = ? AND m.id = j.value AND m.state = 4 AND (?3 IS NULL OR m.reason = ?3)
+    WHERE m.queue = ? AND m.id = j.value AND m.state = {DEAD} AND (?3 IS NULL OR m.reason = ?3)
     ORDER BY m.ended_ms, m.id LIMIT ?"""
 
 

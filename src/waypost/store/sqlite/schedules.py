@@ -34,7 +34,7 @@ _LEADER = "SELECT name, token, until_ms FROM {leader} WHERE role = ?"
 _LEADER_SET = """
     INSERT INTO {leader} (role, name, token, until_ms) VALUES (?, ?, ?, ?)
     ON CONFLICT DO UPDATE SET name = excluded.name, token = excluded.token, until_ms = excluded.until_ms"""
-_OLDEST_DUE = "SELECT min(ready_ms) FROM {message} INDEXED BY {message:delayed} WHERE queue = ? AND state = 1"
+_OLDEST_DUE = "SELECT min(ready_ms) FROM {message} INDEXED BY {message:delayed} WHERE queue = ? AND state = {DELAYED}"
 
 
 def _read(row: tuple[Any, ...]) -> StoredSchedule:

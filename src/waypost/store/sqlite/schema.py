@@ -19,7 +19,12 @@ MARK = "waypost sqlite store"
 #: What is set aside for a full disk: a claim of 512 messages and their settles fit in, with room to spare.
 RESERVE_BYTES = 256 * 1024
 
+#: The states of a message, as they stand in its row. Files hold these numbers: append only.
+STATES = ("READY", "DELAYED", "LEASED", "WAITING", "DEAD")
+READY, DELAYED, LEASED, WAITING, DEAD = range(len(STATES))
+
 _PLACE = re.compile(r"\{([a-z]+)(:[a-z]+)?\}")
+_STATE = re.compile(rf"\{{({'|'.join(STATES)})\}}")
 _SCHEMA = files(__package__).joinpath("schema.sql").read_text(encoding="utf-8")
 #: Every table with its columns, read from the file that creates them.
 TABLES: dict[str, tuple[str, ...]] = {
@@ -39,7 +44,10 @@ def prefix_of(namespace: str) -> str:
 
 
 class Spelling(dict[str, str]):
-    """SQL as written in this package, `{message}` for a table and `{message:ready}` for an index, made real once."""
+    """SQL as written in this package, with its names and numbers filled in once.
+
+    `{message}` is a table, `{message:ready}` an index, `{LEASED}` the number of a state.
+    """
 
     def __init__(self, namespace: str) -> None:
         super().__init__()
@@ -51,6 +59,7 @@ class Spelling(dict[str, str]):
 
     def __missing__(self, template: str) -> str:
         text = _PLACE.sub(lambda place: f'"{self.name(place[1], place[2] or "")}"', template)
+        text = _STATE.sub(lambda state: str(STATES.index(state[1])), text)
         self[template] = text
         return text
 

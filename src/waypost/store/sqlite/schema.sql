@@ -79,15 +79,15 @@ CREATE TABLE {message} (
     chain TEXT
 );
 CREATE UNIQUE INDEX {message:id} ON {message} (queue, id);
-CREATE INDEX {message:ready} ON {message} (queue, priority DESC, position, id) WHERE state = 0;
-CREATE INDEX {message:delayed} ON {message} (queue, ready_ms, id) WHERE state = 1;
-CREATE INDEX {message:leased} ON {message} (queue, lease_end_ms, id) WHERE state = 2;
-CREATE INDEX {message:waiting} ON {message} (queue, id) WHERE state = 3;
-CREATE INDEX {message:dead} ON {message} (queue, ended_ms, id) WHERE state = 4;
-CREATE INDEX {message:reason} ON {message} (queue, reason, ended_ms, id) WHERE state = 4;
+CREATE INDEX {message:ready} ON {message} (queue, priority DESC, position, id) WHERE state = {READY};
+CREATE INDEX {message:delayed} ON {message} (queue, ready_ms, id) WHERE state = {DELAYED};
+CREATE INDEX {message:leased} ON {message} (queue, lease_end_ms, id) WHERE state = {LEASED};
+CREATE INDEX {message:waiting} ON {message} (queue, id) WHERE state = {WAITING};
+CREATE INDEX {message:dead} ON {message} (queue, ended_ms, id) WHERE state = {DEAD};
+CREATE INDEX {message:reason} ON {message} (queue, reason, ended_ms, id) WHERE state = {DEAD};
 -- Who has a key, and the next generation that waits for it: at most one of each, or the step fails.
-CREATE UNIQUE INDEX {message:owner} ON {message} (queue, key) WHERE key IS NOT NULL AND state < 3;
-CREATE UNIQUE INDEX {message:parked} ON {message} (queue, key) WHERE key IS NOT NULL AND state = 3;
+CREATE UNIQUE INDEX {message:owner} ON {message} (queue, key) WHERE key IS NOT NULL AND state < {WAITING};
+CREATE UNIQUE INDEX {message:parked} ON {message} (queue, key) WHERE key IS NOT NULL AND state = {WAITING};
 
 -- Finished messages, kept to look at if the queue's policy says so.
 CREATE TABLE {completed} (

@@ -7,9 +7,10 @@ from typing import Literal
 
 from waypost.message import FAILURE_REASONS, CancelStatus, ExtendStatus, Settlement, SettleStatus, chain_id
 from waypost.store.port import Hold, Target, forwarded_draft
-from waypost.store.sqlite.book import DEAD, LEASED, QueueBook, Record
+from waypost.store.sqlite.book import QueueBook, Record
 from waypost.store.sqlite.moves import bury, end, ends_otherwise, make_claimable, to_head
 from waypost.store.sqlite.publish import publish
+from waypost.store.sqlite.schema import DEAD, LEASED
 from waypost.store.sqlite.sweep import sweep
 from waypost.store.sqlite.wake import waking
 

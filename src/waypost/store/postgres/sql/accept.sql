@@ -24,8 +24,8 @@ BEGIN
     END IF;
     news := '{}';
     WITH d AS MATERIALIZED (
-        SELECT nextval('{sequence}') AS seq, u.data, convert_from(substr(u.data, 2, 24), 'UTF8') AS id,
-            (9 - coalesce(u.priority, 5))::smallint AS rank, u."group", coalesce(u.at, p_now + coalesce(u.delay,
+        SELECT nextval('{sequence}') AS seq, u.data, convert_from(substr(u.data, 2, {ID_CHARACTERS}), 'UTF8') AS id,
+            ({PRIORITY_MAX} - coalesce(u.priority, {PRIORITY_DEFAULT}))::smallint AS rank, u."group", coalesce(u.at, p_now + coalesce(u.delay,
                 0)) AS due,
             u.copy
         FROM unnest(p_envelopes, p_priorities, p_groups, p_delays, p_ats, p_copies)
@@ -42,7 +42,7 @@ BEGIN
             bodies)
         SELECT q.number, count(*), pg_current_xact_id()::text::bigint, nextval('{sequence}'), p_now, 'published', p_op,
             array_agg(d.id), CASE WHEN p_groups IS NOT NULL THEN array_agg(d."group") END,
-            CASE WHEN p_priorities IS NULL THEN '{4}' ELSE array_agg(d.rank) END, '{0}', '{0}', '{0}',
+            CASE WHEN p_priorities IS NULL THEN '{{RANK_DEFAULT}}' ELSE array_agg(d.rank) END, '{0}', '{0}', '{0}',
             CASE WHEN p_delays IS NOT NULL OR p_ats IS NOT NULL
                 THEN array_agg(CASE WHEN d.due > p_now THEN d.due END) END,
             CASE WHEN min(length(d.data)) = max(length(d.data)) THEN ARRAY[min(length(d.data))]
@@ -76,19 +76,19 @@ DECLARE
     r record;
     i integer;
 BEGIN
-    SELECT array_agg(convert_from(substr(u.data, 2, 24), 'UTF8')), array_agg(nextval('{sequence}'))
+    SELECT array_agg(convert_from(substr(u.data, 2, {ID_CHARACTERS}), 'UTF8')), array_agg(nextval('{sequence}'))
     INTO v_ids, v_seqs FROM unnest(p_envelopes) AS u (data);
     others := v_ids;
     first_seq := v_seqs[1];
     fresh := 0;
     news := '{}';
     FOREACH i IN ARRAY coalesce(p_places, '{}') LOOP
-        v_states[i] := 3;
+        v_states[i] := {WAITING};
     END LOOP;
     IF p_forwarded IS NOT NULL THEN
         WITH arrived AS (
             INSERT INTO {arrival} AS a (queue, id, until_ms)
-            SELECT q.number, u.id, p_now + 86400000 FROM unnest(v_ids, p_forwarded) AS u (id, forwarded)
+            SELECT q.number, u.id, p_now + {ARRIVAL_TTL_MS} FROM unnest(v_ids, p_forwarded) AS u (id, forwarded)
             WHERE u.forwarded
                 AND NOT EXISTS (SELECT 1 FROM {message} m WHERE m.queue = q.number AND m.id = u.id)
             ORDER BY u.id
@@ -107,7 +107,7 @@ BEGIN
     WITH inserted AS (
         INSERT INTO {message} (seq, position, ready_ms, published_ms, queue, state, rank, id, key, "group", chain, data)
         SELECT u.seq, u.seq, greatest(coalesce(u.at, p_now + coalesce(u.delay, 0)), p_now), p_now, q.number,
-            coalesce(u.state, (coalesce(u.at, p_now + coalesce(u.delay, 0)) > p_now)::int), 9 - coalesce(u.priority, 5),
+            coalesce(u.state, (coalesce(u.at, p_now + coalesce(u.delay, 0)) > p_now)::int), {PRIORITY_MAX} - coalesce(u.priority, {PRIORITY_DEFAULT}),
             u.id, u.key, u."group", u.chain, u.data
         FROM unnest(v_ids, v_seqs, v_acts, v_states, p_envelopes, p_keys, p_priorities, p_groups, p_delays, p_ats,
             p_chains)
@@ -143,10 +143,10 @@ BEGIN
             FROM unnest(p_keys, v_acts, p_rules) WITH ORDINALITY AS u (key, act, rule, n)
             CROSS JOIN LATERAL (
                 SELECT t.id FROM {message} t
-                WHERE t.queue = q.number AND t.key = u.key AND t.key IS NOT NULL AND t.state < 3 OFFSET 0) o
+                WHERE t.queue = q.number AND t.key = u.key AND t.key IS NOT NULL AND t.state < {WAITING} OFFSET 0) o
             LEFT JOIN LATERAL (
                 SELECT t.id FROM {message} t
-                WHERE t.queue = q.number AND t.key = u.key AND t.key IS NOT NULL AND t.state = 3 OFFSET 0) h ON true
+                WHERE t.queue = q.number AND t.key = u.key AND t.key IS NOT NULL AND t.state = {WAITING} OFFSET 0) h ON true
             WHERE u.act IS NULL AND coalesce(u.rule, 'keep') = 'keep'
         LOOP
             v_acts[r.n] := 'duplicate';
@@ -159,7 +159,7 @@ BEGIN
         SELECT * INTO r
         FROM {accept_conflict}(
             q, p_now, p_op, v_ids[i], v_seqs[i], p_envelopes[i], p_keys[i], coalesce(p_rules[i], 'keep'),
-            coalesce(p_ats[i], p_now + coalesce(p_delays[i], 0)), coalesce(p_priorities[i], 5::smallint), p_groups[i],
+            coalesce(p_ats[i], p_now + coalesce(p_delays[i], 0)), coalesce(p_priorities[i], {PRIORITY_DEFAULT}::smallint), p_groups[i],
             p_chains[i]);
         v_acts[i] := r.act;
         others[i] := r.whom;
@@ -176,7 +176,7 @@ BEGIN
             AS u (id, seq, act, state, data, key, priority, "group", delay, at, copy, span, forwarded, rule, other,
                 chain, n)
     ), stored AS MATERIALIZED (
-        SELECT d.*, CASE WHEN d.state = 3 THEN 3 WHEN d.due > p_now THEN 1 ELSE 0 END AS placed
+        SELECT d.*, CASE WHEN d.state = {WAITING} THEN {WAITING} WHEN d.due > p_now THEN {DELAYED} ELSE {READY} END AS placed
         FROM d WHERE d.act IN ('new', 'park', 'replace')
     ), w AS (
         INSERT INTO {window} AS w (queue, key, message_id, until_ms)
@@ -188,10 +188,10 @@ BEGIN
                 dues,
             causes, sizes, bodies, chains)
         SELECT q.number, count(*), pg_current_xact_id()::text::bigint, nextval('{sequence}'), p_now, 'published', p_op,
-            array_agg(s.id), array_agg(s.key), array_agg(s."group"), array_agg((9 - coalesce(s.priority, 5))::smallint),
+            array_agg(s.id), array_agg(s.key), array_agg(s."group"), array_agg(({PRIORITY_MAX} - coalesce(s.priority, {PRIORITY_DEFAULT}))::smallint),
             '{0}', '{0}', '{0}', array_agg(CASE WHEN s.due > p_now THEN s.due END),
             array_agg(CASE WHEN s.act = 'park' THEN 'parked' WHEN s.act = 'replace' THEN 'replace'
-                WHEN s.state = 3 THEN 'blocked' WHEN s.forwarded THEN 'forwarded' END),
+                WHEN s.state = {WAITING} THEN 'blocked' WHEN s.forwarded THEN 'forwarded' END),
             array_agg(length(s.data)), CASE WHEN q.journal = 'full' THEN array_agg(coalesce(s.copy, s.data)) END,
             CASE WHEN p_chains IS NOT NULL THEN array_agg(s.chain) END
         FROM stored s WHERE q.journal IN ('all', 'full') HAVING count(*) > 0
@@ -204,10 +204,10 @@ BEGIN
         INSERT INTO {tally} (seq, queue, minute, published, duplicates, ready, delayed, waiting)
         SELECT nextval('{sequence}'), q.number, p_now / 60000, nullif(count(s.id), 0), nullif(count(*) FILTER (
                 WHERE d.act IN ('duplicate', 'conflict', 'arrived')), 0),
-            count(*) FILTER (WHERE s.placed = 0), count(*) FILTER (WHERE s.placed = 1),
-                count(*) FILTER (WHERE s.placed = 3)
+            count(*) FILTER (WHERE s.placed = {READY}), count(*) FILTER (WHERE s.placed = {DELAYED}),
+                count(*) FILTER (WHERE s.placed = {WAITING})
         FROM d LEFT JOIN LATERAL (
-            SELECT d.id, CASE WHEN d.state = 3 THEN 3 WHEN d.due > p_now THEN 1 ELSE 0 END AS placed
+            SELECT d.id, CASE WHEN d.state = {WAITING} THEN {WAITING} WHEN d.due > p_now THEN {DELAYED} ELSE {READY} END AS placed
             WHERE d.act IN ('new', 'park', 'replace')) s ON true
     )
     SELECT string_agg(CASE d.act
@@ -215,7 +215,7 @@ BEGIN
             WHEN 'replace' THEN 'r' WHEN 'extend' THEN 'e' WHEN 'conflict' THEN 'c' WHEN 'new' THEN
                 CASE WHEN d.due > p_now THEN 'd' ELSE 'q' END
             ELSE 'u' END, '' ORDER BY d.n),
-        fresh + count(*) FILTER (WHERE d.act IN ('new', 'replace') AND d.state IS DISTINCT FROM 3 AND d.due <= p_now),
+        fresh + count(*) FILTER (WHERE d.act IN ('new', 'replace') AND d.state IS DISTINCT FROM {WAITING} AND d.due <= p_now),
         count(*) FILTER (WHERE d.act IN ('new', 'park') AND NOT coalesce(d.forwarded, false))
     INTO letters, fresh, added FROM d;
     IF p_chains IS NOT NULL THEN
@@ -246,12 +246,12 @@ BEGIN
     news := '{}';
     LOOP
         SELECT * INTO o FROM {message} m
-        WHERE m.queue = q.number AND m.key = p_key AND m.key IS NOT NULL AND m.state < 3 FOR UPDATE;
+        WHERE m.queue = q.number AND m.key = p_key AND m.key IS NOT NULL AND m.state < {WAITING} FOR UPDATE;
         EXIT WHEN FOUND;
         -- It ended meanwhile, so the key may be free.
         v_seq := NULL;
         INSERT INTO {message} (seq, position, ready_ms, published_ms, queue, state, rank, id, key, "group", chain, data)
-        VALUES (p_seq, p_seq, v_ready, p_now, q.number, v_state, 9 - p_priority, p_id, p_key, p_group, p_chain, p_data)
+        VALUES (p_seq, p_seq, v_ready, p_now, q.number, v_state, {PRIORITY_MAX} - p_priority, p_id, p_key, p_group, p_chain, p_data)
         ON CONFLICT DO NOTHING RETURNING seq INTO v_seq;
         IF v_seq IS NOT NULL THEN
             act := 'new';
@@ -272,15 +272,15 @@ BEGIN
         END IF;
     END LOOP;
     SELECT * INTO h FROM {message} m
-    WHERE m.queue = q.number AND m.key = p_key AND m.key IS NOT NULL AND m.state = 3 FOR UPDATE;
+    WHERE m.queue = q.number AND m.key = p_key AND m.key IS NOT NULL AND m.state = {WAITING} FOR UPDATE;
     whom := coalesce(h.id, o.id);
     IF p_rule IN ('keep', 'error') THEN
         act := CASE p_rule WHEN 'error' THEN 'conflict' ELSE 'duplicate' END;
         RETURN;
     END IF;
-    IF h.id IS NULL AND o.state = 2 THEN
+    IF h.id IS NULL AND o.state = {LEASED} THEN
         act := 'park';
-        state := 3;
+        state := {WAITING};
     ELSIF p_rule = 'extend' THEN
         act := 'extend';
         IF h.id IS NOT NULL THEN
@@ -288,7 +288,7 @@ BEGIN
             UPDATE {message} m SET ready_ms = v_ready WHERE m.queue = q.number AND m.id = h.id;
         ELSE
             UPDATE {message} m SET ready_ms = v_ready, state = v_state,
-                position = CASE WHEN v_state = 0 THEN p_seq ELSE m.position END
+                position = CASE WHEN v_state = {READY} THEN p_seq ELSE m.position END
             WHERE m.queue = q.number AND m.id = o.id;
             PERFORM {moved}(q.number, p_now, o.state, v_state);
             fresh := 1 - v_state;
@@ -300,7 +300,7 @@ BEGIN
     ELSE
         act := 'replace';
         IF h.id IS NOT NULL THEN
-            state := 3;
+            state := {WAITING};
             news := ({finish}(q, h, p_now, p_op, 'replaced', 'publish')).news;
         ELSE
             state := v_state;
@@ -309,5 +309,5 @@ BEGIN
     END IF;
     whom := p_id;
     INSERT INTO {message} (seq, position, ready_ms, published_ms, queue, state, rank, id, key, "group", chain, data)
-    VALUES (p_seq, p_seq, v_ready, p_now, q.number, state, 9 - p_priority, p_id, p_key, p_group, p_chain, p_data);
+    VALUES (p_seq, p_seq, v_ready, p_now, q.number, state, {PRIORITY_MAX} - p_priority, p_id, p_key, p_group, p_chain, p_data);
 END $body$;

@@ -29,11 +29,11 @@ END $body$;
 -- An operation comes as two parameters: its number, and `p_session`, which is the session (8 bytes), the mark (8), the
 -- stamp (8) and, of a claim, the nonce of this sending (12).
 CREATE OR REPLACE FUNCTION {op}(p_session bytea, p_number bigint) RETURNS text LANGUAGE sql IMMUTABLE AS $body$
-    SELECT encode(substr(p_session, 1, 8), 'hex') || '.' || p_number
+    SELECT encode(substr(p_session, 1, {SESSION_BYTES}), 'hex') || '.' || p_number
 $body$;
 
 CREATE OR REPLACE FUNCTION {stamp}(p_session bytea) RETURNS bigint LANGUAGE sql IMMUTABLE AS $body$
-    SELECT ('x' || encode(substr(p_session, 17, 8), 'hex'))::bit(64)::bigint
+    SELECT ('x' || encode(substr(p_session, {STAMP_AT}, {STAMP_BYTES}), 'hex'))::bit(64)::bigint
 $body$;
 
 -- The first result of an operation, null if it is new. One that may be forgotten is refused: see repeats.py. Results are
@@ -50,12 +50,12 @@ BEGIN
         RAISE EXCEPTION '%', p_now USING ERRCODE = 'WPOLD';
     END IF;
     SELECT number, result INTO v_number, v_result
-    FROM {operation} WHERE queue = p_queue AND session = substr(p_session, 1, 8) AND slot = p_number % 128;
-    IF v_number = p_number AND left(v_result, 16) = encode(substr(p_session, 9, 8), 'hex') THEN
-        RETURN substr(v_result, 17);
+    FROM {operation} WHERE queue = p_queue AND session = substr(p_session, 1, {SESSION_BYTES}) AND slot = p_number % {REPLAY_MAX};
+    IF v_number = p_number AND left(v_result, {MARK_DIGITS}) = encode(substr(p_session, {MARK_AT}, {MARK_BYTES}), 'hex') THEN
+        RETURN substr(v_result, {RESULT_AT});
     ELSIF v_number > p_number THEN
         RAISE EXCEPTION 'too many came after it' USING ERRCODE = 'WPOLD';
-    ELSIF v_stamp > p_now + 5000 THEN
+    ELSIF v_stamp > p_now + {STAMP_AHEAD_MS} THEN
         RAISE EXCEPTION '%', p_now USING ERRCODE = 'WPOLD';
     ELSIF v_number = p_number THEN
         RAISE EXCEPTION 'this number belongs to another call' USING ERRCODE = 'WPSES';
@@ -72,8 +72,8 @@ BEGIN
     -- Longer than a repeat is let through, by what a stamp may lie ahead.
     INSERT INTO {operation} AS o (queue, slot, session, number, until_ms, result)
     VALUES (
-        p_queue, p_number % 128, substr(p_session, 1, 8), p_number, p_until_ms + 5000,
-        encode(substr(p_session, 9, 8), 'hex') || p_result)
+        p_queue, p_number % {REPLAY_MAX}, substr(p_session, 1, {SESSION_BYTES}), p_number, p_until_ms + {STAMP_AHEAD_MS},
+        encode(substr(p_session, {MARK_AT}, {MARK_BYTES}), 'hex') || p_result)
     ON CONFLICT (queue, session, slot) DO UPDATE
         SET number = excluded.number, until_ms = excluded.until_ms, result = excluded.result
         WHERE o.number < excluded.number;
@@ -127,13 +127,13 @@ $body$;
 
 CREATE OR REPLACE FUNCTION {next_due}(p_queue integer) RETURNS bigint LANGUAGE plpgsql AS $body$
 BEGIN
-    RETURN (SELECT m.ready_ms FROM {message} m WHERE m.queue = p_queue AND m.state = 1 ORDER BY m.ready_ms LIMIT 1);
+    RETURN (SELECT m.ready_ms FROM {message} m WHERE m.queue = p_queue AND m.state = {DELAYED} ORDER BY m.ready_ms LIMIT 1);
 END $body$;
 
 CREATE OR REPLACE FUNCTION {next_lease}(p_queue integer) RETURNS bigint LANGUAGE plpgsql AS $body$
 BEGIN
     RETURN (
-        SELECT m.lease_end_ms FROM {message} m WHERE m.queue = p_queue AND m.state = 2 ORDER BY m.lease_end_ms LIMIT 1);
+        SELECT m.lease_end_ms FROM {message} m WHERE m.queue = p_queue AND m.state = {LEASED} ORDER BY m.lease_end_ms LIMIT 1);
 END $body$;
 
 -- What all tokens of claims are above, raised since the server has started anew. A claim that is lost with the server's memory

@@ -26,7 +26,7 @@ BEGIN
     FOR i IN 1 .. cardinality(p_ids) LOOP
         IF p_keys[i] IS NOT NULL THEN
             SELECT * INTO m FROM {message} t
-            WHERE t.queue = q.number AND t.key = p_keys[i] AND t.key IS NOT NULL AND t.state < 3 FOR UPDATE;
+            WHERE t.queue = q.number AND t.key = p_keys[i] AND t.key IS NOT NULL AND t.state < {WAITING} FOR UPDATE;
             IF NOT FOUND THEN
                 v_letters := v_letters || CASE WHEN EXISTS (
                     SELECT 1 FROM {window} w WHERE w.queue = q.number AND w.key = p_keys[i] AND w.until_ms > v_now)
@@ -34,7 +34,7 @@ BEGIN
                 CONTINUE;
             END IF;
             SELECT * INTO h FROM {message} t
-            WHERE t.queue = q.number AND t.key = p_keys[i] AND t.key IS NOT NULL AND t.state = 3 FOR UPDATE;
+            WHERE t.queue = q.number AND t.key = p_keys[i] AND t.key IS NOT NULL AND t.state = {WAITING} FOR UPDATE;
             IF FOUND THEN
                 v_news := v_news || ({finish}(q, h, v_now, v_op, 'cancelled', 'request')).news;
             END IF;
@@ -48,9 +48,9 @@ BEGIN
                 CONTINUE;
             END IF;
         END IF;
-        IF m.state = 4 THEN
+        IF m.state = {DEAD} THEN
             v_letters := v_letters || 'f';
-        ELSIF m.state = 2 THEN
+        ELSIF m.state = {LEASED} THEN
             IF NOT m.cancel_requested THEN
                 UPDATE {message} t SET cancel_requested = true WHERE t.queue = q.number AND t.id = m.id;
                 PERFORM {note}(q, v_now, v_op, 'cancel_requested', m);

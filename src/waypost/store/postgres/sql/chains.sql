@@ -22,7 +22,7 @@ $body$;
 -- What a settlement sends on, as names of messages.
 CREATE OR REPLACE FUNCTION {sent_on}(p_sources integer[], p_queues text[], p_envelopes bytea[], p_source bigint)
 RETURNS text[] LANGUAGE sql IMMUTABLE AS $body$
-    SELECT array_agg(u.queue || '/' || convert_from(substr(u.data, 2, 24), 'UTF8'))
+    SELECT array_agg(u.queue || '/' || convert_from(substr(u.data, 2, {ID_CHARACTERS}), 'UTF8'))
     FROM unnest(p_sources, p_queues, p_envelopes) AS u (source, queue, data) WHERE u.source = p_source
 $body$;
 
@@ -36,7 +36,7 @@ DECLARE
 BEGIN
     WITH begun AS (
         INSERT INTO {chain} (queue, id, until_ms)
-        SELECT q.number, u.id, 9007199254740991 FROM unnest(p_ids, p_acts, p_chains) AS u (id, act, chain)
+        SELECT q.number, u.id, {NO_END_MS} FROM unnest(p_ids, p_acts, p_chains) AS u (id, act, chain)
         WHERE u.act IN ('new', 'park', 'replace') AND u.chain = q.name || '/' || u.id
         ON CONFLICT (queue, id) DO NOTHING RETURNING id
     )
@@ -87,7 +87,7 @@ BEGIN
         SELECT w.id, min(w.n) FILTER (WHERE w.failed IS NOT NULL) AS broken
         FROM unnest(p_ids, v_broken) WITH ORDINALITY AS w (id, failed, n) GROUP BY w.id ORDER BY min(w.n)
     LOOP
-        SELECT * INTO m FROM {message} t WHERE t.queue = q.number AND t.id = v.id AND t.state + 0 = 3;
+        SELECT * INTO m FROM {message} t WHERE t.queue = q.number AND t.id = v.id AND t.state + 0 = {WAITING};
         IF NOT FOUND THEN
             CONTINUE;
         ELSIF v.broken IS NOT NULL THEN
@@ -108,9 +108,9 @@ DECLARE
 BEGIN
     UPDATE {message} t SET state = v_state, ready_ms = v_ready, position = nextval('{sequence}')
     WHERE t.queue = q.number AND t.id = m.id;
-    PERFORM {moved}(q.number, p_now, 3::smallint, v_state);
+    PERFORM {moved}(q.number, p_now, {WAITING}::smallint, v_state);
     PERFORM {note}(q, p_now, NULL, 'promoted', m, 'unblocked');
-    RETURN {woken}(q.name, {wake}(q, p_now, CASE WHEN v_state = 0 OR v_due IS NULL OR v_ready < v_due THEN 1 ELSE 0 END));
+    RETURN {woken}(q.name, {wake}(q, p_now, CASE WHEN v_state = {READY} OR v_due IS NULL OR v_ready < v_due THEN 1 ELSE 0 END));
 END $body$;
 
 -- A message that waited for a chain which broke. Returns news.
@@ -134,7 +134,7 @@ LANGUAGE plpgsql AS $body$
 DECLARE
     v_news json[] := {woken}(q.name, {end_waits}(q, p_now, ARRAY[m.id], ARRAY[p_how]));
 BEGIN
-    IF m.state = 3 AND m.key IS NULL THEN
+    IF m.state = {WAITING} AND m.key IS NULL THEN
         DELETE FROM {blocker} b WHERE b.queue = q.number AND b.id = m.id;
     END IF;
     IF m.chain IS NOT NULL THEN
@@ -158,7 +158,7 @@ BEGIN
         DELETE FROM {waiter} w WHERE w.queue = q.number AND w.id = ANY (p_ids) RETURNING w.id, w.name, w.until_ms
     ), e AS (
         INSERT INTO {ending} (queue, id, how, until_ms)
-        SELECT q.number, g.id, coalesce(p_hows[array_position(p_ids, g.id)], p_hows[1]), p_now + 3600000
+        SELECT q.number, g.id, coalesce(p_hows[array_position(p_ids, g.id)], p_hows[1]), p_now + {ENDED_TTL_MS}
         FROM (SELECT DISTINCT g.id FROM gone g) g WHERE p_hows IS NOT NULL
         ON CONFLICT (queue, id) DO UPDATE SET how = excluded.how, until_ms = excluded.until_ms
     )
@@ -226,18 +226,18 @@ BEGIN
         c.open := c.open + (v_count = v.change)::int;
     END LOOP;
     IF p_failed IS NULL AND c.open > 0 THEN
-        UPDATE {chain} t SET open = c.open, last = p_member, until_ms = 9007199254740991
+        UPDATE {chain} t SET open = c.open, last = p_member, until_ms = {NO_END_MS}
         WHERE t.queue = c.queue AND t.id = c.id;
         RETURN '{}';
     END IF;
-    UPDATE {chain} t SET open = c.open, last = p_member, until_ms = p_now + 3600000, failed = p_failed,
+    UPDATE {chain} t SET open = c.open, last = p_member, until_ms = p_now + {ENDED_TTL_MS}, failed = p_failed,
         failed_member = CASE WHEN p_failed IS NOT NULL THEN p_member END
     WHERE t.queue = c.queue AND t.id = c.id;
     SELECT * INTO q FROM {queue} t WHERE t.number = c.queue;
     v_news := {woken}(q.name, {end_waits}(q, p_now, ARRAY['chain/' || c.id], NULL));
     FOR v IN SELECT b.queue, b.id FROM {blocker} b WHERE b.home = c.queue AND b.chain = c.id ORDER BY b.queue, b.id LOOP
         -- Under the lock of the message: of two chains that end at once the second finds that it is the last.
-        SELECT * INTO m FROM {message} t WHERE t.queue = v.queue AND t.id = v.id AND t.state + 0 = 3 FOR UPDATE;
+        SELECT * INTO m FROM {message} t WHERE t.queue = v.queue AND t.id = v.id AND t.state + 0 = {WAITING} FOR UPDATE;
         CONTINUE WHEN NOT FOUND;
         SELECT * INTO q FROM {queue} t WHERE t.number = v.queue;
         DELETE FROM {blocker} b WHERE b.home = c.queue AND b.chain = c.id AND b.queue = v.queue AND b.id = v.id;
@@ -266,7 +266,7 @@ BEGIN
     ELSE
         SELECT * INTO m FROM {message} t WHERE t.queue = v_queue AND t.id = p_id FOR KEY SHARE;
     END IF;
-    IF m.state = 4 THEN
+    IF m.state = {DEAD} THEN
         RETURN QUERY SELECT m.state, 'dead', m.reason, m.error_type, m.error, NULL::bytea;
     ELSIF m.state IS NOT NULL THEN
         IF p_waiter IS NOT NULL THEN
@@ -323,7 +323,7 @@ BEGIN
     LOOP
         IF c.open > 0 AND c.failed IS NULL THEN
             -- The release before gave unfinished chains an end: somebody may wait for this one.
-            UPDATE {chain} t SET until_ms = 9007199254740991 WHERE t.queue = c.queue AND t.id = c.id;
+            UPDATE {chain} t SET until_ms = {NO_END_MS} WHERE t.queue = c.queue AND t.id = c.id;
             CONTINUE;
         END IF;
         IF c.open > 0 THEN

@@ -29,11 +29,11 @@ BEGIN
         v_last := r.id;
         v_done := NULL;
         v_what := CASE
-            WHEN r.state NOT BETWEEN 0 AND 4 THEN 'its state is ' || r.state || ', so no claim can reach it'
-            WHEN r.rank NOT BETWEEN 0 AND 9 THEN 'its priority is ' || 9 - r.rank
-            WHEN r.state = 2 AND (r.lease_end_ms IS NULL OR r.lease_ms IS NULL OR r.nonce IS NULL)
+            WHEN r.state NOT BETWEEN {READY} AND {DEAD} THEN 'its state is ' || r.state || ', so no claim can reach it'
+            WHEN r.rank NOT BETWEEN 0 AND {PRIORITY_MAX} THEN 'its priority is ' || {PRIORITY_MAX} - r.rank
+            WHEN r.state = {LEASED} AND (r.lease_end_ms IS NULL OR r.lease_ms IS NULL OR r.nonce IS NULL)
                 THEN 'it is leased, and its lease has no end or no holder'
-            WHEN r.state = 4 AND (r.ended_ms IS NULL OR r.reason IS NULL)
+            WHEN r.state = {DEAD} AND (r.ended_ms IS NULL OR r.reason IS NULL)
                 THEN 'it is a dead letter without a reason or a time'
         END;
         CONTINUE WHEN v_what IS NULL;
@@ -41,36 +41,36 @@ BEGIN
             -- As it is now: it may have changed since the page was read.
             SELECT * INTO m FROM {message} t WHERE t.queue = q.number AND t.id = r.id AND t.state = r.state FOR UPDATE;
             CONTINUE WHEN NOT FOUND;
-            IF m.state = 4 THEN
+            IF m.state = {DEAD} THEN
                 UPDATE {message} t SET ended_ms = coalesce(t.ended_ms, v_now), reason = coalesce(t.reason, 'unknown'),
-                    rank = CASE WHEN t.rank BETWEEN 0 AND 9 THEN t.rank ELSE 4 END
+                    rank = CASE WHEN t.rank BETWEEN 0 AND {PRIORITY_MAX} THEN t.rank ELSE {RANK_DEFAULT} END
                 WHERE t.queue = q.number AND t.id = m.id;
                 v_done := 'a dead letter with a reason and a time';
             ELSE
-                UPDATE {message} t SET state = 0, position = v_now - 281474976710656, ready_ms = v_now,
-                    rank = CASE WHEN t.rank BETWEEN 0 AND 9 THEN t.rank ELSE 4 END, nonce = NULL, worker = NULL,
+                UPDATE {message} t SET state = {READY}, position = v_now - {HEAD_OFFSET}, ready_ms = v_now,
+                    rank = CASE WHEN t.rank BETWEEN 0 AND {PRIORITY_MAX} THEN t.rank ELSE {RANK_DEFAULT} END, nonce = NULL, worker = NULL,
                     claimed_ms = NULL, lease_end_ms = NULL, lease_ms = NULL, cancel_requested = false,
                     cause = CASE WHEN t.claims = 0 THEN NULL
-                        WHEN t.cause IN ('expired', 'released', 'retried', 'snoozed', 'redriven') AND m.state <> 2
+                        WHEN t.cause IN ('expired', 'released', 'retried', 'snoozed', 'redriven') AND m.state <> {LEASED}
                         THEN t.cause ELSE 'expired' END,
                     key = CASE WHEN t.key IS NOT NULL AND NOT EXISTS (
                         SELECT 1 FROM {message} o WHERE o.queue = q.number AND o.key = t.key AND o.key IS NOT NULL
-                            AND o.state < 3 AND o.id <> t.id) THEN t.key END
+                            AND o.state < {WAITING} AND o.id <> t.id) THEN t.key END
                 WHERE t.queue = q.number AND t.id = m.id RETURNING * INTO m;
                 PERFORM {note}(q, v_now, NULL, 'promoted', m, 'mended');
-                IF r.state BETWEEN 0 AND 3 THEN
-                    PERFORM {moved}(q.number, v_now, r.state, 0::smallint);
+                IF r.state BETWEEN {READY} AND {WAITING} THEN
+                    PERFORM {moved}(q.number, v_now, r.state, {READY}::smallint);
                 END IF;
                 v_ready := v_ready + 1;
                 v_done := 'ready at the head of its priority';
             END IF;
             PERFORM {note}(
                 q, v_now, NULL, 'configured', NULL,
-                'mended ' || CASE WHEN r.state NOT BETWEEN 0 AND 4 THEN 'stranded ' ELSE 'unreadable ' END || m.id || ': '
+                'mended ' || CASE WHEN r.state NOT BETWEEN {READY} AND {DEAD} THEN 'stranded ' ELSE 'unreadable ' END || m.id || ': '
                 || v_done);
         END IF;
         v_found := v_found || json_build_array(
-            CASE WHEN r.state NOT BETWEEN 0 AND 4 THEN 'stranded' ELSE 'unreadable' END, r.id, v_what, v_done);
+            CASE WHEN r.state NOT BETWEEN {READY} AND {DEAD} THEN 'stranded' ELSE 'unreadable' END, r.id, v_what, v_done);
     END LOOP;
     IF v_count < 500 THEN
         v_last := NULL;
@@ -108,9 +108,9 @@ BEGIN
                 - coalesce(sum(t.replaced), 0))::bigint AS live
         FROM counted t
     ), stored AS (
-        SELECT count(*) FILTER (WHERE t.state = 0) AS ready, count(*) FILTER (WHERE t.state = 1) AS delayed,
-            count(*) FILTER (WHERE t.state = 2) AS leased, count(*) FILTER (WHERE t.state = 3) AS waiting,
-            count(*) FILTER (WHERE t.state = 4) AS dead_kept
+        SELECT count(*) FILTER (WHERE t.state = {READY}) AS ready, count(*) FILTER (WHERE t.state = {DELAYED}) AS delayed,
+            count(*) FILTER (WHERE t.state = {LEASED}) AS leased, count(*) FILTER (WHERE t.state = {WAITING}) AS waiting,
+            count(*) FILTER (WHERE t.state = {DEAD}) AS dead_kept
         FROM {message} t WHERE t.queue = q.number
     )
     SELECT o.ready - s.ready AS ready, o.delayed - s.delayed AS delayed, o.leased - s.leased AS leased,

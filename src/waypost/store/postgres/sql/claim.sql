@@ -21,7 +21,7 @@ DECLARE
     q {queue};
     v_now bigint := {clock}(p_clock);
     v_op text := {op}(p_session, p_number);
-    v_nonce bytea := substr(p_session, 25, 12);
+    v_nonce bytea := substr(p_session, {NONCE_AT}, {NONCE_BYTES});
     v_first text;
     v_room bigint := p_limit;
     v_leased bigint := 0;
@@ -48,15 +48,15 @@ BEGIN
     v_first := {replayed}(q.number, p_session, p_number, v_now, p_ttl);
     IF v_first IS NOT NULL THEN
         -- Repeats that come at the same time take turns, or one would look for leases under a nonce that another replaced.
-        SELECT substr(o.result, 17) INTO v_first FROM {operation} o
-        WHERE o.queue = q.number AND o.session = substr(p_session, 1, 8) AND o.slot = p_number % 128 FOR UPDATE;
+        SELECT substr(o.result, {RESULT_AT}) INTO v_first FROM {operation} o
+        WHERE o.queue = q.number AND o.session = substr(p_session, 1, {SESSION_BYTES}) AND o.slot = p_number % {REPLAY_MAX} FOR UPDATE;
         -- The leases get the nonce of this sending: the process that got the first answer may be another.
-        UPDATE {operation} o SET result = left(o.result, 16) || encode(v_nonce, 'hex')
-        WHERE o.queue = q.number AND o.session = substr(p_session, 1, 8) AND o.slot = p_number % 128;
+        UPDATE {operation} o SET result = left(o.result, {MARK_DIGITS}) || encode(v_nonce, 'hex')
+        WHERE o.queue = q.number AND o.session = substr(p_session, 1, {SESSION_BYTES}) AND o.slot = p_number % {REPLAY_MAX};
         RETURN QUERY
             WITH armed AS (
                 UPDATE {message} m SET lease_end_ms = v_now + m.lease_ms, nonce = v_nonce
-                WHERE m.queue = q.number AND m.state = 2 AND m.nonce = decode(v_first, 'hex') RETURNING m.*
+                WHERE m.queue = q.number AND m.state = {LEASED} AND m.nonce = decode(v_first, 'hex') RETURNING m.*
             )
             SELECT NULL::text, m.id, m.token, m.deliveries, m.attempts, m.rank, m.key, m."group", m.published_ms,
                 m.ready_ms, m.claimed_ms, m.lease_end_ms, m.data, m.chain
@@ -102,7 +102,7 @@ BEGIN
                 IF v_tried > 1 THEN
                     -- The first one says how many will fit: what is locked and left would be skipped by others.
                     SELECT least(v_tried, greatest(1, v_left / greatest(1, length(m.data)))) INTO v_tried
-                    FROM {message} m WHERE m.queue = q.number AND m.state = 0
+                    FROM {message} m WHERE m.queue = q.number AND m.state = {READY}
                     ORDER BY m.rank, m.position, m.id LIMIT 1;
                     EXIT WHEN NOT FOUND;
                 END IF;
@@ -117,7 +117,7 @@ BEGIN
                     FROM (
                         SELECT m.ctid AS place, length(m.data) AS size,
                             q.max_deliveries IS NULL OR m.deliveries < q.max_deliveries AS good
-                        FROM {message} m WHERE m.queue = q.number AND m.state = 0
+                        FROM {message} m WHERE m.queue = q.number AND m.state = {READY}
                         ORDER BY m.rank, m.position, m.id LIMIT v_tried FOR NO KEY UPDATE SKIP LOCKED) c
                     WINDOW w AS (ROWS UNBOUNDED PRECEDING)) f;
                 v_left := v_left - v_size;
@@ -132,7 +132,7 @@ BEGIN
                     WITH chosen AS MATERIALIZED (
                         SELECT unnest(v_places) AS place
                     ), leased AS MATERIALIZED (
-                        UPDATE {message} m SET state = 2, token = greatest(m.token, v_floor) + 1,
+                        UPDATE {message} m SET state = {LEASED}, token = greatest(m.token, v_floor) + 1,
                             claims = m.claims + 1, deliveries = m.deliveries + 1, nonce = v_nonce, worker = p_worker,
                             claimed_ms = v_now, lease_end_ms = v_now + q.lease_ms, lease_ms = q.lease_ms
                         FROM chosen c
@@ -197,7 +197,7 @@ BEGIN
                 CONTINUE WHEN v_seen = v_tried AND cardinality(v_places) = v_seen;
                 -- What is over its limit stands in the way: bury it, and look behind it.
                 EXIT WHEN q.max_deliveries IS NULL;
-                SELECT b.buried, b.news INTO v_buried_now FROM {bury_exhausted}(q, v_now, v_op, 256 - v_buried) b;
+                SELECT b.buried, b.news INTO v_buried_now FROM {bury_exhausted}(q, v_now, v_op, {BURY_MAX} - v_buried) b;
                 v_buried := v_buried + v_buried_now.buried;
                 v_news := v_news || v_buried_now.news;
                 EXIT WHEN v_buried_now.buried = 0;
@@ -215,7 +215,7 @@ BEGIN
         END IF;
         -- It took all there was and has room for more; who asks for nothing only says that it sleeps no longer.
         IF v_leased < p_limit AND NOT v_more AND p_sleeper IS NOT NULL THEN
-            INSERT INTO {sleeper} (queue, name, until_ms, awake) VALUES (q.number, p_sleeper, v_now + 60000, false)
+            INSERT INTO {sleeper} (queue, name, until_ms, awake) VALUES (q.number, p_sleeper, v_now + {SLEEPER_TTL_MS}, false)
             ON CONFLICT (queue, name) DO UPDATE SET until_ms = excluded.until_ms, awake = false;
         END IF;
         IF p_linger IS NOT NULL THEN
@@ -321,7 +321,7 @@ BEGIN
         p_now, NULL::bigint, l.data, l.chain
     FROM taken l ORDER BY l.rank, l.position, l.id;
     IF q.completed_max > 0 THEN
-        PERFORM {forget_done}(q.number, q.completed_max, 256 + cardinality(p_places));
+        PERFORM {forget_done}(q.number, q.completed_max, {RECLAIM_MAX} + cardinality(p_places));
     END IF;
     IF v_ids IS NOT NULL THEN
         PERFORM {end_waits}(q, p_now, v_ids, ARRAY['done']);
@@ -339,7 +339,7 @@ BEGIN
     buried := 0;
     news := '{}';
     FOR m IN
-        SELECT * FROM {message} t WHERE t.queue = q.number AND t.state = 0 ORDER BY t.rank, t.position, t.id
+        SELECT * FROM {message} t WHERE t.queue = q.number AND t.state = {READY} ORDER BY t.rank, t.position, t.id
         LIMIT p_limit FOR NO KEY UPDATE SKIP LOCKED
     LOOP
         EXIT WHEN m.deliveries < q.max_deliveries;
@@ -357,12 +357,12 @@ CREATE OR REPLACE FUNCTION {promote}(q {queue}, p_now bigint, p_op text) RETURNS
 BEGIN
     WITH chosen AS MATERIALIZED (
         SELECT m.ctid AS place, m.ready_ms, m.id FROM {message} m
-        WHERE m.queue = q.number AND m.state = 1 AND m.ready_ms <= p_now
-        ORDER BY m.ready_ms, m.id LIMIT 512 FOR NO KEY UPDATE SKIP LOCKED
+        WHERE m.queue = q.number AND m.state = {DELAYED} AND m.ready_ms <= p_now
+        ORDER BY m.ready_ms, m.id LIMIT {PROMOTE_MAX} FOR NO KEY UPDATE SKIP LOCKED
     ), placed AS MATERIALIZED (
         SELECT c.place, nextval('{sequence}') AS position FROM chosen c
     ), promoted AS (
-        UPDATE {message} m SET state = 0, position = p.position FROM placed p WHERE m.ctid = p.place
+        UPDATE {message} m SET state = {READY}, position = p.position FROM placed p WHERE m.ctid = p.place
         RETURNING m.id, m.key, m."group", m.rank, m.token, m.claims, m.deliveries, m.attempts, m.data, m.chain
     ), j AS (
         INSERT INTO {entry} (
@@ -387,9 +387,9 @@ DECLARE
 BEGIN
     WITH chosen AS MATERIALIZED (
         SELECT m.ctid AS place FROM {message} m
-        WHERE m.queue = q.number AND m.state = 2 AND m.lease_end_ms > p_now + q.lease_ms
+        WHERE m.queue = q.number AND m.state = {LEASED} AND m.lease_end_ms > p_now + q.lease_ms
             AND m.lease_end_ms > p_now + m.lease_ms
-        LIMIT 256 FOR NO KEY UPDATE SKIP LOCKED
+        LIMIT {RECLAIM_MAX} FOR NO KEY UPDATE SKIP LOCKED
     ), capped AS (
         UPDATE {message} m SET lease_end_ms = p_now + m.lease_ms FROM chosen c WHERE m.ctid = c.place
         RETURNING m.lease_end_ms
@@ -407,8 +407,8 @@ DECLARE
     m {message};
 BEGIN
     SELECT array_agg(e.id) INTO v_ids FROM (
-        SELECT t.id FROM {message} t WHERE t.queue = q.number AND t.state = 2 AND t.lease_end_ms <= p_now
-        ORDER BY t.lease_end_ms, t.id LIMIT 256 FOR NO KEY UPDATE SKIP LOCKED) e;
+        SELECT t.id FROM {message} t WHERE t.queue = q.number AND t.state = {LEASED} AND t.lease_end_ms <= p_now
+        ORDER BY t.lease_end_ms, t.id LIMIT {RECLAIM_MAX} FOR NO KEY UPDATE SKIP LOCKED) e;
     IF v_ids IS NULL THEN
         RETURN v_news;
     END IF;
@@ -418,10 +418,10 @@ BEGIN
             WHERE o.queue = q.number AND o.id = u.id AND NOT o.cancel_requested
                 AND (o.key IS NULL OR NOT EXISTS (
                     SELECT 1 FROM {message} h
-                    WHERE h.queue = q.number AND h.key = o.key AND h.key IS NOT NULL AND h.state = 3)) OFFSET 0) t
+                    WHERE h.queue = q.number AND h.key = o.key AND h.key IS NOT NULL AND h.state = {WAITING})) OFFSET 0) t
     ), back AS MATERIALIZED (
         UPDATE {message} t
-        SET state = 0, cause = 'expired', ready_ms = t.lease_end_ms, position = t.lease_end_ms - 281474976710656
+        SET state = {READY}, cause = 'expired', ready_ms = t.lease_end_ms, position = t.lease_end_ms - {HEAD_OFFSET}
         FROM ended e WHERE t.ctid = e.place
         RETURNING t.id, t.key, t."group", t.rank, t.token, t.claims, t.deliveries, t.attempts, t.worker, t.claimed_ms,
             length(t.data) AS size, t.chain
@@ -447,7 +447,7 @@ BEGIN
     FOR m IN
         SELECT t.* FROM unnest(v_ids) WITH ORDINALITY AS u (id, n) CROSS JOIN LATERAL (
             SELECT * FROM {message} o WHERE o.queue = q.number AND o.id = u.id OFFSET 0) t
-        WHERE t.state = 2 ORDER BY u.n
+        WHERE t.state = {LEASED} ORDER BY u.n
     LOOP
         v_news := v_news || ({finish}(
             q, m, p_now, p_op, CASE WHEN m.cancel_requested THEN 'cancelled' ELSE 'replaced' END, 'expired')).news;

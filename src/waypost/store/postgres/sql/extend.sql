@@ -28,7 +28,7 @@ BEGIN
     INTO v_first, v_held
     FROM unnest(p_ids, p_tokens, p_nonces) WITH ORDINALITY AS u (id, token, nonce, n)
     LEFT JOIN LATERAL (SELECT t.* FROM {message} t WHERE t.queue = q.number AND t.id = u.id OFFSET 0) m
-        ON m.state = 2 AND m.token = coalesce(u.token, p_tokens[1]) AND m.nonce = coalesce(u.nonce, p_nonces[1]);
+        ON m.state = {LEASED} AND m.token = coalesce(u.token, p_tokens[1]) AND m.nonce = coalesce(u.nonce, p_nonces[1]);
     -- The length it was claimed with: its worker renews by that, whatever the queue's lease has become since.
     UPDATE {message} m SET lease_end_ms = v_now + m.lease_ms WHERE m.queue = q.number AND m.id = ANY (v_held);
     IF {remember}(q.number, p_session, p_number, v_now + p_ttl, v_first) THEN

@@ -59,18 +59,18 @@ DECLARE
     v_ready bigint;
 BEGIN
     PERFORM {note}(
-        q, p_now, p_op, p_how, m, p_cause, m.state = 2, NULL, CASE WHEN p_how = 'dead' THEN m.reason END,
+        q, p_now, p_op, p_how, m, p_cause, m.state = {LEASED}, NULL, CASE WHEN p_how = 'dead' THEN m.reason END,
         CASE WHEN p_how = 'dead' THEN m.error_type END);
     INSERT INTO {tally} (
         seq, queue, minute, ready, delayed, leased, waiting, dead_kept, done, dead, dropped, cancelled, replaced)
     VALUES (
-        nextval('{sequence}'), q.number, p_now / 60000, -nullif((m.state = 0)::int, 0),
-        -nullif((m.state = 1)::int, 0), -nullif((m.state = 2)::int, 0), -nullif((m.state = 3)::int, 0),
-        nullif((p_how = 'dead')::int - (m.state = 4)::int, 0), nullif((p_how = 'done')::int, 0),
+        nextval('{sequence}'), q.number, p_now / 60000, -nullif((m.state = {READY})::int, 0),
+        -nullif((m.state = {DELAYED})::int, 0), -nullif((m.state = {LEASED})::int, 0), -nullif((m.state = {WAITING})::int, 0),
+        nullif((p_how = 'dead')::int - (m.state = {DEAD})::int, 0), nullif((p_how = 'done')::int, 0),
         nullif((p_how = 'dead')::int, 0), nullif((p_how = 'dropped')::int, 0), nullif((p_how = 'cancelled')::int, 0),
         nullif((p_how = 'replaced')::int, 0));
     IF p_how = 'dead' THEN
-        UPDATE {message} t SET state = 4, ended_ms = p_now, reason = m.reason, error_type = m.error_type,
+        UPDATE {message} t SET state = {DEAD}, ended_ms = p_now, reason = m.reason, error_type = m.error_type,
             error = m.error, attempts = m.attempts
         WHERE t.queue = q.number AND t.id = m.id;
     ELSE
@@ -79,7 +79,7 @@ BEGIN
             INSERT INTO {completed} VALUES (
                 nextval('{sequence}'), q.number, m.id, m.key, m."group", m.rank, m.token, m.deliveries, m.attempts,
                 m.published_ms, m.ready_ms, m.cancel_requested, p_now, m.reason, m.error_type, m.error, m.data);
-            PERFORM {forget_done}(q.number, q.completed_max, 256);
+            PERFORM {forget_done}(q.number, q.completed_max, {RECLAIM_MAX});
         END IF;
     END IF;
     fresh := 0;
@@ -90,17 +90,17 @@ BEGIN
     IF p_how <> 'done' THEN
         DELETE FROM {window} w WHERE w.queue = q.number AND w.key = m.key AND w.message_id = m.id;
     END IF;
-    IF m.state >= 3 THEN
+    IF m.state >= {WAITING} THEN
         RETURN;
     END IF;
     SELECT * INTO h FROM {message} t
-    WHERE t.queue = q.number AND t.key = m.key AND t.key IS NOT NULL AND t.state = 3 FOR UPDATE;
+    WHERE t.queue = q.number AND t.key = m.key AND t.key IS NOT NULL AND t.state = {WAITING} FOR UPDATE;
     IF NOT FOUND THEN
         RETURN;
     END IF;
     v_ready := greatest(h.ready_ms, p_now);
     UPDATE {message} t
-    SET state = CASE WHEN v_ready > p_now THEN 1 ELSE 0 END, ready_ms = v_ready, position = nextval('{sequence}')
+    SET state = CASE WHEN v_ready > p_now THEN {DELAYED} ELSE {READY} END, ready_ms = v_ready, position = nextval('{sequence}')
     WHERE t.queue = q.number AND t.id = h.id;
     PERFORM {moved}(q.number, p_now, 3::smallint, (CASE WHEN v_ready > p_now THEN 1 ELSE 0 END)::smallint);
     PERFORM {note}(q, p_now, p_op, 'promoted', h, 'unparked');
@@ -135,15 +135,15 @@ BEGIN
     END IF;
     IF q.dead_keep_ms IS NOT NULL THEN
         SELECT count(*) INTO v_old FROM (
-            SELECT 1 FROM {message} t WHERE t.queue = q.number AND t.state = 4 AND t.ended_ms <= p_now - q.dead_keep_ms
-            LIMIT 256) o;
+            SELECT 1 FROM {message} t WHERE t.queue = q.number AND t.state = {DEAD} AND t.ended_ms <= p_now - q.dead_keep_ms
+            LIMIT {RECLAIM_MAX}) o;
     END IF;
     IF greatest(v_surplus, v_old) = 0 THEN
         RETURN 0;
     END IF;
     RETURN {forget_dead}(
         q, p_now, NULL, CASE WHEN v_surplus > 0 THEN 'dead_max' ELSE 'dead_keep' END,
-        least(256, greatest(v_surplus, v_old)));
+        least({RECLAIM_MAX}, greatest(v_surplus, v_old)));
 END $body$;
 
 -- Remove the oldest dead letters, in one statement. Returns how many went.
@@ -153,7 +153,7 @@ DECLARE
     v_gone bigint;
 BEGIN
     WITH chosen AS MATERIALIZED (
-        SELECT t.ctid AS place FROM {message} t WHERE t.queue = q.number AND t.state = 4 ORDER BY t.ended_ms, t.id
+        SELECT t.ctid AS place FROM {message} t WHERE t.queue = q.number AND t.state = {DEAD} ORDER BY t.ended_ms, t.id
         LIMIT p_limit FOR UPDATE SKIP LOCKED
     ), gone AS MATERIALIZED (
         DELETE FROM {message} m USING chosen c WHERE m.ctid = c.place

@@ -25,13 +25,13 @@ BEGIN
             -- A claim brings leases to their length that were given before the clock was set back.
             OR coalesce(f.ends > v_now + q.lease_ms, false)
             OR (NOT coalesce(q.paused, true)
-                AND EXISTS (SELECT 1 FROM {message} m WHERE m.queue = q.number AND m.state = 0))
+                AND EXISTS (SELECT 1 FROM {message} m WHERE m.queue = q.number AND m.state = {READY}))
             OR (u.sleeper IS NOT NULL AND (s.until_ms IS NULL OR s.awake OR s.until_ms <= v_now))
             OR (q.dead_keep_ms IS NOT NULL AND EXISTS (
                 SELECT 1 FROM {message} m
-                WHERE m.queue = q.number AND m.state = 4 AND m.ended_ms <= v_now - q.dead_keep_ms)),
+                WHERE m.queue = q.number AND m.state = {DEAD} AND m.ended_ms <= v_now - q.dead_keep_ms)),
             {from_now}(f.due, v_now), {from_now}(f.ends, v_now),
-            CASE WHEN q.number IS NULL THEN 60000 ELSE q.lease_ms END) ORDER BY u.place)
+            CASE WHEN q.number IS NULL THEN {DEFAULT_LEASE_MS} ELSE q.lease_ms END) ORDER BY u.place)
     INTO v_found
     FROM unnest(p_queues, p_sleepers) WITH ORDINALITY AS u (queue, sleeper, place)
     LEFT JOIN {queue} q ON q.name = u.queue
@@ -39,11 +39,11 @@ BEGIN
     LEFT JOIN LATERAL (
         SELECT {next_due}(q.number) AS due, {next_lease}(q.number) AS ends WHERE NOT q.paused) f ON true;
     -- Registrations whose time is half over. Each worker renews its own, so none waits for another.
-    UPDATE {sleeper} s SET until_ms = v_now + 60000 FROM (
+    UPDATE {sleeper} s SET until_ms = v_now + {SLEEPER_TTL_MS} FROM (
         SELECT o.ctid AS place FROM unnest(p_queues, p_sleepers) AS u (queue, sleeper)
         CROSS JOIN LATERAL (SELECT t.number FROM {queue} t WHERE t.name = u.queue) q
         JOIN {sleeper} o ON o.queue = q.number AND o.name = u.sleeper
-        WHERE NOT o.awake AND o.until_ms > v_now AND o.until_ms < v_now + 30000
+        WHERE NOT o.awake AND o.until_ms > v_now AND o.until_ms < v_now + {SLEEPER_RENEW_MS}
         FOR NO KEY UPDATE OF o SKIP LOCKED) c
     WHERE s.ctid = c.place;
     IF p_name IS NOT NULL THEN

@@ -69,12 +69,12 @@ BEGIN
         p_forwarded, p_chains, p_places, p_afters);
     IF q.max_pending IS NOT NULL AND v_done.added > 0 THEN
         -- A cap that was lowered far is reached bit by bit, so that no publish has to drop a whole queue.
-        v_over := least(v_pending + v_done.added - q.max_pending, v_done.added + 256);
+        v_over := least(v_pending + v_done.added - q.max_pending, v_done.added + {BURY_MAX});
         IF v_over > 0 AND q.overload = 'drop_oldest' THEN
             FOR m IN
-                SELECT c.* FROM generate_series(9, 0, -1) AS ranks (rank), LATERAL (
+                SELECT c.* FROM generate_series({PRIORITY_MAX}, 0, -1) AS ranks (rank), LATERAL (
                     SELECT t.* FROM {message} t
-                    WHERE t.queue = q.number AND t.state = 0 AND t.rank = ranks.rank AND t.seq < v_done.first_seq
+                    WHERE t.queue = q.number AND t.state = {READY} AND t.rank = ranks.rank AND t.seq < v_done.first_seq
                         AND (v_done.others IS NULL OR t.id <> ALL (v_done.others))
                     ORDER BY t.position, t.id LIMIT v_over FOR NO KEY UPDATE SKIP LOCKED) c
                 LIMIT v_over
@@ -117,7 +117,7 @@ CREATE OR REPLACE FUNCTION {publish}(
 DECLARE
     v_now bigint := {clock}(p_clock);
     v_first text := '["", null, [], []]';
-    v_in_time boolean := p_ttl IS NULL OR {stamp}(p_session) BETWEEN v_now - p_ttl AND v_now + 5000;
+    v_in_time boolean := p_ttl IS NULL OR {stamp}(p_session) BETWEEN v_now - p_ttl AND v_now + {STAMP_AHEAD_MS};
     v record;
 BEGIN
     SELECT t.number, t.journal, t.max_pending, nextval('{sequence}') AS seq, pg_current_xact_id()::text::bigint AS xid,
@@ -128,8 +128,8 @@ BEGIN
     IF p_ttl IS NOT NULL AND v.max_pending IS NULL AND v_in_time THEN
         -- Written first: a repeat finds it and writes nothing else, or waits here for the one that was faster.
         INSERT INTO {operation} AS o (queue, slot, session, number, until_ms, result)
-        SELECT v.number, p_number % 128, substr(p_session, 1, 8), p_number, v_now + p_ttl + 5000,
-            encode(substr(p_session, 9, 8), 'hex') || v_first
+        SELECT v.number, p_number % {REPLAY_MAX}, substr(p_session, 1, {SESSION_BYTES}), p_number, v_now + p_ttl + {STAMP_AHEAD_MS},
+            encode(substr(p_session, {MARK_AT}, {MARK_BYTES}), 'hex') || v_first
         WHERE v.number IS NOT NULL
         ON CONFLICT (queue, session, slot) DO UPDATE
             SET number = excluded.number, until_ms = excluded.until_ms, result = excluded.result
@@ -142,7 +142,7 @@ BEGIN
             NULL, ARRAY[p_copy], NULL, NULL, NULL, NULL);
     END IF;
     INSERT INTO {message} (seq, position, ready_ms, published_ms, queue, state, rank, id, "group", data)
-    VALUES (v.seq, v.seq, v_now, v_now, v.number, 0, 9 - p_priority, p_id, p_group, p_envelope);
+    VALUES (v.seq, v.seq, v_now, v_now, v.number, {READY}, {PRIORITY_MAX} - p_priority, p_id, p_group, p_envelope);
     INSERT INTO {tally} (seq, queue, minute, published, ready, wake)
     VALUES (v.seq, v.number, v_now / 60000, 1, 1, CASE WHEN p_ttl IS NULL THEN 1 END);
     IF v.journal IN ('all', 'full') THEN
@@ -151,15 +151,15 @@ BEGIN
             bodies)
         VALUES (
             v.number, 1, v.xid, v.seq, v_now, 'published', {op}(p_session, p_number), ARRAY[p_id],
-            CASE WHEN p_group IS NOT NULL THEN ARRAY[p_group] END, ARRAY[9 - p_priority], '{0}', '{0}', '{0}',
+            CASE WHEN p_group IS NOT NULL THEN ARRAY[p_group] END, ARRAY[{PRIORITY_MAX} - p_priority], '{0}', '{0}', '{0}',
             ARRAY[length(p_envelope)],
             CASE WHEN v.journal = 'full' THEN ARRAY[coalesce(p_copy, p_envelope)] END);
     END IF;
     IF v.wake THEN
         SELECT json_build_array('', NULL, {wake}(t, v_now, 1), '{}'::text[])::text INTO v_first
         FROM {queue} t WHERE t.number = v.number;
-        UPDATE {operation} o SET result = left(o.result, 16) || v_first
-        WHERE o.queue = v.number AND o.session = substr(p_session, 1, 8) AND o.slot = p_number % 128;
+        UPDATE {operation} o SET result = left(o.result, {MARK_DIGITS}) || v_first
+        WHERE o.queue = v.number AND o.session = substr(p_session, 1, {SESSION_BYTES}) AND o.slot = p_number % {REPLAY_MAX};
     END IF;
     IF p_ttl IS NOT NULL AND (v.xid % 64 = 0 OR (v.xid % 16 = 8 OR p_number % 16 = 8) AND {many_counts}(v.number)) THEN
         PERFORM {tidy}(t, v_now) FROM {queue} t WHERE t.number = v.number;

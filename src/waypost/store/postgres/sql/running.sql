@@ -24,24 +24,24 @@ BEGIN
     IF p_ids IS NOT NULL THEN
         SELECT array_agg(c.id) INTO v_ids FROM (
             SELECT t.id FROM {message} t
-            WHERE t.queue = q.number AND t.id = ANY (p_ids) AND t.state + 0 = 4
+            WHERE t.queue = q.number AND t.id = ANY (p_ids) AND t.state + 0 = {DEAD}
                 AND (p_reason IS NULL OR t.reason = p_reason)
             ORDER BY t.ended_ms, t.id LIMIT p_limit + 1 FOR UPDATE SKIP LOCKED) c;
     ELSIF p_reason IS NOT NULL THEN
         SELECT array_agg(c.id) INTO v_ids FROM (
-            SELECT t.id FROM {message} t WHERE t.queue = q.number AND t.state = 4 AND t.reason = p_reason
+            SELECT t.id FROM {message} t WHERE t.queue = q.number AND t.state = {DEAD} AND t.reason = p_reason
             ORDER BY t.ended_ms, t.id LIMIT p_limit + 1 FOR UPDATE SKIP LOCKED) c;
     ELSE
         -- Without a filter, those left dead as duplicates would be chosen again and again.
         SELECT array_agg(c.id) INTO v_ids FROM (
-            SELECT t.id FROM {message} t WHERE t.queue = q.number AND t.state = 4 AND t.reason <> 'duplicate'
+            SELECT t.id FROM {message} t WHERE t.queue = q.number AND t.state = {DEAD} AND t.reason <> 'duplicate'
             ORDER BY t.ended_ms, t.id LIMIT p_limit + 1 FOR UPDATE SKIP LOCKED) c;
     END IF;
     WITH chosen AS MATERIALIZED (
         SELECT u.n, nextval('{sequence}') AS position, t.* FROM unnest(v_ids[:p_limit]) WITH ORDINALITY AS u (id, n) CROSS JOIN LATERAL (
             SELECT m.ctid AS place, m.key, m.key IS NOT NULL AND (
                 EXISTS (SELECT 1 FROM {message} o
-                    WHERE o.queue = q.number AND o.key = m.key AND o.key IS NOT NULL AND o.state < 3)
+                    WHERE o.queue = q.number AND o.key = m.key AND o.key IS NOT NULL AND o.state < {WAITING})
                 OR EXISTS (SELECT 1 FROM {window} w
                     WHERE w.queue = q.number AND w.key = m.key AND w.until_ms + 0 > v_now)) AS taken
             FROM {message} m WHERE m.queue = q.number AND m.id = u.id OFFSET 0) t
@@ -51,7 +51,7 @@ BEGIN
             c.taken OR c.key IS NOT NULL AND row_number() OVER (PARTITION BY c.key ORDER BY c.n) > 1 AS duplicate
         FROM chosen c
     ), back AS MATERIALIZED (
-        UPDATE {message} t SET state = 0, position = j.position, ready_ms = v_now, deliveries = 0, attempts = 0,
+        UPDATE {message} t SET state = {READY}, position = j.position, ready_ms = v_now, deliveries = 0, attempts = 0,
             reason = NULL, error_type = NULL, error = NULL, ended_ms = NULL, cause = 'redriven',
             cancel_requested = false
         FROM (SELECT * FROM judged o ORDER BY o.n) j WHERE t.ctid = j.place AND NOT j.duplicate
@@ -101,11 +101,11 @@ BEGIN
     IF v_first IS NOT NULL THEN
         RETURN v_first;
     END IF;
-    IF p_state = 5 THEN
+    IF p_state = {DONE} THEN
         v_removed := {forget_done}(q.number, 0, p_limit);
         v_more := EXISTS (SELECT 1 FROM {completed} c WHERE c.queue = q.number);
     ELSE
-        IF p_state = 4 THEN
+        IF p_state = {DEAD} THEN
             v_removed := {forget_dead}(q, v_now, v_op, 'purge', p_limit);
         ELSE
             SELECT r.removed, r.news INTO v_removed, v_news FROM {remove}(q, v_now, v_op, p_state, p_limit) r;
@@ -133,31 +133,31 @@ DECLARE
     m {message};
 BEGIN
     news := '{}';
-    IF p_state = 0 THEN
+    IF p_state = {READY} THEN
         SELECT array_agg(c.id) INTO v_ids FROM (
-            SELECT t.id FROM {message} t WHERE t.queue = q.number AND t.state = 0
+            SELECT t.id FROM {message} t WHERE t.queue = q.number AND t.state = {READY}
             ORDER BY t.rank, t.position, t.id LIMIT p_limit FOR NO KEY UPDATE SKIP LOCKED) c;
-    ELSIF p_state = 1 THEN
+    ELSIF p_state = {DELAYED} THEN
         SELECT array_agg(c.id) INTO v_ids FROM (
-            SELECT t.id FROM {message} t WHERE t.queue = q.number AND t.state = 1
+            SELECT t.id FROM {message} t WHERE t.queue = q.number AND t.state = {DELAYED}
             ORDER BY t.ready_ms, t.id LIMIT p_limit FOR NO KEY UPDATE SKIP LOCKED) c;
     ELSE
         -- What waits for a key and what waits for chains stand in an index each.
         SELECT array_agg(c.id) INTO v_ids FROM (
             SELECT w.id FROM (
-                (SELECT t.id FROM {message} t WHERE t.queue = q.number AND t.key IS NOT NULL AND t.state = 3
+                (SELECT t.id FROM {message} t WHERE t.queue = q.number AND t.key IS NOT NULL AND t.state = {WAITING}
                 ORDER BY t.id LIMIT p_limit)
                 UNION ALL
-                (SELECT t.id FROM {message} t WHERE t.queue = q.number AND t.key IS NULL AND t.state = 3
+                (SELECT t.id FROM {message} t WHERE t.queue = q.number AND t.key IS NULL AND t.state = {WAITING}
                 ORDER BY t.id LIMIT p_limit)) w
             ORDER BY w.id LIMIT p_limit) c;
         SELECT array_agg(c.id) INTO v_ids FROM (
-            SELECT t.id FROM {message} t WHERE t.queue = q.number AND t.id = ANY (v_ids) AND t.state + 0 = 3
+            SELECT t.id FROM {message} t WHERE t.queue = q.number AND t.id = ANY (v_ids) AND t.state + 0 = {WAITING}
             ORDER BY t.id FOR NO KEY UPDATE SKIP LOCKED) c;
     END IF;
     FOR m IN
         SELECT * FROM {message} t WHERE t.queue = q.number AND t.id = ANY (v_ids)
-            AND (t.chain IS NOT NULL OR p_state = 3 AND t.key IS NULL)
+            AND (t.chain IS NOT NULL OR p_state = {WAITING} AND t.key IS NULL)
         ORDER BY t.id
     LOOP
         news := news || ({finish}(q, m, p_now, p_op, 'cancelled', 'purge')).news;
@@ -177,8 +177,8 @@ BEGIN
         FROM gone g WHERE q.journal <> 'off' HAVING count(*) > 0
     ), t AS (
         INSERT INTO {tally} (seq, queue, minute, cancelled, ready, delayed, waiting)
-        SELECT nextval('{sequence}'), q.number, p_now / 60000, count(*), CASE p_state WHEN 0 THEN -count(*) END,
-            CASE p_state WHEN 1 THEN -count(*) END, CASE p_state WHEN 3 THEN -count(*) END
+        SELECT nextval('{sequence}'), q.number, p_now / 60000, count(*), CASE p_state WHEN {READY} THEN -count(*) END,
+            CASE p_state WHEN {DELAYED} THEN -count(*) END, CASE p_state WHEN {WAITING} THEN -count(*) END
         FROM gone HAVING count(*) > 0
     )
     SELECT count(*) + v_ones, array_agg(g.key) FILTER (WHERE g.key IS NOT NULL) INTO removed, v_keys FROM gone g;

@@ -86,7 +86,7 @@ BEGIN
             WHERE u.letter = 'l' ORDER BY u.n
         LOOP
             SELECT * INTO m FROM {message} t
-            WHERE t.queue = q.number AND t.id = v_one.id AND t.state = 2 AND t.token = coalesce(v_one.token, p_tokens[1])
+            WHERE t.queue = q.number AND t.id = v_one.id AND t.state = {LEASED} AND t.token = coalesce(v_one.token, p_tokens[1])
                 AND t.nonce = coalesce(v_one.nonce, p_nonces[1]) FOR UPDATE;
             CONTINUE WHEN NOT FOUND;
             SELECT * INTO v_settled
@@ -178,12 +178,12 @@ BEGIN
     -- The state is written so that no partial index can be matched with it: the index of ids finds all.
     WITH gone AS MATERIALIZED (
         DELETE FROM {message} m
-        WHERE m.queue = q.number AND m.id = ANY (p_ids) AND m.state + 0 = 2 AND m.chain IS NULL
+        WHERE m.queue = q.number AND m.id = ANY (p_ids) AND m.state + 0 = {LEASED} AND m.chain IS NULL
             AND m.token = coalesce(v_token, p_tokens[array_position(p_ids, m.id)])
             AND m.nonce = coalesce(v_nonce, p_nonces[array_position(p_ids, m.id)])
             AND (m.key IS NULL OR p_keyed AND NOT EXISTS (
                 SELECT 1 FROM {message} h
-                WHERE h.queue = q.number AND h.key = m.key AND h.key IS NOT NULL AND h.state = 3))
+                WHERE h.queue = q.number AND h.key = m.key AND h.key IS NOT NULL AND h.state = {WAITING}))
         RETURNING m.id, m.key, m."group", m.rank, m.token, m.claims, m.deliveries, m.attempts, m.worker, m.claimed_ms,
             length(m.data) AS size
     ), s AS MATERIALIZED (
@@ -238,16 +238,16 @@ BEGIN
             AS u (id, token, nonce, outcome, after, reason, error_type, error, n)
         CROSS JOIN LATERAL (
             SELECT m.ctid AS place FROM {message} m
-            WHERE m.queue = q.number AND m.id = u.id AND m.state + 0 = 2 AND m.token = coalesce(u.token, p_tokens[1])
+            WHERE m.queue = q.number AND m.id = u.id AND m.state + 0 = {LEASED} AND m.token = coalesce(u.token, p_tokens[1])
                 AND m.nonce = coalesce(u.nonce, p_nonces[1]) AND NOT m.cancel_requested
                 AND (m.key IS NULL OR NOT EXISTS (
                     SELECT 1 FROM {message} h
-                    WHERE h.queue = q.number AND h.key = m.key AND h.key IS NOT NULL AND h.state = 3)) OFFSET 0) t
+                    WHERE h.queue = q.number AND h.key = m.key AND h.key IS NOT NULL AND h.state = {WAITING})) OFFSET 0) t
         WHERE u.outcome IN ('retry', 'snooze', 'release')
     ), back AS MATERIALIZED (
         UPDATE {message} m SET state = (w.after > 0)::int, ready_ms = p_now + w.after,
             cause = CASE w.outcome WHEN 'retry' THEN 'retried' WHEN 'snooze' THEN 'snoozed' ELSE 'released' END,
-            position = CASE w.outcome WHEN 'release' THEN p_now - 281474976710656 ELSE w.position END,
+            position = CASE w.outcome WHEN 'release' THEN p_now - {HEAD_OFFSET} ELSE w.position END,
             deliveries = m.deliveries - (w.outcome <> 'retry')::int, attempts = m.attempts + (w.outcome = 'retry')::int,
             error_type = CASE w.outcome WHEN 'retry' THEN w.error_type ELSE m.error_type END,
             error = CASE w.outcome WHEN 'retry' THEN w.error ELSE m.error END
@@ -277,11 +277,11 @@ BEGIN
         SELECT nextval('{sequence}'), q.number, p_now / 60000, nullif(count(*) FILTER (WHERE b.cause = 'retried'), 0),
             nullif(count(*) FILTER (WHERE b.cause = 'snoozed'), 0),
             nullif(count(*) FILTER (WHERE b.cause = 'released'), 0),
-            count(*) FILTER (WHERE b.state = 0), count(*) FILTER (WHERE b.state = 1), -count(*)
+            count(*) FILTER (WHERE b.state = {READY}), count(*) FILTER (WHERE b.state = {DELAYED}), -count(*)
         FROM back b HAVING count(*) > 0
     )
     SELECT coalesce(array_agg(b.n), '{}'), array_agg(CASE b.cause WHEN 'retried' THEN 'r' WHEN 'snoozed' THEN 's'
-            ELSE 'b' END), count(*) FILTER (WHERE b.state = 0)
+            ELSE 'b' END), count(*) FILTER (WHERE b.state = {READY})
     INTO places, letters, fresh FROM back b;
 END $body$;
 
@@ -305,16 +305,16 @@ BEGIN
             AS u (id, token, nonce, outcome, reason, error_type, error, result, result_ttl, n)
         CROSS JOIN LATERAL (
             SELECT m.ctid AS place FROM {message} m
-            WHERE m.queue = q.number AND m.id = u.id AND m.state + 0 = 2 AND m.token = coalesce(u.token, p_tokens[1])
+            WHERE m.queue = q.number AND m.id = u.id AND m.state + 0 = {LEASED} AND m.token = coalesce(u.token, p_tokens[1])
                 AND m.nonce = coalesce(u.nonce, p_nonces[1]) AND m.chain IS NULL
                 AND (NOT m.cancel_requested OR coalesce(u.outcome, 'done') = 'done')
                 AND (m.key IS NULL OR NOT EXISTS (
                     SELECT 1 FROM {message} h
-                    WHERE h.queue = q.number AND h.key = m.key AND h.key IS NOT NULL AND h.state = 3)) OFFSET 0) t
+                    WHERE h.queue = q.number AND h.key = m.key AND h.key IS NOT NULL AND h.state = {WAITING})) OFFSET 0) t
         WHERE coalesce(u.outcome, 'done') IN ('done', 'dead', 'drop')
             AND (p_sources IS NULL OR u.n <> ALL (p_sources))
     ), buried AS (
-        UPDATE {message} m SET state = 4, ended_ms = p_now, reason = w.reason, error_type = w.error_type,
+        UPDATE {message} m SET state = {DEAD}, ended_ms = p_now, reason = w.reason, error_type = w.error_type,
             error = w.error,
             attempts = m.attempts + (w.reason IN ('retries_exhausted', 'retry_policy_failed'))::int
         FROM wanted w WHERE m.ctid = w.place AND w.outcome = 'dead'
@@ -372,11 +372,11 @@ BEGIN
         DELETE FROM {window} w WHERE w.queue = q.number AND w.key = ANY (v_keys) AND w.message_id = ANY (v_ids);
     END IF;
     IF q.completed_max > 0 THEN
-        PERFORM {forget_done}(q.number, q.completed_max, 256 + cardinality(places));
+        PERFORM {forget_done}(q.number, q.completed_max, {RECLAIM_MAX} + cardinality(places));
     END IF;
     WHILE v_dead > 0 LOOP
         EXIT WHEN {trim_dead}(q, p_now) = 0;
-        v_dead := v_dead - 256;
+        v_dead := v_dead - {RECLAIM_MAX};
     END LOOP;
 END $body$;
 
@@ -427,7 +427,7 @@ BEGIN
         RETURN;
     END IF;
     IF m.key IS NOT NULL AND EXISTS (
-        SELECT 1 FROM {message} h WHERE h.queue = q.number AND h.key = m.key AND h.key IS NOT NULL AND h.state = 3)
+        SELECT 1 FROM {message} h WHERE h.queue = q.number AND h.key = m.key AND h.key IS NOT NULL AND h.state = {WAITING})
     THEN
         letter := 'e';
         SELECT f.fresh, f.news INTO fresh, news FROM {finish}(q, m, p_now, p_op, 'replaced', p_outcome) f;
@@ -437,7 +437,7 @@ BEGIN
         letter := 'b';
         fresh := 1;
         m.deliveries := m.deliveries - 1;
-        UPDATE {message} t SET state = 0, cause = 'released', ready_ms = p_now, position = p_now - 281474976710656,
+        UPDATE {message} t SET state = {READY}, cause = 'released', ready_ms = p_now, position = p_now - {HEAD_OFFSET},
             deliveries = m.deliveries
         WHERE t.queue = q.number AND t.id = m.id;
         INSERT INTO {tally} (seq, queue, minute, released, ready, leased)

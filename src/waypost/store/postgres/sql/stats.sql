@@ -58,7 +58,7 @@ BEGIN
             coalesce(sum(t.retried), 0) AS retried, coalesce(sum(t.dead), 0) AS dead,
             coalesce(sum(t.expired), 0) AS expired, coalesce(sum(t.dropped), 0) AS dropped
         FROM lately t
-        WHERE t.minute > v_now / 60000 - least(p_minutes, 1440)
+        WHERE t.minute > v_now / 60000 - least(p_minutes, {MINUTES_KEPT})
         GROUP BY t.minute
         HAVING coalesce(
             sum(t.published), sum(t.duplicates), sum(t.claims), sum(t.done), sum(t.retried), sum(t.dead),
@@ -72,16 +72,16 @@ BEGIN
         'counts', v_counts,
         'minutes', v_minutes,
         'oldest_ready', (
-            SELECT max(v_now - h.ready_ms) FROM generate_series(0, 9) AS ranks (rank), LATERAL (
+            SELECT max(v_now - h.ready_ms) FROM generate_series(0, {PRIORITY_MAX}) AS ranks (rank), LATERAL (
                 (SELECT m.ready_ms FROM {message} m
-                WHERE m.queue = v_number AND m.state = 0 AND m.rank = ranks.rank AND m.position < 0
+                WHERE m.queue = v_number AND m.state = {READY} AND m.rank = ranks.rank AND m.position < 0
                 ORDER BY m.position, m.id LIMIT 1)
                 UNION ALL
                 (SELECT m.ready_ms FROM {message} m
-                WHERE m.queue = v_number AND m.state = 0 AND m.rank = ranks.rank AND m.position >= 0
+                WHERE m.queue = v_number AND m.state = {READY} AND m.rank = ranks.rank AND m.position >= 0
                 ORDER BY m.position, m.id LIMIT 1)) h),
         'oldest_leased', (
-            SELECT max(v_now - m.claimed_ms) FROM {message} m WHERE m.queue = v_number AND m.state = 2),
+            SELECT max(v_now - m.claimed_ms) FROM {message} m WHERE m.queue = v_number AND m.state = {LEASED}),
         'next_due', {from_now}({next_due}(v_number), v_now),
         'next_lease', {from_now}({next_lease}(v_number), v_now),
         'sleepers', (

@@ -65,7 +65,7 @@ BEGIN
         expired = t.expired + excluded.expired, released = t.released + excluded.released,
         retried = t.retried + excluded.retried, snoozed = t.snoozed + excluded.snoozed,
         duplicates = t.duplicates + excluded.duplicates, transferred = t.transferred + excluded.transferred;
-    DELETE FROM {minute} m WHERE m.queue = p_queue AND m.minute <= p_now / 60000 - 1440;
+    DELETE FROM {minute} m WHERE m.queue = p_queue AND m.minute <= p_now / 60000 - {MINUTES_KEPT};
 END $body$;
 
 -- The same without a row that other steps write, for the caller's own transaction: counts become fewer rows of `tally`, and
@@ -120,7 +120,7 @@ BEGIN
     END LOOP;
     SELECT k.first INTO v_first FROM {kept} k WHERE k.queue = q.number;
     v_first := coalesce(v_first, 1);
-    IF v_last.number - v_first + 1 >= q.journal_max + greatest(512, q.journal_max / 64) THEN
+    IF v_last.number - v_first + 1 >= q.journal_max + greatest({CHUNK_MESSAGES_MAX}, q.journal_max / {JOURNAL_SLACK_PART}) THEN
         SELECT min(r.read_to) + 1 INTO v_unread FROM {reader} r WHERE r.queue = q.number;
         PERFORM {cut_journal}(q.number, v_last.number - q.journal_max + 1);
         IF v_unread < v_last.number - q.journal_max + 1 AND {keeps}(q.journal, 'trimmed') THEN

@@ -4,8 +4,8 @@
 
 -- The channel of a queue. A name has room for 63 bytes.
 CREATE OR REPLACE FUNCTION {channel}(p_queue text) RETURNS text LANGUAGE sql IMMUTABLE AS $body$
-    SELECT CASE WHEN octet_length(c.name) <= 63 THEN c.name
-        ELSE 'waypost:' || left(encode(sha256(convert_to(c.name, 'UTF8')), 'hex'), 40) END
+    SELECT CASE WHEN octet_length(c.name) <= {CHANNEL_BYTES_MAX} THEN c.name
+        ELSE 'waypost:' || left(encode(sha256(convert_to(c.name, 'UTF8')), 'hex'), {CHANNEL_HASH_DIGITS}) END
     FROM (SELECT trim(both '"' FROM '{#ready}') || ':' || p_queue AS name) c
 $body$;
 
@@ -37,11 +37,11 @@ BEGIN
     -- In line, because it is asked at every publish; on a busy queue this is all.
     SELECT bool_or(NOT s.awake) FILTER (WHERE s.name NOT LIKE '~%'),
         bool_or(s.woken_ms > p_now - 250) FILTER (WHERE s.name NOT LIKE '~%'),
-        bool_or(s.name LIKE '~%' AND s.until_ms <= p_now + 100)
+        bool_or(s.name LIKE '~%' AND s.until_ms <= p_now + {COVER_MS_MAX})
     INTO v_sleeping, v_recent, v_covered FROM {sleeper} s
     WHERE s.queue = q.number AND s.until_ms > p_now;
     -- Where somebody looks again soon, it takes a few messages more than any other would.
-    IF NOT (v_sleeping OR v_recent) OR (p_count <= 8 AND v_covered) THEN
+    IF NOT (v_sleeping OR v_recent) OR (p_count <= {COVERED_MAX} AND v_covered) THEN
         RETURN '{}';
     END IF;
     SELECT s.names, s.again INTO v_names, v_again FROM {sleepers}(q, p_now, p_count, false, v_sleeping) s;
@@ -71,10 +71,10 @@ BEGIN
     END IF;
     SELECT bool_or(NOT s.awake) FILTER (WHERE s.name NOT LIKE '~%'),
         bool_or(s.woken_ms > v_now - 250) FILTER (WHERE s.name NOT LIKE '~%'),
-        bool_or(s.name LIKE '~%' AND s.until_ms <= v_now + 100)
+        bool_or(s.name LIKE '~%' AND s.until_ms <= v_now + {COVER_MS_MAX})
     INTO v_sleeping, v_recent, v_covered FROM {sleeper} s
     WHERE s.queue = NEW.queue AND s.until_ms > v_now;
-    IF NOT (v_sleeping OR v_recent) OR (NEW.wake <= 8 AND v_covered) THEN
+    IF NOT (v_sleeping OR v_recent) OR (NEW.wake <= {COVERED_MAX} AND v_covered) THEN
         RETURN NULL;
     END IF;
     SELECT * INTO q FROM {queue} t WHERE t.number = NEW.queue AND NOT t.paused;
@@ -116,7 +116,7 @@ BEGIN
     IF p_sleeping IS NULL THEN
         -- The memory of who sleeps is gone: everybody wakes, once. Whoever does it first does it for all.
         IF pg_try_advisory_xact_lock({lock_of}('sleeper'), q.number) THEN
-            INSERT INTO {sleeper} AS s (queue, name, until_ms, awake) VALUES (q.number, '', p_now + 60000, true)
+            INSERT INTO {sleeper} AS s (queue, name, until_ms, awake) VALUES (q.number, '', p_now + {SLEEPER_TTL_MS}, true)
             ON CONFLICT (queue, name) DO UPDATE SET until_ms = excluded.until_ms WHERE s.until_ms <= p_now;
             names := CASE WHEN FOUND THEN '{*}'::text[] ELSE '{}' END;
         END IF;
@@ -149,7 +149,7 @@ LANGUAGE plpgsql AS $body$
 BEGIN
     IF p_ms > 0 THEN
         INSERT INTO {sleeper} (queue, name, until_ms, awake)
-        VALUES (p_queue, '~' || p_worker, p_now + least(p_ms, 100), true)
+        VALUES (p_queue, '~' || p_worker, p_now + least(p_ms, {COVER_MS_MAX}), true)
         ON CONFLICT (queue, name) DO UPDATE SET until_ms = excluded.until_ms;
     ELSE
         UPDATE {sleeper} s SET until_ms = p_now

@@ -20,7 +20,7 @@ BEGIN
             LIMIT greatest(0, (SELECT count(*) FROM {worker}) - p_max) FOR UPDATE SKIP LOCKED);
     END IF;
     DELETE FROM {worker} WHERE name IN (
-        SELECT w.name FROM {worker} w WHERE w.until_ms <= v_now ORDER BY w.until_ms LIMIT 100 FOR UPDATE SKIP LOCKED);
+        SELECT w.name FROM {worker} w WHERE w.until_ms <= v_now ORDER BY w.until_ms LIMIT {WORKERS_SWEPT_MAX} FOR UPDATE SKIP LOCKED);
     RETURN v_now;
 END $body$;
 

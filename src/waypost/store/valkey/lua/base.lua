@@ -224,7 +224,7 @@ local function write_book()
   if item_count > 0 then
     write_entry()
     local kept = counts[COUNT.journal_last] - counts[COUNT.journal_first]
-    if kept >= policy.journal_max + max(CHUNK_MESSAGES_MAX, floor(policy.journal_max / 64)) then
+    if kept >= policy.journal_max + max(CHUNK_MESSAGES_MAX, floor(policy.journal_max / JOURNAL_SLACK_PART)) then
       trim_journal(counts[COUNT.journal_last] - policy.journal_max + 1, true)
     end
   end

@@ -1,0 +1,56 @@
+"""The numbers that Python and SQL share, by the names that stand for them in the SQL files: `{LEASED}`, `{REPLAY_MAX}`.
+
+They are written into the functions as literals when these are made, so that the planner sees constants, as the
+predicates of partial indexes need them. Migrations have their own numbers: they are history and must not change.
+"""
+
+from __future__ import annotations
+
+import re
+
+from waypost import identity, policy
+from waypost.message import MessageState
+
+#: Appended to only: rows and indexes hold these numbers.
+STATES: dict[MessageState, int] = {"ready": 0, "delayed": 1, "leased": 2, "waiting": 3, "dead": 4, "done": 5}
+#: A channel name that is longer is cut by the server, so `channel` hashes it, to this many hexadecimal digits.
+CHANNEL_BYTES_MAX = 63
+CHANNEL_HASH_DIGITS = 40
+#: The client's part of an operation is one value: session, mark, stamp (an int8) and, for a claim, nonce.
+STAMP_BYTES = 8
+
+_LIMITS = (
+    "ARRIVAL_TTL_MS", "BURY_MAX", "CHUNK_MESSAGES_MAX", "COVERED_MAX", "COVER_MS_MAX", "ENDED_TTL_MS", "HEAD_OFFSET",
+    "JOURNAL_SLACK_PART", "MINUTES_KEPT", "NO_END_MS", "PRIORITY_DEFAULT", "PRIORITY_MAX", "PROMOTE_MAX", "RECLAIM_MAX",
+    "REPLAY_MAX", "SLEEPER_TTL_MS", "STAMP_AHEAD_MS", "WORKERS_SWEPT_MAX",
+)  # fmt: skip
+_LAYOUT = ("ID_CHARACTERS", "MARK_BYTES", "NONCE_BYTES", "SESSION_BYTES")
+_MARK_AT = identity.SESSION_BYTES + 1
+_STAMP_AT = _MARK_AT + identity.MARK_BYTES
+
+CONSTANTS: dict[str, int] = {
+    **{state.upper(): number for state, number in STATES.items()},
+    **{name: getattr(policy, name) for name in _LIMITS},
+    **{name: getattr(identity, name) for name in _LAYOUT},
+    "CHANNEL_BYTES_MAX": CHANNEL_BYTES_MAX,
+    "CHANNEL_HASH_DIGITS": CHANNEL_HASH_DIGITS,
+    "DEFAULT_LEASE_MS": policy.DEFAULT_POLICY.lease_ms or 0,
+    # Ranks rise where priorities fall, so that an index lists the most urgent first.
+    "RANK_DEFAULT": policy.PRIORITY_MAX - policy.PRIORITY_DEFAULT,
+    # A sleeper is registered anew when half of its time is over.
+    "SLEEPER_RENEW_MS": policy.SLEEPER_TTL_MS // 2,
+    "STAMP_BYTES": STAMP_BYTES,
+    # Places in a value, counted from 1 as SQL does.
+    "MARK_AT": _MARK_AT,
+    "STAMP_AT": _STAMP_AT,
+    "NONCE_AT": _STAMP_AT + STAMP_BYTES,
+    # A remembered result begins with its mark, in hexadecimal digits.
+    "MARK_DIGITS": 2 * identity.MARK_BYTES,
+    "RESULT_AT": 2 * identity.MARK_BYTES + 1,
+}
+_NAME = re.compile(r"\{([A-Z][A-Z_]*)\}")
+
+
+def inject(text: str) -> str:
+    """A SQL file with its constants written in; `KeyError` for a name that nobody defined."""
+    return _NAME.sub(lambda match: str(CONSTANTS[match[1]]), text)
