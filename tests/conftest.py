@@ -32,6 +32,8 @@ pytest_plugins = ["waypost.testing.plugin"]
 NOT_RUN = pytest.StashKey[Counter[str]]()
 #: The standard error of the process itself, which no test captures.
 STDERR = pytest.StashKey[int]()
+#: How long the process may take to end after the last test.
+EXIT_SECONDS_MAX = int(os.environ.get("TESTS_EXIT_SECONDS_MAX", "120"))
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -72,6 +74,12 @@ def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, object, object
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Groups | None:
     return Groups(config, log) if config.getoption("dist") == "loadgroup" else None
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_unconfigure(config: pytest.Config) -> None:
+    # A thread that a test left behind would keep the process from ending.
+    faulthandler.dump_traceback_later(EXIT_SECONDS_MAX, exit=True, file=config.stash[STDERR])
 
 
 class Watcher:

@@ -164,7 +164,7 @@ def same_keys(place: Place) -> Iterator[Figure]:
     """Many publishers, few keys: each key is stored once."""
     queue, publishers, each, keys = "same-keys", 10, place.size(1_000), place.size(500)
     order = [[place.chance.randrange(keys) for _ in range(each)] for _ in range(publishers)]
-    start = threading.Barrier(publishers)
+    start = threading.Barrier(publishers, timeout=60)
     failures: list[BaseException] = []
 
     def publish(numbers: list[int]) -> None:

@@ -221,7 +221,7 @@ def all_asleep(post: Waypost) -> bool:
 
 def publish_at_once(server: Server, posts: list[Waypost]) -> None:
     """Publishers that know nothing of each other, each one message."""
-    start = threading.Barrier(len(posts))
+    start = threading.Barrier(len(posts), timeout=60)
 
     def publish(post: Waypost) -> None:
         start.wait()

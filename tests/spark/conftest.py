@@ -83,6 +83,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         {
             "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1",
             "spark.sql.shuffle.partitions": "2",
+            "spark.sql.streaming.stopTimeout": "120s",  # else a stream that does not stop is waited for without end
             "spark.sql.warehouse.dir": str(home / "warehouse"),
             "spark.sql.execution.arrow.maxRecordsPerBatch": "500",
             **SETTINGS,

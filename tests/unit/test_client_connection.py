@@ -117,7 +117,7 @@ def test_a_client_shows_its_kind_of_store_and_nothing_else(kind: Any) -> None:
 def test_a_client_connects_once_however_many_threads_begin() -> None:
     store = ShakyStore()
     post = Waypost(store=store)
-    start = threading.Barrier(8)
+    start = threading.Barrier(8, timeout=60)
 
     def begin() -> None:
         start.wait()

@@ -47,6 +47,12 @@ def test_number(number):
     if number == 7:
         os.kill(os.getpid(), signal.SIGKILL)
 """
+LEAVING = """
+import threading
+
+def test_leaves_a_thread():
+    threading.Thread(target=threading.Event().wait).start()
+"""
 GROUPED = """
 import os
 from pathlib import Path
@@ -92,6 +98,16 @@ def test_a_process_that_dies_fails_its_test_only_and_the_run_ends(tmp_path: Path
     assert ran.returncode == 1, ran.stdout + ran.stderr
     assert "1 failed, 29 passed" in ran.stdout, ran.stdout
     assert "crashed while running 'test_probe.py::test_number[7]'" in ran.stdout, ran.stdout
+
+
+def test_a_thread_that_a_test_left_does_not_keep_the_process_from_ending(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TESTS_EXIT_SECONDS_MAX", "1")
+    ran = run(tmp_path, LEAVING)
+    assert "1 passed" in ran.stdout, ran.stdout + ran.stderr
+    assert "Timeout (0:00:01)!" in ran.stderr
+    assert ran.returncode == 1
 
 
 def test_tests_of_a_group_run_in_one_process(tmp_path: Path) -> None:

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 #: How often progress is shown anew.
 LOOK_SECONDS = 0.3
+#: How long the end waits for the last look.
+JOIN_SECONDS_MAX = 5.0
 BAR_WIDTH = 30
 
 
@@ -100,6 +102,7 @@ class Progress:
     ) -> None:
         self._stop.set()
         if self._thread is not None:
-            self._thread.join()
+            # It asks Spark, which may not answer any more.
+            self._thread.join(JOIN_SECONDS_MAX)
         with self._lock:
             self._clear()
