@@ -78,6 +78,8 @@ class Crew:
 
         def frozen() -> bool:
             process.send_signal(signal.SIGSTOP)
+            # A signal stops one thread after the other: until the last one has stopped, it can still begin a transaction.
+            os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
             if not self.url.startswith("sqlite"):
                 return True
             with closing(sqlite3.connect(self.url.removeprefix("sqlite:///"), timeout=0.2)) as connection:
@@ -310,3 +312,64 @@ def test_workers_go_on_by_themselves_after_their_server_was_restarted_under_load
         assert {body for what, body, _, _ in crew.told() if what == "ended"} == {str(number) for number in range(200)}
         for worker in workers:
             crew.stop(worker)
+
+
+#: A client whose module is never fully imported, as of a program that connects or reads much when it starts.
+SLOW_START = """
+import os, time
+from pathlib import Path
+Path(f"importing-{os.getpid()}").touch()
+time.sleep(600)
+"""
+
+#: The command, with a signal that comes in the middle of the start of its first process.
+SIGNALLED = """
+import os, signal, subprocess, sys
+from waypost.cli.main import main
+class Popen(subprocess.Popen):
+    def __init__(self, *arguments, **options):
+        super().__init__(*arguments, **options)
+        os.kill(os.getpid(), signal.SIGTERM)
+subprocess.Popen = Popen
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@contextmanager
+def supervisor(folder: Path, *python: str) -> Iterator[subprocess.Popen[str]]:
+    """`waypost worker --processes 2` whose processes never finish their start; none is left behind."""
+    (folder / "slow_start.py").write_text(SLOW_START)
+    # A file, not a pipe: the end of a pipe would be awaited for as long as one of the processes holds it.
+    with (folder / "said").open("w") as said:
+        process = subprocess.Popen(
+            [sys.executable, *python, "worker", "slow_start:post", "--processes", "2"], cwd=folder, stderr=said,
+            text=True, env=os.environ | {"PYTHONPATH": str(ROOT / "src")},
+        )  # fmt: skip
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+        for pid in importing(folder):
+            if is_there(pid):
+                os.kill(pid, signal.SIGKILL)
+
+
+def importing(folder: Path) -> list[int]:
+    """The processes that have begun to start."""
+    return [int(path.name.partition("-")[2]) for path in folder.glob("importing-*")]
+
+
+@pytest.mark.promise("LEASE-11")
+def test_processes_that_are_asked_to_stop_while_they_start_end_in_order(tmp_path: Path) -> None:
+    with supervisor(tmp_path, "-m", "waypost.cli.main") as asked:
+        until(lambda: len(importing(tmp_path)) == 2, "the start of both")
+        asked.send_signal(signal.SIGTERM)
+        assert asked.wait(PATIENCE_SECONDS) == 0, (tmp_path / "said").read_text()
+        assert not any(is_there(pid) for pid in importing(tmp_path))
+
+
+@pytest.mark.promise("LEASE-11")
+def test_a_signal_that_comes_while_a_process_is_started_reaches_it(tmp_path: Path) -> None:
+    with supervisor(tmp_path, "-c", SIGNALLED) as asked:
+        assert asked.wait(PATIENCE_SECONDS) == 0, (tmp_path / "said").read_text()

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from waypost.cli import metrics
@@ -193,52 +194,83 @@ def _width(names: Iterable[str]) -> int:
     return max(10, *map(len, names))
 
 
+@dataclass(slots=True)
+class Child:
+    """A worker process, the place that it fills, and how many of the supervisor's signals it was sent."""
+
+    process: subprocess.Popen[bytes]
+    place: int
+    signals_sent: int = 0
+
+
 class Processes:
     """Several workers, each a process of its own: nothing is shared, so nothing has to survive a fork."""
 
     def __init__(self, arguments: list[str], count: int, *, metrics_port: int | None = None) -> None:
-        #: The port of the first; the others have those behind it. None or 0: nobody counts.
+        #: The port of the first; the others have those behind it. None or 0: no metrics are served.
         self._metrics_port = metrics_port
-        self._places: dict[int, int] = {}
         self._command = [sys.executable, "-m", "waypost.cli.main", *arguments, "--processes", "1"]
-        self._count = count
-        self._children: list[subprocess.Popen[bytes]] = []
-        self._stopping = False
+        self._children: list[Child] = []
+        #: Places without a process, and from when on each may have one.
+        self._vacant = dict.fromkeys(range(count), 0.0)
+        self._restart_due = 0.0
+        #: The signals that came, in their order. The first asks all to stop.
+        self._signals: list[int] = []
 
     def run(self) -> int:
         """Until all have ended; the worst of their exit codes."""
         for name in NAMES:
-            signal.signal(getattr(signal, name), self._pass_on)
-        say(f"waypost: {self._count} worker processes; a signal to this one ({os.getpid()}) is passed on to them")
-        worst, due = 0, time.monotonic()
-        self._children = [self._start(place) for place in range(self._count)]
-        while self._children:
-            for child in [child for child in self._children if child.poll() is not None]:
-                self._children.remove(child)
-                code = child.returncode
-                if code == 0 or self._stopping:
-                    worst = max(worst, abs(code))
-                    continue
-                say(f"waypost worker process {child.pid} ended with {code}; starting another")
-                time.sleep(max(0.0, due - time.monotonic()))
-                due = time.monotonic() + RESTART_SECONDS
-                if not self._stopping:
-                    self._children.append(self._start(self._places.pop(child.pid)))
+            # A signal can come between any two lines, also while a process is being started: it is only noted here, and
+            # the loop sends it to every process, to one that was started meanwhile too.
+            signal.signal(getattr(signal, name), lambda number, frame: self._signals.append(number))
+        count = len(self._vacant)
+        say(f"waypost: {count} worker processes; a signal to this one ({os.getpid()}) is passed on to them")
+        worst = 0
+        while True:
+            self._fill_places()
+            self._pass_on()
+            worst = max([worst, *(self._ended(child) for child in self._take_ended())])
+            if not self._children and (self._signals or not self._vacant):
+                return worst
             time.sleep(WATCH_SECONDS)
-        return worst
+
+    def _fill_places(self) -> None:
+        for place, due in list(self._vacant.items()):
+            if not self._signals and due <= time.monotonic():
+                self._children.append(Child(self._start(place), place))
+                del self._vacant[place]
+
+    def _pass_on(self) -> None:
+        """Send each process the next signal that it has not had: two at once could arrive as one."""
+        for child in self._children:
+            if child.signals_sent < len(self._signals):
+                child.process.send_signal(self._signals[child.signals_sent])
+                child.signals_sent += 1
+
+    def _take_ended(self) -> list[Child]:
+        ended = [child for child in self._children if child.process.poll() is not None]
+        self._children = [child for child in self._children if child not in ended]
+        return ended
+
+    def _ended(self, child: Child) -> int:
+        """The exit code that a process adds; one that died gets a successor, unless all are to stop."""
+        code: int = child.process.returncode
+        if child.signals_sent == 1 and code == -self._signals[0]:
+            # A worker takes the first signal as a request. One that dies of it was still being started and held
+            # nothing, or had already stopped.
+            return 0
+        if code == 0 or self._signals:
+            return abs(code)
+        say(f"waypost worker process {child.process.pid} ended with {code}; starting another")
+        now = time.monotonic()
+        self._vacant[child.place] = max(now, self._restart_due)
+        self._restart_due = self._vacant[child.place] + RESTART_SECONDS
+        return 0
 
     def _start(self, place: int) -> subprocess.Popen[bytes]:
         command = self._command
         if self._metrics_port:
-            # Whoever takes the place of one that died has its port, too.
+            # A successor has the port of the one that died.
             command = [*command, "--metrics-port", str(self._metrics_port + place)]
-        # A session of its own: Ctrl-C in a terminal reaches it once, through us.
-        child = subprocess.Popen(command, start_new_session=True)
-        self._places[child.pid] = place
-        return child
-
-    def _pass_on(self, number: int, frame: object) -> None:
-        self._stopping = True
-        for child in self._children:
-            if child.poll() is None:
-                child.send_signal(number)
+        # A session of its own: Ctrl-C in a terminal reaches it once, through this process.
+        return subprocess.Popen(command, start_new_session=True)
