@@ -533,7 +533,7 @@ def main(arguments: list[str]) -> int:
         for crash in token_crashes(3 if options.quick else 20) if wanted("tokens") else ():
             short += not crash.ok
             print(Figure(f"postgres {crash.name}", crash.figure, crash.limit, crash.ok), flush=True)
-        # Workers that started together poll together, every 12 to 15 s: of a shorter span the polls at its ends decide.
+        # Each worker polls once in 15 s: of a shorter span the polls at its ends decide.
         seconds = 45.0 if options.quick else 120.0
         found: list[tuple[str, Iterator[Reading]]] = []
         if wanted("idle"):

@@ -78,7 +78,7 @@ class Crew:
 
         def frozen() -> bool:
             process.send_signal(signal.SIGSTOP)
-            # A signal stops one thread after the other: until the last one has stopped, it can still begin a transaction.
+            # A signal stops one thread after the other: before the last one stops, it can still begin a transaction.
             os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
             if not self.url.startswith("sqlite"):
                 return True

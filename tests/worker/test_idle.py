@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -338,3 +339,46 @@ def test_queues_that_rest_since_different_times_are_polled_together_soon() -> No
         return [len(poller.take_due(max(poller.next_due(), time.monotonic()))[0]) for _ in range(5)]
 
     assert asyncio.run(polls())[-2:] == [1_000, 1_000]
+
+
+@pytest.mark.promise("WAKE-5")
+def test_a_queue_that_begins_to_rest_between_two_heartbeats_costs_no_poll_of_its_own() -> None:
+    """By its own clock: from the next heartbeat on each call carries both, as seldom as the safety poll allows."""
+
+    async def polls() -> list[tuple[float, int, bool]]:
+        poller = Poller(None, None, None, window=30)  # type: ignore[arg-type]
+        began = time.monotonic()
+        poller.take_due(began)
+        poller._started_ms = 1
+        poller.rest(object(), Idle("orders"), 15.0)  # type: ignore[arg-type]
+        (rested,) = poller._rested.values()
+        rested.due += 0.1
+        seen, now = [], began
+        for round in range(100):
+            if round % 10 == 9:
+                # It has claimed in the meantime, and rests anew.
+                rested.due = now + 25.0
+            now = poller.next_due()
+            due, heartbeats = poller.take_due(now)
+            seen.append((now - began, len(due), heartbeats))
+        return seen
+
+    seen = asyncio.run(polls())
+    assert {(queues, heartbeats) for _, queues, heartbeats in seen} == {(1, True)}
+    pauses = [later[0] - earlier[0] for earlier, later in itertools.pairwise(seen)]
+    assert max(pauses) <= 15.0
+    assert min(pauses) >= 0.97 * 15.0
+
+
+@pytest.mark.promise("WAKE-5", "SEE-4")
+def test_workers_that_are_started_together_do_not_poll_together() -> None:
+    async def second_polls() -> list[float]:
+        pollers = [Poller(None, None, None, window=30) for _ in range(200)]  # type: ignore[arg-type]
+        now = time.monotonic()
+        for poller in pollers:
+            poller.take_due(now)
+        return [poller.next_due() - now for poller in pollers]
+
+    seconds = asyncio.run(second_polls())
+    assert max(seconds) <= 15.0
+    assert max(seconds) - min(seconds) > 5.0

@@ -31,8 +31,12 @@ log = logging.getLogger("waypost")
 SOONER = 5
 #: What would be polled within this part of its interval is polled with the others: one call for all.
 TOGETHER = 0.5
-#: Polls come a little sooner than they must, by chance, so that many workers do not poll at once.
-JITTER = 0.1
+#: The first poll of a worker comes by chance within this last part of its interval: workers that are started together
+#: poll at different times from then on.
+FIRST_JITTER = 0.5
+#: Later ones come a little sooner than they must, by chance, so that polls that fall together part. More costs the
+#: store more polls.
+JITTER = 0.02
 
 
 class Resting(Protocol):
@@ -175,12 +179,15 @@ class Poller:
 
     def take_due(self, now: float) -> tuple[list[Rested], bool]:
         """The queues of this poll and whether it carries a heartbeat: what is due, and what soon would be."""
-        due = [one for one in self._rested.values() if one.due - now <= one.seconds * TOGETHER]
         heartbeats = self._heartbeat_due - now <= self._interval * TOGETHER
+        # A heartbeat takes all queues along: one that began to rest lately would be a call of its own soon after.
+        due = [one for one in self._rested.values() if heartbeats or one.due - now <= one.seconds * TOGETHER]
         for one in due:
             one.due = now + one.seconds * random.uniform(1 - JITTER, 1)
         if heartbeats:
-            self._heartbeat_due = now + self._interval
+            # At the start there is nothing to poll for yet.
+            first = self._started_ms is None
+            self._heartbeat_due = now + self._interval * (random.uniform(1 - FIRST_JITTER, 1) if first else 1)
         return due, heartbeats
 
     def _poll(self, due: Sequence[Rested], *, heartbeats: bool) -> None:
