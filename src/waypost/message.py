@@ -548,6 +548,8 @@ class Ledger(Struct, frozen=True):
     duplicates: int
     #: Continuations sent on by settles here.
     transferred: int
+    #: Messages taken in although `max_pending` was reached: sent on by a settle, or redriven.
+    over_cap: int = 0
 
     @property
     def unexplained(self) -> int:

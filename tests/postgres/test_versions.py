@@ -30,7 +30,7 @@ def make(connection: psycopg.Connection[Any], version: int, namespace: str) -> N
 
 
 #: Columns that came with a later version.
-NEW = {"message": ("claims",), "entry": ("claims",)}
+NEW = {"message": ("claims",), "entry": ("claims",), "total": ("over_cap",)}
 
 #: A claim of this release by the function of an older one, which knows no bound on bytes, and made the nonce of the
 #: session and the number: here they are made of the nonce.
@@ -90,7 +90,8 @@ def test_an_older_version_full_of_messages_is_brought_up_to_date(
 ) -> None:
     name = fresh_namespace()
     make(database, version, name)
-    database.execute(OLD_CLAIM.format(name).encode())
+    if version < 3:
+        database.execute(OLD_CLAIM.format(name).encode())
     fill(monkeypatch, server.url, name, version)
     before = contents(database, name)
     assert migrate(server.url, namespace=name) == version

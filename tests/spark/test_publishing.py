@@ -20,7 +20,7 @@ from waypost.errors import ConfigurationError, InvalidInput, QueueFull
 from waypost.identity import is_message_id
 from waypost.policy import CHUNK_MESSAGES_MAX
 from waypost.spark.options import WriteOptions, write_options
-from waypost.spark.publishing import RowIds, chunks, split_wave
+from waypost.spark.publishing import RowIds, Rows, chunks, publish_wave, split_wave
 from waypost.spark.writer import BatchWriter, Written, check_columns
 from waypost.store.port import Draft
 
@@ -188,6 +188,50 @@ def test_a_write_larger_than_an_empty_queue_does_not_pass_its_cap(shop: Shop, ov
         writer.publish(batches(250), RowIds(writer.write_id, 0))
     ledger = shop.post.ledger("out")
     assert (ledger.ready, ledger.dropped, ledger.balance) == (0 if overload == "raise" else 100, 0, 0)
+
+
+@pytest.mark.promise("PUB-7")
+@pytest.mark.parametrize("overload", ["block", "drop_oldest"])
+def test_writes_at_once_do_not_pass_the_cap(shop: Shop, overload: str) -> None:
+    shop.post.configure("out", max_pending=100, overload=overload)
+    writer = writer_of(shop, blockSeconds="1")
+    start = threading.Barrier(4, timeout=30)
+    refused: list[QueueFull] = []
+
+    def write(partition: int) -> None:
+        start.wait()
+        try:
+            writer.publish(batches(100), RowIds(writer.write_id, partition))
+        except QueueFull as error:
+            refused.append(error)
+
+    threads = [threading.Thread(target=write, args=(partition,)) for partition in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    ledger = shop.post.ledger("out")
+    assert (ledger.ready, ledger.over_cap, ledger.balance) == (100, 0, 0)
+    assert len(refused) == 4 - ledger.published // 100
+
+
+@pytest.mark.promise("PUB-7", "SPARK-1")
+def test_a_write_that_lost_its_room_to_another_waits_and_goes_on(shop: Shop) -> None:
+    shop.post.configure("out", max_pending=100, overload="block")
+    writer = writer_of(shop, blockSeconds="30")
+    ids = RowIds(writer.write_id, 0)
+    shop.post.publish_many("out", list(range(90)))
+    with Waypost(store=options_of(shop).place.open()) as other:
+        drafts = list(chunks(Rows(writer.options, ids).drafts(next(batches(20)))))
+        counts, refused = other._run(publish_wave(other._context, "out", drafts))
+    assert (counts, refused) == ({}, drafts)
+    thread = threading.Thread(target=lambda: writer.publish(batches(20), RowIds(writer.write_id, 0)))
+    thread.start()
+    while shop.post.ledger("out").published < 110:
+        shop.post.purge("out", "ready", limit=5)
+    thread.join(60)
+    ledger = shop.post.ledger("out")
+    assert (ledger.published, ledger.over_cap, ledger.balance) == (110, 0, 0)
 
 
 def test_a_dataframe_that_cannot_be_published_is_refused_before_any_task() -> None:

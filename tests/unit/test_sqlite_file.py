@@ -28,7 +28,7 @@ from waypost.store.port import Draft, Store
 from waypost.store.sqlite import SqliteStore
 from waypost.store.sqlite.connection import check_library
 from waypost.store.sqlite.executor import SqliteExecutor
-from waypost.store.sqlite.schema import TABLES, Spelling, prefix_of
+from waypost.store.sqlite.schema import ADDED, TABLES, Spelling, prefix_of
 from waypost.testing.clock import ClockTime
 
 
@@ -152,6 +152,26 @@ def test_a_table_that_lost_a_column_is_named_and_one_with_more_is_fine(
         connection.execute("ALTER TABLE wp_journal DROP COLUMN run_ms")
     with pytest.raises(ForeignData, match=r"wp_journal .* lacks run_ms"):
         store.connect(start_timeout=1)
+
+
+@pytest.mark.promise("STORE-3", "PUB-7")
+@pytest.mark.parametrize("within", [False, True], ids=["opened", "in a transaction"])
+def test_a_file_of_the_first_release_gets_the_columns_that_it_lacks(path: Path, within: bool) -> None:
+    with Waypost(f"sqlite:///{path}") as post:
+        post.publish("orders", 1)
+    with closing(sqlite3.connect(path)) as connection:
+        for table, column in ADDED:
+            connection.execute(f"ALTER TABLE wp_{table} DROP COLUMN {column}")
+        if within:
+            connection.execute("BEGIN IMMEDIATE")
+            Waypost(f"sqlite:///{path}").publish("orders", "within", transaction=connection)
+            connection.rollback()
+    with Waypost(f"sqlite:///{path}") as post:
+        post.publish("orders", 2)
+        assert (post.ledger("orders").ready, post.ledger("orders").over_cap) == (2, 0)
+    with closing(sqlite3.connect(path)) as connection:
+        for table, column in ADDED:
+            assert column in {row[1] for row in connection.execute(f"PRAGMA table_info(wp_{table})")}
 
 
 # ---- namespaces ------------------------------------------------------------------------------------------------

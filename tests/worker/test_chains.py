@@ -286,7 +286,7 @@ def test_what_a_settle_sends_on_passes_the_cap_and_nothing_else_does(harness: Ha
     with harness.receive("orders") as message:
         message.then("next", "sent on")
     assert sorted(one.body for one in harness.messages("next")) == ["full", "sent on"]
-    assert harness.ledger("orders").transferred == 1
+    assert (harness.ledger("orders").transferred, harness.ledger("next").over_cap) == (1, 1)
     causes = [event.cause for event in harness.journal("next").events if event.event == "published"]
     assert causes == [None, "forwarded"]
     with harness.receive("next") as message:
@@ -294,5 +294,6 @@ def test_what_a_settle_sends_on_passes_the_cap_and_nothing_else_does(harness: Ha
         harness.publish("next", "takes its place")
         message.reschedule(0)
     assert sorted(one.body for one in harness.messages("next")) == ["full", "takes its place"]
+    assert harness.ledger("next").over_cap == 2
     with pytest.raises(QueueFull):
         harness.publish("next", "refused")

@@ -164,6 +164,7 @@ def tell_stats(stats: Stats) -> None:
         ("done", f"{ledger.done:,}"),
         ("published", f"{ledger.published:,}, {ledger.duplicates:,} duplicates"),
         ("redelivered", told_causes(ledger)),
+        *([("past max_pending", f"{ledger.over_cap:,}, sent on or redriven")] if ledger.over_cap else []),
         ("sleepers", stats.sleepers),
         ("journal", f"{stats.journal_first:,} to {stats.journal_last:,}{'; ' if readers else ''}{readers}"),
     ]

@@ -65,6 +65,9 @@ STORE = (
     Metric("waypost_queue_workers", "gauge", QUEUE, "Workers that serve the queue."),
     Metric("waypost_queue_published", "counter", QUEUE, "Messages that the queue took in."),
     Metric("waypost_queue_duplicates", "counter", QUEUE, "Publishes that were duplicates by their key."),
+    Metric(
+        "waypost_queue_over_cap", "counter", QUEUE, "Messages sent on or redriven into a queue at its `max_pending`."
+    ),
     Metric("waypost_queue_ended", "counter", ("queue", "end"), "Messages that ended, by how."),
     Metric("waypost_queue_redelivered", "counter", ("queue", "cause"), "Deliveries after the first, by their cause."),
     Metric("waypost_queue_imbalance", "gauge", QUEUE, "Messages and redeliveries the ledger cannot explain: 0."),

@@ -216,6 +216,7 @@ def _add_queue(families: _Families, stats: Stats, reading: Reading) -> None:
     families.add("waypost_queue_workers", queue, sum(_serves(worker, stats.queue) for worker in reading.workers))
     families.add("waypost_queue_published", queue, ledger.published)
     families.add("waypost_queue_duplicates", queue, ledger.duplicates)
+    families.add("waypost_queue_over_cap", queue, ledger.over_cap)
     for end in ENDS:
         families.add("waypost_queue_ended", (stats.queue, end), getattr(ledger, end))
     for cause, count in ledger.redelivered.items():

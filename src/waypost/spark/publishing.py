@@ -104,7 +104,7 @@ class Rows:
                 envelope = codec.make_envelope(message_id, self._encoded(body), self._head(headers))
                 copy = journal_copy(self._redact, self._options.queue, message_id, envelope)
                 if plain:
-                    yield Draft(message_id, envelope, journal_copy=copy, forwarded=True)
+                    yield Draft(message_id, envelope, journal_copy=copy, forwarded=True, capped=True)
                     continue
                 yield Draft(
                     message_id,
@@ -118,6 +118,7 @@ class Rows:
                     None if group is None else check_text("group", group, GROUP_CHARACTERS_MAX),
                     copy,
                     forwarded=True,
+                    capped=True,
                 )
             except InvalidInput as error:
                 error.add_note(f"row {row} of its partition, counted from 0")
@@ -203,13 +204,20 @@ def split_wave(wave: Sequence[list[Draft]], room: int) -> tuple[list[list[Draft]
     return fitting, rest
 
 
-def publish_wave(context: ClientContext, queue: str, wave: Sequence[list[Draft]]) -> Flow[dict[str, int]]:
-    """Send some chunks at once, and again what did not get through; how many messages there were of each status."""
+def publish_wave(
+    context: ClientContext, queue: str, wave: Sequence[list[Draft]]
+) -> Flow[tuple[dict[str, int], list[list[Draft]]]]:
+    """Send some chunks at once, and again what did not get through.
+
+    Returned are how many messages there were of each status, and the chunks for which the queue had no room: others
+    filled it after this writer had looked.
+    """
     yield from context.know_time()
     # Known by their arrival: a repeat stores nothing twice, however late it comes.
-    sendings = [_sending(context, queue, drafts) for drafts in wave]
-    left = sendings
+    chunk_of = {_sending(context, queue, drafts): drafts for drafts in wave}
+    left = sendings = list(chunk_of)
     counts: dict[str, int] = {}
+    refused: list[list[Draft]] = []
     try:
         while left:
             answers: list[Any] = yield Together([sending.call() for sending in left])
@@ -219,6 +227,8 @@ def publish_wave(context: ClientContext, queue: str, wave: Sequence[list[Draft]]
                 if isinstance(answer, (StoreUnavailable, OutcomeUnknown, *REFUSALS)):
                     pause = sending.failed("publish", answer) or pause
                     failed.append(sending)
+                elif isinstance(answer, QueueFull):
+                    refused.append(chunk_of[sending])
                 elif isinstance(answer, Exception):
                     raise answer
                 else:
@@ -228,7 +238,7 @@ def publish_wave(context: ClientContext, queue: str, wave: Sequence[list[Draft]]
             left = failed
             if pause is not None:
                 yield pause
-        return counts
+        return counts, refused
     finally:
         for sending in sendings:
             sending.end()
@@ -246,9 +256,8 @@ def _count(counts: dict[str, int], published: Sequence[Published]) -> None:
 def wait_for_room(context: ClientContext, queue: str, wanted: int, seconds: float) -> Flow[int]:
     """Wait while a queue that has `max_pending` is full; how many of the wanted messages it has room for, at least one.
 
-    Raises `QueueFull` when there is no room in time, or at once if the queue's `overload` is `raise`. What a queue
-    remembers by its arrival is never refused by the store, since chains must not break. So bulk writers look before
-    they send: several at once may pass the limit by what each has under way, and no further.
+    Raises `QueueFull` when there is no room in time, or at once if the queue's `overload` is `raise`. The store decides
+    in the end; a writer that looks first sends what fits, and pushes nothing out of a queue that drops its oldest.
     """
     deadline = context.monotonic() + seconds
     pause = 0.01

@@ -88,7 +88,9 @@ class _Writer:
                 wanted = sum(map(len, wave))
                 room = post._run(wait_for_room(post._context, options.queue, wanted, options.block_seconds))
                 fitting, wave = split_wave(wave, room)
-                for status, count in post._run(publish_wave(post._context, options.queue, fitting)).items():
+                told, refused = post._run(publish_wave(post._context, options.queue, fitting))
+                wave = refused + wave
+                for status, count in told.items():
                     counts[status] = counts.get(status, 0) + count
         return Written(counts)
 

@@ -78,6 +78,8 @@ class Draft(Struct, frozen=True, gc=False):
     chain: str | None = None
     #: Chains that must end well before it may be claimed. Such a message has no key.
     after: tuple[str, ...] = ()
+    #: With `forwarded`: it keeps to `max_pending` as a publish does. Nothing has ended for it, so it can be refused.
+    capped: bool = False
 
 
 class Hold(Struct, frozen=True, gc=False):

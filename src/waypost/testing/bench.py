@@ -209,6 +209,7 @@ class Bench:
         group: str | None = None,
         journal_copy: bytes | None = None,
         forwarded: bool = False,
+        capped: bool = False,
         chain: str | None = None,
         after_chains: Sequence[str] = (),
     ) -> Draft:
@@ -216,7 +217,7 @@ class Bench:
         id = id or self.session.message_ids(1)[0]
         return Draft(
             id, make_envelope(id, encode_body(body)), key, ms(window), on_conflict, ms(delay), at_ms, priority, group,
-            journal_copy, forwarded, chain, tuple(after_chains),
+            journal_copy, forwarded, chain, tuple(after_chains), capped,
         )  # fmt: skip
 
     def publish_drafts(

@@ -90,6 +90,8 @@ wishes = st.fixed_dictionaries(
         "priority": st.sampled_from((5, 5, 0, 9)),
         "group": st.sampled_from((None, "g1")),
         "copy": st.sampled_from((None, None, b"redacted")),
+        # Whether its arrival is remembered, and whether it keeps to the cap all the same.
+        "arrival": st.sampled_from(((False, False), (False, False), (True, False), (True, True))),
     }
 )
 endings = st.fixed_dictionaries(
@@ -247,6 +249,8 @@ class StoreMachine(RuleBasedStateMachine):
                     wish["priority"],
                     wish["group"],
                     wish["copy"],
+                    forwarded=wish["arrival"][0],
+                    capped=wish["arrival"][1],
                 )
             )
             self.ids[queue].append(id)

@@ -109,7 +109,7 @@ def _publish(context: ClientContext, queue: str, parcels: Sequence[Parcel]) -> F
 def _draft(context: ClientContext, queue: str, parcel: Parcel) -> Draft:
     key = None if parcel.key is None else check_text("key", parcel.key, KEY_CHARACTERS_MAX)
     return Draft(
-        parcel.id, parcel.envelope, key=key, priority=parcel.priority, group=parcel.group, forwarded=True,
+        parcel.id, parcel.envelope, key=key, priority=parcel.priority, group=parcel.group, forwarded=True, capped=True,
         journal_copy=journal_copy(context.redact, queue, parcel.id, parcel.envelope),
     )  # fmt: skip
 
@@ -156,8 +156,7 @@ def _publish_part(context: ClientContext, queue: str, drafts: Sequence[Draft]) -
 def _room(context: ClientContext, queue: str) -> Flow[int | None]:
     """How many more the queue may hold, None for any number.
 
-    A store never refuses what was sent on to it, so the relay keeps to the cap by itself: to within what others
-    publish at the same moment.
+    The store keeps the cap; the relay looks first so that a part of its batch arrives where not all of it fits.
     """
     policy = yield from context.policy(queue)
     if policy.max_pending is None or policy.overload == "drop_oldest":

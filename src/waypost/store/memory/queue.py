@@ -62,6 +62,11 @@ class Holder:
     parked: str | None = None
 
 
+def _passes_cap(draft: Draft) -> bool:
+    """Whether it is a part of a settle that has happened, so that it is never refused."""
+    return draft.forwarded and not draft.capped
+
+
 class QueueModel(Shelves):
     """A queue. Every method is one atomic step at store time `now`."""
 
@@ -86,10 +91,17 @@ class QueueModel(Shelves):
             if action in ("new", "park", "replace") and draft.id in self.messages:
                 raise id_taken(self.name, draft.id)
         self._make_room(now, drafts, plans, operation)
-        return [
+        results = [
             self._store(now, draft, action, holder_id, operation, schedule)
             for draft, (action, holder_id) in zip(drafts, plans, strict=True)
         ]
+        self._count_over_cap(
+            sum(
+                _passes_cap(draft) and action in ("new", "park")
+                for draft, (action, _) in zip(drafts, plans, strict=True)
+            )
+        )
+        return results
 
     def _plan(self, now: int, draft: Draft) -> tuple[str, str]:
         """What to do with a draft, and the id of the message that it concerns: reads only."""
@@ -120,13 +132,13 @@ class QueueModel(Shelves):
         self, now: int, drafts: Sequence[Draft], plans: list[tuple[str, str]], operation: Operation | None
     ) -> None:
         cap = self.policy.max_pending
-        # Continuations are part of a settle that has happened: they are never refused.
         added = sum(
-            action in ("new", "park") and not draft.forwarded for draft, (action, _) in zip(drafts, plans, strict=True)
+            action in ("new", "park") and not _passes_cap(draft)
+            for draft, (action, _) in zip(drafts, plans, strict=True)
         )
         if cap is None or added == 0:
             return
-        pending = self.count("ready") + self.count("delayed") + self.count("waiting")
+        pending = self._pending()
         # A cap that was lowered far is reached bit by bit, so that no publish has to drop a whole queue.
         over = min(pending + added - cap, added + BURY_MAX)
         if over <= 0:
@@ -143,6 +155,14 @@ class QueueModel(Shelves):
             f"queue {self.name} holds {pending} messages that wait and its max_pending is {cap}; "
             "retry later, raise max_pending or add workers"
         )
+
+    def _pending(self) -> int:
+        return self.count("ready") + self.count("delayed") + self.count("waiting")
+
+    def _count_over_cap(self, added: int) -> None:
+        """Count how many of the messages that were just taken in without regard to the cap are past it."""
+        if added and self.policy.max_pending is not None:
+            self.counts["over_cap"] += min(added, max(0, self._pending() - self.policy.max_pending))
 
     def _store(
         self, now: int, draft: Draft, action: str, holder_id: str, operation: Operation | None, schedule: str | None
@@ -483,6 +503,7 @@ class QueueModel(Shelves):
             self.note(now, "redriven", operation, record)
             self.make_claimable(now, record, now)
             moved.append(record.id)
+        self._count_over_cap(len(moved))
         return Redriven(moved, duplicates, len(chosen) > limit)
 
     def purge(self, now: int, state: MessageState, limit: int, operation: Operation) -> Purged:

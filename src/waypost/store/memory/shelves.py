@@ -66,6 +66,7 @@ class Shelves(Chains):
             c["done"], c["dead"], c["dropped"], c["cancelled"], c["replaced"], self.count("dead"),
             c["claims"], c["first_claims"], {cause: c[f"again_{cause}"] for cause in REDELIVERY_CAUSES},
             c["expired"], c["released"], c["retried"], c["snoozed"], c["duplicates"], c["transferred"],
+            c["over_cap"],
         )  # fmt: skip
 
     def stats(self, now: int, minutes: int) -> Stats:

@@ -118,6 +118,7 @@ def read_stats(queue: str, result: PGresult) -> Stats:
         c["dropped"], c["cancelled"], c["replaced"], c["dead_kept"], c["claims"], c["first_claims"],
         {cause: c[f"again_{cause}"] for cause in REDELIVERY_CAUSES},
         c["expired"], c["released"], c["retried"], c["snoozed"], c["duplicates"], c["transferred"],
+        c["over_cap"],
     )  # fmt: skip
     return Stats(
         queue, told["now"], ledger, told["paused"], told["oldest_ready"], told["oldest_leased"], told["next_due"],

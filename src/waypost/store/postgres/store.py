@@ -502,13 +502,16 @@ def _options(drafts: Sequence[Draft]) -> list[Parameter]:
             options[7] = array_of_text([draft.on_conflict for draft in drafts])
     if any(draft.forwarded for draft in drafts):
         options[8] = array_of_flags([draft.forwarded for draft in drafts])
-    if any(draft.chain is not None or draft.after for draft in drafts):
+    capped = any(draft.capped for draft in drafts)
+    if capped or any(draft.chain is not None or draft.after for draft in drafts):
         waits = [(place, chain) for place, draft in enumerate(drafts, 1) for chain in draft.after]
         options += [
             array_of_text([draft.chain for draft in drafts]),
             array_of_ints([place for place, _ in waits]) if waits else nothing(INT4),
             array_of_text([chain for _, chain in waits]) if waits else nothing(TEXT),
         ]
+    if capped:
+        options.append(array_of_flags([draft.capped for draft in drafts]))
     return options
 
 

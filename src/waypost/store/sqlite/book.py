@@ -32,7 +32,7 @@ NUMBERS = (
     "ready", "delayed", "leased", "waiting", "dead_kept", "completed",
     "published", "redriven", "done", "dead", "dropped", "cancelled", "replaced", "claims", "first_claims",
     "again_expired", "again_released", "again_retried", "again_snoozed", "again_redriven",
-    "expired", "released", "retried", "snoozed", "duplicates", "transferred",
+    "expired", "released", "retried", "snoozed", "duplicates", "transferred", "over_cap",
 )  # fmt: skip
 _FRESH_NUMBERS = dict.fromkeys(NUMBERS, 0) | {"journal_first": 1, "journal_swept": 1}
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from waypost.errors import ConfigurationError, ForeignData, StoreError, StoreFailed, StoreFull, StoreUnavailable
-from waypost.store.sqlite.schema import Spelling, create, standing
+from waypost.store.sqlite.schema import Spelling, add_columns, create, missing_columns, standing
 
 T = TypeVar("T")
 
@@ -127,7 +127,7 @@ def open_file(path: str, spelling: Spelling, budget_seconds: float, *, reads_onl
 
 def _prepare(connection: sqlite3.Connection, path: str, spelling: Spelling) -> None:
     # Look first: a file that is not ours to use must be left exactly as it was.
-    ready = standing(connection, spelling, path)
+    ready = standing(connection, spelling, path) and not missing_columns(connection, spelling)
     mode = connection.execute("PRAGMA journal_mode = WAL").fetchone()[0]
     if mode != "wal":
         raise StoreUnavailable(
@@ -143,7 +143,9 @@ def _prepare(connection: sqlite3.Connection, path: str, spelling: Spelling) -> N
     connection.execute("BEGIN IMMEDIATE")
     try:
         # Another process may have made the tables while this one waited.
-        if not standing(connection, spelling, path):
+        if standing(connection, spelling, path):
+            add_columns(connection, spelling)
+        else:
             create(connection, spelling)
         connection.execute("COMMIT")
     except BaseException:

@@ -157,6 +157,7 @@ def ledger(book: QueueBook) -> Ledger:
         n["done"], n["dead"], n["dropped"], n["cancelled"], n["replaced"], n["dead_kept"],
         n["claims"], n["first_claims"], {cause: n[f"again_{cause}"] for cause in REDELIVERY_CAUSES},
         n["expired"], n["released"], n["retried"], n["snoozed"], n["duplicates"], n["transferred"],
+        n["over_cap"],
     )  # fmt: skip
 
 

@@ -57,6 +57,10 @@ def publish(
         for index, (draft, (action, holder_id)) in enumerate(zip(drafts, plans, strict=True))
     ]
     _remember(book, drafts, plans)
+    count_over_cap(
+        book,
+        sum(_passes_cap(draft) and action in ("new", "park") for draft, (action, _) in zip(drafts, plans, strict=True)),
+    )
     return results
 
 
@@ -108,11 +112,10 @@ def _make_room(book: QueueBook, drafts: Sequence[Draft], plans: list[Plan], oper
     cap = book.policy.max_pending
     if cap is None:
         return
-    # Continuations are part of a settle that has happened: they are never refused.
     added = sum(
-        action in ("new", "park") and not draft.forwarded for draft, (action, _) in zip(drafts, plans, strict=True)
+        action in ("new", "park") and not _passes_cap(draft) for draft, (action, _) in zip(drafts, plans, strict=True)
     )
-    pending = book.numbers["ready"] + book.numbers["delayed"] + book.numbers["waiting"]
+    pending = _pending(book)
     over = min(pending + added - cap, added + BURY_MAX)
     if added == 0 or over <= 0:
         return
@@ -134,6 +137,22 @@ def _make_room(book: QueueBook, drafts: Sequence[Draft], plans: list[Plan], oper
         f"queue {book.name} holds {pending} messages that wait and its max_pending is {cap}; "
         "retry later, raise max_pending or add workers"
     )
+
+
+def _passes_cap(draft: Draft) -> bool:
+    """Whether it is a part of a settle that has happened, so that it is never refused."""
+    return draft.forwarded and not draft.capped
+
+
+def _pending(book: QueueBook) -> int:
+    return book.numbers["ready"] + book.numbers["delayed"] + book.numbers["waiting"]
+
+
+def count_over_cap(book: QueueBook, added: int) -> None:
+    """Count how many of the messages that were just taken in without regard to the cap are past it."""
+    cap = book.policy.max_pending
+    if added and cap is not None:
+        book.numbers["over_cap"] += min(added, max(0, _pending(book) - cap))
 
 
 def _oldest(book: QueueBook, count: int, spared: set[str]) -> list[Record]:

@@ -12,7 +12,7 @@ from waypost.store.sqlite.book import COLUMNS, Holder, QueueBook, as_list
 from waypost.store.sqlite.check import usable
 from waypost.store.sqlite.looking import ORDERS, STATES
 from waypost.store.sqlite.moves import end, forget_completed, make_claimable
-from waypost.store.sqlite.publish import taken_windows
+from waypost.store.sqlite.publish import count_over_cap, taken_windows
 from waypost.store.sqlite.schema import DEAD
 
 _DEAD_ALL = f"""
@@ -57,6 +57,7 @@ def redrive(book: QueueBook, limit: int, operation: str, ids: Sequence[str], rea
         book.note("redriven", operation, record)
         make_claimable(book, record, book.now)
         moved.append(record.id)
+    count_over_cap(book, len(moved))
     return Redriven(moved, duplicates, len(chosen) > limit)
 
 

@@ -26,6 +26,9 @@ READY, DELAYED, LEASED, WAITING, DEAD = range(len(STATES))
 _PLACE = re.compile(r"\{([a-z]+)(:[a-z]+)?\}")
 _STATE = re.compile(rf"\{{({'|'.join(STATES)})\}}")
 _SCHEMA = files(__package__).joinpath("schema.sql").read_text(encoding="utf-8")
+#: Columns that the first release did not have. A file that lacks them gets them when it is opened; the first release
+#: goes on with such a file.
+ADDED = {("queue", "over_cap"): "INTEGER NOT NULL DEFAULT 0"}
 #: Every table with its columns, read from the file that creates them.
 TABLES: dict[str, tuple[str, ...]] = {
     table: tuple(re.findall(r'^    "?([a-z_]+)"? [A-Z]', body, re.MULTILINE))
@@ -88,14 +91,30 @@ def standing(connection: sqlite3.Connection, spelling: Spelling, path: str) -> b
             f"{path} has schema {version} and this release needs {SCHEMA_VERSION}; run `waypost migrate`"
         )
     for table, columns in TABLES.items():
-        here = {row[1] for row in connection.execute(f'PRAGMA main.table_info("{spelling.name(table)}")')}
-        missing = [column for column in columns if column not in here]
+        here = _columns(connection, spelling, table)
+        missing = [column for column in columns if column not in here and (table, column) not in ADDED]
         if missing:
             raise ForeignData(
                 f"table {spelling.name(table)} in {path} lacks {', '.join(missing)}: "
                 "it was changed or cut by something else; restore the file or choose another namespace"
             )
     return True
+
+
+def _columns(connection: sqlite3.Connection, spelling: Spelling, table: str) -> set[str]:
+    return {row[1] for row in connection.execute(f'PRAGMA main.table_info("{spelling.name(table)}")')}
+
+
+def missing_columns(connection: sqlite3.Connection, spelling: Spelling) -> list[tuple[str, str]]:
+    """Tables and columns that this release adds and that are not there yet."""
+    return [place for place in ADDED if place[1] not in _columns(connection, spelling, place[0])]
+
+
+def add_columns(connection: sqlite3.Connection, spelling: Spelling) -> None:
+    """Add what is missing, in the transaction under way."""
+    for table, column in missing_columns(connection, spelling):
+        kind = ADDED[table, column]
+        connection.execute(f'ALTER TABLE main."{spelling.name(table)}" ADD COLUMN {column} {kind}')
 
 
 def _version(connection: sqlite3.Connection, spelling: Spelling, where: str) -> int:

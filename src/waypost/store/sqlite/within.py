@@ -14,7 +14,7 @@ from waypost.errors import ConfigurationError, InvalidInput, WaypostError
 from waypost.store.port import Call, blocks
 from waypost.store.sqlite.chains import carry
 from waypost.store.sqlite.connection import same_file
-from waypost.store.sqlite.schema import standing
+from waypost.store.sqlite.schema import add_columns, standing
 from waypost.store.sqlite.step import SqliteCall, Step
 
 if TYPE_CHECKING:
@@ -55,7 +55,8 @@ class SqliteWithin:
                 "this connection commits each statement by itself, so a crash could keep a part of your work without "
                 "the rest; execute BEGIN IMMEDIATE first, or connect with isolation_level other than None"
             )
-        standing(connection, self._store.spelling, self._store.path)
+        if standing(connection, self._store.spelling, self._store.path):
+            add_columns(connection, self._store.spelling)
 
     def run(self, call: Call[T]) -> T:
         """Run one call as a part of the transaction."""

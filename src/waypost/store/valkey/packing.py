@@ -43,10 +43,12 @@ TEXT_ITEM = Struct(">BBIH")
 ROUTED = 16
 #: Added to the priority of a draft that has no more to say than that its arrival is to be remembered.
 ONCE = 32
+#: The same for one that keeps to the cap.
+ONCE_CAPPED = 48
 #: What stands before a notice in the place of a draft.
 NOTICE = b"N"
 RULES = {"keep": 0, "replace": 1, "extend": 2, "error": 3}
-ABSOLUTE, FORWARDED, HAS_COPY, HAS_CHAIN, WAITS = 4, 8, 16, 32, 64
+ABSOLUTE, FORWARDED, HAS_COPY, HAS_CHAIN, WAITS, CAPPED = 4, 8, 16, 32, 64, 128
 #: Flags of a state.
 CANCEL_REQUESTED, OF_A_CHAIN = 1, 4
 
@@ -73,7 +75,7 @@ def pack_routed(draft: Draft) -> bytes:
         flags |= ABSOLUTE
         due = draft.at_ms
     if draft.forwarded:
-        flags |= FORWARDED
+        flags |= FORWARDED | CAPPED if draft.capped else FORWARDED
     if draft.journal_copy is not None:
         flags |= HAS_COPY
     chain = after = b""
@@ -86,6 +88,11 @@ def pack_routed(draft: Draft) -> bytes:
         after = len(chains).to_bytes(4, "big") + chains
     head = ROUTING.pack(ROUTED + draft.priority, flags, due, draft.window_ms, len(key), len(group), len(copy))
     return b"".join((head, key, group, copy, chain, after, draft.envelope))
+
+
+def once_mark(draft: Draft) -> int:
+    """What is added to the priority of a draft that says no more than that its arrival is to be remembered."""
+    return ONCE_CAPPED if draft.capped else ONCE
 
 
 def _short(text: str) -> bytes:
@@ -274,14 +281,16 @@ def unpack_counts(packed: bytes) -> dict[str, int]:
     return dict.fromkeys(COUNTERS, 0) | dict(zip(COUNTERS, (int(number) for number in numbers), strict=False))
 
 
-def ledger_of(counts: dict[str, int], ready: int, delayed: int, waiting: int, leased: int, dead_kept: int) -> Ledger:
+def ledger_of(
+    counts: dict[str, int], ready: int, delayed: int, waiting: int, leased: int, dead_kept: int, over_cap: int
+) -> Ledger:
     """The ledger of a queue from its counters and the sizes of its structures."""
     return Ledger(
         counts["published"], counts["redriven"], ready, delayed, waiting, leased,
         counts["done"], counts["dead"], counts["dropped"], counts["cancelled"], counts["replaced"], dead_kept,
         counts["claims"], counts["first_claims"], {cause: counts[f"again_{cause}"] for cause in REDELIVERY_CAUSES},
         counts["expired"], counts["released"], counts["retried"], counts["snoozed"], counts["duplicates"],
-        counts["transferred"],
+        counts["transferred"], over_cap,
     )  # fmt: skip
 
 

@@ -274,7 +274,7 @@ class ValkeyStore(ScheduleVerbs):
                 and not draft.after
             ):
                 envelope = draft.envelope
-                shape = (len(envelope), draft.priority + packing.ONCE if draft.forwarded else draft.priority)
+                shape = (len(envelope), draft.priority + (packing.once_mark(draft) if draft.forwarded else 0))
                 line = lines.get(shape)
                 if line is None:
                     line = lines[shape] = b"$%d\r\n%c" % (shape[0] + 1, shape[1])
@@ -416,10 +416,11 @@ class ValkeyStore(ScheduleVerbs):
         def decode(reply: Any) -> Stats:
             now, paused, packed = reply[:3]
             ready, delayed, waiting, leased, dead_kept = reply[3:8]
-            oldest_ready, oldest_leased, next_due, next_lease, sleepers, readers, kept, damaged = reply[8:]
+            oldest_ready, oldest_leased, next_due, next_lease, sleepers, readers, kept, damaged, over_cap = reply[8:]
             counts = packing.unpack_counts(packed)
+            ledger = packing.ledger_of(counts, ready, delayed, waiting, leased, dead_kept, over_cap)
             return Stats(
-                queue, now, packing.ledger_of(counts, ready, delayed, waiting, leased, dead_kept), paused == 1,
+                queue, now, ledger, paused == 1,
                 _or_none(oldest_ready), _or_none(oldest_leased), _or_none(next_due), _or_none(next_lease), sleepers,
                 counts["journal_first"] + 1, counts["journal_last"],
                 {readers[at].decode(): int(readers[at + 1]) for at in range(0, len(readers), 2)},

@@ -288,6 +288,46 @@ class TestCap:
         bench.configure(max_pending=None)
         assert bench.publish().status == "queued"
 
+    @pytest.mark.promise("PUB-7", "SPARK-1")
+    @pytest.mark.parametrize("routed", [False, True], ids=["plain", "routed"])
+    def test_what_is_remembered_by_its_arrival_keeps_to_the_cap_where_it_says_so(
+        self, bench: Bench, routed: bool
+    ) -> None:
+        def drafts(count: int) -> list[Draft]:
+            return [bench.draft(group="g" if routed else None, forwarded=True, capped=True) for _ in range(count)]
+
+        bench.configure(max_pending=3)
+        first = drafts(2)
+        assert [one.status for one in bench.publish_drafts(first)] == ["queued"] * 2
+        with pytest.raises(QueueFull):
+            bench.publish_drafts(drafts(2))
+        assert bench.publish_drafts(drafts(1))[0].status == "queued"
+        # What has arrived needs no room.
+        assert [one.status for one in bench.publish_drafts(first)] == ["duplicate"] * 2
+        assert (bench.ledger().ready, bench.ledger().over_cap) == (3, 0)
+        bench.configure(overload="drop_oldest")
+        kept = bench.publish_drafts(drafts(1))[0]
+        ledger = bench.ledger()
+        assert (ledger.ready, ledger.dropped, ledger.over_cap) == (3, 1, 0)
+        assert kept.id in bench.ids("ready")
+
+    @pytest.mark.promise("PUB-7")
+    def test_what_was_refused_is_not_remembered_as_arrived(self, bench: Bench) -> None:
+        bench.configure(max_pending=1)
+        bench.publish()
+        draft = bench.draft(forwarded=True, capped=True)
+        with pytest.raises(QueueFull):
+            bench.publish_drafts([draft])
+        bench.configure(max_pending=None)
+        assert bench.publish_drafts([draft])[0].status == "queued"
+
+    @pytest.mark.promise("PUB-7")
+    def test_a_batch_of_both_kinds_is_judged_message_by_message(self, bench: Bench) -> None:
+        bench.configure(max_pending=2)
+        both = [bench.draft(forwarded=True), bench.draft(forwarded=True, capped=True), bench.draft(forwarded=True)]
+        assert [one.status for one in bench.publish_drafts(both)] == ["queued"] * 3
+        assert (bench.ledger().ready, bench.ledger().over_cap) == (3, 1)
+
 
 class TestArrivals:
     """Messages remembered by their arrival: each is stored once, however often it is sent, whatever became of it."""

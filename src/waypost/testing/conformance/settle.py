@@ -6,7 +6,7 @@ import pytest
 
 from waypost.message import OutcomeName
 from waypost.store.port import Target
-from waypost.testing.bench import Bench
+from waypost.testing.bench import QUEUE, Bench
 
 
 class TestOutcomes:
@@ -220,7 +220,47 @@ class TestContinuations:
         lease = bench.claim_one()
         bench.settle(lease, then=[bench.continuation(lease, "billing")])
         bench.deliver_outgoing()
-        assert bench.ledger(queue="billing").ready == 2
+        ledger = bench.ledger(queue="billing")
+        assert (ledger.ready, ledger.over_cap) == (2, 1)
+
+    @pytest.mark.promise("PUB-7", "CHAIN-2")
+    def test_only_what_is_past_the_cap_is_counted(self, bench: Bench) -> None:
+        bench.configure(queue="billing", max_pending=2)
+        bench.configure(queue="open")
+        bench.publish_count(3)
+        for lease in bench.claim(3):
+            assert (
+                bench.settle(
+                    lease, then=[bench.continuation(lease, "billing"), bench.continuation(lease, "open", index=1)]
+                )
+                == "done"
+            )
+            bench.deliver_outgoing()
+        billing, free = bench.ledger(queue="billing"), bench.ledger(queue="open")
+        assert (billing.ready, billing.over_cap) == (3, 1)
+        assert (free.ready, free.over_cap) == (3, 0)
+        bench.configure(queue="billing", max_pending=None)
+        assert bench.ledger(queue="billing").over_cap == 1
+
+    @pytest.mark.promise("PUB-7", "PUB-6")
+    def test_what_is_sent_on_to_its_own_full_queue_is_counted(self, bench: Bench) -> None:
+        bench.configure(max_pending=1)
+        bench.publish()
+        lease = bench.claim_one()
+        bench.publish()
+        assert bench.settle(lease, then=[bench.continuation(lease, QUEUE)]) == "done"
+        bench.deliver_outgoing()
+        assert (bench.ledger().ready, bench.ledger().over_cap) == (2, 1)
+
+    @pytest.mark.promise("PUB-7", "DEAD-2")
+    def test_what_is_redriven_into_a_full_queue_is_counted(self, bench: Bench) -> None:
+        bench.publish_count(3)
+        for lease in bench.claim(3):
+            bench.settle(lease, "dead")
+        bench.configure(max_pending=2)
+        bench.publish()
+        assert len(bench.redrive().moved) == 3
+        assert (bench.ledger().ready, bench.ledger().over_cap) == (4, 2)
 
     @pytest.mark.promise("CHAIN-2", "SEE-3")
     def test_an_arrival_is_journalled_as_forwarded(self, bench: Bench) -> None:

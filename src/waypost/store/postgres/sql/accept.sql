@@ -5,24 +5,27 @@
 -- first, and what happens to an owner happens under its row's lock. Keys are taken in order, so that nobody deadlocks.
 --
 -- letters: q queued, d delayed, u duplicate, c conflict, e extended, r replaced, E parked by extend; `others` has an id
--- where the message that counts is another one. `fresh` is how many became claimable, `added` how many use up the cap,
+-- where the message that counts is another one. `fresh` is how many became claimable, `added` how many use up the cap, `passing` how many
+-- were stored without regard to it (sent on by a settle: forwarded, and not among `p_capped`),
 -- `news` what the caller is to `carry`. The draft at `p_places[i]` waits for the chain `p_afters[i]`.
 
 CREATE OR REPLACE FUNCTION {accept}(
     q {queue}, p_now bigint, p_op text, p_envelopes bytea[], p_priorities smallint[], p_groups text[],
         p_delays bigint[],
     p_ats bigint[], p_copies bytea[], p_keys text[], p_windows bigint[], p_rules text[], p_forwarded boolean[],
-    p_chains text[], p_places integer[], p_afters text[],
-    OUT letters text, OUT others text[], OUT fresh bigint, OUT added bigint, OUT first_seq bigint, OUT news json[]
+    p_chains text[], p_places integer[], p_afters text[], p_capped boolean[],
+    OUT letters text, OUT others text[], OUT fresh bigint, OUT added bigint, OUT first_seq bigint, OUT news json[],
+    OUT passing bigint
 ) LANGUAGE plpgsql AS $body$
 BEGIN
     IF p_keys IS NOT NULL OR p_forwarded IS NOT NULL OR p_chains IS NOT NULL OR p_afters IS NOT NULL THEN
-        SELECT * INTO letters, others, fresh, added, first_seq, news FROM {accept_keyed}(
+        SELECT * INTO letters, others, fresh, added, first_seq, news, passing FROM {accept_keyed}(
             q, p_now, p_op, p_envelopes, p_priorities, p_groups, p_delays, p_ats, p_copies, p_keys, p_windows, p_rules,
-            p_forwarded, p_chains, p_places, p_afters);
+            p_forwarded, p_chains, p_places, p_afters, p_capped);
         RETURN;
     END IF;
     news := '{}';
+    passing := 0;
     WITH d AS MATERIALIZED (
         SELECT nextval('{sequence}') AS seq, u.data, convert_from(substr(u.data, 2, {ID_CHARACTERS}), 'UTF8') AS id,
             ({PRIORITY_MAX} - coalesce(u.priority, {PRIORITY_DEFAULT}))::smallint AS rank, u."group", coalesce(u.at, p_now + coalesce(u.delay,
@@ -62,8 +65,9 @@ CREATE OR REPLACE FUNCTION {accept_keyed}(
     q {queue}, p_now bigint, p_op text, p_envelopes bytea[], p_priorities smallint[], p_groups text[],
         p_delays bigint[],
     p_ats bigint[], p_copies bytea[], p_keys text[], p_windows bigint[], p_rules text[], p_forwarded boolean[],
-    p_chains text[], p_places integer[], p_afters text[],
-    OUT letters text, OUT others text[], OUT fresh bigint, OUT added bigint, OUT first_seq bigint, OUT news json[]
+    p_chains text[], p_places integer[], p_afters text[], p_capped boolean[],
+    OUT letters text, OUT others text[], OUT fresh bigint, OUT added bigint, OUT first_seq bigint, OUT news json[],
+    OUT passing bigint
 ) LANGUAGE plpgsql AS $body$
 DECLARE
     n integer := cardinality(p_envelopes);
@@ -172,9 +176,9 @@ BEGIN
         SELECT u.*, coalesce(u.at, p_now + coalesce(u.delay, 0)) AS due
         FROM unnest(v_ids, v_seqs, v_acts, v_states, p_envelopes, p_keys, p_priorities, p_groups, p_delays, p_ats,
             p_copies,
-            p_windows, p_forwarded, p_rules, others, p_chains) WITH ORDINALITY
+            p_windows, p_forwarded, p_rules, others, p_chains, p_capped) WITH ORDINALITY
             AS u (id, seq, act, state, data, key, priority, "group", delay, at, copy, span, forwarded, rule, other,
-                chain, n)
+                chain, capped, n)
     ), stored AS MATERIALIZED (
         SELECT d.*, CASE WHEN d.state = {WAITING} THEN {WAITING} WHEN d.due > p_now THEN {DELAYED} ELSE {READY} END AS placed
         FROM d WHERE d.act IN ('new', 'park', 'replace')
@@ -216,8 +220,9 @@ BEGIN
                 CASE WHEN d.due > p_now THEN 'd' ELSE 'q' END
             ELSE 'u' END, '' ORDER BY d.n),
         fresh + count(*) FILTER (WHERE d.act IN ('new', 'replace') AND d.state IS DISTINCT FROM {WAITING} AND d.due <= p_now),
-        count(*) FILTER (WHERE d.act IN ('new', 'park') AND NOT coalesce(d.forwarded, false))
-    INTO letters, fresh, added FROM d;
+        count(*) FILTER (WHERE d.act IN ('new', 'park') AND (NOT coalesce(d.forwarded, false) OR coalesce(d.capped, false))),
+        count(*) FILTER (WHERE d.act IN ('new', 'park') AND d.forwarded AND NOT coalesce(d.capped, false))
+    INTO letters, fresh, added, passing FROM d;
     IF p_chains IS NOT NULL THEN
         news := news || {begin}(q, p_now, v_ids, v_acts, p_chains, p_forwarded);
     END IF;

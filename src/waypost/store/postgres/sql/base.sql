@@ -120,6 +120,19 @@ BEGIN
     ) c;
 END $body$;
 
+-- Count messages that were stored without regard to the cap, as far as they are past it. `p_queues` has the queue of each.
+-- No lock is taken for it, since a settle holds its messages: where steps overlap, each counts by the depth that it sees.
+CREATE OR REPLACE FUNCTION {count_over_cap}(p_now bigint, p_queues integer[]) RETURNS void LANGUAGE plpgsql AS $body$
+BEGIN
+    INSERT INTO {tally} (seq, queue, minute, over_cap)
+    SELECT nextval('{sequence}'), o.number, p_now / 60000, o.over FROM (
+        SELECT q.number, least(u.added, h.ready + h.delayed + h.waiting - q.max_pending) AS over
+        FROM (SELECT t.number, count(*) AS added FROM unnest(p_queues) AS t (number) GROUP BY t.number) u
+        CROSS JOIN LATERAL (SELECT t.number, t.max_pending FROM {queue} t WHERE t.number = u.number OFFSET 0) q
+        CROSS JOIN LATERAL {held}(q.number) h) o
+    WHERE o.over > 0;
+END $body$;
+
 -- The key of an advisory lock of one kind on one queue of this namespace.
 CREATE OR REPLACE FUNCTION {lock_of}(p_kind text) RETURNS integer LANGUAGE sql IMMUTABLE AS $body$
     SELECT hashtext('{message}' || p_kind)

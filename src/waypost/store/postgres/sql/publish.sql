@@ -10,7 +10,7 @@ CREATE OR REPLACE FUNCTION {publish}(
     p_queue text, p_clock bigint, p_session bytea, p_number bigint, p_ttl bigint, p_envelopes bytea[],
     p_priorities smallint[], p_groups text[], p_delays bigint[], p_ats bigint[], p_copies bytea[], p_keys text[],
     p_windows bigint[], p_rules text[], p_forwarded boolean[], p_chains text[] DEFAULT NULL,
-    p_places integer[] DEFAULT NULL, p_afters text[] DEFAULT NULL
+    p_places integer[] DEFAULT NULL, p_afters text[] DEFAULT NULL, p_capped boolean[] DEFAULT NULL
 ) RETURNS text LANGUAGE plpgsql {settings} AS $body$
 DECLARE
     q {queue};
@@ -42,7 +42,7 @@ BEGIN
         BEGIN
             RETURN {publish}(
                 p_queue, p_clock, p_session, p_number, 0, p_envelopes, p_priorities, p_groups, p_delays, p_ats,
-                p_copies, p_keys, p_windows, p_rules, p_forwarded, p_chains, p_places, p_afters);
+                p_copies, p_keys, p_windows, p_rules, p_forwarded, p_chains, p_places, p_afters, p_capped);
         EXCEPTION WHEN SQLSTATE 'WPFUL' THEN
             RETURN json_build_array('F', ARRAY[SQLERRM], '{}'::text[], '{}'::text[])::text;
         END;
@@ -66,7 +66,7 @@ BEGIN
     END IF;
     v_done := {accept}(
         q, v_now, v_op, p_envelopes, p_priorities, p_groups, p_delays, p_ats, p_copies, p_keys, p_windows, p_rules,
-        p_forwarded, p_chains, p_places, p_afters);
+        p_forwarded, p_chains, p_places, p_afters, p_capped);
     IF q.max_pending IS NOT NULL AND v_done.added > 0 THEN
         -- A cap that was lowered far is reached bit by bit, so that no publish has to drop a whole queue.
         v_over := least(v_pending + v_done.added - q.max_pending, v_done.added + {BURY_MAX});
@@ -86,6 +86,9 @@ BEGIN
         IF v_over > v_dropped THEN
             RAISE EXCEPTION '% %', v_pending, q.max_pending USING ERRCODE = 'WPFUL';
         END IF;
+    END IF;
+    IF v_done.passing > 0 AND q.max_pending IS NOT NULL THEN
+        PERFORM {count_over_cap}(v_now, array_fill(q.number, ARRAY[v_done.passing::int]));
     END IF;
     IF v_timers THEN
         v_done.fresh := v_done.fresh + coalesce(({next_due}(q.number) < coalesce(v_due, 9223372036854775807))::int, 0);

@@ -76,6 +76,9 @@ BEGIN
     SELECT coalesce((SELECT array_agg(b.id ORDER BY b.n) FROM back b), '{}'),
         coalesce((SELECT array_agg(s.id ORDER BY s.n) FROM stay s), '{}')
     INTO v_moved, v_duplicates;
+    IF q.max_pending IS NOT NULL AND cardinality(v_moved) > 0 THEN
+        PERFORM {count_over_cap}(v_now, array_fill(q.number, ARRAY[cardinality(v_moved)]));
+    END IF;
     v_first := json_build_array(
         v_moved, v_duplicates, coalesce(cardinality(v_ids) > p_limit, false), {wake}(q, v_now, cardinality(v_moved)))::text;
     IF {remember}(q.number, p_session, p_number, v_now + p_ttl, v_first) THEN

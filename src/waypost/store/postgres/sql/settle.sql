@@ -34,6 +34,9 @@ DECLARE
     v_news json[] := '{}';
     v_arrived json[];
     v_transferred bigint := 0;
+    v_passing bigint;
+    -- The queue of each message that was sent on to one with a cap.
+    v_capped integer[] := '{}';
     v_tidy boolean;
 BEGIN
     SELECT * INTO q FROM {queue} WHERE name = p_queue;
@@ -108,12 +111,15 @@ BEGIN
                 v_transferred := v_transferred + 1;
                 target := {open}(v_sent.queue);
                 v_before := {next_due}(target.number);
-                SELECT a.fresh, a.news INTO v_sent.n, v_arrived FROM {accept}(
+                SELECT a.fresh, a.news, a.passing INTO v_sent.n, v_arrived, v_passing FROM {accept}(
                     target, v_now, v_op, ARRAY[v_sent.data], ARRAY[v_sent.priority], ARRAY[v_sent."group"],
                     ARRAY[v_sent.delay], NULL, ARRAY[p_then_envelopes[cardinality(p_sources) + v_sent.n]],
                     ARRAY[v_sent.key], NULL, NULL, ARRAY[true],
-                    CASE WHEN v_sent.chain IS NOT NULL THEN ARRAY[v_sent.chain] END, NULL, NULL) a;
+                    CASE WHEN v_sent.chain IS NOT NULL THEN ARRAY[v_sent.chain] END, NULL, NULL, NULL) a;
                 v_news := v_news || v_arrived;
+                IF v_passing > 0 AND target.max_pending IS NOT NULL THEN
+                    v_capped := v_capped || target.number;
+                END IF;
                 IF target.number = q.number THEN
                     v_fresh := v_fresh + v_sent.n;
                     CONTINUE;
@@ -125,6 +131,9 @@ BEGIN
                 END IF;
             END LOOP;
         END LOOP;
+        IF cardinality(v_capped) > 0 THEN
+            PERFORM {count_over_cap}(v_now, v_capped);
+        END IF;
         IF v_transferred > 0 THEN
             INSERT INTO {tally} (seq, queue, minute, transferred)
             VALUES (nextval('{sequence}'), q.number, v_now / 60000, v_transferred);

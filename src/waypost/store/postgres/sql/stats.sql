@@ -19,13 +19,15 @@ BEGIN
         SELECT
             t.ready, t.delayed, t.leased, t.waiting, t.dead_kept, t.published, t.redriven, t.done, t.dead, t.dropped,
             t.cancelled, t.replaced, t.claims, t.first_claims, t.again_expired, t.again_released, t.again_retried,
-            t.again_snoozed, t.again_redriven, t.expired, t.released, t.retried, t.snoozed, t.duplicates, t.transferred
+            t.again_snoozed, t.again_redriven, t.expired, t.released, t.retried, t.snoozed, t.duplicates, t.transferred,
+            t.over_cap
         FROM {total} t WHERE t.queue = v_number
         UNION ALL
         SELECT
             t.ready, t.delayed, t.leased, t.waiting, t.dead_kept, t.published, t.redriven, t.done, t.dead, t.dropped,
             t.cancelled, t.replaced, t.claims, t.first_claims, t.again_expired, t.again_released, t.again_retried,
-            t.again_snoozed, t.again_redriven, t.expired, t.released, t.retried, t.snoozed, t.duplicates, t.transferred
+            t.again_snoozed, t.again_redriven, t.expired, t.released, t.retried, t.snoozed, t.duplicates, t.transferred,
+            t.over_cap
         FROM steps t
     ), sums AS (
         SELECT
@@ -41,7 +43,7 @@ BEGIN
             coalesce(sum(t.again_redriven), 0) AS again_redriven, coalesce(sum(t.expired), 0) AS expired,
             coalesce(sum(t.released), 0) AS released, coalesce(sum(t.retried), 0) AS retried,
             coalesce(sum(t.snoozed), 0) AS snoozed, coalesce(sum(t.duplicates), 0) AS duplicates,
-            coalesce(sum(t.transferred), 0) AS transferred
+            coalesce(sum(t.transferred), 0) AS transferred, coalesce(sum(t.over_cap), 0) AS over_cap
         FROM counts t
     ), lately AS (
         SELECT t.minute,

@@ -48,7 +48,8 @@ BEGIN
         coalesce(sum(f.first_claims), 0), coalesce(sum(f.again_expired), 0), coalesce(sum(f.again_released), 0),
         coalesce(sum(f.again_retried), 0), coalesce(sum(f.again_snoozed), 0), coalesce(sum(f.again_redriven), 0),
         coalesce(sum(f.expired), 0), coalesce(sum(f.released), 0), coalesce(sum(f.retried), 0),
-        coalesce(sum(f.snoozed), 0), coalesce(sum(f.duplicates), 0), coalesce(sum(f.transferred), 0)
+        coalesce(sum(f.snoozed), 0), coalesce(sum(f.duplicates), 0), coalesce(sum(f.transferred), 0),
+        coalesce(sum(f.over_cap), 0)
     FROM folded f HAVING count(*) > 0
     ON CONFLICT (queue) DO UPDATE SET
         ready = t.ready + excluded.ready, delayed = t.delayed + excluded.delayed, leased = t.leased + excluded.leased,
@@ -64,7 +65,8 @@ BEGIN
         again_redriven = t.again_redriven + excluded.again_redriven,
         expired = t.expired + excluded.expired, released = t.released + excluded.released,
         retried = t.retried + excluded.retried, snoozed = t.snoozed + excluded.snoozed,
-        duplicates = t.duplicates + excluded.duplicates, transferred = t.transferred + excluded.transferred;
+        duplicates = t.duplicates + excluded.duplicates, transferred = t.transferred + excluded.transferred,
+        over_cap = t.over_cap + excluded.over_cap;
     DELETE FROM {minute} m WHERE m.queue = p_queue AND m.minute <= p_now / 60000 - {MINUTES_KEPT};
 END $body$;
 
@@ -77,12 +79,15 @@ BEGIN
     ), merged AS MATERIALIZED (
         DELETE FROM {tally} t USING chosen c WHERE t.ctid = c.place RETURNING t.*
     )
-    INSERT INTO {tally}
+    INSERT INTO {tally} (
+        seq, queue, minute, ready, delayed, leased, waiting, dead_kept, published, redriven, done, dead, dropped, cancelled,
+        replaced, claims, first_claims, again_expired, again_released, again_retried, again_snoozed, again_redriven,
+        expired, released, retried, snoozed, duplicates, transferred, over_cap)
     SELECT nextval('{sequence}'), p_queue, m.minute, sum(m.ready), sum(m.delayed), sum(m.leased), sum(m.waiting),
         sum(m.dead_kept), sum(m.published), sum(m.redriven), sum(m.done), sum(m.dead), sum(m.dropped), sum(m.cancelled),
         sum(m.replaced), sum(m.claims), sum(m.first_claims), sum(m.again_expired), sum(m.again_released),
         sum(m.again_retried), sum(m.again_snoozed), sum(m.again_redriven), sum(m.expired), sum(m.released),
-        sum(m.retried), sum(m.snoozed), sum(m.duplicates), sum(m.transferred)
+        sum(m.retried), sum(m.snoozed), sum(m.duplicates), sum(m.transferred), sum(m.over_cap)
     FROM merged m GROUP BY m.minute;
 END $body$;
 

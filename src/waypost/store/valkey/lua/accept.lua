@@ -95,7 +95,7 @@ end
 
 -- Decide about the drafts from argument `first` on; an error if there is no room for them. Reads only.
 local function plan_drafts(first)
-  local drafts, added, concerned = {}, 0, {}
+  local drafts, added, passing, concerned = {}, 0, 0, {}
   local ends_others = false
   for i = first, #ARGV do
     local draft = parse_draft(ARGV[i])
@@ -123,10 +123,12 @@ local function plan_drafts(first)
     elseif draft.action == 'replace' then
       ends_others = true
     end
-    if (draft.action == 'new' or draft.action == 'park') and not draft.forwarded then added = added + 1 end
+    if draft.action == 'new' or draft.action == 'park' then
+      if draft.forwarded and not draft.capped then passing = passing + 1 else added = added + 1 end
+    end
     drafts[#drafts + 1] = draft
   end
-  drafts.dropped = room_for(added, concerned)
+  drafts.dropped, drafts.passing = room_for(added, concerned), passing
   if ends_others or #drafts.dropped > 0 then
     must_be('zset', DEAD)
     must_be('hash', OUTGOING)
@@ -235,6 +237,11 @@ local function store_drafts(drafts)
     else
       statuses[i] = store(draft, ready, due > now and 'd' or 'q')
     end
+  end
+  if drafts.passing > 0 and policy.max_pending then
+    -- Counted by the depth behind them: what of them is past the cap.
+    local over = min(drafts.passing, pending() - policy.max_pending)
+    if over > 0 then call('HINCRBY', QUEUE, 'over_cap', over) end
   end
   return concat(statuses)
 end

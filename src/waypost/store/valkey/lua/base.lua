@@ -5,6 +5,7 @@
 --
 -- KEYS, the same list for every script, all in one slot:
 --   1 queue      hash    version, policy, paused, counts (those of the minute under way at their end),
+--                        over_cap: messages taken in although `max_pending` was reached,
 --                        m<slot>: counters of one of the last 1,440 minutes before it
 --   2 messages   hash    id -> published_ms (8 bytes) priority (1) envelope; never rewritten, so a body is stored once
 --   3 state      hash    id -> packed state (below); a plain ready message that was never claimed has none

@@ -1,8 +1,10 @@
 -- drafts: a message on its way, as publish gets it and outgoing keeps it. Included where one is read.
 --
--- A plain one: priority (1, below 16) and envelope (version, id, …); with 32 more, one that is remembered by its arrival.
+-- A plain one: priority (1, below 16) and envelope (version, id, …); with 32 more, one that is remembered by its arrival and
+-- passes the cap, with 48 more, one that is remembered and keeps to it.
 -- Otherwise 16 + priority, flags (conflict rule in the lowest
--- two bits, 4 absolute due time, 8 forwarded, 16 has a journal copy, 32 of a chain, 64 waits for chains), due (8), window (8),
+-- two bits, 4 absolute due time, 8 forwarded, 16 has a journal copy, 32 of a chain, 64 waits for chains, 128 forwarded and
+-- kept to the cap), due (8), window (8),
 -- key, group and journal copy lengths (2, 2, 4), key, group, journal copy; then length (1) and id of its chain; then length (4)
 -- of the chains that it waits for and those with a NUL between; then the envelope.
 -- Invariant: reads its argument and nothing else.
@@ -15,8 +17,8 @@ local function parse_draft(argument)
     return {id = sub(argument, 3, 26), priority = mark, flags = 0, due = 0, window = 0, key = '', group = '', chain = '',
       envelope = sub(argument, 2), rule = 'keep'}
   elseif mark >= 32 then
-    return {id = sub(argument, 3, 26), priority = mark - 32, flags = 8, due = 0, window = 0, key = '', group = '', chain = '',
-      envelope = sub(argument, 2), rule = 'keep', forwarded = true}
+    return {id = sub(argument, 3, 26), priority = mark % 16, flags = 8, due = 0, window = 0, key = '', group = '', chain = '',
+      envelope = sub(argument, 2), rule = 'keep', forwarded = true, capped = mark >= 48}
   end
   local flags, due, window, key_length, group_length, copy_length, at = struct_unpack('>BI8I8HHI4', argument, 2)
   local key_end = at + key_length
@@ -25,14 +27,15 @@ local function parse_draft(argument)
   local draft = {priority = mark - 16, flags = flags, due = due, window = window,
     key = sub(argument, at, key_end - 1), group = sub(argument, key_end, group_end - 1),
     copy = floor(flags / 16) % 2 == 1 and sub(argument, group_end, ends - 1) or nil, rule = RULES[flags % 4],
-    absolute = floor(flags / 4) % 2 == 1, forwarded = floor(flags / 8) % 2 == 1, chain = ''}
+    absolute = floor(flags / 4) % 2 == 1, forwarded = floor(flags / 8) % 2 == 1,
+    capped = flags >= 128, chain = ''}
   if flags >= 32 then
     if floor(flags / 32) % 2 == 1 then
       local chain_end = ends + 1 + byte(argument, ends)
       draft.chain = sub(argument, ends + 1, chain_end - 1)
       ends = chain_end
     end
-    if flags >= 64 then
+    if floor(flags / 64) % 2 == 1 then
       local length = struct_unpack('>I4', argument, ends)
       local after = {}
       for chain in string.gmatch(sub(argument, ends + 4, ends + 3 + length), '%Z+') do after[#after + 1] = chain end

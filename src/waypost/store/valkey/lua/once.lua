@@ -1,8 +1,8 @@
--- once: the second shortest way of publish. Drafts that are remembered by their arrival and have nothing else to say (32 and
+-- once: the second shortest way of publish. Drafts that are remembered by their arrival and have nothing else to say (32 or 48 and
 -- priority, then the envelope), none of which has arrived before: what is sent in bulk. Included in publish, before moves.
 --
--- Touches: queue, messages, ready, journal, sleepers, arrivals, operations.
--- Invariant: all of them are new, or none is written here and the general way decides about each. A message leaves no other
+-- Touches: queue, messages, ready, due, waiting, journal, sleepers, arrivals, operations.
+-- Invariant: all of them are new and there is room for all, or none is written here and the general way decides about each. A message leaves no other
 -- trace than that way would leave: the same events, the same counts, and its arrival.
 
 if byte(ARGV[FIRST_ARGUMENT], 1) >= 32 and policy.journal ~= 'full' then
@@ -13,11 +13,17 @@ if byte(ARGV[FIRST_ARGUMENT], 1) >= 32 and policy.journal ~= 'full' then
   end
   must_be('zset', ARRIVALS)
   must_be('hash', MESSAGES)
+  must_be('zset', DUE)
+  must_be('zset', WAITING)
   if fresh then
     local known, there = call('ZMSCORE', ARRIVALS, unpack(ids)), call('HMGET', MESSAGES, unpack(ids))
     for i = 1, #ids do
       if there[i] or (known[i] and tonumber(known[i]) > now) then fresh = false break end
     end
+  end
+  if fresh and policy.max_pending then
+    local waiting = call('ZCARD', READY) + call('ZCARD', DUE) + call('ZCARD', WAITING)
+    fresh = waiting + #ids <= policy.max_pending
   end
   if fresh then
     local values, scores, arrivals = {}, {}, {}
@@ -25,7 +31,7 @@ if byte(ARGV[FIRST_ARGUMENT], 1) >= 32 and policy.journal ~= 'full' then
     local position, notes, until_ms = counts[COUNT.sequence], policy.journal == 'all', now + ARRIVAL_TTL_MS
     for i = 1, #ids do
       local draft, id = ARGV[FIRST_ARGUMENT + i - 1], ids[i]
-      local priority = byte(draft, 1) - 32
+      local priority = byte(draft, 1) % 16
       position = position + 1
       local at = 2 * i - 1
       values[at], values[at + 1] = id, now8 .. char(priority) .. sub(draft, 2)

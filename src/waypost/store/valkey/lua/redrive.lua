@@ -1,7 +1,7 @@
 -- redrive: make dead letters claimable again, oldest first. Counts start anew, the token goes on.
 --
 -- Arguments: limit, reason or '', cursor or '', then ids if only these are meant.
--- Touches: queue, messages, state, ready, keys, dead, errors, journal, sleepers, operations, window:<key>.
+-- Touches: queue, messages, state, ready, due, waiting, keys, dead, errors, journal, sleepers, operations, window:<key>.
 -- Invariant: a key that was taken meanwhile keeps its letter dead, as `duplicate`. The first write removes.
 -- A call looks at no more than LOOKED_AT_MAX letters. A cursor is the last letter seen that is still dead, and its score: the
 -- next call goes on behind it. With a cursor and '0' it is not known yet whether more match.
@@ -16,6 +16,8 @@ must_be('hash', MESSAGES)
 must_be('hash', STATE)
 must_be('zset', READY)
 must_be('hash', HOLDERS)
+must_be('zset', DUE)
+must_be('zset', WAITING)
 must_be('zset', DEAD)
 must_be('hash', ERRORS)
 
@@ -90,6 +92,11 @@ for i = 1, min(limit, #chosen) do
     note_state('redriven', nil, s.id, s.raw)
     moved[#moved + 1] = s.id
   end
+end
+if #moved > 0 and policy.max_pending then
+  local waiting = call('ZCARD', READY) + call('ZCARD', DUE) + call('ZCARD', WAITING)
+  local over = min(#moved, waiting - policy.max_pending)
+  if over > 0 then call('HINCRBY', QUEUE, 'over_cap', over) end
 end
 -- All that was seen has moved: the next call begins where this one did.
 local next_cursor = at_end and '' or cursor

@@ -3,7 +3,7 @@
 -- Arguments: how many of the last minutes to show.
 -- Touches: queue, ready, due, leases, waiting, dead, sleepers, readers, state, messages.
 -- Reply: now, paused, counts, ready, delayed, waiting, leased, dead kept, ages of the oldest ready and leased message,
--- next due, next lease end (-1: none), sleepers, readers, minutes, records that were set aside as damaged.
+-- next due, next lease end (-1: none), sleepers, readers, minutes, records that were set aside as damaged, messages taken in past the cap.
 
 -- include moves
 
@@ -80,4 +80,5 @@ return {
   call('ZCARD', LEASES), call('ZCARD', DEAD), oldest and now - oldest or -1, longest, until_first(DUE) or -1,
   until_first(LEASES) or -1, sleepers,
   readers, minutes, type(set_apart) == 'number' and set_apart or 0,
+  tonumber(call('HGET', QUEUE, 'over_cap') or '') or 0,
 }
