@@ -228,7 +228,7 @@ def postgres() -> Iterator[Place]:
 @contextmanager
 def valkey() -> Iterator[Place]:
     """A server in memory."""
-    with ValkeyServer() as server, redis.Redis(port=server.port) as client:
+    with ValkeyServer() as server, redis.Redis(port=server.port, password=server.password) as client:
 
         def raw() -> None:
             client.lpush("raw", b"x" * 130)

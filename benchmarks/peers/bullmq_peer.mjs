@@ -11,8 +11,8 @@ const OPTIONS = { removeOnComplete: true, removeOnFail: true };
 let queue;
 
 const connection = (url) => {
-  const { hostname, port } = new URL(url);
-  return { host: hostname, port: Number(port), maxRetriesPerRequest: null };
+  const { hostname, port, password } = new URL(url);
+  return { host: hostname, port: Number(port), password, maxRetriesPerRequest: null };
 };
 
 await main({

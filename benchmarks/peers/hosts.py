@@ -32,11 +32,11 @@ class ValkeyHost:
 
     @contextmanager
     def place(self) -> Iterator[str]:
-        with redis.Redis(port=self._server.port) as client:
+        with redis.Redis(port=self._server.port, password=self._server.password) as client:
             client.flushall()
             client.script_flush()
         # The scheme that all clients know.
-        yield f"redis://127.0.0.1:{self._server.port}/0"
+        yield f"redis://:{self._server.password}@127.0.0.1:{self._server.port}/0"
 
 
 class PostgresHost:

@@ -83,7 +83,7 @@ def test_a_server_that_may_lose_or_evict_messages_is_wrong(examined: Any) -> Non
         code, told = examined(server.url)
         assert (code, level(told, "durability"), level(told, "eviction")) == (1, ["wrong"], ["wrong"])
         assert told["durability"][0]["advice"] == "set appendonly yes"
-        with redis.Redis(port=server.port) as client:
+        with redis.Redis(port=server.port, password=server.password) as client:
             client.config_set("appendonly", "yes")
             client.config_set("appendfsync", "everysec")
             client.config_set("maxmemory-policy", "noeviction")
@@ -97,7 +97,7 @@ def test_a_server_that_may_lose_or_evict_messages_is_wrong(examined: Any) -> Non
 @pytest.fixture
 def user(valkey_server: ValkeyServer) -> Iterator[Any]:
     """Makes users with few rights; their URL."""
-    with redis.Redis(port=valkey_server.port) as client:
+    with redis.Redis(port=valkey_server.port, password=valkey_server.password) as client:
 
         def make(*rules: str) -> str:
             client.execute_command("ACL", "SETUSER", "clerk", "reset", "on", ">hunter2", *rules)
@@ -145,7 +145,7 @@ def test_a_user_who_may_not_even_look_ends_with_3_and_no_secret_is_told(
 def test_every_command_that_scripts_use_is_one_whose_grammar_is_known(valkey_server: ValkeyServer) -> None:
     used = {name for names in valkey.verbs().values() for name in names}
     assert len(used) > 30
-    with redis.Redis(port=valkey_server.port) as client:
+    with redis.Redis(port=valkey_server.port, password=valkey_server.password) as client:
         for name in sorted(used | set(valkey.BESIDE)):
             answer = client.execute_command("ACL", "DRYRUN", "default", name, *valkey.arguments_of(name, "a", "b"))
             assert answer in (b"OK", "OK", True), f"{name}: {answer}"
@@ -316,7 +316,7 @@ def test_a_queue_that_is_missing_from_the_list_is_found_by_its_keys_and_listed_b
         with Waypost(server.url) as post:
             post.publish_many("orders", range(50))
             post._call(post.store.heartbeat(Heartbeat("a", queues=(ServedQueue("orders", 10),)), 30_000))
-        with redis.Redis(port=server.port) as client:
+        with redis.Redis(port=server.port, password=server.password) as client:
             client.delete("wp:queues")
         code, told = examined(server.url)
         assert (code, told["list of queues"][0]["figures"]["queues"]) == (1, ["orders"])
@@ -334,7 +334,7 @@ def test_counters_that_cannot_be_read_are_found_and_counted_anew(
         with Waypost(server.url) as post:
             post.publish_many("orders", range(5))
             post._call(post.store.heartbeat(Heartbeat("a", queues=(ServedQueue("orders", 10),)), 30_000))
-        with redis.Redis(port=server.port) as client:
+        with redis.Redis(port=server.port, password=server.password) as client:
             client.hset("{wp:orders}:queue", "counts", "\xc1")
         code, told = examined(server.url)
         assert (code, told["records"][0]["figures"]["kind"]) == (1, "unreadable")

@@ -208,7 +208,7 @@ def test_the_view_shows_queues_and_acts_on_the_one_chosen(desk: Desk) -> None:
 
 def test_the_view_says_when_the_store_is_away_and_goes_on_when_it_is_back(valkey_server: Any) -> None:
     with Proxy(valkey_server.port) as proxy:
-        url = f"valkey://127.0.0.1:{proxy.port}"
+        url = valkey_server.url_at(proxy.port)
 
         async def story() -> None:
             with Waypost(url, namespace=fresh_namespace(), retry_budget=0) as post:

@@ -72,7 +72,7 @@ def cluster_client(cluster: ClusterSetup) -> Iterator[Any]:
     import redis
 
     kind: Any = redis.RedisCluster
-    with kind(host="127.0.0.1", port=cluster.servers[2].port) as client:
+    with kind(host="127.0.0.1", port=cluster.servers[2].port, password=cluster.password) as client:
         yield client
 
 

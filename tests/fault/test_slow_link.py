@@ -90,14 +90,14 @@ def test_the_same_with_a_client_that_was_handed_in(server: EmbeddedServer, names
             check_large(post)
         return
     with (
-        redis.Redis(port=link.port, socket_timeout=SILENCE_SECONDS) as client,
+        redis.Redis(port=link.port, password=server.password, socket_timeout=SILENCE_SECONDS) as client,
         Waypost(client=client, namespace=namespace, retry_budget=0) as post,
     ):
         check_large(post)
 
     async def use() -> None:
         async with (
-            redis.asyncio.Redis(port=link.port, socket_timeout=SILENCE_SECONDS) as client,
+            redis.asyncio.Redis(port=link.port, password=server.password, socket_timeout=SILENCE_SECONDS) as client,
             AsyncWaypost(client=client, namespace=namespace, retry_budget=0) as post,
         ):
             await post.publish("orders", LARGE)

@@ -93,7 +93,7 @@ def counting(server: Server) -> Iterator[tuple[Counted, str]]:
     from waypost.testing.setups import client_of
 
     claim = f"EVALSHA {script('claim').sha.decode()}"
-    client: Any = client_of(server.port)
+    client: Any = client_of(server)
     monitor = client.monitor()
 
     def listen() -> None:
@@ -136,7 +136,7 @@ class Server:
         if self.kind == "valkey":
             from waypost.testing.setups import client_of
 
-            with client_of(self.port) as client:
+            with client_of(self) as client:
                 client.delete(f"{{{self.namespace}:orders}}:sleepers")
             return
         import psycopg

@@ -81,10 +81,10 @@ class Streams(Place):
         self.server = ValkeyServer(appendonly=True)
 
     def url(self, name: str) -> str:
-        return f"valkey+stream://127.0.0.1:{self.server.port}/{name}"
+        return f"{self.server.url.replace('://', '+stream://')}/{name}"
 
     def arrivals(self, name: str) -> list[Arrival]:
-        with redis.Redis(port=self.server.port) as client:
+        with redis.Redis(port=self.server.port, password=self.server.password) as client:
             entries: Any = client.xrange(name)
         return [
             Arrival(

@@ -129,7 +129,7 @@ def test_another_store_gets_each_message_once_whatever_replies_are_lost(
     assert isinstance(place, Store)
     with Proxy(place.server.port) as proxy, post:
         ids = [published.id for published in post.publish_many("orders", [{"n": n} for n in range(COUNT)], priority=7)]
-        post.relay("orders", to=f"valkey://127.0.0.1:{proxy.port}#{name}", batch=20)
+        post.relay("orders", to=f"{place.server.url_at(proxy.port)}#{name}", batch=20)
         proxy.drop_some(0.2, seed=7, to=b"EVALSHA")
         relayed(post)
         assert proxy.dropped > 5

@@ -178,7 +178,7 @@ def test_with_an_asyncio_client_of_ones_own_the_store_is_not_read_and_that_is_sa
 
     async def main() -> list[str]:
         async with (
-            redis.asyncio.Redis(port=server.port) as client,
+            redis.asyncio.Redis(port=server.port, password=server.password) as client,
             AsyncWaypost(client=client, middleware=[prometheus]) as post,
         ):
             await post.publish("orders", 1)

@@ -24,7 +24,7 @@ def server() -> Iterator[ValkeyServer]:
 @pytest.fixture
 def raw(server: ValkeyServer) -> Iterator[redis.Redis]:
     """The server's own words, for what the store does not show."""
-    with redis.Redis(port=server.port) as client:
+    with redis.Redis(port=server.port, password=server.password) as client:
         yield client
 
 

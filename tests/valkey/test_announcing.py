@@ -35,11 +35,11 @@ def proxy(server: ValkeyServer) -> Iterator[Proxy]:
 
 
 @pytest.fixture
-def bench(proxy: Proxy, mode: Mode) -> Iterator[Bench]:
+def bench(server: ValkeyServer, proxy: Proxy, mode: Mode) -> Iterator[Bench]:
     """A client that reaches the server through the proxy."""
 
     def make(clock: Any, namespace: str) -> Store:
-        url = f"valkey://127.0.0.1:{proxy.port}"
+        url = server.url_at(proxy.port)
         return cast(Store, ValkeyStore.from_url(url, namespace=namespace, clock=clock))
 
     with Bench(make, mode) as subject:
@@ -124,7 +124,7 @@ def test_a_cluster_takes_messages_where_the_list_of_queues_is_refused_and_lists_
             for name in (f"queue-{number}" for number in range(100))
             if setup.owner(setup.slot_of(f"{{{bench.namespace}:{name}}}")) is not home
         )
-        refused = redis.Redis(port=home.port)
+        refused = redis.Redis(port=home.port, password=home.password)
         refused.set(f"{bench.namespace}:queues", "not a set")
         assert bench.publish(queue=queue).status == "queued"
         refused.delete(f"{bench.namespace}:queues")

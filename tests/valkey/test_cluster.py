@@ -66,7 +66,7 @@ def everything(setup: ClusterSetup, namespace: str) -> dict[tuple[int, bytes], b
     found = {}
     for server in setup.servers:
         # One connection, because ASKING holds for the next request on it.
-        with redis.Redis(port=server.port, single_connection_client=True) as client:
+        with redis.Redis(port=server.port, password=server.password, single_connection_client=True) as client:
             for key in client.scan_iter(match=f"*{namespace}*", count=10_000):
                 client.execute_command("ASKING")
                 found[server.port, key] = cast(Any, client).dump(key)
@@ -102,7 +102,7 @@ def test_a_cluster_url_leads_to_every_node(setup: ClusterSetup, mode: Mode) -> N
 @pytest.mark.parametrize("options", [{}, {"decode_responses": True}, {"protocol": 3}])
 def test_the_callers_cluster_client_serves_and_is_left_open(setup: ClusterSetup, options: dict[str, Any]) -> None:
     kind: Any = redis.RedisCluster
-    with kind(host="127.0.0.1", port=setup.servers[0].port, **options) as client:
+    with kind(host="127.0.0.1", port=setup.servers[0].port, password=setup.password, **options) as client:
         with Waypost(client=client, namespace=fresh_namespace()) as post:
             check_use(post)
         assert client.ping()
@@ -116,7 +116,7 @@ def test_the_callers_cluster_client_serves_and_is_left_open(setup: ClusterSetup,
 def test_the_callers_asyncio_cluster_client_serves_and_is_left_open(setup: ClusterSetup) -> None:
     async def story() -> bool:
         kind: Any = redis.asyncio.RedisCluster
-        client = kind(host="127.0.0.1", port=setup.servers[0].port)
+        client = kind(host="127.0.0.1", port=setup.servers[0].port, password=setup.password)
         async with AsyncWaypost(client=client, namespace=fresh_namespace()) as post:
             for queue in QUEUES:
                 published = await post.publish(queue, 1)
@@ -155,12 +155,12 @@ def test_what_is_no_cluster_and_what_is_one_node_of_it_are_told_apart(setup: Clu
     with (
         ValkeyServer() as single,
         pytest.raises(ConfigurationError, match="is no Cluster"),
-        open_client(mode, f"valkey+cluster://127.0.0.1:{single.port}"),
+        open_client(mode, f"valkey+cluster://:{single.password}@127.0.0.1:{single.port}"),
     ):
         pass
     with (
         pytest.raises(StoreUnavailable, match="is the server running"),
-        open_client(mode, f"valkey+cluster://127.0.0.1:{single.port}"),
+        open_client(mode, f"valkey+cluster://:{single.password}@127.0.0.1:{single.port}"),
     ):
         pass
     with pytest.raises(ConfigurationError, match=r"valkey\+cluster://"), open_client(mode, setup.servers[0].url):
@@ -245,7 +245,7 @@ def test_no_script_begins_while_its_slot_is_moving(
         lease = bench.claim_one()
         bench.publish()
         number = slot(setup, bench.namespace)
-        with client_of(setup.owner(number).port) as raw:
+        with client_of(setup.owner(number)) as raw:
             for name, kind in MISSING.items():
                 key = f"{{{bench.namespace}:{QUEUE}}}:{name}"
                 if kind == "hash":

@@ -188,7 +188,7 @@ def unusable(server: ValkeyServer) -> Iterator[tuple[str, Any]]:
     yield "master_for", untyped(AsyncSentinel)([("127.0.0.1", 1)])
     yield "collects commands", redis.Redis(port=1).pipeline()
     yield "collects commands", redis.asyncio.Redis(port=1).pipeline()
-    yield "owns one socket", redis.Redis(port=server.port, single_connection_client=True)
+    yield "owns one socket", redis.Redis(port=server.port, password=server.password, single_connection_client=True)
     yield "owns one socket", redis.asyncio.Redis(port=1, single_connection_client=True)
     yield "not a builtins.object", object()
     yield "redis.connection.ConnectionPool", redis.ConnectionPool()
@@ -217,16 +217,19 @@ def test_a_client_that_cannot_be_shared_is_refused_when_it_is_handed_over(
 
 @pytest.mark.promise("STORE-5")
 def test_a_client_of_the_other_colour_is_refused(server: ValkeyServer) -> None:
-    with redis.Redis(port=server.port) as blocking, pytest.raises(UnusableClient, match="needs Waypost"):
+    with (
+        redis.Redis(port=server.port, password=server.password) as blocking,
+        pytest.raises(UnusableClient, match="needs Waypost"),
+    ):
         asyncio.run(AsyncWaypost(client=blocking).open())
     with pytest.raises(UnusableClient, match="needs AsyncWaypost"):
-        Waypost(client=redis.asyncio.Redis(port=server.port)).open()
+        Waypost(client=redis.asyncio.Redis(port=server.port, password=server.password)).open()
 
 
 @pytest.mark.promise("STORE-5")
 @pytest.mark.parametrize("options", [{}, {"decode_responses": True}, {"protocol": 3, "decode_responses": True}])
 def test_the_callers_own_client_serves_and_is_left_open(server: ValkeyServer, options: dict[str, Any]) -> None:
-    client = redis.Redis(port=server.port, **options)
+    client = redis.Redis(port=server.port, password=server.password, **options)
     with Waypost(client=client, namespace=fresh_namespace()) as post:
         check_use(post)
         assert client.ping()
@@ -240,7 +243,7 @@ def test_the_callers_own_client_serves_and_is_left_open(server: ValkeyServer, op
 @pytest.mark.parametrize("options", [{}, {"decode_responses": True}, {"protocol": 3, "decode_responses": True}])
 def test_the_callers_own_asyncio_client_serves_and_is_left_open(server: ValkeyServer, options: dict[str, Any]) -> None:
     async def story() -> bool:
-        client = redis.asyncio.Redis(port=server.port, **options)
+        client = redis.asyncio.Redis(port=server.port, password=server.password, **options)
         async with AsyncWaypost(client=client, namespace=fresh_namespace()) as post:
             published = await post.publish(QUEUE, {"n": 1}, key="order:é")
             async with post.receive(QUEUE, wait=1) as message:
@@ -257,7 +260,9 @@ def test_the_callers_own_asyncio_client_serves_and_is_left_open(server: ValkeySe
 
 @pytest.mark.promise("STORE-5")
 def test_connections_are_given_back_to_the_callers_pool(server: ValkeyServer) -> None:
-    pool = untyped(redis.BlockingConnectionPool)(port=server.port, max_connections=1, timeout=1)
+    pool = untyped(redis.BlockingConnectionPool)(
+        port=server.port, password=server.password, max_connections=1, timeout=1
+    )
     client = redis.Redis(connection_pool=pool)
     with Waypost(client=client, namespace=fresh_namespace()) as post:
         check_use(post)
@@ -374,7 +379,7 @@ def test_an_idle_connection_that_the_server_closed_is_noticed_before_it_is_used(
 @pytest.mark.promise("LEASE-14")
 def test_a_cancelled_call_leaves_the_client_usable(server: ValkeyServer) -> None:
     async def story(proxy: Proxy) -> tuple[int, int]:
-        async with AsyncWaypost(f"valkey://127.0.0.1:{proxy.port}", namespace=fresh_namespace()) as post:
+        async with AsyncWaypost(server.url_at(proxy.port), namespace=fresh_namespace()) as post:
             await post.publish(QUEUE, "first")
             for _ in range(5):
                 proxy.silence(requests=False)
@@ -483,7 +488,7 @@ def test_a_server_that_evicts_is_warned_about_and_a_safe_one_is_not(
         assert problem == "evicting"
         assert "set maxmemory-policy noeviction" in text
         caplog.clear()
-        with redis.Redis(port=server.port) as client:
+        with redis.Redis(port=server.port, password=server.password) as client:
             client.config_set("maxmemory-policy", "noeviction")
         with Waypost(server.url):
             pass
@@ -505,10 +510,10 @@ def test_a_server_that_is_too_old_is_refused(version: str, welcome: bool) -> Non
 
 def test_a_connection_that_the_server_closed_is_not_used_again(server: ValkeyServer) -> None:
     async def story() -> None:
-        client = redis.asyncio.Redis(port=server.port)
+        client = redis.asyncio.Redis(port=server.port, password=server.password)
         async with AsyncWaypost(client=client, namespace=fresh_namespace()) as post:
             await post.publish("orders", 1)
-            with redis.Redis(port=server.port) as other:
+            with redis.Redis(port=server.port, password=server.password) as other:
                 assert other.client_kill_filter(_type="normal", skipme=True) >= 1
             await asyncio.sleep(0)
             assert (await post.publish("orders", 2)).status == "queued"
@@ -520,7 +525,7 @@ def test_a_connection_that_the_server_closed_is_not_used_again(server: ValkeySer
 
 def test_a_connection_that_is_given_back_has_its_streams_again(server: ValkeyServer) -> None:
     async def story() -> None:
-        client = redis.asyncio.Redis(port=server.port)
+        client = redis.asyncio.Redis(port=server.port, password=server.password)
         async with AsyncWaypost(client=client, namespace=fresh_namespace()) as post:
             await post.publish("orders", "x" * 700_000)
             received = await post.receive("orders", wait=5).__aenter__()
@@ -536,7 +541,9 @@ def test_a_connection_that_is_given_back_has_its_streams_again(server: ValkeySer
 @pytest.mark.parametrize("protocol", [2, 3])
 def test_a_line_reads_what_either_protocol_sends(server: ValkeyServer, protocol: int) -> None:
     async def story() -> None:
-        client = redis.asyncio.Redis(port=server.port, protocol=protocol, decode_responses=True)
+        client = redis.asyncio.Redis(
+            port=server.port, password=server.password, protocol=protocol, decode_responses=True
+        )
         async with AsyncWaypost(client=client, namespace=fresh_namespace()) as post:
             published = await post.publish_many("orders", [{"id": n} for n in range(1_200)])
             assert {one.status for one in published} == {"queued"}

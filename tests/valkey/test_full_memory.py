@@ -67,7 +67,7 @@ def fill(bench: Bench) -> None:
 @pytest.fixture
 def full(small_server: EmbeddedServer) -> Iterator[tuple[Bench, Inside]]:
     """A bench on a server that has just refused a publish."""
-    with redis.Redis(port=small_server.port) as client:
+    with redis.Redis(port=small_server.port, password=small_server.password) as client:
         client.execute_command("FLUSHALL", "SYNC")  # by itself it may free the memory later
         client.config_set("maxmemory", "8mb")
 
@@ -123,7 +123,7 @@ def test_a_full_memory_is_drained_by_claims_and_settles_and_then_takes_messages_
 
 
 def test_in_a_full_memory_chains_end_and_who_waits_is_told(small_server: EmbeddedServer) -> None:
-    with redis.Redis(port=small_server.port) as client:
+    with redis.Redis(port=small_server.port, password=small_server.password) as client:
         client.execute_command("FLUSHALL", "SYNC")
         client.config_set("maxmemory", "8mb")
 

@@ -171,7 +171,7 @@ def test_the_oldest_server_knows_every_script_and_command() -> None:
         server = RedisServer()
     except MissingExtra:
         pytest.skip(f"needs the wheel {RedisServer.wheel}")
-    with server, redis.Redis(port=server.port) as client:
+    with server, redis.Redis(port=server.port, password=server.password) as client:
         asked: Any = client
         for name in SCRIPTS:
             assert asked.script_load(script(name).text) == script(name).sha.decode()

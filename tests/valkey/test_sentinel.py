@@ -63,19 +63,21 @@ def test_a_sentinel_url_leads_to_the_primary(calm: SentinelSetup, mode: str, opt
 
 @pytest.mark.promise("STORE-5")
 def test_one_sentinel_that_answers_is_enough(calm: SentinelSetup, mode: str) -> None:
-    known = calm.sentinels[0].port
-    with open_client(
-        mode, f"redis+sentinel://127.0.0.1:1,127.0.0.1:{known}/{calm.service}", namespace=fresh_namespace()
-    ) as post:
+    known = f"127.0.0.1:{calm.sentinels[0].port}"
+    hosts = ",".join(f"127.0.0.1:{one.port}" for one in calm.sentinels)
+    url = calm.url.replace("valkey+", "redis+").replace(hosts, f"127.0.0.1:1,{known}")
+    with open_client(mode, url, namespace=fresh_namespace()) as post:
         check_use(post)
 
 
 @pytest.mark.promise("STORE-5", "LEASE-14")
 def test_a_service_that_nobody_knows_is_an_error_at_once(calm: SentinelSetup, mode: str) -> None:
     url = f"valkey+sentinel://user:{SECRET}@127.0.0.1:{calm.sentinels[0].port}/nothing"
-    with pytest.raises(StoreUnavailable, match="MasterNotFoundError") as caught, open_client(mode, url):
+    given = f"{url}?sentinel_password={calm.password}"
+    with pytest.raises(StoreUnavailable, match="MasterNotFoundError") as caught, open_client(mode, given):
         pass
     assert SECRET not in str(caught.value)
+    assert calm.password not in str(caught.value)
 
 
 @pytest.mark.promise("STORE-5", "SEE-6")
@@ -117,7 +119,11 @@ def test_a_sentinel_url_may_say_everything() -> None:
 
 @pytest.mark.promise("STORE-5")
 def test_the_callers_client_of_a_sentinel_serves_and_is_left_open(calm: SentinelSetup) -> None:
-    manager = untyped(redis.sentinel.Sentinel)([("127.0.0.1", one.port) for one in calm.sentinels])
+    manager = untyped(redis.sentinel.Sentinel)(
+        [("127.0.0.1", one.port) for one in calm.sentinels],
+        sentinel_kwargs={"password": calm.password},
+        password=calm.password,
+    )
     client = manager.master_for(calm.service)
     with Waypost(client=client, namespace=fresh_namespace()) as post:
         check_use(post)
@@ -130,7 +136,11 @@ def test_the_callers_client_of_a_sentinel_serves_and_is_left_open(calm: Sentinel
 @pytest.mark.promise("STORE-5")
 def test_the_callers_asyncio_client_of_a_sentinel_serves_and_is_left_open(calm: SentinelSetup) -> None:
     async def story() -> bool:
-        manager = untyped(redis.asyncio.sentinel.Sentinel)([("127.0.0.1", one.port) for one in calm.sentinels])
+        manager = untyped(redis.asyncio.sentinel.Sentinel)(
+            [("127.0.0.1", one.port) for one in calm.sentinels],
+            sentinel_kwargs={"password": calm.password},
+            password=calm.password,
+        )
         client = manager.master_for(calm.service)
         async with AsyncWaypost(client=client, namespace=fresh_namespace()) as post:
             published = await post.publish(QUEUE, {"n": 1})
@@ -152,7 +162,8 @@ def test_the_callers_asyncio_client_of_a_sentinel_serves_and_is_left_open(calm: 
 @pytest.mark.promise("STORE-5", "LEASE-14")
 @pytest.mark.parametrize("kind", [ValkeyServer, RedisServer])
 def test_a_connection_to_a_server_that_became_a_replica_is_not_kept(kind: type[EmbeddedServer], mode: str) -> None:
-    with server_or_skip(kind) as first, kind() as second, client_of(first.port) as raw:
+    with server_or_skip(kind) as first, kind() as second, client_of(first) as raw:
+        raw.config_set("masterauth", second.password)
         store = ValkeyStore.from_url(first.url)
         with Bench(lambda clock, namespace: cast(Store, store), "sync" if mode == "sync" else "async") as bench:
             bench.publish()
@@ -179,7 +190,7 @@ def test_a_primary_that_wants_replicas_and_has_none_refuses_whole(kind: type[Emb
     make: StoreMaker = lambda clock, namespace: cast(  # noqa: E731
         Store, ValkeyStore.from_url(server.url, namespace=namespace, clock=clock)
     )
-    with server_or_skip(kind) as server, client_of(server.port) as raw, Bench(make, "sync") as bench:
+    with server_or_skip(kind) as server, client_of(server) as raw, Bench(make, "sync") as bench:
         bench.publish()
         lease = bench.claim_one()
         before = {key: raw.dump(key) for key in raw.scan_iter()}
@@ -328,7 +339,7 @@ def wait_for(holds: Callable[[], bool], seconds: float = 60) -> None:
 
 def wait_for_replica(setup: SentinelSetup) -> None:
     """Until a replica has everything that was written so far."""
-    with client_of(setup.primary.port) as client:
+    with client_of(setup.primary) as client:
         client.set("marker", os.urandom(8))
         wait_for(lambda: bool(client.wait(1, 100)))
 
@@ -341,7 +352,7 @@ def replica_frozen(setup: SentinelSetup) -> Iterator[None]:
     assert replica.pid is not None
     os.kill(replica.pid, signal.SIGSTOP)
     try:
-        with client_of(primary.port) as client:
+        with client_of(primary) as client:
             for number in range(FILLER_BYTES // 1_000_000):
                 client.set(f"filler:{number}", b"x" * 1_000_000)
         yield

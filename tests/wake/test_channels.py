@@ -116,7 +116,7 @@ def test_a_callback_that_fails_harms_no_other(line: Line, caplog: pytest.LogCapt
 @pytest.mark.promise("WAKE-3")
 def test_one_connection_serves_all_listeners_and_ends_with_the_last(valkey: ValkeyServer, namespace: str) -> None:
     hub = served_hub("valkey", valkey.url)
-    with client_of(valkey.port) as client:
+    with client_of(valkey) as client:
 
         def connections() -> int:
             return len(client.client_list(_type="pubsub"))
@@ -223,7 +223,7 @@ def test_words_pass_through_every_node_of_a_cluster(namespace: str) -> None:
         notes = listening(hub, topic)
         for server in setup.servers:
             notes.words.clear()
-            with client_of(server.port) as client:
+            with client_of(server) as client:
                 client.publish(f"{{{namespace}:orders}}:ready", "a")
             assert notes.heard("a")
         there = served_hub("valkey", setup.url)
@@ -242,7 +242,7 @@ def test_words_come_again_after_a_promotion(namespace: str) -> None:
         notes = listening(hub, topic)
         setup.fail_over()
         assert until(lambda: hub.state == "working" and LOOK in notes.words, "the repair")
-        with client_of(setup.primary.port) as client:
+        with client_of(setup.primary) as client:
 
             def told() -> bool:
                 client.publish(f"{{{namespace}:orders}}:ready", "a")

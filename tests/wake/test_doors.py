@@ -79,7 +79,7 @@ def doors(request: pytest.FixtureRequest, server: EmbeddedServer, namespace: str
             polls.append(event)
 
     with (
-        client_of(server.port) as raw,
+        client_of(server) as raw,
         Harness(request.param, server.url, namespace=namespace, on_event=on_event) as harness,
         Waypost(server.url, namespace=namespace) as other,
     ):
@@ -221,9 +221,9 @@ def test_a_connection_that_is_cut_at_the_door_costs_nothing(doors: Doors) -> Non
 def test_a_user_who_may_not_block_is_told_by_words(server: EmbeddedServer, namespace: str) -> None:
     polls: list[Observed] = []
     started: list[int] = []
-    with client_of(server.port) as raw:
+    with client_of(server) as raw:
         raw.execute_command("ACL", "SETUSER", "hasty", "on", "nopass", "~*", "&*", "+@all", "-blpop")
-        url = server.url.replace("://", "://hasty:any@")
+        url = f"{server.scheme}://hasty:any@127.0.0.1:{server.port}"
         with Waypost(url, namespace=namespace, on_event=polls.append) as post:
 
             @post.handler("orders")

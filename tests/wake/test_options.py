@@ -90,7 +90,7 @@ def test_a_client_that_is_handed_in_is_woken_too(valkey: ValkeyServer, namespace
     import redis
 
     started: list[int] = []
-    client = redis.Redis(port=valkey.port, protocol=resp, decode_responses=decode)
+    client = redis.Redis(port=valkey.port, password=valkey.password, protocol=resp, decode_responses=decode)
     with client, Waypost(client=client, namespace=namespace) as post:
 
         @post.handler("orders")
@@ -108,7 +108,7 @@ def test_an_asyncio_client_that_is_handed_in_is_woken_too(valkey: ValkeyServer, 
     import redis.asyncio
 
     async def story() -> None:
-        client = redis.asyncio.Redis(port=valkey.port)
+        client = redis.asyncio.Redis(port=valkey.port, password=valkey.password)
         async with client, AsyncWaypost(client=client, namespace=namespace) as post:
             waiting = asyncio.create_task(_received(post))
             while (await post.stats("orders")).sleepers == 0:  # noqa: ASYNC110 - the store does not ring
@@ -130,7 +130,7 @@ async def _received(post: AsyncWaypost) -> Any:
 def test_a_user_without_channels_publishes_and_one_with_them_is_woken(valkey: ValkeyServer, namespace: str) -> None:
     from waypost.testing.setups import client_of
 
-    with client_of(valkey.port) as client:
+    with client_of(valkey) as client:
         client.acl_setuser("mute", enabled=True, nopass=True, keys=["*"], categories=["+@all"], reset_channels=True)
         client.execute_command("ACL", "SETUSER", "hearing", "on", "nopass", "~*", f"&{{{namespace}:*", "+@all")
     mute, hearing = (valkey.url.replace("://", f"://{user}:any@") for user in ("mute", "hearing"))

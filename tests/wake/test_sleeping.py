@@ -307,8 +307,7 @@ def forget_sleepers(post: Waypost, namespace: str) -> None:
         case "valkey":
             from waypost.testing.setups import client_of
 
-            port = int(store.source.shown.rpartition(":")[2])
-            with client_of(port) as client:
+            with client_of(store.source.place) as client:
                 client.delete(f"{{{namespace}:orders}}:sleepers")
         case "postgres":
             import psycopg
@@ -395,7 +394,7 @@ def test_clients_and_workers_of_a_process_share_one_subscription(
     make: Any = Waypost if mode == "sync" else AsyncWaypost
     clients = [make(valkey.url, namespace=namespace) for _ in range(3)]
     assert len({id(client.wakeups.channel) for client in clients}) == 1
-    with client_of(valkey.port) as client:
+    with client_of(valkey) as client:
         before = len(client.client_list(_type="pubsub"))
         harnesses = [Harness(mode, valkey.url, namespace=namespace) for _ in range(3)]
         for harness in harnesses:

@@ -192,7 +192,7 @@ def test_a_beat_that_is_refused_harms_nothing_and_is_tried_again(
 ) -> None:
     import redis
 
-    with ValkeyServer() as server, redis.Redis(port=server.port) as raw, Harness(
+    with ValkeyServer() as server, redis.Redis(port=server.port, password=server.password) as raw, Harness(
         mode, server.url, namespace=namespace
     ) as harness:  # fmt: skip
 

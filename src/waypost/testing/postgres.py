@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import os
 import pwd
-import secrets
 import shutil
 import signal
 import socket
@@ -71,8 +70,6 @@ class PostgresServer(EmbeddedServer):
         elif release != NEWEST:
             self._program = _program(self.wheel, FOLDERS[release] + "/bin/postgres")
         self._options = options
-        #: Of the user that made it, over loopback; the socket lies in a directory that is closed to others.
-        self.password = secrets.token_urlsafe(18)
         self._durable = durable
         #: No file of it grows beyond this, as on a disk that is full; more than 16 MiB, which a piece of its log has.
         self._file_bytes_max = file_bytes_max
@@ -81,10 +78,9 @@ class PostgresServer(EmbeddedServer):
     def _find_program(cls) -> Path:
         return _program(cls.wheel, f"{FOLDERS[NEWEST]}/bin/postgres")
 
-    @property
-    def url(self) -> str:
-        """Where to connect, over loopback."""
-        return self.url_for(USER, self.password)
+    def url_at(self, port: int) -> str:
+        """Where to connect if something on another port leads here, as a proxy does."""
+        return self.url_for(USER, self.password, port)
 
     def url_for(self, user: str, password: str, port: int | None = None) -> str:
         """Where a user connects, over loopback, or through something on another port."""

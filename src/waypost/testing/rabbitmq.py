@@ -11,11 +11,12 @@ import time
 from pathlib import Path
 
 from waypost.errors import MissingExtra
-from waypost.testing.servers import EmbeddedServer, answers_with, free_port
+from waypost.testing.servers import EmbeddedServer, answers_with, free_port, write_private
 
 PROGRAM, MAPPER = Path("/usr/lib/rabbitmq/bin/rabbitmq-server"), Path("/usr/bin/epmd")
 #: An Erlang system takes seconds to start where others take milliseconds.
 START_SECONDS_MAX = 90.0
+USER = "waypost"
 
 
 def _installed(program: Path) -> Path:
@@ -43,7 +44,7 @@ class PortMapper(EmbeddedServer):
 
 
 class RabbitServer(EmbeddedServer):
-    """RabbitMQ with the user `guest`, as it comes."""
+    """RabbitMQ with one user, whose password is random."""
 
     wheel = "rabbitmq-server"
     scheme = "amqp"
@@ -59,7 +60,7 @@ class RabbitServer(EmbeddedServer):
     @property
     def url(self) -> str:
         """Where to connect."""
-        return f"amqp://guest:guest@127.0.0.1:{self.port}/"
+        return f"amqp://{USER}:{self.password}@127.0.0.1:{self.port}/"
 
     def _command(self) -> list[str]:
         return [str(self._program)]
@@ -91,7 +92,9 @@ class RabbitServer(EmbeddedServer):
     def _launch(self) -> None:
         self._mapper.start()
         (self.directory / "plugins").write_text("[].\n")
-        (self.directory / "rabbitmq.conf").write_text("log.console = false\n")
+        # The user is made when its data is: `guest`, who needs no secret, is not.
+        settings = f"log.console = false\ndefault_user = {USER}\ndefault_pass = {self.password}\n"
+        write_private(self.directory / "rabbitmq.conf", settings)
         self._watch(
             lambda: subprocess.Popen(
                 self._command(), env=self._environment(), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,

@@ -1,9 +1,12 @@
-"""Real servers for tests: a Valkey and a Redis 6.2 from their wheels, on loopback and a unix socket.
+"""Real servers for tests: a Valkey and a Redis 6.2 from their wheels, on loopback and a unix socket, with a password.
 
     with ValkeyServer(appendonly=True) as server:
         post = Waypost(server.url)
         server.kill()       # as a power cut would, but for the page cache
         server.restart()
+
+Any user of the machine can reach a loopback port, so each server has a random password, which its URLs carry. It is
+given to the server in a file that only this user can read, since others can read the arguments of a process.
 
 A server belongs to the process that started it. It ends with its `with` block, at exit, and also when that process
 is killed: a watcher waits on a pipe that only its death closes, then ends the server and removes its directory.
@@ -14,6 +17,7 @@ from __future__ import annotations
 import atexit
 import importlib.util
 import os
+import secrets
 import shutil
 import signal
 import socket
@@ -38,6 +42,9 @@ PORT_TRIES_MAX = 5
 # `read` ends when the pipe does. A server that was stopped in order has no watcher any more.
 _WATCH = 'read -r line; kill -9 "$1" 2>/dev/null; [ -z "$2" ] || rm -rf -- "$2"'
 
+#: Settings that no other user may read.
+HIDDEN = ("masterauth",)
+
 _running: weakref.WeakSet[EmbeddedServer] = weakref.WeakSet()
 
 
@@ -54,6 +61,8 @@ class EmbeddedServer:
         self._own_directory = directory is None
         self._appendonly = appendonly
         self._options = options
+        #: Without it a server does nothing for a client. `requirepass=` chooses one.
+        self.password = str(options.pop("requirepass", "") or secrets.token_urlsafe(18))
         self._server: subprocess.Popen[bytes] | None = None
         self._watcher: subprocess.Popen[bytes] | None = None
         self._owner = os.getpid()
@@ -75,12 +84,16 @@ class EmbeddedServer:
     @property
     def url(self) -> str:
         """Where to connect, over loopback."""
-        return f"{self.scheme}://127.0.0.1:{self.port}"
+        return self.url_at(self.port)
+
+    def url_at(self, port: int) -> str:
+        """Where to connect if something on another port leads here, as a proxy does."""
+        return f"{self.scheme}://:{self.password}@127.0.0.1:{port}"
 
     @property
     def socket_url(self) -> str:
         """The same server over its unix socket."""
-        return f"unix://{self.socket_path}"
+        return f"unix://:{self.password}@{self.socket_path}"
 
     @property
     def pid(self) -> int | None:
@@ -126,7 +139,9 @@ class EmbeddedServer:
             "appendfsync": "always",
         }
         settings |= {name.replace("_", "-"): value for name, value in self._options.items()}
-        command = [str(self._program)]
+        hidden = {"requirepass": self.password} | {name: settings.pop(name) for name in HIDDEN if name in settings}
+        path = write_private(self.directory / "server.conf", "".join(f'{name} "{hidden[name]}"\n' for name in hidden))
+        command = [str(self._program), str(path)]
         for name, value in settings.items():
             command += [f"--{name}", str(value)]
         return command
@@ -262,6 +277,14 @@ def _program(wheel: str, pattern: str) -> Path:
             if os.access(path, os.X_OK):
                 return path
     raise MissingExtra(f"no server to start: the wheel {wheel} is not installed; run `pip install {wheel}`")
+
+
+def write_private(path: Path, text: str) -> Path:
+    """Write a file that only this user can read."""
+    path.unlink(missing_ok=True)
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
+        file.write(text)
+    return path
 
 
 def free_port() -> int:

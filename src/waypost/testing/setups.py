@@ -13,14 +13,15 @@ Everything is on loopback, belongs to the process that started it, and ends like
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 from waypost.errors import StoreUnavailable
-from waypost.testing.servers import ValkeyServer, free_port
+from waypost.testing.servers import ValkeyServer, free_port, write_private
 
 #: Sentinels find each other in seconds, and promote in seconds; a busy machine takes longer.
 SETUP_SECONDS_MAX = 60.0
@@ -35,11 +36,19 @@ QUICK = (
 )  # fmt: skip
 
 
-def client_of(port: int) -> Any:
-    """A redis-py client of one server."""
+class Located(Protocol):
+    """What has a URL, as each server has."""
+
+    @property
+    def url(self) -> str: ...
+
+
+def client_of(server: Located | str) -> Any:
+    """A redis-py client of one server, or of the one that a URL names."""
     import redis
 
-    return redis.Redis(port=port, socket_timeout=5)
+    url = server if isinstance(server, str) else server.url
+    return redis.Redis.from_url(url.replace("valkey://", "redis://"), socket_timeout=5)
 
 
 def wait_until(what: str, holds: Callable[[], bool]) -> None:
@@ -60,21 +69,24 @@ def wait_until(what: str, holds: Callable[[], bool]) -> None:
 class Sentinel(ValkeyServer):
     """One Sentinel: the same program, which keeps what it learns in its configuration file."""
 
-    def __init__(self, service: str, primary_port: int, quorum: int) -> None:
-        super().__init__()
+    def __init__(self, service: str, primary: ValkeyServer, quorum: int) -> None:
+        # They share a password with those that they watch: each of them may become the primary, and asks the others.
+        super().__init__(requirepass=primary.password)
         self._service = service
-        self._primary_port = primary_port
+        self._primary_port = primary.port
         self._quorum = quorum
 
     def _command(self) -> list[str]:
         path = self.directory / "sentinel.conf"
         if not path.exists():
-            path.write_text(
-                f"port {self.port}\nbind 127.0.0.1\nprotected-mode no\ndaemonize no\n"
+            write_private(
+                path,
+                f"port {self.port}\nbind 127.0.0.1\nprotected-mode no\ndaemonize no\nrequirepass {self.password}\n"
                 f"dir {self.directory}\nlogfile {self.directory / 'server.log'}\n"
                 f"sentinel monitor {self._service} 127.0.0.1 {self._primary_port} {self._quorum}\n"
                 f"sentinel down-after-milliseconds {self._service} 500\n"
                 f"sentinel failover-timeout {self._service} 1000\n"
+                f"sentinel auth-pass {self._service} {self.password}\nsentinel sentinel-pass {self.password}\n",
             )
         return [str(self._program), str(path), "--sentinel"]
 
@@ -85,6 +97,11 @@ class _Setup:
     def __init__(self) -> None:
         self._stack = ExitStack()
         self.servers: list[ValkeyServer] = []
+        #: All of them have this one.
+        self.password = secrets.token_urlsafe(18)
+
+    def _shared(self, options: dict[str, Any]) -> dict[str, Any]:
+        return {"requirepass": self.password, "masterauth": self.password, **options}
 
     def start(self) -> None:
         raise NotImplementedError
@@ -113,8 +130,8 @@ class SentinelSetup(_Setup):
     service = "orders"
 
     def __init__(self, **options: str | int) -> None:
-        self._options: dict[str, Any] = {"repl_diskless_sync_delay": 0, **options}
         super().__init__()
+        self._options: dict[str, Any] = {"repl_diskless_sync_delay": 0} | self._shared(options)
         self.sentinels: list[Sentinel] = []
 
     def start(self) -> None:
@@ -124,20 +141,20 @@ class SentinelSetup(_Setup):
         self.servers = [primary, replica]
         wait_until("the replica follows", lambda: self._follows(replica))
         for _ in range(3):
-            sentinel = Sentinel(self.service, primary.port, quorum=2)
+            sentinel = Sentinel(self.service, primary, quorum=2)
             sentinel.port = free_port()
             self.sentinels.append(self._stack.enter_context(sentinel))
-            with client_of(sentinel.port) as client:
+            with client_of(sentinel) as client:
                 client.execute_command("SENTINEL", "DEBUG", *QUICK)
         wait_until("the Sentinels know each other", lambda: all(map(self._is_informed, self.sentinels)))
 
     @staticmethod
     def _follows(replica: ValkeyServer) -> bool:
-        with client_of(replica.port) as client:
+        with client_of(replica) as client:
             return bool(client.info("replication").get("master_link_status") == "up")
 
     def _is_informed(self, sentinel: Sentinel) -> bool:
-        with client_of(sentinel.port) as client:
+        with client_of(sentinel) as client:
             state = client.sentinel_masters()[self.service]
             return bool(state["num-other-sentinels"] == 2 and state["num-slaves"] >= 1)
 
@@ -145,14 +162,14 @@ class SentinelSetup(_Setup):
     def url(self) -> str:
         """Where to connect: the Sentinels, and the service that they watch."""
         hosts = ",".join(f"127.0.0.1:{sentinel.port}" for sentinel in self.sentinels)
-        return f"valkey+sentinel://{hosts}/{self.service}"
+        return f"valkey+sentinel://:{self.password}@{hosts}/{self.service}?sentinel_password={self.password}"
 
     @property
     def primary(self) -> ValkeyServer:
         """The server that most of the Sentinels call the primary."""
         named: list[int] = []
         for sentinel in self.sentinels:
-            with client_of(sentinel.port) as client:
+            with client_of(sentinel) as client:
                 named.append(client.sentinel_masters()[self.service]["port"])
         port = max(named, key=named.count)
         return next(server for server in self.servers if server.port == port)
@@ -173,7 +190,7 @@ class SentinelSetup(_Setup):
         primary = self.primary
         if primary.pid is None:
             return False
-        with client_of(primary.port) as client:
+        with client_of(primary) as client:
             return bool(client.info("replication")["role"] == "master")
 
 
@@ -182,7 +199,8 @@ class ClusterSetup(_Setup):
 
     def __init__(self, **options: str | int) -> None:
         super().__init__()
-        self._options: dict[str, Any] = {"cluster_enabled": "yes", "cluster_node_timeout": 2000, **options}
+        settings = {"cluster_enabled": "yes", "cluster_node_timeout": 2000}
+        self._options: dict[str, Any] = settings | self._shared(options)
         #: The names that the nodes gave themselves, in the order of `servers`.
         self.ids: list[str] = []
 
@@ -203,7 +221,7 @@ class ClusterSetup(_Setup):
     @staticmethod
     def ask(server: ValkeyServer, *words: object) -> Any:
         """A CLUSTER command on one node."""
-        with client_of(server.port) as client:
+        with client_of(server) as client:
             client.response_callbacks.clear()
             return client.execute_command("CLUSTER", *words)
 
@@ -215,7 +233,8 @@ class ClusterSetup(_Setup):
     @property
     def url(self) -> str:
         """Where to connect: two of the nodes, the third is found."""
-        return "valkey+cluster://" + ",".join(f"127.0.0.1:{server.port}" for server in self.servers[:2])
+        hosts = ",".join(f"127.0.0.1:{server.port}" for server in self.servers[:2])
+        return f"valkey+cluster://:{self.password}@{hosts}"
 
     @staticmethod
     def slot_of(key: str) -> int:
@@ -241,9 +260,9 @@ class ClusterSetup(_Setup):
         """Move up to so many keys, one by one. How many moved is returned."""
         source = self.owner(slot)
         keys = self.ask(source, "GETKEYSINSLOT", slot, limit)
-        with client_of(source.port) as client:
+        with client_of(source) as client:
             for key in keys:
-                client.execute_command("MIGRATE", "127.0.0.1", target.port, key, 0, 5000)
+                client.execute_command("MIGRATE", "127.0.0.1", target.port, key, 0, 5000, "AUTH", self.password)
         return len(keys)
 
     def end_move(self, slot: int, target: ValkeyServer) -> None:
