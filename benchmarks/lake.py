@@ -28,11 +28,11 @@ def pipelining(report: Report, spark: SparkSession, events: int, sizes: list[str
     def run(url: str) -> None:
         Pipeline(spark, next(lakes), store=url).run()
 
-    with ValkeyServer() as server:
+    with ValkeyServer(tcp=False) as server:
         count = fill(server.url, events)
         report.rates("pipeline", "lake", [Contender("waypost", lambda: run(server.url), count)], rounds)
     for size in sizes:
-        with ValkeyServer() as server:
+        with ValkeyServer(tcp=False) as server:
             url, count = server.url, fill(server.url, SIZES[size])
             contender = Contender("waypost", lambda url=url: run(url), count, variant=size)  # type: ignore[misc]
             report.rates("pipeline", "lake", [contender], 1)

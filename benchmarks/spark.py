@@ -172,7 +172,7 @@ def writing(report: Report, spark: SparkSession, store: str, url: str, rows: int
 @contextmanager
 def store_url(store: str) -> Iterator[str]:
     if store == "valkey":
-        with ValkeyServer() as server:
+        with ValkeyServer(tcp=False) as server:
             yield server.url
     elif store == "postgres":
         with PostgresServer() as server:

@@ -235,7 +235,7 @@ def tell_story(home: Path, tell: Teller, options: argparse.Namespace) -> int:
         setup = Setup(parts)
         tell.chapter("A shop on real servers")
         parts.start_servers()
-        tell("a Valkey and a PostgreSQL are up, from wheels, on ports of their own")
+        tell("a Valkey and a PostgreSQL are up, from wheels, on sockets that only you can open")
         story = Story(parts, tell, setup, options.orders)
         try:
             story.open_shop()

@@ -44,7 +44,8 @@ class Parts:
         from waypost.testing.postgres import PostgresServer
         from waypost.testing.servers import ValkeyServer
 
-        valkey = ValkeyServer(appendonly=True, appendfsync="everysec")
+        # By their sockets: any user of the machine can reach a port, and Spark takes no URL with a password in it.
+        valkey = ValkeyServer(appendonly=True, appendfsync="everysec", tcp=False)
         self.valkey = self._stack.enter_context(valkey).url
         self.postgres = self._stack.enter_context(PostgresServer(durable=True)).socket_url
 

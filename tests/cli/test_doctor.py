@@ -101,7 +101,7 @@ def user(valkey_server: ValkeyServer) -> Iterator[Any]:
 
         def make(*rules: str) -> str:
             client.execute_command("ACL", "SETUSER", "clerk", "reset", "on", ">hunter2", *rules)
-            return valkey_server.url.replace("//", "//clerk:hunter2@")
+            return f"valkey://clerk:hunter2@127.0.0.1:{valkey_server.port}"
 
         yield make
         client.execute_command("ACL", "DELUSER", "clerk")

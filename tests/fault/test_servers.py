@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import time
@@ -167,6 +168,24 @@ def test_a_client_without_the_password_is_refused(kind: type[EmbeddedServer]) ->
         for given in (server.url, server.socket_url):
             with Waypost(given) as post:
                 post.publish("orders", 1)
+
+
+@pytest.mark.promise("SEE-6")
+@pytest.mark.parametrize("kind", [ValkeyServer, RedisServer])
+def test_a_server_without_a_port_has_a_socket_that_no_other_user_may_open(kind: type[EmbeddedServer]) -> None:
+    if find_spec(kind.wheel) is None:
+        pytest.skip(f"needs the wheel {kind.wheel}")
+    with kind(tcp=False) as server, Waypost(server.url) as post:
+        post.publish("orders", 1)
+        assert (server.port, server.password) == (0, "")
+        assert server.url == f"unix://{server.socket_path}"
+        assert stat.S_IMODE(server.socket_path.stat().st_mode) == 0o700
+        assert stat.S_IMODE(server.directory.stat().st_mode) == 0o700
+        inodes = {os.readlink(link) for link in Path(f"/proc/{server.pid}/fd").iterdir() if link.is_symlink()}
+        listening = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+        assert [one for one in listening if one[3] == "0A" and f"socket:[{one[9]}]" in inodes] == []
+        server.restart()
+        post.publish("orders", 2)
 
 
 @pytest.mark.promise("SEE-6")

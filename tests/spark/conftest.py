@@ -22,7 +22,7 @@ from waypost.testing.servers import ValkeyServer
 
 @pytest.fixture(scope="session")
 def valkey() -> Iterator[ValkeyServer]:
-    with ValkeyServer() as running:
+    with ValkeyServer(tcp=False) as running:
         yield running
 
 

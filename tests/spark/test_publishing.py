@@ -228,7 +228,7 @@ def test_a_write_that_lost_its_room_to_another_waits_and_goes_on(shop: Shop) -> 
     thread = threading.Thread(target=lambda: writer.publish(batches(20), RowIds(writer.write_id, 0)))
     thread.start()
     while shop.post.ledger("out").published < 110:
-        shop.post.purge("out", "ready", limit=5)
+        shop.post.purge("out", "ready")
     thread.join(60)
     ledger = shop.post.ledger("out")
     assert (ledger.published, ledger.over_cap, ledger.balance) == (110, 0, 0)

@@ -6,7 +6,8 @@
         server.restart()
 
 Any user of the machine can reach a loopback port, so each server has a random password, which its URLs carry. It is
-given to the server in a file that only this user can read, since others can read the arguments of a process.
+given to the server in a file that only this user can read, since others can read the arguments of a process. One with
+`tcp=False` has no port and no password, only its socket, which no other user may open.
 
 A server belongs to the process that started it. It ends with its `with` block, at exit, and also when that process
 is killed: a watcher waits on a pipe that only its death closes, then ends the server and removes its directory.
@@ -56,13 +57,21 @@ class EmbeddedServer:
     #: What ends it in order.
     stop_signal: ClassVar[signal.Signals] = signal.SIGTERM
 
-    def __init__(self, *, appendonly: bool = False, directory: str | Path | None = None, **options: str | int) -> None:
+    def __init__(
+        self,
+        *,
+        appendonly: bool = False,
+        directory: str | Path | None = None,
+        tcp: bool = True,
+        **options: str | int,
+    ) -> None:
         self._program = self._find_program()
         self._own_directory = directory is None
         self._appendonly = appendonly
         self._options = options
-        #: Without it a server does nothing for a client. `requirepass=` chooses one.
-        self.password = str(options.pop("requirepass", "") or secrets.token_urlsafe(18))
+        self._tcp = tcp
+        #: Without it a server does nothing for a client that comes over loopback. `requirepass=` chooses one.
+        self.password = str(options.pop("requirepass", "") or (secrets.token_urlsafe(18) if tcp else ""))
         self._server: subprocess.Popen[bytes] | None = None
         self._watcher: subprocess.Popen[bytes] | None = None
         self._owner = os.getpid()
@@ -83,8 +92,8 @@ class EmbeddedServer:
 
     @property
     def url(self) -> str:
-        """Where to connect, over loopback."""
-        return self.url_at(self.port)
+        """Where to connect: over loopback, or by its socket where it has no port."""
+        return self.url_at(self.port) if self._tcp else self.socket_url
 
     def url_at(self, port: int) -> str:
         """Where to connect if something on another port leads here, as a proxy does."""
@@ -93,7 +102,8 @@ class EmbeddedServer:
     @property
     def socket_url(self) -> str:
         """The same server over its unix socket."""
-        return f"unix://:{self.password}@{self.socket_path}"
+        user = f":{self.password}@" if self.password else ""
+        return f"unix://{user}{self.socket_path}"
 
     @property
     def pid(self) -> int | None:
@@ -113,7 +123,7 @@ class EmbeddedServer:
             return
         self.directory.mkdir(parents=True, exist_ok=True)
         for attempt in range(PORT_TRIES_MAX):
-            if self.port == 0:
+            if self._tcp and self.port == 0:
                 self.port = free_port()
             self._launch()
             if self._wait_until_it_answers():
@@ -139,7 +149,9 @@ class EmbeddedServer:
             "appendfsync": "always",
         }
         settings |= {name.replace("_", "-"): value for name, value in self._options.items()}
-        hidden = {"requirepass": self.password} | {name: settings.pop(name) for name in HIDDEN if name in settings}
+        hidden = ({"requirepass": self.password} if self.password else {}) | {
+            name: settings.pop(name) for name in HIDDEN if name in settings
+        }
         path = write_private(self.directory / "server.conf", "".join(f'{name} "{hidden[name]}"\n' for name in hidden))
         command = [str(self._program), str(path)]
         for name, value in settings.items():
@@ -178,7 +190,7 @@ class EmbeddedServer:
         return False
 
     def _answers(self) -> bool:
-        return answers(self.port)
+        return answers(self.port) if self._tcp else answers_at(str(self.socket_path))
 
     def kill(self) -> None:
         """End it at once with SIGKILL. What it had not written is lost; `start` or `restart` brings it back."""
@@ -299,6 +311,18 @@ def answers(port: int, timeout: float = 1.0) -> bool:
     """Whether a server on a loopback port answers PING, and not only that it is still loading."""
     # A server that wants a password is up as well.
     return answers_with(port, b"PING\r\n", b"+PONG", b"-NOAUTH", timeout=timeout)
+
+
+def answers_at(path: str, timeout: float = 1.0) -> bool:
+    """Whether a server on a unix socket answers PING."""
+    try:
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.settimeout(timeout)
+            connection.connect(path)
+            connection.sendall(b"PING\r\n")
+            return connection.recv(64).startswith((b"+PONG", b"-NOAUTH"))
+    except OSError:
+        return False
 
 
 def answers_with(port: int, question: bytes, *answers: bytes, timeout: float = 1.0) -> bool:
