@@ -250,7 +250,11 @@ def claims(server: Server, rounds: int) -> Iterator[Reading]:
             until(lambda: all_asleep(posts[0]), "fifty sleepers again")
             before = counter.settled()
             publish_at_once(server, posts)
-            until(lambda n=number: len(workers.starts()) == n * MESSAGES, "all starts")  # type: ignore[misc]
+            try:
+                until(lambda n=number: len(workers.starts()) == n * MESSAGES, "all starts")  # type: ignore[misc]
+            except AssertionError as error:
+                stats = posts[0].stats("orders")
+                raise AssertionError(f"{error}: {len(workers.starts())} of {number * MESSAGES}, {stats}") from None
             until(lambda: all_asleep(posts[0]), "fifty sleepers again")
             counted.append(counter.settled() - before)
         yield Reading(
@@ -286,7 +290,11 @@ def starts(server: Server, rounds: int) -> Iterator[Reading]:
         for number in range(1, rounds + 1):
             until(lambda: all_asleep(posts[0]), "fifty sleepers")
             publish_at_once(server, posts)
-            until(lambda n=number: len(workers.starts()) == n * MESSAGES, "all starts")  # type: ignore[misc]
+            try:
+                until(lambda n=number: len(workers.starts()) == n * MESSAGES, "all starts")  # type: ignore[misc]
+            except AssertionError as error:
+                stats = posts[0].stats("orders")
+                raise AssertionError(f"{error}: {len(workers.starts())} of {number * MESSAGES}, {stats}") from None
         taken = workers.starts()
     for post in posts:
         post.close()
