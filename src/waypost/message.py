@@ -114,6 +114,43 @@ class Lease(Struct, frozen=True, gc=False):
     chain: str | None = None
 
 
+class SideEffect(Struct, frozen=True, gc=False, array_like=True):
+    """A change of state that a step made besides what it was called for: it is part of the step's answer.
+
+    A lease that ended (`expired`, or `cancelled` and `replaced` where that was to happen next), a message that was
+    buried, dropped, replaced or promoted, a dead letter that was trimmed. An answer names at most `SIDE_EFFECTS_MAX`
+    messages of each event; one without an id stands for the others, as many as `count` says.
+    """
+
+    queue: str
+    event: EventName
+    id: str | None
+    #: Of the last claim of the message, 0 if it was never claimed. None where it stands for several.
+    token: int | None
+    #: Why, in the words of the journal: its reason, or else its cause.
+    reason: str | None
+    count: int = 1
+
+
+SIDE_EVENTS = frozenset(("expired", "promoted", "dead_trimmed", "dead", "dropped", "cancelled", "replaced"))
+
+
+def is_side_effect(event: str, cause: str | None, *, leased: bool) -> bool:
+    """Whether a journalled change of a message is one that the step was not called for. `leased`: it was until then."""
+    if event not in SIDE_EVENTS:
+        return False
+    match event:
+        case "expired":
+            return True
+        case "promoted":
+            return cause != "mended"
+        case "dead_trimmed":
+            return cause != "purge"
+        case "dead":
+            return not leased
+    return cause in ("overload", "expired", "publish")
+
+
 class Claimed(Struct, frozen=True):
     """The reply to a claim: the leases, and all a worker needs to know to choose its next move."""
 
@@ -133,6 +170,9 @@ class Claimed(Struct, frozen=True):
     sent_at: float = 0.0
     #: Messages that this claim met whose records are damaged: it set them aside, and `check` lists and mends them.
     damaged: tuple[str, ...] = ()
+    #: What else the claim did, and the clients to wake for it by queue: those that wait for the end of a message.
+    also: tuple[SideEffect, ...] = ()
+    wake: dict[str, list[str]] = {}
 
 
 class PolledQueue(Struct, frozen=True, gc=False):

@@ -61,6 +61,9 @@ PROMOTE_MAX = 512
 RECLAIM_MAX = 256
 #: Messages over their delivery limit that one claim may bury while it looks for others.
 BURY_MAX = 256
+#: Of each event that a step makes besides its work, so many messages are named in its answer, and the others counted.
+#: All leases that a claim finds expired and all messages that it buries can be named.
+SIDE_EFFECTS_MAX = max(RECLAIM_MAX, BURY_MAX)
 #: Results of this many operations are kept per session and queue, so that a lost reply can be asked for again.
 REPLAY_MAX = 128
 #: How far the time in an operation may lie ahead of the store's: nodes of a Cluster differ, and a clock is set back a

@@ -61,6 +61,30 @@ def test_a_cancel_of_what_nobody_holds_is_no_settle() -> None:
     assert value(found, "waypost_settled_total", queue="orders", outcome="cancelled") is None
 
 
+def test_what_steps_do_besides_their_work_is_counted() -> None:
+    clock, prometheus = ManualClock(), Prometheus()
+    with Waypost("memory://besides", middleware=[prometheus], clock=clock) as post:
+        post.configure("orders", lease=1, max_deliveries=1, dead_max=1)
+        post.publish_many("orders", range(3))
+        for _ in range(3):
+            assert post.receive("orders", wait=0, renew=False).__enter__() is not None
+        post.publish_many("orders", range(300), delay=2)
+        clock.advance(2)
+        with post.receive("orders", wait=0) as message:
+            assert message is not None
+        post.configure("full", max_pending=2, overload="drop_oldest")
+        for number in range(5):
+            post.publish("full", number)
+    found = scraped(prometheus)
+    assert value(found, "waypost_settled_total", queue="orders", outcome="dead") == 3
+    assert value(found, "waypost_settled_total", queue="orders", outcome="done") == 1
+    assert value(found, "waypost_settled_total", queue="full", outcome="dropped") == 3
+    assert value(found, "waypost_leases_expired_total", queue="orders") == 3
+    # More than an answer names: the rest of them is counted.
+    assert value(found, "waypost_promoted_total", queue="orders") == 300
+    assert value(found, "waypost_dead_trimmed_total", queue="orders") == 2
+
+
 def test_leases_that_are_lost_are_counted_where_they_were_lost() -> None:
     clock = ManualClock()
     prometheus = Prometheus()

@@ -18,8 +18,8 @@ import pytest
 from tests.unit.clients import begin_operation
 from tests.wake.conftest import until
 from tests.worker.harness import Harness
-from waypost import AsyncWaypost, ChainFailed, MessageRemoved, Retry, Waypost
-from waypost.message import Claimed, Observed
+from waypost import AsyncWaypost, ChainFailed, MessageDead, MessageRemoved, Retry, Waypost
+from waypost.message import Claimed, Observed, Published
 from waypost.operations import receive, wait
 from waypost.testing.servers import ValkeyServer
 
@@ -410,12 +410,10 @@ def test_clients_and_workers_of_a_process_share_one_subscription(
             harness.__exit__()
 
 
-@pytest.mark.promise("WAKE-1", "CHAIN-1")
-@pytest.mark.parametrize("way", ["id", "key", "purge"])
-@pytest.mark.parametrize("what", ["result", "chain"])
-def test_who_waits_for_a_message_that_is_removed_is_told(
-    scene: Scene, way: str, what: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def waiting_for(
+    scene: Scene, published: Published, what: str, monkeypatch: pytest.MonkeyPatch
+) -> tuple[threading.Thread, list[object]]:
+    """A client that sleeps until the end of a message or chain, and what it got in the end."""
     monkeypatch.setattr(wait, "SAFETY_POLL_SECONDS", LONG_SECONDS)
     asleep = threading.Event()
     sleep = wait._Patience.sleep
@@ -427,19 +425,73 @@ def test_who_waits_for_a_message_that_is_removed_is_told(
             asleep.set()
 
     monkeypatch.setattr(wait._Patience, "sleep", noted)
-    published = scene.other.publish("orders", 1, key="a", chain=what == "chain")
-    ended: list[Exception] = []
+    ended: list[object] = []
 
     def wait_for_it() -> None:
         call = scene.harness.wait_result if what == "result" else scene.harness.wait_chain
         try:
-            call(published, timeout=LONG_SECONDS)
+            ended.append(call(published, timeout=LONG_SECONDS))
         except Exception as error:
             ended.append(error)
 
     waiting = threading.Thread(target=wait_for_it, daemon=True)
     waiting.start()
     assert asleep.wait(20)
+    return waiting, ended
+
+
+def let_a_lease_end(scene: Scene) -> None:
+    """Claim the message, and go away with it."""
+    assert scene.other.receive("orders", wait=0, renew=False).__enter__() is not None
+    assert until(lambda: scene.other.stats("orders").next_lease_ms == 0, "the end of the lease")
+
+
+@pytest.mark.promise("WAKE-1", "CHAIN-1", "LEASE-5")
+@pytest.mark.parametrize("way", ["buried", "cancelled", "dropped", "triggered", "replaced", "at most once"])
+def test_who_waits_for_a_message_that_another_step_ends_is_told(
+    scene: Scene, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene.other.configure("orders", lease=0.3, max_deliveries=1)
+    published = scene.other.publish("orders", 1, key="a")
+    waiting, ended = waiting_for(scene, published, "result", monkeypatch)
+    expected: type = MessageRemoved
+    match way:
+        case "buried":
+            let_a_lease_end(scene)
+            with scene.other.receive("orders", wait=0) as message:
+                assert message is None
+            expected = MessageDead
+        case "cancelled":
+            let_a_lease_end(scene)
+            assert scene.other.cancel("orders", id=published.id) == "requested"
+            with scene.other.receive("orders", wait=0) as message:
+                assert message is None
+        case "dropped":
+            scene.other.configure("orders", max_pending=1, overload="drop_oldest")
+            scene.other.publish("orders", 2)
+        case "triggered":
+            scene.other.configure("orders", max_pending=1, overload="drop_oldest")
+            scene.other.save_schedule("rollup", queue="orders", every=3600, body=2)
+            scene.other.trigger_schedule("rollup")
+        case "replaced":
+            scene.other.publish("orders", 2, key="a", on_conflict="replace")
+        case "at most once":
+            scene.other.configure("orders", lease=None)
+            with scene.other.receive("orders", wait=0) as message:
+                assert message is not None
+            expected = type(None)
+    waiting.join(20)
+    assert [type(one) for one in ended] == [expected]
+
+
+@pytest.mark.promise("WAKE-1", "CHAIN-1")
+@pytest.mark.parametrize("way", ["id", "key", "purge"])
+@pytest.mark.parametrize("what", ["result", "chain"])
+def test_who_waits_for_a_message_that_is_removed_is_told(
+    scene: Scene, way: str, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    published = scene.other.publish("orders", 1, key="a", chain=what == "chain")
+    waiting, ended = waiting_for(scene, published, what, monkeypatch)
     match way:
         case "id":
             assert scene.other.cancel("orders", id=published.id) == "cancelled"

@@ -14,7 +14,12 @@ from tests.unit.clients import ShakyStore
 from tests.worker.harness import Harness, until
 from waypost import Constant, InvalidInput, Message, Observed, Retry, Waypost
 
-CLOSING = {"done", "retried", "snoozed", "dead", "dropped", "released", "cancelled", "replaced", "lost", "unsettled"}
+#: What ends a delivery: its holder's settle, or the claim that finds its lease ended.
+CLOSING = {"done", "retried", "snoozed", "dead", "dropped", "released", "cancelled", "replaced", "expired"}
+#: Events that come as often as time allows.
+POLLS = {"polled", "renewed"}
+#: Reasons of ends of messages that no worker held.
+UNHELD = {"max_deliveries", "overload", "publish"}
 
 
 @pytest.mark.promise("LEASE-10")
@@ -282,6 +287,36 @@ def test_a_message_that_a_break_leaves_behind_is_given_back() -> None:
 # ---- events --------------------------------------------------------------------------------------------------
 
 
+def abandon(harness: Harness, queue: str) -> Any:
+    """Claim a message and neither renew nor settle it, as a process that dies does; its block, to be left late."""
+    block = harness.post.receive(queue, wait=0, renew=False)
+    assert harness.done(block.__enter__() if harness.mode == "sync" else block.__aenter__()) is not None
+    return block
+
+
+def leave(harness: Harness, block: Any) -> None:
+    """End such a block: it settles its message."""
+    harness.done(block.__exit__(None, None, None) if harness.mode == "sync" else block.__aexit__(None, None, None))
+
+
+def receive_one(harness: Harness, queue: str) -> Any:
+    """Handle a message if there is one; its body."""
+    with harness.receive(queue, wait=0) as message:
+        return None if message is None else message.body
+
+
+def closed_once(seen: list[Observed], queue: str) -> Counter[tuple[str | None, int | None]]:
+    """The claims of a queue; each must have been closed by exactly one event."""
+    told = [event for event in seen if event.queue == queue]
+    claimed = Counter((event.message_id, event.token) for event in told if event.event == "claimed")
+    closed = Counter(
+        (event.message_id, event.token) for event in told if event.event in CLOSING and event.reason not in UNHELD
+    )
+    assert claimed == closed
+    assert set(claimed.values()) == {1}
+    return claimed
+
+
 @pytest.mark.promise("SEE-1")
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_every_claim_is_closed_by_exactly_one_event(mode: str, url: str, namespace: str) -> None:
@@ -304,16 +339,75 @@ def test_every_claim_is_closed_by_exactly_one_event(mode: str, url: str, namespa
         with harness.working():
             until(lambda: harness.ended("orders") == 20)
         ledger = harness.ledger("orders")
-    claimed = Counter((event.message_id, event.token) for event in seen if event.event == "claimed")
-    closed = Counter((event.message_id, event.token) for event in seen if event.event in CLOSING)
-    assert claimed == closed
-    assert set(claimed.values()) == {1}
-    assert len(claimed) == ledger.claims
+    assert len(closed_once(seen, "orders")) == ledger.claims
     assert Counter(event.event for event in seen if event.event == "published")["published"] == 20
     failed = [event for event in seen if event.event == "handled" and event.outcome == "failure"]
     assert len(failed) == 8
     assert {event.error_type for event in failed} == {"ValueError"}
     assert all(event.outcome == "success" for event in seen if event.event in CLOSING)
+
+
+@pytest.mark.promise("SEE-1", "LEASE-4", "LEASE-5")
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_claims_whose_holders_die_or_come_too_late_are_closed_once(mode: str, url: str, namespace: str) -> None:
+    seen: list[Observed] = []
+    with Harness(mode, url, namespace=namespace, on_event=seen.append) as harness:
+        harness.configure("orders", lease=0.4, max_deliveries=2)
+        dies = harness.publish("orders", "dies")
+        for _ in range(2):
+            until(lambda: harness.stats("orders").ledger.leased == 0 or harness.stats("orders").next_lease_ms == 0)
+            abandon(harness, "orders")
+        until(lambda: receive_one(harness, "orders") is None and harness.ledger("orders").dead == 1)
+        late = harness.publish("orders", "late")
+        block = abandon(harness, "orders")
+        until(lambda: receive_one(harness, "orders") == "late")
+        leave(harness, block)
+        ledger = harness.ledger("orders")
+    assert len(closed_once(seen, "orders")) == ledger.claims == 4
+    ends = [(event.event, event.message_id, event.token, event.reason) for event in seen if event.event not in POLLS]
+    tokens = [event.token for event in seen if event.event == "claimed"]
+    assert ends == [
+        ("configured", None, None, "lease max_deliveries"),
+        ("published", dies.id, None, None),
+        ("claimed", dies.id, tokens[0], None),
+        ("expired", dies.id, tokens[0], None),
+        ("claimed", dies.id, tokens[1], None),
+        ("expired", dies.id, tokens[1], None),
+        ("dead", dies.id, tokens[1], "max_deliveries"),
+        ("published", late.id, None, None),
+        ("claimed", late.id, tokens[2], None),
+        ("expired", late.id, tokens[2], None),
+        ("claimed", late.id, tokens[3], None),
+        ("done", late.id, tokens[3], None),
+        ("lost", late.id, tokens[2], None),
+    ]
+
+
+@pytest.mark.promise("SEE-1", "PUB-7", "DEAD-1", "TIMER-4")
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_drops_trims_and_promotions_are_told(mode: str, url: str, namespace: str) -> None:
+    seen: list[Observed] = []
+    with Harness(mode, url, namespace=namespace, on_event=seen.append) as harness:
+        harness.configure("orders", max_pending=2, overload="drop_oldest", dead_max=1)
+        dropped = [harness.publish("orders", 1), *harness.publish_many("orders", [2, 3])]
+        timer = harness.publish("orders", 4, delay=0.01)
+        until(lambda: harness.stats("orders").next_due_ms == 0)
+        trimmed = []
+        for _ in range(2):
+            with harness.receive("orders", wait=0) as message:
+                message.dead()
+                trimmed.append(message.id)
+    besides = Counter(
+        (event.event, event.message_id, event.reason)
+        for event in seen
+        if event.event in ("dropped", "promoted", "dead_trimmed")
+    )
+    assert besides == Counter([
+        ("dropped", dropped[0].id, "overload"),
+        ("dropped", dropped[1].id, "overload"),
+        ("promoted", timer.id, "due"),
+        ("dead_trimmed", trimmed[0], "dead_max"),
+    ])  # fmt: skip
 
 
 @pytest.mark.promise("SEE-1")
@@ -365,6 +459,7 @@ def test_the_faces_tell_what_they_changed() -> None:
         ("configured", "success"),
         ("published", "success"),
         ("duplicate", "skipped"),
+        ("replaced", "success"),
         ("published", "success"),
         ("paused", "success"),
         ("paused", "skipped"),
@@ -468,22 +563,3 @@ def test_a_worker_runs_on_the_callers_own_client(mode: str, valkey_url: str, nam
         assert sorted(seen) == [0, 1, 2]
         assert harness.ledger("orders").expired == 0
         harness.done(client.close() if mode == "sync" else client.aclose())
-
-
-@pytest.mark.promise("LEASE-7")
-def test_a_worker_runs_until_empty_where_nothing_is_settled(harness: Harness) -> None:
-    harness.configure("orders", lease=None)
-    handled: list[int] = []
-
-    @harness.handler("orders")
-    def handle(number: int) -> None:
-        # By now the worker has claimed everything and sleeps. Only the end of this call can wake it.
-        until(lambda: harness.stats("orders").sleepers, "the worker's sleep")
-        handled.append(number)
-
-    harness.publish_many("orders", range(3))
-    run = threading.Thread(target=harness.run, daemon=True)
-    run.start()
-    until(lambda: not run.is_alive(), "the end of the run")
-    assert sorted(handled) == [0, 1, 2]
-    assert harness.ledger("orders").done == 3

@@ -25,7 +25,7 @@ from waypost.errors import (
     WaypostError,
 )
 from waypost.identity import Operation, Session
-from waypost.message import Claimed, Observed, ObservedOutcome
+from waypost.message import Claimed, Observed, ObservedOutcome, SideEffect
 from waypost.policy import (
     BACKOFF_FIRST_SECONDS,
     BACKOFF_MAX_SECONDS,
@@ -344,18 +344,29 @@ class ClientContext:
             self.replay_windows.end(queue, operation if sending is None else sending.operation)
 
     def operate_woken(self, queue: str, make: Callable[[Operation], Call[Woken[T]]], **options: Any) -> Flow[T]:
-        """`operate`, then wake whom the answer names."""
-        woken = yield from self.operate(queue, make, **options)
-        if woken.wake:
-            self.wake(woken.wake)
-        return woken.result
+        """`operate`, then `take` the answer."""
+        return self.take((yield from self.operate(queue, make, **options)))
 
     def attempt_woken(self, call: Call[Woken[T]]) -> Flow[T]:
-        """`attempt`, then wake whom the answer names."""
-        woken = yield from self.attempt(call)
+        """`attempt`, then `take` the answer."""
+        return self.take((yield from self.attempt(call)))
+
+    def take(self, woken: Woken[T]) -> T:
+        """Wake the clients that an answer names, report what else its step did, and return its result."""
         if woken.wake:
             self.wake(woken.wake)
+        if woken.also:
+            self.report(woken.also)
         return woken.result
+
+    def report(self, also: Iterable[SideEffect]) -> None:
+        """Report to `on_event` what a step did besides its work."""
+        if self.on_event is not None:
+            for change in also:
+                self.tell(
+                    change.event, change.queue, message_id=change.id, token=change.token, reason=change.reason,
+                    count=None if change.id else change.count,
+                )  # fmt: skip
 
     def tell(self, event: str, queue: str, outcome: ObservedOutcome = "success", **told: Any) -> None:
         """Tell `on_event` what happened. It is foreign code: whatever it raises changes nothing here."""

@@ -72,9 +72,7 @@ def _forward(context: ClientContext, target: str, drafts: Sequence[Draft]) -> Fl
 
 def _deliver_notices(context: ClientContext, source: str, target: str, notices: Sequence[Notice]) -> Flow[bool]:
     try:
-        woken = yield context.store.arrive(target, notices)
-        if woken.wake:
-            context.wake(woken.wake)
+        context.take((yield context.store.arrive(target, notices)))
         yield context.store.forwarded(source, [notice.id for notice in notices])
     except WaypostError as error:
         _log_outgoing_delayed(source, error)

@@ -587,9 +587,7 @@ def _settle_replies(context: ClientContext, wave: list[_Chunk], first: Together)
             elif isinstance(reply, Exception):
                 chunk.error = reply
             else:
-                chunk.results, chunk.error = list(reply.result), None
-                if reply.wake:
-                    context.wake(reply.wake)
+                chunk.results, chunk.error = list(context.take(reply)), None
         if not again:
             return
         if pause is not None:

@@ -120,12 +120,13 @@ def wake_up(context: ClientContext, queue: str, wake_event: WakeEvent | None) ->
 def unregister(context: ClientContext, queue: str, sleeper: str) -> Flow[None]:
     """Take a sleeper out of the store's memory. What cannot be done soon is not: the memory forgets by itself."""
     try:
-        yield from context.operate(
+        claimed = yield from context.operate(
             queue,
             lambda operation: context.store.claim(queue, 0, operation, worker=context.worker, sleeper=sleeper),
             budget=min(RELEASE_BUDGET_SECONDS, context.retry_budget),
             fenced=True,
         )
+        take_side_effects(context, queue, claimed)
     except WaypostError as error:
         log.debug("queue %s: sleeper %s stays registered for a while: %s", queue, sleeper, error)
 
@@ -242,12 +243,9 @@ def claim(
                     report_damaged(context, queue, claimed.damaged)
                 if claimed.leases:
                     context.session.time.learn(claimed.leases[-1].claimed_ms)
+                take_side_effects(context, queue, claimed)
                 if context.on_event is not None:
                     tell_claimed(context, queue, claimed)
-                # More deliveries than failures: an earlier lease ended unsettled, and its holder may not know yet. It
-                # renews when it hears of the message, and is answered that the lease is lost.
-                if taken := [lease.id for lease in claimed.leases if lease.deliveries - lease.attempts > 1]:
-                    context.wakeups.tell("held", queue, taken)
                 return structs.replace(claimed, sent_at=sent_at)
     except WaypostError as error:
         context.tell("claim", queue, *how(error), error_type=error_type(error), error=error_text(error))
@@ -307,6 +305,7 @@ def claim_lost(
         # A repeat renews what it gives back, so its leases count from then.
         claimed, sent = yield from context.attempt_timed(call, budget=budget)
         answered = True
+        take_side_effects(context, queue, claimed)
         if context.on_event is not None and claimed.leases:
             tell_claimed(context, queue, claimed)
         return structs.replace(claimed, sent_at=sent)
@@ -344,6 +343,18 @@ def give_back_lost_claims(context: ClientContext) -> Flow[int]:
             if claimed is not None and claimed.leases:
                 yield from give_back(context, queue, claimed.leases)
     return len(context.queues_with_lost_claims())
+
+
+def take_side_effects(context: ClientContext, queue: str, claimed: Claimed) -> None:
+    """Wake the clients that a claim concerns besides its own, and report what else it did."""
+    if claimed.wake:
+        context.wake(claimed.wake)
+    if claimed.also:
+        context.report(claimed.also)
+        # Whoever held a lease that has ended may not know. It renews when it hears of its message, and learns it.
+        ended = [change.id for change in claimed.also if change.id and "expired" in (change.event, change.reason)]
+        if ended:
+            context.wakeups.tell("held", queue, ended)
 
 
 def tell_claimed(context: ClientContext, queue: str, claimed: Claimed) -> None:
@@ -461,20 +472,19 @@ def settle(
     woken = yield from context.operate(
         queue, lambda operation: context.store.settle(queue, settlements, operation), budget=budget, fenced=True
     )
-    if woken.wake:
-        context.wake(woken.wake)
-    for message, status in zip(messages, woken.result, strict=True):
+    statuses = context.take(woken)
+    for message, status in zip(messages, statuses, strict=True):
         message.settled = status
         if status == "lost":
             if not message.lease_lost:
                 log_lease_lost(message, "settle")
             message.lease_lost = message.fenced = True
     if context.on_event is not None:
-        for message, settlement, status in zip(messages, settlements, woken.result, strict=True):
+        for message, settlement, status in zip(messages, settlements, statuses, strict=True):
             tell_settled(context, message, settlement, status, "failure" if status == "lost" else "success")
     if any(s.then for s in settlements) or any(message.lease.chain is not None for message in messages):
         yield from deliver_outgoing(context, queue)
-    return woken.result
+    return statuses
 
 
 def log_lease_lost(message: Message[Any], phase: str) -> None:

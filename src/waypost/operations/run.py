@@ -153,15 +153,13 @@ def redrive(
 def _redrive_chunk(
     context: ClientContext, queue: str, count: int, ids: Sequence[str], reason: str | None, cursor: str | None
 ) -> Flow[Redriven]:
-    woken = yield from context.operate(
+    redriven = yield from context.operate_woken(
         queue, lambda operation: context.store.redrive(queue, count, operation, ids=ids, reason=reason, cursor=cursor)
     )
-    if woken.wake:
-        context.wake(woken.wake)
     if context.on_event is not None:
-        for message_id in woken.result.moved:
+        for message_id in redriven.moved:
             context.tell("redriven", queue, message_id=message_id)
-    return woken.result
+    return redriven
 
 
 def _pace(rate: str | None) -> tuple[int, float]:

@@ -353,9 +353,8 @@ class MessageTransaction:
         if settled is None:
             return
         context = self._home.context
-        if settled.wake:
-            context.wake(settled.wake)
-        for message, settlement, status in zip(self._messages, settlements, settled.result, strict=True):
+        statuses = context.take(settled)
+        for message, settlement, status in zip(self._messages, settlements, statuses, strict=True):
             message.settled = status
             if context.on_event is not None:
                 tell_settled(context, message, settlement, status, "success")

@@ -355,9 +355,7 @@ class Scheduler:
     def _came(self, known: _Known, decision: Decision, result: Woken[Fired], tick: Tick) -> Tick:
         """What became of one fire."""
         queue, key = known.queue, known.stored.key
-        if result.wake:
-            self.context.wake(result.wake)
-        fired = result.result
+        fired = self.context.take(result)
         self._take_time(fired.at_ms)
         if fired.schedule is None:
             del self._known[queue, key]

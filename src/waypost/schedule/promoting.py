@@ -16,7 +16,6 @@ from waypost.operations.flow import ClientContext, Flow, Together
 from waypost.operations.forward import deliver_outgoing
 from waypost.policy import LEADER_TTL_MS, PROMOTE_MAX
 from waypost.schedule.loop import Candidate, Election, log
-from waypost.store.port import Woken
 
 #: A timer that was published after the last look is promoted this late at most, if no worker is awake to claim it.
 LOOK_SECONDS = 1.0
@@ -87,15 +86,10 @@ class Promoter:
                     # One queue that cannot be served must not stop the timers of all others.
                     log.warning("timers of queue %s: %s", queue, result, extra={"event": "promotion_failed"})
                     continue
-                told = self._take(result)
+                told = self.context.take(result)
                 promoted, depth, lag = promoted + told.promoted, depth + told.depth, max(lag, told.oldest_lag_ms)
                 sleep = min(sleep, _sleep_seconds(told, self._look_seconds))
         return self._told(PromoterTick(election, promoted, depth, lag, sleep))
-
-    def _take(self, woken: Woken[Promoted]) -> Promoted:
-        if woken.wake:
-            self.context.wake(woken.wake)
-        return woken.result
 
     def _told(self, tick: PromoterTick) -> PromoterTick:
         self.context.tell(

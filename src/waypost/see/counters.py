@@ -20,12 +20,19 @@ BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 
 QUEUES_MAX = 200
 #: No queue can have this name.
 OTHERS = "(others)"
-#: How a delivery can end, as `on_event` tells it.
+#: How a delivery can end, as `on_event` tells it, or a message that a claim buries or a publish drops.
 SETTLED = frozenset(
     ("done", "retried", "snoozed", "dead", "dropped", "released", "cancelled", "replaced", "lost", "unsettled")
 )
+#: What steps do besides their work, by what it is counted as.
+BESIDES = {"expired": "leases_expired", "promoted": "promoted", "dead_trimmed": "dead_trimmed"}
 #: What a publish can have come to, by what `on_event` says of it.
 _RESULTS = {None: "queued", "delayed": "delayed", "replaced": "replaced", "triggered": "triggered"}
+
+
+def is_settled(event: Observed) -> bool:
+    """Whether it ends a delivery or is a side effect: a cancel of a message that no worker holds is neither."""
+    return event.token is not None or event.count is not None
 
 
 class Names:
@@ -121,9 +128,8 @@ class Counters:
                 if event.run_ms is not None:
                     self._spread(counters.run, event.run_ms / 1000)
             elif name in SETTLED:
-                # A cancel of a message that nobody holds has the same name, but shows no token.
-                if event.token is not None:
-                    self._add(counters, "settled", name)
+                if is_settled(event):
+                    self._add(counters, "settled", name, event.count or 1)
             else:
                 self._count_others(counters, event)
 
@@ -137,6 +143,8 @@ class Counters:
                 self._add(counters, "published", "duplicate" if event.event == "duplicate" else "extended")
             case "polled":
                 self._add(counters, "polled", "")
+            case "expired" | "promoted" | "dead_trimmed":
+                self._add(counters, BESIDES[event.event], "", event.count or 1)
             case "claim":
                 self._add(counters, "claim_failed", "")
             case "renewed":

@@ -15,7 +15,7 @@ from opentelemetry.metrics import CallbackOptions, MeterProvider, Observation
 from waypost.message import Observed
 from waypost.middleware import Middleware
 from waypost.release import VERSION
-from waypost.see.counters import BUCKETS, QUEUES_MAX, SETTLED, Names
+from waypost.see.counters import BESIDES, BUCKETS, QUEUES_MAX, SETTLED, Names, is_settled
 from waypost.see.reading import Reading, StoreReader, lag_of
 from waypost.store.port import Store
 
@@ -35,7 +35,17 @@ class Metering(Middleware):
         self._readers: list[StoreReader] = []
         self._published = meter.create_counter("waypost.published", "{message}", "Messages published.")
         self._claimed = meter.create_counter("waypost.claimed", "{message}", "Messages claimed.")
-        self._settled = meter.create_counter("waypost.settled", "{message}", "Deliveries that ended, by how.")
+        self._settled = meter.create_counter(
+            "waypost.settled", "{message}", "Deliveries that ended, and messages that ended besides one, by how."
+        )
+        self._besides = {
+            name: meter.create_counter(f"waypost.{counted.replace('_', '.', 1)}", "{message}", told)
+            for name, counted, told in (
+                ("expired", BESIDES["expired"], "Leases that had ended when a claim took their messages back."),
+                ("promoted", BESIDES["promoted"], "Messages that became ready when they were due or free."),
+                ("dead_trimmed", BESIDES["dead_trimmed"], "Dead letters let go for dead_max or dead_keep."),
+            )
+        }
         self._failed = meter.create_counter("waypost.claims.failed", "{claim}", "Claims not answered, or refused.")
         self._run = meter.create_histogram(
             "messaging.process.duration", "s", "How long handlers took.", explicit_bucket_boundaries_advisory=BUCKETS
@@ -58,8 +68,10 @@ class Metering(Middleware):
                 where = {QUEUE: self._names.of(event.queue)}
                 self._run.record(event.run_ms / 1000, where)
         elif name in SETTLED:
-            if event.token is not None:
-                self._settled.add(1, {QUEUE: self._names.of(event.queue), "waypost.outcome": name})
+            if is_settled(event):
+                self._settled.add(event.count or 1, {QUEUE: self._names.of(event.queue), "waypost.outcome": name})
+        elif name in self._besides:
+            self._besides[name].add(event.count or 1, {QUEUE: self._names.of(event.queue)})
         elif name == "published" and event.outcome == "success":
             self._published.add(1, {QUEUE: self._names.of(event.queue)})
         elif name == "claim":

@@ -36,6 +36,9 @@ SIMPLE = {
     "waypost_claims_empty": "polled",
     "waypost_claims_failed": "claim_failed",
     "waypost_schedule_missed": "missed",
+    "waypost_leases_expired": "leases_expired",
+    "waypost_promoted": "promoted",
+    "waypost_dead_trimmed": "dead_trimmed",
 }
 #: And those with one for each way in which it went.
 BY_HOW = {

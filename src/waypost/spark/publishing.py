@@ -232,9 +232,7 @@ def publish_wave(
                 elif isinstance(answer, Exception):
                     raise answer
                 else:
-                    if answer.wake:
-                        context.wake(answer.wake)
-                    _count(counts, answer.result)
+                    _count(counts, context.take(answer))
             left = failed
             if pause is not None:
                 yield pause

@@ -5,7 +5,8 @@ async sibling) runs calls on a connection. So sync and async share everything th
 batch-first: one message is a batch of one. `operation` makes a repeated call return its first answer.
 
 Callers keep to the limits of `policy`: at most `CHUNK_MESSAGES_MAX` items a call, and no id and no key twice in one
-publish. Every verb that can make work claimable answers, next to its result, which sleepers to wake.
+publish. Every verb that can make work claimable answers, next to its result, which sleepers to wake, and `also` what
+else its step did: a lease that had ended, a message that was buried, dropped or promoted beside what was asked for.
 
 Which operations are answered, run or refused is said in `repeats.py`. Each sending of a claim bears its own `nonce`
 (new bytes unless given), which fences what it leases; a repeat puts its own on the leases that are still held.
@@ -31,6 +32,7 @@ from waypost.message import (
     Claimed,
     Continuation,
     Elected,
+    EventName,
     ExtendStatus,
     Fired,
     JournalPage,
@@ -47,12 +49,20 @@ from waypost.message import (
     ScheduleList,
     Settlement,
     SettleStatus,
+    SideEffect,
     Stats,
     StoredSchedule,
     TracePage,
     Watched,
 )
-from waypost.policy import CHUNK_MESSAGES_MAX, CLAIM_BYTES_MAX, POLL_QUEUES_MAX, OnConflict, Policy
+from waypost.policy import (
+    CHUNK_MESSAGES_MAX,
+    CLAIM_BYTES_MAX,
+    POLL_QUEUES_MAX,
+    SIDE_EFFECTS_MAX,
+    OnConflict,
+    Policy,
+)
 
 T = TypeVar("T")
 
@@ -188,6 +198,8 @@ class Woken(Struct, Generic[T], frozen=True):
 
     result: T
     wake: dict[str, list[str]]
+    #: What else the step did.
+    also: tuple[SideEffect, ...] = ()
 
 
 def add_wakes(wakes: dict[str, list[str]], more: dict[str, list[str]]) -> dict[str, list[str]]:
@@ -196,6 +208,36 @@ def add_wakes(wakes: dict[str, list[str]], more: dict[str, list[str]]) -> dict[s
         known = wakes.setdefault(queue, [])
         known += [name for name in names if name not in known]
     return wakes
+
+
+class SideEffects:
+    """Gathers what else a step does: each event with an id up to a bound, then counted."""
+
+    __slots__ = ("_listed", "_more", "_named")
+
+    def __init__(self) -> None:
+        self._listed: list[SideEffect] = []
+        self._named: dict[tuple[str, EventName], int] = {}
+        self._more: dict[tuple[str, EventName, str | None], int] = {}
+
+    def add(self, queue: str, event: EventName, id: str, token: int, reason: str | None) -> None:
+        """One change of a message."""
+        named = self._named.get((queue, event), 0)
+        if named < SIDE_EFFECTS_MAX:
+            self._named[queue, event] = named + 1
+            self._listed.append(SideEffect(queue, event, id, token, reason))
+        else:
+            place = queue, event, reason
+            self._more[place] = self._more.get(place, 0) + 1
+
+    def take(self) -> tuple[SideEffect, ...]:
+        """All of them, and none is left."""
+        if not self._listed:
+            return ()
+        rest = [SideEffect(queue, event, None, None, reason, n) for (queue, event, reason), n in self._more.items()]
+        taken = (*self._listed, *rest)
+        self._listed, self._named, self._more = [], {}, {}
+        return taken
 
 
 def forwarded_draft(next_one: Continuation) -> Draft:

@@ -36,6 +36,7 @@ from waypost.message import (
     Redriven,
     Settlement,
     SettleStatus,
+    SideEffect,
     Stats,
     Stored,
     Watched,
@@ -136,6 +137,8 @@ class Bench:
         self.runner = Runner(self.store, mode)
         #: The reply to the last verb that may wake: sleepers by queue.
         self.woken: dict[str, list[str]] = {}
+        #: What else that verb did.
+        self.also: tuple[SideEffect, ...] = ()
         #: The last operation that was made.
         self.last_operation = Operation(self.session.id, 0, 0, b"")
         self._queues_used: set[str] = set()
@@ -190,7 +193,7 @@ class Bench:
 
     def _woken(self, call: Call[Woken[T]]) -> T:
         woken = self.run(call)
-        self.woken = dict(woken.wake)
+        self.woken, self.also = dict(woken.wake), woken.also
         return woken.result
 
     # ---- publish -----------------------------------------------------------------------------------------
@@ -393,13 +396,14 @@ class Bench:
 
     def carry(self, one: Continuation | Notice) -> None:
         """Take what a queue sends to its target, once more if it was before."""
-        before = self.woken
+        before, also = self.woken, self.also
         if isinstance(one, Notice):
             self._queues_used.add(one.queue)
             self._woken(self.store.arrive(one.queue, [one]))
         else:
             self.forward(one)
         self.woken = {name: before.get(name, []) + self.woken.get(name, []) for name in before | self.woken}
+        self.also = also + self.also
 
     def forward(self, one: Continuation) -> Published:
         """Publish a continuation at its target, once more if it was before."""

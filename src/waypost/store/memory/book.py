@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections import Counter, deque
 from dataclasses import dataclass, field
 from itertools import islice
+from typing import Any
 
 from waypost.identity import Operation
-from waypost.message import MINUTE_COUNTERS, Event, EventName, MessageState, Stored
+from waypost.message import MINUTE_COUNTERS, Event, EventName, MessageState, Stored, is_side_effect
 from waypost.policy import (
     COVER_MS_MAX,
     COVERED_MAX,
@@ -18,6 +19,7 @@ from waypost.policy import (
     SLEEPER_TTL_MS,
     STAMP_AHEAD_MS,
 )
+from waypost.store.port import SideEffects
 from waypost.store.repeats import is_repeat
 
 
@@ -103,6 +105,8 @@ class Book:
         self.journal_first = 1
         self.journal_last = 0
         self.readers: dict[str, int] = {}
+        #: What the step under way does besides its work.
+        self.also = SideEffects()
 
     def count_up(self, now: int, name: str) -> None:
         self.counts[name] += 1
@@ -115,9 +119,11 @@ class Book:
     # ---- the journal -------------------------------------------------------------------------------------
 
     def note(
-        self, now: int, event: EventName, operation: Operation | None, record: Record | None, **details: object
+        self, now: int, event: EventName, operation: Operation | None, record: Record | None, **details: Any
     ) -> None:
         """Append one event, in the same step as what it tells."""
+        if record is not None and is_side_effect(event, details.get("cause"), leased=record.state == "leased"):
+            self.also.add(self.name, event, record.id, record.token, details.get("reason") or details.get("cause"))
         level = self.policy.journal
         if level == "off" or (level == "failures" and event not in FAILURE_EVENTS):
             return
@@ -129,7 +135,7 @@ class Book:
             } | details  # fmt: skip
         self.journal_last += 1
         details["operation_id"] = None if operation is None else str(operation)
-        self.journal.append(Event(self.name, self.journal_last, now, event, **details))  # type: ignore[arg-type]
+        self.journal.append(Event(self.name, self.journal_last, now, event, **details))
 
     def cut_journal(self, now: int) -> None:
         """At the end of a step: keep the journal near its cap, read or not."""

@@ -6,8 +6,10 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar, cast
+
+from msgspec import structs
 
 from waypost.identity import Operation, new_nonce
 from waypost.message import (
@@ -33,6 +35,7 @@ from waypost.message import (
     ScheduleList,
     Settlement,
     SettleStatus,
+    SideEffect,
     Stats,
     StoredSchedule,
     TracePage,
@@ -75,6 +78,16 @@ class ModelCall(Call[T]):
 
     name: str
     step: Callable[[int], T]
+
+
+@dataclass(slots=True)
+class KeptClaim:
+    """What a repeat of a claim needs: the nonce and messages of its leases, and what else it did."""
+
+    nonce: bytes
+    ids: list[str]
+    also: tuple[SideEffect, ...] = ()
+    wake: dict[str, list[str]] = field(default_factory=dict)
 
 
 class MemoryStore:
@@ -154,6 +167,15 @@ class MemoryStore:
                 add_wakes(wake, {model.name: take(model.expectant)})
         return wake
 
+    def take_also(self) -> tuple[SideEffect, ...]:
+        """What else the step under way did, in all queues."""
+        return tuple(change for model in self._queues.values() for change in model.also.take())
+
+    def _carried(self, now: int, woken: Woken[T]) -> Woken[T]:
+        """The answer of a step whose notices have been taken to their queues, with what else it did."""
+        wake = add_wakes(woken.wake, self.carry_notices(now))
+        return Woken(woken.result, wake, self.take_also())
+
     def time(self) -> Call[int]:
         return ModelCall("time", lambda now: now)
 
@@ -161,8 +183,7 @@ class MemoryStore:
 
     def publish(self, queue: str, drafts: Sequence[Draft], operation: Operation) -> Call[Woken[list[Published]]]:
         def step(model: QueueModel, now: int) -> Woken[list[Published]]:
-            woken = self._waking(model, now, lambda: model.publish(now, drafts, operation))
-            return Woken(woken.result, add_wakes(woken.wake, self.carry_notices(now)))
+            return self._carried(now, self._waking(model, now, lambda: model.publish(now, drafts, operation)))
 
         return self._once("publish", queue, operation, step)
 
@@ -183,17 +204,19 @@ class MemoryStore:
 
         def run(now: int) -> Claimed:
             model = self._queue_for_writing(queue)
-            first = cast("tuple[bytes, list[str]] | None", model.replayed(now, operation, self.replay_ttl_ms))
+            first = cast("KeptClaim | None", model.replayed(now, operation, self.replay_ttl_ms))
             if first is None and replay:
                 # Nothing ran, and now nothing may: a request that is still under way finds this and takes no work.
-                first = (fence, [])
+                first = KeptClaim(fence, [])
             if first is not None:
-                held, ids = first
-                claimed = model.claim_again(now, ids, held, fence)
+                kept = replace(first, nonce=fence)
+                claimed = model.claim_again(now, first.ids, first.nonce, fence)
             else:
                 claimed, ids = model.claim(now, limit, operation, fence, worker, sleeper, linger_ms, bytes_max)
-            model.remember(now, operation, (fence, ids), self.replay_ttl_ms)
-            return claimed
+                wake = self.carry_notices(now)
+                kept = KeptClaim(fence, ids, self.take_also(), wake)
+            model.remember(now, operation, kept, self.replay_ttl_ms)
+            return structs.replace(claimed, also=kept.also, wake=kept.wake)
 
         return ModelCall("claim", run)
 
@@ -212,7 +235,7 @@ class MemoryStore:
                 return min(len(settlements), max(0, model.count("ready") - model.freshly_ready))
 
             woken = self._waking(model, now, settle_all, also=freed_slots)
-            return Woken(woken.result, add_wakes(add_wakes(wake, woken.wake), self.carry_notices(now)))
+            return self._carried(now, Woken(woken.result, add_wakes(wake, woken.wake)))
 
         return self._once("settle", queue, operation, step)
 
@@ -446,7 +469,8 @@ class MemoryStore:
         self, queue: str, step: FireStep, drafts: Sequence[Draft], operation: Operation
     ) -> Call[Woken[Fired]]:
         def run(model: QueueModel, now: int) -> Woken[Fired]:
-            return self._waking(model, now, lambda: scheduling.fire_schedule(model, now, step, drafts, operation))
+            woken = self._waking(model, now, lambda: scheduling.fire_schedule(model, now, step, drafts, operation))
+            return self._carried(now, woken)
 
         return self._once("fire_schedule", queue, operation, run)
 
@@ -454,7 +478,8 @@ class MemoryStore:
         self, queue: str, key: str, draft: Draft, operation: Operation
     ) -> Call[Woken[Published | None]]:
         def run(model: QueueModel, now: int) -> Woken[Published | None]:
-            return self._waking(model, now, lambda: scheduling.trigger_schedule(model, now, key, draft, operation))
+            woken = self._waking(model, now, lambda: scheduling.trigger_schedule(model, now, key, draft, operation))
+            return self._carried(now, woken)
 
         return self._once("trigger_schedule", queue, operation, run)
 
@@ -467,7 +492,7 @@ class MemoryStore:
     def promote(self, queue: str) -> Call[Woken[Promoted]]:
         def step(now: int) -> Woken[Promoted]:
             model = self._queue(queue)
-            return self._waking(model, now, lambda: scheduling.promote(model, now))
+            return self._carried(now, self._waking(model, now, lambda: scheduling.promote(model, now)))
 
         return ModelCall("promote", step)
 
@@ -498,6 +523,7 @@ class MemoryExecutor:
     def run(self, call: Call[T]) -> T:
         with self._store.lock:
             now = self._store.clock()
+            self._store.take_also()  # of a step before, whose answer had no place for it
             result = cast("ModelCall[T]", call).step(now)
             # Steps that answer without names wake nobody: who waits asks again after a while.
             self._store.carry_notices(now)

@@ -22,7 +22,7 @@ STAMP_BYTES = 8
 _LIMITS = (
     "ARRIVAL_TTL_MS", "BURY_MAX", "CHUNK_MESSAGES_MAX", "COVERED_MAX", "COVER_MS_MAX", "ENDED_TTL_MS", "HEAD_OFFSET",
     "JOURNAL_SLACK_PART", "MINUTES_KEPT", "NO_END_MS", "PRIORITY_DEFAULT", "PRIORITY_MAX", "PROMOTE_MAX", "RECLAIM_MAX",
-    "REPLAY_MAX", "SLEEPER_TTL_MS", "STAMP_AHEAD_MS", "WORKERS_SWEPT_MAX",
+    "REPLAY_MAX", "SIDE_EFFECTS_MAX", "SLEEPER_TTL_MS", "STAMP_AHEAD_MS", "WORKERS_SWEPT_MAX",
 )  # fmt: skip
 _LAYOUT = ("ID_CHARACTERS", "MARK_BYTES", "NONCE_BYTES", "SESSION_BYTES")
 _MARK_AT = identity.SESSION_BYTES + 1
@@ -44,8 +44,9 @@ CONSTANTS: dict[str, int] = {
     "MARK_AT": _MARK_AT,
     "STAMP_AT": _STAMP_AT,
     "NONCE_AT": _STAMP_AT + STAMP_BYTES,
-    # A remembered result begins with its mark, in hexadecimal digits.
+    # A remembered result begins with its mark, that of a claim goes on with its nonce, both in hexadecimal digits.
     "MARK_DIGITS": 2 * identity.MARK_BYTES,
+    "NONCE_DIGITS": 2 * identity.NONCE_BYTES,
     "RESULT_AT": 2 * identity.MARK_BYTES + 1,
 }
 _NAME = re.compile(r"\{([A-Z][A-Z_]*)\}")

@@ -16,6 +16,7 @@ from waypost.store.postgres.statement import (
     BYTES,
     INT2,
     TEXT,
+    Also,
     Parameter,
     PostgresCall,
     array_of_data,
@@ -40,7 +41,7 @@ COLUMNS = (
     "status, at_ms, wake, (s).key, (s).version, (s).spec, (s).paused, (s).next_ms, (s).due_ms, (s).fires, (s).missed, "
     "(s).last_ms"
 )
-_promoted_reply = msgspec.json.Decoder(tuple[int, int, int, int | None, list[str]]).decode
+_promoted_reply = msgspec.json.Decoder(tuple[int, int, int, int | None, list[str], Also | None]).decode
 _elected_reply = msgspec.json.Decoder(tuple[str, int, int]).decode
 
 
@@ -131,7 +132,8 @@ class ScheduleVerbs:
     ) -> Call[Woken[Fired]]:
         def decode(result: PGresult) -> Woken[Fired]:
             (row,) = rows_of(result)
-            return Woken(Fired(row[0], row[1], _schedule(row)), read_published(row[2]).wake(queue))
+            reply = read_published(row[2])
+            return Woken(Fired(row[0], row[1], _schedule(row)), reply.wake(queue), reply.also or ())
 
         parameters = [
             text(step.key), text(step.version), number(step.expected_ms), number(step.last_due_ms),
@@ -147,14 +149,15 @@ class ScheduleVerbs:
             found = one(result)
             if found is None:
                 return Woken(None, {})
-            return Woken(Published(draft.id, "queued", queue), read_published(found).wake(queue))
+            reply = read_published(found)
+            return Woken(Published(draft.id, "queued", queue), reply.wake(queue), reply.also or ())
 
         return self._once("trigger_schedule", queue, operation, [text(key), *_drafts([draft])], decode)
 
     def promote(self, queue: str) -> Call[Woken[Promoted]]:
         def decode(result: PGresult) -> Woken[Promoted]:
-            promoted, depth, lag, next_due, names = _promoted_reply(one(result) or b"")
-            return Woken(Promoted(promoted, depth, lag, next_due), {queue: names} if names else {})
+            promoted, depth, lag, next_due, names, also = _promoted_reply(one(result) or b"")
+            return Woken(Promoted(promoted, depth, lag, next_due), {queue: names} if names else {}, also or ())
 
         return self._call("promote", queue, [text(queue), self._now()], decode)
 

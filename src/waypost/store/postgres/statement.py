@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 from msgspec import Struct
 
+from waypost.message import SideEffect
 from waypost.store.port import Call, add_wakes
 
 if TYPE_CHECKING:
@@ -131,13 +132,21 @@ def rows_of(result: PGresult) -> list[tuple[Any, ...]]:
     return transformer.load_rows(0, result.ntuples, tuple)
 
 
+#: What else a step did, as the function `take_also` has it.
+Also = tuple[SideEffect, ...]
+
+
 class PublishReply(Struct, array_like=True):
-    """The reply of a publish: a letter for each draft ("": all are queued), ids where they are others, whom to wake."""
+    """The reply of a publish: a letter for each draft ("": all are queued), ids where they are others, whom to wake.
+
+    Then what else it did.
+    """
 
     letters: str
     others: list[str] | None
     names: list[str]
     more: list[tuple[str, list[str]]]
+    also: Also | None = None
 
     def wake(self, queue: str) -> dict[str, list[str]]:
         """Whom to wake, by queue."""

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
+from msgspec import Struct
 
 from waypost import policy as limits
 from waypost.identity import Operation, new_nonce
@@ -60,6 +61,7 @@ from waypost.store.postgres.statement import (
     INT4,
     INT8,
     TEXT,
+    Also,
     Parameter,
     PostgresCall,
     array_of_data,
@@ -102,8 +104,26 @@ SETTLE_STATUS: dict[str, SettleStatus] = {
 EXTEND_STATUS: dict[str, ExtendStatus] = {"o": "ok", "l": "lost", "c": "cancel"}
 CANCEL_STATUS: dict[str, CancelStatus] = {"c": "cancelled", "r": "requested", "f": "finished", "u": "unknown"}
 
-_settled_reply = msgspec.json.Decoder(tuple[str, list[tuple[str, list[str]]]]).decode
-_claimed_reply = msgspec.json.Decoder(tuple[int | None, int | None, int | None, bool, int | None, bool]).decode
+
+class _SettleReply(Struct, array_like=True):
+    letters: str
+    wakes: list[tuple[str, list[str]]]
+    also: Also | None = None
+
+
+class _ClaimReply(Struct, array_like=True):
+    next_due_ms: int | None
+    next_lease_ms: int | None
+    next_rate_ms: int | None
+    paused: bool
+    lease_ms: int | None
+    more: bool
+    #: Whom to wake, and what else it did.
+    besides: tuple[list[tuple[str, list[str]]], Also] | None = None
+
+
+_settled_reply = msgspec.json.Decoder(_SettleReply).decode
+_claimed_reply = msgspec.json.Decoder(_ClaimReply).decode
 _redriven_reply = msgspec.json.Decoder(tuple[list[str], list[str], bool, list[str]]).decode
 _check_reply = msgspec.json.Decoder(tuple[int, list[tuple[DamageKind, str | None, str, str | None]], str | None]).decode
 _policy_reply = msgspec.json.Decoder(tuple[Policy, list[str]]).decode
@@ -212,12 +232,15 @@ class PostgresStore(ScheduleVerbs, ChainVerbs):
         def decode(result: PGresult) -> Woken[list[Published]]:
             reply = read_published(one(result) or b"")
             if not reply.letters:
-                return Woken([Published(draft.id, "queued", queue) for draft in drafts], reply.wake(queue))
+                return Woken(
+                    [Published(draft.id, "queued", queue) for draft in drafts], reply.wake(queue), reply.also or ()
+                )
             check_answer(reply.letters, reply.others, queue)
             ids = reply.others or [draft.id for draft in drafts]
             return Woken(
                 [Published(id, PUBLISH_STATUS[letter], queue) for id, letter in zip(ids, reply.letters, strict=True)],
                 reply.wake(queue),
+                reply.also or (),
             )
 
         if len(drafts) == 1 and _is_simple(drafts[0]):
@@ -243,7 +266,8 @@ class PostgresStore(ScheduleVerbs, ChainVerbs):
 
         def decode(result: PGresult) -> Claimed:
             *rows, last = rows_of(result)
-            next_due, next_lease, next_rate, paused, lease_ms, more = _claimed_reply(last[0])
+            head = _claimed_reply(last[0])
+            wakes, also = head.besides or ((), ())
             leases = [
                 Lease(
                     id, token, fence, deliveries, attempts, PRIORITY_MAX - rank, key, group, published_ms, ready_ms,
@@ -252,7 +276,10 @@ class PostgresStore(ScheduleVerbs, ChainVerbs):
                 for _, id, token, deliveries, attempts, rank, key, group, published_ms, ready_ms, claimed_ms,
                     lease_end_ms, envelope, chain in rows
             ]  # fmt: skip
-            return Claimed(leases, next_due, next_lease, next_rate, paused, 0, lease_ms, more)
+            return Claimed(
+                leases, head.next_due_ms, head.next_lease_ms, head.next_rate_ms, head.paused, 0, head.lease_ms,
+                head.more, also=also, wake=by_queue(wakes),
+            )  # fmt: skip
 
         parameters = [
             number(limit), text(worker), text(sleeper), flag(replay), number(linger_ms), number(bytes_max),
@@ -263,10 +290,11 @@ class PostgresStore(ScheduleVerbs, ChainVerbs):
         self, queue: str, settlements: Sequence[Settlement], operation: Operation
     ) -> Call[Woken[list[SettleStatus]]]:
         def decode(result: PGresult) -> Woken[list[SettleStatus]]:
-            letters, wakes = _settled_reply(one(result) or b"")
-            if not letters:
-                return Woken(["done"] * len(settlements), by_queue(wakes))
-            return Woken([SETTLE_STATUS[letter] for letter in letters], by_queue(wakes))
+            reply = _settled_reply(one(result) or b"")
+            statuses: list[SettleStatus] = ["done"] * len(settlements)
+            if reply.letters:
+                statuses = [SETTLE_STATUS[letter] for letter in reply.letters]
+            return Woken(statuses, by_queue(reply.wakes), reply.also or ())
 
         parameters = [*_fences(settlements), *_outcomes(settlements)]
         return self._once("settle", queue, operation, parameters, decode)

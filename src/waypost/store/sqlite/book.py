@@ -15,10 +15,10 @@ import msgspec
 from msgspec import Struct
 
 from waypost.errors import SchemaTooNew
-from waypost.message import MINUTE_COUNTERS, EventName
+from waypost.message import MINUTE_COUNTERS, SIDE_EVENTS, EventName, is_side_effect
 from waypost.policy import DEFAULT_POLICY, FAILURE_EVENTS, MINUTES_KEPT, Policy
 from waypost.store.repeats import id_taken
-from waypost.store.sqlite.schema import DEAD, WAITING
+from waypost.store.sqlite.schema import DEAD, LEASED, WAITING
 
 if TYPE_CHECKING:
     from waypost.store.sqlite.step import Step
@@ -251,6 +251,8 @@ class QueueBook:
         schedule: str | None = None,
     ) -> None:
         """Append one event, in the same step as what it tells."""
+        if event in SIDE_EVENTS and record is not None and is_side_effect(event, cause, leased=record.state == LEASED):
+            self.step.also.add(self.name, event, record.id, record.token, reason or cause)
         if not self._events_noted and not self.notes(event):
             return
         numbers = self.numbers

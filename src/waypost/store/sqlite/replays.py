@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Struct
 
 from waypost.identity import MARK_BYTES, Operation
-from waypost.message import CancelStatus, ExtendStatus, Fired, Published, Purged, Redriven, SettleStatus
+from waypost.message import CancelStatus, ExtendStatus, Fired, Published, Purged, Redriven, SettleStatus, SideEffect
 from waypost.policy import REPLAY_MAX, STAMP_AHEAD_MS
 from waypost.store.port import Woken
 from waypost.store.repeats import is_repeat
@@ -109,25 +109,29 @@ def _whole(ids: Ids) -> list[str]:
 
 
 Wake = dict[str, list[str]]
+Also = tuple[SideEffect, ...]
 
 PUBLISHED: Form[Woken[list[Published]]] = _form(
-    tuple[Ids, Runs, Wake, str],
+    tuple[Ids, Runs, Wake, str, Also],
     lambda woken: (
         _ids([p.id for p in woken.result]), _runs(p.status for p in woken.result), woken.wake,
-        woken.result[0].queue if woken.result else "",
+        woken.result[0].queue if woken.result else "", woken.also,
     ),
     lambda kept: Woken(
         [Published(id, status, kept[3]) for id, status in zip(_whole(kept[0]), _unrolled(kept[1]), strict=True)],
-        kept[2],
+        kept[2], kept[4],
     ),
 )  # fmt: skip
-CLAIMED: Form[tuple[bytes, list[str]]] = _form(
-    tuple[bytes, Ids], lambda claimed: (claimed[0], _ids(claimed[1])), lambda kept: (kept[0], _whole(kept[1]))
+#: The nonce and messages of the leases, what else the claim did, and whom to wake for that.
+CLAIMED: Form[tuple[bytes, list[str], Also, Wake]] = _form(
+    tuple[bytes, Ids, Also, Wake],
+    lambda claimed: (claimed[0], _ids(claimed[1]), *claimed[2:]),
+    lambda kept: (kept[0], _whole(kept[1]), *kept[2:]),
 )
 SETTLED: Form[Woken[list[SettleStatus]]] = _form(
-    tuple[Runs, Wake],
-    lambda woken: (_runs(woken.result), woken.wake),
-    lambda kept: Woken(_unrolled(kept[0]), kept[1]),
+    tuple[Runs, Wake, Also],
+    lambda woken: (_runs(woken.result), woken.wake, woken.also),
+    lambda kept: Woken(_unrolled(kept[0]), *kept[1:]),
 )
 EXTENDED: Form[list[ExtendStatus]] = _form(list[tuple[str, int]], _runs, _unrolled)
 CANCELLED: Form[list[CancelStatus]] = _form(list[tuple[str, int]], _runs, _unrolled)

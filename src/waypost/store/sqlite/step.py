@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 from waypost.message import Notice
-from waypost.store.port import Call
+from waypost.store.port import Call, SideEffects
 from waypost.store.sqlite.book import QueueBook
 from waypost.store.sqlite.schema import RESERVE_BYTES, Spelling
 
@@ -36,7 +36,8 @@ class Step:
     """What a verb sees of the file. Everything it does is committed together, or not at all."""
 
     __slots__ = (
-        "_books", "_connection", "_seq", "_spelling", "expectant", "give_way", "notices", "now", "replay_ttl_ms",
+        "_books", "_connection", "_seq", "_spelling", "also", "expectant", "give_way", "notices", "now",
+        "replay_ttl_ms",
     )  # fmt: skip
 
     def __init__(
@@ -60,6 +61,8 @@ class Step:
         #: News of chains that this step made and has not acted on, and the clients that wait for its ends, by queue.
         self.notices: list[Notice] = []
         self.expectant: dict[str, list[str]] = {}
+        #: What it did besides its work.
+        self.also = SideEffects()
 
     def execute(self, template: str, parameters: Sequence[Any] = ()) -> sqlite3.Cursor:
         """Run one statement, written with `{table}` for names."""

@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
+from msgspec import structs
+
 from waypost.errors import ConfigurationError
 from waypost.identity import Operation, new_nonce
 from waypost.message import (
@@ -169,12 +171,15 @@ class SqliteStore:
             first = replays.replayed(book, operation)
             if first is None and not replay:
                 claimed, ids = claim.claim(book, limit, operation, fence, worker, sleeper, linger_ms, bytes_max)
-                replays.remember(book, operation, replays.CLAIMED.pack((fence, ids)))
-                return claimed
-            # Nothing ran, and now nothing may: a request that is still under way finds this and takes no work.
-            held, ids = (fence, []) if first is None else replays.CLAIMED.unpack(first)
-            replays.remember(book, operation, replays.CLAIMED.pack((fence, ids)))
-            return claim.claim_again(book, ids, held, fence)
+                wake = chains.carry(step) if step.notices or step.expectant else {}
+                also = step.also.take()
+                replays.remember(book, operation, replays.CLAIMED.pack((fence, ids, also, wake)))
+            else:
+                # Nothing ran, and now nothing may: a request that is still under way finds this and takes no work.
+                held, ids, also, wake = (fence, [], (), {}) if first is None else replays.CLAIMED.unpack(first)
+                replays.remember(book, operation, replays.CLAIMED.pack((fence, ids, also, wake)))
+                claimed = claim.claim_again(book, ids, held, fence)
+            return structs.replace(claimed, also=also, wake=wake) if also or wake else claimed
 
         return SqliteCall("claim", run)
 
@@ -370,7 +375,7 @@ class SqliteStore:
         self, queue: str, step: FireStep, drafts: Sequence[Draft], operation: Operation
     ) -> Call[Woken[Fired]]:
         def work(book: QueueBook) -> Woken[Fired]:
-            return _woken(book, lambda: schedules.fire_schedule(book, step, drafts, str(operation)))
+            return _carried(book, _woken(book, lambda: schedules.fire_schedule(book, step, drafts, str(operation))))
 
         return self._once("fire_schedule", queue, operation, replays.FIRED, work)
 
@@ -378,7 +383,7 @@ class SqliteStore:
         self, queue: str, key: str, draft: Draft, operation: Operation
     ) -> Call[Woken[Published | None]]:
         def work(book: QueueBook) -> Woken[Published | None]:
-            return _woken(book, lambda: schedules.trigger_schedule(book, key, draft, str(operation)))
+            return _carried(book, _woken(book, lambda: schedules.trigger_schedule(book, key, draft, str(operation))))
 
         return self._once("trigger_schedule", queue, operation, replays.TRIGGERED, work)
 
@@ -393,7 +398,7 @@ class SqliteStore:
             if step.look(queue).number == 0:
                 return Woken(Promoted(0, 0, 0, None), {})
             book = step.book(queue)
-            return _woken(book, lambda: schedules.promote(book))
+            return _carried(book, _woken(book, lambda: schedules.promote(book)))
 
         return SqliteCall("promote", run)
 
@@ -404,8 +409,9 @@ def _woken(book: QueueBook, work: Callable[[], T], *, also: Callable[[], int] = 
 
 
 def _carried(book: QueueBook, woken: Woken[T]) -> Woken[T]:
-    """Act on the news of chains that a step made, and wake those whom they concern too."""
+    """Act on the news of chains that a step made, wake those whom they concern too, and say what else it did."""
     step = book.step
     if step.notices or step.expectant:
         add_wakes(woken.wake, chains.carry(step))
-    return woken
+    also = step.also.take()
+    return Woken(woken.result, woken.wake, also) if also else woken

@@ -24,6 +24,7 @@ from waypost.message import (
     Minute,
     Notice,
     Settlement,
+    SideEffect,
     Stored,
     Watched,
 )
@@ -38,6 +39,7 @@ ROUTING = Struct(">BBQQHHI")
 SETTLEMENT = Struct(">24scI12scQQHHIIBB")
 CONTINUATION = Struct(">24sHI")
 TEXT_ITEM = Struct(">BBIH")
+ALSO = Struct(">BBI24s")
 
 #: The first byte of a draft that has more than a priority and an envelope.
 ROUTED = 16
@@ -203,6 +205,38 @@ def unpack_watched(reply: Sequence[Any]) -> Watched:
         return Watched(STATUS[status])
     ended: Any = more[0].decode() if more else None
     return Watched(None, ended, result=bytes(more[1]) if len(more) > 1 else None)
+
+
+# ---- what else a step did --------------------------------------------------------------------------------------
+
+
+def unpack_also(queue: str, data: bytes) -> tuple[SideEffect, ...]:
+    """The items of `add_also` in moves.lua."""
+    found = []
+    for event, reason, number, id in ALSO.iter_unpack(data):
+        name, why = EVENTS[event - 1], CAUSES[reason - 1] if reason else None
+        if any(id):
+            found.append(SideEffect(queue, name, id.decode(), number, why))
+        else:
+            found.append(SideEffect(queue, name, None, None, why, number))
+    return tuple(found)
+
+
+def unpack_woken(queue: str, names: Sequence[bytes]) -> tuple[dict[str, list[str]], tuple[SideEffect, ...]]:
+    """The end of an answer: the clients to wake and, behind a byte 1, what else the step did."""
+    if not names:
+        return {}, ()
+    also: tuple[SideEffect, ...] = ()
+    if names[-1][:1] == b"\1":
+        also, names = unpack_also(queue, names[-1][1:]), names[:-1]
+    return {queue: [name.decode() for name in names]} if names else {}, also
+
+
+def unpack_besides(queue: str, data: bytes) -> tuple[dict[str, list[str]], tuple[SideEffect, ...]]:
+    """The same in the answer of a claim, where it is one text."""
+    length = int.from_bytes(data[:4], "big")
+    names = data[4 : 4 + length].decode()
+    return {queue: names.split("\0")} if names else {}, unpack_also(queue, data[4 + length :])
 
 
 def _text(data: bytes) -> str | None:

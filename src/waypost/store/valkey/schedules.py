@@ -55,10 +55,6 @@ def _number(value: int | None) -> bytes:
     return b"" if value is None else b"%d" % value
 
 
-def _wake(queue: str, names: Sequence[bytes]) -> dict[str, list[str]]:
-    return {queue: [name.decode() for name in names]} if names else {}
-
-
 class ScheduleVerbs:
     """The part of the store that has to do with schedules."""
 
@@ -117,7 +113,7 @@ class ScheduleVerbs:
     ) -> Call[Woken[Fired]]:
         def decode(reply: Any) -> Woken[Fired]:
             found = unpack_schedule(step.key, reply[2]) if reply[2] else None
-            return Woken(Fired(FIRE_STATUS[reply[0]], int(reply[1]), found), _wake(queue, reply[3:]))
+            return Woken(Fired(FIRE_STATUS[reply[0]], int(reply[1]), found), *packing.unpack_woken(queue, reply[3:]))
 
         check_chunk(drafts)
         arguments = [
@@ -134,7 +130,7 @@ class ScheduleVerbs:
             if not reply:
                 return Woken(None, {})
             status: PublishStatus = "delayed" if reply[0] == b"d" else "queued"
-            return Woken(Published(draft.id, status, queue), _wake(queue, reply[1:]))
+            return Woken(Published(draft.id, status, queue), *packing.unpack_woken(queue, reply[1:]))
 
         arguments = [key.encode(), packing.pack_routed(draft)]
         return self._call("trigger_schedule", queue, operation, arguments, decode)
@@ -142,7 +138,8 @@ class ScheduleVerbs:
     def promote(self, queue: str) -> Call[Woken[Promoted]]:
         def decode(reply: Any) -> Woken[Promoted]:
             promoted, depth, lag, next_due = reply[:4]
-            return Woken(Promoted(promoted, depth, lag, None if next_due < 0 else next_due), _wake(queue, reply[4:]))
+            due = None if next_due < 0 else next_due
+            return Woken(Promoted(promoted, depth, lag, due), *packing.unpack_woken(queue, reply[4:]))
 
         return self._call("promote", queue, None, [], decode)
 

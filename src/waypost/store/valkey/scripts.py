@@ -43,7 +43,7 @@ EVENTS: tuple[EventName, ...] = get_args(EventName)
 CAUSES = (
     *REDELIVERY_CAUSES, "due", "unparked", "overload", "publish", "replace", "parked", "forwarded", "at_most_once",
     "request", "purge", "retry", "snooze", "release", "dead", "drop", "dead_max", "dead_keep", "hard_cap",
-    "blocked", "unblocked", "damaged", "mended",
+    "blocked", "unblocked", "damaged", "mended", "max_deliveries", "blocker_failed",
 )  # fmt: skip
 
 SCRIPTS = (
@@ -80,6 +80,7 @@ LIMITS = (
     "MINUTES_KEPT", "HEAD_OFFSET", "CHUNK_MESSAGES_MAX", "WORKERS_SWEPT_MAX", "ENDED_TTL_MS", "WAITER_TTL_MS",
     "NO_END_MS", "COMPLETION_TTL_MS", "BLOCKER_CHECK_MS", "BLOCKER_CHECKS_MAX",
     "COVER_MS_MAX", "COVERED_MAX", "DOOR_TTL_MS", "LOOKED_AT_MAX", "CHUNK_BYTES_MAX", "JOURNAL_SLACK_PART",
+    "SIDE_EFFECTS_MAX",
 )  # fmt: skip
 _places: dict[str, dict[str, Any]] = {
     "COUNT": {name: place for place, name in enumerate(COUNTERS, 1)},

@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from msgspec import structs
+
 from waypost.checks import check_namespace
 from waypost.identity import Operation, id_time_ms, is_message_id, new_nonce
 from waypost.message import (
@@ -252,10 +254,10 @@ class ValkeyStore(ScheduleVerbs):
     def publish(self, queue: str, drafts: Sequence[Draft], operation: Operation) -> Call[Woken[list[Published]]]:
         def decode(reply: Any) -> Woken[list[Published]]:
             statuses = reply[0]
-            wake = _wake(queue, reply[1:])
+            wake, also = packing.unpack_woken(queue, reply[1:])
             if len(statuses) == len(drafts) and statuses.count(b"q") == len(drafts):
-                return Woken([Published(draft.id, "queued", queue) for draft in drafts], wake)
-            return Woken(_published(queue, statuses, drafts), wake)
+                return Woken([Published(draft.id, "queued", queue) for draft in drafts], wake, also)
+            return Woken(_published(queue, statuses, drafts), wake, also)
 
         check_chunk(drafts)
         # The common draft is a priority and an envelope; its length line is the same for many.
@@ -301,16 +303,22 @@ class ValkeyStore(ScheduleVerbs):
         fence = nonce or new_nonce()
 
         def decode(reply: Any) -> Claimed:
-            lease_end, next_due, next_lease, next_rate, paused, outgoing, now, lease, more, damaged = reply[:10]
-            leases = packing.unpack_leases(reply, 10, lease_end, now, fence)
+            lease_end, next_due, next_lease, next_rate, paused, outgoing, now, lease, more, damaged, besides = reply[
+                :11
+            ]
+            leases = packing.unpack_leases(reply, 11, lease_end, now, fence)
             if leases and queue not in self._claimed_from:
                 if len(self._claimed_from) > QUEUES_REMEMBERED_MAX:
                     self._claimed_from.clear()
                 self._claimed_from.add(queue)
-            return Claimed(
+            claimed = Claimed(
                 leases, _or_none(next_due), _or_none(next_lease), _or_none(next_rate), paused == 1, outgoing,
                 _or_none(lease), more == 1, damaged=_damaged_ids(damaged),
             )  # fmt: skip
+            if not besides:
+                return claimed
+            wake, also = packing.unpack_besides(queue, besides)
+            return structs.replace(claimed, wake=wake, also=also)
 
         linger = b"" if linger_ms is None else b"%d" % linger_ms
         arguments = (
@@ -323,7 +331,7 @@ class ValkeyStore(ScheduleVerbs):
         self, queue: str, settlements: Sequence[Settlement], operation: Operation
     ) -> Call[Woken[list[SettleStatus]]]:
         def decode(reply: Any) -> Woken[list[SettleStatus]]:
-            return Woken([SETTLE_STATUS[letter] for letter in reply[0]], _wake(queue, reply[1:]))
+            return Woken([SETTLE_STATUS[letter] for letter in reply[0]], *packing.unpack_woken(queue, reply[1:]))
 
         check_chunk(settlements)
         fence = packing.FENCE.pack
@@ -370,7 +378,9 @@ class ValkeyStore(ScheduleVerbs):
     def arrive(self, queue: str, notices: Sequence[Notice]) -> Call[Woken[None]]:
         check_chunk(notices)
         arguments = [packing.pack_notice(notice) for notice in notices]
-        return self._call("arrive", queue, None, arguments, lambda reply: Woken(None, _wake(queue, reply)))
+        return self._call(
+            "arrive", queue, None, arguments, lambda reply: Woken(None, *packing.unpack_woken(queue, reply))
+        )
 
     # ---- waiting -----------------------------------------------------------------------------------------------
 

@@ -16,6 +16,7 @@
     workers    who works, and who is gone
     schedules  each instant once, leaders, promotion
     steps      a clock that is set forward or back
+    besides    what a step does besides its work, and who is woken for it
     damage     records that are damaged, found and mended
 
 A test module that imports these classes and has the fixture `make_store` (see `waypost.testing.plugin`) runs them
@@ -38,6 +39,7 @@ from waypost.testing.conformance.queue import TestApartness, TestLimits, TestLoo
 from waypost.testing.conformance.replay import TestClones, TestForgotten, TestLostReplies, TestOperations
 from waypost.testing.conformance.schedules import TestFires, TestLeaders, TestPromotion, TestSaving
 from waypost.testing.conformance.settle import TestCancel, TestContinuations, TestOutcomes, TestResults
+from waypost.testing.conformance.side_effects import TestEndsBesides, TestSideEffects
 from waypost.testing.conformance.timers import TestTimers
 from waypost.testing.conformance.wake import TestCover, TestWakes
 from waypost.testing.conformance.workers import TestRegister
@@ -60,6 +62,7 @@ __all__ = [
     "TestCover",
     "TestDamage",
     "TestDeadLetters",
+    "TestEndsBesides",
     "TestFences",
     "TestFires",
     "TestForgotten",
@@ -85,6 +88,7 @@ __all__ = [
     "TestRegister",
     "TestResults",
     "TestSaving",
+    "TestSideEffects",
     "TestTimers",
     "TestTrace",
     "TestWaiting",

@@ -65,14 +65,14 @@ def fire(
     chosen = [bench.draft()] if drafts is None else drafts
     call = bench.store.fire_schedule(QUEUE, FireStep(**given), chosen, operation or bench.operation())
     woken = bench.run(call)
-    bench.woken = dict(woken.wake)
+    bench.woken, bench.also = dict(woken.wake), woken.also
     return woken.result
 
 
 def promote(bench: Bench) -> Promoted:
     bench.operation()
     woken = bench.run(bench.store.promote(QUEUE))
-    bench.woken = dict(woken.wake)
+    bench.woken, bench.also = dict(woken.wake), woken.also
     return woken.result
 
 

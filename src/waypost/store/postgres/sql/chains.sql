@@ -110,6 +110,7 @@ BEGIN
     WHERE t.queue = q.number AND t.id = m.id;
     PERFORM {moved}(q.number, p_now, {WAITING}::smallint, v_state);
     PERFORM {note}(q, p_now, NULL, 'promoted', m, 'unblocked');
+    PERFORM {add_also}(q.name, 'promoted', 'unblocked', ARRAY[m.id], ARRAY[m.token]);
     RETURN {woken}(q.name, {wake}(q, p_now, CASE WHEN v_state = {READY} OR v_due IS NULL OR v_ready < v_due THEN 1 ELSE 0 END));
 END $body$;
 

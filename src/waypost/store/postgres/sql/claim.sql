@@ -2,7 +2,8 @@
 -- Touches: queue (read), message, entry, tally, rate, sleeper, operation, and what `finish` and `carry` touch.
 -- Keeps: a message is leased to one claim (SKIP LOCKED under its row's lock); a token only grows; with `max_running` or
 -- `rate`, claims of one queue take turns, so that together they never pass the limit.
--- The rows are leases in order; the last row has only `head`.
+-- The rows are leases in order; the last row has only `head`, which ends with whom to wake and what else the claim did, if
+-- there is any of that; a repeat gets it too.
 -- Rows are locked as strongly as their change needs and not more: one that somebody is about to wait for is not skipped.
 -- A claim waits for no disk: one that is lost with the server's memory leaves the message ready, its holder's settle finds
 -- another nonce, and its token is not given again since the floor of tokens has been raised by then. It does wait where
@@ -40,6 +41,11 @@ DECLARE
     v_waits boolean := false;
     v_buried_now record;
     v_news json[] := '{}';
+    v_ids text[];
+    v_ends json[];
+    v_wakes json[] := '{}';
+    v_also json;
+    v_besides text;
 BEGIN
     SELECT * INTO q FROM {queue} WHERE name = p_queue;
     IF NOT FOUND THEN
@@ -51,12 +57,13 @@ BEGIN
         SELECT substr(o.result, {RESULT_AT}) INTO v_first FROM {operation} o
         WHERE o.queue = q.number AND o.session = substr(p_session, 1, {SESSION_BYTES}) AND o.slot = p_number % {REPLAY_MAX} FOR UPDATE;
         -- The leases get the nonce of this sending: the process that got the first answer may be another.
-        UPDATE {operation} o SET result = left(o.result, {MARK_DIGITS}) || encode(v_nonce, 'hex')
+        v_besides := nullif(substr(v_first, {NONCE_DIGITS} + 1), '');
+        UPDATE {operation} o SET result = left(o.result, {MARK_DIGITS}) || encode(v_nonce, 'hex') || substr(v_first, {NONCE_DIGITS} + 1)
         WHERE o.queue = q.number AND o.session = substr(p_session, 1, {SESSION_BYTES}) AND o.slot = p_number % {REPLAY_MAX};
         RETURN QUERY
             WITH armed AS (
                 UPDATE {message} m SET lease_end_ms = v_now + m.lease_ms, nonce = v_nonce
-                WHERE m.queue = q.number AND m.state = {LEASED} AND m.nonce = decode(v_first, 'hex') RETURNING m.*
+                WHERE m.queue = q.number AND m.state = {LEASED} AND m.nonce = decode(left(v_first, {NONCE_DIGITS}), 'hex') RETURNING m.*
             )
             SELECT NULL::text, m.id, m.token, m.deliveries, m.attempts, m.rank, m.key, m."group", m.published_ms,
                 m.ready_ms, m.claimed_ms, m.lease_end_ms, m.data, m.chain
@@ -126,7 +133,13 @@ BEGIN
                 IF v_places IS NULL THEN
                     NULL;
                 ELSIF q.lease_ms IS NULL THEN
-                    RETURN QUERY SELECT * FROM {take}(q, v_now, v_op, p_worker, v_places);
+                    SELECT array_agg(c.id),
+                        array_agg({end_of}(c.chain, q.name || '/' || c.id, NULL, NULL)) FILTER (WHERE c.chain IS NOT NULL)
+                    INTO v_ids, v_ends FROM (
+                        SELECT m.id, m.chain FROM unnest(v_places) AS u (place) JOIN {message} m ON m.ctid = u.place) c;
+                    RETURN QUERY SELECT * FROM {take}(q, v_now, v_op, p_worker, v_ids);
+                    v_news := v_news || {woken}(q.name, {end_waits}(q, v_now, v_ids, ARRAY['done']))
+                        || coalesce(v_ends, '{}');
                 ELSE
                     RETURN QUERY
                     WITH chosen AS MATERIALIZED (
@@ -222,7 +235,17 @@ BEGIN
             PERFORM {cover}(q.number, p_worker, v_now, CASE WHEN v_leased < p_limit AND NOT v_more THEN p_linger ELSE 0 END);
         END IF;
         IF cardinality(v_news) > 0 THEN
-            PERFORM {carry}(v_now, v_news);
+            v_wakes := {carry}(v_now, v_news);
+        END IF;
+        IF v_due <= v_now OR v_end <= v_now OR cardinality(v_news) > 0 OR v_buried > 0 OR q.dead_max IS NOT NULL
+            OR q.dead_keep_ms IS NOT NULL
+        THEN
+            v_also := {take_also}();
+            IF v_also IS NOT NULL OR cardinality(v_wakes) > 0 THEN
+                v_besides := json_build_array(v_wakes, coalesce(v_also, '[]'))::text;
+                UPDATE {operation} o SET result = left(o.result, {MARK_DIGITS} + {NONCE_DIGITS}) || v_besides
+                WHERE o.queue = q.number AND o.session = substr(p_session, 1, {SESSION_BYTES}) AND o.slot = p_number % {REPLAY_MAX};
+            END IF;
         END IF;
         IF v_due <= v_now OR v_end <= v_now OR cardinality(v_news) > 0 THEN
             v_due := {next_due}(q.number);
@@ -241,7 +264,7 @@ BEGIN
     END IF;
     RETURN QUERY SELECT
         json_build_array(
-            {from_now}(v_due, v_now), {from_now}(v_end, v_now), v_rate, q.paused, q.lease_ms, v_more)::text,
+            {from_now}(v_due, v_now), {from_now}(v_end, v_now), v_rate, q.paused, q.lease_ms, v_more, v_besides::json)::text,
         NULL::text, NULL::bigint, NULL::integer, NULL::integer, NULL::smallint, NULL::text, NULL::text, NULL::bigint,
         NULL::bigint, NULL::bigint, NULL::bigint, NULL::bytea, NULL::text;
 END $body$;
@@ -265,24 +288,19 @@ BEGIN
     INTO first, expired, released, retried, snoozed, redriven FROM unnest(p_claims, p_causes) AS u (claims, cause);
 END $body$;
 
--- At most once: the messages leave the store with this claim.
-CREATE OR REPLACE FUNCTION {take}(q {queue}, p_now bigint, p_op text, p_worker text, p_places tid[]) RETURNS TABLE (
+DROP FUNCTION IF EXISTS {take}({queue}, bigint, text, text, tid[]);
+-- At most once: the messages leave the store with this claim, which tells their chains and those who wait.
+CREATE OR REPLACE FUNCTION {take}(q {queue}, p_now bigint, p_op text, p_worker text, p_ids text[]) RETURNS TABLE (
     head text, id text, token bigint, deliveries integer, attempts integer, rank smallint, key text, "group" text,
     published_ms bigint, ready_ms bigint, claimed_ms bigint, lease_end_ms bigint, data bytea, chain text
 ) LANGUAGE plpgsql AS $body$
 #variable_conflict use_column
 DECLARE
-    v_ids text[];
-    v_news json[];
     v_floor bigint := (SELECT s.floor FROM {server} s);
 BEGIN
-    SELECT array_agg(c.id),
-        array_agg({end_of}(c.chain, q.name || '/' || c.id, NULL, NULL)) FILTER (WHERE c.chain IS NOT NULL)
-    INTO v_ids, v_news FROM (
-        SELECT m.id, m.chain FROM unnest(p_places) AS u (place) JOIN {message} m ON m.ctid = u.place) c;
     RETURN QUERY
     WITH taken AS MATERIALIZED (
-        DELETE FROM {message} m WHERE m.queue = q.number AND m.id = ANY (v_ids)
+        DELETE FROM {message} m WHERE m.queue = q.number AND m.id = ANY (p_ids)
         RETURNING m.id, greatest(m.token, v_floor) + 1 AS token, m.claims + 1 AS claims,
             m.deliveries + 1 AS deliveries, m.attempts, m.rank, m.key, m."group", m.published_ms, m.ready_ms, m.position, m.cause, m.cancel_requested, m.reason, m.error_type, m.error, m.data,
             m.chain
@@ -321,11 +339,7 @@ BEGIN
         p_now, NULL::bigint, l.data, l.chain
     FROM taken l ORDER BY l.rank, l.position, l.id;
     IF q.completed_max > 0 THEN
-        PERFORM {forget_done}(q.number, q.completed_max, {RECLAIM_MAX} + cardinality(p_places));
-    END IF;
-    IF v_ids IS NOT NULL THEN
-        PERFORM {end_waits}(q, p_now, v_ids, ARRAY['done']);
-        PERFORM {carry}(p_now, v_news);
+        PERFORM {forget_done}(q.number, q.completed_max, {RECLAIM_MAX} + cardinality(p_ids));
     END IF;
 END $body$;
 
@@ -354,6 +368,9 @@ END $body$;
 
 -- What is due becomes ready, in the order of its due time.
 CREATE OR REPLACE FUNCTION {promote}(q {queue}, p_now bigint, p_op text) RETURNS void LANGUAGE plpgsql AS $body$
+DECLARE
+    v_ids text[];
+    v_tokens bigint[];
 BEGIN
     WITH chosen AS MATERIALIZED (
         SELECT m.ctid AS place, m.ready_ms, m.id FROM {message} m
@@ -374,9 +391,12 @@ BEGIN
             CASE WHEN count(m.chain) > 0 THEN array_agg(m.chain) END,
             CASE WHEN max(m.token - m.claims) > 0 THEN array_agg(m.claims) END
         FROM promoted m WHERE q.journal IN ('all', 'full') HAVING count(*) > 0
+    ), t AS (
+        INSERT INTO {tally} (seq, queue, minute, ready, delayed)
+        SELECT nextval('{sequence}'), q.number, p_now / 60000, count(*), -count(*) FROM promoted HAVING count(*) > 0
     )
-    INSERT INTO {tally} (seq, queue, minute, ready, delayed)
-    SELECT nextval('{sequence}'), q.number, p_now / 60000, count(*), -count(*) FROM promoted HAVING count(*) > 0;
+    SELECT array_agg(m.id), array_agg(m.token) INTO v_ids, v_tokens FROM promoted m;
+    PERFORM {add_also}(q.name, 'promoted', 'due', v_ids, v_tokens);
 END $body$;
 
 -- A lease that ends later than its own length from now was given before the clock was set back: it ends in time after
@@ -403,7 +423,8 @@ CREATE OR REPLACE FUNCTION {reclaim}(q {queue}, p_now bigint, p_op text) RETURNS
 DECLARE
     v_news json[] := '{}';
     v_ids text[];
-    v_back bigint;
+    v_back text[];
+    v_tokens bigint[];
     m {message};
 BEGIN
     SELECT array_agg(e.id) INTO v_ids FROM (
@@ -440,8 +461,9 @@ BEGIN
         SELECT nextval('{sequence}'), q.number, p_now / 60000, count(*), count(*), -count(*)
         FROM back HAVING count(*) > 0
     )
-    SELECT count(*) INTO v_back FROM back;
-    IF v_back = cardinality(v_ids) THEN
+    SELECT array_agg(b.id), array_agg(b.token) INTO v_back, v_tokens FROM back b;
+    PERFORM {add_also}(q.name, 'expired', NULL, v_back, v_tokens);
+    IF cardinality(v_back) = cardinality(v_ids) THEN
         RETURN v_news;
     END IF;
     FOR m IN

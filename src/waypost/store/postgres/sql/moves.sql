@@ -1,6 +1,46 @@
--- How a message moves: its end, what becomes of its key, and the note in the journal.
+-- How a message moves: its end, what becomes of its key, the note in the journal, and what a step does besides its work.
 -- Touches: message, completed, window, entry, tally, and what `ended` touches. Keeps: the ledger, the journal and the keys follow every change in
 -- the same transaction; a key's owner and its next generation change only under the owner's row lock.
+
+-- Note what a step does besides its work (see `SideEffect` in message.py), for its answer. It is kept in a setting of the
+-- transaction, one line of JSON each: what calls what differs from verb to verb.
+CREATE OR REPLACE FUNCTION {add_also}(p_queue text, p_event text, p_reason text, p_ids text[], p_tokens bigint[])
+RETURNS void LANGUAGE plpgsql AS $body$
+BEGIN
+    IF cardinality(p_ids) > 0 THEN
+        PERFORM set_config(
+            'waypost.also', coalesce(current_setting('waypost.also', true), '')
+                || json_build_array(p_queue, p_event, p_reason, p_ids, p_tokens) || E'\n', true);
+    END IF;
+END $body$;
+
+-- What was noted: a side effect each for so many messages of an event, and one for the number of the others; null if
+-- there is none. Nothing is noted after it.
+CREATE OR REPLACE FUNCTION {take_also}() RETURNS json LANGUAGE plpgsql AS $body$
+DECLARE
+    v_lines text := current_setting('waypost.also', true);
+BEGIN
+    IF coalesce(v_lines, '') = '' THEN
+        RETURN NULL;
+    END IF;
+    PERFORM set_config('waypost.also', '', true);
+    RETURN (
+        WITH changed AS MATERIALIZED (
+            SELECT l.line ->> 0 AS queue, l.line ->> 1 AS event, l.line ->> 2 AS reason, i.id,
+                (l.line -> 4 ->> (i.n - 1)::int)::bigint AS token, l.n AS line, i.n,
+                row_number() OVER (PARTITION BY l.line ->> 0, l.line ->> 1 ORDER BY l.n, i.n) AS place
+            FROM (
+                SELECT u.line::json AS line, u.n
+                FROM unnest(string_to_array(rtrim(v_lines, E'\n'), E'\n')) WITH ORDINALITY AS u (line, n)) l
+            CROSS JOIN LATERAL json_array_elements_text(l.line -> 3) WITH ORDINALITY AS i (id, n)
+        )
+        SELECT json_agg(o.one ORDER BY o.line, o.n) FROM (
+            SELECT json_build_array(c.queue, c.event, c.id, c.token, c.reason) AS one, c.line, c.n
+            FROM changed c WHERE c.place <= {SIDE_EFFECTS_MAX}
+            UNION ALL
+            SELECT json_build_array(c.queue, c.event, NULL, NULL, c.reason, count(*)), max(c.line), max(c.n)
+            FROM changed c WHERE c.place > {SIDE_EFFECTS_MAX} GROUP BY c.queue, c.event, c.reason) o);
+END $body$;
 
 -- One event of one message; `m.id` null for an event of the queue itself.
 CREATE OR REPLACE FUNCTION {note}(
@@ -61,6 +101,10 @@ BEGIN
     PERFORM {note}(
         q, p_now, p_op, p_how, m, p_cause, m.state = {LEASED}, NULL, CASE WHEN p_how = 'dead' THEN m.reason END,
         CASE WHEN p_how = 'dead' THEN m.error_type END);
+    IF p_how = 'dead' AND m.state <> {LEASED} OR p_cause IN ('overload', 'expired', 'publish') THEN
+        PERFORM {add_also}(
+            q.name, p_how, CASE WHEN p_how = 'dead' THEN m.reason ELSE p_cause END, ARRAY[m.id], ARRAY[m.token]);
+    END IF;
     INSERT INTO {tally} (
         seq, queue, minute, ready, delayed, leased, waiting, dead_kept, done, dead, dropped, cancelled, replaced)
     VALUES (
@@ -104,6 +148,7 @@ BEGIN
     WHERE t.queue = q.number AND t.id = h.id;
     PERFORM {moved}(q.number, p_now, 3::smallint, (CASE WHEN v_ready > p_now THEN 1 ELSE 0 END)::smallint);
     PERFORM {note}(q, p_now, p_op, 'promoted', h, 'unparked');
+    PERFORM {add_also}(q.name, 'promoted', 'unparked', ARRAY[h.id], ARRAY[h.token]);
     fresh := (v_ready <= p_now)::int;
 END $body$;
 
@@ -150,7 +195,8 @@ END $body$;
 CREATE OR REPLACE FUNCTION {forget_dead}(q {queue}, p_now bigint, p_op text, p_cause text, p_limit bigint)
 RETURNS bigint LANGUAGE plpgsql AS $body$
 DECLARE
-    v_gone bigint;
+    v_ids text[];
+    v_tokens bigint[];
 BEGIN
     WITH chosen AS MATERIALIZED (
         SELECT t.ctid AS place FROM {message} t WHERE t.queue = q.number AND t.state = {DEAD} ORDER BY t.ended_ms, t.id
@@ -173,6 +219,10 @@ BEGIN
         INSERT INTO {tally} (seq, queue, minute, dead_kept)
         SELECT nextval('{sequence}'), q.number, p_now / 60000, -count(*) FROM gone HAVING count(*) > 0
     )
-    SELECT count(*) INTO v_gone FROM gone;
-    RETURN v_gone;
+    SELECT array_agg(g.id), array_agg(g.token) INTO v_ids, v_tokens
+    FROM (SELECT * FROM gone g ORDER BY g.ended_ms, g.id) g;
+    IF p_cause <> 'purge' THEN
+        PERFORM {add_also}(q.name, 'dead_trimmed', p_cause, v_ids, v_tokens);
+    END IF;
+    RETURN coalesce(cardinality(v_ids), 0);
 END $body$;

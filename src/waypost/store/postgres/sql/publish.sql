@@ -99,7 +99,7 @@ BEGIN
     END IF;
     v_first := json_build_array(
         CASE WHEN v_done.letters = repeat('q', v_done.added::int) THEN '' ELSE v_done.letters END,
-        CASE WHEN v_done.letters ~ '[uce]' THEN v_done.others END, v_wake, v_more)::text;
+        CASE WHEN v_done.letters ~ '[uce]' THEN v_done.others END, v_wake, v_more, {take_also}())::text;
     IF coalesce(p_ttl, 0) > 0 THEN
         v_tidy := {remember}(q.number, p_session, p_number, v_now + p_ttl, v_first);
         IF v_tidy OR {is_much}(q.number, v_dropped + CASE WHEN v_timers OR p_keys IS NOT NULL OR p_chains IS NOT NULL

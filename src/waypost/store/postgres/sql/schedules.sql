@@ -145,7 +145,7 @@ BEGIN
     END IF;
     RETURN json_build_array(
         v_before - v_after, v_after, coalesce(greatest(v_now - v_oldest, 0), 0),
-        {from_now}({next_due}(q.number), v_now), v_wake)::text;
+        {from_now}({next_due}(q.number), v_now), v_wake, {take_also}())::text;
 END $body$;
 
 -- Lead in a role, or go on leading, if nobody else does. The token grows with every change of the leader.

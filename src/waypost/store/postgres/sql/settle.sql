@@ -163,7 +163,11 @@ BEGIN
     IF cardinality(v_news) > 0 THEN
         v_wakes := v_wakes || {carry}(v_now, v_news);
     END IF;
-    v_first := json_build_array(coalesce(array_to_string(v_letters, ''), ''), v_wakes)::text;
+    IF v_letters IS NULL THEN
+        v_first := json_build_array('', v_wakes)::text;
+    ELSE
+        v_first := json_build_array(array_to_string(v_letters, ''), v_wakes, {take_also}())::text;
+    END IF;
     IF coalesce(p_ttl, 0) > 0 THEN
         v_tidy := {remember}(q.number, p_session, p_number, v_now + p_ttl, v_first);
         IF v_tidy OR v_letters IS NOT NULL AND {is_much}(q.number, cardinality(p_ids)) THEN

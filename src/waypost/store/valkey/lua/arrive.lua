@@ -6,7 +6,7 @@
 -- chains.
 -- Invariant: an end is counted once however often it arrives; the other kinds change nothing when they are repeated. The first
 -- write removes.
--- Reply: the sleepers and waiters to wake.
+-- Reply: the sleepers and waiters to wake and, behind a byte 1, what else it did.
 
 -- include moves
 
@@ -52,4 +52,5 @@ local worth_telling = #news > 0
 local names = wake(worth(due_before))
 for i = 1, #expectant do names[#names + 1] = expectant[i] end
 if worth_telling then write_book() end
+if also then names[#names + 1] = '\1' .. concat(also) end
 return names

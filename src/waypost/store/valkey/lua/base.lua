@@ -74,6 +74,8 @@ local event_count = 0
 -- What a step has to tell chains and those who wait: chains.lua acts on it behind all else. And what comes of that: names
 -- to wake, and what went to outgoing, id and entry of each.
 local news, expectant, sent_on = {}, {}, {}
+-- What a step did besides its work, as its answer says it: nil, or a list of items, see `add_also` in moves.lua.
+local also
 
 -- ---- checks that come before any write -----------------------------------------------------------------------
 
@@ -169,15 +171,22 @@ local function remember(result)
   if expires ~= operations_until then call('PEXPIRE', OPERATIONS, format('%.0f', expires - now)) end
 end
 
--- An answer of letters and the sleepers to wake, and how it is kept: as one text, in which neither holds a NUL.
+-- An answer of letters, the sleepers to wake and, behind a byte 1, what else the step did. It is kept as one text: letters
+-- and names hold no NUL, and two of them stand before the rest.
 local function remember_answer(letters, names)
-  remember(#names == 0 and letters or letters .. '\0' .. concat(names, '\0'))
-  return {letters, unpack(names)}
+  local kept, reply = #names == 0 and letters or letters .. '\0' .. concat(names, '\0'), {letters, unpack(names)}
+  if also then
+    reply[#reply + 1] = '\1' .. concat(also)
+    kept = kept .. '\0\0' .. reply[#reply]
+  end
+  remember(kept)
+  return reply
 end
 
 local function known_answer(text)
-  local reply = {}
-  for part in string.gmatch(text, '%Z+') do reply[#reply + 1] = part end
+  local reply, rest = {}, string.find(text, '\0\0', 1, true)
+  for part in string.gmatch(rest and sub(text, 1, rest) or text, '%Z+') do reply[#reply + 1] = part end
+  if rest then reply[#reply + 1] = sub(text, rest + 2) end
   return reply
 end
 

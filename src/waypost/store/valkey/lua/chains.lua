@@ -161,6 +161,7 @@ if #news > 0 then
       s.flags = s.flags - 8
       make_claimable(s, max(s.ready, now))
       note_state('promoted', 'unblocked', id, s.raw)
+      add_also('promoted', 'unblocked', id, s.raw)
     end
   end
 

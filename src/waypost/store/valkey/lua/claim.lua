@@ -7,9 +7,9 @@
 -- Invariant: one holder. A lease is a member of leases and a state with status L, a grown token and this call's nonce.
 -- The first write removes: a store whose memory is full can be drained.
 -- Reply: lease end, next due, next lease end, next rate slot (milliseconds, -1: none), paused, outgoing, now,
--- how long leases are now, 1 if there is more, ids of damaged records that were set aside with a NUL between, then value
--- and state of each message; '' for the state of one that was never claimed before,
--- which follows from all the others.
+-- how long leases are now, 1 if there is more, ids of damaged records that were set aside with a NUL between, what else it
+-- did or '' (length of the names to wake (4), names with a NUL between, items of moves.lua), then value and state of each
+-- message; '' for the state of one that was never claimed before, which follows from all the others.
 
 local limit = min(CHUNK_MESSAGES_MAX, tonumber(ARGV[FIRST_ARGUMENT]))
 local worker, sleeper = ARGV[FIRST_ARGUMENT + 1], ARGV[FIRST_ARGUMENT + 2]
@@ -28,10 +28,11 @@ if policy.rate_count then must_be('list', RATE) end
 if policy.completed_max > 0 then must_be('list', COMPLETED) end
 
 local more = false -- the next message would have made the reply too long
+local besides = '' -- what else it did
 
 local function header(lease_end, next_rate)
   return {lease_end, until_first(DUE) or -1, until_first(LEASES) or -1, next_rate or -1, paused and 1 or 0,
-    outgoing + #sent_on / 2, now, policy.lease_ms or -1, more and 1 or 0, concat(damaged, '\0')}
+    outgoing + #sent_on / 2, now, policy.lease_ms or -1, more and 1 or 0, concat(damaged, '\0'), besides}
 end
 
 if first or repeat_only then
@@ -41,8 +42,10 @@ if first or repeat_only then
   local held_by, lease_end = sub(first, 1, 12), -1
   remember(NONCE .. sub(first, 13))
   local again = {}
-  for at = 13, #first, 24 do
+  local at = 13
+  while at <= #first and byte(first, at) ~= 1 do
     local id = sub(first, at, at + 23)
+    at = at + 24
     local state, value = call('HGET', STATE, id), call('HGET', MESSAGES, id)
     if state and is_sound(state, 'L') and sub(state, 6, 17) == held_by and value and sub(value, 11, 34) == id then
       state = sub(state, 1, 5) .. NONCE .. sub(state, 18)
@@ -53,9 +56,9 @@ if first or repeat_only then
       again[#again + 1] = state
     end
   end
-  more = #again > 0
+  more, besides = #again > 0, sub(first, at + 1)
   local reply = header(lease_end)
-  for i = 1, #again do reply[i + 10] = again[i] end
+  for i = 1, #again do reply[i + 11] = again[i] end
   return reply
 end
 
@@ -99,6 +102,7 @@ for i = 1, #due do
     call('ZREM', DUE, s.id)
     make_claimable(s, s.ready)
     note_state('promoted', 'due', s.id, s.raw)
+    add_also('promoted', 'due', s.id, s.raw)
   else
     set_aside(due[i], DUE)
   end
@@ -124,6 +128,7 @@ for i = 1, #expired do
   elseif not ends_otherwise(s, 'expired') then
     count_up(COUNT.expired, MINUTE.expired, 1)
     note_state('expired', nil, s.id, s.raw)
+    add_also('expired', nil, s.id, s.raw)
     local deadline = tonumber(call('ZSCORE', LEASES, s.id))
     call('ZREM', LEASES, s.id)
     to_head(s, deadline, 'expired')
@@ -317,15 +322,25 @@ if linger and linger > 0 and leased < limit and not more then
 end
 if not plain then enforce_dead_limits() end
 
+local ready_before = freshly_ready
 -- include chains
+if ready_before and freshly_ready > ready_before then
+  -- Messages whose chains ended here.
+  local names = wake(freshly_ready - ready_before)
+  for i = 1, #names do expectant[#expectant + 1] = names[i] end
+end
+if also or #expectant > 0 then
+  local names = concat(expectant, '\0')
+  besides = struct_pack('>I4', #names) .. names .. (also and concat(also) or '')
+end
 
 -- Also where the journal is silent: what came due or expired has been counted or has a place in the sequence.
 if item_count > 0 or leased > 0 or buried > 0 or #due > 0 or #expired > 0 or #unsure > 0 or #damaged > 0
   or policy.rate_count then
   write_book()
 end
-remember(NONCE .. concat(ids))
+remember(NONCE .. concat(ids) .. (besides ~= '' and '\1' .. besides or ''))
 
 local reply = header(lease_end, next_rate)
-for i = 1, leased * 2 do reply[i + 10] = replies[i] end
+for i = 1, leased * 2 do reply[i + 11] = replies[i] end
 return reply

@@ -5,7 +5,8 @@
 -- Touches: schedules, queue, messages, state, ready, due, keys, waiting, errors, journal, sleepers, arrivals, operations,
 -- window:<key>, the keys of chains.
 -- Invariant: of those who saw the same next fire, one fires it. A full queue refuses before anything is written.
--- Reply: f fired, c conflict, e early, s stale; now; the schedule as it is now or ''; the sleepers to wake.
+-- Reply: f fired, c conflict, e early, s stale; now; the schedule as it is now or ''; the sleepers to wake and, behind a byte
+-- 1, what else it did.
 
 local first = first_result()
 if first then return cmsgpack.unpack(first) end
@@ -50,6 +51,7 @@ call('HSET', SCHEDULES, key, found)
 
 local reply = {'f', now, found, unpack(wake(worth(due_before)))}
 for i = 1, #expectant do reply[#reply + 1] = expectant[i] end
+if also then reply[#reply + 1] = '\1' .. concat(also) end
 begin_removing()
 write_book()
 remember(cmsgpack.pack(reply))

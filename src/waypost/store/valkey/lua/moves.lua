@@ -60,6 +60,27 @@ local function note_duplicate(id, key)
   add_item('D' .. id .. struct_pack('>H', #key) .. key)
 end
 
+-- What the step does besides its work, as message.py says of side effects: event (1), reason (1), token (4), id (24). Each
+-- event names so many messages; then an item without an id has their number in the place of the token.
+local also_named, also_rest
+local function add_also(event, reason, id, raw)
+  if not also then also, also_named, also_rest = {}, {}, {} end
+  local kind = codes().event[event] .. (codes().cause[reason] or '\0')
+  local named = (also_named[event] or 0) + 1
+  also_named[event] = named
+  if named <= SIDE_EFFECTS_MAX then
+    also[#also + 1] = kind .. sub(raw, 2, 5) .. id
+    return
+  end
+  local rest = also_rest[kind]
+  if not rest then
+    rest = {place = #also + 1, count = 0}
+    also_rest[kind] = rest
+  end
+  rest.count = rest.count + 1
+  also[rest.place] = kind .. struct_pack('>I4', rest.count) .. NO_NONCE .. NO_NONCE
+end
+
 -- ---- state ---------------------------------------------------------------------------------------------------
 
 local function read_state(id, raw)
@@ -199,6 +220,7 @@ local function release_key(s, how)
       call('ZREM', WAITING, parked)
       make_claimable(heir, max(heir.ready, now))
       note_state('promoted', 'unparked', heir.id, heir.raw)
+      add_also('promoted', 'unparked', heir.id, heir.raw)
     end
   end
 end
@@ -206,7 +228,9 @@ end
 local function trim_dead(ids, cause)
   for i = 1, #ids do
     local raw = call('HGET', STATE, ids[i])
-    note_state('dead_trimmed', cause, ids[i], raw and is_sound(raw) and raw or blank_state(ids[i]).raw)
+    if not raw or not is_sound(raw) then raw = blank_state(ids[i]).raw end
+    note_state('dead_trimmed', cause, ids[i], raw)
+    if cause ~= 'purge' then add_also('dead_trimmed', cause, ids[i], raw) end
     call('ZREM', DEAD, ids[i])
     call('HDEL', MESSAGES, ids[i])
     call('HDEL', STATE, ids[i])
@@ -229,6 +253,9 @@ end
 local function end_message(s, how, cause, details, begun)
   tally(how, 1)
   note_state(how, cause, s.id, s.raw, details and details[1], details and details[2] ~= '' and details[2] or nil)
+  if how == 'dead' and s.status ~= 'L' or cause == 'overload' or cause == 'expired' or cause == 'publish' then
+    add_also(how, details and details[1] or cause, s.id, s.raw)
+  end
   if not s.popped then call('ZREM', PLACES[s.status], s.id) end
   if s.flags > 1 then
     news[#news + 1] = {kind = 'end', id = s.id, token = s.token, flags = s.flags, chain = s.chain, how = how, begun = begun,

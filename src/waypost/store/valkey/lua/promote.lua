@@ -3,7 +3,8 @@
 -- Touches: queue, messages, state, ready, due, journal, sleepers.
 -- Invariant: a bounded number; a paused queue lets its timers gather. A repeat only finds less to do.
 -- A timer whose record is damaged is set aside.
--- Reply: promoted, timers left, how late the oldest was, next due (-1: none), then the sleepers to wake.
+-- Reply: promoted, timers left, how late the oldest was, next due (-1: none), then the sleepers to wake and, behind a byte 1, what else
+-- it did.
 
 -- include moves
 
@@ -21,10 +22,12 @@ for i = 1, #due do
     call('ZREM', DUE, s.id)
     make_claimable(s, s.ready)
     note_state('promoted', 'due', s.id, s.raw)
+    add_also('promoted', 'due', s.id, s.raw)
   else
     set_aside(due[i], DUE)
   end
 end
 local names = wake(freshly_ready)
 if #due > 0 then write_book() end
+if also then names[#names + 1] = '\1' .. concat(also) end
 return {freshly_ready, timers - #due, max(0, now - oldest), until_first(DUE) or -1, unpack(names)}

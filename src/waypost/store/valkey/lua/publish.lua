@@ -7,7 +7,7 @@
 -- Invariant: one waiting message per key and at most one leased; the cap is never passed; nothing is written if full.
 -- The first write is one that a full memory refuses.
 -- Reply: letters q queued, d delayed, r replaced, E extended by parking, and u duplicate, c conflict, e extended, each
--- followed by the id of the message concerned; then the sleepers to wake.
+-- followed by the id of the message concerned; then the sleepers to wake and, behind a byte 1, what else it did.
 
 local first = first_result()
 if first then return known_answer(first) end

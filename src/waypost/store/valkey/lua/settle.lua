@@ -8,7 +8,7 @@
 -- outgoing, operations, window:<key>, result:<id>, the keys of chains.
 -- Invariant: a stale token or nonce changes nothing. Dead, done and dropped are final. What a handler sends on is
 -- recorded in the same step as its end. The first write removes, so that a full store can be drained.
--- Reply: one letter per settlement, then the sleepers and waiters to wake.
+-- Reply: one letter per settlement, then the sleepers and waiters to wake and, behind a byte 1, what else it did.
 
 -- include moves
 
