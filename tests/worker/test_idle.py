@@ -16,10 +16,11 @@ from waypost import Waypost, lease_clock
 from waypost.message import Claimed, Observed, PolledQueue
 from waypost.operations import receive
 from waypost.operations.receive import Nap, safety_poll_seconds
-from waypost.store.port import BlockingWaits, Idle
+from waypost.store.port import BlockingWaits, Executor, Idle
 from waypost.wake.port import Hear, Listening, State, Topic
-from waypost.wake.wakeups import NO_WAKEUPS
+from waypost.wake.wakeups import BLOCKING_WAITS_MAX, NO_WAKEUPS, Wakeups
 from waypost.worker import waiting
+from waypost.worker.bridges import ThreadedExecutor
 from waypost.worker.health import Liveness
 from waypost.worker.polling import Poller
 from waypost.worker.wait_machine import WaitState
@@ -382,6 +383,28 @@ def test_a_wait_follows_the_sleep_as_soon_as_no_handler_runs(monkeypatch: pytest
         assert 59 < plan.seconds <= 60
 
     in_blocking_wait(monkeypatch, story)
+
+
+@pytest.mark.promise("WAKE-1")
+@pytest.mark.parametrize("in_threads", [True, False])
+def test_there_are_no_blocking_waits_where_calls_run_in_threads(in_threads: bool) -> None:
+    """A client of the caller's that blocks: a wait would hold one of its few threads."""
+
+    async def run() -> None:
+        executor: Any = ThreadedExecutor(cast("Executor", None)) if in_threads else None
+        wakeups = Wakeups(None, "shop", by_store=True)
+        context: Any = type(
+            "Context", (), {"wakeups": wakeups, "store": type("Store", (), {"blocking_waits": object()})}
+        )
+        waiter = Waiter(context, executor, "orders", Liveness(), lambda: True, cast("Poller", Silent()))
+        waiter.open()
+        nap = Nap()
+        nap.only_to_be_safe = True
+        assert (waiter.plan_wait(Claimed([], None, None, None, False, 0, 60_000), nap) is None) is in_threads
+        waiter.close()
+        assert [wakeups.reserve_blocking_wait() for _ in range(BLOCKING_WAITS_MAX)] == [True] * BLOCKING_WAITS_MAX
+
+    asyncio.run(run())
 
 
 @pytest.mark.promise("WAKE-5", "TIMER-3", "LEASE-4")

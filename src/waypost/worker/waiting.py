@@ -23,6 +23,7 @@ from waypost.message import Claimed, PolledQueue
 from waypost.operations.flow import ClientContext
 from waypost.operations.receive import Nap, safety_poll_seconds
 from waypost.store.port import AsyncExecutor, BlockingWaits, Call, Idle
+from waypost.worker.bridges import ThreadedExecutor
 from waypost.worker.health import Liveness
 from waypost.worker.polling import Poller
 from waypost.worker.wait_machine import Action, WaitMachine, WaitState
@@ -139,6 +140,9 @@ class Waiter:
     def open(self) -> None:
         """Reserve the right to blocking waits, if the store has them and there is one left."""
         waits = self._context.store.blocking_waits
+        # In a thread a wait would hold one of a few, and could not be given up.
+        if isinstance(self._executor, ThreadedExecutor):
+            return
         if waits is not None and self._context.wakeups.reserve_blocking_wait():
             self._blocking_waits = waits
 
