@@ -576,6 +576,7 @@ class Consumer:
         elif message.at_most_once:
             if self._context.on_event is not None:
                 receive.tell_settled(self._context, message, settlement, "done")
+            self._on_end_without_settle()
         else:
             self.settler.add(message, settlement)
 
@@ -585,6 +586,12 @@ class Consumer:
         message.settled = "lost"
         if self._context.on_event is not None:
             receive.tell_settled(self._context, message, settlement, "lost", "failure")
+        self._on_end_without_settle()
+
+    def _on_end_without_settle(self) -> None:
+        """Report the end of a message that no settle reports: a worker that runs until it is empty waits for it."""
+        if not self.in_flight:
+            self._on_work(set())
 
     # ---- what the renewing thread asks and tells ---------------------------------------------------------
 
