@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from tests.valkey.rig import Inside
-from waypost.identity import encode, id_time_ms
+from waypost.identity import id_time_ms
 from waypost.store.valkey.store import CLOCK_DIFFERENCE_MS
 from waypost.testing.bench import QUEUE, Bench
 
@@ -16,9 +18,11 @@ WHOLE = ["published", "claimed", "done"]
 
 
 def id_made_at(bench: Bench, seconds_off: float) -> str:
-    """The id of a publisher whose clock differs from the store's by so much."""
-    fresh = bench.session.message_ids(1)[0]
-    return encode(bench.now_ms + round(seconds_off * 1000), 9) + fresh[9:]
+    """The id that a client makes while its machine's clock differs from the store's by so much."""
+    wrong_ms = bench.now_ms + round(seconds_off * 1000)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(time, "time_ns", lambda: wrong_ms * 1_000_000)
+        return bench.session.message_ids(1)[0]
 
 
 def trace(bench: Bench, message_id: str) -> list[str]:

@@ -282,39 +282,37 @@ class AsyncExecutor(Protocol):
     async def close(self) -> None: ...
 
 
-class BlockingWaiter(Protocol):
-    """What follows one blocking wait: the executor calls it as the server answers."""
+class Visitor(Protocol):
+    """One that waits at a door."""
 
     #: Its claim has not begun before this, by `lease_clock`, as a poll has shown.
     not_before: float
 
-    def sent(self, give_up: Callable[[], None]) -> None:
-        """The wait is on its way to the server. `give_up` ends it as if the connection had failed."""
+    def goes(self, give_up: Callable[[], None]) -> None:
+        """It is on its way. `give_up` ends its wait as if the connection had failed."""
         ...
 
-    def started(self, *, waits: bool) -> None:
-        """The server has registered the wait: an unblock reaches it. Not `waits`: it was notified before, and ends."""
+    def arrive(self, *, told: bool) -> None:
+        """It stands there, and can be called away. `told`: it was woken on its way, and need not wait."""
         ...
 
-    def ended(self, value: str) -> None:
-        """The wait has ended and the claim begins: by an unblock with this value, or '' for work or the time limit."""
+    def let_in(self, *, by: str) -> None:
+        """Its claim begins: somebody called it away by this word, or there is work or the time is up."""
         ...
 
 
-class BlockingWaits(Protocol):
-    """How a store lets an idle sleeper wait in its server, so that a wake-up and the claim after it are one step."""
+class Doors(Protocol):
+    """Where a store lets an idle sleeper wait in its server, so that a wake-up and the claim after it are one step."""
 
-    def claim_after_wait(
-        self, claim: Call[Claimed], sleeper: str, seconds: float, waiter: BlockingWaiter
-    ) -> Call[Claimed]:
+    def at_door(self, claim: Call[Claimed], sleeper: str, seconds: float, visitor: Visitor) -> Call[Claimed]:
         """The same claim, but it begins when its sleeper is woken, and after so many seconds at the latest.
 
-        Only for a sleeper that the last claim registered. It can be run once; a repeat is the claim alone.
+        Only for a sleeper that the last claim registered. It can be run once; whoever asks again asks for the claim.
         """
         ...
 
-    def unblock(self, queue: str, sleeper: str, value: str) -> Call[None]:
-        """End a wait that has started: its claim begins now, and the waiter receives the value."""
+    def knock(self, queue: str, sleeper: str, word: str) -> Call[None]:
+        """Call a sleeper away by a word, once it has arrived at its door: its claim begins now."""
         ...
 
 
@@ -325,8 +323,8 @@ class Store(Protocol):
     namespace: str
 
     @property
-    def blocking_waits(self) -> BlockingWaits | None:
-        """None: sleepers are woken by notifications on a channel alone."""
+    def doors(self) -> Doors | None:
+        """None: sleepers hear of work by the words of a channel alone."""
         ...
 
     def connect(self, *, start_timeout: float) -> Executor: ...

@@ -94,7 +94,7 @@ class MemoryStore:
     """Keeps everything in this process. `clock` gives store time in milliseconds; tests bring their own."""
 
     kind = "memory"
-    blocking_waits = None
+    doors = None
 
     def __init__(
         self,

@@ -139,7 +139,7 @@ class PostgresStore(ScheduleVerbs, ChainVerbs):
     """The contract on PostgreSQL. Made by `from_url` or `from_client`; touches no socket itself."""
 
     kind = "postgres"
-    blocking_waits = None
+    doors = None
 
     def __init__(
         self,

@@ -82,7 +82,7 @@ class SqliteStore:
     """Keeps everything in one file, for all processes of one machine. `clock` is for tests."""
 
     kind = "sqlite"
-    blocking_waits = None
+    doors = None
 
     def __init__(
         self,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 import pytest
 
@@ -201,45 +202,57 @@ class TestLimits:
         assert bench.ledger().dead == 3
 
     @pytest.mark.promise("QUEUE-3", "PUB-7", "LEASE-1")
-    def test_limits_are_exact_under_concurrency(self, bench: Bench) -> None:
+    @pytest.mark.parametrize("limit", [{"max_running": 20}, {"rate": "20/h"}, {"max_running": 20, "rate": "20/h"}])
+    def test_limits_are_exact_under_concurrency(self, bench: Bench, limit: dict[str, Any]) -> None:
         """Clients in threads, each with its own connection: together they pass no limit and share no message."""
-        bench.configure(max_running=20, max_pending=60)
-        held: list[Lease] = []
-        refused: list[Exception] = []
-        guard = threading.Lock()
-        clients = [bench.another_client() for _ in range(4)]
-        start = threading.Barrier(len(clients), timeout=30)
-
-        def work(client: Bench) -> None:
-            # An event loop belongs to one thread, so the connection is made in this one.
-            runner = Runner(client.store, client.mode)
-            try:
-                start.wait()
-                for _ in range(20):
-                    call = client.store.publish("orders", [client.draft()], client.session.operation("orders"))
-                    try:
-                        runner.run(call)
-                    except Exception as error:
-                        with guard:
-                            refused.append(error)
-                for _ in range(8):
-                    operation = client.session.operation("orders")
-                    claimed = runner.run(client.store.claim("orders", 2, operation, worker="w"))
-                    with guard:
-                        held.extend(claimed.leases)
-            finally:
-                runner.close()
-
-        threads = [threading.Thread(target=work, args=(client,)) for client in clients]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(60)
+        bench.configure(lease=7_200, max_pending=60, **limit)
+        held, refused = claim_together(bench, publishes=20, claims=8)
         ledger = bench.ledger()
         assert {type(error).__name__ for error in refused} <= {"QueueFull"}
         assert ledger.published + len(refused) == 80
         assert len(held) == ledger.leased == 20
         assert len({lease.id for lease in held}) == 20
+        # The next window of a rate has room for as many, and not for one more; held messages keep theirs.
+        bench.after(3_600)
+        more, _ = claim_together(bench, publishes=0, claims=8)
+        assert len({lease.id for lease in held + more}) == (20 if "max_running" in limit else 40)
+
+
+def claim_together(bench: Bench, *, publishes: int, claims: int) -> tuple[list[Lease], list[Exception]]:
+    """Four clients at once, each with so many publishes and claims of two: what they got, and what was refused."""
+    held: list[Lease] = []
+    refused: list[Exception] = []
+    guard = threading.Lock()
+    clients = [bench.another_client() for _ in range(4)]
+    start = threading.Barrier(len(clients), timeout=30)
+
+    def work(client: Bench) -> None:
+        # An event loop belongs to one thread, so the connection is made in this one.
+        runner = Runner(client.store, client.mode)
+        try:
+            start.wait()
+            for _ in range(publishes):
+                call = client.store.publish("orders", [client.draft()], client.session.operation("orders"))
+                try:
+                    runner.run(call)
+                except Exception as error:
+                    with guard:
+                        refused.append(error)
+            for _ in range(claims):
+                operation = client.session.operation("orders")
+                claimed = runner.run(client.store.claim("orders", 2, operation, worker="w"))
+                with guard:
+                    held.extend(claimed.leases)
+        finally:
+            runner.close()
+
+    threads = [threading.Thread(target=work, args=(client,)) for client in clients]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive()
+    return held, refused
 
 
 class TestLooking:
