@@ -240,8 +240,11 @@ def valkey() -> Iterator[Place]:
             with client.pipeline(transaction=False) as pipeline:
                 for key in keys:
                     pipeline.pttl(key)
-                remembered = sum(ends > 0 for ends in pipeline.execute())
-            return {"keys": len(keys) - remembered, "remembered": remembered, "bytes": int(info["used_memory"])}
+                ends = pipeline.execute()
+            # -1: it has no end. One that has ended since it was listed (-2) is neither.
+            return {
+                "keys": ends.count(-1), "remembered": sum(end >= 0 for end in ends), "bytes": int(info["used_memory"]),
+            }  # fmt: skip
 
         yield Place(server, server.url, raw, kept)
 
