@@ -8,10 +8,12 @@ import threading
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import psycopg
+import pyarrow as pa
 import pytest
 
 from tests.spark.lakes import eventually, live, plant, rows, tables, totals
@@ -220,6 +222,38 @@ def test_a_pipeline_that_follows_takes_in_what_comes(orders: Shop, pipeline: Cal
             stop.set()
         following.result()
     assert totals(pipeline(orders))["published"] == 5
+
+
+@pytest.mark.promise("SPARK-4", "SPARK-7")
+def test_gold_can_be_read_while_a_run_replaces_it(tmp_path: Path) -> None:
+    """A day's folder is there before its file, and a file can be replaced by another between two reads of it."""
+    lake = Lake(str(tmp_path))
+    schema = GOLD_DEAD_LETTERS.arrow(GOLD_DEAD_LETTERS.columns)
+    minute = datetime(2026, 3, 1, tzinfo=UTC)
+
+    def day_of(count: int) -> pa.Table:
+        found = [{"queue": "orders", "minute": minute, "reason": f"reason {n}", "count": n} for n in range(count)]
+        return pa.Table.from_pylist(found, schema=schema)
+
+    lake.replace_days(GOLD_DEAD_LETTERS, day_of(1), ["2026-03-01"])
+    (tmp_path / GOLD_DEAD_LETTERS.name / "date=2026-03-02").mkdir()
+    assert lake.rows(GOLD_DEAD_LETTERS).num_rows == 1
+
+    stop = threading.Event()
+
+    def replace() -> None:
+        while not stop.is_set():
+            for count in (1, 500):
+                lake.replace_days(GOLD_DEAD_LETTERS, day_of(count), ["2026-03-01"])
+
+    with ThreadPoolExecutor(1) as beside:
+        replacing = beside.submit(replace)
+        try:
+            seen = {lake.rows(GOLD_DEAD_LETTERS).num_rows for _ in range(300)}
+        finally:
+            stop.set()
+        replacing.result()
+    assert seen <= {1, 500}
 
 
 def test_a_lake_is_of_one_store_and_keeps_its_checkpoint(
