@@ -10,7 +10,7 @@ import redis
 
 from tests.valkey.rig import Inside
 from waypost import Waypost
-from waypost.policy import CHUNK_MESSAGES_MAX, LOOKED_AT_MAX
+from waypost.policy import ARRIVAL_TTL_MS, ARRIVALS_FORGOTTEN_MAX, CHUNK_MESSAGES_MAX, LOOKED_AT_MAX
 from waypost.store.port import Target
 from waypost.testing.bench import QUEUE, Bench
 from waypost.testing.servers import ValkeyServer
@@ -168,3 +168,39 @@ def test_stats_count_more_sleepers_than_a_script_looks_at(plain_bench: Bench, in
     sleepers = {f"sleeper {number}": ends for number in range(ENTRIES)}
     inside.client.zadd(inside.key("sleepers"), {**sleepers, "": ends + 1, "~worker": plain_bench.now_ms + 50})
     assert plain_bench.stats().sleepers == ENTRIES
+
+
+def send_on(bench: Bench) -> None:
+    """Messages sent on, as a settle of another queue sends them."""
+    bench.publish(forwarded=True, key="key")
+
+
+def send_in_bulk(bench: Bench) -> None:
+    bench.publish_drafts([bench.draft(forwarded=True) for _ in range(CHUNK_MESSAGES_MAX)])
+
+
+def end_in_chains(bench: Bench) -> None:
+    """A message of a chain ends in another queue: a notice of it arrives at the first queue of the chain."""
+    bench.begin_chain()
+    lease = bench.claim_one()
+    bench.settle(lease, then=[bench.continuation(lease, "mails")])
+    bench.deliver_all()
+    bench.settle(bench.claim_one(queue="mails"), queue="mails")
+    bench.deliver_all()
+
+
+@pytest.mark.promise("CHAIN-2", "STORE-1")
+@pytest.mark.parametrize("arrive", [send_on, send_in_bulk, end_in_chains])
+def test_arrivals_of_long_ago_are_forgotten_a_bounded_number_at_a_time_and_end_with_the_last(
+    arrive: Callable[[Bench], None], plain_bench: Bench, inside: Inside
+) -> None:
+    key = inside.key("arrivals")
+    plain_bench.configure()
+    inside.client.zadd(key, {f"{number:024}": 1 + number for number in range(ENTRIES)})
+    counts = [ENTRIES]
+    while counts[-1]:
+        arrive(plain_bench)
+        counts.append(inside.client.zcount(key, "-inf", ENTRIES))
+        assert counts[-2] - 2 * ARRIVALS_FORGOTTEN_MAX <= counts[-1] < counts[-2]
+    assert inside.client.zcard(key) > 0
+    assert 0 < inside.client.pttl(key) <= ARRIVAL_TTL_MS

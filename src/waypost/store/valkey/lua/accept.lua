@@ -215,15 +215,14 @@ end
 -- Store drafts as planned, behind the first write; a letter for each, with an id where another message counts.
 local function store_drafts(drafts)
   drop(drafts.dropped)
-  local statuses = {}
+  local statuses, arrivals = {}, {}
   for i = 1, #drafts do
     local draft = drafts[i]
     local due = draft.absolute and draft.due or now + draft.due
     local ready = max(due, now)
     if draft.forwarded and draft.action ~= 'arrived' then
       -- Also when its key is taken: that answer is final, and must not change because it was sent again.
-      call('ZREMRANGEBYSCORE', ARRIVALS, '-inf', now)
-      call('ZADD', ARRIVALS, now + ARRIVAL_TTL_MS, draft.id)
+      arrivals[#arrivals + 1], arrivals[#arrivals + 2] = now + ARRIVAL_TTL_MS, draft.id
     end
     if draft.action == 'duplicate' or draft.action == 'conflict' or draft.action == 'arrived' then
       note_duplicate(draft.holder, draft.key)
@@ -243,5 +242,6 @@ local function store_drafts(drafts)
     local over = min(drafts.passing, pending() - policy.max_pending)
     if over > 0 then call('HINCRBY', QUEUE, 'over_cap', over) end
   end
+  if #arrivals > 0 then remember_arrivals(arrivals, #arrivals) end
   return concat(statuses)
 end

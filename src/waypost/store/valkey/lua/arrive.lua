@@ -41,10 +41,13 @@ for i = FIRST_ARGUMENT, #ARGV do
 end
 local due_before = until_first(DUE)
 
-call('ZREMRANGEBYSCORE', ARRIVALS, '-inf', now)
+local arrivals = {}
 for i = 1, #news do
-  if news[i].kind == 'ended' then call('ZADD', ARRIVALS, now + ARRIVAL_TTL_MS, news[i].id) end
+  if news[i].kind == 'ended' then
+    arrivals[#arrivals + 1], arrivals[#arrivals + 2] = now + ARRIVAL_TTL_MS, news[i].id
+  end
 end
+remember_arrivals(arrivals, #arrivals)
 local worth_telling = #news > 0
 
 -- include chains

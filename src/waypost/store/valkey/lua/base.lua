@@ -249,6 +249,16 @@ local function bulk(command, key, list, length)
   for i = 1, length, 1000 do call(command, key, unpack(list, i, min(i + 999, length))) end
 end
 
+-- Remember what arrived, times and ids by turns, and forget what arrived long ago: a bounded number, more than one step can
+-- add. The set ends with the last of them. The first write removes.
+local function remember_arrivals(arrivals, length)
+  local old = call('ZRANGEBYSCORE', ARRIVALS, '-inf', now, 'LIMIT', 0, ARRIVALS_FORGOTTEN_MAX)
+  call('ZREM', ARRIVALS, '', unpack(old))
+  if length == 0 then return end
+  bulk('ZADD', ARRIVALS, arrivals, length)
+  call('PEXPIRE', ARRIVALS, ARRIVAL_TTL_MS)
+end
+
 -- ---- whom to wake --------------------------------------------------------------------------------------------
 
 -- Milliseconds until the first member of a sorted set of times, or nil.

@@ -53,8 +53,7 @@ if byte(ARGV[FIRST_ARGUMENT], 1) >= 32 and policy.journal ~= 'full' then
     -- The first write, refused by a server whose memory is full.
     call('HSET', MESSAGES, unpack(values, 1, min(1000, length)))
     if length > 1000 then call('HSET', MESSAGES, unpack(values, 1001, length)) end
-    call('ZREMRANGEBYSCORE', ARRIVALS, '-inf', now)
-    bulk('ZADD', ARRIVALS, arrivals, length)
+    remember_arrivals(arrivals, length)
     bulk('ZADD', READY, scores, length)
     counts[COUNT.sequence] = position
     if notes then event_count = #ids end
