@@ -15,7 +15,8 @@ import pytest
 from waypost.errors import QueueFull
 from waypost.message import Published
 from waypost.store.postgres import PostgresStore
-from waypost.testing.bench import Bench
+from waypost.store.postgres.statement import PostgresCall
+from waypost.testing.bench import QUEUE, Bench
 from waypost.testing.postgres import PostgresServer
 
 SideBySide = Callable[[list[Callable[[], object]]], list[object]]
@@ -69,6 +70,30 @@ def test_claimers_at_once_never_share_a_message(bench: Bench, side_by_side: Side
     claimed = [id for part in found if isinstance(part, list) for id in part]
     assert sorted(claimed) == sorted(ids)
     assert bench.ledger().claims == 400
+
+
+@pytest.mark.promise("LEASE-17", "STORE-2")
+@pytest.mark.parametrize("lease", [60, None])
+def test_a_claim_under_way_keeps_others_only_from_what_it_brings(
+    bench: Bench, server: PostgresServer, lease: float | None
+) -> None:
+    """What did not fit into a claim by its bytes is not locked by it, or others would pass it by.
+
+    But for one message: by that it knows that there is more.
+    """
+    bench.configure(lease=lease)
+    ids = [bench.publish(b"x" * 10_000).id for _ in range(20)]
+    claim = bench.store.claim(QUEUE, 10, bench.operation(), worker="slow", bytes_max=25_000)
+    assert isinstance(claim, PostgresCall)
+    with psycopg.connect(server.url) as slow:
+        slow.execute("SELECT 1")  # begins a transaction, which stays open
+        kinds, values = zip(*claim.parameters, strict=True)
+        first = claim.decode(slow.pgconn.exec_params(claim.command, values, kinds, [1] * len(values), 1))
+        second = bench.another_client().claimed(10, bytes_max=25_000)
+        slow.commit()
+    assert [one.id for one in first.leases] == ids[:2]
+    assert len(second.leases) == 2
+    assert {one.id for one in second.leases} <= set(ids[2:5])
 
 
 @pytest.mark.promise("PUB-4", "STORE-2")
