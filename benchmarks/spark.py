@@ -31,15 +31,15 @@ from benchmarks.measure import Contender, Report, arguments
 from waypost import Waypost
 from waypost.identity import Session
 from waypost.message import Settlement
-from waypost.spark.bulk.reading import open_bulk
+from waypost.spark.bulk import open_bulk
 from waypost.spark.credentials import Place
 from waypost.spark.options import write_options
 from waypost.spark.parts import Numbers, Part, share_out
 from waypost.spark.pipeline import local_settings
 from waypost.spark.publishing import RowIds
 from waypost.spark.session import session
-from waypost.spark.tables import ENVELOPE_COLUMNS, JOURNAL
 from waypost.spark.writer import BatchWriter
+from waypost.store.bulk.tables import ENVELOPE_COLUMNS, JOURNAL
 from waypost.store.postgres import migrate
 from waypost.testing.clock import ClockTime
 from waypost.testing.postgres import PostgresServer

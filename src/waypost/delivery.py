@@ -323,8 +323,8 @@ class Message(_Readable[T]):
     """A message under a lease, as a handler sees it. `done`, `retry`, … decide its outcome; once is enough."""
 
     __slots__ = (
-        "_result", "_result_ttl_ms", "_then", "cancel_requested", "fenced", "home", "lease", "lease_lost",
-        "lease_seconds", "lease_until", "outcome", "queue", "settled",
+        "_result", "_result_ttl_ms", "_then", "cancel_requested", "fenced", "lease", "lease_lost",
+        "lease_seconds", "lease_until", "outcome", "queue", "settle_target", "settled",
     )  # fmt: skip
 
     def __init__(
@@ -332,7 +332,7 @@ class Message(_Readable[T]):
         queue: str,
         lease: Lease,
         as_type: type[T] | None = None,
-        home: Any = None,
+        settle_target: Any = None,
         lease_seconds: float = 0.0,
         lease_until: float = float("inf"),
     ) -> None:
@@ -359,7 +359,7 @@ class Message(_Readable[T]):
         #: What the store made of it, once it is settled.
         self.settled: SettleStatus | None = None
         #: The client or worker that claimed it, None in the process of a handler.
-        self.home = home
+        self.settle_target = settle_target
         self._then: tuple[Continuation, ...] = ()
         self._result: bytes | None = None
         self._result_ttl_ms = 0
@@ -467,7 +467,7 @@ class Message(_Readable[T]):
         """
         self._check_kept("then")
         # In the process of a handler it is checked when the message comes back from there.
-        name = queue_name(queue) if self.home is None else self.home.context.name_of(queue)
+        name = queue_name(queue) if self.settle_target is None else self.settle_target.context.name_of(queue)
         if len(self._then) == THEN_MAX:
             raise InvalidInput(f"at most {THEN_MAX} messages can be sent on by one; publish_many the rest")
         encoded = codec.encode_body(body, queue_type(queue))
@@ -539,9 +539,9 @@ class Message(_Readable[T]):
         it writes there and the settle are committed together; if the lease was lost, all is rolled back (`LeaseLost`).
         A `transaction` of your own is settled in too, and left to you to commit.
         """
-        if self.home is None:
+        if self.settle_target is None:
             raise InvalidInput("a message has transactions where it was claimed, not in a process of its handler's")
-        return self.home.transaction(self, transaction)
+        return self.settle_target.transaction(self, transaction)
 
     def _check_kept(self, what: str) -> None:
         if self.settled is not None:
@@ -585,7 +585,7 @@ class Message(_Readable[T]):
 
     def _journalled(self) -> tuple[Continuation, ...]:
         """What is sent on, with what the journal may keep of it."""
-        redact = None if self.home is None else self.home.context.redact
+        redact = None if self.settle_target is None else self.settle_target.context.redact
         if redact is None or not self._then:
             return self._then
         return tuple(

@@ -18,11 +18,13 @@ from msgspec import structs
 from tests.cli.conftest import Desk
 from waypost import Waypost
 from waypost.cli import doctor
-from waypost.cli.checkup import postgres, queues, valkey
-from waypost.cli.checkup.findings import Finding
+from waypost.cli.checkup import queues
 from waypost.cli.main import main
+from waypost.store.checkup import Finding
 from waypost.store.port import Heartbeat, ServedQueue
+from waypost.store.postgres import checkup as postgres
 from waypost.store.postgres import migrate
+from waypost.store.valkey import checkup as valkey
 from waypost.testing.bench import fresh_namespace
 from waypost.testing.damage import strand
 from waypost.testing.postgres import PostgresServer
@@ -230,7 +232,7 @@ def test_a_damaged_file_is_found(examined: Any, tmp_path: Path) -> None:
 
 
 def found(post: Waypost, check: str) -> list[Finding]:
-    return [finding for finding in doctor.examine(post, "memory://") if finding.check == check]
+    return [finding for finding in doctor.examine(post) if finding.check == check]
 
 
 def test_a_queue_is_served_by_a_worker_or_by_somebody_who_sleeps_or_holds_a_lease(desk: Desk) -> None:
@@ -251,7 +253,7 @@ def test_a_worker_that_is_red_a_reader_that_lags_and_dead_letters_are_told(desk:
     post.journal_reader("orders", "lake")
     desk.bury("orders", *range(20))
     post.pause("orders")
-    told = {finding.check: finding for finding in doctor.examine(post, desk.url) if finding.level != "ok"}
+    told = {finding.check: finding for finding in doctor.examine(post) if finding.level != "ok"}
     assert told["workers"].found == "worker a is red: queue orders: stuck"
     assert (told["readers"].level, told["readers"].figures["lag"]) == ("wrong", 62)
     assert told["dead letters"].figures == {"dead": 20}

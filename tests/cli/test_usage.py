@@ -17,6 +17,7 @@ import pytest
 from scripts.command_reference import BEGIN, PAGE, written
 from tests.cli.conftest import Desk
 from tests.cli.test_every_command import ELSEWHERE, leaves
+from waypost import formatting
 from waypost.cli import ending, output
 from waypost.cli.ending import CODES, code_of
 from waypost.cli.main import GROUPS, main, parser
@@ -337,7 +338,7 @@ def test_what_a_message_says_cannot_move_the_cursor_of_a_terminal() -> None:
      (10**10, "116 d")],
 )  # fmt: skip
 def test_a_duration_is_told_in_a_few_characters(milliseconds: int | None, told: str) -> None:
-    assert output.age(milliseconds) == told
+    assert formatting.format_age(milliseconds) == told
 
 
 def on_a_terminal(desk: Desk, **environment: str) -> bytes:

@@ -285,7 +285,7 @@ def test_a_store_that_is_no_part_of_a_database_says_so() -> None:
 
 
 @pytest.mark.promise("BOX-3")
-def test_the_other_colour_is_refused(post: Waypost) -> None:
+def test_a_message_of_a_sync_client_is_refused_by_async_with(post: Waypost) -> None:
     post.publish("orders", 1)
 
     async def use(message: Message[Any]) -> None:
@@ -294,5 +294,5 @@ def test_the_other_colour_is_refused(post: Waypost) -> None:
 
     with post.receive("orders") as message:
         assert message is not None
-        with pytest.raises(InvalidInput, match="colour"):
+        with pytest.raises(InvalidInput, match="async with"):
             asyncio.run(use(message))

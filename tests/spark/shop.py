@@ -10,10 +10,10 @@ import pyarrow as pa
 from waypost import Waypost
 from waypost.identity import Session
 from waypost.message import Event, MessageState, Settlement, Stored
-from waypost.spark.bulk.columns import events_batch, stored_batch
-from waypost.spark.bulk.reading import Bulk, open_bulk
+from waypost.spark.bulk import Bulk, open_bulk
 from waypost.spark.credentials import Place
-from waypost.spark.tables import JOURNAL, MESSAGES
+from waypost.store.bulk.columns import events_batch, stored_batch
+from waypost.store.bulk.tables import JOURNAL, MESSAGES
 from waypost.testing.clock import ClockTime
 
 

@@ -186,3 +186,46 @@ def test_no_test_sleeps_a_fixed_time() -> None:
             if isinstance(node, ast.Call) and ast.unparse(node.func) == "time.sleep" and id(node) not in waiting
         ]
     assert hoping == []
+
+
+def kinds_compared(path: Path) -> Iterator[tuple[int, str]]:
+    """Where a file decides by the kind of a store: comparisons, `match`, and tests for a concrete class."""
+    concrete = frozenset(("MemoryStore", "SqliteStore", "ValkeyStore", "PostgresStore"))
+    for node in ast.walk(tree(path)):
+        asked: list[ast.expr] = []
+        match node:
+            case ast.Compare():
+                asked = [node.left, *node.comparators]
+            case ast.Match():
+                asked = [node.subject]
+            case ast.Subscript():
+                asked = [node.slice]
+            case ast.Assign() | ast.NamedExpr():  # to be compared later
+                asked = [node.value]
+            case ast.Call(func=ast.Name(id="isinstance" | "issubclass")):
+                if {name.id for name in ast.walk(node) if isinstance(name, ast.Name)} & concrete:
+                    yield node.lineno, ast.unparse(node)
+        for part in asked:
+            if isinstance(part, ast.Attribute) and part.attr == "kind" and "store" in ast.unparse(part.value).lower():
+                yield part.lineno, ast.unparse(part)
+
+
+def test_nothing_outside_the_stores_asks_for_the_kind_of_a_store() -> None:
+    stores = ROOT / "src" / "waypost" / "store"
+    paths = [path for path in files(".py", folders=("src",)) if stores not in path.parents]
+    assert [f"{shown(path)}:{line}: {code}" for path in paths for line, code in kinds_compared(path)] == []
+
+
+def test_a_question_for_the_kind_of_a_store_is_found(tmp_path: Path) -> None:
+    questions = (
+        'store.kind == "valkey"', 'self._store.kind in ("sqlite",)', '"memory" != post.store.kind',
+        "match store.kind:\n    case _: pass", "NAMES[store.kind]", "kind = store.kind",
+        "isinstance(store, PostgresStore)",
+    )  # fmt: skip
+    for number, question in enumerate(questions):
+        path = tmp_path / f"{number}.py"
+        path.write_text(question)
+        assert list(kinds_compared(path)), question
+    allowed = tmp_path / "allowed.py"
+    allowed.write_text('f"a {store.kind} store"\nmetric.kind == "counter"\nisinstance(store, Store)')
+    assert list(kinds_compared(allowed)) == []

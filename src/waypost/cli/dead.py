@@ -11,8 +11,9 @@ from waypost.cli.asking import add_yes, confirm
 from waypost.cli.ending import FOUND, USAGE, Trouble
 from waypost.cli.looking import add_choice, tell_message
 from waypost.cli.options import add_command, count_from, open_post
-from waypost.cli.output import count, message_json, table, time_of, write, write_json
+from waypost.cli.output import message_json, table, time_of, write, write_json
 from waypost.cli.progress import Progress
+from waypost.formatting import format_count
 from waypost.message import Observed
 
 
@@ -75,7 +76,7 @@ def run_list(options: argparse.Namespace) -> int:
     for line in table(("id", "died (UTC)", "reason", "del", "error"), rows, flexible=(2, 4)):
         write(line)
     if kept > len(found):
-        write(f"{len(found):,} of {count(kept, 'dead letter')}")
+        write(f"{len(found):,} of {format_count(kept, 'dead letter')}")
     return 0
 
 
@@ -131,7 +132,7 @@ def run_redrive(options: argparse.Namespace) -> int:
     if options.json:
         write_json({"queue": options.queue, "moved": done.moved, "duplicates": done.duplicates, "more": done.more})
     else:
-        told = [f"{count(len(done.moved), 'dead letter')} of {options.queue} made ready again"]
+        told = [f"{format_count(len(done.moved), 'dead letter')} of {options.queue} made ready again"]
         told += [f"{len(done.duplicates):,} stay dead because their keys are taken"] if done.duplicates else []
         told += [f"{missing:,} not found"] if missing > 0 else []
         told += ["more are left"] if done.more else []
@@ -144,10 +145,10 @@ def run_purge(options: argparse.Namespace) -> int:
     with open_post(options) as post:
         there = post.ledger(options.queue).dead_kept
         if there:
-            confirm(options, f"Remove {count(there, 'dead letter')} of {options.queue} for good?")
+            confirm(options, f"Remove {format_count(there, 'dead letter')} of {options.queue} for good?")
         removed = post.purge(options.queue, "dead")
     if options.json:
         write_json({"queue": options.queue, "removed": removed})
     else:
-        write(f"removed {count(removed, 'dead letter')} of {options.queue}")
+        write(f"removed {format_count(removed, 'dead letter')} of {options.queue}")
     return 0

@@ -9,13 +9,13 @@ from typing import Any
 
 from waypost.cli.asking import add_yes, confirm
 from waypost.cli.checkup import queues, records
-from waypost.cli.checkup.findings import Finding, ok, wrong
 from waypost.cli.ending import FOUND, code_of
-from waypost.cli.options import add_command, open_post, url_of
+from waypost.cli.options import add_command, open_post
 from waypost.cli.output import coloured, quiet_log, width, write, write_json
 from waypost.client import Waypost
 from waypost.errors import AccessDenied, WaypostError
 from waypost.message import RegisteredWorker
+from waypost.store.checkup import Finding, wrong
 
 MARKS = {"ok": ("ok   ", "green"), "note": ("note ", "yellow"), "wrong": ("WRONG", "red")}
 
@@ -55,7 +55,7 @@ def run_quietly(options: argparse.Namespace) -> int:
     code = 0
     try:
         with post:
-            for finding in examine(post, url_of(options), mend=options.mend, quiet=options.json):
+            for finding in examine(post, mend=options.mend, quiet=options.json):
                 findings.append(finding)
                 if not options.json and (finding.level != "ok" or not options.quiet):
                     tell(finding)
@@ -72,37 +72,18 @@ def run_quietly(options: argparse.Namespace) -> int:
     return code or (FOUND if bad else 0)
 
 
-def examine(post: Waypost, url: str, *, mend: bool = False, quiet: bool = True) -> Iterator[Finding]:
+def examine(post: Waypost, *, mend: bool = False, quiet: bool = True) -> Iterator[Finding]:
     """Everything, in order: the records, the store itself, then what lies in it."""
-    names = post.queues()
-    if post.store.kind == "valkey":
-        from waypost.cli.checkup import valkey
-
-        unlisted = valkey.unlisted(post.store, post._connected(), names)
-        yield from valkey.check_unlisted(post.store, post._connected(), unlisted, mend=mend)
-        names = sorted({*names, *unlisted})
+    checkup = post.store.checkup(post._connected())
+    names, findings = checkup.check_list(post.queues(), mend=mend)
+    yield from findings
     yield from records.check(post, names, mend=mend, quiet=quiet)
     found = records.readable_stats(post, names)
     workers: list[RegisteredWorker] | None = None
     with suppress(AccessDenied):  # the permissions below say so
         workers = post.workers()
     policies = {stats.queue: post.policy(stats.queue) for stats in found}
-    store: Any = post.store
-    match store.kind:
-        case "valkey":
-            from waypost.cli.checkup import valkey
-
-            yield from valkey.check(store, post._connected(), found)
-        case "postgres":
-            from waypost.cli.checkup import postgres
-
-            yield from postgres.check(url, store, post._connected(), found)
-        case "sqlite":
-            from waypost.cli.checkup import sqlite
-
-            yield from sqlite.check(store, found)
-        case _:
-            yield ok("server", "a memory store: it is gone when this process ends")
+    yield from checkup.check_server(found)
     yield from queues.check_clock(post)
     yield from queues.check_ledgers(found)
     if workers is not None:

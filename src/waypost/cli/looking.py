@@ -12,10 +12,8 @@ import msgspec
 from waypost.cli.ending import FOUND
 from waypost.cli.options import add_command, count_from, open_post
 from waypost.cli.output import (
-    age,
     body_text,
     coloured,
-    count,
     event_json,
     facts,
     message_json,
@@ -27,6 +25,7 @@ from waypost.cli.output import (
 )
 from waypost.client import Waypost
 from waypost.delivery import StoredMessage
+from waypost.formatting import format_age, format_count
 from waypost.message import REDELIVERY_CAUSES, Event, Ledger, MessageState, Stats
 from waypost.policy import MINUTES_KEPT
 
@@ -121,7 +120,7 @@ def tell_queues(found: Sequence[Stats]) -> None:
     headers = ("queue", "ready", "delayed", "waiting", "leased", "dead", "done", "oldest", "")
     rows = [
         (stats.queue, one.ready, one.delayed, one.waiting, one.leased, one.dead_kept, one.done,
-         age(stats.oldest_ready_ms), "paused" if stats.paused else "")
+         format_age(stats.oldest_ready_ms), "paused" if stats.paused else "")
         for stats in found for one in [stats.ledger]
     ]  # fmt: skip
     for line in table(headers, rows, flexible=(0,)):
@@ -156,10 +155,10 @@ def tell_stats(stats: Stats) -> None:
     readers = ", ".join(f"{name} {stats.journal_last - at:,} behind" for name, at in stats.journal_readers.items())
     pairs: list[tuple[str, object]] = [
         ("queue", stats.queue + (coloured("  paused", "yellow") if stats.paused else "")),
-        ("ready", f"{ledger.ready:,}, the oldest for {age(stats.oldest_ready_ms)}"),
-        ("delayed", f"{ledger.delayed:,}, the next in {age(stats.next_due_ms)}"),
+        ("ready", f"{ledger.ready:,}, the oldest for {format_age(stats.oldest_ready_ms)}"),
+        ("delayed", f"{ledger.delayed:,}, the next in {format_age(stats.next_due_ms)}"),
         ("waiting", f"{ledger.waiting:,}"),
-        ("leased", f"{ledger.leased:,}, the longest for {age(stats.oldest_leased_ms)}"),
+        ("leased", f"{ledger.leased:,}, the longest for {format_age(stats.oldest_leased_ms)}"),
         ("dead", f"{ledger.dead_kept:,}"),
         ("done", f"{ledger.done:,}"),
         ("published", f"{ledger.published:,}, {ledger.duplicates:,} duplicates"),
@@ -273,8 +272,8 @@ def told(event: Event) -> str:
     parts += [event.cause] if event.cause else []
     parts += [event.reason] if event.reason else []
     parts += [event.error_type] if event.error_type else []
-    parts += [f"waited {age(event.wait_ms)}"] if event.wait_ms is not None else []
-    parts += [f"ran {age(event.run_ms)}"] if event.run_ms is not None else []
+    parts += [f"waited {format_age(event.wait_ms)}"] if event.wait_ms is not None else []
+    parts += [f"ran {format_age(event.run_ms)}"] if event.run_ms is not None else []
     parts += [f"due {time_of(event.due_ms)}"] if event.due_ms is not None else []
     parts += [f"by {event.worker}"] if event.worker else []
     return ", ".join(parts)
@@ -300,7 +299,8 @@ def run_ledger(options: argparse.Namespace) -> int:
             write("no queues")
     wrong = [queue for queue, one in ledgers.items() if one.balance or one.unexplained]
     if wrong:
-        say(f"waypost: {count(len(wrong), 'ledger')} not in balance: {', '.join(wrong)}; that is a defect, report it")
+        ledgers_wrong = format_count(len(wrong), "ledger")
+        say(f"waypost: {ledgers_wrong} not in balance: {', '.join(wrong)}; that is a defect, report it")
     return FOUND if wrong else 0
 
 

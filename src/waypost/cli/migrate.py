@@ -40,16 +40,17 @@ def run(options: argparse.Namespace) -> int:
     options.schema = options.schema or "public"
     named = options.url or options.url_option or os.environ.get("WAYPOST_URL")
     url = None if options.sql and not named else url_of(options)
-    if url and not is_postgres(url, options.namespace):
+    if url and not has_tables(url, options.namespace):
         return tell(options, "nothing to do: only PostgreSQL has tables to be made beforehand", changed=False)
     return act(options, url)
 
 
-def is_postgres(url: str, namespace: str) -> bool:
+def has_tables(url: str, namespace: str) -> bool:
     """Whether a URL names a store that has tables to migrate; an error if it names no store at all."""
     from waypost.store.opening import open_store
 
-    return open_store(url, namespace=namespace, clock=None, replay_ttl_ms=0, durability="server").kind == "postgres"
+    store = open_store(url, namespace=namespace, clock=None, replay_ttl_ms=0, durability="server")
+    return store.capabilities.needs_migration
 
 
 def act(options: argparse.Namespace, url: str | None) -> int:

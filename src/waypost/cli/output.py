@@ -174,32 +174,12 @@ def facts(pairs: Iterable[tuple[str, object]]) -> list[str]:
 # ---- values as people and programs read them ---------------------------------------------------------------------
 
 
-def age(milliseconds: float | None) -> str:
-    """A duration in a few characters."""
-    if milliseconds is None:
-        return "–"
-    seconds = milliseconds / 1000
-    if seconds < 1:
-        return f"{milliseconds:.0f} ms"
-    if seconds < 100:
-        return f"{seconds:.1f} s"
-    for size, unit in ((60, "min"), (3600, "h"), (86_400, "d")):
-        if seconds / size < 100:
-            return f"{seconds / size:.1f} {unit}"
-    return f"{seconds / 86_400:.0f} d"
-
-
 def time_of(milliseconds: int | None) -> str | None:
     """A moment of the store's clock as text, with its zone."""
     if milliseconds is None:
         return None
     text = datetime.fromtimestamp(milliseconds / 1000, UTC).isoformat(timespec="milliseconds")
     return text.replace("+00:00", "Z").replace(".000Z", "Z")
-
-
-def count(number: int, one: str, many: str | None = None) -> str:
-    """`1 message`, `3 messages`."""
-    return f"{number:,} {one if number == 1 else many or one + 's'}"
 
 
 def body_of(message: StoredMessage[Any]) -> Any:

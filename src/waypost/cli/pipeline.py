@@ -126,7 +126,7 @@ def _settings(options: argparse.Namespace) -> dict[str, str]:
 
 def events_ahead(options: argparse.Namespace) -> int:
     """About how many events a run will take in. It also says within a second that the store cannot be reached."""
-    from waypost.spark.bulk.reading import open_bulk
+    from waypost.spark.bulk import open_bulk
     from waypost.spark.credentials import Place
     from waypost.spark.lake import Lake, Seen
 

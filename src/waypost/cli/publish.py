@@ -14,11 +14,12 @@ import msgspec
 
 from waypost.cli.ending import FAILED, USAGE, Trouble
 from waypost.cli.options import add_command, count_from, moment, open_post, seconds
-from waypost.cli.output import count, write, write_json
+from waypost.cli.output import write, write_json
 from waypost.cli.progress import Progress
 from waypost.client import Waypost
 from waypost.client.base import PublishManyKeywords
 from waypost.errors import PartialPublish, WaypostError
+from waypost.formatting import format_count
 from waypost.message import Published
 from waypost.operations.publish import CONTENT
 from waypost.policy import BODY_BYTES_MAX
@@ -193,15 +194,15 @@ def publish_many(options: argparse.Namespace, source: IO[bytes], total: int | No
                 results = send(post, options, batch, given, statuses)
             except WaypostError as error:
                 raise Trouble(
-                    f"{error} ({count(statuses.total(), 'message')} published; the batch that failed begins "
-                    f"{count(len(batch), 'message')} before the end of line {lines.number})", FAILED
+                    f"{error} ({format_count(statuses.total(), 'message')} published; the batch that failed begins "
+                    f"{format_count(len(batch), 'message')} before the end of line {lines.number})", FAILED
                 ) from None  # fmt: skip
             progress.advance(statuses.total() - before)
             tell(options, results)
     if lines.trouble is not None:
         raise Trouble(
-            f"{lines.trouble}; published before it: {count(statuses.total(), 'message')}; repair it and go on with "
-            f"--from-line {lines.number}", USAGE,
+            f"{lines.trouble}; published before it: {format_count(statuses.total(), 'message')}; repair it and go on "
+            f"with --from-line {lines.number}", USAGE,
         )  # fmt: skip
     if options.json and not options.ids:
         write_json({"queue": options.queue, "published": statuses.total(), "statuses": dict(statuses)})

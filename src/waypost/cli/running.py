@@ -10,7 +10,8 @@ import msgspec
 from waypost.cli.asking import add_yes, confirm
 from waypost.cli.ending import FOUND, USAGE, Trouble
 from waypost.cli.options import add_command, open_post, seconds
-from waypost.cli.output import age, count, facts, write, write_json
+from waypost.cli.output import facts, write, write_json
+from waypost.formatting import format_age, format_count
 from waypost.policy import Policy
 
 #: Settings that are durations.
@@ -117,7 +118,7 @@ def settings_of(policy: Policy) -> list[tuple[str, object]]:
     if policy.rate_count is not None:
         rate = f"{policy.rate_count}/{policy.rate_per_ms}ms"
     return [
-        ("lease", "none (at most once)" if policy.lease_ms is None else age(policy.lease_ms)),
+        ("lease", "none (at most once)" if policy.lease_ms is None else format_age(policy.lease_ms)),
         ("max_deliveries", limit(policy.max_deliveries)),
         ("max_pending", limit(policy.max_pending)),
         ("overload", policy.overload),
@@ -126,7 +127,7 @@ def settings_of(policy: Policy) -> list[tuple[str, object]]:
         ("journal", policy.journal),
         ("journal_max", limit(policy.journal_max)),
         ("dead_max", limit(policy.dead_max)),
-        ("dead_keep", "until purged" if policy.dead_keep_ms is None else age(policy.dead_keep_ms)),
+        ("dead_keep", "until purged" if policy.dead_keep_ms is None else format_age(policy.dead_keep_ms)),
         ("completed", policy.completed_max),
     ]
 
@@ -157,12 +158,12 @@ def run_purge(options: argparse.Namespace) -> int:
     with open_post(options) as post:
         ledger = post.ledger(options.queue)
         there = {"ready": ledger.ready, "delayed": ledger.delayed, "dead": ledger.dead_kept}.get(options.state)
-        what = "all kept messages" if there is None else count(there, f"{options.state} message")
+        what = "all kept messages" if there is None else format_count(there, f"{options.state} message")
         if there != 0:
             confirm(options, f"Remove {what} of {options.queue} for good?")
         removed = post.purge(options.queue, options.state)
     if options.json:
         write_json({"queue": options.queue, "state": options.state, "removed": removed})
     else:
-        write(f"removed {count(removed, f'{options.state} message')} of {options.queue}")
+        write(f"removed {format_count(removed, f'{options.state} message')} of {options.queue}")
     return 0

@@ -9,9 +9,10 @@ from typing import Any
 from waypost.checks import check_text
 from waypost.cli.ending import FOUND, USAGE, Trouble
 from waypost.cli.options import add_command, count_from, moment, open_post, seconds
-from waypost.cli.output import age, body_text, count, message_json, table, time_of, write, write_json
+from waypost.cli.output import body_text, message_json, table, time_of, write, write_json
 from waypost.cli.running import CANCELLED
 from waypost.delivery import StoredMessage
+from waypost.formatting import format_age, format_count
 from waypost.policy import KEY_CHARACTERS_MAX
 
 
@@ -61,7 +62,7 @@ def run_list(options: argparse.Namespace) -> int:
         (
             timer.id,
             time_of(timer.stored.ready_ms),
-            age(timer.stored.ready_ms - stats.at_ms),
+            format_age(timer.stored.ready_ms - stats.at_ms),
             timer.key,
             body_text(timer),
         )
@@ -70,7 +71,7 @@ def run_list(options: argparse.Namespace) -> int:
     for line in table(("id", "due", "in", "key", "body"), rows, flexible=(3, 4)):
         write(line)
     if stats.ledger.delayed > len(found):
-        write(f"{len(found):,} of {count(stats.ledger.delayed, 'timer')}")
+        write(f"{len(found):,} of {format_count(stats.ledger.delayed, 'timer')}")
     return 0
 
 

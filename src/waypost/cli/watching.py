@@ -12,8 +12,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from waypost.cli.output import count
 from waypost.client import Waypost
+from waypost.formatting import format_count
 from waypost.message import RegisteredWorker, Stats
 
 #: How often the view is refreshed.
@@ -241,8 +241,8 @@ def span(milliseconds: float | None) -> str:
 def totals(lines: Sequence[Line], workers: Sequence[Any]) -> str:
     """The store in one line."""
     return (
-        f"{count(len(lines), 'queue')}, {sum(line.ready for line in lines):,} ready, "
+        f"{format_count(len(lines), 'queue')}, {sum(line.ready for line in lines):,} ready, "
         f"{sum(line.leased for line in lines):,} leased, {sum(line.dead for line in lines):,} dead, "
-        f"{count(len(workers), 'worker')}"
+        f"{format_count(len(workers), 'worker')}"
         + (f", {paused} paused ({PAUSED})" if (paused := sum(line.paused for line in lines)) else "")
     )

@@ -26,7 +26,6 @@ from waypost.client.base import BaseClient
 from waypost.errors import ConfigurationError
 from waypost.message import Drained
 from waypost.policy import HEALTH_WINDOW_SECONDS
-from waypost.store.port import Store
 from waypost.worker.signals import NAMES
 
 if TYPE_CHECKING:
@@ -131,9 +130,10 @@ def run_worker(worker: BlockingWorker | Worker, options: argparse.Namespace) -> 
 def told_start(client: BaseClient, worker: BlockingWorker | Worker) -> str:
     """What will be run, where, and how safe it is there."""
     width = _width(handler.queue for handler in worker.handlers)
+    store = client.store
     lines = [
         f"waypost worker {worker.name}",
-        f"  {'store':{width}} {client.store.kind}, namespace {client.store.namespace}: {durability(client.store)}",
+        f"  {'store':{width}} {store.kind}, namespace {store.namespace}: {store.capabilities.durability}",
     ]
     for handler in worker.handlers:
         where = "on the event loop" if handler.is_async else "in processes" if handler.process else "in threads"
@@ -145,22 +145,6 @@ def told_start(client: BaseClient, worker: BlockingWorker | Worker) -> str:
         lines.append(f"  {handler.queue:{width}} {told}")
     lines.append("  stop with SIGINT, SIGTERM or SIGHUP; a second one does not wait")
     return "\n".join(lines)
-
-
-def durability(store: Store) -> str:
-    """How safe it is what a store has acknowledged."""
-    match store.kind:
-        case "memory":
-            return "in this process only: everything is gone when it ends"
-        case "sqlite":
-            return "each commit is on the disk"
-        case "valkey" if getattr(store, "durability", "server") == "fsync":
-            return "what is acknowledged is on the server's disk (durability fsync)"
-        case "valkey":
-            return "as durable as the server's append-only file; a warning tells if it has none"
-        case "postgres":
-            return "each commit is as durable as the server's synchronous_commit says"
-    return "as durable as it says itself"
 
 
 def tell_end(options: argparse.Namespace, report: Drained, by_queue: dict[str, Drained] | None = None) -> None:

@@ -17,6 +17,7 @@ from waypost.client.base import (
     PublishKeywords,
     PublishManyKeywords,
     QueueName,
+    begin_transaction,
     is_stop,
 )
 from waypost.client.schedule_methods import AwaitedSchedules
@@ -42,12 +43,12 @@ from waypost.middleware import Outgoing
 from waypost.operations import around, publish, receive, run, wait
 from waypost.operations.flow import Flow, drive_async
 from waypost.operations.publish import PublishOptions, checked, taken
+from waypost.operations.settle_target import SettleTarget
 from waypost.policy import HEALTH_WINDOW_SECONDS, PAGE_MAX, Policy, RetryPolicy
 
 if TYPE_CHECKING:
     import asyncio
 
-    from waypost.outbox.settling import Home
     from waypost.store.port import AsyncExecutor, Call, Executor
     from waypost.worker.worker import Worker
 
@@ -79,7 +80,7 @@ class AsyncReception(Generic[T]):
     async def __aenter__(self) -> Message[T] | None:
         self._message = await self._client._run(self._client._receive_flow(self._queue, self._wait, self._as_type))
         if self._message is not None:
-            self._message.home = self._client._home(self._retry, renew=self._renew)
+            self._message.settle_target = self._client._settle_target(self._retry, renew=self._renew)
             self._client._gate.received(1)
             if self._renew:
                 self._client._blocks.add(self._message)
@@ -108,7 +109,7 @@ class AsyncConsumed(Message[T]):
     def __init__(
         self, queue: str, lease: Lease, as_type: type[T] | None, client: AsyncWaypost, retry: RetryPolicy, renew: bool
     ) -> None:
-        super().__init__(queue, lease, as_type, client._home(retry, renew=renew))
+        super().__init__(queue, lease, as_type, client._settle_target(retry, renew=renew))
         self._client = client
         self._retry = retry
         self._renew = renew
@@ -221,11 +222,9 @@ class AsyncWaypost(BaseClient, AwaitedSchedules):
     async def _call(self, call: Call[T]) -> T:
         return await drive_async(await self._connected(), self._context.attempt(call))
 
-    def _home(self, retry: RetryPolicy, *, renew: bool) -> Home:
-        from waypost.outbox.settling import Home
-
+    def _settle_target(self, retry: RetryPolicy, *, renew: bool) -> SettleTarget:
         held = self._blocks if renew else None
-        return Home(self._context, retry, awaited=self._connected, held=held, adapter=self._adapter())
+        return SettleTarget(self._context, retry, begin_transaction, async_executor=self._connected, held=held)
 
     # ---- the way of a message ----------------------------------------------------------------------------
 
@@ -249,9 +248,11 @@ class AsyncWaypost(BaseClient, AwaitedSchedules):
         return [await self._run(flow)]
 
     async def _send_within(self, transaction: object, outgoing: Outgoing, options: PublishOptions) -> list[Published]:
+        from waypost.outbox.transaction_adapter import run_async
+
         name = self._name(outgoing.queue)
         flow = publish.publish_within(self._context, name, outgoing.bodies, options, outgoing.type)
-        return await self._adapter().run_async(transaction, name, flow, self._call)
+        return await run_async(self._store, transaction, name, flow, self._call)
 
     @overload
     async def publish_many(

@@ -8,7 +8,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypedDict, TypeVar, cast
 from weakref import WeakSet
@@ -64,9 +64,10 @@ from waypost.worker.handler import CONCURRENCY, MAX_RUN_SECONDS, Handler, OnLeas
 from waypost.worker.signals import asked_to_stop
 
 if TYPE_CHECKING:
+    from waypost.operations.settle_target import SettleTarget
     from waypost.outbox.relay.port import Target
     from waypost.outbox.relay.relay import Relay
-    from waypost.outbox.transaction_adapter import TransactionAdapter
+    from waypost.outbox.settling import MessageTransaction
     from waypost.redaction import Redact
     from waypost.store.port import AsyncExecutor, Call, Executor, Store
     from waypost.wake.port import Channel
@@ -198,7 +199,6 @@ class BaseClient(ScheduleMethods):
         self._relays: dict[str, Relay] = {}
         self._start_declaring()
         self._closed = False
-        self._adapter_made: TransactionAdapter | None = None
         self._connecting = threading.Lock()
         #: The blocks of `receive` and `consume` whose leases are renewed.
         self._blocks = Blocks(self._context, self._connect_blocks)
@@ -429,15 +429,6 @@ class BaseClient(ScheduleMethods):
         call = published_through(self._registry.middleware, send, awaited=self._awaited)
         return call(Outgoing(queue_name(queue), bodies, dict(options), queue_type(queue)))
 
-    def _adapter(self) -> TransactionAdapter:
-        """Where this client meets the transactions of its callers."""
-        from waypost.outbox.transaction_adapter import TransactionAdapter
-
-        adapter = self._adapter_made
-        if adapter is None:
-            adapter = self._adapter_made = TransactionAdapter(self._store)
-        return adapter
-
     def _check_receive(self, queue: QueueName, wait: Duration | None, retry: RetryPolicy, renew: bool) -> None:
         """Refuse what is wrong when it is given, and not when the block begins or the first message is asked for."""
         self._name(queue)
@@ -534,6 +525,13 @@ class Stoppable(Protocol):
     def is_running(self) -> bool: ...
     def request_stop(self, timeout: float | None = None) -> None: ...
     def report(self) -> Drained: ...
+
+
+def begin_transaction(target: SettleTarget, messages: Sequence[Message[Any]], given: object) -> MessageTransaction:
+    """A transaction at whose end messages are settled. What it needs is loaded when one is asked for."""
+    from waypost.outbox.settling import MessageTransaction
+
+    return MessageTransaction(target, messages, given)
 
 
 def is_stop(error: BaseException | None) -> bool:

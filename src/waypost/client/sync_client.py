@@ -17,6 +17,7 @@ from waypost.client.base import (
     PublishKeywords,
     PublishManyKeywords,
     QueueName,
+    begin_transaction,
     is_stop,
 )
 from waypost.client.schedule_methods import BlockingSchedules
@@ -40,10 +41,10 @@ from waypost.middleware import Outgoing
 from waypost.operations import around, publish, receive, run, wait
 from waypost.operations.flow import Flow, drive
 from waypost.operations.publish import PublishOptions, checked, taken
+from waypost.operations.settle_target import SettleTarget
 from waypost.policy import HEALTH_WINDOW_SECONDS, PAGE_MAX, Policy, RetryPolicy
 
 if TYPE_CHECKING:
-    from waypost.outbox.settling import Home
     from waypost.store.port import Call, Executor
     from waypost.worker.blocking import BlockingWorker
 
@@ -75,7 +76,7 @@ class Reception(Generic[T]):
     def __enter__(self) -> Message[T] | None:
         self._message = self._client._run(self._client._receive_flow(self._queue, self._wait, self._as_type))
         if self._message is not None:
-            self._message.home = self._client._home(self._retry, renew=self._renew)
+            self._message.settle_target = self._client._settle_target(self._retry, renew=self._renew)
             self._client._gate.received(1)
             if self._renew:
                 self._client._blocks.add(self._message)
@@ -104,7 +105,7 @@ class Consumed(Message[T]):
     def __init__(
         self, queue: str, lease: Lease, as_type: type[T] | None, client: Waypost, retry: RetryPolicy, renew: bool
     ) -> None:
-        super().__init__(queue, lease, as_type, client._home(retry, renew=renew))
+        super().__init__(queue, lease, as_type, client._settle_target(retry, renew=renew))
         self._client = client
         self._retry = retry
         self._renew = renew
@@ -180,11 +181,9 @@ class Waypost(BaseClient, BlockingSchedules):
     def _call(self, call: Call[T]) -> T:
         return drive(self._connected(), self._context.attempt(call))
 
-    def _home(self, retry: RetryPolicy, *, renew: bool) -> Home:
-        from waypost.outbox.settling import Home
-
+    def _settle_target(self, retry: RetryPolicy, *, renew: bool) -> SettleTarget:
         held = self._blocks if renew else None
-        return Home(self._context, retry, blocking=self._connected, held=held, adapter=self._adapter())
+        return SettleTarget(self._context, retry, begin_transaction, executor=self._connected, held=held)
 
     # ---- the way of a message ----------------------------------------------------------------------------
 
@@ -222,8 +221,10 @@ class Waypost(BaseClient, BlockingSchedules):
         return [self._run(flow)]
 
     def _send_within(self, transaction: object, outgoing: Outgoing, options: PublishOptions) -> list[Published]:
+        from waypost.outbox.transaction_adapter import enter
+
         name = self._name(outgoing.queue)
-        executor = self._adapter().enter(transaction, name, self._call)
+        executor = enter(self._store, transaction, name, self._call)
         return drive(executor, publish.publish_within(self._context, name, outgoing.bodies, options, outgoing.type))
 
     @overload

@@ -32,12 +32,12 @@ def opened_by(name: str, wanted: type, *, is_async: bool, store: Store, engine: 
 
     Raises `ConfigurationError` if it asks for something that cannot be had: that is known when it is registered.
     """
-    if store.kind not in ("postgres", "sqlite"):
-        raise no_transactions(store.kind)
+    support = store.transactions
+    if support is None:
+        raise no_transactions(store)
     alchemy = is_kind(wanted, "sqlalchemy")
     awaited = is_kind(wanted, "", AWAITED)
-    own = getattr(getattr(store, "source", None), "engine", None)
-    source = own if engine is None else engine
+    source = support.engine if engine is None else engine
     if alchemy and source is None:
         raise ConfigurationError(
             f"handler {name} asks for a {wanted.__name__} of SQLAlchemy: give it the engine or the maker of sessions, "
@@ -48,8 +48,7 @@ def opened_by(name: str, wanted: type, *, is_async: bool, store: Store, engine: 
             f"handler {name} asks for a {wanted.__module__}.{wanted.__name__}, but its transactions are those of an "
             "engine: ask for a session of SQLAlchemy"
         )
-    kind = "postgres" if is_kind(wanted, "psycopg") else "sqlite"
-    if not alchemy and store.kind != kind:
+    if not alchemy and not is_kind(wanted, support.library):
         raise ConfigurationError(f"handler {name} asks for a connection of {wanted.__module__} to a {store.kind} store")
     if awaited != is_async and not is_kind(wanted, "sqlite3"):
         raise ConfigurationError(
@@ -106,7 +105,7 @@ def in_transaction(
     """A handler's function with a transaction around it. `given` are its arguments; `keep` is told what it returned."""
 
     def around(messages: Sequence[Message[Any]]) -> MessageTransaction:
-        return MessageTransaction(messages[0].home, messages, sessions, injected=True)
+        return MessageTransaction(messages[0].settle_target, messages, sessions, injected=True)
 
     def decide(messages: Sequence[Message[Any]], returned: Any) -> None:
         if isinstance(returned, Outcome):

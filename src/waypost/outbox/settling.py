@@ -6,214 +6,86 @@ which is rolled back: of all deliveries of a message, the writes of exactly one 
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, closing, contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import Any, cast
 
 from waypost.delivery import Message, Snooze
-from waypost.errors import ConfigurationError, InvalidInput, LeaseLost, UnusableClient
+from waypost.errors import ConfigurationError, InvalidInput, LeaseLost
 from waypost.message import Settlement, SettleStatus
 from waypost.operations.around import pass_sent_on
-from waypost.operations.flow import ClientContext, Flow, drive, drive_async
+from waypost.operations.flow import Flow, drive, drive_async
 from waypost.operations.receive import tell_settled
-from waypost.outbox.transaction_adapter import PostgresWithin, TransactionAdapter
+from waypost.operations.settle_target import SettleTarget
+from waypost.outbox.transaction_adapter import enter, enter_async
 from waypost.outbox.transactions import recognise
-from waypost.policy import RetryPolicy
-from waypost.store.port import AsyncExecutor, Executor, Woken
-
-if TYPE_CHECKING:
-    import sqlite3
-
-#: SQLite waits so long for its turn to write.
-FILE_TURN_SECONDS = 5.0
+from waypost.store.port import AsyncExecutor, Executor, Store, Woken
 
 Settled = Woken[list[SettleStatus]]
 
 
-class Held(Protocol):
-    """The messages whose leases are renewed."""
-
-    def add(self, message: Message[Any], /) -> None: ...
-    def discard(self, message: Message[Any], /) -> None: ...
-
-
-class Home:
-    """What messages of one client or worker have in common: where they came from, and who renews their leases."""
-
-    __slots__ = ("_adapter", "_awaited", "_blocking", "_held", "context", "retry")
-
-    def __init__(
-        self,
-        context: ClientContext,
-        retry: RetryPolicy,
-        *,
-        blocking: Callable[[], Executor | None] | None = None,
-        awaited: Callable[[], Awaitable[AsyncExecutor]] | None = None,
-        held: Held | None = None,
-        adapter: TransactionAdapter | None = None,
-    ) -> None:
-        self.context = context
-        self.retry = retry
-        self._blocking = blocking
-        self._awaited = awaited
-        self._held = held
-        self._adapter = adapter or TransactionAdapter(context.store)
-
-    def transaction(self, message: Message[Any], given: object) -> MessageTransaction:
-        """See `Message.transaction`."""
-        return MessageTransaction(self, [message], given)
-
-    def let_go(self, message: Message[Any]) -> None:
-        """Its settle is under way, and holds its row: a renewal would wait for that and then believe it lost."""
-        if self._held is not None:
-            self._held.discard(message)
-
-    def take_back(self, message: Message[Any]) -> None:
-        """It was not settled after all."""
-        if self._held is not None:
-            self._held.add(message)
-
-    # ---- transactions ------------------------------------------------------------------------------------
-
-    @contextmanager
-    def opened(self, message: Message[Any], given: object) -> Iterator[tuple[Any, Executor]]:
-        """A transaction, the caller's or our own: what the handler is given, and an executor in it."""
-        store: Any = self.context.store
-        if isinstance(given, Sessions):
-            with given.begin() as session:
-                yield session, self._entered(session, message.queue)
-        elif given is not None:
-            yield given, self._entered(given, message.queue)
-        elif store.kind == "sqlite":
-            with _file(store.path) as connection:
-                yield connection, cast("Executor", self._on_file(connection, message))
-        elif store.kind == "postgres":
-            with _transaction(store, self._blocking_executor) as lent:
-                transaction = recognise(lent)
-                transaction.begin()
-                yield lent, cast("Executor", PostgresWithin(transaction))
-        else:
-            raise no_transactions(store.kind)
-
-    @asynccontextmanager
-    async def opened_async(self, message: Message[Any], given: object) -> AsyncIterator[tuple[Any, AsyncExecutor]]:
-        """The same for an event loop."""
-        store: Any = self.context.store
-        if isinstance(given, Sessions):
-            async with given.begin() as session:
-                yield session, await self._entered_async(session, message.queue)
-        elif given is not None:
-            yield given, await self._entered_async(given, message.queue)
-        elif store.kind == "sqlite":
-            from waypost.store.sqlite.within import AsyncSqliteWithin
-
-            with _file(store.path) as connection:
-                yield connection, AsyncSqliteWithin(self._on_file(connection, message))
-        elif store.kind == "postgres":
-            if self._awaited is None:
-                raise _other_mode()
-            async with _transaction_async(store, self._awaited) as lent:
-                transaction: Any = recognise(lent)
-                await transaction.begin()
-                yield lent, cast("AsyncExecutor", PostgresWithin(transaction))
-        else:
-            raise no_transactions(store.kind)
-
-    def _entered(self, given: object, queue: str) -> Executor:
-        executor = self._blocking_executor()
-        return self._adapter.enter(given, queue, lambda call: drive(executor, self.context.attempt(call)))
-
-    async def _entered_async(self, given: object, queue: str) -> AsyncExecutor:
-        if self._awaited is None:
-            raise _other_mode()
-        executor = await self._awaited()
-        return await self._adapter.enter_async(
-            given, queue, lambda call: drive_async(executor, self.context.attempt(call))
-        )
-
-    def _blocking_executor(self) -> Executor:
-        executor = None if self._blocking is None else self._blocking()
-        if executor is None:
-            raise _other_mode()
-        return executor
-
-    def _on_file(self, connection: sqlite3.Connection, message: Message[Any]) -> Any:
-        from waypost.store.sqlite.within import SqliteWithin
-
-        return SqliteWithin(cast(Any, self.context.store), connection, message.queue)
-
-
-def no_transactions(kind: str) -> ConfigurationError:
-    """The messages of this kind of store are in no database of the user's."""
+def no_transactions(store: Store) -> ConfigurationError:
+    """The messages of this store are in no database of the user's."""
     return ConfigurationError(
-        f"a {kind} store is no part of your database, so no transaction of yours can settle its messages; record them "
-        "in your own with waypost.outbox.Inbox"
+        f"a {store.kind} store is no part of your database, so no transaction of yours can settle its messages; record "
+        "them in your own with waypost.outbox.Inbox"
     )
 
 
-def _other_mode() -> InvalidInput:
-    return InvalidInput(
-        "this message came from a client or handler of the other colour: say `with` where it blocks and `async with` "
-        "where it is awaited"
-    )
+# ---- transactions --------------------------------------------------------------------------------------------
 
 
 @contextmanager
-def _file(path: str) -> Iterator[sqlite3.Connection]:
-    import sqlite3
+def _opened(target: SettleTarget, message: Message[Any], given: object) -> Iterator[tuple[Any, Executor]]:
+    """A transaction, the caller's or our own: what the handler is given, and an executor in it."""
+    store, queue = target.context.store, message.queue
 
-    # By Python's own rules it begins with the first write, so that nobody waits for one who only reads.
-    with closing(sqlite3.connect(path, timeout=FILE_TURN_SECONDS)) as connection, connection:
-        yield connection
+    def entered(transaction: object) -> Executor:
+        executor = target.executor()
+        return enter(store, transaction, queue, lambda call: drive(executor, target.context.attempt(call)))
 
-
-@contextmanager
-def _transaction(store: Any, executor_of: Callable[[], Executor]) -> Iterator[Any]:
-    engine = getattr(store.source, "engine", None)
-    if engine is not None:
-        from sqlalchemy import Engine
-        from sqlalchemy.orm import Session
-
-        if not isinstance(engine, Engine):
-            raise UnusableClient("this client has an AsyncEngine: its transactions are awaited")
-        with Session(engine) as session, session.begin():
-            yield session
-        return
-    executor = executor_of()
-    if not hasattr(executor, "lend"):
-        raise UnusableClient("this client has an asyncio pool: its transactions are awaited")
-    connection = executor.lend()
-    try:
-        with connection.transaction():
-            yield connection
-    finally:
-        executor.take_back(connection)  # type: ignore[attr-defined]
+    if isinstance(given, Sessions):
+        with given.begin() as session:
+            yield session, entered(session)
+    elif given is not None:
+        yield given, entered(given)
+    elif store.transactions is None:
+        raise no_transactions(store)
+    else:
+        with store.transactions.begin(target.executor) as lent:
+            transaction = recognise(lent)
+            yield lent, store.transactions.executor(transaction, transaction.begin(), queue)
 
 
 @asynccontextmanager
-async def _transaction_async(store: Any, executor_of: Callable[[], Awaitable[AsyncExecutor]]) -> AsyncIterator[Any]:
-    engine = getattr(store.source, "engine", None)
-    if engine is not None:
-        from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
+async def _opened_async(
+    target: SettleTarget, message: Message[Any], given: object
+) -> AsyncIterator[tuple[Any, AsyncExecutor]]:
+    """The same for an event loop."""
+    store, queue = target.context.store, message.queue
 
-        if not isinstance(engine, AsyncEngine):
-            raise UnusableClient("this client has an Engine, whose transactions block: use a handler that is not async")
-        async with AsyncSession(engine) as session, session.begin():
-            yield session
-        return
-    executor = await executor_of()
-    if not hasattr(executor, "lend"):
-        raise UnusableClient(
-            "this client has a pool whose connections block: use a handler that is not async, or an AsyncConnectionPool"
+    async def entered(transaction: object) -> AsyncExecutor:
+        executor = await target.async_executor()
+        return await enter_async(
+            store, transaction, queue, lambda call: drive_async(executor, target.context.attempt(call))
         )
-    connection = await executor.lend()
-    try:
-        async with connection.transaction():
-            yield connection
-    finally:
-        await executor.take_back(connection)  # type: ignore[attr-defined]
+
+    if isinstance(given, Sessions):
+        async with given.begin() as session:
+            yield session, await entered(session)
+    elif given is not None:
+        yield given, await entered(given)
+    elif store.transactions is None:
+        raise no_transactions(store)
+    else:
+        if store.transactions.waits:
+            target.check_async()
+        async with store.transactions.begin_async(target.async_executor) as lent:
+            transaction: Any = recognise(lent)
+            connection = (await transaction.begin()) if transaction.awaited else transaction.begin()
+            yield lent, store.transactions.async_executor(transaction, connection, queue)
 
 
 # ---- the block -----------------------------------------------------------------------------------------------
@@ -233,29 +105,33 @@ def transaction(messages: Sequence[Message[Any]], transaction: object = None) ->
     """
     if not messages:
         raise InvalidInput("a transaction settles at least one message")
-    home = cast("Home | None", messages[0].home)
-    if home is None or any(message.home is None or message.home.context is not home.context for message in messages):
+    target: SettleTarget | None = messages[0].settle_target
+    if target is None or any(
+        message.settle_target is None or message.settle_target.context is not target.context for message in messages
+    ):
         raise InvalidInput("messages are settled together by the client or handler that claimed all of them")
     if len({message.queue for message in messages}) > 1:
         raise InvalidInput("messages that are settled together are of one queue")
     if len({message.id for message in messages}) < len(messages):
         raise InvalidInput("a message is settled once: it stands here twice")
-    return MessageTransaction(home, messages, transaction)
+    return MessageTransaction(target, messages, transaction)
 
 
 class MessageTransaction:
     """A transaction for the length of a `with` or `async with` block, at whose end the messages are settled in it."""
 
-    __slots__ = ("_block", "_given", "_home", "_messages")
+    __slots__ = ("_block", "_given", "_messages", "_target")
 
-    def __init__(self, home: Home, messages: Sequence[Message[Any]], given: object, *, injected: bool = False) -> None:
+    def __init__(
+        self, target: SettleTarget, messages: Sequence[Message[Any]], given: object, *, injected: bool = False
+    ) -> None:
         for message in messages:
             # A handler that asked for a session is given one all the same: there is only nothing to settle in it.
             if message.at_most_once and not injected:
                 raise InvalidInput(f"message {message.id} left the store at its claim (lease=None): it has no settle")
             if message.settled is not None:
                 raise InvalidInput(f"message {message.id} is settled already: {message.settled}")
-        self._home = home
+        self._target = target
         self._messages = messages
         self._given = given
         self._block: AbstractContextManager[Any] | AbstractAsyncContextManager[Any] | None = None
@@ -283,7 +159,7 @@ class MessageTransaction:
         settlements: list[Settlement] = []
         settled: Settled | None = None
         try:
-            with self._home.opened(self._messages[0], self._given) as (shown, executor):
+            with _opened(self._target, self._messages[0], self._given) as (shown, executor):
                 yield shown
                 drive(executor, self._pass_sent_on())
                 settlements = self._settlements()
@@ -299,7 +175,7 @@ class MessageTransaction:
         settlements: list[Settlement] = []
         settled: Settled | None = None
         try:
-            async with self._home.opened_async(self._messages[0], self._given) as (shown, executor):
+            async with _opened_async(self._target, self._messages[0], self._given) as (shown, executor):
                 yield shown
                 await drive_async(executor, self._pass_sent_on())
                 settlements = self._settlements()
@@ -312,17 +188,17 @@ class MessageTransaction:
 
     def _pass_sent_on(self) -> Flow[None]:
         for message in self._messages:
-            yield from pass_sent_on(self._home.context, message)
+            yield from pass_sent_on(self._target.context, message)
 
     def _settlements(self) -> list[Settlement]:
         if self._messages[0].at_most_once:
             return []
         for message in self._messages:
-            message.home.let_go(message)
-        return [message.settlement(None, message.home.retry) for message in self._messages]
+            message.settle_target.stop_renewing(message)
+        return [message.settlement(None, message.settle_target.retry) for message in self._messages]
 
     def _settle(self, settlements: list[Settlement]) -> Flow[Settled]:
-        context, queue = self._home.context, self._messages[0].queue
+        context, queue = self._target.context, self._messages[0].queue
         operation = context.replay_windows.begin(queue)
         try:
             settled: Settled = yield context.store.settle(queue, settlements, operation)
@@ -347,12 +223,12 @@ class MessageTransaction:
         if settlements:
             for message in self._messages:
                 if not message.fenced:
-                    message.home.take_back(message)
+                    message.settle_target.renew_again(message)
 
     def _settled(self, settlements: list[Settlement], settled: Settled | None) -> None:
         if settled is None:
             return
-        context = self._home.context
+        context = self._target.context
         statuses = context.take(settled)
         for message, settlement, status in zip(self._messages, settlements, statuses, strict=True):
             message.settled = status

@@ -12,12 +12,15 @@ An error of the driver is left as it is: it is the caller's transaction that fai
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TypeVar, cast
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 from weakref import WeakKeyDictionary
 
-from waypost.errors import ConfigurationError, InvalidInput, WaypostError
-from waypost.store.port import Call, Store
+from waypost.errors import ConfigurationError, InvalidInput
+from waypost.store.port import Store
+
+if TYPE_CHECKING:
+    from waypost.store.transactions import TransactionSupport
 
 T = TypeVar("T")
 
@@ -50,23 +53,6 @@ class Transaction:
         """Check that this is a transaction; returns the connection underneath, None if it is not known here."""
         raise NotImplementedError
 
-    @property
-    def vendor(self) -> str:
-        """The kind of store whose messages can be a part of it."""
-        return "postgres"
-
-    def run(self, call: Call[T]) -> T:
-        from waypost.store.postgres.within import read, spelled
-
-        mine = cast(Any, call)
-        return cast(T, read(mine, self.fetch(*spelled(mine, self.style))))
-
-    def run_many(self, calls: Iterable[Call[T]]) -> list[T | Exception]:
-        return [self.run(call) for call in calls]
-
-    def close(self) -> None:
-        """It is the caller's."""
-
 
 class AwaitedTransaction(Transaction):
     """The same for an event loop."""
@@ -78,22 +64,6 @@ class AwaitedTransaction(Transaction):
 
     async def begin(self) -> Any:
         raise NotImplementedError
-
-    async def run(self, call: Call[T]) -> T:  # type: ignore[override]
-        from waypost.store.postgres.within import read, spelled
-
-        mine = cast(Any, call)
-        return cast(T, read(mine, await self.fetch(*spelled(mine, self.style))))
-
-    async def run_many(self, calls: Iterable[Call[T]]) -> list[T | Exception]:  # type: ignore[override]
-        results: list[T | Exception] = []
-        for call in calls:
-            result: T = await self.run(call)
-            results.append(result)
-        return results
-
-    async def close(self) -> None:  # type: ignore[override]
-        """It is the caller's."""
 
 
 # ---- psycopg -------------------------------------------------------------------------------------------------
@@ -250,10 +220,6 @@ class DjangoTransaction(Transaction):
 
     style = "%"
 
-    @property
-    def vendor(self) -> str:
-        return "sqlite" if self.given.vendor == "sqlite" else "postgres"
-
     def begin(self) -> Any:
         given = self.given
         if given.vendor not in ("postgresql", "sqlite"):
@@ -288,10 +254,6 @@ def check_sqlite(connection: Any, advice: str = "") -> None:
 
 class SqliteTransaction(Transaction):
     """A `sqlite3.Connection`, or whatever has one underneath. One that is awaited may use it too: nothing waits."""
-
-    @property
-    def vendor(self) -> str:
-        return "sqlite"
 
     def begin(self) -> Any:
         check_sqlite(self.given)
@@ -370,18 +332,12 @@ def check_mode(transaction: Transaction, *, awaited: bool) -> None:
         )
 
 
-def check_store(transaction: Transaction, store: Store) -> None:
-    """Refuse a store whose messages cannot be a part of it."""
-    if store.kind not in ("postgres", "sqlite"):
+def support_of(store: Store) -> TransactionSupport:
+    """How a store takes part in transactions; raises if its messages cannot be a part of one."""
+    support = store.transactions
+    if support is None:
         raise ConfigurationError(
             f"a {store.kind} store is no part of your database, so no transaction can carry its messages; publish "
             "into PostgreSQL or SQLite beside your tables, and relay from there"
         )
-
-
-def elsewhere(store: Store) -> WaypostError:
-    """The caller's connection leads to another database."""
-    return ConfigurationError(
-        f"this transaction is in another database than the {store.kind} store of this client, so they cannot be "
-        "committed together; nothing was published. Give both the same database"
-    )
+    return support

@@ -71,7 +71,7 @@ class Promoter:
         if self.context.monotonic() >= self._queues_at:
             self._queues_at = self.context.monotonic() + QUEUES_SECONDS
             self._queues = yield from self.context.attempt(self.context.store.queues())
-            if self.context.store.kind == "valkey":
+            if not self.context.store.capabilities.spans_queues:
                 for queue in self._queues:
                     yield from deliver_outgoing(self.context, queue)
         promoted = depth = lag = 0

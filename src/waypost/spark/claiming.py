@@ -25,11 +25,12 @@ from waypost.message import Claimed, Lease, Settlement
 from waypost.operations import receive
 from waypost.operations.forward import deliver_outgoing
 from waypost.policy import CHUNK_BYTES_MAX, CHUNK_MESSAGES_MAX, REPLAY_MAX
-from waypost.spark.bulk.columns import batch_of, constant, envelope_columns
-from waypost.spark.bulk.reading import RETRY_SECONDS, PageSize, without_warnings
+from waypost.spark.bulk import RETRY_SECONDS, without_warnings
 from waypost.spark.credentials import Place
 from waypost.spark.parts import check_machine
-from waypost.spark.tables import ENVELOPE_COLUMNS, MESSAGES, Table
+from waypost.store.bulk.columns import batch_of, constant, envelope_columns
+from waypost.store.bulk.reading import PageSize
+from waypost.store.bulk.tables import ENVELOPE_COLUMNS, MESSAGES, Table
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

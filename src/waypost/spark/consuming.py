@@ -35,7 +35,7 @@ from waypost.spark.claiming import CONSUMED, FENCE, Claim, ClaimSource, at_most_
 from waypost.spark.committing import COMMITS_KEPT, AlreadyCommitted, Fence, Log
 from waypost.spark.credentials import Place
 from waypost.spark.output_files import open_files
-from waypost.spark.parts import this_machine
+from waypost.spark.parts import machine_of
 from waypost.worker.renewing import Renewer
 
 if TYPE_CHECKING:
@@ -200,7 +200,7 @@ class _Consumer:
         self.on_error = on_error
         #: How long leases of the queue were when it began.
         self.lease_ms = lease_ms
-        self.machine = this_machine() if post._store.kind == "sqlite" else None
+        self.machine = machine_of(post.store)
         self.names = Session()
         self.told = Consumed()
         self.held = _Held(queue)
@@ -457,8 +457,6 @@ def consume(
     name = queue_name(queue)
     place = url if isinstance(url, Place) else _place(url, namespace, password_env, password_file)
     store = place.open()
-    if store.kind == "memory":
-        raise ConfigurationError("a memory store lives in one process, and Spark's tasks run in others")
     files = None if output is None else open_files(spark, output)
     deadline = None if timeout is None else time.monotonic() + timeout
     with Waypost(store=store) as post:

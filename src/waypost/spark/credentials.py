@@ -75,12 +75,18 @@ class Place:
         return url
 
     def open(self) -> Store:
-        """The store; nothing is connected yet."""
+        """The store; nothing is connected yet. Refuses one that the tasks of Spark, other processes, cannot open."""
         from waypost.store.opening import open_store
 
-        return open_store(
+        store = open_store(
             self.resolve(), namespace=self.namespace, clock=None, replay_ttl_ms=300_000, durability="server"
         )
+        if store.capabilities.reach == "process":
+            raise ConfigurationError(
+                f"a {store.kind} store lives in one process, and Spark's tasks run in others: use SQLite, Valkey or "
+                "PostgreSQL"
+            )
+        return store
 
 
 def _split(url: str) -> tuple[str, str, str, str]:

@@ -15,8 +15,8 @@ from waypost.spark.tables import (
     GOLD_REDELIVERIES,
     MEASURES,
     MINUTE_EVENTS,
-    Table,
 )
+from waypost.store.bulk.tables import Table
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

@@ -24,7 +24,8 @@ from waypost.spark.bronze import batch_name
 from waypost.spark.lake import DATE, PART, Folder, Lake, State
 from waypost.spark.pipeline import finish, say_nothing, source_of
 from waypost.spark.silver import day_of
-from waypost.spark.tables import PUBLISHED, Table
+from waypost.spark.tables import PUBLISHED
+from waypost.store.bulk.tables import Table
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession

@@ -24,7 +24,7 @@ import pyarrow.parquet as pq
 
 from waypost.errors import ConfigurationError, StoreError
 from waypost.spark.files import Files, OneAtATime
-from waypost.spark.tables import Table
+from waypost.store.bulk.tables import Table
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -10,7 +10,8 @@ from waypost.checks import check_queue
 from waypost.errors import ConfigurationError, InvalidInput
 from waypost.redaction import find_redact
 from waypost.spark.credentials import Place
-from waypost.spark.tables import KINDS, Table
+from waypost.spark.tables import KINDS
+from waypost.store.bulk.tables import Table
 
 READ_OPTIONS = frozenset(
     (

@@ -10,7 +10,8 @@ from pathlib import Path
 from pyspark.sql.datasource import InputPartition
 
 from waypost.errors import ConfigurationError
-from waypost.spark.bulk.reading import Span
+from waypost.store.bulk.reading import Span
+from waypost.store.port import Store
 
 #: Fewer rows than this are not worth a part of their own: starting one costs more than reading them.
 ROWS_A_PART_MIN = 200_000
@@ -85,6 +86,11 @@ def share_spans(spans: Sequence[Span], parts_max: int) -> list[list[Span]]:
         parts[emptiest].append(span)
         sizes[emptiest] += span.rows + 1
     return parts
+
+
+def machine_of(store: Store) -> str | None:
+    """The machine that must run the tasks, if the store is a file there."""
+    return this_machine() if store.capabilities.reach == "machine" else None
 
 
 def this_machine() -> str:

@@ -23,7 +23,7 @@ from pyspark.sql import functions as f
 from waypost.errors import ConfigurationError
 from waypost.spark import gold, silver
 from waypost.spark.bronze import BATCH_ROWS, Bronze, batch_name, undigested
-from waypost.spark.bulk.reading import open_bulk
+from waypost.spark.bulk import open_bulk
 from waypost.spark.credentials import Place
 from waypost.spark.failures import told
 from waypost.spark.lake import PART, Folder, Lake, Seen, Source, State
@@ -34,9 +34,9 @@ from waypost.spark.tables import (
     SILVER_DELIVERIES,
     SILVER_MESSAGES,
     SILVER_SUMS,
-    Table,
 )
 from waypost.spark.tidying import FOLDERS_MAX, compact, forget
+from waypost.store.bulk.tables import Table
 from waypost.urls import holds_secret
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from typing import Any
 import pyarrow.compute as pc
 
 from waypost.errors import JournalTrimmed
-from waypost.spark.bulk.columns import batch_of
 from waypost.spark.tables import PUBLISHED
+from waypost.store.bulk.columns import batch_of
 
 #: Columns that the journal knows by another name.
 NAMES = {"id": "message_id", "published_ms": "at_ms"}

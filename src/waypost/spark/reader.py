@@ -10,10 +10,11 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from waypost.errors import JournalTrimmed, StoreError
 from waypost.message import MessageState
-from waypost.spark.bulk.reading import Bulk, Span, open_bulk
+from waypost.spark.bulk import Bulk, open_bulk
 from waypost.spark.options import ReadOptions
-from waypost.spark.parts import ROWS_A_PART_MIN, Numbers, Part, check_machine, share_out, share_spans, this_machine
+from waypost.spark.parts import ROWS_A_PART_MIN, Numbers, Part, check_machine, machine_of, share_out, share_spans
 from waypost.spark.published import journal_columns, published_batch
+from waypost.store.bulk.reading import Span
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -24,11 +25,6 @@ log = logging.getLogger("waypost")
 def chosen_columns(options: ReadOptions, schema: StructType) -> tuple[str, ...]:
     """The columns to read: all of the table, or those that the user's own schema names."""
     return options.table.chosen([(field.name, field.dataType.simpleString()) for field in schema.fields])
-
-
-def machine_of(bulk: Bulk) -> str | None:
-    """The machine that must run the tasks, if the store is a file."""
-    return this_machine() if bulk.store.kind == "sqlite" else None
 
 
 def queues_of(bulk: Bulk, options: ReadOptions) -> list[str]:
@@ -47,7 +43,7 @@ class Reader(DataSourceReader):
         """Parts with real boundaries: numbers of the journal, or places of messages as they are now."""
         options = self.options
         with open_bulk(options.place) as bulk:
-            machine = machine_of(bulk)
+            machine = machine_of(bulk.store)
             queues = queues_of(bulk, options)
             if options.follows_journal:
                 work = [self._numbers(bulk, queue) for queue in queues]

@@ -18,10 +18,10 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from waypost.errors import ConfigurationError, StoreError
-from waypost.spark.bulk.reading import Bulk, open_bulk
+from waypost.spark.bulk import Bulk, open_bulk
 from waypost.spark.options import ReadOptions
-from waypost.spark.parts import Numbers, Part, check_machine, share_out
-from waypost.spark.reader import chosen_columns, machine_of, queues_of, told, trimmed
+from waypost.spark.parts import Numbers, Part, check_machine, machine_of, share_out
+from waypost.spark.reader import chosen_columns, queues_of, told, trimmed
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -136,7 +136,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                     trimmed(queue, after, first, fail=self.options.fail_on_data_loss and queue in start)
                     after = min(to, first - 1)
                 work.append(Numbers(queue, after, to))
-        machine = machine_of(bulk)
+        machine = machine_of(bulk.store)
         return [Part(numbers=part, machine=machine) for part in share_out(work, self.options.partitions)]
 
     def read(self, partition: InputPartition | None) -> Iterator[Any]:

@@ -23,8 +23,8 @@ from waypost.spark.tables import (
     SILVER_DELIVERIES,
     SILVER_MESSAGES,
     SILVER_SUMS,
-    Table,
 )
+from waypost.store.bulk.tables import Table
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

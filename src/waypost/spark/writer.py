@@ -23,9 +23,9 @@ from pyspark.sql.datasource import (
 
 from waypost.client import Waypost
 from waypost.errors import InvalidInput
-from waypost.spark.bulk.reading import RETRY_SECONDS
+from waypost.spark.bulk import RETRY_SECONDS
 from waypost.spark.options import WriteOptions
-from waypost.spark.parts import check_machine, this_machine
+from waypost.spark.parts import check_machine, machine_of
 from waypost.spark.publishing import WAVE_CHUNKS, RowIds, Rows, chunks, publish_wave, split_wave, wait_for_room
 from waypost.spark.tables import WRITTEN
 from waypost.store.port import Draft
@@ -70,10 +70,7 @@ class _Writer:
     def __init__(self, options: WriteOptions, schema: StructType) -> None:
         check_columns(schema)
         self.options = options
-        store = options.place.open()
-        if store.kind == "memory":
-            raise InvalidInput("a memory store lives in one process, and Spark's tasks run in others")
-        self.machine = this_machine() if store.kind == "sqlite" else None
+        self.machine = machine_of(options.place.open())
 
     def publish(self, batches: Iterator[Any], ids: RowIds) -> Written:
         """Publish a partition."""

@@ -19,7 +19,7 @@ it takes one message whatever its size. One that took all there was and has room
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar
 
 from msgspec import Struct
 
@@ -63,6 +63,11 @@ from waypost.policy import (
     OnConflict,
     Policy,
 )
+
+if TYPE_CHECKING:
+    from waypost.store.bulk.reading import BulkConnection, BulkReader
+    from waypost.store.checkup import Checkup
+    from waypost.store.transactions import TransactionSupport
 
 T = TypeVar("T")
 
@@ -316,15 +321,69 @@ class Doors(Protocol):
         ...
 
 
-class Store(Protocol):
-    """The verbs. See `memory.py` for what each means, told as plainly as we can."""
+class Capabilities(Struct, frozen=True):
+    """In what stores differ, as far as it concerns their callers: these are asked, never the kind of a store."""
 
+    #: Which processes can open it: this one, all of this machine, or all that can connect to its server.
+    reach: Literal["process", "machine", "network"]
+    #: How safe an acknowledged message is, in a line for people.
+    durability: str
+    #: `waypost migrate` makes its tables; no client does.
+    needs_migration: bool = False
+    #: One step may change several queues. Otherwise what a settle sends on lies in `outgoing` until a client sends it.
+    spans_queues: bool = True
+    #: A step can become visible after one that began later, so that a poll in between misses it: poll again soon.
+    commits_out_of_order: bool = False
+    #: A poll is repeated on the store's own channel (`echo`).
+    echoes_polls: bool = False
+
+
+class NaturalChannel(Struct, frozen=True):
+    """The notification channel of a store, used unless a client asks for another."""
+
+    #: `process` and `files`: clients notify each other. The servers notify by themselves, in the step that has news.
+    transport: Literal["process", "files", "valkey", "postgres"]
+    #: What is notified about (the store), the path of its file, or where connections to its server come from.
+    address: Any
+
+    @property
+    def by_server(self) -> bool:
+        """Whether the store's own steps notify sleepers."""
+        return self.transport in ("valkey", "postgres")
+
+
+class Store(Protocol):
+    """What differs between stores, and the verbs. See `memory.py` for what each verb means."""
+
+    #: For people: logs, errors and reports. Ask `capabilities` instead of comparing it.
     kind: str
     namespace: str
 
     @property
+    def place(self) -> object:
+        """The same for two stores of a kind that keep the same messages."""
+        ...
+
+    @property
+    def capabilities(self) -> Capabilities: ...
+    @property
+    def channel(self) -> NaturalChannel: ...
+    @property
     def doors(self) -> Doors | None:
-        """None: sleepers hear of work by the words of a channel alone."""
+        """None: sleepers are woken by notifications alone."""
+        ...
+
+    @property
+    def transactions(self) -> TransactionSupport | None:
+        """None: messages are in no database of the user's, so no transaction can hold them."""
+        ...
+
+    def bulk_reader(self, connection: BulkConnection) -> BulkReader | None:
+        """A reader of whole queues and journals as Arrow batches; None if only this process can read them."""
+        ...
+
+    def checkup(self, executor: Executor) -> Checkup:
+        """What `waypost doctor` looks at in this store alone."""
         ...
 
     def connect(self, *, start_timeout: float) -> Executor: ...

@@ -41,35 +41,31 @@ def open_wakeups(store: Store, wake: str | Channel | None, timeout: float) -> Wa
 
 def _foreign(channel: Channel, store: Store) -> Wakeups:
     """A channel of which the store knows nothing: clients tell whom it named."""
-    return Wakeups(channel, store.namespace, echo=store.kind == "postgres")
+    return Wakeups(channel, store.namespace, echo=store.capabilities.commits_out_of_order)
 
 
 def _natural(store: Store, timeout: float) -> Wakeups:
-    """The channel that belongs to a store, `poll` for a store that has none."""
-    kind = store.kind
-    if kind in ("memory", "sqlite"):
+    """The channel that belongs to a store."""
+    own = store.channel
+    if not own.by_server:
         return Wakeups(_local(store), store.namespace)
-    source = getattr(store, "source", None)
-    if kind == "valkey" and source is not None:
-        return Wakeups(_valkey(source, timeout), store.namespace, by_store=True)
-    if kind == "postgres" and source is not None:
-        return Wakeups(_postgres(source, timeout), store.namespace, by_store=True)
-    return Wakeups(None, store.namespace)
+    hub = (_valkey if own.transport == "valkey" else _postgres)(own.address, timeout)
+    return Wakeups(hub, store.namespace, by_store=True, echoes=store.capabilities.echoes_polls)
 
 
 def _local(store: Store) -> Hub:
-    """Within this process; for a SQLite file between all processes of this machine."""
-    path = getattr(store, "path", None)
-    if store.kind == "sqlite" and isinstance(path, str):
+    """Within this process; for a file between all processes of this machine."""
+    own = store.channel
+    if own.transport == "files":
         import os
 
         from waypost.wake.files import FileHub
 
-        place = os.path.realpath(path)
+        place = os.path.realpath(own.address)
         return shared("files", place, lambda: FileHub(place))
-    if store.kind == "memory":
+    if own.transport == "process":
         # With the store itself, so that it lives as long.
-        return shared("memory", id(store), lambda: _MemoryHub(store))
+        return shared("memory", id(own.address), lambda: _MemoryHub(own.address))
     return shared("local", "", Hub)
 
 

@@ -30,15 +30,24 @@ class Wakeups:
     """Sends and hears words for one client. `by_store`: the store itself tells sleepers that work is ready.
 
     `echo`: a step of the store can become visible after others that began later, and nobody tells those who fell asleep
-    in between; so they look again soon after they had work.
+    in between; so they look again soon after they had work. `echoes`: the store repeats each poll on the channel.
     """
 
-    def __init__(self, channel: Channel | None, namespace: str, *, by_store: bool = False, echo: bool = False) -> None:
+    def __init__(
+        self,
+        channel: Channel | None,
+        namespace: str,
+        *,
+        by_store: bool = False,
+        echo: bool = False,
+        echoes: bool = False,
+    ) -> None:
         #: None: there is none, and everybody polls.
         self.channel = channel
         self.namespace = namespace
         self.echo = echo
         self._by_store = by_store
+        self._echoes = echoes
         self._doors = DOORS_MAX if by_store else 0
         self._wake_events: dict[tuple[str, bool], list[WakeEvent]] = {}
         self._numbers = itertools.count(1)
@@ -93,7 +102,7 @@ class Wakeups:
 
     def listen_to_echo(self, name: str) -> Listening | None:
         """Hear what the store says to this name with every poll: proof that wake-ups arrive. None where it does not."""
-        if self.channel is None or not self._by_store or self.channel.kind != "valkey":
+        if self.channel is None or not self._echoes:
             return None
         return self.channel.listen(Topic(self.namespace, "echo", name), None, lambda word: None)
 

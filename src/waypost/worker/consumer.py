@@ -381,8 +381,8 @@ class Consumer:
     def _accept(self, claimed: Claimed) -> None:
         leases, queue, as_type = claimed.leases, self.queue, self.handler.as_type
         seconds, until = receive.local_lease(claimed)
-        home = self.settler.home
-        messages = [Message(queue, lease, as_type, home, seconds, until) for lease in leases]
+        target = self.settler.target
+        messages = [Message(queue, lease, as_type, target, seconds, until) for lease in leases]
         self._at_most_once = leases[0].lease_end_ms is None
         if not self._at_most_once:
             self._held.update(messages)

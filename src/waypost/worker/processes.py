@@ -136,8 +136,8 @@ def _unknown_queue(message: Message[Any]) -> UnknownQueue | None:
     """Why what is sent on may not be, if so; then none of it is. Which queues there are is known here, not there."""
     sent_on, message._then = message._then, ()
     try:
-        for next_one in sent_on if message.home is not None else ():
-            message.home.context.name_of(next_one.queue)
+        for next_one in sent_on if message.settle_target is not None else ():
+            message.settle_target.context.name_of(next_one.queue)
     except UnknownQueue as error:
         return error
     message._then = sent_on

@@ -16,7 +16,8 @@ from waypost.errors import OutcomeUnknown, StoreUnavailable, WaypostError
 from waypost.message import Settlement, SettleStatus
 from waypost.operations import receive
 from waypost.operations.flow import ClientContext, drive_async
-from waypost.outbox.settling import Home
+from waypost.operations.settle_target import SettleTarget
+from waypost.outbox.settling import MessageTransaction
 from waypost.policy import CHUNK_BYTES_MAX, CHUNK_MESSAGES_MAX, RetryPolicy
 from waypost.store.port import AsyncExecutor
 from waypost.worker.renewing import Renewer
@@ -56,8 +57,14 @@ class Settler:
         self._stopping = False
         self.unsettled = 0
         self.released = 0
-        #: For handlers that settle in transactions of their own.
-        self.home = Home(context, retry, blocking=lambda: renewer.executor, awaited=self._connected, held=held)
+        self.target = SettleTarget(
+            context,
+            retry,
+            MessageTransaction,
+            executor=lambda: renewer.executor,
+            async_executor=self._connected,
+            held=held,
+        )
 
     async def _connected(self) -> AsyncExecutor:
         return self._executor

@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from waypost.cli.checkup.findings import Findings, note, ok, wrong
-from waypost.cli.output import age, count
 from waypost.cli.workers import unserved_of
 from waypost.client import Waypost
+from waypost.formatting import format_age, format_count
 from waypost.message import RegisteredWorker, Stats
 from waypost.policy import Policy
+from waypost.store.checkup import Findings, note, ok, wrong
 
 #: A queue that is only looked at, to ask the store for its time.
 NOWHERE = "waypost-doctor"
@@ -35,7 +35,7 @@ def check_clock(post: Waypost) -> Findings:
     after = time.time() * 1000
     # The answer was made between the two: what lies outside of them is a difference for sure.
     difference = at_ms - after if at_ms > after else min(0.0, at_ms - before)
-    told = f"the store's clock and this machine's differ by {age(abs(difference))}"
+    told = f"the store's clock and this machine's differ by {format_age(abs(difference))}"
     if abs(difference) > CLOCK_MS_MAX:
         yield note("clock", told, "harmless to messages, whose times are all the store's; keep both on NTP, or times "
                    "that you give with `at` are not the ones you mean", difference_ms=round(difference))  # fmt: skip
@@ -51,7 +51,7 @@ def check_ledgers(found: Sequence[Stats]) -> Findings:
                     "above, `waypost doctor --mend` corrects it; otherwise this is a defect in waypost: please report "
                     "it with the output of `waypost ledger --json`", queues=broken)  # fmt: skip
     else:
-        yield ok("ledger", f"{count(len(found), 'queue')}, every message accounted for", queues=len(found))
+        yield ok("ledger", f"{format_count(len(found), 'queue')}, every message accounted for", queues=len(found))
 
 
 def check_workers(workers: Sequence[RegisteredWorker]) -> Findings:
@@ -61,7 +61,7 @@ def check_workers(workers: Sequence[RegisteredWorker]) -> Findings:
         yield wrong("workers", f"worker {worker.name} is red: {'; '.join(worker.reasons)}", "restart it if the store "
                     "is well; its log says more", worker=worker.name)  # fmt: skip
     if not red:
-        yield ok("workers", f"{count(len(workers), 'worker')} registered", workers=len(workers))
+        yield ok("workers", f"{format_count(len(workers), 'worker')} registered", workers=len(workers))
 
 
 def check_served(found: Sequence[Stats], workers: Sequence[RegisteredWorker]) -> Findings:
@@ -75,7 +75,7 @@ def check_served(found: Sequence[Stats], workers: Sequence[RegisteredWorker]) ->
             lonely.append(stats)
     for stats in lonely:
         ledger = stats.ledger
-        waits = f", the oldest for {age(stats.oldest_ready_ms)}" if stats.oldest_ready_ms is not None else ""
+        waits = f", the oldest for {format_age(stats.oldest_ready_ms)}" if stats.oldest_ready_ms is not None else ""
         yield wrong(
             "handlers",
             f"queue {stats.queue} has {ledger.ready:,} ready and {ledger.delayed:,} delayed messages{waits}, and "
@@ -106,7 +106,7 @@ def check_readers(found: Sequence[Stats], policies: dict[str, Policy]) -> Findin
             yield (wrong if lag > LAG_WRONG * cap else note)("readers", told, advice, **figures)
     if not behind:
         readers = sum(len(stats.journal_readers) for stats in found)
-        yield ok("readers", f"{count(readers, 'journal reader')}, none far behind", readers=readers)
+        yield ok("readers", f"{format_count(readers, 'journal reader')}, none far behind", readers=readers)
 
 
 def check_dead(found: Sequence[Stats]) -> Findings:
@@ -114,7 +114,8 @@ def check_dead(found: Sequence[Stats]) -> Findings:
     dead = [stats for stats in found if stats.ledger.dead_kept]
     if dead:
         total = sum(stats.ledger.dead_kept for stats in dead)
-        yield note("dead letters", f"{count(total, 'dead letter')} in {names_of([stats.queue for stats in dead])}",
+        where = names_of([stats.queue for stats in dead])
+        yield note("dead letters", f"{format_count(total, 'dead letter')} in {where}",
                    "look at them with `waypost dead list QUEUE --by-reason`", dead=total)  # fmt: skip
     paused = [stats.queue for stats in found if stats.paused]
     if paused:

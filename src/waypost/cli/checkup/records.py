@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from waypost.cli.checkup.findings import Findings, note, ok, wrong
-from waypost.cli.output import count
 from waypost.cli.progress import Progress
 from waypost.client import Waypost
 from waypost.errors import AccessDenied, StoreFailed
+from waypost.formatting import format_count
 from waypost.message import Damage, Stats
+from waypost.store.checkup import Findings, note, ok, wrong
 
 #: So many damaged records of a queue are named one by one; the number of all is said too.
 NAMED_MAX = 20
@@ -35,7 +35,7 @@ def check(post: Waypost, names: Sequence[str], *, mend: bool, quiet: bool) -> Fi
     if not damaged:
         yield ok(
             "records",
-            f"{count(looked_at, 'record')} in {count(len(names), 'queue')}, none damaged",
+            f"{format_count(looked_at, 'record')} in {format_count(len(names), 'queue')}, none damaged",
             looked_at=looked_at,
         )
 
@@ -56,7 +56,7 @@ def _tell(queue: str, damages: Sequence[Damage], *, mend: bool) -> Findings:
             yield wrong("records", f"queue {queue}, {what}: {damage.found}", "`waypost doctor --mend` repairs it",
                         **figures)  # fmt: skip
     if len(damages) > NAMED_MAX:
-        more = f"queue {queue}: {count(len(damages) - NAMED_MAX, 'damaged record')} more"
+        more = f"queue {queue}: {format_count(len(damages) - NAMED_MAX, 'damaged record')} more"
         if mend:
             yield note("records", more, queue=queue, more=len(damages) - NAMED_MAX)
         else:

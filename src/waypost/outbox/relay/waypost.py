@@ -88,9 +88,7 @@ class WaypostTarget:
 
 def place_of(store: Store) -> tuple[object, ...]:
     """What two stores that are one have in common."""
-    path, source = getattr(store, "path", None), getattr(store, "source", None)
-    place: object = getattr(source, "place", None) or path or id(store)
-    return store.kind, store.namespace, place
+    return store.kind, store.namespace, store.place
 
 
 def _publish(context: ClientContext, queue: str, parcels: Sequence[Parcel]) -> Flow[list[Confirmation]]:

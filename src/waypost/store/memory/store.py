@@ -42,17 +42,20 @@ from waypost.message import (
     Watched,
 )
 from waypost.policy import CLAIM_BYTES_MAX, REPLAY_TTL_MS, Policy
+from waypost.store.checkup import Checkup, Findings, ok
 from waypost.store.memory import schedules as scheduling
 from waypost.store.memory.book import Record
 from waypost.store.memory.queue import QueueModel
 from waypost.store.memory.workers import Register
 from waypost.store.port import (
     Call,
+    Capabilities,
     Draft,
     FireStep,
     Heartbeat,
     Hold,
     Idle,
+    NaturalChannel,
     Registration,
     Target,
     Woken,
@@ -65,6 +68,9 @@ from waypost.store.port import (
 from waypost.store.register import pack
 
 T = TypeVar("T")
+
+#: A state that no message has.
+NO_STATE = "nowhere"
 
 
 def wall_clock_ms() -> int:
@@ -90,11 +96,22 @@ class KeptClaim:
     wake: dict[str, list[str]] = field(default_factory=dict)
 
 
+class MemoryCheckup(Checkup):
+    """There is no server and no file to look at."""
+
+    def check_server(self, found: Sequence[Stats]) -> Findings:
+        yield ok("server", "a memory store: it is gone when this process ends")
+
+
 class MemoryStore:
     """Keeps everything in this process. `clock` gives store time in milliseconds; tests bring their own."""
 
     kind = "memory"
+    capabilities = Capabilities(
+        reach="process", durability="in this process only: everything is gone when it ends", spans_queues=True
+    )
     doors = None
+    transactions = None
 
     def __init__(
         self,
@@ -111,6 +128,28 @@ class MemoryStore:
         self._register = Register()
         self._scheduled: dict[str, int] = {}
         self._leaders = scheduling.Leaders()
+
+    @property
+    def place(self) -> object:
+        return id(self)
+
+    @property
+    def channel(self) -> NaturalChannel:
+        return NaturalChannel("process", self)
+
+    def bulk_reader(self, connection: object) -> None:
+        """None: other processes cannot read it."""
+
+    def checkup(self, executor: object) -> Checkup:
+        return MemoryCheckup()
+
+    def strand(self, queue: str, message_id: str) -> ModelCall[None]:
+        """Tests only: take a message out of all places in which a claim could find it."""
+
+        def step(now: int) -> None:
+            self._queues[queue].messages[message_id].state = cast("MessageState", NO_STATE)
+
+        return ModelCall("damage", step)
 
     def connect(self, *, start_timeout: float) -> MemoryExecutor:
         return MemoryExecutor(self)

@@ -84,11 +84,7 @@ def drift(
     if isinstance(database, str):
         checked = check(database, schema=schema, namespace=namespace, start_timeout=start_timeout)
     else:
-        try:
-            with database.transaction(force_rollback=True):
-                checked = _checked(database, names)
-        except psycopg.Error as error:
-            raise failure(error, names) from None
+        checked = compare(database, names)
     if checked.version is None:
         return [f"there are no tables of namespace {namespace} in schema {schema}; run {command_for(names)}"]
     if checked.version < VERSION:
@@ -100,6 +96,15 @@ def drift(
             f"the tables are of version {checked.version}, newer than this release ({VERSION}); update waypost here"
         ]
     return list(checked.differences)
+
+
+def compare(connection: psycopg.Connection[Any], names: Names) -> Checked:
+    """The same on a connection of psycopg, which is left in the state it was in."""
+    try:
+        with connection.transaction(force_rollback=True):
+            return _checked(connection, names)
+    except psycopg.Error as error:
+        raise failure(error, names) from None
 
 
 def _checked(connection: psycopg.Connection[Any], names: Names) -> Checked:

@@ -58,6 +58,7 @@ class Source(Protocol):
     async def take_async(self, start_timeout: float) -> psycopg.AsyncConnection[Any]: ...
     async def give_async(self, connection: psycopg.AsyncConnection[Any]) -> bool: ...
     def dedicated(self, start_timeout: float) -> psycopg.Connection[Any]: ...
+    def uri(self) -> str: ...
 
 
 def options(start_timeout: float) -> dict[str, Any]:
@@ -139,6 +140,10 @@ class UrlSource:
         """A connection for one purpose, whose owner closes it."""
         return self.take(start_timeout)
 
+    def uri(self) -> str:
+        """Where the connections lead, secrets included, for another driver on libpq."""
+        return self._url
+
     def take(self, start_timeout: float) -> psycopg.Connection[Any]:
         return psycopg.connect(self._url, **options(start_timeout))
 
@@ -178,11 +183,19 @@ class PoolSource:
 
     def dedicated(self, start_timeout: float) -> psycopg.Connection[Any]:
         """A connection to where the pool's lead, whose owner closes it: for ever is too long to borrow one."""
-        address = self._pool.conninfo
-        if not isinstance(address, str):
-            raise UnusableClient("this pool makes its address up as it goes; give wake= a URL of its own")
+        address = self.uri()
         given = {name: value for name, value in dict(self._pool.kwargs or {}).items() if name in CONNECTION_OPTIONS}
         return psycopg.connect(address, **(given | options(start_timeout)))
+
+    def uri(self) -> str:
+        """Where the connections lead, secrets included, for another driver on libpq."""
+        address = self._pool.conninfo
+        if not isinstance(address, str):
+            raise UnusableClient(
+                "this pool computes its address for each connection, so no other driver can connect to the same place; "
+                "give a URL (for wake-ups: wake=URL)"
+            )
+        return address
 
     def take(self, start_timeout: float) -> psycopg.Connection[Any]:
         if self._is_async:

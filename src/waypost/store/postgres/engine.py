@@ -60,6 +60,10 @@ class EngineSource:
         """A connection for one purpose, whose owner closes it: beside the pool, which may be small."""
         return psycopg.connect(self._url, **options(start_timeout))
 
+    def uri(self) -> str:
+        """Where the connections lead, secrets included, for another driver on libpq."""
+        return self._url
+
     def take(self, start_timeout: float) -> psycopg.Connection[Any]:
         if isinstance(self.engine, AsyncEngine):
             raise UnusableClient("an AsyncEngine needs AsyncWaypost; pass an Engine to Waypost")

@@ -38,10 +38,12 @@ from waypost.message import (
 from waypost.policy import CLAIM_BYTES_MAX, DEFAULT_POLICY, PRIORITY_DEFAULT, PRIORITY_MAX, Policy
 from waypost.store.port import (
     Call,
+    Capabilities,
     Draft,
     Heartbeat,
     Hold,
     Idle,
+    NaturalChannel,
     Registration,
     Target,
     Woken,
@@ -51,7 +53,7 @@ from waypost.store.port import (
 )
 from waypost.store.postgres import looking
 from waypost.store.postgres.chains import ChainVerbs
-from waypost.store.postgres.constants import STATES
+from waypost.store.postgres.constants import NO_STATE, STATES
 from waypost.store.postgres.migrating import Names
 from waypost.store.postgres.schedules import ScheduleVerbs
 from waypost.store.postgres.statement import (
@@ -83,12 +85,16 @@ from waypost.store.postgres.statement import (
     small,
     text,
 )
+from waypost.store.postgres.transactions import PostgresTransactions
 from waypost.store.postgres.within import check_answer
 from waypost.store.register import pack, registered
 
 if TYPE_CHECKING:
     from psycopg.pq.abc import PGresult
 
+    from waypost.store.bulk.reading import BulkConnection
+    from waypost.store.postgres.bulk import PostgresBulkReader
+    from waypost.store.postgres.checkup import PostgresCheckup
     from waypost.store.postgres.connecting import Source
     from waypost.store.postgres.executor import AsyncPostgresExecutor, PostgresExecutor
 
@@ -139,6 +145,12 @@ class PostgresStore(ScheduleVerbs, ChainVerbs):
     """The contract on PostgreSQL. Made by `from_url` or `from_client`; touches no socket itself."""
 
     kind = "postgres"
+    capabilities = Capabilities(
+        reach="network",
+        durability="each commit is as durable as the server's synchronous_commit says",
+        needs_migration=True,
+        commits_out_of_order=True,
+    )
     doors = None
 
     def __init__(
@@ -153,6 +165,9 @@ class PostgresStore(ScheduleVerbs, ChainVerbs):
         self.names = Names(schema, namespace)
         self.namespace = namespace
         self.source = source
+        self.place = source.place
+        self.channel = NaturalChannel("postgres", source)
+        self.transactions = PostgresTransactions(self)
         #: Tests only: store time comes from here instead of the server.
         self.clock = clock
         self._replay_ttl = number(replay_ttl_ms)
@@ -171,6 +186,24 @@ class PostgresStore(ScheduleVerbs, ChainVerbs):
         from waypost.store.postgres.connecting import source_of
 
         return cls(source_of(client), **options)
+
+    def bulk_reader(self, connection: BulkConnection) -> PostgresBulkReader:
+        from waypost.store.postgres.bulk import PostgresBulkReader
+
+        return PostgresBulkReader(self, connection)
+
+    def checkup(self, executor: object) -> PostgresCheckup:
+        from waypost.store.postgres.checkup import PostgresCheckup
+
+        return PostgresCheckup(self, executor)
+
+    def strand(self, queue: str, message_id: str) -> Call[None]:
+        """Tests only: take a message out of all places in which a claim could find it."""
+        statement = self.names.fill(
+            f"UPDATE {{message}} SET state = {NO_STATE} "
+            "WHERE queue = (SELECT q.number FROM {queue} q WHERE q.name = $1) AND id = $2"
+        )
+        return PostgresCall("damage", queue, statement.encode(), [text(queue), text(message_id)], lambda result: None)
 
     def connect(self, *, start_timeout: float) -> PostgresExecutor:
         from waypost.store.postgres.executor import PostgresExecutor

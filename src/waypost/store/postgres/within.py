@@ -35,6 +35,8 @@ NUMBERED, FORMAT = "$", "%"
 def within(call: Call[T]) -> PostgresCall[T]:
     """A call whose result is kept for no repeat: none can come, the transaction ends it either way."""
     mine = cast("PostgresCall[T]", call)
+    if len(mine.parameters) <= TTL_PLACE:
+        return mine  # no operation, so there is no result to keep
     if mine.name == "watch_chain":
         return cast("PostgresCall[T]", _is_chain_known(mine))
     parameters = list(mine.parameters)

@@ -22,6 +22,8 @@ RESERVE_BYTES = 256 * 1024
 #: The states of a message, as they stand in its row. Files hold these numbers: append only.
 STATES = ("READY", "DELAYED", "LEASED", "WAITING", "DEAD")
 READY, DELAYED, LEASED, WAITING, DEAD = range(len(STATES))
+#: A state that no message has.
+NO_STATE = 7
 
 _PLACE = re.compile(r"\{([a-z]+)(:[a-z]+)?\}")
 _STATE = re.compile(rf"\{{({'|'.join(STATES)})\}}")

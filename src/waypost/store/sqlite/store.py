@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from msgspec import structs
 
@@ -42,11 +42,13 @@ from waypost.message import (
 from waypost.policy import CLAIM_BYTES_MAX, REPLAY_TTL_MS, Policy
 from waypost.store.port import (
     Call,
+    Capabilities,
     Draft,
     FireStep,
     Heartbeat,
     Hold,
     Idle,
+    NaturalChannel,
     Registration,
     Target,
     Woken,
@@ -61,9 +63,15 @@ from waypost.store.sqlite.book import QueueBook
 from waypost.store.sqlite.connection import check_library
 from waypost.store.sqlite.executor import AsyncSqliteExecutor, SqliteExecutor
 from waypost.store.sqlite.publish import publish
-from waypost.store.sqlite.schema import Spelling
+from waypost.store.sqlite.schema import NO_STATE, Spelling
 from waypost.store.sqlite.step import SqliteCall, Step
+from waypost.store.sqlite.transactions import SqliteTransactions
 from waypost.store.sqlite.wake import waking
+
+if TYPE_CHECKING:
+    from waypost.store.bulk.reading import BulkConnection
+    from waypost.store.sqlite.bulk import SqliteBulkReader
+    from waypost.store.sqlite.checkup import SqliteCheckup
 
 T = TypeVar("T")
 
@@ -82,6 +90,7 @@ class SqliteStore:
     """Keeps everything in one file, for all processes of one machine. `clock` is for tests."""
 
     kind = "sqlite"
+    capabilities = Capabilities(reach="machine", durability="each commit is on the disk")
     doors = None
 
     def __init__(
@@ -103,6 +112,28 @@ class SqliteStore:
         self.clock = clock or wall_clock_ms
         self.replay_ttl_ms = replay_ttl_ms
         self.spelling = Spelling(namespace)
+        self.place: object = self.path
+        self.channel = NaturalChannel("files", self.path)
+        self.transactions = SqliteTransactions(self)
+
+    def bulk_reader(self, connection: BulkConnection) -> SqliteBulkReader:
+        from waypost.store.sqlite.bulk import SqliteBulkReader
+
+        return SqliteBulkReader(self, connection)
+
+    def checkup(self, executor: object) -> SqliteCheckup:
+        from waypost.store.sqlite.checkup import SqliteCheckup
+
+        return SqliteCheckup(self)
+
+    def strand(self, queue: str, message_id: str) -> SqliteCall[None]:
+        """Tests only: take a message out of all places in which a claim could find it."""
+
+        def step(step: Step) -> None:
+            number = step.book(queue).number
+            step.execute("UPDATE {message} SET state = ? WHERE queue = ? AND id = ?", (NO_STATE, number, message_id))
+
+        return SqliteCall("damage", step)
 
     def _executor(self) -> SqliteExecutor:
         return SqliteExecutor(self.path, self.spelling, self.clock, replay_ttl_ms=self.replay_ttl_ms)

@@ -39,11 +39,13 @@ from waypost.policy import CHUNK_MESSAGES_MAX, CLAIM_BYTES_MAX, OUTGOING_TTL_MS,
 from waypost.store.port import (
     AsyncExecutor,
     Call,
+    Capabilities,
     Draft,
     Executor,
     Heartbeat,
     Hold,
     Idle,
+    NaturalChannel,
     Registration,
     Target,
     Woken,
@@ -58,6 +60,9 @@ from waypost.store.valkey.schedules import ScheduleVerbs
 from waypost.store.valkey.scripts import KEY_NAMES, VERSION, Script, script
 
 if TYPE_CHECKING:
+    from waypost.store.bulk.reading import BulkConnection
+    from waypost.store.valkey.bulk import ValkeyBulkReader
+    from waypost.store.valkey.checkup import ValkeyCheckup
     from waypost.store.valkey.connecting import Source
 
 T = TypeVar("T")
@@ -88,6 +93,11 @@ KEPT_ON_DISK = frozenset(
         "trigger_schedule", "check",
     )
 )  # fmt: skip
+#: What each durability means, for people.
+DURABILITY: dict[Durability, str] = {
+    "server": "as durable as the server's append-only file; a warning tells if it has none",
+    "fsync": "what is acknowledged is on the server's disk (durability fsync)",
+}
 #: After these a queue is in the list of queues.
 ANNOUNCED = frozenset(("publish", "configure", "save_schedule", "fire_schedule", "trigger_schedule"))
 #: A queue is added to the list again after so long: a failover may have lost the list, or a person may have removed it.
@@ -108,6 +118,7 @@ class ValkeyStore(ScheduleVerbs):
     """The contract on a server of the Redis family. Made by `from_url` or `from_client`; touches no socket itself."""
 
     kind = "valkey"
+    transactions = None
 
     def __init__(
         self,
@@ -121,6 +132,11 @@ class ValkeyStore(ScheduleVerbs):
         self.namespace = check_namespace(namespace)
         self.durability: Durability = durability
         self.source = source
+        self.place = source.place
+        self.channel = NaturalChannel("valkey", source)
+        self.capabilities = Capabilities(
+            reach="network", durability=DURABILITY[durability], spans_queues=False, echoes_polls=True
+        )
         self.doors = None if source.cluster else ValkeyDoors(self.namespace)
         #: Tests only: store time comes from here instead of the server.
         self.clock = clock
@@ -144,6 +160,24 @@ class ValkeyStore(ScheduleVerbs):
         from waypost.store.valkey.connecting import source_of_client
 
         return cls(source_of_client(client), **options)
+
+    def bulk_reader(self, connection: BulkConnection) -> ValkeyBulkReader:
+        from waypost.store.valkey.bulk import ValkeyBulkReader
+
+        return ValkeyBulkReader(self, connection)
+
+    def checkup(self, executor: Executor) -> ValkeyCheckup:
+        from waypost.store.valkey.checkup import ValkeyCheckup
+
+        return ValkeyCheckup(self, executor)
+
+    def strand(self, queue: str, message_id: str) -> Call[None]:
+        """Tests only: take a message out of all places in which a claim could find it."""
+        keys = dict(zip(KEY_NAMES, self.keys_of(queue), strict=True))
+        places = [keys[name] for name in ("ready", "due", "leases", "waiting", "dead")]
+        text = Script("damage", "for i = 1, #KEYS do redis.call('ZREM', KEYS[i], ARGV[1]) end")
+        packed = command(b"EVALSHA", text.sha, b"%d" % len(places), *places, message_id.encode())
+        return ValkeyCall("damage", queue, packed, lambda reply: None, text, place=places[0])
 
     def connect(self, *, start_timeout: float) -> Executor:
         if self.source.cluster:

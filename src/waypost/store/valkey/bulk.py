@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from waypost.identity import SESSION_BYTES, operation_id
 from waypost.message import Event, MessageState, Stored
-from waypost.spark.bulk.columns import (
+from waypost.store.bulk.columns import (
     batch_of,
     constant,
     envelope_columns,
@@ -24,8 +24,8 @@ from waypost.spark.bulk.columns import (
     numbers,
     stored_batch,
 )
-from waypost.spark.bulk.reading import Bulk, PageSize, Span
-from waypost.spark.tables import JOURNAL
+from waypost.store.bulk.reading import BulkConnection, PageSize, Span
+from waypost.store.bulk.tables import JOURNAL
 from waypost.store.valkey import packing
 from waypost.store.valkey.command import ValkeyCall, command
 from waypost.store.valkey.scripts import CAUSES, EVENTS, KEY_NAMES
@@ -301,22 +301,27 @@ _MESSAGES, _STATES, _ERRORS = KEY_NAMES.index("messages"), KEY_NAMES.index("stat
 _JOURNAL = KEY_NAMES.index("journal")
 
 
-class ValkeyBulk(Bulk):
+class ValkeyBulkReader:
     """A Valkey store. Each reply is a page; the server is never asked for more than a few megabytes at once."""
 
-    store: ValkeyStore
+    def __init__(self, store: ValkeyStore, connection: BulkConnection) -> None:
+        self._store = store
+        self._run = connection.run
+
+    def close(self) -> None:
+        """It has opened nothing."""
 
     def _ask(self, queue: str, key: bytes, *words: bytes, decode: Callable[[Any], Any] = lambda reply: reply) -> Any:
         call: ValkeyCall[Any] = ValkeyCall(
             words[0].decode().lower(), queue, command(words[0], key, *words[1:]), decode, key=key, place=key
         )
-        return self.run(call)
+        return self._run(call)
 
     def journal(self, queue: str, after: int, to: int, columns: Sequence[str]) -> Iterator[Any]:
         """Events with numbers in (after, to]. An entry is known by the number of its last event."""
-        key = self.store.keys_of(queue)[_JOURNAL]
+        key = self._store.keys_of(queue)[_JOURNAL]
         # What a trim passed is not there any more, though the server may not have removed it yet.
-        after = max(after, self.run(self.store.journal(queue, after, 1)).first_kept - 1)
+        after = max(after, self._run(self._store.journal(queue, after, 1)).first_kept - 1)
         start = after + 1
         page = PageSize(FIRST_PAGE_ENTRIES, PAGE_ENTRIES_MAX, PAGE_BYTES)
         while start <= to:
@@ -330,7 +335,7 @@ class ValkeyBulk(Bulk):
 
     def spans(self, queue: str, state: MessageState, parts: int) -> list[Span]:
         """Parts of a state by what it is ordered by: of equal size when they are cut, and none overlaps another."""
-        key = self.store.keys_of(queue)[_PLACES[state]]
+        key = self._store.keys_of(queue)[_PLACES[state]]
         total = self._ask(queue, key, b"ZCARD")
         bounds: list[str] = []
         for part in range(1, min(parts, total)):
@@ -345,7 +350,7 @@ class ValkeyBulk(Bulk):
 
     def messages(self, span: Span, columns: Sequence[str]) -> Iterator[Any]:
         """The messages of a span as they are when their page is read."""
-        keys = self.store.keys_of(span.queue)
+        keys = self._store.keys_of(span.queue)
         key = keys[_PLACES[span.state]]
         low = b"-inf" if span.low is None else span.low.encode()
         high = b"+inf" if span.high is None else b"(" + span.high.encode()

@@ -12,7 +12,7 @@ import pyarrow as pa
 from waypost import codec
 from waypost.errors import WaypostError
 from waypost.message import Event, Stored
-from waypost.spark.tables import ENVELOPE_COLUMNS, JOURNAL, MESSAGES, Table
+from waypost.store.bulk.tables import ENVELOPE_COLUMNS, JOURNAL, MESSAGES, Table
 
 _JSON, _TEXT = "application/json", "text/plain"
 

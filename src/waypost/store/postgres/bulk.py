@@ -13,13 +13,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from waypost.errors import MissingExtra, OutcomeUnknown, StoreFailed, StoreUnavailable
+from waypost.errors import MissingExtra, StoreFailed, StoreUnavailable
 from waypost.message import MessageState
-from waypost.operations.flow import Flow, Sleep, Trouble, drive
-from waypost.spark.bulk.columns import batch_of, constant, envelope_columns, numbers
-from waypost.spark.bulk.reading import RETRY_SECONDS, Bulk, PageSize, Span
-from waypost.spark.tables import ENVELOPE_COLUMNS, JOURNAL, MESSAGES
-from waypost.store.port import Store
+from waypost.policy import PRIORITY_MAX
+from waypost.store.bulk.columns import batch_of, constant, envelope_columns, numbers
+from waypost.store.bulk.reading import BulkConnection, PageSize, Span
+from waypost.store.bulk.tables import ENVELOPE_COLUMNS, JOURNAL, MESSAGES
 from waypost.store.postgres.constants import STATES
 from waypost.store.postgres.statement import PostgresCall, number, rows_of, text
 
@@ -49,21 +48,20 @@ SELECTED = {
 _LEASE_COLUMNS = frozenset(("claimed_ms", "lease_end_ms", "worker"))
 
 
-class PostgresBulk(Bulk):
+class PostgresBulkReader:
     """A PostgreSQL store. Planning goes through the store's own connection, reading through one of ADBC."""
 
-    store: PostgresStore
-
-    def __init__(self, store: Store, url: str) -> None:
-        super().__init__(store, url)
+    def __init__(self, store: PostgresStore, connection: BulkConnection) -> None:
+        self._store = store
+        self._connection = connection
+        self._run = connection.run
         self._adbc: Any = None
         self._queues: dict[str, int | None] = {}
         self._entry_columns: frozenset[str] | None = None
 
     def close(self) -> None:
-        """Close both connections."""
+        """Close the connection of ADBC."""
         self._drop()
-        super().close()
 
     # ---- running queries -------------------------------------------------------------------------------------
 
@@ -77,18 +75,7 @@ class PostgresBulk(Bulk):
 
     def _copied(self, query: str) -> Any:
         """The answer to a query as one Arrow table; again within a budget when the connection fails."""
-        return drive(self.executor, self._copying(query))
-
-    def _copying(self, query: str) -> Flow[Any]:
-        yield Sleep(0)
-        trouble: Trouble | None = None
-        while True:
-            try:
-                return self._copy(query)
-            except (StoreUnavailable, OutcomeUnknown) as error:
-                self._drop()
-                trouble = trouble or Trouble(self.context, RETRY_SECONDS)
-                yield trouble.pause("read", error)
+        return self._connection.attempt(lambda: self._copy(query))
 
     def _copy(self, query: str) -> Any:
         try:
@@ -100,25 +87,27 @@ class PostgresBulk(Bulk):
             ) from None
         try:
             if self._adbc is None:
-                self._adbc = dbapi.connect(self.url, autocommit=True)
+                self._adbc = dbapi.connect(self._store.source.uri(), autocommit=True)
             with self._adbc.cursor() as cursor:
                 cursor.execute(query)
                 return cursor.fetch_arrow_table()
         except OperationalError as error:
+            self._drop()
             raise StoreUnavailable(f"the PostgreSQL server does not answer ({_said(error)})") from None
         except Error as error:
             if str(getattr(error, "sqlstate", None) or "").startswith(("57P", "08")) or not getattr(
                 error, "sqlstate", ""
             ):
+                self._drop()
                 raise StoreUnavailable(f"the PostgreSQL server does not answer ({_said(error)})") from None
             raise StoreFailed(f"PostgreSQL refused to read: {_said(error)}") from None
 
     def _ask(self, queue: str, query: str, *parameters: tuple[int, bytes | None]) -> list[tuple[Any, ...]]:
-        return self.run(PostgresCall("read", queue, query.encode(), parameters, rows_of))
+        return self._run(PostgresCall("read", queue, query.encode(), parameters, rows_of))
 
     def _number_of(self, queue: str) -> int | None:
         if self._queues.get(queue) is None:
-            found = self._ask(queue, f"SELECT number FROM {self.store.names.of('queue')} WHERE name = $1", text(queue))
+            found = self._ask(queue, f"SELECT number FROM {self._store.names.of('queue')} WHERE name = $1", text(queue))
             self._queues[queue] = int(found[0][0]) if found else None
         return self._queues[queue]
 
@@ -128,7 +117,7 @@ class PostgresBulk(Bulk):
                 "",
                 "SELECT a.attname::text FROM pg_attribute a WHERE a.attrelid = to_regclass($1) AND a.attnum > 0 "
                 "AND NOT a.attisdropped",
-                text(self.store.names.of("entry")),
+                text(self._store.names.of("entry")),
             )
             self._entry_columns = frozenset(name for (name,) in found)
         return self._entry_columns
@@ -140,7 +129,7 @@ class PostgresBulk(Bulk):
         known = self._number_of(queue)
         if known is None:
             return
-        after = max(after, self.run(self.store.journal(queue, after, 1)).first_kept - 1)
+        after = max(after, self._run(self._store.journal(queue, after, 1)).first_kept - 1)
         there = self._columns_of_entries() | {"schedules"}
         arrays = {name: array for name, array in ARRAYS.items() if name in columns and array in there}
         if any(name in columns for name in ENVELOPE_COLUMNS):
@@ -160,7 +149,7 @@ class PostgresBulk(Bulk):
 
         A mark says "so many events end with this entry"; behind it, entries are counted. All numbers here are our own.
         """
-        names = self.store.names
+        names = self._store.names
         mark, entry = names.of("mark"), names.of("entry")
         low = (
             "SELECT x.number, x.xid, x.seq FROM (SELECT m.number, m.xid, m.seq FROM "
@@ -189,7 +178,7 @@ class PostgresBulk(Bulk):
         known = self._number_of(queue)
         if known is None:
             return []
-        message = self.store.names.of("message")
+        message = self._store.names.of("message")
         total = int(self._ask(queue, f"SELECT count(*) FROM {message} m WHERE {where}", number(known))[0][0])
         bounds: list[str] = []
         for part in range(1, min(parts, total)):
@@ -220,7 +209,7 @@ class PostgresBulk(Bulk):
         selected = "".join(", " + SELECTED.get(name, f'm."{name}"') for name in names)
         bodies = any(name in columns for name in ENVELOPE_COLUMNS)
         data = ", m.data" if bodies else ""
-        table = f"{self.store.names.of('message')} m"
+        table = f"{self._store.names.of('message')} m"
         low, compare = span.low or "", ">="
         page = PageSize(FIRST_PAGE_MESSAGES, MESSAGES_A_PAGE, PAGE_BYTES)
         high = "" if span.high is None else f" AND m.id < {_quoted(span.high)}"
@@ -253,7 +242,7 @@ def _messages_batch(span: Span, found: Any, names: Sequence[str], columns: Seque
     arrays["id"] = _one(found.column("id"))
     arrays["queue"] = constant(span.queue, found.num_rows)
     arrays["state"] = constant(span.state, found.num_rows)
-    arrays["priority"] = pc.subtract(9, _one(found.column("rank")).cast(pa.int32())).cast(pa.int32())
+    arrays["priority"] = pc.subtract(PRIORITY_MAX, _one(found.column("rank")).cast(pa.int32())).cast(pa.int32())
     if bodies:
         arrays |= envelope_columns(found.column("data").to_pylist(), columns)
     return batch_of(MESSAGES, columns, arrays, found.num_rows)
@@ -294,7 +283,7 @@ def _spread(
         if name == "body":
             made |= envelope_columns(values.to_pylist(), columns)
         elif name == "priority":
-            made[name] = pc.subtract(9, values.cast(pa.int32())).cast(pa.int32())
+            made[name] = pc.subtract(PRIORITY_MAX, values.cast(pa.int32())).cast(pa.int32())
         else:
             made[name] = values.cast(JOURNAL.arrow_type(name))
     yield batch_of(JOURNAL, columns, made, len(rows))

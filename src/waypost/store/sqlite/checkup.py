@@ -6,12 +6,16 @@ import os
 import sqlite3
 from collections.abc import Sequence
 from contextlib import closing
-from typing import Any
+from typing import TYPE_CHECKING
 
-from waypost.cli.checkup.findings import Findings, note, ok, shown_bytes, wrong
-from waypost.cli.output import count
+from waypost.formatting import format_bytes, format_count
 from waypost.message import Stats
+from waypost.store.checkup import Checkup, Findings, note, ok, wrong
 from waypost.store.sqlite.connection import LOG_BYTES_KEPT, told
+from waypost.store.sqlite.schema import Spelling
+
+if TYPE_CHECKING:
+    from waypost.store.sqlite.store import SqliteStore
 
 #: A larger file is not read whole to look for damage.
 CHECKED_BYTES_MAX = 256 * 1024 * 1024
@@ -19,17 +23,23 @@ CHECKED_BYTES_MAX = 256 * 1024 * 1024
 LOG_TIMES_MAX = 4
 
 
-def check(store: Any, found: Sequence[Stats]) -> Findings:
-    """All of it."""
-    path = os.path.abspath(store.path)
-    yield ok("server", f"SQLite {sqlite3.sqlite_version}, {path}", version=sqlite3.sqlite_version)
-    try:
-        with closing(sqlite3.connect(path, timeout=1.0)) as connection:
-            connection.execute("PRAGMA query_only = ON")
-            yield from check_file(connection, path)
-            yield from check_bytes(connection, store, found)
-    except sqlite3.Error as error:
-        raise told(error, path, "doctor") from error
+class SqliteCheckup(Checkup):
+    """A SQLite store."""
+
+    def __init__(self, store: SqliteStore) -> None:
+        self._store = store
+
+    def check_server(self, found: Sequence[Stats]) -> Findings:
+        """The library and the file, on a connection that only reads."""
+        path = os.path.abspath(self._store.path)
+        yield ok("server", f"SQLite {sqlite3.sqlite_version}, {path}", version=sqlite3.sqlite_version)
+        try:
+            with closing(sqlite3.connect(path, timeout=1.0)) as connection:
+                connection.execute("PRAGMA query_only = ON")
+                yield from check_file(connection, path)
+                yield from check_bytes(connection, self._store.spelling, found)
+        except sqlite3.Error as error:
+            raise told(error, path, "doctor") from error
 
 
 def check_file(connection: sqlite3.Connection, path: str) -> Findings:
@@ -47,32 +57,32 @@ def check_file(connection: sqlite3.Connection, path: str) -> Findings:
         yield ok("permissions", "this user may write the file and its directory")
     log = os.path.getsize(path + "-wal") if os.path.exists(path + "-wal") else 0
     if log > LOG_TIMES_MAX * LOG_BYTES_KEPT:
-        yield note("log", f"the write-ahead log has {shown_bytes(log)}", "look for a program that holds a read "
+        yield note("log", f"the write-ahead log has {format_bytes(log)}", "look for a program that holds a read "
                    "transaction open", bytes=log)  # fmt: skip
     size = os.path.getsize(path)
     if size > CHECKED_BYTES_MAX:
-        yield note("file", f"{shown_bytes(size)}, too large to look for damage here", "PRAGMA integrity_check does, "
+        yield note("file", f"{format_bytes(size)}, too large to look for damage here", "PRAGMA integrity_check does, "
                    "while nobody works", bytes=size)  # fmt: skip
         return
     damage = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
     if damage == "ok":
-        yield ok("file", f"{shown_bytes(size)}, no damage", bytes=size)
+        yield ok("file", f"{format_bytes(size)}, no damage", bytes=size)
     else:
         yield wrong("file", f"the file is damaged: {damage}", "restore it from a backup")
 
 
-def check_bytes(connection: sqlite3.Connection, store: Any, found: Sequence[Stats]) -> Findings:
+def check_bytes(connection: sqlite3.Connection, spelling: Spelling, found: Sequence[Stats]) -> Findings:
     """What messages, events, keys of a window and results take: of each table with its indexes, if SQLite can tell."""
     sizes = table_bytes(connection)
     for table, what in (("message", "message"), ("journal", "event"), ("window", "dedup key"), ("result", "result")):
-        name = store.spelling.name(table)
+        name = spelling.name(table)
         number = connection.execute(f'SELECT count(*) FROM "{name}"').fetchone()[0]
         if not number:
             yield ok("bytes", f"no {what}s to measure")
             continue
         size = sizes.get(name)
         if size is None:
-            yield note("bytes", f"{count(number, what)}; this SQLite cannot tell what they take", what=what)
+            yield note("bytes", f"{format_count(number, what)}; this SQLite cannot tell what they take", what=what)
             continue
         yield ok("bytes", f"{round(size / number):,} bytes for each {what} of {number:,}, with indexes",
                  what=what, bytes_each=round(size / number), measured=number, table_bytes=size)  # fmt: skip

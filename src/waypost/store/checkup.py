@@ -1,11 +1,13 @@
-"""What a look at a store found, and what to do about it."""
+"""What `waypost doctor` finds in a store: findings, and the contract of what each store adds to them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 from msgspec import Struct
+
+from waypost.message import Stats
 
 #: `ok`; `note`: worth to know, nothing has to be done; `wrong`: something has to be done.
 Level = Literal["ok", "note", "wrong"]
@@ -39,9 +41,13 @@ def wrong(check: str, found: str, advice: str, **figures: Any) -> Finding:
     return Finding(check, "wrong", found, advice, figures)
 
 
-def shown_bytes(number: float) -> str:
-    """A size in a few characters."""
-    for size, unit in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
-        if number >= size:
-            return f"{number / size:.1f} {unit}"
-    return f"{number:.0f} bytes"
+class Checkup:
+    """What is looked at in one store alone, beside the records, clocks, workers and readers that all stores have."""
+
+    def check_list(self, listed: Sequence[str], *, mend: bool) -> tuple[list[str], list[Finding]]:
+        """The queues that there are. Differs from those `listed` where the list is kept apart and can be damaged."""
+        return list(listed), []
+
+    def check_server(self, found: Sequence[Stats]) -> Findings:
+        """The server or file: durability, permissions, room, bytes in use. `found` are the queues."""
+        raise NotImplementedError

@@ -1,22 +1,22 @@
-"""What a bulk reader of any store does, and how one is opened."""
+"""A connection through which tasks of Spark read a store in bulk: by the reader that the store brings for that."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from waypost.errors import ConfigurationError
+from waypost.errors import ConfigurationError, OutcomeUnknown, StoreUnavailable
 from waypost.identity import Session
 from waypost.message import MessageState
-from waypost.operations.flow import ClientContext, drive
+from waypost.operations.flow import ClientContext, Flow, Sleep, Trouble, drive
 from waypost.policy import START_TIMEOUT_SECONDS
-from waypost.spark.bulk.columns import struct_batch
 from waypost.spark.credentials import Place
-from waypost.spark.tables import SCHEDULES
+from waypost.store.bulk.columns import struct_batch
+from waypost.store.bulk.reading import BulkReader, Span
+from waypost.store.bulk.tables import SCHEDULES
 from waypost.store.port import Call, Store
 
 T = TypeVar("T")
@@ -25,56 +25,40 @@ T = TypeVar("T")
 RETRY_SECONDS = 30.0
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
-    """A part of the messages of one state: from `low` on, up to `high` but not with it. None is open."""
-
-    queue: str
-    state: MessageState
-    low: str | None
-    high: str | None
-    #: About how many messages, for sharing out the work.
-    rows: int
-
-
-class PageSize:
-    """How many rows to ask for at once: many small ones, few large ones, so that nobody holds too much of them."""
-
-    def __init__(self, first: int, most: int, bytes_wanted: int) -> None:
-        self.rows = first
-        self._most = most
-        self._bytes = bytes_wanted
-
-    def learn(self, rows: int, size: int) -> None:
-        """A page had so many rows and so many bytes. It grows by steps: the next rows may be larger than these."""
-        if rows:
-            self.rows = max(1, min(self._most, self.rows * 8, self._bytes * rows // max(1, size)))
-
-
 class Bulk:
     """One connection to a store, and reads that go through it in bulk."""
 
-    #: The store; readers of one kind of store say which.
-    store: Any
-
-    def __init__(self, store: Store, url: str) -> None:
+    def __init__(self, store: Store) -> None:
         self.store = store
-        self.url = url
         with without_warnings():
             self._executor = store.connect(start_timeout=START_TIMEOUT_SECONDS)
         self.context = ClientContext(store, session=Session(), worker="spark", retry_budget=RETRY_SECONDS)
+        reader = store.bulk_reader(self)
+        if reader is None:
+            raise ConfigurationError(f"a {store.kind} store has no bulk reader: use SQLite, Valkey or PostgreSQL")
+        self._reader: BulkReader = reader
 
     def run(self, call: Call[T]) -> T:
         """Run one call; when the connection fails, again within a budget. Reads may always be repeated."""
         return drive(self._executor, self.context.attempt(call))
 
-    @property
-    def executor(self) -> Any:
-        """What runs the calls."""
-        return self._executor
+    def attempt(self, read: Callable[[], T]) -> T:
+        """Run a read that goes past the executor; again within the same budget."""
+        return drive(self._executor, self._attempt(read))
+
+    def _attempt(self, read: Callable[[], T]) -> Flow[T]:
+        yield Sleep(0)
+        trouble: Trouble | None = None
+        while True:
+            try:
+                return read()
+            except (StoreUnavailable, OutcomeUnknown) as error:
+                trouble = trouble or Trouble(self.context, RETRY_SECONDS)
+                yield trouble.pause("read", error)
 
     def close(self) -> None:
-        """Close the connection."""
+        """Close the connection, and what the reader opened beside it."""
+        self._reader.close()
         self._executor.close()
 
     def __enter__(self) -> Self:
@@ -111,15 +95,15 @@ class Bulk:
 
     def journal(self, queue: str, after: int, to: int, columns: Sequence[str]) -> Iterator[Any]:
         """Record batches of the events with numbers in (after, to]."""
-        raise NotImplementedError
+        return self._reader.journal(queue, after, to, columns)
 
     def spans(self, queue: str, state: MessageState, parts: int) -> list[Span]:
         """The messages of a state in up to so many parts that do not overlap."""
-        raise NotImplementedError
+        return self._reader.spans(queue, state, parts)
 
     def messages(self, span: Span, columns: Sequence[str]) -> Iterator[Any]:
         """Record batches of the messages of a span."""
-        raise NotImplementedError
+        return self._reader.messages(span, columns)
 
     def schedules(self, queue: str, columns: Sequence[str]) -> Iterator[Any]:
         """Record batches of the schedules of a queue."""
@@ -145,20 +129,4 @@ def without_warnings() -> Iterator[None]:
 
 def open_bulk(place: Place) -> Bulk:
     """Connect to the store that a place names."""
-    store = place.open()
-    url = place.resolve()
-    if store.kind == "valkey":
-        from waypost.spark.bulk.valkey import ValkeyBulk
-
-        return ValkeyBulk(store, url)
-    if store.kind == "postgres":
-        from waypost.spark.bulk.postgres import PostgresBulk
-
-        return PostgresBulk(store, url)
-    if store.kind == "sqlite":
-        from waypost.spark.bulk.sqlite import SqliteBulk
-
-        return SqliteBulk(store, url)
-    raise ConfigurationError(
-        f"a {store.kind} store lives in one process, and Spark's tasks run in others: use SQLite, Valkey or PostgreSQL"
-    )
+    return Bulk(place.open())

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psycopg
 
-from waypost.cli.checkup.findings import Findings, note, ok, shown_bytes, wrong
-from waypost.cli.output import age
 from waypost.errors import AccessDenied
+from waypost.formatting import format_age, format_bytes
 from waypost.message import Stats
-from waypost.store.postgres.checking import check as compare
+from waypost.store.checkup import Checkup, Findings, note, ok, wrong
+from waypost.store.postgres.checking import compare
 from waypost.store.postgres.failures import lost
 from waypost.store.postgres.migrating import MADE, MIGRATIONS, Names, command_for, migration_text, sql
+
+if TYPE_CHECKING:
+    from waypost.store.postgres.store import PostgresStore
 
 #: A transaction open for longer keeps dead rows and holds journal readers back.
 OPEN_SECONDS_MAX = 60
@@ -26,19 +29,27 @@ DEAD_ROWS_MIN = 100_000
 _RIGHTS = {"TABLE": "SELECT, INSERT, UPDATE, DELETE", "SEQUENCE": "USAGE, SELECT, UPDATE"}
 
 
-def check(url: str, store: Any, executor: Any, found: Sequence[Stats]) -> Findings:
-    """All of it."""
-    connection = executor.lend()
-    try:
-        yield from check_server(connection)
-        yield from check_drift(url, store.names)
-        yield from check_rights(connection, store.names)
-        yield from check_transactions(connection)
-        yield from check_bytes(connection, store.names, found)
-    except psycopg.Error as error:
-        raise lost(error, store.source.shown, sent=True) from None
-    finally:
-        executor.take_back(connection)
+class PostgresCheckup(Checkup):
+    """A PostgreSQL store."""
+
+    def __init__(self, store: PostgresStore, executor: Any) -> None:
+        self._store = store
+        self._executor = executor
+
+    def check_server(self, found: Sequence[Stats]) -> Findings:
+        """The server, on one connection of the client's."""
+        names = self._store.names
+        connection = self._executor.lend()
+        try:
+            yield from check_server(connection)
+            yield from check_drift(connection, names)
+            yield from check_rights(connection, names)
+            yield from check_transactions(connection)
+            yield from check_bytes(connection, names, found)
+        except psycopg.Error as error:
+            raise lost(error, self._store.source.shown, sent=True) from None
+        finally:
+            self._executor.take_back(connection)
 
 
 def settings(connection: Any, *names: str) -> dict[str, str]:
@@ -67,10 +78,10 @@ def check_server(connection: Any) -> Findings:
         yield ok("vacuum", "autovacuum is on")
 
 
-def check_drift(url: str, names: Names) -> Findings:
+def check_drift(connection: Any, names: Names) -> Findings:
     """Whether tables and functions are what this release makes."""
     try:
-        found = compare(url, schema=names.schema, namespace=names.namespace)
+        found = compare(connection, names)
     except AccessDenied:
         yield note("schema", "this user may not compare the tables, which needs temporary ones",
                    f"run {command_for(names)[:-1]} --check` as their owner")  # fmt: skip
@@ -128,7 +139,7 @@ def check_transactions(connection: Any) -> Findings:
         yield wrong(
             "transactions",
             f"process {pid} ({application or 'no name'}, user {user}, {state}) has a transaction open for "
-            f"{age(seconds * 1000)}",
+            f"{format_age(seconds * 1000)}",
             f"end it: journal readers wait for it and dead rows stay; SELECT pg_terminate_backend({pid}) does",
             pid=pid, seconds=round(seconds, 1), application=application, user=user, state=state,
         )  # fmt: skip
@@ -146,17 +157,17 @@ def check_bytes(connection: Any, names: Names, found: Sequence[Stats]) -> Findin
         ).fetchone()
         size = connection.execute("SELECT pg_total_relation_size(to_regclass(%s))", (names.of(table),)).fetchone()[0]
         if not row[0]:
-            yield ok("bytes", f"no {what}s to measure; {shown_bytes(size or 0)} in all", what=what, table_bytes=size)
+            yield ok("bytes", f"no {what}s to measure; {format_bytes(size or 0)} in all", what=what, table_bytes=size)
             continue
         yield ok("bytes", f"{round(row[1]):,} bytes in a row for each {what} ({row[0]:,} measured); "
-                 f"{shown_bytes(size)} in all, with indexes", what=what, bytes_each=round(row[1]), measured=row[0],
+                 f"{format_bytes(size)} in all, with indexes", what=what, bytes_each=round(row[1]), measured=row[0],
                  table_bytes=size)  # fmt: skip
     slices = connection.execute(
         "SELECT coalesce(sum(pg_total_relation_size(inhrelid)), 0)::bigint FROM pg_inherits "
         "WHERE inhparent = to_regclass(%s)", (names.of("entry"),),
     ).fetchone()[0]  # fmt: skip
     if events:
-        yield ok("bytes", f"{round(slices / events):,} bytes for each event of {events:,}; {shown_bytes(slices)} in "
+        yield ok("bytes", f"{round(slices / events):,} bytes for each event of {events:,}; {format_bytes(slices)} in "
                  "all", what="event", bytes_each=round(slices / events), measured=events,
                  table_bytes=slices)  # fmt: skip
     yield from check_dead_rows(connection, names)

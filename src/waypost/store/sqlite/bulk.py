@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from waypost.message import MessageState
-from waypost.spark.bulk.columns import batch_of, constant, envelope_columns
-from waypost.spark.bulk.reading import Bulk, PageSize, Span
-from waypost.spark.tables import ENVELOPE_COLUMNS, JOURNAL, MESSAGES, Table
+from waypost.store.bulk.columns import batch_of, constant, envelope_columns
+from waypost.store.bulk.reading import BulkConnection, PageSize, Span
+from waypost.store.bulk.tables import ENVELOPE_COLUMNS, JOURNAL, MESSAGES, Table
 from waypost.store.sqlite.looking import STATES
 from waypost.store.sqlite.step import SqliteCall
 
@@ -27,13 +27,18 @@ _LEASE_COLUMNS = frozenset(("claimed_ms", "lease_end_ms", "worker"))
 _QUEUE = "(SELECT number FROM {queue} WHERE name = ?)"
 
 
-class SqliteBulk(Bulk):
+class SqliteBulkReader:
     """A SQLite store: one file on the machine where everything runs."""
 
-    store: SqliteStore
+    def __init__(self, store: SqliteStore, connection: BulkConnection) -> None:
+        self._store = store
+        self._run = connection.run
+
+    def close(self) -> None:
+        """It has opened nothing."""
 
     def _rows(self, query: str, parameters: Sequence[Any]) -> list[tuple[Any, ...]]:
-        return self.run(SqliteCall("read", lambda step: step.execute(query, parameters).fetchall(), writes=False))
+        return self._run(SqliteCall("read", lambda step: step.execute(query, parameters).fetchall(), writes=False))
 
     def journal(self, queue: str, after: int, to: int, columns: Sequence[str]) -> Iterator[Any]:
         """Events with numbers in (after, to], a page of numbers at a time."""
@@ -44,7 +49,7 @@ class SqliteBulk(Bulk):
             f"SELECT {selected} FROM {{journal}} WHERE queue = {_QUEUE} AND number > ? AND number <= ? ORDER BY number"
         )
         # What a trim passed is not there any more, though it may not have been removed yet.
-        after = max(after, self.run(self.store.journal(queue, after, 1)).first_kept - 1)
+        after = max(after, self._run(self._store.journal(queue, after, 1)).first_kept - 1)
         page = PageSize(FIRST_PAGE_ROWS, ROWS_A_PAGE, PAGE_BYTES)
         while after < to:
             page_to = min(to, after + page.rows)

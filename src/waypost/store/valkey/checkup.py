@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from waypost.cli.checkup.findings import Findings, note, ok, shown_bytes, wrong
-from waypost.cli.output import count
 from waypost.errors import WaypostError
+from waypost.formatting import format_bytes, format_count
 from waypost.message import Stats
+from waypost.store.checkup import Checkup, Finding, Findings, note, ok, wrong
 from waypost.store.valkey.command import ValkeyCall, command
 from waypost.store.valkey.executor import read_info
 from waypost.store.valkey.scripts import APART, SCRIPTS, script
+
+if TYPE_CHECKING:
+    from waypost.store.valkey.store import ValkeyStore
 
 #: A server that is this full is soon full.
 MEMORY_SHARE_MAX = 0.8
@@ -41,16 +44,28 @@ def ask(server: Any, *words: bytes | str, decode: Any = None) -> Any:
     return server.run(ValkeyCall("doctor", "", command(*parts), decode or (lambda reply: reply)))
 
 
-def check(store: Any, executor: Any, found: Sequence[Stats]) -> Findings:
-    """All of it, for each server that holds a part of the store."""
-    servers = executor.servers()
-    for server in servers:
-        where = f" ({server.shown})" if len(servers) > 1 else ""
-        info = ask(server, "INFO", decode=read_info)
-        yield from check_server(server, info, where)
-        yield from check_memory(info, where)
-        yield from check_rights(store, server, where)
-    yield from check_bytes(store, executor, found)
+class ValkeyCheckup(Checkup):
+    """A Valkey store."""
+
+    def __init__(self, store: ValkeyStore, executor: Any) -> None:
+        self._store = store
+        self._executor = executor
+
+    def check_list(self, listed: Sequence[str], *, mend: bool) -> tuple[list[str], list[Finding]]:
+        """The list of queues lies beside them, on a Cluster on another node: it can miss some."""
+        missing = unlisted(self._store, self._executor, listed)
+        return sorted({*listed, *missing}), list(check_unlisted(self._store, self._executor, missing, mend=mend))
+
+    def check_server(self, found: Sequence[Stats]) -> Findings:
+        """Each server that holds a part of the store."""
+        servers = self._executor.servers()
+        for server in servers:
+            where = f" ({server.shown})" if len(servers) > 1 else ""
+            info = ask(server, "INFO", decode=read_info)
+            yield from check_server(server, info, where)
+            yield from check_memory(info, where)
+            yield from check_rights(self._store, server, where)
+        yield from check_bytes(self._store, self._executor, found)
 
 
 def unlisted(store: Any, executor: Any, listed: Sequence[str]) -> list[str]:
@@ -134,15 +149,15 @@ def check_fsync(server: Any, info: dict[str, str], where: str) -> Any:
 def check_memory(info: dict[str, str], where: str) -> Findings:
     """How full it is."""
     used, limit = int(info.get("used_memory", "0")), int(info.get("maxmemory", "0"))
-    told = f"{shown_bytes(used)} in use{where}"
+    told = f"{format_bytes(used)} in use{where}"
     if not limit:
         yield note("memory", f"{told}, without a limit", "set maxmemory, so that a full server refuses publishes "
                    "before the machine ends it", used=used)  # fmt: skip
     elif used > MEMORY_SHARE_MAX * limit:
-        yield wrong("memory", f"{told} of {shown_bytes(limit)}", "add workers, purge what is not needed, set "
+        yield wrong("memory", f"{told} of {format_bytes(limit)}", "add workers, purge what is not needed, set "
                     "max_pending on large queues, or raise maxmemory", used=used, limit=limit)  # fmt: skip
     else:
-        yield ok("memory", f"{told} of {shown_bytes(limit)}", used=used, limit=limit)
+        yield ok("memory", f"{told} of {format_bytes(limit)}", used=used, limit=limit)
 
 
 # ---- rights ----------------------------------------------------------------------------------------------------------
@@ -269,5 +284,5 @@ def told(what: str, size: int, number: int) -> Any:
     """A size as a finding."""
     if not number:
         return ok("bytes", f"no {what}s to measure")
-    return ok("bytes", f"{round(size / number):,} bytes for each {what} ({count(number, what)} measured)",
+    return ok("bytes", f"{round(size / number):,} bytes for each {what} ({format_count(number, what)} measured)",
               what=what, bytes_each=round(size / number), measured=number)  # fmt: skip

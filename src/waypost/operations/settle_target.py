@@ -1,0 +1,85 @@
+"""Where the deliveries of one client or worker are settled, and how their leases are kept meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Protocol
+
+from waypost.delivery import Message
+from waypost.errors import InvalidInput
+from waypost.operations.flow import ClientContext
+from waypost.policy import RetryPolicy
+from waypost.store.port import AsyncExecutor, Executor
+
+
+class Held(Protocol):
+    """The messages whose leases are renewed."""
+
+    def add(self, message: Message[Any], /) -> None: ...
+    def discard(self, message: Message[Any], /) -> None: ...
+
+
+class SettleTarget:
+    """What messages of one client or worker have in common: the way to their store, and who renews their leases.
+
+    `begin` makes a transaction that settles messages at its end, of the target, the messages and what the caller gave.
+    """
+
+    __slots__ = ("_async_executor", "_begin", "_executor", "_held", "context", "retry")
+
+    def __init__(
+        self,
+        context: ClientContext,
+        retry: RetryPolicy,
+        begin: Callable[[SettleTarget, Sequence[Message[Any]], object], Any],
+        *,
+        executor: Callable[[], Executor | None] | None = None,
+        async_executor: Callable[[], Awaitable[AsyncExecutor]] | None = None,
+        held: Held | None = None,
+    ) -> None:
+        self.context = context
+        self.retry = retry
+        self._begin = begin
+        self._executor = executor
+        self._async_executor = async_executor
+        self._held = held
+
+    def transaction(self, message: Message[Any], given: object) -> Any:
+        """See `Message.transaction`."""
+        return self._begin(self, [message], given)
+
+    def stop_renewing(self, message: Message[Any]) -> None:
+        """Its settle is under way, and holds its row: a renewal would wait for that and then believe it lost."""
+        if self._held is not None:
+            self._held.discard(message)
+
+    def renew_again(self, message: Message[Any]) -> None:
+        """It was not settled after all."""
+        if self._held is not None:
+            self._held.add(message)
+
+    def executor(self) -> Executor:
+        """A connection for calls that block."""
+        executor = None if self._executor is None else self._executor()
+        if executor is None:
+            raise wrong_block()
+        return executor
+
+    async def async_executor(self) -> AsyncExecutor:
+        """A connection for calls that are awaited."""
+        self.check_async()
+        assert self._async_executor is not None
+        return await self._async_executor()
+
+    def check_async(self) -> None:
+        """Refuse to be used inside an event loop if nothing here can be awaited."""
+        if self._async_executor is None:
+            raise wrong_block()
+
+
+def wrong_block() -> InvalidInput:
+    """A message of a sync client in an `async with`, or the other way round."""
+    return InvalidInput(
+        "this message came from a client or handler of the other kind: say `with` for those that are sync and "
+        "`async with` for those that are async"
+    )

@@ -1,0 +1,70 @@
+"""The contract of a bulk reader: what a store gives to whoever reads all of a journal or a queue, as Arrow batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+from waypost.message import MessageState
+from waypost.store.port import Call
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A part of the messages of one state: from `low` on, up to `high` but not with it. None is open."""
+
+    queue: str
+    state: MessageState
+    low: str | None
+    high: str | None
+    #: About how many messages, for sharing out the work.
+    rows: int
+
+
+class PageSize:
+    """How many rows to ask for at once: many small ones, few large ones, so that a page fits in memory."""
+
+    def __init__(self, first: int, most: int, bytes_wanted: int) -> None:
+        self.rows = first
+        self._most = most
+        self._bytes = bytes_wanted
+
+    def learn(self, rows: int, size: int) -> None:
+        """A page had so many rows and so many bytes. It grows by steps: the next rows may be larger than these."""
+        if rows:
+            self.rows = max(1, min(self._most, self.rows * 8, self._bytes * rows // max(1, size)))
+
+
+class BulkConnection(Protocol):
+    """A connection to the store that repeats a read when it fails, within a budget. Reads may always be repeated."""
+
+    def run(self, call: Call[T]) -> T:
+        """Run a call of the store."""
+        ...
+
+    def attempt(self, read: Callable[[], T]) -> T:
+        """Run a read over a connection of the reader's own, which raises the errors of an executor."""
+        ...
+
+
+class BulkReader(Protocol):
+    """Reads of one store. Columns are those of `waypost.store.bulk.tables`."""
+
+    def journal(self, queue: str, after: int, to: int, columns: Sequence[str]) -> Iterator[Any]:
+        """Record batches of the events with numbers in (after, to]."""
+        ...
+
+    def spans(self, queue: str, state: MessageState, parts: int) -> list[Span]:
+        """The messages of a state in up to so many parts that do not overlap."""
+        ...
+
+    def messages(self, span: Span, columns: Sequence[str]) -> Iterator[Any]:
+        """Record batches of the messages of a span."""
+        ...
+
+    def close(self) -> None:
+        """Close what the reader opened itself."""
+        ...
