@@ -6,12 +6,14 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
 
 from tests.worker.harness import Harness, until
 from waypost import Message, StoreUnavailable, Waypost, lease_clock
+from waypost.message import Claimed
 from waypost.worker.consumer import Consumer
 from waypost.worker.renewing import Renewer
 
@@ -167,17 +169,36 @@ def test_what_waits_for_a_free_place_does_not_start_after_its_lease(
 
 
 @pytest.mark.promise("LEASE-3", "LEASE-5")
+@pytest.mark.parametrize("late_at", ["the store", "the worker"])
 def test_a_claim_that_is_answered_after_its_leases_starts_no_handler(
-    harness: Harness, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    harness: Harness, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, late_at: str
 ) -> None:
+    """The answer is long on its way, so that only the time of its sending tells; or it lies in the worker."""
     renewed(harness)
     answered, late = Consumer._answered, list[int]()
 
-    async def answer_late(self: Consumer, flow: Any) -> Any:
-        claimed = await answered(self, flow)
-        if claimed is not None and claimed.leases and not late:
+    async def be_late(claimed: Any) -> None:
+        if isinstance(claimed, Claimed) and claimed.leases and not late:
             late.append(len(claimed.leases))
             await asyncio.sleep(LEASE)
+
+    class Slow:
+        def __init__(self, executor: Any) -> None:
+            self._executor = executor
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._executor, name)
+
+        async def run(self, call: Any) -> Any:
+            claimed = await self._executor.run(call)
+            await be_late(claimed)
+            return claimed
+
+    async def answer_late(self: Consumer, flow: Any) -> Any:
+        if late_at == "the store" and not isinstance(self._executor, Slow):
+            monkeypatch.setattr(self, "_executor", Slow(self._executor))
+        claimed = await answered(self, flow)
+        await be_late(claimed)
         return claimed
 
     monkeypatch.setattr(Consumer, "_answered", answer_late)
@@ -306,3 +327,10 @@ def test_renewals_go_on_beside_one_that_hangs(harness: Harness, monkeypatch: pyt
 @pytest.mark.parametrize(("seconds", "counted"), [(60.0, 57.0), (1.0, 0.95), (0.5, 0.45), (0.06, 0.03)])
 def test_a_lease_is_counted_from_when_it_was_asked_for_less_a_margin(seconds: float, counted: float) -> None:
     assert lease_clock.local_end(100.0, seconds) == pytest.approx(100.0 + counted)
+
+
+@pytest.mark.promise("LEASE-3")
+@pytest.mark.skipif(not hasattr(time, "CLOCK_BOOTTIME"), reason="the system has no clock that runs while it sleeps")
+def test_leases_are_counted_by_the_clock_that_runs_while_the_machine_sleeps() -> None:
+    assert isinstance(lease_clock.now, partial)
+    assert (lease_clock.now.func, lease_clock.now.args) == (time.clock_gettime, (time.CLOCK_BOOTTIME,))
