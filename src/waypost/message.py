@@ -185,8 +185,8 @@ class PolledQueue(Struct, frozen=True, gc=False):
     next_lease_ms: int | None
     #: How long leases of this queue are now.
     lease_ms: int | None
-    #: Whether the sleeper still stands at its blocking wait: the claim behind that has not begun.
-    at_door: bool = False
+    #: Whether the sleeper is still in its blocking wait: the claim behind that has not begun.
+    blocked: bool = False
 
 
 class Polled(Struct, frozen=True):

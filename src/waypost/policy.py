@@ -74,8 +74,8 @@ REPLAY_TTL_MS = 300_000
 SLEEPER_TTL_MS = 60_000
 #: Queues that one poll may name: the longest step of an idle worker, and still one of a few milliseconds.
 POLL_QUEUES_MAX = 256
-#: A knock at a door where nobody stands yet is kept for so long.
-DOOR_TTL_MS = 10_000
+#: An unblock that comes before the blocking read it is meant for is kept for so long.
+UNBLOCK_TTL_MS = 10_000
 #: A store remembers so many workers; beyond it the ones whose time ends first are forgotten.
 WORKERS_MAX = 2_000
 #: What a worker tells of itself is cut to this, so that a list of all workers stays small enough to read at once.

@@ -247,7 +247,7 @@ def test_a_handler_whose_process_was_frozen_hears_that_its_lease_is_lost(crew: C
 
 @pytest.mark.promise("LEASE-2", "LEASE-4")
 def test_a_worker_that_was_frozen_in_its_sleep_starts_nothing_that_is_no_longer_its_own(crew: Crew) -> None:
-    # Long enough a lease for an idle worker to wait at a server that has doors: the server claims for it there.
+    # Long enough a lease for an idle worker to be in a blocking wait: the server claims for it there.
     crew.post.configure("slow", lease=2.4)
     frozen = crew.start("slow")
     until(lambda: crew.post.stats("slow").sleepers == 1, "a sleeper")

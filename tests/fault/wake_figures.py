@@ -80,7 +80,7 @@ class CountingProxy(Proxy):
 def counting(server: Server) -> Iterator[tuple[Counted, str]]:
     """The claims that a server carries out, and the URL for those whose claims are counted.
 
-    Valkey says itself what it does: a claim that waits at a door reaches it long before.
+    Valkey says itself what it does: a claim behind a blocking wait reaches it long before.
     """
     counted = Counted()
     if server.kind == "postgres":

@@ -97,7 +97,7 @@ def test_later_replies_may_take_longer_than_the_first(server: ValkeyServer, mode
         runner = Runner(cast(Store, ValkeyStore.from_url(server.url + options)), mode)
         runner.run(ValkeyStore.from_url(server.url).queues())
         connected: Any = runner._sync or runner._async
-        assert [getattr(kept, "connection", kept).socket_timeout for kept, _ in connected._idle] == [limit]
+        assert [getattr(kept, "redis_connection", kept).socket_timeout for kept, _ in connected._idle] == [limit]
         runner.close()
 
 

@@ -12,7 +12,7 @@ from waypost import AsyncWaypost, Waypost
 from waypost.errors import ConfigurationError, OutcomeUnknown, QueueFull
 from waypost.store.port import Call
 from waypost.store.valkey.command import ValkeyCall, command
-from waypost.store.valkey.conversation import Batch, ask
+from waypost.store.valkey.requests import Batch, run_call
 from waypost.testing.servers import ValkeyServer
 
 
@@ -109,25 +109,25 @@ def request() -> ValkeyCall[bytes]:
 
 @pytest.mark.promise("STORE-1", "SEE-6")
 def test_a_disk_that_does_not_answer_in_time_leaves_the_outcome_unknown() -> None:
-    conversation = ask(request())
-    assert next(conversation) == b"request" + command(b"WAITAOF")
-    assert conversation.send(None) is None
-    assert conversation.send(b"stored") is None
+    steps = run_call(request())
+    assert next(steps) == b"request" + command(b"WAITAOF")
+    assert steps.send(None) is None
+    assert steps.send(b"stored") is None
     with pytest.raises(OutcomeUnknown, match="a repeat waits again"):
-        conversation.send([0, 0])
+        steps.send([0, 0])
 
 
 @pytest.mark.promise("STORE-1")
 def test_in_a_batch_only_the_call_that_was_not_confirmed_is_unknown() -> None:
     calls: list[Call[bytes]] = [request(), request()]
     batch = Batch(iter(calls), set())
-    conversation = batch.converse()
-    assert next(conversation) is not None
-    assert conversation.send(None) is not None
-    assert conversation.send(None) is None
+    steps = batch.steps()
+    assert next(steps) is not None
+    assert steps.send(None) is not None
+    assert steps.send(None) is None
     for reply in (b"first", [0, 0], b"second"):
-        assert conversation.send(reply) is None
+        assert steps.send(reply) is None
     with pytest.raises(StopIteration):
-        conversation.send([1, 0])
+        steps.send([1, 0])
     assert isinstance(batch.results[0], OutcomeUnknown)
     assert batch.results[1] == b"second"

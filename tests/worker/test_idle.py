@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -16,12 +16,15 @@ from waypost import Waypost, lease_clock
 from waypost.message import Claimed, Observed, PolledQueue
 from waypost.operations import receive
 from waypost.operations.receive import Nap, safety_poll_seconds
-from waypost.store.port import Idle
+from waypost.store.port import BlockingWaits, Executor, Idle
 from waypost.wake.port import Hear, Listening, State, Topic
-from waypost.wake.wakeups import NO_WAKEUPS
-from waypost.worker import resting
+from waypost.wake.wakeups import BLOCKING_WAITS_MAX, NO_WAKEUPS, Wakeups
+from waypost.worker import waiting
+from waypost.worker.bridges import ThreadedExecutor
 from waypost.worker.health import Liveness
 from waypost.worker.polling import Poller
+from waypost.worker.wait_machine import WaitState
+from waypost.worker.waiting import Waiter, WaitPlan
 
 QUEUES = [f"orders-{number}" for number in range(30)]
 #: Polls come so often then; a heartbeat comes with them.
@@ -191,7 +194,7 @@ def _is_quiet(scene: Scene) -> bool:
 
 @pytest.mark.promise("WAKE-2", "WAKE-5")
 @pytest.mark.parametrize("mode", ["sync", "async"])
-def test_who_waits_at_the_server_is_called_away_when_its_registration_is_gone(
+def test_a_blocking_wait_is_unblocked_when_its_registration_is_gone(
     mode: str, valkey_url: str, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     redis = pytest.importorskip("redis", reason="needs redis-py")
@@ -208,7 +211,10 @@ def test_who_waits_at_the_server_is_called_away_when_its_registration_is_gone(
 
         with harness.working():
             for number in range(2):
-                until(lambda: any(name.startswith(b"!") for name in _sleepers(raw, namespace)), "one at its door")
+                until(
+                    lambda: any(name.startswith(b"!") for name in _sleepers(raw, namespace)),
+                    "a blocking wait",
+                )
                 raw.delete(f"{{{namespace}:orders}}:sleepers")
                 until(lambda: harness.stats("orders").sleepers == 1, "a new registration")
                 harness.publish("orders", number)
@@ -235,87 +241,170 @@ class Silent:
         self.resting.pop(resting, None)
 
 
-def at_the_door(monkeypatch: pytest.MonkeyPatch, story: Callable[[resting.Rest, list[str], Silent], Any]) -> None:
-    """A consumer that stands at its door, on an event loop of its own."""
-    monkeypatch.setattr(resting, "CALLED_SECONDS", 0.01)
+def in_blocking_wait(monkeypatch: pytest.MonkeyPatch, story: Callable[[Waiter, list[str], Silent], Any]) -> None:
+    """A consumer in a blocking wait, on an event loop of its own."""
+    monkeypatch.setattr(waiting, "UNBLOCK_SECONDS", 0.01)
     done: list[str] = []
 
-    async def tell() -> None:
+    async def run() -> None:
         poller = Silent()
 
-        class Knocked(resting.Rest):
-            def _knock(self) -> None:
-                done.append("called away")
+        class Observed(Waiter):
+            def _unblock(self) -> None:
+                done.append("unblocked")
 
-        context: Any = type("Link", (), {"wakeups": NO_WAKEUPS, "store": type("Store", (), {"doors": None})})
-        rest = Knocked(context, None, "orders", Liveness(), lambda: True, poller)  # type: ignore[arg-type]
-        rest.may_go(Claimed([], None, None, None, False, 0, 60_000), Nap())
-        rest.go("a", 300.0)
-        rest.goes(lambda: done.append("given up"))
-        rest.arrive(told=False)
-        await story(rest, done, poller)
+        context: Any = type("Link", (), {"wakeups": NO_WAKEUPS, "store": type("Store", (), {"blocking_waits": None})})
+        waiter = Observed(context, None, "orders", Liveness(), lambda: True, poller)  # type: ignore[arg-type]
+        waiter._blocking_waits = cast("BlockingWaits", object())
+        claim = waiter.start_wait("a", planned(waiter))
+        claim.sent(lambda: done.append("given up"))
+        claim.started(waits=True)
+        await story(waiter, done, poller)
 
-    asyncio.run(tell())
+    asyncio.run(run())
+
+
+def planned(waiter: Waiter) -> WaitPlan:
+    nap = Nap()
+    nap.only_to_be_safe = True
+    plan = waiter.plan_wait(Claimed([], None, None, None, False, 0, 60_000), nap)
+    assert plan is not None
+    return plan
 
 
 @pytest.mark.promise("LEASE-2", "WAKE-5")
-def test_a_poll_that_finds_it_at_its_door_shows_that_its_claim_has_not_begun(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def story(rest: resting.Rest, done: list[str], poller: Silent) -> None:
+def test_a_poll_that_finds_it_in_its_wait_shows_that_its_claim_has_not_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story(waiter: Waiter, done: list[str], poller: Silent) -> None:
         later = lease_clock.now() + 100
-        rest.polled(PolledQueue(False, None, None, 60_000, at_door=False), later, later)
-        assert rest.not_before < later
-        rest.polled(PolledQueue(False, None, None, 60_000, at_door=True), later, later)
-        assert rest.not_before == later
+        claim = waiter._claim
+        assert claim is not None
+        waiter.polled(PolledQueue(False, None, None, 60_000, blocked=False), later, later)
+        assert claim.not_before < later
+        waiter.polled(PolledQueue(False, None, None, 60_000, blocked=True), later, later)
+        assert claim.not_before == later
         assert (done, len(poller.resting)) == ([], 1)
-        rest.leave(found=False)
+        waiter.end_wait(found=False)
         assert not poller.resting
 
-    at_the_door(monkeypatch, story)
+    in_blocking_wait(monkeypatch, story)
 
 
 @pytest.mark.promise("WAKE-1")
 def test_a_wait_whose_connection_is_lost_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def story(rest: resting.Rest, done: list[str], poller: Silent) -> None:
+    async def story(waiter: Waiter, done: list[str], poller: Silent) -> None:
         now = time.monotonic()
-        rest.polled(PolledQueue(True, None, None, 60_000), now, now)
-        assert done == ["called away"]
+        waiter.polled(PolledQueue(True, None, None, 60_000), now, now)
+        assert done == ["unblocked"]
         await asyncio.to_thread(until, lambda: "given up" in done)
 
-    at_the_door(monkeypatch, story)
+    in_blocking_wait(monkeypatch, story)
+
+
+@pytest.mark.promise("WAKE-1")
+def test_a_check_of_an_earlier_wait_does_not_give_up_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story(waiter: Waiter, done: list[str], poller: Silent) -> None:
+        now = time.monotonic()
+        waiter.polled(PolledQueue(True, None, None, 60_000), now, now)
+        waiter.end_wait(found=False)
+        claim = waiter.start_wait("a", planned(waiter))
+        claim.sent(lambda: done.append("the next given up"))
+        checked = asyncio.get_running_loop().create_future()
+        asyncio.get_running_loop().call_later(waiting.UNBLOCK_SECONDS, checked.set_result, None)
+        await checked
+        assert done == ["unblocked"]
+
+    in_blocking_wait(monkeypatch, story)
 
 
 @pytest.mark.promise("WAKE-5")
-def test_after_a_wait_in_vain_it_pauses_once_and_goes_again_with_the_next_message(
+def test_after_a_useless_wait_it_pauses_once_and_waits_again_with_the_next_message(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async def story(rest: resting.Rest, done: list[str], poller: Silent) -> None:
-        claimed = Claimed([], None, None, None, False, 0, 60_000)
+    async def story(waiter: Waiter, done: list[str], poller: Silent) -> None:
         for pause in (1.0, 2.0, 4.0):
-            rest.leave(found=False)
-            rest.may_go(claimed, Nap())
-            assert rest._pause_seconds == pause
+            waiter.end_wait(found=False)
+            assert planned(waiter).pause_seconds == pause
             # A message came meanwhile, and it is idle again.
-            rest.may_go(claimed, Nap())
-            assert rest._pause_seconds == 0
-            rest.go("a", 300.0)
-        rest.leave(found=True)
-        rest.go("a", 300.0)
-        rest.leave(found=False)
-        rest.may_go(claimed, Nap())
-        assert rest._pause_seconds == 1.0
+            plan = planned(waiter)
+            assert plan.pause_seconds == 0
+            waiter.start_wait("a", plan)
+        waiter.end_wait(found=True)
+        waiter.start_wait("a", planned(waiter))
+        waiter.end_wait(found=False)
+        assert planned(waiter).pause_seconds == 1.0
 
-    at_the_door(monkeypatch, story)
+    in_blocking_wait(monkeypatch, story)
 
 
 @pytest.mark.promise("TIMER-2")
-def test_it_is_called_away_before_a_timer_that_a_poll_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def story(rest: resting.Rest, done: list[str], poller: Silent) -> None:
+def test_it_is_unblocked_before_a_timer_that_a_poll_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story(waiter: Waiter, done: list[str], poller: Silent) -> None:
         now = time.monotonic()
-        rest.polled(PolledQueue(False, 3_600_000, None, 60_000, at_door=True), now, now)
-        rest.polled(PolledQueue(False, 260, None, 60_000, at_door=True), now, now)
-        assert await asyncio.to_thread(until, lambda: done == ["called away"])
+        waiter.polled(PolledQueue(False, 3_600_000, None, 60_000, blocked=True), now, now)
+        waiter.polled(PolledQueue(False, 260, None, 60_000, blocked=True), now, now)
+        assert await asyncio.to_thread(until, lambda: done == ["unblocked"])
 
-    at_the_door(monkeypatch, story)
+    in_blocking_wait(monkeypatch, story)
+
+
+@pytest.mark.promise("TIMER-2", "WAKE-5")
+@pytest.mark.parametrize("notified", [True, False])
+def test_no_wait_follows_a_sleep_that_was_ended_by_work_or_a_timer_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, notified: bool
+) -> None:
+    async def story(waiter: Waiter, done: list[str], poller: Silent) -> None:
+        waiter.end_wait(found=True)
+        waiter._is_idle = lambda: False  # a handler runs
+        plan = planned(waiter)
+        asleep = asyncio.create_task(waiter.sleep(60.0, then_wait=plan, poll_seconds=15.0, sleeper="a"))
+        await asyncio.sleep(0)
+        assert waiter.machine.state is WaitState.SLEEPING_UNTIL_IDLE
+        assert len(poller.resting) == 1
+        waiter._is_idle = lambda: True
+        waiter.notify() if notified else waiter.wake_at(time.monotonic() + 30)
+        assert await asleep is None
+        assert not poller.resting
+
+    in_blocking_wait(monkeypatch, story)
+
+
+@pytest.mark.promise("WAKE-2")
+def test_a_wait_follows_the_sleep_as_soon_as_no_handler_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story(waiter: Waiter, done: list[str], poller: Silent) -> None:
+        waiter.end_wait(found=True)
+        waiter._is_idle = lambda: False
+        asleep = asyncio.create_task(waiter.sleep(60.0, then_wait=planned(waiter)))
+        await asyncio.sleep(0)
+        assert waiter.machine.state is WaitState.SLEEPING_UNTIL_IDLE
+        waiter._is_idle = lambda: True
+        waiter.interrupt()
+        plan = await asleep
+        assert plan is not None
+        assert 59 < plan.seconds <= 60
+
+    in_blocking_wait(monkeypatch, story)
+
+
+@pytest.mark.promise("WAKE-1")
+@pytest.mark.parametrize("in_threads", [True, False])
+def test_there_are_no_blocking_waits_where_calls_run_in_threads(in_threads: bool) -> None:
+    """A client of the caller's that blocks: a wait would hold one of its few threads."""
+
+    async def run() -> None:
+        executor: Any = ThreadedExecutor(cast("Executor", None)) if in_threads else None
+        wakeups = Wakeups(None, "shop", by_store=True)
+        context: Any = type(
+            "Context", (), {"wakeups": wakeups, "store": type("Store", (), {"blocking_waits": object()})}
+        )
+        waiter = Waiter(context, executor, "orders", Liveness(), lambda: True, cast("Poller", Silent()))
+        waiter.open()
+        nap = Nap()
+        nap.only_to_be_safe = True
+        assert (waiter.plan_wait(Claimed([], None, None, None, False, 0, 60_000), nap) is None) is in_threads
+        waiter.close()
+        assert [wakeups.reserve_blocking_wait() for _ in range(BLOCKING_WAITS_MAX)] == [True] * BLOCKING_WAITS_MAX
+
+    asyncio.run(run())
 
 
 @pytest.mark.promise("WAKE-5", "TIMER-3", "LEASE-4")

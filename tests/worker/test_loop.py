@@ -563,3 +563,22 @@ def test_a_worker_runs_on_the_callers_own_client(mode: str, valkey_url: str, nam
         assert sorted(seen) == [0, 1, 2]
         assert harness.ledger("orders").expired == 0
         harness.done(client.close() if mode == "sync" else client.aclose())
+
+
+@pytest.mark.promise("LEASE-7")
+def test_a_worker_runs_until_empty_where_nothing_is_settled(harness: Harness) -> None:
+    harness.configure("orders", lease=None)
+    handled: list[int] = []
+
+    @harness.handler("orders")
+    def handle(number: int) -> None:
+        # By now the worker has claimed everything and sleeps. Only the end of this call can wake it.
+        until(lambda: harness.stats("orders").sleepers, "the worker's sleep")
+        handled.append(number)
+
+    harness.publish_many("orders", range(3))
+    run = threading.Thread(target=harness.run, daemon=True)
+    run.start()
+    until(lambda: not run.is_alive(), "the end of the run")
+    assert sorted(handled) == [0, 1, 2]
+    assert harness.ledger("orders").done == 3

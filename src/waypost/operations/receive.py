@@ -30,7 +30,7 @@ from waypost.policy import (
     UNWOKEN_POLL_SECONDS,
     RetryPolicy,
 )
-from waypost.store.port import Call, Hold, Visitor
+from waypost.store.port import BlockingWaiter, Call, Hold
 from waypost.wake.wake_event import WakeEvent
 
 T = TypeVar("T")
@@ -190,15 +190,15 @@ def claim(
     *,
     sleeper: str | None = None,
     linger_ms: int | None = None,
-    at_door: tuple[float, Visitor] | None = None,
+    blocking: tuple[float, BlockingWaiter] | None = None,
 ) -> Flow[Claimed]:
     """Claim messages. If the reply is lost and the wait is over, ask for that claim again and take nothing new.
 
-    `at_door`: the store begins only when the sleeper is woken, or after so many seconds; and who waits there.
+    `blocking`: behind a blocking wait of so many seconds at most, which ends when the sleeper is woken; and its waiter.
     """
     store = context.store
     yield from context.know_time()
-    waits = at_door is not None and sleeper is not None and store.doors is not None
+    waits = blocking is not None and sleeper is not None and store.blocking_waits is not None
     replay = False
 
     def make(operation: Operation) -> Call[Claimed]:
@@ -208,8 +208,8 @@ def claim(
             queue, limit, operation, worker=context.worker, sleeper=sleeper, linger_ms=linger_ms,
             bytes_max=context.claim_bytes(queue),
         )  # fmt: skip
-        if waits and at_door is not None and sleeper is not None and store.doors is not None:
-            return store.doors.at_door(call, sleeper, *at_door)
+        if waits and blocking is not None and sleeper is not None and store.blocking_waits is not None:
+            return store.blocking_waits.claim_after_wait(call, sleeper, *blocking)
         return call
 
     # One that is too old to be answered is sent as a new one: what the old one leased comes back by itself.
@@ -229,9 +229,9 @@ def claim(
                 sending.may_have_run = sending.may_have_run or getattr(error, "outcome", "unknown") == "unknown"
                 raise
             else:
-                if at_door is not None and waits:
+                if blocking is not None and waits:
                     # A poll may have shown since that it had not begun.
-                    sent_at = max(sent_at, at_door[1].not_before)
+                    sent_at = max(sent_at, blocking[1].not_before)
                 if waits and is_late(claimed, lease_clock.now() - sent_at):
                     # Leased to us without our knowing, perhaps for long: ask what is still ours, as for a lost reply.
                     waits, replay, sending.may_have_run = False, True, True

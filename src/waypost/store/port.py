@@ -287,37 +287,39 @@ class AsyncExecutor(Protocol):
     async def close(self) -> None: ...
 
 
-class Visitor(Protocol):
-    """One that waits at a door."""
+class BlockingWaiter(Protocol):
+    """What follows one blocking wait: the executor calls it as the server answers."""
 
     #: Its claim has not begun before this, by `lease_clock`, as a poll has shown.
     not_before: float
 
-    def goes(self, give_up: Callable[[], None]) -> None:
-        """It is on its way. `give_up` ends its wait as if the connection had failed."""
+    def sent(self, give_up: Callable[[], None]) -> None:
+        """The wait is on its way to the server. `give_up` ends it as if the connection had failed."""
         ...
 
-    def arrive(self, *, told: bool) -> None:
-        """It stands there, and can be called away. `told`: it was woken on its way, and need not wait."""
+    def started(self, *, waits: bool) -> None:
+        """The server has registered the wait: an unblock reaches it. Not `waits`: it was notified before, and ends."""
         ...
 
-    def let_in(self, *, by: str) -> None:
-        """Its claim begins: somebody called it away by this word, or there is work or the time is up."""
+    def ended(self, value: str) -> None:
+        """The wait has ended and the claim begins: by an unblock with this value, or '' for work or the time limit."""
         ...
 
 
-class Doors(Protocol):
-    """Where a store lets an idle sleeper wait in its server, so that a wake-up and the claim after it are one step."""
+class BlockingWaits(Protocol):
+    """How a store lets an idle sleeper wait in its server, so that a wake-up and the claim after it are one step."""
 
-    def at_door(self, claim: Call[Claimed], sleeper: str, seconds: float, visitor: Visitor) -> Call[Claimed]:
+    def claim_after_wait(
+        self, claim: Call[Claimed], sleeper: str, seconds: float, waiter: BlockingWaiter
+    ) -> Call[Claimed]:
         """The same claim, but it begins when its sleeper is woken, and after so many seconds at the latest.
 
-        Only for a sleeper that the last claim registered. It can be run once; whoever asks again asks for the claim.
+        Only for a sleeper that the last claim registered. It can be run once; a repeat is the claim alone.
         """
         ...
 
-    def knock(self, queue: str, sleeper: str, word: str) -> Call[None]:
-        """Call a sleeper away by a word, once it has arrived at its door: its claim begins now."""
+    def unblock(self, queue: str, sleeper: str, value: str) -> Call[None]:
+        """End a wait that has started: its claim begins now, and the waiter receives the value."""
         ...
 
 
@@ -369,7 +371,7 @@ class Store(Protocol):
     @property
     def channel(self) -> NaturalChannel: ...
     @property
-    def doors(self) -> Doors | None:
+    def blocking_waits(self) -> BlockingWaits | None:
         """None: sleepers are woken by notifications alone."""
         ...
 

@@ -16,9 +16,9 @@ BY_STORE = "@"
 FLUSH_SECONDS = 0.5
 #: So many bells are kept for later calls on a queue.
 WAKE_EVENTS_KEPT = 16
-#: So many loops of a client wait at their store's doors, each on a connection of its own. The others hear of work by
-#: the connection that the whole process shares.
-DOORS_MAX = 8
+#: So many worker loops of a client are in a blocking wait at once, each on a connection of its own. The others receive
+#: notifications over the connection that the whole process shares.
+BLOCKING_WAITS_MAX = 8
 
 
 def key_word(key: str) -> str:
@@ -48,7 +48,7 @@ class Wakeups:
         self.echo = echo
         self._by_store = by_store
         self._echoes = echoes
-        self._doors = DOORS_MAX if by_store else 0
+        self._blocking_waits_left = BLOCKING_WAITS_MAX if by_store else 0
         self._wake_events: dict[tuple[str, bool], list[WakeEvent]] = {}
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()
@@ -106,16 +106,16 @@ class Wakeups:
             return None
         return self.channel.listen(Topic(self.namespace, "echo", name), None, lambda word: None)
 
-    def take_door(self) -> bool:
-        """Whether one more loop may wait at its store's door, where the store tells sleepers itself."""
+    def reserve_blocking_wait(self) -> bool:
+        """Return whether one more loop may use blocking waits, and count it. The store must wake sleepers itself."""
         with self._lock:
-            self._doors -= (taken := self._doors > 0)
-            return taken
+            self._blocking_waits_left -= (reserved := self._blocking_waits_left > 0)
+            return reserved
 
-    def give_door(self) -> None:
-        """It waits there no more."""
+    def release_blocking_wait(self) -> None:
+        """Let another loop use blocking waits."""
         with self._lock:
-            self._doors += 1
+            self._blocking_waits_left += 1
 
     def acquire_wake_event(self, worker: str, queue: str, *, for_an_end: bool = False) -> WakeEvent | None:
         """A bell for one call that waits for messages of a queue, or for the end of one of them.

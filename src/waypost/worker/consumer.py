@@ -30,10 +30,11 @@ from waypost.worker.handler import Handler, handling
 from waypost.worker.health import Liveness
 from waypost.worker.lingering import Linger
 from waypost.worker.polling import Poller
-from waypost.worker.resting import Rest
 from waypost.worker.running import Ending, Slot, log_failure
 from waypost.worker.settling import Settler
 from waypost.worker.signals import asked_to_stop
+from waypost.worker.wait_machine import WaitState
+from waypost.worker.waiting import Waiter, WaitPlan
 from waypost.worker.waking import Ears
 
 if TYPE_CHECKING:
@@ -108,7 +109,7 @@ class Consumer:
         self._claiming: asyncio.Task[None] | None = None
         self._linger = Linger(echo=context.wakeups.echo)
         self._ears = Ears(context, self.queue, wake=self._on_wake, stop=self._on_cancel_word)
-        self._rest = Rest(context, executor, self.queue, self.liveness, self._is_idle, poller)
+        self._waiter = Waiter(context, executor, self.queue, self.liveness, self._is_idle, poller)
         self._low = 0
         self._rate = 0.0
         self._mark = (0.0, 0)
@@ -120,7 +121,7 @@ class Consumer:
         """Begin to claim."""
         self.settler.start()
         self._ears.open()
-        self._rest.open()
+        self._waiter.open()
         self._claiming = self._loop.create_task(self._claim_loop(), name=f"waypost claims {self.queue}")
         self._claiming.add_done_callback(self._claim_loop_ended)
 
@@ -131,7 +132,7 @@ class Consumer:
 
     def poke(self) -> None:
         """There may be work, or a reason to stop: look."""
-        self._rest.poke()
+        self._waiter.notify()
 
     async def stop(self, deadline: float) -> None:
         """Give back what has not started; let handlers end until the deadline, then cancel those that can be."""
@@ -144,7 +145,7 @@ class Consumer:
                 self._claiming.cancel()
                 await asyncio.gather(self._claiming, return_exceptions=True)
         await self._ears.close(self._executor)
-        self._rest.close()
+        self._waiter.close()
         self._give_back_ready()
         self._wake_runners(len(self._idle))
         runners = [slot.task for slot in self._slots if slot.task is not None and not slot.task.done()]
@@ -241,32 +242,33 @@ class Consumer:
             self._on_abort(error)
 
     async def _claim_loop(self) -> None:
-        nap, rest = receive.Nap(), self._rest
+        nap, waiter = receive.Nap(), self._waiter
         self._mark = (time.monotonic(), 0)
-        door: float | None = None
+        wait: WaitPlan | None = None
         while not self.quiet:
             await self._learn_limits()
             limit = self._room()
             if limit <= 0:
-                rest.needs_room = True
                 # Places that are taken are a reason not to claim; outcomes that the store does not take are none.
-                door = await rest.sleep(None, rests=len(self.settler) < UNSETTLED_MAX)
+                await waiter.sleep_for_room(rests=len(self.settler) < UNSETTLED_MAX)
+                wait = None
                 continue
             sleeper = self._ears.sleeper
-            if rest.poked or sleeper is None:
-                door = None
-            work, rest.poked = self._work_count(), False
-            lingers = self._linger.begin(sleeper is not None and door is None)
+            if waiter.machine.needs_poll or sleeper is None:
+                wait = None
+            work = self._work_count()
+            waiter.machine.begin_claim()
+            lingers = self._linger.begin(sleeper is not None and wait is None)
             if lingers:
                 sleeper = None
             found = await self._claim_lost()
-            claimed = found or await self._claim(limit, sleeper, door)
+            claimed = found or await self._claim(limit, sleeper, wait)
             if claimed is None:
-                door = await rest.sleep(FAILED_CLAIM_SECONDS, rests=False)
+                wait = await waiter.sleep(FAILED_CLAIM_SECONDS, rests=False)
                 continue
             self.liveness.claimed()
-            self._linger.end(len(claimed.leases), waited=door is not None)
-            door = None
+            self._linger.end(len(claimed.leases), waited=wait is not None)
+            wait = None
             has_room = len(claimed.leases) < limit and not claimed.more
             asleep = self._ears.asleep = sleeper is not None and found is None and has_room
             if claimed.leases:
@@ -285,38 +287,37 @@ class Consumer:
                 if claimed.leases:
                     # A timer that is due sooner is not left to the next look.
                     due = self._linger.seconds if claimed.next_due_ms is None else claimed.next_due_ms / 1000
-                    await rest.sleep(min(self._linger.seconds, max(due, receive.MOMENT_MIN_SECONDS)))
+                    await waiter.sleep(min(self._linger.seconds, max(due, receive.MOMENT_MIN_SECONDS)))
                 # Found nothing: the next claim says that it sleeps.
                 continue
             # With room left it sleeps if it will be woken; otherwise it goes on until it finds nothing.
             if asleep or not claimed.leases:
                 pause = nap.seconds(claimed, None, woken=asleep)
                 seconds = self._linger.nap(pause)
-                to_door = asleep and rest.may_go(claimed, nap, soon=not self._linger.is_busy)
+                plan = waiter.plan_wait(claimed, nap, soon=not self._linger.is_busy) if asleep else None
                 if seconds < pause or nap.poll_seconds is None:
-                    door = await rest.sleep(seconds, then_door=to_door)
+                    wait = await waiter.sleep(seconds, then_wait=plan)
                 else:
                     # Nothing to do: from here on one poll asks for all idle queues of the worker.
                     name = sleeper if asleep else None
-                    door = await rest.sleep(
-                        nap.moment, then_door=to_door, poll_seconds=nap.poll_seconds, sleeper=name
+                    wait = await waiter.sleep(
+                        nap.moment, then_wait=plan, poll_seconds=nap.poll_seconds, sleeper=name
                     )  # fmt: skip
                 self._mark = (time.monotonic(), self.handled)
 
-    async def _claim(self, limit: int, sleeper: str | None, door: float | None) -> Claimed | None:
-        """One claim, which waits at the door for so long or not at all. None if the store does not answer."""
-        rest, cover_ms = self._rest, self._linger.cover_ms
-        if door is None or sleeper is None:
+    async def _claim(self, limit: int, sleeper: str | None, wait: WaitPlan | None) -> Claimed | None:
+        """One claim, behind a blocking wait or not. None if the store does not answer."""
+        waiter, cover_ms = self._waiter, self._linger.cover_ms
+        if wait is None or sleeper is None:
             flow = receive.claim(self._context, self.queue, limit, sleeper=sleeper, linger_ms=cover_ms)
             return await self._answered(flow)
-        at_door = (door, rest)
-        flow = receive.claim(self._context, self.queue, limit, sleeper=sleeper, linger_ms=cover_ms, at_door=at_door)
-        rest.go(sleeper, door)
+        blocking = (wait.seconds, waiter.start_wait(sleeper, wait))
+        flow = receive.claim(self._context, self.queue, limit, sleeper=sleeper, linger_ms=cover_ms, blocking=blocking)
         claimed = None
         try:
             claimed = await self._answered(flow)
         finally:
-            rest.leave(found=claimed is not None and bool(claimed.leases))
+            waiter.end_wait(found=claimed is not None and bool(claimed.leases))
         return claimed
 
     async def _claim_lost(self) -> Claimed | None:
@@ -400,9 +401,9 @@ class Consumer:
 
     def _on_settled(self, soonest_ms: int | None, sent_to: set[str]) -> None:
         if soonest_ms is not None:
-            self._rest.wake_at(time.monotonic() + soonest_ms / 1000)
-        if self._rest.needs_room:
-            self._rest.wake()
+            self._waiter.wake_at(time.monotonic() + soonest_ms / 1000)
+        if self._waiter.machine.state is WaitState.SLEEPING_FOR_ROOM:
+            self._waiter.interrupt()
         self._on_work(sent_to)
 
     # ---- running -----------------------------------------------------------------------------------------
@@ -422,7 +423,7 @@ class Consumer:
 
     async def _run(self, slot: Slot) -> None:
         handling.set(slot)
-        ready, rest, clock = self._ready, self._rest, lease_clock.now
+        ready, machine, clock = self._ready, self._waiter.machine, lease_clock.now
         turn = clock()
         while True:
             if not ready:
@@ -463,8 +464,11 @@ class Consumer:
                 if slot.started - turn > TURN_SECONDS:
                     await asyncio.sleep(0)
                     turn = clock()
-            if (rest.needs_room and len(ready) <= self._low) or (rest.awaits_idleness and self._is_idle()):
-                rest.wake()
+            state = machine.state
+            if (state is WaitState.SLEEPING_FOR_ROOM and len(ready) <= self._low) or (
+                state is WaitState.SLEEPING_UNTIL_IDLE and self._is_idle()
+            ):
+                self._waiter.interrupt()
 
     def _is_given_up(self, slot: Slot) -> bool:
         """Whether the event loop is being closed, which cancels all tasks; a handler can cancel only its own."""
@@ -572,6 +576,7 @@ class Consumer:
         elif message.at_most_once:
             if self._context.on_event is not None:
                 receive.tell_settled(self._context, message, settlement, "done")
+            self._on_end_without_settle()
         else:
             self.settler.add(message, settlement)
 
@@ -581,6 +586,12 @@ class Consumer:
         message.settled = "lost"
         if self._context.on_event is not None:
             receive.tell_settled(self._context, message, settlement, "lost", "failure")
+        self._on_end_without_settle()
+
+    def _on_end_without_settle(self) -> None:
+        """Report the end of a message that no settle reports: a worker that runs until it is empty waits for it."""
+        if not self.in_flight:
+            self._on_work(set())
 
     # ---- what the renewing thread asks and tells ---------------------------------------------------------
 

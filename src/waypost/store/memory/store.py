@@ -110,7 +110,7 @@ class MemoryStore:
     capabilities = Capabilities(
         reach="process", durability="in this process only: everything is gone when it ends", spans_queues=True
     )
-    doors = None
+    blocking_waits = None
     transactions = None
 
     def __init__(

@@ -151,7 +151,7 @@ class PostgresStore(ScheduleVerbs, ChainVerbs):
         needs_migration=True,
         commits_out_of_order=True,
     )
-    doors = None
+    blocking_waits = None
 
     def __init__(
         self,

@@ -91,7 +91,7 @@ class SqliteStore:
 
     kind = "sqlite"
     capabilities = Capabilities(reach="machine", durability="each commit is on the disk")
-    doors = None
+    blocking_waits = None
 
     def __init__(
         self,

@@ -187,7 +187,7 @@ def verbs() -> dict[str, set[str]]:
     """The commands that each verb needs."""
     # A script that may not publish a wake-up does its work all the same: that is a verb of its own.
     found = {name: set(USED.findall(script(name).text.decode())) - {"PUBLISH"} for name in (*SCRIPTS, *APART)}
-    found["wait"].add("BLPOP")
+    found["start_wait"].add("BLPOP")
     for name in LOOKING:
         found[name] -= CHANGING
     return found | {"wake": {"PUBLISH", "SUBSCRIBE"}}

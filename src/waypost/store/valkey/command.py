@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from waypost.store.port import Call, Visitor
+from waypost.store.port import BlockingWaiter, Call
 from waypost.store.valkey.scripts import Script
 
 T = TypeVar("T")
@@ -19,13 +19,13 @@ CRLF = b"\r\n"
 
 
 @dataclass(slots=True)
-class Door:
-    """What goes before a claim that waits at the server: two commands, their script, for how long, and for whom."""
+class BlockingWait:
+    """What goes before a claim that waits in the server: two commands, their script, for how long, and who waits."""
 
     packed: bytes
     script: Script
     seconds: float
-    visitor: Visitor
+    waiter: BlockingWaiter
 
 
 @dataclass(slots=True)
@@ -46,8 +46,8 @@ class ValkeyCall(Call[T]):
     key: bytes = b""
     #: One of its keys: on a Cluster they all lie on the node that serves its slot.
     place: bytes = b""
-    #: Where it waits until somebody knocks. Only an awaited call can.
-    door: Door | None = None
+    #: The blocking wait that goes before it. Only the asyncio executor runs such a call.
+    wait: BlockingWait | None = None
 
 
 def part(value: bytes) -> bytes:

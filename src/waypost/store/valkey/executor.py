@@ -23,11 +23,11 @@ from waypost.errors import ConfigurationError, ForkedClient, OutcomeUnknown, Sto
 from waypost.policy import Durability
 from waypost.store.port import Call
 from waypost.store.silence import Sending, unsent_bytes
-from waypost.store.valkey.command import Door, ValkeyCall, command
+from waypost.store.valkey.async_connection import AsyncConnection
+from waypost.store.valkey.command import BlockingWait, ValkeyCall, command
 from waypost.store.valkey.connecting import REPLY_TIMEOUT_SECONDS, Source
-from waypost.store.valkey.conversation import Batch, Conversation, ask, ask_at_door, request
 from waypost.store.valkey.failures import CONNECTION_FAILURES, lost, wrong_server
-from waypost.store.valkey.line import Line
+from waypost.store.valkey.requests import Batch, RequestSteps, request, run_after_wait, run_call
 
 T = TypeVar("T")
 
@@ -185,7 +185,7 @@ class ValkeyExecutor(_Common):
     def run(self, call: Call[T]) -> T:
         self._check_process()  # first: in a forked child nobody gives the places back
         with self._places:
-            return self._converse(self._take(), ask(cast("ValkeyCall[T]", call)))
+            return self._run_steps(self._take(), run_call(cast("ValkeyCall[T]", call)))
 
     def run_many(self, calls: Iterable[Call[T]]) -> list[T | Exception]:
         """Several requests under way at once on one connection; each has its own result or error."""
@@ -197,7 +197,7 @@ class ValkeyExecutor(_Common):
         """One call without its announcement."""
         self._check_process()
         with self._places:
-            return self._converse(self._take(), request(call, asking=asking))
+            return self._run_steps(self._take(), request(call, asking=asking))
 
     def drive(self, batch: Batch) -> None:
         """Run a batch to its end."""
@@ -213,16 +213,16 @@ class ValkeyExecutor(_Common):
                 batch.fail(error, rest=True)
                 return
             try:
-                self._converse(connection, batch.converse())
+                self._run_steps(connection, batch.steps())
                 return
             except OutcomeUnknown as error:
                 batch.fail(error, rest=False)  # go on with the rest on a new connection
 
-    def _converse(self, connection: Any, conversation: Conversation[T]) -> T:
-        """Drive a conversation to its end, and keep the connection if it is still good."""
+    def _run_steps(self, connection: Any, steps: RequestSteps[T]) -> T:
+        """Run the steps of a request to their end, and keep the connection if it is still good."""
         good = True
         try:
-            step = next(conversation)
+            step = next(steps)
             while True:
                 try:
                     if step is None:
@@ -231,9 +231,9 @@ class ValkeyExecutor(_Common):
                         reply = connection.send_packed_command(_pieces(step), check_health=False)
                 except ResponseError as error:
                     good = good and not wrong_server(error)
-                    step = conversation.throw(error)
+                    step = steps.throw(error)
                 else:
-                    step = conversation.send(reply)
+                    step = steps.send(reply)
         except StopIteration as stop:
             self._give_back(connection, good)
             return cast(T, stop.value)
@@ -310,26 +310,26 @@ class AsyncValkeyExecutor(_Common):
             await self.close()
             raise
         if self._be_patient(self._start_timeout):
-            for line, _ in self._idle:
-                line.connection.socket_timeout = REPLY_TIMEOUT_SECONDS
+            for connection, _ in self._idle:
+                connection.redis_connection.socket_timeout = REPLY_TIMEOUT_SECONDS
 
     async def run(self, call: Call[T]) -> T:
         self._check_process()
-        asked = cast("ValkeyCall[T]", call)
-        if asked.door is not None:
-            return await self._run_at_door(asked, asked.door)
+        ours = cast("ValkeyCall[T]", call)
+        if ours.wait is not None:
+            return await self._run_after_wait(ours, ours.wait)
         async with self._places:
-            return await self._converse(await self._take(), ask(asked))
+            return await self._run_steps(await self._take(), run_call(ours))
 
-    async def _run_at_door(self, call: ValkeyCall[T], door: Door) -> T:
-        """A call that waits at the server takes nobody's place: others must be able to end its wait."""
-        line = await self._take()
-        line.patience = door.seconds
-        door.visitor.goes(line.give_up)
+    async def _run_after_wait(self, call: ValkeyCall[T], wait: BlockingWait) -> T:
+        """A call behind a blocking wait does not count as one under way: the unblock must be able to run beside it."""
+        connection = await self._take()
+        connection.extra_seconds = wait.seconds
+        wait.waiter.sent(connection.give_up)
         try:
-            return await self._converse(line, ask_at_door(call, door, self._loaded))
+            return await self._run_steps(connection, run_after_wait(call, wait, self._loaded))
         finally:
-            line.patience = 0.0
+            connection.extra_seconds = 0.0
 
     async def run_many(self, calls: Iterable[Call[T]]) -> list[T | Exception]:
         """Several requests under way at once on one connection; each has its own result or error."""
@@ -341,7 +341,7 @@ class AsyncValkeyExecutor(_Common):
         """One call without its announcement."""
         self._check_process()
         async with self._places:
-            return await self._converse(await self._take(), request(call, asking=asking))
+            return await self._run_steps(await self._take(), request(call, asking=asking))
 
     async def drive(self, batch: Batch) -> None:
         """Run a batch to its end."""
@@ -357,76 +357,76 @@ class AsyncValkeyExecutor(_Common):
                 batch.fail(error, rest=True)
                 return
             try:
-                await self._converse(connection, batch.converse())
+                await self._run_steps(connection, batch.steps())
                 return
             except OutcomeUnknown as error:
                 batch.fail(error, rest=False)
 
-    async def _converse(self, line: Line, conversation: Conversation[T]) -> T:
+    async def _run_steps(self, connection: AsyncConnection, steps: RequestSteps[T]) -> T:
         good = True
         try:
-            step = next(conversation)
+            step = next(steps)
             while True:
                 try:
                     reply = None
                     if step is None:
-                        reply = await line.receive()
+                        reply = await connection.receive()
                     else:
-                        await line.send(step)
+                        await connection.send(step)
                 except ResponseError as error:
                     good = good and not wrong_server(error)
-                    step = conversation.throw(error)
+                    step = steps.throw(error)
                 else:
-                    step = conversation.send(reply)
+                    step = steps.send(reply)
         except StopIteration as stop:
-            await self._give_back(line, good)
+            await self._give_back(connection, good)
             return cast(T, stop.value)
         except WaypostError:
-            await self._give_back(line, good)  # the server said no
+            await self._give_back(connection, good)  # the server said no
             raise
         except CONNECTION_FAILURES as error:
-            await self._discard(line)
+            await self._discard(connection)
             raise self._lost(error, sent=True) from None
         except BaseException:
-            await self._discard(line)
+            await self._discard(connection)
             raise
 
-    async def _give_back(self, line: Line, good: bool) -> None:
+    async def _give_back(self, connection: AsyncConnection, good: bool) -> None:
         if good:
-            self._keep(line)
+            self._keep(connection)
             return
-        await self._discard(line)
+        await self._discard(connection)
         while (other := self._take_idle()) is not None:
             await self._discard(other)
 
-    async def _take(self) -> Line:
+    async def _take(self) -> AsyncConnection:
         try:
             while True:
                 try:
-                    line, used = self._idle.pop()
+                    connection, used = self._idle.pop()
                 except IndexError:
-                    return Line(await self._pool.get_connection())
+                    return AsyncConnection(await self._pool.get_connection())
                 if time.monotonic() - used >= IDLE_SECONDS:
-                    # The loop may have been busy since: it hears of the end in its next turn, and we in the one after.
+                    # The loop may have been busy since: it learns of the end in its next turn, and we in the one after.
                     for _ in range(2):
                         await asyncio.sleep(0)
-                if not line.is_closed:
-                    return cast(Line, line)
-                await self._discard(line)
+                if not connection.is_closed:
+                    return cast(AsyncConnection, connection)
+                await self._discard(connection)
         except CONNECTION_FAILURES as error:
             raise self._lost(error, sent=False) from None
 
-    async def _discard(self, line: Line) -> None:
-        connection = line.leave()
+    async def _discard(self, connection: AsyncConnection) -> None:
+        redis_connection = connection.detach()
         with suppress(*CONNECTION_FAILURES):
-            await connection.disconnect(nowait=True)
-        await self._pool.release(connection)
+            await redis_connection.disconnect(nowait=True)
+        await self._pool.release(redis_connection)
 
     async def close(self) -> None:
         """Give the connections back; close them if they are ours."""
         if self._pid != os.getpid():
             return
         while self._idle:
-            await self._pool.release(self._idle.pop()[0].leave())
+            await self._pool.release(self._idle.pop()[0].detach())
         if self._source.owned:
             await self._source.close_async(self._pool)

@@ -18,7 +18,7 @@ from waypost.store.valkey.scripts import script
 if TYPE_CHECKING:
     from waypost.store.valkey.store import ValkeyStore
 
-NEEDS_CLAIM, AT_DOOR = 1, 2
+NEEDS_CLAIM, BLOCKED = 1, 2
 
 
 def poll(
@@ -47,12 +47,12 @@ def _poll(
     text, namespace = script("poll"), store.namespace
     clock = b"%d" % store.clock() if store.clock else b""
     keys: list[bytes] = []
-    told: list[bytes] = []
+    worker: list[bytes] = []
     if registration is not None:
         # No role: the key of a leader stands for itself, and is not looked at.
         role = registration.role or "scheduler"
         keys = [f"{{{namespace}}}:workers".encode(), f"{{{namespace}}}:records".encode(), leader_key(namespace, role)]
-        told = [
+        worker = [
             registration.heartbeat.name.encode(), pack(registration.heartbeat),
             b"%d" % registration.ttl_ms, b"%d" % policy.WORKERS_MAX,
             b"" if registration.role is None else b"%d" % registration.role_ttl_ms,
@@ -66,7 +66,7 @@ def _poll(
     channel = b"" if echo is None else f"{{{namespace}:{echo}}}:echo".encode()
     packed = command(
         b"EVALSHA", text.sha, b"%d" % len(keys), *keys, clock, b"", b"", b"", b"%d" % len(idle), b"%d" % before,
-        channel, *told, *((one.sleeper or "").encode() for one in idle),
+        channel, *worker, *((one.sleeper or "").encode() for one in idle),
     )  # fmt: skip
     queue = idle[0].queue if store.source.cluster else ""
     return ValkeyCall("poll", queue, packed, _polled, text, place=keys[0])
@@ -75,7 +75,7 @@ def _poll(
 def _polled(reply: Any) -> Polled:
     at_ms, leader = reply[:2]
     queues = [
-        PolledQueue(bool(flags & NEEDS_CLAIM), _or_none(due), _or_none(end), _or_none(lease), bool(flags & AT_DOOR))
+        PolledQueue(bool(flags & NEEDS_CLAIM), _or_none(due), _or_none(end), _or_none(lease), bool(flags & BLOCKED))
         for flags, due, end, lease in zip(*(iter(reply[2:]),) * 4, strict=True)
     ]
     return Polled(queues, at_ms, Elected(leader[0].decode(), leader[1], leader[2]) if leader else None)

@@ -21,8 +21,8 @@ from waypost.message import MINUTE_COUNTERS, REDELIVERY_CAUSES, EventName
 #: The layout of the keys. A newer one than a client knows makes it stop before it touches anything.
 VERSION = 1
 
-#: The mark of sleepers that stand at their door.
-AT_DOOR = "!"
+#: The mark of sleepers that are in a blocking wait.
+BLOCKED_MARK = "!"
 #: Suffixes of a queue's keys, in the order of KEYS.
 KEY_NAMES = (
     "queue", "messages", "state", "ready", "due", "leases", "keys", "waiting", "dead", "errors", "journal", "readers",
@@ -52,7 +52,7 @@ SCRIPTS = (
     "trigger_schedule", "promote", "check", "poll",
 )  # fmt: skip
 #: Scripts that need nothing of the base.
-APART = ("elect", "wait", "knock")
+APART = ("elect", "start_wait", "unblock")
 
 
 def _table(entries: dict[str, Any]) -> str:
@@ -80,7 +80,7 @@ LIMITS = (
     "ARRIVALS_FORGOTTEN_MAX",
     "MINUTES_KEPT", "HEAD_OFFSET", "CHUNK_MESSAGES_MAX", "WORKERS_SWEPT_MAX", "ENDED_TTL_MS", "WAITER_TTL_MS",
     "NO_END_MS", "COMPLETION_TTL_MS", "BLOCKER_CHECK_MS", "BLOCKER_CHECKS_MAX",
-    "COVER_MS_MAX", "COVERED_MAX", "DOOR_TTL_MS", "LOOKED_AT_MAX", "CHUNK_BYTES_MAX", "JOURNAL_SLACK_PART",
+    "COVER_MS_MAX", "COVERED_MAX", "UNBLOCK_TTL_MS", "LOOKED_AT_MAX", "CHUNK_BYTES_MAX", "JOURNAL_SLACK_PART",
     "SIDE_EFFECTS_MAX",
 )  # fmt: skip
 _places: dict[str, dict[str, Any]] = {
@@ -97,8 +97,8 @@ _texts = {
     "COUNTERS": str(len(COUNTERS)),
     "REDELIVERY_CAUSES": str(len(REDELIVERY_CAUSES)),
     "DEFAULT_PRIORITY": str(policy.PRIORITY_DEFAULT),
-    "AT_DOOR": f"'{AT_DOOR}'",
-    "DOOR_BYTE": str(ord(AT_DOOR)),
+    "BLOCKED_MARK": f"'{BLOCKED_MARK}'",
+    "BLOCKED_BYTE": str(ord(BLOCKED_MARK)),
     "NO_NONCE": "'" + "\\0" * 12 + "'",
     # The name of a queue in the first of its keys; no namespace has a colon.
     "QUEUE_PATTERN": "'^{[^:]*:(.*)}:queue$'",

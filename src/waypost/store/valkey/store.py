@@ -54,8 +54,8 @@ from waypost.store.port import (
     told,
 )
 from waypost.store.valkey import packing, polling, workers
+from waypost.store.valkey.blocking_wait import ValkeyBlockingWaits
 from waypost.store.valkey.command import CRLF, ValkeyCall, command, evalsha_head, part
-from waypost.store.valkey.doors import ValkeyDoors
 from waypost.store.valkey.schedules import ScheduleVerbs
 from waypost.store.valkey.scripts import KEY_NAMES, VERSION, Script, script
 
@@ -137,7 +137,7 @@ class ValkeyStore(ScheduleVerbs):
         self.capabilities = Capabilities(
             reach="network", durability=DURABILITY[durability], spans_queues=False, echoes_polls=True
         )
-        self.doors = None if source.cluster else ValkeyDoors(self.namespace)
+        self.blocking_waits = None if source.cluster else ValkeyBlockingWaits(self.namespace)
         #: Tests only: store time comes from here instead of the server.
         self.clock = clock
         self._replay_ttl = part(b"%d" % replay_ttl_ms)

@@ -19,7 +19,7 @@
 --  11 journal    stream  entry id = number of its last event; field e = the events of one step
 --  12 readers    hash    name -> number read to
 --  13 sleepers   zset    name by the end of its registration; '' ends last: while it is there, the memory is whole;
---                        ~<worker>: until when it is sure to look again; !<name>: stands at its door
+--                        ~<worker>: until when it is sure to look again; !<name>: is in a blocking wait
 --  14 rate       list    "at:count" of the claims inside the rate's window
 --  15 completed  list    finished messages, newest first
 --  16 outgoing   hash    id -> continuation or notice that has not been confirmed by its queue
@@ -28,7 +28,7 @@
 --                        expires
 --  19 never              on a Cluster only: never written, so that no script begins in a slot that is moving
 -- and, derived in the same slot: damaged, a zset of ids that a step took out of their place because their record cannot be
--- used, by that time (`doctor` lists and mends them); window:<key>, result:<id>, both with a TTL; door:<sleeper>, a list of knocks with a TTL;
+-- used, by that time (`doctor` lists and mends them); window:<key>, result:<id>, both with a TTL; unblock:<sleeper>, a list with a TTL that ends a blocking wait;
 -- schedules, a hash (see save_schedule.lua); and those of chains.lua.
 --
 -- State, 65 bytes and up to four texts: status (1: R D W L X) token (4) nonce (12) claimed_ms (8) lease_ms (4) deliveries (4)
@@ -303,20 +303,20 @@ local function choose_sleepers(number)
   return names
 end
 
--- Whom to wake for what a step made claimable. They are told here: those who stand at a door by a knock, the others on
--- the channel <base>ready, where they hear it with the step itself. What cannot be told is no failure: it costs them a
--- safety poll.
+-- Which sleepers to wake for what a step made claimable. They are woken here: those in a blocking wait by a push to their
+-- list, the others by a notification on the channel <base>ready. One that cannot be sent is no failure: it costs the sleeper
+-- a safety poll. Returns the names that were notified.
 local function wake(number)
-  local names, words = choose_sleepers(number), {}
+  local names, notified = choose_sleepers(number), {}
   for i = 1, #names do
-    if byte(names[i]) == DOOR_BYTE then
-      local door = BASE .. 'door:' .. names[i]
-      redis.pcall('RPUSH', door, '')
-      redis.pcall('PEXPIRE', door, DOOR_TTL_MS)
+    if byte(names[i]) == BLOCKED_BYTE then
+      local unblocks = BASE .. 'unblock:' .. names[i]
+      redis.pcall('RPUSH', unblocks, '')
+      redis.pcall('PEXPIRE', unblocks, UNBLOCK_TTL_MS)
     else
-      words[#words + 1] = names[i]
+      notified[#notified + 1] = names[i]
     end
   end
-  if #words > 0 then redis.pcall('PUBLISH', BASE .. 'ready', concat(words, '\n')) end
-  return words
+  if #notified > 0 then redis.pcall('PUBLISH', BASE .. 'ready', concat(notified, '\n')) end
+  return notified
 end

@@ -85,7 +85,7 @@ end
 -- include moves if not plain
 
 begin_removing()
-if sleeper ~= '' then call('ZREM', SLEEPERS, sleeper, AT_DOOR .. sleeper) end
+if sleeper ~= '' then call('ZREM', SLEEPERS, sleeper, BLOCKED_MARK .. sleeper) end
 if linger then call('ZREM', SLEEPERS, '~' .. worker) end
 
 for i = 1, #unsure do

@@ -10,7 +10,7 @@
 -- Invariant: what it changes is how long something stays known. What is not ours is left to the claim, which says so. The first
 -- write removes: a store whose memory is full can be polled.
 -- Reply: the store's time, {leader, token, how long it still leads} or {}, then four numbers for each queue: 1 if it needs a
--- claim, 2 if its sleeper stands at a door, 3 if both, otherwise 0; next due, next lease end, how long leases are (-1: none).
+-- claim, 2 if its sleeper is in a blocking wait, 3 if both, otherwise 0; next due, next lease end, how long leases are (-1: none).
 
 -- include register
 -- include leader
@@ -43,20 +43,20 @@ local function number_of(command, key)
   return type(number) == 'number' and number or 1
 end
 
--- Whether a sleeper is registered, and whether at its door. One whose time is half over is registered anew.
+-- Whether a sleeper is registered, and whether as blocked. One whose time is half over is registered anew.
 local function renew(key, name)
-  local found = redis.pcall('ZMSCORE', key, name, AT_DOOR .. name)
+  local found = redis.pcall('ZMSCORE', key, name, BLOCKED_MARK .. name)
   if found.err then return false, false end
-  local at_door = found[2] and tonumber(found[2]) > now
-  local lasts = at_door and tonumber(found[2]) or tonumber(found[1] or 0)
+  local blocked = found[2] and tonumber(found[2]) > now
+  local lasts = blocked and tonumber(found[2]) or tonumber(found[1] or 0)
   if lasts <= now then return false, false end
   if lasts < now + SLEEPER_TTL_MS / 2 then
     local known_until = format('%.0f', now + SLEEPER_TTL_MS)
     call('ZREMRANGEBYSCORE', key, '-inf', format('%.0f', now))
-    call('ZADD', key, known_until, at_door and AT_DOOR .. name or name, known_until, '')
+    call('ZADD', key, known_until, blocked and BLOCKED_MARK .. name or name, known_until, '')
     call('PEXPIRE', key, SLEEPER_TTL_MS * 2)
   end
-  return true, at_door
+  return true, blocked
 end
 
 for i = 1, many do
@@ -80,14 +80,14 @@ for i = 1, many do
       needed = dead and dead <= now - rules.dead_keep_ms
     end
   end
-  local at_door = false
+  local blocked = false
   if sleeper ~= '' then
     local registered
-    registered, at_door = renew(base .. 'sleepers', sleeper)
+    registered, blocked = renew(base .. 'sleepers', sleeper)
     needed = needed or not registered
   end
   local place = i * 4 - 1
-  reply[place] = (needed and 1 or 0) + (at_door and 2 or 0)
+  reply[place] = (needed and 1 or 0) + (blocked and 2 or 0)
   reply[place + 1] = due and max(0, due - now) or -1
   reply[place + 2] = lease and max(0, lease - now) or -1
   reply[place + 3] = rules.lease_ms or -1

@@ -1,6 +1,6 @@
-"""What is said on a connection, without the connection: generators that both executors drive.
+"""Requests and their replies without the connection: generators that both executors drive.
 
-A conversation yields bytes to send, or None to receive the next reply, which is sent back in; an error reply of the
+Such a generator yields bytes to send, or None to receive the next reply, which is sent back in; an error reply of the
 server is thrown in. A broken connection ends it from outside.
 """
 
@@ -15,56 +15,56 @@ from redis.exceptions import NoScriptError, ResponseError
 
 from waypost.errors import OutcomeUnknown, WaypostError
 from waypost.store.port import Call
-from waypost.store.valkey.command import Door, ValkeyCall, command
+from waypost.store.valkey.command import BlockingWait, ValkeyCall, command
 from waypost.store.valkey.failures import Redirected, refused
 from waypost.store.valkey.scripts import Script
 
 T = TypeVar("T")
-Conversation = Generator[bytes | None, Any, T]
+RequestSteps = Generator[bytes | None, Any, T]
 
 #: Requests under way on one connection: enough to keep the server busy while Python encodes the next.
 WINDOW = 4
 
 
-#: Said before a request that another node of a Cluster sent here while its keys are on their way. For one request.
+#: Sent before a request that another node of a Cluster sent here while its keys are on their way. For one request.
 ASKING = command(b"ASKING")
 
 
-def ask(call: ValkeyCall[T]) -> Conversation[T]:
+def run_call(call: ValkeyCall[T]) -> RequestSteps[T]:
     """One request and its reply. The queue's announcement, if there is one, goes before it in the same write."""
     if call.announce is None:
         return (yield from request(call))
-    asked = request(call)
-    yield call.announce.packed + (next(asked) or b"")
+    steps = request(call)
+    yield call.announce.packed + (next(steps) or b"")
     yield from confirm(call.announce)
-    return (yield from asked)
+    return (yield from steps)
 
 
-def ask_at_door(call: ValkeyCall[T], door: Door, loaded: set[bytes]) -> Conversation[T]:
-    """The same, but the server begins with it only when somebody knocks, or after a while."""
-    if door.script.sha not in loaded:
+def run_after_wait(call: ValkeyCall[T], wait: BlockingWait, loaded: set[bytes]) -> RequestSteps[T]:
+    """The same behind a blocking wait: the server begins with the request when that ends."""
+    if wait.script.sha not in loaded:
         with suppress(ResponseError):
-            yield from load(door.script)
-            loaded.add(door.script.sha)
-    asked = request(call)
-    yield door.packed + (next(asked) or b"")
-    waits = 1
+            yield from load(wait.script)
+            loaded.add(wait.script.sha)
+    steps = request(call)
+    yield wait.packed + (next(steps) or b"")
+    registered = 1
     try:
-        waits = yield None
+        registered = yield None
     except NoScriptError:
-        loaded.discard(door.script.sha)
+        loaded.discard(wait.script.sha)
     except ResponseError:
-        pass  # it is not registered there; whoever calls it away can do so all the same
-    door.visitor.arrive(told=waits == 0)
-    opened = None
-    with suppress(ResponseError):  # then nothing holds the request back
-        opened = yield None
-    door.visitor.let_in(by="" if opened is None else opened[1].decode())
-    return (yield from asked)
+        pass  # not registered, so no publish ends this wait; an unblock still does
+    wait.waiter.started(waits=registered != 0)
+    popped = None
+    with suppress(ResponseError):  # the server refuses blocking reads, and the request runs at once
+        popped = yield None
+    wait.waiter.ended("" if popped is None else popped[1].decode())
+    return (yield from steps)
 
 
-def request(call: ValkeyCall[T], *, asking: bool = False) -> Conversation[T]:
-    """One request and its reply. The server may not know the script: then it is told, and asked again."""
+def request(call: ValkeyCall[T], *, asking: bool = False) -> RequestSteps[T]:
+    """One request and its reply. If the server does not know the script, load it and send the request again."""
     packed = call.packed if call.on_disk is None else call.packed + call.on_disk
     if asking:
         packed = ASKING + packed
@@ -83,10 +83,10 @@ def request(call: ValkeyCall[T], *, asking: bool = False) -> Conversation[T]:
     return call.decode(reply)
 
 
-def receive(call: ValkeyCall[Any], *, asking: bool = False) -> Conversation[Any]:
+def receive(call: ValkeyCall[Any], *, asking: bool = False) -> RequestSteps[Any]:
     """The reply to a request, once what it wrote is on disk if that was asked for."""
     if asking:
-        # A node that does not know the word answers the request itself as well.
+        # A node that does not know ASKING answers the request itself as well.
         with suppress(ResponseError):
             yield None
     if call.on_disk is None:
@@ -120,7 +120,7 @@ class Batch:
         #: Taken from the calls while what must come before it is under way.
         self.unsent: ValkeyCall[Any] | None = None
 
-    def converse(self) -> Conversation[None]:
+    def steps(self) -> RequestSteps[None]:
         """Send the calls as they come, a few ahead of their replies, until there are no more."""
         for call in self.calls:
             assert isinstance(call, ValkeyCall)
@@ -146,7 +146,7 @@ class Batch:
         if rest:
             self.results += [error for _ in self.calls]
 
-    def _prepare(self, call: ValkeyCall[Any]) -> Conversation[None]:
+    def _prepare(self, call: ValkeyCall[Any]) -> RequestSteps[None]:
         """Requests follow each other without waiting, so the script must be there before the first."""
         if call.script is not None and call.script.sha not in self.loaded:
             yield from self._receive_all()
@@ -157,7 +157,7 @@ class Batch:
             yield call.announce.packed
             yield from confirm(call.announce)
 
-    def _receive(self) -> Conversation[None]:
+    def _receive(self) -> RequestSteps[None]:
         call = self.waiting[0]
         try:
             reply = yield from receive(call)
@@ -173,18 +173,18 @@ class Batch:
             self.results.append(error)
         self.waiting.popleft()
 
-    def _receive_all(self) -> Conversation[None]:
+    def _receive_all(self) -> RequestSteps[None]:
         while self.waiting:
             yield from self._receive()
 
 
-def load(script: Script) -> Conversation[None]:
+def load(script: Script) -> RequestSteps[None]:
     """Give the server a script."""
     yield command(b"SCRIPT", b"LOAD", script.text)
     yield None
 
 
-def confirm(announcement: ValkeyCall[None]) -> Conversation[None]:
+def confirm(announcement: ValkeyCall[None]) -> RequestSteps[None]:
     """The reply to an announcement. One that a full server refuses (None) is repeated by a later call."""
     reply = None
     with suppress(ResponseError):

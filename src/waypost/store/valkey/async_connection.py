@@ -1,0 +1,166 @@
+"""A connection of redis-py's asyncio client, without the streams between it and its socket.
+
+redis-py makes the connection: TLS, passwords, Sentinels and the like are its own. From then on a request is one write,
+and its reply is parsed in the callback of the event loop: two turns of the loop for a call, where the streams take
+five. That is most of what an idle worker's claim takes. When the connection is given back it has its streams again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import redis
+from redis.exceptions import InvalidResponse, RedisError
+
+from waypost.errors import MissingExtra
+from waypost.store.silence import Sending, unsent_bytes
+
+try:
+    import hiredis
+except ImportError as error:  # pragma: no cover - exercised in a subprocess without the extra
+    raise MissingExtra('the Valkey store needs hiredis: pip install "waypost[valkey]"') from error
+
+#: A reply that arrives in parts is not given up before so long after the last part.
+SILENCE_SECONDS = 2.0
+#: No whole reply is there yet: an object that no reply can be.
+NO_REPLY = object()
+
+
+class AsyncConnection(asyncio.Protocol):
+    """Bytes to the server and replies from it, for one call or batch at a time."""
+
+    __slots__ = (
+        "_awaited",
+        "_failure",
+        "_last_data",
+        "_loop",
+        "_reader",
+        "_sending",
+        "_stream_protocol",
+        "_timer",
+        "_transport",
+        "_writable",
+        "extra_seconds",
+        "redis_connection",
+    )
+
+    def __init__(self, connection: Any) -> None:
+        self.redis_connection = connection
+        #: The server may be silent for so many seconds longer than the connection's own limit.
+        self.extra_seconds = 0.0
+        #: When the last part of a reply came, and whether the request is still being sent.
+        self._last_data = 0.0
+        self._sending: Sending | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._loop = asyncio.get_running_loop()
+        self._reader = hiredis.Reader(
+            protocolError=InvalidResponse, replyError=connection._parser.parse_error, notEnoughData=NO_REPLY
+        )
+        self._failure: BaseException | None = None
+        #: What a receive waits for, and what a send waits for while the write buffer is full.
+        self._awaited: asyncio.Future[Any] | None = None
+        self._writable: asyncio.Future[None] | None = None
+        self._transport = connection._writer.transport
+        self._stream_protocol = self._transport.get_protocol()
+        self._transport.set_protocol(self)
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it cannot be used any more: the server is gone, or sent a reply without a request."""
+        return self._failure is not None or self._transport.is_closing() or self._reader.has_data()
+
+    def detach(self) -> Any:
+        """The connection, with its streams as they were."""
+        if self._failure is None:
+            self._transport.set_protocol(self._stream_protocol)
+        return self.redis_connection
+
+    def give_up(self) -> None:
+        """Fail the receive under way, unless a part of its reply has just arrived: the connection seems to be lost."""
+        silent = self._loop.time() - self._last_data > SILENCE_SECONDS
+        if silent and self._awaited is not None and not self._awaited.done():
+            self._awaited.set_exception(redis.TimeoutError("the server did not answer in time"))
+
+    async def send(self, request: bytes) -> None:
+        """Write a request; wait only if too much is under way already."""
+        if self._failure is not None:
+            raise self._failure
+        self._transport.write(request)
+        if self._writable is not None:
+            await self._wait(self._writable)
+
+    async def receive(self) -> Any:
+        """The next reply. What the server refuses is raised."""
+        reply = self._reader.gets()
+        if reply is NO_REPLY:
+            if self._failure is not None:
+                raise self._failure
+            self._awaited = self._loop.create_future()
+            try:
+                reply = await self._wait(self._awaited)
+            finally:
+                self._awaited = None
+        if isinstance(reply, RedisError):
+            raise reply
+        return reply
+
+    async def _wait(self, future: asyncio.Future[Any]) -> Any:
+        seconds = self.redis_connection.socket_timeout
+        if seconds is None:
+            return await future
+        limit = seconds + self.extra_seconds
+        self._sending = None
+        self._timer = self._loop.call_later(limit, self._check_silence, future, limit)
+        try:
+            return await future
+        finally:
+            self._timer.cancel()
+
+    def _check_silence(self, future: asyncio.Future[Any], limit: float) -> None:
+        """Fail a wait in which nothing was received or sent for so long; otherwise check again later."""
+        if future.done():
+            return
+        left = self._last_data + limit - self._loop.time()
+        if left <= 0:
+            self._sending = self._sending or Sending()
+            left = limit if self._sending.goes_on(self._unsent()) else 0.0
+        if left > 0:
+            self._timer = self._loop.call_later(left, self._check_silence, future, limit)
+        else:
+            future.set_exception(redis.TimeoutError("the server did not answer in time"))
+
+    def _unsent(self) -> int:
+        transport = self._transport
+        return int(transport.get_write_buffer_size()) + unsent_bytes(transport.get_extra_info("socket").fileno())
+
+    # ---- called by the event loop -----------------------------------------------------------------------
+
+    def data_received(self, data: bytes) -> None:
+        self._reader.feed(data)
+        if self._awaited is None or self._awaited.done():
+            return
+        try:
+            reply = self._reader.gets()
+        except RedisError as error:
+            self._awaited.set_exception(error)
+            return
+        if reply is not NO_REPLY:
+            self._awaited.set_result(reply)
+        else:
+            self._last_data = self._loop.time()
+
+    def pause_writing(self) -> None:
+        self._writable = self._loop.create_future()
+
+    def resume_writing(self) -> None:
+        if self._writable is not None and not self._writable.done():
+            self._writable.set_result(None)
+        self._writable = None
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._failure = redis.ConnectionError(f"the connection was lost ({error or 'closed by the server'})")
+        for future in (self._awaited, self._writable):
+            if future is not None and not future.done():
+                future.set_exception(self._failure)
+        self._stream_protocol.connection_lost(error)

@@ -1,0 +1,350 @@
+"""How a consumer waits between two claims: on its event loop, or in a blocking wait in its store.
+
+`wait_machine.py` has the states and draws the transitions; here are the timers, the sleep on the loop, the unblock and
+the polls. A consumer with messages under way stays on its loop: what is claimed for it behind a blocking wait, it must
+be able to start.
+
+Wherever it waits, the worker's poller polls its queue: for work that no notification announced, and for timers and
+leases that were not known when the wait began.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from waypost import lease_clock
+from waypost.errors import WaypostError
+from waypost.message import Claimed, PolledQueue
+from waypost.operations.flow import ClientContext
+from waypost.operations.receive import Nap, safety_poll_seconds
+from waypost.store.port import AsyncExecutor, BlockingWaits, Call, Idle
+from waypost.worker.bridges import ThreadedExecutor
+from waypost.worker.health import Liveness
+from waypost.worker.polling import Poller
+from waypost.worker.wait_machine import Action, WaitMachine, WaitState
+
+log = logging.getLogger("waypost")
+
+#: A shorter blocking wait is not worth its two commands.
+WAIT_SECONDS_MIN = 0.5
+#: The claim is as old as the wait before it, and must be repeatable for a while after it.
+WAIT_SECONDS_MAX = 180.0
+#: Waits that began together do not all end together.
+WAIT_JITTER = 0.1
+#: In a blocking wait the queue is polled so often in a lease: a poll shows that the claim has not begun, so that an
+#: answer that arrives late can be told from one whose leases are lost.
+POLLS_PER_LEASE = 3
+#: A shorter wait that brought nothing was useless. After it the consumer sleeps on its loop for a while, ever longer.
+SHORT_WAIT_SECONDS = 2.5
+BACKOFF_FIRST_SECONDS = 1.0
+#: The server ends a blocking read up to a tenth of a second late: for a timer it is unblocked so long before.
+TIMER_SECONDS = 0.25
+#: A wait that does not end within so long after its unblock has lost its connection.
+UNBLOCK_SECONDS = 2.0
+
+NEVER = float("inf")
+
+
+@dataclass(frozen=True, slots=True)
+class WaitPlan:
+    """A blocking wait that may follow a sleep: after which pause, for how long at most, and how often it is polled."""
+
+    pause_seconds: float
+    seconds: float
+    poll_seconds: float
+
+
+class WaitBackoff:
+    """How long to sleep on the loop before the next blocking wait, after waits that ended soon and brought nothing."""
+
+    __slots__ = ("_pause_seconds", "_seconds")
+
+    def __init__(self) -> None:
+        self._seconds = 0.0
+        self._pause_seconds = 0.0
+
+    def add(self, seconds: float, *, found: bool) -> None:
+        """Note how long a wait lasted, and whether its claim found something."""
+        useless = not found and seconds < SHORT_WAIT_SECONDS
+        longer = min(WAIT_SECONDS_MAX, max(BACKOFF_FIRST_SECONDS, 2 * self._seconds))
+        self._seconds = self._pause_seconds = longer if useless else 0.0
+
+    def take(self) -> float:
+        """Return the pause, once: work that comes after it is reason enough for a wait at once."""
+        pause, self._pause_seconds = self._pause_seconds, 0.0
+        return pause
+
+
+class BlockingClaim:
+    """One claim behind a blocking wait, as the executor reports on it."""
+
+    __slots__ = ("_waiter", "give_up", "not_before", "sleeper", "started_at")
+
+    def __init__(self, waiter: Waiter, sleeper: str) -> None:
+        self._waiter = waiter
+        self.sleeper = sleeper
+        self.started_at = time.monotonic()
+        #: By `lease_clock`, the claim has not begun before this: a poll found the sleeper in its wait.
+        self.not_before = lease_clock.now()
+        #: Ends the wait as if its connection had failed.
+        self.give_up: Callable[[], None] = lambda: None
+
+    def sent(self, give_up: Callable[[], None]) -> None:
+        self.give_up = give_up
+
+    def started(self, *, waits: bool) -> None:
+        self._waiter.wait_started(waits=waits)
+
+    def ended(self, value: str) -> None:
+        self._waiter.machine.read_returned(value)
+
+
+class Waiter:
+    """The waits of one consumer. `is_idle` says whether it has nothing under way."""
+
+    def __init__(
+        self,
+        context: ClientContext,
+        executor: AsyncExecutor,
+        queue: str,
+        liveness: Liveness,
+        is_idle: Callable[[], bool],
+        poller: Poller,
+    ) -> None:
+        self.machine = WaitMachine()
+        self._context = context
+        self._executor = executor
+        self._queue = queue
+        self._liveness = liveness
+        self._is_idle = is_idle
+        self._poller = poller
+        self._loop = asyncio.get_running_loop()
+        #: None: this consumer has no blocking waits.
+        self._blocking_waits: BlockingWaits | None = None
+        self._backoff = WaitBackoff()
+        #: The sleep on the loop, or the claim behind a blocking wait.
+        self._sleep: asyncio.Future[None] | None = None
+        self._claim: BlockingClaim | None = None
+        #: How often the queue is polled meanwhile, None while it is not.
+        self._poll_seconds: float | None = None
+        #: What ends it at the next moment of the store, and when a message that we settled comes due.
+        self._timer: asyncio.TimerHandle | None = None
+        self._own_due = NEVER
+        self._unblocks: set[asyncio.Task[None]] = set()
+
+    def open(self) -> None:
+        """Reserve the right to blocking waits, if the store has them and there is one left."""
+        waits = self._context.store.blocking_waits
+        # In a thread a wait would hold one of a few, and could not be given up.
+        if isinstance(self._executor, ThreadedExecutor):
+            return
+        if waits is not None and self._context.wakeups.reserve_blocking_wait():
+            self._blocking_waits = waits
+
+    def close(self) -> None:
+        """Let another consumer use blocking waits."""
+        if self._blocking_waits is not None:
+            self._blocking_waits = None
+            self._context.wakeups.release_blocking_wait()
+
+    # ---- what ends a sleep or a wait ---------------------------------------------------------------------
+
+    def notify(self) -> None:
+        """There may be work, or a reason to stop: end the sleep or the wait, or do not begin the next one.
+
+        A claim under way may have looked before the work came.
+        """
+        self._do(self.machine.notify())
+
+    def interrupt(self) -> None:
+        """End the sleep or the wait for another reason."""
+        self._do(self.machine.interrupt())
+
+    def wake_at(self, due: float) -> None:
+        """A message that we settled comes due then; the answer to the last claim could not know of it."""
+        if due < self._own_due:
+            self._own_due = due
+            self.interrupt()
+
+    def polled(self, answer: PolledQueue, sent_at: float, answered_at: float) -> None:
+        """What the store says of the queue while the consumer waits."""
+        if self._poll_seconds is None:
+            return
+        self._liveness.polled(self._poll_seconds)
+        claim = self._claim
+        if claim is not None and answer.blocked:
+            claim.not_before = sent_at
+        if answer.needs_claim:
+            if self.machine.state is WaitState.WAITING:
+                self._loop.call_later(UNBLOCK_SECONDS, self._check_unblocked, claim)
+            self.notify()
+            return
+        moments = [ms for ms in (answer.next_due_ms, answer.next_lease_ms) if ms is not None]
+        moment = answered_at + min(moments) / 1000 if moments else NEVER
+        if claim is None:
+            self._set_timer(min(moment, self._own_due))
+        else:
+            # For a moment that the next poll will still be in time for, the wait goes on.
+            near = moment - time.monotonic() < self._poll_seconds + TIMER_SECONDS
+            self._set_timer(moment - TIMER_SECONDS if near else NEVER)
+
+    def _do(self, action: Action | None) -> None:
+        if action is Action.UNBLOCK:
+            self._unblock()
+        elif action is Action.END_SLEEP and self._sleep is not None and not self._sleep.done():
+            self._sleep.set_result(None)
+
+    def _begin_polls(self, sleeper: str | None, poll_seconds: float) -> None:
+        self._poll_seconds = poll_seconds
+        self._poller.rest(self, Idle(self._queue, sleeper), poll_seconds)
+
+    def _end_polls(self) -> None:
+        self._set_timer(NEVER)
+        if self._poll_seconds is not None:
+            self._poll_seconds = None
+            self._poller.wakes(self)
+
+    def _set_timer(self, at: float) -> None:
+        """End the sleep or the wait by a claim at a moment of the monotonic clock, and at no other."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = None
+        if at != NEVER:
+            self._timer = self._loop.call_later(max(0.0, at - time.monotonic()), self.notify)
+
+    # ---- the sleep on the loop ---------------------------------------------------------------------------
+
+    async def sleep_for_room(self, *, rests: bool) -> None:
+        """Sleep until a handler has ended. `rests`: no claim is owed so long."""
+        await self._sleep_until(WaitState.SLEEPING_FOR_ROOM, self._own_due, rests=rests)
+
+    async def sleep(
+        self,
+        seconds: float | None,
+        *,
+        rests: bool = True,
+        then_wait: WaitPlan | None = None,
+        poll_seconds: float | None = None,
+        sleeper: str | None = None,
+    ) -> WaitPlan | None:
+        """Sleep until the time is up, a message of our own comes due, or a notification. `rests`: no claim is owed.
+
+        With `poll_seconds` the queue is polled so often, which may end the sleep. With `then_wait` the sleep lasts only
+        until nothing is under way; then it returns the blocking wait that is to follow.
+        """
+        now = time.monotonic()
+        end = self._own_due if seconds is None else min(now + seconds, self._own_due)
+        if then_wait is None or min(end - now, then_wait.seconds) < WAIT_SECONDS_MIN:
+            await self._sleep_until(WaitState.SLEEPING, end, rests, poll_seconds, sleeper)
+            return None
+        wait_from = now + then_wait.pause_seconds
+        if now < wait_from:
+            pause = self._loop.call_later(wait_from - now, self._end_pause)
+            try:
+                notified = await self._sleep_until(WaitState.SLEEPING, end, rests, poll_seconds, sleeper)
+            finally:
+                pause.cancel()
+        else:
+            notified = await self._sleep_until(WaitState.SLEEPING_UNTIL_IDLE, end, rests, poll_seconds, sleeper)
+        now = time.monotonic()
+        left = min(end - now, then_wait.seconds)
+        if notified or left < WAIT_SECONDS_MIN or now < wait_from or self._own_due != NEVER or not self._is_idle():
+            return None
+        return replace(then_wait, seconds=left)
+
+    async def _sleep_until(
+        self, state: WaitState, end: float, rests: bool, poll_seconds: float | None = None, sleeper: str | None = None
+    ) -> bool:
+        """Sleep in this state until a moment of the monotonic clock; return whether a notification ended the sleep."""
+        machine = self.machine
+        if rests:
+            left = end - time.monotonic()
+            self._liveness.rests(left if poll_seconds is None else min(left, poll_seconds))
+        try:
+            if not machine.needs_poll and not (state is WaitState.SLEEPING_UNTIL_IDLE and self._is_idle()):
+                machine.sleep(state)
+                self._sleep = self._loop.create_future()
+                self._set_timer(end)
+                if poll_seconds is not None:
+                    self._begin_polls(sleeper, poll_seconds)
+                await self._sleep
+        finally:
+            notified = machine.end_sleep()
+            self._sleep = None
+            self._end_polls()
+            if self._own_due <= time.monotonic():
+                self._own_due = NEVER
+            self._liveness.wakes()
+        return notified
+
+    def _end_pause(self) -> None:
+        self.machine.await_idle()
+        if self._is_idle():
+            self.interrupt()
+
+    # ---- the blocking wait -------------------------------------------------------------------------------
+
+    def plan_wait(self, claimed: Claimed, nap: Nap, *, soon: bool = True) -> WaitPlan | None:
+        """The blocking wait after this claim. None if something comes due, whose moment the server would miss.
+
+        Not `soon`: work comes so often that a wait is not worth its commands before a while without any.
+        """
+        pause = max(self._backoff.take(), 0.0 if soon else BACKOFF_FIRST_SECONDS)
+        # What is claimed at most once would be lost with the reply: no blocking wait for that.
+        lease = (claimed.lease_ms or 0) / 1000
+        if self._blocking_waits is None or not nap.only_to_be_safe or self._own_due != NEVER:
+            return None
+        if lease / POLLS_PER_LEASE < WAIT_SECONDS_MIN:
+            return None
+        poll_seconds = min(lease / POLLS_PER_LEASE, safety_poll_seconds(claimed.lease_ms, woken=True))
+        return WaitPlan(pause, WAIT_SECONDS_MAX * random.uniform(1 - WAIT_JITTER, 1), poll_seconds)
+
+    def start_wait(self, sleeper: str, plan: WaitPlan) -> BlockingClaim:
+        """A claim behind a blocking wait begins."""
+        self._claim = claim = BlockingClaim(self, sleeper)
+        self.machine.start_wait()
+        if self._own_due != NEVER:
+            self.interrupt()
+        self._liveness.rests(plan.poll_seconds)
+        self._begin_polls(sleeper, plan.poll_seconds)
+        return claim
+
+    def wait_started(self, *, waits: bool) -> None:
+        """The server has registered the wait, or the sleeper was notified before that."""
+        if waits:
+            self._do(self.machine.wait_started())
+        else:
+            self.machine.already_notified()
+
+    def end_wait(self, *, found: bool) -> None:
+        """That claim was answered, or failed."""
+        claim, self._claim = self._claim, None
+        self.machine.end_wait()
+        self._end_polls()
+        if claim is not None:
+            self._backoff.add(time.monotonic() - claim.started_at, found=found)
+        self._liveness.wakes()
+
+    def _unblock(self) -> None:
+        if self._blocking_waits is None or self._claim is None:
+            return
+        call = self._blocking_waits.unblock(self._queue, self._claim.sleeper, self.machine.unblock_value)
+        task = self._loop.create_task(self._run_unblock(call), name="waypost unblocks")
+        self._unblocks.add(task)
+        task.add_done_callback(self._unblocks.discard)
+
+    async def _run_unblock(self, call: Call[None]) -> None:
+        try:
+            await self._executor.run(call)
+        except WaypostError as error:
+            log.debug("queue %s: a blocking wait could not be unblocked: %s", self._queue, error)
+
+    def _check_unblocked(self, claim: BlockingClaim | None) -> None:
+        if claim is not None and self._claim is claim:
+            log.warning("queue %s: the connection of a blocking wait does not answer and is given up", self._queue)
+            claim.give_up()
