@@ -4,7 +4,8 @@
     signature  what its parameters ask for
     consumer   one per handler: the claim loop, and as many runners as handlers may run at once
     settling   one per handler: outcomes of many messages in one call
-    waking     what a consumer hears: wake-ups, and requests to stop a message; `lingering` says when not to sleep
+    notifications  what it listens to: wake-ups, and requests to cancel a message
+    poll_soon  when it polls again within milliseconds instead of sleeping
     waiting    how it waits, asleep on its loop or in a blocking wait in the store (`wait_machine` has the states)
     renewing   one thread that renews the leases of all consumers, whatever the event loop is doing
     register   one thread that tells the store of the worker (`registering`)

@@ -28,14 +28,14 @@ from waypost.wake.wakeups import key_word
 from waypost.worker.calling import Caller
 from waypost.worker.handler import Handler, handling
 from waypost.worker.health import Liveness
-from waypost.worker.lingering import Linger
+from waypost.worker.notifications import NotificationListener
+from waypost.worker.poll_soon import PollSoon
 from waypost.worker.polling import Poller
 from waypost.worker.running import Ending, Slot, log_failure
 from waypost.worker.settling import Settler
 from waypost.worker.signals import asked_to_stop
 from waypost.worker.wait_machine import WaitState
 from waypost.worker.waiting import Waiter, WaitPlan
-from waypost.worker.waking import Ears
 
 if TYPE_CHECKING:
     from waypost.worker.renewing import Renewer
@@ -107,8 +107,8 @@ class Consumer:
         self._limited = False
         self._limits_due = 0.0
         self._claiming: asyncio.Task[None] | None = None
-        self._linger = Linger(echo=context.wakeups.echo)
-        self._ears = Ears(context, self.queue, wake=self._on_wake, stop=self._on_cancel_word)
+        self._poll_soon = PollSoon(late_commits=context.wakeups.echo)
+        self._listener = NotificationListener(context, self.queue, wake=self._on_wake, stop=self._on_cancel_request)
         self._waiter = Waiter(context, executor, self.queue, self.liveness, self._is_idle, poller)
         self._low = 0
         self._rate = 0.0
@@ -120,7 +120,7 @@ class Consumer:
     def start(self) -> None:
         """Begin to claim."""
         self.settler.start()
-        self._ears.open()
+        self._listener.open()
         self._waiter.open()
         self._claiming = self._loop.create_task(self._claim_loop(), name=f"waypost claims {self.queue}")
         self._claiming.add_done_callback(self._claim_loop_ended)
@@ -144,7 +144,7 @@ class Consumer:
             if late:
                 self._claiming.cancel()
                 await asyncio.gather(self._claiming, return_exceptions=True)
-        await self._ears.close(self._executor)
+        await self._listener.close(self._executor)
         self._waiter.close()
         self._give_back_ready()
         self._wake_runners(len(self._idle))
@@ -228,8 +228,8 @@ class Consumer:
     def _on_wake(self, word: str) -> None:
         self._from_thread(self.poke)
 
-    def _on_cancel_word(self, word: str) -> None:
-        """Somebody asked for a message to be cancelled; if it is one of ours, the next renewal is now."""
+    def _on_cancel_request(self, word: str) -> None:
+        """A message is to be cancelled; if it is one of ours, the next renewal is now."""
         for message in list(self._held):
             if word in (EVERYBODY, message.id) or (message.key is not None and word == key_word(message.key)):
                 self._renewer.renew_now(self)
@@ -253,13 +253,13 @@ class Consumer:
                 await waiter.sleep_for_room(rests=len(self.settler) < UNSETTLED_MAX)
                 wait = None
                 continue
-            sleeper = self._ears.sleeper
+            sleeper = self._listener.sleeper
             if waiter.machine.needs_poll or sleeper is None:
                 wait = None
             work = self._work_count()
             waiter.machine.begin_claim()
-            lingers = self._linger.begin(sleeper is not None and wait is None)
-            if lingers:
+            polls_soon = self._poll_soon.begin(sleeper is not None and wait is None)
+            if polls_soon:
                 sleeper = None
             found = await self._claim_lost()
             claimed = found or await self._claim(limit, sleeper, wait)
@@ -267,10 +267,10 @@ class Consumer:
                 wait = await waiter.sleep(FAILED_CLAIM_SECONDS, rests=False)
                 continue
             self.liveness.claimed()
-            self._linger.end(len(claimed.leases), waited=wait is not None)
+            self._poll_soon.end(len(claimed.leases), waited=wait is not None)
             wait = None
             has_room = len(claimed.leases) < limit and not claimed.more
-            asleep = self._ears.asleep = sleeper is not None and found is None and has_room
+            asleep = self._listener.asleep = sleeper is not None and found is None and has_room
             if claimed.leases:
                 nap = receive.Nap()
                 self._accept(claimed)
@@ -283,18 +283,18 @@ class Consumer:
             if not claimed.leases and not self.in_flight:
                 self.empty_at = work
                 self._on_work(None)
-            if lingers and has_room:
+            if polls_soon and has_room:
                 if claimed.leases:
-                    # A timer that is due sooner is not left to the next look.
-                    due = self._linger.seconds if claimed.next_due_ms is None else claimed.next_due_ms / 1000
-                    await waiter.sleep(min(self._linger.seconds, max(due, receive.MOMENT_MIN_SECONDS)))
-                # Found nothing: the next claim says that it sleeps.
+                    # A timer that is due sooner is not left to the next poll.
+                    due = self._poll_soon.seconds if claimed.next_due_ms is None else claimed.next_due_ms / 1000
+                    await waiter.sleep(min(self._poll_soon.seconds, max(due, receive.MOMENT_MIN_SECONDS)))
+                # Found nothing: the next claim registers it as a sleeper.
                 continue
             # With room left it sleeps if it will be woken; otherwise it goes on until it finds nothing.
             if asleep or not claimed.leases:
                 pause = nap.seconds(claimed, None, woken=asleep)
-                seconds = self._linger.nap(pause)
-                plan = waiter.plan_wait(claimed, nap, soon=not self._linger.is_busy) if asleep else None
+                seconds = self._poll_soon.nap(pause)
+                plan = waiter.plan_wait(claimed, nap, soon=not self._poll_soon.is_busy) if asleep else None
                 if seconds < pause or nap.poll_seconds is None:
                     wait = await waiter.sleep(seconds, then_wait=plan)
                 else:
@@ -307,12 +307,14 @@ class Consumer:
 
     async def _claim(self, limit: int, sleeper: str | None, wait: WaitPlan | None) -> Claimed | None:
         """One claim, behind a blocking wait or not. None if the store does not answer."""
-        waiter, cover_ms = self._waiter, self._linger.cover_ms
+        waiter, poll_soon_ms = self._waiter, self._poll_soon.poll_soon_ms
         if wait is None or sleeper is None:
-            flow = receive.claim(self._context, self.queue, limit, sleeper=sleeper, linger_ms=cover_ms)
+            flow = receive.claim(self._context, self.queue, limit, sleeper=sleeper, linger_ms=poll_soon_ms)
             return await self._answered(flow)
         blocking = (wait.seconds, waiter.start_wait(sleeper, wait))
-        flow = receive.claim(self._context, self.queue, limit, sleeper=sleeper, linger_ms=cover_ms, blocking=blocking)
+        flow = receive.claim(
+            self._context, self.queue, limit, sleeper=sleeper, linger_ms=poll_soon_ms, blocking=blocking
+        )
         claimed = None
         try:
             claimed = await self._answered(flow)
@@ -371,7 +373,7 @@ class Consumer:
         per_call = self.handler.batch or 1
         ahead = not self._at_most_once and not self._limited
         # As much as will start while the next claims are under way: where those take long, more of it.
-        seconds = max(SOON_SECONDS, CLAIMS_AHEAD * self._linger.claim_seconds)
+        seconds = max(SOON_SECONDS, CLAIMS_AHEAD * self._poll_soon.claim_seconds)
         soon = int(self._rate * seconds) * per_call if ahead else 0
         self._low = soon // 2
         free = (self.handler.concurrency - self._busy) * per_call

@@ -1,4 +1,4 @@
-"""What a consumer hears: wake-ups for its sleep, and that somebody wants one of its messages to stop."""
+"""The notifications of a consumer: that there may be work, and that one of its messages is to be cancelled."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from waypost.store.port import AsyncExecutor
 from waypost.wake.port import Listening
 
 
-class Ears:
-    """One consumer's part in the wake-ups of its client. `wake` and `stop` are called from any thread."""
+class NotificationListener:
+    """Listens for one consumer on the channel of its client. `wake` and `stop` are called from any thread."""
 
     def __init__(
         self, context: ClientContext, queue: str, *, wake: Callable[[str], None], stop: Callable[[str], None]
@@ -23,25 +23,25 @@ class Ears:
         self._name = context.wakeups.sleeper(context.worker)
         self._ready: Listening | None = None
         self._held: Listening | None = None
-        #: Whether the store has it in its memory of sleepers.
+        #: Whether it is registered as a sleeper in the store.
         self.asleep = False
 
     def open(self) -> None:
-        """Begin to listen."""
+        """Subscribe to both topics of the queue."""
         wakeups = self._context.wakeups
         self._ready = wakeups.listen("ready", self._queue, self._name, self._wake)
         self._held = wakeups.listen("held", self._queue, None, self._stop)
 
     @property
     def sleeper(self) -> str | None:
-        """The name to fall asleep by, None while a wake-up that is sent now would not be heard."""
+        """The name to register as a sleeper, None while a notification that is sent now would not arrive."""
         return self._name if self._ready is not None and self._ready.working else None
 
     async def close(self, executor: AsyncExecutor) -> None:
-        """Listen and sleep no longer, so that nobody is woken who has left."""
-        for ear in (self._ready, self._held):
-            if ear is not None:
-                ear.close()
+        """Unsubscribe and unregister, so that no message wakes a consumer that has stopped."""
+        for listening in (self._ready, self._held):
+            if listening is not None:
+                listening.close()
         self._ready = self._held = None
         if self.asleep:
             self.asleep = False
