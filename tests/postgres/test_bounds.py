@@ -98,8 +98,15 @@ def by_turns(bench: Bench) -> None:
             bench.publish(queue=queue)
 
 
+def keyed_by_turns(bench: Bench) -> None:
+    """The same for the general way of a publish."""
+    for number in range(EACH // 5):
+        for queue in ("even", "odd", "third", "fourth"):
+            bench.publish(queue=queue, key=f"key {number}", on_conflict="replace")
+
+
 @pytest.mark.promise("STORE-2")
-@pytest.mark.parametrize("step", [drop_oldest, send_on, chains, replaced, by_turns])
+@pytest.mark.parametrize("step", [drop_oldest, send_on, chains, replaced, by_turns, keyed_by_turns])
 def test_counts_are_folded_as_fast_as_they_come(
     step: Callable[[Bench], None], bench: Bench, database: Database, namespace: str
 ) -> None:
