@@ -1,11 +1,13 @@
 """Change the code in one small place at a time and see whether a test fails: a mutant that no test kills shows a gap.
 
-    python scripts/mutants.py [--files PATTERN] [--sample N] [--seed S] [--jobs N] [--list]
+    python scripts/mutants.py [--files PATTERN] [--guards] [--sample N] [--seed S] [--jobs N] [--minutes M] [--list]
 
 A mutant is one changed token (a comparison, a condition, a number, a statement left out) of a store, a script, an
-operation or the worker. It is tested in a copy of the tree by the suites that `SUITES` names for its file, quickest
-first, until one fails. What survives must stand in `tests/mutants_left.json` with the reason, or the run fails.
-A sample is drawn by its seed, so the same call makes the same mutants.
+operation or the worker. It is tested in a copy of the tree by the tests that `SUITES` names for its folder, in a fork
+of a process that has loaded them (`scripts/mutant_tests.py`): those that call the changed function, until one fails.
+A sample is drawn by its seed, so the same call makes the same mutants; `--guards` draws only from lines that compare
+tokens, times, counts or limits. With `--results FILE` every answer is kept, and the next call goes on from there.
+What survives must stand in `tests/mutants_left.json` with the reason, or the run fails.
 """
 
 from __future__ import annotations
@@ -22,13 +24,14 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from queue import SimpleQueue
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE = Path("src/waypost")
@@ -38,26 +41,38 @@ COPIED = (
     "src", "tests", "benchmarks", "examples", "scripts", "docs", ".gitignore", "pyproject.toml", "constraints.txt",
     "Makefile", "README.md", "CHANGELOG.md", "LICENSE",
 )  # fmt: skip
-#: A mutant that loops for ever is ended after so long and counts as killed.
-SUITE_SECONDS_MAX = 600
+#: A mutant that loops for ever when it is imported is ended after so long and counts as killed.
+SUITE_SECONDS_MAX = 300
 
 CONFORMANCE = "tests/conformance/test_conformance.py"
-MEMORY = [CONFORMANCE, "-k", "memory"]
-WORKER = ["tests/worker", "-k", "memory or sqlite"]
-#: The tests for the files below a folder, quickest first.
-SUITES: dict[str, list[list[str]]] = {
-    "store/memory": [MEMORY],
-    "store/sqlite": [[CONFORMANCE, "-k", "sqlite"], ["tests/unit", "-k", "sqlite"]],
-    "store/valkey": [[CONFORMANCE, "-k", "valkey"], ["tests/valkey"]],
-    "store/postgres": [[CONFORMANCE, "-k", "postgres and not postgres15"], ["tests/postgres"]],
-    "operations": [
-        ["tests/unit/test_operations.py"],
-        MEMORY,
-        ["tests/worker", "-k", "memory or sqlite"],
-        ["tests/unit"],
-    ],
-    "worker": [["tests/worker", "-k", "memory or sqlite"], ["tests/unit"], ["tests/worker", "-k", "valkey"]],
-}
+#: The tests for the files below a folder: paths, and a choice among them.
+SUITES: dict[str, tuple[list[str], str]] = {
+    "store/memory": ([CONFORMANCE], "[memory-sync"),
+    "store/sqlite": (
+        [
+            CONFORMANCE,
+            "tests/unit/test_sqlite_file.py",
+            "tests/unit/test_sqlite_damage.py",
+            "tests/unit/test_sqlite_processes.py",
+        ],
+        "[sqlite or test_sqlite",
+    ),
+    "store/valkey": ([CONFORMANCE, "tests/valkey"], "[valkey-sync or tests/valkey"),
+    "store/postgres": ([CONFORMANCE, "tests/postgres"], "[postgres-sync or tests/postgres"),
+    "operations": (
+        ["tests/unit/test_operations.py", "tests/unit/test_client.py", "tests/unit/test_client_receive.py",
+         "tests/unit/test_what_arrives.py", "tests/schedule", "tests/worker"],
+        "not sqlite and not valkey and not postgres",
+    ),
+    "worker": (["tests/worker", "tests/unit/test_health.py"], "not sqlite and not valkey and not postgres"),
+}  # fmt: skip
+#: Lines that decide: who holds a message, whether it is due, how often, how many.
+GUARDS = re.compile(
+    r"token|nonce|deliver|attempt|window|dedup|expire|lease|ends?_ms|\bdue|\bat_ms|now|\bcap|max_|_max|MAX|rate|limit"
+    r"|repeat|too_old|stamp|floor|tomb|removed|owner|owns|held|hold|chain|block|parked|generation|paused|leader|version"
+    r"|expected|next_ms|until|\bstate\b|status|cancel|count|taken|operation|number|lost",
+    re.IGNORECASE,
+)
 
 
 @dataclass(frozen=True)
@@ -71,6 +86,8 @@ class Mutant:
     after: str
     #: The changed line as it is, by which a known survivor is found when lines have moved.
     text: str
+    #: Which one it is among those of its file that are otherwise equal.
+    nth: int = 0
 
     def __str__(self) -> str:
         return f"{self.file}:{self.line}: {self.before!r} -> {self.after!r}   {self.text}"
@@ -78,6 +95,13 @@ class Mutant:
     @property
     def key(self) -> tuple[str, str, str, str]:
         return self.file, self.text, self.before, self.after
+
+    def changed(self, text: str) -> str:
+        """The file's text with the change."""
+        end = self.offset + len(self.before)
+        assert text[self.offset : end] == self.before
+        # Lines below keep their numbers.
+        return text[: self.offset] + self.after + "\n" * self.before.count("\n") + text[end:]
 
 
 # ---- making mutants ------------------------------------------------------------------------------------------------
@@ -196,15 +220,18 @@ def mutants_of(path: Path) -> Iterator[Mutant]:
     else:
         found = _in_script(text, path.suffix)
     lines = text.splitlines()
+    equal: Counter[tuple[str, ...]] = Counter()
     for offset, before, after in found:
         line = text.count("\n", 0, offset) + 1
-        yield Mutant(str(path), line, offset, before, after, lines[line - 1].strip())
+        mutant = Mutant(str(path), line, offset, before, after, lines[line - 1].strip())
+        yield replace(mutant, nth=equal[mutant.key])
+        equal[mutant.key] += 1
 
 
-def suites_of(path: str) -> list[list[str]]:
-    """The tests for a file."""
+def folder_of(path: str) -> str:
+    """The folder by which a file's tests are chosen."""
     inner = str(Path(path).relative_to(SOURCE))
-    return next(suites for folder, suites in SUITES.items() if inner.startswith(folder + "/"))
+    return next(folder for folder in SUITES if inner.startswith(folder + "/"))
 
 
 def all_files(pattern: str) -> list[Path]:
@@ -222,46 +249,82 @@ def all_files(pattern: str) -> list[Path]:
 # ---- testing mutants -----------------------------------------------------------------------------------------------
 
 
-class Copies:
-    """Copies of the tree, one for each mutant that is tested at the same time."""
+class Tests:
+    """A copy of the tree and a process in it that has loaded the tests of one folder."""
 
-    def __init__(self, count: int) -> None:
-        self._folder = Path(tempfile.mkdtemp(prefix="waypost-mutants-"))
-        self._free: SimpleQueue[Path] = SimpleQueue()
-        for number in range(count):
-            copy = self._folder / str(number)
-            copy.mkdir()
-            for name in COPIED:
-                source = ROOT / name
-                if source.is_dir():
-                    shutil.copytree(source, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
-                elif source.exists():
-                    shutil.copy(source, copy / name)
-            (copy / ".venv").symlink_to(ROOT / ".venv")
-            self._free.put(copy)
+    def __init__(self, folder: str, results: Path) -> None:
+        self._paths, self._choice = SUITES[folder]
+        self._home = Path(tempfile.mkdtemp(prefix="waypost-mutants-"))
+        self._copy = self._home / "tree"
+        self._copy.mkdir()
+        for name in COPIED:
+            source = ROOT / name
+            if source.is_dir():
+                shutil.copytree(source, self._copy / name, ignore=shutil.ignore_patterns("__pycache__"))
+            elif source.exists():
+                shutil.copy(source, self._copy / name)
+        (self._copy / ".venv").symlink_to(ROOT / ".venv")
+        self._known = results.with_suffix(f".{folder.replace('/', '-')}.tests")
+        self._log = results.with_suffix(f".{folder.replace('/', '-')}.log")
+        self._process: subprocess.Popen[bytes] | None = None
 
-    def test(self, mutant: Mutant | None, suites: list[list[str]]) -> bool:
-        """Whether all suites pass with this mutant in place."""
-        copy = self._free.get()
-        place, text = None, ""
+    def _command(self, *more: str) -> list[str]:
+        chosen = [*self._paths, "-k", self._choice]
+        return [
+            str(ROOT / ".venv/bin/python"), "-B", "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-p",
+            "no:xdist", *more, *chosen,
+        ]  # fmt: skip
+
+    def _environment(self) -> dict[str, str]:
+        path = f"{self._copy / 'src'}{os.pathsep}{self._copy}"
+        memory = Path("/dev/shm")
+        home = str(memory) if memory.is_dir() else tempfile.gettempdir()
+        return {**os.environ, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1", "TMPDIR": home}
+
+    def start(self) -> None:
+        """Load the tests, start the servers, and run all once without a change."""
+        jobs, self._jobs = os.pipe()
+        self._answers, answers = os.pipe()
+        environment = {
+            **self._environment(),
+            "MUTANT_TESTS": str(self._known), "MUTANT_JOBS": str(jobs), "MUTANT_ANSWERS": str(answers),
+        }  # fmt: skip
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                self._command("-p", "scripts.mutant_tests"), cwd=self._copy, env=environment, start_new_session=True,
+                pass_fds=(jobs, answers), stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+            )  # fmt: skip
+        os.close(jobs)
+        os.close(answers)
+        self._reader = os.fdopen(self._answers)
+        self._writer = os.fdopen(self._jobs, "w", buffering=1)
+        first = self._answer()
+        print(f"{first['tests']} tests loaded, left out because they fail: {first['failing'][:9]}", flush=True)
+
+    def _answer(self) -> dict[str, Any]:
+        line = self._reader.readline()
+        if not line:
+            raise RuntimeError(f"the process that tests mutants has ended: see {self._log}")
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    def test(self, mutant: Mutant) -> dict[str, Any]:
+        """What the tests say to a mutant."""
+        place = self._copy / mutant.file
+        text = place.read_text()
+        place.write_text(mutant.changed(text))
         try:
-            if mutant is not None:
-                place = copy / mutant.file
-                text = place.read_text()
-                end = mutant.offset + len(mutant.before)
-                assert text[mutant.offset : end] == mutant.before
-                place.write_text(text[: mutant.offset] + mutant.after + text[end:])
-            return all(self._passes(copy, suite) for suite in suites)
+            self._writer.write(json.dumps({"file": mutant.file, "text": text}) + "\n")
+            answer = self._answer()
+            if answer["result"] == "reload":
+                answer = {"result": "left" if self._passes() else "killed", "by": "a fresh process"}
+            return answer
         finally:
-            if place is not None:
-                place.write_text(text)
-            self._free.put(copy)
+            place.write_text(text)
 
-    def _passes(self, copy: Path, suite: list[str]) -> bool:
-        command = [str(ROOT / ".venv/bin/python"), "-B", "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider"]
-        environment = {**os.environ, "PYTHONPATH": str(copy / "src"), "PYTHONDONTWRITEBYTECODE": "1"}
+    def _passes(self) -> bool:
         process = subprocess.Popen(
-            [*command, *suite], cwd=copy, env=environment, start_new_session=True,
+            self._command(), cwd=self._copy, env=self._environment(), start_new_session=True,
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
         )  # fmt: skip
         try:
@@ -273,76 +336,127 @@ class Copies:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
 
-    def remove(self) -> None:
+    def close(self) -> None:
         """Leave nothing behind."""
-        shutil.rmtree(self._folder, ignore_errors=True)
+        if self._process is not None:
+            self._writer.close()
+            try:
+                self._process.wait(30)
+            except subprocess.TimeoutExpired:
+                os.killpg(self._process.pid, signal.SIGKILL)
+                self._process.wait()
+            self._reader.close()
+        shutil.rmtree(self._home, ignore_errors=True)
 
 
-def known_survivors() -> dict[tuple[str, str, str, str], str]:
-    """The mutants that no test can or need kill, with the reason of each."""
+def known_survivors() -> dict[tuple[str, str, str, str], dict[str, str]]:
+    """The mutants that no test can or need kill, with the kind and the reason of each."""
     if not LEFT.exists():
         return {}
     return {
-        (entry["file"], entry["text"], entry["before"], entry["after"]): entry["reason"]
-        for entry in json.loads(LEFT.read_text())
+        (entry["file"], entry["text"], entry["before"], entry["after"]): entry for entry in json.loads(LEFT.read_text())
     }
 
 
-def run(mutants: list[Mutant], jobs: int) -> list[Mutant]:
-    """Test every mutant; those that survived."""
-    copies = Copies(jobs)
-    survivors: list[Mutant] = []
-    started, done = time.monotonic(), 0
+class Results:
+    """The answers so far, one a line, kept in a file."""
 
-    def test(mutant: Mutant) -> None:
-        nonlocal done
-        survived = copies.test(mutant, suites_of(mutant.file))
-        done += 1
-        if survived:
-            survivors.append(mutant)
-        seconds = time.monotonic() - started
-        print(f"{done}/{len(mutants)} {seconds:.0f} s {'LEFT  ' if survived else 'killed'} {mutant}", flush=True)
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lock = threading.Lock()
+        self.answers: dict[tuple[Any, ...], dict[str, Any]] = {}
+        if path.exists():
+            for line in path.read_text().splitlines():
+                self._note(json.loads(line))
 
-    suites = {tuple(suite) for mutant in mutants for suite in suites_of(mutant.file)}
-    try:
-        with ThreadPoolExecutor(jobs) as pool:
-            # A suite that fails without a change would kill everything.
-            failing = [suite for suite in suites if not copies.test(None, [list(suite)])]
-            if failing:
-                sys.exit(f"these tests fail without any change: {failing}")
-            list(pool.map(test, mutants))
-    finally:
-        copies.remove()
-    return survivors
+    def _note(self, answer: dict[str, Any]) -> None:
+        key = tuple(answer[name] for name in ("file", "text", "before", "after", "nth"))
+        self.answers[key] = answer
+
+    def of(self, mutant: Mutant) -> dict[str, Any] | None:
+        return self.answers.get((*mutant.key, mutant.nth))
+
+    def add(self, mutant: Mutant, answer: dict[str, Any], seconds: float) -> None:
+        with self._lock, self.path.open("a") as file:
+            whole = {**asdict(mutant), **answer, "seconds": round(seconds, 1)}
+            file.write(json.dumps(whole) + "\n")
+            self._note(whole)
+            print(f"{len(self.answers)} {seconds:.0f} s {answer['result']:6} {mutant}", flush=True)
+
+
+def run(mutants: list[Mutant], results: Results, jobs: int, until: float) -> None:
+    """Test the mutants that have no answer yet, a folder at a time in each of the jobs."""
+    folders: dict[str, list[Mutant]] = {}
+    for mutant in mutants:
+        if results.of(mutant) is None:
+            folders.setdefault(folder_of(mutant.file), []).append(mutant)
+
+    def test(folder: str) -> None:
+        if time.monotonic() > until:
+            return
+        tests = Tests(folder, results.path)
+        try:
+            tests.start()
+            for mutant in folders[folder]:
+                started = time.monotonic()
+                if started > until:
+                    break
+                answer = tests.test(mutant)
+                results.add(mutant, answer, time.monotonic() - started)
+        finally:
+            tests.close()
+
+    with ThreadPoolExecutor(jobs) as pool:
+        list(pool.map(test, folders))
+
+
+def report(made: int, mutants: list[Mutant], results: Results) -> int:
+    """Print the figures, and what is left without a reason."""
+    known = known_survivors()
+    tested = [mutant for mutant in mutants if results.of(mutant) is not None]
+    left = [mutant for mutant in tested if (results.of(mutant) or {})["result"] == "left"]
+    by_folder = Counter(folder_of(mutant.file) for mutant in tested)
+    left_by_folder = Counter(folder_of(mutant.file) for mutant in left)
+    for folder, count in sorted(by_folder.items()):
+        print(f"{folder}: made {count}, killed {count - left_by_folder[folder]}, left {left_by_folder[folder]}")
+    unexplained = [mutant for mutant in left if mutant.key not in known]
+    equivalent = sum(known[mutant.key]["kind"] == "equivalent" for mutant in left if mutant.key in known)
+    for mutant in unexplained:
+        print(json.dumps({**asdict(mutant), "kind": "", "reason": ""}))
+    print(f"{made} possible, {len(mutants)} drawn, {len(tested)} tested, {len(unexplained)} left without a reason")
+    print(f"mutants: made {len(tested)}, killed {len(tested) - len(left)}, left {len(left)} (equivalent {equivalent})")
+    return 1 if unexplained or len(tested) < len(mutants) else 0
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--files", default="*", help="only files below src/waypost that match this pattern")
+    parser.add_argument("--folder", action="append", choices=SUITES, help="of the sample, only mutants of this folder")
+    parser.add_argument("--guards", action="store_true", help="only lines that compare tokens, times, counts or limits")
     parser.add_argument("--sample", type=int, help="test so many mutants, drawn by the seed")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--jobs", type=int, default=2, help="so many folders at a time")
+    parser.add_argument("--minutes", type=float, default=1e6, help="begin no mutant after so long")
+    parser.add_argument("--results", type=Path, help="keep the answers in this file, and go on from those in it")
     parser.add_argument("--list", action="store_true", help="only print the mutants")
     options = parser.parse_args()
     mutants = [mutant for path in all_files(options.files) for mutant in mutants_of(path)]
+    if options.guards:
+        mutants = [mutant for mutant in mutants if GUARDS.search(mutant.text)]
     made = len(mutants)
-    if options.sample is not None and options.sample < made:
-        mutants = sorted(random.Random(options.seed).sample(mutants, options.sample), key=lambda m: (m.file, m.offset))
+    if options.sample is not None:
+        # A larger sample of the same seed holds the smaller one.
+        random.Random(options.seed).shuffle(mutants)
+        mutants = mutants[: options.sample]
+    if options.folder is not None:
+        mutants = [mutant for mutant in mutants if folder_of(mutant.file) in options.folder]
     if options.list:
-        print(*mutants, sep="\n")
+        print(*sorted(mutants, key=lambda m: (m.file, m.offset)), sep="\n")
         return 0
-    survivors = run(mutants, options.jobs)
-    known = known_survivors()
-    tested = Counter(str(Path(mutant.file).parent) for mutant in mutants)
-    left = Counter(str(Path(mutant.file).parent) for mutant in survivors)
-    for folder in sorted(tested):
-        print(f"{folder}: {tested[folder]} tested, {tested[folder] - left[folder]} killed, {left[folder]} left")
-    unexplained = [mutant for mutant in survivors if mutant.key not in known]
-    print(f"{made} mutants, {len(mutants)} tested, {len(mutants) - len(survivors)} killed, {len(survivors)} left,")
-    print(f"{len(survivors) - len(unexplained)} of them known, {len(unexplained)} to be looked at")
-    for mutant in unexplained:
-        print(json.dumps({**asdict(mutant), "reason": ""}))
-    return 1 if unexplained else 0
+    with tempfile.TemporaryDirectory(prefix="waypost-mutants-") as home:
+        results = Results(options.results or Path(home) / "results.jsonl")
+        run(mutants, results, options.jobs, time.monotonic() + 60 * options.minutes)
+        return report(made, mutants, results)
 
 
 if __name__ == "__main__":
