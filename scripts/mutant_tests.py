@@ -16,6 +16,7 @@ import gc
 import importlib
 import json
 import os
+import re
 import select
 import signal
 import sys
@@ -40,7 +41,7 @@ CO_OPTIMIZED = 1
 #: What keeps the text of a script: file name ending, module, function with a cache.
 CACHES = (
     (".lua", "waypost.store.valkey.scripts", "script"),
-    (".sql", "waypost.store.postgres.migrating", "_text"),
+    (".sql", "waypost.store.postgres.migrating", "function_text"),
 )
 
 #: A function as a traced call shows it: file, qualified name, first line.
@@ -116,16 +117,22 @@ class Calls:
 
     def stop(self) -> list[Function]:
         sys.settrace(None)
-        threading.settrace(None)  # type: ignore[arg-type]
+        threading.settrace(None)
         found = [(code.co_filename, code.co_qualname, code.co_firstlineno) for code in self.seen]
         self.seen = set()
         return found
 
 
+class Following(pytest.Item):
+    """Stands for the next test: what lasts for the session stays, all else is torn down."""
+
+    def runtest(self) -> None:
+        """It is never run."""
+
+
 def passes(item: pytest.Item) -> bool:
-    """Run a test; what lasts for the session stays, as if another one of it came next."""
-    following = next(other for other in item.session.items if other is not item)
-    reports = runtestprotocol(item, log=False, nextitem=following)
+    """Run a test."""
+    reports = runtestprotocol(item, log=False, nextitem=Following.from_parent(item.session, name="following"))
     for report in reports:
         if report.failed:
             print(report.nodeid, report.when, report.longreprtext, flush=True)
@@ -283,8 +290,15 @@ class Runner:
         out.write(json.dumps({"result": "left"}) + "\n")
 
 
-def pytest_runtestloop(session: pytest.Session) -> bool:
-    """Test mutants instead of running the tests once."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Keep the tests whose names match."""
+    items[:] = [item for item in items if re.search(os.environ["MUTANT_CHOICE"], item.nodeid)]
+
+
+def pytest_runtestloop(session: pytest.Session) -> bool | None:
+    """Test mutants instead of running the tests once, unless none are sent."""
+    if "MUTANT_JOBS" not in os.environ:
+        return None
     known = Known(Path(os.environ["MUTANT_TESTS"]), os.getcwd())
     runner = Runner(session, known)
     jobs = os.fdopen(int(os.environ["MUTANT_JOBS"]))

@@ -45,26 +45,30 @@ COPIED = (
 SUITE_SECONDS_MAX = 300
 
 CONFORMANCE = "tests/conformance/test_conformance.py"
-#: The tests for the files below a folder: paths, and a choice among them.
+WORKER = r"^(?!.*(sqlite|valkey|postgres))"
+#: The tests for the files below a folder: paths, and a pattern of the names of those to run.
 SUITES: dict[str, tuple[list[str], str]] = {
-    "store/memory": ([CONFORMANCE], "[memory-sync"),
+    "store/memory": ([CONFORMANCE], r"\[memory-sync"),
     "store/sqlite": (
-        [
-            CONFORMANCE,
-            "tests/unit/test_sqlite_file.py",
-            "tests/unit/test_sqlite_damage.py",
-            "tests/unit/test_sqlite_processes.py",
-        ],
-        "[sqlite or test_sqlite",
+        [CONFORMANCE, *(f"tests/unit/test_sqlite_{name}.py" for name in ("file", "damage", "processes"))],
+        r"\[sqlite-sync|test_sqlite_",
     ),
-    "store/valkey": ([CONFORMANCE, "tests/valkey"], "[valkey-sync or tests/valkey"),
-    "store/postgres": ([CONFORMANCE, "tests/postgres"], "[postgres-sync or tests/postgres"),
+    "store/valkey": (
+        [CONFORMANCE, "tests/valkey"],
+        r"\[valkey-sync|/test_(scripts|bounded_scripts|chains|history|damaged_records|turns|workers)\.py",
+    ),
+    "store/postgres": (
+        [CONFORMANCE, "tests/postgres"],
+        r"\[postgres-sync|/test_(bounds|chains|concurrency|sets|tokens|damage|server|workers|journal_slices)\.py",
+    ),
     "operations": (
-        ["tests/unit/test_operations.py", "tests/unit/test_client.py", "tests/unit/test_client_receive.py",
-         "tests/unit/test_what_arrives.py", "tests/schedule", "tests/worker"],
-        "not sqlite and not valkey and not postgres",
+        [
+            *(f"tests/unit/test_{name}.py" for name in ("operations", "client", "client_receive", "what_arrives")),
+            "tests/schedule", "tests/worker",
+        ],
+        WORKER,
     ),
-    "worker": (["tests/worker", "tests/unit/test_health.py"], "not sqlite and not valkey and not postgres"),
+    "worker": (["tests/worker", "tests/unit/test_health.py"], WORKER),
 }  # fmt: skip
 #: Lines that decide: who holds a message, whether it is due, how often, how many.
 GUARDS = re.compile(
@@ -268,18 +272,20 @@ class Tests:
         self._log = results.with_suffix(f".{folder.replace('/', '-')}.log")
         self._process: subprocess.Popen[bytes] | None = None
 
-    def _command(self, *more: str) -> list[str]:
-        chosen = [*self._paths, "-k", self._choice]
+    def _command(self) -> list[str]:
         return [
             str(ROOT / ".venv/bin/python"), "-B", "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-p",
-            "no:xdist", *more, *chosen,
+            "no:xdist", "-p", "scripts.mutant_tests", *self._paths,
         ]  # fmt: skip
 
     def _environment(self) -> dict[str, str]:
         path = f"{self._copy / 'src'}{os.pathsep}{self._copy}"
         memory = Path("/dev/shm")
         home = str(memory) if memory.is_dir() else tempfile.gettempdir()
-        return {**os.environ, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1", "TMPDIR": home}
+        return {
+            **os.environ,
+            "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1", "TMPDIR": home, "MUTANT_CHOICE": self._choice,
+        }  # fmt: skip
 
     def start(self) -> None:
         """Load the tests, start the servers, and run all once without a change."""
@@ -291,7 +297,7 @@ class Tests:
         }  # fmt: skip
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
-                self._command("-p", "scripts.mutant_tests"), cwd=self._copy, env=environment, start_new_session=True,
+                self._command(), cwd=self._copy, env=environment, start_new_session=True,
                 pass_fds=(jobs, answers), stdin=subprocess.DEVNULL, stdout=log, stderr=log,
             )  # fmt: skip
         os.close(jobs)
