@@ -301,14 +301,14 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
         return None
     known = Known(Path(os.environ["MUTANT_TESTS"]), os.getcwd())
     runner = Runner(session, known)
-    jobs = os.fdopen(int(os.environ["MUTANT_JOBS"]))
-    answers = os.fdopen(int(os.environ["MUTANT_ANSWERS"]), "w", buffering=1)
     runner.warm_up()
     if not known.load():
         runner.measure()
     failing = [name for name in runner.items if name not in known.seconds]
-    answers.write(json.dumps({"tests": len(runner.items), "failing": failing}) + "\n")
-    for line in jobs:
-        job = json.loads(line)
-        answers.write(json.dumps(runner.test(job["file"], job["text"])) + "\n")
+    jobs, answers = int(os.environ["MUTANT_JOBS"]), int(os.environ["MUTANT_ANSWERS"])
+    with os.fdopen(jobs) as lines, os.fdopen(answers, "w", buffering=1) as out:
+        out.write(json.dumps({"tests": len(runner.items), "failing": failing}) + "\n")
+        for line in lines:
+            job = json.loads(line)
+            out.write(json.dumps(runner.test(job["file"], job["text"])) + "\n")
     return True
