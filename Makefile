@@ -12,7 +12,7 @@ CODE := $(wildcard src tests benchmarks examples scripts)
 
 .DEFAULT_GOAL := help
 .PHONY: help setup check lint types imports unit conformance system test everything demo bench bench-setup faults mutants docs format
-.PHONY: clean
+.PHONY: clean oldest oldest-part
 
 help:  ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -49,7 +49,24 @@ system: .venv/ready
 everything: .venv/ready system
 	$(PYTEST) $(PARALLEL) tests
 
-test: lint types imports everything  ## All of it: every store, the fault tests, examples, docs. REQUIRE_ALL=1: nothing left out
+test: lint types imports everything oldest-part  ## All of it: every store, the fault tests, examples, docs. REQUIRE_ALL=1: nothing left out
+
+# Installed beside .venv and found before it: only the packages whose versions differ.
+.oldest/ready: constraints-oldest.txt .venv/ready
+	rm -rf .oldest
+	$(RUN) -m pip install --quiet --disable-pip-version-check --no-deps --no-compile --target .oldest --requirement constraints-oldest.txt
+	touch $@
+
+OLDEST := PYTHONPATH=.oldest WAYPOST_TESTS_OLDEST=1 $(PYTEST)
+OLDEST_TESTS := tests/oldest tests/conformance/test_conformance.py tests/valkey/test_connections.py tests/valkey/test_cluster.py \
+	tests/valkey/test_sentinel.py tests/postgres/test_connections.py tests/postgres/test_engines.py tests/outbox
+oldest: .oldest/ready  ## The stores and the outbox with the oldest drivers that pyproject.toml allows
+	$(OLDEST) $(PARALLEL) $(OLDEST_TESTS) -k "not memory and not sqlite"
+
+# The part of it that every run has: about a minute.
+oldest-part: .oldest/ready
+	$(OLDEST) tests/oldest tests/conformance/test_conformance.py tests/outbox/test_publish_within.py \
+		-k "((TestClaims or TestPublishing or TestOutcomes) and (valkey- or postgres-)) or test_versions or (test_publish_within and (session or connection))"
 
 docs: .venv/ready  ## Links resolve, the examples in the pages run
 	$(PYTEST) tests/unit/test_docs.py
@@ -84,4 +101,4 @@ format: .venv/ready
 	$(RUN) -m ruff format --quiet $(CODE)
 
 clean:  ## Remove what make made
-	rm -rf .venv .bench .demo .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf .venv .oldest .bench .demo .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

@@ -25,16 +25,6 @@ HealthStatus = Literal["green", "degraded", "red"]
 
 NoticeKind = Literal["ended", "watch", "completed"]
 
-DeadReason = Literal[
-    "max_deliveries",
-    "retries_exhausted",
-    "rejected",
-    "undecodable",
-    "retry_policy_failed",
-    "undeliverable",
-    "blocker_failed",
-    "duplicate",
-]
 #: Reasons of a dead letter that say a handler failed: the failure that ended it is one of its attempts.
 FAILURE_REASONS: frozenset[str | None] = frozenset(("retries_exhausted", "retry_policy_failed"))
 

@@ -127,7 +127,6 @@ RETRY_BUDGET_SECONDS_MAX = 7 * 86_400.0
 BACKOFF_FIRST_SECONDS = 0.01
 BACKOFF_MAX_SECONDS = 5.0
 BLOCK_TIMEOUT_SECONDS = 1.0
-WINDOW_SECONDS = 3600.0
 RESULT_TTL_SECONDS = 3600.0
 #: Idle queues are polled so often while wake-ups are known to arrive. Longer, and a lost one would be felt; shorter,
 #: and a thousand idle workers would be a load of their own.

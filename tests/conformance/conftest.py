@@ -132,7 +132,7 @@ def cluster_maker(request: pytest.FixtureRequest) -> StoreMaker:
     """The face that blocks is handed a client, the other finds the nodes by a URL."""
     from waypost.store.valkey import ValkeyStore
 
-    if "colour" in request.fixturenames and request.getfixturevalue("colour") == "sync":
+    if "mode" in request.fixturenames and request.getfixturevalue("mode") == "sync":
         client = request.getfixturevalue("cluster_client")
         return lambda clock, namespace: cast(
             Store, ValkeyStore.from_client(client, namespace=namespace, clock=clock)

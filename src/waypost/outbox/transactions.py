@@ -73,10 +73,12 @@ def check_psycopg(connection: Any) -> None:
     """Refuse one that is in no transaction and would begin none."""
     if not connection.autocommit:
         return
+    from waypost.store.postgres.psycopg_internals import count_transaction_blocks
+
     # Inside `with connection.transaction()` one with autocommit is in a transaction too. In a pipeline the server has
     # not said so yet: then psycopg's own count of such blocks does.
     status = connection.info.transaction_status
-    if status == _IDLE or (status == _ACTIVE and not getattr(connection, "_num_transactions", 1)):
+    if status == _IDLE or (status == _ACTIVE and count_transaction_blocks(connection) == 0):
         raise InvalidInput(
             _AUTOCOMMIT + "publish inside `with connection.transaction()`, or connect without autocommit"
         )

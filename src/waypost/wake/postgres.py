@@ -15,9 +15,8 @@ from collections.abc import Generator, Sequence
 from typing import Any
 
 import psycopg
-from psycopg import generators
-from psycopg.waiting import Wait
 
+from waypost.store.postgres import psycopg_internals as internals
 from waypost.store.postgres.connecting import Source
 from waypost.store.postgres.constants import CHANNEL_BYTES_MAX, CHANNEL_HASH_DIGITS
 from waypost.wake.hub import Useless
@@ -87,9 +86,9 @@ class PostgresTransport(Interruptible):
         """One statement and its reply, given up when that takes too long."""
         pgconn = self._pgconn
         pgconn.send_query_params(statement.encode(), [value.encode() for value in parameters])
-        yield from generators.send(pgconn)
+        yield from internals.send(pgconn)
         deadline = time.monotonic() + self._timeout
-        steps = generators.fetch_many(pgconn)
+        steps = internals.fetch_many(pgconn)
         try:
             wanted = next(steps)
             while True:
@@ -147,10 +146,10 @@ class PostgresTransport(Interruptible):
         pgconn = self._pgconn
         pgconn.enter_pipeline_mode()
         pgconn.pipeline_sync()
-        yield from generators.send(pgconn)
+        yield from internals.send(pgconn)
         deadline = time.monotonic() + self._timeout
         while pgconn.is_busy():
-            ready = yield Wait.R
+            ready = yield internals.Wait.R
             if not ready and time.monotonic() > deadline:
                 raise TimeoutError("the server did not answer")
             pgconn.consume_input()

@@ -20,6 +20,7 @@ from redis.retry import Retry
 from waypost.errors import UnusableClient
 from waypost.store.valkey.command import command
 from waypost.store.valkey.connecting import Source
+from waypost.store.valkey.redis_py import socket_of
 from waypost.wake.pipes import Interruptible, packed, unpacked
 from waypost.wake.port import Topic
 
@@ -92,7 +93,7 @@ class ValkeyTransport(Interruptible):
             left = deadline - time.monotonic()
             if left <= 0:
                 raise TimeoutError("the server did not answer")
-            if self.ready(self._listener._sock.fileno(), left):
+            if self.ready(socket_of(self._listener).fileno(), left):
                 self._read()
 
     def send(self, topic: Topic, words: Sequence[str]) -> None:
@@ -104,14 +105,14 @@ class ValkeyTransport(Interruptible):
         self._sender.read_response()
 
     def wait(self, seconds: float) -> list[tuple[Topic, list[str]]]:
-        if not self._came and self.ready(self._listener._sock.fileno(), seconds):
+        if not self._came and self.ready(socket_of(self._listener).fileno(), seconds):
             self._read()
         came, self._came = self._came, []
         return came
 
     def _read(self) -> None:
         """What has arrived. Without redis-py's own reading: whoever is woken waits so long."""
-        socket = self._listener._sock
+        socket = socket_of(self._listener)
         while True:
             data = socket.recv(READ_BYTES)
             if not data:

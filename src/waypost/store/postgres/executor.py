@@ -17,12 +17,12 @@ from contextlib import suppress
 from typing import Any, TypeVar, cast
 
 import psycopg
-from psycopg import generators
 from psycopg.pq import DiagnosticField, ExecStatus, TransactionStatus
 from psycopg.pq.abc import PGconn, PGresult
 
 from waypost.errors import ForkedClient, StoreError, WaypostError
 from waypost.store.port import Call
+from waypost.store.postgres import psycopg_internals as internals
 from waypost.store.postgres.connecting import Source, check_isolation, check_server
 from waypost.store.postgres.failures import AT_ONCE, KNOWN_ID, lost, refused
 from waypost.store.postgres.migrating import Names, check_version
@@ -56,12 +56,12 @@ def send(connection: PGconn, call: PostgresCall[Any]) -> Steps[None]:
         param_formats=[1] * len(parameters),
         result_format=1,
     )
-    yield from generators.send(connection)
+    yield from internals.send(connection)
 
 
 def receive(connection: PGconn) -> Steps[PGresult]:
     """Wait for the reply to what was sent."""
-    results: list[PGresult] = yield from generators.fetch_many(connection)
+    results: list[PGresult] = yield from internals.fetch_many(connection)
     return results[-1]
 
 

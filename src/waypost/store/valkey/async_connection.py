@@ -15,6 +15,7 @@ from redis.exceptions import InvalidResponse, RedisError
 
 from waypost.errors import MissingExtra
 from waypost.store.silence import Sending, unsent_bytes
+from waypost.store.valkey.redis_py import error_maker_of, transport_of
 
 try:
     import hiredis
@@ -55,13 +56,13 @@ class AsyncConnection(asyncio.Protocol):
         self._timer: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
         self._reader = hiredis.Reader(
-            protocolError=InvalidResponse, replyError=connection._parser.parse_error, notEnoughData=NO_REPLY
+            protocolError=InvalidResponse, replyError=error_maker_of(connection), notEnoughData=NO_REPLY
         )
         self._failure: BaseException | None = None
         #: What a receive waits for, and what a send waits for while the write buffer is full.
         self._awaited: asyncio.Future[Any] | None = None
         self._writable: asyncio.Future[None] | None = None
-        self._transport = connection._writer.transport
+        self._transport = transport_of(connection)
         self._stream_protocol = self._transport.get_protocol()
         self._transport.set_protocol(self)
 

@@ -27,6 +27,7 @@ from waypost.store.valkey.async_connection import AsyncConnection
 from waypost.store.valkey.command import BlockingWait, ValkeyCall, command
 from waypost.store.valkey.connecting import REPLY_TIMEOUT_SECONDS, Source
 from waypost.store.valkey.failures import CONNECTION_FAILURES, lost, wrong_server
+from waypost.store.valkey.redis_py import socket_of
 from waypost.store.valkey.requests import Batch, RequestSteps, request, run_after_wait, run_call
 
 T = TypeVar("T")
@@ -151,7 +152,7 @@ def _read(connection: Any) -> Any:
         try:
             return connection.read_response(disable_decoding=True, disconnect_on_error=False)
         except redis.TimeoutError:
-            if not sending.goes_on(unsent_bytes(connection._sock.fileno())):
+            if not sending.goes_on(unsent_bytes(socket_of(connection).fileno())):
                 raise
 
 
