@@ -9,8 +9,6 @@ from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
-from msgspec import structs
-
 from waypost import codec
 from waypost.checks import check_count, check_delay, check_queue, check_text, check_texts, show
 from waypost.errors import InvalidInput, Undecodable
@@ -27,7 +25,6 @@ from waypost.policy import (
     RESULT_TTL_SECONDS,
     RetryPolicy,
 )
-from waypost.redaction import journal_copy
 
 if TYPE_CHECKING:
     from waypost.codec import ContentType, Envelope
@@ -580,17 +577,7 @@ class Message(_Readable[T]):
             self.lease.nonce,
             result=self._result,
             result_ttl_ms=self._result_ttl_ms,
-            then=self._journalled(),
-        )
-
-    def _journalled(self) -> tuple[Continuation, ...]:
-        """What is sent on, with what the journal may keep of it."""
-        redact = None if self.settle_target is None else self.settle_target.context.redact
-        if redact is None or not self._then:
-            return self._then
-        return tuple(
-            structs.replace(one, journal_copy=journal_copy(redact, one.queue, one.id, one.envelope))
-            for one in self._then
+            then=self._then,
         )
 
     def plain_done(self) -> Settlement | None:

@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import importlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
+
+from msgspec.structs import replace
 
 from waypost import codec
 from waypost.errors import ConfigurationError
+from waypost.message import Settlement
 
 log = logging.getLogger("waypost")
 
@@ -40,6 +43,24 @@ def journal_copy(redact: Redact | None, queue: str, message_id: str, envelope: b
             extra={"event": "redact_failed", "queue": queue, "message_id": message_id},
         )
         return codec.make_envelope(message_id, codec.encode_body("(redact failed)"))
+
+
+def redact_sent_on(redact: Redact | None, settlements: Sequence[Settlement]) -> Sequence[Settlement]:
+    """Return settlements with what the journal may keep of each message that they send on."""
+    if redact is None:
+        return settlements
+    return [
+        replace(
+            settlement,
+            then=tuple(
+                replace(one, journal_copy=journal_copy(redact, one.queue, one.id, one.envelope))
+                for one in settlement.then
+            ),
+        )
+        if settlement.then
+        else settlement
+        for settlement in settlements
+    ]
 
 
 def find_redact(name: str) -> Redact:

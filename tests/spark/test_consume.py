@@ -13,9 +13,10 @@ from pyspark.sql import functions as f
 import waypost.spark
 from tests.spark.shop import Shop
 from waypost import Constant, Dead, NoRetry, Snooze
+from waypost.codec import encode_body, encode_head, make_envelope, open_envelope
 from waypost.errors import ConfigurationError, InvalidInput
-from waypost.identity import Session
-from waypost.message import Settlement
+from waypost.identity import Session, continuation_id
+from waypost.message import Continuation, Settlement
 from waypost.spark import Batch, Consumed
 from waypost.spark.claiming import Claim, leases_of, operation_of
 from waypost.spark.consuming import _Consumer
@@ -295,3 +296,26 @@ def test_a_consumer_that_follows_waits_for_more_until_its_time_is_over(spark: Sp
         assert (ledger.done, ledger.ready, ledger.released) == (2, 1, 1)
         told = run(spark, shop, lambda rows, batch: None, None, follow=True, timeout=0.5)
         assert told.done <= 1
+
+
+def hide(queue: str, body: Any, headers: dict[str, str]) -> tuple[Any, dict[str, str]]:
+    return f"(hidden from {queue})", dict.fromkeys(headers, "…")
+
+
+@pytest.mark.promise("SEE-3", "SPARK-3")
+def test_what_a_consumer_sends_on_is_journalled_redacted(spark: SparkSession, shop: Shop) -> None:
+    for queue in ("orders", "next"):
+        shop.post.configure(queue, journal="full")
+    shop.post.publish_many("orders", range(3))
+
+    def send_on(rows: DataFrame, batch: Batch) -> None:
+        for message in batch._messages.values():
+            id = continuation_id(message.id, message.token, 0)
+            head = encode_head(headers={"token": "Canary7Secret"})
+            message._then = (Continuation(id, "next", make_envelope(id, encode_body({"card": "Canary7Secret"}), head)),)
+
+    assert run(spark, shop, send_on, None, redact=hide).done == 3
+    assert [message.body for message in shop.post.messages("next")] == [{"card": "Canary7Secret"}] * 3
+    bodies = [event.body or b"" for event in shop.post.journal("next").events if event.event == "published"]
+    assert [open_envelope(body).data for body in bodies] == [b"(hidden from next)"] * 3
+    assert not any(b"Canary7Secret" in body for body in bodies)

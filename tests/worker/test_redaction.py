@@ -11,6 +11,7 @@ from typing import Any
 import psycopg
 import pytest
 
+import waypost
 from tests.worker import mill
 from tests.worker.harness import Harness, until
 from waypost import Message
@@ -137,3 +138,17 @@ def test_what_is_published_in_a_transaction_is_journalled_redacted(harness: Harn
         harness.publish_many("orders", [SECRET], transaction=connection)
         connection.commit()
     check_hidden(harness, ("orders", 2))
+
+
+def test_every_settle_is_made_where_the_hook_is_applied() -> None:
+    source = Path(waypost.__file__).parent
+    made = [
+        f"{path.relative_to(source)}: {line.strip()}"
+        for path in sorted(source.rglob("*.py"))
+        if "testing" not in path.parts
+        for line in path.read_text().splitlines()
+        if "store.settle(" in line
+    ]
+    assert made == [
+        "operations/receive.py: return lambda operation: context.store.settle(queue, journalled, operation)"
+    ]

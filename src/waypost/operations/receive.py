@@ -30,7 +30,8 @@ from waypost.policy import (
     UNWOKEN_POLL_SECONDS,
     RetryPolicy,
 )
-from waypost.store.port import BlockingWaiter, Call, Hold
+from waypost.redaction import redact_sent_on
+from waypost.store.port import BlockingWaiter, Call, Hold, Woken
 from waypost.wake.wake_event import WakeEvent
 
 T = TypeVar("T")
@@ -459,6 +460,17 @@ def log_unreadable(message: Message[Any], aside: Settlement, error: BaseExceptio
 # ---- settling ------------------------------------------------------------------------------------------------
 
 
+def settling(
+    context: ClientContext, queue: str, settlements: Sequence[Settlement]
+) -> Callable[[Operation], Call[Woken[list[SettleStatus]]]]:
+    """Return the function that makes the call of a settle.
+
+    All settles are made here, so that the redact hook is applied to whatever they send on.
+    """
+    journalled = redact_sent_on(context.redact, settlements)
+    return lambda operation: context.store.settle(queue, journalled, operation)
+
+
 def settle(
     context: ClientContext,
     queue: str,
@@ -469,9 +481,7 @@ def settle(
 ) -> Flow[list[SettleStatus]]:
     """Settle deliveries of one queue in one step; note and log what was lost; forward what is sent on."""
     # Its token and nonce guard it: one that is too old to be answered is sent as a new one, and settles or is lost.
-    woken = yield from context.operate(
-        queue, lambda operation: context.store.settle(queue, settlements, operation), budget=budget, fenced=True
-    )
+    woken = yield from context.operate(queue, settling(context, queue, settlements), budget=budget, fenced=True)
     statuses = context.take(woken)
     for message, status in zip(messages, statuses, strict=True):
         message.settled = status

@@ -17,7 +17,7 @@ from waypost.errors import ConfigurationError, InvalidInput, LeaseLost
 from waypost.message import Settlement, SettleStatus
 from waypost.operations.around import pass_sent_on
 from waypost.operations.flow import Flow, drive, drive_async
-from waypost.operations.receive import tell_settled
+from waypost.operations.receive import settling, tell_settled
 from waypost.operations.settle_target import SettleTarget
 from waypost.outbox.transaction_adapter import enter, enter_async
 from waypost.outbox.transactions import recognise
@@ -201,7 +201,7 @@ class MessageTransaction:
         context, queue = self._target.context, self._messages[0].queue
         operation = context.replay_windows.begin(queue)
         try:
-            settled: Settled = yield context.store.settle(queue, settlements, operation)
+            settled: Settled = yield settling(context, queue, settlements)(operation)
         finally:
             context.replay_windows.end(queue, operation)
         lost = [message for message, status in zip(self._messages, settled.result, strict=True) if status == "lost"]

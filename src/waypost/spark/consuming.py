@@ -31,6 +31,7 @@ from waypost.operations import receive
 from waypost.operations.flow import ClientContext, Flow, Together
 from waypost.operations.forward import deliver_outgoing
 from waypost.policy import CHUNK_MESSAGES_MAX, START_TIMEOUT_SECONDS, RetryPolicy, check_retry
+from waypost.redaction import Redact
 from waypost.spark.claiming import CONSUMED, FENCE, Claim, ClaimSource, at_most_once, claimed_rows, leases_of
 from waypost.spark.committing import COMMITS_KEPT, AlreadyCommitted, Fence, Log
 from waypost.spark.credentials import Place
@@ -358,7 +359,7 @@ class _Consumer:
             answers = self.post._run(_settle(self.context, self.queue, part))
             for message, status in zip(messages[start : start + CHUNK_MESSAGES_MAX], answers, strict=True):
                 message.settled = statuses[message.id] = status
-        if any(message.lease.chain is not None for message in messages):
+        if any(one.then for one in settlements) or any(message.lease.chain is not None for message in messages):
             self.post._run(deliver_outgoing(self.context, self.queue))
         lost = sum(status == "lost" for status in statuses.values())
         if lost:
@@ -408,11 +409,7 @@ def _lease(fence: Fence) -> Lease:
 
 
 def _settle(context: ClientContext, queue: str, settlements: Sequence[Settlement]) -> Flow[list[SettleStatus]]:
-    return (
-        yield from context.operate_woken(
-            queue, lambda operation: context.store.settle(queue, settlements, operation), fenced=True
-        )
-    )
+    return (yield from context.operate_woken(queue, receive.settling(context, queue, settlements), fenced=True))
 
 
 def _watch(context: ClientContext, queue: str, ids: Sequence[str]) -> Flow[list[Any]]:
@@ -436,6 +433,7 @@ def consume(
     namespace: str = "wp",
     password_env: str | None = None,
     password_file: str | None = None,
+    redact: Redact | None = None,
 ) -> Consumed:
     """Give the messages of a queue to `fn(df, batch)`, batch by batch, until none can be claimed; what was done.
 
@@ -445,7 +443,7 @@ def consume(
     are settled: each is in the output once, also if the driver is killed in between. If `fn` raises, its writes are
     discarded, and `retry` says for each message when it comes back or that it is dead; then the error is raised, or
     with `on_error="continue"` the next batch is claimed. `follow` waits for more instead of ending; `timeout` claims
-    nothing more after so many seconds.
+    nothing more after so many seconds. `redact` is the hook for journals of level `full`, for what settles send on.
     """
     if not 1 <= batch <= BATCH_MAX:
         raise InvalidInput(f"batch is a number of messages from 1 to {BATCH_MAX:,}, not {batch!r}")
@@ -459,7 +457,7 @@ def consume(
     store = place.open()
     files = None if output is None else open_files(spark, output)
     deadline = None if timeout is None else time.monotonic() + timeout
-    with Waypost(store=store) as post:
+    with Waypost(store=store, redact=redact) as post:
         lease_ms = post.policy(name).lease_ms
         if lease_ms is None:
             raise at_most_once(name)
