@@ -160,26 +160,6 @@ def test_text_of_others_cannot_act_on_the_terminal(desk: Desk, how: str, capsys:
 
 # ---- files by mistake ----------------------------------------------------------------------------------------------
 
-CREATES = {"publish", "configure", "bench", "save"}
-
-
-@pytest.mark.promise("FACE-2", "STORE-3")
-@pytest.mark.parametrize("command", [one for one in COMMANDS if one[0] != "migrate"], ids=" ".join)
-def test_only_commands_that_begin_something_make_a_file(
-    command: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / "typo.db"
-    code = main([*command, "--url", f"sqlite:///{path}"])
-    said = capsys.readouterr().err
-    if CREATES & set(command):
-        assert code == 0
-        assert path.exists()
-        assert f"making {path}" in said
-    else:
-        assert code == 3
-        assert f"there is no file {path}" in said
-        assert list(tmp_path.iterdir()) == []
-
 
 @pytest.mark.parametrize("name", ["stats", "doctor", "pause orders", "schedules list"])
 def test_a_database_of_somebody_else_gets_no_tables_from_a_command_that_reads(

@@ -1,0 +1,188 @@
+"""One table of all commands: what each does with a SQLite file that is not there, and without the extras it needs."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import msgspec
+import pytest
+
+from tests.cli.test_every_command import leaves
+from waypost.cli.main import main, parser
+
+SOURCE = Path(__file__).parents[2] / "src"
+ID = "1m7fra5gs06ap4cfk9b5jsq9"
+PATIENCE_SECONDS = 60
+
+
+class Row(NamedTuple):
+    """A command: its arguments, how it is told which store, and what it does with a SQLite file that is not there."""
+
+    arguments: str
+    #: `reads` makes none and ends with 3; `makes` says so and makes it; `runs` too, and goes on until it is stopped;
+    #: `none`: it takes no store, or does nothing with this one.
+    file: Literal["reads", "makes", "runs", "none"] = "reads"
+    option: str = "--url"
+    #: The extra that it needs whatever the store.
+    extra: str | None = None
+
+    @property
+    def takes_a_store(self) -> bool:
+        return self.option != ""
+
+
+TABLE: dict[str, tuple[Row, ...]] = {
+    "publish": (Row("publish orders 1", "makes"),),
+    "queues": (Row("queues"),),
+    "stats": (Row("stats"), Row("stats orders")),
+    "peek": (Row("peek orders"),),
+    "history": (Row(f"history orders {ID}"),),
+    "ledger": (Row("ledger orders"),),
+    "journal": (Row("journal orders"), Row("journal orders --follow")),
+    "watch": (Row("watch --once"),),
+    "pause": (Row("pause orders"),),
+    "resume": (Row("resume orders"),),
+    "configure": (Row("configure orders"), Row("configure orders lease=30s", "makes")),
+    "cancel": (Row("cancel orders --key k"),),
+    "purge": (Row("purge orders --state ready --yes"),),
+    "dead list": (Row("dead list orders"), Row("dead list orders --by-reason")),
+    "dead peek": (Row(f"dead peek orders {ID}"),),
+    "dead redrive": (Row("dead redrive orders --all"),),
+    "dead purge": (Row("dead purge orders --yes"),),
+    "timers list": (Row("timers list orders"),),
+    "timers cancel": (Row("timers cancel orders k"),),
+    "timers reschedule": (Row("timers reschedule orders k --delay 60"),),
+    "schedules preview": (Row("schedules preview @daily", "none", option=""),),
+    "schedules list": (Row("schedules list"),),
+    "schedules save": (Row("schedules save s --queue q --every 5", "makes"),),
+    "schedules pause": (Row("schedules pause s"),),
+    "schedules resume": (Row("schedules resume s"),),
+    "schedules trigger": (Row("schedules trigger s"),),
+    "schedules remove": (Row("schedules remove s"),),
+    # Its store is that of the user's own client, which makes the file as it does in every program.
+    "worker": (Row("worker shop:post", "none", option=""),),
+    "workers": (Row("workers"),),
+    "scheduler": (Row("scheduler", "runs"),),
+    "promoter": (Row("promoter", "runs"),),
+    "relay": (Row("relay --queue orders --until-empty --to sqlite:///target.db#copies", "makes"),),
+    "migrate": (
+        Row("migrate", "none"), Row("migrate --check", "none"),
+        Row("migrate --sql", "none", option="", extra="postgres"),
+    ),
+    "doctor": (Row("doctor"), Row("doctor --mend --yes")),
+    "bench": (Row("bench --messages 10", "makes"),),
+    "completion": (Row("completion bash", "none", option="", extra="cli"),),
+    "demo": (Row("demo --help", "none", option=""),),
+    "pipeline run": (Row("pipeline run --lake lake", option="--store", extra="spark"),),
+    "pipeline ingest": (Row("pipeline ingest --lake lake --queue orders", option="--store", extra="spark"),),
+    "pipeline tidy": (Row("pipeline tidy --lake lake", "none", option="", extra="spark"),),
+    "pipeline audit": (Row("pipeline audit --lake lake", option="--store", extra="spark"),),
+    "pipeline report": (Row("pipeline report --lake lake", "none", option="", extra="spark"),),
+}  # fmt: skip
+ROWS = [row for rows in TABLE.values() for row in rows]
+named = pytest.mark.parametrize("row", ROWS, ids=lambda row: row.arguments)
+
+
+def given(row: Row, url: str) -> list[str]:
+    return [*row.arguments.split(), *([row.option, url] if row.takes_a_store else [])]
+
+
+@pytest.mark.promise("FACE-2")
+def test_the_table_has_every_command() -> None:
+    assert sorted(TABLE) == sorted(leaves(parser()))
+    assert [name for name, rows in TABLE.items() for row in rows if not row.arguments.startswith(name)] == []
+
+
+@pytest.mark.promise("FACE-2", "STORE-3")
+@pytest.mark.parametrize("how", ["lines", "json"])
+@pytest.mark.parametrize("row", [row for row in ROWS if row.file in ("reads", "makes")], ids=lambda row: row.arguments)
+def test_a_command_that_only_reads_makes_no_file(
+    row: Row, how: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "typo.db"
+    code = main(given(row, f"sqlite:///{path}") + (["--json"] if how == "json" else []))
+    said = capsys.readouterr().err
+    if row.file == "makes":
+        assert (code, path.exists()) == (0, True), said
+        assert f"making {path}" in said
+        return
+    assert code == 3, said
+    assert f"there is no file {path}, and this command makes none" in said
+    assert len(said.strip().splitlines()) == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.promise("FACE-2", "STORE-3")
+@pytest.mark.parametrize("row", [row for row in ROWS if row.file == "runs"], ids=lambda row: row.arguments)
+def test_a_command_that_runs_says_that_it_makes_a_file(row: Row, tmp_path: Path) -> None:
+    path = tmp_path / "new.db"
+    with subprocess.Popen(
+        [sys.executable, "-m", "waypost.cli.main", *given(row, f"sqlite:///{path}")],
+        stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(SOURCE)},
+    ) as process:  # fmt: skip
+        assert process.stderr is not None
+        assert f"making {path}" in process.stderr.readline()
+        # Its next line says that it runs.
+        process.stderr.readline()
+        process.send_signal(signal.SIGTERM)
+        _, rest = process.communicate(timeout=PATIENCE_SECONDS)
+    assert process.returncode == 0, rest
+    assert path.exists()
+
+
+#: Runs commands one after the other in a Python that has nothing but the standard library, msgspec and waypost.
+RUNNER = """
+import contextlib, io, json, sys, traceback
+from waypost.cli.main import main
+told = []
+for arguments in json.load(sys.stdin):
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            code = main(arguments)
+        except SystemExit as end:
+            code = end.code
+        except BaseException:
+            code = traceback.format_exc()
+    told.append([code, err.getvalue()])
+json.dump(told, sys.stdout)
+"""
+EXTRAS = {"valkey://127.0.0.1:1": "valkey", "valkey+cluster://127.0.0.1:1": "valkey", "unix:///nowhere.sock": "valkey",
+          "valkey+sentinel://127.0.0.1:1/s": "valkey", "postgresql://127.0.0.1:1/d": "postgres"}  # fmt: skip
+
+
+@pytest.mark.promise("FACE-2", "FACE-5")
+def test_a_command_without_its_extra_says_so_in_one_line(tmp_path: Path) -> None:
+    packages = tmp_path / "packages"
+    packages.mkdir()
+    (packages / "msgspec").symlink_to(Path(msgspec.__file__).parent)
+    (packages / "shop.py").write_text("from waypost import Waypost\npost = Waypost('valkey://127.0.0.1:1')\n")
+    tried: list[tuple[list[str], str | None]] = []
+    for row in ROWS:
+        if row.takes_a_store:
+            tried += [(given(row, url), row.extra or extra) for url, extra in EXTRAS.items()]
+        else:
+            tried.append((given(row, ""), row.extra or ("valkey" if row.arguments.startswith("worker") else None)))
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", RUNNER], input=json.dumps([arguments for arguments, _ in tried]),
+        capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=True, cwd=tmp_path,
+        env={"PATH": os.environ["PATH"], "PYTHONPATH": f"{SOURCE}:{packages}"},
+    )  # fmt: skip
+    wrong = []
+    for (arguments, extra), (code, said) in zip(tried, json.loads(done.stdout), strict=True):
+        if extra is None:
+            is_right = code == 0
+        else:
+            is_right = code == 2 and f'pip install "waypost[{extra}]"' in said and len(said.strip().splitlines()) == 1
+        if not is_right:
+            wrong.append((arguments, extra, code, said))
+    assert wrong == []
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["packages"]
