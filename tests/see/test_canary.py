@@ -12,10 +12,13 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
+from tests.see.asking import Service, ask, until
+from tests.see.conftest import Start
 from waypost import NoRetry, Waypost, WaypostError
 from waypost.cli.main import main
 from waypost.see import Prometheus, Tracing
 from waypost.store.postgres import migrate
+from waypost.testing.nats import NatsServer
 from waypost.testing.postgres import PostgresServer
 from waypost.testing.servers import EmbeddedServer, ValkeyServer
 
@@ -30,10 +33,10 @@ COMMANDS = (
 def guarded(request: pytest.FixtureRequest) -> Iterator[tuple[EmbeddedServer, str]]:
     """A server whose password is the canary, and its URL."""
     if request.param == "valkey":
-        with ValkeyServer(requirepass=CANARY) as server:
-            yield server, f"valkey://:{CANARY}@127.0.0.1:{server.port}"
+        with ValkeyServer(requirepass=CANARY, appendonly=True) as server:
+            yield server, server.url
         return
-    postgres = PostgresServer()
+    postgres = PostgresServer(durable=True)
     postgres.password = CANARY
     with postgres as running:
         migrate(running.url)
@@ -88,3 +91,61 @@ def test_the_password_of_a_server_is_seen_nowhere(
     seen += [repr(event) for event in events] + [span.to_json() for span in spans.get_finished_spans()]
     seen += [caplog.text, *(repr(vars(record)) for record in caplog.records), *capfd.readouterr()]
     assert [text for text in seen if CANARY in text] == []
+
+
+def handled(post: Waypost, done: int, copies: Waypost) -> None:
+    """Wait until so many orders are done, and what they sent on has arrived behind the relay."""
+    until(lambda: post.ledger("orders").done >= done, f"{done} orders")
+    until(lambda: copies.ledger("out").published >= done, f"{done} copies")
+
+
+@pytest.mark.promise("SEE-1", "SEE-2", "SEE-3", "SEE-6", "BOX-4", "TIMER-4", "CRON-7")
+def test_processes_that_run_show_the_password_of_no_server(guarded: tuple[EmbeddedServer, str], start: Start) -> None:
+    """A worker with a relay, a scheduler, a promoter and two relays, at DEBUG, while their servers go and come back."""
+    server, url = guarded
+    nats = NatsServer()
+    nats.password = CANARY
+    with ValkeyServer(requirepass=CANARY, appendonly=True) as target, nats:
+        place = {"WAYPOST_URL": url, "WAYPOST_NAMESPACE": "wp", "GUARDED_TARGET": f"{target.url}#out"}
+        with Waypost(url, retry_budget=30) as post, Waypost(target.url, retry_budget=30) as copies:
+            for queue in ("orders", "out", "tick", "astray"):
+                post.configure(queue, journal="full", completed=10)
+            post.publish("astray", 1)
+            debug = ("--log-level", "debug")
+            worker = start(
+                "worker", "tests.see.guarded:post", "--metrics-port", "0", "--promoter", "--json", *debug, **place
+            )
+            services = [
+                worker,
+                start("scheduler", *debug, **place),
+                start("promoter", *debug, **place),
+                start("relay", "--queue", "astray", "--to", f"{nats.url}/nowhere", "--hold", "0.2", *debug, **place),
+            ]
+            post.publish_many("orders", range(20))
+            handled(post, 10, copies)
+            until(lambda: post.ledger("tick").done, "a fire of the schedule")
+            metrics = ask(f"{worker.url}/metrics")[2] + ask(f"{worker.url}/health")[2]
+            for one in (server, target, nats):
+                one.kill()
+            until(lambda: "no connection to" in worker.told() or "was lost" in worker.told(), "the loss to be logged")
+            for one in (server, target, nats):
+                one.start()
+            post.publish_many("orders", range(20))
+            handled(post, 20, copies)
+            metrics += ask(f"{worker.url}/metrics")[2] + ask(f"{worker.url}/ready")[2]
+            kept = [repr(event) for queue in post.queues() for event in post.journal(queue).events]
+            kept += [repr(event) for event in copies.journal("out").events] + [repr(one) for one in post.workers()]
+            kept += [repr(message) for state in ("done", "dead") for message in post.messages("orders", state=state)]
+        seen = {"metrics": metrics, "kept": "\n".join(kept)}
+        seen |= {f"log {number}": ended(service) for number, service in enumerate(services)}
+    log = seen["log 0"]
+    assert all(part in log for part in ("event='dead'", '"trace_id"', "DEBUG", "ValueError")), log[-3000:]
+    assert "waypost_queue_messages" in metrics
+    assert [name for name, text in seen.items() if CANARY in text] == []
+
+
+def ended(service: Service) -> str:
+    """Stop a process in order; all that it said."""
+    service.process.terminate()
+    service.process.wait(60)
+    return service.told()
