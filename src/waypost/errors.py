@@ -30,6 +30,7 @@
     │   ├── MessageIdTaken                      the store has a message of this id; nothing was written
     │   └── StoreFailed                         the store answered with an error that has no better name
     ├── QueueFull                            `max_pending` is reached; nothing of the call was written
+    ├── QueueNotEmpty (RuntimeError)         a queue that still holds something is not removed
     ├── KeyTaken (KeyError)                  `on_conflict="error"` and the key is in use
     ├── UnknownSchedule (KeyError)           there is no schedule of that name or key
     ├── PartialPublish                       a later part of a batch failed; carries what is known
@@ -52,7 +53,7 @@ can decide about a repeat without knowing the class. Messages say what to do nex
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 if TYPE_CHECKING:
@@ -202,6 +203,16 @@ class StoreFailed(StoreError):
 
 class QueueFull(WaypostError):
     """Raised when a publish would pass `max_pending`. Nothing of the call was written."""
+
+
+class QueueNotEmpty(WaypostError, RuntimeError):
+    """Raised when a queue is to be removed that still holds something. Nothing was removed."""
+
+    def __init__(self, message: str, *, left: Mapping[str, int]) -> None:
+        super().__init__(message)
+        #: How many there are of each: ready, delayed, waiting, leased, dead, schedules, outgoing, chains, readers,
+        #: damaged, transactions. What there is none of is not named.
+        self.left = dict(left)
 
 
 class KeyTaken(WaypostError, KeyError):

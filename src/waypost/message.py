@@ -496,6 +496,17 @@ class Purged(Struct, frozen=True):
     more: bool
 
 
+class Removal(Struct, frozen=True):
+    """What a store answers to a removal: whether there was a queue, and what is left in it, which keeps it."""
+
+    existed: bool
+    left: dict[str, int] = {}
+    #: Not done yet: only a part of the journal was removed. Ask again.
+    more: bool = False
+    #: The answer to a repeat: it was removed before, and there is a new queue of its name.
+    made_again: bool = False
+
+
 class WorkerQueue(Struct, frozen=True):
     """A queue as one worker serves it. `handled` counts handler calls since the worker started."""
 

@@ -92,6 +92,9 @@ OUTGOING_TTL_MS = 12 * 3_600_000
 ARRIVAL_TTL_MS = 24 * 3_600_000
 #: So many arrivals are forgotten in one step at most: more than a step can add, or they would pile up.
 ARRIVALS_FORGOTTEN_MAX = 800
+#: The record of a removed queue is kept for so long: longer than any operation may be repeated, so that a late repeat
+#: cannot run again, and long enough for readers of the journal to see its numbers go on.
+REMOVED_TTL_MS = 30 * 86_400_000
 #: That a message or a chain has ended is told for so long to a queue that cannot be reached: somebody may wait for it.
 COMPLETION_TTL_MS = 30 * 86_400_000
 #: The time of what does not end by itself: a chain is remembered while any of its messages is unfinished. (The largest

@@ -51,6 +51,7 @@ TABLE: dict[str, tuple[Row, ...]] = {
     "configure": (Row("configure orders"), Row("configure orders lease=30s", "makes")),
     "cancel": (Row("cancel orders --key k"),),
     "purge": (Row("purge orders --state ready --yes"),),
+    "remove": (Row("remove orders --yes"),),
     "dead list": (Row("dead list orders"), Row("dead list orders --by-reason")),
     "dead peek": (Row(f"dead peek orders {ID}"),),
     "dead redrive": (Row("dead redrive orders --all"),),

@@ -200,6 +200,22 @@ def cancelling(desk: Desk) -> None:
     assert desk.json("purge", "orders", "--state", "waiting", "--yes")["removed"] == 1
 
 
+@scene("remove")
+def removing(desk: Desk) -> None:
+    desk.post.publish("orders", 1)
+    refused = desk.refused("remove", "orders", "--yes", code=1)
+    assert "queue orders is not empty" in refused
+    assert "1 ready message" in refused
+    desk.post.purge("orders")
+    assert "--yes" in desk.refused("remove", "orders")
+    assert desk.post.queues() == ["orders"]
+    assert desk.run("remove", "orders", "--yes") == "removed orders\n"
+    assert desk.post.queues() == []
+    assert desk.run("remove", "orders", "--yes", code=1) == "there is no queue orders\n"
+    desk.post.configure("orders", lease=10)
+    assert desk.json("remove", "orders", "--yes") == {"queue": "orders", "removed": True}
+
+
 @scene("dead list", "dead peek", "dead redrive", "dead purge")
 def dead_letters(desk: Desk) -> None:
     assert desk.run("dead", "list", "orders") == "no dead letters\n"

@@ -87,6 +87,7 @@ CALLS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "resume": ({"queue": "settings"}, ()),
     "redrive": ({"queue": "fuzzed"}, ("id", "ids", "reason", "limit", "rate")),
     "purge": ({"queue": "fuzzed"}, ("state",)),
+    "remove_queue": ({"queue": "removed"}, ()),
     "journal": ({"queue": "fuzzed"}, ("after", "limit")),
     "journal_reader": ({"queue": "fuzzed", "name": "reader"}, ("read_to",)),
     "journal_forget": ({"queue": "fuzzed", "name": "reader"}, ()),

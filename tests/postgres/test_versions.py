@@ -30,7 +30,10 @@ def make(connection: psycopg.Connection[Any], version: int, namespace: str) -> N
 
 
 #: Columns that came with a later version.
-NEW = {"message": ("claims",), "entry": ("claims",), "total": ("over_cap",)}
+NEW = {
+    "message": ("claims",), "entry": ("claims",), "total": ("over_cap",),
+    "queue": ("made", "removed_ms", "removed_mark", "removed_until"),
+}  # fmt: skip
 
 #: A claim of this release by the function of an older one, which knows no bound on bytes, and made the nonce of the
 #: session and the number: here they are made of the nonce.

@@ -34,9 +34,10 @@ KEYWORDS = {
 }  # fmt: skip
 #: Commands that Redis 6.2 has, with the arguments we use. `LPOP key count`, `XTRIM MINID` and `ZADD` of many are in it.
 COMMANDS = {
-    "DEL", "GET", "HDEL", "HEXISTS", "HGET", "HGETALL", "HINCRBY", "HLEN", "HMGET", "HSCAN", "HSET", "HSETNX",
-    "HSTRLEN", "HVALS", "LINDEX", "LLEN", "LPOP", "LPUSH", "LRANGE", "LTRIM", "PEXPIRE", "PTTL", "PUBLISH", "RPUSH",
-    "SADD", "SCARD", "SET", "SMEMBERS", "SPOP", "SREM", "TIME", "XADD", "XLEN", "XRANGE", "XREVRANGE", "XTRIM",
+    "DEL", "EXISTS", "GET", "HDEL", "HEXISTS", "HGET", "HGETALL", "HINCRBY", "HLEN", "HMGET", "HSCAN", "HSET", "HSETNX",
+    "HSTRLEN", "HVALS", "LINDEX", "LLEN", "LPOP", "LPUSH", "LRANGE", "LTRIM", "PERSIST", "PEXPIRE", "PTTL",
+    "PUBLISH", "RPUSH", "SADD", "SCARD", "SET", "SMEMBERS", "SPOP", "SREM", "TIME", "UNLINK", "XADD", "XLEN", "XRANGE",
+    "XREVRANGE", "XTRIM",
     "ZADD", "ZCARD", "ZCOUNT", "ZMSCORE", "ZPOPMIN", "ZRANGE", "ZRANGEBYSCORE", "ZRANK", "ZREM", "ZREMRANGEBYSCORE",
     "ZREVRANGE", "ZSCAN", "ZSCORE",
 }  # fmt: skip
@@ -205,12 +206,12 @@ def test_every_key_that_a_script_names_is_in_its_opening(name: str) -> None:
     listed = {one.strip() for one in touched.split(",")}
     assert named - listed == set()
     assert listed - DERIVED - {OF_CHAINS} <= set(CONSTANTS.values())
-    of_chains = re.search(r"-- include chains\n|BASE \.\. '(?:chain|watchers|blockers|waiters|end):", FILES[name])
+    of_chains = re.search(r"-- include chains\n|OWN \.\. '(?:chain|watchers|blockers|waiters|end):", FILES[name])
     assert bool(of_chains) == (OF_CHAINS in listed)
 
 
 def test_every_derived_key_is_in_an_opening() -> None:
-    made = {kind for text in FILES.values() for kind in re.findall(r"BASE \.\. '([a-z:]+):'", text)}
+    made = {kind for text in FILES.values() for kind in re.findall(r"(?:BASE|OWN) \.\. '([a-z:]+):'", text)}
     told = head(FILES["base"]) + head(FILES["chains"])
     assert made == {"window", "result", "chain", "watchers", "blockers", "waiters", "waiters:chain", "end", "unblock"}
     assert [kind for kind in made if f"{kind}:<" not in told] == []

@@ -10,6 +10,7 @@ from waypost.errors import (
     ConfigurationError,
     InvalidInput,
     KeyTaken,
+    QueueNotEmpty,
     SchemaTooNew,
     SchemaTooOld,
     StoreUnavailable,
@@ -62,6 +63,6 @@ def code_of(error: WaypostError) -> int:
             return UNREACHABLE
         case InvalidInput() | ConfigurationError():
             return USAGE
-        case KeyTaken() | UnknownSchedule():
+        case KeyTaken() | QueueNotEmpty() | UnknownSchedule():
             return FOUND
     return FAILED

@@ -59,7 +59,7 @@ COMMANDS: tuple[Any, ...] = (
 #: The order of `waypost --help`. A test fails when a command is in none of these.
 GROUPS: dict[str, tuple[str, ...]] = {
     "publish and look": ("publish", "queues", "stats", "watch", "peek", "history", "ledger", "journal"),
-    "act on a queue": ("pause", "resume", "configure", "cancel", "purge", "dead", "timers", "schedules"),
+    "act on a queue": ("pause", "resume", "configure", "cancel", "purge", "remove", "dead", "timers", "schedules"),
     "run": ("worker", "workers", "relay", "scheduler", "promoter"),
     "set up and check": ("migrate", "doctor", "bench", "completion"),
     "see it all": ("demo", "pipeline"),

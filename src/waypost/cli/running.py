@@ -1,4 +1,4 @@
-"""`waypost pause`, `resume`, `configure`, `cancel` and `purge`: running a queue from outside."""
+"""`waypost pause`, `resume`, `configure`, `cancel`, `purge` and `remove`: running a queue from outside."""
 
 from __future__ import annotations
 
@@ -52,6 +52,14 @@ def add(commands: Any) -> None:
     states = ("ready", "delayed", "waiting", "dead", "done")
     purge.add_argument("--state", choices=states, required=True, help="which ones")
     add_yes(purge)
+    remove = add_command(
+        commands, "remove", run_remove, "remove a queue that is empty",
+        more="Settings, counters, history and journal go with it, which cannot be undone, so it asks. A queue that "
+        "still holds something stays, and the exit code is 1. The next publish makes a new queue of the same name.",
+        examples=("waypost remove orders", "waypost remove orders --yes"),
+    )  # fmt: skip
+    remove.add_argument("queue", help="the queue")
+    add_yes(remove)
 
 
 def run_pause(options: argparse.Namespace) -> int:
@@ -167,3 +175,15 @@ def run_purge(options: argparse.Namespace) -> int:
     else:
         write(f"removed {format_count(removed, f'{options.state} message')} of {options.queue}")
     return 0
+
+
+def run_remove(options: argparse.Namespace) -> int:
+    """Remove an empty queue; the exit code."""
+    with open_post(options) as post:
+        confirm(options, f"Remove the queue {options.queue} with its settings, counters and journal for good?")
+        removed = post.remove_queue(options.queue)
+    if options.json:
+        write_json({"queue": options.queue, "removed": removed})
+    else:
+        write(f"removed {options.queue}" if removed else f"there is no queue {options.queue}")
+    return 0 if removed else FOUND

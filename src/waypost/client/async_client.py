@@ -457,6 +457,9 @@ class AsyncWaypost(BaseClient, AwaitedSchedules):
     async def purge(self, queue: QueueName, state: MessageState = "ready") -> int:
         return await self._run(self._purge_flow(queue, state))
 
+    async def remove_queue(self, queue: QueueName) -> bool:
+        return await self._run(run.remove_queue(self._context, queue_name(queue)))
+
     async def check(
         self, queue: QueueName, *, mend: bool = False, progress: Callable[[int], object] | None = None
     ) -> Checked:

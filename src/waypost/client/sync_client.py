@@ -498,6 +498,15 @@ class Waypost(BaseClient, BlockingSchedules):
         """Remove all messages that are `ready`, `delayed`, `dead` or `done`; how many there were."""
         return self._run(self._purge_flow(queue, state))
 
+    def remove_queue(self, queue: QueueName) -> bool:
+        """Remove a queue that is empty, with its settings, counters, history and journal; whether there was one.
+
+        Raises `QueueNotEmpty`, which names what is left, if it holds messages in any state, dead letters, schedules,
+        chains that have not finished, or registered readers of its journal. The next publish makes a new queue of
+        this name; a worker that still serves it does not.
+        """
+        return self._run(run.remove_queue(self._context, queue_name(queue)))
+
     def check(
         self, queue: QueueName, *, mend: bool = False, progress: Callable[[int], object] | None = None
     ) -> Checked:

@@ -430,6 +430,10 @@ class ClientContext:
         """Keep a policy just read or set for a moment."""
         self._policies[queue] = (policy, self.monotonic() + POLICY_CACHE_SECONDS)
 
+    def forget_policy(self, queue: str) -> None:
+        """The queue was removed: a new one of this name has the defaults."""
+        self._policies.pop(queue, None)
+
 
 #: A full queue is asked for its policy; a publisher that blocks must not ask every few milliseconds.
 POLICY_CACHE_SECONDS = 2.0

@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 from waypost.checks import check_choice, check_text, show
-from waypost.errors import InvalidInput, StoreFailed
+from waypost.errors import InvalidInput, QueueNotEmpty, StoreFailed
 from waypost.identity import is_message_id
 from waypost.message import (
     CancelStatus,
@@ -21,6 +21,7 @@ from waypost.message import (
     Page,
     Purged,
     Redriven,
+    Removal,
     Stored,
 )
 from waypost.operations.flow import ClientContext, Flow, Sleep, Together
@@ -263,6 +264,52 @@ def resume(context: ClientContext, queue: str) -> Flow[bool]:
     changed = yield from context.attempt_woken(context.store.resume(queue))
     context.tell("resumed", queue, "success" if changed else "skipped")
     return changed
+
+
+#: How each thing that keeps a queue from being removed is named, one and several, and the way to be rid of it.
+LEFT: dict[str, tuple[str, str, str]] = {
+    "ready": ("ready message", "ready messages", "let workers handle them or purge them"),
+    "delayed": ("delayed message", "delayed messages", "wait for them or purge them"),
+    "waiting": ("waiting message", "waiting messages", "wait for them or purge them"),
+    "leased": ("running message", "running messages", "let their handlers finish"),
+    "dead": ("dead letter", "dead letters", "redrive or purge them"),
+    "schedules": ("schedule", "schedules", "remove them with remove_schedule"),
+    "outgoing": ("message on its way to another queue", "messages on their way to other queues", "try again soon"),
+    "chains": ("chain that has not finished", "chains that have not finished", "let them finish"),
+    "readers": ("reader of its journal", "readers of its journal", "stop them and call journal_forget"),
+    "damaged": ("damaged record", "damaged records", "mend them with check(mend=True)"),
+    "transactions": ("open transaction that publishes", "open transactions that publish", "let them end"),
+}
+
+
+def remove_queue(context: ClientContext, queue: str) -> Flow[bool]:
+    """Remove a queue that is empty, and all that is kept of it; whether there was one."""
+    while True:
+        removal: Removal = yield from context.operate(queue, lambda operation: context.store.remove(queue, operation))
+        if not removal.more:
+            break
+    if removal.left:
+        context.tell("queue_removed", queue, "failure", reason=" ".join(removal.left))
+        raise not_empty(queue, removal.left)
+    for call in () if removal.made_again else context.store.unlist(queue):
+        yield from context.attempt(call)
+    # A new queue of this name may have got a schedule before it was taken off the list of those that have some.
+    if (yield from context.attempt(context.store.schedules(queue))).schedules:
+        yield from context.attempt(context.store.schedules_changed(queue))
+    context.forget_policy(queue)
+    context.tell("queue_removed", queue, "success" if removal.existed else "skipped")
+    return removal.existed
+
+
+def not_empty(queue: str, left: Mapping[str, int]) -> QueueNotEmpty:
+    """Name what is left in a queue, and what to do about each."""
+    parts = []
+    for name, (one, several, way_out) in LEFT.items():
+        count = left.get(name, 0)
+        if not count:
+            continue
+        parts.append(f"{count} {one if count == 1 else several} ({way_out})")
+    return QueueNotEmpty(f"queue {queue} is not empty, so nothing was removed: it has {', '.join(parts)}", left=left)
 
 
 def listing(context: ClientContext, queue: str, state: MessageState, count: int) -> Flow[list[Stored]]:

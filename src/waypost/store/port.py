@@ -45,6 +45,7 @@ from waypost.message import (
     Purged,
     Redriven,
     RegisteredWorker,
+    Removal,
     Saved,
     ScheduleList,
     Settlement,
@@ -458,6 +459,11 @@ class Store(Protocol):
     def policy(self, queue: str) -> Call[Policy]: ...
     def pause(self, queue: str) -> Call[bool]: ...
     def resume(self, queue: str) -> Call[Woken[bool]]: ...
+
+    # removing an empty queue: claims, settles and reads make no queue, the next publish or configure makes a new one.
+    # `unlist`: calls that take it off the lists which are no part of the same step.
+    def remove(self, queue: str, operation: Operation) -> Call[Removal]: ...
+    def unlist(self, queue: str) -> list[Call[None]]: ...
 
     # looking for damaged records, in bounded steps: begin without a cursor, go on until there is none
     def check(self, queue: str, cursor: str | None, *, mend: bool = False) -> Call[CheckPage]: ...

@@ -13,14 +13,21 @@ from waypost.policy import REPLAY_MAX, STAMP_AHEAD_MS
 
 
 def is_repeat(
-    queue: str, operation: Operation, now_ms: int, *, window_ms: int, known: bytes | None, newest: int
+    queue: str,
+    operation: Operation,
+    now_ms: int,
+    *,
+    window_ms: int,
+    known: bytes | None,
+    newest: int,
+    removed_ms: int = 0,
 ) -> bool:
     """Whether the remembered result is the answer; False: it runs for the first time. Raises where neither is right.
 
-    `known` is the mark under which its number is remembered; `newest` the largest number of its session.
+    `known` is the mark under which its number is remembered; `newest` the largest number of its session;
+    `removed_ms` when a queue of this name was last removed, 0 if it never was.
     """
-    if operation.stamp < now_ms - window_ms:
-        raise too_old(queue, now_ms)
+    check_removal(queue, operation, now_ms, window_ms=window_ms, removed_ms=removed_ms)
     if known == operation.mark:
         return True
     if operation.number <= newest - REPLAY_MAX:
@@ -39,6 +46,28 @@ def too_old(queue: str, store_ms: int | None) -> OperationTooOld:
         f"a call on queue {queue} was repeated so late that the store may have forgotten whether it ran; it did not "
         "run now. It may have been done the first time: look at the queue before you call again, or publish with a "
         "key, so that a second call is harmless",
+        store_ms=store_ms,
+    )
+
+
+def check_removal(queue: str, operation: Operation, now_ms: int, *, window_ms: int, removed_ms: int) -> None:
+    """Refuse an operation that is too old, or was meant for a queue that has been removed since.
+
+    A removal that lies further ahead of the clock than a stamp may was made before the clock was set back: it would
+    refuse every operation until the clock has caught up, so it does not count.
+    """
+    if operation.stamp < now_ms - window_ms:
+        raise too_old(queue, now_ms)
+    if operation.stamp <= removed_ms <= now_ms + STAMP_AHEAD_MS:
+        raise removed_since(queue, max(now_ms, removed_ms + 1))
+
+
+def removed_since(queue: str, store_ms: int) -> OperationTooOld:
+    """The queue was removed after the operation was first sent; a new operation makes a new queue."""
+    return OperationTooOld(
+        f"queue {queue} was removed after this call was first sent, so it did not run now. It may have been done "
+        "before the removal: look at the queue before you call again, or publish with a key, so that a second call is "
+        "harmless",
         store_ms=store_ms,
     )
 

@@ -34,6 +34,7 @@ from waypost.message import (
     Published,
     Purged,
     Redriven,
+    Removal,
     Settlement,
     SettleStatus,
     SideEffect,
@@ -446,6 +447,16 @@ class Bench:
     ) -> Purged:
         """Remove messages of one state."""
         return self.run(self.store.purge(queue, state, limit, operation or self.operation(queue)))
+
+    def remove(self, *, queue: str = QUEUE, operation: Operation | None = None) -> Removal:
+        """Remove a queue as clients do: then take it off the lists that are kept apart from it."""
+        removal = self.run(self.store.remove(queue, operation or self.operation(queue)))
+        while removal.more:
+            removal = self.run(self.store.remove(queue, self.operation(queue)))
+        if not removal.left and not removal.made_again:
+            for call in self.store.unlist(queue):
+                self.run(call)
+        return removal
 
     # ---- looking -----------------------------------------------------------------------------------------
 

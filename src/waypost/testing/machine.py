@@ -455,6 +455,28 @@ class StoreMachine(RuleBasedStateMachine):
             self.paused.discard(queue)
             self.both(lambda store: store.resume(queue))
 
+    @step(2, queue=st.sampled_from(QUEUES), purged=st.booleans())
+    def remove(self, queue: str, purged: bool) -> None:
+        """A queue that may hold something; now and then one that was emptied for it. Its name goes on."""
+        if purged:
+            for state in ("ready", "delayed", "waiting", "dead"):
+                self.purge(queue, state, 100)
+            for key in "xy":
+                self.both(lambda store, k=key: store.remove_schedule(queue, k))  # type: ignore[misc]
+        removal = self.operate(queue, lambda store, operation: store.remove(queue, operation))
+        if removal is not None and removal.existed and not removal.left:
+            self.reached["removed"] += 1
+            for index, store in enumerate(self.stores):
+                for call in store.unlist(queue):
+                    self.executors[index].run(call)
+                assert queue not in self.executors[index].run(store.queues())
+            self.journal_read[queue] = self.executors[0].run(self.stores[0].stats(queue)).journal_last
+            self.paused.discard(queue)
+            self.past[queue] += self.held[queue]
+            self.held[queue] = []
+            # What is first sent in the millisecond of a removal is refused, and clients send it again.
+            self.clock.advance(0.001)
+
     @step(5, seconds=st.sampled_from((0.001, 0.5, 1, 5, 10, 30, 61, 3600)))
     def advance(self, seconds: float) -> None:
         """Time passes for both."""

@@ -91,6 +91,12 @@ class Book:
 
     def __init__(self, name: str) -> None:
         self.name = name
+        #: Whether it is a queue: a claim of a name that is none registers its sleeper, and makes no queue.
+        self.made = False
+        #: When a queue of this name was last removed, by which operation, and how long that is remembered.
+        self.removed_ms = 0
+        self.removed_mark = b""
+        self.removed_until = 0
         self.policy = DEFAULT_POLICY
         self.paused = False
         self.replays: dict[bytes, Replays] = {}
@@ -174,9 +180,10 @@ class Book:
         replays = self.replays.get(operation.session)
         known, newest = (None, 0) if replays is None else (replays.results.get(operation.number), replays.newest)
         mark = None if known is None else known[0]
-        if is_repeat(self.name, operation, now, window_ms=window_ms, known=mark, newest=newest) and known is not None:
-            return known[1]
-        return None
+        is_known = is_repeat(
+            self.name, operation, now, window_ms=window_ms, known=mark, newest=newest, removed_ms=self.removed_ms
+        )
+        return known[1] if is_known and known is not None else None
 
     def remember(self, now: int, operation: Operation, result: object, window_ms: int) -> None:
         """Keep a result for longer than a repeat can come, and forget sessions that were silent for as long."""

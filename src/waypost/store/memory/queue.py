@@ -41,6 +41,7 @@ from waypost.policy import (
     HEAD_OFFSET,
     PROMOTE_MAX,
     RECLAIM_MAX,
+    REMOVED_TTL_MS,
     SLEEPER_TTL_MS,
 )
 from waypost.store.memory.book import Record, run_of
@@ -639,6 +640,36 @@ class QueueModel(Shelves):
             done = "counted anew" if mend else None
             damages.append(Damage(self.name, "counters", None, f"the ledger is off by {balance}", done))
         return CheckPage(len(self.messages), damages, None)
+
+    # ---- removal -----------------------------------------------------------------------------------------
+
+    def left(self, now: int) -> dict[str, int]:
+        """What keeps this queue from being removed."""
+        states: tuple[MessageState, ...] = ("ready", "delayed", "waiting", "leased", "dead")
+        counts: dict[str, int] = {state: self.count(state) for state in states}
+        counts |= {
+            "schedules": len(self.schedules),
+            "chains": sum(not chain.state().is_finished for chain in self.chains.values()),
+            "readers": len(self.readers),
+            "damaged": len(self.messages) - sum(counts.values()),
+        }
+        return {name: count for name, count in counts.items() if count}
+
+    def successor(self, now: int, mark: bytes) -> QueueModel:
+        """What is remembered of this queue after its removal; a new queue of the same name goes on from it.
+
+        Operations and arrivals, until a repeat of none can come any more; and the last number of the journal.
+        """
+        model = QueueModel(self.name)
+        model.removed_ms, model.removed_mark, model.removed_until = now, mark, now + REMOVED_TTL_MS
+        model.replays, model.arrivals = self.replays, self.arrivals
+        model.journal_last, model.journal_first = self.journal_last, self.journal_last + 1
+        return model
+
+    def is_wanted(self, now: int) -> bool:
+        """Whether anything is to be remembered of this name, be it a queue or not."""
+        waited_for = self.removed_until > now or any(until > now for until in self.sleepers.values())
+        return self.made or waited_for or bool(self.messages) or any(r.until_ms > now for r in self.replays.values())
 
     def set_paused(self, now: int, paused: bool) -> bool:
         """Whether this changed anything."""

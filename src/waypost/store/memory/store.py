@@ -31,6 +31,7 @@ from waypost.message import (
     Purged,
     Redriven,
     RegisteredWorker,
+    Removal,
     Saved,
     ScheduleList,
     Settlement,
@@ -66,6 +67,7 @@ from waypost.store.port import (
     told,
 )
 from waypost.store.register import pack
+from waypost.store.repeats import check_removal
 
 T = TypeVar("T")
 
@@ -166,10 +168,25 @@ class MemoryStore:
         return self._queues.get(name) or QueueModel(name)
 
     def _queue_for_writing(self, name: str) -> QueueModel:
+        """A queue to write to. It is made only by what exists to add something: see `_made`."""
         return self._queues.setdefault(name, QueueModel(name))
 
-    def _once(self, name: str, queue: str, operation: Operation, step: Callable[[QueueModel, int], T]) -> ModelCall[T]:
-        """A verb that runs once per operation: a repeat gets the first result."""
+    def _made(self, name: str) -> QueueModel:
+        """A queue to add something to: from now on it is one."""
+        model = self._queue_for_writing(name)
+        model.made = True
+        return model
+
+    def _once(
+        self,
+        name: str,
+        queue: str,
+        operation: Operation,
+        step: Callable[[QueueModel, int], T],
+        *,
+        makes: bool = False,
+    ) -> ModelCall[T]:
+        """A verb that runs once per operation: a repeat gets the first result. `makes`: it makes the queue."""
 
         def run(now: int) -> T:
             model = self._queue_for_writing(queue)
@@ -177,6 +194,7 @@ class MemoryStore:
             if first is not None:
                 return cast(T, first)
             result = step(model, now)
+            model.made = model.made or makes
             model.remember(now, operation, result, self.replay_ttl_ms)
             return result
 
@@ -224,7 +242,7 @@ class MemoryStore:
         def step(model: QueueModel, now: int) -> Woken[list[Published]]:
             return self._carried(now, self._waking(model, now, lambda: model.publish(now, drafts, operation)))
 
-        return self._once("publish", queue, operation, step)
+        return self._once("publish", queue, operation, step, makes=True)
 
     def claim(
         self,
@@ -286,7 +304,7 @@ class MemoryStore:
             return status
         for next_one in settlement.then:
             model.counts["transferred"] += 1
-            target = self._queue_for_writing(next_one.queue)
+            target = self._made(next_one.queue)
             draft = forwarded_draft(next_one)
             if target is model:
                 target.publish(now, [draft], operation)
@@ -366,7 +384,7 @@ class MemoryStore:
         return ModelCall("trace", step)
 
     def queues(self) -> Call[list[str]]:
-        return ModelCall("queues", lambda now: sorted(self._queues))
+        return ModelCall("queues", lambda now: sorted(name for name, model in self._queues.items() if model.made))
 
     # ---- running a queue ---------------------------------------------------------------------------------
 
@@ -398,7 +416,7 @@ class MemoryStore:
 
     def configure(self, queue: str, changes: Mapping[str, Any]) -> Call[Woken[Policy]]:
         def step(now: int) -> Woken[Policy]:
-            model = self._queue_for_writing(queue)
+            model = self._made(queue)
 
             def change() -> Policy:
                 model.policy = model.policy.changed(changes)
@@ -413,7 +431,7 @@ class MemoryStore:
         return ModelCall("policy", lambda now: self._queue(queue).policy)
 
     def pause(self, queue: str) -> Call[bool]:
-        return ModelCall("pause", lambda now: self._queue_for_writing(queue).set_paused(now, True))
+        return ModelCall("pause", lambda now: self._made(queue).set_paused(now, True))
 
     def resume(self, queue: str) -> Call[Woken[bool]]:
         def step(now: int) -> Woken[bool]:
@@ -422,6 +440,30 @@ class MemoryStore:
             return self._waking(model, now, lambda: changed, also=lambda: worth_resuming(model) if changed else 0)
 
         return ModelCall("resume", step)
+
+    def remove(self, queue: str, operation: Operation) -> Call[Removal]:
+        def step(now: int) -> Removal:
+            model = self._queue(queue)
+            if model.removed_mark == operation.mark:
+                return Removal(True, made_again=model.made)
+            check_removal(queue, operation, now, window_ms=self.replay_ttl_ms, removed_ms=model.removed_ms)
+            left = model.left(now)
+            if left or not model.made:
+                return Removal(model.made, left)
+            self._sweep(now)
+            self._queues[queue] = model.successor(now, operation.mark)
+            self._scheduled.pop(queue, None)
+            return Removal(True)
+
+        return ModelCall("remove", step)
+
+    def _sweep(self, now: int) -> None:
+        """Forget what is remembered of names that are no queues, where that has run out."""
+        for name in [name for name, model in self._queues.items() if not model.is_wanted(now)]:
+            del self._queues[name]
+
+    def unlist(self, queue: str) -> list[Call[None]]:
+        return []
 
     # ---- who works -----------------------------------------------------------------------------------------
 
@@ -465,7 +507,7 @@ class MemoryStore:
         return ModelCall("journal", step)
 
     def journal_reader(self, queue: str, name: str, read_to: int | None) -> Call[int]:
-        return ModelCall("journal_reader", lambda now: self._queue_for_writing(queue).reader(name, read_to))
+        return ModelCall("journal_reader", lambda now: self._made(queue).reader(name, read_to))
 
     def journal_forget(self, queue: str, name: str) -> Call[bool]:
         return ModelCall(
@@ -483,6 +525,7 @@ class MemoryStore:
         def step(now: int) -> Saved:
             saved, changed = scheduling.save_schedule(self._queue_for_writing(queue), schedule, version, next_ms)
             if changed:
+                self._made(queue)
                 self._scheduled[queue] = self._scheduled.get(queue, 0) + 1
             return saved
 

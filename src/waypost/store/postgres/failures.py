@@ -15,7 +15,7 @@ from waypost.errors import (
     StoreUnavailable,
     WaypostError,
 )
-from waypost.store.repeats import id_taken, session_taken, too_old
+from waypost.store.repeats import id_taken, removed_since, session_taken, too_old
 from waypost.urls import redact_text
 
 #: Nothing was done, and the same call may succeed at once: deadlock, serialization, two that met at a unique index,
@@ -42,6 +42,8 @@ def refused(state: str, text: str, queue: str, verb: str) -> WaypostError:
         )
     if state == "WPOLD":
         return too_old(queue, int(text) if text.isdigit() else None)
+    if state == "WPGON":
+        return removed_since(queue, int(text))
     if state == "WPSES":
         return session_taken(queue)
     if state == KNOWN_ID:

@@ -20,12 +20,15 @@ from waypost.store.postgres.constants import inject
 from waypost.store.postgres.failures import lost, refused
 
 #: Grows with every change of a table or a function.
-VERSION = 5
+VERSION = 6
 #: Changes of tables, each with the version that it leads to. A version that changes only functions has none.
-MIGRATIONS = ((1, "0001_tables"), (2, "0002_wake_at_commit"), (3, "0003_token_floor"), (4, "0004_over_cap"))
+MIGRATIONS = (
+    (1, "0001_tables"), (2, "0002_wake_at_commit"), (3, "0003_token_floor"), (4, "0004_over_cap"),
+    (6, "0006_removed_queues"),
+)  # fmt: skip
 FUNCTIONS = (
     "base", "moves", "wake", "tidy", "chains", "accept", "publish", "claim", "settle", "extend", "cancel", "running",
-    "journal", "stats", "workers", "schedules", "check", "poll",
+    "journal", "stats", "workers", "schedules", "check", "poll", "remove",
 )  # fmt: skip
 SCHEMA = re.compile(r"[A-Za-z_][A-Za-z0-9_$]{0,62}")
 NAME = re.compile(r"\{(#?)([a-z_]+)\}")

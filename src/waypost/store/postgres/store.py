@@ -30,6 +30,7 @@ from waypost.message import (
     Purged,
     Redriven,
     RegisteredWorker,
+    Removal,
     Settlement,
     SettleStatus,
     Stats,
@@ -380,7 +381,10 @@ class PostgresStore(ScheduleVerbs, ChainVerbs):
         )
 
     def queues(self) -> Call[list[str]]:
-        statement = self.names.fill("SELECT name FROM {queue} ORDER BY name")
+        statement = self.names.fill(
+            "SELECT name FROM {queue} q WHERE made OR EXISTS (SELECT 1 FROM {message} m WHERE m.queue = q.number) "
+            "ORDER BY name"
+        )
         return PostgresCall("queues", "", statement.encode(), (), lambda result: [row[0] for row in rows_of(result)])
 
     # ---- running a queue -------------------------------------------------------------------------------------
@@ -444,6 +448,18 @@ class PostgresStore(ScheduleVerbs, ChainVerbs):
             return Woken(changed, _wake(queue, wake))
 
         return self._call("pause", queue, [text(queue), self._now(), flag(False)], decode, name="resume")
+
+    def remove(self, queue: str, operation: Operation) -> Call[Removal]:
+        def decode(result: PGresult) -> Removal:
+            existed, left, made_again = msgspec.json.decode(
+                one(result) or b"", type=tuple[bool, dict[str, int], bool]
+            )  # fmt: skip
+            return Removal(existed, left, made_again=made_again)
+
+        return self._once("remove_queue", queue, operation, (), decode)
+
+    def unlist(self, queue: str) -> list[Call[None]]:
+        return []
 
     # ---- who works ---------------------------------------------------------------------------------------------
 

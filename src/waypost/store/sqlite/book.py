@@ -12,12 +12,13 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from waypost.errors import SchemaTooNew
 from waypost.message import MINUTE_COUNTERS, SIDE_EVENTS, EventName, is_side_effect
 from waypost.policy import DEFAULT_POLICY, FAILURE_EVENTS, MINUTES_KEPT, Policy
 from waypost.store.repeats import id_taken
+from waypost.store.sqlite.removal import RemovalMark, read_mark, write_mark
 from waypost.store.sqlite.schema import DEAD, LEASED, WAITING
 
 if TYPE_CHECKING:
@@ -158,11 +159,13 @@ class QueueBook:
         "_events_noted",
         "_gone",
         "_kept_envelopes",
+        "_mark_before",
         "_minute",
         "_touched",
         "damaged",
         "freshly_ready",
         "holders",
+        "mark",
         "name",
         "now",
         "number",
@@ -182,7 +185,11 @@ class QueueBook:
         self.policy_text = DEFAULT_POLICY_TEXT
         self.paused = False
         self.numbers: dict[str, int] = dict(_FRESH_NUMBERS)
+        #: Whether it is a queue at all, and when one of this name was removed.
+        self.mark = RemovalMark(gone=True) if row is None else read_mark(row[-1])
+        self._mark_before = None if row is None else structs.replace(self.mark)
         if row is not None:
+            row = row[:-1]
             self.number, _, self.policy_text, paused = row[:4]
             self.paused = bool(paused)
             self.numbers = dict(zip(NUMBERS, row[4:], strict=False))
@@ -211,6 +218,25 @@ class QueueBook:
         """A changed policy acts from here on."""
         self.policy_text = msgspec.json.encode(policy)
         self._follow(policy)
+
+    @property
+    def is_made(self) -> bool:
+        """Whether it is a queue: a claim of a name that is none makes none."""
+        return not self.mark.gone
+
+    def make(self) -> None:
+        """Something is added to it: from now on it is a queue."""
+        self.mark.gone = False
+
+    def begin_anew(self, mark: RemovalMark, policy: Policy) -> None:
+        """It was removed: what is left is its number, the last number of its journal, and that it was removed."""
+        last = self.numbers["journal_last"]
+        self.numbers = _FRESH_NUMBERS | {
+            "journal_last": last, "journal_first": last + 1, "journal_swept": last + 1,
+        }  # fmt: skip
+        self.paused = False
+        self.set_policy(policy)
+        self.mark = mark
 
     # ---- counting ----------------------------------------------------------------------------------------
 
@@ -477,3 +503,5 @@ class QueueBook:
         after = (self.policy_text, int(self.paused), *self.numbers.values())
         if self._before is None or self._before[2:] != after:
             self.step.execute(_QUEUE_UPDATE, (*after, self.number))
+        if self.mark != (self._mark_before or RemovalMark()):
+            write_mark(self.step, self.name, self.mark)

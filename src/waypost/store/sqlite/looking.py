@@ -209,6 +209,7 @@ def trace(book: QueueBook, message_id: str) -> TracePage:
 
 def reader(book: QueueBook, name: str, read_to: int | None) -> int:
     """Register a reader, or move it forward; where it stands."""
+    book.make()
     row = book.step.execute(_READER, (book.number, name)).fetchone()
     position = book.numbers["journal_first"] - 1 if row is None else int(row[0])
     if read_to is not None:

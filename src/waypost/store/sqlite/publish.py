@@ -51,6 +51,7 @@ def publish(
         if known or (of_chains and action == "new" and draft.id in book.records):
             raise id_taken(book.name, draft.id)
     _make_room(book, drafts, plans, operation)
+    book.make()
     seq = book.step.take_seq(len(drafts))
     results = [
         _store(book, draft, action, holder_id, seq + index, operation, schedule)

@@ -50,9 +50,10 @@ def replayed(book: QueueBook, operation: Operation) -> bytes | None:
     if operation.number <= newest:
         kept = book.step.execute(_RESULT, (*key, operation.number)).fetchone()
     mark = None if kept is None else bytes(kept[0][:MARK_BYTES])
-    if is_repeat(book.name, operation, book.now, window_ms=window_ms, known=mark, newest=newest) and kept is not None:
-        return bytes(kept[0][MARK_BYTES:])
-    return None
+    is_known = is_repeat(
+        book.name, operation, book.now, window_ms=window_ms, known=mark, newest=newest, removed_ms=book.mark.ms
+    )
+    return bytes(kept[0][MARK_BYTES:]) if is_known and kept is not None else None
 
 
 def remember(book: QueueBook, operation: Operation, result: bytes) -> None:

@@ -83,6 +83,7 @@ def purge(book: QueueBook, state: MessageState, limit: int, operation: str) -> P
 
 def configure(book: QueueBook, changes: Mapping[str, Any]) -> Policy:
     """Change the queue's policy; it acts from the next step on."""
+    book.make()
     book.set_policy(book.policy.changed(changes))
     book.note("configured", None, cause=told(changes))
     return book.policy
@@ -90,6 +91,8 @@ def configure(book: QueueBook, changes: Mapping[str, Any]) -> Policy:
 
 def set_paused(book: QueueBook, paused: bool) -> bool:
     """Whether this changed anything."""
+    if paused:
+        book.make()
     if book.paused == paused:
         return False
     book.paused = paused

@@ -52,6 +52,7 @@ def save_schedule(book: QueueBook, schedule: StoredSchedule, version: str | None
     found = _find(book, schedule.key)
     if (None if found is None else (found.version, found.next_ms)) != (None if version is None else (version, next_ms)):
         return Saved("conflict", found)
+    book.make()
     step = book.step
     change = step.execute(_CHANGE).fetchone()[0]
     s = schedule

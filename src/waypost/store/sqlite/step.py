@@ -9,11 +9,13 @@ from typing import Any, TypeVar
 from waypost.message import Notice
 from waypost.store.port import Call, SideEffects
 from waypost.store.sqlite.book import QueueBook
+from waypost.store.sqlite.removal import sweep_names
 from waypost.store.sqlite.schema import RESERVE_BYTES, Spelling
 
 T = TypeVar("T")
 
-_QUEUE = "SELECT * FROM {queue} WHERE name = ?"
+_QUEUE = """
+    SELECT q.*, (SELECT value FROM {meta} WHERE name = 'removal:' || q.name) FROM {queue} q WHERE q.name = ?"""
 _QUEUE_NEW = "INSERT INTO {queue} (name, policy) VALUES (?, ?)"
 _SEQ_LAST = "SELECT max(seq) FROM {envelope}"
 _RESERVE_KEPT = "SELECT 1 FROM {reserve}"
@@ -90,11 +92,15 @@ class Step:
         return QueueBook(self, name, self.execute(_QUEUE, (name,)).fetchone())
 
     def book(self, name: str) -> QueueBook:
-        """A queue to write to, made if it is not there. The same object for the whole step."""
+        """A name to write to, with its row made if it is not there. The same object for the whole step.
+
+        It is a queue only when something is added to it: see `QueueBook.make`.
+        """
         book = self._books.get(name)
         if book is None:
             book = self.look(name)
             if book.number == 0:
+                sweep_names(self)
                 book.number = self.execute(_QUEUE_NEW, (name, book.policy_text)).lastrowid or 0
             if self.give_way:
                 book.give_way()

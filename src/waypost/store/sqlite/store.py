@@ -30,6 +30,7 @@ from waypost.message import (
     Purged,
     Redriven,
     RegisteredWorker,
+    Removal,
     Saved,
     ScheduleList,
     Settlement,
@@ -57,7 +58,18 @@ from waypost.store.port import (
     poll_parts,
 )
 from waypost.store.register import pack
-from waypost.store.sqlite import chains, claim, looking, polling, replays, running, schedules, settle, workers
+from waypost.store.sqlite import (
+    chains,
+    claim,
+    looking,
+    polling,
+    removal,
+    replays,
+    running,
+    schedules,
+    settle,
+    workers,
+)
 from waypost.store.sqlite import check as checking
 from waypost.store.sqlite.book import QueueBook
 from waypost.store.sqlite.connection import check_library
@@ -75,7 +87,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_QUEUES = "SELECT name FROM {queue} ORDER BY name"
+_QUEUES = """
+    SELECT q.name FROM {queue} q LEFT JOIN {meta} m ON m.name = 'removal:' || q.name
+    WHERE m.name IS NULL OR NOT json_extract(m.value, '$.gone') ORDER BY q.name"""
 _RESULT = "SELECT data FROM {result} WHERE queue = ? AND id = ? AND until_ms > ?"
 
 #: Longer than any client repeats a call whose reply was lost.
@@ -344,6 +358,12 @@ class SqliteStore:
             return _woken(book, lambda: changed, also=lambda: running.worth_resuming(book) if changed else 0)
 
         return SqliteCall("resume", run)
+
+    def remove(self, queue: str, operation: Operation) -> Call[Removal]:
+        return SqliteCall("remove", lambda step: removal.remove(step, queue, operation))
+
+    def unlist(self, queue: str) -> list[Call[None]]:
+        return []
 
     # ---- who works -----------------------------------------------------------------------------------------
 

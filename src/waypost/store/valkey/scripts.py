@@ -49,7 +49,7 @@ CAUSES = (
 SCRIPTS = (
     "publish", "claim", "settle", "extend", "cancel", "redrive", "purge", "peek", "stats", "configure", "journal",
     "outgoing", "heartbeat", "unregister", "workers", "arrive", "watch", "save_schedule", "schedules", "fire_schedule",
-    "trigger_schedule", "promote", "check", "poll",
+    "trigger_schedule", "promote", "check", "poll", "remove",
 )  # fmt: skip
 #: Scripts that need nothing of the base.
 APART = ("elect", "start_wait", "unblock")
@@ -81,7 +81,7 @@ LIMITS = (
     "MINUTES_KEPT", "HEAD_OFFSET", "CHUNK_MESSAGES_MAX", "WORKERS_SWEPT_MAX", "ENDED_TTL_MS", "WAITER_TTL_MS",
     "NO_END_MS", "COMPLETION_TTL_MS", "BLOCKER_CHECK_MS", "BLOCKER_CHECKS_MAX",
     "COVER_MS_MAX", "COVERED_MAX", "UNBLOCK_TTL_MS", "LOOKED_AT_MAX", "CHUNK_BYTES_MAX", "JOURNAL_SLACK_PART",
-    "SIDE_EFFECTS_MAX",
+    "SIDE_EFFECTS_MAX", "REMOVED_TTL_MS",
 )  # fmt: skip
 _places: dict[str, dict[str, Any]] = {
     "COUNT": {name: place for place, name in enumerate(COUNTERS, 1)},

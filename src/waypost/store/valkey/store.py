@@ -29,6 +29,7 @@ from waypost.message import (
     Purged,
     Redriven,
     RegisteredWorker,
+    Removal,
     Settlement,
     SettleStatus,
     Stats,
@@ -90,7 +91,7 @@ ID_BYTES = 24
 KEPT_ON_DISK = frozenset(
     (
         "publish", "settle", "cancel", "redrive", "purge", "configure", "arrive", "save_schedule", "fire_schedule",
-        "trigger_schedule", "check",
+        "trigger_schedule", "check", "remove",
     )
 )  # fmt: skip
 #: What each durability means, for people.
@@ -110,6 +111,10 @@ QUEUES_REMEMBERED_MAX = 10_000
 #: One local disk, no replica, within so many milliseconds. It covers the connection that it is sent on.
 WAIT_FOR_DISK = command(b"WAITAOF", b"1", b"0", b"5000")
 NOTHING = part(b"")
+#: Added to whether a queue is paused in the answer to a claim: nothing was added to it, or it was removed.
+NO_QUEUE = 2
+#: What may be left in a queue, in the order in which the script counts it.
+LEFT = ("ready", "delayed", "waiting", "leased", "dead", "schedules", "outgoing", "chains", "readers", "damaged")
 #: Number, mark and stamp of an operation.
 OPERATION = struct.Struct(">I8sQ").pack
 
@@ -251,8 +256,13 @@ class ValkeyStore(ScheduleVerbs):
         if encoded is not None:
             parts.append(encoded)
         announce: ValkeyCall[None] | None = None
-        if verb in ANNOUNCED or (verb == "claim" and queue in self._claimed_from):
+        if verb in ANNOUNCED and name != "resume":
             announce = self._announcement(queue)
+        elif verb == "claim" and queue in self._claimed_from:
+            announce = self._announcement(queue)
+            if announce is not None:
+                # Once for what was claimed: a worker that goes on asking must not put a removed queue back on the list.
+                self._claimed_from.discard(queue)
         on_disk = WAIT_FOR_DISK if self.durability == "fsync" and verb in KEPT_ON_DISK else None
         return ValkeyCall(name or verb, queue, b"".join(parts), decode, text, announce, on_disk, place=place)
 
@@ -341,12 +351,14 @@ class ValkeyStore(ScheduleVerbs):
                 :11
             ]
             leases = packing.unpack_leases(reply, 11, lease_end, now, fence)
-            if leases and queue not in self._claimed_from:
+            if paused >= NO_QUEUE:
+                self._claimed_from.discard(queue)
+            elif leases and queue not in self._claimed_from:
                 if len(self._claimed_from) > QUEUES_REMEMBERED_MAX:
                     self._claimed_from.clear()
                 self._claimed_from.add(queue)
             claimed = Claimed(
-                leases, _or_none(next_due), _or_none(next_lease), _or_none(next_rate), paused == 1, outgoing,
+                leases, _or_none(next_due), _or_none(next_lease), _or_none(next_rate), paused % NO_QUEUE == 1, outgoing,
                 _or_none(lease), more == 1, damaged=_damaged_ids(damaged),
             )  # fmt: skip
             if not besides:
@@ -427,13 +439,8 @@ class ValkeyStore(ScheduleVerbs):
         return self._call("watch", queue, None, arguments, packing.unpack_chain, name="watch_chain")
 
     def result(self, queue: str, message_id: str) -> Call[bytes | None]:
-        def decode(reply: Any) -> bytes | None:
-            if reply is None or (self.clock and int.from_bytes(reply[:8], "big") <= self.clock()):
-                return None
-            return bytes(reply[8:])
-
-        key = f"{{{self.namespace}:{queue}}}:result:{message_id}".encode()
-        return ValkeyCall("result", queue, command(b"GET", key), decode, key=key, place=key)
+        # By a script, which knows under which name the results of the queue lie.
+        return self._call("watch", queue, None, [b"result", message_id.encode()], lambda reply: reply, name="result")
 
     # ---- looking -----------------------------------------------------------------------------------------------
 
@@ -577,6 +584,26 @@ class ValkeyStore(ScheduleVerbs):
             return CheckPage(reply[0], damages, reply[1].decode() or None)
 
         return self._call("check", queue, None, [b"1" if mend else b"", (cursor or "").encode()], decode)
+
+    def remove(self, queue: str, operation: Operation) -> Call[Removal]:
+        def decode(reply: Any) -> Removal:
+            left = {name: count for name, count in zip(LEFT, reply[1:], strict=False) if count}
+            return Removal(reply[0] > 0, left, made_again=reply[0] == 2)
+
+        return self._call("remove", queue, operation, [], decode)
+
+    def unlist(self, queue: str) -> list[Call[None]]:
+        def forget(reply: Any) -> None:
+            self._announced.pop(queue, None)
+            self._claimed_from.discard(queue)
+
+        listed, scheduled, name = f"{self.namespace}:queues".encode(), self._scheduled_key, queue.encode()
+        return [
+            ValkeyCall("unlist", queue, command(b"SREM", listed, name), forget, key=listed, place=listed),
+            ValkeyCall(
+                "unlist", queue, command(b"HDEL", scheduled, name), lambda reply: None, key=scheduled, place=scheduled
+            ),
+        ]
 
     # ---- who works ---------------------------------------------------------------------------------------------
 

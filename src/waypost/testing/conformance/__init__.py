@@ -2,6 +2,7 @@
 
     publish    what is stored is what was sent, once, in order, within the cap
     keys       deduplication, conflicts, windows, generations
+    removal    an empty queue goes whole, and what was meant for it does not reach the next of its name
     queue      pause, policy, limits, namespaces, listings
     lease      claims, fences, counts, reclaim
     settle     outcomes, results, continuations, cancel
@@ -36,6 +37,13 @@ from waypost.testing.conformance.lease import TestAtMostOnce, TestClaims, TestCo
 from waypost.testing.conformance.ledger import TestLedger, TestMinutes
 from waypost.testing.conformance.publish import TestArrivals, TestCap, TestPublishing
 from waypost.testing.conformance.queue import TestApartness, TestLimits, TestLooking, TestPause, TestPolicy
+from waypost.testing.conformance.removal import (
+    TestNamesThatAreNoQueues,
+    TestOperationsAcrossARemoval,
+    TestRefusedRemovals,
+    TestRemovals,
+    TestRemovalsAtTheSameTime,
+)
 from waypost.testing.conformance.replay import TestClones, TestForgotten, TestLostReplies, TestOperations
 from waypost.testing.conformance.schedules import TestFires, TestLeaders, TestPromotion, TestSaving
 from waypost.testing.conformance.settle import TestCancel, TestContinuations, TestOutcomes, TestResults
@@ -76,7 +84,9 @@ __all__ = [
     "TestLooking",
     "TestLostReplies",
     "TestMinutes",
+    "TestNamesThatAreNoQueues",
     "TestOperations",
+    "TestOperationsAcrossARemoval",
     "TestOutcomes",
     "TestPause",
     "TestPolicy",
@@ -85,7 +95,10 @@ __all__ = [
     "TestPublishing",
     "TestReclaim",
     "TestRedrive",
+    "TestRefusedRemovals",
     "TestRegister",
+    "TestRemovals",
+    "TestRemovalsAtTheSameTime",
     "TestResults",
     "TestSaving",
     "TestSideEffects",

@@ -13,17 +13,35 @@ CREATE OR REPLACE FUNCTION {clock}(p_clock bigint) RETURNS bigint LANGUAGE sql V
     SELECT coalesce(p_clock, floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint)
 $body$;
 
--- The row of a queue, made if there is none.
+-- The row of a name, made if there is none. It is a queue only when something is added to it: see `make`.
 CREATE OR REPLACE FUNCTION {open}(p_queue text) RETURNS {queue} LANGUAGE plpgsql AS $body$
 DECLARE
     q {queue};
 BEGIN
     SELECT * INTO q FROM {queue} WHERE name = p_queue;
     IF NOT FOUND THEN
-        INSERT INTO {queue} (name) VALUES (p_queue) ON CONFLICT DO NOTHING;
+        INSERT INTO {queue} (name, made, removed_until) VALUES (p_queue, false, 0) ON CONFLICT DO NOTHING;
         SELECT * INTO q FROM {queue} WHERE name = p_queue;
     END IF;
     RETURN q;
+END $body$;
+
+-- Something is added to a name: from now on it is a queue. If another transaction is making it, this one does not wait.
+CREATE OR REPLACE FUNCTION {make}(q {queue}) RETURNS {queue} LANGUAGE plpgsql AS $body$
+BEGIN
+    UPDATE {queue} t SET made = true WHERE t.number = (
+        SELECT o.number FROM {queue} o WHERE o.number = q.number FOR UPDATE SKIP LOCKED);
+    q.made := true;
+    RETURN q;
+END $body$;
+
+-- Refuse an operation that was first sent before a queue of this name was removed: see repeats.py.
+CREATE OR REPLACE FUNCTION {check_removal}(p_removed bigint, p_stamp bigint, p_now bigint) RETURNS void
+LANGUAGE plpgsql AS $body$
+BEGIN
+    IF p_stamp <= p_removed AND p_removed <= p_now + {STAMP_AHEAD_MS} THEN
+        RAISE EXCEPTION '%', greatest(p_now, p_removed + 1) USING ERRCODE = 'WPGON';
+    END IF;
 END $body$;
 
 -- An operation comes as two parameters: its number, and `p_session`, which is the session (8 bytes), the mark (8), the
@@ -39,7 +57,7 @@ $body$;
 -- The first result of an operation, null if it is new. One that may be forgotten is refused: see repeats.py. Results are
 -- kept behind the mark of their operation, as 16 hexadecimal digits.
 CREATE OR REPLACE FUNCTION {replayed}(
-    p_queue integer, p_session bytea, p_number bigint, p_now bigint, p_ttl bigint
+    p_queue integer, p_removed bigint, p_session bytea, p_number bigint, p_now bigint, p_ttl bigint
 ) RETURNS text LANGUAGE plpgsql AS $body$
 DECLARE
     v_stamp bigint := {stamp}(p_session);
@@ -48,6 +66,9 @@ DECLARE
 BEGIN
     IF v_stamp < p_now - p_ttl THEN
         RAISE EXCEPTION '%', p_now USING ERRCODE = 'WPOLD';
+    END IF;
+    IF p_removed IS NOT NULL THEN
+        PERFORM {check_removal}(p_removed, v_stamp, p_now);
     END IF;
     SELECT number, result INTO v_number, v_result
     FROM {operation} WHERE queue = p_queue AND session = substr(p_session, 1, {SESSION_BYTES}) AND slot = p_number % {REPLAY_MAX};

@@ -51,7 +51,7 @@ BEGIN
     IF NOT FOUND THEN
         q := {open}(p_queue);
     END IF;
-    v_first := {replayed}(q.number, p_session, p_number, v_now, p_ttl);
+    v_first := {replayed}(q.number, q.removed_ms, p_session, p_number, v_now, p_ttl);
     IF v_first IS NOT NULL THEN
         -- Repeats that come at the same time take turns, or one would look for leases under a nonce that another replaced.
         SELECT substr(o.result, {RESULT_AT}) INTO v_first FROM {operation} o

@@ -17,7 +17,7 @@ BEGIN
     IF NOT FOUND THEN
         q := {open}(p_queue);
     END IF;
-    v_first := {replayed}(q.number, p_session, p_number, v_now, p_ttl);
+    v_first := {replayed}(q.number, q.removed_ms, p_session, p_number, v_now, p_ttl);
     IF v_first IS NOT NULL THEN
         RETURN v_first;
     END IF;

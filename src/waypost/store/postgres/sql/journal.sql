@@ -104,8 +104,13 @@ LANGUAGE plpgsql {settings} AS $body$
 DECLARE
     v record;
     v_place bigint;
+    q {queue};
 BEGIN
-    PERFORM {open}(p_queue);
+    PERFORM pg_advisory_xact_lock_shared({lock_of}('removal'), hashtext(p_queue));
+    q := {open}(p_queue);
+    IF NOT q.made THEN
+        PERFORM {make}(q);
+    END IF;
     SELECT * INTO v FROM {ordered}(p_queue, p_clock);
     SELECT r.read_to INTO v_place FROM {reader} r WHERE r.queue = (v.q).number AND r.name = p_name;
     v_place := coalesce(v_place, v.first - 1);

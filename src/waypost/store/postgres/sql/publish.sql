@@ -28,6 +28,8 @@ DECLARE
     v_tidy boolean := false;
     v_more json[] := '{}';
 BEGIN
+    -- Before the row is read: see remove.sql.
+    PERFORM pg_advisory_xact_lock_shared({lock_of}('removal'), hashtext(p_queue));
     SELECT * INTO q FROM {queue} WHERE name = p_queue;
     IF NOT FOUND THEN
         q := {open}(p_queue);
@@ -48,10 +50,13 @@ BEGIN
         END;
     END IF;
     IF p_ttl > 0 THEN
-        v_first := {replayed}(q.number, p_session, p_number, v_now, p_ttl);
+        v_first := {replayed}(q.number, q.removed_ms, p_session, p_number, v_now, p_ttl);
         IF v_first IS NOT NULL THEN
             RETURN v_first;
         END IF;
+    END IF;
+    IF NOT q.made THEN
+        q := {make}(q);
     END IF;
     IF q.max_pending IS NOT NULL THEN
         PERFORM pg_advisory_xact_lock({lock_of}('pending'), q.number);
@@ -121,14 +126,17 @@ DECLARE
     v_now bigint := {clock}(p_clock);
     v_first text := '["", null, [], []]';
     v_in_time boolean := p_ttl IS NULL OR {stamp}(p_session) BETWEEN v_now - p_ttl AND v_now + {STAMP_AHEAD_MS};
+    -- Before the row is read: see remove.sql. The longer way waits where this one would have to.
+    v_free boolean := pg_try_advisory_xact_lock_shared({lock_of}('removal'), hashtext(p_queue));
     v record;
 BEGIN
-    SELECT t.number, t.journal, t.max_pending, nextval('{sequence}') AS seq, pg_current_xact_id()::text::bigint AS xid,
+    SELECT t.number, t.journal, t.max_pending, t.made AND (
+            t.removed_ms IS NULL OR p_ttl IS NULL OR {stamp}(p_session) > t.removed_ms) AND v_free AS plain, nextval('{sequence}') AS seq, pg_current_xact_id()::text::bigint AS xid,
         CASE WHEN p_ttl IS NOT NULL AND NOT t.paused THEN (
             SELECT coalesce(bool_or(NOT s.awake OR s.woken_ms > v_now - 250), true) FROM {sleeper} s
             WHERE s.queue = t.number AND s.until_ms > v_now AND s.name NOT LIKE '~%') END AS wake
     INTO v FROM {queue} t WHERE t.name = p_queue;
-    IF p_ttl IS NOT NULL AND v.max_pending IS NULL AND v_in_time THEN
+    IF p_ttl IS NOT NULL AND v.max_pending IS NULL AND v_in_time AND v.plain THEN
         -- Written first: a repeat finds it and writes nothing else, or waits here for the one that was faster.
         INSERT INTO {operation} AS o (queue, slot, session, number, until_ms, result)
         SELECT v.number, p_number % {REPLAY_MAX}, substr(p_session, 1, {SESSION_BYTES}), p_number, v_now + p_ttl + {STAMP_AHEAD_MS},
@@ -138,7 +146,7 @@ BEGIN
             SET number = excluded.number, until_ms = excluded.until_ms, result = excluded.result
             WHERE o.number < excluded.number;
     END IF;
-    IF NOT FOUND OR v.max_pending IS NOT NULL OR NOT v_in_time THEN
+    IF NOT FOUND OR v.max_pending IS NOT NULL OR NOT v_in_time OR NOT v.plain THEN
         -- A new queue, one with a cap, a repeat, or one that is to be refused.
         RETURN {publish}(
             p_queue, p_clock, p_session, p_number, p_ttl, ARRAY[p_envelope], ARRAY[p_priority], ARRAY[p_group], NULL,

@@ -16,7 +16,7 @@ DECLARE
     v_duplicates text[];
 BEGIN
     q := {open}(p_queue);
-    v_first := {replayed}(q.number, p_session, p_number, v_now, p_ttl);
+    v_first := {replayed}(q.number, q.removed_ms, p_session, p_number, v_now, p_ttl);
     IF v_first IS NOT NULL THEN
         RETURN v_first;
     END IF;
@@ -100,7 +100,7 @@ DECLARE
     v_news json[];
 BEGIN
     q := {open}(p_queue);
-    v_first := {replayed}(q.number, p_session, p_number, v_now, p_ttl);
+    v_first := {replayed}(q.number, q.removed_ms, p_session, p_number, v_now, p_ttl);
     IF v_first IS NOT NULL THEN
         RETURN v_first;
     END IF;
@@ -205,7 +205,7 @@ BEGIN
     UPDATE {queue} t SET lease_ms = n.lease_ms, max_deliveries = n.max_deliveries, max_pending = n.max_pending,
         overload = n.overload, max_running = n.max_running, rate_count = n.rate_count, rate_per_ms = n.rate_per_ms,
         journal = n.journal, journal_max = n.journal_max, dead_max = n.dead_max, dead_keep_ms = n.dead_keep_ms,
-        completed_max = n.completed_max
+        completed_max = n.completed_max, made = true
     WHERE t.number = q.number;
     PERFORM {note}(n, v_now, NULL, 'configured', NULL, p_told);
     SELECT * INTO v_held FROM {held}(q.number);
@@ -214,7 +214,8 @@ BEGIN
 END $body$;
 
 CREATE OR REPLACE FUNCTION {policy}(p_queue text) RETURNS text LANGUAGE sql AS $body$
-    SELECT (to_jsonb(q) - 'number' - 'name' - 'paused')::text FROM {queue} q WHERE q.name = p_queue
+    SELECT (to_jsonb(q) - '{number,name,paused,made,removed_ms,removed_mark,removed_until}'::text[])::text
+    FROM {queue} q WHERE q.name = p_queue
 $body$;
 
 CREATE OR REPLACE FUNCTION {pause}(p_queue text, p_clock bigint, p_paused boolean) RETURNS text
@@ -229,7 +230,7 @@ BEGIN
     IF q.paused = p_paused THEN
         RETURN '[false, []]';
     END IF;
-    UPDATE {queue} t SET paused = p_paused WHERE t.number = q.number;
+    UPDATE {queue} t SET paused = p_paused, made = t.made OR p_paused WHERE t.number = q.number;
     q.paused := p_paused;
     PERFORM {note}(q, v_now, NULL, CASE WHEN p_paused THEN 'paused' ELSE 'resumed' END, NULL);
     SELECT * INTO v_held FROM {held}(q.number);

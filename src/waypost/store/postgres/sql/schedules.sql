@@ -10,10 +10,12 @@ CREATE OR REPLACE FUNCTION {save_schedule}(
 ) RETURNS TABLE (status text, at_ms bigint, wake text, s {schedule}) LANGUAGE plpgsql {settings} AS $body$
 #variable_conflict use_column
 DECLARE
-    q {queue} := {open}(p_queue);
+    q {queue};
     v {schedule};
     v_saved boolean := false;
 BEGIN
+    PERFORM pg_advisory_xact_lock_shared({lock_of}('removal'), hashtext(p_queue));
+    q := {open}(p_queue);
     IF p_seen_version IS NULL THEN
         INSERT INTO {schedule} (queue, key, version, spec, paused, next_ms, due_ms, change)
         VALUES (q.number, p_key, p_version, p_spec, p_paused, p_next, p_due, nextval('{sequence}'))
@@ -25,6 +27,9 @@ BEGIN
         WHERE t.queue = q.number AND t.key = p_key AND t.version = p_seen_version
             AND t.next_ms IS NOT DISTINCT FROM p_seen_next;
         v_saved := FOUND;
+    END IF;
+    IF v_saved AND NOT q.made THEN
+        PERFORM {make}(q);
     END IF;
     SELECT * INTO v FROM {schedule} t WHERE t.queue = q.number AND t.key = p_key;
     RETURN QUERY SELECT CASE WHEN v_saved THEN 'saved' ELSE 'conflict' END, NULL::bigint, NULL::text, v;
@@ -58,7 +63,7 @@ DECLARE
     v_now bigint := {clock}(p_clock);
     v_status text := 'fired';
     v_wake text := '["", null, [], []]';
-    v_first text := {replayed}(q.number, p_session, p_number, v_now, p_ttl);
+    v_first text := {replayed}(q.number, q.removed_ms, p_session, p_number, v_now, p_ttl);
 BEGIN
     SELECT * INTO v FROM {schedule} t WHERE t.queue = q.number AND t.key = p_key FOR UPDATE;
     IF v_first IS NOT NULL THEN
@@ -105,7 +110,7 @@ CREATE OR REPLACE FUNCTION {trigger_schedule}(
 DECLARE
     q {queue} := {open}(p_queue);
     v_now bigint := {clock}(p_clock);
-    v_first text := {replayed}(q.number, p_session, p_number, v_now, p_ttl);
+    v_first text := {replayed}(q.number, q.removed_ms, p_session, p_number, v_now, p_ttl);
 BEGIN
     IF v_first IS NOT NULL THEN
         RETURN v_first;

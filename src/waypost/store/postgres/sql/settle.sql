@@ -46,7 +46,7 @@ BEGIN
     IF p_ttl IS NULL THEN
         PERFORM set_config('waypost.apart', 'on', true);
     ELSE
-        v_first := {replayed}(q.number, p_session, p_number, v_now, p_ttl);
+        v_first := {replayed}(q.number, q.removed_ms, p_session, p_number, v_now, p_ttl);
         IF v_first IS NOT NULL THEN
             RETURN v_first;
         END IF;
@@ -109,7 +109,11 @@ BEGIN
                 WHERE u.source = v_one.n ORDER BY u.n
             LOOP
                 v_transferred := v_transferred + 1;
+                PERFORM pg_advisory_xact_lock_shared({lock_of}('removal'), hashtext(v_sent.queue));
                 target := {open}(v_sent.queue);
+                IF NOT target.made THEN
+                    target := {make}(target);
+                END IF;
                 v_before := {next_due}(target.number);
                 SELECT a.fresh, a.news, a.passing INTO v_sent.n, v_arrived, v_passing FROM {accept}(
                     target, v_now, v_op, ARRAY[v_sent.data], ARRAY[v_sent.priority], ARRAY[v_sent."group"],

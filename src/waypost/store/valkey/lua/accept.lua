@@ -60,8 +60,8 @@ must_be('zset', ARRIVALS)
 
 -- A key's window, or false. It may be written, so it must be ours.
 local function window_of(key)
-  local window = redis.pcall('GET', BASE .. 'window:' .. key)
-  if type(window) == 'table' then error('WP-FOREIGN string ' .. BASE .. 'window:' .. key) end
+  local window = redis.pcall('GET', OWN .. 'window:' .. key)
+  if type(window) == 'table' then error('WP-FOREIGN string ' .. OWN .. 'window:' .. key) end
   return window
 end
 
@@ -108,16 +108,19 @@ local function plan_drafts(first)
       local own = string.match(QUEUE, QUEUE_PATTERN) .. '/'
       ends_others = true
       draft.begins_chain = draft.chain == own .. draft.id
-      if draft.begins_chain then must_be('hash', BASE .. 'chain:' .. draft.id) end
+      if draft.begins_chain then
+        must_be('hash', OWN .. 'chain:' .. draft.id)
+        must_be('set', BASE .. 'chains')
+      end
       if draft.after then
-        must_be('set', BASE .. 'blockers:' .. draft.id)
+        must_be('set', OWN .. 'blockers:' .. draft.id)
         must_be('zset', BASE .. 'blocked')
       end
       for j = 1, draft.after and #draft.after or 0 do
         local first_id = sub(draft.after[j], -24)
         if draft.after[j] == own .. first_id then
-          must_be('hash', BASE .. 'chain:' .. first_id)
-          must_be('set', BASE .. 'watchers:' .. first_id)
+          must_be('hash', OWN .. 'chain:' .. first_id)
+          must_be('set', OWN .. 'watchers:' .. first_id)
         end
       end
     elseif draft.action == 'replace' then
@@ -187,18 +190,19 @@ local function store(draft, ready, status)
     call('HSET', HOLDERS, draft.key, draft.id)
   elseif draft.after then
     s.status, s.flags, cause = 'W', s.flags + 8, 'blocked'
-    bulk('SADD', BASE .. 'blockers:' .. draft.id, draft.after, #draft.after)
+    bulk('SADD', OWN .. 'blockers:' .. draft.id, draft.after, #draft.after)
     call('ZADD', BASE .. 'blocked', now + BLOCKER_CHECK_MS, draft.id)
     for i = 1, #draft.after do
       news[#news + 1] = {kind = 'watching', id = draft.id, chain = draft.after[i]}
     end
   end
   if draft.begins_chain then
-    local key = BASE .. 'chain:' .. draft.id
+    local key = OWN .. 'chain:' .. draft.id
     call('HSET', key, 'until', NO_END_MS, 'open', 1, draft.chain, 1)
+    call('SADD', BASE .. 'chains', draft.id)
   end
   if draft.key ~= '' and draft.window > 0 then
-    call('SET', BASE .. 'window:' .. draft.key, draft.id .. struct_pack('>I8', now + draft.window), 'PX', draft.window)
+    call('SET', OWN .. 'window:' .. draft.key, draft.id .. struct_pack('>I8', now + draft.window), 'PX', draft.window)
   end
   call('HSET', MESSAGES, draft.id, now8 .. char(draft.priority) .. draft.envelope)
   if s.status == 'W' then

@@ -26,10 +26,10 @@ for i = FIRST_ARGUMENT, #ARGV do
   local notice = cmsgpack.unpack(ARGV[i])
   local id, kind, chain, member = notice[1], notice[2], notice[3], notice[4]
   if kind == 'completed' then
-    must_be('set', BASE .. 'blockers:' .. sub(member, -24))
+    must_be('set', OWN .. 'blockers:' .. sub(member, -24))
   else
-    must_be('hash', BASE .. 'chain:' .. sub(chain, -24))
-    must_be('set', BASE .. 'watchers:' .. sub(chain, -24))
+    must_be('hash', OWN .. 'chain:' .. sub(chain, -24))
+    must_be('set', OWN .. 'watchers:' .. sub(chain, -24))
   end
   local begun = {}
   for one in string.gmatch(notice[6], '%Z+') do begun[#begun + 1] = one end
@@ -48,6 +48,7 @@ for i = 1, #news do
   end
 end
 remember_arrivals(arrivals, #arrivals)
+if gone then call('PEXPIRE', ARRIVALS, ARRIVAL_TTL_MS) end
 local worth_telling = #news > 0
 
 -- include chains

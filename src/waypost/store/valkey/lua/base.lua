@@ -6,7 +6,8 @@
 -- KEYS, the same list for every script, all in one slot:
 --   1 queue      hash    version, policy, paused, counts (those of the minute under way at their end),
 --                        over_cap: messages taken in although `max_pending` was reached,
---                        m<slot>: counters of one of the last 1,440 minutes before it
+--                        m<slot>: counters of one of the last 1,440 minutes before it; removed: when a queue of this name was
+--                        removed (8) and the mark of the operation that did it; gone: it is no queue (any more), and expires
 --   2 messages   hash    id -> published_ms (8 bytes) priority (1) envelope; never rewritten, so a body is stored once
 --   3 state      hash    id -> packed state (below); a plain ready message that was never claimed has none
 --   4 ready      zset    id by (9 - priority) * 2^49 + position
@@ -29,7 +30,8 @@
 --  19 never              on a Cluster only: never written, so that no script begins in a slot that is moving
 -- and, derived in the same slot: damaged, a zset of ids that a step took out of their place because their record cannot be
 -- used, by that time (`doctor` lists and mends them); window:<key>, result:<id>, both with a TTL; unblock:<sleeper>, a list with a TTL that ends a blocking wait;
--- schedules, a hash (see save_schedule.lua); and those of chains.lua.
+-- schedules, a hash (see save_schedule.lua); and those of chains.lua. Of a queue whose name another had that was removed, keys
+-- that expire by themselves have the time of that removal in their names, so that it does not find those of the other.
 --
 -- State, 65 bytes and up to four texts: status (1: R D W L X) token (4) nonce (12) claimed_ms (8) lease_ms (4) deliveries (4)
 -- attempts (4) flags (1: 1 cancel requested, 2 awaited, 4 of a chain, 8 waits for chains) cause (1) published_ms (8) priority (1)
@@ -49,6 +51,7 @@ local QUEUE, MESSAGES, STATE, READY, DUE, LEASES = KEYS[1], KEYS[2], KEYS[3], KE
 local HOLDERS, WAITING, DEAD, ERRORS, JOURNAL, READERS = KEYS[7], KEYS[8], KEYS[9], KEYS[10], KEYS[11], KEYS[12]
 local SLEEPERS, RATE, COMPLETED, OUTGOING, ARRIVALS, OPERATIONS = KEYS[13], KEYS[14], KEYS[15], KEYS[16], KEYS[17], KEYS[18]
 local BASE = sub(QUEUE, 1, -6)
+local OWN = BASE -- where window, result, end and the keys of chains lie: open_queue decides
 
 local STATE_FORMAT = '>c1I4c12I8I4I4I4BBI8BI8I4HHB'
 local BAND = 562949953421312 -- 2^49: the room of one priority in the score of ready
@@ -66,6 +69,8 @@ end
 local now8 = struct_pack('>I8', now)
 
 local policy, paused, counts
+local gone -- it is no queue: nothing was added yet, or it was removed
+local makes = false -- this step adds something: from now on it is a queue
 local uneven -- the number of states and leases says nothing about ready messages: see claim.lua
 local damaged = {} -- ids that this step set aside
 local past_field, past_minute -- a minute that ended: written with the book
@@ -123,12 +128,25 @@ local function turn_minute(this_minute)
   for i = 0, COUNTERS - COUNT.minute do counts[COUNT.minute + i] = known[i + 1] or 0 end
 end
 
+-- An operation that was first sent before a removal does not run in the next queue: see repeats.py.
+local function check_removal(removed)
+  local at = struct_unpack('>I8', removed)
+  if struct_unpack('>I8', OPERATION, 21) <= at and at <= now + STAMP_AHEAD_MS then
+    error(format('WP-GONE %.0f', max(now, at + 1)))
+  end
+end
+
 local function open_queue()
-  local fields = redis.pcall('HMGET', QUEUE, 'version', 'policy', 'paused', 'counts', 'uneven')
+  local fields = redis.pcall('HMGET', QUEUE, 'version', 'policy', 'paused', 'counts', 'uneven', 'removed', 'gone')
   if fields.err then error('WP-FOREIGN hash ' .. QUEUE) end
   if fields[1] and tonumber(fields[1]) > VERSION then error('WP-NEWER ' .. fields[1]) end
   if fields[2] then policy = unpacked(fields[2]) else policy = DEFAULT_POLICY end
   paused, uneven = fields[3] == '1', fields[5]
+  gone = not fields[1] or fields[7]
+  if fields[6] then
+    if OPERATION ~= '' then check_removal(fields[6]) end
+    OWN = BASE .. format('@%.0f:', struct_unpack('>I8', fields[6]))
+  end
   if fields[4] then counts = unpacked(fields[4]) else counts = {} end
   if not policy or not counts then error('WP-DAMAGED ' .. QUEUE) end
   for i = #counts + 1, COUNTERS do counts[i] = 0 end
@@ -146,6 +164,11 @@ local function first_result()
   local known = redis.pcall('HMGET', OPERATIONS, NUMBER, 'newest')
   if known.err then error('WP-FOREIGN hash ' .. OPERATIONS) end
   if known[2] then newest, operations_until = struct_unpack('>I8I8', known[2]) end
+  if known[1] or tonumber(NUMBER) <= newest - REPLAY_MAX or stamp > now + STAMP_AHEAD_MS then
+    -- No ordinary operation: whether the queue was removed since comes before all else.
+    local removed = redis.pcall('HGET', QUEUE, 'removed')
+    if type(removed) == 'string' then check_removal(removed) end
+  end
   if known[1] and sub(known[1], 1, 8) == sub(OPERATION, 13, 20) then return sub(known[1], 9) end
   if tonumber(NUMBER) <= newest - REPLAY_MAX then error('WP-OLD') end
   if stamp > now + STAMP_AHEAD_MS then error(format('WP-OLD %.0f', now)) end
@@ -230,6 +253,15 @@ local function trim_journal(first, hard)
   end
 end
 
+-- From now on it is a queue, and does not expire.
+local function make_queue()
+  call('HSET', QUEUE, 'version', VERSION)
+  call('HDEL', QUEUE, 'gone')
+  call('PERSIST', QUEUE)
+  call('PERSIST', ARRIVALS)
+  gone = nil
+end
+
 local function write_book()
   if item_count > 0 then
     write_entry()
@@ -242,6 +274,14 @@ local function write_book()
     call('HSET', QUEUE, 'version', VERSION, 'counts', cmsgpack.pack(counts), past_field, past_minute)
   else
     call('HSET', QUEUE, 'version', VERSION, 'counts', cmsgpack.pack(counts))
+  end
+  if gone then
+    if makes or call('EXISTS', MESSAGES) == 1 then
+      make_queue()
+    elseif gone ~= '1' then
+      call('HSET', QUEUE, 'gone', '1')
+      call('PEXPIRE', QUEUE, ARRIVAL_TTL_MS)
+    end
   end
 end
 

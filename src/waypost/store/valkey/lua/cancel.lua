@@ -66,7 +66,7 @@ local function cancel(target)
   if sub(target, 1, 1) == 'k' then
     local holder = call('HGET', HOLDERS, name)
     if not holder then
-      return kept_until(text_at(BASE .. 'window:' .. name), 25) > now and 'f' or 'u'
+      return kept_until(text_at(OWN .. 'window:' .. name), 25) > now and 'f' or 'u'
     end
     local parked = #holder > 24 and state_of(sub(holder, 25), 'W')
     if parked then end_message(parked, 'cancelled', 'request') end
@@ -75,7 +75,7 @@ local function cancel(target)
   end
   local s = state_of(name)
   if s then return cancel_one(s) end
-  if is_live(BASE .. 'result:' .. name) then return 'f' end
+  if is_live(OWN .. 'result:' .. name) then return 'f' end
   if is_kept(name) then return 'f' end
   return 'u'
 end

@@ -5,6 +5,7 @@
 --   chain:<id>           hash    a chain at its home, the queue of its first message: until, open (how many members have a count
 --                                that is not 0), last, failed (member NUL reason), watched ('1' if there are watchers), and
 --                                each member (queue/id) with its count: + 1 when it is told to have begun, - 1 when ended
+--   chains               set     the chains at their home that have not finished: a queue with some is not removed
 --   watchers:<id>        set     messages (queue/id) that wait for this chain
 --   blockers:<id>        set     chains that a message of this queue still waits for; goes with the message
 --   blocked              zset    messages that wait for chains, by the time at which a claim asks for those again: what was
@@ -45,13 +46,13 @@ if #news > 0 then
 
   -- The chains that a message waited for, when it ends: forget them.
   local function forget_blockers(id)
-    local key = BASE .. 'blockers:' .. id
+    local key = OWN .. 'blockers:' .. id
     if type(redis.pcall('SCARD', key)) == 'number' then call('DEL', key) end
     redis.pcall('ZREM', BASE .. 'blocked', id)
   end
 
   local function remember_end(id, how)
-    local key = BASE .. 'end:' .. id
+    local key = OWN .. 'end:' .. id
     if type(redis.pcall('GET', key)) == 'table' then return end
     call('SET', key, struct_pack('>I8', now + ENDED_TTL_MS) .. how, 'PX', ENDED_TTL_MS)
   end
@@ -59,7 +60,7 @@ if #news > 0 then
   local function ended_here(one)
     local flags = floor(one.flags / 2)
     if flags % 2 == 1 then
-      wake_waiters(BASE .. 'waiters:' .. one.id)
+      wake_waiters(OWN .. 'waiters:' .. one.id)
       remember_end(one.id, one.how)
     end
     if floor(flags / 2) % 2 == 1 then
@@ -70,7 +71,7 @@ if #news > 0 then
   end
 
   local function chain_at(first)
-    local fields = redis.pcall('HMGET', BASE .. 'chain:' .. first, 'until', 'open', 'failed', 'watched')
+    local fields = redis.pcall('HMGET', OWN .. 'chain:' .. first, 'until', 'open', 'failed', 'watched')
     if fields.err or (tonumber(fields[1] or 0) or 0) <= now or not tonumber(fields[2]) then return end
     return {open = tonumber(fields[2]), failed = fields[3], watched = fields[4]}
   end
@@ -78,7 +79,7 @@ if #news > 0 then
   -- Tell those who wait for a chain. Not more than a chunk of them in one step: a notice to this very queue goes on.
   local function complete(chain, failed)
     local first = sub(chain, -24)
-    local members = redis.pcall('SPOP', BASE .. 'watchers:' .. first, CHUNK_MESSAGES_MAX)
+    local members = redis.pcall('SPOP', OWN .. 'watchers:' .. first, CHUNK_MESSAGES_MAX)
     if members.err then return end
     for i = 1, #members do
       send(home_of(members[i]), {kind = 'completed', id = sub(members[i], -24) .. ':' .. first, chain = chain, member = members[i],
@@ -105,7 +106,7 @@ if #news > 0 then
 
   local function count_end(notice)
     local first = sub(notice.chain, -24)
-    local chain, key = chain_at(first), BASE .. 'chain:' .. first
+    local chain, key = chain_at(first), OWN .. 'chain:' .. first
     if not chain or chain.failed or chain.open == 0 then return end
     local open = chain.open + count_member(key, notice.member, -1)
     local begun = notice.begun or {}
@@ -115,8 +116,9 @@ if #news > 0 then
     if notice.failed then call('HSET', key, 'failed', notice.member .. '\0' .. notice.failed) end
     if finished then
       call('PEXPIRE', key, ENDED_TTL_MS)
-      if chain.watched then call('PEXPIRE', BASE .. 'watchers:' .. first, COMPLETION_TTL_MS) end
-      wake_waiters(BASE .. 'waiters:chain:' .. first)
+      redis.pcall('SREM', BASE .. 'chains', first)
+      if chain.watched then call('PEXPIRE', OWN .. 'watchers:' .. first, COMPLETION_TTL_MS) end
+      wake_waiters(OWN .. 'waiters:chain:' .. first)
       if chain.watched then complete(notice.chain, notice.failed) end
     end
   end
@@ -126,9 +128,9 @@ if #news > 0 then
     local first = sub(notice.chain, -24)
     local chain = chain_at(first)
     if chain and not chain.failed and chain.open > 0 then
-      local key = BASE .. 'watchers:' .. first
+      local key = OWN .. 'watchers:' .. first
       if type(redis.pcall('SADD', key, notice.member)) == 'table' then return end
-      if not chain.watched then call('HSET', BASE .. 'chain:' .. first, 'watched', '1') end
+      if not chain.watched then call('HSET', OWN .. 'chain:' .. first, 'watched', '1') end
       return
     end
     local completed = sub(notice.member, -24) .. ':' .. first
@@ -151,7 +153,7 @@ if #news > 0 then
     local s = state_of(id, 'W')
     if not s then return set_aside(id, WAITING) end
     if s.flags < 8 then return end
-    local key = BASE .. 'blockers:' .. id
+    local key = OWN .. 'blockers:' .. id
     if redis.pcall('SREM', key, notice.chain) ~= 1 then return end
     if notice.failed then
       end_message(s, 'dead', nil, {'blocker_failed', 'ChainFailed', 'chain ' .. notice.chain .. ': ' .. notice.failed})

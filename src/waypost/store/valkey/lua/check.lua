@@ -85,7 +85,7 @@ end
 
 -- How many chains a message still waits for.
 local function chains_awaited(id)
-  local number = redis.pcall('SCARD', BASE .. 'blockers:' .. id)
+  local number = redis.pcall('SCARD', OWN .. 'blockers:' .. id)
   return type(number) == 'number' and number or 0
 end
 
@@ -102,7 +102,7 @@ local function give_up(id, raw, letters)
   s.popped = true
   end_message(s, 'dropped', 'damaged')
   call('HDEL', ERRORS, id)
-  if chains_awaited(id) > 0 then call('DEL', BASE .. 'blockers:' .. id) end
+  if chains_awaited(id) > 0 then call('DEL', OWN .. 'blockers:' .. id) end
   return 'dropped'
 end
 

@@ -6,7 +6,8 @@
 -- completed, operations, the keys of chains.
 -- Invariant: one holder. A lease is a member of leases and a state with status L, a grown token and this call's nonce.
 -- The first write removes: a store whose memory is full can be drained.
--- Reply: lease end, next due, next lease end, next rate slot (milliseconds, -1: none), paused, outgoing, now,
+-- Reply: lease end, next due, next lease end, next rate slot (milliseconds, -1: none), 1 if paused and 2 more if it is no
+-- queue, outgoing, now,
 -- how long leases are now, 1 if there is more, ids of damaged records that were set aside with a NUL between, what else it
 -- did or '' (length of the names to wake (4), names with a NUL between, items of moves.lua), then value and state of each
 -- message; '' for the state of one that was never claimed before, which follows from all the others.
@@ -31,7 +32,7 @@ local more = false -- the next message would have made the reply too long
 local besides = '' -- what else it did
 
 local function header(lease_end, next_rate)
-  return {lease_end, until_first(DUE) or -1, until_first(LEASES) or -1, next_rate or -1, paused and 1 or 0,
+  return {lease_end, until_first(DUE) or -1, until_first(LEASES) or -1, next_rate or -1, (paused and 1 or 0) + (gone and 2 or 0),
     outgoing + #sent_on / 2, now, policy.lease_ms or -1, more and 1 or 0, concat(damaged, '\0'), besides}
 end
 
@@ -89,7 +90,7 @@ if sleeper ~= '' then call('ZREM', SLEEPERS, sleeper, BLOCKED_MARK .. sleeper) e
 if linger then call('ZREM', SLEEPERS, '~' .. worker) end
 
 for i = 1, #unsure do
-  local chains = redis.pcall('SMEMBERS', BASE .. 'blockers:' .. unsure[i])
+  local chains = redis.pcall('SMEMBERS', OWN .. 'blockers:' .. unsure[i])
   if i > 1 and #news + #chains > CHUNK_MESSAGES_MAX then break end
   call('ZADD', BASE .. 'blocked', now + BLOCKER_CHECK_MS, unsure[i])
   for j = 1, #chains do news[#news + 1] = {kind = 'watching', id = unsure[i], chain = chains[j]} end

@@ -8,6 +8,7 @@
 -- include moves
 
 open_queue()
+makes = ARGV[FIRST_ARGUMENT] ~= 'resume'
 must_be('zset', READY)
 must_be('zset', DUE)
 must_be('zset', LEASES)
@@ -33,7 +34,10 @@ if action == 'policy' then
 end
 
 local wanted = action == 'pause'
-if paused == wanted then return {'0'} end
+if paused == wanted then
+  if makes and gone then make_queue() end
+  return {'0'}
+end
 paused = wanted
 call('HSET', QUEUE, 'paused', wanted and '1' or '0')
 note_text(wanted and 'paused' or 'resumed', nil, 0, '')

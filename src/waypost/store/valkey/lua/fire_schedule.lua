@@ -11,6 +11,7 @@
 local first = first_result()
 if first then return cmsgpack.unpack(first) end
 open_queue()
+makes = true
 must_be('zset', READY)
 local SCHEDULES = BASE .. 'schedules'
 must_be('hash', SCHEDULES)

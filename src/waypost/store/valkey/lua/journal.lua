@@ -75,6 +75,7 @@ elseif action == 'reader' then
   local position = tonumber(call('HGET', READERS, name) or '') or first_kept - 1
   if read_to then position = max(position, min(read_to, last)) end
   call('HSET', READERS, name, format('%.0f', position))
+  if gone then make_queue() end
   return position
 elseif action == 'forget' then
   return call('HDEL', READERS, ARGV[FIRST_ARGUMENT + 1])

@@ -199,8 +199,8 @@ local FREES_WINDOW = {dead = true, cancelled = true, dropped = true, replaced = 
 
 local function release_key(s, how)
   if FREES_WINDOW[how] then
-    local window = text_at(BASE .. 'window:' .. s.key)
-    if window and sub(window, 1, 24) == s.id then call('DEL', BASE .. 'window:' .. s.key) end
+    local window = text_at(OWN .. 'window:' .. s.key)
+    if window and sub(window, 1, 24) == s.id then call('DEL', OWN .. 'window:' .. s.key) end
   end
   local holder = call('HGET', HOLDERS, s.key)
   if not holder then return end

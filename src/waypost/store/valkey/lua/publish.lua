@@ -12,6 +12,7 @@
 local first = first_result()
 if first then return known_answer(first) end
 open_queue()
+makes = true
 must_be('zset', READY)
 
 local plain = true

@@ -72,7 +72,7 @@ for i = 1, min(limit, #chosen) do
   local s = state_of(chosen[i], 'X')
   local taken = false
   if s and s.key ~= '' then
-    taken = call('HEXISTS', HOLDERS, s.key) == 1 or kept_until(text_at(BASE .. 'window:' .. s.key), 25) > now
+    taken = call('HEXISTS', HOLDERS, s.key) == 1 or kept_until(text_at(OWN .. 'window:' .. s.key), 25) > now
   end
   gone[chosen[i]] = not (s and taken)
   if not s then

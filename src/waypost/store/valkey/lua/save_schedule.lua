@@ -1,7 +1,7 @@
 -- save_schedule: write a schedule if it is as the caller saw it.
 --
 -- Arguments: key, the version that was seen or '' for none, the next fire that was seen or '', the packed schedule.
--- Touches: schedules.
+-- Touches: schedules, queue.
 -- A schedule: next_ms due_ms last_ms fires missed (8 bytes each, 0: none) paused (1), length (1) and text of its version,
 -- then the spec, which is not looked into.
 -- Invariant: what somebody else changed or fired meanwhile is not overwritten; what was counted stays.
@@ -23,4 +23,5 @@ end
 if found_version ~= version or found_next ~= next_seen then return {'0', found} end
 if found ~= '' then packed = sub(packed, 1, 16) .. sub(found, 17, 40) .. sub(packed, 41) end
 call('HSET', SCHEDULES, key, packed)
+if gone then make_queue() end
 return {'1', packed}

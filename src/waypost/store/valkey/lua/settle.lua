@@ -144,7 +144,7 @@ else
 
   local function finish(s, t)
     if t.result then
-      call('SET', BASE .. 'result:' .. s.id, struct_pack('>I8', now + t.result_ttl) .. t.result, 'PX', max(1, t.result_ttl))
+      call('SET', OWN .. 'result:' .. s.id, struct_pack('>I8', now + t.result_ttl) .. t.result, 'PX', max(1, t.result_ttl))
     end
     end_message(s, 'done', nil, nil, t.begun)
     for i = 1, #t.continuations do

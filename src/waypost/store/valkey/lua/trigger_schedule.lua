@@ -8,6 +8,7 @@
 local first = first_result()
 if first then return known_answer(first) end
 open_queue()
+makes = true
 must_be('zset', READY)
 local SCHEDULES = BASE .. 'schedules'
 must_be('hash', SCHEDULES)

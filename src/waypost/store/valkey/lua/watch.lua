@@ -1,14 +1,21 @@
 -- watch: how a message or a chain stands, and for a client that waits a place among those who are woken when it ends.
 --
--- Arguments: 'message' or 'chain', id, name of who waits or ''.
+-- Arguments: 'message' or 'chain', id, name of who waits or ''; or 'result' and an id.
 -- Touches: queue, messages, state, errors, result:<id>, the keys of chains.
 -- Invariant: who waits is known to the end of the message: its state says that it is awaited. The first write removes.
 -- Reply to message: status or '', then of a dead letter its failure; how it ended if it is known, its result if it has one.
+-- Reply to result: what is kept, or nothing.
 -- Reply to chain: nothing if it is unknown, or the number of open members, '' or member NUL reason of its failure, last member.
 
 -- include moves
 
 open_queue()
+if ARGV[FIRST_ARGUMENT] == 'result' then
+  local key = OWN .. 'result:' .. ARGV[FIRST_ARGUMENT + 1]
+  local kept = redis.pcall('GET', key)
+  if type(kept) == 'table' then error('WP-FOREIGN string ' .. key) end
+  return kept_until(kept, 1) > now and sub(kept, 9)
+end
 must_be('hash', MESSAGES)
 must_be('hash', STATE)
 must_be('hash', ERRORS)
@@ -22,7 +29,7 @@ local function register(key)
 end
 
 if action == 'chain' then
-  local key, waiters = BASE .. 'chain:' .. id, BASE .. 'waiters:chain:' .. id
+  local key, waiters = OWN .. 'chain:' .. id, OWN .. 'waiters:chain:' .. id
   must_be('hash', key)
   must_be('zset', waiters)
   local fields = call('HMGET', key, 'until', 'open', 'failed', 'last')
@@ -32,7 +39,7 @@ if action == 'chain' then
   return {open, fields[3] or '', fields[4] or ''}
 end
 
-local waiters = BASE .. 'waiters:' .. id
+local waiters = OWN .. 'waiters:' .. id
 must_be('zset', waiters)
 
 local function kept_at(key)
@@ -52,6 +59,6 @@ if s then
   end
   return {s.status}
 end
-local result = kept_at(BASE .. 'result:' .. id)
+local result = kept_at(OWN .. 'result:' .. id)
 if result then return {'', 'done', result} end
-return {'', kept_at(BASE .. 'end:' .. id) or nil}
+return {'', kept_at(OWN .. 'end:' .. id) or nil}

@@ -1,0 +1,124 @@
+-- Remove a queue that is empty, and forget names that are no queues.
+-- Touches: all tables of a queue.
+-- Keeps: nothing is removed while anything is left. Whoever adds a message to a queue holds its removal lock, shared, until
+-- the end of the transaction, and takes it before it reads the queue's row: so it comes before the removal, which then
+-- finds the message or the lock, or after it, and makes the queue anew.
+-- What is left of a removed queue: its row, and one mark and where the journal begins, so that its numbers go on; and what
+-- runs out by itself: results of operations and arrivals, of which a repeat may still come.
+
+CREATE OR REPLACE FUNCTION {remove_queue}(
+    p_queue text, p_clock bigint, p_session bytea, p_number bigint, p_ttl bigint
+) RETURNS text LANGUAGE plpgsql {settings} AS $body$
+DECLARE
+    q {queue};
+    v_now bigint := {clock}(p_clock);
+    v_stamp bigint := {stamp}(p_session);
+    v_left jsonb;
+BEGIN
+    BEGIN
+        SELECT * INTO q FROM {queue} t WHERE t.name = p_queue FOR UPDATE NOWAIT;
+    EXCEPTION WHEN lock_not_available THEN
+        RETURN '[true, {"transactions": 1}, false]';
+    END;
+    IF q.removed_mark = substr(p_session, {MARK_AT}, {MARK_BYTES}) THEN
+        RETURN json_build_array(true, '{}'::json, q.made)::text;
+    ELSIF v_stamp < v_now - p_ttl THEN
+        RAISE EXCEPTION '%', v_now USING ERRCODE = 'WPOLD';
+    END IF;
+    PERFORM {check_removal}(q.removed_ms, v_stamp, v_now);
+    IF q.number IS NULL THEN
+        RETURN '[false, {}, false]';
+    END IF;
+    IF NOT pg_try_advisory_xact_lock({lock_of}('removal'), hashtext(p_queue)) THEN
+        RETURN json_build_array(q.made, '{"transactions": 1}'::json, false)::text;
+    END IF;
+    v_left := {left_in}(q.number);
+    IF v_left <> '{}' OR NOT q.made THEN
+        RETURN json_build_array(q.made, v_left, false)::text;
+    END IF;
+    PERFORM {clear_queue}(q.number);
+    UPDATE {queue} t SET made = false, removed_ms = v_now, removed_mark = substr(p_session, {MARK_AT}, {MARK_BYTES}),
+        removed_until = v_now + {REMOVED_TTL_MS}, paused = DEFAULT, lease_ms = DEFAULT, max_deliveries = DEFAULT,
+        max_pending = DEFAULT, overload = DEFAULT, max_running = DEFAULT, rate_count = DEFAULT, rate_per_ms = DEFAULT,
+        journal = DEFAULT, journal_max = DEFAULT, dead_max = DEFAULT, dead_keep_ms = DEFAULT, completed_max = DEFAULT
+    WHERE t.number = q.number;
+    PERFORM {sweep_names}(v_now);
+    RETURN '[true, {}, false]';
+END $body$;
+
+-- What keeps a queue from being removed, and how many there are of each.
+CREATE OR REPLACE FUNCTION {left_in}(p_queue integer) RETURNS jsonb LANGUAGE plpgsql AS $body$
+DECLARE
+    v record;
+    v_stored bigint;
+BEGIN
+    SELECT h.*,
+        (SELECT count(*) FROM {schedule} s WHERE s.queue = p_queue) AS schedules,
+        (SELECT count(*) FROM {chain} c WHERE c.queue = p_queue AND c.open > 0 AND c.failed IS NULL) AS chains,
+        (SELECT count(*) FROM {reader} r WHERE r.queue = p_queue) AS readers
+    INTO v FROM {held}(p_queue) h;
+    -- Rows that the counts know nothing of; where there are many messages, it does not matter how many those are.
+    SELECT count(*) INTO v_stored FROM (SELECT 1 FROM {message} m WHERE m.queue = p_queue LIMIT 1000) o;
+    RETURN coalesce(
+        (SELECT jsonb_object_agg(c.name, c.count) FROM (VALUES
+            ('ready', v.ready), ('delayed', v.delayed), ('waiting', v.waiting), ('leased', v.leased),
+            ('dead', v.dead_kept), ('schedules', v.schedules), ('chains', v.chains), ('readers', v.readers),
+            ('damaged', greatest(v_stored - v.ready - v.delayed - v.waiting - v.leased - v.dead_kept, 0))
+        ) AS c (name, count) WHERE c.count <> 0), '{}');
+END $body$;
+
+-- Delete all that is kept of a queue, but its row and what runs out by itself. The numbers of its journal go on.
+CREATE OR REPLACE FUNCTION {clear_queue}(p_queue integer) RETURNS void LANGUAGE plpgsql AS $body$
+DECLARE
+    v_last bigint;
+BEGIN
+    SELECT m.number INTO v_last FROM {mark} m WHERE m.queue = p_queue ORDER BY m.number DESC LIMIT 1;
+    v_last := coalesce(v_last, 0) + coalesce((
+        SELECT sum(e.count) FROM {entry} e WHERE e.queue = p_queue AND (e.xid, e.seq) > (
+            SELECT coalesce(max(m.xid), 0), coalesce(max(m.seq), 0) FROM (
+                SELECT k.xid, k.seq FROM {mark} k WHERE k.queue = p_queue ORDER BY k.number DESC LIMIT 1) m)), 0);
+    DELETE FROM {entry} t WHERE t.queue = p_queue;
+    DELETE FROM {mark} t WHERE t.queue = p_queue;
+    DELETE FROM {kept} t WHERE t.queue = p_queue;
+    IF v_last > 0 THEN
+        INSERT INTO {mark} VALUES (p_queue, v_last, 0, 0);
+        INSERT INTO {kept} VALUES (p_queue, v_last + 1);
+    END IF;
+    DELETE FROM {tally} t WHERE t.queue = p_queue;
+    DELETE FROM {total} t WHERE t.queue = p_queue;
+    DELETE FROM {minute} t WHERE t.queue = p_queue;
+    DELETE FROM {completed} t WHERE t.queue = p_queue;
+    DELETE FROM {reader} t WHERE t.queue = p_queue;
+    DELETE FROM {window} t WHERE t.queue = p_queue;
+    DELETE FROM {result} t WHERE t.queue = p_queue;
+    DELETE FROM {sleeper} t WHERE t.queue = p_queue;
+    DELETE FROM {rate} t WHERE t.queue = p_queue;
+    DELETE FROM {schedule} t WHERE t.queue = p_queue;
+    DELETE FROM {chain} t WHERE t.queue = p_queue;
+    DELETE FROM {member} t WHERE t.queue = p_queue;
+    DELETE FROM {blocker} t WHERE t.home = p_queue;
+    DELETE FROM {waiter} t WHERE t.queue = p_queue;
+    DELETE FROM {ending} t WHERE t.queue = p_queue;
+END $body$;
+
+-- Forget names that are no queues, where nothing is to be remembered of them any more.
+CREATE OR REPLACE FUNCTION {sweep_names}(p_now bigint) RETURNS void LANGUAGE plpgsql AS $body$
+DECLARE
+    q {queue};
+BEGIN
+    FOR q IN
+        SELECT * FROM {queue} t WHERE NOT t.made AND t.removed_until <= p_now
+            AND NOT EXISTS (SELECT 1 FROM {message} m WHERE m.queue = t.number)
+            AND NOT EXISTS (SELECT 1 FROM {sleeper} s WHERE s.queue = t.number AND s.until_ms > p_now)
+            AND NOT EXISTS (SELECT 1 FROM {operation} o WHERE o.queue = t.number AND o.until_ms > p_now)
+        LIMIT 16 FOR UPDATE SKIP LOCKED
+    LOOP
+        CONTINUE WHEN NOT pg_try_advisory_xact_lock({lock_of}('removal'), hashtext(q.name));
+        PERFORM {clear_queue}(q.number);
+        DELETE FROM {mark} t WHERE t.queue = q.number;
+        DELETE FROM {kept} t WHERE t.queue = q.number;
+        DELETE FROM {operation} t WHERE t.queue = q.number;
+        DELETE FROM {arrival} t WHERE t.queue = q.number;
+        DELETE FROM {queue} t WHERE t.number = q.number;
+    END LOOP;
+END $body$;

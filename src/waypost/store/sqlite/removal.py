@@ -1,0 +1,143 @@
+"""Removing a queue, and names that are no queues.
+
+A claim of a name that is no queue needs a row to register its sleeper and to remember its operation, and a removed
+queue leaves one. A row of `meta` beside it says that it is no queue: `removal:<name>`, with when it was removed last.
+The row of the queue keeps its number, so that operations and arrivals are known until they run out, and the last number
+of the journal. A queue that was made again keeps its row of `meta`: operations from before the removal may still come.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from msgspec import Struct
+
+from waypost.identity import Operation
+from waypost.message import Removal
+from waypost.policy import DEFAULT_POLICY, REMOVED_TTL_MS
+from waypost.store.repeats import check_removal
+
+if TYPE_CHECKING:
+    from waypost.store.sqlite.book import QueueBook
+    from waypost.store.sqlite.step import Step
+
+#: One step removes so many events of the journal: more would make other writers wait for too long.
+EVENTS_REMOVED_MAX = 50_000
+#: Names that are no queues, forgotten in one step.
+NAMES_SWEPT = 16
+
+_MARK_SET = "INSERT OR REPLACE INTO {meta} (name, value) VALUES (?, ?)"
+_MARK_DROP = "DELETE FROM {meta} WHERE name = ?"
+_COUNTS = {
+    "schedules": "SELECT count(*) FROM {schedule} WHERE queue = ?",
+    "chains": """
+    SELECT count(*) FROM {chain} c WHERE c.queue = ? AND c.failed IS NULL AND EXISTS (
+        SELECT 1 FROM {member} m WHERE m.queue = c.queue AND m.chain = c.id)""",
+    "readers": "SELECT count(*) FROM {reader} WHERE queue = ?",
+}
+_MESSAGES = "SELECT count(*) FROM {message} INDEXED BY {message:id} WHERE queue = ?"
+_JOURNAL_PART = """
+    DELETE FROM {journal} WHERE queue = ?1 AND number < (
+        SELECT min(number) + ?2 FROM {journal} WHERE queue = ?1)"""
+_JOURNAL_LEFT = "SELECT 1 FROM {journal} WHERE queue = ? LIMIT 1"
+_COMPLETED = "DELETE FROM {completed} WHERE queue = ? RETURNING seq"
+_ENVELOPE = "DELETE FROM {envelope} WHERE seq = ?"
+#: What goes at once. Sessions, their results and arrivals stay until they run out: a repeat of them may still come.
+_GOES = (
+    "journal", "reader", "window", "result", "chain", "member", "watcher", "waiter", "ending", "sleeper",
+    "rate", "minute", "schedule",
+)  # fmt: skip
+_RUN_OUT = """
+    SELECT q.number, q.name FROM {meta} m JOIN {queue} q ON q.name = substr(m.name, 9)
+    WHERE m.name >= 'removal:' AND m.name < 'removal;' AND json_extract(m.value, '$.gone')
+        AND json_extract(m.value, '$.until') <= ?1 AND q.sleepers_known_until <= ?1
+        AND NOT EXISTS (SELECT 1 FROM {session} s WHERE s.queue = q.number AND s.until_ms > ?1)
+        AND NOT EXISTS (SELECT 1 FROM {message} m INDEXED BY {message:id} WHERE m.queue = q.number)
+    LIMIT ?2"""
+_MARKS_RUN_OUT = """
+    DELETE FROM {meta} WHERE name >= 'removal:' AND name < 'removal;' AND json_extract(value, '$.until') <= ?
+        AND NOT json_extract(value, '$.gone')"""
+_ALL = (*_GOES, "session", "replay", "arrival")
+_QUEUE_DROP = "DELETE FROM {queue} WHERE number = ?"
+
+
+class RemovalMark(Struct, omit_defaults=True):
+    """What `meta` says of a name: whether it is no queue (any more), when it was removed, and by which operation."""
+
+    gone: bool = False
+    ms: int = 0
+    mark: bytes = b""
+    #: Until when all of it is remembered.
+    until: int = 0
+
+
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder(RemovalMark).decode
+
+
+def read_mark(value: Any) -> RemovalMark:
+    """The mark of a name; that of an ordinary queue if there is none."""
+    return RemovalMark() if value is None else _decode(value)
+
+
+def write_mark(step: Step, name: str, mark: RemovalMark) -> None:
+    """Keep the mark of a name; none is needed for an ordinary queue."""
+    if mark == RemovalMark():
+        step.execute(_MARK_DROP, (f"removal:{name}",))
+    else:
+        # Written out in full: a query looks into it.
+        value = {"gone": mark.gone, "ms": mark.ms, "mark": mark.mark, "until": mark.until}
+        step.execute(_MARK_SET, (f"removal:{name}", _encode(value).decode()))
+
+
+def remove(step: Step, queue: str, operation: Operation) -> Removal:
+    """Remove a queue that is empty; what is left in it if it is not."""
+    book = step.look(queue)
+    mark = book.mark
+    if mark.mark == operation.mark:
+        return Removal(True, made_again=book.is_made)
+    if step.replay_ttl_ms is not None:
+        check_removal(queue, operation, step.now, window_ms=step.replay_ttl_ms, removed_ms=mark.ms)
+    left = left_in(book)
+    if left or not book.is_made:
+        return Removal(book.is_made, left)
+    book = step.book(queue)
+    step.execute(_JOURNAL_PART, (book.number, EVENTS_REMOVED_MAX))
+    if step.execute(_JOURNAL_LEFT, (book.number,)).fetchone() is not None:
+        book.numbers["journal_first"] = book.numbers["journal_swept"] = _first_event(step, book.number)
+        return Removal(True, more=True)
+    step.execute_many(_ENVELOPE, step.execute(_COMPLETED, (book.number,)).fetchall())
+    for table in _GOES:
+        step.execute(f"DELETE FROM {{{table}}} WHERE queue = ?", (book.number,))
+    sweep_names(step)
+    book.begin_anew(RemovalMark(True, step.now, operation.mark, step.now + REMOVED_TTL_MS), DEFAULT_POLICY)
+    return Removal(True)
+
+
+def left_in(book: QueueBook) -> dict[str, int]:
+    """What keeps a queue from being removed."""
+    if book.number == 0:
+        return {}
+    names = {"ready": "ready", "delayed": "delayed", "waiting": "waiting", "leased": "leased", "dead": "dead_kept"}
+    left = {name: book.numbers[column] for name, column in names.items()}
+    for name, query in _COUNTS.items():
+        left[name] = book.step.execute(query, (book.number,)).fetchone()[0]
+    held = sum(left[name] for name in names)
+    left["damaged"] = book.step.execute(_MESSAGES, (book.number,)).fetchone()[0] - held
+    return {name: count for name, count in left.items() if count}
+
+
+def _first_event(step: Step, number: int) -> int:
+    first: int = step.execute("SELECT min(number) FROM {journal} WHERE queue = ?", (number,)).fetchone()[0]
+    return first
+
+
+def sweep_names(step: Step) -> None:
+    """Forget a few names that are no queues, where nothing is to be remembered of them any more."""
+    step.execute(_MARKS_RUN_OUT, (step.now,))
+    for number, name in step.execute(_RUN_OUT, (step.now, NAMES_SWEPT)).fetchall():
+        for table in _ALL:
+            step.execute(f"DELETE FROM {{{table}}} WHERE queue = ?", (number,))
+        step.execute(_QUEUE_DROP, (number,))
+        step.execute(_MARK_DROP, (f"removal:{name}",))
