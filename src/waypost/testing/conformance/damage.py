@@ -83,6 +83,16 @@ class TestDamage:
         assert bench.publish(key="order:7").status == "queued"
         assert bench.ledger().balance == 0
 
+    @pytest.mark.promise("SEE-5", "PUB-9")
+    def test_a_stranded_message_keeps_its_priority_through_a_mend(self, bench: Bench) -> None:
+        high = bench.publish(priority=9).id
+        low = bench.publish(priority=0).id
+        plain = bench.publish().id
+        for id in (low, high):
+            bench.run(strand(bench.store, QUEUE, id))
+        check(bench, mend=True)
+        assert [(lease.id, lease.priority) for lease in bench.claim(3)] == [(high, 9), (plain, 5), (low, 0)]
+
     @pytest.mark.promise("SEE-5", "SEE-3")
     def test_a_mend_is_journalled_and_a_check_is_not(self, bench: Bench) -> None:
         id = bench.publish().id

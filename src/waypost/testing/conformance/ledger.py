@@ -118,6 +118,15 @@ class TestLedger:
         assert (stats.next_due_ms, stats.next_lease_ms) == (7_000, 57_000)
         assert (stats.at_ms, stats.queue) == (bench.now_ms, "orders")
 
+    @pytest.mark.promise("SEE-5", "SEE-2")
+    @pytest.mark.parametrize("priority", [0, 8, 9])
+    def test_the_oldest_message_counts_whatever_its_priority(self, bench: Bench, priority: int) -> None:
+        bench.publish(priority=priority)
+        bench.after(4)
+        bench.publish()
+        bench.after(1)
+        assert bench.stats().oldest_ready_ms == 5_000
+
     @pytest.mark.promise("SEE-5")
     def test_the_journal_and_the_ledger_agree(self, bench: Bench) -> None:
         bench.configure(lease=10)
