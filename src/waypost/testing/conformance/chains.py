@@ -354,7 +354,8 @@ class TestChains:
         bench.deliver_all()
         for _ in range(4):
             bench.after(10 * DAY)
-            bench.begin_chain(queue="others")  # what makes stores look for chains to forget
+            if outcome == "dead":
+                bench.begin_chain(queue="others")  # what makes stores look for chains to forget, or to keep
             assert bench.claim(queue=MAILS) == []
             bench.deliver_all()
         assert bench.chain_state(chain).open == 1
