@@ -9,11 +9,11 @@ from __future__ import annotations
 from typing import Any, cast
 
 import psycopg
-from sqlalchemy import AssertionPool, Engine, SingletonThreadPool, StaticPool
+from sqlalchemy import Engine
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncEngine
-from sqlalchemy.pool import PoolProxiedConnection
+from sqlalchemy.pool import AssertionPool, PoolProxiedConnection, SingletonThreadPool, StaticPool
 from sqlalchemy.util import greenlet_spawn
 
 from waypost.errors import UnusableClient
