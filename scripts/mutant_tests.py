@@ -41,7 +41,7 @@ CO_OPTIMIZED = 1
 #: What keeps the text of a script: file name ending, module, function with a cache.
 CACHES = (
     (".lua", "waypost.store.valkey.scripts", "script"),
-    (".sql", "waypost.store.postgres.migrating", "function_text"),
+    (".sql", "waypost.store.postgres.schema", "function_text"),
 )
 
 #: A function as a traced call shows it: file, qualified name, first line.

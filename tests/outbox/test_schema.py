@@ -15,7 +15,7 @@ from tests.outbox.ways import dialect
 from waypost import Waypost
 from waypost.errors import InvalidName, SchemaTooNew, SchemaTooOld
 from waypost.outbox import include_object, metadata
-from waypost.store.postgres import check, migrate, migrating, sql
+from waypost.store.postgres import check, migrate, schema, sql
 from waypost.testing.bench import fresh_namespace
 from waypost.testing.postgres import PostgresServer
 
@@ -28,17 +28,17 @@ def next_version(monkeypatch: pytest.MonkeyPatch) -> Next:
     """Become the release after this one: it has a column more, and a function that is not the same."""
 
     def become() -> int:
-        migration, functions = migrating.migration_text, migrating.function_text
+        migration, functions = schema.migration_text, schema.function_text
 
         def text(name: str) -> str:
             return functions(name) + ("\n-- the next release\n" if name == "claim" else "")
 
-        version = migrating.VERSION + 1
-        monkeypatch.setattr(migrating, "migration_text", lambda name: NEXT if name == "9999_next" else migration(name))
-        monkeypatch.setattr(migrating, "function_text", text)
-        monkeypatch.setattr(migrating, "VERSION", version)
-        monkeypatch.setattr("waypost.store.postgres.checking.VERSION", version)
-        monkeypatch.setattr(migrating, "MIGRATIONS", (*migrating.MIGRATIONS, (version, "9999_next")))
+        version = schema.VERSION + 1
+        monkeypatch.setattr(schema, "migration_text", lambda name: NEXT if name == "9999_next" else migration(name))
+        monkeypatch.setattr(schema, "function_text", text)
+        monkeypatch.setattr(schema, "VERSION", version)
+        monkeypatch.setattr("waypost.store.postgres.schema_check.VERSION", version)
+        monkeypatch.setattr(schema, "MIGRATIONS", (*schema.MIGRATIONS, (version, "9999_next")))
         return version
 
     return become
@@ -46,7 +46,7 @@ def next_version(monkeypatch: pytest.MonkeyPatch) -> Next:
 
 @pytest.mark.promise("BOX-5")
 def test_a_migration_keeps_what_is_there(server: PostgresServer, namespace: str, next_version: Next) -> None:
-    url, before = server.url, migrating.VERSION
+    url, before = server.url, schema.VERSION
     with Waypost(url, namespace=namespace) as post:
         post.configure("orders", max_deliveries=7)
         post.publish_many("orders", range(100), key=str)
@@ -87,7 +87,7 @@ def test_an_older_release_leaves_newer_tables_alone(
 
 @pytest.mark.promise("BOX-5")
 def test_the_script_of_a_migration_does_the_same(server: PostgresServer, namespace: str, next_version: Next) -> None:
-    before = migrating.VERSION
+    before = schema.VERSION
     next_version()
     with psycopg.connect(server.url) as connection:
         connection.execute(sql(namespace=namespace, since=before).encode())

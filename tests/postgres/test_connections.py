@@ -14,7 +14,7 @@ import pytest
 from tests.fault.proxy import Proxy
 from waypost import AsyncWaypost, Waypost, errors
 from waypost.store.postgres import PostgresStore, migrate, sql
-from waypost.store.postgres.migrating import VERSION
+from waypost.store.postgres.schema import VERSION
 from waypost.testing.bench import Bench, fresh_namespace
 from waypost.testing.postgres import PostgresServer
 

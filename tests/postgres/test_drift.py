@@ -8,7 +8,7 @@ import psycopg
 import pytest
 
 from waypost.errors import StoreUnavailable
-from waypost.store.postgres import drift, migrate, migrating
+from waypost.store.postgres import drift, migrate, schema
 from waypost.testing.bench import fresh_namespace
 from waypost.testing.postgres import PostgresServer
 
@@ -52,7 +52,7 @@ def test_tables_of_another_version_or_none_are_one_line_that_says_what_to_do(
     (line,) = drift(server.url, nobody)
     assert f"run `waypost migrate URL --namespace {nobody}`" in line
     for change, told in ((-1, "run `waypost migrate"), (1, "update waypost here")):
-        database.execute(f'UPDATE "{namespace}_schema" SET version = {migrating.VERSION + change}')
+        database.execute(f'UPDATE "{namespace}_schema" SET version = {schema.VERSION + change}')
         (line,) = drift(server.url, namespace)
         assert told in line
 

@@ -14,7 +14,7 @@ import pytest
 
 from waypost import Waypost, errors
 from waypost.cli.main import main
-from waypost.store.postgres import check, migrate, migrating
+from waypost.store.postgres import check, migrate, schema
 from waypost.testing.bench import fresh_namespace
 from waypost.testing.postgres import PostgresServer
 
@@ -45,7 +45,7 @@ def test_eight_processes_at_once_make_the_tables_once(server: PostgresServer) ->
     assert [code for _, code in ended] == [0] * 8, ended
     told = [json.loads(out) for (out, _), _ in ended]
     assert sorted(one["changed"] for one in told) == [False] * 7 + [True]
-    assert {one["version"] for one in told} == {migrating.VERSION}
+    assert {one["version"] for one in told} == {schema.VERSION}
     assert check(server.url, namespace=name).is_current
     with Waypost(server.url, namespace=name) as post:
         assert post.publish("orders", 1).status == "queued"
@@ -56,9 +56,9 @@ def test_it_says_what_it_did_and_a_second_time_that_there_was_nothing_to_do(
 ) -> None:
     name = fresh_namespace()
     code, out, err = command(server.url, "--namespace", name)
-    assert (code, out, err) == (0, f"made namespace {name} in schema public, version {migrating.VERSION}\n", "")
+    assert (code, out, err) == (0, f"made namespace {name} in schema public, version {schema.VERSION}\n", "")
     code, out, _ = command("--url", server.url, "--namespace", name)
-    assert (code, out) == (0, f"namespace {name} in schema public is of version {migrating.VERSION} already\n")
+    assert (code, out) == (0, f"namespace {name} in schema public is of version {schema.VERSION} already\n")
 
 
 def test_tables_of_an_older_release_are_brought_up_to_date_and_keep_their_messages(
@@ -66,8 +66,8 @@ def test_tables_of_an_older_release_are_brought_up_to_date_and_keep_their_messag
 ) -> None:
     with Waypost(server.url, namespace=namespace) as post:
         id = post.publish("orders", 1).id
-    before = migrating.VERSION
-    for module in ("migrating", "checking"):
+    before = schema.VERSION
+    for module in ("schema", "schema_check"):
         monkeypatch.setattr(f"waypost.store.postgres.{module}.VERSION", before + 1)
     with pytest.raises(errors.SchemaTooOld, match=f"`waypost migrate URL --namespace {namespace}`"):
         Waypost(server.url, namespace=namespace).stats("orders")
@@ -84,7 +84,7 @@ def test_tables_of_an_older_release_are_brought_up_to_date_and_keep_their_messag
 def test_tables_of_a_newer_release_are_left_alone(
     server: PostgresServer, namespace: str, command: Said, database: Any
 ) -> None:
-    database.execute(f'UPDATE "{namespace}_schema" SET version = {migrating.VERSION + 1}')
+    database.execute(f'UPDATE "{namespace}_schema" SET version = {schema.VERSION + 1}')
     code, _, err = command(server.url, "--namespace", namespace)
     assert (code, "update waypost here" in err) == (7, True)
     assert command(server.url, "--namespace", namespace, "--check")[0] == 7
@@ -99,7 +99,7 @@ def test_a_check_names_what_differs_and_tolerates_what_was_added(
         f'CREATE TABLE "{namespace}_mine" (a text); ALTER TABLE "{namespace}_tally" SET (fillfactor = 90)'
     )
     code, out, _ = command(server.url, "--namespace", namespace, "--check")
-    assert (code, out) == (0, f"as this release needs them, version {migrating.VERSION}\n")
+    assert (code, out) == (0, f"as this release needs them, version {schema.VERSION}\n")
     database.execute(
         f'ALTER TABLE "{namespace}_message" DROP COLUMN cause; DROP TABLE "{namespace}_rate";'
         f'ALTER TABLE "{namespace}_reader" ALTER COLUMN read_to TYPE integer;'

@@ -15,12 +15,12 @@ import psycopg
 import pytest
 
 from waypost import Retry, Waypost
-from waypost.store.postgres import check, migrate, migrating
+from waypost.store.postgres import check, migrate, schema
 from waypost.testing.bench import fresh_namespace
 from waypost.testing.postgres import PostgresServer
 
 VERSIONS = Path(__file__).parent / "versions"
-WAS = range(1, migrating.VERSION)
+WAS = range(1, schema.VERSION)
 TABLES = ("queue", "message", "total", "entry", "window", "operation", "schedule", "chain", "member", "completed")
 
 
@@ -68,7 +68,7 @@ def contents(connection: psycopg.Connection[Any], namespace: str) -> dict[str, l
 def fill(monkeypatch: pytest.MonkeyPatch, url: str, namespace: str, version: int) -> None:
     """Messages in every state, with what belongs to them, by the functions of that version."""
     with monkeypatch.context() as patched:
-        patched.setattr(migrating, "VERSION", version)
+        patched.setattr(schema, "VERSION", version)
         patched.setattr("waypost.store.postgres.store.new_nonce", lambda: os.urandom(8) + bytes([0, 0, 0, 1]))
         with Waypost(url, namespace=namespace) as post:
             post.configure("orders", journal="full", completed=10)

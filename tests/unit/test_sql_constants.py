@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from waypost.store.postgres.constants import CONSTANTS, STATES, inject
-from waypost.store.postgres.migrating import FUNCTIONS, function_text
+from waypost.store.postgres.schema import FUNCTIONS, function_text
 from waypost.store.sqlite import schema
 
 SOURCE = Path(__file__).parents[2] / "src" / "waypost" / "store"

@@ -26,8 +26,8 @@ from waypost import AsyncWaypost, Waypost
 from waypost.errors import ConfigurationError, InvalidUrl, StoreError, StoreUnavailable, UnusableClient
 from waypost.store.port import Store
 from waypost.store.valkey import ValkeyStore, executor
-from waypost.store.valkey.connecting import REPLY_TIMEOUT_SECONDS, UrlSource
 from waypost.store.valkey.executor import check_server
+from waypost.store.valkey.sources import REPLY_TIMEOUT_SECONDS, UrlSource
 from waypost.testing.bench import Mode, Runner, fresh_namespace
 from waypost.testing.servers import ValkeyServer, free_port
 

@@ -155,12 +155,12 @@ def make_line(kind: str, server_of: Callable[[str], Any], stack: ExitStack, name
 def served_hub(kind: str, url: str, timeout: float = 3.0) -> ThreadHub:
     """A hub of its own, not the one that clients of this process share."""
     if kind == "valkey":
-        from waypost.store.valkey.connecting import source_of
+        from waypost.store.valkey.sources import source_of
         from waypost.wake.valkey import ValkeyTransport
 
         return ThreadHub(kind, lambda: ValkeyTransport(source_of(url), timeout))
     if kind == "postgres":
-        from waypost.store.postgres.connecting import UrlSource
+        from waypost.store.postgres.sources import UrlSource
         from waypost.wake.postgres import PostgresTransport
 
         return ThreadHub(kind, lambda: PostgresTransport(UrlSource(url), timeout))

@@ -15,7 +15,7 @@ from waypost.cli.options import add_command, namespace_of, url_of
 from waypost.cli.output import write, write_json
 
 if TYPE_CHECKING:
-    from waypost.store.postgres.checking import Checked
+    from waypost.store.postgres.schema_check import Checked
 
 
 def add(commands: Any) -> None:
@@ -56,7 +56,7 @@ def has_tables(url: str, namespace: str) -> bool:
 def act(options: argparse.Namespace, url: str | None) -> int:
     """Print, check or migrate; the exit code."""
     from waypost.store.postgres import check, grants, migrate, sql
-    from waypost.store.postgres.migrating import VERSION
+    from waypost.store.postgres.schema import VERSION
 
     place = {"schema": options.schema, "namespace": options.namespace}
     if options.sql:
@@ -86,7 +86,7 @@ def act(options: argparse.Namespace, url: str | None) -> int:
 def check_version_of(url: str, place: dict[str, Any]) -> int:
     """From which version a script for this database must start."""
     from waypost.store.postgres import check
-    from waypost.store.postgres.migrating import VERSION, Names, too_new
+    from waypost.store.postgres.schema import VERSION, Names, too_new
 
     version = check(url, **place).version or 0
     if version > VERSION:
@@ -96,7 +96,7 @@ def check_version_of(url: str, place: dict[str, Any]) -> int:
 
 def tell_check(options: argparse.Namespace, found: Checked) -> int:
     """What a check found, and the exit code that says it."""
-    from waypost.store.postgres.migrating import VERSION, Names, command_for
+    from waypost.store.postgres.schema import VERSION, Names, command_for
 
     repair = command_for(Names(options.schema, options.namespace))
     if found.version is None:

@@ -30,13 +30,13 @@ _COLUMN = re.compile(
 
 def _texts() -> list[str]:
     # Where it is needed: it brings the driver with it.
-    from waypost.store.postgres.migrating import MIGRATIONS, migration_text
+    from waypost.store.postgres.schema import MIGRATIONS, migration_text
 
     return [migration_text(name) for _, name in MIGRATIONS]
 
 
 def _check_names(schema: str | None, namespace: str) -> None:
-    from waypost.store.postgres.migrating import Names
+    from waypost.store.postgres.schema import Names
 
     Names(schema or "public", namespace)
 

@@ -82,12 +82,12 @@ def _from_url(url: str, timeout: float) -> Hub:
     base, _, form = scheme.partition("+")
     if separator and base in VALKEY_SCHEMES and form in ("", *VALKEY_FORMS):
         valkey_store()
-        from waypost.store.valkey.connecting import source_of
+        from waypost.store.valkey.sources import source_of
 
         return _valkey(source_of(url), timeout)
     if separator and base in POSTGRES_SCHEMES and not form:
         postgres_store()
-        from waypost.store.postgres.connecting import UrlSource
+        from waypost.store.postgres.sources import UrlSource
 
         return _postgres(UrlSource(url), timeout)
     if separator and base in NATS_SCHEMES and not form:

@@ -17,8 +17,8 @@ from typing import Any
 import psycopg
 
 from waypost.store.postgres import psycopg_internals as internals
-from waypost.store.postgres.connecting import Source
 from waypost.store.postgres.constants import CHANNEL_BYTES_MAX, CHANNEL_HASH_DIGITS
+from waypost.store.postgres.sources import Source
 from waypost.wake.hub import Useless
 from waypost.wake.pipes import Interruptible, packed, unpacked
 from waypost.wake.port import Topic

@@ -19,8 +19,8 @@ from redis.retry import Retry
 
 from waypost.errors import UnusableClient
 from waypost.store.valkey.command import command
-from waypost.store.valkey.connecting import Source
 from waypost.store.valkey.redis_py import socket_of
+from waypost.store.valkey.sources import Source
 from waypost.wake.pipes import Interruptible, packed, unpacked
 from waypost.wake.port import Topic
 

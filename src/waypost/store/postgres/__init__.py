@@ -1,7 +1,7 @@
 """PostgreSQL (14 and newer): one SQL function per verb, no shared hot row, safe next to the user's own tables."""
 
-from waypost.store.postgres.checking import check, drift
-from waypost.store.postgres.migrating import grants, migrate, sql
+from waypost.store.postgres.schema import grants, migrate, sql
+from waypost.store.postgres.schema_check import check, drift
 from waypost.store.postgres.store import PostgresStore
 
 __all__ = ["PostgresStore", "check", "drift", "grants", "migrate", "sql"]

@@ -17,7 +17,7 @@ from sqlalchemy.pool import AssertionPool, PoolProxiedConnection, SingletonThrea
 from sqlalchemy.util import greenlet_spawn
 
 from waypost.errors import UnusableClient
-from waypost.store.postgres.connecting import STALE_MAX, is_fresh, options
+from waypost.store.postgres.sources import STALE_MAX, is_fresh, options
 
 #: These give the same connection to two who ask at once, or refuse the second.
 ONE_FOR_ALL = (StaticPool, SingletonThreadPool, AssertionPool)

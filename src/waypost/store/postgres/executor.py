@@ -23,9 +23,9 @@ from psycopg.pq.abc import PGconn, PGresult
 from waypost.errors import ForkedClient, StoreError, WaypostError
 from waypost.store.port import Call
 from waypost.store.postgres import psycopg_internals as internals
-from waypost.store.postgres.connecting import Source, check_isolation, check_server
 from waypost.store.postgres.failures import AT_ONCE, KNOWN_ID, lost, refused
-from waypost.store.postgres.migrating import Names, check_version
+from waypost.store.postgres.schema import Names, check_version
+from waypost.store.postgres.sources import Source, check_isolation, check_server
 from waypost.store.postgres.statement import PostgresCall, one
 from waypost.store.silence import Sending, unsent_bytes
 

@@ -13,34 +13,44 @@ from waypost import policy as limits
 from waypost.identity import Operation, new_nonce
 from waypost.message import (
     CancelStatus,
+    ChainState,
     CheckPage,
     Claimed,
+    Continuation,
     Damage,
     DamageKind,
     Elected,
     ExtendStatus,
+    Fired,
     JournalPage,
     Lease,
     MessageState,
+    Notice,
     Page,
     Polled,
     PolledQueue,
+    Promoted,
     Published,
     PublishStatus,
     Purged,
     Redriven,
     RegisteredWorker,
     Removal,
+    Saved,
+    ScheduleList,
     Settlement,
     SettleStatus,
     Stats,
+    StoredSchedule,
     TracePage,
+    Watched,
 )
 from waypost.policy import CLAIM_BYTES_MAX, DEFAULT_POLICY, PRIORITY_DEFAULT, PRIORITY_MAX, Policy
 from waypost.store.port import (
     Call,
     Capabilities,
     Draft,
+    FireStep,
     Heartbeat,
     Hold,
     Idle,
@@ -52,11 +62,9 @@ from waypost.store.port import (
     poll_parts,
     told,
 )
-from waypost.store.postgres import looking
-from waypost.store.postgres.chains import ChainVerbs
+from waypost.store.postgres import queries
 from waypost.store.postgres.constants import NO_STATE, STATES
-from waypost.store.postgres.migrating import Names
-from waypost.store.postgres.schedules import ScheduleVerbs
+from waypost.store.postgres.schema import Names
 from waypost.store.postgres.statement import (
     BOOL,
     BYTES,
@@ -86,8 +94,7 @@ from waypost.store.postgres.statement import (
     small,
     text,
 )
-from waypost.store.postgres.transactions import PostgresTransactions
-from waypost.store.postgres.within import check_answer
+from waypost.store.postgres.transactions import PostgresTransactions, check_answer
 from waypost.store.register import pack, registered
 
 if TYPE_CHECKING:
@@ -96,8 +103,8 @@ if TYPE_CHECKING:
     from waypost.store.bulk.reading import BulkConnection
     from waypost.store.postgres.bulk import PostgresBulkReader
     from waypost.store.postgres.checkup import PostgresCheckup
-    from waypost.store.postgres.connecting import Source
     from waypost.store.postgres.executor import AsyncPostgresExecutor, PostgresExecutor
+    from waypost.store.postgres.sources import Source
 
 T = TypeVar("T")
 
@@ -139,10 +146,19 @@ _polled_reply = msgspec.json.Decoder(
 ).decode
 _changed_reply = msgspec.json.Decoder(tuple[bool, list[str]]).decode
 
+SCHEDULE_COLUMNS = (
+    "status, at_ms, wake, (s).key, (s).version, (s).spec, (s).paused, (s).next_ms, (s).due_ms, (s).fires, (s).missed, "
+    "(s).last_ms"
+)
+_promoted_reply = msgspec.json.Decoder(tuple[int, int, int, int | None, list[str], Also | None]).decode
+_elected_reply = msgspec.json.Decoder(tuple[str, int, int]).decode
+_NOTHING = b"SELECT NULL WHERE false"
+_STATE_OF = {number: state for state, number in STATES.items()}
+
 _stamp = struct.Struct("!q").pack
 
 
-class PostgresStore(ScheduleVerbs, ChainVerbs):
+class PostgresStore:
     """The contract on PostgreSQL. Made by `from_url` or `from_client`; touches no socket itself."""
 
     kind = "postgres"
@@ -177,14 +193,14 @@ class PostgresStore(ScheduleVerbs, ChainVerbs):
     @classmethod
     def from_url(cls, url: str, **options: Any) -> PostgresStore:
         """A store that makes its own connections."""
-        from waypost.store.postgres.connecting import UrlSource
+        from waypost.store.postgres.sources import UrlSource
 
         return cls(UrlSource(url), **options)
 
     @classmethod
     def from_client(cls, client: Any, **options: Any) -> PostgresStore:
         """A store on the caller's own pool or SQLAlchemy engine, which is never closed by us."""
-        from waypost.store.postgres.connecting import source_of
+        from waypost.store.postgres.sources import source_of
 
         return cls(source_of(client), **options)
 
@@ -349,6 +365,50 @@ class PostgresStore(ScheduleVerbs, ChainVerbs):
         ]
         return self._once("cancel", queue, operation, parameters, decode)
 
+    # ---- chains and waiting: a step spans queues, so nothing is ever on its way between two of them ----------
+
+    def outgoing(self, queue: str, limit: int) -> Call[list[Continuation | Notice]]:
+        return PostgresCall("outgoing", queue, _NOTHING, (), lambda result: [])
+
+    def forwarded(self, queue: str, ids: Sequence[str]) -> Call[None]:
+        return PostgresCall("forwarded", queue, _NOTHING, (), lambda result: None)
+
+    def arrive(self, queue: str, notices: Sequence[Notice]) -> Call[Woken[None]]:
+        return PostgresCall("arrive", queue, _NOTHING, (), lambda result: Woken(None, {}))
+
+    def result(self, queue: str, message_id: str) -> Call[bytes | None]:
+        statement = self.names.fill(
+            "SELECT r.data FROM {result} r JOIN {queue} q ON q.number = r.queue "
+            "WHERE q.name = $1 AND r.id = $2 AND r.until_ms > {clock}($3)"
+        )
+        return PostgresCall("result", queue, statement.encode(), (text(queue), text(message_id), self._now()), one)
+
+    def watch(self, queue: str, message_id: str, waiter: str | None) -> Call[Watched]:
+        def decode(result: PGresult) -> Watched:
+            for state, how, reason, error_type, error, outcome in rows_of(result):
+                return Watched(
+                    None if state is None else _STATE_OF[state], how, reason, error_type, error,
+                    None if outcome is None else bytes(outcome),
+                )  # fmt: skip
+            return Watched(None)
+
+        parameters = self._watching(queue, message_id, waiter)
+        return PostgresCall("watch", queue, self._command("watch", len(parameters), "*"), parameters, decode)
+
+    def watch_chain(self, queue: str, message_id: str, waiter: str | None) -> Call[ChainState]:
+        def decode(result: PGresult) -> ChainState:
+            for still_open, member, failed, last in rows_of(result):
+                return ChainState(True, still_open, None if failed is None else (member, failed), last)
+            return ChainState(False)
+
+        parameters = self._watching(queue, message_id, waiter)
+        return PostgresCall(
+            "watch_chain", queue, self._command("watch_chain", len(parameters), "*"), parameters, decode
+        )
+
+    def _watching(self, queue: str, message_id: str, waiter: str | None) -> list[Parameter]:
+        return [text(queue), self._now(), text(message_id), text(waiter), number(limits.WAITER_TTL_MS)]
+
     # ---- looking -----------------------------------------------------------------------------------------------
 
     def peek(
@@ -364,20 +424,20 @@ class PostgresStore(ScheduleVerbs, ChainVerbs):
         reason: str | None = None,
     ) -> Call[Page]:
         filters = {"id": id, "key": key, "group": group, "reason": reason}
-        command, parameters = looking.listing(self.names, queue, state, limit, cursor, filters)
+        command, parameters = queries.listing(self.names, queue, state, limit, cursor, filters)
         return PostgresCall(
-            "peek", queue, command, parameters, lambda result: looking.read_listing(state, limit, result)
+            "peek", queue, command, parameters, lambda result: queries.read_listing(state, limit, result)
         )
 
     def stats(self, queue: str, *, minutes: int = 0) -> Call[Stats]:
         parameters = [text(queue), self._now(), number(minutes)]
-        return self._call("stats", queue, parameters, lambda result: looking.read_stats(queue, result))
+        return self._call("stats", queue, parameters, lambda result: queries.read_stats(queue, result))
 
     def trace(self, queue: str, message_id: str, cursor: str | None = None) -> Call[TracePage]:
         parameters = [text(queue), self._now(), text(message_id)]
-        command = self._command("trace", len(parameters), f"head, {looking.ENTRY}")
+        command = self._command("trace", len(parameters), f"head, {queries.ENTRY}")
         return PostgresCall(
-            "trace", queue, command, parameters, lambda result: looking.read_trace(queue, message_id, result)
+            "trace", queue, command, parameters, lambda result: queries.read_trace(queue, message_id, result)
         )
 
     def queues(self) -> Call[list[str]]:
@@ -461,6 +521,87 @@ class PostgresStore(ScheduleVerbs, ChainVerbs):
     def unlist(self, queue: str) -> list[Call[None]]:
         return []
 
+    # ---- schedules --------------------------------------------------------------------------------------------
+
+    def save_schedule(
+        self, queue: str, schedule: StoredSchedule, *, version: str | None, next_ms: int | None
+    ) -> Call[Saved]:
+        def decode(result: PGresult) -> Saved:
+            (row,) = rows_of(result)
+            return Saved(row[0], _read_schedule(row))
+
+        parameters = [
+            text(queue), text(schedule.key), text(version), number(next_ms), text(schedule.version),
+            data(schedule.spec), flag(schedule.paused), number(schedule.next_ms), number(schedule.due_ms),
+        ]  # fmt: skip
+        command = self._command("save_schedule", len(parameters), SCHEDULE_COLUMNS)
+        return PostgresCall("save_schedule", queue, command, parameters, decode)
+
+    def remove_schedule(self, queue: str, key: str) -> Call[bool]:
+        return self._call("remove_schedule", queue, [text(queue), text(key)], lambda result: one(result) == b"\1")
+
+    def schedules(self, queue: str) -> Call[ScheduleList]:
+        def decode(result: PGresult) -> ScheduleList:
+            head, *rows = rows_of(result)
+            found = [_read_schedule(row) for row in rows]
+            return ScheduleList(head[1], [schedule for schedule in found if schedule is not None])
+
+        parameters = [text(queue), self._now()]
+        command = self._command("schedules", len(parameters), SCHEDULE_COLUMNS)
+        return PostgresCall("schedules", queue, command, parameters, decode)
+
+    def scheduled(self) -> Call[dict[str, int]]:
+        statement = self.names.fill(
+            "SELECT q.name, max(s.change) FROM {schedule} s JOIN {queue} q ON q.number = s.queue GROUP BY q.name"
+        )
+        return PostgresCall("scheduled", "", statement.encode(), (), lambda result: dict(rows_of(result)))
+
+    def schedules_changed(self, queue: str) -> Call[None]:
+        return PostgresCall("schedules_changed", queue, _NOTHING, (), lambda result: None)
+
+    def fire_schedule(
+        self, queue: str, step: FireStep, drafts: Sequence[Draft], operation: Operation
+    ) -> Call[Woken[Fired]]:
+        def decode(result: PGresult) -> Woken[Fired]:
+            (row,) = rows_of(result)
+            reply = read_published(row[2])
+            return Woken(Fired(row[0], row[1], _read_schedule(row)), reply.wake(queue), reply.also or ())
+
+        parameters = [
+            text(step.key), text(step.version), number(step.expected_ms), number(step.last_due_ms),
+            number(step.valid_until_ms), number(step.last_ms), number(step.missed), number(step.next_ms),
+            number(step.due_ms), *_fired_drafts(drafts),
+        ]  # fmt: skip
+        return self._once("fire_schedule", queue, operation, parameters, decode, columns=SCHEDULE_COLUMNS)
+
+    def trigger_schedule(
+        self, queue: str, key: str, draft: Draft, operation: Operation
+    ) -> Call[Woken[Published | None]]:
+        def decode(result: PGresult) -> Woken[Published | None]:
+            found = one(result)
+            if found is None:
+                return Woken(None, {})
+            reply = read_published(found)
+            return Woken(Published(draft.id, "queued", queue), reply.wake(queue), reply.also or ())
+
+        return self._once("trigger_schedule", queue, operation, [text(key), *_fired_drafts([draft])], decode)
+
+    def promote(self, queue: str) -> Call[Woken[Promoted]]:
+        def decode(result: PGresult) -> Woken[Promoted]:
+            promoted, depth, lag, next_due, names, also = _promoted_reply(one(result) or b"")
+            return Woken(Promoted(promoted, depth, lag, next_due), {queue: names} if names else {}, also or ())
+
+        return self._call("promote", queue, [text(queue), self._now()], decode)
+
+    # ---- leaders ---------------------------------------------------------------------------------------------
+
+    def elect(self, role: str, name: str, ttl_ms: int) -> Call[Elected]:
+        parameters = [text(role), self._now(), text(name), number(ttl_ms)]
+        return self._call("elect", "", parameters, lambda result: Elected(*_elected_reply(one(result) or b"")))
+
+    def resign(self, role: str, name: str) -> Call[bool]:
+        return self._call("resign", "", [text(role), self._now(), text(name)], lambda result: one(result) == b"\1")
+
     # ---- who works ---------------------------------------------------------------------------------------------
 
     def poll(
@@ -509,9 +650,9 @@ class PostgresStore(ScheduleVerbs, ChainVerbs):
 
     def journal(self, queue: str, after: int, limit: int) -> Call[JournalPage]:
         parameters = [text(queue), self._now(), number(after), number(limit)]
-        command = self._command("journal", len(parameters), f"head, {looking.ENTRY}")
+        command = self._command("journal", len(parameters), f"head, {queries.ENTRY}")
         return PostgresCall(
-            "journal", queue, command, parameters, lambda result: looking.read_journal(queue, after, limit, result)
+            "journal", queue, command, parameters, lambda result: queries.read_journal(queue, after, limit, result)
         )
 
     def journal_reader(self, queue: str, name: str, read_to: int | None) -> Call[int]:
@@ -534,6 +675,26 @@ def _int(result: PGresult) -> int:
 
 def _wake(queue: str, names: list[str]) -> dict[str, list[str]]:
     return {queue: names} if names else {}
+
+
+def _read_schedule(row: tuple[Any, ...]) -> StoredSchedule | None:
+    key, version, spec, paused, next_ms, due_ms, fires, missed, last_ms = row[3:]
+    if key is None:
+        return None
+    return StoredSchedule(key, version, bytes(spec), paused, next_ms, due_ms, fires, missed, last_ms)
+
+
+def _fired_drafts(drafts: Sequence[Draft]) -> list[Parameter]:
+    """Envelopes, priorities, groups and journal copies: fires have no keys and are never for later."""
+    usual = all(draft.priority == PRIORITY_DEFAULT for draft in drafts)
+    alone = all(draft.group is None for draft in drafts)
+    plain = all(draft.journal_copy is None for draft in drafts)
+    return [
+        array_of_data([draft.envelope for draft in drafts]),
+        nothing(INT2) if usual else array_of_smalls([draft.priority for draft in drafts]),
+        nothing(TEXT) if alone else array_of_text([draft.group for draft in drafts]),
+        nothing(BYTES) if plain else array_of_data([draft.journal_copy for draft in drafts]),
+    ]
 
 
 def _is_simple(draft: Draft) -> bool:

@@ -32,10 +32,10 @@ from waypost.errors import (
 from waypost.policy import Durability
 from waypost.store.port import Call
 from waypost.store.valkey.command import ValkeyCall
-from waypost.store.valkey.connecting import REPLY_TIMEOUT_SECONDS, Source, connection_options
 from waypost.store.valkey.executor import AsyncValkeyExecutor, ValkeyExecutor
 from waypost.store.valkey.failures import CONNECTION_FAILURES, Redirected, SlotMoving, lost
-from waypost.store.valkey.hosts import read_url
+from waypost.store.valkey.multi_host_url import read_url
+from waypost.store.valkey.sources import REPLY_TIMEOUT_SECONDS, Source, connection_options
 
 T = TypeVar("T")
 

@@ -25,10 +25,10 @@ from waypost.store.port import Call
 from waypost.store.silence import Sending, unsent_bytes
 from waypost.store.valkey.async_connection import AsyncConnection
 from waypost.store.valkey.command import BlockingWait, ValkeyCall, command
-from waypost.store.valkey.connecting import REPLY_TIMEOUT_SECONDS, Source
 from waypost.store.valkey.failures import CONNECTION_FAILURES, lost, wrong_server
 from waypost.store.valkey.redis_py import socket_of
 from waypost.store.valkey.requests import Batch, RequestSteps, request, run_after_wait, run_call
+from waypost.store.valkey.sources import REPLY_TIMEOUT_SECONDS, Source
 
 T = TypeVar("T")
 

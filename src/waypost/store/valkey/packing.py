@@ -26,6 +26,7 @@ from waypost.message import (
     Settlement,
     SideEffect,
     Stored,
+    StoredSchedule,
     Watched,
 )
 from waypost.policy import Policy
@@ -461,3 +462,29 @@ def _follows(event: str, status: bytes, cause: str | None) -> bool:
     if event == "dead":
         return status == b"W"
     return (event == "dead_trimmed" and cause != "purge") or cause == "unblocked"
+
+
+# ---- schedules ---------------------------------------------------------------------------------------------------
+
+#: next, due and last instant (0: none), fires, missed, paused, length of the version.
+SCHEDULE_HEAD = Struct(">QQQQQBB")
+
+
+def pack_schedule(schedule: StoredSchedule) -> bytes:
+    """A schedule as its hash keeps it, under its key."""
+    version = schedule.version.encode()
+    head = SCHEDULE_HEAD.pack(
+        schedule.next_ms or 0, schedule.due_ms or 0, schedule.last_ms or 0, schedule.fires, schedule.missed,
+        schedule.paused, len(version),
+    )  # fmt: skip
+    return head + version + schedule.spec
+
+
+def unpack_schedule(key: str, data: bytes) -> StoredSchedule:
+    """The same, back."""
+    next_ms, due_ms, last_ms, fires, missed, paused, length = SCHEDULE_HEAD.unpack_from(data)
+    version = data[SCHEDULE_HEAD.size : SCHEDULE_HEAD.size + length].decode()
+    return StoredSchedule(
+        key, version, bytes(data[SCHEDULE_HEAD.size + length :]), paused == 1, next_ms or None, due_ms or None,
+        fires, missed, last_ms or None,
+    )  # fmt: skip

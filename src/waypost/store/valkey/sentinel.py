@@ -10,8 +10,8 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from waypost.errors import InvalidUrl
-from waypost.store.valkey.connecting import Owned, connection_options
-from waypost.store.valkey.hosts import read_url
+from waypost.store.valkey.multi_host_url import read_url
+from waypost.store.valkey.sources import Owned, connection_options
 
 SENTINEL_PORT = 26379
 #: Options of the URL that are for the Sentinels, which have users of their own.

@@ -18,21 +18,28 @@ from waypost.message import (
     Claimed,
     Continuation,
     Damage,
+    Elected,
     ExtendStatus,
+    Fired,
+    FireStatus,
     JournalPage,
     MessageState,
     Notice,
     Page,
     Polled,
+    Promoted,
     Published,
     PublishStatus,
     Purged,
     Redriven,
     RegisteredWorker,
     Removal,
+    Saved,
+    ScheduleList,
     Settlement,
     SettleStatus,
     Stats,
+    StoredSchedule,
     TracePage,
     Watched,
 )
@@ -43,6 +50,7 @@ from waypost.store.port import (
     Capabilities,
     Draft,
     Executor,
+    FireStep,
     Heartbeat,
     Hold,
     Idle,
@@ -54,17 +62,16 @@ from waypost.store.port import (
     check_purge,
     told,
 )
-from waypost.store.valkey import packing, polling, workers
+from waypost.store.valkey import packing, poll, workers
 from waypost.store.valkey.blocking_wait import ValkeyBlockingWaits
 from waypost.store.valkey.command import CRLF, ValkeyCall, command, evalsha_head, part
-from waypost.store.valkey.schedules import ScheduleVerbs
 from waypost.store.valkey.scripts import KEY_NAMES, VERSION, Script, script
 
 if TYPE_CHECKING:
     from waypost.store.bulk.reading import BulkConnection
     from waypost.store.valkey.bulk import ValkeyBulkReader
     from waypost.store.valkey.checkup import ValkeyCheckup
-    from waypost.store.valkey.connecting import Source
+    from waypost.store.valkey.sources import Source
 
 T = TypeVar("T")
 
@@ -78,6 +85,7 @@ SETTLE_STATUS: dict[int, SettleStatus] = {
     ord("d"): "done", ord("r"): "retried", ord("s"): "snoozed", ord("x"): "dead", ord("p"): "dropped",
     ord("b"): "released", ord("c"): "cancelled", ord("e"): "replaced", ord("l"): "lost",
 }  # fmt: skip
+FIRE_STATUS: dict[bytes, FireStatus] = {b"f": "fired", b"c": "conflict", b"e": "early", b"s": "stale"}
 EXTEND_STATUS: dict[int, ExtendStatus] = {ord("o"): "ok", ord("l"): "lost", ord("c"): "cancel"}
 CANCEL_STATUS: dict[int, CancelStatus] = {
     ord("c"): "cancelled", ord("r"): "requested", ord("f"): "finished", ord("u"): "unknown"
@@ -119,7 +127,7 @@ LEFT = ("ready", "delayed", "waiting", "leased", "dead", "schedules", "outgoing"
 OPERATION = struct.Struct(">I8sQ").pack
 
 
-class ValkeyStore(ScheduleVerbs):
+class ValkeyStore:
     """The contract on a server of the Redis family. Made by `from_url` or `from_client`; touches no socket itself."""
 
     kind = "valkey"
@@ -155,14 +163,14 @@ class ValkeyStore(ScheduleVerbs):
     @classmethod
     def from_url(cls, url: str, **options: Any) -> ValkeyStore:
         """A store that makes its own connections."""
-        from waypost.store.valkey.connecting import source_of
+        from waypost.store.valkey.sources import source_of
 
         return cls(source_of(url), **options)
 
     @classmethod
     def from_client(cls, client: Any, **options: Any) -> ValkeyStore:
         """A store on the caller's own client, which is never closed by us."""
-        from waypost.store.valkey.connecting import source_of_client
+        from waypost.store.valkey.sources import source_of_client
 
         return cls(source_of_client(client), **options)
 
@@ -605,12 +613,110 @@ class ValkeyStore(ScheduleVerbs):
             ),
         ]
 
+    # ---- schedules --------------------------------------------------------------------------------------------
+
+    def save_schedule(
+        self, queue: str, schedule: StoredSchedule, *, version: str | None, next_ms: int | None
+    ) -> Call[Saved]:
+        def decode(reply: Any) -> Saved:
+            found = packing.unpack_schedule(schedule.key, reply[1]) if reply[1] else None
+            return Saved("saved" if reply[0] == b"1" else "conflict", found)
+
+        arguments = [schedule.key.encode(), (version or "").encode(), _number(next_ms), packing.pack_schedule(schedule)]
+        return self._call("save_schedule", queue, None, arguments, decode)
+
+    def remove_schedule(self, queue: str, key: str) -> Call[bool]:
+        place = f"{{{self.namespace}:{queue}}}:schedules".encode()
+        return ValkeyCall("remove_schedule", queue, command(b"HDEL", place, key.encode()), bool, key=place, place=place)
+
+    def schedules(self, queue: str) -> Call[ScheduleList]:
+        def decode(reply: Any) -> ScheduleList:
+            found = [packing.unpack_schedule(reply[at].decode(), reply[at + 1]) for at in range(1, len(reply), 2)]
+            return ScheduleList(reply[0], sorted(found, key=lambda schedule: schedule.key))
+
+        return self._call("schedules", queue, None, [], decode)
+
+    @property
+    def _scheduled_key(self) -> bytes:
+        return f"{self.namespace}:scheduled".encode()
+
+    def scheduled(self) -> Call[dict[str, int]]:
+        def decode(reply: Any) -> dict[str, int]:
+            if isinstance(reply, dict):
+                return {name.decode(): int(number) for name, number in reply.items()}
+            return {reply[at].decode(): int(reply[at + 1]) for at in range(0, len(reply), 2)}
+
+        key = self._scheduled_key
+        return ValkeyCall("scheduled", "", command(b"HGETALL", key), decode, key=key, place=key)
+
+    def schedules_changed(self, queue: str) -> Call[None]:
+        # The list of queues that have schedules lies in another slot than they do, so it cannot be part of their step.
+        key = self._scheduled_key
+        return ValkeyCall(
+            "schedules_changed", queue, command(b"HINCRBY", key, queue.encode(), b"1"), lambda reply: None, key=key,
+            place=key,
+        )  # fmt: skip
+
+    def fire_schedule(
+        self, queue: str, step: FireStep, drafts: Sequence[Draft], operation: Operation
+    ) -> Call[Woken[Fired]]:
+        def decode(reply: Any) -> Woken[Fired]:
+            found = packing.unpack_schedule(step.key, reply[2]) if reply[2] else None
+            return Woken(Fired(FIRE_STATUS[reply[0]], int(reply[1]), found), *packing.unpack_woken(queue, reply[3:]))
+
+        check_chunk(drafts)
+        arguments = [
+            step.key.encode(), step.version.encode(), _number(step.expected_ms), _number(step.last_due_ms),
+            _number(step.valid_until_ms), _number(step.last_ms), _number(step.missed), _number(step.next_ms),
+            _number(step.due_ms), *(packing.pack_routed(draft) for draft in drafts),
+        ]  # fmt: skip
+        return self._call("fire_schedule", queue, operation, arguments, decode)
+
+    def trigger_schedule(
+        self, queue: str, key: str, draft: Draft, operation: Operation
+    ) -> Call[Woken[Published | None]]:
+        def decode(reply: Any) -> Woken[Published | None]:
+            if not reply:
+                return Woken(None, {})
+            status: PublishStatus = "delayed" if reply[0] == b"d" else "queued"
+            return Woken(Published(draft.id, status, queue), *packing.unpack_woken(queue, reply[1:]))
+
+        arguments = [key.encode(), packing.pack_routed(draft)]
+        return self._call("trigger_schedule", queue, operation, arguments, decode)
+
+    def promote(self, queue: str) -> Call[Woken[Promoted]]:
+        def decode(reply: Any) -> Woken[Promoted]:
+            promoted, depth, lag, next_due = reply[:4]
+            due = None if next_due < 0 else next_due
+            return Woken(Promoted(promoted, depth, lag, due), *packing.unpack_woken(queue, reply[4:]))
+
+        return self._call("promote", queue, None, [], decode)
+
+    # ---- leaders ---------------------------------------------------------------------------------------------
+
+    def elect(self, role: str, name: str, ttl_ms: int) -> Call[Elected]:
+        def decode(reply: Any) -> Elected:
+            return Elected(reply[0].decode(), reply[1], reply[2])
+
+        return self._elect("elect", role, name, ttl_ms, decode)
+
+    def resign(self, role: str, name: str) -> Call[bool]:
+        return self._elect("resign", role, name, 0, lambda reply: reply == b"1")
+
+    def _elect(self, action: str, role: str, name: str, ttl_ms: int, decode: Callable[[Any], T]) -> Call[T]:
+        text = script("elect")
+        place = poll.leader_key(self.namespace, role)
+        number, head = evalsha_head(text, [place])
+        given = (_number(self.clock() if self.clock else None), action.encode(), name.encode(), b"%d" % ttl_ms)
+        packed = b"*%d\r\n" % (number + len(given)) + head + b"".join([part(value) for value in given])
+        return ValkeyCall(action, "", packed, decode, text, place=place)
+
     # ---- who works ---------------------------------------------------------------------------------------------
 
     def poll(
         self, idle: Sequence[Idle], *, registration: Registration | None = None, echo: str | None = None
     ) -> list[Call[Polled]]:
-        return polling.poll(self, idle, registration, echo)
+        return poll.poll(self, idle, registration, echo)
 
     def heartbeat(self, heartbeat: Heartbeat, ttl_ms: int) -> Call[int]:
         return workers.heartbeat(self, heartbeat, ttl_ms)
@@ -675,6 +781,10 @@ def _ids(joined: bytes) -> list[str]:
 def _damaged_ids(joined: bytes) -> tuple[str, ...]:
     """Ids of damaged records; what is no id of ours may hold any bytes."""
     return tuple(id.decode(errors="backslashreplace") for id in joined.split(b"\0")) if joined else ()
+
+
+def _number(value: int | None) -> bytes:
+    return b"" if value is None else b"%d" % value
 
 
 def _or_none(number: int) -> int | None:

@@ -14,8 +14,8 @@ from typing import Any
 import psycopg
 from psycopg.rows import tuple_row
 
-from waypost.store.postgres.connecting import connect
-from waypost.store.postgres.migrating import VERSION, Names, command_for, failure, sql, version_in
+from waypost.store.postgres.schema import VERSION, Names, command_for, failure, sql, version_in
+from waypost.store.postgres.sources import connect
 
 #: The schema of a session's temporary tables, by the name that stands for it.
 TEMPORARY = "pg_temp"

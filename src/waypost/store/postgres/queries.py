@@ -21,7 +21,7 @@ from waypost.message import (
     TracePage,
 )
 from waypost.store.postgres.constants import STATES
-from waypost.store.postgres.migrating import Names
+from waypost.store.postgres.schema import Names
 from waypost.store.postgres.statement import Parameter, number, one, rows_of, text
 
 if TYPE_CHECKING:

@@ -15,9 +15,9 @@ import psycopg
 
 from waypost.checks import check_namespace
 from waypost.errors import AccessDenied, ConfigurationError, InvalidName, SchemaTooNew, SchemaTooOld, StoreError
-from waypost.store.postgres.connecting import connect
 from waypost.store.postgres.constants import inject
 from waypost.store.postgres.failures import lost, refused
+from waypost.store.postgres.sources import connect
 
 #: Grows with every change of a table or a function.
 VERSION = 6
