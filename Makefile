@@ -65,8 +65,8 @@ oldest: .oldest/ready  ## The stores and the outbox with the oldest drivers that
 
 # The part of it that every run has: about a minute.
 oldest-part: .oldest/ready
-	$(OLDEST) tests/oldest tests/conformance/test_conformance.py tests/outbox/test_publish_within.py tests/outbox/test_sessions.py \
-		-k "test_sessions or ((TestClaims or TestPublishing or TestOutcomes) and (valkey- or postgres-)) or test_versions or (test_publish_within and (session or connection))"
+	$(OLDEST) tests/oldest tests/conformance/test_conformance.py tests/outbox/test_publish_in_transaction.py tests/outbox/test_handler_sessions.py \
+		-k "test_handler_sessions or ((TestClaims or TestPublishing or TestOutcomes) and (valkey- or postgres-)) or test_versions or (test_publish_in_transaction and (session or connection))"
 
 docs: .venv/ready  ## Links resolve, the examples in the pages run
 	$(PYTEST) tests/unit/test_docs.py

@@ -69,7 +69,7 @@ from waypost.middleware import Middleware, Outgoing
 from waypost.operations.publish import CONTENT
 from waypost.policy import ByException, CatchUp, Constant, Exponential, Linear, NoRetry, Policy, RetryPolicy
 from waypost.release import VERSION
-from waypost.schedule.described import Schedule
+from waypost.schedule.schedule import Schedule
 
 __version__ = VERSION
 

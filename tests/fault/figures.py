@@ -33,8 +33,8 @@ from tests.fault.repeat_figures import repeat_figures
 from tests.fault.tickers import tell
 from tests.fault.token_figures import token_crashes
 from tests.fault.wake_figures import COUNTED_FIGURES, TIMED_FIGURES, Reading, Server
-from tests.outbox.killing import have_effects, sell
-from tests.outbox.ways import WAYS
+from tests.outbox.killed_programs import have_effects, sell
+from tests.outbox.transaction_kinds import WAYS
 from tests.schedule.oracle import utc
 from tests.schedule.test_daylight_saving import PATTERNS, differences, zones_alike
 from waypost import AsyncWaypost, Message, Waypost

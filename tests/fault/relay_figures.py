@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from scripts import system_parts
-from tests.relay.places import PLACES, Place, RabbitKilled, until
+from tests.relay.target_systems import PLACES, Place, RabbitKilled, until
 from waypost import Waypost
 
 MESSAGES, MESSAGES_QUICK = 10_000, 1_000

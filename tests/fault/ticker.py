@@ -17,8 +17,8 @@ from typing import Any
 
 from waypost import Waypost
 from waypost.operations.flow import ClientContext
-from waypost.schedule.loop import Scheduler
-from waypost.schedule.running import run_blocking
+from waypost.schedule.loop import run_blocking
+from waypost.schedule.scheduler import Scheduler
 from waypost.store.port import Call, Executor
 
 

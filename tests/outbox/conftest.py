@@ -12,7 +12,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from tests.outbox.ways import TABLE, WAYS, Way, open_way
+from tests.outbox.transaction_kinds import TABLE, WAYS, Way, open_way
 from waypost import Waypost
 from waypost.store.postgres import migrate
 from waypost.testing.bench import fresh_namespace

@@ -13,7 +13,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from tests.outbox.ways import dialect
+from tests.outbox.transaction_kinds import dialect
 from waypost import AsyncWaypost, Message, Waypost
 from waypost.errors import ConfigurationError, InvalidInput, InvalidName
 from waypost.outbox import AsyncInbox, Inbox, inbox_sql
@@ -227,7 +227,7 @@ def test_a_server_connection_that_commits_each_statement_is_refused(
     from sqlalchemy import create_engine
     from sqlalchemy.ext.asyncio import create_async_engine
 
-    from tests.outbox.ways import open_way
+    from tests.outbox.transaction_kinds import open_way
 
     with psycopg.connect(server.url, autocommit=True) as alone:
         with pytest.raises(InvalidInput, match="commits each statement"):

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.outbox.killing import have_effects, sell
-from tests.outbox.ways import WAYS
+from tests.outbox.killed_programs import have_effects, sell
+from tests.outbox.transaction_kinds import WAYS
 from waypost.testing.bench import fresh_namespace
 from waypost.testing.postgres import PostgresServer
 from waypost.testing.servers import ValkeyServer

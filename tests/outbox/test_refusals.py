@@ -17,7 +17,7 @@ from sqlalchemy import create_engine, text
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, scoped_session, sessionmaker
 
-from tests.outbox.ways import dialect
+from tests.outbox.transaction_kinds import dialect
 from waypost import AsyncWaypost, Middleware, Published, Waypost
 from waypost.errors import ConfigurationError, InvalidInput, WaypostError
 from waypost.middleware import Outgoing
@@ -98,7 +98,7 @@ def test_an_awaited_connection_that_commits_each_statement_is_refused(server: Po
 
 @pytest.mark.promise("BOX-1")
 def test_django_outside_of_atomic_is_refused(post: Waypost, server: PostgresServer) -> None:
-    from tests.outbox.ways import open_way
+    from tests.outbox.transaction_kinds import open_way
 
     with open_way("django", server.url, post.store.namespace):
         from django.db import connection, transaction

@@ -11,7 +11,7 @@ from sqlalchemy import create_engine, event, text
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
-from tests.outbox.ways import dialect
+from tests.outbox.transaction_kinds import dialect
 from waypost import AsyncWaypost, Waypost
 from waypost.testing.postgres import PostgresServer
 

@@ -11,7 +11,7 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from sqlalchemy import BigInteger, Column, MetaData, Table, create_engine
 
-from tests.outbox.ways import dialect
+from tests.outbox.transaction_kinds import dialect
 from waypost import Waypost
 from waypost.errors import InvalidName, SchemaTooNew, SchemaTooOld
 from waypost.outbox import include_object, metadata

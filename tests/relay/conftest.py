@@ -8,7 +8,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from tests.relay.places import PLACES, Place
+from tests.relay.target_systems import PLACES, Place
 
 _numbers = itertools.count()
 SYSTEMS = [

@@ -12,12 +12,12 @@ import msgspec
 import pyarrow.parquet as parquet
 import pytest
 
-from tests.relay.places import until
+from tests.relay.target_systems import until
 from waypost import Waypost
 from waypost.errors import ConfigurationError, InvalidUrl
 from waypost.outbox.relay.lake import LakeTarget, file_name
-from waypost.outbox.relay.opening import open_target
-from waypost.outbox.relay.port import Parcel, Unconfirmed
+from waypost.outbox.relay.target import Parcel, Unconfirmed
+from waypost.outbox.relay.target_urls import open_target
 
 DAY_MS = 86_400_000
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.fault.proxy import Proxy
-from tests.relay.places import Place, Store, Streams, until
+from tests.relay.target_systems import Place, Store, Streams, until
 from waypost import Message, Waypost
 from waypost.outbox.relay.rabbitmq import RabbitTarget
 

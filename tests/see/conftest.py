@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.see.asking import Service
+from tests.see.service import Service
 from waypost.store.postgres import migrate
 
 ROOT = Path(__file__).parents[2]

@@ -12,8 +12,8 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from tests.see.asking import Service, ask, until
 from tests.see.conftest import Start
+from tests.see.service import Service, ask, until
 from waypost import NoRetry, Waypost, WaypostError
 from waypost.cli.main import main
 from waypost.see import Prometheus, Tracing
@@ -113,7 +113,7 @@ def test_processes_that_run_show_the_password_of_no_server(guarded: tuple[Embedd
             post.publish("astray", 1)
             debug = ("--log-level", "debug")
             worker = start(
-                "worker", "tests.see.guarded:post", "--metrics-port", "0", "--promoter", "--json", *debug, **place
+                "worker", "tests.see.canary_app:post", "--metrics-port", "0", "--promoter", "--json", *debug, **place
             )
             services = [
                 worker,

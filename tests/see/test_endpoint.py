@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import redis.asyncio
 
-from tests.see.asking import ask, figures, told, until, value
+from tests.see.service import ask, figures, told, until, value
 from waypost import AsyncWaypost, Waypost
 from waypost.errors import ConfigurationError
 from waypost.see import Endpoint, Prometheus

@@ -17,9 +17,9 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
 
-from tests.see.asking import until
 from tests.see.conftest import ROOT, Start
-from tests.see.mill import square
+from tests.see.process_handler import square
+from tests.see.service import until
 from waypost import AsyncWaypost, Dead, Message, NoRetry, Waypost, codec
 from waypost.see import Tracing
 
@@ -35,10 +35,10 @@ def spans_of(*paths: Path) -> dict[str, dict[str, Any]]:
 def test_a_message_through_two_services_is_one_trace(start: Start, url: str, namespace: str, tmp_path: Path) -> None:
     files = {name: tmp_path / f"{name}.spans" for name in ("publisher", "front", "back")}
     shop = {"SHOP_URL": url, "SHOP_NAMESPACE": namespace}
-    start("worker", "tests.see.traced:front", SPANS=str(files["front"]), **shop)
-    start("worker", "tests.see.traced:back", SPANS=str(files["back"]), **shop)
+    start("worker", "tests.see.traced_app:front", SPANS=str(files["front"]), **shop)
+    start("worker", "tests.see.traced_app:back", SPANS=str(files["back"]), **shop)
     subprocess.run(
-        [sys.executable, "-W", "error", "-m", "tests.see.traced"],
+        [sys.executable, "-W", "error", "-m", "tests.see.traced_app"],
         cwd=ROOT, check=True, timeout=60,
         env=os.environ | {"PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}", "SPANS": str(files["publisher"])} | shop,
     )  # fmt: skip

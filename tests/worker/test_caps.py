@@ -12,7 +12,7 @@ from tests.worker.harness import Harness
 from waypost.cli.main import main
 from waypost.codec import encode_body, make_envelope
 from waypost.identity import Session
-from waypost.outbox.relay.port import Confirmation, Parcel, Unconfirmed
+from waypost.outbox.relay.target import Confirmation, Parcel, Unconfirmed
 from waypost.outbox.relay.waypost import WaypostTarget
 from waypost.see import Prometheus
 

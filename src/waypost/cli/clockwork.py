@@ -11,8 +11,8 @@ from typing import Any
 from waypost.cli.options import add_command, open_post
 from waypost.cli.output import log_to_stderr, write_json
 from waypost.policy import LEADER_TTL_MS, RETRY_BUDGET_SECONDS
-from waypost.schedule.loop import Tick
-from waypost.schedule.promoting import PromoterTick
+from waypost.schedule.promoter import PromoterTick
+from waypost.schedule.scheduler import Tick
 from waypost.worker.signals import StopSignals
 
 log = logging.getLogger("waypost")

@@ -16,8 +16,8 @@ from waypost.cli.output import table, write, write_json
 from waypost.errors import InvalidBody, InvalidSchedule, InvalidTime
 from waypost.operations.schedules import make_spec
 from waypost.policy import GRACE_SECONDS, PRIORITY_DEFAULT, CatchUp, Missed
-from waypost.schedule.described import Schedule, moment, told
 from waypost.schedule.rule import Timeline
+from waypost.schedule.schedule import Schedule, moment, told
 from waypost.schedule.zones import zone_of
 
 COUNT_MAX = 10_000

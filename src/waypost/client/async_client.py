@@ -248,7 +248,7 @@ class AsyncWaypost(BaseClient, AwaitedSchedules):
         return [await self._run(flow)]
 
     async def _send_within(self, transaction: object, outgoing: Outgoing, options: PublishOptions) -> list[Published]:
-        from waypost.outbox.transaction_adapter import run_async
+        from waypost.outbox.transaction_adapters import run_async
 
         name = self._name(outgoing.queue)
         flow = publish.publish_within(self._context, name, outgoing.bodies, options, outgoing.type)

@@ -65,9 +65,9 @@ from waypost.worker.signals import asked_to_stop
 
 if TYPE_CHECKING:
     from waypost.operations.settle_target import SettleTarget
-    from waypost.outbox.relay.port import Target
+    from waypost.outbox.message_transaction import MessageTransaction
     from waypost.outbox.relay.relay import Relay
-    from waypost.outbox.settling import MessageTransaction
+    from waypost.outbox.relay.target import Target
     from waypost.redaction import Redact
     from waypost.store.port import AsyncExecutor, Call, Executor, Store
     from waypost.wake.port import Channel
@@ -529,7 +529,7 @@ class Stoppable(Protocol):
 
 def begin_transaction(target: SettleTarget, messages: Sequence[Message[Any]], given: object) -> MessageTransaction:
     """A transaction at whose end messages are settled. What it needs is loaded when one is asked for."""
-    from waypost.outbox.settling import MessageTransaction
+    from waypost.outbox.message_transaction import MessageTransaction
 
     return MessageTransaction(target, messages, given)
 

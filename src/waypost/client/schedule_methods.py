@@ -16,15 +16,15 @@ from waypost.message import Published
 from waypost.operations import schedules as operations
 from waypost.operations.flow import ClientContext, Flow
 from waypost.policy import KEY_CHARACTERS_MAX, LEADER_TTL_MS, Missed
-from waypost.schedule.described import Schedule
-from waypost.schedule.loop import Scheduler, Tick, log
-from waypost.schedule.promoting import Promoter, PromoterTick
+from waypost.schedule.promoter import Promoter, PromoterTick
 from waypost.schedule.rule import Spec, unpack_spec
+from waypost.schedule.schedule import Schedule
+from waypost.schedule.scheduler import Scheduler, Tick, log
 from waypost.worker.handler import Handler
 
 if TYPE_CHECKING:
     from waypost.client.base import QueueName
-    from waypost.schedule.running import Background
+    from waypost.schedule.loop import Background
     from waypost.store.port import AsyncExecutor, Executor
 
 T = TypeVar("T")
@@ -168,7 +168,7 @@ class ScheduleMethods:
         self, context: ClientContext, executor: AsyncExecutor, *, scheduler: bool, promoter: bool
     ) -> list[Background]:
         """The loops of a worker, to be started."""
-        from waypost.schedule.running import Background
+        from waypost.schedule.loop import Background
 
         parts: list[Background] = []
         if scheduler:
@@ -284,7 +284,7 @@ class BlockingSchedules(ScheduleMethods):
 
         A leader that is not heard of for `ttl` seconds is replaced. `on_tick` is told what each tick did.
         """
-        from waypost.schedule.running import run_blocking
+        from waypost.schedule.loop import run_blocking
 
         _check_stop(stop)
         scheduler = Scheduler(self._context, ttl_ms=_ttl_ms(ttl), on_tick=check_function("on_tick", on_tick))
@@ -298,7 +298,7 @@ class BlockingSchedules(ScheduleMethods):
         on_tick: Callable[[PromoterTick], object] | None = None,
     ) -> None:
         """Make timers ready when they are due and wake workers for them until `stop` is set. Nothing depends on it."""
-        from waypost.schedule.running import run_blocking
+        from waypost.schedule.loop import run_blocking
 
         _check_stop(stop)
         promoter = Promoter(self._context, ttl_ms=_ttl_ms(ttl), on_tick=check_function("on_tick", on_tick))
@@ -351,7 +351,7 @@ class AwaitedSchedules(ScheduleMethods):
         self, *, ttl: float = LEADER_TTL_MS / 1000, on_tick: Callable[[Tick], object] | None = None
     ) -> None:
         """Fire schedules until this is cancelled. Workers do this too; of all of them one leads at a time."""
-        from waypost.schedule.running import Background
+        from waypost.schedule.loop import Background
 
         scheduler = Scheduler(self._context, ttl_ms=_ttl_ms(ttl), on_tick=check_function("on_tick", on_tick))
         background = Background(await self._connected(), scheduler)
@@ -362,7 +362,7 @@ class AwaitedSchedules(ScheduleMethods):
         self, *, ttl: float = LEADER_TTL_MS / 1000, on_tick: Callable[[PromoterTick], object] | None = None
     ) -> None:
         """Make timers ready when they are due, and wake workers for them, until this is cancelled."""
-        from waypost.schedule.running import Background
+        from waypost.schedule.loop import Background
 
         promoter = Promoter(self._context, ttl_ms=_ttl_ms(ttl), on_tick=check_function("on_tick", on_tick))
         await Background(await self._connected(), promoter).run()

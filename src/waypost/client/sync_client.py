@@ -221,7 +221,7 @@ class Waypost(BaseClient, BlockingSchedules):
         return [self._run(flow)]
 
     def _send_within(self, transaction: object, outgoing: Outgoing, options: PublishOptions) -> list[Published]:
-        from waypost.outbox.transaction_adapter import enter
+        from waypost.outbox.transaction_adapters import enter
 
         name = self._name(outgoing.queue)
         executor = enter(self._store, transaction, name, self._call)

@@ -25,9 +25,8 @@ from waypost.operations.publish import with_new_ids
 from waypost.policy import CHUNK_BYTES_MAX, GRACE_SECONDS, GROUP_CHARACTERS_MAX, KEY_CHARACTERS_MAX, CatchUp, Missed
 from waypost.redaction import journal_copy
 from waypost.schedule.cron import read_cron
-from waypost.schedule.described import Schedule, describe, told
-from waypost.schedule.every import interval_ms
-from waypost.schedule.rule import Fire, Spec, Timeline, fire_id, pack_spec, unpack_spec
+from waypost.schedule.rule import Fire, Spec, Timeline, fire_id, interval_ms, pack_spec, unpack_spec
+from waypost.schedule.schedule import Schedule, describe, told
 from waypost.schedule.zones import zone_name
 from waypost.store.port import Draft
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from waypost.outbox.inbox import AsyncInbox, Inbox, inbox_sql
+from waypost.outbox.message_transaction import transaction
 from waypost.outbox.schema import include_object, metadata
-from waypost.outbox.settling import transaction
 
 __all__ = ["AsyncInbox", "Inbox", "inbox_sql", "include_object", "metadata", "transaction"]

@@ -22,7 +22,7 @@ from typing import Any
 
 from waypost.delivery import Duration, Message
 from waypost.errors import ConfigurationError, InvalidName
-from waypost.outbox.transactions import Transaction, check_mode, recognise
+from waypost.outbox.transaction_adapters import Transaction, check_mode, recognise
 
 TABLE = "waypost_inbox"
 KEEP = timedelta(days=7)

@@ -1,394 +1,168 @@
-"""The scheduler: one leader reads the schedules, sleeps until the next fire, and fires; others stand by.
+"""What keeps a scheduler or a promoter going: tick, sleep, and hand over at the end. In both colours.
 
-A tick does no I/O of its own: it is a flow. Its answer says how long to sleep. Store time is what counts: it comes
-with every reading and is carried on by this process's monotonic clock, so a wall clock that is wrong is harmless. That
-one leader is elected saves work and nothing more: each fire is compared with what the store has, so two that believe
-to lead fire each instant once between them.
+A tick that fails because the store is away is told once, and tried again: these loops end only when they are told to.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
-import random
-from collections.abc import Callable
-from typing import Literal
-
-from msgspec import Struct, structs
+import threading
+from contextlib import suppress
+from typing import Protocol
 
 from waypost.delivery import error_text, error_type
-from waypost.errors import OutcomeUnknown, QueueFull, StoreUnavailable, WaypostError
-from waypost.identity import Operation
-from waypost.message import Elected, Fired, ScheduleList, StoredSchedule
-from waypost.operations.flow import REFUSALS, ClientContext, Flow, Sending, Together
-from waypost.operations.schedules import drafts_of
-from waypost.policy import LEADER_TTL_MS
-from waypost.schedule.missed import Decision, decide
-from waypost.schedule.rule import Fire, Spec, unpack_spec
-from waypost.store.port import Call, Draft, FireStep, Woken
+from waypost.errors import WaypostError
+from waypost.message import Elected
+from waypost.operations.flow import ClientContext, Flow, drive, drive_async
+from waypost.schedule.election import Candidate
+from waypost.store.port import AsyncExecutor, Executor
 
 log = logging.getLogger("waypost")
 
-#: How often a leader asks whether a schedule was saved: together with its renewals less than a command a second.
-LOOK_SECONDS = 4.0
-#: A standby reads them so often, fires what is so late, and tries so often where a leader is there after all.
-STANDBY_LOOK_SECONDS = 300.0
-STANDBY_LATE_MS = 1_000
-STANDBY_SECONDS = 30.0
-#: How often it reads everything again, whatever it believes to know.
-READ_SECONDS = 30.0
-#: So many fires go to the store in one flush.
-FIRED_TOGETHER = 64
-#: What could not be fired, because its queue is full for example, is tried again so often.
-HELD_SECONDS = 1.0
-
-Election = Literal["elected", "leading", "following"]
+#: The pause after a tick that failed: its calls have been repeated for the retry budget already.
+FAILED_SECONDS = 1.0
+#: The hand-over is a courtesy: without it the next leader comes when the lease ends.
+HAND_OVER_SECONDS = 2.0
 
 
-class Tick(Struct, frozen=True):
-    """What a tick did."""
+class Ticked(Protocol):
+    """What a tick says that matters here."""
 
-    election: Election
-    #: Messages published, instants missed, and how late the latest fire was, in milliseconds by the store's clock.
-    fires: int = 0
-    missed: int = 0
-    lateness_ms: int = 0
-    #: How long there is nothing to do.
-    sleep_seconds: float = 0.0
+    @property
+    def sleep_seconds(self) -> float: ...
 
 
-class Candidate:
-    """Leads in a role, or waits for it. The share of a scheduler and a promoter.
+class Ticking(Protocol):
+    """A scheduler or a promoter."""
 
-    `by_polls`: while it follows, the polls of its worker ask for it, and `hear` is told the answer.
-    """
+    role: str
+    context: ClientContext
+    candidate: Candidate
 
-    def __init__(self, context: ClientContext, role: str, *, name: str, ttl_ms: int, by_polls: bool = False) -> None:
-        self.context = context
-        self.role = role
-        self.name = name
-        self.ttl_ms = ttl_ms
-        self.by_polls = by_polls
-        self.leading = False
-        self._is_new = False
-        #: When to ask the store again, by the monotonic clock.
-        self.ask_at = 0.0
-
-    def stand(self) -> Flow[Election]:
-        """Lead, go on leading, or follow."""
-        if self.context.monotonic() >= self.ask_at:
-            elected = yield from self.context.attempt(self.context.store.elect(self.role, self.name, self.ttl_ms))
-            self.hear(elected)
-        is_new, self._is_new = self._is_new, False
-        if not self.leading:
-            return "following"
-        return "elected" if is_new else "leading"
-
-    def hear(self, elected: Elected) -> None:
-        """Who leads, as the store said just now."""
-        was, self.leading = self.leading, elected.leader == self.name
-        self._is_new = self._is_new or (self.leading and not was)
-        # A leader renews in time; who follows comes back when the lease that it was told of has ended.
-        wait_ms = self.ttl_ms / 3 if self.leading else elected.remaining_ms + 1
-        self.ask_at = self.context.monotonic() + wait_ms / 1000
-        if self.by_polls and not self.leading:
-            self.ask_at = float("inf")
-        if self.leading != was:
-            event, said = ("elected", "leads") if self.leading else ("lost", "leads no more")
-            told = {"event": f"{self.role}_{event}", "token": elected.token}
-            log.info("%s %s %s", self.role, self.name, said, extra=told)
-
-    def resign(self) -> Flow[None]:
-        """Hand over: whoever asks next leads at once."""
-        if self.leading:
-            self.leading = False
-            yield from self.context.attempt(self.context.store.resign(self.role, self.name), budget=0)
+    def tick(self) -> Flow[Ticked]: ...
+    def hand_over(self) -> Flow[None]: ...
+    def poke(self) -> None: ...
 
 
-class _Known(Struct):
-    """A schedule as this scheduler knows it."""
+class _Liveness:
+    """The share of both colours: what a failure says, and once."""
 
-    queue: str
-    stored: StoredSchedule
-    spec: Spec
-    #: Not before this, by the monotonic clock: it could not be fired, for its queue is full. Said once.
-    held_until: float = 0.0
-    told: bool = False
+    def __init__(self, part: Ticking) -> None:
+        self._part = part
+        self._failing = False
+
+    def failed(self, error: Exception) -> float:
+        part = self._part
+        part.context.tell(f"{part.role}_tick", "", "failure", error_type=error_type(error), error=error_text(error))
+        if not self._failing:
+            self._failing = True
+            # What nobody foresaw is a defect, and shown whole; the schedules of others must go on all the same.
+            whole = None if isinstance(error, WaypostError) else error
+            told = {"event": f"{part.role}_failed"}
+            log.warning("%s: %s; it goes on trying", part.role, error, exc_info=whole, extra=told)
+        return FAILED_SECONDS
+
+    def succeeded(self, ticked: Ticked) -> float:
+        self._failing = False
+        return ticked.sleep_seconds
 
 
-class Scheduler:
-    """The loop's state. `tick` moves it on; `poke` makes the next tick look at the store first."""
+def run_blocking(executor: Executor, part: Ticking, stop: threading.Event) -> None:
+    """Tick until `stop` is set, then hand over."""
+    liveness = _Liveness(part)
+    try:
+        while not stop.is_set():
+            try:
+                seconds = liveness.succeeded(drive(executor, part.tick()))
+            except Exception as error:
+                seconds = liveness.failed(error)
+            stop.wait(seconds)
+    finally:
+        try:
+            drive(executor, part.hand_over())
+        except WaypostError as error:
+            log.info("%s could not hand over: %s", part.role, error, extra={"event": f"{part.role}_not_handed_over"})
 
-    role = "scheduler"
 
-    def __init__(
-        self,
-        context: ClientContext,
-        *,
-        ttl_ms: int = LEADER_TTL_MS,
-        look_seconds: float = LOOK_SECONDS,
-        on_tick: Callable[[Tick], object] | None = None,
-        by_polls: bool = False,
-    ) -> None:
-        self.context = context
-        self.candidate = Candidate(context, self.role, name=context.worker, ttl_ms=ttl_ms, by_polls=by_polls)
-        #: As a standby: how late a fire must be before it is fired here, and not before when, by the monotonic clock.
-        self._standby_ms = round(STANDBY_LATE_MS * random.uniform(1.0, 1.5))
-        self._standby_at = 0.0
-        self._look_seconds = look_seconds
-        self._on_tick = on_tick
-        self._known: dict[tuple[str, str], _Known] = {}
-        self._numbers: dict[str, int] = {}
-        #: Store time less the monotonic clock, in milliseconds; None before the first reading.
-        self._ahead_ms: float | None = None
-        self._look_at = self._read_at = 0.0
+class Background:
+    """The same on an event loop, as a task."""
+
+    def __init__(self, executor: AsyncExecutor, part: Ticking) -> None:
+        self._executor = executor
+        self._part = part
+        self._liveness = _Liveness(part)
+        self._loop = asyncio.get_running_loop()
+        self._woken = asyncio.Event()
+        self._stopping = False
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Tick from now on."""
+        self._task = self._loop.create_task(self.run(), name=f"waypost {self._part.role}")
+
+    @property
+    def candidate(self) -> Candidate:
+        """What stands for election here."""
+        return self._part.candidate
+
+    def heard(self, elected: Elected) -> None:
+        """A poll of the worker asked who leads."""
+        self.candidate.hear(elected)
+        if self.candidate.leading:
+            self._woken.set()
 
     def poke(self) -> None:
-        """A schedule was saved here, or the time changed: read everything now."""
-        self._look_at = self._read_at = 0.0
-
-    def hand_over(self) -> Flow[None]:
-        """The end: another one leads at once."""
-        yield from self.candidate.resign()
-
-    def tick(self) -> Flow[Tick]:
-        """Stand for election; a leader looks for changes, fires what is due, and says how long it may sleep."""
-        election = yield from self.candidate.stand()
-        if election == "following":
-            tick = yield from self._stand_by(Tick(election))
-            return self._told(tick)
-        if election == "elected":
-            self._look_at = self._read_at = 0.0
-        yield from self._look(self._look_seconds)
-        tick = Tick(election)
-        due = self._due()
-        for at in range(0, len(due), FIRED_TOGETHER):
-            tick = yield from self._fire(due[at : at + FIRED_TOGETHER], tick)
-        return self._told(structs.replace(tick, sleep_seconds=self._sleep_seconds()))
-
-    def _stand_by(self, tick: Tick) -> Flow[Tick]:
-        """Follow: what the leader has not fired a second after its time is fired here, by the same comparison.
-
-        So nothing waits for the lease of a leader that is gone. A leader that is there costs a standby one request for
-        a fire at most, and not more than one in `STANDBY_SECONDS`.
-        """
-        yield from self._look(STANDBY_LOOK_SECONDS)
-        now = self.context.monotonic()
-        late = self._due(self._standby_ms) if now >= self._standby_at else []
-        if late:
-            self._standby_at = now + STANDBY_SECONDS
-            tick = yield from self._fire(late[:1], tick)
-            if tick.fires or tick.missed:
-                self._standby_at = 0.0
-                tick = yield from self._fire(late[1:FIRED_TOGETHER], tick)
-                # Whoever led may be gone: ask now, and not with the next poll.
-                self.candidate.ask_at = 0.0
-        sleep = min(self._until(self._look_at), self._until(self.candidate.ask_at))
-        fire = self._next_fire_seconds(self._standby_ms)
-        if fire is not None:
-            sleep = min(sleep, max(fire, self._until(self._standby_at)))
-        return structs.replace(tick, sleep_seconds=max(0.0, sleep))
-
-    def _told(self, tick: Tick) -> Tick:
-        if tick.election == "elected" or tick.fires or tick.missed or self._on_tick is not None:
-            self.context.tell(
-                "scheduler_tick", "", "success" if tick.fires else "skipped", count=tick.fires, missed=tick.missed,
-                wait_ms=tick.lateness_ms, reason=tick.election,
-            )  # fmt: skip
-        if self._on_tick is not None:
-            self._on_tick(tick)
-        return tick
-
-    # ---- time --------------------------------------------------------------------------------------------
-
-    def _monotonic_ms(self) -> float:
-        return self.context.monotonic() * 1000
-
-    def _take_time(self, at_ms: int) -> None:
-        """Store time as of a reply that came just now: a little old, so what follows from it is never early."""
-        self._ahead_ms = at_ms - self._monotonic_ms()
-
-    def _store_now(self) -> int:
-        assert self._ahead_ms is not None
-        return int(self._monotonic_ms() + self._ahead_ms)
-
-    def _until(self, at: float) -> float:
-        return max(0.0, at - self.context.monotonic())
-
-    def _sleep_seconds(self) -> float:
-        """Until the next fire, the next look, or the next renewal."""
-        sleep = min(self._until(self._look_at), self._until(self.candidate.ask_at))
-        fire = self._next_fire_seconds(0)
-        return max(0.0, sleep if fire is None else min(sleep, fire))
-
-    def _next_fire_seconds(self, late_ms: int) -> float | None:
-        """How long until the next fire is so late; None if no schedule is known to fire."""
-        found = None
-        for known in self._known.values():
-            due_ms = known.stored.due_ms
-            if due_ms is not None and not known.stored.paused:
-                # A millisecond more than it seems: the clock of the store is cut to whole ones.
-                seconds = (due_ms + late_ms - self._store_now() + 1) / 1000
-                seconds = max(seconds, self._until(known.held_until))
-                found = seconds if found is None else min(found, seconds)
-        return found
-
-    # ---- reading -----------------------------------------------------------------------------------------
-
-    def _look(self, seconds: float) -> Flow[None]:
-        """Read the schedules of queues in which something was saved; now and then those of all. Again after so long."""
-        now = self.context.monotonic()
-        if now < self._look_at:
-            return
-        # Before the question, so that a poke that comes meanwhile is not lost.
-        self._look_at = now + seconds
-        numbers = yield from self.context.attempt(self.context.store.scheduled())
-        if now >= self._read_at:
-            self._read_at = now + READ_SECONDS
-            self._numbers.clear()
-        changed = [queue for queue, number in numbers.items() if self._numbers.get(queue) != number]
-        for at in range(0, len(changed), FIRED_TOGETHER):
-            part = changed[at : at + FIRED_TOGETHER]
-            results = yield Together([self.context.store.schedules(queue) for queue in part])
-            for queue, result in zip(part, results, strict=True):
-                if isinstance(result, StoreUnavailable | OutcomeUnknown):
-                    raise result
-                self._numbers[queue] = numbers[queue]
-                if isinstance(result, Exception):
-                    # One queue that cannot be read must not stop the schedules of all others.
-                    log.warning("schedules of queue %s: %s", queue, result, extra={"event": "schedules_unreadable"})
-                else:
-                    self._learn(queue, result)
-
-    def _learn(self, queue: str, listing: ScheduleList) -> None:
-        self._take_time(listing.at_ms)
-        kept = {stored.key for stored in listing.schedules}
-        for place in [place for place in self._known if place[0] == queue and place[1] not in kept]:
-            del self._known[place]
-        for stored in listing.schedules:
-            self._know(queue, stored)
-
-    def _know(self, queue: str, stored: StoredSchedule) -> None:
-        known = self._known.get((queue, stored.key))
+        """Tick now. Safe from any thread."""
         try:
-            spec = known.spec if known is not None and known.stored.spec == stored.spec else unpack_spec(stored.spec)
-        except WaypostError as error:
-            # A newer release saved it: it is left for a newer scheduler.
-            log.warning("schedule %s of queue %s: %s", stored.key, queue, error, extra={"event": "schedule_unreadable"})
-            self._known.pop((queue, stored.key), None)
-            return
-        self._known[queue, stored.key] = _Known(queue, stored, spec, 0.0 if known is None else known.held_until)
+            self._loop.call_soon_threadsafe(self._poke)
+        except RuntimeError:
+            return  # the loop ended
 
-    def _due(self, late_ms: int = 0) -> list[_Known]:
-        """What is due, or so late, longest due first."""
-        if not self._known:
-            return []
-        now, monotonic = self._store_now() - late_ms, self.context.monotonic()
-        due = [
-            (known.stored.due_ms, place)
-            for place, known in self._known.items()
-            if known.stored.due_ms is not None
-            and known.stored.due_ms <= now
-            and not known.stored.paused
-            and known.held_until <= monotonic
-        ]
-        return [self._known[place] for _, place in sorted(due)]
+    def _poke(self) -> None:
+        self._part.poke()
+        self._woken.set()
 
-    # ---- firing ------------------------------------------------------------------------------------------
+    def request_stop(self) -> None:
+        """Let the tick under way end, then hand over."""
+        self._stopping = True
+        self._woken.set()
 
-    def _fire(self, due: list[_Known], tick: Tick) -> Flow[Tick]:
-        steps: list[tuple[_Known, Decision, Sending[Woken[Fired]]]] = []
-        yield from self.context.know_time()
-        for known in due:
-            stored, queue = known.stored, known.queue
-            expected = Fire(stored.next_ms or 0, stored.due_ms or 0)
-            try:
-                decision = decide(known.spec, stored.key, expected, stored.fires, self._store_now())
-                drafts: list[Draft] = []
-                if decision is not None:
-                    drafts = yield from drafts_of(self.context, queue, stored, known.spec, decision.fires)
-            except Exception as error:  # a zone that is not known on this machine, or a middleware of the client
-                self._hold(known, error)
-                continue
-            if decision is not None:
-                steps.append((known, decision, self._sending(queue, _step(stored, decision), drafts)))
+    async def run(self) -> None:
+        """Tick until told to stop, then hand over."""
         try:
-            results = yield Together([sending.call() for *_, sending in steps])
-            for (known, decision, sending), result in zip(steps, results, strict=True):
-                if isinstance(result, (StoreUnavailable, OutcomeUnknown, *REFUSALS)):
-                    # The same operation again: the store answers with what became of the first.
-                    pause = sending.failed("fire_schedule", result)
-                    if pause is not None:
-                        yield pause
-                    result = yield from sending.run()
-                if isinstance(result, WaypostError):
-                    self._hold(known, result)
-                elif isinstance(result, Exception):
-                    raise result
+            while not self._stopping:
+                self._woken.clear()
+                try:
+                    seconds = self._liveness.succeeded(await drive_async(self._executor, self._part.tick()))
+                except Exception as error:
+                    seconds = self._liveness.failed(error)
+                if seconds > 0 and not self._stopping:
+                    with suppress(TimeoutError):
+                        await asyncio.wait_for(self._woken.wait(), seconds)
                 else:
-                    tick = self._came(known, decision, result, tick)
+                    await asyncio.sleep(0)
         finally:
-            for *_, sending in steps:
-                sending.end()
-        return tick
+            await self._hand_over()
 
-    def _sending(self, queue: str, step: FireStep, drafts: list[Draft]) -> Sending[Woken[Fired]]:
-        """A fire on its way. It compares what it saw, so one that is sent again too late changes nothing."""
-
-        def make(operation: Operation) -> Call[Woken[Fired]]:
-            return self.context.store.fire_schedule(queue, step, drafts, operation)
-
-        return Sending(self.context, queue, make, fenced=True)
-
-    def _hold(self, known: _Known, error: Exception) -> None:
-        """It could not be fired, and nothing has changed: try again soon, and let the others go on."""
-        queue, key = known.queue, known.stored.key
-        known.held_until = self.context.monotonic() + HELD_SECONDS
-        if not known.told:
-            known.told = True
-            told = {"event": "fire_held", "queue": queue, "schedule": key}
-            log.warning("schedule %s of queue %s waits: %s", key, queue, error, extra=told)
-        reason = "queue_full" if isinstance(error, QueueFull) else None
-        self.context.tell(
-            "fired", queue, "failure", key=key, reason=reason, error_type=error_type(error), error=error_text(error)
-        )
-
-    def _came(self, known: _Known, decision: Decision, result: Woken[Fired], tick: Tick) -> Tick:
-        """What became of one fire."""
-        queue, key = known.queue, known.stored.key
-        fired = self.context.take(result)
-        self._take_time(fired.at_ms)
-        if fired.schedule is None:
-            del self._known[queue, key]
-        else:
-            self._know(queue, fired.schedule)
-        if fired.status != "fired":
-            self.context.tell("fired", queue, "skipped", key=key, reason=fired.status)
-            return tick
-        late = fired.at_ms - decision.fires[-1].due_ms if decision.fires else 0
-        if decision.missed:
-            log.warning(
-                "schedule %s of queue %s missed %d instants", key, queue, decision.missed,
-                extra={"event": "fires_missed", "queue": queue, "schedule": key, "missed": decision.missed},
+    async def _hand_over(self) -> None:
+        try:
+            await asyncio.wait_for(drive_async(self._executor, self._part.hand_over()), HAND_OVER_SECONDS)
+        except (WaypostError, TimeoutError) as error:
+            log.info(
+                "%s could not hand over: %s", self._part.role, error,
+                extra={"event": f"{self._part.role}_not_handed_over"},
             )  # fmt: skip
-        self.context.tell("fired", queue, key=key, count=len(decision.fires), missed=decision.missed, wait_ms=late)
-        return structs.replace(
-            tick,
-            fires=tick.fires + len(decision.fires),
-            missed=tick.missed + decision.missed,
-            lateness_ms=max(tick.lateness_ms, late),
-        )
 
-
-def _step(stored: StoredSchedule, decision: Decision) -> FireStep:
-    following = decision.following
-    return FireStep(
-        key=stored.key,
-        version=stored.version,
-        expected_ms=stored.next_ms or 0,
-        last_due_ms=decision.last_due_ms,
-        valid_until_ms=decision.valid_until_ms,
-        last_ms=decision.fires[-1].instant_ms if decision.fires else None,
-        missed=decision.missed,
-        next_ms=None if following is None else following.instant_ms,
-        due_ms=None if following is None else following.due_ms,
-    )
+    async def stop(self, timeout: float = HAND_OVER_SECONDS) -> None:
+        """Stop and wait for the end. A tick that hangs is cancelled: nothing it does is half done."""
+        self.request_stop()
+        if self._task is None:
+            return
+        done, _ = await asyncio.wait([self._task], timeout=timeout)
+        if not done:
+            self._task.cancel()
+            await asyncio.wait([self._task], timeout=timeout)
+        task, self._task = self._task, None
+        if task.done() and not task.cancelled() and task.exception() is not None:
+            log.error("%s ended: %s", self._part.role, task.exception(), extra={"event": f"{self._part.role}_ended"})

@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
+from datetime import timedelta
 from itertools import islice
 from typing import NamedTuple
 
 import msgspec
 
-from waypost.checks import DUE_MS_MAX
+from waypost.checks import DUE_MS_MAX, show
 from waypost.errors import InvalidSchedule, SchemaTooNew
 from waypost.identity import encode
+from waypost.policy import INTERVAL_MS_MAX, INTERVAL_MS_MIN
 from waypost.schedule.cron import read_cron
-from waypost.schedule.every import next_multiple
 from waypost.schedule.instants import next_instant
 from waypost.schedule.zones import zone_of
 
@@ -82,6 +83,23 @@ def unpack_spec(data: bytes) -> Spec:
         return _decode(data)
     except msgspec.DecodeError as error:
         raise SchemaTooNew(f"a schedule cannot be read by this release ({error}); update waypost to use it") from None
+
+
+def interval_ms(every: float | timedelta) -> int:
+    """Seconds or a timedelta as milliseconds, or raise `InvalidSchedule`."""
+    seconds = every.total_seconds() if isinstance(every, timedelta) else every
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or seconds != seconds:
+        raise InvalidSchedule(f"every is a number of seconds or a timedelta, not {show(every)}")
+    if not INTERVAL_MS_MIN / 1000 <= seconds <= INTERVAL_MS_MAX / 1000:
+        raise InvalidSchedule(f"every must be from a millisecond to ten years, not {show(every)}")
+    return round(seconds * 1000)
+
+
+def next_multiple(anchor_ms: int, every_ms: int, after_ms: int) -> int:
+    """The first anchor + n × interval (n from 0) behind a moment."""
+    if after_ms < anchor_ms:
+        return anchor_ms
+    return anchor_ms + ((after_ms - anchor_ms) // every_ms + 1) * every_ms
 
 
 class Fire(NamedTuple):

@@ -20,7 +20,7 @@ from waypost.errors import MissingExtra
 
 if TYPE_CHECKING:
     from waypost.see.endpoint import Endpoint
-    from waypost.see.metering import Metering
+    from waypost.see.opentelemetry_metrics import Metering
     from waypost.see.prometheus import Prometheus
     from waypost.see.tracing import Tracing
 
@@ -29,7 +29,7 @@ __all__ = ["Endpoint", "Metering", "Prometheus", "Tracing"]
 #: Where each name is found, and the extra that brings what it needs.
 _HOMES = {
     "Endpoint": ("waypost.see.endpoint", None),
-    "Metering": ("waypost.see.metering", "traces"),
+    "Metering": ("waypost.see.opentelemetry_metrics", "traces"),
     "Prometheus": ("waypost.see.prometheus", "metrics"),
     "Tracing": ("waypost.see.tracing", "traces"),
 }

@@ -22,9 +22,9 @@ from prometheus_client.registry import Collector
 
 from waypost.message import Health, HealthStatus, Observed, QueueHealth, RegisteredWorker, Stats
 from waypost.middleware import Middleware
-from waypost.see.catalogue import METRICS
 from waypost.see.counters import BUCKETS, QUEUES_MAX, Counters, QueueCounters, Spread
-from waypost.see.reading import Reading, StoreReader, lag_of
+from waypost.see.metrics import METRICS
+from waypost.see.store_reader import Reading, StoreReader, lag_of
 from waypost.store.port import Store
 
 STATES = ("ready", "delayed", "waiting", "leased")

@@ -176,7 +176,7 @@ class Handler:
             raise ConfigurationError(
                 f"handler {self.name} {why}, so it cannot be given a session whose commit settles its messages"
             )
-        from waypost.outbox.sessions import in_transaction, opened_by
+        from waypost.outbox.handler_sessions import in_transaction, opened_by
 
         sessions = opened_by(self.name, self.session, is_async=self.is_async, store=store, engine=engine)
         self.function = in_transaction(

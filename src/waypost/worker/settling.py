@@ -17,7 +17,7 @@ from waypost.message import Settlement, SettleStatus
 from waypost.operations import receive
 from waypost.operations.flow import ClientContext, drive_async
 from waypost.operations.settle_target import SettleTarget
-from waypost.outbox.settling import MessageTransaction
+from waypost.outbox.message_transaction import MessageTransaction
 from waypost.policy import CHUNK_BYTES_MAX, CHUNK_MESSAGES_MAX, RetryPolicy
 from waypost.store.port import AsyncExecutor
 from waypost.worker.renewing import Renewer

@@ -6,7 +6,7 @@ The annotation decides, and the name where there is none:
     message    annotated as `Message`, or named `message`
     headers    named `headers`, unless it is annotated as something that is no mapping
     state      annotated with the class of the client's state (or a class above it), or named `state`
-    session    annotated as a session or connection of SQLAlchemy, psycopg or sqlite3 (see waypost.outbox.sessions)
+    session    annotated as a session or connection of SQLAlchemy, psycopg or sqlite3 (see outbox.handler_sessions)
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 from waypost.delivery import Message
 from waypost.errors import ConfigurationError
-from waypost.outbox.transactions import is_session
+from waypost.outbox.transaction_adapters import is_session
 
 Wanted = Literal["body", "message", "headers", "state", "session"]
 

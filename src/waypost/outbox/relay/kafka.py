@@ -13,7 +13,7 @@ from typing import Any
 
 from waypost.delivery import error_text
 from waypost.errors import ConfigurationError, MissingExtra
-from waypost.outbox.relay.port import Confirmation, Parcel, Refused, Unconfirmed
+from waypost.outbox.relay.target import Confirmation, Parcel, Refused, Unconfirmed
 from waypost.urls import SECRET_NAME, redact_text
 
 log = logging.getLogger("waypost")

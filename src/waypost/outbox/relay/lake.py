@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from waypost.errors import ConfigurationError, MissingExtra
-from waypost.outbox.relay.port import Confirmation, Parcel, Unconfirmed
+from waypost.outbox.relay.target import Confirmation, Parcel, Unconfirmed
 
 #: A disk that has not answered by then is one that does not.
 WRITE_SECONDS = 60.0

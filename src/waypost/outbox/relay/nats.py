@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 from waypost.delivery import error_text, error_type
 from waypost.errors import ConfigurationError, MissingExtra
-from waypost.outbox.relay.port import Confirmation, Parcel, Refused, Unconfirmed, server_of
+from waypost.outbox.relay.target import Confirmation, Parcel, Refused, Unconfirmed, server_of
 
 #: A server that has not confirmed by then is asked again on a new connection.
 CONFIRM_SECONDS = 10.0

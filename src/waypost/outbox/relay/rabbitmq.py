@@ -15,7 +15,7 @@ from typing import Any
 
 from waypost.delivery import error_text, error_type
 from waypost.errors import MissingExtra
-from waypost.outbox.relay.port import Confirmation, Parcel, Refused, Unconfirmed, server_of
+from waypost.outbox.relay.target import Confirmation, Parcel, Refused, Unconfirmed, server_of
 
 CONNECT_SECONDS = 10.0
 #: A server that has not confirmed by then is asked again on a new connection.

@@ -23,8 +23,8 @@ from waypost.codec import Envelope
 from waypost.delivery import Dead, Drop, Message, Outcome, Retry, Snooze, error_text, error_type
 from waypost.errors import ConfigurationError, EnvelopeTooNew, Undecodable
 from waypost.operations.receive import TOO_NEW_SNOOZE_MS
-from waypost.outbox.relay.opening import open_target
-from waypost.outbox.relay.port import Parcel, Refused, Target, Unconfirmed
+from waypost.outbox.relay.target import Parcel, Refused, Target, Unconfirmed
+from waypost.outbox.relay.target_urls import open_target
 from waypost.policy import KEY_CHARACTERS_MAX
 from waypost.redaction import Redact
 from waypost.urls import redact_text

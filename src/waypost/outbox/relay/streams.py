@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from waypost.errors import ConfigurationError, MissingExtra
-from waypost.outbox.relay.port import Confirmation, Parcel, Unconfirmed, pieces, server_of
+from waypost.outbox.relay.target import Confirmation, Parcel, Unconfirmed, pieces, server_of
 
 #: A server that has not answered by then is one that does not.
 ANSWER_SECONDS = 10.0

@@ -15,7 +15,7 @@ from waypost.delivery import error_text
 from waypost.errors import InvalidInput, QueueFull, WaypostError
 from waypost.identity import Session
 from waypost.operations.flow import ClientContext, Flow, drive_async
-from waypost.outbox.relay.port import Confirmation, Parcel, Refused, Unconfirmed, pieces
+from waypost.outbox.relay.target import Confirmation, Parcel, Refused, Unconfirmed, pieces
 from waypost.policy import KEY_CHARACTERS_MAX, START_TIMEOUT_SECONDS
 from waypost.redaction import Redact, journal_copy
 from waypost.store.opening import open_store

@@ -15,7 +15,7 @@ from waypost.message import Promoted
 from waypost.operations.flow import ClientContext, Flow, Together
 from waypost.operations.forward import deliver_outgoing
 from waypost.policy import LEADER_TTL_MS, PROMOTE_MAX
-from waypost.schedule.loop import Candidate, Election, log
+from waypost.schedule.election import Candidate, Election, log
 
 #: A timer that was published after the last look is promoted this late at most, if no worker is awake to claim it.
 LOOK_SECONDS = 1.0

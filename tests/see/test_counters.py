@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry, Counter, generate_latest
 
-from tests.see.asking import Figures, figures, until, value
+from tests.see.service import Figures, figures, until, value
 from waypost import Middleware, Observed, Retry, Waypost
 from waypost.errors import ConfigurationError, QueueFull
 from waypost.message import Health, QueueHealth
 from waypost.see import Prometheus
 from waypost.see.counters import OTHERS, SETTLED, Counters, Spread
 from waypost.see.prometheus import Watched
-from waypost.see.reading import StoreReader
+from waypost.see.store_reader import StoreReader
 from waypost.store.memory import MemoryStore
 from waypost.testing.clock import ManualClock
 

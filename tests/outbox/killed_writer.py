@@ -1,6 +1,6 @@
 """A program that sells and publishes in one transaction each, and is killed at any point of it.
 
-    python -m tests.outbox.writer WAY URL NAMESPACE COUNT KILLS
+    python -m tests.outbox.killed_writer WAY URL NAMESPACE COUNT KILLS
 
 Each sale is a row in the user's table and a message of the same number. Every second transaction is rolled back. COUNT
 sales are one process, forked when all is imported and nothing is connected yet; at a point that its number chooses it
@@ -16,13 +16,13 @@ import random
 import signal
 import sys
 
-from tests.outbox.ways import open_way
+from tests.outbox.transaction_kinds import open_way
 
 #: What every kind of transaction needs, imported once for all the processes.
 IMPORTED = (
     "asyncpg", "django.db", "psycopg", "sqlalchemy.dialects.postgresql.asyncpg",
     "sqlalchemy.dialects.postgresql.psycopg", "sqlalchemy.ext.asyncio", "sqlalchemy.orm",
-    "waypost.outbox.transaction_adapter", "waypost.store.postgres", "waypost.store.sqlite",
+    "waypost.outbox.transaction_adapters", "waypost.store.postgres", "waypost.store.sqlite",
 )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""The handlers of worker processes that are watched: `waypost worker tests.see.shop:post`."""
+"""The handlers of worker processes that are watched: `waypost worker tests.see.shop_app:post`."""
 
 from __future__ import annotations
 

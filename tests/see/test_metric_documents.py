@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from waypost.see.catalogue import METRICS, PROCESS, STORE, WORKER
 from waypost.see.counters import SETTLED
+from waypost.see.metrics import METRICS, PROCESS, STORE, WORKER
 
 pytestmark = pytest.mark.promise("SEE-2")
 DOCS = Path(__file__).parents[2] / "docs"

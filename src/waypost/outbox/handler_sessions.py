@@ -18,8 +18,8 @@ from typing import Any
 
 from waypost.delivery import Message, Outcome
 from waypost.errors import ConfigurationError
-from waypost.outbox.settling import MessageTransaction, Sessions, no_transactions
-from waypost.outbox.transactions import is_kind, is_of
+from waypost.outbox.message_transaction import MessageTransaction, Sessions, no_transactions
+from waypost.outbox.transaction_adapters import is_kind, is_of
 from waypost.store.port import Store
 
 AWAITED = ("AsyncSession", "AsyncConnection")

@@ -8,14 +8,14 @@ import socket
 
 import pytest
 
-from tests.see.asking import Service, ask, figures, told, until, value
 from tests.see.conftest import Start
+from tests.see.service import Service, ask, figures, told, until, value
 from waypost import Waypost
-from waypost.see.catalogue import METRICS
+from waypost.see.metrics import METRICS
 from waypost.testing.servers import free_port
 
 pytestmark = pytest.mark.promise("SEE-2")
-SHOP = "tests.see.shop:post"
+SHOP = "tests.see.shop_app:post"
 
 
 def two_ports() -> int:

@@ -12,7 +12,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from tests.outbox.ways import TABLE, dialect
+from tests.outbox.transaction_kinds import TABLE, dialect
 from waypost import AsyncWaypost, Message, Waypost
 from waypost.errors import ConfigurationError, InvalidInput, LeaseLost
 from waypost.testing.postgres import PostgresServer

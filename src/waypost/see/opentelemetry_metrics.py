@@ -16,7 +16,7 @@ from waypost.message import Observed
 from waypost.middleware import Middleware
 from waypost.release import VERSION
 from waypost.see.counters import BESIDES, BUCKETS, QUEUES_MAX, SETTLED, Names, is_settled
-from waypost.see.reading import Reading, StoreReader, lag_of
+from waypost.see.store_reader import Reading, StoreReader, lag_of
 from waypost.store.port import Store
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import psycopg
 
-from tests.outbox.ways import TABLE
+from tests.outbox.transaction_kinds import TABLE
 from waypost import Waypost
 from waypost.outbox import inbox_sql
 from waypost.store.postgres import migrate
@@ -53,7 +53,7 @@ def sell(way: str, url: str, namespace: str, *, transactions: int, kills: int) -
             connection.execute("TRUNCATE shop")
     with Waypost(url, namespace=namespace) as post:
         post.ledger("sales")
-        program = start("tests.outbox.writer", way, url, namespace, transactions // kills, kills)
+        program = start("tests.outbox.killed_writer", way, url, namespace, transactions // kills, kills)
         killed = int(program.communicate(timeout=PATIENCE_SECONDS)[0])
         messages = sorted(message.body for message in post.messages("sales"))
         assert post.ledger("sales").balance == 0
@@ -79,7 +79,7 @@ def have_effects(kind: str, url: str, namespace: str, database: str, *, messages
         post.configure("sales", lease=LEASE_SECONDS, max_deliveries=None)
         post.publish_many("sales", range(messages))
         share = messages / (kills + 1)
-        program = start("tests.outbox.effects", kind, url, namespace, database)
+        program = start("tests.outbox.killed_worker", kind, url, namespace, database)
         assert program.stdin is not None
         assert program.stdout is not None
         for number in range(kills + 1):

@@ -1,6 +1,6 @@
 """A worker whose handlers write one row each, in the transaction that settles or beside an inbox; killed at will.
 
-    python -m tests.outbox.effects KIND STORE_URL NAMESPACE DATABASE_URL
+    python -m tests.outbox.killed_worker KIND STORE_URL NAMESPACE DATABASE_URL
 
 KIND is `settle` (the store's own transaction) or `inbox` (any store, the user's database beside it). For each line that
 it reads it forks a worker, says its process id, and waits for its end: all is imported then, and nothing connected yet.

@@ -16,7 +16,7 @@ from sqlalchemy import create_engine, text
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, async_sessionmaker, create_async_engine
 from sqlalchemy.orm import Session, sessionmaker
 
-from tests.outbox.ways import TABLE, dialect
+from tests.outbox.transaction_kinds import TABLE, dialect
 from waypost import AsyncWaypost, Dead, Message, Middleware, NoRetry, Waypost
 from waypost.errors import ConfigurationError, InvalidInput, LeaseLost
 from waypost.outbox import transaction

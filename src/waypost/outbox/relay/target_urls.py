@@ -7,7 +7,7 @@ from typing import cast
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 from waypost.errors import ConfigurationError, InvalidUrl
-from waypost.outbox.relay.port import Target
+from waypost.outbox.relay.target import Target
 from waypost.redaction import Redact
 from waypost.store.opening import POSTGRES_SCHEMES, VALKEY_FORMS, VALKEY_SCHEMES
 from waypost.urls import check_url

@@ -21,10 +21,10 @@ from waypost.message import Observed, StoredSchedule
 from waypost.operations import schedules as operations
 from waypost.operations.flow import ClientContext, Together, drive
 from waypost.policy import CatchUp, Missed
-from waypost.schedule.described import Schedule, describe
-from waypost.schedule.loop import LOOK_SECONDS, Scheduler, Tick
-from waypost.schedule.promoting import Promoter, PromoterTick
+from waypost.schedule.promoter import Promoter, PromoterTick
 from waypost.schedule.rule import pack_spec
+from waypost.schedule.schedule import Schedule, describe
+from waypost.schedule.scheduler import LOOK_SECONDS, Scheduler, Tick
 from waypost.store.memory import MemoryStore
 from waypost.store.port import Draft, Executor, Store
 from waypost.testing.clock import START_MS, ClockTime, ManualClock

@@ -1,7 +1,8 @@
 """Two services and a publisher, each a process that writes its spans to a file of its own.
 
-`python -m tests.see.traced` publishes an order, `waypost worker tests.see.traced:front` handles orders and publishes
-mails, `waypost worker tests.see.traced:back` handles those.
+python -m tests.see.traced_app              publishes an order
+waypost worker tests.see.traced_app:front   handles orders and publishes mails
+waypost worker tests.see.traced_app:back    handles the mails
 """
 
 from __future__ import annotations

@@ -19,8 +19,7 @@ from waypost.operations.around import pass_sent_on
 from waypost.operations.flow import Flow, drive, drive_async
 from waypost.operations.receive import settling, tell_settled
 from waypost.operations.settle_target import SettleTarget
-from waypost.outbox.transaction_adapter import enter, enter_async
-from waypost.outbox.transactions import recognise
+from waypost.outbox.transaction_adapters import enter, enter_async, recognise
 from waypost.store.port import AsyncExecutor, Executor, Store, Woken
 
 Settled = Woken[list[SettleStatus]]
