@@ -20,9 +20,9 @@ import psycopg
 
 from benchmarks.core import BODY, WORKER, Subject
 from benchmarks.measure import Report, arguments
-from waypost.message import Settlement
 from waypost.store.postgres import migrate
 from waypost.testing.postgres import PostgresServer
+from waypost.values import Settlement
 
 BATCH = 512
 BACKLOG = 8 * BATCH

@@ -22,15 +22,15 @@ from typing import Any
 from benchmarks.measure import Contender, Report, arguments
 from benchmarks.raw import RawPostgres, RawSqlite, RawValkey
 from waypost import Waypost
-from waypost.delivery import Message
 from waypost.identity import Session
-from waypost.message import Settlement
+from waypost.message import Message
 from waypost.store.opening import open_store
 from waypost.store.port import Executor, Store
 from waypost.store.postgres import migrate
 from waypost.testing.clock import ClockTime
 from waypost.testing.postgres import PostgresServer
 from waypost.testing.servers import ValkeyServer
+from waypost.values import Settlement
 
 BODY = {"order": 1, "customer": "c-0042", "lines": [{"sku": "A-1", "count": 2}], "total": 1999}
 PAYLOAD_BYTES = 130

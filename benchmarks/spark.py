@@ -30,7 +30,6 @@ from benchmarks.lake import pipelining
 from benchmarks.measure import Contender, Report, arguments
 from waypost import Waypost
 from waypost.identity import Session
-from waypost.message import Settlement
 from waypost.spark.bulk import open_bulk
 from waypost.spark.credentials import Place
 from waypost.spark.options import write_options
@@ -44,6 +43,7 @@ from waypost.store.postgres import migrate
 from waypost.testing.clock import ClockTime
 from waypost.testing.postgres import PostgresServer
 from waypost.testing.servers import ValkeyServer
+from waypost.values import Settlement
 
 QUEUE = "orders"
 BODY = StructType([StructField("body", StructType([StructField("id", LongType())]))])

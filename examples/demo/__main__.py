@@ -25,8 +25,8 @@ from examples.demo.storefront import FIRST_NUMBER, MALFORMED, TABLES, Storefront
 from waypost import Waypost
 from waypost.cli.telling import Stuck, Teller, wait_until
 from waypost.errors import WaypostError
-from waypost.message import Ledger
 from waypost.spark.report import REPORT_NAME
+from waypost.values import Ledger
 
 IMPORTED = 200_000
 #: Short, so that nobody waits long for the end of a dead worker's leases; the usual is a minute.

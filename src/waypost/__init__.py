@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from waypost.client import AsyncWaypost, Waypost
-from waypost.delivery import Dead, Drop, Message, Outcome, Queue, Retry, Snooze, StoredMessage
 from waypost.errors import (
     AccessDenied,
     BodyTooDeep,
@@ -53,7 +52,13 @@ from waypost.errors import (
     WaitTimeout,
     WaypostError,
 )
-from waypost.message import (
+from waypost.message import Dead, Drop, Message, Outcome, Queue, Retry, Snooze, StoredMessage
+from waypost.middleware import Middleware, Outgoing
+from waypost.operations.publish import CONTENT
+from waypost.policy import ByException, CatchUp, Constant, Exponential, Linear, NoRetry, Policy, RetryPolicy
+from waypost.release import VERSION
+from waypost.schedule.schedule import Schedule
+from waypost.values import (
     Drained,
     Event,
     Health,
@@ -65,11 +70,6 @@ from waypost.message import (
     RegisteredWorker,
     Stats,
 )
-from waypost.middleware import Middleware, Outgoing
-from waypost.operations.publish import CONTENT
-from waypost.policy import ByException, CatchUp, Constant, Exponential, Linear, NoRetry, Policy, RetryPolicy
-from waypost.release import VERSION
-from waypost.schedule.schedule import Schedule
 
 __version__ = VERSION
 

@@ -20,6 +20,8 @@ from waypost.errors import (
     InvalidTime,
     UnknownOption,
 )
+from waypost.identity import is_message_id
+from waypost.values import MessageState, Published, split_chain_id
 
 T = TypeVar("T")
 Error = type[InvalidInput] | type[ConfigurationError]
@@ -31,6 +33,8 @@ DUE_MS_MAX = 253_402_300_799_000  # the end of the year 9999
 #: No duration is longer: about 31 years.
 SECONDS_MAX = 1e9
 SHOWN_CHARACTERS_MAX = 80
+STATES = ("ready", "delayed", "waiting", "leased", "dead", "done")
+PURGED_STATES = ("ready", "delayed", "waiting", "dead", "done")
 
 
 def show(value: object) -> str:
@@ -77,6 +81,32 @@ def check_choice(what: str, value: Any, allowed: Sequence[str], error: Error = I
     if not isinstance(value, str) or value not in allowed:
         raise error(f"{what} must be one of {', '.join(allowed)}, not {show(value)}")
     return value
+
+
+def check_id(message_id: object) -> str:
+    """Return a message id unchanged, or raise `InvalidInput`."""
+    if not isinstance(message_id, str) or not is_message_id(message_id):
+        raise InvalidInput(
+            f"{show(message_id)} is no message id: it has 24 characters of 0-9 and a-z without i, l, o and u"
+        )
+    return message_id
+
+
+def check_state(state: MessageState, allowed: Sequence[str] = STATES) -> MessageState:
+    """Return a state unchanged, or raise `InvalidInput`."""
+    check_choice("state", state, allowed)
+    return state
+
+
+def check_chain(chain: object) -> str:
+    """Return the id of a chain, given as that or as the publish that began it; or raise `InvalidInput`."""
+    if isinstance(chain, Published):
+        chain = chain.chain_id
+    if isinstance(chain, str):
+        queue, message_id = split_chain_id(chain)
+        if is_message_id(message_id) and QUEUE_NAME.fullmatch(queue):
+            return chain
+    raise InvalidInput(f"a chain is named by what its first publish returned, or by its chain_id, not by {show(chain)}")
 
 
 # ---- numbers -------------------------------------------------------------------------------------------------

@@ -57,7 +57,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 if TYPE_CHECKING:
-    from waypost.message import Published
+    from waypost.values import Published
 
 Outcome = Literal["done", "not done", "unknown"]
 

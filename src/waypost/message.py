@@ -1,686 +1,619 @@
-"""What travels: the values that cross every border of waypost.
+"""A message as people meet it: in a handler, in a listing, and the outcomes by which a delivery ends.
 
-Everything here is plain data, frozen and slotted, and imports nothing of ours. Times are integer milliseconds
-by the store's clock (`_ms`); a duration ends in `_ms` too. Ids sort by the time the publisher made them, but the
-order of delivery is the store's own sequence, never the id.
+Nothing here does I/O. A `Message` records what its handler decided; the client or worker that handed it out settles.
 """
 
 from __future__ import annotations
 
-from typing import Literal
-
-from msgspec import Struct, structs
-
-PublishStatus = Literal["queued", "delayed", "duplicate", "replaced", "extended", "conflict"]
-OutcomeName = Literal["done", "retry", "snooze", "dead", "drop", "release"]
-SettleStatus = Literal["done", "retried", "snoozed", "dead", "dropped", "released", "cancelled", "replaced", "lost"]
-ExtendStatus = Literal["ok", "lost", "cancel"]
-CancelStatus = Literal["cancelled", "requested", "finished", "unknown"]
-SaveStatus = Literal["saved", "conflict"]
-FireStatus = Literal["fired", "conflict", "early", "stale"]
-ObservedOutcome = Literal["success", "failure", "skipped", "unknown"]
-MessageState = Literal["ready", "delayed", "waiting", "leased", "dead", "done"]
-WorkerState = Literal["running", "quiet", "stopping"]
-HealthStatus = Literal["green", "degraded", "red"]
-
-NoticeKind = Literal["ended", "watch", "completed"]
-
-#: Reasons of a dead letter that say a handler failed: the failure that ended it is one of its attempts.
-FAILURE_REASONS: frozenset[str | None] = frozenset(("retries_exhausted", "retry_policy_failed"))
-
-EventName = Literal[
-    "published",
-    "duplicate",
-    "postponed",
-    "promoted",
-    "claimed",
-    "done",
-    "retried",
-    "snoozed",
-    "released",
-    "expired",
-    "dead",
-    "dropped",
-    "cancel_requested",
-    "cancelled",
-    "replaced",
-    "redriven",
-    "dead_trimmed",
-    "configured",
-    "paused",
-    "resumed",
-    "trimmed",
-]
-
-
-def chain_id(queue: str, message_id: str) -> str:
-    """The id of the chain that a message begins; it also names any message of one."""
-    return f"{queue}/{message_id}"
-
-
-def split_chain_id(chain: str) -> tuple[str, str]:
-    """The queue and the id in a chain id."""
-    queue, _, message_id = chain.rpartition("/")
-    return queue, message_id
-
-
-class Published(Struct, frozen=True, gc=False):
-    """What became of one publish: the id of the message that now stands for it, and what happened.
-
-    `duplicate` carries the id of the message that holds the key. `replaced` carries the id of the new message,
-    `extended` that of the message whose due time moved. `conflict` never reaches a caller of the faces: with
-    `on_conflict="error"` they raise `KeyTaken`.
-    """
-
-    id: str
-    status: PublishStatus
-    #: The queue it went to, so that this is all that `wait_result` and `wait_chain` need.
-    queue: str = ""
-
-    @property
-    def chain_id(self) -> str:
-        """The id of the chain that it began, if it was published with `chain=True`."""
-        return chain_id(self.queue, self.id)
-
-
-class Lease(Struct, frozen=True, gc=False):
-    """One message as a claim hands it out. `token` and `nonce` are the fence: a settle must show both."""
-
-    id: str
-    token: int
-    nonce: bytes
-    deliveries: int
-    attempts: int
-    priority: int
-    key: str | None
-    group: str | None
-    published_ms: int
-    ready_ms: int
-    claimed_ms: int
-    #: None: at most once, the message left the store with this claim and needs no settle.
-    lease_end_ms: int | None
-    envelope: bytes
-    #: The chain that it belongs to.
-    chain: str | None = None
-
-
-class SideEffect(Struct, frozen=True, gc=False, array_like=True):
-    """A change of state that a step made besides what it was called for: it is part of the step's answer.
-
-    A lease that ended (`expired`, or `cancelled` and `replaced` where that was to happen next), a message that was
-    buried, dropped, replaced or promoted, a dead letter that was trimmed. An answer names at most `SIDE_EFFECTS_MAX`
-    messages of each event; one without an id stands for the others, as many as `count` says.
-    """
-
-    queue: str
-    event: EventName
-    id: str | None
-    #: Of the last claim of the message, 0 if it was never claimed. None where it stands for several.
-    token: int | None
-    #: Why, in the words of the journal: its reason, or else its cause.
-    reason: str | None
-    count: int = 1
-
-
-SIDE_EVENTS = frozenset(("expired", "promoted", "dead_trimmed", "dead", "dropped", "cancelled", "replaced"))
-
-
-def is_side_effect(event: str, cause: str | None, *, leased: bool) -> bool:
-    """Whether a journalled change of a message is one that the step was not called for. `leased`: it was until then."""
-    if event not in SIDE_EVENTS:
-        return False
-    match event:
-        case "expired":
-            return True
-        case "promoted":
-            return cause != "mended"
-        case "dead_trimmed":
-            return cause != "purge"
-        case "dead":
-            return not leased
-    return cause in ("overload", "expired", "publish")
-
-
-class Claimed(Struct, frozen=True):
-    """The reply to a claim: the leases, and all a worker needs to know to choose its next move."""
-
-    leases: list[Lease]
-    #: Milliseconds by the store's clock until the next timer, lease end or rate slot; None if there is none.
-    next_due_ms: int | None
-    next_lease_ms: int | None
-    next_rate_ms: int | None
-    paused: bool
-    #: Continuations that were decided here but have not arrived at their queue yet.
-    outgoing: int
-    #: How long leases of this queue are now. Whoever looks at least that often sees each of them before it ends.
-    lease_ms: int | None = None
-    #: There may be more: the next message would have made the answer too long, or this is the answer to a repeat.
-    more: bool = False
-    #: When the call that was answered was sent, by `lease_clock`; the client says so, not the store.
-    sent_at: float = 0.0
-    #: Messages that this claim met whose records are damaged: it set them aside, and `check` lists and mends them.
-    damaged: tuple[str, ...] = ()
-    #: What else the claim did, and the clients to wake for it by queue: those that wait for the end of a message.
-    also: tuple[SideEffect, ...] = ()
-    wake: dict[str, list[str]] = {}
-
-
-class PolledQueue(Struct, frozen=True, gc=False):
-    """What a poll says of one queue, for a worker that has nothing to do there."""
-
-    #: Whether a claim may bring something, or is needed to register the sleeper again.
-    needs_claim: bool
-    #: Milliseconds by the store's clock until the next timer or lease end; None: there is none, or the queue is paused.
-    next_due_ms: int | None
-    next_lease_ms: int | None
-    #: How long leases of this queue are now.
-    lease_ms: int | None
-    #: Whether the sleeper is still in its blocking wait: the claim behind that has not begun.
-    blocked: bool = False
-
-
-class Polled(Struct, frozen=True):
-    """The reply to a poll: the queues in the order in which they were named, and who leads if that was asked."""
-
-    queues: list[PolledQueue]
-    #: The store's time.
-    at_ms: int
-    elected: Elected | None = None
-
-
-class Continuation(Struct, frozen=True, gc=False):
-    """A message that a settle sends on, in the same atomic step. `id` is derived from its source."""
-
-    id: str
-    queue: str
-    envelope: bytes
-    key: str | None = None
-    delay_ms: int = 0
-    priority: int = 5
-    group: str | None = None
-    #: The chain that it belongs to, that of the message which sends it on.
-    chain: str | None = None
-    #: What the journal keeps of it at level `full` in place of the envelope.
-    journal_copy: bytes | None = None
-    #: The message itself once more (`reschedule`): it has passed publish middleware before.
-    again: bool = False
-
-
-class Settlement(Struct, frozen=True, gc=False):
-    """How one delivery ended. `after_ms` belongs to retry and snooze, `reason` and the error to dead and retry."""
-
-    id: str
-    token: int
-    nonce: bytes
-    outcome: OutcomeName = "done"
-    after_ms: int = 0
-    reason: str | None = None
-    error_type: str | None = None
-    error: str | None = None
-    result: bytes | None = None
-    result_ttl_ms: int = 0
-    then: tuple[Continuation, ...] = ()
-
-    @property
-    def is_plain_done(self) -> bool:
-        """Done, with nothing to keep and nothing to send on: the common case, which stores may treat in bulk."""
-        return self.outcome == "done" and self.result is None and not self.then
-
-
-class Stored(Struct, frozen=True):
-    """A message as it lies in the store: what peek, list and dead letters show."""
-
-    id: str
-    state: MessageState
-    key: str | None
-    group: str | None
-    priority: int
-    token: int
-    deliveries: int
-    attempts: int
-    published_ms: int
-    #: When it may be claimed (ready, delayed, waiting), or could have been when it was.
-    ready_ms: int
-    envelope: bytes
-    claimed_ms: int | None = None
-    lease_end_ms: int | None = None
-    worker: str | None = None
-    cancel_requested: bool = False
-    #: When it died or finished, and why.
-    ended_ms: int | None = None
-    reason: str | None = None
-    error_type: str | None = None
-    error: str | None = None
-
-
-class Page(Struct, frozen=True):
-    """Part of a listing. `cursor` is opaque; None says that there is no more."""
-
-    messages: list[Stored]
-    cursor: str | None
-
-
-class Event(Struct, frozen=True):
-    """One state change, as the journal keeps it. Fields that an event has no use for are None."""
-
-    queue: str
-    number: int
-    at_ms: int
-    event: EventName
-    message_id: str | None = None
-    key: str | None = None
-    group: str | None = None
-    priority: int | None = None
-    token: int | None = None
-    claims: int | None = None
-    deliveries: int | None = None
-    attempts: int | None = None
-    worker: str | None = None
-    due_ms: int | None = None
-    cause: str | None = None
-    reason: str | None = None
-    error_type: str | None = None
-    run_ms: int | None = None
-    wait_ms: int | None = None
-    size: int | None = None
-    operation_id: str | None = None
-    chain_id: str | None = None
-    schedule: str | None = None
-    #: The envelope, at journal level `full` only (redacted if the publisher has a redact hook).
-    body: bytes | None = None
-
-
-class Observed(Struct, frozen=True):
-    """What `on_event` is told, as the journal would name it; `at_ms` is this process's own clock.
-
-    `outcome` says how the step itself went: `success`, `failure`, `skipped` (there was nothing to do) or `unknown` (its
-    reply was lost). That a handler failed is told by `handled`, and by the error of `retried` and `dead`.
-    """
-
-    event: str
-    outcome: ObservedOutcome
-    queue: str
-    at_ms: int
-    worker: str
-    message_id: str | None = None
-    key: str | None = None
-    group: str | None = None
-    priority: int | None = None
-    token: int | None = None
-    deliveries: int | None = None
-    attempts: int | None = None
-    #: How many messages a step concerned, where it is told once for all of them.
-    count: int | None = None
-    reason: str | None = None
-    error_type: str | None = None
-    error: str | None = None
-    #: Of a handler call, to the microsecond.
-    run_ms: float | None = None
-    wait_ms: int | None = None
-    #: Of a tick: timers left, and instants that were missed.
-    depth: int | None = None
-    missed: int | None = None
-
-
-class StoredSchedule(Struct, frozen=True):
-    """A schedule as it lies in the store. `version` changes with every save that changes something."""
-
-    key: str
-    version: str
-    #: The rule and its message, packed: stores do not look into it.
-    spec: bytes
-    paused: bool
-    #: The instant that fires next and when it is due, later by its jitter; None: there is none left.
-    next_ms: int | None
-    due_ms: int | None
-    fires: int = 0
-    missed: int = 0
-    #: The newest instant that fired.
-    last_ms: int | None = None
-
-
-class ScheduleList(Struct, frozen=True):
-    """The schedules of a queue in the order of their keys, and store time when they were read."""
-
-    at_ms: int
-    schedules: list[StoredSchedule]
-
-
-class Saved(Struct, frozen=True):
-    """What a save did: `saved`, or `conflict` if the schedule is not as the caller saw it."""
-
-    status: SaveStatus
-    #: What is there now; None if nothing is.
-    schedule: StoredSchedule | None
-
-
-class Fired(Struct, frozen=True):
-    """What a fire did, and where the schedule stands now (None: it is gone).
-
-    `fired`, or nothing: `conflict` (somebody else fired or changed it), `early` (not due by the store's clock), `stale`
-    (the decision is too old).
-    """
-
-    status: FireStatus
-    at_ms: int
-    schedule: StoredSchedule | None
-
-
-class Elected(Struct, frozen=True):
-    """Who leads in a role. `token` grows with every change of the leader."""
-
-    leader: str
-    token: int
-    #: How long its lease still lasts.
-    remaining_ms: int
-
-
-class Promoted(Struct, frozen=True):
-    """What a promotion did in one queue: timers that became ready, timers left, and how late the oldest was."""
-
-    promoted: int
-    depth: int
-    oldest_lag_ms: int
-    next_due_ms: int | None
-
-
-class Watched(Struct, frozen=True):
-    """What a store knows of one message to those who wait for its end."""
-
-    #: Where it is; None if the store has it no more.
-    state: MessageState | None
-    #: How it ended (done, dead, cancelled, dropped, replaced), if that is remembered.
-    ended: EventName | None = None
-    reason: str | None = None
-    error_type: str | None = None
-    error: str | None = None
-    result: bytes | None = None
-
-
-class ChainState(Struct, frozen=True):
-    """How far a chain has come, as its first queue knows it."""
-
-    #: False: no such chain was begun here, or it is forgotten.
-    known: bool
-    #: Messages of it that have not ended.
-    open: int = 0
-    #: The message whose end broke the chain (`queue/id`), and how: a reason of dead letters, or another end.
-    failed: tuple[str, str] | None = None
-    #: The message that ended last (`queue/id`): its result is the chain's.
-    last: str | None = None
-
-    @property
-    def is_finished(self) -> bool:
-        """Whether nothing more can change for those who wait."""
-        return self.known and (self.failed is not None or self.open == 0)
-
-
-class Notice(Struct, frozen=True):
-    """News of a chain on its way to another queue. Whatever it says, it may arrive more than once.
-
-    ended      to the chain's first queue: `member` has ended, and sent on `begun`; `failed` if it did not end well
-    watch      to the chain's first queue: `member` waits for this chain
-    completed  to the queue of a message that waits: this chain ended, well or as `failed` says
-    """
-
-    #: The same for each sending of it.
-    id: str
-    kind: NoticeKind
-    queue: str
-    chain: str
-    #: A message as `queue/id`.
-    member: str
-    begun: tuple[str, ...] = ()
-    failed: str | None = None
-
-
-class Drained(Struct, frozen=True):
-    """Where a client or a worker stands after `drain` or `stop`."""
-
-    #: Handler calls that ended since the worker started.
-    handled: int = 0
-    #: Messages given back, without using a delivery, because they had not started or were cancelled.
-    released: int = 0
-    #: Handlers that were cancelled because the time was up.
-    cancelled: int = 0
-    #: Handlers, and blocks of `receive`, that go on. They keep their leases.
-    running: int = 0
-    #: Publishes under way.
-    publishing: int = 0
-    #: Deliveries that could not be settled or given back; they come back when their leases end.
-    unsettled: int = 0
-    #: Of those running, handlers in threads whose lease has ended: others may handle their messages by now.
-    past_lease: int = 0
-
-    @property
-    def complete(self) -> bool:
-        """Whether nothing is left that this object began."""
-        return not (self.running or self.publishing or self.unsettled)
-
-    def __add__(self, other: Drained) -> Drained:
-        mine, theirs = structs.astuple(self), structs.astuple(other)
-        return Drained(*(one + another for one, another in zip(mine, theirs, strict=True)))
-
-
-class JournalPage(Struct, frozen=True):
-    """A run of events. `last` is the offset to go on from; `first_kept` is the oldest event still there."""
-
-    events: list[Event]
-    last: int
-    first_kept: int
-    newest: int
-
-
-class TracePage(Struct, frozen=True):
-    """Part of one message's history. Stores with an index answer in one page; `cursor` None ends it."""
-
-    events: list[Event]
-    cursor: str | None
-
-
-class Redriven(Struct, frozen=True):
-    """What a redrive did: ids that are ready again, and ids left dead because their key was taken meanwhile."""
-
-    moved: list[str]
-    duplicates: list[str]
-    #: More dead letters match than the call's bound.
-    more: bool
-    #: Where one call of a store stopped looking, to go on from. A client goes on by itself and returns None.
-    cursor: str | None = None
-
-
-class Purged(Struct, frozen=True):
-    """How many messages a purge removed, and whether more match than the call's bound."""
-
-    removed: int
-    more: bool
-
-
-class Removal(Struct, frozen=True):
-    """What a store answers to a removal: whether there was a queue, and what is left in it, which keeps it."""
-
-    existed: bool
-    left: dict[str, int] = {}
-    #: Not done yet: only a part of the journal was removed. Ask again.
-    more: bool = False
-    #: The answer to a repeat: it was removed before, and there is a new queue of its name.
-    made_again: bool = False
-
-
-class WorkerQueue(Struct, frozen=True):
-    """A queue as one worker serves it. `handled` counts handler calls since the worker started."""
-
-    name: str
-    concurrency: int
-    in_flight: int
-    handled: int
-    #: When the store last answered a claim of this worker here, with messages or with none.
-    last_claim_ms: int | None
-
-
-class RegisteredWorker(Struct, frozen=True):
-    """A worker as it last told the store of itself. `until_ms` is when the store forgets it unless it tells again."""
-
-    name: str
-    host: str
-    pid: int
-    version: str
-    state: WorkerState
-    status: HealthStatus
-    #: Why its status is not green, in a few words.
-    reasons: list[str]
-    #: How many processes run its handlers.
-    processes: int
-    started_ms: int
-    seen_ms: int
-    until_ms: int
-    queues: list[WorkerQueue]
-    #: Queues that it serves too, and that its record had no room for.
-    unlisted: int
-
-
-class QueueHealth(Struct, frozen=True):
-    """How a worker stands with one queue. `last_claim_seconds` is how long ago the store answered a claim."""
-
-    name: str
-    concurrency: int
-    running: int
-    in_flight: int
-    handled: int
-    last_claim_seconds: float | None
-
-
-class Health(Struct, frozen=True):
-    """Whether a worker consumes: `green`; `degraded`, it does, but not as it should; `red`, it does not."""
-
-    status: HealthStatus
-    reasons: list[str]
-    queues: list[QueueHealth]
-
-
-class Ledger(Struct, frozen=True):
-    """Where every message of a queue went. `balance` is 0, at any moment, on every store.
-
-    published + redriven = ready + delayed + waiting + leased + done + dead + dropped + cancelled + replaced.
-    The terms after `leased` are cumulative; `dead_kept` is what is in the dead letters now.
-    """
-
-    published: int
-    redriven: int
-    ready: int
-    delayed: int
-    waiting: int
-    leased: int
-    done: int
-    dead: int
-    dropped: int
-    cancelled: int
-    replaced: int
-    dead_kept: int
-    #: Claims, those of a message never claimed before, and every other one by what made it claimable again.
-    claims: int
-    first_claims: int
-    redelivered: dict[str, int]
-    #: State changes that send a message back, counted when they happen.
-    expired: int
-    released: int
-    retried: int
-    snoozed: int
-    duplicates: int
-    #: Continuations sent on by settles here.
-    transferred: int
-    #: Messages taken in although `max_pending` was reached: sent on by a settle, or redriven.
-    over_cap: int = 0
-
-    @property
-    def unexplained(self) -> int:
-        """Redeliveries without a cause. Anything but 0 is a defect."""
-        return self.claims - self.first_claims - sum(self.redelivered.values())
-
-    @property
-    def balance(self) -> int:
-        """Published and redriven less everything they can have become. Anything but 0 is a defect."""
-        current = self.ready + self.delayed + self.waiting + self.leased
-        ended = self.done + self.dead + self.dropped + self.cancelled + self.replaced
-        return self.published + self.redriven - current - ended
-
-
-#: What can make a message claimable again after a claim.
-REDELIVERY_CAUSES = ("expired", "released", "retried", "snoozed", "redriven")
-
-#: The counters kept for each of the last 1,440 minutes, in the order of `Minute.counts`.
-MINUTE_COUNTERS = (
-    "published",
-    "duplicates",
-    "claims",
-    "done",
-    "retried",
-    "dead",
-    "expired",
-    "dropped",
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
+
+from waypost import codec
+from waypost.checks import check_delay, check_queue, check_text, check_texts, show
+from waypost.errors import InvalidInput, Undecodable
+from waypost.identity import continuation_id
+from waypost.policy import (
+    ERROR_CHARACTERS_MAX,
+    GROUP_CHARACTERS_MAX,
+    KEY_CHARACTERS_MAX,
+    PRIORITY_DEFAULT,
+    REASON_CHARACTERS_MAX,
+    RESULT_TTL_SECONDS,
+    RetryPolicy,
+    check_priority,
 )
+from waypost.values import Continuation, Lease, MessageState, Settlement, SettleStatus, Stored
+
+if TYPE_CHECKING:
+    from waypost.codec import ContentType, Envelope
+
+T = TypeVar("T")
+S = TypeVar("S")
+Duration = float | timedelta
+
+#: A continuation is part of its settle, which is one atomic step: so many of them may hang on one message.
+THEN_MAX = 128
+#: What the error of a dead letter says when its own text cannot be had.
+_NO_TEXT = "(the error has no text)"
 
 
-class Minute(Struct, frozen=True):
-    """Counters of one minute; `at_ms` is its start."""
+class Queue(Generic[T]):
+    """A queue's name with the type of its bodies. Accepted wherever a name is; what is received is a `T`."""
 
-    at_ms: int
-    counts: dict[str, int]
+    __slots__ = ("name", "type")
 
+    def __init__(self, name: str, type: type[T]) -> None:
+        self.name = check_queue(name)
+        codec.check_type("type", type)
+        self.type = type
 
-class Stats(Struct, frozen=True):
-    """A queue at a glance. Ages are in milliseconds by the store's clock."""
+    def __repr__(self) -> str:
+        return f"Queue({self.name!r}, {getattr(self.type, '__name__', self.type)})"
 
-    queue: str
-    at_ms: int
-    ledger: Ledger
-    paused: bool
-    #: How long the oldest ready message has been waiting, and how late the oldest due timer is.
-    oldest_ready_ms: int | None
-    oldest_leased_ms: int | None
-    next_due_ms: int | None
-    next_lease_ms: int | None
-    sleepers: int
-    journal_first: int
-    journal_last: int
-    journal_readers: dict[str, int]
-    minutes: list[Minute]
-    #: Records that steps met, could not use and set aside: `check` lists and mends them.
-    damaged: int = 0
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Queue) and (self.name, self.type) == (other.name, other.type)
+
+    def __hash__(self) -> int:
+        return hash((Queue, self.name))
 
 
-#: What `check` can find: a message that no claim can reach; a place that names a message that is not there; a record
-#: that cannot be read; a state that contradicts its place; a key of no message; what is to be sent on and cannot be
-#: read; counters that do not fit what is stored; a queue that is missing from the list.
-DamageKind = Literal["stranded", "missing", "unreadable", "misplaced", "key", "outgoing", "counters", "unlisted"]
+def queue_name(queue: str | Queue[Any]) -> str:
+    """The checked name of a queue given as a name or a handle."""
+    return queue.name if isinstance(queue, Queue) else check_queue(queue)
 
 
-class Damage(Struct, frozen=True):
-    """One damaged record that `check` found."""
-
-    queue: str
-    kind: DamageKind
-    #: The message, or the key or name that it is about.
-    id: str | None
-    #: What is wrong, in words.
-    found: str
-    #: What was done about it; None if nothing was.
-    mended: str | None = None
+def queue_type(queue: str | Queue[T]) -> type[T] | None:
+    """The type of a queue's bodies, None for a plain name."""
+    return queue.type if isinstance(queue, Queue) else None
 
 
-class CheckPage(Struct, frozen=True):
-    """A bounded part of a check. `cursor` is None at its end."""
-
-    looked_at: int
-    damages: list[Damage]
-    cursor: str | None
+# ---- outcomes ------------------------------------------------------------------------------------------------
 
 
-class Checked(Struct, frozen=True):
-    """What a check of a queue found. `balance` is that of its ledger afterwards: 0 if each message is accounted for."""
+class Outcome(Exception):
+    """How a handler ends other than by being done: return it or raise it."""
 
-    queue: str
-    looked_at: int
-    damages: list[Damage]
-    #: None if its counters cannot be read.
-    balance: int | None
+
+class Retry(Outcome):
+    """It failed: try again after so long, or when the retry policy says. Counts as an attempt, so it ends in time."""
+
+    def __init__(self, after: Duration | None = None, reason: str | None = None) -> None:
+        self.after_ms = None if after is None else after_ms(after)
+        self.reason = None if reason is None else check_text("reason", reason, ERROR_CHARACTERS_MAX)
+        super().__init__(reason or "retry")
+
+
+class Snooze(Outcome):
+    """Not now: come back after so long. Costs neither a delivery nor an attempt."""
+
+    def __init__(self, after: Duration) -> None:
+        super().__init__("snooze")
+        self.after_ms = after_ms(after)
+
+
+class Dead(Outcome):
+    """Hopeless: to the dead letters. `reason` is short and groups them; `error` explains this one."""
+
+    def __init__(self, reason: str = "rejected", error: str | None = None) -> None:
+        super().__init__(reason)
+        self.reason = check_text("reason", reason, REASON_CHARACTERS_MAX)
+        if not (error is None or isinstance(error, str)):
+            raise InvalidInput(f"error must be text, not {show(error)}")
+        self.error = None if error is None else cut_text(error)
+
+
+class Drop(Outcome):
+    """Forget it: counted and journalled as dropped, kept nowhere."""
+
+    def __init__(self) -> None:
+        super().__init__("drop")
+
+
+def after_ms(after: Duration) -> int:
+    """A pause before the next delivery in milliseconds; `InvalidTime` if it is none."""
+    return check_delay("after", after)
+
+
+def cut_text(text: str) -> str:
+    """An error's text as a store may keep it: cut, without NUL and lone surrogates."""
+    return text[:ERROR_CHARACTERS_MAX].replace("\0", "\\0").encode("utf-8", "backslashreplace").decode()
+
+
+def error_text(error: BaseException) -> str:
+    """What an error says; its `__str__` is foreign code and may fail."""
+    try:
+        return cut_text(str(error))
+    except Exception:
+        return _NO_TEXT
+
+
+def error_type(error: BaseException) -> str:
+    """The full name of an error's class."""
+    kind = type(error)
+    name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+    return name[:KEY_CHARACTERS_MAX]
+
+
+# ---- what a message shows ------------------------------------------------------------------------------------
+
+
+class _Readable(Generic[T]):
+    """The envelope and the body, opened when somebody looks."""
+
+    __slots__ = ("_as_type", "_body", "_data", "_envelope", "undecodable")
+
+    def __init__(self, data: bytes, as_type: type[T] | None) -> None:
+        self._data = data
+        self._as_type = as_type
+        self._envelope: Envelope | None = None
+        self._body: Any = _UNREAD
+        #: The error by which reading it failed, if somebody tried.
+        self.undecodable: Undecodable | None = None
+
+    def open(self) -> Envelope:
+        """The envelope taken apart; raises `Undecodable`, or `EnvelopeTooNew` if a newer release wrote it."""
+        if self._envelope is None:
+            try:
+                self._envelope = codec.open_envelope(self._data)
+            except Undecodable as error:
+                self.undecodable = error
+                raise
+        return self._envelope
+
+    @property
+    def body(self) -> T:
+        """The body, as the queue's type if it has one. Raises `Undecodable` if it is not of that type."""
+        if self._body is _UNREAD:
+            self._body = self.decode(self._as_type) if self._as_type is not None else self._decode(None)
+        return self._body  # type: ignore[no-any-return]
+
+    def decode(self, type: type[S]) -> S:
+        """The body as a value of this type; raises `Undecodable` if it is not one."""
+        return self._decode(type)  # type: ignore[no-any-return]
+
+    def _decode(self, as_type: Any) -> Any:
+        plain = codec.plain_body(self._data) if self._envelope is None else None
+        content_type, data = plain or (self.open().content_type, self.open().data)
+        try:
+            return codec.decode_body(content_type, data, as_type)
+        except Undecodable as error:
+            self.undecodable = error
+            raise
+
+    @property
+    def content_type(self) -> ContentType:
+        """`application/json`, `text/plain` or `application/octet-stream`."""
+        return self.open().content_type
+
+    @property
+    def type_name(self) -> str | None:
+        """The name of the type that the publisher's body had, if it had one of its own."""
+        return self.open().type_name
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """The publisher's headers."""
+        return self.open().headers
+
+    @property
+    def instant(self) -> datetime | None:
+        """The instant that a schedule published it for; None if no schedule did."""
+        told = self.open().headers.get("waypost-instant")
+        return None if told is None else datetime.fromisoformat(told)
+
+    @property
+    def correlation_id(self) -> str | None:
+        """What the publisher relates this message to."""
+        return self.open().correlation_id
+
+    @property
+    def reply_to(self) -> str | None:
+        """Where the publisher wants a reply."""
+        return self.open().reply_to
+
+    @property
+    def trace(self) -> dict[str, str]:
+        """The W3C trace context that travelled with it."""
+        return self.open().trace
+
+
+_UNREAD: Any = object()
+
+
+def _moment(ms: int) -> datetime:
+    return datetime.fromtimestamp(ms / 1000, UTC)
+
+
+class StoredMessage(_Readable[T]):
+    """A message as it lies in the store, for looking at. `stored` has all that the store says of it."""
+
+    __slots__ = ("queue", "stored")
+
+    def __init__(self, queue: str, stored: Stored, as_type: type[T] | None = None) -> None:
+        super().__init__(stored.envelope, as_type)
+        self.queue = queue
+        self.stored = stored
+
+    @property
+    def id(self) -> str:
+        """Its id."""
+        return self.stored.id
+
+    @property
+    def state(self) -> MessageState:
+        """`ready`, `delayed`, `waiting`, `leased`, `dead` or `done`."""
+        return self.stored.state
+
+    @property
+    def key(self) -> str | None:
+        """Its key, if it has one."""
+        return self.stored.key
+
+    @property
+    def group(self) -> str | None:
+        """Its group, if it has one."""
+        return self.stored.group
+
+    @property
+    def priority(self) -> int:
+        """0 to 9; higher goes first."""
+        return self.stored.priority
+
+    @property
+    def deliveries(self) -> int:
+        """How often it was handed out, less what was given back."""
+        return self.stored.deliveries
+
+    @property
+    def attempts(self) -> int:
+        """How often its handler failed."""
+        return self.stored.attempts
+
+    @property
+    def reason(self) -> str | None:
+        """Why it is dead."""
+        return self.stored.reason
+
+    @property
+    def error_type(self) -> str | None:
+        """The class of its last error."""
+        return self.stored.error_type
+
+    @property
+    def error(self) -> str | None:
+        """The text of its last error."""
+        return self.stored.error
+
+    @property
+    def note(self) -> str | None:
+        """What the reason does not say: that `max_deliveries` ended it though its retry policy allowed more."""
+        # A failure that the policy had given up on would have buried it as `retries_exhausted`.
+        if self.stored.reason != "max_deliveries" or self.stored.attempts == 0:
+            return None
+        return (
+            f"max_deliveries ended it after {self.deliveries} deliveries, {self.attempts} of them failures after which "
+            "the retry policy allowed another try: raise max_deliveries, or lower the attempts of the policy"
+        )
+
+    @property
+    def published_at(self) -> datetime:
+        """When the store took it in."""
+        return _moment(self.stored.published_ms)
+
+    @property
+    def ready_at(self) -> datetime:
+        """When it may be claimed, or could have been when it was."""
+        return _moment(self.stored.ready_ms)
+
+    @property
+    def ended_at(self) -> datetime | None:
+        """When it died or finished."""
+        return None if self.stored.ended_ms is None else _moment(self.stored.ended_ms)
+
+    def __repr__(self) -> str:
+        return f"StoredMessage(queue={self.queue!r}, id={self.id!r}, state={self.state!r})"
+
+
+class Message(_Readable[T]):
+    """A message under a lease, as a handler sees it. `done`, `retry`, … decide its outcome; once is enough."""
+
+    __slots__ = (
+        "_result", "_result_ttl_ms", "_then", "cancel_requested", "fenced", "lease", "lease_lost",
+        "lease_seconds", "lease_until", "outcome", "queue", "settle_target", "settled",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        queue: str,
+        lease: Lease,
+        as_type: type[T] | None = None,
+        settle_target: Any = None,
+        lease_seconds: float = 0.0,
+        lease_until: float = float("inf"),
+    ) -> None:
+        # Written out instead of calling the base: this runs for every delivery.
+        self._data = lease.envelope
+        self._as_type = as_type
+        self._envelope = None
+        self._body = _UNREAD
+        self.undecodable = None
+        self.queue = queue
+        #: What the claim handed out: the fence (token and nonce), counts and times.
+        self.lease = lease
+        #: True once the lease was lost, or could not be renewed before its end: another worker may have the message.
+        self.lease_lost = False
+        #: True once the store said so: then a settle could only be refused.
+        self.fenced = False
+        #: How long the lease is, and the moment by `lease_clock` at which it ends unless it is renewed.
+        self.lease_seconds = lease_seconds
+        self.lease_until = lease_until
+        #: True once it is known that somebody asked for this message to be cancelled.
+        self.cancel_requested = False
+        #: What the handler decided by hand: None until it does.
+        self.outcome: Outcome | Literal["done"] | None = None
+        #: What the store made of it, once it is settled.
+        self.settled: SettleStatus | None = None
+        #: The client or worker that claimed it, None in the process of a handler.
+        self.settle_target = settle_target
+        self._then: tuple[Continuation, ...] = ()
+        self._result: bytes | None = None
+        self._result_ttl_ms = 0
+
+    @property
+    def id(self) -> str:
+        """Its id."""
+        return self.lease.id
+
+    @property
+    def token(self) -> int:
+        """The fencing token: it only grows for this message. Show it to other systems so that they can refuse older."""
+        return self.lease.token
+
+    @property
+    def key(self) -> str | None:
+        """Its key, if it has one."""
+        return self.lease.key
+
+    @property
+    def group(self) -> str | None:
+        """Its group, if it has one."""
+        return self.lease.group
+
+    @property
+    def priority(self) -> int:
+        """0 to 9; higher goes first."""
+        return self.lease.priority
+
+    @property
+    def deliveries(self) -> int:
+        """Which delivery this is: 1 for the first, less what was given back."""
+        return self.lease.deliveries
+
+    @property
+    def attempts(self) -> int:
+        """How often a handler failed before."""
+        return self.lease.attempts
+
+    @property
+    def chain_id(self) -> str | None:
+        """The chain that it belongs to: begun by a publish with `chain=True`, gone on with by `then`."""
+        return self.lease.chain
+
+    @property
+    def published_at(self) -> datetime:
+        """When the store took it in."""
+        return _moment(self.lease.published_ms)
+
+    @property
+    def at_most_once(self) -> bool:
+        """Whether it left the store with its claim (`lease=None`): then there is nothing to settle."""
+        return self.lease.lease_end_ms is None
+
+    def __repr__(self) -> str:
+        return f"Message(queue={self.queue!r}, id={self.id!r}, deliveries={self.deliveries})"
+
+    # ---- deciding ----------------------------------------------------------------------------------------
+
+    def _decide(self, outcome: Outcome | Literal["done"]) -> None:
+        if self.outcome is not None or self.settled is not None:
+            raise InvalidInput(f"message {self.id} already has its outcome: {self.outcome or self.settled}")
+        if outcome != "done" and self.at_most_once:
+            raise InvalidInput(
+                f"message {self.id} left the store when it was claimed (lease=None), so it cannot go back or be buried"
+            )
+        self.outcome = outcome
+
+    def done(self) -> None:
+        """It is done. The same as ending without a word."""
+        self._decide("done")
+
+    def retry(self, after: Duration | None = None, reason: str | None = None) -> None:
+        """It failed: try again after so long, or when the retry policy says."""
+        self._decide(Retry(after, reason))
+
+    def snooze(self, after: Duration) -> None:
+        """Not now: come back after so long, at no cost."""
+        self._decide(Snooze(after))
+
+    def dead(self, reason: str = "rejected", error: str | None = None) -> None:
+        """Hopeless: to the dead letters."""
+        self._decide(Dead(reason, error))
+
+    def drop(self) -> None:
+        """Forget it."""
+        self._decide(Drop())
+
+    def then(
+        self,
+        queue: str | Queue[Any],
+        body: object,
+        *,
+        key: str | None = None,
+        delay: Duration | None = None,
+        priority: int = PRIORITY_DEFAULT,
+        group: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        correlation_id: str | None = None,
+        reply_to: str | None = None,
+    ) -> str:
+        """Send a message on when this one is done: decided in the same atomic step, arriving exactly once.
+
+        Returns the id that it will have. Nothing is sent if this message ends in any other way.
+        """
+        self._check_kept("then")
+        # In the process of a handler it is checked when the message comes back from there.
+        name = queue_name(queue) if self.settle_target is None else self.settle_target.context.name_of(queue)
+        if len(self._then) == THEN_MAX:
+            raise InvalidInput(f"at most {THEN_MAX} messages can be sent on by one; publish_many the rest")
+        encoded = codec.encode_body(body, queue_type(queue))
+        head = codec.encode_head(
+            type_name=encoded.type_name,
+            correlation_id=correlation_id if correlation_id is not None else self.correlation_id,
+            reply_to=reply_to,
+            trace=self.trace,
+            headers=check_texts("headers", headers),
+        )
+        next_id = continuation_id(self.id, self.token, len(self._then))
+        next_one = Continuation(
+            next_id,
+            name,
+            codec.make_envelope(next_id, encoded, head),
+            None if key is None else check_text("key", key, KEY_CHARACTERS_MAX),
+            0 if delay is None else check_delay("delay", delay),
+            check_priority(priority),
+            None if group is None else check_text("group", group, GROUP_CHARACTERS_MAX),
+            self.lease.chain,
+        )
+        self._then = (*self._then, next_one)
+        return next_id
+
+    def reschedule(self, delay: Duration) -> str:
+        """This one is done, and the same message comes again after so long, under the same key; returns its new id.
+
+        Decided in the same atomic step as the settle: nothing comes again if this delivery fails or is lost. If
+        somebody published another one under its key meanwhile, that one counts and this does not come again.
+        """
+        self._check_kept("reschedule")
+        delay_ms = check_delay("delay", delay)
+        envelope = self.open()
+        next_id = continuation_id(self.id, self.token, len(self._then))
+        head = codec.encode_head(
+            type_name=envelope.type_name,
+            correlation_id=envelope.correlation_id,
+            reply_to=envelope.reply_to,
+            trace=envelope.trace,
+            headers=envelope.headers,
+        )
+        encoded = codec.Encoded(codec.CONTENT_TYPES.index(envelope.content_type), envelope.data, envelope.type_name)
+        again = Continuation(
+            next_id, self.queue, codec.make_envelope(next_id, encoded, head), self.key, delay_ms,
+            self.priority, self.group, again=True,
+        )  # fmt: skip
+        self._decide("done")
+        self._then = (*self._then, again)
+        return next_id
+
+    def keep_result(self, value: object, ttl: Duration = RESULT_TTL_SECONDS) -> None:
+        """Keep a value as this message's result for so long, once it is done. The last call counts."""
+        self._check_kept("keep_result")
+        self._result = codec.encode_result(value)
+        self._result_ttl_ms = max(1, after_ms(ttl))
+
+    def refuse_result(self, error: Exception, ttl: Duration) -> str:
+        """Keep in place of a result that could not be encoded why there is none; that reason."""
+        refusal = codec.refused_result(error)
+        if self.settled is None and not self.at_most_once:
+            self._result = refusal
+            self._result_ttl_ms = max(1, after_ms(ttl))
+        return codec.refusal_of(refusal) or ""
+
+    def transaction(self, transaction: object = None) -> Any:
+        """A transaction of the store's own database for a `with` or `async with` block, whose end settles this message.
+
+        The block is given a connection of psycopg or sqlite3, or a session if the client has a SQLAlchemy engine. What
+        it writes there and the settle are committed together; if the lease was lost, all is rolled back (`LeaseLost`).
+        A `transaction` of your own is settled in too, and left to you to commit.
+        """
+        if self.settle_target is None:
+            raise InvalidInput("a message has transactions where it was claimed, not in a process of its handler's")
+        return self.settle_target.transaction(self, transaction)
+
+    def _check_kept(self, what: str) -> None:
+        if self.settled is not None:
+            raise InvalidInput(f"{what} belongs to the settle of message {self.id}, which is over: {self.settled}")
+        if self.at_most_once:
+            raise InvalidInput(f"{what} belongs to a settle, and a message claimed with lease=None has none")
+
+    # ---- settling ----------------------------------------------------------------------------------------
+
+    def settlement(self, error: BaseException | None, retry: RetryPolicy, *, stopped: bool = False) -> Settlement:
+        """How this delivery ends, from what was decided by hand, or else from the error that ended the handler.
+
+        With `stopped` the handler ended because its process or task was asked to stop from outside. That says nothing
+        about the message, so it is released: the delivery is given back and no attempt is used.
+        """
+        outcome = self.outcome
+        if outcome is None and stopped:
+            return self._ending("release")
+        if isinstance(error, Outcome):
+            outcome, error = outcome or error, None
+        if outcome is None and error is not None:
+            return self._failed(error, retry)
+        match outcome:
+            case Retry():
+                return self._retried(outcome, retry)
+            case Snooze():
+                return self._ending("snooze", after_ms=outcome.after_ms)
+            case Dead():
+                kind = None if outcome.error is None else error_type(outcome)
+                return self._ending("dead", reason=outcome.reason, error_type=kind, error=outcome.error)
+            case Drop():
+                return self._ending("drop")
+        return Settlement(
+            self.lease.id,
+            self.lease.token,
+            self.lease.nonce,
+            result=self._result,
+            result_ttl_ms=self._result_ttl_ms,
+            then=self._then,
+        )
+
+    def plain_done(self) -> Settlement | None:
+        """The settlement of a delivery that ended without a word and leaves nothing behind: the common case, cheap."""
+        if self.outcome is not None or self._then or self._result is not None or self.lease_lost:
+            return None
+        lease = self.lease
+        return None if lease.lease_end_ms is None else Settlement(lease.id, lease.token, lease.nonce)
+
+    def _ending(self, outcome: Literal["retry", "snooze", "dead", "drop", "release"], **more: Any) -> Settlement:
+        return Settlement(self.lease.id, self.lease.token, self.lease.nonce, outcome, **more)
+
+    def _failed(self, error: BaseException, retry: RetryPolicy) -> Settlement:
+        said = {"error_type": error_type(error), "error": error_text(error)}
+        if error is self.undecodable:
+            # Another try would read the same bytes.
+            return self._ending("dead", reason="undecodable", **said)
+        return self._again(error, retry, None, said)
+
+    def _retried(self, outcome: Retry, retry: RetryPolicy) -> Settlement:
+        said = {} if outcome.reason is None else {"error_type": error_type(outcome), "error": outcome.reason}
+        return self._again(outcome, retry, outcome.after_ms, said)
+
+    def _again(
+        self, error: BaseException, retry: RetryPolicy, wanted_ms: int | None, said: dict[str, str]
+    ) -> Settlement:
+        """Another try if the retry policy allows one, after `wanted_ms` if the handler said so."""
+        try:
+            seconds = retry.delay(self.lease.attempts + 1, error)
+            pause_ms = None if seconds is None else after_ms(seconds)
+        except Exception as failure:
+            return self._policy_failed(failure)
+        if pause_ms is None:
+            return self._ending("dead", reason="retries_exhausted", **said)
+        return self._ending("retry", after_ms=pause_ms if wanted_ms is None else wanted_ms, **said)
+
+    def _policy_failed(self, failure: Exception) -> Settlement:
+        return self._ending(
+            "dead", reason="retry_policy_failed", error_type=error_type(failure), error=error_text(failure)
+        )

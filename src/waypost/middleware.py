@@ -25,9 +25,9 @@ from typing import Any, Literal
 from msgspec import Struct, structs
 
 from waypost.checks import check_items, show
-from waypost.delivery import Message
 from waypost.errors import ConfigurationError
-from waypost.message import Observed, Published
+from waypost.message import Message
+from waypost.values import Observed, Published
 
 OnEvent = Callable[[Observed], object]
 

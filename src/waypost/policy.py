@@ -415,3 +415,8 @@ def check_retry(policy: RetryPolicy) -> RetryPolicy:
     if isinstance(policy, type) or not callable(getattr(policy, "delay", None)):
         raise InvalidPolicy(f"a retry policy is an object with a method delay(attempt, error), not {show(policy)}")
     return policy
+
+
+def check_priority(priority: int) -> int:
+    """Return a priority unchanged, or raise `InvalidInput`."""
+    return check_count("priority", priority, PRIORITY_MIN, PRIORITY_MAX)

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from waypost import codec
 from waypost.errors import ConfigurationError
-from waypost.message import Settlement
+from waypost.values import Settlement
 
 log = logging.getLogger("waypost")
 

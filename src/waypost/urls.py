@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 from urllib.parse import quote, unquote
 
 from waypost.errors import InvalidUrl
-from waypost.printable import printable
+from waypost.formatting import printable
 
 HIDDEN: Final = "…"
 #: No scheme of ours is longer; a longer one is a mistake, and may be anything.

@@ -10,13 +10,13 @@ from hypothesis.stateful import run_state_machine_as_test
 from msgspec import structs
 
 from waypost.identity import Operation
-from waypost.message import Claimed, Fired, Published, Settlement, SettleStatus
 from waypost.store.memory import MemoryStore
 from waypost.store.memory.book import Record
 from waypost.store.memory.queue import QueueModel
 from waypost.store.port import Call, Draft, FireStep, Hold, Store, Woken
 from waypost.testing.clock import ManualClock
 from waypost.testing.machine import machine_for
+from waypost.values import Claimed, Fired, Published, Settlement, SettleStatus
 
 SEARCH = settings(
     max_examples=3_000,  # it ends with the first that fails

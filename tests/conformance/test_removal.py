@@ -11,9 +11,9 @@ import pytest
 from tests.conformance.conftest import tables
 from tests.unit.clients import MODES, open_client
 from waypost import QueueNotEmpty
-from waypost.message import StoredSchedule
 from waypost.testing.bench import Bench, StoreMaker, fresh_namespace
 from waypost.testing.clock import ManualClock
+from waypost.values import StoredSchedule
 
 #: The tables of the SQL stores in which something of a removed queue may be left, until it runs out.
 RUNS_OUT = {"operation", "arrival", "session", "replay"}

@@ -38,11 +38,11 @@ from tests.outbox.transaction_kinds import WAYS
 from tests.schedule.oracle import utc
 from tests.schedule.test_daylight_saving import PATTERNS, differences, zones_alike
 from waypost import AsyncWaypost, Message, Waypost
-from waypost.message import Ledger
 from waypost.store.postgres import migrate
 from waypost.testing.bench import fresh_namespace
 from waypost.testing.postgres import PostgresServer
 from waypost.testing.servers import EmbeddedServer, ValkeyServer
+from waypost.values import Ledger
 
 POISON_DELIVERIES = 3
 LEASE_SECONDS = 0.05

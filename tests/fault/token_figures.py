@@ -29,11 +29,11 @@ from tests.fault.wake_figures import Reading
 from waypost import Waypost
 from waypost.errors import WaypostError
 from waypost.identity import Session
-from waypost.message import Event, Settlement
 from waypost.store.opening import open_store
 from waypost.store.postgres import migrate
 from waypost.testing.clock import ClockTime
 from waypost.testing.postgres import PostgresServer
+from waypost.values import Event, Settlement
 
 ROOT = Path(__file__).parents[2]
 PROCESSES = 3

@@ -10,12 +10,12 @@ import pytest
 
 from tests.postgres.test_sets import ask
 from waypost.errors import MessageIdTaken
-from waypost.message import Lease, OutcomeName, Published, Watched, chain_id
 from waypost.store.port import Call
 from waypost.store.postgres import PostgresStore, migrate
 from waypost.testing.bench import Bench, fresh_namespace
 from waypost.testing.clock import ManualClock
 from waypost.testing.postgres import PostgresServer
+from waypost.values import Lease, OutcomeName, Published, Watched, chain_id
 
 SideBySide = Callable[[list[Callable[[], object]]], list[object]]
 Database = psycopg.Connection[Any]

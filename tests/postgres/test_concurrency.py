@@ -13,11 +13,11 @@ import psycopg
 import pytest
 
 from waypost.errors import QueueFull
-from waypost.message import Published
 from waypost.store.postgres import PostgresStore
 from waypost.store.postgres.statement import PostgresCall
 from waypost.testing.bench import QUEUE, Bench
 from waypost.testing.postgres import PostgresServer
+from waypost.values import Published
 
 SideBySide = Callable[[list[Callable[[], object]]], list[object]]
 

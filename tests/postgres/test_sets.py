@@ -10,10 +10,10 @@ import psycopg
 import pytest
 from psycopg.pq import ExecStatus
 
-from waypost.message import OutcomeName
 from waypost.store.port import Call, Hold
 from waypost.store.postgres.statement import PostgresCall
 from waypost.testing.bench import Bench
+from waypost.values import OutcomeName
 
 SideBySide = Callable[[list[Callable[[], object]]], list[object]]
 Database = psycopg.Connection[Any]

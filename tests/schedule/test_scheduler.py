@@ -14,10 +14,9 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from waypost.codec import encode_body, make_envelope
-from waypost.delivery import StoredMessage
 from waypost.errors import StoreUnavailable
 from waypost.identity import Session
-from waypost.message import Observed, StoredSchedule
+from waypost.message import StoredMessage
 from waypost.operations import schedules as operations
 from waypost.operations.flow import ClientContext, Together, drive
 from waypost.policy import CatchUp, Missed
@@ -28,6 +27,7 @@ from waypost.schedule.scheduler import LOOK_SECONDS, Scheduler, Tick
 from waypost.store.memory import MemoryStore
 from waypost.store.port import Draft, Executor, Store
 from waypost.testing.clock import START_MS, ClockTime, ManualClock
+from waypost.values import Observed, StoredSchedule
 
 QUEUE = "reports"
 

@@ -12,9 +12,9 @@ import pytest
 from waypost import Waypost
 from waypost.codec import encode_body, make_envelope
 from waypost.identity import Session
-from waypost.message import ScheduleList, StoredSchedule
 from waypost.store.port import Draft, FireStep
 from waypost.testing.clock import ClockTime
+from waypost.values import ScheduleList, StoredSchedule
 
 THREADS, ROUNDS, QUEUE = 6, 8, "ticks"
 

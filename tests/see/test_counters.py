@@ -11,13 +11,13 @@ from prometheus_client import CollectorRegistry, Counter, generate_latest
 from tests.see.service import Figures, figures, until, value
 from waypost import Middleware, Observed, Retry, Waypost
 from waypost.errors import ConfigurationError, QueueFull
-from waypost.message import Health, QueueHealth
 from waypost.see import Prometheus
 from waypost.see.counters import OTHERS, SETTLED, Counters, Spread
 from waypost.see.prometheus import Watched
 from waypost.see.store_reader import StoreReader
 from waypost.store.memory import MemoryStore
 from waypost.testing.clock import ManualClock
+from waypost.values import Health, QueueHealth
 
 pytestmark = pytest.mark.promise("SEE-2")
 

@@ -11,12 +11,12 @@ from typing import Any
 
 from tests.spark.shop import Shop
 from waypost.identity import Session
-from waypost.message import Settlement
 from waypost.spark.pipeline import Pipeline
 from waypost.spark.tables import BRONZE_JOURNAL, GOLD, GOLD_MINUTES, SILVER_DELIVERIES, SILVER_MESSAGES
 from waypost.store.bulk.tables import Table
 from waypost.store.port import Target
 from waypost.testing.clock import ClockTime
+from waypost.values import Settlement
 
 
 def live(shop: Shop, count: int, queue: str = "orders") -> None:

@@ -9,12 +9,12 @@ import pyarrow as pa
 
 from waypost import Waypost
 from waypost.identity import Session
-from waypost.message import Event, MessageState, Settlement, Stored
 from waypost.spark.bulk import Bulk, open_bulk
 from waypost.spark.credentials import Place
 from waypost.store.bulk.columns import events_batch, stored_batch
 from waypost.store.bulk.tables import JOURNAL, MESSAGES
 from waypost.testing.clock import ClockTime
+from waypost.values import Event, MessageState, Settlement, Stored
 
 
 class Shop:

@@ -16,13 +16,13 @@ from waypost import Constant, Dead, NoRetry, Snooze
 from waypost.codec import encode_body, encode_head, make_envelope, open_envelope
 from waypost.errors import ConfigurationError, InvalidInput
 from waypost.identity import Session, continuation_id
-from waypost.message import Continuation, Settlement
 from waypost.spark import Batch, Consumed
 from waypost.spark.claiming import Claim, leases_of, operation_of
 from waypost.spark.consuming import _Consumer
 from waypost.spark.credentials import Place
 from waypost.store.port import Draft
 from waypost.testing.clock import ClockTime
+from waypost.values import Continuation, Settlement
 
 pytestmark = pytest.mark.xdist_group("spark")
 

@@ -8,10 +8,10 @@ from typing import Any, TypeVar
 
 from waypost.errors import WaypostError
 from waypost.identity import Operation, continuation_id
-from waypost.message import Continuation, Lease, OutcomeName, Settlement
 from waypost.store.memory import MemoryStore
 from waypost.store.port import Call, Draft, Executor, Hold, Store, Target
 from waypost.testing.clock import ManualClock
+from waypost.values import Continuation, Lease, OutcomeName, Settlement
 
 T = TypeVar("T")
 

@@ -383,7 +383,7 @@ def test_a_message_that_fails_sends_nothing_on(post: Any) -> None:
 
 
 def test_what_is_sent_on_is_checked_and_bounded(post: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("waypost.delivery.THEN_MAX", 1)
+    monkeypatch.setattr("waypost.message.THEN_MAX", 1)
     post.publish("orders", 1)
     with post.receive("orders") as message:
         with pytest.raises(errors.InvalidName):

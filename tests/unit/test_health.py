@@ -10,7 +10,6 @@ import pytest
 
 from waypost import NoRetry, Waypost
 from waypost.errors import ConfigurationError, ForeignData
-from waypost.message import Health, WorkerState
 from waypost.policy import (
     HEALTH_WINDOW_SECONDS,
     HEARTBEAT_SECONDS,
@@ -20,6 +19,7 @@ from waypost.policy import (
 )
 from waypost.store.port import Heartbeat, ServedQueue
 from waypost.store.register import fitting, pack, registered
+from waypost.values import Health, WorkerState
 from waypost.worker.handler import Handler
 from waypost.worker.health import Liveness, Served, check_window, judge
 from waypost.worker.registering import interval

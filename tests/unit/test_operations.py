@@ -13,13 +13,13 @@ import pytest
 from tests.unit.clients import Fault, ShakyExecutor, ShakyStore
 from waypost import Message, NoRetry, codec, errors
 from waypost.identity import Session
-from waypost.message import Claimed, Continuation
-from waypost.operations import publish, receive, run
+from waypost.operations import manage, publish, receive
 from waypost.operations.flow import ClientContext, Flow, ReplayWindows, Sleep, Together, drive, drive_async
-from waypost.operations.forward import deliver_outgoing
+from waypost.operations.outgoing import deliver_outgoing
 from waypost.policy import BACKOFF_FIRST_SECONDS, BACKOFF_MAX_SECONDS, POLL_FIRST_SECONDS, REPLAY_MAX
 from waypost.store.port import Call, Draft, Woken
 from waypost.testing.clock import ClockTime
+from waypost.values import Claimed, Continuation
 
 T = TypeVar("T")
 
@@ -234,7 +234,7 @@ def test_a_publish_tells_whom_to_wake() -> None:
 def test_a_blocked_publisher_finds_the_room_that_a_settle_makes() -> None:
     store = ShakyStore()
     desk = Desk(store)
-    desk.play(run.configure(desk.context, "orders", {"max_pending": 4, "overload": "block"}))
+    desk.play(manage.configure(desk.context, "orders", {"max_pending": 4, "overload": "block"}))
     options = publish.PublishOptions(timeout=10)
 
     def work() -> None:
@@ -396,7 +396,7 @@ def test_a_claim_that_reports_leftovers_sends_them() -> None:
     [(None, 512, 0), ("100/s", 10, 0.1), ("60/m", 1, 1.0), ("1000000/s", 512, 512 / 1_000_000), ("1/h", 1, 3600)],
 )
 def test_a_rate_becomes_small_steps(rate: str | None, size: int, seconds: float) -> None:
-    pace = run._pace(rate)
+    pace = manage._pace(rate)
     assert pace[0] == size
     assert pace[1] == pytest.approx(seconds)
 
@@ -407,9 +407,9 @@ def test_a_redrive_pauses_between_its_steps() -> None:
     drafts = [Draft(id, b"") for id in desk.context.session.message_ids(25)]
     operation = desk.context.replay_windows.begin("orders")
     desk.run(store.publish("orders", drafts, operation))
-    desk.play(run.configure(desk.context, "orders", {"lease": None}))
+    desk.play(manage.configure(desk.context, "orders", {"lease": None}))
     bury_all(store)
-    redriven = desk.play(run.redrive(desk.context, "orders", ids=(), reason=None, limit=None, rate="100/s"))
+    redriven = desk.play(manage.redrive(desk.context, "orders", ids=(), reason=None, limit=None, rate="100/s"))
     assert (len(redriven.moved), redriven.more) == (25, False)
     assert desk.slept == pytest.approx([0.1, 0.1])
 
@@ -429,5 +429,5 @@ def test_a_redrive_stops_where_all_that_is_left_stays_dead() -> None:
     bury_all(store)
     store.inner._queues["orders"].keys.clear()
     desk.run(store.publish("orders", [Draft(second, b"", "k")], desk.context.replay_windows.begin("orders")))
-    redriven = desk.play(run.redrive(desk.context, "orders", ids=[first], reason=None, limit=None, rate=None))
+    redriven = desk.play(manage.redrive(desk.context, "orders", ids=[first], reason=None, limit=None, rate=None))
     assert (redriven.moved, redriven.duplicates) == ([], [first])

@@ -10,11 +10,11 @@ from typing import cast
 import pytest
 
 from tests.unit.clients import MODES, open_client
-from waypost.message import Observed
 from waypost.store.port import Store
 from waypost.store.sqlite import SqliteStore
 from waypost.testing.bench import Bench
 from waypost.testing.conformance.damage import check
+from waypost.values import Observed
 
 pytestmark = pytest.mark.promise("SEE-5", "STORE-3")
 

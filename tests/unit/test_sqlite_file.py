@@ -23,13 +23,13 @@ from waypost.errors import (
     StoreUnavailable,
 )
 from waypost.identity import Session
-from waypost.message import Settlement
 from waypost.store.port import Draft, Store
 from waypost.store.sqlite import SqliteStore
 from waypost.store.sqlite.connection import check_library
 from waypost.store.sqlite.executor import SqliteExecutor
 from waypost.store.sqlite.schema import ADDED, TABLES, Spelling, prefix_of
 from waypost.testing.clock import ClockTime
+from waypost.values import Settlement
 
 
 @pytest.fixture

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from tests.unit.sqlite_program import Pair
-from waypost.message import Settlement
 from waypost.policy import BURY_MAX, PROMOTE_MAX, RECLAIM_MAX
 from waypost.store.port import Draft
 from waypost.store.sqlite import SqliteStore
+from waypost.values import Settlement
 
 
 @pytest.fixture

@@ -17,18 +17,18 @@ import pytest
 
 from waypost.errors import OperationTooOld, QueueFull, StoreFailed, StoreUnavailable
 from waypost.identity import Session
-from waypost.message import Settlement
 from waypost.policy import REPLAY_MAX
 from waypost.store.port import Call, Draft
 from waypost.store.sqlite import SqliteStore
 from waypost.store.sqlite import executor as executors
 from waypost.store.sqlite.step import SqliteCall, Step
 from waypost.testing.clock import ClockTime
+from waypost.values import Settlement
 
 PRELUDE = """
 import os, sys
 from waypost.identity import Session
-from waypost.message import Settlement
+from waypost.values import Settlement
 from waypost.store.port import Draft
 from waypost.store.sqlite import SqliteStore
 from waypost.testing.clock import ClockTime

@@ -12,7 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from waypost.errors import InvalidUrl
-from waypost.printable import printable
+from waypost.formatting import printable
 from waypost.urls import HIDDEN, check_percent, check_url, holds_secret, read_url, redact_text, redact_url
 
 pytestmark = pytest.mark.promise("SEE-6")

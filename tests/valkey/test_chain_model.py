@@ -10,10 +10,10 @@ import pytest
 from msgspec import structs
 
 from tests.valkey.rig import Inside
-from waypost.message import ChainState, Lease, chain_id
 from waypost.store.memory import MemoryStore
 from waypost.store.port import Store
 from waypost.testing.bench import QUEUE, Bench
+from waypost.values import ChainState, Lease, chain_id
 
 T = TypeVar("T")
 INVOICES = "invoices"

@@ -14,7 +14,6 @@ import pytest
 from tests.unit.clients import MODES, open_client
 from tests.valkey.rig import Inside
 from waypost.errors import ForeignData
-from waypost.message import Continuation, Lease, Notice, Watched, chain_id
 from waypost.policy import (
     ARRIVAL_TTL_MS,
     BLOCKER_CHECK_MS,
@@ -29,6 +28,7 @@ from waypost.store.valkey import ValkeyStore
 from waypost.testing.bench import QUEUE, Bench, Mode, fresh_namespace
 from waypost.testing.servers import ValkeyServer
 from waypost.testing.setups import ClusterSetup
+from waypost.values import Continuation, Lease, Notice, Watched, chain_id
 
 T = TypeVar("T")
 INVOICES = "invoices"

@@ -18,7 +18,6 @@ from tests.conformance.test_state_machine import REACHED, USUAL
 from tests.unit.clients import MODES, open_client
 from waypost import AsyncWaypost, Waypost
 from waypost.errors import ConfigurationError, InvalidUrl, StoreUnavailable, UnusableClient
-from waypost.message import Notice, chain_id
 from waypost.store.port import Call, Executor, Store
 from waypost.store.valkey import ValkeyStore
 from waypost.store.valkey.cluster import ClusterSource
@@ -29,6 +28,7 @@ from waypost.testing.clock import ManualClock
 from waypost.testing.machine import machine_for
 from waypost.testing.servers import ValkeyServer
 from waypost.testing.setups import ClusterSetup, client_of
+from waypost.values import Notice, chain_id
 
 T = TypeVar("T")
 SECRET = "canary-hunter2"

@@ -10,8 +10,8 @@ import pytest
 from tests.valkey.rig import Inside
 from tests.valkey.test_foreign_data import BEFORE, CASES, VERBS, Scene
 from waypost.errors import StoreFailed
-from waypost.message import Damage
 from waypost.testing.bench import QUEUE, Bench
+from waypost.values import Damage
 
 pytestmark = pytest.mark.promise("STORE-1", "SEE-5")
 

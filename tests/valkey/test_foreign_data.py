@@ -10,10 +10,10 @@ import pytest
 from tests.valkey.rig import Inside
 from waypost.errors import ForeignData, SchemaTooNew
 from waypost.identity import continuation_id
-from waypost.message import Continuation, Lease, Notice, NoticeKind, StoredSchedule, chain_id
 from waypost.store.port import Call, FireStep
 from waypost.store.valkey.scripts import KEY_NAMES
 from waypost.testing.bench import QUEUE, Bench
+from waypost.values import Continuation, Lease, Notice, NoticeKind, StoredSchedule, chain_id
 
 pytestmark = pytest.mark.promise("STORE-1")
 

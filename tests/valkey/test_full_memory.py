@@ -13,12 +13,12 @@ import redis
 
 from tests.valkey.rig import Inside
 from waypost.errors import MissingExtra, StoreFull
-from waypost.message import Watched, chain_id
 from waypost.policy import CHUNK_MESSAGES_MAX
 from waypost.store.port import Store
 from waypost.store.valkey import ValkeyStore
 from waypost.testing.bench import QUEUE, Bench
 from waypost.testing.servers import EmbeddedServer, RedisServer, ValkeyServer
+from waypost.values import Watched, chain_id
 
 pytestmark = pytest.mark.promise("STORE-1")
 

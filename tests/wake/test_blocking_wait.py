@@ -11,10 +11,10 @@ import pytest
 from tests.wake.conftest import until
 from tests.worker.harness import Harness
 from waypost import Waypost
-from waypost.message import Claimed, Observed
 from waypost.operations import receive
 from waypost.testing.servers import EmbeddedServer, RedisServer
 from waypost.testing.setups import client_of
+from waypost.values import Claimed, Observed
 from waypost.wake.wakeups import BLOCKING_WAITS_MAX, Wakeups
 
 

@@ -19,9 +19,9 @@ from tests.unit.clients import begin_operation
 from tests.wake.conftest import until
 from tests.worker.harness import Harness
 from waypost import AsyncWaypost, ChainFailed, MessageDead, MessageRemoved, Retry, Waypost
-from waypost.message import Claimed, Observed, Published
 from waypost.operations import receive, wait
 from waypost.testing.servers import ValkeyServer
+from waypost.values import Claimed, Observed, Published
 
 STORES = ("memory", "sqlite", "valkey", "postgres")
 LONG_SECONDS = 600.0

@@ -13,10 +13,10 @@ import pytest
 from tests.unit.clients import begin_operation
 from tests.worker.harness import Harness, until
 from waypost import Waypost, lease_clock
-from waypost.message import Claimed, Observed, PolledQueue
 from waypost.operations import receive
 from waypost.operations.receive import Nap, safety_poll_seconds
 from waypost.store.port import BlockingWaits, Executor, Idle
+from waypost.values import Claimed, Observed, PolledQueue
 from waypost.wake.port import Hear, Listening, State, Topic
 from waypost.wake.wakeups import BLOCKING_WAITS_MAX, NO_WAKEUPS, Wakeups
 from waypost.worker import waiting

@@ -13,7 +13,7 @@ import pytest
 
 from tests.worker.harness import Harness, until
 from waypost import Message, StoreUnavailable, Waypost, lease_clock
-from waypost.message import Claimed
+from waypost.values import Claimed
 from waypost.worker.consumer import Consumer
 from waypost.worker.renewing import Renewer
 

@@ -15,7 +15,7 @@ from waypost.cli.options import add_command, count_from, open_post
 from waypost.cli.output import quiet_log, say, write, write_json
 from waypost.cli.progress import Progress
 from waypost.client import Waypost
-from waypost.delivery import Message
+from waypost.message import Message
 
 QUEUE = "waypost-bench"
 #: Publishes that are waited for one after the other, to see how long each takes.

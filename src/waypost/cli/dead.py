@@ -14,7 +14,7 @@ from waypost.cli.options import add_command, count_from, open_post
 from waypost.cli.output import message_json, table, time_of, write, write_json
 from waypost.cli.progress import Progress
 from waypost.formatting import format_count
-from waypost.message import Observed
+from waypost.values import Observed
 
 
 def add(commands: Any) -> None:

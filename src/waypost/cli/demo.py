@@ -16,7 +16,7 @@ from waypost.cli.options import add_command
 if TYPE_CHECKING:
     from waypost.cli.telling import Company, Teller
     from waypost.client import Waypost
-    from waypost.message import Ledger
+    from waypost.values import Ledger
 
 ORDER_COUNT = 240
 #: The worker is killed when this many are done: in the middle.

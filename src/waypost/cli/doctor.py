@@ -14,8 +14,8 @@ from waypost.cli.options import add_command, open_post
 from waypost.cli.output import coloured, quiet_log, width, write, write_json
 from waypost.client import Waypost
 from waypost.errors import AccessDenied, WaypostError
-from waypost.message import RegisteredWorker
 from waypost.store.checkup import Finding, wrong
+from waypost.values import RegisteredWorker
 
 MARKS = {"ok": ("ok   ", "green"), "note": ("note ", "yellow"), "wrong": ("WRONG", "red")}
 

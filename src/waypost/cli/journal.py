@@ -12,8 +12,8 @@ from waypost.cli.looking import tell_events, told
 from waypost.cli.options import add_command, count_from, open_post
 from waypost.cli.output import cut, event_json, time_of, width, write, write_json
 from waypost.client import Waypost
-from waypost.message import Event
 from waypost.policy import PAGE_MAX
+from waypost.values import Event
 
 #: How often it looks for more.
 LOOK_SECONDS = 1.0

@@ -24,10 +24,10 @@ from waypost.cli.output import (
     write_json,
 )
 from waypost.client import Waypost
-from waypost.delivery import StoredMessage
 from waypost.formatting import format_age, format_count
-from waypost.message import REDELIVERY_CAUSES, Event, Ledger, MessageState, Stats
+from waypost.message import StoredMessage
 from waypost.policy import MINUTES_KEPT
+from waypost.values import REDELIVERY_CAUSES, Event, Ledger, MessageState, Stats
 
 STATES: tuple[MessageState, ...] = ("ready", "delayed", "waiting", "leased", "dead", "done")
 

@@ -18,11 +18,11 @@ from typing import Any
 
 import msgspec
 
-from waypost.delivery import StoredMessage
 from waypost.errors import Undecodable
-from waypost.message import Event
-from waypost.printable import printable
+from waypost.formatting import printable
+from waypost.message import StoredMessage
 from waypost.urls import redact_text
+from waypost.values import Event
 
 WIDTH = 80
 #: Nothing is cut shorter than this.

@@ -20,9 +20,9 @@ from waypost.client import Waypost
 from waypost.client.base import PublishManyKeywords
 from waypost.errors import PartialPublish, WaypostError
 from waypost.formatting import format_count
-from waypost.message import Published
 from waypost.operations.publish import CONTENT
 from waypost.policy import BODY_BYTES_MAX
+from waypost.values import Published
 
 #: Lines that go out together: enough for the store to be busy, few enough that progress is seen.
 LINES_AT_ONCE = 2_000

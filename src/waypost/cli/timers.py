@@ -11,8 +11,8 @@ from waypost.cli.ending import FOUND, USAGE, Trouble
 from waypost.cli.options import add_command, count_from, moment, open_post, seconds
 from waypost.cli.output import body_text, message_json, table, time_of, write, write_json
 from waypost.cli.running import CANCELLED
-from waypost.delivery import StoredMessage
 from waypost.formatting import format_age, format_count
+from waypost.message import StoredMessage
 from waypost.policy import KEY_CHARACTERS_MAX
 
 

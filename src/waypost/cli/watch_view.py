@@ -18,7 +18,7 @@ from waypost.cli.output import without_secrets
 from waypost.cli.watching import HEADERS, TICK_SECONDS, Line, Watcher, cells, totals
 from waypost.client import Waypost
 from waypost.errors import WaypostError
-from waypost.printable import printable
+from waypost.formatting import printable
 
 #: The columns of figures, each with a space before it; together with a short name they fit 80 columns.
 WIDTHS = {

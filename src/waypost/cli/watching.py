@@ -14,7 +14,7 @@ from typing import Any
 
 from waypost.client import Waypost
 from waypost.formatting import format_count
-from waypost.message import RegisteredWorker, Stats
+from waypost.values import RegisteredWorker, Stats
 
 #: How often the view is refreshed.
 TICK_SECONDS = 1.0

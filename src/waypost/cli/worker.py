@@ -24,8 +24,8 @@ from waypost.cli.output import log_to_stderr, say, write_json
 from waypost.client import AsyncWaypost, Waypost
 from waypost.client.base import BaseClient
 from waypost.errors import ConfigurationError
-from waypost.message import Drained
 from waypost.policy import HEALTH_WINDOW_SECONDS
+from waypost.values import Drained
 from waypost.worker.signals import NAMES
 
 if TYPE_CHECKING:

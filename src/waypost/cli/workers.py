@@ -9,7 +9,7 @@ from typing import Any
 from waypost.cli.ending import FOUND
 from waypost.cli.options import add_command, open_post
 from waypost.cli.output import width, write, write_json
-from waypost.message import RegisteredWorker
+from waypost.values import RegisteredWorker
 
 
 def add(commands: Any) -> None:

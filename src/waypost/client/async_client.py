@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, Unpack, cast, overload
 from weakref import WeakKeyDictionary
 
-from waypost.checks import SECONDS_MAX, check_seconds
+from waypost.checks import SECONDS_MAX, check_id, check_seconds
 from waypost.client.base import (
     DEFAULT_RETRY,
     BaseClient,
@@ -22,9 +22,15 @@ from waypost.client.base import (
 )
 from waypost.client.schedule_methods import AwaitedSchedules
 from waypost.client.sync_client import Waypost
-from waypost.delivery import Duration, Message, Queue, Retry, StoredMessage, queue_name, queue_type
 from waypost.errors import UnusableClient
-from waypost.message import (
+from waypost.message import Duration, Message, Queue, Retry, StoredMessage, queue_name, queue_type
+from waypost.middleware import Outgoing
+from waypost.operations import manage, publish, publish_middleware, receive, wait
+from waypost.operations.flow import Flow, drive_async
+from waypost.operations.publish import PublishOptions, checked, taken
+from waypost.operations.settle_target import SettleTarget
+from waypost.policy import HEALTH_WINDOW_SECONDS, PAGE_MAX, Policy, RetryPolicy
+from waypost.values import (
     CancelStatus,
     Checked,
     Drained,
@@ -39,12 +45,6 @@ from waypost.message import (
     RegisteredWorker,
     Stats,
 )
-from waypost.middleware import Outgoing
-from waypost.operations import around, publish, receive, run, wait
-from waypost.operations.flow import Flow, drive_async
-from waypost.operations.publish import PublishOptions, checked, taken
-from waypost.operations.settle_target import SettleTarget
-from waypost.policy import HEALTH_WINDOW_SECONDS, PAGE_MAX, Policy, RetryPolicy
 
 if TYPE_CHECKING:
     import asyncio
@@ -95,7 +95,7 @@ class AsyncReception(Generic[T]):
         self._client._blocks.discard(message)
         try:
             return await self._client._run(
-                around.finish(self._client._context, message, error, self._retry, stopped=is_stop(error))
+                publish_middleware.finish(self._client._context, message, error, self._retry, stopped=is_stop(error))
             )
         finally:
             self._client._gate.received(-1)
@@ -130,7 +130,7 @@ class AsyncConsumed(Message[T]):
         self._client._blocks.discard(self)
         try:
             return await self._client._run(
-                around.finish(self._client._context, self, error, self._retry, stopped=is_stop(error))
+                publish_middleware.finish(self._client._context, self, error, self._retry, stopped=is_stop(error))
             )
         finally:
             self._client._gate.received(-1)
@@ -334,7 +334,7 @@ class AsyncWaypost(BaseClient, AwaitedSchedules):
         return (await self._run(self._extend_flow(message)))[0]
 
     async def cancel(self, queue: QueueName, *, id: str | None = None, key: str | None = None) -> CancelStatus:
-        return await self._run(run.cancel(self._context, self._name(queue), id=id, key=key))
+        return await self._run(manage.cancel(self._context, self._name(queue), id=id, key=key))
 
     async def result(self, queue: QueueName, id: str, default: Any = None, *, as_type: type[Any] | None = None) -> Any:
         return self._result_value(await self._call(self._result_call(queue, id, as_type)), default, as_type)
@@ -420,7 +420,7 @@ class AsyncWaypost(BaseClient, AwaitedSchedules):
         return (await self._call(self._stats_call(queue))).ledger
 
     async def history(self, queue: QueueName, message_id: str) -> list[Event]:
-        return await self._run(run.history(self._context, queue_name(queue), run.check_id(message_id)))
+        return await self._run(manage.history(self._context, queue_name(queue), check_id(message_id)))
 
     async def queues(self) -> list[str]:
         return await self._call(self._store.queues())
@@ -431,16 +431,16 @@ class AsyncWaypost(BaseClient, AwaitedSchedules):
     # ---- running a queue ---------------------------------------------------------------------------------
 
     async def configure(self, queue: QueueName, **settings: Any) -> Policy:
-        return await self._run(run.configure(self._context, self._name(queue), settings))
+        return await self._run(manage.configure(self._context, self._name(queue), settings))
 
     async def policy(self, queue: QueueName) -> Policy:
         return await self._call(self._store.policy(queue_name(queue)))
 
     async def pause(self, queue: QueueName) -> bool:
-        return await self._run(run.pause(self._context, self._name(queue)))
+        return await self._run(manage.pause(self._context, self._name(queue)))
 
     async def resume(self, queue: QueueName) -> bool:
-        return await self._run(run.resume(self._context, self._name(queue)))
+        return await self._run(manage.resume(self._context, self._name(queue)))
 
     async def redrive(
         self,
@@ -458,7 +458,7 @@ class AsyncWaypost(BaseClient, AwaitedSchedules):
         return await self._run(self._purge_flow(queue, state))
 
     async def remove_queue(self, queue: QueueName) -> bool:
-        return await self._run(run.remove_queue(self._context, queue_name(queue)))
+        return await self._run(manage.remove_queue(self._context, queue_name(queue)))
 
     async def check(
         self, queue: QueueName, *, mend: bool = False, progress: Callable[[int], object] | None = None

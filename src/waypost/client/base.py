@@ -15,15 +15,18 @@ from weakref import WeakSet
 
 from waypost import codec
 from waypost.checks import (
+    PURGED_STATES,
     check_choice,
     check_count,
     check_flag,
     check_function,
+    check_id,
     check_items,
     check_moment,
     check_namespace,
     check_options,
     check_seconds,
+    check_state,
     check_text,
     show,
 )
@@ -31,15 +34,14 @@ from waypost.client.blocks import Blocks
 from waypost.client.gate import Gate
 from waypost.client.registry import Registry
 from waypost.client.schedule_methods import ScheduleMethods
-from waypost.delivery import Duration, Message, Queue, StoredMessage, queue_name, queue_type
 from waypost.errors import ConfigurationError, ForkedClient, InvalidInput, InvalidName, QueueDrained
 from waypost.identity import Session
-from waypost.message import Checked, Drained, ExtendStatus, JournalPage, MessageState, Published, Redriven, Stats
+from waypost.message import Duration, Message, Queue, StoredMessage, queue_name, queue_type
 from waypost.middleware import Middleware, Outgoing, observed_by, published_through
-from waypost.operations import receive, run
-from waypost.operations.around import Around
+from waypost.operations import manage, receive
 from waypost.operations.flow import ClientContext, Flow, OnEvent
 from waypost.operations.publish import OPTIONS, Group, Key, ManyKey, PublishOptions
+from waypost.operations.publish_middleware import Around
 from waypost.policy import (
     CHUNK_MESSAGES_MAX,
     KEY_CHARACTERS_MAX,
@@ -58,6 +60,7 @@ from waypost.policy import (
     check_retry,
 )
 from waypost.store.opening import StoreOptions, open_store, store_from_client
+from waypost.values import Checked, Drained, ExtendStatus, JournalPage, MessageState, Published, Redriven, Stats
 from waypost.wake.opening import open_wakeups
 from waypost.wake.wakeups import Wakeups
 from waypost.worker.handler import CONCURRENCY, MAX_RUN_SECONDS, Handler, OnLeaseLost
@@ -357,7 +360,7 @@ class BaseClient(ScheduleMethods):
 
         def prepare(context: ClientContext) -> Flow[None]:
             yield from self._save_declared(context, [handler.queue for handler in handlers])
-            yield from run.warn_of_cut_retries(context, _attempts_chosen(handlers))
+            yield from manage.warn_of_cut_retries(context, _attempts_chosen(handlers))
 
         relays = [self._relays[handler.queue] for handler in handlers if handler.queue in self._relays]
 
@@ -450,9 +453,9 @@ class BaseClient(ScheduleMethods):
         limit: int | None,
         rate: str | None,
     ) -> Flow[Redriven]:
-        chosen = [] if ids is None else [run.check_id(one) for one in check_items("ids", ids)]
+        chosen = [] if ids is None else [check_id(one) for one in check_items("ids", ids)]
         if id is not None:
-            chosen.append(run.check_id(id))
+            chosen.append(check_id(id))
         elif ids is not None and not chosen:
             # An empty selection is nothing, not everything.
             return _redriven_nothing()
@@ -460,7 +463,7 @@ class BaseClient(ScheduleMethods):
             check_count("limit", limit, 1, 2**40)
         if reason is not None:
             check_text("reason", reason, REASON_CHARACTERS_MAX)
-        return run.redrive(self._context, self._name(queue), ids=chosen, reason=reason, limit=limit, rate=rate)
+        return manage.redrive(self._context, self._name(queue), ids=chosen, reason=reason, limit=limit, rate=rate)
 
     def _many_options(self, options: PublishManyKeywords) -> PublishOptions:
         check_options("publish_many", options, OPTIONS)
@@ -471,7 +474,7 @@ class BaseClient(ScheduleMethods):
 
     def _result_call(self, queue: QueueName, id: str, as_type: Any) -> Call[bytes | None]:
         codec.check_type("as_type", as_type)
-        return self._store.result(queue_name(queue), run.check_id(id))
+        return self._store.result(queue_name(queue), check_id(id))
 
     def _result_value(self, data: bytes | None, default: D, as_type: type[Any] | None) -> Any | D:
         return default if data is None else codec.decode_result(data, as_type)
@@ -479,14 +482,14 @@ class BaseClient(ScheduleMethods):
     def _check_flow(self, queue: QueueName, mend: bool, progress: Callable[[int], object] | None) -> Flow[Checked]:
         if progress is not None:
             check_function("progress", progress)
-        return run.check(self._context, self._name(queue), mend=check_flag("mend", mend), progress=progress)
+        return manage.check(self._context, self._name(queue), mend=check_flag("mend", mend), progress=progress)
 
     def _purge_flow(self, queue: QueueName, state: MessageState) -> Flow[int]:
-        return run.purge(self._context, self._name(queue), run.check_state(state, run.PURGED_STATES))
+        return manage.purge(self._context, self._name(queue), check_state(state, PURGED_STATES))
 
     def _peek_flow(self, queue: QueueName, n: int, state: MessageState) -> Flow[list[StoredMessage[Any]]]:
         check_count("n", n, 1, PAGE_MAX)
-        found = yield from run.listing(self._context, queue_name(queue), run.check_state(state), n)
+        found = yield from manage.listing(self._context, queue_name(queue), check_state(state), n)
         return [StoredMessage(queue_name(queue), stored, queue_type(queue)) for stored in found]
 
     def _stats_call(self, queue: QueueName, minutes: int = 0) -> Call[Stats]:
@@ -590,9 +593,9 @@ class Listing(Generic[T]):
         self._context = context
         self._queue = queue_name(queue)
         self._as_type = queue_type(queue)
-        self._state = run.check_state(state)
+        self._state = check_state(state)
         if filters.get("id") is not None:
-            run.check_id(filters["id"])
+            check_id(filters["id"])
         for name in ("key", "group", "reason"):
             value = filters.get(name)
             if value is not None:
@@ -604,7 +607,7 @@ class Listing(Generic[T]):
 
     def flow(self) -> Flow[list[StoredMessage[T]]]:
         """The next page."""
-        page = yield from run.page(self._context, self._queue, self._state, LISTING_PAGE, self.cursor, self._filters)
+        page = yield from manage.page(self._context, self._queue, self._state, LISTING_PAGE, self.cursor, self._filters)
         self.cursor = page.cursor
         self.more = page.cursor is not None
         found = page.messages

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from waypost.delivery import Message
+from waypost.message import Message
 
 if TYPE_CHECKING:
     from waypost.operations.flow import ClientContext

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from waypost.checks import check_flag, check_items
-from waypost.delivery import Queue, queue_name
 from waypost.errors import ConfigurationError, UnknownQueue
+from waypost.message import Queue, queue_name
 from waypost.middleware import Middleware, check_handling, check_middleware
 from waypost.worker.handler import Handler
 
@@ -59,11 +59,11 @@ class Registry:
         added = check_middleware(more, awaited=awaited)
         together = (*self.middleware, *added)
         # All are checked before the first is changed.
-        around = {
+        chosen_for = {
             handler: check_handling(together, handler.name, awaited=handler.can_be_stopped)
             for handler in self.handlers.values()
         }
-        for handler, chosen in around.items():
+        for handler, chosen in chosen_for.items():
             handler.middleware = chosen
         self.middleware = together
         return added

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, Unpack
 from weakref import WeakSet
 
 from waypost.checks import check_count, check_function, check_options, check_queue, check_seconds, check_text, show
-from waypost.delivery import Duration, queue_name, queue_type
 from waypost.errors import ConfigurationError
-from waypost.message import Published
+from waypost.message import Duration, queue_name, queue_type
 from waypost.operations import schedules as operations
 from waypost.operations.flow import ClientContext, Flow
 from waypost.policy import KEY_CHARACTERS_MAX, LEADER_TTL_MS, Missed
@@ -20,6 +19,7 @@ from waypost.schedule.promoter import Promoter, PromoterTick
 from waypost.schedule.rule import Spec, unpack_spec
 from waypost.schedule.schedule import Schedule
 from waypost.schedule.scheduler import Scheduler, Tick, log
+from waypost.values import Published
 from waypost.worker.handler import Handler
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from datetime import datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, Unpack, cast, overload
 
-from waypost.checks import SECONDS_MAX, check_seconds
+from waypost.checks import SECONDS_MAX, check_id, check_seconds
 from waypost.client.base import (
     DEFAULT_RETRY,
     BaseClient,
@@ -21,8 +21,14 @@ from waypost.client.base import (
     is_stop,
 )
 from waypost.client.schedule_methods import BlockingSchedules
-from waypost.delivery import Duration, Message, Queue, Retry, StoredMessage, queue_name, queue_type
-from waypost.message import (
+from waypost.message import Duration, Message, Queue, Retry, StoredMessage, queue_name, queue_type
+from waypost.middleware import Outgoing
+from waypost.operations import manage, publish, publish_middleware, receive, wait
+from waypost.operations.flow import Flow, drive
+from waypost.operations.publish import PublishOptions, checked, taken
+from waypost.operations.settle_target import SettleTarget
+from waypost.policy import HEALTH_WINDOW_SECONDS, PAGE_MAX, Policy, RetryPolicy
+from waypost.values import (
     CancelStatus,
     Checked,
     Drained,
@@ -37,12 +43,6 @@ from waypost.message import (
     RegisteredWorker,
     Stats,
 )
-from waypost.middleware import Outgoing
-from waypost.operations import around, publish, receive, run, wait
-from waypost.operations.flow import Flow, drive
-from waypost.operations.publish import PublishOptions, checked, taken
-from waypost.operations.settle_target import SettleTarget
-from waypost.policy import HEALTH_WINDOW_SECONDS, PAGE_MAX, Policy, RetryPolicy
 
 if TYPE_CHECKING:
     from waypost.store.port import Call, Executor
@@ -91,7 +91,7 @@ class Reception(Generic[T]):
         self._client._blocks.discard(message)
         try:
             return self._client._run(
-                around.finish(self._client._context, message, error, self._retry, stopped=is_stop(error))
+                publish_middleware.finish(self._client._context, message, error, self._retry, stopped=is_stop(error))
             )
         finally:
             self._client._gate.received(-1)
@@ -126,7 +126,7 @@ class Consumed(Message[T]):
         self._client._blocks.discard(self)
         try:
             return self._client._run(
-                around.finish(self._client._context, self, error, self._retry, stopped=is_stop(error))
+                publish_middleware.finish(self._client._context, self, error, self._retry, stopped=is_stop(error))
             )
         finally:
             self._client._gate.received(-1)
@@ -334,7 +334,7 @@ class Waypost(BaseClient, BlockingSchedules):
 
     def cancel(self, queue: QueueName, *, id: str | None = None, key: str | None = None) -> CancelStatus:
         """Cancel by id or key: `cancelled`, `requested` (it is running), `finished` or `unknown`."""
-        return self._run(run.cancel(self._context, self._name(queue), id=id, key=key))
+        return self._run(manage.cancel(self._context, self._name(queue), id=id, key=key))
 
     def result(self, queue: QueueName, id: str, default: Any = None, *, as_type: type[Any] | None = None) -> Any:
         """What a handler kept as the result of a message, `default` if there is none or it is too old."""
@@ -446,7 +446,7 @@ class Waypost(BaseClient, BlockingSchedules):
 
     def history(self, queue: QueueName, message_id: str) -> list[Event]:
         """All that happened to one message, as far back as the journal goes."""
-        return self._run(run.history(self._context, queue_name(queue), run.check_id(message_id)))
+        return self._run(manage.history(self._context, queue_name(queue), check_id(message_id)))
 
     def queues(self) -> list[str]:
         """The names of all queues in this namespace."""
@@ -464,7 +464,7 @@ class Waypost(BaseClient, BlockingSchedules):
         Known are lease, max_deliveries, max_pending, overload ("raise", "block", "drop_oldest"), max_running, rate
         ("100/m"), journal ("off", "failures", "all", "full"), journal_max, dead_max, dead_keep and completed.
         """
-        return self._run(run.configure(self._context, self._name(queue), settings))
+        return self._run(manage.configure(self._context, self._name(queue), settings))
 
     def policy(self, queue: QueueName) -> Policy:
         """How a queue behaves now."""
@@ -472,11 +472,11 @@ class Waypost(BaseClient, BlockingSchedules):
 
     def pause(self, queue: QueueName) -> bool:
         """Hand out nothing until `resume`; publishes and settles go on. Whether this changed anything."""
-        return self._run(run.pause(self._context, self._name(queue)))
+        return self._run(manage.pause(self._context, self._name(queue)))
 
     def resume(self, queue: QueueName) -> bool:
         """Hand out messages again. Whether this changed anything."""
-        return self._run(run.resume(self._context, self._name(queue)))
+        return self._run(manage.resume(self._context, self._name(queue)))
 
     def redrive(
         self,
@@ -505,7 +505,7 @@ class Waypost(BaseClient, BlockingSchedules):
         chains that have not finished, or registered readers of its journal. The next publish makes a new queue of
         this name; a worker that still serves it does not.
         """
-        return self._run(run.remove_queue(self._context, queue_name(queue)))
+        return self._run(manage.remove_queue(self._context, queue_name(queue)))
 
     def check(
         self, queue: QueueName, *, mend: bool = False, progress: Callable[[int], object] | None = None

@@ -15,7 +15,6 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
 from waypost import lease_clock
-from waypost.delivery import Queue, queue_name
 from waypost.errors import (
     MessageIdTaken,
     OperationTooOld,
@@ -25,7 +24,7 @@ from waypost.errors import (
     WaypostError,
 )
 from waypost.identity import Operation, Session
-from waypost.message import Claimed, Observed, ObservedOutcome, SideEffect
+from waypost.message import Queue, queue_name
 from waypost.policy import (
     BACKOFF_FIRST_SECONDS,
     BACKOFF_MAX_SECONDS,
@@ -38,11 +37,12 @@ from waypost.policy import (
 )
 from waypost.redaction import Redact
 from waypost.store.port import AsyncExecutor, Call, Executor, Store, Woken
+from waypost.values import Claimed, Observed, ObservedOutcome, SideEffect
 from waypost.wake.wake_event import WakeEvent
 from waypost.wake.wakeups import NO_WAKEUPS, Wakeups
 
 if TYPE_CHECKING:
-    from waypost.operations.around import Around
+    from waypost.operations.publish_middleware import Around
 
 T = TypeVar("T")
 log = logging.getLogger("waypost")

@@ -13,7 +13,7 @@ from msgspec import structs
 
 from waypost import codec
 from waypost.checks import (
-    QUEUE_NAME,
+    check_chain,
     check_choice,
     check_flag,
     check_items,
@@ -24,7 +24,6 @@ from waypost.checks import (
     due_ms,
     show,
 )
-from waypost.delivery import Duration, check_priority, error_text, error_type
 from waypost.errors import (
     InvalidInput,
     InvalidName,
@@ -35,10 +34,9 @@ from waypost.errors import (
     StoreUnavailable,
     WaypostError,
 )
-from waypost.identity import is_message_id
-from waypost.message import ObservedOutcome, Published, chain_id, split_chain_id
+from waypost.message import Duration, error_text, error_type
 from waypost.operations.flow import REFUSALS, ClientContext, Flow, Sending, Sleep, Together
-from waypost.operations.forward import deliver_outgoing
+from waypost.operations.outgoing import deliver_outgoing
 from waypost.policy import (
     BATCH_MAX,
     BLOCK_TIMEOUT_SECONDS,
@@ -49,9 +47,11 @@ from waypost.policy import (
     KEY_CHARACTERS_MAX,
     PRIORITY_DEFAULT,
     OnConflict,
+    check_priority,
 )
 from waypost.redaction import journal_copy
 from waypost.store.port import Call, Draft
+from waypost.values import ObservedOutcome, Published, chain_id, split_chain_id
 
 log = logging.getLogger("waypost")
 
@@ -151,17 +151,6 @@ class PublishOptions:
         """The group of one body."""
         group = self.group
         return check_text("group", group(body), GROUP_CHARACTERS_MAX) if callable(group) else group
-
-
-def check_chain(chain: object) -> str:
-    """Return the id of a chain, given as that or as the publish that began it; or raise `InvalidInput`."""
-    if isinstance(chain, Published):
-        chain = chain.chain_id
-    if isinstance(chain, str):
-        queue, message_id = split_chain_id(chain)
-        if is_message_id(message_id) and QUEUE_NAME.fullmatch(queue):
-            return chain
-    raise InvalidInput(f"a chain is named by what its first publish returned, or by its chain_id, not by {show(chain)}")
 
 
 def _blockers(after: str | Published | Iterable[str | Published]) -> tuple[str, ...]:

@@ -10,7 +10,6 @@ from typing import Any, TypeAlias, TypeVar
 from msgspec import structs
 
 from waypost import lease_clock
-from waypost.delivery import Message, Outcome, error_text, error_type
 from waypost.errors import (
     EnvelopeTooNew,
     OperationTooOld,
@@ -21,9 +20,9 @@ from waypost.errors import (
     WaypostError,
 )
 from waypost.identity import Operation
-from waypost.message import Claimed, ExtendStatus, Lease, ObservedOutcome, Settlement, SettleStatus
+from waypost.message import Message, Outcome, error_text, error_type
 from waypost.operations.flow import REFUSALS, ClientContext, Flow, Sending, Sleep
-from waypost.operations.forward import deliver_outgoing
+from waypost.operations.outgoing import deliver_outgoing
 from waypost.policy import (
     POLL_FIRST_SECONDS,
     SAFETY_POLL_SECONDS,
@@ -32,6 +31,7 @@ from waypost.policy import (
 )
 from waypost.redaction import redact_sent_on
 from waypost.store.port import BlockingWaiter, Call, Hold, Woken
+from waypost.values import Claimed, ExtendStatus, Lease, ObservedOutcome, Settlement, SettleStatus
 from waypost.wake.wake_event import WakeEvent
 
 T = TypeVar("T")

@@ -16,19 +16,27 @@ from msgspec import structs
 
 from waypost import codec
 from waypost.checks import check_count, check_moment, check_seconds, check_text, check_texts, show
-from waypost.delivery import Duration, check_priority
 from waypost.errors import InvalidInput, InvalidSchedule, SchemaTooNew, StoreFailed, UnknownSchedule
-from waypost.message import Published, ScheduleList, StoredSchedule
-from waypost.operations.around import pass_draft
+from waypost.message import Duration
 from waypost.operations.flow import ClientContext, Flow, Together
 from waypost.operations.publish import with_new_ids
-from waypost.policy import CHUNK_BYTES_MAX, GRACE_SECONDS, GROUP_CHARACTERS_MAX, KEY_CHARACTERS_MAX, CatchUp, Missed
+from waypost.operations.publish_middleware import pass_draft
+from waypost.policy import (
+    CHUNK_BYTES_MAX,
+    GRACE_SECONDS,
+    GROUP_CHARACTERS_MAX,
+    KEY_CHARACTERS_MAX,
+    CatchUp,
+    Missed,
+    check_priority,
+)
 from waypost.redaction import journal_copy
 from waypost.schedule.cron import read_cron
 from waypost.schedule.rule import Fire, Spec, Timeline, fire_id, interval_ms, pack_spec, unpack_spec
 from waypost.schedule.schedule import Schedule, describe, told
 from waypost.schedule.zones import zone_name
 from waypost.store.port import Draft
+from waypost.values import Published, ScheduleList, StoredSchedule
 
 log = logging.getLogger("waypost")
 

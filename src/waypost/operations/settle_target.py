@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol
 
-from waypost.delivery import Message
 from waypost.errors import InvalidInput
+from waypost.message import Message
 from waypost.operations.flow import ClientContext
 from waypost.policy import RetryPolicy
 from waypost.store.port import AsyncExecutor, Executor

@@ -7,21 +7,15 @@ message that died, was cancelled or removed ends the wait with an error that say
 from __future__ import annotations
 
 from waypost import codec
-from waypost.checks import check_queue, check_seconds, show
+from waypost.checks import check_chain, check_id, check_queue, check_seconds, show
 from waypost.errors import ChainFailed, EndUnknown, InvalidInput, MessageDead, MessageRemoved, Unfinished, WaitTimeout
-from waypost.message import Published, Watched, split_chain_id
 from waypost.operations.flow import ClientContext, Flow, Sleep
-from waypost.operations.publish import check_chain
-from waypost.operations.run import check_id, history
+from waypost.operations.manage import history
 from waypost.policy import SAFETY_POLL_SECONDS, UNWOKEN_POLL_SECONDS
+from waypost.values import Published, Watched, split_chain_id
 
 #: Between the first looks at a message: where no wake-up can reach us, a fast handler is still seen soon.
 LOOK_FIRST_SECONDS = 0.02
-
-
-def check_timeout(timeout: float) -> float:
-    """Return a timeout unchanged, or raise `InvalidTime`."""
-    return check_seconds("timeout", timeout)
 
 
 class _Patience:
@@ -74,7 +68,7 @@ def wait_result(
         raise InvalidInput(f"published must be what publish returned, not {show(published)}")
     codec.check_type("as_type", as_type)
     queue, message_id = check_queue(published.queue), check_id(published.id)
-    patience = _Patience(context, queue, message_id, check_timeout(timeout))
+    patience = _Patience(context, queue, message_id, check_seconds("timeout", timeout))
     try:
         return (yield from _wait_result(context, queue, message_id, patience, as_type))
     finally:
@@ -124,7 +118,7 @@ def wait_chain(
     chain = check_chain(chain)
     codec.check_type("as_type", as_type)
     queue, message_id = split_chain_id(chain)
-    patience = _Patience(context, queue, message_id, check_timeout(timeout))
+    patience = _Patience(context, queue, message_id, check_seconds("timeout", timeout))
     try:
         last = yield from _wait_chain(context, chain, queue, message_id, patience)
     finally:

@@ -16,8 +16,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
-from waypost.delivery import Message, Outcome
 from waypost.errors import ConfigurationError
+from waypost.message import Message, Outcome
 from waypost.outbox.message_transaction import MessageTransaction, Sessions, no_transactions
 from waypost.outbox.transaction_adapters import is_kind, is_of
 from waypost.store.port import Store

@@ -20,8 +20,8 @@ import re
 from datetime import timedelta
 from typing import Any
 
-from waypost.delivery import Duration, Message
 from waypost.errors import ConfigurationError, InvalidName
+from waypost.message import Duration, Message
 from waypost.outbox.transaction_adapters import Transaction, check_mode, recognise
 
 TABLE = "waypost_inbox"

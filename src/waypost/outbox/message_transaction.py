@@ -12,15 +12,15 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, cast
 
-from waypost.delivery import Message, Snooze
 from waypost.errors import ConfigurationError, InvalidInput, LeaseLost
-from waypost.message import Settlement, SettleStatus
-from waypost.operations.around import pass_sent_on
+from waypost.message import Message, Snooze
 from waypost.operations.flow import Flow, drive, drive_async
+from waypost.operations.publish_middleware import pass_sent_on
 from waypost.operations.receive import settling, tell_settled
 from waypost.operations.settle_target import SettleTarget
 from waypost.outbox.transaction_adapters import enter, enter_async, recognise
 from waypost.store.port import AsyncExecutor, Executor, Store, Woken
+from waypost.values import Settlement, SettleStatus
 
 Settled = Woken[list[SettleStatus]]
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 import logging
 from typing import Literal
 
-from waypost.message import Elected
 from waypost.operations.flow import ClientContext, Flow
+from waypost.values import Elected
 
 log = logging.getLogger("waypost")
 

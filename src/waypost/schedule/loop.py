@@ -11,12 +11,12 @@ import threading
 from contextlib import suppress
 from typing import Protocol
 
-from waypost.delivery import error_text, error_type
 from waypost.errors import WaypostError
-from waypost.message import Elected
+from waypost.message import error_text, error_type
 from waypost.operations.flow import ClientContext, Flow, drive, drive_async
 from waypost.schedule.election import Candidate
 from waypost.store.port import AsyncExecutor, Executor
+from waypost.values import Elected
 
 log = logging.getLogger("waypost")
 

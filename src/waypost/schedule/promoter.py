@@ -11,11 +11,11 @@ from collections.abc import Callable
 from msgspec import Struct
 
 from waypost.errors import OutcomeUnknown, StoreUnavailable
-from waypost.message import Promoted
 from waypost.operations.flow import ClientContext, Flow, Together
-from waypost.operations.forward import deliver_outgoing
+from waypost.operations.outgoing import deliver_outgoing
 from waypost.policy import LEADER_TTL_MS, PROMOTE_MAX
 from waypost.schedule.election import Candidate, Election, log
+from waypost.values import Promoted
 
 #: A timer that was published after the last look is promoted this late at most, if no worker is awake to claim it.
 LOOK_SECONDS = 1.0

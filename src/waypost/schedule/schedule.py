@@ -9,10 +9,10 @@ from msgspec import Struct
 
 from waypost import codec
 from waypost.errors import InvalidSchedule
-from waypost.message import StoredSchedule
 from waypost.policy import CatchUp, Missed
 from waypost.schedule.rule import Fire, Spec, Timeline, unpack_spec
 from waypost.schedule.zones import zone_of
+from waypost.values import StoredSchedule
 
 
 def moment(ms: int) -> datetime:

@@ -14,10 +14,9 @@ from collections.abc import Callable
 
 from msgspec import Struct, structs
 
-from waypost.delivery import error_text, error_type
 from waypost.errors import OutcomeUnknown, QueueFull, StoreUnavailable, WaypostError
 from waypost.identity import Operation
-from waypost.message import Fired, ScheduleList, StoredSchedule
+from waypost.message import error_text, error_type
 from waypost.operations.flow import REFUSALS, ClientContext, Flow, Sending, Together
 from waypost.operations.schedules import drafts_of
 from waypost.policy import LEADER_TTL_MS
@@ -25,6 +24,7 @@ from waypost.schedule.election import Candidate, Election
 from waypost.schedule.missed import Decision, decide
 from waypost.schedule.rule import Fire, Spec, unpack_spec
 from waypost.store.port import Call, Draft, FireStep, Woken
+from waypost.values import Fired, ScheduleList, StoredSchedule
 
 log = logging.getLogger("waypost")
 

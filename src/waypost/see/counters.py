@@ -11,7 +11,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 
 from waypost.errors import ConfigurationError
-from waypost.message import Observed
+from waypost.values import Observed
 
 #: Upper bounds in seconds. Handlers take milliseconds or an hour, and a queue that stands still waits for days.
 BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 900.0, 3600.0)

@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 from msgspec import structs
 
 from waypost.errors import ConfigurationError
-from waypost.message import Health
 from waypost.store.port import Store
+from waypost.values import Health
 
 if TYPE_CHECKING:
     from waypost.see.prometheus import Prometheus

@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING
 from opentelemetry import metrics
 from opentelemetry.metrics import CallbackOptions, MeterProvider, Observation
 
-from waypost.message import Observed
 from waypost.middleware import Middleware
 from waypost.release import VERSION
 from waypost.see.counters import BESIDES, BUCKETS, QUEUES_MAX, SETTLED, Names, is_settled
 from waypost.see.store_reader import Reading, StoreReader, lag_of
 from waypost.store.port import Store
+from waypost.values import Observed
 
 if TYPE_CHECKING:
-    from waypost.message import Stats
+    from waypost.values import Stats
 
 STATES = ("ready", "delayed", "waiting", "leased")
 QUEUE = "messaging.destination.name"

@@ -20,12 +20,12 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 
-from waypost.message import Health, HealthStatus, Observed, QueueHealth, RegisteredWorker, Stats
 from waypost.middleware import Middleware
 from waypost.see.counters import BUCKETS, QUEUES_MAX, Counters, QueueCounters, Spread
 from waypost.see.metrics import METRICS
 from waypost.see.store_reader import Reading, StoreReader, lag_of
 from waypost.store.port import Store
+from waypost.values import Health, HealthStatus, Observed, QueueHealth, RegisteredWorker, Stats
 
 STATES = ("ready", "delayed", "waiting", "leased")
 ENDS = ("done", "dead", "dropped", "cancelled", "replaced")

@@ -16,9 +16,9 @@ from collections.abc import Iterable, Sequence
 from msgspec import Struct
 
 from waypost.errors import UnusableClient, WaypostError
-from waypost.message import RegisteredWorker, Stats
 from waypost.policy import START_TIMEOUT_SECONDS
 from waypost.store.port import Executor, Store
+from waypost.values import RegisteredWorker, Stats
 
 log = logging.getLogger("waypost")
 

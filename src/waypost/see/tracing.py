@@ -22,11 +22,11 @@ from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode, Tracer
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from waypost import codec
-from waypost.delivery import Message, Outcome, error_type
 from waypost.errors import Undecodable
-from waypost.message import Continuation, Published
+from waypost.message import Message, Outcome, error_type
 from waypost.middleware import Middleware, Outgoing
 from waypost.release import VERSION
+from waypost.values import Continuation, Published
 
 #: What SDKs keep of a span's links if nobody says otherwise.
 LINKS_MAX = 128

@@ -18,13 +18,13 @@ import msgspec
 import pyarrow as pa
 from pyspark.sql import functions as f
 
-from waypost.message import Event, Ledger, MessageState
 from waypost.spark.bulk import Bulk, open_bulk
 from waypost.spark.lake import Lake, Seen
 from waypost.spark.pipeline import Pipeline
 from waypost.spark.silver import CLOSING
 from waypost.spark.tables import BRONZE_JOURNAL, SILVER_MESSAGES
 from waypost.store.bulk.tables import MESSAGES
+from waypost.values import Event, Ledger, MessageState
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -10,7 +10,6 @@ from typing import Any, Self, TypeVar
 
 from waypost.errors import ConfigurationError, OutcomeUnknown, StoreUnavailable
 from waypost.identity import Session
-from waypost.message import MessageState
 from waypost.operations.flow import ClientContext, Flow, Sleep, Trouble, drive
 from waypost.policy import START_TIMEOUT_SECONDS
 from waypost.spark.credentials import Place
@@ -18,6 +17,7 @@ from waypost.store.bulk.columns import struct_batch
 from waypost.store.bulk.reading import BulkReader, Span
 from waypost.store.bulk.tables import SCHEDULES
 from waypost.store.port import Call, Store
+from waypost.values import MessageState
 
 T = TypeVar("T")
 

@@ -18,12 +18,11 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
 from waypost import codec
 from waypost.client import Waypost
-from waypost.delivery import Message, error_text, error_type
 from waypost.errors import EnvelopeTooNew, InvalidInput, Undecodable
 from waypost.identity import MARK_BYTES, NONCE_BYTES, SESSION_BYTES, Operation
-from waypost.message import Claimed, Lease, Settlement
+from waypost.message import Message, error_text, error_type
 from waypost.operations import receive
-from waypost.operations.forward import deliver_outgoing
+from waypost.operations.outgoing import deliver_outgoing
 from waypost.policy import CHUNK_BYTES_MAX, CHUNK_MESSAGES_MAX, REPLAY_MAX
 from waypost.spark.bulk import RETRY_SECONDS, without_warnings
 from waypost.spark.credentials import Place
@@ -31,6 +30,7 @@ from waypost.spark.parts import check_machine
 from waypost.store.bulk.columns import batch_of, constant, envelope_columns
 from waypost.store.bulk.reading import PageSize
 from waypost.store.bulk.tables import ENVELOPE_COLUMNS, MESSAGES, Table
+from waypost.values import Claimed, Lease, Settlement
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

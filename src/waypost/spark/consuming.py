@@ -23,13 +23,12 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 from waypost import lease_clock
 from waypost.client import Waypost
 from waypost.client.base import DEFAULT_RETRY, is_stop
-from waypost.delivery import Message, Outcome, Queue, error_text, error_type, queue_name
 from waypost.errors import ConfigurationError, InvalidInput
 from waypost.identity import Session
-from waypost.message import Lease, Settlement, SettleStatus, Watched
+from waypost.message import Message, Outcome, Queue, error_text, error_type, queue_name
 from waypost.operations import receive
 from waypost.operations.flow import ClientContext, Flow, Together
-from waypost.operations.forward import deliver_outgoing
+from waypost.operations.outgoing import deliver_outgoing
 from waypost.policy import CHUNK_MESSAGES_MAX, START_TIMEOUT_SECONDS, RetryPolicy, check_retry
 from waypost.redaction import Redact
 from waypost.spark.claiming import CONSUMED, FENCE, Claim, ClaimSource, at_most_once, claimed_rows, leases_of
@@ -37,6 +36,7 @@ from waypost.spark.committing import COMMITS_KEPT, AlreadyCommitted, Fence, Log
 from waypost.spark.credentials import Place
 from waypost.spark.output_files import open_files
 from waypost.spark.parts import machine_of
+from waypost.values import Lease, Settlement, SettleStatus, Watched
 from waypost.worker.renewing import Renewer
 
 if TYPE_CHECKING:

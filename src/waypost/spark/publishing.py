@@ -20,10 +20,8 @@ import msgspec
 
 from waypost import codec
 from waypost.checks import DUE_MS_MAX, check_text
-from waypost.delivery import check_priority
 from waypost.errors import InvalidBody, InvalidInput, InvalidTime, OutcomeUnknown, QueueFull, StoreUnavailable
 from waypost.identity import _PAIRS, _TRIPLES, ALPHABET, ID_CHARACTERS, encode
-from waypost.message import Published
 from waypost.operations.flow import REFUSALS, ClientContext, Flow, Sending, Sleep, Together
 from waypost.policy import (
     CHUNK_BYTES_MAX,
@@ -31,10 +29,12 @@ from waypost.policy import (
     GROUP_CHARACTERS_MAX,
     KEY_CHARACTERS_MAX,
     PRIORITY_DEFAULT,
+    check_priority,
 )
 from waypost.redaction import find_redact, journal_copy
 from waypost.spark.options import WriteOptions
 from waypost.store.port import Draft
+from waypost.values import Published
 
 #: So many chunks go out before replies are looked at.
 WAVE_CHUNKS = 8

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any, cast
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from waypost.errors import JournalTrimmed, StoreError
-from waypost.message import MessageState
 from waypost.spark.bulk import Bulk, open_bulk
 from waypost.spark.options import ReadOptions
 from waypost.spark.parts import ROWS_A_PART_MIN, Numbers, Part, check_machine, machine_of, share_out, share_spans
 from waypost.spark.published import journal_columns, published_batch
 from waypost.store.bulk.reading import Span
+from waypost.values import MessageState
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Final, get_args
 
 from pyspark.sql import functions as f
 
-from waypost.message import EventName
 from waypost.spark.lake import DATE, PART
 from waypost.spark.percentiles import BUCKET_OF_ZERO, GROWTH
 from waypost.spark.tables import COUNTED_EVENTS, SILVER_DELIVERIES, SILVER_MESSAGES, SILVER_SUMS
+from waypost.values import EventName
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
-from waypost.message import Stats
+from waypost.values import Stats
 
 #: `ok`; `note`: worth to know, nothing has to be done; `wrong`: something has to be done.
 Level = Literal["ok", "note", "wrong"]

@@ -25,7 +25,15 @@ from msgspec import Struct
 
 from waypost.errors import InvalidInput
 from waypost.identity import Operation
-from waypost.message import (
+from waypost.policy import (
+    CHUNK_MESSAGES_MAX,
+    CLAIM_BYTES_MAX,
+    POLL_QUEUES_MAX,
+    SIDE_EFFECTS_MAX,
+    OnConflict,
+    Policy,
+)
+from waypost.values import (
     CancelStatus,
     ChainState,
     CheckPage,
@@ -55,14 +63,6 @@ from waypost.message import (
     StoredSchedule,
     TracePage,
     Watched,
-)
-from waypost.policy import (
-    CHUNK_MESSAGES_MAX,
-    CLAIM_BYTES_MAX,
-    POLL_QUEUES_MAX,
-    SIDE_EFFECTS_MAX,
-    OnConflict,
-    Policy,
 )
 
 if TYPE_CHECKING:

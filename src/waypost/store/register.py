@@ -14,9 +14,9 @@ from msgspec import structs
 from waypost import policy
 from waypost.checks import check_text
 from waypost.errors import ForeignData, InvalidInput
-from waypost.message import HealthStatus, RegisteredWorker, WorkerQueue, WorkerState
 from waypost.policy import WORKER_CHARACTERS_MAX
 from waypost.store.port import Heartbeat
+from waypost.values import HealthStatus, RegisteredWorker, WorkerQueue, WorkerState
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Heartbeat).decode

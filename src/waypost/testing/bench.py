@@ -16,7 +16,22 @@ from typing import Any, Literal, TypeVar
 
 from waypost.codec import encode_body, make_envelope, open_envelope
 from waypost.identity import Operation, Session, continuation_id
-from waypost.message import (
+from waypost.policy import CHUNK_MESSAGES_MAX, CLAIM_BYTES_MAX, OnConflict, Policy, policy_changes
+from waypost.store.port import (
+    AsyncExecutor,
+    Call,
+    Draft,
+    Executor,
+    Hold,
+    Idle,
+    Registration,
+    Store,
+    Target,
+    Woken,
+    forwarded_draft,
+)
+from waypost.testing.clock import ClockTime, ManualClock
+from waypost.values import (
     CancelStatus,
     ChainState,
     Claimed,
@@ -44,21 +59,6 @@ from waypost.message import (
     chain_id,
     split_chain_id,
 )
-from waypost.policy import CHUNK_MESSAGES_MAX, CLAIM_BYTES_MAX, OnConflict, Policy, policy_changes
-from waypost.store.port import (
-    AsyncExecutor,
-    Call,
-    Draft,
-    Executor,
-    Hold,
-    Idle,
-    Registration,
-    Store,
-    Target,
-    Woken,
-    forwarded_draft,
-)
-from waypost.testing.clock import ClockTime, ManualClock
 
 T = TypeVar("T")
 Mode = Literal["sync", "async"]

@@ -20,7 +20,13 @@ from msgspec import structs
 
 from waypost.codec import encode_body, make_envelope
 from waypost.identity import Operation, Session, continuation_id, new_mark, new_nonce
-from waypost.message import (
+from waypost.policy import CLAIM_BYTES_MAX, REPLAY_TTL_MS, STAMP_AHEAD_MS, policy_changes
+from waypost.store.memory import MemoryStore
+from waypost.store.port import Call, Draft, FireStep, Hold, Store, Target, Woken, forwarded_draft
+from waypost.testing.bench import STATES, StoreMaker, fresh_namespace, ms
+from waypost.testing.clock import ClockTime, ManualClock
+from waypost.testing.damage import strand
+from waypost.values import (
     Claimed,
     Continuation,
     Event,
@@ -31,12 +37,6 @@ from waypost.message import (
     Settlement,
     StoredSchedule,
 )
-from waypost.policy import CLAIM_BYTES_MAX, REPLAY_TTL_MS, STAMP_AHEAD_MS, policy_changes
-from waypost.store.memory import MemoryStore
-from waypost.store.port import Call, Draft, FireStep, Hold, Store, Target, Woken, forwarded_draft
-from waypost.testing.bench import STATES, StoreMaker, fresh_namespace, ms
-from waypost.testing.clock import ClockTime, ManualClock
-from waypost.testing.damage import strand
 
 T = TypeVar("T")
 

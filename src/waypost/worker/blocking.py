@@ -8,8 +8,8 @@ from types import TracebackType
 from typing import Any, Self
 
 from waypost.errors import ConfigurationError
-from waypost.message import Drained, Health
 from waypost.store.port import Store
+from waypost.values import Drained, Health
 from waypost.worker.handler import Handler
 from waypost.worker.worker import STOP_SECONDS, Worker, let_linger
 

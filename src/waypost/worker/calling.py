@@ -8,10 +8,10 @@ from contextvars import copy_context
 from functools import partial
 from typing import Any
 
-from waypost.delivery import Message, Outcome
 from waypost.errors import Undecodable
-from waypost.operations.around import pass_sent_on
+from waypost.message import Message, Outcome
 from waypost.operations.flow import ClientContext, drive_async
+from waypost.operations.publish_middleware import pass_sent_on
 from waypost.store.port import AsyncExecutor
 from waypost.worker.handler import Handler
 from waypost.worker.processes import Processes

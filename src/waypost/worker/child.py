@@ -18,8 +18,8 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from waypost.delivery import Message, Outcome, Queue
 from waypost.errors import ProcessFailed, Undecodable
+from waypost.message import Message, Outcome, Queue
 from waypost.policy import NoRetry
 from waypost.worker.handler import Handler, find
 from waypost.worker.signals import NAMES

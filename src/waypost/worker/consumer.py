@@ -15,14 +15,14 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from waypost import codec, lease_clock
-from waypost.delivery import Message, Outcome, Retry
 from waypost.errors import EnvelopeTooNew, OutcomeUnknown, StoreUnavailable, Undecodable, WaypostError
-from waypost.message import Claimed, Drained, Settlement
+from waypost.message import Message, Outcome, Retry
 from waypost.operations import receive
 from waypost.operations.flow import ClientContext, Flow, drive_async
-from waypost.operations.forward import deliver_outgoing
+from waypost.operations.outgoing import deliver_outgoing
 from waypost.policy import CHUNK_MESSAGES_MAX
 from waypost.store.port import AsyncExecutor
+from waypost.values import Claimed, Drained, Settlement
 from waypost.wake.port import EVERYBODY
 from waypost.wake.wakeups import key_word
 from waypost.worker.calling import Caller

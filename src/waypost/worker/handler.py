@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from waypost import codec
 from waypost.checks import check_count, check_flag, check_function, check_seconds
-from waypost.delivery import Duration, Message, Queue, after_ms, queue_name, queue_type
 from waypost.errors import ConfigurationError
+from waypost.message import Duration, Message, Queue, after_ms, queue_name, queue_type
 from waypost.middleware import Middleware, check_handling, handled_through
 from waypost.policy import CHUNK_MESSAGES_MAX, RetryPolicy, check_retry
 from waypost.worker.signature import Signature, Wanted

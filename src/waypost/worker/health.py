@@ -14,7 +14,7 @@ from typing import Protocol
 
 from waypost.checks import check_seconds
 from waypost.errors import ConfigurationError
-from waypost.message import Health, HealthStatus, QueueHealth, WorkerState
+from waypost.values import Health, HealthStatus, QueueHealth, WorkerState
 from waypost.worker.handler import Handler
 
 

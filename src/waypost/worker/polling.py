@@ -18,10 +18,10 @@ from typing import Protocol
 
 from waypost import lease_clock
 from waypost.errors import OutcomeUnknown, StoreUnavailable
-from waypost.message import Elected, PolledQueue
 from waypost.operations.flow import ClientContext
 from waypost.policy import HEARTBEATS_PER_TTL
 from waypost.store.port import Executor, Heartbeat, Idle, Registration
+from waypost.values import Elected, PolledQueue
 from waypost.wake.port import Listening
 from waypost.worker.registering import interval
 

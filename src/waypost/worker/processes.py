@@ -21,8 +21,8 @@ from contextlib import suppress
 from typing import Any
 from weakref import WeakSet
 
-from waypost.delivery import Message, Outcome, after_ms
 from waypost.errors import ProcessFailed, Undecodable, UnknownQueue
+from waypost.message import Message, Outcome, after_ms
 from waypost.worker.handler import Handler, find
 from waypost.worker.wire import BEGUN, LENGTH_BYTES, Answer, Call, Hello, decode, error_of, frame, heard, take_over
 

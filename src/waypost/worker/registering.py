@@ -7,11 +7,11 @@ import socket
 import time
 from collections.abc import Sequence
 
-from waypost.message import Health, WorkerState
 from waypost.policy import HEARTBEAT_SECONDS
 from waypost.release import VERSION
 from waypost.store.port import Heartbeat, ServedQueue
 from waypost.store.register import fitting
+from waypost.values import Health, WorkerState
 from waypost.worker.health import Served
 
 #: A beat may be late by half of its interval before a store that is there is taken for one that is not.

@@ -18,13 +18,13 @@ from collections.abc import Callable
 from typing import Any, Literal, Protocol
 
 from waypost import lease_clock
-from waypost.delivery import Message, error_text, error_type
 from waypost.errors import WaypostError
-from waypost.message import ExtendStatus
+from waypost.message import Message, error_text, error_type
 from waypost.operations.flow import ClientContext, drive
 from waypost.operations.receive import how, log_lease_lost
 from waypost.policy import CHUNK_MESSAGES_MAX
 from waypost.store.port import Executor, Hold
+from waypost.values import ExtendStatus
 
 log = logging.getLogger("waypost")
 

@@ -9,7 +9,7 @@ from contextvars import Context
 from typing import TYPE_CHECKING, Any, Literal
 
 from waypost import lease_clock
-from waypost.delivery import Message, Outcome, error_text, error_type
+from waypost.message import Message, Outcome, error_text, error_type
 from waypost.operations.flow import ClientContext
 from waypost.worker.handler import Handler
 

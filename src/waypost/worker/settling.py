@@ -11,15 +11,15 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from waypost.delivery import Message
 from waypost.errors import OutcomeUnknown, StoreUnavailable, WaypostError
-from waypost.message import Settlement, SettleStatus
+from waypost.message import Message
 from waypost.operations import receive
 from waypost.operations.flow import ClientContext, drive_async
 from waypost.operations.settle_target import SettleTarget
 from waypost.outbox.message_transaction import MessageTransaction
 from waypost.policy import CHUNK_BYTES_MAX, CHUNK_MESSAGES_MAX, RetryPolicy
 from waypost.store.port import AsyncExecutor
+from waypost.values import Settlement, SettleStatus
 from waypost.worker.renewing import Renewer
 
 log = logging.getLogger("waypost")

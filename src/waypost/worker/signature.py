@@ -17,8 +17,8 @@ from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import Any, Literal
 
-from waypost.delivery import Message
 from waypost.errors import ConfigurationError
+from waypost.message import Message
 from waypost.outbox.transaction_adapters import is_session
 
 Wanted = Literal["body", "message", "headers", "state", "session"]

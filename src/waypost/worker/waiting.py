@@ -19,10 +19,10 @@ from dataclasses import dataclass, replace
 
 from waypost import lease_clock
 from waypost.errors import WaypostError
-from waypost.message import Claimed, PolledQueue
 from waypost.operations.flow import ClientContext
 from waypost.operations.receive import Nap, safety_poll_seconds
 from waypost.store.port import AsyncExecutor, BlockingWaits, Call, Idle
+from waypost.values import Claimed, PolledQueue
 from waypost.worker.bridges import ThreadedExecutor
 from waypost.worker.health import Liveness
 from waypost.worker.polling import Poller

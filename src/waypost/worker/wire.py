@@ -12,9 +12,9 @@ from typing import Any, Literal, TypeVar
 import msgspec
 from msgspec import Struct
 
-from waypost.delivery import Dead, Drop, Message, Outcome, Retry, Snooze, cut_text, error_text
 from waypost.errors import ProcessFailed
-from waypost.message import Continuation, Lease
+from waypost.message import Dead, Drop, Message, Outcome, Retry, Snooze, cut_text, error_text
+from waypost.values import Continuation, Lease
 
 T = TypeVar("T")
 LENGTH_BYTES = 4

@@ -15,15 +15,15 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol, Self, cast
 
 from waypost.checks import check_flag, check_seconds
-from waypost.delivery import Queue, queue_name
 from waypost.errors import ConfigurationError, ForkedClient, UnusableClient
 from waypost.identity import Session
-from waypost.message import Drained, Health, WorkerState
-from waypost.operations.around import Around
+from waypost.message import Queue, queue_name
 from waypost.operations.flow import ClientContext, Flow, OnEvent, drive_async
+from waypost.operations.publish_middleware import Around
 from waypost.policy import HEALTH_WINDOW_SECONDS
 from waypost.redaction import Redact
 from waypost.store.port import AsyncExecutor, Executor, Heartbeat, Store
+from waypost.values import Drained, Health, WorkerState
 from waypost.wake.wakeups import NO_WAKEUPS, Wakeups
 from waypost.worker.bridges import LoopExecutor, ThreadedExecutor
 from waypost.worker.consumer import Consumer

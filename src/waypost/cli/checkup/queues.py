@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from waypost.cli.workers import unserved_of
 from waypost.client import Waypost
 from waypost.formatting import format_age, format_count
-from waypost.message import RegisteredWorker, Stats
 from waypost.policy import Policy
 from waypost.store.checkup import Findings, note, ok, wrong
+from waypost.values import RegisteredWorker, Stats
 
 #: A queue that is only looked at, to ask the store for its time.
 NOWHERE = "waypost-doctor"

@@ -8,8 +8,8 @@ from waypost.cli.progress import Progress
 from waypost.client import Waypost
 from waypost.errors import AccessDenied, StoreFailed
 from waypost.formatting import format_count
-from waypost.message import Damage, Stats
 from waypost.store.checkup import Findings, note, ok, wrong
+from waypost.values import Damage, Stats
 
 #: So many damaged records of a queue are named one by one; the number of all is said too.
 NAMED_MAX = 20

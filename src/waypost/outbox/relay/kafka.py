@@ -11,8 +11,8 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from waypost.delivery import error_text
 from waypost.errors import ConfigurationError, MissingExtra
+from waypost.message import error_text
 from waypost.outbox.relay.target import Confirmation, Parcel, Refused, Unconfirmed
 from waypost.urls import SECRET_NAME, redact_text
 

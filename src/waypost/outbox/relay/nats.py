@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from typing import Any
 from urllib.parse import quote
 
-from waypost.delivery import error_text, error_type
 from waypost.errors import ConfigurationError, MissingExtra
+from waypost.message import error_text, error_type
 from waypost.outbox.relay.target import Confirmation, Parcel, Refused, Unconfirmed, server_of
 
 #: A server that has not confirmed by then is asked again on a new connection.

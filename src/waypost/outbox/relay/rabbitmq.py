@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from waypost.delivery import error_text, error_type
 from waypost.errors import MissingExtra
+from waypost.message import error_text, error_type
 from waypost.outbox.relay.target import Confirmation, Parcel, Refused, Unconfirmed, server_of
 
 CONNECT_SECONDS = 10.0

@@ -20,8 +20,8 @@ from msgspec import structs
 from waypost import codec
 from waypost.checks import check_seconds, check_text, check_texts
 from waypost.codec import Envelope
-from waypost.delivery import Dead, Drop, Message, Outcome, Retry, Snooze, error_text, error_type
 from waypost.errors import ConfigurationError, EnvelopeTooNew, Undecodable
+from waypost.message import Dead, Drop, Message, Outcome, Retry, Snooze, error_text, error_type
 from waypost.operations.receive import TOO_NEW_SNOOZE_MS
 from waypost.outbox.relay.target import Parcel, Refused, Target, Unconfirmed
 from waypost.outbox.relay.target_urls import open_target

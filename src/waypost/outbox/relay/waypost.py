@@ -11,9 +11,9 @@ import contextlib
 from collections.abc import Sequence
 
 from waypost.checks import check_namespace, check_queue, check_text
-from waypost.delivery import error_text
 from waypost.errors import InvalidInput, QueueFull, WaypostError
 from waypost.identity import Session
+from waypost.message import error_text
 from waypost.operations.flow import ClientContext, Flow, drive_async
 from waypost.outbox.relay.target import Confirmation, Parcel, Refused, Unconfirmed, pieces
 from waypost.policy import KEY_CHARACTERS_MAX, START_TIMEOUT_SECONDS

@@ -11,8 +11,8 @@ import pyarrow as pa
 
 from waypost import codec
 from waypost.errors import WaypostError
-from waypost.message import Event, Stored
 from waypost.store.bulk.tables import ENVELOPE_COLUMNS, JOURNAL, MESSAGES, Table
+from waypost.values import Event, Stored
 
 _JSON, _TEXT = "application/json", "text/plain"
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
-from waypost.message import MessageState
 from waypost.store.port import Call
+from waypost.values import MessageState
 
 T = TypeVar("T")
 

@@ -8,7 +8,6 @@ from itertools import islice
 from typing import Any
 
 from waypost.identity import Operation
-from waypost.message import MINUTE_COUNTERS, Event, EventName, MessageState, Stored, is_side_effect
 from waypost.policy import (
     COVER_MS_MAX,
     COVERED_MAX,
@@ -21,6 +20,7 @@ from waypost.policy import (
 )
 from waypost.store.port import SideEffects
 from waypost.store.repeats import is_repeat
+from waypost.values import MINUTE_COUNTERS, Event, EventName, MessageState, Stored, is_side_effect
 
 
 @dataclass(slots=True)

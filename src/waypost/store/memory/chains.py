@@ -11,9 +11,9 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from waypost.identity import Operation, continuation_id
-from waypost.message import ChainState, EventName, Notice, Watched, chain_id, split_chain_id
 from waypost.policy import ENDED_TTL_MS, NO_END_MS, WAITER_TTL_MS
 from waypost.store.memory.book import Book, Record
+from waypost.values import ChainState, EventName, Notice, Watched, chain_id, split_chain_id
 
 
 @dataclass(slots=True)

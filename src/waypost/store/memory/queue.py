@@ -12,7 +12,22 @@ from dataclasses import dataclass
 
 from waypost.errors import QueueFull
 from waypost.identity import Operation
-from waypost.message import (
+from waypost.policy import (
+    ARRIVAL_TTL_MS,
+    BURY_MAX,
+    CLAIM_BYTES_MAX,
+    COVER_MS_MAX,
+    HEAD_OFFSET,
+    PROMOTE_MAX,
+    RECLAIM_MAX,
+    REMOVED_TTL_MS,
+    SLEEPER_TTL_MS,
+)
+from waypost.store.memory.book import Record, run_of
+from waypost.store.memory.shelves import ORDERS, Shelves
+from waypost.store.port import Draft, Hold, Target
+from waypost.store.repeats import id_taken
+from waypost.values import (
     FAILURE_REASONS,
     REDELIVERY_CAUSES,
     CancelStatus,
@@ -33,21 +48,6 @@ from waypost.message import (
     StoredSchedule,
     chain_id,
 )
-from waypost.policy import (
-    ARRIVAL_TTL_MS,
-    BURY_MAX,
-    CLAIM_BYTES_MAX,
-    COVER_MS_MAX,
-    HEAD_OFFSET,
-    PROMOTE_MAX,
-    RECLAIM_MAX,
-    REMOVED_TTL_MS,
-    SLEEPER_TTL_MS,
-)
-from waypost.store.memory.book import Record, run_of
-from waypost.store.memory.shelves import ORDERS, Shelves
-from waypost.store.port import Draft, Hold, Target
-from waypost.store.repeats import id_taken
 
 #: What becomes of a message that no claim could reach.
 AT_HEAD = "ready at the head of its priority"

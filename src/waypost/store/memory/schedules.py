@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from msgspec import structs
 
 from waypost.identity import Operation
-from waypost.message import Elected, Fired, FireStatus, Promoted, Published, Saved, StoredSchedule
 from waypost.store.port import Draft, FireStep
+from waypost.values import Elected, Fired, FireStatus, Promoted, Published, Saved, StoredSchedule
 
 if TYPE_CHECKING:
     from waypost.store.memory.queue import QueueModel

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
-from waypost.message import MINUTE_COUNTERS, REDELIVERY_CAUSES, Ledger, MessageState, Minute, Stats
 from waypost.policy import MINUTES_KEPT
 from waypost.store.memory.book import Record
 from waypost.store.memory.chains import Chains
+from waypost.values import MINUTE_COUNTERS, REDELIVERY_CAUSES, Ledger, MessageState, Minute, Stats
 
 #: The order in which each state is listed.
 ORDERS: dict[MessageState, Callable[[Record], tuple[object, ...]]] = {

@@ -12,7 +12,33 @@ from typing import Any, TypeVar, cast
 from msgspec import structs
 
 from waypost.identity import Operation, new_nonce
-from waypost.message import (
+from waypost.policy import CLAIM_BYTES_MAX, REPLAY_TTL_MS, Policy
+from waypost.store.checkup import Checkup, Findings, ok
+from waypost.store.memory import schedules as scheduling
+from waypost.store.memory.book import Record
+from waypost.store.memory.queue import QueueModel
+from waypost.store.memory.workers import Register
+from waypost.store.port import (
+    Call,
+    Capabilities,
+    Draft,
+    FireStep,
+    Heartbeat,
+    Hold,
+    Idle,
+    NaturalChannel,
+    Registration,
+    Target,
+    Woken,
+    add_wakes,
+    check_purge,
+    forwarded_draft,
+    poll_parts,
+    told,
+)
+from waypost.store.register import pack
+from waypost.store.repeats import check_removal
+from waypost.values import (
     CancelStatus,
     ChainState,
     CheckPage,
@@ -42,32 +68,6 @@ from waypost.message import (
     TracePage,
     Watched,
 )
-from waypost.policy import CLAIM_BYTES_MAX, REPLAY_TTL_MS, Policy
-from waypost.store.checkup import Checkup, Findings, ok
-from waypost.store.memory import schedules as scheduling
-from waypost.store.memory.book import Record
-from waypost.store.memory.queue import QueueModel
-from waypost.store.memory.workers import Register
-from waypost.store.port import (
-    Call,
-    Capabilities,
-    Draft,
-    FireStep,
-    Heartbeat,
-    Hold,
-    Idle,
-    NaturalChannel,
-    Registration,
-    Target,
-    Woken,
-    add_wakes,
-    check_purge,
-    forwarded_draft,
-    poll_parts,
-    told,
-)
-from waypost.store.register import pack
-from waypost.store.repeats import check_removal
 
 T = TypeVar("T")
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from waypost import policy
-from waypost.message import RegisteredWorker
 from waypost.store.register import registered
+from waypost.values import RegisteredWorker
 
 
 class Register:

@@ -10,11 +10,11 @@ import psycopg
 
 from waypost.errors import AccessDenied
 from waypost.formatting import format_age, format_bytes
-from waypost.message import Stats
 from waypost.store.checkup import Checkup, Findings, note, ok, wrong
 from waypost.store.postgres.failures import lost
 from waypost.store.postgres.schema import MADE, MIGRATIONS, Names, command_for, migration_text, sql
 from waypost.store.postgres.schema_check import compare
+from waypost.values import Stats
 
 if TYPE_CHECKING:
     from waypost.store.postgres.store import PostgresStore

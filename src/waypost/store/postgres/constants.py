@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 
 from waypost import identity, policy
-from waypost.message import MessageState
+from waypost.values import MessageState
 
 #: Appended to only: rows and indexes hold these numbers.
 STATES: dict[MessageState, int] = {"ready": 0, "delayed": 1, "leased": 2, "waiting": 3, "dead": 4, "done": 5}

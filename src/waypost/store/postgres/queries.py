@@ -7,7 +7,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from waypost.errors import InvalidInput
-from waypost.message import (
+from waypost.store.postgres.constants import STATES
+from waypost.store.postgres.schema import Names
+from waypost.store.postgres.statement import Parameter, number, one, rows_of, text
+from waypost.values import (
     MINUTE_COUNTERS,
     REDELIVERY_CAUSES,
     Event,
@@ -20,9 +23,6 @@ from waypost.message import (
     Stored,
     TracePage,
 )
-from waypost.store.postgres.constants import STATES
-from waypost.store.postgres.schema import Names
-from waypost.store.postgres.statement import Parameter, number, one, rows_of, text
 
 if TYPE_CHECKING:
     from psycopg.pq.abc import PGresult

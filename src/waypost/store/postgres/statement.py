@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 from msgspec import Struct
 
-from waypost.message import SideEffect
 from waypost.store.port import Call, add_wakes
+from waypost.values import SideEffect
 
 if TYPE_CHECKING:
     from psycopg.pq.abc import PGresult

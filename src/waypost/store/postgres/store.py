@@ -11,40 +11,6 @@ from msgspec import Struct
 
 from waypost import policy as limits
 from waypost.identity import Operation, new_nonce
-from waypost.message import (
-    CancelStatus,
-    ChainState,
-    CheckPage,
-    Claimed,
-    Continuation,
-    Damage,
-    DamageKind,
-    Elected,
-    ExtendStatus,
-    Fired,
-    JournalPage,
-    Lease,
-    MessageState,
-    Notice,
-    Page,
-    Polled,
-    PolledQueue,
-    Promoted,
-    Published,
-    PublishStatus,
-    Purged,
-    Redriven,
-    RegisteredWorker,
-    Removal,
-    Saved,
-    ScheduleList,
-    Settlement,
-    SettleStatus,
-    Stats,
-    StoredSchedule,
-    TracePage,
-    Watched,
-)
 from waypost.policy import CLAIM_BYTES_MAX, DEFAULT_POLICY, PRIORITY_DEFAULT, PRIORITY_MAX, Policy
 from waypost.store.port import (
     Call,
@@ -96,6 +62,40 @@ from waypost.store.postgres.statement import (
 )
 from waypost.store.postgres.transactions import PostgresTransactions, check_answer
 from waypost.store.register import pack, registered
+from waypost.values import (
+    CancelStatus,
+    ChainState,
+    CheckPage,
+    Claimed,
+    Continuation,
+    Damage,
+    DamageKind,
+    Elected,
+    ExtendStatus,
+    Fired,
+    JournalPage,
+    Lease,
+    MessageState,
+    Notice,
+    Page,
+    Polled,
+    PolledQueue,
+    Promoted,
+    Published,
+    PublishStatus,
+    Purged,
+    Redriven,
+    RegisteredWorker,
+    Removal,
+    Saved,
+    ScheduleList,
+    Settlement,
+    SettleStatus,
+    Stats,
+    StoredSchedule,
+    TracePage,
+    Watched,
+)
 
 if TYPE_CHECKING:
     from psycopg.pq.abc import PGresult

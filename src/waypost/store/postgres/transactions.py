@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from weakref import WeakSet
 
 from waypost.errors import ConfigurationError, UnusableClient
-from waypost.message import ChainState
 from waypost.store.port import AsyncExecutor, Call, Executor, blocks
 from waypost.store.postgres.failures import refused
 from waypost.store.postgres.schema import Names
 from waypost.store.postgres.statement import BOOL, BYTES, INT2, INT4, INT8, TEXT, Parameter, PostgresCall, number, one
 from waypost.store.transactions import CallerTransaction, Checks, another_database
+from waypost.values import ChainState
 
 if TYPE_CHECKING:
     from waypost.store.postgres.store import PostgresStore

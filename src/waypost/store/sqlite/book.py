@@ -15,11 +15,11 @@ import msgspec
 from msgspec import Struct, structs
 
 from waypost.errors import SchemaTooNew
-from waypost.message import MINUTE_COUNTERS, SIDE_EVENTS, EventName, is_side_effect
 from waypost.policy import DEFAULT_POLICY, FAILURE_EVENTS, MINUTES_KEPT, Policy
 from waypost.store.repeats import id_taken
 from waypost.store.sqlite.removal import RemovalMark, read_mark, write_mark
 from waypost.store.sqlite.schema import DEAD, LEASED, WAITING
+from waypost.values import MINUTE_COUNTERS, SIDE_EVENTS, EventName, is_side_effect
 
 if TYPE_CHECKING:
     from waypost.store.sqlite.step import Step

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from waypost.message import MessageState
 from waypost.store.bulk.columns import batch_of, constant, envelope_columns
 from waypost.store.bulk.reading import BulkConnection, PageSize, Span
 from waypost.store.bulk.tables import ENVELOPE_COLUMNS, JOURNAL, MESSAGES, Table
 from waypost.store.sqlite.looking import STATES
 from waypost.store.sqlite.step import SqliteCall
+from waypost.values import MessageState
 
 if TYPE_CHECKING:
     from waypost.store.sqlite.store import SqliteStore

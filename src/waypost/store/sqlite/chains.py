@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from waypost.message import ChainState, MessageState, Notice, Watched, split_chain_id
 from waypost.policy import ENDED_TTL_MS, NO_END_MS, WAITER_TTL_MS
 from waypost.store.port import add_wakes
 from waypost.store.sqlite.book import QueueBook
@@ -12,6 +11,7 @@ from waypost.store.sqlite.schema import WAITING
 from waypost.store.sqlite.step import Step
 from waypost.store.sqlite.sweep import sweep
 from waypost.store.sqlite.wake import waking
+from waypost.values import ChainState, MessageState, Notice, Watched, split_chain_id
 
 STATES: tuple[MessageState, ...] = ("ready", "delayed", "leased", "waiting", "dead")
 

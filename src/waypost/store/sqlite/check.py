@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from waypost.message import REDELIVERY_CAUSES, CheckPage, Damage, DamageKind
 from waypost.policy import HEAD_OFFSET, PRIORITY_DEFAULT, PRIORITY_MAX
 from waypost.store.sqlite.book import COLUMNS, STATE_COUNTERS, QueueBook
 from waypost.store.sqlite.schema import DEAD, LEASED, READY
+from waypost.values import REDELIVERY_CAUSES, CheckPage, Damage, DamageKind
 
 #: Rows that one step looks at.
 ROWS_MAX = 500

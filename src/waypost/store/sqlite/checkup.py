@@ -9,10 +9,10 @@ from contextlib import closing
 from typing import TYPE_CHECKING
 
 from waypost.formatting import format_bytes, format_count
-from waypost.message import Stats
 from waypost.store.checkup import Checkup, Findings, note, ok, wrong
 from waypost.store.sqlite.connection import LOG_BYTES_KEPT, told
 from waypost.store.sqlite.schema import Spelling
+from waypost.values import Stats
 
 if TYPE_CHECKING:
     from waypost.store.sqlite.store import SqliteStore

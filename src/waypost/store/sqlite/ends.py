@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from waypost.identity import continuation_id
-from waypost.message import EventName, Notice, chain_id, split_chain_id
 from waypost.policy import ENDED_TTL_MS, NO_END_MS
 from waypost.store.sqlite.book import QueueBook, Record
 from waypost.store.sqlite.sweep import sweep
+from waypost.values import EventName, Notice, chain_id, split_chain_id
 
 _CHAIN_BEGIN = "INSERT INTO {chain} (queue, id, until_ms) VALUES (?, ?, ?)"
 _MEMBER_BEGIN = "INSERT INTO {member} (queue, chain, name, count) VALUES (?, ?, ?, 1)"

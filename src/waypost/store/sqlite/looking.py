@@ -7,7 +7,10 @@ from typing import Any
 import msgspec
 
 from waypost.errors import InvalidInput
-from waypost.message import (
+from waypost.policy import HEAD_OFFSET, MINUTES_KEPT, PRIORITY_MAX, PRIORITY_MIN
+from waypost.store.sqlite.book import QueueBook
+from waypost.store.sqlite.schema import DEAD, DELAYED, LEASED, READY, WAITING
+from waypost.values import (
     MINUTE_COUNTERS,
     REDELIVERY_CAUSES,
     Event,
@@ -20,9 +23,6 @@ from waypost.message import (
     Stored,
     TracePage,
 )
-from waypost.policy import HEAD_OFFSET, MINUTES_KEPT, PRIORITY_MAX, PRIORITY_MIN
-from waypost.store.sqlite.book import QueueBook
-from waypost.store.sqlite.schema import DEAD, DELAYED, LEASED, READY, WAITING
 
 STATES: dict[MessageState, int] = {
     "ready": READY, "delayed": DELAYED, "leased": LEASED, "waiting": WAITING, "dead": DEAD,

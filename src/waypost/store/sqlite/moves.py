@@ -6,11 +6,11 @@ the keys in step with the change.
 
 from __future__ import annotations
 
-from waypost.message import EventName
 from waypost.policy import HEAD_OFFSET, RECLAIM_MAX
 from waypost.store.sqlite.book import COLUMNS, QueueBook, Record
 from waypost.store.sqlite.ends import ended
 from waypost.store.sqlite.schema import DEAD, DELAYED, LEASED, READY
+from waypost.values import EventName
 
 #: Ends after which a key is free at once, even inside its window.
 FREES_WINDOW = frozenset(("dead", "cancelled", "dropped", "replaced"))

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from waypost.message import Polled, PolledQueue
 from waypost.policy import DEFAULT_POLICY, SLEEPER_TTL_MS
 from waypost.store.port import Idle, Registration
 from waypost.store.sqlite import schedules, workers
 from waypost.store.sqlite.book import as_list, read_policy
 from waypost.store.sqlite.step import Step
+from waypost.values import Polled, PolledQueue
 
 _POLL = """
     SELECT q.number, q.policy, q.paused, q.ready, q.dead_kept, s.until_ms,

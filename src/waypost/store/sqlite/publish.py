@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from waypost.errors import QueueFull
-from waypost.message import Published, PublishStatus
 from waypost.policy import ARRIVAL_TTL_MS, BURY_MAX, PRIORITY_MAX, PRIORITY_MIN
 from waypost.store.port import Draft
 from waypost.store.repeats import id_taken
@@ -17,6 +16,7 @@ from waypost.store.sqlite.ends import begin, tell_home
 from waypost.store.sqlite.moves import end, make_claimable, placed
 from waypost.store.sqlite.schema import LEASED, READY, WAITING
 from waypost.store.sqlite.sweep import sweep
+from waypost.values import Published, PublishStatus
 
 _WINDOWS = """
     SELECT w.key, w.message_id FROM json_each(?) j CROSS JOIN {window} w

@@ -14,9 +14,9 @@ import msgspec
 from msgspec import Struct
 
 from waypost.identity import Operation
-from waypost.message import Removal
 from waypost.policy import DEFAULT_POLICY, REMOVED_TTL_MS
 from waypost.store.repeats import check_removal
+from waypost.values import Removal
 
 if TYPE_CHECKING:
     from waypost.store.sqlite.book import QueueBook

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from waypost.message import MessageState, Purged, Redriven
 from waypost.policy import Policy
 from waypost.store.port import told
 from waypost.store.sqlite.book import COLUMNS, Holder, QueueBook, as_list
@@ -14,6 +13,7 @@ from waypost.store.sqlite.looking import ORDERS, STATES
 from waypost.store.sqlite.moves import end, forget_completed, make_claimable
 from waypost.store.sqlite.publish import count_over_cap, taken_windows
 from waypost.store.sqlite.schema import DEAD
+from waypost.values import MessageState, Purged, Redriven
 
 _DEAD_ALL = f"""
     SELECT {COLUMNS} FROM {{message}} m INDEXED BY {{message:dead}}

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from waypost.message import Elected, Fired, FireStatus, Promoted, Published, Saved, ScheduleList, StoredSchedule
 from waypost.store.port import Draft, FireStep
 from waypost.store.sqlite.book import QueueBook
 from waypost.store.sqlite.claim import promote_due
 from waypost.store.sqlite.publish import publish
 from waypost.store.sqlite.step import Step
+from waypost.values import Elected, Fired, FireStatus, Promoted, Published, Saved, ScheduleList, StoredSchedule
 
 _COLUMNS = "s.key, s.version, s.spec, s.paused, s.next_ms, s.due_ms, s.fires, s.missed, s.last_ms"
 _ONE = f"SELECT {_COLUMNS} FROM {{schedule}} s WHERE s.queue = ? AND s.key = ?"

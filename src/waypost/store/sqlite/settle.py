@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from waypost.message import FAILURE_REASONS, CancelStatus, ExtendStatus, Settlement, SettleStatus, chain_id
 from waypost.store.port import Hold, Target, forwarded_draft
 from waypost.store.sqlite.book import QueueBook, Record
 from waypost.store.sqlite.moves import bury, end, ends_otherwise, make_claimable, to_head
@@ -13,6 +12,7 @@ from waypost.store.sqlite.publish import publish
 from waypost.store.sqlite.schema import DEAD, LEASED
 from waypost.store.sqlite.sweep import sweep
 from waypost.store.sqlite.wake import waking
+from waypost.values import FAILURE_REASONS, CancelStatus, ExtendStatus, Settlement, SettleStatus, chain_id
 
 _RESULT_SET = """
     INSERT INTO {result} (queue, id, data, until_ms) VALUES (?, ?, ?, ?)

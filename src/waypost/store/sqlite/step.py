@@ -6,11 +6,11 @@ import sqlite3
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
-from waypost.message import Notice
 from waypost.store.port import Call, SideEffects
 from waypost.store.sqlite.book import QueueBook
 from waypost.store.sqlite.removal import sweep_names
 from waypost.store.sqlite.schema import RESERVE_BYTES, Spelling
+from waypost.values import Notice
 
 T = TypeVar("T")
 

@@ -11,35 +11,6 @@ from msgspec import structs
 
 from waypost.errors import ConfigurationError
 from waypost.identity import Operation, new_nonce
-from waypost.message import (
-    CancelStatus,
-    ChainState,
-    CheckPage,
-    Claimed,
-    Continuation,
-    Elected,
-    ExtendStatus,
-    Fired,
-    JournalPage,
-    MessageState,
-    Notice,
-    Page,
-    Polled,
-    Promoted,
-    Published,
-    Purged,
-    Redriven,
-    RegisteredWorker,
-    Removal,
-    Saved,
-    ScheduleList,
-    Settlement,
-    SettleStatus,
-    Stats,
-    StoredSchedule,
-    TracePage,
-    Watched,
-)
 from waypost.policy import CLAIM_BYTES_MAX, REPLAY_TTL_MS, Policy
 from waypost.store.port import (
     Call,
@@ -79,6 +50,35 @@ from waypost.store.sqlite.schema import NO_STATE, Spelling
 from waypost.store.sqlite.step import SqliteCall, Step
 from waypost.store.sqlite.transactions import SqliteTransactions
 from waypost.store.sqlite.wake import waking
+from waypost.values import (
+    CancelStatus,
+    ChainState,
+    CheckPage,
+    Claimed,
+    Continuation,
+    Elected,
+    ExtendStatus,
+    Fired,
+    JournalPage,
+    MessageState,
+    Notice,
+    Page,
+    Polled,
+    Promoted,
+    Published,
+    Purged,
+    Redriven,
+    RegisteredWorker,
+    Removal,
+    Saved,
+    ScheduleList,
+    Settlement,
+    SettleStatus,
+    Stats,
+    StoredSchedule,
+    TracePage,
+    Watched,
+)
 
 if TYPE_CHECKING:
     from waypost.store.bulk.reading import BulkConnection

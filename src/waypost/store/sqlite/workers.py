@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from waypost import policy
-from waypost.message import RegisteredWorker
 from waypost.policy import WORKERS_SWEPT_MAX
 from waypost.store.register import registered
 from waypost.store.sqlite.step import Step
+from waypost.values import RegisteredWorker
 
 _UPDATE = "UPDATE {worker} SET record = ?, at_ms = ?, until_ms = ? WHERE name = ?"
 _INSERT = "INSERT INTO {worker} (record, at_ms, until_ms, name) VALUES (?, ?, ?, ?)"

@@ -20,10 +20,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import cast
 
-from waypost.message import Claimed
 from waypost.store.port import BlockingWaiter, Call
 from waypost.store.valkey.command import BlockingWait, ValkeyCall, command
 from waypost.store.valkey.scripts import BLOCKED_MARK, script
+from waypost.values import Claimed
 
 
 class ValkeyBlockingWaits:

@@ -14,7 +14,6 @@ import numpy as np
 import pyarrow as pa
 
 from waypost.identity import SESSION_BYTES, operation_id
-from waypost.message import Event, MessageState, Stored
 from waypost.store.bulk.columns import (
     batch_of,
     constant,
@@ -29,6 +28,7 @@ from waypost.store.bulk.tables import JOURNAL
 from waypost.store.valkey import packing
 from waypost.store.valkey.command import ValkeyCall, command
 from waypost.store.valkey.scripts import CAUSES, EVENTS, KEY_NAMES
+from waypost.values import Event, MessageState, Stored
 
 if TYPE_CHECKING:
     from waypost.store.valkey.store import ValkeyStore

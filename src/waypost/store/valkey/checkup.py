@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from waypost.errors import WaypostError
 from waypost.formatting import format_bytes, format_count
-from waypost.message import Stats
 from waypost.store.checkup import Checkup, Finding, Findings, note, ok, wrong
 from waypost.store.valkey.command import ValkeyCall, command
 from waypost.store.valkey.executor import read_info
 from waypost.store.valkey.scripts import APART, SCRIPTS, script
+from waypost.values import Stats
 
 if TYPE_CHECKING:
     from waypost.store.valkey.store import ValkeyStore

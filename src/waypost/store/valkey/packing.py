@@ -12,7 +12,10 @@ from typing import Any
 import msgspec
 
 from waypost.identity import SESSION_BYTES, operation_id
-from waypost.message import (
+from waypost.policy import Policy
+from waypost.store.port import Draft, Hold, forwarded_draft
+from waypost.store.valkey.scripts import CAUSES, COUNTERS, EVENTS
+from waypost.values import (
     MINUTE_COUNTERS,
     REDELIVERY_CAUSES,
     ChainState,
@@ -29,9 +32,6 @@ from waypost.message import (
     StoredSchedule,
     Watched,
 )
-from waypost.policy import Policy
-from waypost.store.port import Draft, Hold, forwarded_draft
-from waypost.store.valkey.scripts import CAUSES, COUNTERS, EVENTS
 
 STATE = Struct(">cI12sQIIIBBQBQIHHB")
 #: A lease as its holder shows it: id, and the beginning of the state it must have.

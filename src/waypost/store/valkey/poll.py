@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from waypost import policy
-from waypost.message import Elected, Polled, PolledQueue
 from waypost.store.port import Call, Idle, Registration, poll_parts
 from waypost.store.register import pack
 from waypost.store.valkey.command import ValkeyCall, command
 from waypost.store.valkey.scripts import script
+from waypost.values import Elected, Polled, PolledQueue
 
 if TYPE_CHECKING:
     from waypost.store.valkey.store import ValkeyStore

@@ -16,7 +16,7 @@ from typing import Any, get_args
 from msgspec import structs
 
 from waypost import policy
-from waypost.message import MINUTE_COUNTERS, REDELIVERY_CAUSES, EventName
+from waypost.values import MINUTE_COUNTERS, REDELIVERY_CAUSES, EventName
 
 #: The layout of the keys. A newer one than a client knows makes it stop before it touches anything.
 VERSION = 1

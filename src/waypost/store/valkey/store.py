@@ -11,7 +11,30 @@ from msgspec import structs
 
 from waypost.checks import check_namespace
 from waypost.identity import Operation, id_time_ms, is_message_id, new_nonce
-from waypost.message import (
+from waypost.policy import CHUNK_MESSAGES_MAX, CLAIM_BYTES_MAX, OUTGOING_TTL_MS, Durability, Policy
+from waypost.store.port import (
+    AsyncExecutor,
+    Call,
+    Capabilities,
+    Draft,
+    Executor,
+    FireStep,
+    Heartbeat,
+    Hold,
+    Idle,
+    NaturalChannel,
+    Registration,
+    Target,
+    Woken,
+    check_chunk,
+    check_purge,
+    told,
+)
+from waypost.store.valkey import packing, poll, workers
+from waypost.store.valkey.blocking_wait import ValkeyBlockingWaits
+from waypost.store.valkey.command import CRLF, ValkeyCall, command, evalsha_head, part
+from waypost.store.valkey.scripts import KEY_NAMES, VERSION, Script, script
+from waypost.values import (
     CancelStatus,
     ChainState,
     CheckPage,
@@ -43,29 +66,6 @@ from waypost.message import (
     TracePage,
     Watched,
 )
-from waypost.policy import CHUNK_MESSAGES_MAX, CLAIM_BYTES_MAX, OUTGOING_TTL_MS, Durability, Policy
-from waypost.store.port import (
-    AsyncExecutor,
-    Call,
-    Capabilities,
-    Draft,
-    Executor,
-    FireStep,
-    Heartbeat,
-    Hold,
-    Idle,
-    NaturalChannel,
-    Registration,
-    Target,
-    Woken,
-    check_chunk,
-    check_purge,
-    told,
-)
-from waypost.store.valkey import packing, poll, workers
-from waypost.store.valkey.blocking_wait import ValkeyBlockingWaits
-from waypost.store.valkey.command import CRLF, ValkeyCall, command, evalsha_head, part
-from waypost.store.valkey.scripts import KEY_NAMES, VERSION, Script, script
 
 if TYPE_CHECKING:
     from waypost.store.bulk.reading import BulkConnection

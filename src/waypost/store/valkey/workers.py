@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from waypost import policy
-from waypost.message import RegisteredWorker
 from waypost.store.port import Call, Heartbeat
 from waypost.store.register import pack, registered
 from waypost.store.valkey.command import ValkeyCall, command
 from waypost.store.valkey.scripts import script
+from waypost.values import RegisteredWorker
 
 if TYPE_CHECKING:
     from waypost.store.valkey.store import ValkeyStore

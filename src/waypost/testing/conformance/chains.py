@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from waypost.message import Lease, OutcomeName, Purged, Watched, chain_id
 from waypost.policy import ENDED_TTL_MS, WAITER_TTL_MS
 from waypost.testing.bench import QUEUE, Bench
+from waypost.values import Lease, OutcomeName, Purged, Watched, chain_id
 
 DAY = 86_400.0
 INVOICES = "invoices"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from waypost.message import Damage
 from waypost.testing.bench import QUEUE, Bench
 from waypost.testing.damage import strand
+from waypost.values import Damage
 
 
 def check(bench: Bench, *, mend: bool = False) -> list[Damage]:

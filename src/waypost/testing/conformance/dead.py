@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from waypost.message import Published
 from waypost.testing.bench import Bench
+from waypost.values import Published
 
 
 def bury(bench: Bench, count: int = 1, *, reason: str = "rejected", **options: Any) -> list[str]:

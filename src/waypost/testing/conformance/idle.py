@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from waypost.message import Elected, PolledQueue
 from waypost.policy import POLL_QUEUES_MAX, SLEEPER_TTL_MS
 from waypost.store.port import Heartbeat, Idle, Registration
 from waypost.testing.bench import Bench
+from waypost.values import Elected, PolledQueue
 
 NOTHING = PolledQueue(False, None, None, 60_000)
 HALF_TTL_SECONDS = SLEEPER_TTL_MS / 1000 / 2

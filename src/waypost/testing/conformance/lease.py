@@ -6,10 +6,10 @@ import pytest
 from msgspec import structs
 
 from waypost.errors import InvalidInput
-from waypost.message import Lease, OutcomeName
 from waypost.policy import CHUNK_MESSAGES_MAX, RECLAIM_MAX
 from waypost.store.port import Hold
 from waypost.testing.bench import Bench
+from waypost.values import Lease, OutcomeName
 
 OUTCOMES: tuple[OutcomeName, ...] = ("done", "retry", "snooze", "dead", "drop", "release")
 

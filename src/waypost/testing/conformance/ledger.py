@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from waypost.message import MINUTE_COUNTERS
 from waypost.testing.bench import Bench
+from waypost.values import MINUTE_COUNTERS
 
 
 class TestLedger:

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from waypost.message import Lease
 from waypost.policy import DEFAULT_POLICY, Policy
 from waypost.testing.bench import Bench, Runner, fresh_namespace
+from waypost.values import Lease
 
 
 class TestPause:

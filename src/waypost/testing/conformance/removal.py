@@ -7,10 +7,10 @@ import threading
 import pytest
 
 from waypost.errors import OperationTooOld
-from waypost.message import StoredSchedule
 from waypost.policy import ARRIVAL_TTL_MS, DEFAULT_POLICY, REMOVED_TTL_MS
 from waypost.store.port import Idle
 from waypost.testing.bench import Bench, Runner
+from waypost.values import StoredSchedule
 
 
 def schedule(bench: Bench, key: str = "hourly") -> StoredSchedule:

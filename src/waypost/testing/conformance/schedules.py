@@ -9,10 +9,10 @@ import pytest
 
 from waypost.errors import QueueFull
 from waypost.identity import Operation
-from waypost.message import Fired, Promoted, Saved, StoredSchedule
 from waypost.policy import PROMOTE_MAX
 from waypost.store.port import Draft, FireStep
 from waypost.testing.bench import QUEUE, Bench
+from waypost.values import Fired, Promoted, Saved, StoredSchedule
 
 KEY = "rollup::every:60000"
 

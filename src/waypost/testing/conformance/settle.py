@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from waypost.message import OutcomeName
 from waypost.store.port import Target
 from waypost.testing.bench import QUEUE, Bench
+from waypost.values import OutcomeName
 
 
 class TestOutcomes:

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from waypost.message import SideEffect, chain_id
 from waypost.policy import SIDE_EFFECTS_MAX
 from waypost.testing.bench import QUEUE, Bench
 from waypost.testing.conformance.schedules import fire, saved
+from waypost.values import SideEffect, chain_id
 
 Told = tuple[str, str | None, str | None]
 

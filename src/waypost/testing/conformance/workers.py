@@ -6,10 +6,10 @@ import pytest
 
 from waypost import policy
 from waypost.errors import InvalidInput, InvalidName
-from waypost.message import RegisteredWorker, WorkerQueue
 from waypost.store.port import Heartbeat, ServedQueue
 from waypost.testing.bench import Bench, fresh_namespace
 from waypost.testing.clock import START_MS
+from waypost.values import RegisteredWorker, WorkerQueue
 
 TTL_MS = 30_000
 

@@ -2,7 +2,7 @@
 -- Touches: message, completed, window, entry, tally, and what `ended` touches. Keeps: the ledger, the journal and the keys follow every change in
 -- the same transaction; a key's owner and its next generation change only under the owner's row lock.
 
--- Note what a step does besides its work (see `SideEffect` in message.py), for its answer. It is kept in a setting of the
+-- Note what a step does besides its work (see `SideEffect` in values.py), for its answer. It is kept in a setting of the
 -- transaction, one line of JSON each: what calls what differs from verb to verb.
 CREATE OR REPLACE FUNCTION {add_also}(p_queue text, p_event text, p_reason text, p_ids text[], p_tokens bigint[])
 RETURNS void LANGUAGE plpgsql AS $body$

@@ -1,7 +1,7 @@
 -- base: what every script of a queue begins with. Short, because it runs at every call: what only the longer ways need
 -- is in moves.lua, which a script includes behind its shortest way.
 -- Names in capitals that are not defined here (limits, COUNT.x, EVENT.x, DEFAULT_POLICY …) are constants of policy.py,
--- message.py and scripts.py: the loader writes their values in, so that each has one home.
+-- values.py and scripts.py: the loader writes their values in, so that each has one home.
 --
 -- KEYS, the same list for every script, all in one slot:
 --   1 queue      hash    version, policy, paused, counts (those of the minute under way at their end),

@@ -60,7 +60,7 @@ local function note_duplicate(id, key)
   add_item('D' .. id .. struct_pack('>H', #key) .. key)
 end
 
--- What the step does besides its work, as message.py says of side effects: event (1), reason (1), token (4), id (24). Each
+-- What the step does besides its work, as values.py says of side effects: event (1), reason (1), token (4), id (24). Each
 -- event names so many messages; then an item without an id has their number in the place of the token.
 local also_named, also_rest
 local function add_also(event, reason, id, raw)

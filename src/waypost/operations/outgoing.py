@@ -7,10 +7,10 @@ from collections import deque
 from collections.abc import Sequence
 
 from waypost.errors import WaypostError
-from waypost.message import Continuation, Notice
 from waypost.operations.flow import ClientContext, Flow
 from waypost.policy import CHUNK_MESSAGES_MAX
 from waypost.store.port import Draft, forwarded_draft
+from waypost.values import Continuation, Notice
 
 log = logging.getLogger("waypost")
 

@@ -14,13 +14,13 @@ from typing import Any, Literal
 from msgspec import structs
 
 from waypost import codec
-from waypost.delivery import Message, check_priority
-from waypost.message import Continuation, Published
+from waypost.message import Message
 from waypost.middleware import Middleware, Outgoing, overrides, published_through
 from waypost.operations import receive
 from waypost.operations.flow import ClientContext, Flow, Foreign
 from waypost.operations.publish import PublishOptions, checked
-from waypost.policy import RetryPolicy
+from waypost.policy import RetryPolicy, check_priority
+from waypost.values import Continuation, Published
 
 Via = Literal["then", "schedule"]
 

@@ -7,10 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from waypost.checks import check_choice, check_text, show
+from waypost.checks import check_id, check_text
 from waypost.errors import InvalidInput, QueueNotEmpty, StoreFailed
-from waypost.identity import is_message_id
-from waypost.message import (
+from waypost.operations.flow import ClientContext, Flow, Sleep, Together
+from waypost.policy import CHUNK_MESSAGES_MAX, KEY_CHARACTERS_MAX, Policy, parse_rate, policy_changes
+from waypost.store.port import Target
+from waypost.values import (
     CancelStatus,
     Checked,
     CheckPage,
@@ -24,36 +26,16 @@ from waypost.message import (
     Removal,
     Stored,
 )
-from waypost.operations.flow import ClientContext, Flow, Sleep, Together
-from waypost.policy import CHUNK_MESSAGES_MAX, KEY_CHARACTERS_MAX, Policy, parse_rate, policy_changes
-from waypost.store.port import Target
 from waypost.wake.port import EVERYBODY
 from waypost.wake.wakeups import key_word
 
 T = TypeVar("T")
 log = logging.getLogger("waypost")
 
-STATES = ("ready", "delayed", "waiting", "leased", "dead", "done")
-PURGED_STATES = ("ready", "delayed", "waiting", "dead", "done")
 #: So many queues are asked for their policies in one flush.
 POLICIES_TOGETHER = 64
 #: A redrive at a given rate moves a little every so often, rather than much and then nothing for long.
 REDRIVE_TICK_MS = 100
-
-
-def check_id(message_id: object) -> str:
-    """Return a message id unchanged, or raise `InvalidInput`."""
-    if not isinstance(message_id, str) or not is_message_id(message_id):
-        raise InvalidInput(
-            f"{show(message_id)} is no message id: it has 24 characters of 0-9 and a-z without i, l, o and u"
-        )
-    return message_id
-
-
-def check_state(state: MessageState, allowed: Sequence[str] = STATES) -> MessageState:
-    """Return a state unchanged, or raise `InvalidInput`."""
-    check_choice("state", state, allowed)
-    return state
 
 
 # ---- looking -------------------------------------------------------------------------------------------------
