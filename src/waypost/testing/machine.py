@@ -289,7 +289,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.past[queue].append(lease)
         return lease
 
-    @step(4, when=lambda self: self.holding(), queue=queues, batch=st.lists(endings, min_size=1, max_size=3))
+    @step(7, when=lambda self: self.holding(), queue=queues, batch=st.lists(endings, min_size=1, max_size=3))
     def settle(self, queue: str, batch: list[dict[str, Any]]) -> None:
         """What is held, or was thought to be: another worker may have it by now."""
         queue = self.holding(queue)
