@@ -78,8 +78,10 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Groups 
 
 @pytest.hookimpl(trylast=True)
 def pytest_unconfigure(config: pytest.Config) -> None:
-    # A thread that a test left behind would keep the process from ending.
-    faulthandler.dump_traceback_later(EXIT_SECONDS_MAX, exit=True, file=config.stash[STDERR])
+    # A thread that a test left behind would keep the process from ending. A worker of xdist waits here for the others,
+    # and is ended by the controller.
+    if not hasattr(config, "workerinput"):
+        faulthandler.dump_traceback_later(EXIT_SECONDS_MAX, exit=True, file=config.stash[STDERR])
 
 
 class Watcher:
