@@ -88,7 +88,7 @@ bench: .venv/ready  ## Figures: the core, the worker, latency and timers, beside
 	$(RUN) -m benchmarks.bloat --quick
 	$(RUN) -m benchmarks.soak --quick
 	$(RUN) -m benchmarks.spark --quick
-	$(RUN) -m benchmarks.seeing --quick
+	$(RUN) -m benchmarks.metrics_and_traces --quick
 
 faults: .venv/ready  ## What survives which fault, in figures. QUICK=1: smaller
 	$(RUN) -m tests.fault.figures $(if $(QUICK),--quick)

@@ -16,6 +16,7 @@ import redis
 from msgspec import structs
 
 from tests.cli.conftest import Desk
+from tests.servers.valkey_setups import ClusterSetup
 from waypost import Waypost
 from waypost.cli import doctor
 from waypost.cli.checkup import queues
@@ -25,11 +26,9 @@ from waypost.store.port import Heartbeat, ServedQueue
 from waypost.store.postgres import checkup as postgres
 from waypost.store.postgres import migrate
 from waypost.store.valkey import checkup as valkey
-from waypost.testing.bench import fresh_namespace
-from waypost.testing.damage import strand
+from waypost.testing.bench import fresh_namespace, strand
 from waypost.testing.postgres import PostgresServer
 from waypost.testing.servers import RedisServer, ValkeyServer
-from waypost.testing.setups import ClusterSetup
 
 pytestmark = pytest.mark.promise("FACE-2", "STORE-1")
 

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
+from tests.servers.valkey_setups import ClusterSetup
 from waypost.errors import MissingExtra
 from waypost.store.memory import MemoryStore
 from waypost.store.port import Store
 from waypost.testing.bench import StoreMaker, fresh_namespace
 from waypost.testing.clock import ManualClock
 from waypost.testing.servers import RedisServer, ValkeyServer
-from waypost.testing.setups import ClusterSetup
 
 if TYPE_CHECKING:
     from waypost.testing.postgres import PostgresServer
@@ -213,7 +213,7 @@ def postgres15_make(postgres15_rooms: PostgresRooms) -> Iterator[StoreMaker]:
 
 @pytest.fixture(scope="session")
 def pgbouncer_url(postgres: PostgresServer) -> Iterator[str]:
-    from waypost.testing.pgbouncer import PgBouncer
+    from tests.servers.pgbouncer import PgBouncer
 
     with PgBouncer(postgres, default_pool_size=4) as bouncer:
         yield bouncer.url

@@ -30,7 +30,7 @@ from tests.fault.lease_figures import cut_off, late_answers, poison_by_exit
 from tests.fault.proxy import Proxy
 from tests.fault.relay_figures import relay_figures
 from tests.fault.repeat_figures import repeat_figures
-from tests.fault.tickers import tell
+from tests.fault.scheduler_processes import tell
 from tests.fault.token_figures import token_crashes
 from tests.fault.wake_figures import COUNTED_FIGURES, TIMED_FIGURES, Reading, Server
 from tests.outbox.killed_programs import have_effects, sell

@@ -29,7 +29,7 @@ CONNECTIONS = 4 * WORKERS
 def asked_of(server: Server) -> Callable[[], int]:
     """How many requests or transactions a server has seen so far."""
     if server.kind == "valkey":
-        from waypost.testing.setups import client_of
+        from tests.servers.valkey_setups import client_of
 
         def requests() -> int:
             with client_of(server) as client:
@@ -62,7 +62,7 @@ def idlers(url: str, namespace: str, workers: int, queues: int) -> Iterator[list
             }  # fmt: skip
             processes.append(
                 subprocess.Popen(
-                    [sys.executable, "-m", "tests.fault.idlers", json.dumps(given)], cwd=ROOT, text=True,
+                    [sys.executable, "-m", "tests.fault.idle_workers", json.dumps(given)], cwd=ROOT, text=True,
                     stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=os.environ | {"PYTHONPATH": str(ROOT / "src")},
                 )
             )  # fmt: skip

@@ -19,9 +19,9 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from tests.fault.exits import DELIVERIES, POISONS
+from tests.fault.exiting_app import DELIVERIES, POISONS
 from tests.fault.proxy import Proxy
-from tests.fault.wake_figures import PATIENCE_SECONDS, ROOT, Reading, Server
+from tests.fault.wake_figures import ROOT, WAIT_SECONDS_MAX, Reading, Server
 from waypost import Waypost
 
 WORKERS = 5
@@ -34,7 +34,7 @@ FINE = 30
 
 def wait_for(condition: Callable[[], object], what: str) -> None:
     """Wait for a condition, with patience."""
-    deadline = time.monotonic() + PATIENCE_SECONDS
+    deadline = time.monotonic() + WAIT_SECONDS_MAX
     while not condition():
         if time.monotonic() > deadline:
             raise TimeoutError(f"{what} did not happen")
@@ -54,8 +54,8 @@ class CutOff:
             "number": number,
         }  # fmt: skip
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.fault.cut_off"], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL, env=os.environ | {"CUT_OFF": json.dumps(given)},
+            [sys.executable, "-m", "tests.fault.disconnected_worker"], cwd=ROOT, stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=os.environ | {"APP_OPTIONS": json.dumps(given)},
         )  # fmt: skip
         stack.callback(self.end)
 
@@ -150,7 +150,7 @@ def _cut_once(post: Waypost, worker: CutOff, turn: int, taken: dict[str, int], p
     worker.cut("silent" if (turn + worker.number) % 2 else "refused")
 
     def take(kind: str) -> None:
-        with post.receive(f"{kind}-{worker.number}", wait=PATIENCE_SECONDS) as message:
+        with post.receive(f"{kind}-{worker.number}", wait=WAIT_SECONDS_MAX) as message:
             assert message is not None
             taken[message.id] = time.monotonic_ns()
             published[kind] += 1
@@ -202,7 +202,7 @@ def _hold_once(post: Waypost, worker: CutOff, turn: int, mark: bytes, held: list
         # That of a claim which had found nothing before.
         worker.proxy.heal()
         wait_for(lambda: published.id in worker.noted("began"), "the message that was not claimed")  # noqa: B023
-    with post.receive(queue, wait=PATIENCE_SECONDS) as message:
+    with post.receive(queue, wait=WAIT_SECONDS_MAX) as message:
         assert message is not None
         was_held = (message.id, message.deliveries) == (published.id, 2)
         if was_held:
@@ -231,8 +231,16 @@ def poison_by_exit(url: str, namespace: str) -> Iterator[Reading]:
             # One that kills its worker takes deliveries from whatever is under way beside it, so it comes alone.
             if queue != "worker":
                 post.publish_many(queue, [*kinds, *(f"fine {number}" for number in range(FINE))])
-        command = [sys.executable, "-m", "waypost.cli.main", "worker", "tests.fault.exits:post", "--processes", "2"]
-        environment = os.environ | {"EXITS_URL": url, "EXITS_NAMESPACE": namespace}
+        command = [
+            sys.executable,
+            "-m",
+            "waypost.cli.main",
+            "worker",
+            "tests.fault.exiting_app:post",
+            "--processes",
+            "2",
+        ]
+        environment = os.environ | {"APP_URL": url, "APP_NAMESPACE": namespace}
         with subprocess.Popen(
             command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         ) as workers:

@@ -33,7 +33,7 @@ ROOT = Path(__file__).parents[2]
 WINDOW_MS = 2_000
 #: No store remembers longer than this after a call: Valkey keeps a session's results for up to twice the time.
 FORGOTTEN_MS = 2 * (WINDOW_MS + STAMP_AHEAD_MS) + 500
-PATIENCE_SECONDS = 60.0
+WAIT_SECONDS_MAX = 60.0
 TICK_SECONDS = 0.02
 #: A longer pause between two ticks is a stop of the process, and counts for no more than this.
 STEP_SECONDS_MAX = 0.5
@@ -82,7 +82,7 @@ class StopsAfterCalls:
             result = run(call)
             if call.name == "publish" and not hasattr(self._left, "lost"):
                 self._left.lost = True
-                self._barrier.wait(PATIENCE_SECONDS)
+                self._barrier.wait(WAIT_SECONDS_MAX)
                 raise OutcomeUnknown("the reply was lost")
             return result
 
@@ -108,7 +108,7 @@ def freezer(url: str, queue: str, calls: int, *, suspended: bool) -> None:
             post._context.monotonic = clock
             post._session.time._monotonic = clock
             post._run(post._context.know_time())
-            connected.wait(PATIENCE_SECONDS)
+            connected.wait(WAIT_SECONDS_MAX)
             begin.wait()
             try:
                 post.publish(queue, number)
@@ -121,7 +121,7 @@ def freezer(url: str, queue: str, calls: int, *, suspended: bool) -> None:
     threads = [threading.Thread(target=publish, args=(number,)) for number in range(calls)]
     for thread in threads:
         thread.start()
-    connected.wait(PATIENCE_SECONDS)
+    connected.wait(WAIT_SECONDS_MAX)
     print("ready", flush=True)
     sys.stdin.readline()
     begin.set()
@@ -157,7 +157,7 @@ def process(*arguments: object) -> subprocess.Popen[str]:
 
 
 def wait_until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + PATIENCE_SECONDS
+    deadline = time.monotonic() + WAIT_SECONDS_MAX
     while not condition():
         assert time.monotonic() < deadline, "it did not happen in time"
         time.sleep(0.02)
@@ -179,7 +179,7 @@ def wait_ready(child: subprocess.Popen[str]) -> None:
 
 
 def last_line(child: subprocess.Popen[str]) -> Any:
-    output, _ = child.communicate(timeout=PATIENCE_SECONDS)
+    output, _ = child.communicate(timeout=WAIT_SECONDS_MAX)
     assert child.returncode == 0, "a process failed"
     return json.loads(output.strip().splitlines()[-1])
 

@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 
 from tests.fault.proxy import Proxy
-from tests.fault.test_worker_processes import ROOT, until
+from tests.fault.worker_group import ROOT, until
+from tests.servers.valkey_setups import ClusterSetup
 from waypost import AsyncWaypost, Message, Waypost
 from waypost.store.postgres import migrate
 from waypost.testing.postgres import PostgresServer
 from waypost.testing.servers import EmbeddedServer, ValkeyServer
-from waypost.testing.setups import ClusterSetup
 
 QUEUES = ("chop", "cook", "serve")
 KINDS: tuple[type[EmbeddedServer], ...] = (ValkeyServer, PostgresServer)
@@ -43,8 +43,8 @@ def url_of(store: str, folder: Path) -> Iterator[str]:
 
 
 def begin_worker(url: str, notes: Path) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-W", "error", "-m", "waypost.cli.main", "worker", "tests.fault.chain_crew:post"]
-    environment = os.environ | {"CREW_URL": url, "CREW_NOTES": str(notes), "PYTHONPATH": str(ROOT / "src")}
+    command = [sys.executable, "-W", "error", "-m", "waypost.cli.main", "worker", "tests.fault.chain_app:post"]
+    environment = os.environ | {"APP_URL": url, "APP_NOTES": str(notes), "PYTHONPATH": str(ROOT / "src")}
     return subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.DEVNULL)
 
 

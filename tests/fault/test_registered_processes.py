@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fault.test_worker_processes import ROOT, Crew, until
+from tests.fault.worker_group import ROOT, WorkerGroup, until
 from waypost.testing.servers import EmbeddedServer, ValkeyServer
 
 pytestmark = pytest.mark.promise("SEE-4")
@@ -22,21 +22,21 @@ pytestmark = pytest.mark.promise("SEE-4")
 WINDOW = 1.5
 
 
-class WatchedCrew(Crew):
+class RecordedGroup(WorkerGroup):
     """Worker processes that write down how their health changes, and a store that can be taken away."""
 
     def __init__(self, url: str, folder: Path, server: EmbeddedServer | None) -> None:
         super().__init__(url, folder)
         self.server = server
 
-    def watched(self, queue: str) -> tuple[subprocess.Popen[str], Callable[[], list[str]]]:
+    def start_recorder(self, queue: str) -> tuple[subprocess.Popen[str], Callable[[], list[str]]]:
         """A process, and its health up to now."""
         path = self.folder / f"health-{len(self.processes)}"
         path.touch()
         process = subprocess.Popen(
-            [sys.executable, "-W", "error", "-m", "tests.fault.watched", str(path), str(WINDOW), queue],
+            [sys.executable, "-W", "error", "-m", "tests.fault.health_recorder", str(path), str(WINDOW), queue],
             cwd=ROOT, stderr=subprocess.PIPE, text=True,
-            env=os.environ | {"CREW_URL": self.url, "CREW_NOTES": str(self.notes), "PYTHONPATH": str(ROOT / "src")},
+            env=os.environ | {"APP_URL": self.url, "APP_NOTES": str(self.notes), "PYTHONPATH": str(ROOT / "src")},
         )  # fmt: skip
         self.processes.append(process)
         return process, lambda: path.read_text().split()
@@ -77,66 +77,68 @@ def served(store: str) -> Iterator[EmbeddedServer]:
 
 
 @pytest.fixture(params=["sqlite", "valkey", "postgres"])
-def crew(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[WatchedCrew]:
+def group(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[RecordedGroup]:
     @contextmanager
-    def crew_of(url: str, server: EmbeddedServer | None) -> Iterator[WatchedCrew]:
-        made = WatchedCrew(url, tmp_path, server)
+    def open_group(url: str, server: EmbeddedServer | None) -> Iterator[RecordedGroup]:
+        made = RecordedGroup(url, tmp_path, server)
         try:
             yield made
         finally:
             made.close()
 
     if request.param == "sqlite":
-        with crew_of(f"sqlite:///{tmp_path / 'crew.db'}", None) as made:
+        with open_group(f"sqlite:///{tmp_path / 'workers.db'}", None) as made:
             yield made
         return
-    with served(request.param) as server, crew_of(server.url, server) as made:
+    with served(request.param) as server, open_group(server.url, server) as made:
         yield made
 
 
-def test_a_killed_worker_is_forgotten_after_its_time_and_a_stopped_one_at_once(crew: WatchedCrew) -> None:
-    (killed, _), (stopped, _), (kept, _) = (crew.watched("slow") for _ in range(3))
-    until(lambda: crew.pids() == {killed.pid, stopped.pid, kept.pid}, "three workers")
-    crew.stop(stopped)
-    assert crew.pids() == {killed.pid, kept.pid}
+def test_a_killed_worker_is_forgotten_after_its_time_and_a_stopped_one_at_once(group: RecordedGroup) -> None:
+    (killed, _), (stopped, _), (kept, _) = (group.start_recorder("slow") for _ in range(3))
+    until(lambda: group.pids() == {killed.pid, stopped.pid, kept.pid}, "three workers")
+    group.stop(stopped)
+    assert group.pids() == {killed.pid, kept.pid}
     killed.kill()
     killed.wait()
-    (last,) = (worker for worker in crew.post.workers() if worker.pid == killed.pid)
-    until(lambda: crew.pids() == {kept.pid}, "the end of the killed one's time")
-    (left,) = crew.post.workers()
+    (last,) = (worker for worker in group.post.workers() if worker.pid == killed.pid)
+    until(lambda: group.pids() == {kept.pid}, "the end of the killed one's time")
+    (left,) = group.post.workers()
     # Not before its time was over by the store's clock, as the record of the one that is left tells it.
-    until(lambda: crew.post.workers()[0].seen_ms >= last.until_ms, "the next beat")
+    until(lambda: group.post.workers()[0].seen_ms >= last.until_ms, "the next beat")
     assert left.pid == kept.pid
     assert [(queue.name, queue.concurrency) for queue in left.queues] == [("slow", 5)]
-    crew.stop(kept)
-    assert crew.pids() == set()
+    group.stop(kept)
+    assert group.pids() == set()
 
 
 @pytest.mark.promise("SEE-4", "LEASE-14")
-def test_health_is_red_while_the_store_is_away_and_green_again_when_it_is_back(crew: WatchedCrew) -> None:
-    crew.post.configure("slow", lease=3)
-    crew.post.publish_many("slow", range(100))
-    crew_members = [crew.watched("slow"), crew.watched("slow")]
-    until(lambda: crew.count("ended") >= 20, "some work")
-    until(lambda: all(health()[-1:] == ["green"] for _, health in crew_members), "two workers that are well")
-    with crew.away():
-        until(lambda: all(health()[-1] == "red" for _, health in crew_members), "the notice that the store is away")
-    until(lambda: all(health()[-1] == "green" for _, health in crew_members), "the notice that it is back")
-    until(lambda: crew.post.ledger("slow").done == 100, "the rest")
-    until(lambda: crew.pids() == {process.pid for process, _ in crew_members}, "both in the register")
-    ledger = crew.post.ledger("slow")
+def test_health_is_red_while_the_store_is_away_and_green_again_when_it_is_back(group: RecordedGroup) -> None:
+    group.post.configure("slow", lease=3)
+    group.post.publish_many("slow", range(100))
+    recorders = [group.start_recorder("slow"), group.start_recorder("slow")]
+    until(lambda: group.count("ended") >= 20, "some work")
+    until(lambda: all(health()[-1:] == ["green"] for _, health in recorders), "two workers that are well")
+    with group.away():
+        until(lambda: all(health()[-1] == "red" for _, health in recorders), "the notice that the store is away")
+    until(lambda: all(health()[-1] == "green" for _, health in recorders), "the notice that it is back")
+    until(lambda: group.post.ledger("slow").done == 100, "the rest")
+    until(lambda: group.pids() == {process.pid for process, _ in recorders}, "both in the register")
+    ledger = group.post.ledger("slow")
     assert (ledger.balance, ledger.unexplained, ledger.dead) == (0, 0, 0)
-    assert {body for what, body, _, _ in crew.told() if what == "ended"} == {str(number) for number in range(100)}
-    for process, health in crew_members:
-        crew.stop(process)
+    assert {body for what, body, _, _ in group.read_notes() if what == "ended"} == {
+        str(number) for number in range(100)
+    }
+    for process, health in recorders:
+        group.stop(process)
         # Beats that failed before or after may have degraded it in between.
         turns = [status for status, _ in groupby(one for one in health() if one != "degraded")]
         assert turns[-3:] == ["green", "red", "green"]
 
 
 def test_a_server_that_hangs_is_noticed_as_one_that_is_gone(tmp_path: Path) -> None:
-    with ValkeyServer(appendonly=True) as server, closing(WatchedCrew(server.url, tmp_path, server)) as crew:
-        worker, health = crew.watched("slow")
+    with ValkeyServer(appendonly=True) as server, closing(RecordedGroup(server.url, tmp_path, server)) as group:
+        worker, health = group.start_recorder("slow")
         until(lambda: health()[-1:] == ["green"], "a worker that is well")
         assert server.pid is not None
         os.kill(server.pid, signal.SIGSTOP)
@@ -145,6 +147,6 @@ def test_a_server_that_hangs_is_noticed_as_one_that_is_gone(tmp_path: Path) -> N
         finally:
             os.kill(server.pid, signal.SIGCONT)
         until(lambda: health()[-1] == "green", "the notice that it goes on")
-        until(lambda: crew.pids() == {worker.pid}, "the worker in the register")
-        crew.stop(worker)
-        assert crew.pids() == set()
+        until(lambda: group.pids() == {worker.pid}, "the worker in the register")
+        group.stop(worker)
+        assert group.pids() == set()

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fault.tickers import ROOT, tell
+from tests.fault.scheduler_processes import ROOT, tell
 from waypost import Waypost
 from waypost.testing.bench import fresh_namespace
 from waypost.testing.servers import ValkeyServer
@@ -78,10 +78,10 @@ def test_a_process_of_its_own_leads_works_and_hands_over_at_a_signal(role: str, 
 def test_workers_fire_what_they_declare_and_one_that_is_stopped_hands_over_at_once(tmp_path: Path) -> None:
     url, notes = f"sqlite:///{tmp_path / 'beats.db'}", tmp_path / "notes"
     notes.touch()
-    environment = os.environ | {"CREW_URL": url, "CREW_NOTES": str(notes), "PYTHONPATH": str(ROOT / "src")}
+    environment = os.environ | {"APP_URL": url, "APP_NOTES": str(notes), "PYTHONPATH": str(ROOT / "src")}
 
     def start() -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-W", "error", "-m", "waypost.cli.main", "worker", "tests.fault.beating:post"]
+        command = [sys.executable, "-W", "error", "-m", "waypost.cli.main", "worker", "tests.fault.schedule_app:post"]
         return subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.DEVNULL)
 
     def heartbeats() -> list[str]:

@@ -15,12 +15,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.servers.nats import NatsServer
+from tests.servers.rabbitmq import RabbitServer
+from tests.servers.valkey_setups import ClusterSetup, SentinelSetup
 from waypost import Waypost
 from waypost.errors import AccessDenied, MissingExtra, WaypostError
-from waypost.testing.nats import NatsServer
-from waypost.testing.rabbitmq import RabbitServer
 from waypost.testing.servers import EmbeddedServer, RedisServer, ValkeyServer, answers
-from waypost.testing.setups import ClusterSetup, SentinelSetup
 
 
 def command(server: EmbeddedServer, *words: str) -> bytes:

@@ -40,7 +40,7 @@ PROCESSES = 3
 #: Claims of this queue wait for the disk, and those of the other do not.
 LIMITED, PLAIN = "limited", "plain"
 RUNNING_MAX = 5
-PATIENCE_SECONDS = 60.0
+WAIT_SECONDS_MAX = 60.0
 
 
 class Claimer:
@@ -114,7 +114,7 @@ def kill_backend(server: PostgresServer) -> None:
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE_SECONDS
+    deadline = time.monotonic() + WAIT_SECONDS_MAX
     while not condition():
         assert time.monotonic() < deadline, "the server did not end or recover"
         time.sleep(0.02)
@@ -197,7 +197,7 @@ def serve(url: str, commands: IO[str], answers: IO[str]) -> None:
 
     def repeated(step: Callable[[], Any]) -> Any:
         """A step, tried until the server is there again; each time as a new operation."""
-        deadline = time.monotonic() + PATIENCE_SECONDS
+        deadline = time.monotonic() + WAIT_SECONDS_MAX
         while True:
             try:
                 return step()

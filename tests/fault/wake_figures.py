@@ -29,7 +29,7 @@ from waypost.testing.bench import fresh_namespace
 ROOT = Path(__file__).parents[2]
 PROCESSES, LOOPS, MESSAGES = 5, 10, 5
 NEVER = 600.0
-PATIENCE_SECONDS = 60.0
+WAIT_SECONDS_MAX = 60.0
 QUIET_SECONDS = 0.3
 
 
@@ -89,8 +89,8 @@ def counting(server: Server) -> Iterator[tuple[Counted, str]]:
         return
     from redis.exceptions import ConnectionError as Disconnected
 
+    from tests.servers.valkey_setups import client_of
     from waypost.store.valkey.scripts import script
-    from waypost.testing.setups import client_of
 
     claim = f"EVALSHA {script('claim').sha.decode()}"
     client: Any = client_of(server)
@@ -134,7 +134,7 @@ class Server:
     def forget_sleepers(self) -> None:
         """Take the memory of sleepers away."""
         if self.kind == "valkey":
-            from waypost.testing.setups import client_of
+            from tests.servers.valkey_setups import client_of
 
             with client_of(self) as client:
                 client.delete(f"{{{self.namespace}:orders}}:sleepers")
@@ -146,7 +146,7 @@ class Server:
 
 
 def until(condition: Callable[[], Any], what: str) -> None:
-    deadline = time.monotonic() + PATIENCE_SECONDS
+    deadline = time.monotonic() + WAIT_SECONDS_MAX
     while not condition():
         assert time.monotonic() < deadline, f"{what} did not happen"
         time.sleep(0.01)
@@ -196,8 +196,8 @@ def crowd(
         }  # fmt: skip
         processes = [
             subprocess.Popen(
-                [sys.executable, "-m", "tests.fault.crowd", json.dumps(given)], cwd=ROOT, stdin=subprocess.PIPE,
-                env=os.environ | {"PYTHONPATH": str(ROOT / "src")},
+                [sys.executable, "-m", "tests.fault.sleeping_workers", json.dumps(given)], cwd=ROOT,
+                stdin=subprocess.PIPE, env=os.environ | {"PYTHONPATH": str(ROOT / "src")},
             )
             for _ in range(number)
         ]  # fmt: skip

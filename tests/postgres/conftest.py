@@ -10,9 +10,9 @@ from typing import Any
 import psycopg
 import pytest
 
+from tests.servers.pgbouncer import PgBouncer
 from waypost.store.postgres import PostgresStore, migrate
 from waypost.testing.bench import Bench, fresh_namespace
-from waypost.testing.pgbouncer import PgBouncer
 from waypost.testing.postgres import PostgresServer
 
 

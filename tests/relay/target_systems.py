@@ -16,9 +16,9 @@ from typing import Any, NamedTuple, Self
 import msgspec
 import redis
 
+from tests.servers.nats import JetStreamServer
+from tests.servers.rabbitmq import RabbitServer
 from waypost import Waypost
-from waypost.testing.nats import JetStreamServer
-from waypost.testing.rabbitmq import RabbitServer
 from waypost.testing.servers import EmbeddedServer, ValkeyServer
 
 PATIENCE_SECONDS = 90.0

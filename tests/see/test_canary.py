@@ -13,12 +13,12 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from tests.see.conftest import Start
+from tests.servers.nats import NatsServer
 from tests.see.service import Service, ask, until
 from waypost import NoRetry, Waypost, WaypostError
 from waypost.cli.main import main
 from waypost.see import Prometheus, Tracing
 from waypost.store.postgres import migrate
-from waypost.testing.nats import NatsServer
 from waypost.testing.postgres import PostgresServer
 from waypost.testing.servers import EmbeddedServer, ValkeyServer
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts import record
+from scripts import record_demo
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
@@ -59,13 +59,13 @@ def test_the_recording_shows_a_killed_worker_and_a_clean_account_and_fetches_not
 
 def test_a_recording_plays_what_a_command_wrote_to_a_terminal() -> None:
     program = "print('\\033[32mgood & <well>\\033[0m'); print('half\\r\\033[Kwhole')"
-    lines = record.record([sys.executable, "-c", program])
+    lines = record_demo.record([sys.executable, "-c", program])
     assert [line for _, line in lines] == ["\033[32mgood & <well>\033[0m", "whole"]
-    picture = record.render(lines, "a test")
+    picture = record_demo.render(lines, "a test")
     texts = ["".join(part.itertext()) for part in ElementTree.fromstring(picture).iter() if part.tag.endswith("text")]
     assert [text.replace("\xa0", " ").rstrip() for text in texts if text.strip()][-2:] == ["good & <well>", "whole"]
     assert "@keyframes w1" in picture
 
 
 def test_long_pauses_are_shortened_and_their_order_stays() -> None:
-    assert record.shortened([0.0, 1.0, 60.0, 61.0]) == [0.0, 1.0, 3.5, 4.5]
+    assert record_demo.shortened([0.0, 1.0, 60.0, 61.0]) == [0.0, 1.0, 3.5, 4.5]

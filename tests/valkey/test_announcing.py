@@ -9,6 +9,7 @@ import pytest
 import redis
 
 from tests.fault.proxy import Proxy
+from tests.servers.valkey_setups import ClusterSetup
 from tests.unit.clients import MODES
 from tests.valkey.rig import Inside
 from waypost.errors import StoreError
@@ -17,7 +18,6 @@ from waypost.store.valkey import ValkeyStore
 from waypost.store.valkey import store as store_module
 from waypost.testing.bench import QUEUE, Bench, Mode, StoreMaker
 from waypost.testing.servers import ValkeyServer
-from waypost.testing.setups import ClusterSetup
 
 pytestmark = pytest.mark.promise("STORE-1")
 

@@ -11,6 +11,7 @@ from typing import Any, TypeVar, cast
 
 import pytest
 
+from tests.servers.valkey_setups import ClusterSetup
 from tests.unit.clients import MODES, open_client
 from tests.valkey.rig import Inside
 from waypost.errors import ForeignData
@@ -27,7 +28,6 @@ from waypost.store.port import AsyncExecutor, Call, Executor, Store
 from waypost.store.valkey import ValkeyStore
 from waypost.testing.bench import QUEUE, Bench, Mode, fresh_namespace
 from waypost.testing.servers import ValkeyServer
-from waypost.testing.setups import ClusterSetup
 from waypost.values import Continuation, Lease, Notice, Watched, chain_id
 
 T = TypeVar("T")

@@ -15,6 +15,7 @@ from hypothesis import settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from tests.conformance.test_state_machine import REACHED, USUAL
+from tests.servers.valkey_setups import ClusterSetup, client_of
 from tests.unit.clients import MODES, open_client
 from waypost import AsyncWaypost, Waypost
 from waypost.errors import ConfigurationError, InvalidUrl, StoreUnavailable, UnusableClient
@@ -27,7 +28,6 @@ from waypost.testing.bench import QUEUE, Bench, Mode, StoreMaker, fresh_namespac
 from waypost.testing.clock import ManualClock
 from waypost.testing.machine import machine_for
 from waypost.testing.servers import ValkeyServer
-from waypost.testing.setups import ClusterSetup, client_of
 from waypost.values import Notice, chain_id
 
 T = TypeVar("T")

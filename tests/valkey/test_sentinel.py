@@ -17,6 +17,7 @@ import redis
 import redis.asyncio.sentinel
 import redis.sentinel
 
+from tests.servers.valkey_setups import SentinelSetup, client_of
 from tests.unit.clients import MODES, open_client
 from tests.valkey.test_connections import check_use
 from waypost import AsyncWaypost, Waypost
@@ -26,7 +27,6 @@ from waypost.store.valkey import ValkeyStore
 from waypost.store.valkey.sentinel import SentinelSource
 from waypost.testing.bench import QUEUE, Bench, StoreMaker, fresh_namespace
 from waypost.testing.servers import EmbeddedServer, RedisServer, ValkeyServer
-from waypost.testing.setups import SentinelSetup, client_of
 
 T = TypeVar("T")
 SECRET = "canary-hunter2"

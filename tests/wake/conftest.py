@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 from tests.fault.proxy import Proxy
+from tests.servers.nats import NatsServer
 from waypost.store.postgres import migrate
 from waypost.testing.bench import fresh_namespace
-from waypost.testing.nats import NatsServer
 from waypost.testing.postgres import PostgresServer
 from waypost.testing.servers import ValkeyServer
 from waypost.wake.hub import Hub, ThreadHub

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
+from tests.servers.valkey_setups import client_of
 from tests.wake.conftest import until
 from tests.worker.harness import Harness
 from waypost import Waypost
 from waypost.operations import receive
 from waypost.testing.servers import EmbeddedServer, RedisServer
-from waypost.testing.setups import client_of
 from waypost.values import Claimed, Observed
 from waypost.wake.wakeups import BLOCKING_WAITS_MAX, Wakeups
 

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.servers.valkey_setups import ClusterSetup, SentinelSetup, client_of
 from tests.wake.conftest import Line, Notes, served_hub, until
 from waypost.operations import receive
 from waypost.operations.flow import drive
 from waypost.testing.servers import ValkeyServer
-from waypost.testing.setups import ClusterSetup, SentinelSetup, client_of
 from waypost.wake import hub as hubs
 from waypost.wake.files import FileHub, SocketTransport, WatchingTransport
 from waypost.wake.hub import Hub, ThreadHub

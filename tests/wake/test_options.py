@@ -128,7 +128,7 @@ async def _received(post: AsyncWaypost) -> Any:
 
 @pytest.mark.promise("STORE-1", "WAKE-4")
 def test_a_user_without_channels_publishes_and_one_with_them_is_woken(valkey: ValkeyServer, namespace: str) -> None:
-    from waypost.testing.setups import client_of
+    from tests.servers.valkey_setups import client_of
 
     with client_of(valkey) as client:
         client.acl_setuser("mute", enabled=True, nopass=True, keys=["*"], categories=["+@all"], reset_channels=True)

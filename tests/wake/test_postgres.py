@@ -12,13 +12,13 @@ from typing import Any
 import psycopg
 import pytest
 
+from tests.servers.pgbouncer import PgBouncer
 from tests.wake.conftest import Notes, served_hub, until
 from waypost import Waypost
 from waypost.operations import receive
 from waypost.operations.flow import drive
 from waypost.store.port import Draft
 from waypost.store.postgres import migrate
-from waypost.testing.pgbouncer import PgBouncer
 from waypost.testing.postgres import PostgresServer
 from waypost.wake.port import Topic
 from waypost.wake.postgres import channel_of

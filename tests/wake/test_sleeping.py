@@ -305,7 +305,7 @@ def forget_sleepers(post: Waypost, namespace: str) -> None:
                 connection.execute(f'DELETE FROM "{prefix}_sleeper"')
                 connection.execute(f'UPDATE "{prefix}_queue" SET sleepers_known_until = 0')
         case "valkey":
-            from waypost.testing.setups import client_of
+            from tests.servers.valkey_setups import client_of
 
             with client_of(store.source.place) as client:
                 client.delete(f"{{{namespace}:orders}}:sleepers")
@@ -389,7 +389,7 @@ def test_without_a_channel_workers_poll_soon_and_then_more_rarely(url: str, name
 def test_clients_and_workers_of_a_process_share_one_subscription(
     mode: str, valkey: ValkeyServer, namespace: str
 ) -> None:
-    from waypost.testing.setups import client_of
+    from tests.servers.valkey_setups import client_of
 
     make: Any = Waypost if mode == "sync" else AsyncWaypost
     clients = [make(valkey.url, namespace=namespace) for _ in range(3)]

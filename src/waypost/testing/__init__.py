@@ -1,8 +1,8 @@
 """For tests of waypost and of what is built on it: time by hand, real servers, and the suite every store must pass.
 
-    clock         store time that only moves when told to
-    servers       real Valkey and Redis servers from wheels, started and ended with a `with` block
-    setups        several of them together: under Sentinels, or as a Cluster
+    clock         a store clock that moves only when a test advances it
+    servers       real Valkey and Redis servers from wheels, started and stopped with a `with` block
+    postgres      the same for PostgreSQL
     conformance   what a store must do, as tests that read as a specification
     machine       random programs on two stores at once, compared after every step
     plugin        the pytest plugin: the `promise` mark and the fixtures of the suite

@@ -12,7 +12,7 @@ import os
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from types import TracebackType
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, cast
 
 from waypost.codec import encode_body, make_envelope, open_envelope
 from waypost.identity import Operation, Session, continuation_id
@@ -79,6 +79,14 @@ def fresh_namespace() -> str:
 def ms(seconds: float) -> int:
     """Seconds as the whole milliseconds that stores count in."""
     return round(seconds * 1000)
+
+
+def strand(store: Any, queue: str, message_id: str) -> Call[Any]:
+    """Return the call that damages a store: no claim, listing or settle finds the message any more, its body stays.
+
+    It is a method `strand` of the store. The contract does not require it: only tests use it.
+    """
+    return cast("Call[Any]", store.strand(queue, message_id))
 
 
 class Runner:

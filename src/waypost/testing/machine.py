@@ -23,9 +23,8 @@ from waypost.identity import Operation, Session, continuation_id, new_mark, new_
 from waypost.policy import CLAIM_BYTES_MAX, REPLAY_TTL_MS, STAMP_AHEAD_MS, policy_changes
 from waypost.store.memory import MemoryStore
 from waypost.store.port import Call, Draft, FireStep, Hold, Store, Target, Woken, forwarded_draft
-from waypost.testing.bench import STATES, StoreMaker, fresh_namespace, ms
+from waypost.testing.bench import STATES, StoreMaker, fresh_namespace, ms, strand
 from waypost.testing.clock import ClockTime, ManualClock
-from waypost.testing.damage import strand
 from waypost.values import (
     Claimed,
     Continuation,

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from waypost.testing.bench import QUEUE, Bench
-from waypost.testing.damage import strand
+from waypost.testing.bench import QUEUE, Bench, strand
 from waypost.values import Damage
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from waypost import Message, Waypost
 
-post = Waypost(os.environ["CREW_URL"], retry_budget=20)
-notes = Path(os.environ["CREW_NOTES"])
+post = Waypost(os.environ["APP_URL"], retry_budget=20)
+notes = Path(os.environ["APP_NOTES"])
 NEXT = {"chop": "cook", "cook": "serve", "serve": "chop"}
 
 

@@ -1,6 +1,6 @@
 """A worker that is cut off from its store while its handlers run, for the figures of leases.
 
-    CUT_OFF='{"url": …, "namespace": …, "notes": …, "number": 3}' python -m tests.fault.cut_off
+    APP_OPTIONS='{"url": …, "namespace": …, "notes": …, "number": 3}' python -m tests.fault.disconnected_worker
 
 Each kind of handler has a queue of its own. They write lines into the notes: what, kind, message, and when by the clock
 of the machine. Handlers would run for twenty seconds.
@@ -19,7 +19,7 @@ from waypost import Message, Waypost
 
 RUN_SECONDS = 20.0
 #: Read when this module is imported, also in the processes of handlers.
-given: dict[str, Any] = json.loads(os.environ["CUT_OFF"])
+given: dict[str, Any] = json.loads(os.environ["APP_OPTIONS"])
 post = Waypost(given["url"], namespace=given["namespace"], retry_budget=5)
 
 
@@ -74,6 +74,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    from tests.fault import cut_off  # where the processes of handlers find them
+    from tests.fault import disconnected_worker  # where the processes of handlers find them
 
-    cut_off.main()
+    disconnected_worker.main()

@@ -1,6 +1,6 @@
 """Records `waypost demo` in a terminal and writes what it told as a picture: docs/recording.svg.
 
-    python scripts/record.py [output.svg]
+    python scripts/record_demo.py [output.svg]
 
 The demo really runs, in a pseudo-terminal; each line appears in the picture when it appeared there, long pauses
 shortened. Nothing in the file refers to anything outside of it: no font and no style is fetched. Without animation all

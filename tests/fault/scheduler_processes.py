@@ -43,7 +43,7 @@ class Tickers:
         url, namespace = self._given
         given = (url, namespace, TTL_SECONDS, self._chance.randrange(2**32), self._probability, hours_off)
         process = subprocess.Popen(
-            [sys.executable, "-m", "tests.fault.ticker", *map(str, given)],
+            [sys.executable, "-m", "tests.fault.faulty_scheduler", *map(str, given)],
             cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT / "src")},
         )  # fmt: skip
         self._running[process.pid] = process

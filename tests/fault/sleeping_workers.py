@@ -1,6 +1,6 @@
 """A process full of idle worker loops, for the figures of wake-ups.
 
-    python -m tests.fault.crowd '{"url": …, "namespace": …, "wake": …, "loops": 10, "notes": …, "poll": 600, "nice": 0}'
+    python -m tests.fault.sleeping_workers '{"url": …, "namespace": …, "wake": …, "loops": 10, …}'
 
 Each loop is a worker of a client of its own. A handler notes when it started; the body says when it was published.
 """

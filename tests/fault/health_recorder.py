@@ -1,4 +1,4 @@
-"""A worker process that writes down how its health changes: `python -m tests.fault.watched FILE WINDOW QUEUE`."""
+"""A worker process that records its changes of health: `python -m tests.fault.health_recorder FILE WINDOW QUEUE`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import sys
 import threading
 from pathlib import Path
 
-from tests.fault.crew import post
+from tests.fault.worker_app import post
 
 
 def main() -> None:

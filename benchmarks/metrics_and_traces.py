@@ -1,6 +1,6 @@
 """What metrics and traces cost: processor time for each message that a worker handles, without them and with each.
 
-    python -m benchmarks.seeing --quick --json
+    python -m benchmarks.metrics_and_traces --quick --json
 
 A worker empties a queue in memory, where the store costs least, with an async handler that does nothing; processor
 time is taken over the run, which holds claims, handler calls and settles. The ways take turns, so that a busy machine

@@ -10,7 +10,7 @@ from waypost import Constant, Waypost
 
 DELIVERIES = 3
 AGAIN = Constant(pause=0.02, jitter=0, attempts=DELIVERIES)
-post = Waypost(os.environ.get("EXITS_URL", "memory://"), namespace=os.environ.get("EXITS_NAMESPACE", "wp"))
+post = Waypost(os.environ.get("APP_URL", "memory://"), namespace=os.environ.get("APP_NAMESPACE", "wp"))
 
 
 class Strange(BaseException):

@@ -1,4 +1,4 @@
-"""A scheduler process that kills or freezes itself at its ticks: `python -m tests.fault.ticker`.
+"""A scheduler process that kills or freezes itself at its ticks: `python -m tests.fault.faulty_scheduler`.
 
 Arguments: URL, namespace, seconds of a leader's lease, seed, chance of a fault at each fire, hours its clock is off.
 """

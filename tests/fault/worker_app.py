@@ -11,9 +11,9 @@ from typing import Any
 
 from waypost import Constant, Message, Waypost
 
-post = Waypost(os.environ["CREW_URL"], retry_budget=float(os.environ.get("CREW_BUDGET", "20")))
+post = Waypost(os.environ["APP_URL"], retry_budget=float(os.environ.get("APP_BUDGET", "20")))
 #: Each handler call writes a line here: queue, body, delivery, process.
-notes = Path(os.environ["CREW_NOTES"])
+notes = Path(os.environ["APP_NOTES"])
 
 
 def note(what: str, message: Message[Any]) -> None:

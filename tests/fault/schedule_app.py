@@ -8,8 +8,8 @@ from typing import Any
 
 from waypost import Message, Waypost
 
-post = Waypost(os.environ["CREW_URL"])
-notes = Path(os.environ["CREW_NOTES"])
+post = Waypost(os.environ["APP_URL"])
+notes = Path(os.environ["APP_NOTES"])
 
 
 @post.every(0.05)
