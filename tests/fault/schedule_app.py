@@ -1,4 +1,4 @@
-"""A program with a schedule, for worker processes: each beat writes its instant and its process."""
+"""A program with a schedule, for worker processes: each tick writes its instant and its process."""
 
 from __future__ import annotations
 
@@ -13,6 +13,6 @@ notes = Path(os.environ["APP_NOTES"])
 
 
 @post.every(0.05)
-def heartbeat(message: Message[Any]) -> None:
+def tick(message: Message[Any]) -> None:
     with notes.open("a") as file:
         file.write(f"{message.headers['waypost-instant']} {os.getpid()}\n")

@@ -50,7 +50,7 @@ def test_leaders_that_die_or_freeze_at_the_tick_fire_nothing_twice_and_miss_noth
 def test_a_process_of_its_own_leads_works_and_hands_over_at_a_signal(role: str, tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'alone.db'}"
     with Waypost(url) as post:
-        post.save_schedule("beat", queue="beats", every=0.1)
+        post.save_schedule("beat", queue="ticks", every=0.1)
         post.publish("later", 1, delay=0.2)
         process = subprocess.Popen(
             [sys.executable, "-W", "error", "-m", "waypost.cli.main", role, url],
@@ -60,15 +60,15 @@ def test_a_process_of_its_own_leads_works_and_hands_over_at_a_signal(role: str, 
         )
         try:
             deadline = time.monotonic() + 30
-            queue = "beats" if role == "scheduler" else "later"
+            queue = "ticks" if role == "scheduler" else "later"
             while post.ledger(queue).ready == 0:
                 assert time.monotonic() < deadline
                 time.sleep(0.01)
         finally:
             process.send_signal(signal.SIGTERM)
-            said = process.communicate(timeout=30)[1]
-        assert process.returncode == 0, said
-        assert "leads" in said
+            output = process.communicate(timeout=30)[1]
+        assert process.returncode == 0, output
+        assert "leads" in output
         executor = post.store.connect(start_timeout=5)
         assert executor.run(post.store.elect(role, "next", 1_000)).leader == "next"
         executor.close()
@@ -76,7 +76,7 @@ def test_a_process_of_its_own_leads_works_and_hands_over_at_a_signal(role: str, 
 
 @pytest.mark.promise("CRON-7", "CRON-6")
 def test_workers_fire_what_they_declare_and_one_that_is_stopped_hands_over_at_once(tmp_path: Path) -> None:
-    url, notes = f"sqlite:///{tmp_path / 'beats.db'}", tmp_path / "notes"
+    url, notes = f"sqlite:///{tmp_path / 'ticks.db'}", tmp_path / "notes"
     notes.touch()
     environment = os.environ | {"APP_URL": url, "APP_NOTES": str(notes), "PYTHONPATH": str(ROOT / "src")}
 
@@ -84,13 +84,13 @@ def test_workers_fire_what_they_declare_and_one_that_is_stopped_hands_over_at_on
         command = [sys.executable, "-W", "error", "-m", "waypost.cli.main", "worker", "tests.fault.schedule_app:post"]
         return subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.DEVNULL)
 
-    def heartbeats() -> list[str]:
+    def ticks() -> list[str]:
         return [line.split()[0] for line in notes.read_text().splitlines()]
 
     def wait_for(count: int) -> None:
         deadline = time.monotonic() + 30
-        while len(heartbeats()) < count:
-            assert time.monotonic() < deadline, "no more beats"
+        while len(ticks()) < count:
+            assert time.monotonic() < deadline, "no more ticks"
             time.sleep(0.01)
 
     with Waypost(url) as post:
@@ -98,22 +98,22 @@ def test_workers_fire_what_they_declare_and_one_that_is_stopped_hands_over_at_on
         workers = {worker.pid: worker for worker in (start(), start())}
         try:
             for _ in range(2):
-                wait_for(len(heartbeats()) + 10)
-                leader = executor.run(post.store.elect("scheduler", "nobody", 1)).leader
+                wait_for(len(ticks()) + 10)
+                leader = executor.run(post.store.elect("scheduler", "the test", 1)).leader
                 # The names of workers hold their process.
                 stopped = workers.pop(int(leader.split(":")[1]))
                 stopped.send_signal(signal.SIGTERM)
                 assert stopped.wait(30) == 0
                 fresh = start()
                 workers[fresh.pid] = fresh
-                wait_for(len(heartbeats()) + 10)
+                wait_for(len(ticks()) + 10)
         finally:
             for worker in workers.values():
                 worker.kill()
                 worker.wait()
             executor.close()
-        assert len(set(heartbeats())) == len(heartbeats()), "an instant ran twice without a redelivery"
+        assert len(set(ticks())) == len(ticks()), "an instant ran twice without a redelivery"
         (schedule,) = post.schedules()
-        published = [event for event in post.journal("beat").events if event.event == "published"]
-        assert {event.schedule for event in published} == {"beat"}
-        assert schedule.fires >= len(heartbeats())
+        published = [event for event in post.journal("tick").events if event.event == "published"]
+        assert {event.schedule for event in published} == {"tick"}
+        assert schedule.fires >= len(ticks())
