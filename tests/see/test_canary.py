@@ -13,8 +13,8 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from tests.see.conftest import Start
-from tests.servers.nats import NatsServer
 from tests.see.service import Service, ask, until
+from tests.servers.nats import NatsServer
 from waypost import NoRetry, Waypost, WaypostError
 from waypost.cli.main import main
 from waypost.see import Prometheus, Tracing
