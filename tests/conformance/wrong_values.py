@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta, timezone, tzinfo
 from typing import Any, NoReturn
 
 from waypost import CatchUp, Middleware, Published, Waypost
-from waypost.client.schedule_methods import RULE_OPTIONS
+from waypost.client.options import RULE_OPTIONS
 from waypost.operations.publish import OPTIONS
 
 ID = "0123456789abcdefghjkmnpq"

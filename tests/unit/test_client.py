@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -14,7 +13,7 @@ import pytest
 
 import waypost
 from tests.unit.clients import MODES, open_client
-from waypost import CONTENT, AsyncWaypost, Queue, Waypost, errors
+from waypost import CONTENT, Queue, errors
 from waypost.testing.clock import ManualClock
 
 
@@ -442,21 +441,3 @@ def test_a_batch_has_an_end(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(errors.InvalidInput, match="at most 3 messages"):
             client.publish_many("q", iter(range(5)))
         assert len(client.publish_many("q", iter(range(3)))) == 3
-
-
-# ---- the two faces are one -----------------------------------------------------------------------------------
-
-
-@pytest.mark.promise("FACE-1")
-def test_both_faces_have_the_same_names_arguments_and_words() -> None:
-    def public(kind: type) -> dict[str, Any]:
-        return {name: member for name, member in vars(kind).items() if not name.startswith("_")}
-
-    blocking, awaiting = public(Waypost), public(AsyncWaypost)
-    assert blocking.keys() == awaiting.keys()
-    for name, member in blocking.items():
-        assert member.__doc__, name
-        assert awaiting[name].__doc__ == member.__doc__
-        given = [(p.name, p.kind, p.default) for p in inspect.signature(member).parameters.values()]
-        wanted = [(p.name, p.kind, p.default) for p in inspect.signature(awaiting[name]).parameters.values()]
-        assert given == wanted, name

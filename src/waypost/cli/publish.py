@@ -17,7 +17,7 @@ from waypost.cli.options import add_command, count_from, moment, open_post, seco
 from waypost.cli.output import write, write_json
 from waypost.cli.progress import Progress
 from waypost.client import Waypost
-from waypost.client.base import PublishManyKeywords
+from waypost.client.options import PublishManyKeywords
 from waypost.errors import PartialPublish, WaypostError
 from waypost.formatting import format_count
 from waypost.operations.publish import CONTENT

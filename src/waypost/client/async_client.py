@@ -9,27 +9,27 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, Unpack, cast, overload
 from weakref import WeakKeyDictionary
 
-from waypost.checks import SECONDS_MAX, check_id, check_seconds
+from waypost.checks import SECONDS_MAX, check_function, check_id, check_seconds
 from waypost.client.base import (
     DEFAULT_RETRY,
     BaseClient,
     Listing,
-    PublishKeywords,
-    PublishManyKeywords,
-    QueueName,
     begin_transaction,
     is_stop,
+    ttl_ms,
 )
-from waypost.client.schedule_methods import AwaitedSchedules
-from waypost.client.sync_client import Waypost
+from waypost.client.options import PublishKeywords, PublishManyKeywords, QueueName, ScheduleKeywords
 from waypost.errors import UnusableClient
 from waypost.message import Duration, Message, Queue, Retry, StoredMessage, queue_name, queue_type
 from waypost.middleware import Outgoing
-from waypost.operations import manage, publish, publish_middleware, receive, wait
+from waypost.operations import manage, publish, publish_middleware, receive, schedules, wait
 from waypost.operations.flow import Flow, drive_async
 from waypost.operations.publish import PublishOptions, checked, taken
 from waypost.operations.settle_target import SettleTarget
-from waypost.policy import HEALTH_WINDOW_SECONDS, PAGE_MAX, Policy, RetryPolicy
+from waypost.policy import HEALTH_WINDOW_SECONDS, LEADER_TTL_MS, PAGE_MAX, Policy, RetryPolicy
+from waypost.schedule.promoter import Promoter, PromoterTick
+from waypost.schedule.schedule import Schedule
+from waypost.schedule.scheduler import Scheduler, Tick
 from waypost.values import (
     CancelStatus,
     Checked,
@@ -146,7 +146,7 @@ class _Connection:
         self.executor: AsyncExecutor | None = None
 
 
-class AsyncWaypost(BaseClient, AwaitedSchedules):
+class AsyncWaypost(BaseClient):
     """A client for asyncio. Tasks may share it; each event loop gets its own connections. A forked child makes its own.
 
     Give a URL (`sqlite:///orders.db`, `valkey://127.0.0.1:6379`, `memory://`), or your own redis client with
@@ -158,11 +158,13 @@ class AsyncWaypost(BaseClient, AwaitedSchedules):
     _connections: WeakKeyDictionary[asyncio.AbstractEventLoop, _Connection] | None = None
 
     async def open(self) -> Self:
+        """Connect now rather than at the first use, or again after `close`."""
         self._closed = False
         await self._connected()
         return self
 
     async def close(self) -> None:
+        """Give the connections back. A client handed in with `client=` stays open: it is yours."""
         import asyncio
 
         self._closed = True
@@ -233,6 +235,20 @@ class AsyncWaypost(BaseClient, AwaitedSchedules):
     @overload
     async def publish(self, queue: str, body: object, **options: Unpack[PublishKeywords]) -> Published: ...
     async def publish(self, queue: QueueName, body: object, **options: Unpack[PublishKeywords]) -> Published:
+        """Publish a message: bytes, text, a JSON value, a dataclass, a msgspec Struct or a pydantic model.
+
+        `key` (text, a function of the body, or `CONTENT`) makes it the only one of its key: while it is unfinished,
+        or for `window` seconds. `on_conflict` says what happens to a second one: `keep` the first (the default),
+        `replace` it, `extend` its due time, or `error` (`KeyTaken`).
+        `delay` (seconds, timedelta) or `at` (with a time zone) makes it a timer. `priority` is 0 to 9, higher first.
+        `group`, `headers`, `trace` (W3C), `correlation_id` and `reply_to` travel along. `chain=True` begins a chain,
+        which goes on with `message.then` and can be waited for; `after` (chain ids, or what `publish` returned for
+        their first messages) holds this message back until those chains have ended. On a full queue whose policy is
+        `block`, waits for room up to `timeout` seconds (1), then raises `QueueFull`.
+
+        `transaction` (a SQLAlchemy session or connection, a connection of psycopg, asyncpg, Django or sqlite3) makes
+        the message a part of it: it is there if and only if that transaction commits, which is left to you.
+        """
         name = self._name(queue)
         with self._gate.publish():
             if self._registry.middleware or "transaction" in options:
@@ -265,6 +281,13 @@ class AsyncWaypost(BaseClient, AwaitedSchedules):
     async def publish_many(
         self, queue: QueueName, bodies: Iterable[Any], **options: Unpack[PublishManyKeywords]
     ) -> list[Published]:
+        """Publish a batch with the options of `publish` for all; the results are in the order of the bodies.
+
+        `bodies` may be a generator: it is encoded while earlier parts are under way. `key` and `group` may be
+        functions of the body. The batch goes in parts of up to 512 messages, each of them whole or not at all. If a
+        part fails after others are stored, or a body is refused, `PartialPublish` says what is known of each; if
+        nothing was stored, the error itself is raised.
+        """
         name = self._name(queue)
         with self._gate.publish():
             if self._registry.middleware or "transaction" in options:
@@ -292,6 +315,18 @@ class AsyncWaypost(BaseClient, AwaitedSchedules):
     def receive(
         self, queue: QueueName, *, wait: Duration | None = 0, retry: RetryPolicy = DEFAULT_RETRY, renew: bool = True
     ) -> AsyncReception[Any]:
+        """Claim a message for a `with` block, waiting up to `wait` seconds (None: for ever); None if none came.
+
+        The block's end settles it. Without a word it is done; `message.retry()`, `.snooze()`, `.dead()` and `.drop()`
+        decide otherwise, and so do `Retry`, `Snooze`, `Dead` and `Drop` when raised. Any other exception is a failure:
+        `retry` says when it comes back or that it is dead, and the exception goes on to the caller. `SystemExit` is a
+        failure too. A stop from outside releases the message as it was: `KeyboardInterrupt`, what a signal handler of
+        the program raises, the cancellation of the task, and the end of a generator that the block is in.
+
+        The lease is renewed while the block runs, from a thread; `renew=False` leaves that to you (`extend`). If it is
+        lost all the same, that is logged, `message.lease_lost` is True, the settle changes nothing, and no error is
+        raised.
+        """
         self._check_receive(queue, wait, retry, renew)
         return AsyncReception(self, queue, wait, queue_type(queue), retry, renew)
 
@@ -306,6 +341,12 @@ class AsyncWaypost(BaseClient, AwaitedSchedules):
     def consume(
         self, queue: QueueName, *, wait: Duration | None = None, retry: RetryPolicy = DEFAULT_RETRY, renew: bool = True
     ) -> AsyncIterator[AsyncConsumed[Any]]:
+        """One message after the other, each for a `with` block of its own as in `receive`; ends with a drain.
+
+        `wait` ends it when none came for so long. A message that is neither settled by its block nor by a word
+        (`message.done()`) when the next one is asked for is retried; one that a `break` leaves behind is given back.
+        Leases are renewed as in `receive`.
+        """
         self._check_receive(queue, wait, retry, renew)
         return self._consumed(queue, wait, retry, renew)
 
@@ -331,22 +372,35 @@ class AsyncWaypost(BaseClient, AwaitedSchedules):
             await message._end(None if message.outcome is not None else Retry(reason="left unsettled"))
 
     async def extend(self, message: Message[Any]) -> ExtendStatus:
+        """Renew the lease of a message: `ok`, `lost`, or `cancel` if somebody asked for it to stop."""
         return (await self._run(self._extend_flow(message)))[0]
 
     async def cancel(self, queue: QueueName, *, id: str | None = None, key: str | None = None) -> CancelStatus:
+        """Cancel by id or key: `cancelled`, `requested` (it is running), `finished` or `unknown`."""
         return await self._run(manage.cancel(self._context, self._name(queue), id=id, key=key))
 
     async def result(self, queue: QueueName, id: str, default: Any = None, *, as_type: type[Any] | None = None) -> Any:
+        """What a handler kept as the result of a message, `default` if there is none or it is too old."""
         return self._result_value(await self._call(self._result_call(queue, id, as_type)), default, as_type)
 
     async def wait_result(
         self, published: Published, timeout: float = 60.0, *, as_type: type[Any] | None = None
     ) -> Any:
+        """Wait until a message is done; what its handler kept as the result, None if it kept nothing (so long).
+
+        Raises `MessageDead` or `MessageRemoved` if it ends in another way, `EndUnknown` if no trace of it is left, and
+        `WaitTimeout` when the time is up, which changes nothing: it can be waited for again.
+        """
         return await self._run(wait.wait_result(self._context, published, timeout, as_type))
 
     async def wait_chain(
         self, chain: str | Published, timeout: float = 60.0, *, as_type: type[Any] | None = None
     ) -> Any:
+        """Wait until every message of a chain is done; the result that the last one kept, None if it kept nothing.
+
+        Raises `ChainFailed` if a message of it ends in another way, `EndUnknown` if no such chain is known, and
+        `WaitTimeout` when the time is up.
+        """
         return await self._run(wait.wait_chain(self._context, chain, timeout, as_type))
 
     # ---- workers -----------------------------------------------------------------------------------------
@@ -359,9 +413,22 @@ class AsyncWaypost(BaseClient, AwaitedSchedules):
         scheduler: bool = True,
         promoter: bool = False,
     ) -> Worker:
+        """A worker for the registered handlers, or for those of some queues only.
+
+        `run` it until it is told to stop; or let it work in the background for the length of a `with` block. Its
+        `health()` is red when it could have claimed and did not for `health_window` seconds. It also fires schedules,
+        unless `scheduler=False`, and with `promoter=True` it promotes timers of all queues: of all workers one does so
+        at a time.
+        """
         return self._make_worker(queues, health_window, scheduler=scheduler, promoter=promoter)
 
     async def drain(self, timeout: float = 25.0) -> Drained:
+        """Claim and publish no more, wait for what is under way, give back what has not started, and say how it stands.
+
+        Publishes raise `QueueDrained` from here on, but for those of handlers that still run; `receive` gives None.
+        Workers of this client are stopped. It may be called again; with `timeout=0` it changes nothing and only says
+        how things stand. Other clients, also of the same queues, go on.
+        """
         import asyncio
 
         timeout = check_seconds("timeout", timeout, least=-SECONDS_MAX)
@@ -379,6 +446,7 @@ class AsyncWaypost(BaseClient, AwaitedSchedules):
     @overload
     async def peek(self, queue: str, n: int = 10, state: MessageState = "ready") -> list[StoredMessage[Any]]: ...
     async def peek(self, queue: QueueName, n: int = 10, state: MessageState = "ready") -> list[StoredMessage[Any]]:
+        """The first `n` messages of a state, without touching them."""
         return await self._run(self._peek_flow(queue, n, state))
 
     async def _pages(self, listing: Listing[T]) -> AsyncIterator[StoredMessage[T]]:
@@ -396,6 +464,7 @@ class AsyncWaypost(BaseClient, AwaitedSchedules):
         group: str | None = None,
         reason: str | None = None,
     ) -> AsyncIterator[StoredMessage[Any]]:
+        """All messages of a state that match, page by page. What moves meanwhile may be missed or seen twice."""
         filters = {"id": id, "key": key, "group": group, "reason": reason}
         return self._pages(Listing(self._context, queue, state, filters))
 
@@ -408,38 +477,53 @@ class AsyncWaypost(BaseClient, AwaitedSchedules):
         key: str | None = None,
         group: str | None = None,
     ) -> AsyncIterator[StoredMessage[Any]]:
+        """The dead letters of a queue, oldest first."""
         return self.messages(queue, "dead", id=id, key=key, group=group, reason=reason)
 
     def timers(self, queue: QueueName, before: datetime | None = None) -> AsyncIterator[StoredMessage[Any]]:
+        """Messages whose time has not come, soonest first; those due before a moment (with a time zone) if given."""
         return self._pages(Listing(self._context, queue, "delayed", {}, before))
 
     async def stats(self, queue: QueueName, minutes: int = 0) -> Stats:
+        """A queue at a glance, with counters of the last so many minutes."""
         return await self._call(self._stats_call(queue, minutes))
 
     async def ledger(self, queue: QueueName) -> Ledger:
+        """Where every message of a queue went. Its `balance` is 0."""
         return (await self._call(self._stats_call(queue))).ledger
 
     async def history(self, queue: QueueName, message_id: str) -> list[Event]:
+        """All that happened to one message, as far back as the journal goes."""
         return await self._run(manage.history(self._context, queue_name(queue), check_id(message_id)))
 
     async def queues(self) -> list[str]:
+        """The names of all queues in this namespace."""
         return await self._call(self._store.queues())
 
     async def workers(self) -> list[RegisteredWorker]:
+        """The workers that told the store of themselves lately: where they run, what they serve, and how they are."""
         return await self._call(self._store.workers())
 
     # ---- running a queue ---------------------------------------------------------------------------------
 
     async def configure(self, queue: QueueName, **settings: Any) -> Policy:
+        """Change how a queue behaves, for every client, at once.
+
+        Known are lease, max_deliveries, max_pending, overload ("raise", "block", "drop_oldest"), max_running, rate
+        ("100/m"), journal ("off", "failures", "all", "full"), journal_max, dead_max, dead_keep and completed.
+        """
         return await self._run(manage.configure(self._context, self._name(queue), settings))
 
     async def policy(self, queue: QueueName) -> Policy:
+        """How a queue behaves now."""
         return await self._call(self._store.policy(queue_name(queue)))
 
     async def pause(self, queue: QueueName) -> bool:
+        """Hand out nothing until `resume`; publishes and settles go on. Whether this changed anything."""
         return await self._run(manage.pause(self._context, self._name(queue)))
 
     async def resume(self, queue: QueueName) -> bool:
+        """Hand out messages again. Whether this changed anything."""
         return await self._run(manage.resume(self._context, self._name(queue)))
 
     async def redrive(
@@ -452,35 +536,110 @@ class AsyncWaypost(BaseClient, AwaitedSchedules):
         limit: int | None = None,
         rate: str | None = None,
     ) -> Redriven:
+        """Make dead letters ready again with fresh counts: one, some, those of a reason, or all; "100/s" at most.
+
+        A letter whose key was taken meanwhile stays dead, as `duplicate`.
+        """
         return await self._run(self._redrive_flow(queue, id, ids, reason, limit, rate))
 
     async def purge(self, queue: QueueName, state: MessageState = "ready") -> int:
+        """Remove all messages that are `ready`, `delayed`, `dead` or `done`; how many there were."""
         return await self._run(self._purge_flow(queue, state))
 
     async def remove_queue(self, queue: QueueName) -> bool:
+        """Remove a queue that is empty, with its settings, counters, history and journal; whether there was one.
+
+        Raises `QueueNotEmpty`, which names what is left, if it holds messages in any state, dead letters, schedules,
+        chains that have not finished, or registered readers of its journal. The next publish makes a new queue of
+        this name; a worker that still serves it does not.
+        """
         return await self._run(manage.remove_queue(self._context, queue_name(queue)))
 
     async def check(
         self, queue: QueueName, *, mend: bool = False, progress: Callable[[int], object] | None = None
     ) -> Checked:
+        """Look for damaged records of a queue: messages that no claim can reach, missing bodies, wrong counters.
+
+        It goes step by step and can run beside workers; `progress` gets the number of records looked at so far. With
+        `mend`, messages that can be handed out go back to the head of their priority, the rest is removed and counted
+        as dropped, and counters are corrected. Each change is journalled.
+        """
         return await self._run(self._check_flow(queue, mend, progress))
+
+    # ---- schedules ----------------------------------------------------------------------------------------
+
+    async def save_schedule(
+        self, name: str, *, queue: QueueName, key: str | None = None, **rule: Unpack[ScheduleKeywords]
+    ) -> Schedule:
+        """Save a schedule: it publishes `body` to `queue` by a `cron` pattern in zone `tz`, or `every` n seconds.
+
+        `missed` says what becomes of instants that nobody fired in time (`grace`, 60 s): `skip` them (the default),
+        fire `once` for all, or `CatchUp(n)`. `start`, `end` and `max_fires` bound it; `jitter` spreads its fires over
+        so many seconds. `priority`, `group`, `headers`, `correlation_id` and `reply_to` are those of its messages.
+
+        It is known by queue and `key`, which is made of name and rule unless given. To save it again changes nothing;
+        with another rule under the same key it fires next when that says so.
+        """
+        schedule = await self._run(self._save_flow(name, queue, key, rule))
+        self._poke_schedulers()
+        return schedule
+
+    async def remove_schedule(self, name: str, *, queue: QueueName | None = None) -> bool:
+        """Remove a schedule by key or name; whether there was one. What it has published stays."""
+        return await self._run(self._change_flow(schedules.remove, name, queue))
+
+    async def pause_schedule(self, name: str, *, queue: QueueName | None = None) -> bool:
+        """Fire no more until it is resumed; whether that changed anything."""
+        return await self._run(self._change_flow(schedules.pause, name, queue))
+
+    async def resume_schedule(self, name: str, *, queue: QueueName | None = None) -> bool:
+        """Fire again from the next instant on; whether that changed anything. The pause makes no missed fires."""
+        changed = await self._run(self._change_flow(schedules.resume, name, queue))
+        self._poke_schedulers()
+        return changed
+
+    async def trigger_schedule(self, name: str, *, queue: QueueName | None = None) -> Published:
+        """Publish a schedule's message now. Its next fire stays where it is."""
+        return await self._run(self._change_flow(schedules.trigger, name, queue))
+
+    async def schedules(self, queue: QueueName | None = None, *, count: int = 1) -> list[Schedule]:
+        """All schedules, or those of a queue, each with its next `count` fires."""
+        return await self._run(self._schedules_flow(queue, count))
+
+    async def run_scheduler(
+        self, *, ttl: float = LEADER_TTL_MS / 1000, on_tick: Callable[[Tick], object] | None = None
+    ) -> None:
+        """Fire schedules until this is cancelled. Workers do this too; of all of them one leads at a time."""
+        from waypost.schedule.loop import Background
+
+        scheduler = Scheduler(self._context, ttl_ms=ttl_ms(ttl), on_tick=check_function("on_tick", on_tick))
+        background = Background(await self._connected(), scheduler)
+        self._backgrounds.add(background)
+        await background.run()
+
+    async def run_promoter(
+        self, *, ttl: float = LEADER_TTL_MS / 1000, on_tick: Callable[[PromoterTick], object] | None = None
+    ) -> None:
+        """Make timers ready when they are due, and wake workers for them, until this is cancelled."""
+        from waypost.schedule.loop import Background
+
+        promoter = Promoter(self._context, ttl_ms=ttl_ms(ttl), on_tick=check_function("on_tick", on_tick))
+        await Background(await self._connected(), promoter).run()
 
     # ---- the journal -------------------------------------------------------------------------------------
 
     async def journal(self, queue: QueueName, after: int = 0, limit: int = PAGE_MAX) -> JournalPage:
+        """Events of a queue after a number, in order. Go on from the page's `last`."""
         return await self._call(self._journal_call(queue, after, limit))
 
     async def journal_reader(self, queue: QueueName, name: str, read_to: int | None = None) -> int:
+        """Register a reader, or say how far it has read; where it stands. What it has not read is not trimmed."""
         return await self._call(self._reader_call(queue, name, read_to))
 
     async def journal_forget(self, queue: QueueName, name: str) -> bool:
+        """Forget a reader. Whether it was known."""
         return await self._call(self._forget_call(queue, name))
 
     async def journal_trim(self, queue: QueueName, up_to: int) -> int:
+        """Forget events up to a number, but none that a reader still needs; the first event kept."""
         return await self._call(self._trim_call(queue, up_to))
-
-
-# One text for both faces: what a method means does not depend on how it is called.
-for _name, _method in vars(AsyncWaypost).items():
-    if callable(_method) and not _method.__doc__:
-        _method.__doc__ = getattr(getattr(Waypost, _name, None), "__doc__", None)

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypedDict, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar, Unpack, cast
 from weakref import WeakSet
 
 from waypost import codec
@@ -25,22 +25,22 @@ from waypost.checks import (
     check_moment,
     check_namespace,
     check_options,
+    check_queue,
     check_seconds,
     check_state,
     check_text,
     show,
 )
-from waypost.client.blocks import Blocks
-from waypost.client.gate import Gate
+from waypost.client.in_progress import Blocks, Gate
+from waypost.client.options import RULE_OPTIONS, PublishManyKeywords, QueueName, RuleKeywords, ScheduleKeywords
 from waypost.client.registry import Registry
-from waypost.client.schedule_methods import ScheduleMethods
 from waypost.errors import ConfigurationError, ForkedClient, InvalidInput, InvalidName, QueueDrained
 from waypost.identity import Session
 from waypost.message import Duration, Message, Queue, StoredMessage, queue_name, queue_type
 from waypost.middleware import Middleware, Outgoing, observed_by, published_through
-from waypost.operations import manage, receive
+from waypost.operations import manage, receive, schedules
 from waypost.operations.flow import ClientContext, Flow, OnEvent
-from waypost.operations.publish import OPTIONS, Group, Key, ManyKey, PublishOptions
+from waypost.operations.publish import OPTIONS, PublishOptions
 from waypost.operations.publish_middleware import Around
 from waypost.policy import (
     CHUNK_MESSAGES_MAX,
@@ -54,13 +54,16 @@ from waypost.policy import (
     WORKER_CHARACTERS_MAX,
     Durability,
     Exponential,
-    OnConflict,
     RetryPolicy,
     attempts_allowed,
     check_retry,
 )
+from waypost.schedule.promoter import Promoter
+from waypost.schedule.rule import Spec, unpack_spec
+from waypost.schedule.schedule import Schedule
+from waypost.schedule.scheduler import Scheduler, log
 from waypost.store.opening import StoreOptions, open_store, store_from_client
-from waypost.values import Checked, Drained, ExtendStatus, JournalPage, MessageState, Published, Redriven, Stats
+from waypost.values import Checked, Drained, ExtendStatus, JournalPage, MessageState, Redriven, Stats
 from waypost.wake.opening import open_wakeups
 from waypost.wake.wakeups import Wakeups
 from waypost.worker.handler import CONCURRENCY, MAX_RUN_SECONDS, Handler, OnLeaseLost
@@ -72,6 +75,7 @@ if TYPE_CHECKING:
     from waypost.outbox.relay.relay import Relay
     from waypost.outbox.relay.target import Target
     from waypost.redaction import Redact
+    from waypost.schedule.loop import Background
     from waypost.store.port import AsyncExecutor, Call, Executor, Store
     from waypost.wake.port import Channel
     from waypost.worker.worker import Embedded, Worker
@@ -79,7 +83,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 D = TypeVar("D")
 F = TypeVar("F", bound=Callable[..., Any])
-QueueName = str | Queue[Any]
 
 #: So many messages are fetched at a time when all are looked at.
 LISTING_PAGE = 250
@@ -92,40 +95,17 @@ RELAY_BATCH = 500
 #: A batch that the target does not take is held for so long before it is put off: then a worker that stops, or another
 #: one whose target answers, can have it.
 RELAY_HOLD_SECONDS = 30.0
-#: The same for everybody: a policy holds no state.
+#: The options of a handler that a schedule's function may have.
+HANDLER_OPTIONS = frozenset(inspect.signature(Handler).parameters) - {
+    "function", "middleware", "queue", "state", "store",
+}  # fmt: skip
+#: The most next fires that one call lists of a schedule.
+NEXT_FIRES_MAX = 1_000
+#: Shared by all clients: a policy holds no state.
 DEFAULT_RETRY = Exponential()
 
 
-class _Options(TypedDict, total=False):
-    window: Duration | None
-    on_conflict: OnConflict
-    delay: Duration | None
-    at: datetime | None
-    priority: int
-    group: Group
-    headers: Mapping[str, str] | None
-    trace: Mapping[str, str] | None
-    correlation_id: str | None
-    reply_to: str | None
-    timeout: float | None
-    chain: bool
-    after: str | Published | Iterable[str | Published]
-    transaction: object
-
-
-class PublishKeywords(_Options, total=False):
-    """The options of `publish`."""
-
-    key: Key
-
-
-class PublishManyKeywords(_Options, total=False):
-    """The options of `publish_many`: the same, but one key cannot be that of many."""
-
-    key: ManyKey
-
-
-class BaseClient(ScheduleMethods):
+class BaseClient:
     """What both faces are made of: a store, an identity, and the checks that come before a flow."""
 
     #: Whether calls of this face are awaited.
@@ -200,7 +180,9 @@ class BaseClient(ScheduleMethods):
         self._stopped: list[Stoppable] = []
         #: Queues that are sent on.
         self._relays: dict[str, Relay] = {}
-        self._start_declaring()
+        #: Schedules that decorators declared, by queue and key.
+        self._declared: dict[tuple[str, str], DeclaredSchedule] = {}
+        self._backgrounds: WeakSet[Background] = WeakSet()
         self._closed = False
         self._connecting = threading.Lock()
         #: The blocks of `receive` and `consume` whose leases are renewed.
@@ -270,7 +252,8 @@ class BaseClient(ScheduleMethods):
         maker of sessions, if it is not the client's own.
         """
 
-        _check_called("handler", queue, '@post.handler("orders")')
+        if callable(queue) and not isinstance(queue, str | Queue):
+            raise _missing_arguments("handler", queue, '@post.handler("orders")')
         queue_name(queue)
 
         def register(function: F) -> F:
@@ -321,9 +304,6 @@ class BaseClient(ScheduleMethods):
         self._registry.add(handler)
         self._relays[name] = relay
         return relay
-
-    def _register(self, queue: QueueName, function: F, options: Mapping[str, Any]) -> F:
-        return self.handler(queue, **options)(function)
 
     @property
     def middleware(self) -> tuple[Middleware, ...]:
@@ -419,6 +399,104 @@ class BaseClient(ScheduleMethods):
         """The connection by which the leases of blocks are renewed; called from a thread."""
         return self._store.connect(start_timeout=self._start_timeout)
 
+    # ---- schedules ---------------------------------------------------------------------------------------
+
+    def cron(
+        self,
+        pattern: str,
+        *,
+        tz: str = "UTC",
+        name: str | None = None,
+        queue: QueueName | None = None,
+        handler: Mapping[str, Any] | None = None,
+        **rule: Unpack[RuleKeywords],
+    ) -> Callable[[F], F]:
+        """Run a function by a cron pattern: the handler of its own queue. Workers save the schedule as they start.
+
+        `queue` and `name` are the function's own name unless given; `handler` has options of `handler`, such as
+        `{"timeout": 30}`. Another pattern for the same name changes the schedule. One whose function is gone stays in
+        the store until it is removed; workers say so when they start.
+        """
+        if callable(pattern):
+            raise _missing_arguments("cron", pattern, '@post.cron("0 9 * * *")')
+        return self._declare(name, queue, handler, {"cron": pattern, "tz": tz, **rule})
+
+    def every(
+        self,
+        interval: Duration,
+        *,
+        name: str | None = None,
+        queue: QueueName | None = None,
+        handler: Mapping[str, Any] | None = None,
+        **rule: Unpack[RuleKeywords],
+    ) -> Callable[[F], F]:
+        """Run a function every so many seconds, parts of a second included. The rest is as for `cron`."""
+        if callable(interval):
+            raise _missing_arguments("every", interval, "@post.every(60)")
+        return self._declare(name, queue, handler, {"every": interval, **rule})
+
+    def _declare(
+        self, name: str | None, queue: QueueName | None, handler: Mapping[str, Any] | None, rule: Mapping[str, Any]
+    ) -> Callable[[F], F]:
+        check_options("a schedule", rule, RULE_OPTIONS)
+        if handler is not None and not (isinstance(handler, Mapping) and all(isinstance(one, str) for one in handler)):
+            raise ConfigurationError(f"handler= has options of a handler, as {{'timeout': 30}}, not {show(handler)}")
+        check_options("a handler", handler or {}, HANDLER_OPTIONS)
+        # What is wrong is said where it is written, before there is a function.
+        schedules.make_spec("schedule" if name is None else name, declared=True, **rule)
+
+        def register(function: F) -> F:
+            chosen = getattr(function, "__name__", "") if name is None else name
+            place = check_queue(chosen) if queue is None else queue_name(queue)
+            spec = schedules.make_spec(chosen, declared=True, **rule)
+            if (place, chosen) in self._declared:
+                raise ConfigurationError(f"queue {place} has a schedule {chosen!r} already; give it another name=")
+            # The name is the key: a pattern that changes in the program changes the schedule, and adds none.
+            self._declared[place, chosen] = DeclaredSchedule(place, chosen, spec)
+            return self.handler(place if queue is None else queue, **(handler or {}))(function)
+
+        return register
+
+    def _save_declared(self, context: ClientContext, queues: Iterable[str]) -> Flow[None]:
+        """At the start of a worker: save what is declared for its queues, and name what is declared no more."""
+        mine = set(queues)
+        for one in self._declared.values():
+            if one.queue in mine:
+                yield from schedules.save(context, one.queue, one.key, one.spec)
+        if not self._declared:
+            return
+        for queue, listing in (yield from schedules.listings(context, None)).items():
+            for stored in listing.schedules:
+                known = (queue, stored.key) in self._declared
+                if queue in mine and not known and unpack_spec(stored.spec).declared:
+                    log.warning(
+                        "schedule %r of queue %s is not declared by this program any more, and still fires; if it is "
+                        "over, remove it", stored.key, queue,
+                        extra={"event": "schedule_left", "queue": queue, "schedule": stored.key},
+                    )  # fmt: skip
+                    context.tell("schedule_left", queue, "skipped", key=stored.key)
+
+    # ---- loops -------------------------------------------------------------------------------------------
+
+    def _embed(
+        self, context: ClientContext, executor: AsyncExecutor, *, scheduler: bool, promoter: bool
+    ) -> list[Background]:
+        """The loops of a worker, to be started."""
+        from waypost.schedule.loop import Background
+
+        parts: list[Background] = []
+        if scheduler:
+            parts.append(Background(executor, Scheduler(context, by_polls=True)))
+        if promoter:
+            parts.append(Background(executor, Promoter(context)))
+        for part in parts:
+            self._backgrounds.add(part)
+        return parts
+
+    def _poke_schedulers(self) -> None:
+        for background in list(self._backgrounds):
+            background.poke()
+
     # ---- arguments to flows ------------------------------------------------------------------------------
 
     def _name(self, queue: QueueName) -> str:
@@ -513,12 +591,45 @@ class BaseClient(ScheduleMethods):
     def _forget_call(self, queue: QueueName, name: str) -> Call[bool]:
         return self._store.journal_forget(self._name(queue), check_text("reader name", name, KEY_CHARACTERS_MAX))
 
+    def _save_flow(self, name: str, queue: QueueName, key: str | None, rule: ScheduleKeywords) -> Flow[Schedule]:
+        place = self._name(queue)
+        check_options("save_schedule", rule, RULE_OPTIONS)
+        spec = schedules.make_spec(name, as_type=queue_type(queue), **rule)
+        chosen = schedules.derived_key(spec) if key is None else check_text("schedule key", key, KEY_CHARACTERS_MAX)
+        return schedules.save(self._context, place, chosen, spec)
 
-def _check_called(decorator: str, queue: object, usage: str) -> None:
-    """Refuse a decorator without its call: it would take the function for a queue, and swallow it."""
-    if callable(queue) and not isinstance(queue, str | Queue):
-        name = getattr(queue, "__name__", "the function")
-        raise ConfigurationError(f"@post.{decorator} needs its arguments: write {usage} above {name}")
+    def _edit_flow(self, name: str, queue: QueueName, key: str | None, rule: ScheduleKeywords) -> Flow[Schedule]:
+        """A flow that saves a schedule, or changes of one that is there only what `rule` names."""
+        check_options("save_schedule", rule, RULE_OPTIONS)
+        return schedules.change(self._context, self._name(queue), name, key, rule)
+
+    def _change_flow(
+        self, change: Callable[[ClientContext, str, str | None], Flow[T]], name: str, queue: QueueName | None
+    ) -> Flow[T]:
+        """A flow that changes the schedule of a key or name, in a queue that this client may change."""
+        check_text("schedule name or key", name, KEY_CHARACTERS_MAX)
+        return change(self._context, name, None if queue is None else self._name(queue))
+
+    def _schedules_flow(self, queue: QueueName | None, count: int) -> Flow[list[Schedule]]:
+        check_count("count", count, 1, NEXT_FIRES_MAX)
+        return schedules.schedules(self._context, None if queue is None else queue_name(queue), count)
+
+
+class DeclaredSchedule:
+    """A schedule that a decorator declared: saved when a worker starts."""
+
+    __slots__ = ("key", "queue", "spec")
+
+    def __init__(self, queue: str, key: str, spec: Spec) -> None:
+        self.queue = queue
+        self.key = key
+        self.spec = spec
+
+
+def _missing_arguments(decorator: str, function: object, usage: str) -> ConfigurationError:
+    """The error for a decorator without its call: it would take the function for its first argument."""
+    name = getattr(function, "__name__", "the function")
+    return ConfigurationError(f"@post.{decorator} needs its arguments: write {usage} above {name}")
 
 
 class Stoppable(Protocol):
@@ -617,3 +728,14 @@ class Listing(Generic[T]):
             self.more = self.more and len(kept) == len(found)
             found = kept
         return [StoredMessage(self._queue, stored, self._as_type) for stored in found]
+
+
+def check_stop(stop: threading.Event | None) -> None:
+    """Refuse a `stop` that is no event."""
+    if not (stop is None or all(callable(getattr(stop, name, None)) for name in ("is_set", "set", "wait"))):
+        raise ConfigurationError(f"stop must be a threading.Event, not {show(stop)}")
+
+
+def ttl_ms(ttl: float) -> int:
+    """Return the time to live of a leader in milliseconds."""
+    return round(check_seconds("ttl", ttl, least=0.05, most=3600, error=ConfigurationError) * 1000)

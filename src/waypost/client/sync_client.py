@@ -3,31 +3,34 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, Unpack, cast, overload
 
-from waypost.checks import SECONDS_MAX, check_id, check_seconds
+from waypost.checks import SECONDS_MAX, check_function, check_id, check_seconds
 from waypost.client.base import (
     DEFAULT_RETRY,
     BaseClient,
     Listing,
-    PublishKeywords,
-    PublishManyKeywords,
-    QueueName,
     begin_transaction,
+    check_stop,
     is_stop,
+    ttl_ms,
 )
-from waypost.client.schedule_methods import BlockingSchedules
+from waypost.client.options import PublishKeywords, PublishManyKeywords, QueueName, ScheduleKeywords
 from waypost.message import Duration, Message, Queue, Retry, StoredMessage, queue_name, queue_type
 from waypost.middleware import Outgoing
-from waypost.operations import manage, publish, publish_middleware, receive, wait
+from waypost.operations import manage, publish, publish_middleware, receive, schedules, wait
 from waypost.operations.flow import Flow, drive
 from waypost.operations.publish import PublishOptions, checked, taken
 from waypost.operations.settle_target import SettleTarget
-from waypost.policy import HEALTH_WINDOW_SECONDS, PAGE_MAX, Policy, RetryPolicy
+from waypost.policy import HEALTH_WINDOW_SECONDS, LEADER_TTL_MS, PAGE_MAX, Policy, RetryPolicy
+from waypost.schedule.promoter import Promoter, PromoterTick
+from waypost.schedule.schedule import Schedule
+from waypost.schedule.scheduler import Scheduler, Tick
 from waypost.values import (
     CancelStatus,
     Checked,
@@ -132,7 +135,7 @@ class Consumed(Message[T]):
             self._client._gate.received(-1)
 
 
-class Waypost(BaseClient, BlockingSchedules):
+class Waypost(BaseClient):
     """A client that blocks. Threads may share it; a forked child must make its own.
 
     Give a URL (`sqlite:///orders.db`, `valkey://127.0.0.1:6379`, `memory://`), or your own redis client with
@@ -517,6 +520,77 @@ class Waypost(BaseClient, BlockingSchedules):
         as dropped, and counters are corrected. Each change is journalled.
         """
         return self._run(self._check_flow(queue, mend, progress))
+
+    # ---- schedules ----------------------------------------------------------------------------------------
+
+    def save_schedule(
+        self, name: str, *, queue: QueueName, key: str | None = None, **rule: Unpack[ScheduleKeywords]
+    ) -> Schedule:
+        """Save a schedule: it publishes `body` to `queue` by a `cron` pattern in zone `tz`, or `every` n seconds.
+
+        `missed` says what becomes of instants that nobody fired in time (`grace`, 60 s): `skip` them (the default),
+        fire `once` for all, or `CatchUp(n)`. `start`, `end` and `max_fires` bound it; `jitter` spreads its fires over
+        so many seconds. `priority`, `group`, `headers`, `correlation_id` and `reply_to` are those of its messages.
+
+        It is known by queue and `key`, which is made of name and rule unless given. To save it again changes nothing;
+        with another rule under the same key it fires next when that says so.
+        """
+        schedule = self._run(self._save_flow(name, queue, key, rule))
+        self._poke_schedulers()
+        return schedule
+
+    def remove_schedule(self, name: str, *, queue: QueueName | None = None) -> bool:
+        """Remove a schedule by key or name; whether there was one. What it has published stays."""
+        return self._run(self._change_flow(schedules.remove, name, queue))
+
+    def pause_schedule(self, name: str, *, queue: QueueName | None = None) -> bool:
+        """Fire no more until it is resumed; whether that changed anything."""
+        return self._run(self._change_flow(schedules.pause, name, queue))
+
+    def resume_schedule(self, name: str, *, queue: QueueName | None = None) -> bool:
+        """Fire again from the next instant on; whether that changed anything. The pause makes no missed fires."""
+        changed = self._run(self._change_flow(schedules.resume, name, queue))
+        self._poke_schedulers()
+        return changed
+
+    def trigger_schedule(self, name: str, *, queue: QueueName | None = None) -> Published:
+        """Publish a schedule's message now. Its next fire stays where it is."""
+        return self._run(self._change_flow(schedules.trigger, name, queue))
+
+    def schedules(self, queue: QueueName | None = None, *, count: int = 1) -> list[Schedule]:
+        """All schedules, or those of a queue, each with its next `count` fires."""
+        return self._run(self._schedules_flow(queue, count))
+
+    def run_scheduler(
+        self,
+        stop: threading.Event | None = None,
+        *,
+        ttl: float = LEADER_TTL_MS / 1000,
+        on_tick: Callable[[Tick], object] | None = None,
+    ) -> None:
+        """Fire schedules in this thread until `stop` is set. Workers do this too; of all of them one leads at a time.
+
+        A leader that is not heard of for `ttl` seconds is replaced. `on_tick` is told what each tick did.
+        """
+        from waypost.schedule.loop import run_blocking
+
+        check_stop(stop)
+        scheduler = Scheduler(self._context, ttl_ms=ttl_ms(ttl), on_tick=check_function("on_tick", on_tick))
+        run_blocking(self._connected(), scheduler, stop or threading.Event())
+
+    def run_promoter(
+        self,
+        stop: threading.Event | None = None,
+        *,
+        ttl: float = LEADER_TTL_MS / 1000,
+        on_tick: Callable[[PromoterTick], object] | None = None,
+    ) -> None:
+        """Make timers ready when they are due and wake workers for them until `stop` is set. Nothing depends on it."""
+        from waypost.schedule.loop import run_blocking
+
+        check_stop(stop)
+        promoter = Promoter(self._context, ttl_ms=ttl_ms(ttl), on_tick=check_function("on_tick", on_tick))
+        run_blocking(self._connected(), promoter, stop or threading.Event())
 
     # ---- the journal -------------------------------------------------------------------------------------
 

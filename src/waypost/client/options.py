@@ -1,0 +1,72 @@
+"""The keyword options of the clients' methods, as types."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from typing import Any, TypedDict
+
+from waypost.message import Duration, Queue
+from waypost.operations.publish import Group, Key, ManyKey
+from waypost.policy import Missed, OnConflict
+from waypost.values import Published
+
+QueueName = str | Queue[Any]
+
+
+class _PublishOptions(TypedDict, total=False):
+    window: Duration | None
+    on_conflict: OnConflict
+    delay: Duration | None
+    at: datetime | None
+    priority: int
+    group: Group
+    headers: Mapping[str, str] | None
+    trace: Mapping[str, str] | None
+    correlation_id: str | None
+    reply_to: str | None
+    timeout: float | None
+    chain: bool
+    after: str | Published | Iterable[str | Published]
+    transaction: object
+
+
+class PublishKeywords(_PublishOptions, total=False):
+    """The options of `publish`."""
+
+    key: Key
+
+
+class PublishManyKeywords(_PublishOptions, total=False):
+    """The options of `publish_many`: the same, but one key cannot be that of many."""
+
+    key: ManyKey
+
+
+class RuleKeywords(TypedDict, total=False):
+    """What decorators and `save_schedule` have in common."""
+
+    missed: Missed
+    grace: Duration
+    start: datetime | None
+    end: datetime | None
+    max_fires: int | None
+    jitter: Duration
+    body: object
+    priority: int
+    group: str | None
+    headers: Mapping[str, str] | None
+
+
+class ScheduleKeywords(RuleKeywords, total=False):
+    """The options of `save_schedule`."""
+
+    cron: str | None
+    every: Duration | None
+    tz: str
+    correlation_id: str | None
+    reply_to: str | None
+
+
+#: The options of a schedule's rule, as decorators and `save_schedule` take them.
+RULE_OPTIONS = frozenset(ScheduleKeywords.__annotations__)
