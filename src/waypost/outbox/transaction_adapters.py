@@ -248,7 +248,7 @@ class DjangoTransaction(Transaction):
 
 def check_sqlite(connection: Any, advice: str = "") -> None:
     """Refuse one that is in no transaction and would begin none before it writes."""
-    from waypost.store.sqlite.within import begins
+    from waypost.store.sqlite.transactions import begins
 
     if not connection.in_transaction and not begins(connection):
         default = "execute BEGIN IMMEDIATE first, or connect with isolation_level other than None"

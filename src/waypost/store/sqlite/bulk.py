@@ -10,7 +10,7 @@ import pyarrow as pa
 from waypost.store.bulk.columns import batch_of, constant, envelope_columns
 from waypost.store.bulk.reading import BulkConnection, PageSize, Span
 from waypost.store.bulk.tables import ENVELOPE_COLUMNS, JOURNAL, MESSAGES, Table
-from waypost.store.sqlite.looking import STATES
+from waypost.store.sqlite.schema import STATE_NUMBERS
 from waypost.store.sqlite.step import SqliteCall
 from waypost.values import MessageState
 
@@ -61,7 +61,7 @@ class SqliteBulkReader:
 
     def spans(self, queue: str, state: MessageState, parts: int) -> list[Span]:
         """Parts by the order in which messages came into the file."""
-        where = f"WHERE queue = {_QUEUE} AND state = {STATES[state]}"
+        where = f"WHERE queue = {_QUEUE} AND state = {STATE_NUMBERS[state]}"
         total = self._rows(f"SELECT count(*) FROM {{message}} {where}", (queue,))[0][0]
         bounds: list[str] = []
         for part in range(1, min(parts, total)):
@@ -83,7 +83,7 @@ class SqliteBulkReader:
         ]
         query = (
             f"SELECT m.seq, {_selected([f'm.{name}' for name in names], 'e.data')} FROM {{message}} m "
-            f"JOIN {{envelope}} e ON e.seq = m.seq WHERE m.queue = {_QUEUE} AND m.state = {STATES[span.state]} "
+            f"JOIN {{envelope}} e ON e.seq = m.seq WHERE m.queue = {_QUEUE} AND m.state = {STATE_NUMBERS[span.state]} "
             "AND m.seq >= ? AND m.seq < ? ORDER BY m.seq LIMIT ?"
         )
         low = int(span.low or 0)

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 from waypost.policy import ENDED_TTL_MS, NO_END_MS, WAITER_TTL_MS
 from waypost.store.port import add_wakes
-from waypost.store.sqlite.book import QueueBook
-from waypost.store.sqlite.ends import wake_waiters
-from waypost.store.sqlite.moves import bury, make_claimable
-from waypost.store.sqlite.schema import WAITING
+from waypost.store.sqlite.moves import bury, make_claimable, wake_waiters
+from waypost.store.sqlite.queue_records import QueueBook
+from waypost.store.sqlite.schema import STATES, WAITING
 from waypost.store.sqlite.step import Step
-from waypost.store.sqlite.sweep import sweep
 from waypost.store.sqlite.wake import waking
-from waypost.values import ChainState, MessageState, Notice, Watched, split_chain_id
-
-STATES: tuple[MessageState, ...] = ("ready", "delayed", "leased", "waiting", "dead")
+from waypost.values import ChainState, Notice, Watched, split_chain_id
 
 _CHAIN = """
     SELECT failed_member, failed, last, until_ms,
@@ -137,5 +133,5 @@ def watch_chain(step: Step, queue: str, message_id: str, waiter: str | None) -> 
 
 def _wait(book: QueueBook, id: str, waiter: str | None) -> None:
     if waiter is not None:
-        sweep(book, "waiter", 1)
+        book.sweep("waiter", 1)
         book.step.execute(_WAITER, (book.number, id, waiter, book.now + WAITER_TTL_MS))

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from waypost.policy import HEAD_OFFSET, PRIORITY_DEFAULT, PRIORITY_MAX
-from waypost.store.sqlite.book import COLUMNS, STATE_COUNTERS, QueueBook
+from waypost.store.sqlite.queue_records import COLUMNS, STATE_COUNTERS, QueueBook
 from waypost.store.sqlite.schema import DEAD, LEASED, READY
 from waypost.values import REDELIVERY_CAUSES, CheckPage, Damage, DamageKind
 

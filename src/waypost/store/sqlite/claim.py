@@ -8,9 +8,9 @@ import msgspec
 
 from waypost.identity import Operation
 from waypost.policy import BURY_MAX, COVER_MS_MAX, PROMOTE_MAX, RECLAIM_MAX, SLEEPER_TTL_MS
-from waypost.store.sqlite.book import COLUMNS, QueueBook, Record, as_list
 from waypost.store.sqlite.check import is_sound, usable
 from waypost.store.sqlite.moves import bury, end, ends_otherwise, make_claimable, to_head, trim_dead
+from waypost.store.sqlite.queue_records import COLUMNS, QueueBook, Record, as_list
 from waypost.store.sqlite.schema import DELAYED, LEASED, READY
 from waypost.store.sqlite.wake import COVERS
 from waypost.values import Claimed, Lease

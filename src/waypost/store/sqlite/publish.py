@@ -11,11 +11,9 @@ from waypost.errors import QueueFull
 from waypost.policy import ARRIVAL_TTL_MS, BURY_MAX, PRIORITY_MAX, PRIORITY_MIN
 from waypost.store.port import Draft
 from waypost.store.repeats import id_taken
-from waypost.store.sqlite.book import COLUMNS, Holder, QueueBook, Record, as_list
-from waypost.store.sqlite.ends import begin, tell_home
-from waypost.store.sqlite.moves import end, make_claimable, placed
+from waypost.store.sqlite.moves import begin, end, make_claimable, placed, tell_home
+from waypost.store.sqlite.queue_records import COLUMNS, Holder, QueueBook, Record, as_list
 from waypost.store.sqlite.schema import LEASED, READY, WAITING
-from waypost.store.sqlite.sweep import sweep
 from waypost.values import Published, PublishStatus
 
 _WINDOWS = """
@@ -258,7 +256,7 @@ def _remember(book: QueueBook, drafts: Sequence[Draft], plans: list[Plan]) -> No
         if draft.window_ms and draft.key is not None and action in ("new", "park", "replace")
     ]
     if windows:
-        sweep(book, "window", len(windows))
+        book.sweep("window", len(windows))
         book.step.execute_many(_WINDOW_SET, windows)
     # Also those whose key was taken: that answer is final, and must not change because it was sent again.
     arrivals = [
@@ -267,5 +265,5 @@ def _remember(book: QueueBook, drafts: Sequence[Draft], plans: list[Plan]) -> No
         if draft.forwarded and action != "arrived"
     ]
     if arrivals:
-        sweep(book, "arrival", len(arrivals))
+        book.sweep("arrival", len(arrivals))
         book.step.execute_many(_ARRIVAL_SET, arrivals)

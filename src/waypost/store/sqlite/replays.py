@@ -18,7 +18,7 @@ from waypost.identity import MARK_BYTES, Operation
 from waypost.policy import REPLAY_MAX, STAMP_AHEAD_MS
 from waypost.store.port import Woken
 from waypost.store.repeats import is_repeat
-from waypost.store.sqlite.book import QueueBook
+from waypost.store.sqlite.queue_records import QueueBook
 from waypost.values import CancelStatus, ExtendStatus, Fired, Published, Purged, Redriven, SettleStatus, SideEffect
 
 T = TypeVar("T")

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from waypost.store.port import Draft, FireStep
-from waypost.store.sqlite.book import QueueBook
 from waypost.store.sqlite.claim import promote_due
 from waypost.store.sqlite.publish import publish
+from waypost.store.sqlite.queue_records import QueueBook
 from waypost.store.sqlite.step import Step
 from waypost.values import Elected, Fired, FireStatus, Promoted, Published, Saved, ScheduleList, StoredSchedule
 

@@ -12,6 +12,7 @@ from importlib.resources import files
 
 from waypost.checks import check_namespace
 from waypost.errors import ForeignData, SchemaTooNew, SchemaTooOld
+from waypost.values import MessageState
 
 #: Raised with every change of `schema.sql` that an older release could not work with.
 SCHEMA_VERSION = 1
@@ -20,13 +21,14 @@ MARK = "waypost sqlite store"
 RESERVE_BYTES = 256 * 1024
 
 #: The states of a message, as they stand in its row. Files hold these numbers: append only.
-STATES = ("READY", "DELAYED", "LEASED", "WAITING", "DEAD")
+STATES: tuple[MessageState, ...] = ("ready", "delayed", "leased", "waiting", "dead")
 READY, DELAYED, LEASED, WAITING, DEAD = range(len(STATES))
+STATE_NUMBERS: dict[str, int] = {state: number for number, state in enumerate(STATES)}
 #: A state that no message has.
 NO_STATE = 7
 
 _PLACE = re.compile(r"\{([a-z]+)(:[a-z]+)?\}")
-_STATE = re.compile(rf"\{{({'|'.join(STATES)})\}}")
+_STATE = re.compile(rf"\{{({'|'.join(STATES).upper()})\}}")
 _SCHEMA = files(__package__).joinpath("schema.sql").read_text(encoding="utf-8")
 #: Columns that the first release did not have. A file that lacks them gets them when it is opened; the first release
 #: goes on with such a file.
@@ -64,7 +66,7 @@ class Spelling(dict[str, str]):
 
     def __missing__(self, template: str) -> str:
         text = _PLACE.sub(lambda place: f'"{self.name(place[1], place[2] or "")}"', template)
-        text = _STATE.sub(lambda state: str(STATES.index(state[1])), text)
+        text = _STATE.sub(lambda state: str(STATE_NUMBERS[state[1].lower()]), text)
         self[template] = text
         return text
 

@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from typing import Literal
 
 from waypost.store.port import Hold, Target, forwarded_draft
-from waypost.store.sqlite.book import QueueBook, Record
 from waypost.store.sqlite.moves import bury, end, ends_otherwise, make_claimable, to_head
 from waypost.store.sqlite.publish import publish
+from waypost.store.sqlite.queue_records import QueueBook, Record
 from waypost.store.sqlite.schema import DEAD, LEASED
-from waypost.store.sqlite.sweep import sweep
 from waypost.store.sqlite.wake import waking
 from waypost.values import FAILURE_REASONS, CancelStatus, ExtendStatus, Settlement, SettleStatus, chain_id
 
@@ -53,7 +52,7 @@ def settle(
 
 def _done(book: QueueBook, record: Record, settlement: Settlement, operation: str, wake: dict[str, list[str]]) -> None:
     if settlement.result is not None:
-        sweep(book, "result", 1)
+        book.sweep("result", 1)
         until_ms = book.now + settlement.result_ttl_ms
         book.step.execute(_RESULT_SET, (book.number, record.id, settlement.result, until_ms))
     end(book, record, "done", operation, begun=tuple(chain_id(one.queue, one.id) for one in settlement.then))

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 from waypost.store.port import Call, SideEffects
-from waypost.store.sqlite.book import QueueBook
-from waypost.store.sqlite.removal import sweep_names
+from waypost.store.sqlite.queue_records import QueueBook
+from waypost.store.sqlite.remove import sweep_names
 from waypost.store.sqlite.schema import RESERVE_BYTES, Spelling
 from waypost.values import Notice
 

@@ -30,22 +30,24 @@ from waypost.store.port import (
 )
 from waypost.store.register import pack
 from waypost.store.sqlite import (
+    admin,
     chains,
     claim,
-    looking,
-    polling,
-    removal,
+    journal,
+    peek,
+    poll,
+    remove,
     replays,
-    running,
     schedules,
     settle,
+    stats,
     workers,
 )
 from waypost.store.sqlite import check as checking
-from waypost.store.sqlite.book import QueueBook
 from waypost.store.sqlite.connection import check_library
 from waypost.store.sqlite.executor import AsyncSqliteExecutor, SqliteExecutor
 from waypost.store.sqlite.publish import publish
+from waypost.store.sqlite.queue_records import QueueBook
 from waypost.store.sqlite.schema import NO_STATE, Spelling
 from waypost.store.sqlite.step import SqliteCall, Step
 from waypost.store.sqlite.transactions import SqliteTransactions
@@ -293,15 +295,13 @@ class SqliteStore:
         reason: str | None = None,
     ) -> Call[Page]:
         filters = {"id": id, "key": key, "group": group, "reason": reason}
-        return SqliteCall(
-            "peek", lambda step: looking.peek(step.look(queue), state, limit, cursor, filters), writes=False
-        )
+        return SqliteCall("peek", lambda step: peek.peek(step.look(queue), state, limit, cursor, filters), writes=False)
 
     def stats(self, queue: str, *, minutes: int = 0) -> Call[Stats]:
-        return SqliteCall("stats", lambda step: looking.stats(step.look(queue), minutes), writes=False)
+        return SqliteCall("stats", lambda step: stats.stats(step.look(queue), minutes), writes=False)
 
     def trace(self, queue: str, message_id: str, cursor: str | None = None) -> Call[TracePage]:
-        return SqliteCall("trace", lambda step: looking.trace(step.look(queue), message_id), writes=False)
+        return SqliteCall("trace", lambda step: journal.trace(step.look(queue), message_id), writes=False)
 
     def queues(self) -> Call[list[str]]:
         return SqliteCall("queues", lambda step: [name for (name,) in step.execute(_QUEUES)], writes=False)
@@ -319,14 +319,14 @@ class SqliteStore:
         cursor: str | None = None,
     ) -> Call[Woken[Redriven]]:
         def work(book: QueueBook) -> Woken[Redriven]:
-            return _woken(book, lambda: running.redrive(book, limit, str(operation), ids, reason))
+            return _woken(book, lambda: admin.redrive(book, limit, str(operation), ids, reason))
 
         return self._once("redrive", queue, operation, replays.REDRIVEN, work)
 
     def purge(self, queue: str, state: MessageState, limit: int, operation: Operation) -> Call[Purged]:
         check_purge(state)
         return self._once(
-            "purge", queue, operation, replays.PURGED, lambda book: running.purge(book, state, limit, str(operation))
+            "purge", queue, operation, replays.PURGED, lambda book: admin.purge(book, state, limit, str(operation))
         )
 
     def check(self, queue: str, cursor: str | None, *, mend: bool = False) -> Call[CheckPage]:
@@ -341,7 +341,7 @@ class SqliteStore:
     def configure(self, queue: str, changes: Mapping[str, Any]) -> Call[Woken[Policy]]:
         def run(step: Step) -> Woken[Policy]:
             book = step.book(queue)
-            return _woken(book, lambda: running.configure(book, changes), also=lambda: running.worth_waking(book))
+            return _woken(book, lambda: admin.configure(book, changes), also=lambda: admin.worth_waking(book))
 
         return SqliteCall("configure", run)
 
@@ -349,18 +349,18 @@ class SqliteStore:
         return SqliteCall("policy", lambda step: step.look(queue).policy, writes=False)
 
     def pause(self, queue: str) -> Call[bool]:
-        return SqliteCall("pause", lambda step: running.set_paused(step.book(queue), True))
+        return SqliteCall("pause", lambda step: admin.set_paused(step.book(queue), True))
 
     def resume(self, queue: str) -> Call[Woken[bool]]:
         def run(step: Step) -> Woken[bool]:
             book = step.book(queue)
-            changed = running.set_paused(book, False)
-            return _woken(book, lambda: changed, also=lambda: running.worth_resuming(book) if changed else 0)
+            changed = admin.set_paused(book, False)
+            return _woken(book, lambda: changed, also=lambda: admin.worth_resuming(book) if changed else 0)
 
         return SqliteCall("resume", run)
 
     def remove(self, queue: str, operation: Operation) -> Call[Removal]:
-        return SqliteCall("remove", lambda step: removal.remove(step, queue, operation))
+        return SqliteCall("remove", lambda step: remove.remove(step, queue, operation))
 
     def unlist(self, queue: str) -> list[Call[None]]:
         return []
@@ -372,7 +372,7 @@ class SqliteStore:
     ) -> list[Call[Polled]]:
         def part(chosen: Sequence[Idle], given: Registration | None) -> Call[Polled]:
             record = b"" if given is None else pack(given.heartbeat)
-            return SqliteCall("poll", lambda step: polling.poll(step, chosen, given, record))
+            return SqliteCall("poll", lambda step: poll.poll(step, chosen, given, record))
 
         return [part(chosen, None if at else registration) for at, chosen in enumerate(poll_parts(idle))]
 
@@ -389,13 +389,13 @@ class SqliteStore:
     # ---- the journal -------------------------------------------------------------------------------------
 
     def journal(self, queue: str, after: int, limit: int) -> Call[JournalPage]:
-        return SqliteCall("journal", lambda step: looking.journal(step.look(queue), after, limit), writes=False)
+        return SqliteCall("journal", lambda step: journal.journal(step.look(queue), after, limit), writes=False)
 
     def journal_reader(self, queue: str, name: str, read_to: int | None) -> Call[int]:
-        return SqliteCall("journal_reader", lambda step: looking.reader(step.book(queue), name, read_to))
+        return SqliteCall("journal_reader", lambda step: journal.reader(step.book(queue), name, read_to))
 
     def journal_forget(self, queue: str, name: str) -> Call[bool]:
-        return SqliteCall("journal_forget", lambda step: looking.forget_reader(step.book(queue), name))
+        return SqliteCall("journal_forget", lambda step: journal.forget_reader(step.book(queue), name))
 
     def journal_trim(self, queue: str, up_to: int) -> Call[int]:
         return SqliteCall("journal_trim", lambda step: step.book(queue).trim_journal(up_to))

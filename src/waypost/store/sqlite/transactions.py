@@ -1,18 +1,28 @@
-"""Transactions of the user's on the file of a SQLite store."""
+"""Calls as a part of the user's own transaction on the file of a SQLite store.
+
+Nothing is begun and nothing committed. A step that fails is undone to where it began, and the rest stays. The row and
+text factories of the user's connection are replaced for the length of a step.
+"""
 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager, closing, contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from waypost.store.port import AsyncExecutor, Executor
-from waypost.store.sqlite.within import AsyncSqliteWithin, SqliteWithin
+from waypost.errors import ConfigurationError, InvalidInput, WaypostError
+from waypost.store.port import AsyncExecutor, Call, Executor, blocks
+from waypost.store.sqlite.chains import carry
+from waypost.store.sqlite.connection import same_file
+from waypost.store.sqlite.schema import add_columns, standing
+from waypost.store.sqlite.step import SqliteCall, Step
 from waypost.store.transactions import CallerTransaction, Checks, another_database
 
 if TYPE_CHECKING:
     from waypost.store.sqlite.store import SqliteStore
+
+T = TypeVar("T")
 
 #: SQLite waits so long for its turn to write.
 TURN_SECONDS = 5.0
@@ -52,3 +62,112 @@ class SqliteTransactions:
     async def begin_async(self, executor: Callable[[], Awaitable[AsyncExecutor]]) -> AsyncIterator[sqlite3.Connection]:
         with closing(sqlite3.connect(self._store.path, timeout=TURN_SECONDS)) as connection, connection:
             yield connection
+
+
+#: Takes the right to write before anything is read, by the connection's own way to begin a transaction.
+_TAKE_TURN = "UPDATE {meta} SET value = value WHERE 0"
+_SAVE, _BACK, _KEEP = "SAVEPOINT waypost", "ROLLBACK TO waypost", "RELEASE waypost"
+
+
+class SqliteWithin:
+    """Runs calls in the caller's transaction."""
+
+    def __init__(self, store: SqliteStore, connection: sqlite3.Connection, queue: str) -> None:
+        self._store = store
+        self._connection = connection
+        self._queue = queue
+
+    def check(self) -> None:
+        """Refuse a connection that is not in a transaction of the store's own file."""
+        connection = self._connection
+        attached = [(name, path) for _, name, path in connection.execute("PRAGMA database_list") if name != "temp"]
+        main = dict(attached).get("main")
+        if main is None or not same_file(self._store.path, main):
+            raise ConfigurationError(
+                "this connection is to another file than the SQLite store of this client, so they cannot be committed "
+                "together; nothing was published. Keep your tables and waypost's in one file"
+            )
+        if len(attached) > 1:
+            raise ConfigurationError(
+                "this connection has other databases attached, which are not committed together with this one after a "
+                "crash; detach them"
+            )
+        if not connection.in_transaction and not begins(connection):
+            raise InvalidInput(
+                "this connection commits each statement by itself, so a crash could keep a part of your work without "
+                "the rest; execute BEGIN IMMEDIATE first, or connect with isolation_level other than None"
+            )
+        if standing(connection, self._store.spelling, self._store.path):
+            add_columns(connection, self._store.spelling)
+
+    def run(self, call: Call[T]) -> T:
+        """Run one call as a part of the transaction."""
+        mine = cast("SqliteCall[T]", call)
+        connection = self._connection
+        rows, texts = connection.row_factory, connection.text_factory
+        connection.row_factory, connection.text_factory = None, str
+        try:
+            self.check()
+            connection.execute(self._store.spelling[_TAKE_TURN])
+            connection.execute(_SAVE)
+            try:
+                result = self._step(mine)
+            except BaseException:
+                connection.execute(_BACK)
+                connection.execute(_KEEP)
+                raise
+            connection.execute(_KEEP)
+            return result
+        finally:
+            connection.row_factory, connection.text_factory = rows, texts
+
+    def _step(self, call: SqliteCall[T]) -> T:
+        store = self._store
+        step = Step(self._connection, store.spelling, store.clock(), replay_ttl_ms=None)
+        if call.fills:
+            policy = step.look(self._queue).policy
+            if policy.max_pending is not None and policy.overload == "block":
+                raise blocks(self._queue)
+            step.keep_reserve()
+        result = call.step(step)
+        if step.notices:
+            carry(step)
+        step.finish()
+        return result
+
+    def run_many(self, calls: Iterable[Call[T]]) -> list[T | Exception]:
+        """Run calls in order."""
+        results: list[T | Exception] = []
+        for call in calls:
+            try:
+                results.append(self.run(call))
+            except WaypostError as error:
+                results.append(error)
+        return results
+
+    def close(self) -> None:
+        """It is the caller's."""
+
+
+def begins(connection: sqlite3.Connection) -> bool:
+    """Whether the connection begins a transaction by itself before it writes."""
+    autocommit = getattr(connection, "autocommit", None)
+    if isinstance(autocommit, bool):  # from Python 3.12 on; otherwise isolation_level says
+        return not autocommit
+    return connection.isolation_level is not None
+
+
+class AsyncSqliteWithin:
+    """The same for an event loop: a file has nothing to wait for but the disk."""
+
+    def __init__(self, within: SqliteWithin) -> None:
+        self._within = within
+
+    async def run(self, call: Call[T]) -> T:
+        return self._within.run(call)
+
+    async def run_many(self, calls: Iterable[Call[T]]) -> list[T | Exception]:
+        return self._within.run_many(calls)
+
+    async def close(self) -> None:
+        """It is the caller's."""

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from waypost.policy import COVER_MS_MAX, COVERED_MAX, SLEEPER_TTL_MS
-from waypost.store.sqlite.book import QueueBook
+from waypost.store.sqlite.queue_records import QueueBook
 
 T = TypeVar("T")
 

@@ -19,7 +19,7 @@ from waypost.store.repeats import check_removal
 from waypost.values import Removal
 
 if TYPE_CHECKING:
-    from waypost.store.sqlite.book import QueueBook
+    from waypost.store.sqlite.queue_records import QueueBook
     from waypost.store.sqlite.step import Step
 
 #: One step removes so many events of the journal: more would make other writers wait for too long.

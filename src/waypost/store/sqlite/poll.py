@@ -8,7 +8,7 @@ from typing import Any
 from waypost.policy import DEFAULT_POLICY, SLEEPER_TTL_MS
 from waypost.store.port import Idle, Registration
 from waypost.store.sqlite import schedules, workers
-from waypost.store.sqlite.book import as_list, read_policy
+from waypost.store.sqlite.queue_records import as_list, read_policy
 from waypost.store.sqlite.step import Step
 from waypost.values import Polled, PolledQueue
 

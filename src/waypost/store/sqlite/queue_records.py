@@ -17,7 +17,7 @@ from msgspec import Struct, structs
 from waypost.errors import SchemaTooNew
 from waypost.policy import DEFAULT_POLICY, FAILURE_EVENTS, MINUTES_KEPT, Policy
 from waypost.store.repeats import id_taken
-from waypost.store.sqlite.removal import RemovalMark, read_mark, write_mark
+from waypost.store.sqlite.remove import RemovalMark, read_mark, write_mark
 from waypost.store.sqlite.schema import DEAD, LEASED, WAITING
 from waypost.values import MINUTE_COUNTERS, SIDE_EVENTS, EventName, is_side_effect
 
@@ -87,6 +87,13 @@ _MINUTE = (
 )
 _WAITERS = "SELECT 1 FROM {waiter} WHERE queue = ? LIMIT 1"
 _MINUTES_OLD = "DELETE FROM {minute} WHERE queue = ? AND minute <= ?"
+#: Expired rows of these tables are removed a few with every addition: faster than they are added, never a long stop.
+_SWEEPS = {
+    table: f"""
+    DELETE FROM {{{table}}} WHERE rowid IN (
+        SELECT rowid FROM {{{table}}} INDEXED BY {{{table}:until}} WHERE until_ms <= ? ORDER BY until_ms LIMIT ?)"""
+    for table in ("window", "result", "arrival", "waiter", "ending")
+}
 
 
 class Record(Struct, gc=False):
@@ -478,6 +485,10 @@ class QueueBook:
         self.flush_messages()
         end = self.step.execute(_NEXT_LEASE, (self.number,)).fetchone()[0]
         return None if end is None else max(0, end - self.now)
+
+    def sweep(self, table: str, added: int) -> None:
+        """Remove expired rows from a table that `added` rows are about to be added to."""
+        self.step.execute(_SWEEPS[table], (self.now, 2 * added + 8))
 
     # ---- the end of the step -----------------------------------------------------------------------------
 

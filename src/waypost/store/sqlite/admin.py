@@ -7,12 +7,12 @@ from typing import Any
 
 from waypost.policy import Policy
 from waypost.store.port import told
-from waypost.store.sqlite.book import COLUMNS, Holder, QueueBook, as_list
 from waypost.store.sqlite.check import usable
-from waypost.store.sqlite.looking import ORDERS, STATES
 from waypost.store.sqlite.moves import end, forget_completed, make_claimable
+from waypost.store.sqlite.peek import ORDERS
 from waypost.store.sqlite.publish import count_over_cap, taken_windows
-from waypost.store.sqlite.schema import DEAD
+from waypost.store.sqlite.queue_records import COLUMNS, Holder, QueueBook, as_list
+from waypost.store.sqlite.schema import DEAD, STATE_NUMBERS
 from waypost.values import MessageState, Purged, Redriven
 
 _DEAD_ALL = f"""
@@ -67,7 +67,7 @@ def purge(book: QueueBook, state: MessageState, limit: int, operation: str) -> P
         return Purged(forget_completed(book, limit), book.numbers["completed"] > 0)
     query = (
         f"SELECT {COLUMNS} FROM {{message}} m INDEXED BY {{message:{state}}} "
-        f"WHERE m.queue = ? AND m.state = {STATES[state]} ORDER BY {ORDERS[state]} LIMIT ?"
+        f"WHERE m.queue = ? AND m.state = {STATE_NUMBERS[state]} ORDER BY {ORDERS[state]} LIMIT ?"
     )
     rows = book.step.execute(query, (book.number, limit + 1)).fetchall()
     records = [book.hold(row) for row in usable(book, rows[:limit])]

@@ -1,0 +1,60 @@
+"""The figures of a queue: its ledger, its ages and its minutes."""
+
+from __future__ import annotations
+
+from waypost.policy import HEAD_OFFSET, MINUTES_KEPT, PRIORITY_MAX, PRIORITY_MIN
+from waypost.store.sqlite.queue_records import QueueBook
+from waypost.values import MINUTE_COUNTERS, REDELIVERY_CAUSES, Ledger, Minute, Stats
+
+_HEAD = """
+    SELECT ready_ms FROM {message} INDEXED BY {message:ready}
+    WHERE queue = ? AND state = {READY} AND priority = ? AND position >= ? ORDER BY position, id LIMIT 1"""
+_OLDEST_LEASED = """
+    SELECT min(claimed_ms) FROM {message} INDEXED BY {message:leased} WHERE queue = ? AND state = {LEASED}"""
+_SLEEPERS = """
+    SELECT count(*) FROM {sleeper} INDEXED BY {sleeper:until}
+    WHERE queue = ? AND until_ms > ? AND name NOT GLOB '~*'"""
+_MINUTES = (
+    f"SELECT minute, {', '.join(MINUTE_COUNTERS)} FROM {{minute}} WHERE queue = ? AND minute >= ? ORDER BY minute"
+)
+
+
+def ledger(book: QueueBook) -> Ledger:
+    """Where every message of the queue went, from the queue's row alone."""
+    n = book.numbers
+    return Ledger(
+        n["published"], n["redriven"], n["ready"], n["delayed"], n["waiting"], n["leased"],
+        n["done"], n["dead"], n["dropped"], n["cancelled"], n["replaced"], n["dead_kept"],
+        n["claims"], n["first_claims"], {cause: n[f"again_{cause}"] for cause in REDELIVERY_CAUSES},
+        n["expired"], n["released"], n["retried"], n["snoozed"], n["duplicates"], n["transferred"],
+        n["over_cap"],
+    )  # fmt: skip
+
+
+def _oldest_ready(book: QueueBook) -> int | None:
+    """The longest wait among the messages that stand first: of each priority, reclaimed ones apart."""
+    heads = [
+        book.step.execute(_HEAD, (book.number, priority, first)).fetchone()
+        for priority in range(PRIORITY_MIN, PRIORITY_MAX + 1)
+        for first in (-HEAD_OFFSET, 0)
+    ]
+    return max((book.now - head[0] for head in heads if head is not None), default=None)
+
+
+def stats(book: QueueBook, minutes: int) -> Stats:
+    """A queue at a glance."""
+    now, number, execute = book.now, book.number, book.step.execute
+    oldest_leased = execute(_OLDEST_LEASED, (number,)).fetchone()[0]
+    first = now // 60_000 - min(minutes, MINUTES_KEPT) + 1
+    return Stats(
+        book.name, now, ledger(book), book.paused,
+        _oldest_ready(book),
+        None if oldest_leased is None else now - oldest_leased,
+        book.next_due(), book.next_lease(),
+        execute(_SLEEPERS, (number, now)).fetchone()[0],
+        book.numbers["journal_first"], book.numbers["journal_last"], book.readers(),
+        [
+            Minute(minute * 60_000, dict(zip(MINUTE_COUNTERS, counts, strict=True)))
+            for minute, *counts in execute(_MINUTES, (number, first))
+        ],
+    )  # fmt: skip
