@@ -167,7 +167,7 @@ def arguments_of(name: str, key: str, channel: str) -> list[str]:
     """Arguments with which a command could be meant, so that the server judges rights and not grammar."""
     key_and = {
         1: ("GET", "HGETALL", "HVALS", "LPOP", "PTTL", "SCARD", "SMEMBERS", "ZCARD", "SPOP", "ZPOPMIN", "DEL", "HLEN",
-            "LLEN", "XLEN", "PERSIST"),
+            "LLEN", "XLEN", "PERSIST", "EXISTS", "UNLINK"),
         2: ("HDEL", "HEXISTS", "HGET", "HMGET", "HSCAN", "LINDEX", "LPUSH", "RPUSH", "PEXPIRE", "SADD", "SET", "SREM",
             "ZMSCORE", "ZRANK", "ZSCAN", "ZREM", "ZSCORE"),
         3: ("HINCRBY", "HSET", "HSETNX", "LRANGE", "LTRIM", "XRANGE", "XREVRANGE", "XTRIM", "ZADD", "ZCOUNT", "ZRANGE",
