@@ -28,7 +28,7 @@ from waypost import (
 )
 from waypost.client.async_client import AsyncConsumed
 from waypost.client.sync_client import Consumed
-from waypost.worker.blocking import BlockingWorker
+from waypost.worker.sync_worker import SyncWorker
 from waypost.worker.worker import Worker
 
 
@@ -151,7 +151,7 @@ def _message() -> Message[Order]:
 
 
 async def workers() -> None:
-    assert_type(post.worker(), BlockingWorker)
+    assert_type(post.worker(), SyncWorker)
     assert_type(post.worker([orders]).run(until_empty=True), Drained)
     assert_type(async_post.worker(), Worker)
     assert_type(await async_post.worker().run(until_empty=True), Drained)

@@ -11,12 +11,12 @@ import pytest
 from waypost import AsyncWaypost, Waypost
 from waypost.client.async_client import AsyncConsumed, AsyncReception
 from waypost.client.sync_client import Consumed, Reception
-from waypost.worker.blocking import BlockingWorker
+from waypost.worker.sync_worker import SyncWorker
 from waypost.worker.worker import Worker
 
 #: What a method of the awaited face gives in the place of what the other one gives.
 IN_COLOUR = {
-    "BlockingWorker": "Worker",
+    "SyncWorker": "Worker",
     "AsyncReception": "Reception",
     "AsyncConsumed": "Consumed",
     "AsyncIterator": "Iterator",
@@ -88,7 +88,7 @@ def _waits(member: Any) -> bool:
 
 @pytest.mark.promise("FACE-1")
 def test_the_workers_of_both_faces_are_used_alike() -> None:
-    blocking, awaiting = public(BlockingWorker), public(Worker)
+    blocking, awaiting = public(SyncWorker), public(Worker)
     assert awaiting.keys() - blocking.keys() == INNER
     assert blocking.keys() <= awaiting.keys() | {"handlers", "name"}
     for name, member in blocking.items():

@@ -21,8 +21,7 @@ from waypost.store.port import Heartbeat, ServedQueue
 from waypost.store.register import fitting, pack, registered
 from waypost.values import Health, WorkerState
 from waypost.worker.handler import Handler
-from waypost.worker.health import Liveness, Served, check_window, judge
-from waypost.worker.registering import interval
+from waypost.worker.health import Liveness, Served, check_window, interval, judge
 
 pytestmark = pytest.mark.promise("SEE-4")
 WINDOW = 15.0

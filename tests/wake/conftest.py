@@ -143,7 +143,7 @@ def make_line(kind: str, server_of: Callable[[str], Any], stack: ExitStack, name
         hub = Hub()
         return Line(lambda: hub, topic)
     if kind == "files":
-        from waypost.wake.files import FileHub
+        from waypost.wake.sqlite import FileHub
 
         return Line(lambda: FileHub(str(folder / "orders.db")), topic)
     server = server_of(kind)

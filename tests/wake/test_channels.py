@@ -19,9 +19,9 @@ from waypost.operations import receive
 from waypost.operations.flow import drive
 from waypost.testing.servers import ValkeyServer
 from waypost.wake import hub as hubs
-from waypost.wake.files import FileHub, SocketTransport, WatchingTransport
 from waypost.wake.hub import Hub, ThreadHub
 from waypost.wake.port import EVERYBODY, LOOK, Topic
+from waypost.wake.sqlite import FileHub, SocketTransport, WatchingTransport
 
 
 def listening(hub: Hub, topic: Topic, name: str | None = "a", hear: Notes | None = None) -> Notes:
@@ -258,7 +258,7 @@ def test_words_pass_between_processes_beside_a_file(folder: Path, namespace: str
     hub = FileHub(str(path))
     notes = listening(hub, Topic(namespace, "ready", "orders"))
     script = (
-        "import sys; from waypost.wake.files import FileHub; from waypost.wake.port import Topic; "
+        "import sys; from waypost.wake.sqlite import FileHub; from waypost.wake.port import Topic; "
         f"FileHub({str(path)!r}).send(Topic({namespace!r}, 'ready', 'orders'), ['a'])"
     )
     subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
@@ -270,7 +270,7 @@ def test_words_pass_between_processes_beside_a_file(folder: Path, namespace: str
 def test_sockets_of_processes_that_were_killed_are_swept_away(folder: Path, namespace: str) -> None:
     path = folder / "orders.db"
     script = (
-        "import os, time; from waypost.wake.files import FileHub; from waypost.wake.port import Topic\n"
+        "import os, time; from waypost.wake.sqlite import FileHub; from waypost.wake.port import Topic\n"
         f"hub = FileHub({str(path)!r}); ear = hub.listen(Topic({namespace!r}, 'ready', 'orders'), 'a', print)\n"
         "while not ear.working: time.sleep(0.001)\n"
         "os.kill(os.getpid(), 9)"
@@ -342,7 +342,7 @@ def test_processes_of_one_pid_listen_beside_each_other(folder: Path, namespace: 
     path = folder / "orders.db"
     script = (
         "import os, sys; os.getpid = lambda: 1\n"
-        "from waypost.wake.files import FileHub; from waypost.wake.port import Topic\n"
+        "from waypost.wake.sqlite import FileHub; from waypost.wake.port import Topic\n"
         "def hear(word):\n"
         "    if word: print(word, flush=True)\n"
         f"hub = FileHub({str(path)!r}); ear = hub.listen(Topic({namespace!r}, 'ready', 'orders'), 'a', hear)\n"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from waypost.policy import COVER_MS_MAX
-from waypost.worker.poll_soon import LATE_COMMIT_POLL_SECONDS, POLL_SOON_SECONDS_MAX, PollSoon
+from waypost.worker.waiter import LATE_COMMIT_POLL_SECONDS, POLL_SOON_SECONDS_MAX, PollSoon
 
 
 class Story:

@@ -13,7 +13,7 @@ import pytest
 from msgspec import structs
 
 from tests.unit.clients import MODES, open_client
-from tests.worker import mill
+from tests.worker import process_handlers
 from tests.worker.harness import Harness, until
 from waypost import (
     AsyncWaypost,
@@ -396,7 +396,7 @@ def test_a_strict_client_refuses_to_send_on_to_a_queue_that_was_not_declared(mod
 @pytest.mark.parametrize("batch", [None, 2])
 def test_what_a_process_sends_on_to_an_unknown_queue_is_a_failure_of_its_handler(batch: int | None) -> None:
     with Harness("sync", f"memory://strict-process-{batch}", queues=["orders", "next"], strict_queues=True) as client:
-        sends = mill.sends_on if batch is None else mill.sends_all_on
+        sends = process_handlers.sends_on if batch is None else process_handlers.sends_all_on
         client.handler("orders", process=True, concurrency=1, retry=NoRetry(), batch=batch)(sends)
         client.publish_many("orders", ["next", "nxet"])
         client.run()
@@ -463,7 +463,7 @@ def test_middleware_stands_around_what_a_message_sends_on(harness: Harness, kind
             message.then("next", body, headers={"own": "1"})
 
     elif kind == "process":
-        harness.handler("orders", process=True, concurrency=1)(mill.repeats_on)
+        harness.handler("orders", process=True, concurrency=1)(process_handlers.repeats_on)
     if kind == "block":
         for _ in range(2):
             with harness.receive("orders") as message:

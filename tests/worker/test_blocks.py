@@ -11,7 +11,7 @@ import pytest
 
 from tests.worker.harness import Harness, until
 from waypost import StoreUnavailable, Waypost, lease_clock
-from waypost.worker.renewing import Renewer
+from waypost.worker.renewer import Renewer
 
 LEASE = 0.6
 

@@ -19,12 +19,12 @@ from waypost.store.port import BlockingWaits, Executor, Idle
 from waypost.values import Claimed, Observed, PolledQueue
 from waypost.wake.port import Hear, Listening, State, Topic
 from waypost.wake.wakeups import BLOCKING_WAITS_MAX, NO_WAKEUPS, Wakeups
-from waypost.worker import waiting
-from waypost.worker.bridges import ThreadedExecutor
+from waypost.worker import waiter as waiters
+from waypost.worker.executor_adapters import ThreadedExecutor
 from waypost.worker.health import Liveness
-from waypost.worker.polling import Poller
+from waypost.worker.poller import Poller
 from waypost.worker.wait_machine import WaitState
-from waypost.worker.waiting import Waiter, WaitPlan
+from waypost.worker.waiter import Waiter, WaitPlan
 
 QUEUES = [f"orders-{number}" for number in range(30)]
 #: Polls come so often then; a heartbeat comes with them.
@@ -243,7 +243,7 @@ class Silent:
 
 def in_blocking_wait(monkeypatch: pytest.MonkeyPatch, story: Callable[[Waiter, list[str], Silent], Any]) -> None:
     """A consumer in a blocking wait, on an event loop of its own."""
-    monkeypatch.setattr(waiting, "UNBLOCK_SECONDS", 0.01)
+    monkeypatch.setattr(waiters, "UNBLOCK_SECONDS", 0.01)
     done: list[str] = []
 
     async def run() -> None:
@@ -309,7 +309,7 @@ def test_a_check_of_an_earlier_wait_does_not_give_up_the_next_one(monkeypatch: p
         claim = waiter.start_wait("a", planned(waiter))
         claim.sent(lambda: done.append("the next given up"))
         checked = asyncio.get_running_loop().create_future()
-        asyncio.get_running_loop().call_later(waiting.UNBLOCK_SECONDS, checked.set_result, None)
+        asyncio.get_running_loop().call_later(waiters.UNBLOCK_SECONDS, checked.set_result, None)
         await checked
         assert done == ["unblocked"]
 

@@ -15,7 +15,7 @@ from tests.worker.harness import Harness, until
 from waypost import Message, StoreUnavailable, Waypost, lease_clock
 from waypost.values import Claimed
 from waypost.worker.consumer import Consumer
-from waypost.worker.renewing import Renewer
+from waypost.worker.renewer import Renewer
 
 LEASE = 0.6
 
@@ -295,7 +295,7 @@ def test_the_holder_of_a_lost_lease_is_woken_by_the_client_that_claims_the_messa
 
 @pytest.mark.promise("LEASE-3")
 def test_renewals_go_on_beside_one_that_hangs(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("waypost.worker.renewing.STUCK_SECONDS_MIN", 0.05)
+    monkeypatch.setattr("waypost.worker.renewer.STUCK_SECONDS_MIN", 0.05)
     harness.configure("orders", lease=3)
     extend, stuck, calls = Renewer._extend, threading.Event(), list[int]()
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.worker import mill
+from tests.worker import process_handlers
 from tests.worker.harness import Harness, until
 from waypost import (
     ByException,
@@ -29,7 +29,7 @@ from waypost import (
     Waypost,
 )
 from waypost.worker.handler import find
-from waypost.worker.wire import error_of, failure_of
+from waypost.worker.process_protocol import error_of, failure_of
 
 ROOT = Path(__file__).parents[2]
 AT_ONCE = Constant(pause=0, jitter=0, attempts=3)
@@ -52,7 +52,7 @@ def noted(path: Path) -> list[list[int]]:
 
 @pytest.mark.promise("FACE-1", "LEASE-3")
 def test_a_handler_computes_in_processes_of_its_own(harness: Harness) -> None:
-    harness.handler("numbers", process=True, concurrency=2)(mill.square)
+    harness.handler("numbers", process=True, concurrency=2)(process_handlers.square)
     ids = [published.id for published in harness.publish_many("numbers", range(20))]
     assert harness.run().handled == 20
     results = [harness.result("numbers", id) for id in ids]
@@ -65,8 +65,8 @@ def test_a_handler_computes_in_processes_of_its_own(harness: Harness) -> None:
 
 @pytest.mark.promise("FACE-1")
 def test_body_headers_and_message_arrive_and_what_the_message_was_told_comes_back(harness: Harness) -> None:
-    harness.handler("orders", process=True)(mill.order)
-    published = harness.publish("orders", mill.Order(7, "chair"), key="order:7", headers={"from": "shop"})
+    harness.handler("orders", process=True)(process_handlers.order)
+    published = harness.publish("orders", process_handlers.Order(7, "chair"), key="order:7", headers={"from": "shop"})
     harness.publish("orders", {"id": "seven"})
     harness.run()
     assert harness.result("orders", published.id) == [7, "chair", "shop", 1, 1, "order:7"]
@@ -79,7 +79,7 @@ def test_body_headers_and_message_arrive_and_what_the_message_was_told_comes_bac
 @pytest.mark.promise("CHAIN-1")
 def test_what_a_handler_returns_in_its_process_can_be_its_result() -> None:
     with Waypost("memory://") as post:
-        post.handler("cubes", process=True, result_ttl=60)(mill.cube)
+        post.handler("cubes", process=True, result_ttl=60)(process_handlers.cube)
         with post.worker():
             assert post.wait_result(post.publish("cubes", 12), timeout=20) == 1728
 
@@ -87,7 +87,7 @@ def test_what_a_handler_returns_in_its_process_can_be_its_result() -> None:
 @pytest.mark.promise("CHAIN-1")
 def test_a_result_that_a_process_cannot_send_does_not_run_the_handler_again(caplog: pytest.LogCaptureFixture) -> None:
     with Waypost("memory://") as post:
-        post.handler("cubes", process=True, result_ttl=60)(mill.unkeepable)
+        post.handler("cubes", process=True, result_ttl=60)(process_handlers.unkeepable)
         with post.worker():
             published = post.publish("cubes", 12)
             with pytest.raises(ResultNotKept, match="InvalidBody"):
@@ -99,8 +99,8 @@ def test_a_result_that_a_process_cannot_send_does_not_run_the_handler_again(capl
 
 @pytest.mark.promise("LEASE-8")
 def test_outcomes_come_back_returned_raised_or_by_hand() -> None:
-    with Harness("sync", "memory://mill-outcomes") as harness:
-        harness.handler("orders", process=True, concurrency=1)(mill.end)
+    with Harness("sync", "memory://processes-outcomes") as harness:
+        harness.handler("orders", process=True, concurrency=1)(process_handlers.end)
         names = [f"{how} {end}" for how in ("return", "raise", "hand") for end in ("retry", "snooze", "dead", "drop")]
         harness.publish_many("orders", [*names, "return done", "hand done"])
         harness.run()
@@ -120,10 +120,13 @@ def test_outcomes_come_back_returned_raised_or_by_hand() -> None:
 @pytest.mark.promise("LEASE-9", "DEAD-1")
 def test_errors_keep_their_class_and_text_so_that_a_policy_by_class_works(caplog: pytest.LogCaptureFixture) -> None:
     policy = ByException(
-        (LookupError, NoRetry()), ((OSError, mill.Jammed), AT_ONCE), (ProcessFailed, NoRetry()), otherwise=NoRetry()
+        (LookupError, NoRetry()),
+        ((OSError, process_handlers.Jammed), AT_ONCE),
+        (ProcessFailed, NoRetry()),
+        otherwise=NoRetry(),
     )
-    with Harness("sync", "memory://mill-errors") as harness:
-        harness.handler("orders", process=True, concurrency=1, retry=policy)(mill.fail)
+    with Harness("sync", "memory://processes-errors") as harness:
+        harness.handler("orders", process=True, concurrency=1, retry=policy)(process_handlers.fail)
         harness.publish_many("orders", ["key", "file", "jammed", "local", "unicode"])
         with harness.working():
             until(lambda: harness.ledger("orders").dead == 5)
@@ -134,8 +137,8 @@ def test_errors_keep_their_class_and_text_so_that_a_policy_by_class_works(caplog
     assert dead == {
         "key": ("KeyError", "'no such order'", 1),
         "file": ("FileNotFoundError", "[Errno 2] No such file or directory: 'order.txt'", 3),
-        "jammed": ("tests.worker.mill.Jammed", "wheel 7 is jammed", 3),
-        "local": ("waypost.errors.ProcessFailed", "tests.worker.mill.fail.<locals>.Local: only here", 1),
+        "jammed": ("tests.worker.process_handlers.Jammed", "wheel 7 is jammed", 3),
+        "local": ("waypost.errors.ProcessFailed", "tests.worker.process_handlers.fail.<locals>.Local: only here", 1),
         "unicode": ("ValueError", f"('lone \\ud800 surrogate', {2**80})", 1),
     }
     failures = [record for record in caplog.records if vars(record).get("event") == "handler_failed"]
@@ -154,12 +157,19 @@ def test_an_error_that_travelled_says_what_it_said(error: Exception) -> None:
 
 
 @pytest.mark.promise("LEASE-8", "LEASE-9")
-@pytest.mark.parametrize(("function", "body"), [(mill.fail, "exit"), (mill.fail, "interrupt"), (mill.die, "kill"),
-                                                (mill.die, "exit")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("function", "body"),
+    [
+        (process_handlers.fail, "exit"),
+        (process_handlers.fail, "interrupt"),
+        (process_handlers.die, "kill"),
+        (process_handlers.die, "exit"),
+    ],
+)
 def test_a_handler_that_ends_its_process_fails_like_any_other_and_the_worker_goes_on(
     function: Callable[..., None], body: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with Harness("sync", f"memory://mill-{function.__name__}-{body}") as harness:
+    with Harness("sync", f"memory://processes-{function.__name__}-{body}") as harness:
         harness.handler("orders", process=True, concurrency=1, retry=Constant(pause=0.01, attempts=3))(function)
         published = harness.publish("orders", body)
         with harness.working() as worker:
@@ -175,8 +185,8 @@ def test_a_handler_that_ends_its_process_fails_like_any_other_and_the_worker_goe
 
 @pytest.mark.promise("FACE-1", "LEASE-8")
 def test_batches_are_read_and_settled_one_by_one() -> None:
-    with Harness("sync", "memory://mill-batches") as harness:
-        harness.handler("orders", process=True, batch=20, concurrency=2)(mill.many)
+    with Harness("sync", "memory://processes-batches") as harness:
+        harness.handler("orders", process=True, batch=20, concurrency=2)(process_handlers.many)
         published = harness.publish_many("orders", [{"id": number} for number in range(50)])
         harness.publish("orders", {"id": "x"})
         harness.run()
@@ -188,8 +198,8 @@ def test_batches_are_read_and_settled_one_by_one() -> None:
 
 @pytest.mark.promise("DEAD-1")
 def test_a_body_that_the_handler_itself_cannot_read_is_undecodable_too() -> None:
-    with Harness("sync", "memory://mill-reads-itself") as harness:
-        harness.handler("orders", process=True)(mill.reads_itself)
+    with Harness("sync", "memory://processes-reads-itself") as harness:
+        harness.handler("orders", process=True)(process_handlers.reads_itself)
         harness.publish_many("orders", [{"id": 1}, {"id": "x"}])
         harness.run()
         assert [letter.reason for letter in harness.dead_letters("orders")] == ["undecodable"]
@@ -197,9 +207,9 @@ def test_a_body_that_the_handler_itself_cannot_read_is_undecodable_too() -> None
 
 
 def test_the_type_of_the_queue_counts_where_the_handler_has_none() -> None:
-    with Harness("sync", "memory://mill-types") as harness:
-        harness.handler(Queue("orders", mill.Order), process=True)(mill.untyped)
-        published = harness.publish("orders", mill.Order(7))
+    with Harness("sync", "memory://processes-types") as harness:
+        harness.handler(Queue("orders", process_handlers.Order), process=True)(process_handlers.untyped)
+        published = harness.publish("orders", process_handlers.Order(7))
         harness.run()
         assert harness.result("orders", published.id) == "Order"
 
@@ -215,8 +225,8 @@ def test_middleware_stands_around_the_wait_for_a_process() -> None:
                 seen.append((messages[0].body, str(error)))
                 raise
 
-    with Harness("sync", "memory://mill-middleware", middleware=[Watching()]) as harness:
-        harness.handler("orders", process=True, retry=NoRetry())(mill.fail)
+    with Harness("sync", "memory://processes-middleware", middleware=[Watching()]) as harness:
+        harness.handler("orders", process=True, retry=NoRetry())(process_handlers.fail)
         harness.publish("orders", "key")
         harness.run()
         assert seen == [("key", "'no such order'")]
@@ -231,8 +241,8 @@ def test_middleware_stands_around_the_wait_for_a_process() -> None:
     ("how", "told"), [("kill", "was killed by SIGKILL"), ("exit", "exit code 3"), ("segfault", "killed by SIGSEGV")]
 )
 def test_a_process_that_dies_is_the_failure_of_its_message_only(how: str, told: str) -> None:
-    with Harness("sync", f"memory://mill-death-{how}") as harness:
-        harness.handler("orders", process=True, concurrency=1, retry=AT_ONCE)(mill.die)
+    with Harness("sync", f"memory://processes-death-{how}") as harness:
+        harness.handler("orders", process=True, concurrency=1, retry=AT_ONCE)(process_handlers.die)
         harness.publish_many("orders", ["a", how, "b"])
         with harness.working():
             until(lambda: harness.ended("orders") == 3)
@@ -246,8 +256,8 @@ def test_a_process_that_dies_is_the_failure_of_its_message_only(how: str, told: 
 
 @pytest.mark.promise("LEASE-3")
 def test_a_process_that_dies_while_it_is_idle_costs_no_attempt() -> None:
-    with Harness("sync", "memory://mill-idle") as harness:
-        harness.handler("numbers", process=True, concurrency=1)(mill.square)
+    with Harness("sync", "memory://processes-idle") as harness:
+        harness.handler("numbers", process=True, concurrency=1)(process_handlers.square)
         with harness.working():
             first = harness.publish("numbers", 1)
             killed = until(lambda: harness.result("numbers", first.id))["process"]
@@ -262,8 +272,8 @@ def test_a_process_that_dies_while_it_is_idle_costs_no_attempt() -> None:
 @pytest.mark.promise("LEASE-9")
 def test_a_process_that_cannot_be_started_is_the_failure_of_its_message(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "no-such-python")
-    with Harness("sync", "memory://mill-no-python") as harness:
-        harness.handler("orders", process=True, retry=NoRetry())(mill.square)
+    with Harness("sync", "memory://processes-no-python") as harness:
+        harness.handler("orders", process=True, retry=NoRetry())(process_handlers.square)
         harness.publish("orders", 1)
         harness.run()
         (letter,) = harness.dead_letters("orders")
@@ -272,9 +282,9 @@ def test_a_process_that_cannot_be_started_is_the_failure_of_its_message(monkeypa
 
 @pytest.mark.promise("LEASE-7")
 def test_at_most_once_is_handled_in_a_process_once() -> None:
-    with Harness("sync", "memory://mill-at-most-once") as harness:
+    with Harness("sync", "memory://processes-at-most-once") as harness:
         harness.configure("orders", lease=None)
-        harness.handler("orders", process=True, concurrency=1)(mill.die)
+        harness.handler("orders", process=True, concurrency=1)(process_handlers.die)
         harness.publish_many("orders", ["a", "exit", "b"])
         harness.run()
         assert harness.ledger("orders").done == 3
@@ -283,7 +293,7 @@ def test_at_most_once_is_handled_in_a_process_once() -> None:
 @pytest.mark.promise("LEASE-3")
 def test_a_lease_is_renewed_while_c_code_holds_the_lock_of_its_process(harness: Harness) -> None:
     harness.configure("numbers", lease=0.6)
-    harness.handler("numbers", process=True)(mill.hold)
+    harness.handler("numbers", process=True)(process_handlers.hold)
     harness.publish("numbers", 1.8)
     with harness.working():
         until(lambda: harness.ledger("numbers").done)
@@ -293,7 +303,7 @@ def test_a_lease_is_renewed_while_c_code_holds_the_lock_of_its_process(harness: 
 @pytest.mark.promise("LEASE-8", "LEASE-3")
 def test_a_process_past_its_time_is_killed_and_the_next_call_gets_another(harness: Harness, tmp_path: Path) -> None:
     notes = tmp_path / "notes"
-    harness.handler("orders", process=True, concurrency=1, timeout=0.1, retry=AT_ONCE)(mill.hang)
+    harness.handler("orders", process=True, concurrency=1, timeout=0.1, retry=AT_ONCE)(process_handlers.hang)
     harness.publish("orders", str(notes))
     with harness.working():
         until(lambda: harness.ledger("orders").done)
@@ -308,7 +318,7 @@ def test_a_process_past_its_time_is_killed_and_the_next_call_gets_another(harnes
 def test_a_cancel_kills_the_process_of_a_running_message(harness: Harness, tmp_path: Path) -> None:
     notes = tmp_path / "notes"
     harness.configure("orders", lease=0.6)
-    harness.handler("orders", process=True)(mill.hold_for_long)
+    harness.handler("orders", process=True)(process_handlers.hold_for_long)
     published = harness.publish("orders", str(notes))
     with harness.working():
         ((pid,),) = until(lambda: noted(notes))
@@ -324,13 +334,13 @@ def test_a_lost_lease_kills_the_process_and_nothing_of_it_is_settled(
     from waypost.worker.consumer import Consumer
 
     notes, lost = tmp_path / "notes", list[str]()
-    with Harness("sync", "memory://mill-lost") as harness:
+    with Harness("sync", "memory://processes-lost") as harness:
         harness.configure("orders", lease=0.6)
 
         def on_lease_lost(message: Message[Any]) -> None:
             lost.append(message.id)
 
-        harness.handler("orders", process=True, on_lease_lost=on_lease_lost)(mill.hang)
+        harness.handler("orders", process=True, on_lease_lost=on_lease_lost)(process_handlers.hang)
         published = harness.publish("orders", str(notes))
         with harness.working() as worker:
             ((pid, _, _),) = until(lambda: noted(notes))
@@ -348,7 +358,7 @@ def test_a_lost_lease_kills_the_process_and_nothing_of_it_is_settled(
 @pytest.mark.promise("LEASE-11")
 def test_a_stop_kills_what_is_not_done_in_time_and_gives_it_back(harness: Harness, tmp_path: Path) -> None:
     notes = tmp_path / "notes"
-    harness.handler("orders", process=True)(mill.hang)
+    harness.handler("orders", process=True)(process_handlers.hang)
     harness.publish("orders", str(notes))
     worker = harness.post.worker()
     harness.done(worker.start())
@@ -361,12 +371,12 @@ def test_a_stop_kills_what_is_not_done_in_time_and_gives_it_back(harness: Harnes
 
 
 SHOP = """
-from tests.worker import mill
+from tests.worker import process_handlers
 from waypost import Waypost
 post = Waypost("sqlite:///shop.db")
-post.handler("hangs", process=True)(mill.hang)
-post.handler("holds", process=True)(mill.hold_for_long)
-post.handler("talks", process=True)(mill.talk)
+post.handler("hangs", process=True)(process_handlers.hang)
+post.handler("holds", process=True)(process_handlers.hold_for_long)
+post.handler("talks", process=True)(process_handlers.talk)
 """
 
 
@@ -412,11 +422,11 @@ def test_a_signal_to_all_processes_of_a_worker_stops_it_in_order(tmp_path: Path)
 
 
 def test_what_no_other_process_could_find_is_refused_with_the_reason() -> None:
-    post = Waypost("memory://", state=mill.Order(1))
+    post = Waypost("memory://", state=process_handlers.Order(1))
 
     def inner(body: str) -> None: ...
     async def awaits(body: str) -> None: ...
-    def wants_state(body: str, state: mill.Order) -> None: ...
+    def wants_state(body: str, state: process_handlers.Order) -> None: ...
 
     wants_state.__qualname__ = "wants_state"
     cases: list[tuple[Any, str]] = [
@@ -424,7 +434,7 @@ def test_what_no_other_process_could_find_is_refused_with_the_reason() -> None:
         (inner, "function inside another"),
         (awaits, "is async and runs on the event loop"),
         (wants_state, "state stays in the worker's own process"),
-        (mill.Order(1).__eq__, "not a lambda, a method"),
+        (process_handlers.Order(1).__eq__, "not a lambda, a method"),
     ]
     for function, match in cases:
         with pytest.raises(ConfigurationError, match=match):
@@ -433,13 +443,13 @@ def test_what_no_other_process_could_find_is_refused_with_the_reason() -> None:
 
 def test_what_is_not_where_its_name_says_is_refused_when_a_worker_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
     post = Waypost("memory://")
-    post.handler("orders", process=True)(mill.die)
-    monkeypatch.setattr(mill, "die", lambda how: None)
+    post.handler("orders", process=True)(process_handlers.die)
+    monkeypatch.setattr(process_handlers, "die", lambda how: None)
     with pytest.raises(ConfigurationError, match="is not the function that was registered"):
         post.worker()
     monkeypatch.undo()
     assert post.worker().handlers[0].name == "die"
-    monkeypatch.setattr(mill.die, "__module__", "__main__")
+    monkeypatch.setattr(process_handlers.die, "__module__", "__main__")
     with pytest.raises(ConfigurationError, match="waypost worker module:post"):
         post.worker()
 

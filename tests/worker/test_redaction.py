@@ -12,7 +12,7 @@ import psycopg
 import pytest
 
 import waypost
-from tests.worker import mill
+from tests.worker import process_handlers
 from tests.worker.harness import Harness, until
 from waypost import Message
 from waypost.codec import open_envelope
@@ -76,7 +76,7 @@ def test_what_a_handler_sends_on_is_journalled_redacted(harness: Harness) -> Non
 
 @pytest.mark.parametrize("url", ["sqlite", "valkey", "postgres"], indirect=True)
 def test_what_a_handler_in_a_process_sends_on_is_journalled_redacted(harness: Harness) -> None:
-    harness.handler("orders", process=True)(mill.sends_canary_on)
+    harness.handler("orders", process=True)(process_handlers.sends_canary_on)
     harness.publish("orders", SECRET)
     harness.run()
     until(lambda: len(journalled(harness, "next")) == 1, "what was sent on")

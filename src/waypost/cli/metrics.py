@@ -12,7 +12,7 @@ from waypost.cli.output import say
 if TYPE_CHECKING:
     from waypost.client.base import BaseClient
     from waypost.see import Prometheus
-    from waypost.worker.blocking import BlockingWorker
+    from waypost.worker.sync_worker import SyncWorker
     from waypost.worker.worker import Worker
 
 
@@ -43,9 +43,7 @@ def switched_on(client: BaseClient, options: argparse.Namespace) -> Prometheus |
 
 
 @contextmanager
-def served(
-    worker: BlockingWorker | Worker, prometheus: Prometheus | None, options: argparse.Namespace
-) -> Iterator[None]:
+def served(worker: SyncWorker | Worker, prometheus: Prometheus | None, options: argparse.Namespace) -> Iterator[None]:
     """Answer for a worker while the block lasts, if that was asked for."""
     if prometheus is None:
         yield

@@ -29,7 +29,7 @@ from waypost.values import Drained
 from waypost.worker.signals import NAMES
 
 if TYPE_CHECKING:
-    from waypost.worker.blocking import BlockingWorker
+    from waypost.worker.sync_worker import SyncWorker
     from waypost.worker.worker import Worker
 
 #: A process that dies at once is not started again at once, or the machine would do nothing else.
@@ -107,18 +107,18 @@ def find(target: str) -> Waypost | AsyncWaypost:
 GC_USUAL, GC_BUSY = (700, 2_000), 20_000
 
 
-def run_worker(worker: BlockingWorker | Worker, options: argparse.Namespace) -> Drained:
+def run_worker(worker: SyncWorker | Worker, options: argparse.Namespace) -> Drained:
     """Until it ends, on an event loop of its own."""
     # Only now: an event loop is most of what a process loads, and other commands have no use for one.
     import asyncio
 
-    from waypost.worker.blocking import BlockingWorker, close_loop
+    from waypost.worker.sync_worker import SyncWorker, close_loop
 
     # A claim brings hundreds of objects that live for milliseconds; the usual threshold makes the collector look
     # for cycles among them several times a claim, a fifth of a busy worker's time. A program that set its own keeps it.
     if gc.get_threshold()[0] in GC_USUAL:
         gc.set_threshold(GC_BUSY, *gc.get_threshold()[1:])
-    if isinstance(worker, BlockingWorker):
+    if isinstance(worker, SyncWorker):
         return worker.run(until_empty=options.until_empty, timeout=options.timeout)
     loop = asyncio.new_event_loop()
     try:
@@ -127,7 +127,7 @@ def run_worker(worker: BlockingWorker | Worker, options: argparse.Namespace) -> 
         close_loop(loop)
 
 
-def told_start(client: BaseClient, worker: BlockingWorker | Worker) -> str:
+def told_start(client: BaseClient, worker: SyncWorker | Worker) -> str:
     """What will be run, where, and how safe it is there."""
     width = _width(handler.queue for handler in worker.handlers)
     store = client.store

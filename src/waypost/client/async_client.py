@@ -206,7 +206,7 @@ class AsyncWaypost(BaseClient):
         return connection.executor
 
     def _connect_blocks(self) -> Executor:
-        from waypost.worker.bridges import LoopExecutor
+        from waypost.worker.executor_adapters import LoopExecutor
 
         try:
             return super()._connect_blocks()

@@ -14,7 +14,7 @@ from waypost.worker.handler import handling
 if TYPE_CHECKING:
     from waypost.operations.flow import ClientContext
     from waypost.store.port import Executor
-    from waypost.worker.renewing import Renewer
+    from waypost.worker.renewer import Renewer
 
 #: A client that is closed waits so long for a renewal under way.
 STOP_SECONDS = 0.5
@@ -108,7 +108,7 @@ class Blocks:
         with self._lock:
             renewer = self._renewer
             if renewer is None:
-                from waypost.worker.renewing import Renewer
+                from waypost.worker.renewer import Renewer
 
                 renewer = self._renewer = Renewer(self._context, self._connect, on_demand=True)
             blocks = self._queues.get(message.queue)

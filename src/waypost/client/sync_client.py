@@ -49,7 +49,7 @@ from waypost.values import (
 
 if TYPE_CHECKING:
     from waypost.store.port import Call, Executor
-    from waypost.worker.blocking import BlockingWorker
+    from waypost.worker.sync_worker import SyncWorker
 
 T = TypeVar("T")
 
@@ -368,7 +368,7 @@ class Waypost(BaseClient):
         health_window: float = HEALTH_WINDOW_SECONDS,
         scheduler: bool = True,
         promoter: bool = False,
-    ) -> BlockingWorker:
+    ) -> SyncWorker:
         """A worker for the registered handlers, or for those of some queues only.
 
         `run` it until it is told to stop; or let it work in the background for the length of a `with` block. Its
@@ -376,9 +376,9 @@ class Waypost(BaseClient):
         unless `scheduler=False`, and with `promoter=True` it promotes timers of all queues: of all workers one does so
         at a time.
         """
-        from waypost.worker.blocking import BlockingWorker
+        from waypost.worker.sync_worker import SyncWorker
 
-        return BlockingWorker(self._make_worker(queues, health_window, scheduler=scheduler, promoter=promoter))
+        return SyncWorker(self._make_worker(queues, health_window, scheduler=scheduler, promoter=promoter))
 
     def drain(self, timeout: float = 25.0) -> Drained:
         """Claim and publish no more, wait for what is under way, give back what has not started, and say how it stands.

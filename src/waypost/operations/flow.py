@@ -38,8 +38,7 @@ from waypost.policy import (
 from waypost.redaction import Redact
 from waypost.store.port import AsyncExecutor, Call, Executor, Store, Woken
 from waypost.values import Claimed, Observed, ObservedOutcome, SideEffect
-from waypost.wake.wake_event import WakeEvent
-from waypost.wake.wakeups import NO_WAKEUPS, Wakeups
+from waypost.wake.wakeups import NO_WAKEUPS, WakeEvent, Wakeups
 
 if TYPE_CHECKING:
     from waypost.operations.publish_middleware import Around

@@ -32,7 +32,7 @@ from waypost.policy import (
 from waypost.redaction import redact_sent_on
 from waypost.store.port import BlockingWaiter, Call, Hold, Woken
 from waypost.values import Claimed, ExtendStatus, Lease, ObservedOutcome, Settlement, SettleStatus
-from waypost.wake.wake_event import WakeEvent
+from waypost.wake.wakeups import WakeEvent
 
 T = TypeVar("T")
 #: Makes the message of a lease.

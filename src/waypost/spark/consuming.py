@@ -37,7 +37,7 @@ from waypost.spark.credentials import Place
 from waypost.spark.output_files import open_files
 from waypost.spark.parts import machine_of
 from waypost.values import Lease, Settlement, SettleStatus, Watched
-from waypost.worker.renewing import Renewer
+from waypost.worker.renewer import Renewer
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

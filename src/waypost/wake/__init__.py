@@ -1,12 +1,12 @@
-"""Wake-ups: a word to those who sleep, so that they look now and not at their next poll.
+"""Wake-ups: notifications to sleeping workers, so that they poll now and not at their next safety poll.
 
-    port       what a channel is: topics, listeners, words
+    port       the contract of a channel: topics, listeners, notifications
     hub        the listeners of one process on one channel, and the thread that all of them share
-    bell       how a call that waits for a message is woken, in both colours
-    wakeups    one client's part in a channel
+    transport  the contract of a channel's connection, and what connections with a socket share
+    wakeups    one client's part in a channel, and the event on which a waiting call sleeps
     opening    from a store and the option `wake` to that part
-    local, files, valkey, postgres, nats    the channels
+    sqlite, valkey, postgres, nats    the transports
 
-Wake-ups are fire and forget. Nothing depends on one: who hears none looks at the store's next moment, or after the
-safety poll. The store decides whom to wake; a channel only carries names.
+Wake-ups are fire and forget. Nothing depends on one: a worker that receives none polls at the store's next moment, or
+after the safety interval. The store decides which sleepers to wake; a channel only carries their names.
 """

@@ -13,11 +13,11 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol
 from weakref import WeakValueDictionary
 
 from waypost.urls import redact_text
 from waypost.wake.port import EVERYBODY, LOOK, Hear, State, Topic
+from waypost.wake.transport import Transport, Useless
 
 log = logging.getLogger("waypost")
 
@@ -33,10 +33,6 @@ USELESS_SECONDS = 60.0
 SENDER_SECONDS = 10.0
 #: More words than this are not kept for a channel that is away: they would come too late to be of use.
 OUTGOING_MAX = 1_000
-
-
-class Useless(Exception):
-    """Raised by a transport that connects but will not carry words; there is no hurry to try again."""
 
 
 class Ear:
@@ -135,31 +131,6 @@ class Hub:
             chosen = list(self._ears if topics is None else topics)
         for topic in chosen:
             self.dispatch(topic, (LOOK,))
-
-
-class Transport(Protocol):
-    """A connection, used by the thread of its hub alone but for `interrupt`. Every failure is raised."""
-
-    def open(self) -> None: ...
-    def listen(self, topics: Sequence[Topic]) -> None:
-        """Subscribe; when it returns, every word that is sent will come."""
-        ...
-
-    def unlisten(self, topics: Sequence[Topic]) -> None: ...
-    def send(self, topic: Topic, words: Sequence[str]) -> None: ...
-    def wait(self, seconds: float) -> list[tuple[Topic, list[str]]]:
-        """What came, as soon as something came; nothing when the time is up or it was interrupted."""
-        ...
-
-    def probe(self) -> None:
-        """Make sure that the other side still answers."""
-        ...
-
-    def interrupt(self) -> None:
-        """End a `wait`. From any thread."""
-        ...
-
-    def close(self) -> None: ...
 
 
 class ThreadHub(Hub):

@@ -13,8 +13,8 @@ from collections.abc import Coroutine, Sequence
 from typing import Any, TypeVar
 
 from waypost.errors import MissingExtra
-from waypost.wake.pipes import packed, unpacked
 from waypost.wake.port import Topic
+from waypost.wake.transport import packed, unpacked
 
 try:
     import nats

@@ -59,7 +59,7 @@ def _local(store: Store) -> Hub:
     if own.transport == "files":
         import os
 
-        from waypost.wake.files import FileHub
+        from waypost.wake.sqlite import FileHub
 
         place = os.path.realpath(own.address)
         return shared("files", place, lambda: FileHub(place))

@@ -19,9 +19,8 @@ import psycopg
 from waypost.store.postgres import psycopg_internals as internals
 from waypost.store.postgres.constants import CHANNEL_BYTES_MAX, CHANNEL_HASH_DIGITS
 from waypost.store.postgres.sources import Source
-from waypost.wake.hub import Useless
-from waypost.wake.pipes import Interruptible, packed, unpacked
 from waypost.wake.port import Topic
+from waypost.wake.transport import Interruptible, Useless, packed, unpacked
 
 #: It refuses longer payloads.
 PAYLOAD_BYTES_MAX = 7_900

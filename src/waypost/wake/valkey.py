@@ -21,8 +21,8 @@ from waypost.errors import UnusableClient
 from waypost.store.valkey.command import command
 from waypost.store.valkey.redis_py import socket_of
 from waypost.store.valkey.sources import Source
-from waypost.wake.pipes import Interruptible, packed, unpacked
 from waypost.wake.port import Topic
+from waypost.wake.transport import Interruptible, packed, unpacked
 
 READ_BYTES = 65_536
 #: What of an asyncio client's settings a connection in a thread can be made with.

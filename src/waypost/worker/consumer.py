@@ -25,20 +25,17 @@ from waypost.store.port import AsyncExecutor
 from waypost.values import Claimed, Drained, Settlement
 from waypost.wake.port import EVERYBODY
 from waypost.wake.wakeups import key_word
-from waypost.worker.calling import Caller
 from waypost.worker.handler import Handler, handling
+from waypost.worker.handler_calls import Caller, Ending, Slot, log_failure
 from waypost.worker.health import Liveness
-from waypost.worker.notifications import NotificationListener
-from waypost.worker.poll_soon import PollSoon
-from waypost.worker.polling import Poller
-from waypost.worker.running import Ending, Slot, log_failure
-from waypost.worker.settling import Settler
+from waypost.worker.poller import Poller
+from waypost.worker.settler import Settler
 from waypost.worker.signals import asked_to_stop
 from waypost.worker.wait_machine import WaitState
-from waypost.worker.waiting import Waiter, WaitPlan
+from waypost.worker.waiter import NotificationListener, PollSoon, Waiter, WaitPlan
 
 if TYPE_CHECKING:
-    from waypost.worker.renewing import Renewer
+    from waypost.worker.renewer import Renewer
 
 log = logging.getLogger("waypost")
 

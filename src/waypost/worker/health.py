@@ -1,4 +1,4 @@
-"""Health: whether a worker consumes, judged by what its claim loops did and not by whether it is alive.
+"""Health and heartbeats: whether a worker consumes, judged by what its claim loops did and not by whether it is alive.
 
 A loop owes a claim whenever there is room for one. It owes none while all its places are taken, and none while it
 sleeps after a claim or a poll that was answered. A worker whose loop owed a claim for longer than the window, or that
@@ -8,12 +8,18 @@ other threads than the one that writes it, without a lock: single numbers that a
 
 from __future__ import annotations
 
+import os
+import socket
 import time
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from waypost.checks import check_seconds
 from waypost.errors import ConfigurationError
+from waypost.policy import HEARTBEAT_SECONDS
+from waypost.release import VERSION
+from waypost.store.port import Heartbeat, ServedQueue
+from waypost.store.register import fitting
 from waypost.values import Health, HealthStatus, QueueHealth, WorkerState
 from waypost.worker.handler import Handler
 
@@ -102,3 +108,39 @@ def judge(
 
 #: What somebody is told who asks a worker that has not connected yet, or has ended.
 NOT_RUNNING = Health("red", ["the worker is not running"], [])
+
+
+#: A beat may be late by half of its interval before a store that is there is taken for one that is not.
+HEARTBEATS_PER_WINDOW = 1.5
+INTERVAL_SECONDS_MIN = 0.05
+#: So much of why a worker is not well travels with its record.
+REASONS_MAX = 3
+REASON_CHARACTERS_MAX = 200
+
+
+def interval(window: float) -> float:
+    """The time between two beats: often enough to prove within the health window that the store answers."""
+    return max(INTERVAL_SECONDS_MIN, min(HEARTBEAT_SECONDS, window / HEARTBEATS_PER_WINDOW))
+
+
+def heartbeat_of(
+    name: str,
+    consumers: Sequence[Served],
+    state: WorkerState,
+    health: Health,
+    *,
+    processes: int,
+    started_ms: int | None,
+) -> Heartbeat:
+    """What a worker has to tell of itself now."""
+    now = time.monotonic()
+    queues = tuple(
+        ServedQueue(
+            consumer.queue, consumer.handler.concurrency, consumer.in_flight, consumer.handled,
+            None if (claim := consumer.liveness.last_claim) is None else max(0, round((now - claim) * 1000)),
+        )
+        for consumer in consumers
+    )  # fmt: skip
+    reasons = tuple(reason[:REASON_CHARACTERS_MAX] for reason in health.reasons[:REASONS_MAX])
+    host, pid = socket.gethostname(), os.getpid()
+    return fitting(Heartbeat(name, host, pid, VERSION, state, health.status, reasons, processes, started_ms, queues))

@@ -25,13 +25,12 @@ from waypost.redaction import Redact
 from waypost.store.port import AsyncExecutor, Executor, Heartbeat, Store
 from waypost.values import Drained, Health, WorkerState
 from waypost.wake.wakeups import NO_WAKEUPS, Wakeups
-from waypost.worker.bridges import LoopExecutor, ThreadedExecutor
 from waypost.worker.consumer import Consumer
+from waypost.worker.executor_adapters import LoopExecutor, ThreadedExecutor
 from waypost.worker.handler import Handler
-from waypost.worker.health import NOT_RUNNING, check_window, judge
-from waypost.worker.polling import Electable, Poller
-from waypost.worker.registering import heartbeat_of
-from waypost.worker.renewing import Renewer
+from waypost.worker.health import NOT_RUNNING, check_window, heartbeat_of, judge
+from waypost.worker.poller import Electable, Poller
+from waypost.worker.renewer import Renewer
 from waypost.worker.signals import StopSignals
 
 log = logging.getLogger("waypost")

@@ -20,7 +20,7 @@ from waypost.outbox.message_transaction import MessageTransaction
 from waypost.policy import CHUNK_BYTES_MAX, CHUNK_MESSAGES_MAX, RetryPolicy
 from waypost.store.port import AsyncExecutor
 from waypost.values import Settlement, SettleStatus
-from waypost.worker.renewing import Renewer
+from waypost.worker.renewer import Renewer
 
 log = logging.getLogger("waypost")
 

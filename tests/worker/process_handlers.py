@@ -49,12 +49,12 @@ def order(order: Order, headers: Mapping[str, str], message: Message[Order]) -> 
 
 
 def sends_on(queue: str, message: Message[str]) -> None:
-    message.then(queue, {"from": "mill"})
+    message.then(queue, {"from": "process"})
 
 
 def sends_all_on(queues: list[str], messages: list[Message[str]]) -> None:
     for queue, message in zip(queues, messages, strict=True):
-        message.then(queue, {"from": "mill"})
+        message.then(queue, {"from": "process"})
 
 
 def untyped(order, message):  # type: ignore[no-untyped-def]

@@ -23,7 +23,7 @@ from waypost.policy import HEARTBEATS_PER_TTL
 from waypost.store.port import Executor, Heartbeat, Idle, Registration
 from waypost.values import Elected, PolledQueue
 from waypost.wake.port import Listening
-from waypost.worker.registering import interval
+from waypost.worker.health import interval
 
 log = logging.getLogger("waypost")
 

@@ -24,7 +24,18 @@ from weakref import WeakSet
 from waypost.errors import ProcessFailed, Undecodable, UnknownQueue
 from waypost.message import Message, Outcome, after_ms
 from waypost.worker.handler import Handler, find
-from waypost.worker.wire import BEGUN, LENGTH_BYTES, Answer, Call, Hello, decode, error_of, frame, heard, take_over
+from waypost.worker.process_protocol import (
+    BEGUN,
+    LENGTH_BYTES,
+    Answer,
+    Call,
+    Hello,
+    decode,
+    error_of,
+    frame,
+    heard,
+    take_over,
+)
 
 #: Imports may take a while on a cold disk; a process that needs longer will not come up at all.
 START_SECONDS_MAX = 60.0
@@ -37,7 +48,7 @@ READ_BYTES = 256 * 1024
 #: So many processes may turn out to be dead when they are called; more is no accident.
 IDLE_DEATHS_MAX = 3
 #: The same modules must be found as here, waypost itself included.
-PROGRAM = "import json, sys; sys.path[:] = json.loads(sys.argv[3]); from waypost.worker.child import main; \
+PROGRAM = "import json, sys; sys.path[:] = json.loads(sys.argv[3]); from waypost.worker.process_child import main; \
 main(int(sys.argv[1]), int(sys.argv[2]))"
 
 #: A forked copy of this process must not hold the connections open after it is gone.

@@ -1,4 +1,4 @@
-"""What transports with a socket share: waiting for it and for an interruption at once, and words as text."""
+"""The contract of a transport, which is the connection of a channel, and what transports with a socket share."""
 
 from __future__ import annotations
 
@@ -6,6 +6,38 @@ import contextlib
 import select
 import socket
 from collections.abc import Sequence
+from typing import Protocol
+
+from waypost.wake.port import Topic
+
+
+class Useless(Exception):
+    """Raised by a transport that connects but will not carry words; there is no hurry to try again."""
+
+
+class Transport(Protocol):
+    """A connection, used by the thread of its hub alone but for `interrupt`. Every failure is raised."""
+
+    def open(self) -> None: ...
+    def listen(self, topics: Sequence[Topic]) -> None:
+        """Subscribe; when it returns, every word that is sent will come."""
+        ...
+
+    def unlisten(self, topics: Sequence[Topic]) -> None: ...
+    def send(self, topic: Topic, words: Sequence[str]) -> None: ...
+    def wait(self, seconds: float) -> list[tuple[Topic, list[str]]]:
+        """What came, as soon as something came; nothing when the time is up or it was interrupted."""
+        ...
+
+    def probe(self) -> None:
+        """Make sure that the other side still answers."""
+        ...
+
+    def interrupt(self) -> None:
+        """End a `wait`. From any thread."""
+        ...
+
+    def close(self) -> None: ...
 
 
 class Interruptible:

@@ -14,7 +14,7 @@ from waypost.worker.handler import Handler
 from waypost.worker.worker import STOP_SECONDS, Worker, let_linger
 
 
-class BlockingWorker:
+class SyncWorker:
     """Runs handlers in the calling thread with `run`, or in a background thread for the length of a `with` block."""
 
     def __init__(self, worker: Worker) -> None:

@@ -22,8 +22,20 @@ from waypost.errors import ProcessFailed, Undecodable
 from waypost.message import Message, Outcome, Queue
 from waypost.policy import NoRetry
 from waypost.worker.handler import Handler, find
+from waypost.worker.process_protocol import (
+    BEGUN,
+    LENGTH_BYTES,
+    Answer,
+    Call,
+    End,
+    Hello,
+    decode,
+    end_of,
+    failure_of,
+    frame,
+    say,
+)
 from waypost.worker.signals import NAMES
-from waypost.worker.wire import BEGUN, LENGTH_BYTES, Answer, Call, End, Hello, decode, end_of, failure_of, frame, say
 
 #: An idle process whose worker is gone has so long to end in its own way: what it registered with `atexit`.
 EXIT_SECONDS = 2.0

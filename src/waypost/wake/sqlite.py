@@ -27,9 +27,9 @@ from collections.abc import Callable, Iterator, Sequence
 import msgspec
 
 from waypost.store.sqlite.schema import Spelling
-from waypost.wake.hub import ThreadHub, Transport, Useless
-from waypost.wake.pipes import Interruptible
+from waypost.wake.hub import ThreadHub
 from waypost.wake.port import EVERYBODY, LOOK, Topic
+from waypost.wake.transport import Interruptible, Transport, Useless
 
 log = logging.getLogger("waypost")
 

@@ -1,0 +1,310 @@
+"""Handler calls: on the event loop, in threads or in processes, with the client's middleware around them.
+
+A `Slot` is one of the places in which a consumer's handlers run; it knows what runs there and can cancel it.
+
+Threads are daemons, unlike those of `concurrent.futures`: a worker whose time to stop is up must be able to end its
+process while a handler hangs. The message of such a handler keeps its lease, which then ends by itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import queue
+import threading
+from collections.abc import Callable, Coroutine, Generator, Sequence
+from contextvars import Context, copy_context
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
+
+from waypost import lease_clock
+from waypost.errors import Undecodable
+from waypost.message import Message, Outcome, error_text, error_type
+from waypost.operations.flow import ClientContext, drive_async
+from waypost.operations.publish_middleware import pass_sent_on
+from waypost.store.port import AsyncExecutor
+from waypost.worker.handler import Handler
+from waypost.worker.process_pool import Processes
+
+if TYPE_CHECKING:
+    from waypost.worker.consumer import Consumer
+
+log = logging.getLogger("waypost")
+
+#: Why a handler was cancelled: its lease is lost, somebody asked for it, its time is up, or the worker stops.
+Ending = Literal["lost", "cancel", "timeout", "stopped"]
+
+
+class Slot:
+    """A runner's place: what it is handling now, since when, and why it was cancelled if it was."""
+
+    __slots__ = ("_overdue", "consumer", "ending", "messages", "started", "task", "waiting")
+
+    def __init__(self, consumer: Consumer) -> None:
+        self.consumer = consumer
+        self.messages: Sequence[Message[Any]] = ()
+        self.started = 0.0
+        self.task: asyncio.Task[None] | None = None
+        self.waiting: asyncio.Future[None] | None = None
+        self.ending: Ending | None = None
+        self._overdue: Sequence[Message[Any]] = ()
+
+    def cancel(self, ending: Ending) -> None:
+        """Cancel the handler that waits in here; called on the event loop, so that it does wait."""
+        if self.messages and self.ending is None and self.task is not None:
+            self.ending = ending
+            self.task.cancel()
+
+    def ended(self, error: BaseException | None) -> tuple[Ending | None, BaseException | None]:
+        """After a handler that was cancelled: why, and what that makes of its error."""
+        ending, self.ending = self.ending, None
+        if self.task is not None:
+            self.task.uncancel()
+        if ending == "timeout" and isinstance(error, asyncio.CancelledError):
+            error = TimeoutError(f"the handler ran for more than {self.consumer.handler.time_limit:g} s")
+        return ending, error
+
+    def tell(
+        self,
+        context: ClientContext,
+        messages: Sequence[Message[Any]],
+        error: BaseException | None,
+        ending: Ending | None,
+        *,
+        stopped: bool,
+    ) -> None:
+        """One event for the handler call of each message."""
+        outcome: Literal["success", "failure", "skipped"] = "success"
+        told: dict[str, Any] = {}
+        if error is not None:
+            outcome = "skipped" if stopped or isinstance(error, Outcome) else "failure"
+            told = {"error_type": error_type(error), "error": error_text(error)}
+        run_ms = round((lease_clock.now() - self.started) * 1000, 3)
+        for message in messages:
+            context.tell(
+                "handled", message.queue, outcome, message_id=message.id, token=message.token,
+                deliveries=message.deliveries, attempts=message.attempts, run_ms=run_ms, reason=ending, **told,
+            )  # fmt: skip
+
+    def log_overdue(self, handler: Handler) -> None:
+        """Say once that a handler has run for too long."""
+        messages = self.messages
+        if messages and self._overdue is not messages:
+            self._overdue = messages
+            log.warning(
+                "handler %s has run for more than %g s on message %s of queue %s: its lease is not renewed any more",
+                handler.name,
+                handler.max_run,
+                messages[0].id,
+                handler.queue,
+                extra={"event": "run_too_long", "queue": handler.queue, "message_id": messages[0].id},
+            )
+
+
+class _Suspended:
+    """The rest of a coroutine that was begun in a context of its own, to be awaited."""
+
+    __slots__ = ("_context", "_coroutine", "_waits_for")
+
+    def __init__(self, coroutine: Coroutine[Any, Any, Any], context: Context, waits_for: Any) -> None:
+        self._coroutine = coroutine
+        self._context = context
+        self._waits_for = waits_for
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        run, coroutine, waits_for = self._context.run, self._coroutine, self._waits_for
+        try:
+            while True:
+                try:
+                    sent = yield waits_for
+                except GeneratorExit:
+                    run(coroutine.close)
+                    raise
+                except BaseException as error:
+                    waits_for = run(coroutine.throw, error)
+                else:
+                    waits_for = run(coroutine.send, sent)
+        except StopIteration as stop:
+            return stop.value
+
+
+def suspended(coroutine: Coroutine[Any, Any, Any], context: Context, waits_for: Any) -> _Suspended:
+    """Await the rest of a coroutine whose first wait is `waits_for`."""
+    return _Suspended(coroutine, context, waits_for)
+
+
+def log_failure(handler: Handler, messages: Sequence[Message[Any]], error: BaseException) -> None:
+    """Say that a handler failed, with its traceback."""
+    message = messages[0]
+    log.warning(
+        "handler %s failed on message %s of queue %s (delivery %d, attempt %d): %s",
+        handler.name,
+        message.id,
+        handler.queue,
+        message.deliveries,
+        message.attempts + 1,
+        error_type(error),
+        exc_info=error,
+        extra={
+            "event": "handler_failed",
+            "queue": handler.queue,
+            "message_id": message.id,
+            "deliveries": message.deliveries,
+            "attempts": message.attempts + 1,
+            "error_type": error_type(error),
+        },
+    )
+
+
+Work = tuple[Callable[[], Any], "asyncio.Future[Any]"]
+
+
+class Threads:
+    """Up to `most` threads, each started when all others are busy."""
+
+    def __init__(self, name: str, most: int) -> None:
+        self._name = name
+        self._most = most
+        self._work: queue.SimpleQueue[Work | None] = queue.SimpleQueue()
+        self._started = 0
+        self._busy = 0
+
+    def run(self, work: Callable[[], Any]) -> asyncio.Future[Any]:
+        """Run it in a thread; called on the event loop, where the future also ends."""
+        future = asyncio.get_running_loop().create_future()
+        self._busy += 1
+        if self._busy > self._started and self._started < self._most:
+            self._started += 1
+            thread = threading.Thread(target=self._loop, name=f"{self._name}-{self._started}", daemon=True)
+            thread.start()
+        self._work.put((work, future))
+        return future
+
+    def stop(self) -> None:
+        """Let the threads end when they have nothing left to do. Nobody waits for them."""
+        for _ in range(self._started):
+            self._work.put(None)
+
+    def _loop(self) -> None:
+        while (item := self._work.get()) is not None:
+            work, future = item
+            result, error = None, None
+            try:
+                result = work()
+            except BaseException as failure:
+                error = failure
+            try:
+                future.get_loop().call_soon_threadsafe(self._end, future, result, error)
+            except RuntimeError:
+                return  # the loop is gone: the worker was given up
+            del item, work, future, result, error
+
+    def _end(self, future: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:
+        self._busy -= 1
+        if future.done():
+            return
+        if error is None:
+            future.set_result(result)
+        elif isinstance(error, StopIteration):
+            future.set_exception(RuntimeError("a handler raised StopIteration"))
+        else:
+            future.set_exception(error)
+
+
+class Caller:
+    """Calls one handler. Lives on one event loop."""
+
+    def __init__(
+        self,
+        handler: Handler,
+        on_unreadable: Callable[[Message[Any], Undecodable], None],
+        context: ClientContext,
+        executor: AsyncExecutor,
+    ) -> None:
+        self._handler = handler
+        self._context = context
+        self._executor = executor
+        #: Call the handler for some messages. Where no middleware stands around publishes there is nothing to pay for.
+        self.call = self._call if context.around is None else self._call_and_pass
+        #: Called for each message of a batch that its process could not read; it is not a part of the call any more.
+        self._on_unreadable = on_unreadable
+        self._loop = asyncio.get_running_loop()
+        self._threads: Threads | None = None
+        self.processes: Processes | None = None
+        if handler.process:
+            self.processes = Processes(handler)
+        elif not handler.is_async:
+            self._threads = Threads(f"waypost-{handler.queue}", handler.concurrency)
+        #: The handler with its middleware around it, None if it has none: then there is nothing to pay for.
+        self._around = handler.through_middleware(self._plainly) if handler.middleware else None
+
+    async def _call_and_pass(self, slot: Slot, messages: list[Message[Any]]) -> Any:
+        """The same, and the publish middleware for what is sent on."""
+        returned = await self._call(slot, messages)
+        if any(message._then for message in messages) and not isinstance(returned, Outcome):
+            for message in messages:
+                if message.settled is None:
+                    await drive_async(self._executor, pass_sent_on(self._context, message))
+        return returned
+
+    async def _call(self, slot: Slot, messages: list[Message[Any]]) -> Any:
+        """Call the handler for these messages; what it returns."""
+        handler = self._handler
+        if self.processes is not None:
+            return await self._in_process(slot, messages)
+        function, given = handler.function, (messages,) if self._around is not None else handler.given(messages)
+        if self._around is not None:
+            function = self._around
+        # A context of its own for each call: what a handler sets in it must not reach the next one.
+        context = copy_context()
+        if self._threads is not None:
+            return await self._threads.run(partial(context.run, function, *given))
+        coroutine = context.run(function, *given)
+        try:
+            waits_for = context.run(coroutine.send, None)
+        except StopIteration as stop:
+            return stop.value
+        alarm = self._loop.call_later(handler.time_limit, slot.cancel, "timeout")
+        try:
+            return await suspended(coroutine, context, waits_for)
+        finally:
+            alarm.cancel()
+
+    def _plainly(self, messages: Sequence[Message[Any]]) -> Any:
+        return self._handler.function(*self._handler.given(messages))
+
+    async def _in_process(self, slot: Slot, messages: list[Message[Any]]) -> Any:
+        handler, processes = self._handler, self.processes
+        assert processes is not None
+
+        def begun() -> asyncio.TimerHandle:
+            return self._loop.call_later(handler.time_limit, slot.cancel, "timeout")
+
+        def unreadable(message: Message[Any], error: Undecodable) -> None:
+            message.undecodable = error
+            if handler.batch is None:
+                raise error
+            messages.remove(message)
+            self._on_unreadable(message, error)
+
+        def call(given: Sequence[Message[Any]]) -> Any:
+            return processes.run(list(given), begun, unreadable)
+
+        return await (handler.through_middleware(call) if handler.middleware else call)(messages)
+
+    def kill_lost(self) -> None:
+        """End processes whose messages are all lost, whatever the event loop is doing. Called from a thread."""
+        if self.processes is not None:
+            self.processes.kill_lost()
+
+    async def stop(self) -> None:
+        """Let threads and processes end that have nothing left to do."""
+        if self._threads is not None:
+            self._threads.stop()
+        if self.processes is not None:
+            await self.processes.stop()
+
+    def close(self) -> None:
+        """Whatever happened before: leave no process behind."""
+        if self.processes is not None:
+            self.processes.kill()
