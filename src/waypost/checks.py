@@ -32,7 +32,7 @@ NAMESPACE = re.compile(r"[A-Za-z][A-Za-z0-9_\-]{0,47}")
 DUE_MS_MAX = 253_402_300_799_000  # the end of the year 9999
 #: No duration is longer: about 31 years.
 SECONDS_MAX = 1e9
-SHOWN_CHARACTERS_MAX = 80
+QUOTED_CHARACTERS_MAX = 80
 STATES = ("ready", "delayed", "waiting", "leased", "dead", "done")
 PURGED_STATES = ("ready", "delayed", "waiting", "dead", "done")
 
@@ -43,7 +43,7 @@ def show(value: object) -> str:
         text = repr(value)
     except Exception:
         return f"a {type(value).__name__}"
-    return text if len(text) <= SHOWN_CHARACTERS_MAX else text[: SHOWN_CHARACTERS_MAX - 3] + "..."
+    return text if len(text) <= QUOTED_CHARACTERS_MAX else text[: QUOTED_CHARACTERS_MAX - 3] + "..."
 
 
 # ---- names and texts -----------------------------------------------------------------------------------------

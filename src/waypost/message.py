@@ -199,8 +199,8 @@ class _Readable(Generic[T]):
     @property
     def instant(self) -> datetime | None:
         """The instant that a schedule published it for; None if no schedule did."""
-        told = self.open().headers.get("waypost-instant")
-        return None if told is None else datetime.fromisoformat(told)
+        text = self.open().headers.get("waypost-instant")
+        return None if text is None else datetime.fromisoformat(text)
 
     @property
     def correlation_id(self) -> str | None:
@@ -343,7 +343,7 @@ class Message(_Readable[T]):
         self.lease = lease
         #: True once the lease was lost, or could not be renewed before its end: another worker may have the message.
         self.lease_lost = False
-        #: True once the store said so: then a settle could only be refused.
+        #: True once the store error_fields so: then a settle could only be refused.
         self.fenced = False
         #: How long the lease is, and the moment by `lease_clock` at which it ends unless it is renewed.
         self.lease_seconds = lease_seconds
@@ -590,28 +590,28 @@ class Message(_Readable[T]):
         return Settlement(self.lease.id, self.lease.token, self.lease.nonce, outcome, **more)
 
     def _failed(self, error: BaseException, retry: RetryPolicy) -> Settlement:
-        said = {"error_type": error_type(error), "error": error_text(error)}
+        error_fields = {"error_type": error_type(error), "error": error_text(error)}
         if error is self.undecodable:
             # Another try would read the same bytes.
-            return self._ending("dead", reason="undecodable", **said)
-        return self._again(error, retry, None, said)
+            return self._ending("dead", reason="undecodable", **error_fields)
+        return self._again(error, retry, None, error_fields)
 
     def _retried(self, outcome: Retry, retry: RetryPolicy) -> Settlement:
-        said = {} if outcome.reason is None else {"error_type": error_type(outcome), "error": outcome.reason}
-        return self._again(outcome, retry, outcome.after_ms, said)
+        error_fields = {} if outcome.reason is None else {"error_type": error_type(outcome), "error": outcome.reason}
+        return self._again(outcome, retry, outcome.after_ms, error_fields)
 
     def _again(
-        self, error: BaseException, retry: RetryPolicy, wanted_ms: int | None, said: dict[str, str]
+        self, error: BaseException, retry: RetryPolicy, wanted_ms: int | None, error_fields: dict[str, str]
     ) -> Settlement:
-        """Another try if the retry policy allows one, after `wanted_ms` if the handler said so."""
+        """Another try if the retry policy allows one, after `wanted_ms` if the handler error_fields so."""
         try:
             seconds = retry.delay(self.lease.attempts + 1, error)
             pause_ms = None if seconds is None else after_ms(seconds)
         except Exception as failure:
             return self._policy_failed(failure)
         if pause_ms is None:
-            return self._ending("dead", reason="retries_exhausted", **said)
-        return self._ending("retry", after_ms=pause_ms if wanted_ms is None else wanted_ms, **said)
+            return self._ending("dead", reason="retries_exhausted", **error_fields)
+        return self._ending("retry", after_ms=pause_ms if wanted_ms is None else wanted_ms, **error_fields)
 
     def _policy_failed(self, failure: Exception) -> Settlement:
         return self._ending(

@@ -10,10 +10,9 @@
 
     post = AsyncWaypost(url, middleware=[Traced(), Timed()])      # Traced is outermost
 
-Each kind of call has a method in its own colour; override those that you need. What calls `publish` and what runs
-handlers knows its colour, so a middleware that has the method of the other colour only is refused where it is given:
-it would be passed over in silence. `on_event` is told of every step after it happened, and costs nothing where no
-middleware has it.
+Each kind of call has a sync and an async method; override those that you need. A middleware that has only the method
+of the other mode is refused when it is given, because it would never be called. `on_event` gets every event after it
+happened, and costs nothing where no middleware has it.
 """
 
 from __future__ import annotations
@@ -84,7 +83,7 @@ class Middleware:
         return await call_next()
 
     def on_event(self, event: Observed) -> None:
-        """Told what the client's `on_event` is told, after it happened; never awaited. An exception harms nothing."""
+        """Receive each event that the client's `on_event` receives; never awaited. An exception is logged once."""
 
 
 def overrides(middleware: Middleware, method: str) -> bool:
@@ -93,28 +92,28 @@ def overrides(middleware: Middleware, method: str) -> bool:
 
 
 def observed_by(on_event: OnEvent | None, middleware: Iterable[Middleware]) -> OnEvent | None:
-    """Who is told of events: the client's own hook, then the middleware that wants to know. None: nobody."""
-    told: list[OnEvent] = [] if on_event is None else [on_event]
-    told += [one.on_event for one in middleware if overrides(one, "on_event")]
-    if len(told) < 2:
-        return told[0] if told else None
+    """Return one function that passes events to the client's hook, then to the middleware; None if there is none."""
+    hooks: list[OnEvent] = [] if on_event is None else [on_event]
+    hooks += [one.on_event for one in middleware if overrides(one, "on_event")]
+    if len(hooks) < 2:
+        return hooks[0] if hooks else None
 
-    def tell(event: Observed) -> None:
+    def call_hooks(event: Observed) -> None:
         failed: Exception | None = None
-        for hook in told:
+        for hook in hooks:
             try:
                 hook(event)
             except Exception as error:
-                # The others are told all the same; whoever tells us says once that one failed.
+                # The other hooks still run; the caller logs the first failure.
                 failed = failed or error
         if failed is not None:
             raise failed
 
-    return tell
+    return call_hooks
 
 
 def check_middleware(given: Iterable[Middleware], *, awaited: bool) -> tuple[Middleware, ...]:
-    """The middleware of a client, if each is one and has the method for the publishes of this colour."""
+    """The middleware of a client, if each is one and has the publish method of this mode."""
     chosen = tuple(check_items("middleware", given, ConfigurationError))
     for one in chosen:
         if not isinstance(one, Middleware):

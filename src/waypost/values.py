@@ -676,7 +676,7 @@ class CheckPage(Struct, frozen=True):
     cursor: str | None
 
 
-class Checked(Struct, frozen=True):
+class CheckReport(Struct, frozen=True):
     """What a check of a queue found. `balance` is that of its ledger afterwards: 0 if each message is accounted for."""
 
     queue: str

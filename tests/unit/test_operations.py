@@ -368,7 +368,7 @@ def test_what_cannot_be_forwarded_now_is_left_for_a_later_claim(caplog: pytest.L
     store.kept = [continuation(1, "a"), continuation(2, "b")]
     with caplog.at_level(logging.WARNING, "waypost"):
         assert desk.play(deliver_outgoing(desk.context, "orders")) == 0
-        # One target's trouble is not another's.
+        # One target's retries is not another's.
         assert desk.play(deliver_outgoing(desk.context, "orders")) == 1
     assert [vars(record)["event"] for record in caplog.records] == ["outgoing_delayed"] * 2
     assert ([next_one.queue for next_one in store.kept], desk.slept) == (["a"], [])

@@ -416,15 +416,15 @@ def waiting_for(
     """A client that sleeps until the end of a message or chain, and what it got in the end."""
     monkeypatch.setattr(wait, "SAFETY_POLL_SECONDS", LONG_SECONDS)
     asleep = threading.Event()
-    sleep = wait._Patience.sleep
+    sleep = wait._EndWait.sleep
 
-    def noted(patience: wait._Patience, what: str) -> Any:
+    def noted(end_wait: wait._EndWait, what: str) -> Any:
         try:
-            return sleep(patience, what)
+            return sleep(end_wait, what)
         finally:
             asleep.set()
 
-    monkeypatch.setattr(wait._Patience, "sleep", noted)
+    monkeypatch.setattr(wait._EndWait, "sleep", noted)
     ended: list[object] = []
 
     def wait_for_it() -> None:

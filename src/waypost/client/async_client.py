@@ -24,7 +24,7 @@ from waypost.message import Duration, Message, Queue, Retry, StoredMessage, queu
 from waypost.middleware import Outgoing
 from waypost.operations import manage, publish, publish_middleware, receive, schedules, wait
 from waypost.operations.flow import Flow, drive_async
-from waypost.operations.publish import PublishOptions, checked, taken
+from waypost.operations.publish import PublishOptions, split_transaction, validate_options
 from waypost.operations.settle_target import SettleTarget
 from waypost.policy import HEALTH_WINDOW_SECONDS, LEADER_TTL_MS, PAGE_MAX, Policy, RetryPolicy
 from waypost.schedule.promoter import Promoter, PromoterTick
@@ -32,7 +32,7 @@ from waypost.schedule.schedule import Schedule
 from waypost.schedule.scheduler import Scheduler, Tick
 from waypost.values import (
     CancelStatus,
-    Checked,
+    CheckReport,
     Drained,
     Event,
     ExtendStatus,
@@ -253,14 +253,18 @@ class AsyncWaypost(BaseClient):
         with self._gate.publish():
             if self._registry.middleware or "transaction" in options:
                 return (await self._published_through(queue, [body], options, self._send_one))[0]  # type: ignore[no-any-return]
-            return await self._run(publish.publish(self._context, name, body, checked(options), queue_type(queue)))
+            return await self._run(
+                publish.publish(self._context, name, body, validate_options(options), queue_type(queue))
+            )
 
     async def _send_one(self, outgoing: Outgoing) -> list[Published]:
-        transaction, options = taken(outgoing.options)
+        transaction, options = split_transaction(outgoing.options)
         if transaction is not None:
-            return await self._send_within(transaction, outgoing, checked(options))
+            return await self._send_within(transaction, outgoing, validate_options(options))
         (body,) = outgoing.bodies
-        flow = publish.publish(self._context, self._name(outgoing.queue), body, checked(options), outgoing.type)
+        flow = publish.publish(
+            self._context, self._name(outgoing.queue), body, validate_options(options), outgoing.type
+        )
         return [await self._run(flow)]
 
     async def _send_within(self, transaction: object, outgoing: Outgoing, options: PublishOptions) -> list[Published]:
@@ -297,7 +301,7 @@ class AsyncWaypost(BaseClient):
             )
 
     async def _send_many(self, outgoing: Outgoing) -> list[Published]:
-        transaction, given = taken(outgoing.options)
+        transaction, given = split_transaction(outgoing.options)
         options = self._many_options(cast("PublishManyKeywords", given))
         if transaction is not None:
             return await self._send_within(transaction, outgoing, options)
@@ -557,7 +561,7 @@ class AsyncWaypost(BaseClient):
 
     async def check(
         self, queue: QueueName, *, mend: bool = False, progress: Callable[[int], object] | None = None
-    ) -> Checked:
+    ) -> CheckReport:
         """Look for damaged records of a queue: messages that no claim can reach, missing bodies, wrong counters.
 
         It goes step by step and can run beside workers; `progress` gets the number of records looked at so far. With

@@ -41,7 +41,7 @@ from waypost.middleware import Middleware, Outgoing, observed_by, published_thro
 from waypost.operations import manage, receive, schedules
 from waypost.operations.flow import ClientContext, Flow, OnEvent
 from waypost.operations.publish import OPTIONS, PublishOptions
-from waypost.operations.publish_middleware import Around
+from waypost.operations.publish_middleware import PublishMiddleware
 from waypost.policy import (
     CHUNK_MESSAGES_MAX,
     KEY_CHARACTERS_MAX,
@@ -63,7 +63,7 @@ from waypost.schedule.rule import Spec, unpack_spec
 from waypost.schedule.schedule import Schedule
 from waypost.schedule.scheduler import Scheduler, log
 from waypost.store.opening import StoreOptions, open_store, store_from_client
-from waypost.values import Checked, Drained, ExtendStatus, JournalPage, MessageState, Redriven, Stats
+from waypost.values import CheckReport, Drained, ExtendStatus, JournalPage, MessageState, Redriven, Stats
 from waypost.wake.opening import open_wakeups
 from waypost.wake.wakeups import Wakeups
 from waypost.worker.handler import CONCURRENCY, MAX_RUN_SECONDS, Handler, OnLeaseLost
@@ -87,7 +87,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 #: So many messages are fetched at a time when all are looked at.
 LISTING_PAGE = 250
 #: How often a drain looks whether what it waits for has ended.
-DRAIN_LOOK_SECONDS = 0.01
+DRAIN_POLL_SECONDS = 0.01
 #: What workers need after their time is up: to cancel, to give back, to end their connections.
 DRAIN_GRACE_SECONDS = 5.0
 #: Messages that a relay sends in one go.
@@ -171,7 +171,7 @@ class BaseClient:
             redact=redact,
             on_event=observed_by(on_event, self._registry.middleware),
             name_of=self._registry.name,
-            around=Around(lambda: self._registry.middleware, awaited=self._awaited),
+            publish_middleware=PublishMiddleware(lambda: self._registry.middleware, awaited=self._awaited),
         )
         self._gate = Gate(self, self._context)
         # Weak: a program may make workers for as long as it lives. One that runs is kept by its run.
@@ -351,8 +351,8 @@ class BaseClient:
         worker = Worker(
             self._store, handlers, owner=self, name=_worker_name(session), retry_budget=self._context.retry_budget,
             start_timeout=self._start_timeout, on_event=self._context.on_event, wakeups=self._wakeups, session=session,
-            redact=self._context.redact,
-            name_of=self._registry.name, around=self._context._around, check=self._check_may_work,
+            redact=self._context.redact, name_of=self._registry.name,
+            publish_middleware=self._context._publish_middleware, check=self._check_may_work,
             health_window=health_window, prepare=prepare,
             embed=embed,
         )  # fmt: skip
@@ -375,10 +375,10 @@ class BaseClient:
         for worker in self._stopped:
             worker.request_stop(timeout)
         while time.monotonic() < deadline and (self._gate.publishing or self._gate.receiving):
-            yield DRAIN_LOOK_SECONDS
+            yield DRAIN_POLL_SECONDS
         # A worker whose time is up still cancels, gives back and says goodbye.
         while time.monotonic() < deadline + DRAIN_GRACE_SECONDS and any(worker.is_running for worker in self._stopped):
-            yield DRAIN_LOOK_SECONDS
+            yield DRAIN_POLL_SECONDS
 
     def _drained(self, unsettled: int = 0) -> Drained:
         report = Drained(running=self._gate.receiving, publishing=self._gate.publishing, unsettled=unsettled)
@@ -474,7 +474,7 @@ class BaseClient:
                         "over, remove it", stored.key, queue,
                         extra={"event": "schedule_left", "queue": queue, "schedule": stored.key},
                     )  # fmt: skip
-                    context.tell("schedule_left", queue, "skipped", key=stored.key)
+                    context.emit("schedule_left", queue, "skipped", key=stored.key)
 
     # ---- loops -------------------------------------------------------------------------------------------
 
@@ -557,7 +557,7 @@ class BaseClient:
     def _result_value(self, data: bytes | None, default: D, as_type: type[Any] | None) -> Any | D:
         return default if data is None else codec.decode_result(data, as_type)
 
-    def _check_flow(self, queue: QueueName, mend: bool, progress: Callable[[int], object] | None) -> Flow[Checked]:
+    def _check_flow(self, queue: QueueName, mend: bool, progress: Callable[[int], object] | None) -> Flow[CheckReport]:
         if progress is not None:
             check_function("progress", progress)
         return manage.check(self._context, self._name(queue), mend=check_flag("mend", mend), progress=progress)

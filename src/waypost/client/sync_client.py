@@ -25,7 +25,7 @@ from waypost.message import Duration, Message, Queue, Retry, StoredMessage, queu
 from waypost.middleware import Outgoing
 from waypost.operations import manage, publish, publish_middleware, receive, schedules, wait
 from waypost.operations.flow import Flow, drive
-from waypost.operations.publish import PublishOptions, checked, taken
+from waypost.operations.publish import PublishOptions, split_transaction, validate_options
 from waypost.operations.settle_target import SettleTarget
 from waypost.policy import HEALTH_WINDOW_SECONDS, LEADER_TTL_MS, PAGE_MAX, Policy, RetryPolicy
 from waypost.schedule.promoter import Promoter, PromoterTick
@@ -33,7 +33,7 @@ from waypost.schedule.schedule import Schedule
 from waypost.schedule.scheduler import Scheduler, Tick
 from waypost.values import (
     CancelStatus,
-    Checked,
+    CheckReport,
     Drained,
     Event,
     ExtendStatus,
@@ -213,14 +213,16 @@ class Waypost(BaseClient):
         with self._gate.publish():
             if self._registry.middleware or "transaction" in options:
                 return (self._published_through(queue, [body], options, self._send_one))[0]  # type: ignore[no-any-return]
-            return self._run(publish.publish(self._context, name, body, checked(options), queue_type(queue)))
+            return self._run(publish.publish(self._context, name, body, validate_options(options), queue_type(queue)))
 
     def _send_one(self, outgoing: Outgoing) -> list[Published]:
-        transaction, options = taken(outgoing.options)
+        transaction, options = split_transaction(outgoing.options)
         if transaction is not None:
-            return self._send_within(transaction, outgoing, checked(options))
+            return self._send_within(transaction, outgoing, validate_options(options))
         (body,) = outgoing.bodies
-        flow = publish.publish(self._context, self._name(outgoing.queue), body, checked(options), outgoing.type)
+        flow = publish.publish(
+            self._context, self._name(outgoing.queue), body, validate_options(options), outgoing.type
+        )
         return [self._run(flow)]
 
     def _send_within(self, transaction: object, outgoing: Outgoing, options: PublishOptions) -> list[Published]:
@@ -257,7 +259,7 @@ class Waypost(BaseClient):
             )
 
     def _send_many(self, outgoing: Outgoing) -> list[Published]:
-        transaction, given = taken(outgoing.options)
+        transaction, given = split_transaction(outgoing.options)
         options = self._many_options(cast("PublishManyKeywords", given))
         if transaction is not None:
             return self._send_within(transaction, outgoing, options)
@@ -512,7 +514,7 @@ class Waypost(BaseClient):
 
     def check(
         self, queue: QueueName, *, mend: bool = False, progress: Callable[[int], object] | None = None
-    ) -> Checked:
+    ) -> CheckReport:
         """Look for damaged records of a queue: messages that no claim can reach, missing bodies, wrong counters.
 
         It goes step by step and can run beside workers; `progress` gets the number of records looked at so far. With

@@ -41,7 +41,7 @@ from waypost.values import Claimed, Observed, ObservedOutcome, SideEffect
 from waypost.wake.wakeups import NO_WAKEUPS, WakeEvent, Wakeups
 
 if TYPE_CHECKING:
-    from waypost.operations.publish_middleware import Around
+    from waypost.operations.publish_middleware import PublishMiddleware
 
 T = TypeVar("T")
 log = logging.getLogger("waypost")
@@ -75,15 +75,15 @@ class Sleep:
         """The pause cut into as many sleeps as it needs."""
         left = self.seconds
         if self.ends_early is not None:
-            while left > LOOK_SECONDS:
-                yield LOOK_SECONDS
-                left -= LOOK_SECONDS
+            while left > DRAIN_CHECK_SECONDS:
+                yield DRAIN_CHECK_SECONDS
+                left -= DRAIN_CHECK_SECONDS
                 if self.ends_early():
                     return
         yield left
 
 
-class Foreign:
+class UserCall:
     """A call of the application's own code, awaited or not. On an event loop one that blocks runs in a thread."""
 
     __slots__ = ("awaited", "call")
@@ -94,10 +94,10 @@ class Foreign:
 
 
 #: How soon somebody who waits for a message notices a drain.
-LOOK_SECONDS = 0.25
+DRAIN_CHECK_SECONDS = 0.25
 
 
-Step: TypeAlias = "Call[Any] | Together | Sleep | Foreign"
+Step: TypeAlias = "Call[Any] | Together | Sleep | UserCall"
 Flow: TypeAlias = Generator[Step, Any, T]
 
 
@@ -116,7 +116,7 @@ def drive(executor: Executor, flow: Flow[T]) -> T:
                             time.sleep(seconds)
                         elif step.wake_event.wait(seconds):
                             break
-                elif type(step) is Foreign:
+                elif type(step) is UserCall:
                     result = step.call()
                 else:
                     result = executor.run(step)  # type: ignore[arg-type]
@@ -145,7 +145,7 @@ async def drive_async(executor: AsyncExecutor, flow: Flow[T]) -> T:
                             await asyncio.sleep(seconds)
                         elif await step.wake_event.wait_async(seconds):
                             break
-                elif type(step) is Foreign:
+                elif type(step) is UserCall:
                     result = await (step.call() if step.awaited else asyncio.to_thread(step.call))
                 else:
                     result = await executor.run(step)  # type: ignore[arg-type]
@@ -240,7 +240,7 @@ class ClientContext:
         redact: Redact | None = None,
         on_event: OnEvent | None = None,
         name_of: Callable[[str | Queue[Any]], str] = queue_name,
-        around: Around | None = None,
+        publish_middleware: PublishMiddleware | None = None,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self.store = store
@@ -253,7 +253,7 @@ class ClientContext:
         self.on_event = on_event
         #: The checked name of a queue that messages are sent on to: a strict client knows which there are.
         self.name_of = name_of
-        self._around = around
+        self._publish_middleware = publish_middleware
         #: Set by a drain: a call that waits for messages stops waiting.
         self.draining = False
         #: What such calls wait on.
@@ -262,7 +262,7 @@ class ClientContext:
         self.replay_windows = ReplayWindows(session)
         self._lost_claims: dict[str, list[tuple[Operation, float]]] = {}
         self._lock = threading.Lock()
-        self._told_of_bad_hook = False
+        self._hook_failure_logged = False
         self._policies: dict[str, tuple[Policy, float]] = {}
         #: How many bytes a claim of a queue may bring, as far as its answers have shown.
         self._claim_bytes: dict[str, int] = {}
@@ -274,9 +274,10 @@ class ClientContext:
             wake_event.set()
 
     @property
-    def around(self) -> Around | None:
+    def publish_middleware(self) -> PublishMiddleware | None:
         """The publish middleware of the client, None if there is none to call."""
-        return None if self._around is None or self._around.is_empty else self._around
+        middleware = self._publish_middleware
+        return None if middleware is None or middleware.is_empty else middleware
 
     @property
     def replay_seconds(self) -> float:
@@ -292,18 +293,18 @@ class ClientContext:
 
     def attempt_timed(self, call: Call[T], *, budget: float | None = None) -> Flow[tuple[T, float]]:
         """`attempt`, and when the call that was answered was sent, by `lease_clock`."""
-        started, slept_from, trouble = self.monotonic(), lease_clock.now(), None
+        started, slept_from, retries = self.monotonic(), lease_clock.now(), None
         while True:
             sent = lease_clock.now()
             try:
                 result: T = yield call
                 return result, sent
             except (StoreUnavailable, OutcomeUnknown) as error:
-                if trouble is None:
-                    trouble = Trouble(self, self.retry_budget if budget is None else budget, started)
-                yield trouble.pause(call.name, error)
-                if lease_clock.now() - slept_from > trouble.budget + FROZEN_SECONDS:
-                    raise trouble.give_up(call.name, error) from error
+                if retries is None:
+                    retries = RetryBudget(self, self.retry_budget if budget is None else budget, started)
+                yield retries.pause(call.name, error)
+                if lease_clock.now() - slept_from > retries.budget + FROZEN_SECONDS:
+                    raise retries.give_up(call.name, error) from error
 
     def know_time(self) -> Flow[None]:
         """Ask the store for its time if too little is known of it. A failure is no matter: the next call finds out."""
@@ -342,15 +343,15 @@ class ClientContext:
         finally:
             self.replay_windows.end(queue, operation if sending is None else sending.operation)
 
-    def operate_woken(self, queue: str, make: Callable[[Operation], Call[Woken[T]]], **options: Any) -> Flow[T]:
-        """`operate`, then `take` the answer."""
-        return self.take((yield from self.operate(queue, make, **options)))
+    def operate_and_wake(self, queue: str, make: Callable[[Operation], Call[Woken[T]]], **options: Any) -> Flow[T]:
+        """`operate`, then `wake_and_report` with the answer."""
+        return self.wake_and_report((yield from self.operate(queue, make, **options)))
 
-    def attempt_woken(self, call: Call[Woken[T]]) -> Flow[T]:
-        """`attempt`, then `take` the answer."""
-        return self.take((yield from self.attempt(call)))
+    def attempt_and_wake(self, call: Call[Woken[T]]) -> Flow[T]:
+        """`attempt`, then `wake_and_report` with the answer."""
+        return self.wake_and_report((yield from self.attempt(call)))
 
-    def take(self, woken: Woken[T]) -> T:
+    def wake_and_report(self, woken: Woken[T]) -> T:
         """Wake the clients that an answer names, report what else its step did, and return its result."""
         if woken.wake:
             self.wake(woken.wake)
@@ -362,21 +363,24 @@ class ClientContext:
         """Report to `on_event` what a step did besides its work."""
         if self.on_event is not None:
             for change in also:
-                self.tell(
+                self.emit(
                     change.event, change.queue, message_id=change.id, token=change.token, reason=change.reason,
                     count=None if change.id else change.count,
                 )  # fmt: skip
 
-    def tell(self, event: str, queue: str, outcome: ObservedOutcome = "success", **told: Any) -> None:
-        """Tell `on_event` what happened. It is foreign code: whatever it raises changes nothing here."""
+    def emit(self, event: str, queue: str, outcome: ObservedOutcome = "success", **fields: Any) -> None:
+        """Pass an event to `on_event`. What that raises is logged once and changes nothing else."""
         if self.on_event is None:
             return
         try:
-            self.on_event(Observed(event, outcome, queue, time.time_ns() // 1_000_000, self.worker, **told))
+            self.on_event(Observed(event, outcome, queue, time.time_ns() // 1_000_000, self.worker, **fields))
         except Exception:
-            if not self._told_of_bad_hook:
-                self._told_of_bad_hook = True
-                log.exception("on_event failed; this is said once", extra={"event": "on_event_failed", "queue": queue})
+            if not self._hook_failure_logged:
+                self._hook_failure_logged = True
+                log.exception(
+                    "on_event failed; further failures are not logged",
+                    extra={"event": "on_event_failed", "queue": queue},
+                )
 
     def add_lost_claim(self, queue: str, operation: Operation) -> None:
         """Remember a claim whose reply was lost for longer than its call could wait, as long as the store does."""
@@ -464,8 +468,8 @@ class Sending(Generic[T]):
         "_identify",
         "_make",
         "_queue",
+        "_retries",
         "_started",
-        "_trouble",
         "may_have_run",
         "operation",
     )  # fmt: skip
@@ -488,7 +492,7 @@ class Sending(Generic[T]):
         self._fenced = fenced
         self._identify = identify
         self.operation, self._started = begun or (context.replay_windows.begin(queue), context.monotonic())
-        self._trouble: Trouble | None = None
+        self._retries: RetryBudget | None = None
         self._anew = 0
         #: A request was sent of which no answer came.
         self.may_have_run = False
@@ -514,9 +518,9 @@ class Sending(Generic[T]):
             self._begin_anew(error)
             return None
         self.may_have_run = self.may_have_run or isinstance(error, OutcomeUnknown)
-        if self._trouble is None:
-            self._trouble = Trouble(self._context, self._budget, self._started)
-        return self._trouble.pause(verb, error)
+        if self._retries is None:
+            self._retries = RetryBudget(self._context, self._budget, self._started)
+        return self._retries.pause(verb, error)
 
     def _begin_anew(self, error: OperationTooOld | SessionTaken | MessageIdTaken) -> None:
         """Go on with another operation, since this one has not run; raise if it may have.
@@ -548,7 +552,7 @@ class Sending(Generic[T]):
         self._context.replay_windows.end(self._queue, self.operation)
 
 
-class Trouble:
+class RetryBudget:
     """The failed tries of one call: how long to pause before the next, and what to say when there is none."""
 
     __slots__ = ("_backoff", "_context", "_deadline", "_reached", "budget")

@@ -14,8 +14,8 @@ from waypost.policy import CHUNK_MESSAGES_MAX, KEY_CHARACTERS_MAX, Policy, parse
 from waypost.store.port import Target
 from waypost.values import (
     CancelStatus,
-    Checked,
     CheckPage,
+    CheckReport,
     Damage,
     Event,
     MessageState,
@@ -79,7 +79,7 @@ def cancel(context: ClientContext, queue: str, *, id: str | None, key: str | Non
         status = "finished"
     event = "cancelled" if status == "cancelled" else "cancel_requested"
     outcome: ObservedOutcome = "success" if status in ("cancelled", "requested") else "skipped"
-    context.tell(event, queue, outcome, message_id=id, key=key, reason=status)
+    context.emit(event, queue, outcome, message_id=id, key=key, reason=status)
     if status == "requested":
         # Its holder would learn of it at its next renewal; now it renews at once.
         context.wakeups.tell("held", queue, [id if id is not None else key_word(key or "")])
@@ -136,12 +136,12 @@ def redrive(
 def _redrive_chunk(
     context: ClientContext, queue: str, count: int, ids: Sequence[str], reason: str | None, cursor: str | None
 ) -> Flow[Redriven]:
-    redriven = yield from context.operate_woken(
+    redriven = yield from context.operate_and_wake(
         queue, lambda operation: context.store.redrive(queue, count, operation, ids=ids, reason=reason, cursor=cursor)
     )
     if context.on_event is not None:
         for message_id in redriven.moved:
-            context.tell("redriven", queue, message_id=message_id)
+            context.emit("redriven", queue, message_id=message_id)
     return redriven
 
 
@@ -156,7 +156,7 @@ def _pace(rate: str | None) -> tuple[int, float]:
 
 def check(
     context: ClientContext, queue: str, *, mend: bool, progress: Callable[[int], object] | None = None
-) -> Flow[Checked]:
+) -> Flow[CheckReport]:
     """Look for damaged records of a queue step by step, and mend them if asked to."""
     looked_at, damages, cursor = 0, list[Damage](), None
     while True:
@@ -164,7 +164,7 @@ def check(
         looked_at += page.looked_at
         damages += page.damages
         for damage in page.damages:
-            context.tell(
+            context.emit(
                 "mended" if damage.mended else "damaged_record", queue, "success" if damage.mended else "failure",
                 message_id=damage.id, reason=damage.kind,
             )  # fmt: skip
@@ -179,7 +179,7 @@ def check(
     balance: int | None = None
     with suppress(StoreFailed):  # counters that cannot be read are among the damages
         balance = (yield from context.attempt(context.store.stats(queue))).ledger.balance
-    return Checked(queue, looked_at, damages, balance)
+    return CheckReport(queue, looked_at, damages, balance)
 
 
 def purge(context: ClientContext, queue: str, state: MessageState) -> Flow[int]:
@@ -199,16 +199,16 @@ def purge(context: ClientContext, queue: str, state: MessageState) -> Flow[int]:
             break
     if removed:
         context.wakeups.tell("result", queue, [EVERYBODY])
-    context.tell("purged", queue, "success" if removed else "skipped", count=removed, reason=state)
+    context.emit("purged", queue, "success" if removed else "skipped", count=removed, reason=state)
     return removed
 
 
 def configure(context: ClientContext, queue: str, settings: Mapping[str, Any]) -> Flow[Policy]:
     """Change a queue's policy for everybody."""
     changes = policy_changes(settings)
-    policy = yield from context.attempt_woken(context.store.configure(queue, changes))
+    policy = yield from context.attempt_and_wake(context.store.configure(queue, changes))
     context.remember_policy(queue, policy)
-    context.tell("configured", queue, reason=" ".join(sorted(settings)))
+    context.emit("configured", queue, reason=" ".join(sorted(settings)))
     return policy
 
 
@@ -237,14 +237,14 @@ def warn_of_cut_retries(context: ClientContext, attempts: Mapping[str, int]) -> 
 def pause(context: ClientContext, queue: str) -> Flow[bool]:
     """Hand out nothing until a resume."""
     changed = yield from context.attempt(context.store.pause(queue))
-    context.tell("paused", queue, "success" if changed else "skipped")
+    context.emit("paused", queue, "success" if changed else "skipped")
     return changed
 
 
 def resume(context: ClientContext, queue: str) -> Flow[bool]:
     """Hand out messages again."""
-    changed = yield from context.attempt_woken(context.store.resume(queue))
-    context.tell("resumed", queue, "success" if changed else "skipped")
+    changed = yield from context.attempt_and_wake(context.store.resume(queue))
+    context.emit("resumed", queue, "success" if changed else "skipped")
     return changed
 
 
@@ -271,7 +271,7 @@ def remove_queue(context: ClientContext, queue: str) -> Flow[bool]:
         if not removal.more:
             break
     if removal.left:
-        context.tell("queue_removed", queue, "failure", reason=" ".join(removal.left))
+        context.emit("queue_removed", queue, "failure", reason=" ".join(removal.left))
         raise not_empty(queue, removal.left)
     for call in () if removal.made_again else context.store.unlist(queue):
         yield from context.attempt(call)
@@ -279,7 +279,7 @@ def remove_queue(context: ClientContext, queue: str) -> Flow[bool]:
     if (yield from context.attempt(context.store.schedules(queue))).schedules:
         yield from context.attempt(context.store.schedules_changed(queue))
     context.forget_policy(queue)
-    context.tell("queue_removed", queue, "success" if removal.existed else "skipped")
+    context.emit("queue_removed", queue, "success" if removal.existed else "skipped")
     return removal.existed
 
 

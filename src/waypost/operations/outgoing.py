@@ -65,14 +65,14 @@ def _deliver_messages(context: ClientContext, source: str, continuations: Sequen
 
 
 def _forward(context: ClientContext, target: str, drafts: Sequence[Draft]) -> Flow[None]:
-    yield from context.operate_woken(
+    yield from context.operate_and_wake(
         target, lambda operation: context.store.publish(target, drafts, operation), budget=0, fenced=True
     )
 
 
 def _deliver_notices(context: ClientContext, source: str, target: str, notices: Sequence[Notice]) -> Flow[bool]:
     try:
-        context.take((yield context.store.arrive(target, notices)))
+        context.wake_and_report((yield context.store.arrive(target, notices)))
         yield context.store.forwarded(source, [notice.id for notice in notices])
     except WaypostError as error:
         _log_outgoing_delayed(source, error)

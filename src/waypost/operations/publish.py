@@ -166,7 +166,7 @@ NO_OPTIONS = PublishOptions()
 OPTIONS = frozenset((*inspect.signature(PublishOptions).parameters, "transaction"))
 
 
-def checked(keywords: Mapping[str, Any]) -> PublishOptions:
+def validate_options(keywords: Mapping[str, Any]) -> PublishOptions:
     """The keywords of a publish, checked; most have none."""
     if not keywords:
         return NO_OPTIONS
@@ -174,7 +174,7 @@ def checked(keywords: Mapping[str, Any]) -> PublishOptions:
     return PublishOptions(**keywords)
 
 
-def taken(keywords: Mapping[str, Any]) -> tuple[object | None, dict[str, Any]]:
+def split_transaction(keywords: Mapping[str, Any]) -> tuple[object | None, dict[str, Any]]:
     """The caller's transaction, None if there is none, and the other keywords of a publish."""
     others = dict(keywords)
     return others.pop("transaction", None), others
@@ -245,11 +245,11 @@ def publish(
             if refused is not None:
                 raise refused from None
     except WaypostError as error:
-        _tell_failed(context, queue, error)
+        _emit_failed(context, queue, error)
         raise
     published = results[0]
     if context.on_event is not None:
-        _tell_published(context, queue, results, (draft,))
+        _emit_published(context, queue, results, (draft,))
     if options.after:
         yield from deliver_outgoing(context, queue)
     if published.status == "conflict":
@@ -263,7 +263,7 @@ def _publish_once(context: ClientContext, queue: str, drafts: Sequence[Draft]) -
         drafts = with_new_ids(context, queue, drafts)
 
     return (
-        yield from context.operate_woken(
+        yield from context.operate_and_wake(
             queue, lambda operation: context.store.publish(queue, drafts, operation), identify=identify
         )
     )
@@ -280,21 +280,21 @@ _TOLD: dict[str, tuple[str, ObservedOutcome, str | None]] = {
 }
 
 
-def _tell_published(
+def _emit_published(
     context: ClientContext, queue: str, results: Iterable[Published | None], drafts: Sequence[Draft]
 ) -> None:
     for published, draft in zip(results, drafts, strict=False):
         if published is not None:
             event, outcome, reason = _TOLD[published.status]
-            context.tell(
+            context.emit(
                 event, queue, outcome, message_id=published.id, key=draft.key, group=draft.group,
                 priority=draft.priority, reason=reason,
             )  # fmt: skip
 
 
-def _tell_failed(context: ClientContext, queue: str, error: Exception, count: int = 1) -> None:
+def _emit_failed(context: ClientContext, queue: str, error: Exception, count: int = 1) -> None:
     outcome: ObservedOutcome = "unknown" if getattr(error, "outcome", "unknown") == "unknown" else "failure"
-    context.tell("published", queue, outcome, count=count, error_type=error_type(error), error=error_text(error))
+    context.emit("published", queue, outcome, count=count, error_type=error_type(error), error=error_text(error))
 
 
 def _key_taken(key: str | None, holder: str) -> KeyTaken:
@@ -486,9 +486,9 @@ def publish_many(
             break
         for chunk in wave:
             if context.on_event is not None:
-                _tell_published(context, queue, chunk.results, chunk.drafts)
+                _emit_published(context, queue, chunk.results, chunk.drafts)
                 if chunk.error is not None:
-                    _tell_failed(context, queue, chunk.error, len(chunk.drafts) - len(chunk.results))
+                    _emit_failed(context, queue, chunk.error, len(chunk.drafts) - len(chunk.results))
             if options.on_conflict == "error":
                 _take_out_conflicts(chunk)
             results += chunk.results
@@ -576,7 +576,7 @@ def _settle_replies(context: ClientContext, wave: list[_Chunk], first: Together)
             elif isinstance(reply, Exception):
                 chunk.error = reply
             else:
-                chunk.results, chunk.error = list(context.take(reply)), None
+                chunk.results, chunk.error = list(context.wake_and_report(reply)), None
         if not again:
             return
         if pause is not None:

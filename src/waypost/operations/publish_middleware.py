@@ -17,15 +17,15 @@ from waypost import codec
 from waypost.message import Message
 from waypost.middleware import Middleware, Outgoing, overrides, published_through
 from waypost.operations import receive
-from waypost.operations.flow import ClientContext, Flow, Foreign
-from waypost.operations.publish import PublishOptions, checked
+from waypost.operations.flow import ClientContext, Flow, UserCall
+from waypost.operations.publish import PublishOptions, validate_options
 from waypost.policy import RetryPolicy, check_priority
 from waypost.values import Continuation, Published
 
 Via = Literal["then", "schedule"]
 
 
-class Around:
+class PublishMiddleware:
     """The publish middleware of a client, for what its settles and schedules send."""
 
     def __init__(self, middleware: Callable[[], Sequence[Middleware]], *, awaited: bool) -> None:
@@ -63,12 +63,12 @@ class _Passed:
         self.is_passed_on = False
         self.queue = outgoing.queue
         self.envelope = b""
-        self.options = checked({})
+        self.options = validate_options({})
 
     def send(self, last: Outgoing) -> list[Published]:
         """The innermost call."""
         (body,) = last.bodies
-        self.options = checked({name: value for name, value in last.options.items() if value is not None})
+        self.options = validate_options({name: value for name, value in last.options.items() if value is not None})
         self.queue = self._context.name_of(last.queue)
         encoded = self._encoded if body is self._body else codec.encode_body(body, last.type)
         self.envelope = codec.make_envelope(self._id, encoded, self.options.heads.of(encoded.type_name))
@@ -78,9 +78,9 @@ class _Passed:
 
     def pass_through(self) -> Flow[None]:
         """Call the middleware."""
-        around = self._context.around
-        assert around is not None
-        yield Foreign(partial(around.call, self.outgoing, self.send), awaited=around.awaited)
+        middleware = self._context.publish_middleware
+        assert middleware is not None
+        yield UserCall(partial(middleware.call, self.outgoing, self.send), awaited=middleware.awaited)
 
 
 def outgoing_of(queue: str, envelope: codec.Envelope, via: Via, options: Mapping[str, Any]) -> Outgoing:
@@ -128,7 +128,7 @@ def finish(
 
 def pass_sent_on(context: ClientContext, message: Message[Any]) -> Flow[None]:
     """Pass what a handler sends on through the middleware, once."""
-    if context.around is None or not message._then:
+    if context.publish_middleware is None or not message._then:
         return
     kept: list[Continuation] = []
     for next_one in message._then:

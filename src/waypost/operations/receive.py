@@ -127,7 +127,7 @@ def unregister(context: ClientContext, queue: str, sleeper: str) -> Flow[None]:
             budget=min(RELEASE_BUDGET_SECONDS, context.retry_budget),
             fenced=True,
         )
-        take_side_effects(context, queue, claimed)
+        report_side_effects(context, queue, claimed)
     except WaypostError as error:
         log.debug("queue %s: sleeper %s stays registered for a while: %s", queue, sleeper, error)
 
@@ -244,12 +244,12 @@ def claim(
                     report_damaged(context, queue, claimed.damaged)
                 if claimed.leases:
                     context.session.time.learn(claimed.leases[-1].claimed_ms)
-                take_side_effects(context, queue, claimed)
+                report_side_effects(context, queue, claimed)
                 if context.on_event is not None:
-                    tell_claimed(context, queue, claimed)
+                    emit_claimed(context, queue, claimed)
                 return structs.replace(claimed, sent_at=sent_at)
     except WaypostError as error:
-        context.tell("claim", queue, *how(error), error_type=error_type(error), error=error_text(error))
+        context.emit("claim", queue, *how(error), error_type=error_type(error), error=error_text(error))
         raise
     finally:
         if sending.may_have_run:
@@ -306,9 +306,9 @@ def claim_lost(
         # A repeat renews what it gives back, so its leases count from then.
         claimed, sent = yield from context.attempt_timed(call, budget=budget)
         answered = True
-        take_side_effects(context, queue, claimed)
+        report_side_effects(context, queue, claimed)
         if context.on_event is not None and claimed.leases:
-            tell_claimed(context, queue, claimed)
+            emit_claimed(context, queue, claimed)
         return structs.replace(claimed, sent_at=sent)
     except (OperationTooOld, SessionTaken):
         answered = True
@@ -346,7 +346,7 @@ def give_back_lost_claims(context: ClientContext) -> Flow[int]:
     return len(context.queues_with_lost_claims())
 
 
-def take_side_effects(context: ClientContext, queue: str, claimed: Claimed) -> None:
+def report_side_effects(context: ClientContext, queue: str, claimed: Claimed) -> None:
     """Wake the clients that a claim concerns besides its own, and report what else it did."""
     if claimed.wake:
         context.wake(claimed.wake)
@@ -358,12 +358,12 @@ def take_side_effects(context: ClientContext, queue: str, claimed: Claimed) -> N
             context.wakeups.tell("held", queue, ended)
 
 
-def tell_claimed(context: ClientContext, queue: str, claimed: Claimed) -> None:
+def emit_claimed(context: ClientContext, queue: str, claimed: Claimed) -> None:
     """One event for each message, or one for having found none."""
     if not claimed.leases:
-        context.tell("polled", queue, "skipped", count=0)
+        context.emit("polled", queue, "skipped", count=0)
     for lease in claimed.leases:
-        context.tell(
+        context.emit(
             "claimed", queue, message_id=lease.id, key=lease.key, group=lease.group, priority=lease.priority,
             token=lease.token, deliveries=lease.deliveries, attempts=lease.attempts,
             wait_ms=lease.claimed_ms - lease.ready_ms,
@@ -380,15 +380,15 @@ def report_damaged(context: ClientContext, queue: str, ids: Sequence[str]) -> No
             queue,
             extra={"event": "damaged_record", "queue": queue, "message_id": message_id},
         )
-        context.tell("damaged_record", queue, "failure", message_id=message_id)
+        context.emit("damaged_record", queue, "failure", message_id=message_id)
 
 
-def tell_settled(
+def emit_settled(
     context: ClientContext, message: Message[Any], settlement: Settlement, event: str, *outcome: Any
 ) -> None:
     """The one event that closes a claim."""
     lease = message.lease
-    context.tell(
+    context.emit(
         event, message.queue, *outcome, message_id=lease.id, key=lease.key, group=lease.group,
         priority=lease.priority, token=lease.token, deliveries=lease.deliveries, attempts=lease.attempts,
         reason=settlement.reason, error_type=settlement.error_type, error=settlement.error,
@@ -442,7 +442,7 @@ def _put_aside(context: ClientContext, message: Message[Any], aside: Settlement,
     if not message.at_most_once:
         yield from settle(context, message.queue, [message], [aside])
     elif context.on_event is not None:
-        tell_settled(context, message, aside, "done")
+        emit_settled(context, message, aside, "done")
 
 
 def log_unreadable(message: Message[Any], aside: Settlement, error: BaseException) -> None:
@@ -482,7 +482,7 @@ def settle(
     """Settle deliveries of one queue in one step; note and log what was lost; forward what is sent on."""
     # Its token and nonce guard it: one that is too old to be answered is sent as a new one, and settles or is lost.
     woken = yield from context.operate(queue, settling(context, queue, settlements), budget=budget, fenced=True)
-    statuses = context.take(woken)
+    statuses = context.wake_and_report(woken)
     for message, status in zip(messages, statuses, strict=True):
         message.settled = status
         if status == "lost":
@@ -491,7 +491,7 @@ def settle(
             message.lease_lost = message.fenced = True
     if context.on_event is not None:
         for message, settlement, status in zip(messages, settlements, statuses, strict=True):
-            tell_settled(context, message, settlement, status, "failure" if status == "lost" else "success")
+            emit_settled(context, message, settlement, status, "failure" if status == "lost" else "success")
     if any(s.then for s in settlements) or any(message.lease.chain is not None for message in messages):
         yield from deliver_outgoing(context, queue)
     return statuses
@@ -539,7 +539,7 @@ def finish(
                 extra={"event": "outcome_ignored", "queue": message.queue, "message_id": message.id},
             )
         if context.on_event is not None:
-            tell_settled(context, message, Settlement(message.id, message.token, message.lease.nonce), "done")
+            emit_settled(context, message, Settlement(message.id, message.token, message.lease.nonce), "done")
         return is_outcome
     if message.settled is not None:
         return is_outcome  # in a transaction of its own
@@ -550,7 +550,7 @@ def finish(
         yield from settle(context, message.queue, [message], [settlement], budget=budget)
     except WaypostError as failure:
         if context.on_event is not None:
-            tell_settled(context, message, settlement, "unsettled", *how(failure))
+            emit_settled(context, message, settlement, "unsettled", *how(failure))
         if error is None or is_outcome:
             raise
         # The caller's own error says more than ours; the lease ends by itself.

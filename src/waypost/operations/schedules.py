@@ -154,7 +154,7 @@ def _envelope(message_id: str, spec: Spec, instant_ms: int) -> bytes:
 def _draft(context: ClientContext, queue: str, message_id: str, spec: Spec, instant_ms: int) -> Flow[Draft | None]:
     """The message of one instant; None if a middleware of the client did not pass it on."""
     envelope, priority, group = _envelope(message_id, spec, instant_ms), spec.priority, spec.group
-    if context.around is not None:
+    if context.publish_middleware is not None:
         passed = yield from pass_draft(context, queue, message_id, envelope, {"priority": priority, "group": group})
         if passed is None:
             return None
@@ -238,13 +238,13 @@ def save(
             spec = merged(unpack_spec(found.spec), given, named)
         wanted = _standing(key, spec, found, listing.at_ms)
         if found is not None and structs.replace(wanted, version=found.version) == found:
-            context.tell("schedule_saved", queue, "skipped", key=key)
+            context.emit("schedule_saved", queue, "skipped", key=key)
             return describe(queue, found)
         seen = (None, None) if found is None else (found.version, found.next_ms)
         saved = yield from context.attempt(context.store.save_schedule(queue, wanted, version=seen[0], next_ms=seen[1]))
         if saved.status == "saved" and saved.schedule is not None:
             yield from context.attempt(context.store.schedules_changed(queue))
-            context.tell("schedule_saved", queue, key=key)
+            context.emit("schedule_saved", queue, key=key)
             return describe(queue, saved.schedule)
     raise _contended(key, queue)
 
@@ -355,7 +355,7 @@ def remove(context: ClientContext, name: str, queue: str | None) -> Flow[bool]:
     context.name_of(place)
     removed = yield from context.attempt(context.store.remove_schedule(place, stored.key))
     yield from context.attempt(context.store.schedules_changed(place))
-    context.tell("schedule_removed", place, "success" if removed else "skipped", key=stored.key)
+    context.emit("schedule_removed", place, "success" if removed else "skipped", key=stored.key)
     return removed
 
 
@@ -376,7 +376,7 @@ def set_paused(context: ClientContext, name: str, queue: str | None, paused: boo
         saved = yield from context.attempt(call)
         if saved.status == "saved":
             yield from context.attempt(context.store.schedules_changed(place))
-            context.tell("schedule_paused" if paused else "schedule_resumed", place, key=stored.key)
+            context.emit("schedule_paused" if paused else "schedule_resumed", place, key=stored.key)
             return True
     raise _contended(name, queue or "")
 
@@ -404,12 +404,12 @@ def trigger(context: ClientContext, name: str, queue: str | None) -> Flow[Publis
     def identify() -> None:
         drafts[:] = with_new_ids(context, place, drafts)
 
-    published = yield from context.operate_woken(
+    published = yield from context.operate_and_wake(
         place,
         lambda operation: context.store.trigger_schedule(place, stored.key, drafts[0], operation),
         identify=identify,
     )
     if published is None:
         raise UnknownSchedule(f"schedule {name!r} was removed a moment ago; nothing was published")
-    context.tell("published", place, message_id=published.id, key=stored.key, reason="triggered")
+    context.emit("published", place, message_id=published.id, key=stored.key, reason="triggered")
     return published

@@ -15,10 +15,10 @@ from waypost.policy import SAFETY_POLL_SECONDS, UNWOKEN_POLL_SECONDS
 from waypost.values import Published, Watched, split_chain_id
 
 #: Between the first looks at a message: where no wake-up can reach us, a fast handler is still seen soon.
-LOOK_FIRST_SECONDS = 0.02
+POLL_FIRST_SECONDS = 0.02
 
 
-class _Patience:
+class _EndWait:
     """How long a wait goes on, and how long it sleeps between two looks."""
 
     __slots__ = ("_context", "_deadline", "_next", "_queue", "_removed", "_timeout", "_wake_event")
@@ -28,14 +28,14 @@ class _Patience:
         self._queue = queue
         self._timeout = timeout
         self._deadline = context.monotonic() + timeout
-        self._next = LOOK_FIRST_SECONDS
+        self._next = POLL_FIRST_SECONDS
         self._wake_event = context.wakeups.acquire_wake_event(context.worker, queue, for_an_end=True)
         #: The store names those who wait to whoever settles; who cancels or purges names the message instead.
         self._removed = None
         if self._wake_event is not None:
             self._removed = context.wakeups.listen("result", queue, message_id, self._wake_event.set)
 
-    def look(self) -> str | None:
+    def listen(self) -> str | None:
         """Before a look: from here on the bell counts. The name to be woken by, None if nobody could."""
         if self._wake_event is None:
             return None
@@ -68,18 +68,18 @@ def wait_result(
         raise InvalidInput(f"published must be what publish returned, not {show(published)}")
     codec.check_type("as_type", as_type)
     queue, message_id = check_queue(published.queue), check_id(published.id)
-    patience = _Patience(context, queue, message_id, check_seconds("timeout", timeout))
+    end_wait = _EndWait(context, queue, message_id, check_seconds("timeout", timeout))
     try:
-        return (yield from _wait_result(context, queue, message_id, patience, as_type))
+        return (yield from _wait_result(context, queue, message_id, end_wait, as_type))
     finally:
-        patience.end()
+        end_wait.end()
 
 
 def _wait_result(
-    context: ClientContext, queue: str, message_id: str, patience: _Patience, as_type: type[object] | None
+    context: ClientContext, queue: str, message_id: str, end_wait: _EndWait, as_type: type[object] | None
 ) -> Flow[object]:
     while True:
-        watched = yield from context.attempt(context.store.watch(queue, message_id, patience.look()))
+        watched = yield from context.attempt(context.store.watch(queue, message_id, end_wait.listen()))
         if watched.result is not None:
             return codec.decode_result(watched.result, as_type)
         if watched.state is None and watched.ended is None:
@@ -93,7 +93,7 @@ def _wait_result(
                 f"queue {queue} has no trace of message {message_id}: it ended, kept no result, and the journal does "
                 "not tell of it any more"
             )
-        yield patience.sleep(f"message {message_id} of queue {queue}")
+        yield end_wait.sleep(f"message {message_id} of queue {queue}")
 
 
 def _from_history(context: ClientContext, queue: str, message_id: str) -> Flow[Watched]:
@@ -118,18 +118,18 @@ def wait_chain(
     chain = check_chain(chain)
     codec.check_type("as_type", as_type)
     queue, message_id = split_chain_id(chain)
-    patience = _Patience(context, queue, message_id, check_seconds("timeout", timeout))
+    end_wait = _EndWait(context, queue, message_id, check_seconds("timeout", timeout))
     try:
-        last = yield from _wait_chain(context, chain, queue, message_id, patience)
+        last = yield from _wait_chain(context, chain, queue, message_id, end_wait)
     finally:
-        patience.end()
+        end_wait.end()
     data = yield from context.attempt(context.store.result(*split_chain_id(last)))
     return None if data is None else codec.decode_result(data, as_type)
 
 
-def _wait_chain(context: ClientContext, chain: str, queue: str, message_id: str, patience: _Patience) -> Flow[str]:
+def _wait_chain(context: ClientContext, chain: str, queue: str, message_id: str, end_wait: _EndWait) -> Flow[str]:
     while True:
-        state = yield from context.attempt(context.store.watch_chain(queue, message_id, patience.look()))
+        state = yield from context.attempt(context.store.watch_chain(queue, message_id, end_wait.listen()))
         if not state.known:
             raise EndUnknown(
                 f"queue {queue} knows of no chain {chain}: its first message was not published with chain=True, or it "
@@ -140,4 +140,4 @@ def _wait_chain(context: ClientContext, chain: str, queue: str, message_id: str,
             raise ChainFailed(f"chain {chain} ended with message {member}: {reason}", reason=reason, member=member)
         if state.open == 0:
             return state.last or chain
-        yield patience.sleep(f"chain {chain}")
+        yield end_wait.sleep(f"chain {chain}")

@@ -16,7 +16,7 @@ from waypost.errors import ConfigurationError, InvalidInput, LeaseLost
 from waypost.message import Message, Snooze
 from waypost.operations.flow import Flow, drive, drive_async
 from waypost.operations.publish_middleware import pass_sent_on
-from waypost.operations.receive import settling, tell_settled
+from waypost.operations.receive import emit_settled, settling
 from waypost.operations.settle_target import SettleTarget
 from waypost.outbox.transaction_adapters import enter, enter_async, recognise
 from waypost.store.port import AsyncExecutor, Executor, Store, Woken
@@ -228,8 +228,8 @@ class MessageTransaction:
         if settled is None:
             return
         context = self._target.context
-        statuses = context.take(settled)
+        statuses = context.wake_and_report(settled)
         for message, settlement, status in zip(self._messages, settlements, statuses, strict=True):
             message.settled = status
             if context.on_event is not None:
-                tell_settled(context, message, settlement, status, "success")
+                emit_settled(context, message, settlement, status, "success")

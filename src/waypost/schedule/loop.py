@@ -54,7 +54,7 @@ class _Liveness:
 
     def failed(self, error: Exception) -> float:
         part = self._part
-        part.context.tell(f"{part.role}_tick", "", "failure", error_type=error_type(error), error=error_text(error))
+        part.context.emit(f"{part.role}_tick", "", "failure", error_type=error_type(error), error=error_text(error))
         if not self._failing:
             self._failing = True
             # What nobody foresaw is a defect, and shown whole; the schedules of others must go on all the same.

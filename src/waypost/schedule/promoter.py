@@ -86,13 +86,13 @@ class Promoter:
                     # One queue that cannot be served must not stop the timers of all others.
                     log.warning("timers of queue %s: %s", queue, result, extra={"event": "promotion_failed"})
                     continue
-                told = self.context.take(result)
+                told = self.context.wake_and_report(result)
                 promoted, depth, lag = promoted + told.promoted, depth + told.depth, max(lag, told.oldest_lag_ms)
                 sleep = min(sleep, _sleep_seconds(told, self._look_seconds))
         return self._told(PromoterTick(election, promoted, depth, lag, sleep))
 
     def _told(self, tick: PromoterTick) -> PromoterTick:
-        self.context.tell(
+        self.context.emit(
             "promoter_tick", "", "success" if tick.promoted else "skipped", count=tick.promoted, depth=tick.depth,
             wait_ms=tick.oldest_lag_ms, reason=tick.election,
         )  # fmt: skip

@@ -140,7 +140,7 @@ class Scheduler:
 
     def _told(self, tick: Tick) -> Tick:
         if tick.election == "elected" or tick.fires or tick.missed or self._on_tick is not None:
-            self.context.tell(
+            self.context.emit(
                 "scheduler_tick", "", "success" if tick.fires else "skipped", count=tick.fires, missed=tick.missed,
                 wait_ms=tick.lateness_ms, reason=tick.election,
             )  # fmt: skip
@@ -298,21 +298,21 @@ class Scheduler:
             told = {"event": "fire_held", "queue": queue, "schedule": key}
             log.warning("schedule %s of queue %s waits: %s", key, queue, error, extra=told)
         reason = "queue_full" if isinstance(error, QueueFull) else None
-        self.context.tell(
+        self.context.emit(
             "fired", queue, "failure", key=key, reason=reason, error_type=error_type(error), error=error_text(error)
         )
 
     def _came(self, known: _Known, decision: Decision, result: Woken[Fired], tick: Tick) -> Tick:
         """What became of one fire."""
         queue, key = known.queue, known.stored.key
-        fired = self.context.take(result)
+        fired = self.context.wake_and_report(result)
         self._take_time(fired.at_ms)
         if fired.schedule is None:
             del self._known[queue, key]
         else:
             self._know(queue, fired.schedule)
         if fired.status != "fired":
-            self.context.tell("fired", queue, "skipped", key=key, reason=fired.status)
+            self.context.emit("fired", queue, "skipped", key=key, reason=fired.status)
             return tick
         late = fired.at_ms - decision.fires[-1].due_ms if decision.fires else 0
         if decision.missed:
@@ -320,7 +320,7 @@ class Scheduler:
                 "schedule %s of queue %s missed %d instants", key, queue, decision.missed,
                 extra={"event": "fires_missed", "queue": queue, "schedule": key, "missed": decision.missed},
             )  # fmt: skip
-        self.context.tell("fired", queue, key=key, count=len(decision.fires), missed=decision.missed, wait_ms=late)
+        self.context.emit("fired", queue, key=key, count=len(decision.fires), missed=decision.missed, wait_ms=late)
         return structs.replace(
             tick,
             fires=tick.fires + len(decision.fires),

@@ -10,7 +10,7 @@ from typing import Any, Self, TypeVar
 
 from waypost.errors import ConfigurationError, OutcomeUnknown, StoreUnavailable
 from waypost.identity import Session
-from waypost.operations.flow import ClientContext, Flow, Sleep, Trouble, drive
+from waypost.operations.flow import ClientContext, Flow, RetryBudget, Sleep, drive
 from waypost.policy import START_TIMEOUT_SECONDS
 from waypost.spark.credentials import Place
 from waypost.store.bulk.columns import struct_batch
@@ -48,13 +48,13 @@ class Bulk:
 
     def _attempt(self, read: Callable[[], T]) -> Flow[T]:
         yield Sleep(0)
-        trouble: Trouble | None = None
+        retries: RetryBudget | None = None
         while True:
             try:
                 return read()
             except (StoreUnavailable, OutcomeUnknown) as error:
-                trouble = trouble or Trouble(self.context, RETRY_SECONDS)
-                yield trouble.pause("read", error)
+                retries = retries or RetryBudget(self.context, RETRY_SECONDS)
+                yield retries.pause("read", error)
 
     def close(self) -> None:
         """Close the connection, and what the reader opened beside it."""

@@ -108,7 +108,7 @@ class Claim:
             self.queue, limit, operation, worker=f"spark:{self.name}:{task}", nonce=_digest(f"{operation}", NONCE_BYTES)
         )
         claimed = post._call(call)
-        receive.take_side_effects(post._context, self.queue, claimed)
+        receive.report_side_effects(post._context, self.queue, claimed)
         if any(lease.lease_end_ms is None for lease in claimed.leases):
             raise at_most_once(self.queue)
         return claimed

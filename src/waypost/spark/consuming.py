@@ -409,7 +409,7 @@ def _lease(fence: Fence) -> Lease:
 
 
 def _settle(context: ClientContext, queue: str, settlements: Sequence[Settlement]) -> Flow[list[SettleStatus]]:
-    return (yield from context.operate_woken(queue, receive.settling(context, queue, settlements), fenced=True))
+    return (yield from context.operate_and_wake(queue, receive.settling(context, queue, settlements), fenced=True))
 
 
 def _watch(context: ClientContext, queue: str, ids: Sequence[str]) -> Flow[list[Any]]:

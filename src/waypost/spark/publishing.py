@@ -232,7 +232,7 @@ def publish_wave(
                 elif isinstance(answer, Exception):
                     raise answer
                 else:
-                    _count(counts, context.take(answer))
+                    _count(counts, context.wake_and_report(answer))
             left = failed
             if pause is not None:
                 yield pause

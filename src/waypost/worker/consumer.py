@@ -556,7 +556,7 @@ class Consumer:
             refusal,
             extra={"event": "result_not_kept", "queue": self.queue, "message_id": message.id},
         )
-        self._context.tell(
+        self._context.emit(
             "result_not_kept", self.queue, "failure", message_id=message.id, token=message.token, error=refusal
         )
 
@@ -574,7 +574,7 @@ class Consumer:
             self._close_lost(message, settlement)
         elif message.at_most_once:
             if self._context.on_event is not None:
-                receive.tell_settled(self._context, message, settlement, "done")
+                receive.emit_settled(self._context, message, settlement, "done")
             self._on_end_without_settle()
         else:
             self.settler.add(message, settlement)
@@ -584,7 +584,7 @@ class Consumer:
         self._held.discard(message)
         message.settled = "lost"
         if self._context.on_event is not None:
-            receive.tell_settled(self._context, message, settlement, "lost", "failure")
+            receive.emit_settled(self._context, message, settlement, "lost", "failure")
         self._on_end_without_settle()
 
     def _on_end_without_settle(self) -> None:

@@ -81,7 +81,7 @@ class Slot:
             told = {"error_type": error_type(error), "error": error_text(error)}
         run_ms = round((lease_clock.now() - self.started) * 1000, 3)
         for message in messages:
-            context.tell(
+            context.emit(
                 "handled", message.queue, outcome, message_id=message.id, token=message.token,
                 deliveries=message.deliveries, attempts=message.attempts, run_ms=run_ms, reason=ending, **told,
             )  # fmt: skip
@@ -225,7 +225,7 @@ class Caller:
         self._context = context
         self._executor = executor
         #: Call the handler for some messages. Where no middleware stands around publishes there is nothing to pay for.
-        self.call = self._call if context.around is None else self._call_and_pass
+        self.call = self._call if context.publish_middleware is None else self._call_and_pass
         #: Called for each message of a batch that its process could not read; it is not a part of the call any more.
         self._on_unreadable = on_unreadable
         self._loop = asyncio.get_running_loop()

@@ -222,12 +222,12 @@ class Renewer:
                     error,
                     extra={"event": "renewal_failed", "queue": holder.queue, "count": len(chunk)},
                 )
-                self._context.tell(
+                self._context.emit(
                     "renewed", holder.queue, *how(error), count=len(chunk),
                     error_type=error_type(error), error=error_text(error),
                 )  # fmt: skip
                 continue
-            self._context.tell("renewed", holder.queue, count=statuses.count("ok") + statuses.count("cancel"))
+            self._context.emit("renewed", holder.queue, count=statuses.count("ok") + statuses.count("cancel"))
             for message, status in zip(chunk, statuses, strict=True):
                 if status != "lost":
                     # Not the earlier one of a call that was answered after the next.
@@ -275,7 +275,7 @@ class Renewer:
             # Told here, not on the event loop: a handler that blocks it can look at this too.
             message.lease_lost = True
         log_lease_lost(message, phase)
-        self._context.tell(
+        self._context.emit(
             "lease_lost", holder.queue, "failure", message_id=message.id, token=message.token,
             deliveries=message.deliveries, attempts=message.attempts, reason=phase,
         )  # fmt: skip

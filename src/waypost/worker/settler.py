@@ -188,4 +188,4 @@ class Settler:
         if self._context.on_event is not None:
             outcome = receive.how(error) if isinstance(error, WaypostError) else ("unknown",)
             for message, settlement in zip(messages, settlements, strict=False):
-                receive.tell_settled(self._context, message, settlement, "unsettled", *outcome)
+                receive.emit_settled(self._context, message, settlement, "unsettled", *outcome)

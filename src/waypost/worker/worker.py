@@ -19,7 +19,7 @@ from waypost.errors import ConfigurationError, ForkedClient, UnusableClient
 from waypost.identity import Session
 from waypost.message import Queue, queue_name
 from waypost.operations.flow import ClientContext, Flow, OnEvent, drive_async
-from waypost.operations.publish_middleware import Around
+from waypost.operations.publish_middleware import PublishMiddleware
 from waypost.policy import HEALTH_WINDOW_SECONDS
 from waypost.redaction import Redact
 from waypost.store.port import AsyncExecutor, Executor, Heartbeat, Store
@@ -65,7 +65,7 @@ class Worker:
         wakeups: Wakeups = NO_WAKEUPS,
         session: Session | None = None,
         name_of: Callable[[str | Queue[Any]], str] = queue_name,
-        around: Around | None = None,
+        publish_middleware: PublishMiddleware | None = None,
         check: Callable[[], None] = lambda: None,
         health_window: float = HEALTH_WINDOW_SECONDS,
         prepare: Callable[[ClientContext], Flow[None]] | None = None,
@@ -88,7 +88,7 @@ class Worker:
         self._session = session or Session()
         self._options: dict[str, Any] = {
             "session": self._session, "worker": name, "retry_budget": retry_budget, "wakeups": wakeups,
-            "on_event": on_event, "name_of": name_of, "redact": redact, "around": around,
+            "on_event": on_event, "name_of": name_of, "redact": redact, "publish_middleware": publish_middleware,
         }  # fmt: skip
         self._start_timeout = start_timeout
         self._consumers: list[Consumer] = []

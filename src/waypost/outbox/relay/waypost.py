@@ -146,7 +146,7 @@ def _store(context: ClientContext, queue: str, parts: list[list[Draft]]) -> Flow
 
 def _publish_part(context: ClientContext, queue: str, drafts: Sequence[Draft]) -> Flow[None]:
     # Known by their arrival: a repeat stores nothing twice, however late it comes.
-    yield from context.operate_woken(
+    yield from context.operate_and_wake(
         queue, lambda operation: context.store.publish(queue, drafts, operation), fenced=True
     )
 
