@@ -12,7 +12,7 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 
 from benchmarks.measure import Contender, Report
-from waypost.spark.pipeline import Pipeline
+from waypost.spark.lake.pipeline import Pipeline
 from waypost.testing.servers import ValkeyServer
 
 #: Variants by their number of events.

@@ -30,14 +30,14 @@ from benchmarks.lake import pipelining
 from benchmarks.measure import Contender, Report, arguments
 from waypost import Waypost
 from waypost.identity import Session
-from waypost.spark.bulk import open_bulk
-from waypost.spark.credentials import Place
-from waypost.spark.options import write_options
-from waypost.spark.parts import Numbers, Part, share_out
-from waypost.spark.pipeline import local_settings
-from waypost.spark.publishing import RowIds
+from waypost.spark.lake.pipeline import local_settings
 from waypost.spark.session import session
-from waypost.spark.writer import BatchWriter
+from waypost.spark.source.bulk import open_bulk
+from waypost.spark.source.credentials import Place
+from waypost.spark.source.options import write_options
+from waypost.spark.source.partitions import Numbers, Part, share_out
+from waypost.spark.source.publishing import RowIds
+from waypost.spark.source.writer import BatchWriter
 from waypost.store.bulk.tables import ENVELOPE_COLUMNS, JOURNAL
 from waypost.store.postgres import migrate
 from waypost.testing.clock import ClockTime

@@ -25,7 +25,7 @@ from examples.demo.storefront import FIRST_NUMBER, MALFORMED, TABLES, Storefront
 from waypost import Waypost
 from waypost.cli.telling import Stuck, Teller, wait_until
 from waypost.errors import WaypostError
-from waypost.spark.report import REPORT_NAME
+from waypost.spark.lake.report import REPORT_NAME
 from waypost.values import Ledger
 
 IMPORTED = 200_000

@@ -59,7 +59,7 @@ class Spark:
     """One session, and what it can be asked for."""
 
     def __init__(self, home: Path) -> None:
-        from waypost.spark.pipeline import SETTINGS
+        from waypost.spark.lake.pipeline import SETTINGS
         from waypost.spark.session import session
 
         os.environ["SPARK_LOCAL_DIRS"] = str(home / "spark")
@@ -90,7 +90,7 @@ class Spark:
         """The messages as a table, and what was earned in each minute. Nothing is consumed by it."""
         from pyspark.sql import functions as f
 
-        from waypost.spark.ingest import Ingest, read_schema
+        from waypost.spark.lake.ingest import Ingest, read_schema
 
         schema = read_schema(SCHEMA)
         ingest = Ingest(self.session, str(self.lake), ORDERS, store=url, schema=schema, batch_rows=BATCH_ROWS)
@@ -113,8 +113,8 @@ class Spark:
 
     def audit(self, *, url: str) -> dict[str, Any]:
         """Every event into the lake, tables of it, and whether all messages are accounted for."""
-        from waypost.spark.audit import audit
-        from waypost.spark.pipeline import Pipeline
+        from waypost.spark.lake.audit import audit
+        from waypost.spark.lake.pipeline import Pipeline
 
         pipeline = Pipeline(self.session, str(self.lake), store=url, tell=lambda text: say(told=text))
         found = audit(pipeline)
@@ -128,7 +128,7 @@ class Spark:
 
     def report(self, *, name: str) -> dict[str, Any]:
         """The page with the charts."""
-        from waypost.spark.report import write_report
+        from waypost.spark.lake.report import write_report
 
         return {"path": str(write_report(self.lake, self.lake / name))}
 

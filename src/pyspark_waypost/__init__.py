@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class DefaultSource(DataSource):
-    """The source by its name; everything else is `waypost.spark.source`."""
+    """The source by its name; everything else is `waypost.spark.source.data_source`."""
 
     @classmethod
     def name(cls) -> str:
@@ -29,7 +29,7 @@ class DefaultSource(DataSource):
         return "waypost"
 
     def _source(self) -> DataSource:
-        from waypost.spark.source import WaypostSource
+        from waypost.spark.source.data_source import WaypostSource
 
         return WaypostSource(self.options)
 

@@ -11,10 +11,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from waypost.spark.lake import Lake
-from waypost.spark.percentiles import bucket_of
-from waypost.spark.report.series import COUNTS
-from waypost.spark.tables import GOLD
+from waypost.spark.lake.lake import Lake
+from waypost.spark.lake.percentiles import bucket_of
+from waypost.spark.lake.report.series import COUNTS
+from waypost.spark.lake.tables import GOLD
 
 KINDS = ("minutes", "histograms", "redeliveries", "dead_letters")
 START = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)

@@ -16,11 +16,11 @@ from tests.show.browser import Looked, look_at
 from tests.show.lakes import CLEAN, busy_lake, counts, make_lake, minute
 from waypost.cli.main import main
 from waypost.errors import InvalidInput
-from waypost.spark.percentiles import bucket_of
-from waypost.spark.report import write_report
-from waypost.spark.report.gold import MINUTE_MS, Gold, open_lake, read
-from waypost.spark.report.page import page
-from waypost.spark.report.series import ALL, OTHERS, POINTS_MAX, STACKS_MAX, shown, step_for
+from waypost.spark.lake.percentiles import bucket_of
+from waypost.spark.lake.report import write_report
+from waypost.spark.lake.report.gold import MINUTE_MS, Gold, open_lake, read
+from waypost.spark.lake.report.page import page
+from waypost.spark.lake.report.series import ALL, OTHERS, POINTS_MAX, STACKS_MAX, shown, step_for
 
 pytestmark = pytest.mark.promise("SPARK-7")
 

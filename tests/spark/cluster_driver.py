@@ -20,7 +20,7 @@ from pyspark.sql import functions as f
 
 import waypost.spark
 from waypost.spark import Batch
-from waypost.spark.consuming import _Consumer
+from waypost.spark.consumer.consume import _Consumer
 from waypost.spark.session import session
 
 

@@ -12,7 +12,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from tests.spark.shop import Shop
-from waypost.spark.pipeline import SETTINGS, Pipeline
+from waypost.spark.lake.pipeline import SETTINGS, Pipeline
 from waypost.spark.session import session
 from waypost.store.postgres import migrate
 from waypost.testing.bench import fresh_namespace
@@ -66,7 +66,7 @@ def postgres_shop(postgres: PostgresServer) -> Iterator[Shop]:
 def pipeline(spark: SparkSession, tmp_path: Path) -> Callable[..., Pipeline]:
     """Makes pipelines from a shop into a lake."""
 
-    def make(shop: Shop, lake: str = "lake", **options: Any) -> Pipeline:
+    def make(shop: Shop, lake: str = "a lake", **options: Any) -> Pipeline:
         return Pipeline(spark, str(tmp_path / lake), store=shop.url, namespace=shop.namespace, **options)
 
     return make

@@ -11,8 +11,8 @@ import sys
 from typing import Any
 
 from waypost.cli.main import main
-from waypost.spark.lake import Lake
-from waypost.spark.pipeline import Pipeline
+from waypost.spark.lake.lake import Lake
+from waypost.spark.lake.pipeline import Pipeline
 
 
 def die(*arguments: Any, **options: Any) -> None:

@@ -11,8 +11,8 @@ from typing import Any
 
 from tests.spark.shop import Shop
 from waypost.identity import Session
-from waypost.spark.pipeline import Pipeline
-from waypost.spark.tables import BRONZE_JOURNAL, GOLD, GOLD_MINUTES, SILVER_DELIVERIES, SILVER_MESSAGES
+from waypost.spark.lake.pipeline import Pipeline
+from waypost.spark.lake.tables import BRONZE_JOURNAL, GOLD, GOLD_MINUTES, SILVER_DELIVERIES, SILVER_MESSAGES
 from waypost.store.bulk.tables import Table
 from waypost.store.port import Target
 from waypost.testing.clock import ClockTime

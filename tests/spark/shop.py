@@ -9,8 +9,8 @@ import pyarrow as pa
 
 from waypost import Waypost
 from waypost.identity import Session
-from waypost.spark.bulk import Bulk, open_bulk
-from waypost.spark.credentials import Place
+from waypost.spark.source.bulk import Bulk, open_bulk
+from waypost.spark.source.credentials import Place
 from waypost.store.bulk.columns import events_batch, stored_batch
 from waypost.store.bulk.tables import JOURNAL, MESSAGES
 from waypost.testing.clock import ClockTime

@@ -11,8 +11,8 @@ import pytest
 from tests.spark.lakes import live, plant
 from tests.spark.shop import Shop
 from waypost.cli.pipeline import told_audit
-from waypost.spark.audit import CLAIMED_TWICE, ENDED_TWICE, LETTER_LOST, LOST, UNEXPLAINED, UNTOLD_DEATH, audit
-from waypost.spark.pipeline import Pipeline
+from waypost.spark.lake.audit import CLAIMED_TWICE, ENDED_TWICE, LETTER_LOST, LOST, UNEXPLAINED, UNTOLD_DEATH, audit
+from waypost.spark.lake.pipeline import Pipeline
 
 pytestmark = pytest.mark.xdist_group("spark")
 

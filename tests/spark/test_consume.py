@@ -17,9 +17,9 @@ from waypost.codec import encode_body, encode_head, make_envelope, open_envelope
 from waypost.errors import ConfigurationError, InvalidInput
 from waypost.identity import Session, continuation_id
 from waypost.spark import Batch, Consumed
-from waypost.spark.claiming import Claim, leases_of, operation_of
-from waypost.spark.consuming import _Consumer
-from waypost.spark.credentials import Place
+from waypost.spark.consumer.claim import Claim, leases_of, operation_of
+from waypost.spark.consumer.consume import _Consumer
+from waypost.spark.source.credentials import Place
 from waypost.store.port import Draft
 from waypost.testing.clock import ClockTime
 from waypost.values import Continuation, Settlement
@@ -56,15 +56,15 @@ def test_each_message_is_in_the_output_once_under_the_name_of_its_batch(
         assert first["headers"] == {"h": "ü"}
         batch.write(rows.select("id", f.get_json_object("text", "$.n").alias("n")))
 
-    told = run(spark, shop, load, tmp_path / "out", batch=400)
+    told = run(spark, shop, load, tmp_path / "an output", batch=400)
     assert (told.batches, told.done, told.lost) == (2, 700, 0)
-    assert written(spark, tmp_path / "out") == sorted(one.id for one in sent)
-    found = {row["waypost_batch"] for row in spark.read.parquet(str(tmp_path / "out")).collect()}
+    assert written(spark, tmp_path / "an output") == sorted(one.id for one in sent)
+    found = {row["waypost_batch"] for row in spark.read.parquet(str(tmp_path / "an output")).collect()}
     assert found == set(names)
     ledger = shop.post.ledger("orders")
     assert (ledger.done, ledger.leased, ledger.ready, ledger.claims) == (700, 0, 0, 700)
     assert ledger.balance == 0
-    assert run(spark, shop, write_ids, tmp_path / "out") == Consumed()
+    assert run(spark, shop, write_ids, tmp_path / "an output") == Consumed()
 
 
 @pytest.mark.promise("SPARK-3")

@@ -13,8 +13,8 @@ from pyspark.sql import SparkSession
 from tests.spark.lakes import plant
 from tests.spark.shop import Shop
 from waypost.errors import ConfigurationError, StoreError
-from waypost.spark.ingest import Ingest, counts, read_schema
-from waypost.spark.lake import Lake
+from waypost.spark.lake.ingest import Ingest, counts, read_schema
+from waypost.spark.lake.lake import Lake
 
 pytestmark = pytest.mark.xdist_group("spark")
 #: As long as makes a body of 1 MiB, the most that a message may have.

@@ -13,10 +13,10 @@ from pyspark.sql.types import StringType, StructField, StructType
 
 from waypost.errors import ConfigurationError, InvalidInput
 from waypost.spark import session as sessions
-from waypost.spark.credentials import Place, with_password
-from waypost.spark.options import READ_OPTIONS, WRITE_OPTIONS, read_options, write_options
-from waypost.spark.reader import chosen_columns
-from waypost.spark.tables import KINDS, WRITTEN
+from waypost.spark.source.credentials import Place, with_password
+from waypost.spark.source.options import READ_OPTIONS, WRITE_OPTIONS, read_options, write_options
+from waypost.spark.source.reader import chosen_columns
+from waypost.spark.source.tables import KINDS, WRITTEN
 from waypost.urls import holds_secret
 
 pytestmark = pytest.mark.xdist_group("spark")
@@ -174,7 +174,7 @@ PLANTED = """
 import os, stat, sys
 from pathlib import Path
 from waypost.spark import session
-from waypost.spark.private import private_directory
+from waypost.spark.private_directory import private_directory
 
 home = Path(session.launcher_for("/usr/bin/true"))
 log = Path(session._logging_file("error"))

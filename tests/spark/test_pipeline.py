@@ -19,12 +19,12 @@ import pytest
 from tests.spark.lakes import eventually, live, plant, rows, tables, totals
 from tests.spark.shop import Shop
 from waypost.errors import ConfigurationError, StoreError
-from waypost.spark import audit as auditing
-from waypost.spark.audit import audit
-from waypost.spark.lake import CHECKPOINT, Lake
-from waypost.spark.percentiles import bucket_of, merged, percentile, value_of
-from waypost.spark.pipeline import Pipeline
-from waypost.spark.tables import (
+from waypost.spark.lake import audit as auditing
+from waypost.spark.lake.audit import audit
+from waypost.spark.lake.lake import CHECKPOINT, Lake
+from waypost.spark.lake.percentiles import bucket_of, merged, percentile, value_of
+from waypost.spark.lake.pipeline import Pipeline
+from waypost.spark.lake.tables import (
     BRONZE_JOURNAL,
     GOLD_DEAD_LETTERS,
     GOLD_HISTOGRAMS,
@@ -275,7 +275,7 @@ def test_a_lake_is_of_one_store_and_keeps_its_checkpoint(
     made.lake.files.remove(CHECKPOINT)
     with pytest.raises(StoreError, match="every event would be there twice"):
         pipeline(orders).run()
-    assert "secret" not in (tmp_path / "lake" / "_state" / "pipeline.json").read_text()
+    assert "secret" not in (tmp_path / "a lake" / "_state" / "pipeline.json").read_text()
 
 
 @pytest.mark.promise("SPARK-4")

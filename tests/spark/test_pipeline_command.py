@@ -20,9 +20,9 @@ from tests.spark.shop import Shop
 from waypost import Waypost
 from waypost.cli.main import main
 from waypost.spark import terminal
-from waypost.spark.pipeline import Pipeline
-from waypost.spark.tables import BRONZE_JOURNAL, FOLDER_TABLES, SILVER_MESSAGES
-from waypost.spark.tidying import forget
+from waypost.spark.lake.compaction import forget
+from waypost.spark.lake.pipeline import Pipeline
+from waypost.spark.lake.tables import BRONZE_JOURNAL, FOLDER_TABLES, SILVER_MESSAGES
 from waypost.testing.servers import ValkeyServer
 
 pytestmark = pytest.mark.xdist_group("spark")

@@ -19,9 +19,9 @@ from waypost.codec import open_envelope
 from waypost.errors import ConfigurationError, InvalidInput, QueueFull
 from waypost.identity import is_message_id
 from waypost.policy import CHUNK_MESSAGES_MAX
-from waypost.spark.options import WriteOptions, write_options
-from waypost.spark.publishing import RowIds, Rows, chunks, publish_wave, split_wave
-from waypost.spark.writer import BatchWriter, Written, check_columns
+from waypost.spark.source.options import WriteOptions, write_options
+from waypost.spark.source.publishing import RowIds, Rows, chunks, publish_wave, split_wave
+from waypost.spark.source.writer import BatchWriter, Written, check_columns
 from waypost.store.port import Draft
 
 pytestmark = pytest.mark.xdist_group("spark")

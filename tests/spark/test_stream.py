@@ -14,10 +14,10 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from tests.spark.shop import Shop
 from waypost.errors import ConfigurationError, JournalTrimmed, StoreError
-from waypost.spark.options import read_options
-from waypost.spark.parts import Numbers, Part, check_machine, share_out, this_machine
-from waypost.spark.reader import Reader
-from waypost.spark.stream import StreamReader, admit
+from waypost.spark.source.options import read_options
+from waypost.spark.source.partitions import Numbers, Part, check_machine, share_out, this_machine
+from waypost.spark.source.reader import Reader
+from waypost.spark.source.stream import StreamReader, admit
 
 pytestmark = pytest.mark.xdist_group("spark")
 SCHEMA = StructType([StructField("queue", StringType()), StructField("number", LongType())])

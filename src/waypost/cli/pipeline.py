@@ -22,8 +22,8 @@ from waypost.errors import ConfigurationError, WaypostError
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from waypost.spark.audit import Audit, Told
-    from waypost.spark.pipeline import Pipeline
+    from waypost.spark.lake.audit import Audit, Told
+    from waypost.spark.lake.pipeline import Pipeline
 
 #: Where a URL with a password is put for the tasks on this machine, which inherit it.
 STORE_VARIABLE = "WAYPOST_PIPELINE_STORE"
@@ -107,7 +107,7 @@ def _place(options: argparse.Namespace) -> tuple[str | None, str | None]:
         os.environ[STORE_VARIABLE] = options.store
         return None, STORE_VARIABLE
     if options.store is None and options.store_env is None and os.environ.get(USUAL_VARIABLE):
-        from waypost.spark.lake import Lake
+        from waypost.spark.lake.lake import Lake
 
         if Lake(options.lake).state.source is None:
             return None, USUAL_VARIABLE
@@ -126,9 +126,9 @@ def _settings(options: argparse.Namespace) -> dict[str, str]:
 
 def events_ahead(options: argparse.Namespace) -> int:
     """About how many events a run will take in. It also says within a second that the store cannot be reached."""
-    from waypost.spark.bulk import open_bulk
-    from waypost.spark.credentials import Place
-    from waypost.spark.lake import Lake, Seen
+    from waypost.spark.lake.lake import Lake, Seen
+    from waypost.spark.source.bulk import open_bulk
+    from waypost.spark.source.credentials import Place
 
     store, store_env = _place(options)
     state = Lake(options.lake).state
@@ -149,8 +149,8 @@ def events_ahead(options: argparse.Namespace) -> int:
 @contextmanager
 def working(options: argparse.Namespace, events: int) -> Iterator[tuple[SparkSession, Callable[[str], None]]]:
     """A session for the command, and where to tell how far it is."""
-    from waypost.spark.pipeline import SETTINGS, local_settings
-    from waypost.spark.private import private_directory
+    from waypost.spark.lake.pipeline import SETTINGS, local_settings
+    from waypost.spark.private_directory import private_directory
     from waypost.spark.session import JAVA_OPTIONS
     from waypost.spark.terminal import Progress, quiet_session
 
@@ -180,10 +180,10 @@ def failing(command: Callable[[argparse.Namespace], int]) -> Callable[[argparse.
         except (WaypostError, KeyboardInterrupt, ImportError):
             raise
         except Exception as error:
-            from waypost.spark.failures import told
+            from waypost.spark.spark_errors import told
 
             if not options.log:
-                from waypost.spark.private import keep, private_directory
+                from waypost.spark.private_directory import keep, private_directory
 
                 keep(private_directory())
                 say(f"waypost: Spark's own log is {private_directory() / 'log'}")
@@ -194,8 +194,8 @@ def failing(command: Callable[[argparse.Namespace], int]) -> Callable[[argparse.
 
 def make_pipeline(options: argparse.Namespace, spark: SparkSession, tell: Callable[[str], None]) -> Pipeline:
     """The pipeline that the options describe."""
-    from waypost.spark.bronze import BATCH_ROWS
-    from waypost.spark.pipeline import Pipeline
+    from waypost.spark.lake.bronze import BATCH_ROWS
+    from waypost.spark.lake.pipeline import Pipeline
 
     store, store_env = _place(options)
     queues = tuple(name.strip() for name in options.queue.split(",") if name.strip()) if options.queue else None
@@ -232,7 +232,7 @@ def run_pipeline(options: argparse.Namespace) -> int:
 
 
 def _tell_end(pipeline: Pipeline, as_json: bool) -> None:
-    state, lake = pipeline.lake.state, pipeline.lake.files.base
+    state, lake = pipeline.lake.state, pipeline.lake.files.root
     events = sum(seen.events for seen in state.seen.values())
     not_seen = {queue: seen.not_seen for queue, seen in sorted(state.seen.items()) if seen.not_seen}
     if as_json:
@@ -246,7 +246,7 @@ def _tell_end(pipeline: Pipeline, as_json: bool) -> None:
 @failing
 def run_audit(options: argparse.Namespace) -> int:
     """Compare the history with the store; the exit code."""
-    from waypost.spark.audit import audit
+    from waypost.spark.lake.audit import audit
 
     with working(options, events_ahead(options)) as (spark, tell):
         found = audit(make_pipeline(options, spark, tell))
@@ -292,8 +292,8 @@ def _told_event(event: Told) -> str:
 @failing
 def run_ingest(options: argparse.Namespace) -> int:
     """Take messages into the lake; the exit code."""
-    from waypost.spark.credentials import Place
-    from waypost.spark.ingest import BATCH_ROWS, Ingest, counts, read_schema
+    from waypost.spark.lake.ingest import BATCH_ROWS, Ingest, counts, read_schema
+    from waypost.spark.source.credentials import Place
 
     # Before Java starts: a password is handed on in the environment, and tasks have that of Java.
     store, store_env = _place(options)
@@ -325,11 +325,11 @@ def run_ingest(options: argparse.Namespace) -> int:
 @failing
 def run_tidy(options: argparse.Namespace) -> int:
     """Put small files together; the exit code."""
-    from waypost.spark.pipeline import Pipeline
+    from waypost.spark.lake.pipeline import Pipeline
 
     with working(options, LARGE) as (spark, tell):
         pipeline = Pipeline(spark, options.lake, tell=tell)
         pipeline.tidy(options.keep_days)
     if options.json:
-        write_json({"lake": pipeline.lake.files.base})
+        write_json({"lake": pipeline.lake.files.root})
     return 0

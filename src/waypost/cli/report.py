@@ -22,7 +22,7 @@ def add(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run the command; its exit code."""
-    from waypost.spark.report import write_report
+    from waypost.spark.lake.report import write_report
 
     path = str(write_report(options.lake, options.output))
     if options.json:

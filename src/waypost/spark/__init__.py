@@ -1,4 +1,4 @@
-"""Waypost on Spark: the data source `format("waypost")`, and what stands on it.
+"""Waypost on Spark: the data source `format("waypost")`, `consume`, and the lake.
 
     from waypost.spark.session import session
 
@@ -7,7 +7,8 @@
 
     waypost.spark.consume(spark, url, "orders", function, output="/lake/orders")
 
-Importing this package loads neither pyspark nor pyarrow.
+`source` is the data source, `consumer` works a queue off in batches, `lake` holds the history as tables. Importing this
+package loads neither pyspark nor pyarrow.
 """
 
 from __future__ import annotations
@@ -15,14 +16,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from waypost.spark.consuming import Batch, Consumed, consume
+    from waypost.spark.consumer.consume import Batch, Consumed, consume
 
 __all__ = ["Batch", "Consumed", "consume"]
 
 
 def __getattr__(name: str) -> Any:
     if name in __all__:
-        from waypost.spark import consuming
+        from waypost.spark.consumer import consume
 
-        return getattr(consuming, name)
+        return getattr(consume, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

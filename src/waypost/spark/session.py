@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from waypost.errors import ConfigurationError, MissingExtra
-from waypost.spark.private import private_directory
+from waypost.spark.private_directory import private_directory
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -14,10 +14,10 @@ import msgspec
 from pyspark.sql import functions as f
 
 from waypost.errors import InvalidInput
-from waypost.spark.bronze import batch_name, with_date
-from waypost.spark.lake import DATE, PART, Folder, Lake
-from waypost.spark.silver import day_of, merged_sums, parted_deliveries, parted_messages
-from waypost.spark.tables import (
+from waypost.spark.lake.bronze import batch_name, with_date
+from waypost.spark.lake.lake import DATE, PART, Folder, Lake
+from waypost.spark.lake.silver import day_of, merged_sums, parted_deliveries, parted_messages
+from waypost.spark.lake.tables import (
     BRONZE_JOURNAL,
     FOLDER_TABLES,
     SILVER_DELIVERIES,

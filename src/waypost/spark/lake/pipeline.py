@@ -1,6 +1,6 @@
 """The pipeline: bronze, silver and gold as steps, each of which happens once, whole, whenever it is killed.
 
-    from waypost.spark.pipeline import Pipeline
+    from waypost.spark.lake.pipeline import Pipeline
 
     Pipeline(spark, "lake", store="valkey://127.0.0.1:6379").run()
 
@@ -21,21 +21,21 @@ import msgspec
 from pyspark.sql import functions as f
 
 from waypost.errors import ConfigurationError
-from waypost.spark import gold, silver
-from waypost.spark.bronze import BATCH_ROWS, Bronze, batch_name, undigested
-from waypost.spark.bulk import open_bulk
-from waypost.spark.credentials import Place
-from waypost.spark.failures import told
-from waypost.spark.lake import PART, Folder, Lake, Seen, Source, State
-from waypost.spark.session import JAVA_OPTIONS
-from waypost.spark.tables import (
+from waypost.spark.lake import gold, silver
+from waypost.spark.lake.bronze import BATCH_ROWS, Bronze, batch_name, undigested
+from waypost.spark.lake.compaction import FOLDERS_MAX, compact, forget
+from waypost.spark.lake.lake import PART, Folder, Lake, Seen, Source, State
+from waypost.spark.lake.tables import (
     BRONZE_JOURNAL,
     FOLDER_TABLES,
     SILVER_DELIVERIES,
     SILVER_MESSAGES,
     SILVER_SUMS,
 )
-from waypost.spark.tidying import FOLDERS_MAX, compact, forget
+from waypost.spark.session import JAVA_OPTIONS
+from waypost.spark.source.bulk import open_bulk
+from waypost.spark.source.credentials import Place
+from waypost.spark.spark_errors import told
 from waypost.store.bulk.tables import Table
 from waypost.urls import holds_secret
 
@@ -120,7 +120,7 @@ class Pipeline:
             return
         if (known.url, known.url_env, known.namespace) != (given.url, given.url_env, given.namespace):
             raise ConfigurationError(
-                f"the lake {self.lake.files.base} was made from {known.url or known.url_env} (namespace "
+                f"the lake {self.lake.files.root} was made from {known.url or known.url_env} (namespace "
                 f"{known.namespace}), not from this store: two stores in one lake cannot be told apart. Give each its "
                 "own lake; if the store has only moved, say --moved"
             )

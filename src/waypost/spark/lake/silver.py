@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Final, get_args
 
 from pyspark.sql import functions as f
 
-from waypost.spark.lake import DATE, PART
-from waypost.spark.percentiles import BUCKET_OF_ZERO, GROWTH
-from waypost.spark.tables import COUNTED_EVENTS, SILVER_DELIVERIES, SILVER_MESSAGES, SILVER_SUMS
+from waypost.spark.lake.lake import DATE, PART
+from waypost.spark.lake.percentiles import BUCKET_OF_ZERO, GROWTH
+from waypost.spark.lake.tables import COUNTED_EVENTS, SILVER_DELIVERIES, SILVER_MESSAGES, SILVER_SUMS
 from waypost.values import EventName
 
 if TYPE_CHECKING:

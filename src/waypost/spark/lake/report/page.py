@@ -18,8 +18,8 @@ from typing import Any
 
 from waypost.errors import MissingExtra
 from waypost.release import VERSION
-from waypost.spark.report.gold import Verdict
-from waypost.spark.report.series import ALL, CHARTED_MAX, Shown, View
+from waypost.spark.lake.report.gold import Verdict
+from waypost.spark.lake.report.series import ALL, CHARTED_MAX, Shown, View
 
 CHARTS = (
     ("rates", "Rates", "messages per second, by what happened to them", "wide"),
@@ -186,7 +186,7 @@ def _hash(script: str) -> str:
 
 @cache
 def _part(name: str) -> str:
-    return resources.files("waypost.spark.report").joinpath(name).read_text(encoding="utf-8")
+    return resources.files("waypost.spark.lake.report").joinpath(name).read_text(encoding="utf-8")
 
 
 def plotly_library() -> str:

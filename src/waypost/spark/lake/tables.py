@@ -1,36 +1,13 @@
-"""The tables of Spark's side, declared once: what a read of published messages gives, and the lake.
+"""The tables of a lake, declared once: bronze, silver and gold.
 
-Those that a store's bulk reader gives are in `waypost.store.bulk.tables`. Times are milliseconds by the store's clock:
-`timestamp_millis(at_ms)` makes a timestamp of them.
+Times are milliseconds by the store's clock: `timestamp_millis(at_ms)` converts them to timestamps.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-from waypost.store.bulk.tables import ENVELOPE, JOURNAL, MESSAGES, SCHEDULES, Table
-
-#: Messages as they were published, one row for each, from a journal that keeps bodies.
-PUBLISHED: Final = Table(
-    "published",
-    {
-        "queue": "STRING",
-        "number": "BIGINT",
-        "id": "STRING",
-        "published_ms": "BIGINT",
-        "key": "STRING",
-        "group": "STRING",
-        "priority": "INT",
-        "due_ms": "BIGINT",
-        "cause": "STRING",
-        "size": "BIGINT",
-        "chain_id": "STRING",
-        "schedule": "STRING",
-        **ENVELOPE,
-    },
-)
-
-# ---- the lake -----------------------------------------------------------------------------------------------
+from waypost.store.bulk.tables import ENVELOPE, JOURNAL, Table
 
 #: Events that gold counts, one column each; `extended` counts what the journal calls `postponed`.
 MINUTE_EVENTS: Final[dict[str, str]] = {
@@ -186,26 +163,3 @@ GOLD_DEAD_LETTERS: Final = Table(
     "gold/dead_letters", {"queue": "STRING", "minute": "TIMESTAMP", "reason": "STRING", "count": "BIGINT"}
 )
 GOLD: Final = (GOLD_MINUTES, GOLD_HISTOGRAMS, GOLD_REDELIVERIES, GOLD_DEAD_LETTERS)
-
-#: What `kind` may be, and the table that it reads.
-KINDS: Final[dict[str, Table]] = {
-    "ready": MESSAGES,
-    "delayed": MESSAGES,
-    "waiting": MESSAGES,
-    "leased": MESSAGES,
-    "dead": MESSAGES,
-    "journal": JOURNAL,
-    "messages": PUBLISHED,
-    "schedules": SCHEDULES,
-}
-
-#: What a written DataFrame may have: the body, and how to publish it. Only `body` must be there.
-WRITTEN: Final[dict[str, tuple[str, ...]]] = {
-    "body": ("string", "binary", "struct", "map", "array"),
-    "key": ("string",),
-    "delay": ("tinyint", "smallint", "int", "bigint", "float", "double", "decimal"),
-    "due": ("timestamp", "bigint"),
-    "priority": ("tinyint", "smallint", "int", "bigint"),
-    "group": ("string",),
-    "headers": ("map",),
-}

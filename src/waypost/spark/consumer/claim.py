@@ -24,9 +24,9 @@ from waypost.message import Message, error_text, error_type
 from waypost.operations import receive
 from waypost.operations.outgoing import deliver_outgoing
 from waypost.policy import CHUNK_BYTES_MAX, CHUNK_MESSAGES_MAX, REPLAY_MAX
-from waypost.spark.bulk import RETRY_SECONDS, without_warnings
-from waypost.spark.credentials import Place
-from waypost.spark.parts import check_machine
+from waypost.spark.source.bulk import RETRY_SECONDS, without_warnings
+from waypost.spark.source.credentials import Place
+from waypost.spark.source.partitions import check_machine
 from waypost.store.bulk.columns import batch_of, constant, envelope_columns
 from waypost.store.bulk.reading import PageSize
 from waypost.store.bulk.tables import ENVELOPE_COLUMNS, MESSAGES, Table

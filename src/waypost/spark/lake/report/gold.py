@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from waypost.errors import InvalidInput, MissingExtra
 
 if TYPE_CHECKING:
-    from waypost.spark.lake import Lake
+    from waypost.spark.lake.lake import Lake
 
 MINUTE_MS = 60_000
 #: Messages that the audit could not account for; a page lists no more of them.
@@ -83,7 +83,7 @@ class Gold:
 def open_lake(place: str) -> Lake:
     """The lake at a place."""
     try:
-        from waypost.spark.lake import Lake
+        from waypost.spark.lake.lake import Lake
     except ImportError:
         raise MissingExtra('a report reads Parquet: pip install "waypost[spark]"') from None
     lake = Lake(place)
@@ -97,7 +97,7 @@ def read(lake: Lake) -> Gold:
     import pyarrow as pa
     import pyarrow.compute as compute
 
-    from waypost.spark.tables import GOLD
+    from waypost.spark.lake.tables import GOLD
 
     tables = {}
     for table in GOLD:

@@ -1,6 +1,6 @@
 """The report: a page with charts, made of a lake's gold tables. Needs pyarrow and plotly, no Spark and no Java.
 
-from waypost.spark.report import write_report
+from waypost.spark.lake.report import write_report
 
 write_report("lake", "report.html")
 """
@@ -18,9 +18,9 @@ REPORT_NAME = "report.html"
 
 def write_report(lake: str | Path, output: str | Path | None = None) -> Path:
     """Write the page, beside the tables unless told where; its path."""
-    from waypost.spark.report.gold import open_lake, read
-    from waypost.spark.report.page import page
-    from waypost.spark.report.series import shown
+    from waypost.spark.lake.report.gold import open_lake, read
+    from waypost.spark.lake.report.page import page
+    from waypost.spark.lake.report.series import shown
 
     place = open_lake(str(lake))
     if output is None and not place.files.is_local:

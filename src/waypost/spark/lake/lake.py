@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from waypost.errors import ConfigurationError, StoreError
-from waypost.spark.files import Files, OneAtATime
+from waypost.spark.files import ExclusiveLock, open_lake_files
 from waypost.store.bulk.tables import Table
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ class Lake:
     """A lake at one place."""
 
     def __init__(self, root: str, *, format: str | None = None, state_file: str = STATE) -> None:
-        self.files = Files(root)
+        self.files = open_lake_files(root)
         self._state_file = state_file
         content = self.files.read(state_file)
         self.state = State(format=format or "parquet") if content is None else self._decoded(content)
@@ -119,7 +119,7 @@ class Lake:
         except msgspec.MsgspecError as error:
             raise StoreError(f"{self.files.path(self._state_file)} is not the state of a lake: {error}") from None
         if state.layout > LAYOUT:
-            raise StoreError(f"the lake {self.files.base} was made by a newer release of waypost: update this one")
+            raise StoreError(f"the lake {self.files.root} was made by a newer release of waypost: update this one")
         return state
 
     @property
@@ -127,9 +127,9 @@ class Lake:
         """Whether no step was ever finished here."""
         return not self.files.exists(self._state_file)
 
-    def only_one(self) -> OneAtATime:
+    def only_one(self) -> ExclusiveLock:
         """A context in which no other process changes this lake."""
-        return OneAtATime(self.files, self._state_file.removesuffix(".json") + ".lock")
+        return ExclusiveLock(self.files, self._state_file.removesuffix(".json") + ".lock")
 
     def commit(self, state: State) -> None:
         """Make what was written part of the lake."""
@@ -142,7 +142,7 @@ class Lake:
         """A table as it stands: its final rows and those that may change; or only some of its folders."""
         if paths is None:
             paths = [folder.path for folder in self.state.folders(table)] + list(self.state.open.get(table.name, ()))
-        places = [self.files.spark_path(f"{table.name}/{path}") for path in paths]
+        places = [self.files.uri(f"{table.name}/{path}") for path in paths]
         if not places:
             return spark.createDataFrame([], table.ddl)
         reader = spark.read.format(self.state.format).schema(table.ddl)
@@ -154,7 +154,7 @@ class Lake:
         writer = frame.write.format(self.state.format).mode("errorifexists")
         if self.state.format == "parquet":
             writer = writer.option("compression", "zstd").option("parquet.compression.codec.zstd.level", "1")
-        writer.partitionBy(*by).save(self.files.spark_path(f"{table.name}/{folder}"))
+        writer.partitionBy(*by).save(self.files.uri(f"{table.name}/{folder}"))
         return folder
 
     def remove_unnamed(self, tables: Iterable[Table]) -> int:

@@ -32,7 +32,7 @@ from waypost.policy import (
     check_priority,
 )
 from waypost.redaction import find_redact, journal_copy
-from waypost.spark.options import WriteOptions
+from waypost.spark.source.options import WriteOptions
 from waypost.store.port import Draft
 from waypost.values import Published
 

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from waypost.spark.percentiles import BUCKET_OF_ZERO, percentile, value_of
-from waypost.spark.report.gold import MINUTE_MS, Gold
-from waypost.spark.tables import MEASURES, MINUTE_EVENTS
+from waypost.spark.lake.percentiles import BUCKET_OF_ZERO, percentile, value_of
+from waypost.spark.lake.report.gold import MINUTE_MS, Gold
+from waypost.spark.lake.tables import MEASURES, MINUTE_EVENTS
 
 #: A chart with more points than this shows nothing more, and the page grows.
 POINTS_MAX = 400

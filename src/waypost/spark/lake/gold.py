@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import functions as f
 
-from waypost.spark.silver import day_of
-from waypost.spark.tables import (
+from waypost.spark.lake.silver import day_of
+from waypost.spark.lake.tables import (
     GOLD_DEAD_LETTERS,
     GOLD_HISTOGRAMS,
     GOLD_MINUTES,

@@ -12,7 +12,7 @@ from waypost.errors import ConfigurationError, OutcomeUnknown, StoreUnavailable
 from waypost.identity import Session
 from waypost.operations.flow import ClientContext, Flow, RetryBudget, Sleep, drive
 from waypost.policy import START_TIMEOUT_SECONDS
-from waypost.spark.credentials import Place
+from waypost.spark.source.credentials import Place
 from waypost.store.bulk.columns import struct_batch
 from waypost.store.bulk.reading import BulkReader, Span
 from waypost.store.bulk.tables import SCHEDULES

@@ -20,11 +20,11 @@ from pyspark.sql.types import StringType, StructField, StructType
 
 from waypost.checks import check_queue
 from waypost.errors import ConfigurationError, StoreError
-from waypost.spark.bronze import batch_name
-from waypost.spark.lake import DATE, PART, Folder, Lake, State
-from waypost.spark.pipeline import finish, say_nothing, source_of
-from waypost.spark.silver import day_of
-from waypost.spark.tables import PUBLISHED
+from waypost.spark.lake.bronze import batch_name
+from waypost.spark.lake.lake import DATE, PART, Folder, Lake, State
+from waypost.spark.lake.pipeline import finish, say_nothing, source_of
+from waypost.spark.lake.silver import day_of
+from waypost.spark.source.tables import PUBLISHED
 from waypost.store.bulk.tables import Table
 
 if TYPE_CHECKING:
@@ -157,7 +157,7 @@ class Ingest:
                 )
             stream = self.spark.readStream.format("waypost").options(**self.options()).load()
             writer = stream.writeStream.foreachBatch(self.keep)
-            writer = writer.option("checkpointLocation", self.lake.files.spark_path(self.checkpoint))
+            writer = writer.option("checkpointLocation", self.lake.files.uri(self.checkpoint))
             finish(lambda: writer.trigger(availableNow=True).start())
         return self.rows().count()
 

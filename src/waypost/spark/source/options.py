@@ -9,8 +9,8 @@ from datetime import datetime
 from waypost.checks import check_queue
 from waypost.errors import ConfigurationError, InvalidInput
 from waypost.redaction import find_redact
-from waypost.spark.credentials import Place
-from waypost.spark.tables import KINDS
+from waypost.spark.source.credentials import Place
+from waypost.spark.source.tables import KINDS
 from waypost.store.bulk.tables import Table
 
 READ_OPTIONS = frozenset(

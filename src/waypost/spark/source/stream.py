@@ -18,10 +18,10 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from waypost.errors import ConfigurationError, StoreError
-from waypost.spark.bulk import Bulk, open_bulk
-from waypost.spark.options import ReadOptions
-from waypost.spark.parts import Numbers, Part, check_machine, machine_of, share_out
-from waypost.spark.reader import chosen_columns, queues_of, told, trimmed
+from waypost.spark.source.bulk import Bulk, open_bulk
+from waypost.spark.source.options import ReadOptions
+from waypost.spark.source.partitions import Numbers, Part, check_machine, machine_of, share_out
+from waypost.spark.source.reader import chosen_columns, queues_of, told, trimmed
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType

@@ -18,11 +18,11 @@ import msgspec
 import pyarrow as pa
 from pyspark.sql import functions as f
 
-from waypost.spark.bulk import Bulk, open_bulk
-from waypost.spark.lake import Lake, Seen
-from waypost.spark.pipeline import Pipeline
-from waypost.spark.silver import CLOSING
-from waypost.spark.tables import BRONZE_JOURNAL, SILVER_MESSAGES
+from waypost.spark.lake.lake import Lake, Seen
+from waypost.spark.lake.pipeline import Pipeline
+from waypost.spark.lake.silver import CLOSING
+from waypost.spark.lake.tables import BRONZE_JOURNAL, SILVER_MESSAGES
+from waypost.spark.source.bulk import Bulk, open_bulk
 from waypost.store.bulk.tables import MESSAGES
 from waypost.values import Event, Ledger, MessageState
 

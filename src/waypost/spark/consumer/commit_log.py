@@ -22,7 +22,7 @@ import msgspec
 
 from waypost.errors import ConfigurationError, StoreError
 from waypost.identity import id_time_ms, is_message_id
-from waypost.spark.output_files import Files
+from waypost.spark.files import OutputFiles
 
 HOME = "_waypost"
 #: The column that readers of the output see: which batch a row came with.
@@ -86,7 +86,7 @@ _settled = msgspec.json.Decoder(Settled)
 class Log:
     """The commits of one output, as far as they have been read."""
 
-    def __init__(self, files: Files, queue: str, namespace: str) -> None:
+    def __init__(self, files: OutputFiles, queue: str, namespace: str) -> None:
         self.files = files
         self._queue = queue
         self._namespace = namespace
@@ -120,7 +120,7 @@ class Log:
             is_settled = f"{number:012}.settled" in names
             if before_claim and is_settled and number != newest and not self._open(number):
                 continue  # what is settled cannot be claimed from now on
-            told = _commits.decode(self.files.read(_file(number)))
+            told = _commits.decode(self._content(_file(number)))
             if told.format != FORMAT:
                 raise ConfigurationError(
                     f"commit {number} of this output was written by a newer release of waypost: read it with that one"
@@ -165,7 +165,13 @@ class Log:
             del self.pending[number]
 
     def _open(self, number: int) -> set[str]:
-        return set(_settled.decode(self.files.read(_mark(number))).open)
+        return set(_settled.decode(self._content(_mark(number))).open)
+
+    def _content(self, name: str) -> bytes:
+        content = self.files.read(name)
+        if content is None:
+            raise FileNotFoundError(self.files.uri(name))
+        return content
 
     def committed(self) -> set[str]:
         """Messages that are in the output already, and may come again."""
@@ -184,14 +190,14 @@ class Log:
         """
         fences = tuple(messages)
         commit = Commit(FORMAT, batch, self._queue, self._namespace, tuple(tables), fences)
-        text = msgspec.json.encode(commit).decode()
+        content = msgspec.json.encode(commit)
         ids = {fence.id for fence in fences}
         while True:
             twice = (self.refresh() | self.committed()) & ids
             if twice:
                 raise AlreadyCommitted(twice)
             number = self.seen + 1
-            if self.files.create(_file(number), text):
+            if self.files.create(_file(number), content):
                 self.seen = number
                 self.pending[number] = Pending(commit, ids)
                 return number
@@ -227,7 +233,7 @@ class Log:
         for number, pending in list(self.pending.items()):
             if pending.open & gone:
                 pending.open -= gone
-                self.files.replace(_mark(number), msgspec.json.encode(Settled(tuple(sorted(pending.open)))).decode())
+                self.files.replace(_mark(number), msgspec.json.encode(Settled(tuple(sorted(pending.open)))))
                 if not pending.open:
                     del self.pending[number]
 

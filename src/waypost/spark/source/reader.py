@@ -6,13 +6,23 @@ import logging
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
+import pyarrow.compute as pc
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from waypost.errors import JournalTrimmed, StoreError
-from waypost.spark.bulk import Bulk, open_bulk
-from waypost.spark.options import ReadOptions
-from waypost.spark.parts import ROWS_A_PART_MIN, Numbers, Part, check_machine, machine_of, share_out, share_spans
-from waypost.spark.published import journal_columns, published_batch
+from waypost.spark.source.bulk import Bulk, open_bulk
+from waypost.spark.source.options import ReadOptions
+from waypost.spark.source.partitions import (
+    ROWS_A_PART_MIN,
+    Numbers,
+    Part,
+    check_machine,
+    machine_of,
+    share_out,
+    share_spans,
+)
+from waypost.spark.source.tables import PUBLISHED
+from waypost.store.bulk.columns import batch_of
 from waypost.store.bulk.reading import Span
 from waypost.values import MessageState
 
@@ -20,6 +30,9 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 log = logging.getLogger("waypost")
+
+#: Columns that the journal knows by another name.
+NAMES = {"id": "message_id", "published_ms": "at_ms"}
 
 
 def chosen_columns(options: ReadOptions, schema: StructType) -> tuple[str, ...]:
@@ -126,3 +139,23 @@ def trimmed(queue: str, after: int, first: int, *, fail: bool) -> None:
             "register the query with the option reader so that trimming waits for it"
         )
     log.warning("%s", told, extra={"event": "journal_trimmed", "queue": queue})
+
+
+def journal_columns(columns: Sequence[str]) -> tuple[str, ...]:
+    """What must be read of the journal to give these columns."""
+    wanted = dict.fromkeys([*(NAMES.get(name, name) for name in columns), "number", "event", "body"])
+    return tuple(wanted)
+
+
+def published_batch(queue: str, batch: Any, columns: Sequence[str], *, fail: bool) -> Any:
+    """The messages among events."""
+    batch = batch.filter(pc.equal(batch.column("event"), "published"))
+    if fail and batch.column("body").null_count:
+        first = pc.min(batch.filter(pc.is_null(batch.column("body"))).column("number")).as_py()
+        raise JournalTrimmed(
+            f"queue {queue}: event {first} tells of a message whose body was not journalled. Set the queue's journal "
+            "to full and begin after that event (startingOffsets), or set the option failOnDataLoss to false to get "
+            "such messages without their bodies"
+        )
+    arrays = {name: batch.column(NAMES.get(name, name)) for name in columns}
+    return batch_of(PUBLISHED, columns, arrays, batch.num_rows)

@@ -23,11 +23,11 @@ from pyspark.sql.datasource import (
 
 from waypost.client import Waypost
 from waypost.errors import InvalidInput
-from waypost.spark.bulk import RETRY_SECONDS
-from waypost.spark.options import WriteOptions
-from waypost.spark.parts import check_machine, machine_of
-from waypost.spark.publishing import WAVE_CHUNKS, RowIds, Rows, chunks, publish_wave, split_wave, wait_for_room
-from waypost.spark.tables import WRITTEN
+from waypost.spark.source.bulk import RETRY_SECONDS
+from waypost.spark.source.options import WriteOptions
+from waypost.spark.source.partitions import check_machine, machine_of
+from waypost.spark.source.publishing import WAVE_CHUNKS, RowIds, Rows, chunks, publish_wave, split_wave, wait_for_room
+from waypost.spark.source.tables import WRITTEN
 from waypost.store.port import Draft
 
 if TYPE_CHECKING:

@@ -11,13 +11,13 @@ from pyspark.sql import SparkSession
 
 from waypost.errors import ConfigurationError, StoreError
 from waypost.identity import Session
-from waypost.spark.committing import COMMITS_KEPT, STAGING_KEPT_MS, AlreadyCommitted, Fence, Log
-from waypost.spark.output_files import Files, HadoopFiles, LocalFiles, open_files
+from waypost.spark.consumer.commit_log import COMMITS_KEPT, STAGING_KEPT_MS, AlreadyCommitted, Fence, Log
+from waypost.spark.files import HadoopFiles, LocalFiles, OutputFiles, open_output_files
 
 pytestmark = pytest.mark.xdist_group("spark")
 
 
-def log_of(files: Files) -> Log:
+def log_of(files: OutputFiles) -> Log:
     return Log(files, "orders", "wp")
 
 
@@ -26,14 +26,14 @@ def fences(*ids: str) -> list[Fence]:
 
 
 @pytest.fixture(params=["local", "hadoop"])
-def files(request: pytest.FixtureRequest, tmp_path: Path) -> Files:
+def files(request: pytest.FixtureRequest, tmp_path: Path) -> OutputFiles:
     if request.param == "local":
         return LocalFiles(str(tmp_path / "a folder"))
     return HadoopFiles(request.getfixturevalue("spark"), f"file://{tmp_path}/hadoop")
 
 
 @pytest.mark.promise("SPARK-3")
-def test_a_message_is_committed_once_by_whoever_comes_first(files: Files) -> None:
+def test_a_message_is_committed_once_by_whoever_comes_first(files: OutputFiles) -> None:
     one, other = log_of(files), log_of(files)
     assert one.commit("a", ["t"], fences("1", "2")) == 1
     with pytest.raises(AlreadyCommitted) as raised:
@@ -70,15 +70,15 @@ def test_of_many_that_commit_at_once_each_gets_a_number_of_its_own(tmp_path: Pat
 
 
 @pytest.mark.promise("SPARK-3")
-def test_what_is_committed_is_moved_once_and_a_move_that_was_interrupted_is_finished(files: Files) -> None:
+def test_what_is_committed_is_moved_once_and_a_move_that_was_interrupted_is_finished(files: OutputFiles) -> None:
     log = log_of(files)
     for table in ("", "eu/orders"):
-        files.replace(f"{log.staging('a', table)}/part-1", "one")
-        files.replace(f"{log.staging('a', table)}/day=1/part-2", "two")
+        files.replace(f"{log.staging('a', table)}/part-1", b"one")
+        files.replace(f"{log.staging('a', table)}/day=1/part-2", b"two")
     number = log.commit("a", ["", "eu/orders"], fences("1"))
     # As an object store leaves it: half of the folder is there, and one file is cut short.
     files.move(f"{log.staging('a')}/part-1", "waypost_batch=a/part-1")
-    files.replace("waypost_batch=a/day=1/part-2", "t")
+    files.replace("waypost_batch=a/day=1/part-2", b"t")
     commit = log.pending[number].commit
     for _ in range(2):
         log.publish(commit)
@@ -86,13 +86,13 @@ def test_what_is_committed_is_moved_once_and_a_move_that_was_interrupted_is_fini
             assert {
                 name: files.read(f"{folder}/{name}") for name in files.walk(folder) if not name.endswith(".crc")
             } == {
-                "part-1": "one",
-                "day=1/part-2": "two",
+                "part-1": b"one",
+                "day=1/part-2": b"two",
             }
     assert files.names("_waypost/staging") == []
 
 
-def test_what_is_settled_is_forgotten_and_what_is_not_is_kept(files: Files) -> None:
+def test_what_is_settled_is_forgotten_and_what_is_not_is_kept(files: OutputFiles) -> None:
     log, witness = log_of(files), log_of(files)
     log.commit("a", [], fences("1", "2"))
     log.commit("b", [], fences("3"))
@@ -114,7 +114,7 @@ def test_old_commits_are_tidied_away_and_who_missed_them_commits_nothing(tmp_pat
         log.settled({str(number)})
     old, new = Session().message_ids(1)[0], Session().message_ids(1)[0]
     for batch in (old, new):
-        files.replace(f"{log.staging(batch)}/part", "x")
+        files.replace(f"{log.staging(batch)}/part", b"x")
     log.tidy(10**15)
     assert files.names("_waypost/staging") == []
     commits = [name for name in files.names("_waypost/log") if name.endswith(".json")]
@@ -124,12 +124,12 @@ def test_old_commits_are_tidied_away_and_who_missed_them_commits_nothing(tmp_pat
         late.commit("late", [], fences("4"))
     assert late.look() == {"never settled"}
     assert late.commit("late", [], fences("new")) == log.seen + 1
-    files.replace(f"{log.staging(new)}/part", "x")
+    files.replace(f"{log.staging(new)}/part", b"x")
     log.tidy(STAGING_KEPT_MS)
     assert files.names("_waypost/staging") == [new]
 
 
-def test_an_output_belongs_to_one_queue(files: Files) -> None:
+def test_an_output_belongs_to_one_queue(files: OutputFiles) -> None:
     log_of(files).commit("a", [], fences("1"))
     with pytest.raises(ConfigurationError, match="belongs to queue orders of namespace wp"):
         Log(files, "mails", "wp")
@@ -139,9 +139,14 @@ def test_an_output_belongs_to_one_queue(files: Files) -> None:
 
 def test_a_path_is_opened_where_the_session_would_write_it(spark: SparkSession, tmp_path: Path) -> None:
     for path in (str(tmp_path / "ä b"), f"file://{tmp_path}/x%20y", f"file:{tmp_path}/z"):
-        assert isinstance(open_files(spark, path), LocalFiles)
-    assert open_files(spark, str(tmp_path / "ä b")).uri("t").endswith("/%C3%A4%20b/t")
+        assert isinstance(open_output_files(spark, path), LocalFiles)
+    # Spark takes %20 for three characters: what it writes to a path must be where this process finds it.
+    for root in (str(tmp_path / "ä b"), f"file://{tmp_path}/x%20y", f"file:{tmp_path}/z"):
+        files = open_output_files(spark, root)
+        spark.range(3).coalesce(1).write.parquet(files.uri("a=1/t"))
+        assert files.has_rows("a=1/t")
+        assert spark.read.parquet(f"{root}/a=1/t").count() == 3
     remote: Any = object()
-    assert isinstance(open_files(remote, "/plain"), LocalFiles)
+    assert isinstance(open_output_files(remote, "/plain"), LocalFiles)
     with pytest.raises(ConfigurationError, match="over Spark Connect"):
-        open_files(remote, "hdfs://host/lake")
+        open_output_files(remote, "hdfs://host/lake")

@@ -13,7 +13,7 @@ from pyspark.sql.datasource import (
 )
 
 from waypost.errors import ConfigurationError
-from waypost.spark.options import read_options, write_options
+from waypost.spark.source.options import read_options, write_options
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -33,26 +33,26 @@ class WaypostSource(DataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """A batch read."""
-        from waypost.spark.reader import Reader
+        from waypost.spark.source.reader import Reader
 
         return Reader(read_options(self.options), schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
         """A streaming read."""
-        from waypost.spark.stream import StreamReader
+        from waypost.spark.source.stream import StreamReader
 
         return StreamReader(read_options(self.options), schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """A batch write."""
-        from waypost.spark.writer import BatchWriter
+        from waypost.spark.source.writer import BatchWriter
 
         _refuse_overwrite(overwrite)
         return BatchWriter(write_options(self.options), schema)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802
         """A streaming write."""
-        from waypost.spark.writer import StreamWriter
+        from waypost.spark.source.writer import StreamWriter
 
         _refuse_overwrite(overwrite)
         return StreamWriter(write_options(self.options), schema)

@@ -31,11 +31,11 @@ from waypost.operations.flow import ClientContext, Flow, Together
 from waypost.operations.outgoing import deliver_outgoing
 from waypost.policy import CHUNK_MESSAGES_MAX, START_TIMEOUT_SECONDS, RetryPolicy, check_retry
 from waypost.redaction import Redact
-from waypost.spark.claiming import CONSUMED, FENCE, Claim, ClaimSource, at_most_once, claimed_rows, leases_of
-from waypost.spark.committing import COMMITS_KEPT, AlreadyCommitted, Fence, Log
-from waypost.spark.credentials import Place
-from waypost.spark.output_files import open_files
-from waypost.spark.parts import machine_of
+from waypost.spark.consumer.claim import CONSUMED, FENCE, Claim, ClaimSource, at_most_once, claimed_rows, leases_of
+from waypost.spark.consumer.commit_log import COMMITS_KEPT, AlreadyCommitted, Fence, Log
+from waypost.spark.files import open_output_files
+from waypost.spark.source.credentials import Place
+from waypost.spark.source.partitions import machine_of
 from waypost.values import Lease, Settlement, SettleStatus, Watched
 from waypost.worker.renewer import Renewer
 
@@ -455,7 +455,7 @@ def consume(
     name = queue_name(queue)
     place = url if isinstance(url, Place) else _place(url, namespace, password_env, password_file)
     store = place.open()
-    files = None if output is None else open_files(spark, output)
+    files = None if output is None else open_output_files(spark, output)
     deadline = None if timeout is None else time.monotonic() + timeout
     with Waypost(store=store, redact=redact) as post:
         lease_ms = post.policy(name).lease_ms

@@ -13,8 +13,8 @@ import msgspec
 from pyspark.sql import functions as f
 
 from waypost.errors import StoreError
-from waypost.spark.lake import CHECKPOINT, DATE, Folder, Lake
-from waypost.spark.tables import BRONZE_JOURNAL
+from waypost.spark.lake.lake import CHECKPOINT, DATE, Folder, Lake
+from waypost.spark.lake.tables import BRONZE_JOURNAL
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -53,7 +53,7 @@ class Bronze:
         """Refuse a lake whose stream has forgotten where it was."""
         if self.lake.state.bronze_batch >= 0 and not self.lake.files.exists(CHECKPOINT):
             raise StoreError(
-                f"the lake {self.lake.files.base} has batches but its checkpoint ({CHECKPOINT}) is gone: the stream "
+                f"the lake {self.lake.files.root} has batches but its checkpoint ({CHECKPOINT}) is gone: the stream "
                 "would begin anew, and every event would be there twice. Restore it, or begin a new lake"
             )
 
@@ -76,7 +76,7 @@ class Bronze:
         """Start the stream: for what is there now, or to stay and look again every so many seconds."""
         self.check()
         stream: DataStreamWriter = journal(spark, options).writeStream.foreachBatch(self.keep)
-        stream = stream.option("checkpointLocation", self.lake.files.spark_path(CHECKPOINT))
+        stream = stream.option("checkpointLocation", self.lake.files.uri(CHECKPOINT))
         if every_seconds is None:
             return stream.trigger(availableNow=True).start()
         return stream.trigger(processingTime=f"{every_seconds} seconds").start()

@@ -1,0 +1,1 @@
+"""Spark as a worker: claim a batch on executors, run a function, commit its output, settle."""
