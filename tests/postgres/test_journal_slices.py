@@ -48,7 +48,7 @@ def turn(database: Database, namespace: str, clock: ManualClock, *, times: int =
     """Have every slice looked at, as one step in 64 does with one of them, and let them rest."""
     for _ in range(times):
         for number in range(len(SLICES)):
-            database.execute(f'SELECT "{namespace}_turn_journal"(%s, %s)', (clock(), number))
+            database.execute(f'SELECT "{namespace}_rotate_journal"(%s, %s)', (clock(), number))
         clock.advance(REST_SECONDS)
 
 

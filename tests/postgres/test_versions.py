@@ -102,6 +102,11 @@ def test_an_older_version_full_of_messages_is_brought_up_to_date(
     assert {table: len(rows) for table, rows in after.items()} == {table: len(rows) for table, rows in before.items()}
     assert {table for table in TABLES if before[table] != after[table]} == set()
     assert check(server.url, namespace=name).is_current
+    found = database.execute(
+        "SELECT DISTINCT substr(proname, length(%s) + 2) FROM pg_proc WHERE starts_with(proname, %s)", (name, f"{name}_")
+    ).fetchall()
+    made = {made for file in schema.FUNCTIONS for _, made in schema.MADE.findall(schema.function_text(file))}
+    assert {function for (function,) in found} == made
     with Waypost(server.url, namespace=name) as post, psycopg.connect(server.url) as connection:
         found = connection.execute(
             f'SELECT count(*) FILTER (WHERE claims > 0), count(*) FILTER (WHERE claims <> token) FROM "{name}_message"'

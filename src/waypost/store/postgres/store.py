@@ -516,7 +516,7 @@ class PostgresStore:
             )  # fmt: skip
             return Removal(existed, left, made_again=made_again)
 
-        return self._once("remove_queue", queue, operation, (), decode)
+        return self._once("remove", queue, operation, (), decode)
 
     def unlist(self, queue: str) -> list[Call[None]]:
         return []
@@ -633,10 +633,10 @@ class PostgresStore:
             data(pack(heartbeat)),
             number(limits.WORKERS_MAX),
         ]
-        return self._call("beat", "", parameters, _int)
+        return self._call("heartbeat", "", parameters, _int)
 
     def unregister(self, name: str) -> Call[bool]:
-        return self._call("leave", "", [text(name)], lambda result: one(result) == b"\1")
+        return self._call("unregister", "", [text(name)], lambda result: one(result) == b"\1")
 
     def workers(self) -> Call[list[RegisteredWorker]]:
         def decode(result: PGresult) -> list[RegisteredWorker]:
@@ -657,16 +657,14 @@ class PostgresStore:
 
     def journal_reader(self, queue: str, name: str, read_to: int | None) -> Call[int]:
         parameters = [text(queue), self._now(), text(name), number(read_to)]
-        return self._call("read", queue, parameters, _int, name="journal_reader")
+        return self._call("journal_reader", queue, parameters, _int)
 
     def journal_forget(self, queue: str, name: str) -> Call[bool]:
-        return self._call(
-            "forget", queue, [text(queue), text(name)], lambda result: one(result) == b"\1", name="journal_forget"
-        )
+        return self._call("journal_forget", queue, [text(queue), text(name)], lambda result: one(result) == b"\1")
 
     def journal_trim(self, queue: str, up_to: int) -> Call[int]:
         parameters = [text(queue), self._now(), number(up_to)]
-        return self._call("trim", queue, parameters, _int, name="journal_trim")
+        return self._call("journal_trim", queue, parameters, _int)
 
 
 def _int(result: PGresult) -> int:

@@ -279,7 +279,7 @@ def check_answer(letters: str, told: Sequence[str] | None, queue: str) -> None:
 
 def open_queue(names: Names, queue: str) -> PostgresCall[None]:
     """Make a queue that is not there, in a step of its own: a row made in a long transaction would hold up workers."""
-    command = f"SELECT ({names.of('open')}($1)).number".encode()
+    command = f"SELECT ({names.of('open_queue')}($1)).number".encode()
     return PostgresCall("publish", queue, command, [(TEXT, queue.encode())], lambda result: None)
 
 

@@ -1,5 +1,5 @@
 -- Store drafts in one queue: the part of a publish that continuations share. An envelope carries its id in bytes 2-25.
--- Touches: message, window, arrival, entry, tally, and what `finish`, `begin` and `block` touch.
+-- Touches: message, window, arrival, entry, tally, and what `end_message`, `begin_chains` and `block_messages` touch.
 -- Keeps: of one key at most one owner and one parked generation, under any interleaving: the unique index decides who
 -- is
 -- first, and what happens to an owner happens under its row's lock. Keys are taken in order, so that nobody deadlocks.
@@ -7,24 +7,24 @@
 -- letters: q queued, d delayed, u duplicate, c conflict, e extended, r replaced, E parked by extend; `others` has an id
 -- where the message that counts is another one. `fresh` is how many became claimable, `added` how many use up the cap, `passing` how many
 -- were stored without regard to it (sent on by a settle: forwarded, and not among `p_capped`),
--- `news` what the caller is to `carry`. The draft at `p_places[i]` waits for the chain `p_afters[i]`.
+-- `followups` what the caller is to `apply_followups`. The draft at `p_places[i]` waits for the chain `p_afters[i]`.
 
 CREATE OR REPLACE FUNCTION {accept}(
     q {queue}, p_now bigint, p_op text, p_envelopes bytea[], p_priorities smallint[], p_groups text[],
         p_delays bigint[],
     p_ats bigint[], p_copies bytea[], p_keys text[], p_windows bigint[], p_rules text[], p_forwarded boolean[],
     p_chains text[], p_places integer[], p_afters text[], p_capped boolean[],
-    OUT letters text, OUT others text[], OUT fresh bigint, OUT added bigint, OUT first_seq bigint, OUT news json[],
+    OUT letters text, OUT others text[], OUT fresh bigint, OUT added bigint, OUT first_seq bigint, OUT followups json[],
     OUT passing bigint
 ) LANGUAGE plpgsql AS $body$
 BEGIN
     IF p_keys IS NOT NULL OR p_forwarded IS NOT NULL OR p_chains IS NOT NULL OR p_afters IS NOT NULL THEN
-        SELECT * INTO letters, others, fresh, added, first_seq, news, passing FROM {accept_keyed}(
+        SELECT * INTO letters, others, fresh, added, first_seq, followups, passing FROM {accept_keyed}(
             q, p_now, p_op, p_envelopes, p_priorities, p_groups, p_delays, p_ats, p_copies, p_keys, p_windows, p_rules,
             p_forwarded, p_chains, p_places, p_afters, p_capped);
         RETURN;
     END IF;
-    news := '{}';
+    followups := '{}';
     passing := 0;
     WITH d AS MATERIALIZED (
         SELECT nextval('{sequence}') AS seq, u.data, convert_from(substr(u.data, 2, {ID_CHARACTERS}), 'UTF8') AS id,
@@ -66,7 +66,7 @@ CREATE OR REPLACE FUNCTION {accept_keyed}(
         p_delays bigint[],
     p_ats bigint[], p_copies bytea[], p_keys text[], p_windows bigint[], p_rules text[], p_forwarded boolean[],
     p_chains text[], p_places integer[], p_afters text[], p_capped boolean[],
-    OUT letters text, OUT others text[], OUT fresh bigint, OUT added bigint, OUT first_seq bigint, OUT news json[],
+    OUT letters text, OUT others text[], OUT fresh bigint, OUT added bigint, OUT first_seq bigint, OUT followups json[],
     OUT passing bigint
 ) LANGUAGE plpgsql AS $body$
 DECLARE
@@ -85,7 +85,7 @@ BEGIN
     others := v_ids;
     first_seq := v_seqs[1];
     fresh := 0;
-    news := '{}';
+    followups := '{}';
     FOREACH i IN ARRAY coalesce(p_places, '{}') LOOP
         v_states[i] := {WAITING};
     END LOOP;
@@ -166,10 +166,10 @@ BEGIN
             coalesce(p_ats[i], p_now + coalesce(p_delays[i], 0)), coalesce(p_priorities[i], {PRIORITY_DEFAULT}::smallint), p_groups[i],
             p_chains[i]);
         v_acts[i] := r.act;
-        others[i] := r.whom;
+        others[i] := r.other;
         v_states[i] := r.state;
         fresh := fresh + r.fresh;
-        news := news || r.news;
+        followups := followups || r.followups;
     END LOOP;
 
     WITH d AS MATERIALIZED (
@@ -224,10 +224,10 @@ BEGIN
         count(*) FILTER (WHERE d.act IN ('new', 'park') AND d.forwarded AND NOT coalesce(d.capped, false))
     INTO letters, fresh, added, passing FROM d;
     IF p_chains IS NOT NULL THEN
-        news := news || {begin}(q, p_now, v_ids, v_acts, p_chains, p_forwarded);
+        followups := followups || {begin_chains}(q, p_now, v_ids, v_acts, p_chains, p_forwarded);
     END IF;
     IF p_afters IS NOT NULL THEN
-        news := news || {block}(
+        followups := followups || {block_messages}(
             q, p_now, (SELECT array_agg(v_ids[u.place] ORDER BY u.n) FROM unnest(p_places) WITH ORDINALITY AS u (place, n)),
             p_afters);
     END IF;
@@ -236,8 +236,8 @@ END $body$;
 -- A draft whose key is taken, or was a moment ago: decided under the lock of the owner's row.
 CREATE OR REPLACE FUNCTION {accept_conflict}(
     q {queue}, p_now bigint, p_op text, p_id text, p_seq bigint, p_data bytea, p_key text, p_rule text, p_due bigint,
-    p_priority smallint, p_group text, p_chain text, OUT act text, OUT whom text, OUT state smallint, OUT fresh bigint,
-    OUT news json[]
+    p_priority smallint, p_group text, p_chain text, OUT act text, OUT other text, OUT state smallint, OUT fresh bigint,
+    OUT followups json[]
 ) LANGUAGE plpgsql AS $body$
 #variable_conflict use_column
 DECLARE
@@ -248,7 +248,7 @@ DECLARE
     v_seq bigint;
 BEGIN
     fresh := 0;
-    news := '{}';
+    followups := '{}';
     LOOP
         SELECT * INTO o FROM {message} m
         WHERE m.queue = q.number AND m.key = p_key AND m.key IS NOT NULL AND m.state < {WAITING} FOR UPDATE;
@@ -260,14 +260,14 @@ BEGIN
         ON CONFLICT DO NOTHING RETURNING seq INTO v_seq;
         IF v_seq IS NOT NULL THEN
             act := 'new';
-            whom := p_id;
-            SELECT w.message_id, CASE WHEN p_rule = 'error' THEN 'conflict' ELSE 'duplicate' END INTO whom, act
+            other := p_id;
+            SELECT w.message_id, CASE WHEN p_rule = 'error' THEN 'conflict' ELSE 'duplicate' END INTO other, act
             FROM {window} w WHERE w.queue = q.number AND w.key = p_key AND w.until_ms > p_now;
             IF FOUND THEN
                 DELETE FROM {message} m WHERE m.queue = q.number AND m.id = p_id;
             ELSE
                 act := 'new';
-                whom := p_id;
+                other := p_id;
             END IF;
             RETURN;
         END IF;
@@ -278,7 +278,7 @@ BEGIN
     END LOOP;
     SELECT * INTO h FROM {message} m
     WHERE m.queue = q.number AND m.key = p_key AND m.key IS NOT NULL AND m.state = {WAITING} FOR UPDATE;
-    whom := coalesce(h.id, o.id);
+    other := coalesce(h.id, o.id);
     IF p_rule IN ('keep', 'error') THEN
         act := CASE p_rule WHEN 'error' THEN 'conflict' ELSE 'duplicate' END;
         RETURN;
@@ -295,10 +295,10 @@ BEGIN
             UPDATE {message} m SET ready_ms = v_ready, state = v_state,
                 position = CASE WHEN v_state = {READY} THEN p_seq ELSE m.position END
             WHERE m.queue = q.number AND m.id = o.id;
-            PERFORM {moved}(q.number, p_now, o.state, v_state);
+            PERFORM {count_move}(q.number, p_now, o.state, v_state);
             fresh := 1 - v_state;
         END IF;
-        PERFORM {note}(q, p_now, p_op, 'postponed', o, NULL, false, v_ready);
+        PERFORM {write_event}(q, p_now, p_op, 'postponed', o, NULL, false, v_ready);
         RETURN;
     ELSIF p_id IN (o.id, h.id) THEN
         RAISE EXCEPTION '%', p_id USING ERRCODE = 'WPKNW';
@@ -306,13 +306,13 @@ BEGIN
         act := 'replace';
         IF h.id IS NOT NULL THEN
             state := {WAITING};
-            news := ({finish}(q, h, p_now, p_op, 'replaced', 'publish')).news;
+            followups := ({end_message}(q, h, p_now, p_op, 'replaced', 'publish')).followups;
         ELSE
             state := v_state;
-            news := ({finish}(q, o, p_now, p_op, 'replaced', 'publish')).news;
+            followups := ({end_message}(q, o, p_now, p_op, 'replaced', 'publish')).followups;
         END IF;
     END IF;
-    whom := p_id;
+    other := p_id;
     INSERT INTO {message} (seq, position, ready_ms, published_ms, queue, state, rank, id, key, "group", chain, data)
     VALUES (p_seq, p_seq, v_ready, p_now, q.number, state, {PRIORITY_MAX} - p_priority, p_id, p_key, p_group, p_chain, p_data);
 END $body$;

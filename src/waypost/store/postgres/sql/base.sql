@@ -2,7 +2,7 @@
 -- Touches: queue (read, a new row for a new queue), operation, total and tally (read).
 
 -- Which events a journal level keeps.
-CREATE OR REPLACE FUNCTION {keeps}(p_level text, p_event text) RETURNS boolean LANGUAGE sql IMMUTABLE AS $body$
+CREATE OR REPLACE FUNCTION {journal_keeps}(p_level text, p_event text) RETURNS boolean LANGUAGE sql IMMUTABLE AS $body$
     SELECT p_level IN ('all', 'full') OR p_level = 'failures' AND p_event IN (
         'retried', 'expired', 'dead', 'dropped', 'cancelled', 'dead_trimmed', 'trimmed', 'configured', 'paused',
         'resumed')
@@ -14,7 +14,7 @@ CREATE OR REPLACE FUNCTION {clock}(p_clock bigint) RETURNS bigint LANGUAGE sql V
 $body$;
 
 -- The row of a name, made if there is none. It is a queue only when something is added to it: see `make`.
-CREATE OR REPLACE FUNCTION {open}(p_queue text) RETURNS {queue} LANGUAGE plpgsql AS $body$
+CREATE OR REPLACE FUNCTION {open_queue}(p_queue text) RETURNS {queue} LANGUAGE plpgsql AS $body$
 DECLARE
     q {queue};
 BEGIN
@@ -27,7 +27,7 @@ BEGIN
 END $body$;
 
 -- Something is added to a name: from now on it is a queue. If another transaction is making it, this one does not wait.
-CREATE OR REPLACE FUNCTION {make}(q {queue}) RETURNS {queue} LANGUAGE plpgsql AS $body$
+CREATE OR REPLACE FUNCTION {make_queue}(q {queue}) RETURNS {queue} LANGUAGE plpgsql AS $body$
 BEGIN
     UPDATE {queue} t SET made = true WHERE t.number = (
         SELECT o.number FROM {queue} o WHERE o.number = q.number FOR UPDATE SKIP LOCKED);
@@ -46,7 +46,7 @@ END $body$;
 
 -- An operation comes as two parameters: its number, and `p_session`, which is the session (8 bytes), the mark (8), the
 -- stamp (8) and, of a claim, the nonce of this sending (12).
-CREATE OR REPLACE FUNCTION {op}(p_session bytea, p_number bigint) RETURNS text LANGUAGE sql IMMUTABLE AS $body$
+CREATE OR REPLACE FUNCTION {operation_id}(p_session bytea, p_number bigint) RETURNS text LANGUAGE sql IMMUTABLE AS $body$
     SELECT encode(substr(p_session, 1, {SESSION_BYTES}), 'hex') || '.' || p_number
 $body$;
 
@@ -56,7 +56,7 @@ $body$;
 
 -- The first result of an operation, null if it is new. One that may be forgotten is refused: see repeats.py. Results are
 -- kept behind the mark of their operation, as 16 hexadecimal digits.
-CREATE OR REPLACE FUNCTION {replayed}(
+CREATE OR REPLACE FUNCTION {first_result}(
     p_queue integer, p_removed bigint, p_session bytea, p_number bigint, p_now bigint, p_ttl bigint
 ) RETURNS text LANGUAGE plpgsql AS $body$
 DECLARE
@@ -86,7 +86,7 @@ END $body$;
 
 -- Keep the result of an operation. If the same operation has finished on another connection meanwhile, this one is
 -- undone and asked again, and then finds the first result. Returns whether this step is the one to tidy up.
-CREATE OR REPLACE FUNCTION {remember}(
+CREATE OR REPLACE FUNCTION {store_result}(
     p_queue integer, p_session bytea, p_number bigint, p_until_ms bigint, p_result text
 ) RETURNS boolean LANGUAGE plpgsql AS $body$
 BEGIN
@@ -101,13 +101,13 @@ BEGIN
     IF NOT FOUND THEN
         RAISE EXCEPTION 'this operation ran on another connection' USING ERRCODE = 'WPAGN';
     END IF;
-    RETURN {is_due}(p_queue, p_number);
+    RETURN {tidy_is_due}(p_queue, p_number);
 END $body$;
 
 -- Whether a step is the one to tidy up: one in 64, chosen by transaction numbers, and one that finds a lot to do. Some steps
 -- look for that, chosen by two kinds of numbers: a client whose steps fall on the same ones of the first kind has others
 -- of the second.
-CREATE OR REPLACE FUNCTION {is_due}(p_queue integer, p_number bigint) RETURNS boolean LANGUAGE plpgsql AS $body$
+CREATE OR REPLACE FUNCTION {tidy_is_due}(p_queue integer, p_number bigint) RETURNS boolean LANGUAGE plpgsql AS $body$
 DECLARE
     v_xid bigint := pg_current_xact_id()::text::bigint;
 BEGIN
@@ -115,7 +115,7 @@ BEGIN
 END $body$;
 
 -- The same for a step that leaves something for each of `p_count` messages: it sees to it that as much is folded and swept.
-CREATE OR REPLACE FUNCTION {is_much}(p_queue integer, p_count bigint) RETURNS boolean LANGUAGE plpgsql AS $body$
+CREATE OR REPLACE FUNCTION {tidy_is_due_for}(p_queue integer, p_count bigint) RETURNS boolean LANGUAGE plpgsql AS $body$
 BEGIN
     RETURN p_count > 1 AND (random() * 64 < p_count OR {many_counts}(p_queue));
 END $body$;
@@ -127,7 +127,7 @@ BEGIN
 END $body$;
 
 -- How many messages are in each state: what was folded, and what was not yet, as of one moment.
-CREATE OR REPLACE FUNCTION {held}(
+CREATE OR REPLACE FUNCTION {state_counts}(
     p_queue integer, OUT ready bigint, OUT delayed bigint, OUT leased bigint, OUT waiting bigint, OUT dead_kept bigint
 ) LANGUAGE plpgsql AS $body$
 BEGIN
@@ -150,12 +150,12 @@ BEGIN
         SELECT q.number, least(u.added, h.ready + h.delayed + h.waiting - q.max_pending) AS over
         FROM (SELECT t.number, count(*) AS added FROM unnest(p_queues) AS t (number) GROUP BY t.number) u
         CROSS JOIN LATERAL (SELECT t.number, t.max_pending FROM {queue} t WHERE t.number = u.number OFFSET 0) q
-        CROSS JOIN LATERAL {held}(q.number) h) o
+        CROSS JOIN LATERAL {state_counts}(q.number) h) o
     WHERE o.over > 0;
 END $body$;
 
 -- The key of an advisory lock of one kind on one queue of this namespace.
-CREATE OR REPLACE FUNCTION {lock_of}(p_kind text) RETURNS integer LANGUAGE sql IMMUTABLE AS $body$
+CREATE OR REPLACE FUNCTION {lock_key}(p_kind text) RETURNS integer LANGUAGE sql IMMUTABLE AS $body$
     SELECT hashtext('{message}' || p_kind)
 $body$;
 
@@ -195,6 +195,6 @@ BEGIN
 END $body$;
 
 -- How long until a moment; null if there is none.
-CREATE OR REPLACE FUNCTION {from_now}(p_at bigint, p_now bigint) RETURNS bigint LANGUAGE sql IMMUTABLE AS $body$
+CREATE OR REPLACE FUNCTION {ms_until}(p_at bigint, p_now bigint) RETURNS bigint LANGUAGE sql IMMUTABLE AS $body$
     SELECT CASE WHEN p_at IS NOT NULL THEN greatest(p_at - p_now, 0) END
 $body$;

@@ -1,5 +1,5 @@
 -- Cancel by id or key, once per operation: waiting messages at once, a running one by a flag that its renewal finds.
--- Touches: queue (read), message, window, completed and result (read), operation, and what `finish` and `carry` touch.
+-- Touches: queue (read), message, window, completed and result (read), operation, and what `end_message` and `apply_followups` touch.
 -- Keeps: done and dead are final. letters: c cancelled, r requested, f finished, u unknown.
 
 CREATE OR REPLACE FUNCTION {cancel}(
@@ -10,16 +10,16 @@ DECLARE
     m {message};
     h {message};
     v_now bigint := {clock}(p_clock);
-    v_op text := {op}(p_session, p_number);
+    v_op text := {operation_id}(p_session, p_number);
     v_first text;
     v_letters text := '';
-    v_news json[] := '{}';
+    v_followups json[] := '{}';
 BEGIN
     SELECT * INTO q FROM {queue} WHERE name = p_queue;
     IF NOT FOUND THEN
-        q := {open}(p_queue);
+        q := {open_queue}(p_queue);
     END IF;
-    v_first := {replayed}(q.number, q.removed_ms, p_session, p_number, v_now, p_ttl);
+    v_first := {first_result}(q.number, q.removed_ms, p_session, p_number, v_now, p_ttl);
     IF v_first IS NOT NULL THEN
         RETURN v_first;
     END IF;
@@ -36,7 +36,7 @@ BEGIN
             SELECT * INTO h FROM {message} t
             WHERE t.queue = q.number AND t.key = p_keys[i] AND t.key IS NOT NULL AND t.state = {WAITING} FOR UPDATE;
             IF FOUND THEN
-                v_news := v_news || ({finish}(q, h, v_now, v_op, 'cancelled', 'request')).news;
+                v_followups := v_followups || ({end_message}(q, h, v_now, v_op, 'cancelled', 'request')).followups;
             END IF;
         ELSE
             SELECT * INTO m FROM {message} t WHERE t.queue = q.number AND t.id = p_ids[i] FOR UPDATE;
@@ -53,16 +53,16 @@ BEGIN
         ELSIF m.state = {LEASED} THEN
             IF NOT m.cancel_requested THEN
                 UPDATE {message} t SET cancel_requested = true WHERE t.queue = q.number AND t.id = m.id;
-                PERFORM {note}(q, v_now, v_op, 'cancel_requested', m);
+                PERFORM {write_event}(q, v_now, v_op, 'cancel_requested', m);
             END IF;
             v_letters := v_letters || 'r';
         ELSE
-            v_news := v_news || ({finish}(q, m, v_now, v_op, 'cancelled', 'request')).news;
+            v_followups := v_followups || ({end_message}(q, m, v_now, v_op, 'cancelled', 'request')).followups;
             v_letters := v_letters || 'c';
         END IF;
     END LOOP;
-    PERFORM {carry}(v_now, v_news);
-    IF {remember}(q.number, p_session, p_number, v_now + p_ttl, v_letters) THEN
+    PERFORM {apply_followups}(v_now, v_followups);
+    IF {store_result}(q.number, p_session, p_number, v_now + p_ttl, v_letters) THEN
         PERFORM {tidy}(q, v_now);
     END IF;
     RETURN v_letters;

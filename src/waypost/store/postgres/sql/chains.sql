@@ -1,38 +1,38 @@
 -- Chains at their home, messages that wait for them, and clients that wait for an end.
--- Touches: chain, member, blocker, waiter, ending, queue (read), message, sleeper, and what `finish` touches.
+-- Touches: chain, member, blocker, waiter, ending, queue (read), message, sleeper, and what `end_message` touches.
 -- Keeps: a chain changes only under the lock of its row, and a message that waits only under the lock of its own; the last
 -- of a message's blockers to go makes it claimable, once. Only what has to do with one chain takes turns.
 --
--- What an end means to others is news, which a verb gathers and carries when its own work is done: so chains are locked
+-- What an end means to others is followups, which a verb gathers and carries when its own work is done: so chains are locked
 -- in one order by everybody, and a long row of messages that wait for each other is a loop and not a tower of calls. News
 -- are JSON: {chain, member, begun, failed} for an end, to the home of its chain; {queue, names} for who is to be woken.
 
--- The end of a message, as news for the home of its chain.
-CREATE OR REPLACE FUNCTION {end_of}(p_chain text, p_member text, p_begun text[], p_failed text) RETURNS json
+-- The end of a message, as followups for the home of its chain.
+CREATE OR REPLACE FUNCTION {end_followup}(p_chain text, p_member text, p_begun text[], p_failed text) RETURNS json
 LANGUAGE sql IMMUTABLE AS $body$
     SELECT json_build_object('chain', p_chain, 'member', p_member, 'begun', p_begun, 'failed', p_failed)
 $body$;
 
--- Who is to be woken, as news; none if there is nobody.
-CREATE OR REPLACE FUNCTION {woken}(p_queue text, p_names text[]) RETURNS json[] LANGUAGE sql IMMUTABLE AS $body$
+-- Who is to be woken, as followups; none if there is nobody.
+CREATE OR REPLACE FUNCTION {wake_followup}(p_queue text, p_names text[]) RETURNS json[] LANGUAGE sql IMMUTABLE AS $body$
     SELECT CASE WHEN cardinality(p_names) > 0
         THEN ARRAY[json_build_object('queue', p_queue, 'names', p_names)] ELSE '{}'::json[] END
 $body$;
 
 -- What a settlement sends on, as names of messages.
-CREATE OR REPLACE FUNCTION {sent_on}(p_sources integer[], p_queues text[], p_envelopes bytea[], p_source bigint)
+CREATE OR REPLACE FUNCTION {continuation_names}(p_sources integer[], p_queues text[], p_envelopes bytea[], p_source bigint)
 RETURNS text[] LANGUAGE sql IMMUTABLE AS $body$
     SELECT array_agg(u.queue || '/' || convert_from(substr(u.data, 2, {ID_CHARACTERS}), 'UTF8'))
     FROM unnest(p_sources, p_queues, p_envelopes) AS u (source, queue, data) WHERE u.source = p_source
 $body$;
 
 -- Drafts were stored: some begin a chain. A message sent on whose key is taken ends its branch: another message stands
--- for it, which is not of this chain. Returns news.
-CREATE OR REPLACE FUNCTION {begin}(
+-- for it, which is not of this chain. Returns followups.
+CREATE OR REPLACE FUNCTION {begin_chains}(
     q {queue}, p_now bigint, p_ids text[], p_acts text[], p_chains text[], p_forwarded boolean[]
 ) RETURNS json[] LANGUAGE plpgsql AS $body$
 DECLARE
-    v_news json[];
+    v_followups json[];
 BEGIN
     WITH begun AS (
         INSERT INTO {chain} (queue, id, until_ms)
@@ -41,22 +41,22 @@ BEGIN
         ON CONFLICT (queue, id) DO NOTHING RETURNING id
     )
     INSERT INTO {member} (queue, chain, name, count) SELECT q.number, b.id, q.name || '/' || b.id, 1 FROM begun b;
-    SELECT array_agg({end_of}(u.chain, q.name || '/' || u.id, NULL, 'duplicate')) INTO v_news
+    SELECT array_agg({end_followup}(u.chain, q.name || '/' || u.id, NULL, 'duplicate')) INTO v_followups
     FROM unnest(p_ids, p_acts, p_chains, p_forwarded) AS u (id, act, chain, forwarded)
     WHERE u.forwarded AND u.chain IS NOT NULL AND u.act IN ('duplicate', 'conflict');
-    RETURN coalesce(v_news, '{}');
+    RETURN coalesce(v_followups, '{}');
 END $body$;
 
 -- Where a chain is kept: the number of its home, null if there is no such queue, and its id there.
-CREATE OR REPLACE FUNCTION {place_of}(p_chain text, OUT home integer, OUT first text) LANGUAGE plpgsql AS $body$
+CREATE OR REPLACE FUNCTION {find_chain}(p_chain text, OUT home integer, OUT first text) LANGUAGE plpgsql AS $body$
 BEGIN
     first := substring(p_chain FROM '[^/]*$');
     SELECT q.number INTO home FROM {queue} q WHERE q.name = left(p_chain, -length(first) - 1);
 END $body$;
 
 -- Messages were stored that wait for chains, each pair of an id and a chain one wait. A chain that has ended holds up
--- nothing; one that broke, or that nobody knows, buries who waits for it. Returns news.
-CREATE OR REPLACE FUNCTION {block}(q {queue}, p_now bigint, p_ids text[], p_chains text[]) RETURNS json[]
+-- nothing; one that broke, or that nobody knows, buries who waits for it. Returns followups.
+CREATE OR REPLACE FUNCTION {block_messages}(q {queue}, p_now bigint, p_ids text[], p_chains text[]) RETURNS json[]
 LANGUAGE plpgsql AS $body$
 DECLARE
     c {chain};
@@ -64,13 +64,13 @@ DECLARE
     v record;
     v_place record;
     v_broken text[] := array_fill(NULL::text, ARRAY[cardinality(p_ids)]);
-    v_news json[] := '{}';
+    v_followups json[] := '{}';
 BEGIN
     -- An end of the chain that is under way is waited for, and one that comes later finds the wait.
     FOR v IN
         SELECT u.id, u.chain, u.n FROM unnest(p_ids, p_chains) WITH ORDINALITY AS u (id, chain, n) ORDER BY u.chain, u.n
     LOOP
-        v_place := {place_of}(v.chain);
+        v_place := {find_chain}(v.chain);
         SELECT * INTO c FROM {chain} t
         WHERE t.queue = v_place.home AND t.id = v_place.first
             AND (t.until_ms > p_now OR (t.open > 0 AND t.failed IS NULL)) FOR SHARE;
@@ -91,16 +91,16 @@ BEGIN
         IF NOT FOUND THEN
             CONTINUE;
         ELSIF v.broken IS NOT NULL THEN
-            v_news := v_news || {bury_blocked}(q, m, p_now, p_chains[v.broken], v_broken[v.broken]);
+            v_followups := v_followups || {bury_blocked}(q, m, p_now, p_chains[v.broken], v_broken[v.broken]);
         ELSIF NOT EXISTS (SELECT 1 FROM {blocker} b WHERE b.queue = q.number AND b.id = v.id) THEN
-            v_news := v_news || {unblock}(q, m, p_now);
+            v_followups := v_followups || {unblock_message}(q, m, p_now);
         END IF;
     END LOOP;
-    RETURN v_news;
+    RETURN v_followups;
 END $body$;
 
--- A message that waited may be claimed, or becomes a timer if its own time has not come. Returns news.
-CREATE OR REPLACE FUNCTION {unblock}(q {queue}, m {message}, p_now bigint) RETURNS json[] LANGUAGE plpgsql AS $body$
+-- A message that waited may be claimed, or becomes a timer if its own time has not come. Returns followups.
+CREATE OR REPLACE FUNCTION {unblock_message}(q {queue}, m {message}, p_now bigint) RETURNS json[] LANGUAGE plpgsql AS $body$
 DECLARE
     v_due bigint := {next_due}(q.number);
     v_ready bigint := greatest(m.ready_ms, p_now);
@@ -108,46 +108,46 @@ DECLARE
 BEGIN
     UPDATE {message} t SET state = v_state, ready_ms = v_ready, position = nextval('{sequence}')
     WHERE t.queue = q.number AND t.id = m.id;
-    PERFORM {moved}(q.number, p_now, {WAITING}::smallint, v_state);
-    PERFORM {note}(q, p_now, NULL, 'promoted', m, 'unblocked');
-    PERFORM {add_also}(q.name, 'promoted', 'unblocked', ARRAY[m.id], ARRAY[m.token]);
-    RETURN {woken}(q.name, {wake}(q, p_now, CASE WHEN v_state = {READY} OR v_due IS NULL OR v_ready < v_due THEN 1 ELSE 0 END));
+    PERFORM {count_move}(q.number, p_now, {WAITING}::smallint, v_state);
+    PERFORM {write_event}(q, p_now, NULL, 'promoted', m, 'unblocked');
+    PERFORM {add_side_effect}(q.name, 'promoted', 'unblocked', ARRAY[m.id], ARRAY[m.token]);
+    RETURN {wake_followup}(q.name, {wake}(q, p_now, CASE WHEN v_state = {READY} OR v_due IS NULL OR v_ready < v_due THEN 1 ELSE 0 END));
 END $body$;
 
--- A message that waited for a chain which broke. Returns news.
+-- A message that waited for a chain which broke. Returns followups.
 CREATE OR REPLACE FUNCTION {bury_blocked}(q {queue}, m {message}, p_now bigint, p_chain text, p_failed text)
 RETURNS json[] LANGUAGE plpgsql AS $body$
 DECLARE
-    v_news json[];
+    v_followups json[];
 BEGIN
     m.reason := 'blocker_failed';
     m.error_type := 'ChainFailed';
     m.error := 'chain ' || p_chain || ': ' || p_failed;
-    v_news := ({finish}(q, m, p_now, NULL, 'dead')).news;
+    v_followups := ({end_message}(q, m, p_now, NULL, 'dead')).followups;
     PERFORM {trim_dead}(q, p_now);
-    RETURN v_news;
+    RETURN v_followups;
 END $body$;
 
 -- A message has ended: what its chain and those who wait for it are to learn. The change of its row comes before, so that
--- whoever comes to wait at this moment has either been seen or sees the end. Returns news.
-CREATE OR REPLACE FUNCTION {ended}(q {queue}, m {message}, p_now bigint, p_how text, p_begun text[]) RETURNS json[]
+-- whoever comes to wait at this moment has either been seen or sees the end. Returns followups.
+CREATE OR REPLACE FUNCTION {end_followups}(q {queue}, m {message}, p_now bigint, p_end text, p_begun text[]) RETURNS json[]
 LANGUAGE plpgsql AS $body$
 DECLARE
-    v_news json[] := {woken}(q.name, {end_waits}(q, p_now, ARRAY[m.id], ARRAY[p_how]));
+    v_followups json[] := {wake_followup}(q.name, {end_waits}(q, p_now, ARRAY[m.id], ARRAY[p_end]));
 BEGIN
     IF m.state = {WAITING} AND m.key IS NULL THEN
         DELETE FROM {blocker} b WHERE b.queue = q.number AND b.id = m.id;
     END IF;
     IF m.chain IS NOT NULL THEN
-        v_news := v_news || {end_of}(
-            m.chain, q.name || '/' || m.id, p_begun, CASE WHEN p_how <> 'done' THEN coalesce(m.reason, p_how) END);
+        v_followups := v_followups || {end_followup}(
+            m.chain, q.name || '/' || m.id, p_begun, CASE WHEN p_end <> 'done' THEN coalesce(m.reason, p_end) END);
     END IF;
-    RETURN v_news;
+    RETURN v_followups;
 END $body$;
 
 -- Take out who waits for these ends; the names of those who have asked lately. How they ended is remembered if it is
 -- told, one for all or one for each: that of a chain stands in its own row.
-CREATE OR REPLACE FUNCTION {end_waits}(q {queue}, p_now bigint, p_ids text[], p_hows text[]) RETURNS text[]
+CREATE OR REPLACE FUNCTION {end_waits}(q {queue}, p_now bigint, p_ids text[], p_ends text[]) RETURNS text[]
 LANGUAGE plpgsql AS $body$
 DECLARE
     v_names text[];
@@ -159,45 +159,45 @@ BEGIN
         DELETE FROM {waiter} w WHERE w.queue = q.number AND w.id = ANY (p_ids) RETURNING w.id, w.name, w.until_ms
     ), e AS (
         INSERT INTO {ending} (queue, id, how, until_ms)
-        SELECT q.number, g.id, coalesce(p_hows[array_position(p_ids, g.id)], p_hows[1]), p_now + {ENDED_TTL_MS}
-        FROM (SELECT DISTINCT g.id FROM gone g) g WHERE p_hows IS NOT NULL
+        SELECT q.number, g.id, coalesce(p_ends[array_position(p_ids, g.id)], p_ends[1]), p_now + {ENDED_TTL_MS}
+        FROM (SELECT DISTINCT g.id FROM gone g) g WHERE p_ends IS NOT NULL
         ON CONFLICT (queue, id) DO UPDATE SET how = excluded.how, until_ms = excluded.until_ms
     )
     SELECT coalesce(array_agg(DISTINCT g.name) FILTER (WHERE g.until_ms > p_now), '{}') INTO v_names FROM gone g;
     IF cardinality(v_names) > 0 THEN
-        PERFORM {tell}(q.name, v_names);
+        PERFORM {notify}(q.name, v_names);
     END IF;
     RETURN v_names;
 END $body$;
 
--- Act on news, and on the news that come of them. Returns pairs of a queue and whom to wake there.
-CREATE OR REPLACE FUNCTION {carry}(p_now bigint, p_news json[]) RETURNS json[] LANGUAGE plpgsql AS $body$
+-- Act on followups, and on the followups that come of them. Returns pairs of a queue and other to wake there.
+CREATE OR REPLACE FUNCTION {apply_followups}(p_now bigint, p_followups json[]) RETURNS json[] LANGUAGE plpgsql AS $body$
 DECLARE
-    v_one json;
+    v_item json;
     v_next json[];
     v_wakes json[] := '{}';
 BEGIN
-    WHILE cardinality(p_news) > 0 LOOP
+    WHILE cardinality(p_followups) > 0 LOOP
         v_next := '{}';
-        FOR v_one IN
-            SELECT u.one FROM unnest(p_news) WITH ORDINALITY AS u (one, n) ORDER BY u.one ->> 'chain', u.n
+        FOR v_item IN
+            SELECT u.one FROM unnest(p_followups) WITH ORDINALITY AS u (one, n) ORDER BY u.one ->> 'chain', u.n
         LOOP
-            IF v_one ->> 'chain' IS NULL THEN
-                v_wakes := v_wakes || json_build_array(v_one -> 'queue', v_one -> 'names');
+            IF v_item ->> 'chain' IS NULL THEN
+                v_wakes := v_wakes || json_build_array(v_item -> 'queue', v_item -> 'names');
             ELSE
-                v_next := v_next || {count_end}(p_now, v_one ->> 'chain', v_one ->> 'member', ARRAY(
+                v_next := v_next || {count_end}(p_now, v_item ->> 'chain', v_item ->> 'member', ARRAY(
                     SELECT b.name FROM json_array_elements_text(
-                        CASE WHEN v_one ->> 'begun' IS NOT NULL THEN v_one -> 'begun' ELSE '[]' END) AS b (name)),
-                    v_one ->> 'failed');
+                        CASE WHEN v_item ->> 'begun' IS NOT NULL THEN v_item -> 'begun' ELSE '[]' END) AS b (name)),
+                    v_item ->> 'failed');
             END IF;
         END LOOP;
-        p_news := v_next;
+        p_followups := v_next;
     END LOOP;
     RETURN v_wakes;
 END $body$;
 
 -- An end, at the home of its chain. Who ended and who was sent on are counted by name, and a count of zero is dropped:
--- when none is left, or one did not end well, the chain is finished and all who wait are told. Returns news.
+-- when none is left, or one did not end well, the chain is finished and all who wait are told. Returns followups.
 CREATE OR REPLACE FUNCTION {count_end}(p_now bigint, p_chain text, p_member text, p_begun text[], p_failed text)
 RETURNS json[] LANGUAGE plpgsql AS $body$
 DECLARE
@@ -205,9 +205,9 @@ DECLARE
     q {queue};
     m {message};
     v record;
-    v_place record := {place_of}(p_chain);
+    v_place record := {find_chain}(p_chain);
     v_count integer;
-    v_news json[];
+    v_followups json[];
 BEGIN
     SELECT * INTO c FROM {chain} t
     WHERE t.queue = v_place.home AND t.id = v_place.first
@@ -235,7 +235,7 @@ BEGIN
         failed_member = CASE WHEN p_failed IS NOT NULL THEN p_member END
     WHERE t.queue = c.queue AND t.id = c.id;
     SELECT * INTO q FROM {queue} t WHERE t.number = c.queue;
-    v_news := {woken}(q.name, {end_waits}(q, p_now, ARRAY['chain/' || c.id], NULL));
+    v_followups := {wake_followup}(q.name, {end_waits}(q, p_now, ARRAY['chain/' || c.id], NULL));
     FOR v IN SELECT b.queue, b.id FROM {blocker} b WHERE b.home = c.queue AND b.chain = c.id ORDER BY b.queue, b.id LOOP
         -- Under the lock of the message: of two chains that end at once the second finds that it is the last.
         SELECT * INTO m FROM {message} t WHERE t.queue = v.queue AND t.id = v.id AND t.state + 0 = {WAITING} FOR UPDATE;
@@ -243,12 +243,12 @@ BEGIN
         SELECT * INTO q FROM {queue} t WHERE t.number = v.queue;
         DELETE FROM {blocker} b WHERE b.home = c.queue AND b.chain = c.id AND b.queue = v.queue AND b.id = v.id;
         IF p_failed IS NOT NULL THEN
-            v_news := v_news || {bury_blocked}(q, m, p_now, p_chain, p_failed);
+            v_followups := v_followups || {bury_blocked}(q, m, p_now, p_chain, p_failed);
         ELSIF NOT EXISTS (SELECT 1 FROM {blocker} b WHERE b.queue = v.queue AND b.id = v.id) THEN
-            v_news := v_news || {unblock}(q, m, p_now);
+            v_followups := v_followups || {unblock_message}(q, m, p_now);
         END IF;
     END LOOP;
-    RETURN v_news;
+    RETURN v_followups;
 END $body$;
 
 -- How a message stands, and for the waiter a wake-up when it ends. The waiter's lock is one that only an end conflicts

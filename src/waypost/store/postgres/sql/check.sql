@@ -57,14 +57,14 @@ BEGIN
                         SELECT 1 FROM {message} o WHERE o.queue = q.number AND o.key = t.key AND o.key IS NOT NULL
                             AND o.state < {WAITING} AND o.id <> t.id) THEN t.key END
                 WHERE t.queue = q.number AND t.id = m.id RETURNING * INTO m;
-                PERFORM {note}(q, v_now, NULL, 'promoted', m, 'mended');
+                PERFORM {write_event}(q, v_now, NULL, 'promoted', m, 'mended');
                 IF r.state BETWEEN {READY} AND {WAITING} THEN
-                    PERFORM {moved}(q.number, v_now, r.state, {READY}::smallint);
+                    PERFORM {count_move}(q.number, v_now, r.state, {READY}::smallint);
                 END IF;
                 v_ready := v_ready + 1;
                 v_done := 'ready at the head of its priority';
             END IF;
-            PERFORM {note}(
+            PERFORM {write_event}(
                 q, v_now, NULL, 'configured', NULL,
                 'mended ' || CASE WHEN r.state NOT BETWEEN {READY} AND {DEAD} THEN 'stranded ' ELSE 'unreadable ' END || m.id || ': '
                 || v_done);
@@ -128,7 +128,7 @@ BEGIN
         VALUES (
             nextval('{sequence}'), q.number, p_now / 60000, c.ready, c.delayed, c.leased, c.waiting, c.dead_kept,
             CASE WHEN c.balance > 0 THEN c.balance END, CASE WHEN c.balance < 0 THEN -c.balance END);
-        PERFORM {note}(q, p_now, NULL, 'configured', NULL, 'mended counters: ' || v_what);
+        PERFORM {write_event}(q, p_now, NULL, 'configured', NULL, 'mended counters: ' || v_what);
     END IF;
     RETURN ARRAY[json_build_array('counters', NULL, v_what, CASE WHEN p_mend THEN 'counted anew' END)];
 END $body$;

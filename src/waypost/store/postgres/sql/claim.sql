@@ -1,8 +1,8 @@
 -- Claim: promote what is due, reclaim what expired, lease what is first, and say when to come back.
--- Touches: queue (read), message, entry, tally, rate, sleeper, operation, and what `finish` and `carry` touch.
+-- Touches: queue (read), message, entry, tally, rate, sleeper, operation, and what `end_message` and `apply_followups` touch.
 -- Keeps: a message is leased to one claim (SKIP LOCKED under its row's lock); a token only grows; with `max_running` or
 -- `rate`, claims of one queue take turns, so that together they never pass the limit.
--- The rows are leases in order; the last row has only `head`, which ends with whom to wake and what else the claim did, if
+-- The rows are leases in order; the last row has only `head`, which ends with other to wake and what else the claim did, if
 -- there is any of that; a repeat gets it too.
 -- Rows are locked as strongly as their change needs and not more: one that somebody is about to wait for is not skipped.
 -- A claim waits for no disk: one that is lost with the server's memory leaves the message ready, its holder's settle finds
@@ -12,7 +12,7 @@
 
 CREATE OR REPLACE FUNCTION {claim}(
     p_queue text, p_clock bigint, p_session bytea, p_number bigint, p_ttl bigint, p_limit bigint, p_worker text,
-    p_sleeper text, p_replay boolean, p_linger bigint, p_bytes bigint
+    p_sleeper text, p_replay boolean, p_poll_soon bigint, p_bytes bigint
 ) RETURNS TABLE (
     head text, id text, token bigint, deliveries integer, attempts integer, rank smallint, key text, "group" text,
     published_ms bigint, ready_ms bigint, claimed_ms bigint, lease_end_ms bigint, data bytea, chain text
@@ -21,7 +21,7 @@ CREATE OR REPLACE FUNCTION {claim}(
 DECLARE
     q {queue};
     v_now bigint := {clock}(p_clock);
-    v_op text := {op}(p_session, p_number);
+    v_op text := {operation_id}(p_session, p_number);
     v_nonce bytea := substr(p_session, {NONCE_AT}, {NONCE_BYTES});
     v_first text;
     v_room bigint := p_limit;
@@ -40,24 +40,24 @@ DECLARE
     v_floor bigint;
     v_waits boolean := false;
     v_buried_now record;
-    v_news json[] := '{}';
+    v_followups json[] := '{}';
     v_ids text[];
     v_ends json[];
     v_wakes json[] := '{}';
-    v_also json;
-    v_besides text;
+    v_side_effects json;
+    v_extra text;
 BEGIN
     SELECT * INTO q FROM {queue} WHERE name = p_queue;
     IF NOT FOUND THEN
-        q := {open}(p_queue);
+        q := {open_queue}(p_queue);
     END IF;
-    v_first := {replayed}(q.number, q.removed_ms, p_session, p_number, v_now, p_ttl);
+    v_first := {first_result}(q.number, q.removed_ms, p_session, p_number, v_now, p_ttl);
     IF v_first IS NOT NULL THEN
         -- Repeats that come at the same time take turns, or one would look for leases under a nonce that another replaced.
         SELECT substr(o.result, {RESULT_AT}) INTO v_first FROM {operation} o
         WHERE o.queue = q.number AND o.session = substr(p_session, 1, {SESSION_BYTES}) AND o.slot = p_number % {REPLAY_MAX} FOR UPDATE;
         -- The leases get the nonce of this sending: the process that got the first answer may be another.
-        v_besides := nullif(substr(v_first, {NONCE_DIGITS} + 1), '');
+        v_extra := nullif(substr(v_first, {NONCE_DIGITS} + 1), '');
         UPDATE {operation} o SET result = left(o.result, {MARK_DIGITS}) || encode(v_nonce, 'hex') || substr(v_first, {NONCE_DIGITS} + 1)
         WHERE o.queue = q.number AND o.session = substr(p_session, 1, {SESSION_BYTES}) AND o.slot = p_number % {REPLAY_MAX};
         RETURN QUERY
@@ -72,7 +72,7 @@ BEGIN
         p_replay := true;
     ELSE
         -- Written first: a repeat on another connection waits for this one, or this one is undone by it.
-        v_tidy := {remember}(q.number, p_session, p_number, v_now + p_ttl, encode(v_nonce, 'hex'));
+        v_tidy := {store_result}(q.number, p_session, p_number, v_now + p_ttl, encode(v_nonce, 'hex'));
     END IF;
     v_due := {next_due}(q.number);
     v_end := {next_lease}(q.number);
@@ -88,13 +88,13 @@ BEGIN
                 v_end := least(v_end, {cap_leases}(q, v_now));
             END IF;
             IF v_end <= v_now THEN
-                v_news := {reclaim}(q, v_now, v_op);
+                v_followups := {reclaim}(q, v_now, v_op);
             END IF;
             IF q.max_running IS NOT NULL OR q.rate_count IS NOT NULL THEN
-                PERFORM pg_advisory_xact_lock({lock_of}('running'), q.number);
+                PERFORM pg_advisory_xact_lock({lock_key}('running'), q.number);
                 -- Others claimed while this one waited: times in `rate` never go back unless the clock does.
                 v_now := {clock}(p_clock);
-                SELECT r.room, r.next_rate_ms INTO v_room, v_rate FROM {room}(q, v_now, p_limit) r;
+                SELECT r.room, r.next_rate_ms INTO v_room, v_rate FROM {claim_room}(q, v_now, p_limit) r;
             END IF;
             v_floor := (
                 SELECT s.floor FROM {server} s
@@ -134,11 +134,11 @@ BEGIN
                     NULL;
                 ELSIF q.lease_ms IS NULL THEN
                     SELECT array_agg(c.id),
-                        array_agg({end_of}(c.chain, q.name || '/' || c.id, NULL, NULL)) FILTER (WHERE c.chain IS NOT NULL)
+                        array_agg({end_followup}(c.chain, q.name || '/' || c.id, NULL, NULL)) FILTER (WHERE c.chain IS NOT NULL)
                     INTO v_ids, v_ends FROM (
                         SELECT m.id, m.chain FROM unnest(v_places) AS u (place) JOIN {message} m ON m.ctid = u.place) c;
-                    RETURN QUERY SELECT * FROM {take}(q, v_now, v_op, p_worker, v_ids);
-                    v_news := v_news || {woken}(q.name, {end_waits}(q, v_now, v_ids, ARRAY['done']))
+                    RETURN QUERY SELECT * FROM {claim_without_lease}(q, v_now, v_op, p_worker, v_ids);
+                    v_followups := v_followups || {wake_followup}(q.name, {end_waits}(q, v_now, v_ids, ARRAY['done']))
                         || coalesce(v_ends, '{}');
                 ELSE
                     RETURN QUERY
@@ -210,9 +210,9 @@ BEGIN
                 CONTINUE WHEN v_seen = v_tried AND cardinality(v_places) = v_seen;
                 -- What is over its limit stands in the way: bury it, and look behind it.
                 EXIT WHEN q.max_deliveries IS NULL;
-                SELECT b.buried, b.news INTO v_buried_now FROM {bury_exhausted}(q, v_now, v_op, {BURY_MAX} - v_buried) b;
+                SELECT b.buried, b.followups INTO v_buried_now FROM {bury_exhausted}(q, v_now, v_op, {BURY_MAX} - v_buried) b;
                 v_buried := v_buried + v_buried_now.buried;
-                v_news := v_news || v_buried_now.news;
+                v_followups := v_followups || v_buried_now.followups;
                 EXIT WHEN v_buried_now.buried = 0;
             END LOOP;
             IF v_leased > 0 AND (q.lease_ms IS NULL OR q.max_running IS NOT NULL OR q.rate_count IS NOT NULL) THEN
@@ -231,23 +231,23 @@ BEGIN
             INSERT INTO {sleeper} (queue, name, until_ms, awake) VALUES (q.number, p_sleeper, v_now + {SLEEPER_TTL_MS}, false)
             ON CONFLICT (queue, name) DO UPDATE SET until_ms = excluded.until_ms, awake = false;
         END IF;
-        IF p_linger IS NOT NULL THEN
-            PERFORM {cover}(q.number, p_worker, v_now, CASE WHEN v_leased < p_limit AND NOT v_more THEN p_linger ELSE 0 END);
+        IF p_poll_soon IS NOT NULL THEN
+            PERFORM {announce_poll}(q.number, p_worker, v_now, CASE WHEN v_leased < p_limit AND NOT v_more THEN p_poll_soon ELSE 0 END);
         END IF;
-        IF cardinality(v_news) > 0 THEN
-            v_wakes := {carry}(v_now, v_news);
+        IF cardinality(v_followups) > 0 THEN
+            v_wakes := {apply_followups}(v_now, v_followups);
         END IF;
-        IF v_due <= v_now OR v_end <= v_now OR cardinality(v_news) > 0 OR v_buried > 0 OR q.dead_max IS NOT NULL
+        IF v_due <= v_now OR v_end <= v_now OR cardinality(v_followups) > 0 OR v_buried > 0 OR q.dead_max IS NOT NULL
             OR q.dead_keep_ms IS NOT NULL
         THEN
-            v_also := {take_also}();
-            IF v_also IS NOT NULL OR cardinality(v_wakes) > 0 THEN
-                v_besides := json_build_array(v_wakes, coalesce(v_also, '[]'))::text;
-                UPDATE {operation} o SET result = left(o.result, {MARK_DIGITS} + {NONCE_DIGITS}) || v_besides
+            v_side_effects := {take_side_effects}();
+            IF v_side_effects IS NOT NULL OR cardinality(v_wakes) > 0 THEN
+                v_extra := json_build_array(v_wakes, coalesce(v_side_effects, '[]'))::text;
+                UPDATE {operation} o SET result = left(o.result, {MARK_DIGITS} + {NONCE_DIGITS}) || v_extra
                 WHERE o.queue = q.number AND o.session = substr(p_session, 1, {SESSION_BYTES}) AND o.slot = p_number % {REPLAY_MAX};
             END IF;
         END IF;
-        IF v_due <= v_now OR v_end <= v_now OR cardinality(v_news) > 0 THEN
+        IF v_due <= v_now OR v_end <= v_now OR cardinality(v_followups) > 0 THEN
             v_due := {next_due}(q.number);
             v_end := {next_lease}(q.number);
         ELSIF v_leased > 0 THEN
@@ -264,13 +264,13 @@ BEGIN
     END IF;
     RETURN QUERY SELECT
         json_build_array(
-            {from_now}(v_due, v_now), {from_now}(v_end, v_now), v_rate, q.paused, q.lease_ms, v_more, v_besides::json)::text,
+            {ms_until}(v_due, v_now), {ms_until}(v_end, v_now), v_rate, q.paused, q.lease_ms, v_more, v_extra::json)::text,
         NULL::text, NULL::bigint, NULL::integer, NULL::integer, NULL::smallint, NULL::text, NULL::text, NULL::bigint,
         NULL::bigint, NULL::bigint, NULL::bigint, NULL::bytea, NULL::text;
 END $body$;
 
 -- How many of a claim are the first of their message, and why the others come again.
-CREATE OR REPLACE FUNCTION {again}(
+CREATE OR REPLACE FUNCTION {count_redeliveries}(
     p_claims bigint[], p_causes text[], p_claims_max bigint, OUT first bigint, OUT expired bigint, OUT released bigint,
     OUT retried bigint, OUT snoozed bigint, OUT redriven bigint
 ) LANGUAGE plpgsql IMMUTABLE AS $body$
@@ -288,9 +288,8 @@ BEGIN
     INTO first, expired, released, retried, snoozed, redriven FROM unnest(p_claims, p_causes) AS u (claims, cause);
 END $body$;
 
-DROP FUNCTION IF EXISTS {take}({queue}, bigint, text, text, tid[]);
 -- At most once: the messages leave the store with this claim, which tells their chains and those who wait.
-CREATE OR REPLACE FUNCTION {take}(q {queue}, p_now bigint, p_op text, p_worker text, p_ids text[]) RETURNS TABLE (
+CREATE OR REPLACE FUNCTION {claim_without_lease}(q {queue}, p_now bigint, p_op text, p_worker text, p_ids text[]) RETURNS TABLE (
     head text, id text, token bigint, deliveries integer, attempts integer, rank smallint, key text, "group" text,
     published_ms bigint, ready_ms bigint, claimed_ms bigint, lease_end_ms bigint, data bytea, chain text
 ) LANGUAGE plpgsql AS $body$
@@ -333,25 +332,25 @@ BEGIN
             again_redriven, ready, done)
         SELECT nextval('{sequence}'), q.number, p_now / 60000, s.count, a.first, a.expired, a.released, a.retried,
             a.snoozed, a.redriven, -s.count, s.count
-        FROM s CROSS JOIN LATERAL {again}(s.claims, s.causes, s.claim_max) a
+        FROM s CROSS JOIN LATERAL {count_redeliveries}(s.claims, s.causes, s.claim_max) a
     )
     SELECT NULL::text, l.id, l.token, l.deliveries, l.attempts, l.rank, l.key, l."group", l.published_ms, l.ready_ms,
         p_now, NULL::bigint, l.data, l.chain
     FROM taken l ORDER BY l.rank, l.position, l.id;
     IF q.completed_max > 0 THEN
-        PERFORM {forget_done}(q.number, q.completed_max, {RECLAIM_MAX} + cardinality(p_ids));
+        PERFORM {trim_completed}(q.number, q.completed_max, {RECLAIM_MAX} + cardinality(p_ids));
     END IF;
 END $body$;
 
 -- Bury messages over their limit that stand before all others. `buried` is 0 when it is enough.
 CREATE OR REPLACE FUNCTION {bury_exhausted}(
-    q {queue}, p_now bigint, p_op text, p_limit bigint, OUT buried integer, OUT news json[]
+    q {queue}, p_now bigint, p_op text, p_limit bigint, OUT buried integer, OUT followups json[]
 ) LANGUAGE plpgsql AS $body$
 DECLARE
     m {message};
 BEGIN
     buried := 0;
-    news := '{}';
+    followups := '{}';
     FOR m IN
         SELECT * FROM {message} t WHERE t.queue = q.number AND t.state = {READY} ORDER BY t.rank, t.position, t.id
         LIMIT p_limit FOR NO KEY UPDATE SKIP LOCKED
@@ -360,7 +359,7 @@ BEGIN
         -- Who has just come to wait for it is let through first: it must be seen by the end.
         PERFORM 1 FROM {message} t WHERE t.queue = q.number AND t.id = m.id FOR UPDATE;
         m.reason := 'max_deliveries';
-        news := news || ({finish}(q, m, p_now, p_op, 'dead')).news;
+        followups := followups || ({end_message}(q, m, p_now, p_op, 'dead')).followups;
         PERFORM {trim_dead}(q, p_now);
         buried := buried + 1;
     END LOOP;
@@ -396,7 +395,7 @@ BEGIN
         SELECT nextval('{sequence}'), q.number, p_now / 60000, count(*), -count(*) FROM promoted HAVING count(*) > 0
     )
     SELECT array_agg(m.id), array_agg(m.token) INTO v_ids, v_tokens FROM promoted m;
-    PERFORM {add_also}(q.name, 'promoted', 'due', v_ids, v_tokens);
+    PERFORM {add_side_effect}(q.name, 'promoted', 'due', v_ids, v_tokens);
 END $body$;
 
 -- A lease that ends later than its own length from now was given before the clock was set back: it ends in time after
@@ -421,7 +420,7 @@ END $body$;
 -- Leases that have ended go to the head of their priority, unless a cancel or the next generation of their key waits.
 CREATE OR REPLACE FUNCTION {reclaim}(q {queue}, p_now bigint, p_op text) RETURNS json[] LANGUAGE plpgsql AS $body$
 DECLARE
-    v_news json[] := '{}';
+    v_followups json[] := '{}';
     v_ids text[];
     v_back text[];
     v_tokens bigint[];
@@ -431,7 +430,7 @@ BEGIN
         SELECT t.id FROM {message} t WHERE t.queue = q.number AND t.state = {LEASED} AND t.lease_end_ms <= p_now
         ORDER BY t.lease_end_ms, t.id LIMIT {RECLAIM_MAX} FOR NO KEY UPDATE SKIP LOCKED) e;
     IF v_ids IS NULL THEN
-        RETURN v_news;
+        RETURN v_followups;
     END IF;
     WITH ended AS MATERIALIZED (
         SELECT t.place FROM unnest(v_ids) AS u (id) CROSS JOIN LATERAL (
@@ -462,30 +461,30 @@ BEGIN
         FROM back HAVING count(*) > 0
     )
     SELECT array_agg(b.id), array_agg(b.token) INTO v_back, v_tokens FROM back b;
-    PERFORM {add_also}(q.name, 'expired', NULL, v_back, v_tokens);
+    PERFORM {add_side_effect}(q.name, 'expired', NULL, v_back, v_tokens);
     IF cardinality(v_back) = cardinality(v_ids) THEN
-        RETURN v_news;
+        RETURN v_followups;
     END IF;
     FOR m IN
         SELECT t.* FROM unnest(v_ids) WITH ORDINALITY AS u (id, n) CROSS JOIN LATERAL (
             SELECT * FROM {message} o WHERE o.queue = q.number AND o.id = u.id OFFSET 0) t
         WHERE t.state = {LEASED} ORDER BY u.n
     LOOP
-        v_news := v_news || ({finish}(
-            q, m, p_now, p_op, CASE WHEN m.cancel_requested THEN 'cancelled' ELSE 'replaced' END, 'expired')).news;
+        v_followups := v_followups || ({end_message}(
+            q, m, p_now, p_op, CASE WHEN m.cancel_requested THEN 'cancelled' ELSE 'replaced' END, 'expired')).followups;
     END LOOP;
-    RETURN v_news;
+    RETURN v_followups;
 END $body$;
 
 -- How many may be leased now, and how long until the rate lets another one through. Under the lock of `running`.
-CREATE OR REPLACE FUNCTION {room}(q {queue}, p_now bigint, p_limit bigint, OUT room bigint, OUT next_rate_ms bigint)
+CREATE OR REPLACE FUNCTION {claim_room}(q {queue}, p_now bigint, p_limit bigint, OUT room bigint, OUT next_rate_ms bigint)
 LANGUAGE plpgsql AS $body$
 DECLARE
     v_allowed bigint;
 BEGIN
     room := p_limit;
     IF q.max_running IS NOT NULL THEN
-        room := least(room, greatest(0, q.max_running - (SELECT h.leased FROM {held}(q.number) h)));
+        room := least(room, greatest(0, q.max_running - (SELECT h.leased FROM {state_counts}(q.number) h)));
     END IF;
     IF q.rate_count IS NOT NULL THEN
         DELETE FROM {rate} r WHERE r.queue = q.number AND r.at_ms <= p_now - q.rate_per_ms;

@@ -15,9 +15,9 @@ DECLARE
 BEGIN
     SELECT * INTO q FROM {queue} WHERE name = p_queue;
     IF NOT FOUND THEN
-        q := {open}(p_queue);
+        q := {open_queue}(p_queue);
     END IF;
-    v_first := {replayed}(q.number, q.removed_ms, p_session, p_number, v_now, p_ttl);
+    v_first := {first_result}(q.number, q.removed_ms, p_session, p_number, v_now, p_ttl);
     IF v_first IS NOT NULL THEN
         RETURN v_first;
     END IF;
@@ -31,7 +31,7 @@ BEGIN
         ON m.state = {LEASED} AND m.token = coalesce(u.token, p_tokens[1]) AND m.nonce = coalesce(u.nonce, p_nonces[1]);
     -- The length it was claimed with: its worker renews by that, whatever the queue's lease has become since.
     UPDATE {message} m SET lease_end_ms = v_now + m.lease_ms WHERE m.queue = q.number AND m.id = ANY (v_held);
-    IF {remember}(q.number, p_session, p_number, v_now + p_ttl, v_first) THEN
+    IF {store_result}(q.number, p_session, p_number, v_now + p_ttl, v_first) THEN
         PERFORM {tidy}(q, v_now);
     ELSIF q.max_running IS NULL AND q.rate_count IS NULL THEN
         -- For this transaction: a SET of the function would end before its commit. One that put the journal in order

@@ -1,9 +1,9 @@
--- The journal for its readers. Touches: entry (read), mark, kept, reader, and what `order_journal` and `turn_journal`
+-- The journal for its readers. Touches: entry (read), mark, kept, reader, and what `order_journal` and `rotate_journal`
 -- touch.
 -- Keeps: numbers begin with 1 and have no gap; what has a number keeps it; nothing is numbered while a transaction that
 -- could come before it is under way. Readers of one queue take turns here, writers wait for nobody.
 
-CREATE OR REPLACE FUNCTION {ordered}(p_queue text, p_clock bigint, OUT q {queue}, OUT first bigint, OUT last bigint)
+CREATE OR REPLACE FUNCTION {open_journal}(p_queue text, p_clock bigint, OUT q {queue}, OUT first bigint, OUT last bigint)
 LANGUAGE plpgsql AS $body$
 BEGIN
     SELECT * INTO q FROM {queue} t WHERE t.name = p_queue;
@@ -12,7 +12,7 @@ BEGIN
     IF NOT FOUND THEN
         RETURN;
     END IF;
-    PERFORM pg_advisory_xact_lock({lock_of}('journal'), q.number);
+    PERFORM pg_advisory_xact_lock({lock_key}('journal'), q.number);
     PERFORM {order_journal}(q, {clock}(p_clock), 100000);
     first := coalesce((SELECT k.first FROM {kept} k WHERE k.queue = q.number), 1);
     last := coalesce((SELECT m.number FROM {mark} m WHERE m.queue = q.number ORDER BY m.number DESC LIMIT 1), 0);
@@ -28,7 +28,7 @@ DECLARE
     v_last {mark};
     v_after bigint;
 BEGIN
-    SELECT * INTO v FROM {ordered}(p_queue, p_clock);
+    SELECT * INTO v FROM {open_journal}(p_queue, p_clock);
     v_after := greatest(p_after, v.first - 1);
     SELECT * INTO v_mark FROM {mark} m
     WHERE m.queue = (v.q).number AND m.number <= v_after ORDER BY m.number DESC LIMIT 1;
@@ -68,8 +68,8 @@ DECLARE
     v_last {mark};
     v_gone record;
 BEGIN
-    SELECT * INTO v FROM {ordered}(p_queue, p_clock);
-    v_gone := {forgotten}((v.q).number);
+    SELECT * INTO v FROM {open_journal}(p_queue, p_clock);
+    v_gone := {trimmed_to}((v.q).number);
     SELECT * INTO v_last FROM {mark} m WHERE m.queue = (v.q).number ORDER BY m.number DESC LIMIT 1;
     RETURN QUERY SELECT json_build_array(v.first, v.last)::text, NULL::bigint, NULL::{entry};
     RETURN QUERY
@@ -99,19 +99,19 @@ BEGIN
         ORDER BY n.number;
 END $body$;
 
-CREATE OR REPLACE FUNCTION {read}(p_queue text, p_clock bigint, p_name text, p_to bigint) RETURNS bigint
+CREATE OR REPLACE FUNCTION {journal_reader}(p_queue text, p_clock bigint, p_name text, p_to bigint) RETURNS bigint
 LANGUAGE plpgsql {settings} AS $body$
 DECLARE
     v record;
     v_place bigint;
     q {queue};
 BEGIN
-    PERFORM pg_advisory_xact_lock_shared({lock_of}('removal'), hashtext(p_queue));
-    q := {open}(p_queue);
+    PERFORM pg_advisory_xact_lock_shared({lock_key}('removal'), hashtext(p_queue));
+    q := {open_queue}(p_queue);
     IF NOT q.made THEN
-        PERFORM {make}(q);
+        PERFORM {make_queue}(q);
     END IF;
-    SELECT * INTO v FROM {ordered}(p_queue, p_clock);
+    SELECT * INTO v FROM {open_journal}(p_queue, p_clock);
     SELECT r.read_to INTO v_place FROM {reader} r WHERE r.queue = (v.q).number AND r.name = p_name;
     v_place := coalesce(v_place, v.first - 1);
     IF p_to IS NOT NULL THEN
@@ -122,27 +122,27 @@ BEGIN
     RETURN v_place;
 END $body$;
 
-CREATE OR REPLACE FUNCTION {forget}(p_queue text, p_name text) RETURNS boolean LANGUAGE plpgsql AS $body$
+CREATE OR REPLACE FUNCTION {journal_forget}(p_queue text, p_name text) RETURNS boolean LANGUAGE plpgsql AS $body$
 BEGIN
     DELETE FROM {reader} r USING {queue} q WHERE q.name = p_queue AND r.queue = q.number AND r.name = p_name;
     RETURN FOUND;
 END $body$;
 
 -- Forget events up to a number, but none that a registered reader has not read. Returns the first kept.
-CREATE OR REPLACE FUNCTION {trim}(p_queue text, p_clock bigint, p_to bigint) RETURNS bigint
+CREATE OR REPLACE FUNCTION {journal_trim}(p_queue text, p_clock bigint, p_to bigint) RETURNS bigint
 LANGUAGE plpgsql {settings} AS $body$
 DECLARE
     v record;
     v_first bigint;
 BEGIN
-    PERFORM {open}(p_queue);
-    SELECT * INTO v FROM {ordered}(p_queue, p_clock);
+    PERFORM {open_queue}(p_queue);
+    SELECT * INTO v FROM {open_journal}(p_queue, p_clock);
     v_first := 1 + least(
         p_to, v.last, (SELECT min(r.read_to) FROM {reader} r WHERE r.queue = (v.q).number));
     IF v_first > v.first THEN
         PERFORM {cut_journal}((v.q).number, v_first);
         -- Somebody asks for room: look at every slice once.
-        PERFORM {turn_journal}({clock}(p_clock), s.n) FROM generate_series(0, 7) s (n);
+        PERFORM {rotate_journal}({clock}(p_clock), s.n) FROM generate_series(0, 7) s (n);
     END IF;
     RETURN greatest(v_first, v.first);
 END $body$;

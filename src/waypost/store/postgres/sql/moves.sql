@@ -1,29 +1,29 @@
 -- How a message moves: its end, what becomes of its key, the note in the journal, and what a step does besides its work.
--- Touches: message, completed, window, entry, tally, and what `ended` touches. Keeps: the ledger, the journal and the keys follow every change in
+-- Touches: message, completed, window, entry, tally, and what `end_followups` touches. Keeps: the ledger, the journal and the keys follow every change in
 -- the same transaction; a key's owner and its next generation change only under the owner's row lock.
 
 -- Note what a step does besides its work (see `SideEffect` in values.py), for its answer. It is kept in a setting of the
 -- transaction, one line of JSON each: what calls what differs from verb to verb.
-CREATE OR REPLACE FUNCTION {add_also}(p_queue text, p_event text, p_reason text, p_ids text[], p_tokens bigint[])
+CREATE OR REPLACE FUNCTION {add_side_effect}(p_queue text, p_event text, p_reason text, p_ids text[], p_tokens bigint[])
 RETURNS void LANGUAGE plpgsql AS $body$
 BEGIN
     IF cardinality(p_ids) > 0 THEN
         PERFORM set_config(
-            'waypost.also', coalesce(current_setting('waypost.also', true), '')
+            'waypost.side_effects', coalesce(current_setting('waypost.side_effects', true), '')
                 || json_build_array(p_queue, p_event, p_reason, p_ids, p_tokens) || E'\n', true);
     END IF;
 END $body$;
 
 -- What was noted: a side effect each for so many messages of an event, and one for the number of the others; null if
 -- there is none. Nothing is noted after it.
-CREATE OR REPLACE FUNCTION {take_also}() RETURNS json LANGUAGE plpgsql AS $body$
+CREATE OR REPLACE FUNCTION {take_side_effects}() RETURNS json LANGUAGE plpgsql AS $body$
 DECLARE
-    v_lines text := current_setting('waypost.also', true);
+    v_lines text := current_setting('waypost.side_effects', true);
 BEGIN
     IF coalesce(v_lines, '') = '' THEN
         RETURN NULL;
     END IF;
-    PERFORM set_config('waypost.also', '', true);
+    PERFORM set_config('waypost.side_effects', '', true);
     RETURN (
         WITH changed AS MATERIALIZED (
             SELECT l.line ->> 0 AS queue, l.line ->> 1 AS event, l.line ->> 2 AS reason, i.id,
@@ -43,13 +43,13 @@ BEGIN
 END $body$;
 
 -- One event of one message; `m.id` null for an event of the queue itself.
-CREATE OR REPLACE FUNCTION {note}(
+CREATE OR REPLACE FUNCTION {write_event}(
     q {queue}, p_now bigint, p_op text, p_event text, m {message}, p_cause text DEFAULT NULL,
     p_run boolean DEFAULT false, p_due bigint DEFAULT NULL, p_reason text DEFAULT NULL,
     p_error_type text DEFAULT NULL
 ) RETURNS void LANGUAGE plpgsql AS $body$
 BEGIN
-    IF NOT {keeps}(q.journal, p_event) THEN
+    IF NOT {journal_keeps}(q.journal, p_event) THEN
         RETURN;
     END IF;
     INSERT INTO {entry} (
@@ -75,7 +75,7 @@ BEGIN
 END $body$;
 
 -- Count a message that leaves state `p_from` and goes to state `p_to`; null for outside.
-CREATE OR REPLACE FUNCTION {moved}(p_queue integer, p_now bigint, p_from smallint, p_to smallint) RETURNS void
+CREATE OR REPLACE FUNCTION {count_move}(p_queue integer, p_now bigint, p_from smallint, p_to smallint) RETURNS void
 LANGUAGE plpgsql AS $body$
 BEGIN
     INSERT INTO {tally} (seq, queue, minute, ready, delayed, leased, waiting, dead_kept)
@@ -88,50 +88,50 @@ BEGIN
 END $body$;
 
 -- The end of a message: counted, journalled, its key free or handed to the next generation. The caller holds the lock
--- of its row. `p_begun` are the messages that it sent on. Returns how many messages became claimable by it, and the news
--- that the caller is to `carry` when it has done its work.
-CREATE OR REPLACE FUNCTION {finish}(
-    q {queue}, m {message}, p_now bigint, p_op text, p_how text, p_cause text DEFAULT NULL,
-    p_begun text[] DEFAULT NULL, OUT fresh integer, OUT news json[]
+-- of its row. `p_begun` are the messages that it sent on. Returns how many messages became claimable by it, and the followups
+-- that the caller is to `apply_followups` when it has done its work.
+CREATE OR REPLACE FUNCTION {end_message}(
+    q {queue}, m {message}, p_now bigint, p_op text, p_end text, p_cause text DEFAULT NULL,
+    p_begun text[] DEFAULT NULL, OUT fresh integer, OUT followups json[]
 ) LANGUAGE plpgsql AS $body$
 DECLARE
     h {message};
     v_ready bigint;
 BEGIN
-    PERFORM {note}(
-        q, p_now, p_op, p_how, m, p_cause, m.state = {LEASED}, NULL, CASE WHEN p_how = 'dead' THEN m.reason END,
-        CASE WHEN p_how = 'dead' THEN m.error_type END);
-    IF p_how = 'dead' AND m.state <> {LEASED} OR p_cause IN ('overload', 'expired', 'publish') THEN
-        PERFORM {add_also}(
-            q.name, p_how, CASE WHEN p_how = 'dead' THEN m.reason ELSE p_cause END, ARRAY[m.id], ARRAY[m.token]);
+    PERFORM {write_event}(
+        q, p_now, p_op, p_end, m, p_cause, m.state = {LEASED}, NULL, CASE WHEN p_end = 'dead' THEN m.reason END,
+        CASE WHEN p_end = 'dead' THEN m.error_type END);
+    IF p_end = 'dead' AND m.state <> {LEASED} OR p_cause IN ('overload', 'expired', 'publish') THEN
+        PERFORM {add_side_effect}(
+            q.name, p_end, CASE WHEN p_end = 'dead' THEN m.reason ELSE p_cause END, ARRAY[m.id], ARRAY[m.token]);
     END IF;
     INSERT INTO {tally} (
         seq, queue, minute, ready, delayed, leased, waiting, dead_kept, done, dead, dropped, cancelled, replaced)
     VALUES (
         nextval('{sequence}'), q.number, p_now / 60000, -nullif((m.state = {READY})::int, 0),
         -nullif((m.state = {DELAYED})::int, 0), -nullif((m.state = {LEASED})::int, 0), -nullif((m.state = {WAITING})::int, 0),
-        nullif((p_how = 'dead')::int - (m.state = {DEAD})::int, 0), nullif((p_how = 'done')::int, 0),
-        nullif((p_how = 'dead')::int, 0), nullif((p_how = 'dropped')::int, 0), nullif((p_how = 'cancelled')::int, 0),
-        nullif((p_how = 'replaced')::int, 0));
-    IF p_how = 'dead' THEN
+        nullif((p_end = 'dead')::int - (m.state = {DEAD})::int, 0), nullif((p_end = 'done')::int, 0),
+        nullif((p_end = 'dead')::int, 0), nullif((p_end = 'dropped')::int, 0), nullif((p_end = 'cancelled')::int, 0),
+        nullif((p_end = 'replaced')::int, 0));
+    IF p_end = 'dead' THEN
         UPDATE {message} t SET state = {DEAD}, ended_ms = p_now, reason = m.reason, error_type = m.error_type,
             error = m.error, attempts = m.attempts
         WHERE t.queue = q.number AND t.id = m.id;
     ELSE
         DELETE FROM {message} t WHERE t.queue = q.number AND t.id = m.id;
-        IF p_how = 'done' AND q.completed_max > 0 THEN
+        IF p_end = 'done' AND q.completed_max > 0 THEN
             INSERT INTO {completed} VALUES (
                 nextval('{sequence}'), q.number, m.id, m.key, m."group", m.rank, m.token, m.deliveries, m.attempts,
                 m.published_ms, m.ready_ms, m.cancel_requested, p_now, m.reason, m.error_type, m.error, m.data);
-            PERFORM {forget_done}(q.number, q.completed_max, {RECLAIM_MAX});
+            PERFORM {trim_completed}(q.number, q.completed_max, {RECLAIM_MAX});
         END IF;
     END IF;
     fresh := 0;
-    news := {ended}(q, m, p_now, p_how, p_begun);
+    followups := {end_followups}(q, m, p_now, p_end, p_begun);
     IF m.key IS NULL THEN
         RETURN;
     END IF;
-    IF p_how <> 'done' THEN
+    IF p_end <> 'done' THEN
         DELETE FROM {window} w WHERE w.queue = q.number AND w.key = m.key AND w.message_id = m.id;
     END IF;
     IF m.state >= {WAITING} THEN
@@ -146,14 +146,14 @@ BEGIN
     UPDATE {message} t
     SET state = CASE WHEN v_ready > p_now THEN {DELAYED} ELSE {READY} END, ready_ms = v_ready, position = nextval('{sequence}')
     WHERE t.queue = q.number AND t.id = h.id;
-    PERFORM {moved}(q.number, p_now, 3::smallint, (CASE WHEN v_ready > p_now THEN 1 ELSE 0 END)::smallint);
-    PERFORM {note}(q, p_now, p_op, 'promoted', h, 'unparked');
-    PERFORM {add_also}(q.name, 'promoted', 'unparked', ARRAY[h.id], ARRAY[h.token]);
+    PERFORM {count_move}(q.number, p_now, 3::smallint, (CASE WHEN v_ready > p_now THEN 1 ELSE 0 END)::smallint);
+    PERFORM {write_event}(q, p_now, p_op, 'promoted', h, 'unparked');
+    PERFORM {add_side_effect}(q.name, 'promoted', 'unparked', ARRAY[h.id], ARRAY[h.token]);
     fresh := (v_ready <= p_now)::int;
 END $body$;
 
 -- Let finished messages beyond the cap go, oldest first, a bounded number at a time. Returns how many went.
-CREATE OR REPLACE FUNCTION {forget_done}(p_queue integer, p_keep bigint, p_limit bigint) RETURNS bigint
+CREATE OR REPLACE FUNCTION {trim_completed}(p_queue integer, p_keep bigint, p_limit bigint) RETURNS bigint
 LANGUAGE plpgsql AS $body$
 DECLARE
     v_gone bigint;
@@ -176,7 +176,7 @@ DECLARE
     v_old bigint := 0;
 BEGIN
     IF q.dead_max IS NOT NULL THEN
-        v_surplus := greatest(0, (SELECT h.dead_kept FROM {held}(q.number) h) - q.dead_max);
+        v_surplus := greatest(0, (SELECT h.dead_kept FROM {state_counts}(q.number) h) - q.dead_max);
     END IF;
     IF q.dead_keep_ms IS NOT NULL THEN
         SELECT count(*) INTO v_old FROM (
@@ -186,13 +186,13 @@ BEGIN
     IF greatest(v_surplus, v_old) = 0 THEN
         RETURN 0;
     END IF;
-    RETURN {forget_dead}(
+    RETURN {remove_dead}(
         q, p_now, NULL, CASE WHEN v_surplus > 0 THEN 'dead_max' ELSE 'dead_keep' END,
         least({RECLAIM_MAX}, greatest(v_surplus, v_old)));
 END $body$;
 
 -- Remove the oldest dead letters, in one statement. Returns how many went.
-CREATE OR REPLACE FUNCTION {forget_dead}(q {queue}, p_now bigint, p_op text, p_cause text, p_limit bigint)
+CREATE OR REPLACE FUNCTION {remove_dead}(q {queue}, p_now bigint, p_op text, p_cause text, p_limit bigint)
 RETURNS bigint LANGUAGE plpgsql AS $body$
 DECLARE
     v_ids text[];
@@ -222,7 +222,7 @@ BEGIN
     SELECT array_agg(g.id), array_agg(g.token) INTO v_ids, v_tokens
     FROM (SELECT * FROM gone g ORDER BY g.ended_ms, g.id) g;
     IF p_cause <> 'purge' THEN
-        PERFORM {add_also}(q.name, 'dead_trimmed', p_cause, v_ids, v_tokens);
+        PERFORM {add_side_effect}(q.name, 'dead_trimmed', p_cause, v_ids, v_tokens);
     END IF;
     RETURN coalesce(cardinality(v_ids), 0);
 END $body$;

@@ -1,6 +1,6 @@
 -- Poll: whether a claim of any of these queues may bring something, for a worker that has nothing to do in them. The same step
 -- renews the registrations of its sleepers, and carries what the worker tells of itself and its candidacy.
--- Touches: queue, message, sleeper, and what `beat`, `elect` and `tidy` touch.
+-- Touches: queue, message, sleeper, and what `heartbeat`, `elect` and `tidy` touch.
 -- Keeps: nobody waits for anybody; a sleeper that is being woken is left to whoever wakes it. It waits for no disk, unless it
 -- put a journal in order: what a reader of the journal was told has to stay.
 -- The reply is the store's time, who leads, and for each queue whether it needs a claim, how long until the next due time and
@@ -30,7 +30,7 @@ BEGIN
             OR (q.dead_keep_ms IS NOT NULL AND EXISTS (
                 SELECT 1 FROM {message} m
                 WHERE m.queue = q.number AND m.state = {DEAD} AND m.ended_ms <= v_now - q.dead_keep_ms)),
-            {from_now}(f.due, v_now), {from_now}(f.ends, v_now),
+            {ms_until}(f.due, v_now), {ms_until}(f.ends, v_now),
             CASE WHEN q.number IS NULL THEN {DEFAULT_LEASE_MS} ELSE q.lease_ms END) ORDER BY u.place)
     INTO v_found
     FROM unnest(p_queues, p_sleepers) WITH ORDINALITY AS u (queue, sleeper, place)
@@ -47,7 +47,7 @@ BEGIN
         FOR NO KEY UPDATE OF o SKIP LOCKED) c
     WHERE s.ctid = c.place;
     IF p_name IS NOT NULL THEN
-        PERFORM {beat}(p_name, v_now, p_ttl, p_record, p_max);
+        PERFORM {heartbeat}(p_name, v_now, p_ttl, p_record, p_max);
     END IF;
     IF p_role IS NOT NULL THEN
         SELECT * INTO v_leader FROM {leader} t WHERE t.role = p_role;

@@ -1,9 +1,9 @@
 -- Publish a batch, once per operation, within the queue's cap.
--- Touches: queue (read), operation, sleeper, and what `accept`, `finish` and `carry` touch.
+-- Touches: queue (read), operation, sleeper, and what `accept`, `end_message` and `apply_followups` touch.
 -- Keeps: with `max_pending`, publishers of one queue take turns, so that together they never pass it.
 -- Without `p_ttl` it is a part of somebody's own transaction: no repeat can come, nothing is tidied up, since the locks
 -- of that would be held until the transaction ends, and a queue that is full is answered (F), not raised, since that
--- would abort it; whom to wake is chosen at its commit. 0 is a part of another function here: as above, but it raises,
+-- would abort it; other to wake is chosen at its commit. 0 is a part of another function here: as above, but it raises,
 -- and wakes as that one does.
 
 CREATE OR REPLACE FUNCTION {publish}(
@@ -15,7 +15,7 @@ CREATE OR REPLACE FUNCTION {publish}(
 DECLARE
     q {queue};
     v_now bigint := {clock}(p_clock);
-    v_op text := {op}(p_session, p_number);
+    v_op text := {operation_id}(p_session, p_number);
     v_first text;
     v_due bigint;
     v_pending bigint;
@@ -29,13 +29,13 @@ DECLARE
     v_more json[] := '{}';
 BEGIN
     -- Before the row is read: see remove.sql.
-    PERFORM pg_advisory_xact_lock_shared({lock_of}('removal'), hashtext(p_queue));
+    PERFORM pg_advisory_xact_lock_shared({lock_key}('removal'), hashtext(p_queue));
     SELECT * INTO q FROM {queue} WHERE name = p_queue;
     IF NOT FOUND THEN
-        q := {open}(p_queue);
+        q := {open_queue}(p_queue);
     END IF;
     IF p_ttl IS NULL THEN
-        PERFORM set_config('waypost.apart', 'on', true);
+        PERFORM set_config('waypost.in_transaction', 'on', true);
     END IF;
     IF p_ttl IS NULL AND q.max_pending IS NOT NULL THEN
         IF q.overload = 'block' OR current_setting('transaction_isolation') <> 'read committed' THEN
@@ -50,21 +50,21 @@ BEGIN
         END;
     END IF;
     IF p_ttl > 0 THEN
-        v_first := {replayed}(q.number, q.removed_ms, p_session, p_number, v_now, p_ttl);
+        v_first := {first_result}(q.number, q.removed_ms, p_session, p_number, v_now, p_ttl);
         IF v_first IS NOT NULL THEN
             RETURN v_first;
         END IF;
     END IF;
     IF NOT q.made THEN
-        q := {make}(q);
+        q := {make_queue}(q);
     END IF;
     IF q.max_pending IS NOT NULL THEN
-        PERFORM pg_advisory_xact_lock({lock_of}('pending'), q.number);
+        PERFORM pg_advisory_xact_lock({lock_key}('pending'), q.number);
         IF coalesce(p_ttl, 0) = 0 AND {many_counts}(q.number) THEN
             -- Each publish reads the depth, and there may be no other step that folds what it is the sum of.
             PERFORM {merge_counts}(q.number);
         END IF;
-        SELECT h.ready + h.delayed + h.waiting INTO v_pending FROM {held}(q.number) h;
+        SELECT h.ready + h.delayed + h.waiting INTO v_pending FROM {state_counts}(q.number) h;
     END IF;
     IF v_timers THEN
         v_due := {next_due}(q.number);
@@ -84,7 +84,7 @@ BEGIN
                     ORDER BY t.position, t.id LIMIT v_over FOR NO KEY UPDATE SKIP LOCKED) c
                 LIMIT v_over
             LOOP
-                v_done.news := v_done.news || ({finish}(q, m, v_now, v_op, 'dropped', 'overload')).news;
+                v_done.followups := v_done.followups || ({end_message}(q, m, v_now, v_op, 'dropped', 'overload')).followups;
                 v_dropped := v_dropped + 1;
             END LOOP;
         END IF;
@@ -99,15 +99,15 @@ BEGIN
         v_done.fresh := v_done.fresh + coalesce(({next_due}(q.number) < coalesce(v_due, 9223372036854775807))::int, 0);
     END IF;
     v_wake := {wake}(q, v_now, v_done.fresh);
-    IF cardinality(v_done.news) > 0 THEN
-        v_more := {carry}(v_now, v_done.news);
+    IF cardinality(v_done.followups) > 0 THEN
+        v_more := {apply_followups}(v_now, v_done.followups);
     END IF;
     v_first := json_build_array(
         CASE WHEN v_done.letters = repeat('q', v_done.added::int) THEN '' ELSE v_done.letters END,
-        CASE WHEN v_done.letters ~ '[uce]' THEN v_done.others END, v_wake, v_more, {take_also}())::text;
+        CASE WHEN v_done.letters ~ '[uce]' THEN v_done.others END, v_wake, v_more, {take_side_effects}())::text;
     IF coalesce(p_ttl, 0) > 0 THEN
-        v_tidy := {remember}(q.number, p_session, p_number, v_now + p_ttl, v_first);
-        IF v_tidy OR {is_much}(q.number, v_dropped + CASE WHEN v_timers OR p_keys IS NOT NULL OR p_chains IS NOT NULL
+        v_tidy := {store_result}(q.number, p_session, p_number, v_now + p_ttl, v_first);
+        IF v_tidy OR {tidy_is_due_for}(q.number, v_dropped + CASE WHEN v_timers OR p_keys IS NOT NULL OR p_chains IS NOT NULL
             THEN cardinality(p_envelopes) ELSE 0 END)
         THEN
             PERFORM {tidy}(q, v_now);
@@ -127,7 +127,7 @@ DECLARE
     v_first text := '["", null, [], []]';
     v_in_time boolean := p_ttl IS NULL OR {stamp}(p_session) BETWEEN v_now - p_ttl AND v_now + {STAMP_AHEAD_MS};
     -- Before the row is read: see remove.sql. The longer way waits where this one would have to.
-    v_free boolean := pg_try_advisory_xact_lock_shared({lock_of}('removal'), hashtext(p_queue));
+    v_free boolean := pg_try_advisory_xact_lock_shared({lock_key}('removal'), hashtext(p_queue));
     v record;
 BEGIN
     SELECT t.number, t.journal, t.max_pending, t.made AND (
@@ -161,7 +161,7 @@ BEGIN
             queue, count, xid, seq, at_ms, event, operation, ids, groups, ranks, tokens, deliveries, attempts, sizes,
             bodies)
         VALUES (
-            v.number, 1, v.xid, v.seq, v_now, 'published', {op}(p_session, p_number), ARRAY[p_id],
+            v.number, 1, v.xid, v.seq, v_now, 'published', {operation_id}(p_session, p_number), ARRAY[p_id],
             CASE WHEN p_group IS NOT NULL THEN ARRAY[p_group] END, ARRAY[{PRIORITY_MAX} - p_priority], '{0}', '{0}', '{0}',
             ARRAY[length(p_envelope)],
             CASE WHEN v.journal = 'full' THEN ARRAY[coalesce(p_copy, p_envelope)] END);

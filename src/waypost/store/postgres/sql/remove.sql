@@ -6,7 +6,7 @@
 -- What is left of a removed queue: its row, and one mark and where the journal begins, so that its numbers go on; and what
 -- runs out by itself: results of operations and arrivals, of which a repeat may still come.
 
-CREATE OR REPLACE FUNCTION {remove_queue}(
+CREATE OR REPLACE FUNCTION {remove}(
     p_queue text, p_clock bigint, p_session bytea, p_number bigint, p_ttl bigint
 ) RETURNS text LANGUAGE plpgsql {settings} AS $body$
 DECLARE
@@ -29,10 +29,10 @@ BEGIN
     IF q.number IS NULL THEN
         RETURN '[false, {}, false]';
     END IF;
-    IF NOT pg_try_advisory_xact_lock({lock_of}('removal'), hashtext(p_queue)) THEN
+    IF NOT pg_try_advisory_xact_lock({lock_key}('removal'), hashtext(p_queue)) THEN
         RETURN json_build_array(q.made, '{"transactions": 1}'::json, false)::text;
     END IF;
-    v_left := {left_in}(q.number);
+    v_left := {count_left}(q.number);
     IF v_left <> '{}' OR NOT q.made THEN
         RETURN json_build_array(q.made, v_left, false)::text;
     END IF;
@@ -47,7 +47,7 @@ BEGIN
 END $body$;
 
 -- What keeps a queue from being removed, and how many there are of each.
-CREATE OR REPLACE FUNCTION {left_in}(p_queue integer) RETURNS jsonb LANGUAGE plpgsql AS $body$
+CREATE OR REPLACE FUNCTION {count_left}(p_queue integer) RETURNS jsonb LANGUAGE plpgsql AS $body$
 DECLARE
     v record;
     v_stored bigint;
@@ -56,7 +56,7 @@ BEGIN
         (SELECT count(*) FROM {schedule} s WHERE s.queue = p_queue) AS schedules,
         (SELECT count(*) FROM {chain} c WHERE c.queue = p_queue AND c.open > 0 AND c.failed IS NULL) AS chains,
         (SELECT count(*) FROM {reader} r WHERE r.queue = p_queue) AS readers
-    INTO v FROM {held}(p_queue) h;
+    INTO v FROM {state_counts}(p_queue) h;
     -- Rows that the counts know nothing of; where there are many messages, it does not matter how many those are.
     SELECT count(*) INTO v_stored FROM (SELECT 1 FROM {message} m WHERE m.queue = p_queue LIMIT 1000) o;
     RETURN coalesce(
@@ -113,7 +113,7 @@ BEGIN
             AND NOT EXISTS (SELECT 1 FROM {operation} o WHERE o.queue = t.number AND o.until_ms > p_now)
         LIMIT 16 FOR UPDATE SKIP LOCKED
     LOOP
-        CONTINUE WHEN NOT pg_try_advisory_xact_lock({lock_of}('removal'), hashtext(q.name));
+        CONTINUE WHEN NOT pg_try_advisory_xact_lock({lock_key}('removal'), hashtext(q.name));
         PERFORM {clear_queue}(q.number);
         DELETE FROM {mark} t WHERE t.queue = q.number;
         DELETE FROM {kept} t WHERE t.queue = q.number;

@@ -1,5 +1,5 @@
 -- Running a queue: redrive, purge, configure, pause and resume.
--- Touches: queue, message, completed, window (read), operation, sleeper, and what `finish` and `carry` touch.
+-- Touches: queue, message, completed, window (read), operation, sleeper, and what `end_message` and `apply_followups` touch.
 -- Keeps: a redriven message's token goes on; a key taken meanwhile leaves it dead as a duplicate.
 
 CREATE OR REPLACE FUNCTION {redrive}(
@@ -9,14 +9,14 @@ CREATE OR REPLACE FUNCTION {redrive}(
 DECLARE
     q {queue};
     v_now bigint := {clock}(p_clock);
-    v_op text := {op}(p_session, p_number);
+    v_op text := {operation_id}(p_session, p_number);
     v_first text;
     v_ids text[];
     v_moved text[];
     v_duplicates text[];
 BEGIN
-    q := {open}(p_queue);
-    v_first := {replayed}(q.number, q.removed_ms, p_session, p_number, v_now, p_ttl);
+    q := {open_queue}(p_queue);
+    v_first := {first_result}(q.number, q.removed_ms, p_session, p_number, v_now, p_ttl);
     IF v_first IS NOT NULL THEN
         RETURN v_first;
     END IF;
@@ -81,7 +81,7 @@ BEGIN
     END IF;
     v_first := json_build_array(
         v_moved, v_duplicates, coalesce(cardinality(v_ids) > p_limit, false), {wake}(q, v_now, cardinality(v_moved)))::text;
-    IF {remember}(q.number, p_session, p_number, v_now + p_ttl, v_first) THEN
+    IF {store_result}(q.number, p_session, p_number, v_now + p_ttl, v_first) THEN
         PERFORM {tidy}(q, v_now);
     END IF;
     RETURN v_first;
@@ -93,32 +93,32 @@ CREATE OR REPLACE FUNCTION {purge}(
 DECLARE
     q {queue};
     v_now bigint := {clock}(p_clock);
-    v_op text := {op}(p_session, p_number);
+    v_op text := {operation_id}(p_session, p_number);
     v_first text;
     v_removed bigint := 0;
     v_more boolean := false;
-    v_news json[];
+    v_followups json[];
 BEGIN
-    q := {open}(p_queue);
-    v_first := {replayed}(q.number, q.removed_ms, p_session, p_number, v_now, p_ttl);
+    q := {open_queue}(p_queue);
+    v_first := {first_result}(q.number, q.removed_ms, p_session, p_number, v_now, p_ttl);
     IF v_first IS NOT NULL THEN
         RETURN v_first;
     END IF;
     IF p_state = {DONE} THEN
-        v_removed := {forget_done}(q.number, 0, p_limit);
+        v_removed := {trim_completed}(q.number, 0, p_limit);
         v_more := EXISTS (SELECT 1 FROM {completed} c WHERE c.queue = q.number);
     ELSE
         IF p_state = {DEAD} THEN
-            v_removed := {forget_dead}(q, v_now, v_op, 'purge', p_limit);
+            v_removed := {remove_dead}(q, v_now, v_op, 'purge', p_limit);
         ELSE
-            SELECT r.removed, r.news INTO v_removed, v_news FROM {remove}(q, v_now, v_op, p_state, p_limit) r;
-            PERFORM {carry}(v_now, v_news);
+            SELECT r.removed, r.followups INTO v_removed, v_followups FROM {remove_messages}(q, v_now, v_op, p_state, p_limit) r;
+            PERFORM {apply_followups}(v_now, v_followups);
         END IF;
         v_more := v_removed >= p_limit AND EXISTS (
             SELECT 1 FROM {message} t WHERE t.queue = q.number AND t.state = p_state);
     END IF;
     v_first := json_build_array(v_removed, v_more)::text;
-    IF {remember}(q.number, p_session, p_number, v_now + p_ttl, v_first) THEN
+    IF {store_result}(q.number, p_session, p_number, v_now + p_ttl, v_first) THEN
         PERFORM {tidy}(q, v_now);
     END IF;
     RETURN v_first;
@@ -126,8 +126,8 @@ END $body$;
 
 -- Remove messages that wait, first the first, in one statement: they end cancelled. None of them can have a next
 -- generation behind it, which waits only for a leased one. Those that have to do with chains go one by one.
-CREATE OR REPLACE FUNCTION {remove}(
-    q {queue}, p_now bigint, p_op text, p_state smallint, p_limit bigint, OUT removed bigint, OUT news json[]
+CREATE OR REPLACE FUNCTION {remove_messages}(
+    q {queue}, p_now bigint, p_op text, p_state smallint, p_limit bigint, OUT removed bigint, OUT followups json[]
 ) LANGUAGE plpgsql AS $body$
 DECLARE
     v_ids text[];
@@ -135,7 +135,7 @@ DECLARE
     v_ones integer := 0;
     m {message};
 BEGIN
-    news := '{}';
+    followups := '{}';
     IF p_state = {READY} THEN
         SELECT array_agg(c.id) INTO v_ids FROM (
             SELECT t.id FROM {message} t WHERE t.queue = q.number AND t.state = {READY}
@@ -163,7 +163,7 @@ BEGIN
             AND (t.chain IS NOT NULL OR p_state = {WAITING} AND t.key IS NULL)
         ORDER BY t.id
     LOOP
-        news := news || ({finish}(q, m, p_now, p_op, 'cancelled', 'purge')).news;
+        followups := followups || ({end_message}(q, m, p_now, p_op, 'cancelled', 'purge')).followups;
         v_ones := v_ones + 1;
     END LOOP;
     WITH gone AS MATERIALIZED (
@@ -191,7 +191,7 @@ BEGIN
     PERFORM {end_waits}(q, p_now, v_ids, ARRAY['cancelled']);
 END $body$;
 
-CREATE OR REPLACE FUNCTION {configure}(p_queue text, p_clock bigint, p_changes jsonb, p_told text) RETURNS text
+CREATE OR REPLACE FUNCTION {configure}(p_queue text, p_clock bigint, p_changes jsonb, p_text text) RETURNS text
 LANGUAGE plpgsql {settings} AS $body$
 DECLARE
     q {queue};
@@ -199,7 +199,7 @@ DECLARE
     v_now bigint := {clock}(p_clock);
     v_held record;
 BEGIN
-    q := {open}(p_queue);
+    q := {open_queue}(p_queue);
     SELECT * INTO q FROM {queue} t WHERE t.number = q.number FOR UPDATE;
     n := jsonb_populate_record(q, p_changes);
     UPDATE {queue} t SET lease_ms = n.lease_ms, max_deliveries = n.max_deliveries, max_pending = n.max_pending,
@@ -207,8 +207,8 @@ BEGIN
         journal = n.journal, journal_max = n.journal_max, dead_max = n.dead_max, dead_keep_ms = n.dead_keep_ms,
         completed_max = n.completed_max, made = true
     WHERE t.number = q.number;
-    PERFORM {note}(n, v_now, NULL, 'configured', NULL, p_told);
-    SELECT * INTO v_held FROM {held}(q.number);
+    PERFORM {write_event}(n, v_now, NULL, 'configured', NULL, p_text);
+    SELECT * INTO v_held FROM {state_counts}(q.number);
     RETURN json_build_array(
         {policy}(p_queue)::json, {wake}(n, v_now, v_held.ready + (v_held.delayed > 0)::int))::text;
 END $body$;
@@ -225,15 +225,15 @@ DECLARE
     v_now bigint := {clock}(p_clock);
     v_held record;
 BEGIN
-    q := {open}(p_queue);
+    q := {open_queue}(p_queue);
     SELECT * INTO q FROM {queue} t WHERE t.number = q.number FOR UPDATE;
     IF q.paused = p_paused THEN
         RETURN '[false, []]';
     END IF;
     UPDATE {queue} t SET paused = p_paused, made = t.made OR p_paused WHERE t.number = q.number;
     q.paused := p_paused;
-    PERFORM {note}(q, v_now, NULL, CASE WHEN p_paused THEN 'paused' ELSE 'resumed' END, NULL);
-    SELECT * INTO v_held FROM {held}(q.number);
+    PERFORM {write_event}(q, v_now, NULL, CASE WHEN p_paused THEN 'paused' ELSE 'resumed' END, NULL);
+    SELECT * INTO v_held FROM {state_counts}(q.number);
     RETURN json_build_array(
         true, {wake}(q, v_now, v_held.ready + (v_held.delayed + v_held.leased > 0)::int))::text;
 END $body$;

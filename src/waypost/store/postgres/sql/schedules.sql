@@ -14,8 +14,8 @@ DECLARE
     v {schedule};
     v_saved boolean := false;
 BEGIN
-    PERFORM pg_advisory_xact_lock_shared({lock_of}('removal'), hashtext(p_queue));
-    q := {open}(p_queue);
+    PERFORM pg_advisory_xact_lock_shared({lock_key}('removal'), hashtext(p_queue));
+    q := {open_queue}(p_queue);
     IF p_seen_version IS NULL THEN
         INSERT INTO {schedule} (queue, key, version, spec, paused, next_ms, due_ms, change)
         VALUES (q.number, p_key, p_version, p_spec, p_paused, p_next, p_due, nextval('{sequence}'))
@@ -29,7 +29,7 @@ BEGIN
         v_saved := FOUND;
     END IF;
     IF v_saved AND NOT q.made THEN
-        PERFORM {make}(q);
+        PERFORM {make_queue}(q);
     END IF;
     SELECT * INTO v FROM {schedule} t WHERE t.queue = q.number AND t.key = p_key;
     RETURN QUERY SELECT CASE WHEN v_saved THEN 'saved' ELSE 'conflict' END, NULL::bigint, NULL::text, v;
@@ -58,12 +58,12 @@ CREATE OR REPLACE FUNCTION {fire_schedule}(
 ) RETURNS TABLE (status text, at_ms bigint, wake text, s {schedule}) LANGUAGE plpgsql {settings} AS $body$
 #variable_conflict use_column
 DECLARE
-    q {queue} := {open}(p_queue);
+    q {queue} := {open_queue}(p_queue);
     v {schedule};
     v_now bigint := {clock}(p_clock);
     v_status text := 'fired';
     v_wake text := '["", null, [], []]';
-    v_first text := {replayed}(q.number, q.removed_ms, p_session, p_number, v_now, p_ttl);
+    v_first text := {first_result}(q.number, q.removed_ms, p_session, p_number, v_now, p_ttl);
 BEGIN
     SELECT * INTO v FROM {schedule} t WHERE t.queue = q.number AND t.key = p_key FOR UPDATE;
     IF v_first IS NOT NULL THEN
@@ -89,7 +89,7 @@ BEGIN
             missed = t.missed + p_missed, last_ms = coalesce(p_last, t.last_ms)
         WHERE t.queue = q.number AND t.key = p_key RETURNING * INTO v;
     END IF;
-    IF {remember}(
+    IF {store_result}(
         q.number, p_session, p_number, v_now + p_ttl, json_build_array(v_status, v_now, v_wake)::text) THEN
         PERFORM {tidy}(q, v_now);
     END IF;
@@ -108,9 +108,9 @@ CREATE OR REPLACE FUNCTION {trigger_schedule}(
     p_priorities smallint[], p_groups text[], p_copies bytea[]
 ) RETURNS text LANGUAGE plpgsql {settings} AS $body$
 DECLARE
-    q {queue} := {open}(p_queue);
+    q {queue} := {open_queue}(p_queue);
     v_now bigint := {clock}(p_clock);
-    v_first text := {replayed}(q.number, q.removed_ms, p_session, p_number, v_now, p_ttl);
+    v_first text := {first_result}(q.number, q.removed_ms, p_session, p_number, v_now, p_ttl);
 BEGIN
     IF v_first IS NOT NULL THEN
         RETURN v_first;
@@ -122,7 +122,7 @@ BEGIN
         p_queue, v_now, p_session, p_number, 0, p_envelopes, p_priorities, p_groups, NULL, NULL, p_copies,
         NULL, NULL, NULL, NULL);
     PERFORM {label_fires}(q.number, p_key);
-    IF {remember}(q.number, p_session, p_number, v_now + p_ttl, v_first) THEN
+    IF {store_result}(q.number, p_session, p_number, v_now + p_ttl, v_first) THEN
         PERFORM {tidy}(q, v_now);
     END IF;
     RETURN v_first;
@@ -141,16 +141,16 @@ DECLARE
 BEGIN
     SELECT * INTO q FROM {queue} t WHERE t.name = p_queue;
     v_oldest := {next_due}(q.number);
-    SELECT h.delayed INTO v_before FROM {held}(q.number) h;
+    SELECT h.delayed INTO v_before FROM {state_counts}(q.number) h;
     v_after := v_before;
     IF v_oldest <= v_now AND NOT q.paused THEN
         PERFORM {promote}(q, v_now, NULL);
-        SELECT h.delayed INTO v_after FROM {held}(q.number) h;
+        SELECT h.delayed INTO v_after FROM {state_counts}(q.number) h;
         v_wake := {wake}(q, v_now, v_before - v_after);
     END IF;
     RETURN json_build_array(
         v_before - v_after, v_after, coalesce(greatest(v_now - v_oldest, 0), 0),
-        {from_now}({next_due}(q.number), v_now), v_wake, {take_also}())::text;
+        {ms_until}({next_due}(q.number), v_now), v_wake, {take_side_effects}())::text;
 END $body$;
 
 -- Lead in a role, or go on leading, if nobody else does. The token grows with every change of the leader.

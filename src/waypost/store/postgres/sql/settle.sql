@@ -1,8 +1,8 @@
 -- Settle deliveries, once per operation; what a done one sends on arrives in the same transaction.
--- Touches: queue (read), message, result, completed, window, entry, tally, sleeper, operation, and what `finish`,
--- `accept` and `carry` touch.
+-- Touches: queue (read), message, result, completed, window, entry, tally, sleeper, operation, and what `end_message`,
+-- `accept` and `apply_followups` touch.
 -- Keeps: a settle whose token or nonce is stale changes nothing and says lost (l).
--- Without `p_ttl` it is a part of somebody's own transaction: no repeat can come, nothing is tidied up, and whom to wake
+-- Without `p_ttl` it is a part of somebody's own transaction: no repeat can come, nothing is tidied up, and other to wake
 -- is chosen at the commit.
 -- Behind the envelopes of what is sent on may stand, in the same order, what the journal keeps in place of each.
 -- letters: d done, r retried, s snoozed, x dead, p dropped, b released, c cancelled, e replaced, l lost.
@@ -19,19 +19,19 @@ DECLARE
     target {queue};
     m {message};
     v_now bigint := {clock}(p_clock);
-    v_op text := {op}(p_session, p_number);
+    v_op text := {operation_id}(p_session, p_number);
     v_first text;
     v_due bigint;
     v_fresh bigint := 0;
     v_gone text[] := '{}';
     v_letters text[] := array_fill('l'::text, ARRAY[cardinality(p_ids)]);
     v_wakes json[] := '{}';
-    v_one record;
+    v_item record;
     v_sent record;
     v_settled record;
     v_before bigint;
     v_names text[];
-    v_news json[] := '{}';
+    v_followups json[] := '{}';
     v_arrived json[];
     v_transferred bigint := 0;
     v_passing bigint;
@@ -41,12 +41,12 @@ DECLARE
 BEGIN
     SELECT * INTO q FROM {queue} WHERE name = p_queue;
     IF NOT FOUND THEN
-        q := {open}(p_queue);
+        q := {open_queue}(p_queue);
     END IF;
     IF p_ttl IS NULL THEN
-        PERFORM set_config('waypost.apart', 'on', true);
+        PERFORM set_config('waypost.in_transaction', 'on', true);
     ELSE
-        v_first := {replayed}(q.number, q.removed_ms, p_session, p_number, v_now, p_ttl);
+        v_first := {first_result}(q.number, q.removed_ms, p_session, p_number, v_now, p_ttl);
         IF v_first IS NOT NULL THEN
             RETURN v_first;
         END IF;
@@ -82,45 +82,45 @@ BEGIN
                 v_letters[v_settled.places[i]] := v_settled.letters[i];
             END LOOP;
         END IF;
-        FOR v_one IN
+        FOR v_item IN
             SELECT u.* FROM unnest(p_ids, p_tokens, p_nonces, p_outcomes, p_afters, p_reasons, p_error_types, p_errors,
                 p_results, p_result_ttls, v_letters) WITH ORDINALITY
                 AS u (id, token, nonce, outcome, after, reason, error_type, error, result, result_ttl, letter, n)
             WHERE u.letter = 'l' ORDER BY u.n
         LOOP
             SELECT * INTO m FROM {message} t
-            WHERE t.queue = q.number AND t.id = v_one.id AND t.state = {LEASED} AND t.token = coalesce(v_one.token, p_tokens[1])
-                AND t.nonce = coalesce(v_one.nonce, p_nonces[1]) FOR UPDATE;
+            WHERE t.queue = q.number AND t.id = v_item.id AND t.state = {LEASED} AND t.token = coalesce(v_item.token, p_tokens[1])
+                AND t.nonce = coalesce(v_item.nonce, p_nonces[1]) FOR UPDATE;
             CONTINUE WHEN NOT FOUND;
             SELECT * INTO v_settled
             FROM {settle_one}(
-                q, m, v_now, v_op, coalesce(v_one.outcome, 'done'), coalesce(v_one.after, 0), v_one.reason,
-                v_one.error_type, v_one.error, v_one.result, v_one.result_ttl,
+                q, m, v_now, v_op, coalesce(v_item.outcome, 'done'), coalesce(v_item.after, 0), v_item.reason,
+                v_item.error_type, v_item.error, v_item.result, v_item.result_ttl,
                 CASE WHEN m.chain IS NOT NULL AND p_sources IS NOT NULL
-                    THEN {sent_on}(p_sources, p_then_queues, p_then_envelopes, v_one.n) END);
-            v_news := v_news || v_settled.news;
-            v_letters[v_one.n] := v_settled.letter;
+                    THEN {continuation_names}(p_sources, p_then_queues, p_then_envelopes, v_item.n) END);
+            v_followups := v_followups || v_settled.followups;
+            v_letters[v_item.n] := v_settled.letter;
             v_fresh := v_fresh + v_settled.fresh;
-            CONTINUE WHEN p_sources IS NULL OR v_letters[v_one.n] <> 'd';
+            CONTINUE WHEN p_sources IS NULL OR v_letters[v_item.n] <> 'd';
             FOR v_sent IN
                 SELECT u.* FROM unnest(p_sources, p_then_queues, p_then_envelopes, p_then_keys, p_then_delays,
                     p_then_priorities, p_then_groups, p_then_chains) WITH ORDINALITY
                     AS u (source, queue, data, key, delay, priority, "group", chain, n)
-                WHERE u.source = v_one.n ORDER BY u.n
+                WHERE u.source = v_item.n ORDER BY u.n
             LOOP
                 v_transferred := v_transferred + 1;
-                PERFORM pg_advisory_xact_lock_shared({lock_of}('removal'), hashtext(v_sent.queue));
-                target := {open}(v_sent.queue);
+                PERFORM pg_advisory_xact_lock_shared({lock_key}('removal'), hashtext(v_sent.queue));
+                target := {open_queue}(v_sent.queue);
                 IF NOT target.made THEN
-                    target := {make}(target);
+                    target := {make_queue}(target);
                 END IF;
                 v_before := {next_due}(target.number);
-                SELECT a.fresh, a.news, a.passing INTO v_sent.n, v_arrived, v_passing FROM {accept}(
+                SELECT a.fresh, a.followups, a.passing INTO v_sent.n, v_arrived, v_passing FROM {accept}(
                     target, v_now, v_op, ARRAY[v_sent.data], ARRAY[v_sent.priority], ARRAY[v_sent."group"],
                     ARRAY[v_sent.delay], NULL, ARRAY[p_then_envelopes[cardinality(p_sources) + v_sent.n]],
                     ARRAY[v_sent.key], NULL, NULL, ARRAY[true],
                     CASE WHEN v_sent.chain IS NOT NULL THEN ARRAY[v_sent.chain] END, NULL, NULL, NULL) a;
-                v_news := v_news || v_arrived;
+                v_followups := v_followups || v_arrived;
                 IF v_passing > 0 AND target.max_pending IS NOT NULL THEN
                     v_capped := v_capped || target.number;
                 END IF;
@@ -147,7 +147,7 @@ BEGIN
     IF q.max_running IS NOT NULL THEN
         -- A slot that is free now is worth a sleeper, if something waits for it.
         v_fresh := v_fresh + least(
-            cardinality(p_ids), greatest(0, (SELECT h.ready FROM {held}(q.number) h) - coalesce(v_fresh, 0)));
+            cardinality(p_ids), greatest(0, (SELECT h.ready FROM {state_counts}(q.number) h) - coalesce(v_fresh, 0)));
     END IF;
     IF v_fresh > 0 THEN
         v_names := {wake}(q, v_now, v_fresh, p_ttl IS NULL);
@@ -164,17 +164,17 @@ BEGIN
             v_wakes := v_wakes || json_build_array(q.name, v_names);
         END IF;
     END IF;
-    IF cardinality(v_news) > 0 THEN
-        v_wakes := v_wakes || {carry}(v_now, v_news);
+    IF cardinality(v_followups) > 0 THEN
+        v_wakes := v_wakes || {apply_followups}(v_now, v_followups);
     END IF;
     IF v_letters IS NULL THEN
         v_first := json_build_array('', v_wakes)::text;
     ELSE
-        v_first := json_build_array(array_to_string(v_letters, ''), v_wakes, {take_also}())::text;
+        v_first := json_build_array(array_to_string(v_letters, ''), v_wakes, {take_side_effects}())::text;
     END IF;
     IF coalesce(p_ttl, 0) > 0 THEN
-        v_tidy := {remember}(q.number, p_session, p_number, v_now + p_ttl, v_first);
-        IF v_tidy OR v_letters IS NOT NULL AND {is_much}(q.number, cardinality(p_ids)) THEN
+        v_tidy := {store_result}(q.number, p_session, p_number, v_now + p_ttl, v_first);
+        IF v_tidy OR v_letters IS NOT NULL AND {tidy_is_due_for}(q.number, cardinality(p_ids)) THEN
             PERFORM {tidy}(q, v_now);
         END IF;
     END IF;
@@ -288,7 +288,7 @@ BEGIN
                 CASE WHEN count(b.chain) > 0 THEN array_agg(b.chain) END AS chains,
                 CASE WHEN max(b.token - b.claims) > 0 THEN array_agg(b.claims) END AS claims
             FROM back b WHERE b.cause = e.event HAVING count(*) > 0) s
-        WHERE {keeps}(q.journal, e.event)
+        WHERE {journal_keeps}(q.journal, e.event)
     ), t AS (
         INSERT INTO {tally} (seq, queue, minute, retried, snoozed, released, ready, delayed, leased)
         SELECT nextval('{sequence}'), q.number, p_now / 60000, nullif(count(*) FILTER (WHERE b.cause = 'retried'), 0),
@@ -371,7 +371,7 @@ BEGIN
                 array_agg(length(e.data)) AS sizes,
                 CASE WHEN max(e.token - e.claims) > 0 THEN array_agg(e.claims) END AS claims
             FROM ended e WHERE e.event = k.event HAVING count(*) > 0) s
-        WHERE {keeps}(q.journal, k.event)
+        WHERE {journal_keeps}(q.journal, k.event)
     ), t AS (
         INSERT INTO {tally} (seq, queue, minute, done, dead, dropped, dead_kept, leased)
         SELECT nextval('{sequence}'), q.number, p_now / 60000, nullif(count(*) FILTER (WHERE e.event = 'done'), 0),
@@ -389,7 +389,7 @@ BEGIN
         DELETE FROM {window} w WHERE w.queue = q.number AND w.key = ANY (v_keys) AND w.message_id = ANY (v_ids);
     END IF;
     IF q.completed_max > 0 THEN
-        PERFORM {forget_done}(q.number, q.completed_max, {RECLAIM_MAX} + cardinality(places));
+        PERFORM {trim_completed}(q.number, q.completed_max, {RECLAIM_MAX} + cardinality(places));
     END IF;
     WHILE v_dead > 0 LOOP
         EXIT WHEN {trim_dead}(q, p_now) = 0;
@@ -401,7 +401,7 @@ END $body$;
 CREATE OR REPLACE FUNCTION {settle_one}(
     q {queue}, m {message}, p_now bigint, p_op text, p_outcome text, p_after bigint, p_reason text, p_error_type text,
     p_error text, p_result bytea, p_result_ttl bigint, p_begun text[], OUT letter text, OUT fresh bigint,
-    OUT news json[]
+    OUT followups json[]
 ) LANGUAGE plpgsql AS $body$
 DECLARE
     v_ready bigint := p_now + p_after;
@@ -409,19 +409,19 @@ DECLARE
     v_event text;
 BEGIN
     fresh := 0;
-    news := '{}';
+    followups := '{}';
     IF p_outcome = 'done' THEN
         letter := 'd';
         IF p_result IS NOT NULL THEN
             INSERT INTO {result} (queue, id, data, until_ms) VALUES (q.number, m.id, p_result, p_now + p_result_ttl)
             ON CONFLICT (queue, id) DO UPDATE SET data = excluded.data, until_ms = excluded.until_ms;
         END IF;
-        SELECT f.fresh, f.news INTO fresh, news FROM {finish}(q, m, p_now, p_op, 'done', NULL, p_begun) f;
+        SELECT f.fresh, f.followups INTO fresh, followups FROM {end_message}(q, m, p_now, p_op, 'done', NULL, p_begun) f;
         RETURN;
     END IF;
     IF m.cancel_requested THEN
         letter := 'c';
-        SELECT f.fresh, f.news INTO fresh, news FROM {finish}(q, m, p_now, p_op, 'cancelled', p_outcome) f;
+        SELECT f.fresh, f.followups INTO fresh, followups FROM {end_message}(q, m, p_now, p_op, 'cancelled', p_outcome) f;
         RETURN;
     END IF;
     IF p_outcome IN ('retry', 'dead') THEN
@@ -435,19 +435,19 @@ BEGIN
             -- It was a failure of the handler that ended it, and the letter counts that one too.
             m.attempts := m.attempts + 1;
         END IF;
-        SELECT f.fresh, f.news INTO fresh, news FROM {finish}(q, m, p_now, p_op, 'dead') f;
+        SELECT f.fresh, f.followups INTO fresh, followups FROM {end_message}(q, m, p_now, p_op, 'dead') f;
         PERFORM {trim_dead}(q, p_now);
         RETURN;
     ELSIF p_outcome = 'drop' THEN
         letter := 'p';
-        SELECT f.fresh, f.news INTO fresh, news FROM {finish}(q, m, p_now, p_op, 'dropped', 'drop') f;
+        SELECT f.fresh, f.followups INTO fresh, followups FROM {end_message}(q, m, p_now, p_op, 'dropped', 'drop') f;
         RETURN;
     END IF;
     IF m.key IS NOT NULL AND EXISTS (
         SELECT 1 FROM {message} h WHERE h.queue = q.number AND h.key = m.key AND h.key IS NOT NULL AND h.state = {WAITING})
     THEN
         letter := 'e';
-        SELECT f.fresh, f.news INTO fresh, news FROM {finish}(q, m, p_now, p_op, 'replaced', p_outcome) f;
+        SELECT f.fresh, f.followups INTO fresh, followups FROM {end_message}(q, m, p_now, p_op, 'replaced', p_outcome) f;
         RETURN;
     END IF;
     IF p_outcome = 'release' THEN
@@ -459,7 +459,7 @@ BEGIN
         WHERE t.queue = q.number AND t.id = m.id;
         INSERT INTO {tally} (seq, queue, minute, released, ready, leased)
         VALUES (nextval('{sequence}'), q.number, p_now / 60000, 1, 1, -1);
-        PERFORM {note}(q, p_now, p_op, 'released', m, NULL, true);
+        PERFORM {write_event}(q, p_now, p_op, 'released', m, NULL, true);
         RETURN;
     END IF;
     fresh := 1 - v_state;
@@ -479,5 +479,5 @@ BEGIN
     VALUES (
         nextval('{sequence}'), q.number, p_now / 60000, nullif((letter = 'r')::int, 0), nullif((letter = 's')::int, 0),
         1 - v_state, v_state, -1);
-    PERFORM {note}(q, p_now, p_op, v_event, m, NULL, true, v_ready, p_reason, p_error_type);
+    PERFORM {write_event}(q, p_now, p_op, v_event, m, NULL, true, v_ready, p_reason, p_error_type);
 END $body$;

@@ -11,7 +11,7 @@ DECLARE
     v_counts json;
     v_minutes json;
 BEGIN
-    SELECT * INTO v FROM {ordered}(p_queue, p_clock);
+    SELECT * INTO v FROM {open_journal}(p_queue, p_clock);
     v_number := (v.q).number;
     WITH steps AS MATERIALIZED (
         SELECT * FROM {tally} t WHERE t.queue = v_number
@@ -84,8 +84,8 @@ BEGIN
                 ORDER BY m.position, m.id LIMIT 1)) h),
         'oldest_leased', (
             SELECT max(v_now - m.claimed_ms) FROM {message} m WHERE m.queue = v_number AND m.state = {LEASED}),
-        'next_due', {from_now}({next_due}(v_number), v_now),
-        'next_lease', {from_now}({next_lease}(v_number), v_now),
+        'next_due', {ms_until}({next_due}(v_number), v_now),
+        'next_lease', {ms_until}({next_lease}(v_number), v_now),
         'sleepers', (
             SELECT count(*) FROM {sleeper} s WHERE s.queue = v_number AND NOT s.awake AND s.until_ms > v_now),
         'first', v.first,

@@ -5,15 +5,15 @@
 
 CREATE OR REPLACE FUNCTION {tidy}(q {queue}, p_now bigint) RETURNS void LANGUAGE plpgsql AS $body$
 BEGIN
-    IF pg_try_advisory_xact_lock({lock_of}('tally'), q.number) THEN
+    IF pg_try_advisory_xact_lock({lock_key}('tally'), q.number) THEN
         PERFORM {fold}(q.number, p_now);
     END IF;
-    IF pg_try_advisory_xact_lock({lock_of}('journal'), q.number) THEN
+    IF pg_try_advisory_xact_lock({lock_key}('journal'), q.number) THEN
         PERFORM {order_journal}(q, p_now, 64);
     END IF;
     PERFORM {sweep}(q.number, p_now);
     -- The last: a slice that is emptied stays locked until the step is committed, and nothing may wait behind that.
-    PERFORM {turn_journal}(p_now, pg_current_xact_id()::text::bigint / 64);
+    PERFORM {rotate_journal}(p_now, pg_current_xact_id()::text::bigint / 64);
 END $body$;
 
 -- Fold counts: `total` and `minute` gain what the folded rows of `tally` lose. Only under the tally lock.
@@ -128,7 +128,7 @@ BEGIN
     IF v_last.number - v_first + 1 >= q.journal_max + greatest({CHUNK_MESSAGES_MAX}, q.journal_max / {JOURNAL_SLACK_PART}) THEN
         SELECT min(r.read_to) + 1 INTO v_unread FROM {reader} r WHERE r.queue = q.number;
         PERFORM {cut_journal}(q.number, v_last.number - q.journal_max + 1);
-        IF v_unread < v_last.number - q.journal_max + 1 AND {keeps}(q.journal, 'trimmed') THEN
+        IF v_unread < v_last.number - q.journal_max + 1 AND {journal_keeps}(q.journal, 'trimmed') THEN
             v_unread := greatest(v_unread, v_first);
             -- Its number is the next, so it needs a place behind all that have one: that of the last mark, in effect.
             INSERT INTO {entry} (queue, count, xid, seq, at_ms, event, causes, reasons, sizes)
@@ -160,7 +160,7 @@ BEGIN
 END $body$;
 
 -- The place up to which the entries of a queue are forgotten; all zero if none is.
-CREATE OR REPLACE FUNCTION {forgotten}(p_queue integer, OUT xid bigint, OUT seq bigint) LANGUAGE plpgsql AS $body$
+CREATE OR REPLACE FUNCTION {trimmed_to}(p_queue integer, OUT xid bigint, OUT seq bigint) LANGUAGE plpgsql AS $body$
 #variable_conflict use_column
 BEGIN
     SELECT m.xid, m.seq INTO xid, seq FROM {mark} m
@@ -172,7 +172,7 @@ END $body$;
 
 -- How many entries of a slice are still wanted, but not more than one beyond `p_most` of them; moved to `rest` if asked.
 -- It steps from queue to queue by the index, so that entries which are forgotten are not looked at.
-CREATE OR REPLACE FUNCTION {move_wanted}(p_slice smallint, p_most integer, p_move boolean) RETURNS integer
+CREATE OR REPLACE FUNCTION {move_kept}(p_slice smallint, p_most integer, p_move boolean) RETURNS integer
 LANGUAGE plpgsql AS $body$
 DECLARE
     v_queue integer := 0;
@@ -184,7 +184,7 @@ BEGIN
         SELECT e.queue INTO v_queue FROM {entry} e
         WHERE e.slice = p_slice AND e.queue > v_queue ORDER BY e.queue LIMIT 1;
         EXIT WHEN NOT FOUND OR v_wanted > p_most;
-        v_place := {forgotten}(v_queue);
+        v_place := {trimmed_to}(v_queue);
         IF p_move THEN
             UPDATE {entry} e SET slice = -1
             WHERE e.slice = p_slice AND e.queue = v_queue AND (e.xid, e.seq) > (v_place.xid, v_place.seq);
@@ -209,7 +209,7 @@ $body$;
 -- on; if none is empty it goes on growing. Another one: if all of its events are forgotten but for a few, these move to
 -- `rest`, and a minute later, when nobody can look at it as it was before, it is emptied at once. Whoever is using it
 -- at that moment is not waited for: it is tried again.
-CREATE OR REPLACE FUNCTION {turn_journal}(p_now bigint, p_which bigint) RETURNS void LANGUAGE plpgsql {settings} AS $body$
+CREATE OR REPLACE FUNCTION {rotate_journal}(p_now bigint, p_which bigint) RETURNS void LANGUAGE plpgsql {settings} AS $body$
 DECLARE
     v_tables regclass[] := ARRAY[
         '{entry_a}', '{entry_b}', '{entry_c}', '{entry_d}', '{entry_e}', '{entry_f}', '{entry_g}', '{entry_h}'];
@@ -220,7 +220,7 @@ DECLARE
     v_wanted integer;
 BEGIN
     -- A table without rows keeps a page or two.
-    IF v_bytes <= 16384 OR NOT pg_try_advisory_xact_lock({lock_of}('slice'), 0) THEN
+    IF v_bytes <= 16384 OR NOT pg_try_advisory_xact_lock({lock_key}('slice'), 0) THEN
         RETURN;
     END IF;
     IF v_slice = v_current THEN
@@ -234,19 +234,19 @@ BEGIN
     END IF;
     SELECT s.moved_ms INTO v_moved_ms FROM {slice} s WHERE s.number = v_slice;
     IF v_moved_ms IS NULL THEN
-        v_wanted := {move_wanted}(v_slice, 512, false);
+        v_wanted := {move_kept}(v_slice, 512, false);
         -- Few in number, and few of what is there: large bodies make a slice of few entries.
         IF v_wanted <= 512 AND v_wanted * 8 <= (
             SELECT count(*) FROM (SELECT 1 FROM {entry} e WHERE e.slice = v_slice LIMIT 4096) o)
         THEN
-            PERFORM {move_wanted}(v_slice, 512, true);
+            PERFORM {move_kept}(v_slice, 512, true);
             UPDATE {slice} s SET moved_ms = p_now WHERE s.number = v_slice;
         END IF;
     ELSIF p_now - v_moved_ms >= 60000 THEN
         BEGIN
             EXECUTE 'LOCK TABLE ' || v_tables[v_slice + 1] || ' IN ACCESS EXCLUSIVE MODE NOWAIT';
             -- Now nobody writes to it any more; somebody slow may have until now.
-            IF {move_wanted}(v_slice, 0, false) = 0 THEN
+            IF {move_kept}(v_slice, 0, false) = 0 THEN
                 EXECUTE 'TRUNCATE TABLE ' || v_tables[v_slice + 1];
             END IF;
             UPDATE {slice} s SET moved_ms = NULL WHERE s.number = v_slice;

@@ -9,22 +9,22 @@ CREATE OR REPLACE FUNCTION {channel}(p_queue text) RETURNS text LANGUAGE sql IMM
     FROM (SELECT trim(both '"' FROM '{#ready}') || ':' || p_queue AS name) c
 $body$;
 
--- A part of somebody's own transaction (`p_apart`, or the setting for what has no such parameter) takes nobody out of
+-- A part of somebody's own transaction (`p_in_transaction`, or the setting for what has no such parameter) takes nobody out of
 -- the memory yet: a row that is locked until that transaction ends would hold up its worker, and who sleeps now may be
--- awake by then. It notes how many are wanted, and returns those whom only the client can tell.
-CREATE OR REPLACE FUNCTION {wake}(q {queue}, p_now bigint, p_count bigint, p_apart boolean DEFAULT false) RETURNS text[]
+-- awake by then. It notes how many are wanted, and returns those other only the client can tell.
+CREATE OR REPLACE FUNCTION {wake}(q {queue}, p_now bigint, p_count bigint, p_in_transaction boolean DEFAULT false) RETURNS text[]
 LANGUAGE plpgsql AS $body$
 DECLARE
     v_sleeping boolean;
     v_recent boolean;
-    v_covered boolean;
+    v_poll_soon boolean;
     v_names text[];
     v_again text[];
 BEGIN
     IF coalesce(p_count, 0) <= 0 THEN
         RETURN '{}';
     END IF;
-    IF p_apart OR current_setting('waypost.apart', true) = 'on' THEN
+    IF p_in_transaction OR current_setting('waypost.in_transaction', true) = 'on' THEN
         INSERT INTO {tally} (seq, queue, minute, wake) VALUES (nextval('{sequence}'), q.number, p_now / 60000, p_count);
         RETURN ARRAY(
             SELECT s.name FROM {sleeper} s
@@ -38,15 +38,15 @@ BEGIN
     SELECT bool_or(NOT s.awake) FILTER (WHERE s.name NOT LIKE '~%'),
         bool_or(s.woken_ms > p_now - 250) FILTER (WHERE s.name NOT LIKE '~%'),
         bool_or(s.name LIKE '~%' AND s.until_ms <= p_now + {COVER_MS_MAX})
-    INTO v_sleeping, v_recent, v_covered FROM {sleeper} s
+    INTO v_sleeping, v_recent, v_poll_soon FROM {sleeper} s
     WHERE s.queue = q.number AND s.until_ms > p_now;
     -- Where somebody looks again soon, it takes a few messages more than any other would.
-    IF NOT (v_sleeping OR v_recent) OR (p_count <= {COVERED_MAX} AND v_covered) THEN
+    IF NOT (v_sleeping OR v_recent) OR (p_count <= {COVERED_MAX} AND v_poll_soon) THEN
         RETURN '{}';
     END IF;
-    SELECT s.names, s.again INTO v_names, v_again FROM {sleepers}(q, p_now, p_count, false, v_sleeping) s;
+    SELECT s.names, s.again INTO v_names, v_again FROM {choose_sleepers}(q, p_now, p_count, false, v_sleeping) s;
     IF cardinality(v_names) + cardinality(v_again) > 0 THEN
-        PERFORM {tell}(q.name, v_names || v_again);
+        PERFORM {notify}(q.name, v_names || v_again);
     END IF;
     RETURN v_names;
 END $body$;
@@ -60,28 +60,28 @@ DECLARE
     v_now bigint := floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint;
     v_sleeping boolean;
     v_recent boolean;
-    v_covered boolean;
+    v_poll_soon boolean;
     v_names text[];
     v_again text[];
 BEGIN
     IF current_setting('transaction_isolation') <> 'read committed' THEN
         SELECT * INTO q FROM {queue} t WHERE t.number = NEW.queue;
-        PERFORM {tell}(q.name, '{*}');
+        PERFORM {notify}(q.name, '{*}');
         RETURN NULL;
     END IF;
     SELECT bool_or(NOT s.awake) FILTER (WHERE s.name NOT LIKE '~%'),
         bool_or(s.woken_ms > v_now - 250) FILTER (WHERE s.name NOT LIKE '~%'),
         bool_or(s.name LIKE '~%' AND s.until_ms <= v_now + {COVER_MS_MAX})
-    INTO v_sleeping, v_recent, v_covered FROM {sleeper} s
+    INTO v_sleeping, v_recent, v_poll_soon FROM {sleeper} s
     WHERE s.queue = NEW.queue AND s.until_ms > v_now;
-    IF NOT (v_sleeping OR v_recent) OR (NEW.wake <= {COVERED_MAX} AND v_covered) THEN
+    IF NOT (v_sleeping OR v_recent) OR (NEW.wake <= {COVERED_MAX} AND v_poll_soon) THEN
         RETURN NULL;
     END IF;
     SELECT * INTO q FROM {queue} t WHERE t.number = NEW.queue AND NOT t.paused;
     IF FOUND THEN
-        SELECT s.names, s.again INTO v_names, v_again FROM {sleepers}(q, v_now, NEW.wake, true, v_sleeping) s;
+        SELECT s.names, s.again INTO v_names, v_again FROM {choose_sleepers}(q, v_now, NEW.wake, true, v_sleeping) s;
         IF cardinality(v_names) + cardinality(v_again) > 0 THEN
-            PERFORM {tell}(q.name, v_names || v_again);
+            PERFORM {notify}(q.name, v_names || v_again);
         END IF;
     END IF;
     RETURN NULL;
@@ -92,7 +92,7 @@ CREATE CONSTRAINT TRIGGER {#tally_wake} AFTER INSERT ON {tally} DEFERRABLE INITI
     FOR EACH ROW WHEN (NEW.wake IS NOT NULL) EXECUTE FUNCTION {wake_at_commit}();
 
 -- Those whose names begin with @ listen here; the others are told by the client, which has another way to reach them.
-CREATE OR REPLACE FUNCTION {tell}(p_queue text, p_names text[]) RETURNS void LANGUAGE plpgsql AS $body$
+CREATE OR REPLACE FUNCTION {notify}(p_queue text, p_names text[]) RETURNS void LANGUAGE plpgsql AS $body$
 DECLARE
     v_here text[];
 BEGIN
@@ -103,19 +103,19 @@ BEGIN
     END LOOP;
 END $body$;
 
--- Whom to wake: the last to fall asleep first. At the commit of somebody's own transaction (`p_apart`) no client learns the
--- names, so only those who listen here are taken. `again` are those who may be falling asleep at this moment, in a step that
+-- Whom to wake: the last to fall asleep first. At the commit of somebody's own transaction (`p_in_transaction`) no client learns the
+-- names, so only those who listen here are taken. `count_redeliveries` are those who may be falling asleep at this moment, in a step that
 -- cannot see ours, nor ours theirs: they were woken just now, or are locked by their own claim. They are told to look
 -- once more, but only where too few are known to sleep. `p_sleeping`: whether anybody is known to; NULL: nobody knows.
-CREATE OR REPLACE FUNCTION {sleepers}(
-    q {queue}, p_now bigint, p_count bigint, p_apart boolean, p_sleeping boolean, OUT names text[], OUT again text[]
+CREATE OR REPLACE FUNCTION {choose_sleepers}(
+    q {queue}, p_now bigint, p_count bigint, p_in_transaction boolean, p_sleeping boolean, OUT names text[], OUT again text[]
 ) LANGUAGE plpgsql AS $body$
 BEGIN
     names := '{}';
     again := '{}';
     IF p_sleeping IS NULL THEN
         -- The memory of who sleeps is gone: everybody wakes, once. Whoever does it first does it for all.
-        IF pg_try_advisory_xact_lock({lock_of}('sleeper'), q.number) THEN
+        IF pg_try_advisory_xact_lock({lock_key}('sleeper'), q.number) THEN
             INSERT INTO {sleeper} AS s (queue, name, until_ms, awake) VALUES (q.number, '', p_now + {SLEEPER_TTL_MS}, true)
             ON CONFLICT (queue, name) DO UPDATE SET until_ms = excluded.until_ms WHERE s.until_ms <= p_now;
             names := CASE WHEN FOUND THEN '{*}'::text[] ELSE '{}' END;
@@ -125,7 +125,7 @@ BEGIN
     IF p_sleeping THEN
         WITH chosen AS (
             SELECT s.name, s.until_ms FROM {sleeper} s
-            WHERE s.queue = q.number AND NOT s.awake AND s.until_ms > p_now AND (s.name LIKE '@%' OR NOT p_apart)
+            WHERE s.queue = q.number AND NOT s.awake AND s.until_ms > p_now AND (s.name LIKE '@%' OR NOT p_in_transaction)
             ORDER BY s.until_ms DESC, s.name DESC LIMIT p_count FOR UPDATE SKIP LOCKED
         ), woken AS (
             UPDATE {sleeper} s SET awake = true, woken_ms = p_now FROM chosen c
@@ -144,7 +144,7 @@ BEGIN
 END $body$;
 
 -- A worker looks again within so many milliseconds, 0: it no longer says so. Each has a row of its own, named ~worker.
-CREATE OR REPLACE FUNCTION {cover}(p_queue integer, p_worker text, p_now bigint, p_ms bigint) RETURNS void
+CREATE OR REPLACE FUNCTION {announce_poll}(p_queue integer, p_worker text, p_now bigint, p_ms bigint) RETURNS void
 LANGUAGE plpgsql AS $body$
 BEGIN
     IF p_ms > 0 THEN

@@ -2,7 +2,7 @@
 -- passing, a bounded number at a time, and never a row that somebody else holds; at most so many rows stay.
 -- A beat that is lost with the server's memory is followed by the next, so it waits for no disk.
 
-CREATE OR REPLACE FUNCTION {beat}(p_name text, p_clock bigint, p_ttl bigint, p_record bytea, p_max bigint)
+CREATE OR REPLACE FUNCTION {heartbeat}(p_name text, p_clock bigint, p_ttl bigint, p_record bytea, p_max bigint)
 RETURNS bigint LANGUAGE plpgsql AS $body$
 DECLARE
     v_now bigint := {clock}(p_clock);
@@ -24,7 +24,7 @@ BEGIN
     RETURN v_now;
 END $body$;
 
-CREATE OR REPLACE FUNCTION {leave}(p_name text) RETURNS boolean LANGUAGE plpgsql AS $body$
+CREATE OR REPLACE FUNCTION {unregister}(p_name text) RETURNS boolean LANGUAGE plpgsql AS $body$
 BEGIN
     DELETE FROM {worker} WHERE name = p_name;
     RETURN FOUND;
