@@ -28,7 +28,7 @@ from waypost.testing.postgres import PostgresServer
         ('ALTER TABLE "{}_tally" DROP COLUMN wake CASCADE', [
             "table {}_tally lacks the column wake", "trigger {}_tally_wake of table {}_tally is missing",
         ]),
-        ('DROP FUNCTION "{}_forget_done"', ["function {}_forget_done is missing"]),
+        ('DROP FUNCTION "{}_trim_completed"', ["function {}_trim_completed is missing"]),
         ('DROP TRIGGER "{}_tally_wake" ON "{}_tally"', ["trigger {}_tally_wake of table {}_tally is missing"]),
         (
             'ALTER TABLE "{}_tally" DISABLE TRIGGER "{}_tally_wake"',

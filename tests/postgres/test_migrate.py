@@ -104,8 +104,8 @@ def test_a_check_names_what_differs_and_tolerates_what_was_added(
         f'ALTER TABLE "{namespace}_message" DROP COLUMN cause; DROP TABLE "{namespace}_rate";'
         f'ALTER TABLE "{namespace}_reader" ALTER COLUMN read_to TYPE integer;'
         f'DROP INDEX "{namespace}_tally_queue"; DROP SEQUENCE "{namespace}_turn" CASCADE;'
-        f'DROP FUNCTION "{namespace}_forget_done";'
-        f'CREATE OR REPLACE FUNCTION "{namespace}_keeps"(p_level text, p_event text) RETURNS boolean LANGUAGE sql '
+        f'DROP FUNCTION "{namespace}_trim_completed";'
+        f'CREATE OR REPLACE FUNCTION "{namespace}_journal_keeps"(p_level text, p_event text) RETURNS boolean LANGUAGE sql '
         "IMMUTABLE AS 'SELECT true'"
     )
     code, out, _ = command(server.url, "--namespace", namespace, "--check", "--json")
@@ -114,8 +114,8 @@ def test_a_check_names_what_differs_and_tolerates_what_was_added(
     assert told["current"] is False
     assert set(told["differences"]) >= {
         f"column {namespace}_reader.read_to is integer not null and should be bigint not null",
-        f"function {namespace}_forget_done is missing",
-        f"function {namespace}_keeps is not this release's",
+        f"function {namespace}_trim_completed is missing",
+        f"function {namespace}_journal_keeps is not this release's",
         f"index {namespace}_tally_queue is missing",
         f"sequence {namespace}_turn is missing",
         f"table {namespace}_message lacks the column cause",

@@ -103,7 +103,8 @@ def test_an_older_version_full_of_messages_is_brought_up_to_date(
     assert {table for table in TABLES if before[table] != after[table]} == set()
     assert check(server.url, namespace=name).is_current
     found = database.execute(
-        "SELECT DISTINCT substr(proname, length(%s) + 2) FROM pg_proc WHERE starts_with(proname, %s)", (name, f"{name}_")
+        "SELECT DISTINCT substr(proname, length(%s) + 2) FROM pg_proc WHERE starts_with(proname, %s)",
+        (name, f"{name}_"),
     ).fetchall()
     made = {made for file in schema.FUNCTIONS for _, made in schema.MADE.findall(schema.function_text(file))}
     assert {function for (function,) in found} == made

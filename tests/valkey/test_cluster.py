@@ -147,7 +147,7 @@ def test_a_cluster_url_that_cannot_be_used_says_why_and_no_password(url: str, to
     with pytest.raises(InvalidUrl, match=told) as caught:
         Waypost(url)
     assert SECRET not in f"{caught.value!s} {caught.value!r} {caught.value.__cause__!r}"
-    assert ClusterSource(f"valkeys+cluster://u:{SECRET}@a,b:7/0").shown == "valkeys+cluster://a:6379,b:7"
+    assert ClusterSource(f"valkeys+cluster://u:{SECRET}@a,b:7/0").display_name == "valkeys+cluster://a:6379,b:7"
 
 
 @pytest.mark.promise("STORE-5", "LEASE-14")

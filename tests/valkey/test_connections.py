@@ -153,7 +153,7 @@ def test_a_password_opens_the_door_and_a_wrong_one_is_never_shown(mode: str, cap
             assert isinstance(caught.value, PermissionError)
             told += [str(caught.value), repr(caught.value), repr(caught.value.__cause__)]
     unopened = Waypost(f"valkey://:{SECRET}@127.0.0.1:1")
-    told += [repr(unopened), repr(unopened.store), repr(unopened.store.source), unopened.store.source.shown]  # type: ignore[attr-defined]
+    told += [repr(unopened), repr(unopened.store), repr(unopened.store.source), unopened.store.source.display_name]  # type: ignore[attr-defined]
     assert SECRET not in " ".join(told) + caplog.text
 
 

@@ -108,7 +108,7 @@ def test_a_sentinel_url_may_say_everything() -> None:
     source = SentinelSource(
         f"valkeys+sentinel://user:{SECRET}@first,[::1]:5,third:6/orders/2?sentinel_password={SECRET}2&ssl_check_hostname=no"
     )
-    assert source.shown == "valkeys+sentinel://first:26379,[::1]:5,third:6/orders"
+    assert source.display_name == "valkeys+sentinel://first:26379,[::1]:5,third:6/orders"
     for pool in (source.pool(1), source.async_pool(1)):
         settings = pool.connection_kwargs
         assert pool.service_name == "orders"

@@ -15,7 +15,7 @@ from waypost.cli.options import add_command, namespace_of, url_of
 from waypost.cli.output import write, write_json
 
 if TYPE_CHECKING:
-    from waypost.store.postgres.schema_check import Checked
+    from waypost.store.postgres.schema_check import SchemaCheck
 
 
 def add(commands: Any) -> None:
@@ -94,7 +94,7 @@ def check_version_of(url: str, place: dict[str, Any]) -> int:
     return version
 
 
-def tell_check(options: argparse.Namespace, found: Checked) -> int:
+def tell_check(options: argparse.Namespace, found: SchemaCheck) -> int:
     """What a check found, and the exit code that says it."""
     from waypost.store.postgres.schema import VERSION, Names, command_for
 

@@ -99,7 +99,7 @@ def _valkey(source: Any, timeout: float) -> Hub:
     def make() -> Hub:
         from waypost.wake.valkey import ValkeyTransport
 
-        return ThreadHub("valkey", lambda: ValkeyTransport(source, timeout), source.shown, url=source.place)
+        return ThreadHub("valkey", lambda: ValkeyTransport(source, timeout), source.display_name, url=source.place)
 
     return shared("valkey", source.place, make)
 
@@ -108,7 +108,7 @@ def _postgres(source: Any, timeout: float) -> Hub:
     def make() -> Hub:
         from waypost.wake.postgres import PostgresTransport
 
-        return ThreadHub("postgres", lambda: PostgresTransport(source, timeout), source.shown, url=source.place)
+        return ThreadHub("postgres", lambda: PostgresTransport(source, timeout), source.display_name, url=source.place)
 
     return shared("postgres", source.place, make)
 

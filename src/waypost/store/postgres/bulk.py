@@ -93,27 +93,29 @@ class PostgresBulkReader:
                 return cursor.fetch_arrow_table()
         except OperationalError as error:
             self._drop()
-            raise StoreUnavailable(f"the PostgreSQL server does not answer ({_said(error)})") from None
+            raise StoreUnavailable(f"the PostgreSQL server does not answer ({_first_line(error)})") from None
         except Error as error:
             if str(getattr(error, "sqlstate", None) or "").startswith(("57P", "08")) or not getattr(
                 error, "sqlstate", ""
             ):
                 self._drop()
-                raise StoreUnavailable(f"the PostgreSQL server does not answer ({_said(error)})") from None
-            raise StoreFailed(f"PostgreSQL refused to read: {_said(error)}") from None
+                raise StoreUnavailable(f"the PostgreSQL server does not answer ({_first_line(error)})") from None
+            raise StoreFailed(f"PostgreSQL refused to read: {_first_line(error)}") from None
 
-    def _ask(self, queue: str, query: str, *parameters: tuple[int, bytes | None]) -> list[tuple[Any, ...]]:
+    def _query(self, queue: str, query: str, *parameters: tuple[int, bytes | None]) -> list[tuple[Any, ...]]:
         return self._run(PostgresCall("read", queue, query.encode(), parameters, rows_of))
 
     def _number_of(self, queue: str) -> int | None:
         if self._queues.get(queue) is None:
-            found = self._ask(queue, f"SELECT number FROM {self._store.names.of('queue')} WHERE name = $1", text(queue))
+            found = self._query(
+                queue, f"SELECT number FROM {self._store.names.of('queue')} WHERE name = $1", text(queue)
+            )
             self._queues[queue] = int(found[0][0]) if found else None
         return self._queues[queue]
 
     def _columns_of_entries(self) -> frozenset[str]:
         if self._entry_columns is None:
-            found = self._ask(
+            found = self._query(
                 "",
                 "SELECT a.attname::text FROM pg_attribute a WHERE a.attrelid = to_regclass($1) AND a.attnum > 0 "
                 "AND NOT a.attisdropped",
@@ -179,10 +181,10 @@ class PostgresBulkReader:
         if known is None:
             return []
         message = self._store.names.of("message")
-        total = int(self._ask(queue, f"SELECT count(*) FROM {message} m WHERE {where}", number(known))[0][0])
+        total = int(self._query(queue, f"SELECT count(*) FROM {message} m WHERE {where}", number(known))[0][0])
         bounds: list[str] = []
         for part in range(1, min(parts, total)):
-            found = self._ask(
+            found = self._query(
                 queue,
                 f"SELECT m.id FROM {message} m WHERE {where} ORDER BY m.id LIMIT 1 OFFSET $2",
                 number(known),
@@ -228,7 +230,7 @@ class PostgresBulkReader:
             low, compare = found.column("id")[-1].as_py(), ">"
 
 
-def _said(error: Exception) -> str:
+def _first_line(error: Exception) -> str:
     """The first line of what the driver says; connection strings are not part of it."""
     return str(error).strip().partition("\n")[0][:200]
 

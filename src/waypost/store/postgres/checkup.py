@@ -11,7 +11,7 @@ import psycopg
 from waypost.errors import AccessDenied
 from waypost.formatting import format_age, format_bytes
 from waypost.store.checkup import Checkup, Findings, note, ok, wrong
-from waypost.store.postgres.failures import lost
+from waypost.store.postgres.failures import map_connection_error
 from waypost.store.postgres.schema import MADE, MIGRATIONS, Names, command_for, migration_text, sql
 from waypost.store.postgres.schema_check import compare
 from waypost.values import Stats
@@ -47,7 +47,7 @@ class PostgresCheckup(Checkup):
             yield from check_transactions(connection)
             yield from check_bytes(connection, names, found)
         except psycopg.Error as error:
-            raise lost(error, self._store.source.shown, sent=True) from None
+            raise map_connection_error(error, self._store.source.display_name, sent=True) from None
         finally:
             self._executor.take_back(connection)
 
@@ -119,9 +119,9 @@ def check_rights(connection: Any, names: Names) -> Findings:
         )
     ]
     if lacking:
-        shown = ", ".join(lacking[:4]) + (f" and {len(lacking) - 4} more" if len(lacking) > 4 else "")
-        yield wrong("permissions", f"role {user} lacks {shown}", f"let the owner run {command_for(names)[:-1]} --grant "
-                    f"{user}`", lacking=lacking)  # fmt: skip
+        missing = ", ".join(lacking[:4]) + (f" and {len(lacking) - 4} more" if len(lacking) > 4 else "")
+        yield wrong("permissions", f"role {user} lacks {missing}", "let the owner run "
+                    f"{command_for(names)[:-1]} --grant {user}`", lacking=lacking)  # fmt: skip
     else:
         yield ok("permissions", f"role {user} may do all that clients do", user=user)
 

@@ -52,7 +52,7 @@ class EngineSource:
         self.engine = engine
         #: What is lent now: the pool wants back what it gave, not the connection inside.
         self._lent: dict[int, PoolProxiedConnection] = {}
-        self.shown = f"the caller's {type(engine).__name__}"
+        self.display_name = f"the caller's {type(engine).__name__}"
         self._url = engine.url.set(drivername="postgresql").render_as_string(hide_password=False)
         self.place: object = self._url
 

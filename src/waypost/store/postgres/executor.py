@@ -23,7 +23,7 @@ from psycopg.pq.abc import PGconn, PGresult
 from waypost.errors import ForkedClient, StoreError, WaypostError
 from waypost.store.port import Call
 from waypost.store.postgres import psycopg_internals as internals
-from waypost.store.postgres.failures import AT_ONCE, KNOWN_ID, lost, refused
+from waypost.store.postgres.failures import AT_ONCE, KNOWN_ID, map_connection_error, map_error
 from waypost.store.postgres.schema import Names, check_version
 from waypost.store.postgres.sources import Source, check_isolation, check_server
 from waypost.store.postgres.statement import PostgresCall, one
@@ -65,7 +65,7 @@ def receive(connection: PGconn) -> Steps[PGresult]:
     return results[-1]
 
 
-def ask(connection: PGconn, call: PostgresCall[Any]) -> Steps[PGresult]:
+def execute(connection: PGconn, call: PostgresCall[Any]) -> Steps[PGresult]:
     """One statement and its reply; sent again if it was undone because it met another one."""
     for repeats in range(REPEATS_MAX):
         yield from send(connection, call)
@@ -112,7 +112,7 @@ def read(call: PostgresCall[T], result: PGresult) -> T:
     state = _state(result)
     if state == KNOWN_ID and (detail := result.error_field(DiagnosticField.MESSAGE_DETAIL)):
         text = detail.decode(errors="replace").partition("=(")[2].partition(")")[0].rpartition(" ")[2]
-    raise refused(state, text, call.queue, call.name)
+    raise map_error(state, text, call.queue, call.name)
 
 
 def hello(names: Names) -> PostgresCall[int | None]:
@@ -160,8 +160,8 @@ class _Common:
                 return connection
             connection.pgconn.finish()
 
-    def _lost(self, error: BaseException, *, sent: bool) -> StoreError:
-        return lost(error, self._source.shown, sent=sent)
+    def _connection_error(self, error: BaseException, *, sent: bool) -> StoreError:
+        return map_connection_error(error, self._source.display_name, sent=sent)
 
 
 def _is_alive(connection: PGconn) -> bool:
@@ -183,8 +183,8 @@ class PostgresExecutor(_Common):
         version = connection.pgconn.server_version  # now: whoever lent it may close it when it comes back
         self._keep(connection)
         try:
-            check_server(version, source.shown)
-            found = check_isolation(self.run(hello(names)), source.shown)
+            check_server(version, source.display_name)
+            found = check_isolation(self.run(hello(names)), source.display_name)
             check_version(None if found is None else self.run(version_of(names)), names)
         except BaseException:
             self.close()
@@ -193,7 +193,7 @@ class PostgresExecutor(_Common):
     def run(self, call: Call[T]) -> T:
         wanted = cast("PostgresCall[T]", call)
         connection = self._take()
-        result = self._wait(connection, ask(connection.pgconn, wanted))
+        result = self._wait(connection, execute(connection.pgconn, wanted))
         self._keep(connection)
         return read(wanted, result)
 
@@ -204,7 +204,7 @@ class PostgresExecutor(_Common):
         call = next(coming, None)
         while call is not None:
             following: PostgresCall[T] | None = None
-            looked = False
+            advanced = False
             try:
                 connection = self._take()
             except StoreError as error:
@@ -212,15 +212,15 @@ class PostgresExecutor(_Common):
                 return [*results, error, *(error for _ in coming)]
             try:
                 self._wait(connection, send(connection.pgconn, call))
-                following, looked = next(coming, None), True
+                following, advanced = next(coming, None), True
                 result = self._wait(connection, receive(connection.pgconn))
                 if result.status not in _GOOD and (_state(result) in AT_ONCE or _state(result) == KNOWN_ID):
-                    result = self._wait(connection, ask(connection.pgconn, call))
+                    result = self._wait(connection, execute(connection.pgconn, call))
                 self._keep(connection)
                 results.append(read(call, result))
             except WaypostError as error:
                 results.append(error)
-            call = following if looked else next(coming, None)
+            call = following if advanced else next(coming, None)
         return results
 
     def _wait(self, connection: psycopg.Connection[Any], steps: Steps[T]) -> T:
@@ -229,7 +229,7 @@ class PostgresExecutor(_Common):
                 return connection.wait(in_time(steps, connection.pgconn))
         except CONNECTION_FAILURES as error:
             self._discard(connection)
-            raise self._lost(error, sent=True) from None
+            raise self._connection_error(error, sent=True) from None
         except BaseException:
             self._discard(connection)  # interrupted with a reply under way
             raise
@@ -245,7 +245,7 @@ class PostgresExecutor(_Common):
             return self._source.take(self._start_timeout)
         except CONNECTION_FAILURES as error:
             self._places.release()
-            raise self._lost(error, sent=False) from None
+            raise self._connection_error(error, sent=False) from None
         except BaseException:
             self._places.release()
             raise
@@ -297,8 +297,8 @@ class AsyncPostgresExecutor(_Common):
         version = connection.pgconn.server_version
         await self._keep(connection)
         try:
-            check_server(version, self._source.shown)
-            found = check_isolation(await self.run(hello(self._names)), self._source.shown)
+            check_server(version, self._source.display_name)
+            found = check_isolation(await self.run(hello(self._names)), self._source.display_name)
             check_version(None if found is None else await self.run(version_of(self._names)), self._names)
         except BaseException:
             await self.close()
@@ -307,7 +307,7 @@ class AsyncPostgresExecutor(_Common):
     async def run(self, call: Call[T]) -> T:
         wanted = cast("PostgresCall[T]", call)
         connection = await self._take()
-        result = await self._wait(connection, ask(connection.pgconn, wanted))
+        result = await self._wait(connection, execute(connection.pgconn, wanted))
         await self._keep(connection)
         return read(wanted, result)
 
@@ -318,7 +318,7 @@ class AsyncPostgresExecutor(_Common):
         call = next(coming, None)
         while call is not None:
             following: PostgresCall[T] | None = None
-            looked = False
+            advanced = False
             try:
                 connection = await self._take()
             except StoreError as error:
@@ -326,15 +326,15 @@ class AsyncPostgresExecutor(_Common):
                 return [*results, error, *(error for _ in coming)]
             try:
                 await self._wait(connection, send(connection.pgconn, call))
-                following, looked = next(coming, None), True
+                following, advanced = next(coming, None), True
                 result = await self._wait(connection, receive(connection.pgconn))
                 if result.status not in _GOOD and (_state(result) in AT_ONCE or _state(result) == KNOWN_ID):
-                    result = await self._wait(connection, ask(connection.pgconn, call))
+                    result = await self._wait(connection, execute(connection.pgconn, call))
                 await self._keep(connection)
                 results.append(read(call, result))
             except WaypostError as error:
                 results.append(error)
-            call = following if looked else next(coming, None)
+            call = following if advanced else next(coming, None)
         return results
 
     async def _wait(self, connection: psycopg.AsyncConnection[Any], steps: Steps[T]) -> T:
@@ -343,7 +343,7 @@ class AsyncPostgresExecutor(_Common):
                 return await connection.wait(in_time(steps, connection.pgconn))
         except CONNECTION_FAILURES as error:
             await self._discard(connection)
-            raise self._lost(error, sent=True) from None
+            raise self._connection_error(error, sent=True) from None
         except BaseException:
             await self._discard(connection)
             raise
@@ -358,7 +358,7 @@ class AsyncPostgresExecutor(_Common):
             return await self._source.take_async(self._start_timeout)
         except CONNECTION_FAILURES as error:
             self._places.release()
-            raise self._lost(error, sent=False) from None
+            raise self._connection_error(error, sent=False) from None
         except BaseException:
             self._places.release()
             raise

@@ -32,7 +32,7 @@ DENIED = frozenset(("42501", "28000", "28P01"))
 MISSING = frozenset(("42883", "42P01", "3F000", "42703"))
 
 
-def refused(state: str, text: str, queue: str, verb: str) -> WaypostError:
+def map_error(state: str, text: str, queue: str, verb: str) -> WaypostError:
     """The server answered with an error: nothing was written."""
     if state == "WPFUL":
         waiting, _, cap = text.partition(" ")
@@ -74,20 +74,20 @@ def refused(state: str, text: str, queue: str, verb: str) -> WaypostError:
 REFUSAL = re.compile(r"FATAL: +([^\n]+)")
 
 
-def lost(error: BaseException, shown: str, *, sent: bool) -> StoreError:
+def map_connection_error(error: BaseException, display_name: str, *, sent: bool) -> StoreError:
     """The connection failed: before the request was sent, or after."""
     text = redact_text(str(error))
     if "authentication failed" in text or "no pg_hba.conf entry" in text or "no password supplied" in text:
-        return AccessDenied(f"{shown} refused this user; check the name and password in the URL")
+        return AccessDenied(f"{display_name} refused this user; check the name and password in the URL")
     if "does not exist" in text and "database" in text:
-        return StoreUnavailable(f"{shown} has no such database; create it, or correct the name in the URL")
+        return StoreUnavailable(f"{display_name} has no such database; create it, or correct the name in the URL")
     name = type(error).__name__
-    said = REFUSAL.search(text)
-    if said is not None and not sent:
-        return StoreUnavailable(f"{shown} takes no connection right now: {said[1][:160]}")
+    refusal = REFUSAL.search(text)
+    if refusal is not None and not sent:
+        return StoreUnavailable(f"{display_name} takes no connection right now: {refusal[1][:160]}")
     if sent:
-        return OutcomeUnknown(f"the connection to {shown} was lost before its reply came ({name}); it is not known "
-                              "whether the request was carried out")  # fmt: skip
+        return OutcomeUnknown(f"the connection to {display_name} was lost before its reply came ({name}); it is not "
+                              "known whether the request was carried out")  # fmt: skip
     return StoreUnavailable(
-        f"no connection to {shown} ({name}); is the server running, and are host, port and TLS right?"
+        f"no connection to {display_name} ({name}); is the server running, and are host, port and TLS right?"
     )

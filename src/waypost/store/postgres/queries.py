@@ -111,8 +111,8 @@ def _read_cursor(cursor: str | None, state: MessageState) -> list[int | str] | N
 
 def read_stats(queue: str, result: PGresult) -> Stats:
     """Everything comes as one JSON object."""
-    told: dict[str, Any] = msgspec.json.decode(one(result) or b"{}")
-    c: dict[str, int] = told["counts"]
+    reply: dict[str, Any] = msgspec.json.decode(one(result) or b"{}")
+    c: dict[str, int] = reply["counts"]
     ledger = Ledger(
         c["published"], c["redriven"], c["ready"], c["delayed"], c["waiting"], c["leased"], c["done"], c["dead"],
         c["dropped"], c["cancelled"], c["replaced"], c["dead_kept"], c["claims"], c["first_claims"],
@@ -121,11 +121,11 @@ def read_stats(queue: str, result: PGresult) -> Stats:
         c["over_cap"],
     )  # fmt: skip
     return Stats(
-        queue, told["now"], ledger, told["paused"], told["oldest_ready"], told["oldest_leased"], told["next_due"],
-        told["next_lease"], told["sleepers"], told["first"], told["last"], told["readers"],
+        queue, reply["now"], ledger, reply["paused"], reply["oldest_ready"], reply["oldest_leased"], reply["next_due"],
+        reply["next_lease"], reply["sleepers"], reply["first"], reply["last"], reply["readers"],
         [
             Minute(minute["minute"] * 60_000, {name: minute[name] for name in MINUTE_COUNTERS})
-            for minute in told["minutes"] or ()
+            for minute in reply["minutes"] or ()
         ],
     )  # fmt: skip
 

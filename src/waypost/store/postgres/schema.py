@@ -16,7 +16,7 @@ import psycopg
 from waypost.checks import check_namespace
 from waypost.errors import AccessDenied, ConfigurationError, InvalidName, SchemaTooNew, SchemaTooOld, StoreError
 from waypost.store.postgres.constants import inject
-from waypost.store.postgres.failures import lost, refused
+from waypost.store.postgres.failures import map_connection_error, map_error
 from waypost.store.postgres.sources import connect
 
 #: Grows with every change of a table or a function.
@@ -162,7 +162,7 @@ def version_in(cursor: psycopg.Cursor[Any], names: Names) -> int | None:
 def failure(error: psycopg.Error, names: Names) -> Exception:
     """What a server says to one who makes or compares tables."""
     if error.sqlstate is None:
-        return lost(error, "the PostgreSQL server", sent=True)
+        return map_connection_error(error, "the PostgreSQL server", sent=True)
     text = error.diag.message_primary or ""
     if error.sqlstate == "42704":
         return ConfigurationError(f"{text}; create it first, nothing was done")
@@ -173,7 +173,7 @@ def failure(error: psycopg.Error, names: Names) -> Exception:
             f"{text}; to migrate, a user must own waypost's tables and may create some in schema {names.schema}, and "
             "to check them, make temporary ones; nothing was done"
         )
-    return refused(error.sqlstate, text, "", "migrate")
+    return map_error(error.sqlstate, text, "", "migrate")
 
 
 def command_for(names: Names) -> str:

@@ -44,7 +44,7 @@ _FUNCTIONS = """
 
 
 @dataclass(frozen=True, slots=True)
-class Checked:
+class SchemaCheck:
     """What was found: the version, None if there are no tables, and what differs from this release's own."""
 
     version: int | None
@@ -56,12 +56,12 @@ class Checked:
         return self.version == VERSION and not self.differences
 
 
-def check(url: str, *, schema: str = "public", namespace: str = "wp", start_timeout: float = 3.0) -> Checked:
+def check(url: str, *, schema: str = "public", namespace: str = "wp", start_timeout: float = 3.0) -> SchemaCheck:
     """Compare a namespace of a database with what `migrate` would make. Nothing is changed."""
     names = Names(schema, namespace)
     connection = connect(url, start_timeout)
     try:
-        return _checked(connection, names)
+        return _compare(connection, names)
     except psycopg.Error as error:
         raise failure(error, names) from None
     finally:
@@ -82,91 +82,89 @@ def drift(
     """
     names = Names(schema, namespace)
     if isinstance(database, str):
-        checked = check(database, schema=schema, namespace=namespace, start_timeout=start_timeout)
+        found = check(database, schema=schema, namespace=namespace, start_timeout=start_timeout)
     else:
-        checked = compare(database, names)
-    if checked.version is None:
+        found = compare(database, names)
+    if found.version is None:
         return [f"there are no tables of namespace {namespace} in schema {schema}; run {command_for(names)}"]
-    if checked.version < VERSION:
-        return [
-            f"the tables are of version {checked.version} and this release needs {VERSION}; run {command_for(names)}"
-        ]
-    if checked.version > VERSION:
-        return [
-            f"the tables are of version {checked.version}, newer than this release ({VERSION}); update waypost here"
-        ]
-    return list(checked.differences)
+    if found.version < VERSION:
+        return [f"the tables are of version {found.version} and this release needs {VERSION}; run {command_for(names)}"]
+    if found.version > VERSION:
+        return [f"the tables are of version {found.version}, newer than this release ({VERSION}); update waypost here"]
+    return list(found.differences)
 
 
-def compare(connection: psycopg.Connection[Any], names: Names) -> Checked:
+def compare(connection: psycopg.Connection[Any], names: Names) -> SchemaCheck:
     """The same on a connection of psycopg, which is left in the state it was in."""
     try:
         with connection.transaction(force_rollback=True):
-            return _checked(connection, names)
+            return _compare(connection, names)
     except psycopg.Error as error:
         raise failure(error, names) from None
 
 
-def _checked(connection: psycopg.Connection[Any], names: Names) -> Checked:
+def _compare(connection: psycopg.Connection[Any], names: Names) -> SchemaCheck:
     """In a transaction that the caller rolls back."""
     with psycopg.Cursor(connection, row_factory=tuple_row) as cursor:
         version = version_in(cursor, names)
         if version != VERSION:
-            return Checked(version, ())
+            return SchemaCheck(version, ())
         # A temporary table is never written to the log, and the word for it is an error there.
         cursor.execute(sql(schema=TEMPORARY, namespace=names.namespace).replace("CREATE UNLOGGED ", "CREATE "))
         cursor.execute("SELECT %s::regnamespace::oid, pg_my_temp_schema()", (f'"{names.schema}"',))
         found = cursor.fetchone()
         assert found is not None
-        return Checked(version, tuple(sorted(_differences(cursor, names, *found))))
+        return SchemaCheck(version, tuple(sorted(_differences(cursor, names, *found))))
 
 
 def _differences(cursor: psycopg.Cursor[Any], names: Names, present: int, wanted: int) -> list[str]:
     def rows(query: str, place: int) -> list[tuple[Any, ...]]:
         return cursor.execute(query, (place, f"{names.namespace}_")).fetchall()
 
-    told: list[str] = []
+    differences: list[str] = []
     columns = {(table, column): rest for table, column, *rest in rows(_COLUMNS, present)}
     tables = {table for table, _ in columns}
     for table, column, *rest in rows(_COLUMNS, wanted):
         if table not in tables:
-            told.append(f"table {table} is missing")
+            differences.append(f"table {table} is missing")
         elif (table, column) not in columns:
-            told.append(f"table {table} lacks the column {column}")
+            differences.append(f"table {table} lacks the column {column}")
         elif columns[table, column] != rest:
-            told.append(f"column {table}.{column} is {_shown(columns[table, column])} and should be {_shown(rest)}")
+            differences.append(
+                f"column {table}.{column} is {_describe(columns[table, column])} and should be {_describe(rest)}"
+            )
     indexes = {name: (_bare(definition), valid) for name, definition, valid in rows(_INDEXES, present)}
     for name, definition, _ in rows(_INDEXES, wanted):
         if name not in indexes:
-            told.append(f"index {name} is missing")
+            differences.append(f"index {name} is missing")
         elif indexes[name] != (_bare(definition), True):
-            told.append(f"index {name} is {indexes[name][0]} and should be {_bare(definition)}")
-    told += [
+            differences.append(f"index {name} is {indexes[name][0]} and should be {_bare(definition)}")
+    differences += [
         f"table {name} is logged and should be unlogged"
         for (name,) in rows(_LOGGED, present)
         if name == f"{names.namespace}_server"
     ]
     sequences = {name for (name,) in rows(_SEQUENCES, present)}
-    told += [f"sequence {name} is missing" for (name,) in rows(_SEQUENCES, wanted) if name not in sequences]
+    differences += [f"sequence {name} is missing" for (name,) in rows(_SEQUENCES, wanted) if name not in sequences]
     triggers = {(table, name): rest for table, name, *rest in rows(_TRIGGERS, present)}
     for table, name, *rest in rows(_TRIGGERS, wanted):
         if table in tables and (table, name) not in triggers:
-            told.append(f"trigger {name} of table {table} is missing")
+            differences.append(f"trigger {name} of table {table} is missing")
         elif triggers.get((table, name), rest) != rest:
-            told.append(f"trigger {name} of table {table} is disabled or not this release's")
+            differences.append(f"trigger {name} of table {table} is disabled or not this release's")
     functions: dict[tuple[str, int], list[list[Any]]] = {}
     for name, count, *rest in rows(_FUNCTIONS, present):
         functions.setdefault((name, count), []).append(rest)
     for name, count, source, settings in rows(_FUNCTIONS, wanted):
         if (name, count) not in functions:
-            told.append(f"function {name} is missing")
+            differences.append(f"function {name} is missing")
         elif [source.replace(f'"{TEMPORARY}".', f'"{names.schema}".'), settings] not in functions[name, count]:
-            told.append(f"function {name} is not this release's")
+            differences.append(f"function {name} is not this release's")
     # A table that is missing is told once, not for each of its columns.
-    return list(dict.fromkeys(told))
+    return list(dict.fromkeys(differences))
 
 
-def _shown(column: list[Any]) -> str:
+def _describe(column: list[Any]) -> str:
     kind, required, has_default = column
     return f"{kind}{' not null' if required else ''}{' with a default' if has_default else ''}"
 

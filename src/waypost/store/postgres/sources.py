@@ -13,7 +13,7 @@ import select
 from typing import Any, Protocol
 
 from waypost.errors import ConfigurationError, InvalidUrl, MissingExtra, UnusableClient
-from waypost.store.postgres.failures import lost
+from waypost.store.postgres.failures import map_connection_error
 from waypost.urls import check_percent, redact_text, redact_url
 from waypost.urls import check_url as check_parts
 
@@ -49,7 +49,7 @@ CONNECTION_OPTIONS = frozenset(
 class Source(Protocol):
     """Lends connections, and takes them back."""
 
-    shown: str
+    display_name: str
     #: What tells it from others: two sources of one place lead to the same database as the same user.
     place: object
 
@@ -81,8 +81,8 @@ def check_url(url: str) -> str:
         conninfo_to_dict(url)
     except (psycopg.Error, ValueError) as error:
         # Behind its first quotation mark libpq repeats what it was given.
-        said = re.split("[\"']", redact_text(str(error), url))[0].strip(" :")[:120]
-        raise InvalidUrl(f"this postgresql:// URL cannot be used: {said}") from None
+        reason = re.split("[\"']", redact_text(str(error), url))[0].strip(" :")[:120]
+        raise InvalidUrl(f"this postgresql:// URL cannot be used: {reason}") from None
     return url
 
 
@@ -91,21 +91,21 @@ def connect(url: str, start_timeout: float) -> psycopg.Connection[Any]:
     try:
         return psycopg.connect(check_url(url), **(options(start_timeout) | {"autocommit": False}))
     except (psycopg.Error, OSError) as error:
-        raise lost(error, redact_url(url), sent=False) from None
+        raise map_connection_error(error, redact_url(url), sent=False) from None
 
 
-def check_server(version: int, shown: str) -> None:
+def check_server(version: int, display_name: str) -> None:
     """Refuse a server that is too old."""
     if version < OLDEST_SERVER:
-        raise ConfigurationError(f"{shown} is version {version // 10000}; waypost needs PostgreSQL 14 or newer")
+        raise ConfigurationError(f"{display_name} is version {version // 10000}; waypost needs PostgreSQL 14 or newer")
 
 
-def check_isolation(found: int | None, shown: str) -> int | None:
+def check_isolation(found: int | None, display_name: str) -> int | None:
     """Refuse sessions whose statements see the state from before they waited: limits would not hold there."""
     if found == 0:
         raise ConfigurationError(
-            f"{shown} begins transactions as repeatable read or serializable; limits of queues are exact only as read "
-            "committed; say ALTER ROLE … SET default_transaction_isolation = 'read committed' for waypost's user"
+            f"{display_name} begins transactions as repeatable read or serializable; limits of queues are exact only "
+            "as read committed; run ALTER ROLE … SET default_transaction_isolation = 'read committed' for this user"
         )
     return found
 
@@ -133,7 +133,7 @@ class UrlSource:
 
     def __init__(self, url: str) -> None:
         self._url = check_url(url)
-        self.shown = redact_url(url)
+        self.display_name = redact_url(url)
         self.place: object = url
 
     def dedicated(self, start_timeout: float) -> psycopg.Connection[Any]:
@@ -178,7 +178,7 @@ class PoolSource:
             )
         self._pool = pool
         self._is_async = inspect.iscoroutinefunction(pool.getconn)
-        self.shown = f"the caller's {kind.__name__}"
+        self.display_name = f"the caller's {kind.__name__}"
         self.place: object = pool
 
     def dedicated(self, start_timeout: float) -> psycopg.Connection[Any]:

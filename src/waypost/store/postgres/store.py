@@ -60,7 +60,7 @@ from waypost.store.postgres.statement import (
     small,
     text,
 )
-from waypost.store.postgres.transactions import PostgresTransactions, check_answer
+from waypost.store.postgres.transactions import PostgresTransactions, check_publish_reply
 from waypost.store.register import pack, registered
 from waypost.values import (
     CancelStatus,
@@ -285,7 +285,7 @@ class PostgresStore:
                 return Woken(
                     [Published(draft.id, "queued", queue) for draft in drafts], reply.wake(queue), reply.also or ()
                 )
-            check_answer(reply.letters, reply.others, queue)
+            check_publish_reply(reply.letters, reply.others, queue)
             ids = reply.others or [draft.id for draft in drafts]
             return Woken(
                 [Published(id, PUBLISH_STATUS[letter], queue) for id, letter in zip(ids, reply.letters, strict=True)],
@@ -615,15 +615,15 @@ class PostgresStore:
             elected = None if leader is None else Elected(*leader)
             return Polled([PolledQueue(*found) for found in queues], at_ms, elected)
 
-        told = [text(None), data(None), number(None), number(None), text(None), number(None)]
+        worker = [text(None), data(None), number(None), number(None), text(None), number(None)]
         if registration is not None:
-            told = [
+            worker = [
                 text(registration.heartbeat.name), data(pack(registration.heartbeat)), number(registration.ttl_ms),
                 number(limits.WORKERS_MAX), text(registration.role), number(registration.role_ttl_ms),
             ]  # fmt: skip
         queues = array_of_text([each.queue for each in idle])
         sleepers = array_of_text([each.sleeper for each in idle])
-        return self._call("poll", "", [self._now(), queues, sleepers, *told], decode)
+        return self._call("poll", "", [self._now(), queues, sleepers, *worker], decode)
 
     def heartbeat(self, heartbeat: Heartbeat, ttl_ms: int) -> Call[int]:
         parameters = [

@@ -20,7 +20,7 @@ from weakref import WeakSet
 
 from waypost.errors import ConfigurationError, UnusableClient
 from waypost.store.port import AsyncExecutor, Call, Executor, blocks
-from waypost.store.postgres.failures import refused
+from waypost.store.postgres.failures import map_error
 from waypost.store.postgres.schema import Names
 from waypost.store.postgres.statement import BOOL, BYTES, INT2, INT4, INT8, TEXT, Parameter, PostgresCall, number, one
 from waypost.store.transactions import CallerTransaction, Checks, another_database
@@ -38,21 +38,21 @@ TTL_PLACE = 4
 _KINDS = {TEXT: "text", BYTES: "bytea", BOOL: "boolean", INT2: "smallint", INT4: "integer", INT8: "bigint"}
 _ARRAYS = {1009: TEXT, 1001: BYTES, 1000: BOOL, 1005: INT2, 1007: INT4, 1016: INT8}
 _MARK = re.compile(r"\$(\d+)")
-_WORD = struct.Struct("!i").unpack_from
+_INT32 = struct.Struct("!i").unpack_from
 #: How a driver marks the places of values.
 Style = str
 NUMBERED, FORMAT = "$", "%"
 
 
-class PostgresWithin:
+class TransactionExecutor:
     """Runs calls in a transaction that blocks."""
 
     def __init__(self, transaction: CallerTransaction) -> None:
         self._transaction = transaction
 
     def run(self, call: Call[T]) -> T:
-        mine = within(call)
-        return read(mine, self._transaction.fetch(*spelled(mine, self._transaction.style)))
+        mine = without_replay(call)
+        return read(mine, self._transaction.fetch(*format_statement(mine, self._transaction.style)))
 
     def run_many(self, calls: Iterable[Call[T]]) -> list[T | Exception]:
         return [self.run(call) for call in calls]
@@ -61,15 +61,15 @@ class PostgresWithin:
         """It is the caller's."""
 
 
-class AsyncPostgresWithin:
+class AsyncTransactionExecutor:
     """The same for an event loop."""
 
     def __init__(self, transaction: CallerTransaction) -> None:
         self._transaction = transaction
 
     async def run(self, call: Call[T]) -> T:
-        mine = within(call)
-        return read(mine, await self._transaction.fetch(*spelled(mine, self._transaction.style)))
+        mine = without_replay(call)
+        return read(mine, await self._transaction.fetch(*format_statement(mine, self._transaction.style)))
 
     async def run_many(self, calls: Iterable[Call[T]]) -> list[T | Exception]:
         results: list[T | Exception] = []
@@ -105,10 +105,10 @@ class PostgresTransactions:
         if connection not in self._known:
             if isinstance(connection, sqlite3.Connection):
                 raise another_database(self._store.kind)
-            theirs = yield False, place(names)
+            theirs = yield False, identify_database(names)
             if theirs != self._mark:
                 # Ours may be of another day: tables can be made anew.
-                self._mark = yield True, place(names)
+                self._mark = yield True, identify_database(names)
             if theirs != self._mark:
                 raise another_database(self._store.kind)
             self._known.add(connection)
@@ -122,10 +122,10 @@ class PostgresTransactions:
         return connection in self._known and queue in self._queues
 
     def executor(self, transaction: CallerTransaction, connection: Any, queue: str) -> Executor:
-        return PostgresWithin(transaction)
+        return TransactionExecutor(transaction)
 
     def async_executor(self, transaction: CallerTransaction, connection: Any, queue: str) -> AsyncExecutor:
-        return AsyncPostgresWithin(transaction)
+        return AsyncTransactionExecutor(transaction)
 
     @contextmanager
     def begin(self, executor: Callable[[], Executor]) -> Iterator[Any]:
@@ -177,7 +177,7 @@ class PostgresTransactions:
 # ---- a call in the form of another driver ----------------------------------------------------------------------------
 
 
-def within(call: Call[T]) -> PostgresCall[T]:
+def without_replay(call: Call[T]) -> PostgresCall[T]:
     """A call whose result is kept for no repeat: none can come, the transaction ends it either way."""
     mine = cast("PostgresCall[T]", call)
     if len(mine.parameters) <= TTL_PLACE:
@@ -218,8 +218,8 @@ def value_of(parameter: Parameter) -> Any:
     if dimensions == 0:
         return values
     place = 20
-    for _ in range(_WORD(raw, 12)[0]):
-        (length,) = _WORD(raw, place)
+    for _ in range(_INT32(raw, 12)[0]):
+        (length,) = _INT32(raw, place)
         place += 4
         if length < 0:
             values.append(None)
@@ -230,7 +230,7 @@ def value_of(parameter: Parameter) -> Any:
 
 
 @lru_cache(maxsize=256)
-def _spelled(command: bytes, kinds: tuple[int, ...], style: Style) -> str:
+def _format_command(command: bytes, kinds: tuple[int, ...], style: Style) -> str:
     def mark(match: re.Match[str]) -> str:
         kind = kinds[int(match[1]) - 1]
         name = f"{_KINDS[_ARRAYS[kind]]}[]" if kind in _ARRAYS else _KINDS[kind]
@@ -240,10 +240,10 @@ def _spelled(command: bytes, kinds: tuple[int, ...], style: Style) -> str:
     return _MARK.sub(mark, text if style == NUMBERED else text.replace("%", "%%"))
 
 
-def spelled(call: PostgresCall[Any], style: Style) -> tuple[str, Sequence[Any]]:
+def format_statement(call: PostgresCall[Any], style: Style) -> tuple[str, Sequence[Any]]:
     """The statement with the marks of a driver, and its plain values in the order of the marks."""
     kinds = tuple(kind for kind, _ in call.parameters)
-    return _spelled(call.command, kinds, style), [value_of(parameter) for parameter in call.parameters]
+    return _format_command(call.command, kinds, style), [value_of(parameter) for parameter in call.parameters]
 
 
 class Reply:
@@ -264,10 +264,10 @@ def read(call: PostgresCall[T], value: Any) -> T:
     return call.decode(cast(Any, Reply(value)))
 
 
-def check_answer(letters: str, told: Sequence[str] | None, queue: str) -> None:
+def check_publish_reply(letters: str, others: Sequence[str] | None, queue: str) -> None:
     """Raise what a publish inside a transaction answered in place of raising, so that the transaction lives on."""
     if letters == "F":
-        raise refused("WPFUL", (told or [""])[0], queue, "publish")
+        raise map_error("WPFUL", (others or [""])[0], queue, "publish")
     if letters == "B":
         raise blocks(queue)
     if letters == "I":
@@ -283,7 +283,7 @@ def open_queue(names: Names, queue: str) -> PostgresCall[None]:
     return PostgresCall("publish", queue, command, [(TEXT, queue.encode())], lambda result: None)
 
 
-def place(names: Names) -> PostgresCall[str | None]:
+def identify_database(names: Names) -> PostgresCall[str | None]:
     """Which database this is, and whether it has our tables: the same text on every connection to it."""
     statement = (
         "SELECT concat_ws(' ', c.system_identifier, d.oid, coalesce(to_regclass($1)::oid, 0)) "

@@ -65,7 +65,7 @@ def _codes(names: Sequence[str]) -> Any:
 
 _ENDS = _codes(sorted(packing.ENDS_LEASE))
 _MAY_END = _codes(sorted(packing.MAY_END_LEASE))
-_TELLS_DUE = _codes(sorted(packing.TELLS_DUE))
+_HAS_DUE_TIME = _codes(sorted(packing.HAS_DUE_TIME))
 _PUBLISHED, _CLAIMED, _DEAD, _TRIMMED = _codes(["published", "claimed", "dead", "dead_trimmed"])
 _PURGE, _UNBLOCKED = CAUSES.index("purge") + 1, CAUSES.index("unblocked") + 1
 
@@ -207,7 +207,7 @@ class JournalPage:
         was_leased = status == b"L"
         ran = np.isin(event, _ENDS) | (np.isin(event, _MAY_END) & was_leased)
         claimed = event == _CLAIMED
-        due = np.isin(event, _TELLS_DUE) | ((event == _PUBLISHED) & (ready > at))
+        due = np.isin(event, _HAS_DUE_TIME) | ((event == _PUBLISHED) & (ready > at))
         arrays["event"] = _EVENT_NAMES.take(pa.array(event))
         arrays["cause"] = _CAUSE_NAMES.take(pa.array(cause))
         arrays["message_id"] = fixed_texts(rows["id"], 24)
@@ -231,7 +231,7 @@ class JournalPage:
         runs, counts = self.states, np.array([run.count for run in self.states])
         index = np.repeat(np.arange(len(runs)), counts)
         starts = np.cumsum(counts) - counts
-        told = [
+        tails = [
             _tail_texts(run.tail, *lengths)
             for run, lengths in zip(
                 runs,
@@ -248,7 +248,7 @@ class JournalPage:
         arrays: dict[str, Any] = {}
         for place, name in enumerate(("key", "group", "worker", "chain_id")):
             if name in columns:
-                arrays[name] = spread([texts[place] for texts in told], ~holds if name == "worker" else None)
+                arrays[name] = spread([texts[place] for texts in tails], ~holds if name == "worker" else None)
         if "reason" in columns or "error_type" in columns:
             parted = [run.failure.decode().partition("\0") for run in runs]
             arrays["reason"] = spread([reason or None for reason, _, _ in parted])
@@ -311,9 +311,11 @@ class ValkeyBulkReader:
     def close(self) -> None:
         """It has opened nothing."""
 
-    def _ask(self, queue: str, key: bytes, *words: bytes, decode: Callable[[Any], Any] = lambda reply: reply) -> Any:
+    def _run_command(
+        self, queue: str, key: bytes, *arguments: bytes, decode: Callable[[Any], Any] = lambda reply: reply
+    ) -> Any:
         call: ValkeyCall[Any] = ValkeyCall(
-            words[0].decode().lower(), queue, command(words[0], key, *words[1:]), decode, key=key, place=key
+            arguments[0].decode().lower(), queue, command(arguments[0], key, *arguments[1:]), decode, key=key, place=key
         )
         return self._run(call)
 
@@ -325,7 +327,7 @@ class ValkeyBulkReader:
         start = after + 1
         page = PageSize(FIRST_PAGE_ENTRIES, PAGE_ENTRIES_MAX, PAGE_BYTES)
         while start <= to:
-            entries = self._ask(queue, key, b"XRANGE", b"%d-0" % start, b"+", b"COUNT", b"%d" % page.rows)
+            entries = self._run_command(queue, key, b"XRANGE", b"%d-0" % start, b"+", b"COUNT", b"%d" % page.rows)
             if not entries:
                 return
             last = int(entries[-1][0].partition(b"-")[0])
@@ -336,11 +338,11 @@ class ValkeyBulkReader:
     def spans(self, queue: str, state: MessageState, parts: int) -> list[Span]:
         """Parts of a state by what it is ordered by: of equal size when they are cut, and none overlaps another."""
         key = self._store.keys_of(queue)[_PLACES[state]]
-        total = self._ask(queue, key, b"ZCARD")
+        total = self._run_command(queue, key, b"ZCARD")
         bounds: list[str] = []
         for part in range(1, min(parts, total)):
             rank = b"%d" % (total * part // parts)
-            found = self._ask(queue, key, b"ZRANGE", rank, rank, b"WITHSCORES")
+            found = self._run_command(queue, key, b"ZRANGE", rank, rank, b"WITHSCORES")
             if found and (not bounds or found[1].decode() != bounds[-1]):
                 bounds.append(found[1].decode())
         return [
@@ -358,7 +360,7 @@ class ValkeyBulkReader:
         page = PageSize(FIRST_PAGE_MESSAGES, MESSAGES_A_PAGE, PAGE_BYTES)
         limit = page.rows
         while True:
-            found = self._ask(
+            found = self._run_command(
                 span.queue, key, b"ZRANGEBYSCORE", low, high, b"WITHSCORES", b"LIMIT", b"0", b"%d" % limit
             )
             scores = dict(zip(found[::2], found[1::2], strict=True))
@@ -379,9 +381,9 @@ class ValkeyBulkReader:
     def _stored(
         self, span: Span, keys: Sequence[bytes], ids: Sequence[bytes], scores: dict[bytes, bytes]
     ) -> list[Stored]:
-        values = self._ask(span.queue, keys[_MESSAGES], b"HMGET", *ids)
-        states = self._ask(span.queue, keys[_STATES], b"HMGET", *ids)
-        failures = self._ask(span.queue, keys[_ERRORS], b"HMGET", *ids)
+        values = self._run_command(span.queue, keys[_MESSAGES], b"HMGET", *ids)
+        states = self._run_command(span.queue, keys[_STATES], b"HMGET", *ids)
+        failures = self._run_command(span.queue, keys[_ERRORS], b"HMGET", *ids)
         stored = []
         for message_id, value, packed, failure in zip(ids, values, states, failures, strict=True):
             if value is None:

@@ -25,22 +25,22 @@ QUEUES_MEASURED, ELEMENTS_MEASURED = 10, 50
 SCAN_STEPS, SCAN_KEYS, SAMPLES = 20, 500, 50
 #: The keys that messages lie in, by their place in `keys_of`, and that of the journal.
 MESSAGE_KEYS, JOURNAL_KEY = (1, 2, 3, 4, 5, 6, 7, 8, 9), 10
-USED = re.compile(r"call\('([A-Z]+)'")
+COMMAND_CALL = re.compile(r"call\('([A-Z]+)'")
 #: Scripts that begin like all others, with functions that write, and use none of these.
-LOOKING = ("stats", "peek", "workers", "schedules")
-CHANGING = frozenset(
+READ_ONLY = ("stats", "peek", "workers", "schedules")
+WRITE_COMMANDS = frozenset(
     (
         "DEL", "HDEL", "HINCRBY", "HSET", "LPOP", "LPUSH", "LTRIM", "PEXPIRE", "RPUSH", "SADD", "SET", "SPOP", "SREM",
         "XADD", "XTRIM", "ZADD", "ZPOPMIN", "ZREM", "ZREMRANGEBYSCORE",
     )
 )  # fmt: skip
 #: What scripts do not say: how they are sent, and what is sent beside them.
-BESIDE = ("EVALSHA", "SCRIPT", "INFO", "PUBLISH", "SUBSCRIBE")
+OTHER_COMMANDS = ("EVALSHA", "SCRIPT", "INFO", "PUBLISH", "SUBSCRIBE")
 
 
-def ask(server: Any, *words: bytes | str, decode: Any = None) -> Any:
+def run_command(server: Any, *arguments: bytes | str, decode: Any = None) -> Any:
     """One command of the server's own."""
-    parts = [word.encode() if isinstance(word, str) else word for word in words]
+    parts = [argument.encode() if isinstance(argument, str) else argument for argument in arguments]
     return server.run(ValkeyCall("doctor", "", command(*parts), decode or (lambda reply: reply)))
 
 
@@ -60,8 +60,8 @@ class ValkeyCheckup(Checkup):
         """Each server that holds a part of the store."""
         servers = self._executor.servers()
         for server in servers:
-            where = f" ({server.shown})" if len(servers) > 1 else ""
-            info = ask(server, "INFO", decode=read_info)
+            where = f" ({server.display_name})" if len(servers) > 1 else ""
+            info = run_command(server, "INFO", decode=read_info)
             yield from check_server(server, info, where)
             yield from check_memory(info, where)
             yield from check_rights(self._store, server, where)
@@ -76,7 +76,9 @@ def unlisted(store: Any, executor: Any, listed: Sequence[str]) -> list[str]:
         cursor = b"0"
         while True:
             try:
-                cursor, keys = ask(server, "SCAN", cursor, "MATCH", f"{{{store.namespace}:*}}:queue", "COUNT", "1000")
+                cursor, keys = run_command(
+                    server, "SCAN", cursor, "MATCH", f"{{{store.namespace}:*}}:queue", "COUNT", "1000"
+                )
             except WaypostError:
                 break  # this user may not scan
             found |= {
@@ -96,8 +98,8 @@ def check_unlisted(store: Any, executor: Any, names: Sequence[str], *, mend: boo
         return
     if mend:
         listed = f"{store.namespace}:queues".encode()
-        words = [name.encode() for name in names]
-        executor.run(ValkeyCall("doctor", "", command(b"SADD", listed, *words), lambda reply: None, place=listed))
+        arguments = [name.encode() for name in names]
+        executor.run(ValkeyCall("doctor", "", command(b"SADD", listed, *arguments), lambda reply: None, place=listed))
         yield note("list of queues", f"added to the list of queues: {', '.join(names)}", queues=list(names))
         return
     yield wrong("list of queues", f"missing from the list of queues: {', '.join(names)}", "a publish or a claim that "
@@ -131,7 +133,7 @@ def check_fsync(server: Any, info: dict[str, str], where: str) -> Any:
     if info.get("aof_last_write_status", "ok") != "ok":
         return wrong("durability", f"the server cannot write its append-only file{where}", "make room on its disk")
     try:
-        reply = ask(server, "CONFIG", "GET", "appendfsync")
+        reply = run_command(server, "CONFIG", "GET", "appendfsync")
         fsync = reply[1].decode() if len(reply) > 1 else "unknown"
     except WaypostError:
         return note("durability", f"an append-only file{where}; this user may not ask how often it is synced",
@@ -149,15 +151,15 @@ def check_fsync(server: Any, info: dict[str, str], where: str) -> Any:
 def check_memory(info: dict[str, str], where: str) -> Findings:
     """How full it is."""
     used, limit = int(info.get("used_memory", "0")), int(info.get("maxmemory", "0"))
-    told = f"{format_bytes(used)} in use{where}"
+    text = f"{format_bytes(used)} in use{where}"
     if not limit:
-        yield note("memory", f"{told}, without a limit", "set maxmemory, so that a full server refuses publishes "
+        yield note("memory", f"{text}, without a limit", "set maxmemory, so that a full server refuses publishes "
                    "before the machine ends it", used=used)  # fmt: skip
     elif used > MEMORY_SHARE_MAX * limit:
-        yield wrong("memory", f"{told} of {format_bytes(limit)}", "add workers, purge what is not needed, set "
+        yield wrong("memory", f"{text} of {format_bytes(limit)}", "add workers, purge what is not needed, set "
                     "max_pending on large queues, or raise maxmemory", used=used, limit=limit)  # fmt: skip
     else:
-        yield ok("memory", f"{told} of {format_bytes(limit)}", used=used, limit=limit)
+        yield ok("memory", f"{text} of {format_bytes(limit)}", used=used, limit=limit)
 
 
 # ---- rights ----------------------------------------------------------------------------------------------------------
@@ -186,10 +188,10 @@ def arguments_of(name: str, key: str, channel: str) -> list[str]:
 def verbs() -> dict[str, set[str]]:
     """The commands that each verb needs."""
     # A script that may not publish a wake-up does its work all the same: that is a verb of its own.
-    found = {name: set(USED.findall(script(name).text.decode())) - {"PUBLISH"} for name in (*SCRIPTS, *APART)}
+    found = {name: set(COMMAND_CALL.findall(script(name).text.decode())) - {"PUBLISH"} for name in (*SCRIPTS, *APART)}
     found["start_wait"].add("BLPOP")
-    for name in LOOKING:
-        found[name] -= CHANGING
+    for name in READ_ONLY:
+        found[name] -= WRITE_COMMANDS
     return found | {"wake": {"PUBLISH", "SUBSCRIBE"}}
 
 
@@ -201,13 +203,13 @@ def check_rights(store: Any, server: Any, where: str) -> Findings:
     denied: set[str] = set()
     keys: list[str] = []
     try:
-        user = ask(server, "ACL", "WHOAMI").decode()
+        user = run_command(server, "ACL", "WHOAMI").decode()
 
         def may(name: str, *arguments: str) -> bool:
-            answer: bytes = ask(server, "ACL", "DRYRUN", user, name, *arguments)
+            answer: bytes = run_command(server, "ACL", "DRYRUN", user, name, *arguments)
             return answer == b"OK" or b"permission" not in answer
 
-        for name in sorted({*BESIDE, *(one for names in needed.values() for one in names)}):
+        for name in sorted({*OTHER_COMMANDS, *(one for names in needed.values() for one in names)}):
             if not may(name, *arguments_of(name, key, channel)):
                 denied.add(name)
         # Queues, workers, and the lists of them have keys of three forms.
@@ -249,11 +251,11 @@ def check_bytes(store: Any, executor: Any, found: Sequence[Stats]) -> Findings:
     except WaypostError:
         yield note("bytes", "this user may not ask what keys take", "allow the command MEMORY to see it")
         return
-    yield told("message", in_messages, messages)
-    yield told("event", in_events, events)
+    yield size_finding("message", in_messages, messages)
+    yield size_finding("event", in_events, events)
     for kind, title in (("window", "dedup key"), ("result", "result")):
         sizes = [usage(server, key) for server in executor.servers() for key in scan(store, server, kind)]
-        yield told(title, sum(sizes), len(sizes))
+        yield size_finding(title, sum(sizes), len(sizes))
 
 
 def waiting(stats: Stats) -> int:
@@ -264,8 +266,8 @@ def waiting(stats: Stats) -> int:
 
 def usage(server: Any, key: bytes) -> int:
     """The bytes of a key, 0 if it is not there."""
-    words = (b"MEMORY", b"USAGE", key, b"SAMPLES", b"%d" % ELEMENTS_MEASURED)
-    return int(server.run(ValkeyCall("doctor", "", command(*words), lambda reply: reply or 0, place=key)))
+    arguments = (b"MEMORY", b"USAGE", key, b"SAMPLES", b"%d" % ELEMENTS_MEASURED)
+    return int(server.run(ValkeyCall("doctor", "", command(*arguments), lambda reply: reply or 0, place=key)))
 
 
 def scan(store: Any, server: Any, kind: str) -> list[bytes]:
@@ -273,14 +275,14 @@ def scan(store: Any, server: Any, kind: str) -> list[bytes]:
     pattern = f"{{{store.namespace}:*}}:{kind}:*"
     cursor, keys = b"0", []
     for _ in range(SCAN_STEPS):
-        cursor, part = ask(server, "SCAN", cursor, "MATCH", pattern, "COUNT", str(SCAN_KEYS))
+        cursor, part = run_command(server, "SCAN", cursor, "MATCH", pattern, "COUNT", str(SCAN_KEYS))
         keys += part
         if cursor == b"0" or len(keys) >= SAMPLES:
             break
     return keys[:SAMPLES]
 
 
-def told(what: str, size: int, number: int) -> Any:
+def size_finding(what: str, size: int, number: int) -> Any:
     """A size as a finding."""
     if not number:
         return ok("bytes", f"no {what}s to measure")

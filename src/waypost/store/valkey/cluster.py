@@ -33,7 +33,7 @@ from waypost.policy import Durability
 from waypost.store.port import Call
 from waypost.store.valkey.command import ValkeyCall
 from waypost.store.valkey.executor import AsyncValkeyExecutor, ValkeyExecutor
-from waypost.store.valkey.failures import CONNECTION_FAILURES, Redirected, SlotMoving, lost
+from waypost.store.valkey.failures import CONNECTION_FAILURES, Redirected, SlotMoving, map_connection_error
 from waypost.store.valkey.multi_host_url import read_url
 from waypost.store.valkey.sources import REPLY_TIMEOUT_SECONDS, Source, connection_options
 
@@ -58,7 +58,7 @@ class ClusterSource:
 
     def __init__(self, url: str) -> None:
         self.place: object = url
-        self._hosts, path, options, tls, self.shown = read_url(url, "cluster", CLUSTER_PORT)
+        self._hosts, path, options, tls, self.display_name = read_url(url, "cluster", CLUSTER_PORT)
         if path not in ([], ["0"]) or options.pop("db", 0) != 0:
             raise InvalidUrl("a Cluster has one database, number 0: valkey+cluster://host1:6379,host2:6379")
         self._given = options | ({"ssl": True} if tls else {})
@@ -97,7 +97,7 @@ class ClusterClientSource:
         self.place: object = client
         self._client = client
         self._is_async = hasattr(client, "aclose")
-        self.shown = f"the caller's {type(client).__name__}"
+        self.display_name = f"the caller's {type(client).__name__}"
 
     def pool(self, start_timeout: float) -> Any:
         if self._is_async:
@@ -121,10 +121,10 @@ class NodeSource:
 
     cluster = True
 
-    def __init__(self, pool: Any, shown: str, *, owned: bool) -> None:
+    def __init__(self, pool: Any, display_name: str, *, owned: bool) -> None:
         self.place: object = pool
         self._pool = pool
-        self.shown = shown
+        self.display_name = display_name
         self.owned = owned
 
     def pool(self, start_timeout: float) -> Any:
@@ -165,7 +165,7 @@ class AsyncNodePool:
 # ---- where a call goes -------------------------------------------------------------------------------------------
 
 
-class Visit(NamedTuple):
+class NodeRequest(NamedTuple):
     """A node to send a call to; with ASKING if its slot has not arrived there whole."""
 
     node: Any
@@ -202,7 +202,7 @@ class Slots:
         self._moved.clear()
 
 
-def route(call: ValkeyCall[T], slots: Slots) -> Generator[Visit | None, Any, T]:
+def route(call: ValkeyCall[T], slots: Slots) -> Generator[NodeRequest | None, Any, T]:
     """The way of one call. Yields a node to visit, whose reply is sent in or its error thrown in; None: look anew."""
     node, asking = slots.node(call.place), False
     redirected: Redirected | None = None
@@ -213,13 +213,13 @@ def route(call: ValkeyCall[T], slots: Slots) -> Generator[Visit | None, Any, T]:
         if node is None:
             raise StoreUnavailable(f"no node of the Cluster is known that serves queue {call.queue}")
         try:
-            reply: T = yield Visit(node, asking)
+            reply: T = yield NodeRequest(node, asking)
             return reply
         except Redirected as elsewhere:
             redirected = elsewhere
             node, asking = slots.follow(elsewhere), elsewhere.asking
         except (StoreUnavailable, OutcomeUnknown) as error:
-            if tells_of_another_topology(error):
+            if topology_changed(error):
                 yield None
             raise
     raise StoreUnavailable(f"the nodes of the Cluster do not agree yet which of them serves queue {call.queue}")
@@ -239,14 +239,14 @@ def runs_of_one_slot(calls: Iterable[Call[Any]]) -> Iterator[Iterator[ValkeyCall
         yield group
 
 
-def not_found(error: BaseException, shown: str) -> WaypostError:
+def cluster_error(error: BaseException, display_name: str) -> WaypostError:
     """No node told what the Cluster is made of."""
     if "Cluster mode is not enabled" in f"{error} {error.__cause__}":
-        return ConfigurationError(f"{shown} is no Cluster; name a single server with valkey:// or redis://")
-    return lost(error.__cause__ or error, shown, sent=False)
+        return ConfigurationError(f"{display_name} is no Cluster; name a single server with valkey:// or redis://")
+    return map_connection_error(error.__cause__ or error, display_name, sent=False)
 
 
-def tells_of_another_topology(result: object) -> bool:
+def topology_changed(result: object) -> bool:
     """Whether a node could not be reached or has lost its place, and not only waits for a slot that moves."""
     return isinstance(result, StoreUnavailable | OutcomeUnknown) and not isinstance(result, SlotMoving)
 
@@ -258,7 +258,7 @@ class _Common:
         self._durability: Durability = durability
         self._pid = os.getpid()
 
-    def _be_patient(self, client: Any, pools: Iterable[Any]) -> None:
+    def _relax_timeouts(self, client: Any, pools: Iterable[Any]) -> None:
         """The first replies had to come within the start timeout; from now on slow ones are waited for."""
         if not self._source.owned:
             return
@@ -278,12 +278,12 @@ class ClusterExecutor(_Common):
         try:
             self._client = source.pool(start_timeout)
         except TOPOLOGY_FAILURES as error:
-            raise not_found(error, source.shown) from None
+            raise cluster_error(error, source.display_name) from None
         self._slots = Slots(self._client.nodes_manager)
         self._servers: dict[str, ValkeyExecutor] = {}
         try:
-            self._be_patient(self._client, [self._pool(node) for node in self._client.get_nodes()])
-            self._meet_one()
+            self._relax_timeouts(self._client, [self._pool(node) for node in self._client.get_nodes()])
+            self._check_one_node()
         except BaseException:
             self.close()
             raise
@@ -291,9 +291,9 @@ class ClusterExecutor(_Common):
     def _pool(self, node: Any) -> Any:
         return self._client.get_redis_connection(node).connection_pool
 
-    def _meet_one(self) -> None:
+    def _check_one_node(self) -> None:
         """Nodes are looked at when they are first used; one of them at once, so that the first connection tells."""
-        failure: StoreError = StoreUnavailable(f"{self._source.shown} has no primary")
+        failure: StoreError = StoreUnavailable(f"{self._source.display_name} has no primary")
         for node in self._client.get_primaries():
             try:
                 self._server(node)
@@ -329,7 +329,7 @@ class ClusterExecutor(_Common):
         ours = cast("ValkeyCall[T]", call)
         if ours.announce is not None:
             self._announce(ours.announce)
-        return self._visit(ours)
+        return self._run_routed(ours)
 
     def _announce(self, call: ValkeyCall[None]) -> None:
         """Add the queue to the list of queues, on another node than its own.
@@ -337,9 +337,9 @@ class ClusterExecutor(_Common):
         If that node is full or away, the queue can be used all the same, and a later call announces it.
         """
         with suppress(StoreError):
-            self._visit(call)
+            self._run_routed(call)
 
-    def _visit(self, call: ValkeyCall[T]) -> T:
+    def _run_routed(self, call: ValkeyCall[T]) -> T:
         way = route(call, self._slots)
         try:
             step = next(way)
@@ -378,7 +378,7 @@ class ClusterExecutor(_Common):
             return [self._result(call) for call in chain([first], group)]
         batch = server.batch(chain([first], group))
         server.drive(batch)
-        if any(map(tells_of_another_topology, batch.results)):
+        if any(map(topology_changed, batch.results)):
             self._refresh()
         for place, call in batch.redirected:
             batch.results[place] = self._result(call)
@@ -386,7 +386,7 @@ class ClusterExecutor(_Common):
 
     def _result(self, call: ValkeyCall[Any]) -> Any:
         try:
-            return self._visit(call)
+            return self._run_routed(call)
         except WaypostError as error:
             return error
 
@@ -417,16 +417,16 @@ class AsyncClusterExecutor(_Common):
                 # Ours learns the nodes and no more: what it would ask for besides comes from one that may be down.
                 await (self._client.nodes_manager if self._source.owned else self._client).initialize()
             except TOPOLOGY_FAILURES as error:
-                raise not_found(error, self._source.shown) from None
+                raise cluster_error(error, self._source.display_name) from None
             self._slots = Slots(self._client.nodes_manager)
-            self._be_patient(self._client, self._client.get_nodes())
-            await self._meet_one()
+            self._relax_timeouts(self._client, self._client.get_nodes())
+            await self._check_one_node()
         except BaseException:
             await self.close()
             raise
 
-    async def _meet_one(self) -> None:
-        failure: StoreError = StoreUnavailable(f"{self._source.shown} has no primary")
+    async def _check_one_node(self) -> None:
+        failure: StoreError = StoreUnavailable(f"{self._source.display_name} has no primary")
         for node in self._client.get_primaries():
             try:
                 await self._server(node)
@@ -458,13 +458,13 @@ class AsyncClusterExecutor(_Common):
         ours = cast("ValkeyCall[T]", call)
         if ours.announce is not None:
             await self._announce(ours.announce)
-        return await self._visit(ours)
+        return await self._run_routed(ours)
 
     async def _announce(self, call: ValkeyCall[None]) -> None:
         with suppress(StoreError):
-            await self._visit(call)
+            await self._run_routed(call)
 
-    async def _visit(self, call: ValkeyCall[T]) -> T:
+    async def _run_routed(self, call: ValkeyCall[T]) -> T:
         way = route(call, self._slots)
         try:
             step = next(way)
@@ -504,7 +504,7 @@ class AsyncClusterExecutor(_Common):
             return [await self._result(call) for call in chain([first], group)]
         batch = server.batch(chain([first], group))
         await server.drive(batch)
-        if any(map(tells_of_another_topology, batch.results)):
+        if any(map(topology_changed, batch.results)):
             await self._refresh()
         for place, call in batch.redirected:
             batch.results[place] = await self._result(call)
@@ -512,7 +512,7 @@ class AsyncClusterExecutor(_Common):
 
     async def _result(self, call: ValkeyCall[Any]) -> Any:
         try:
-            return await self._visit(call)
+            return await self._run_routed(call)
         except WaypostError as error:
             return error
 

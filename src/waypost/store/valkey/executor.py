@@ -25,7 +25,7 @@ from waypost.store.port import Call
 from waypost.store.silence import Sending, unsent_bytes
 from waypost.store.valkey.async_connection import AsyncConnection
 from waypost.store.valkey.command import BlockingWait, ValkeyCall, command
-from waypost.store.valkey.failures import CONNECTION_FAILURES, lost, wrong_server
+from waypost.store.valkey.failures import CONNECTION_FAILURES, is_wrong_server, map_connection_error
 from waypost.store.valkey.redis_py import socket_of
 from waypost.store.valkey.requests import Batch, RequestSteps, request, run_after_wait, run_call
 from waypost.store.valkey.sources import REPLY_TIMEOUT_SECONDS, Source
@@ -55,41 +55,49 @@ def read_info(reply: bytes) -> dict[str, str]:
 HELLO = ValkeyCall("connect", "", command(b"INFO"), read_info)
 
 
-def check_server(info: dict[str, str], shown: str, durability: Durability = "server", *, cluster: bool = False) -> None:
+def check_server(
+    info: dict[str, str], display_name: str, durability: Durability = "server", *, cluster: bool = False
+) -> None:
     """Refuse a server that cannot do what is asked for; warn once where acknowledged data can be lost."""
     version = info.get("redis_version", "0.0")
     numbers = tuple(int(number) for number in version.split(".")[:2] if number.isdigit())
     if numbers < OLDEST_SERVER:
-        raise ConfigurationError(f"{shown} is version {version}; waypost needs Valkey, or Redis 6.2 or newer")
+        raise ConfigurationError(f"{display_name} is version {version}; waypost needs Valkey, or Redis 6.2 or newer")
     if info.get("cluster_enabled") == "1" and not cluster:
         # Queues of other nodes could not be reached, and slots that move need keys that only a Cluster's calls name.
         raise ConfigurationError(
-            f"{shown} is one node of a Cluster; name the Cluster with valkey+cluster://, or hand in a RedisCluster"
+            f"{display_name} is one node of a Cluster; name the Cluster with valkey+cluster://, or pass a RedisCluster"
         )
     if durability == "fsync" and (numbers < WAITS_FOR_DISK or info.get("aof_enabled") != "1"):
         raise ConfigurationError(
-            f'durability="fsync" needs Valkey, or Redis 7.2 or newer, with an append-only file; {shown} is version '
-            f"{version}, appendonly {'yes' if info.get('aof_enabled') == '1' else 'no'}"
+            f'durability="fsync" needs Valkey, or Redis 7.2 or newer, with an append-only file; {display_name} is '
+            f"version {version}, appendonly {'yes' if info.get('aof_enabled') == '1' else 'no'}"
         )
     if info.get("aof_enabled") == "0":
         warn_once(
-            shown, "no_append_only_file", "a restart of the server can lose acknowledged messages: set appendonly yes"
+            display_name,
+            "no_append_only_file",
+            "a restart of the server can lose acknowledged messages: set appendonly yes",
         )
     eviction = info.get("maxmemory_policy", "noeviction")
     if eviction != "noeviction" and info.get("maxmemory", "0") != "0":
         warn_once(
-            shown, "evicting", f"messages can vanish when memory is full ({eviction}): set maxmemory-policy noeviction"
+            display_name,
+            "evicting",
+            f"messages can vanish when memory is full ({eviction}): set maxmemory-policy noeviction",
         )
 
 
 _warned: set[tuple[str, str]] = set()
 
 
-def warn_once(shown: str, problem: str, advice: str) -> None:
+def warn_once(display_name: str, problem: str, advice: str) -> None:
     """Say it once for each server and process, not at every connection."""
-    if (shown, problem) not in _warned:
-        _warned.add((shown, problem))
-        log.warning("%s: %s", shown, advice, extra={"event": "durability", "store": shown, "problem": problem})
+    if (display_name, problem) not in _warned:
+        _warned.add((display_name, problem))
+        log.warning(
+            "%s: %s", display_name, advice, extra={"event": "durability", "store": display_name, "problem": problem}
+        )
 
 
 class _Common:
@@ -122,7 +130,7 @@ class _Common:
         except IndexError:
             return None
 
-    def _be_patient(self, start_timeout: float) -> bool:
+    def _relax_timeouts(self, start_timeout: float) -> bool:
         """The first reply had to come within the start timeout; from now on a slow one is waited for.
 
         Not if the limit is the caller's own: of a client that was handed in, or named in the URL.
@@ -133,8 +141,8 @@ class _Common:
         settings["socket_timeout"] = REPLY_TIMEOUT_SECONDS
         return True
 
-    def _lost(self, error: BaseException, *, sent: bool) -> StoreError:
-        return lost(error, self._source.shown, sent=sent)
+    def _connection_error(self, error: BaseException, *, sent: bool) -> StoreError:
+        return map_connection_error(error, self._source.display_name, sent=sent)
 
 
 def _pieces(request: bytes) -> list[Any]:
@@ -164,20 +172,20 @@ class ValkeyExecutor(_Common):
         self._places = threading.Semaphore(CONNECTIONS_MAX)
         self._pool = source.pool(start_timeout)
         try:
-            check_server(self.run(HELLO), source.shown, durability, cluster=source.cluster)
+            check_server(self.run(HELLO), source.display_name, durability, cluster=source.cluster)
         except BaseException:
             self.close()
             raise
-        if self._be_patient(start_timeout):
+        if self._relax_timeouts(start_timeout):
             # Its socket has the old limit, and only a new one can have another.
             first, _ = self._idle.pop()
             first.socket_timeout = REPLY_TIMEOUT_SECONDS
             self._discard(first)
 
     @property
-    def shown(self) -> str:
+    def display_name(self) -> str:
         """Where it leads, without secrets."""
-        return self._source.shown
+        return self._source.display_name
 
     def servers(self) -> list[ValkeyExecutor]:
         """An executor for each server that holds a part of the store: this one."""
@@ -231,7 +239,7 @@ class ValkeyExecutor(_Common):
                     else:
                         reply = connection.send_packed_command(_pieces(step), check_health=False)
                 except ResponseError as error:
-                    good = good and not wrong_server(error)
+                    good = good and not is_wrong_server(error)
                     step = steps.throw(error)
                 else:
                     step = steps.send(reply)
@@ -243,7 +251,7 @@ class ValkeyExecutor(_Common):
             raise
         except CONNECTION_FAILURES as error:
             self._discard(connection)
-            raise self._lost(error, sent=True) from None
+            raise self._connection_error(error, sent=True) from None
         except BaseException:
             self._discard(connection)  # interrupted with a reply under way
             raise
@@ -268,7 +276,7 @@ class ValkeyExecutor(_Common):
                     return connection
                 self._discard(connection)
         except CONNECTION_FAILURES as error:
-            raise self._lost(error, sent=False) from None
+            raise self._connection_error(error, sent=False) from None
 
     @staticmethod
     def _is_closed(connection: Any) -> bool:
@@ -306,11 +314,13 @@ class AsyncValkeyExecutor(_Common):
     async def start(self) -> None:
         """Make the first connection, and look at the server."""
         try:
-            check_server(await self.run(HELLO), self._source.shown, self._durability, cluster=self._source.cluster)
+            check_server(
+                await self.run(HELLO), self._source.display_name, self._durability, cluster=self._source.cluster
+            )
         except BaseException:
             await self.close()
             raise
-        if self._be_patient(self._start_timeout):
+        if self._relax_timeouts(self._start_timeout):
             for connection, _ in self._idle:
                 connection.redis_connection.socket_timeout = REPLY_TIMEOUT_SECONDS
 
@@ -375,7 +385,7 @@ class AsyncValkeyExecutor(_Common):
                     else:
                         await connection.send(step)
                 except ResponseError as error:
-                    good = good and not wrong_server(error)
+                    good = good and not is_wrong_server(error)
                     step = steps.throw(error)
                 else:
                     step = steps.send(reply)
@@ -387,7 +397,7 @@ class AsyncValkeyExecutor(_Common):
             raise
         except CONNECTION_FAILURES as error:
             await self._discard(connection)
-            raise self._lost(error, sent=True) from None
+            raise self._connection_error(error, sent=True) from None
         except BaseException:
             await self._discard(connection)
             raise
@@ -415,7 +425,7 @@ class AsyncValkeyExecutor(_Common):
                     return cast(AsyncConnection, connection)
                 await self._discard(connection)
         except CONNECTION_FAILURES as error:
-            raise self._lost(error, sent=False) from None
+            raise self._connection_error(error, sent=False) from None
 
     async def _discard(self, connection: AsyncConnection) -> None:
         redis_connection = connection.detach()

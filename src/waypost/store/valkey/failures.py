@@ -48,20 +48,20 @@ WRONG_SERVER_CLASSES = (BusyLoadingError, ReadOnlyError, ClusterDownError)
 INSIDE_SCRIPT = re.compile(r"@user_script: \d+: -([A-Z]+ .*)", re.DOTALL)
 
 
-def told(error: ResponseError) -> str:
+def server_text(error: ResponseError) -> str:
     """What the server said, without where in a script."""
     found = INSIDE_SCRIPT.search(str(error))
     return found[1] if found is not None else str(error)
 
 
-def wrong_server(error: ResponseError) -> bool:
+def is_wrong_server(error: ResponseError) -> bool:
     """Whether the answer means that another server should be looked for: a replica, or one that is not ready."""
-    return isinstance(error, WRONG_SERVER_CLASSES) or told(error).startswith(WRONG_SERVER)
+    return isinstance(error, WRONG_SERVER_CLASSES) or server_text(error).startswith(WRONG_SERVER)
 
 
-def refused(error: ResponseError, queue: str, verb: str, key: bytes = b"") -> WaypostError:
+def map_error(error: ResponseError, queue: str, verb: str, key: bytes = b"") -> WaypostError:
     """The server answered with an error: nothing was written."""
-    text = told(error)
+    text = server_text(error)
     ours = OURS.search(text)
     if ours is not None:
         return _ours(ours[1], ours[2], queue)
@@ -148,16 +148,16 @@ def too_new(queue: str, layout: str) -> SchemaTooNew:
     )
 
 
-def lost(error: BaseException, shown: str, *, sent: bool) -> StoreError:
+def map_connection_error(error: BaseException, display_name: str, *, sent: bool) -> StoreError:
     """The connection failed: before the request was sent, or after."""
     if isinstance(error, AuthenticationError | NoPermissionError):
-        return AccessDenied(f"{shown} refused this user; check the name and password in the URL")
+        return AccessDenied(f"{display_name} refused this user; check the name and password in the URL")
     name = type(error).__name__
     if sent:
-        return OutcomeUnknown(f"the connection to {shown} was lost before its reply came ({name}); it is not known "
-                              "whether the request was carried out")  # fmt: skip
+        return OutcomeUnknown(f"the connection to {display_name} was lost before its reply came ({name}); it is not "
+                              "known whether the request was carried out")  # fmt: skip
     return StoreUnavailable(
-        f"no connection to {shown} ({name}); is the server running, and are host, port and TLS right?"
+        f"no connection to {display_name} ({name}); is the server running, and are host, port and TLS right?"
     )
 
 

@@ -16,7 +16,7 @@ SCHEMES = {"valkey": "redis", "redis": "redis", "valkeys": "rediss", "rediss": "
 HOST = re.compile(r"(?:\[([0-9A-Fa-f:.%]+)\]|([^\[\]:,@/\s]+))(?::(\d{1,5}))?")
 
 
-class SeveralHosts(NamedTuple):
+class MultiHostUrl(NamedTuple):
     """What such a URL says."""
 
     hosts: list[tuple[str, int]]
@@ -26,10 +26,10 @@ class SeveralHosts(NamedTuple):
     options: dict[str, Any]
     tls: bool
     #: Without user and password.
-    shown: str
+    display_name: str
 
 
-def read_url(url: str, form: str, default_port: int) -> SeveralHosts:
+def read_url(url: str, form: str, default_port: int) -> MultiHostUrl:
     """Read `scheme+form://[user:password@]host:port,host:port/path?options`. Errors never repeat the text."""
     check_url(url)
     scheme, _, rest = url.partition("://")
@@ -55,6 +55,6 @@ def read_url(url: str, form: str, default_port: int) -> SeveralHosts:
         raise InvalidUrl(f"the Valkey URL cannot be used: {redact_text(str(error), url)}") from None
     for name in ("host", "port", "connection_class"):
         options.pop(name, None)
-    shown_hosts = ",".join(f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in hosts)
+    host_list = ",".join(f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in hosts)
     parts = [part for part in urlsplit(f"//host/{path}").path.split("/") if part]
-    return SeveralHosts(hosts, parts, dict(options), base == "rediss", f"{scheme}://{shown_hosts}")
+    return MultiHostUrl(hosts, parts, dict(options), base == "rediss", f"{scheme}://{host_list}")

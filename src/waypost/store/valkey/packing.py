@@ -61,7 +61,7 @@ STATUS: dict[bytes, MessageState] = {b"R": "ready", b"D": "delayed", b"W": "wait
 #: Events that end a lease whatever the state before, and those that do if the message was leased.
 ENDS_LEASE = frozenset(("retried", "snoozed", "released", "expired"))
 MAY_END_LEASE = frozenset(("done", "dead", "dropped", "cancelled", "replaced"))
-TELLS_DUE = frozenset(("retried", "snoozed", "postponed"))
+HAS_DUE_TIME = frozenset(("retried", "snoozed", "postponed"))
 
 pack = msgspec.msgpack.Encoder().encode
 unpack = msgspec.msgpack.Decoder().decode
@@ -447,7 +447,7 @@ def state_event(
         extra |= {"worker": _text(tail[worker_at:chain_at]), "wait_ms": at_ms - ready}
     elif event in ENDS_LEASE or (event in MAY_END_LEASE and status == b"L"):
         extra |= {"worker": _text(tail[worker_at:chain_at]), "run_ms": at_ms - claimed}
-    if event in TELLS_DUE or (event == "published" and ready > at_ms):
+    if event in HAS_DUE_TIME or (event == "published" and ready > at_ms):
         extra["due_ms"] = ready
     return Event(
         queue, number, at_ms, event, message_id, _text(tail[:key_length]),

@@ -16,7 +16,7 @@ from redis.exceptions import NoScriptError, ResponseError
 from waypost.errors import OutcomeUnknown, WaypostError
 from waypost.store.port import Call
 from waypost.store.valkey.command import BlockingWait, ValkeyCall, command
-from waypost.store.valkey.failures import Redirected, refused
+from waypost.store.valkey.failures import Redirected, map_error
 from waypost.store.valkey.scripts import Script
 
 T = TypeVar("T")
@@ -79,7 +79,7 @@ def request(call: ValkeyCall[T], *, asking: bool = False) -> RequestSteps[T]:
             yield packed
             reply = yield from receive(call, asking=asking)
     except ResponseError as error:
-        raise refused(error, call.queue, call.name, call.key) from None
+        raise map_error(error, call.queue, call.name, call.key) from None
     return call.decode(reply)
 
 
@@ -129,7 +129,7 @@ class Batch:
                 yield from self._prepare(call)
             except ResponseError as error:
                 self.unsent = None
-                self.results.append(refused(error, call.queue, call.name, call.key))
+                self.results.append(map_error(error, call.queue, call.name, call.key))
                 continue
             self.unsent = None
             self.waiting.append(call)
@@ -165,7 +165,7 @@ class Batch:
         except ResponseError as error:
             if isinstance(error, NoScriptError):
                 self.loaded.clear()  # the server was restarted or flushed: load them again
-            failure = refused(error, call.queue, call.name, call.key)
+            failure = map_error(error, call.queue, call.name, call.key)
             if isinstance(failure, Redirected):
                 self.redirected.append((len(self.results), call))
             self.results.append(failure)

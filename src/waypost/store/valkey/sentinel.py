@@ -11,19 +11,19 @@ from redis.retry import Retry
 
 from waypost.errors import InvalidUrl
 from waypost.store.valkey.multi_host_url import read_url
-from waypost.store.valkey.sources import Owned, connection_options
+from waypost.store.valkey.sources import OwnedSource, connection_options
 
 SENTINEL_PORT = 26379
 #: Options of the URL that are for the Sentinels, which have users of their own.
 FOR_SENTINELS = {"sentinel_username": "username", "sentinel_password": "password"}
 
 
-class SentinelSource(Owned):
+class SentinelSource(OwnedSource):
     """`valkey+sentinel://[user:password@]host1:26379,host2:26379/service[/database]`."""
 
     def __init__(self, url: str) -> None:
         self.place: object = url
-        self._hosts, path, options, self._tls, shown = read_url(url, "sentinel", SENTINEL_PORT)
+        self._hosts, path, options, self._tls, display_name = read_url(url, "sentinel", SENTINEL_PORT)
         if not 1 <= len(path) <= 2:
             raise InvalidUrl(
                 "a Sentinel URL names the service behind the hosts: valkey+sentinel://host1:26379,host2:26379/service, "
@@ -36,7 +36,7 @@ class SentinelSource(Owned):
         self._service = path[0]
         self._for_sentinels = {theirs: options.pop(name) for name, theirs in FOR_SENTINELS.items() if name in options}
         self._given = options
-        self.shown = f"{shown}/{self._service}"
+        self.display_name = f"{display_name}/{self._service}"
 
     def _options(self, start_timeout: float, retry: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         """For connections to the primary, and for those to the Sentinels."""

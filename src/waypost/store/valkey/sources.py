@@ -29,7 +29,7 @@ REPLY_TIMEOUT_SECONDS = 10.0
 class Source(Protocol):
     """Pools of connections, and whether they are ours to close. A Cluster's pool is a client that has one per node."""
 
-    shown: str
+    display_name: str
     owned: bool
     cluster: bool
     #: What tells it from others: two sources of one place lead to the same servers as the same user.
@@ -41,7 +41,7 @@ class Source(Protocol):
     async def close_async(self, pool: Any) -> None: ...
 
 
-class Owned:
+class OwnedSource:
     """Connections that are ours to close."""
 
     owned = True
@@ -87,7 +87,7 @@ def connection_options(start_timeout: float, retry: Any) -> dict[str, Any]:
     }
 
 
-class UrlSource(Owned):
+class UrlSource(OwnedSource):
     """Connections made from a URL."""
 
     def __init__(self, url: str) -> None:
@@ -107,11 +107,11 @@ class UrlSource(Owned):
         if parts.scheme == "unix":
             if not parts.path:
                 raise InvalidUrl("a unix:// URL names a socket: unix:///run/valkey.sock")
-            self.shown = redact_url(f"unix://{parts.path}")
+            self.display_name = redact_url(f"unix://{parts.path}")
         else:
             if parts.path.strip("/") and not parts.path.strip("/").isdigit():
                 raise InvalidUrl("the path of a Valkey URL is the number of the database: valkey://host:6379/0")
-            self.shown = f"{parts.scheme}://{parts.hostname or 'localhost'}:{port or 6379}"
+            self.display_name = f"{parts.scheme}://{parts.hostname or 'localhost'}:{port or 6379}"
         # Cut and not put together again: what stands between would lose its slashes where there is no host.
         self._url = SCHEMES[parts.scheme] + url[len(parts.scheme) :]
 
@@ -158,7 +158,7 @@ class ClientSource:
         self.place: object = client.connection_pool
         self._pool = client.connection_pool
         self._is_async = inspect.iscoroutinefunction(self._pool.get_connection)
-        self.shown = f"the caller's {kind.__name__}"
+        self.display_name = f"the caller's {kind.__name__}"
 
     def pool(self, start_timeout: float) -> Any:
         if self._is_async:
