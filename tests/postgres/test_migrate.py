@@ -105,8 +105,8 @@ def test_a_check_names_what_differs_and_tolerates_what_was_added(
         f'ALTER TABLE "{namespace}_reader" ALTER COLUMN read_to TYPE integer;'
         f'DROP INDEX "{namespace}_tally_queue"; DROP SEQUENCE "{namespace}_turn" CASCADE;'
         f'DROP FUNCTION "{namespace}_trim_completed";'
-        f'CREATE OR REPLACE FUNCTION "{namespace}_journal_keeps"(p_level text, p_event text) RETURNS boolean LANGUAGE sql '
-        "IMMUTABLE AS 'SELECT true'"
+        f'CREATE OR REPLACE FUNCTION "{namespace}_journal_keeps"(p_level text, p_event text) RETURNS boolean '
+        "LANGUAGE sql IMMUTABLE AS 'SELECT true'"
     )
     code, out, _ = command(server.url, "--namespace", namespace, "--check", "--json")
     assert code == 6
