@@ -2,7 +2,8 @@
 
 import threading
 
-from waypost import QueueFull, Waypost
+from waypost import Waypost
+from waypost.errors import QueueFull
 
 with Waypost("sqlite:///work.db") as post:
     post.configure("strict", max_pending=3)

@@ -10,7 +10,7 @@ import pytest
 
 from tests.conformance.conftest import tables
 from tests.unit.clients import MODES, open_client
-from waypost import QueueNotEmpty
+from waypost.errors import QueueNotEmpty
 from waypost.testing.bench import Bench, StoreMaker, fresh_namespace
 from waypost.testing.clock import ManualClock
 from waypost.values import StoredSchedule

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import pytest
 
 from tests.unit.clients import MODES, open_client
-from waypost import OperationTooOld, OutcomeUnknown, PartialPublish
+from waypost.errors import OperationTooOld, OutcomeUnknown, PartialPublish
 from waypost.identity import OPERATIONS_MAX
 from waypost.policy import REPLAY_TTL_MS
 from waypost.store.port import Call

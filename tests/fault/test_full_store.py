@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from waypost import StoreFull, Waypost
+from waypost import Waypost
+from waypost.errors import StoreFull
 from waypost.testing.servers import ValkeyServer
 
 BODY = b"x" * 10_000

@@ -12,7 +12,7 @@ import pytest
 
 from tests.fault.proxy import Proxy
 from tests.unit.clients import MODES, open_client
-from waypost import OutcomeUnknown, StoreUnavailable
+from waypost.errors import OutcomeUnknown, StoreUnavailable
 from waypost.store.postgres import migrate
 from waypost.testing.bench import fresh_namespace
 from waypost.testing.postgres import PostgresServer

@@ -13,7 +13,8 @@ from collections.abc import Iterator
 import psycopg
 import pytest
 
-from waypost import PartialPublish, StoreFull, Waypost
+from waypost import Waypost
+from waypost.errors import PartialPublish, StoreFull
 from waypost.store.postgres import migrate
 from waypost.testing.postgres import PostgresServer
 

@@ -14,8 +14,9 @@ import pytest
 from examples.demo import __main__ as story
 from examples.demo.parts import Parts
 from tests.show.marked import carriers, left_behind, new_mark
-from waypost import StoreUnavailable, Waypost
+from waypost import Waypost
 from waypost.cli.telling import Teller, wait_until
+from waypost.errors import StoreUnavailable
 
 ROOT = Path(__file__).parents[2]
 COMMAND = [sys.executable, "-m", "examples.demo", "--orders", "2000"]

@@ -9,7 +9,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Literal, TypeVar
 
-from waypost import AsyncWaypost, OutcomeUnknown, StoreUnavailable, Waypost
+from waypost import AsyncWaypost, Waypost
+from waypost.errors import OutcomeUnknown, StoreUnavailable
 from waypost.identity import Operation
 from waypost.operations.flow import ClientContext
 from waypost.store.memory import MemoryStore

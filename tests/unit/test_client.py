@@ -441,3 +441,23 @@ def test_a_batch_has_an_end(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(errors.InvalidInput, match="at most 3 messages"):
             client.publish_many("q", iter(range(5)))
         assert len(client.publish_many("q", iter(range(3)))) == 3
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_message_is_named_by_what_publish_returned_or_by_queue_and_id(mode: str) -> None:
+    with open_client(mode, "memory://") as client:
+        published, second = client.publish("orders", 1), client.publish("orders", 2)
+        with client.receive("orders") as message:
+            message.keep_result("sold")
+        assert client.result(published) == client.result("orders", published.id) == "sold"
+        assert client.result(second, default="none yet") == "none yet"
+        assert client.wait_result(published, timeout=5) == client.wait_result("orders", published.id, timeout=5)
+        assert client.history(published) == client.history("orders", published.id) != []
+        assert client.cancel(second) == "cancelled"
+        for method in ("result", "wait_result", "history", "cancel"):
+            with pytest.raises(errors.InvalidInput, match="what publish returned"):
+                getattr(client, method)(published, published.id)
+            with pytest.raises(errors.InvalidInput, match="which message of queue orders"):
+                getattr(client, method)("orders")
+        with pytest.raises(errors.InvalidInput, match="what publish returned"):
+            client.cancel(published, key="a")

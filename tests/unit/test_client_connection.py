@@ -283,7 +283,8 @@ def test_the_journal_keeps_only_what_the_redact_hook_lets_through(mode: str, cap
 
 FORKED = """
 import asyncio, os
-from waypost import AsyncWaypost, ForkedClient, Waypost
+from waypost import AsyncWaypost, Waypost
+from waypost.errors import ForkedClient
 
 post, other = Waypost("memory://"), AsyncWaypost("memory://")
 post.publish("orders", 1)

@@ -351,7 +351,7 @@ def test_a_body_that_the_block_cannot_decode_is_buried_without_retries(post: Any
 
 def test_a_result_is_kept_for_its_time(post: Any, clock: ManualClock) -> None:
     published = post.publish("orders", 1)
-    assert post.result("orders", published.id, "none yet") == "none yet"
+    assert post.result("orders", published.id, default="none yet") == "none yet"
     with post.receive("orders") as message:
         message.keep_result({"total": 5}, ttl=10)
     assert post.result("orders", published.id) == {"total": 5}

@@ -274,7 +274,8 @@ def test_connections_are_given_back_to_the_callers_pool(server: ValkeyServer) ->
 
 FORKED = """
 import asyncio, os, sys
-from waypost import AsyncWaypost, ForkedClient, Waypost
+from waypost import AsyncWaypost, Waypost
+from waypost.errors import ForkedClient
 
 url, namespace = sys.argv[1:]
 # No second try: what a child did to its parent's connections would show at once.

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from tests.wake.conftest import until
-from waypost import AsyncWaypost, ConfigurationError, InvalidUrl, Waypost
+from waypost import AsyncWaypost, Waypost
+from waypost.errors import ConfigurationError, InvalidUrl
 from waypost.testing.servers import ValkeyServer
 
 
@@ -75,7 +76,8 @@ def test_clients_of_one_place_share_a_channel_and_others_do_not(tmp_path: Path) 
 def test_without_its_driver_a_channel_says_what_to_install() -> None:
     script = (
         "import sys; sys.modules['nats'] = None\n"
-        "from waypost import MissingExtra, Waypost\n"
+        "from waypost import Waypost\n"
+        "from waypost.errors import MissingExtra\n"
         "try:\n    Waypost('memory://', wake='nats://127.0.0.1')\n"
         "except MissingExtra as error:\n    print(error)\n"
     )

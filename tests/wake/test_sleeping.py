@@ -18,7 +18,8 @@ import pytest
 from tests.unit.clients import begin_operation
 from tests.wake.conftest import until
 from tests.worker.harness import Harness
-from waypost import AsyncWaypost, ChainFailed, MessageDead, MessageRemoved, Retry, Waypost
+from waypost import AsyncWaypost, Retry, Waypost
+from waypost.errors import ChainFailed, MessageDead, MessageRemoved
 from waypost.operations import receive, wait
 from waypost.testing.servers import ValkeyServer
 from waypost.values import Claimed, Observed, Published

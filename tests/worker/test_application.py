@@ -15,20 +15,8 @@ from msgspec import structs
 from tests.unit.clients import MODES, open_client
 from tests.worker import process_handlers
 from tests.worker.harness import Harness, until
-from waypost import (
-    AsyncWaypost,
-    ConfigurationError,
-    Dead,
-    InvalidInput,
-    Message,
-    Middleware,
-    NoRetry,
-    Outgoing,
-    Published,
-    Queue,
-    UnknownQueue,
-    Waypost,
-)
+from waypost import AsyncWaypost, Dead, Message, Middleware, NoRetry, Outgoing, Published, Queue, Waypost
+from waypost.errors import ConfigurationError, InvalidInput, UnknownQueue
 
 
 @dataclass

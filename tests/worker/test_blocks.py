@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from tests.worker.harness import Harness, until
-from waypost import StoreUnavailable, Waypost, lease_clock
+from waypost import Waypost, lease_clock
+from waypost.errors import StoreUnavailable
 from waypost.worker.renewer import Renewer
 
 LEASE = 0.6

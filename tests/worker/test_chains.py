@@ -11,18 +11,15 @@ from typing import Any
 import pytest
 
 from tests.worker.harness import Harness, until
-from waypost import (
+from waypost import Constant, Dead, Message, Published
+from waypost.errors import (
     ChainFailed,
     ConfigurationError,
-    Constant,
-    Dead,
     EndUnknown,
     InvalidInput,
     InvalidTime,
-    Message,
     MessageDead,
     MessageRemoved,
-    Published,
     QueueFull,
     ResultNotKept,
     WaitTimeout,

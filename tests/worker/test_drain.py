@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from tests.worker.harness import Harness, until
-from waypost import ConfigurationError, ForkedClient, Message, QueueDrained, Waypost
+from waypost import Message, Waypost
+from waypost.errors import ConfigurationError, ForkedClient, QueueDrained
 from waypost.worker.consumer import Consumer
 from waypost.worker.signals import StopSignals
 

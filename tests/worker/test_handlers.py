@@ -17,12 +17,10 @@ import pytest
 from tests.worker.harness import Harness, until
 from waypost import (
     ByException,
-    ConfigurationError,
     Constant,
     Dead,
     Drop,
     Exponential,
-    InvalidPolicy,
     Message,
     NoRetry,
     Outcome,
@@ -31,6 +29,7 @@ from waypost import (
     Snooze,
     Waypost,
 )
+from waypost.errors import ConfigurationError, InvalidPolicy
 
 AT_ONCE = Constant(pause=0, jitter=0, attempts=3)
 

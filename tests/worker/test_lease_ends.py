@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from tests.worker.harness import Harness, until
-from waypost import Message, StoreUnavailable, Waypost, lease_clock
+from waypost import Message, Waypost, lease_clock
+from waypost.errors import StoreUnavailable
 from waypost.values import Claimed
 from waypost.worker.consumer import Consumer
 from waypost.worker.renewer import Renewer

@@ -12,7 +12,8 @@ import pytest
 
 from tests.unit.clients import ShakyStore
 from tests.worker.harness import Harness, until
-from waypost import Constant, InvalidInput, Message, Observed, Retry, Waypost
+from waypost import Constant, Message, Observed, Retry, Waypost
+from waypost.errors import InvalidInput
 
 #: What ends a delivery: its holder's settle, or the claim that finds its lease ended.
 CLOSING = {"done", "retried", "snoozed", "dead", "dropped", "released", "cancelled", "replaced", "expired"}

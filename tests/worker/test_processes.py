@@ -16,18 +16,8 @@ import pytest
 
 from tests.worker import process_handlers
 from tests.worker.harness import Harness, until
-from waypost import (
-    ByException,
-    ConfigurationError,
-    Constant,
-    Message,
-    Middleware,
-    NoRetry,
-    ProcessFailed,
-    Queue,
-    ResultNotKept,
-    Waypost,
-)
+from waypost import ByException, Constant, Message, Middleware, NoRetry, Queue, Waypost
+from waypost.errors import ConfigurationError, ProcessFailed, ResultNotKept
 from waypost.worker.handler import find
 from waypost.worker.process_protocol import error_of, failure_of
 

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, Unpack, cast, overload
 from weakref import WeakKeyDictionary
 
-from waypost.checks import SECONDS_MAX, check_function, check_id, check_seconds
+from waypost.checks import SECONDS_MAX, check_function, check_seconds
 from waypost.client.base import (
     DEFAULT_RETRY,
     BaseClient,
@@ -379,23 +379,44 @@ class AsyncWaypost(BaseClient):
         """Renew the lease of a message: `ok`, `lost`, or `cancel` if somebody asked for it to stop."""
         return (await self._run(self._extend_flow(message)))[0]
 
-    async def cancel(self, queue: QueueName, *, id: str | None = None, key: str | None = None) -> CancelStatus:
-        """Cancel by id or key: `cancelled`, `requested` (it is running), `finished` or `unknown`."""
-        return await self._run(manage.cancel(self._context, self._name(queue), id=id, key=key))
+    async def cancel(
+        self, queue: QueueName | Published, id: str | None = None, *, key: str | None = None
+    ) -> CancelStatus:
+        """Cancel a message: `cancelled`, `requested` (it is running), `finished` or `unknown`.
 
-    async def result(self, queue: QueueName, id: str, default: Any = None, *, as_type: type[Any] | None = None) -> Any:
-        """What a handler kept as the result of a message, `default` if there is none or it is too old."""
+        Give what `publish` returned, or a queue with an id or a `key`.
+        """
+        return await self._run(self._cancel_flow(queue, id, key))
+
+    async def result(
+        self,
+        queue: QueueName | Published,
+        id: str | None = None,
+        *,
+        default: Any = None,
+        as_type: type[Any] | None = None,
+    ) -> Any:
+        """Return the result that a handler kept for a message, `default` if there is none or it is too old.
+
+        Give what `publish` returned, or a queue and an id.
+        """
         return self._result_value(await self._call(self._result_call(queue, id, as_type)), default, as_type)
 
     async def wait_result(
-        self, published: Published, timeout: float = 60.0, *, as_type: type[Any] | None = None
+        self,
+        queue: QueueName | Published,
+        id: str | None = None,
+        *,
+        timeout: float = 60.0,
+        as_type: type[Any] | None = None,
     ) -> Any:
-        """Wait until a message is done; what its handler kept as the result, None if it kept nothing (so long).
+        """Wait until a message is done and return the result that its handler kept, None if it kept none this long.
 
-        Raises `MessageDead` or `MessageRemoved` if it ends in another way, `EndUnknown` if no trace of it is left, and
-        `WaitTimeout` when the time is up, which changes nothing: it can be waited for again.
+        Give what `publish` returned, or a queue and an id. Raises `MessageDead` or `MessageRemoved` if it ends in
+        another way, `EndUnknown` if no trace of it is left, and `WaitTimeout` when the time is up, which changes
+        nothing: it can be waited for again.
         """
-        return await self._run(wait.wait_result(self._context, published, timeout, as_type))
+        return await self._run(wait.wait_result(self._context, *self._reference(queue, id), timeout, as_type))
 
     async def wait_chain(
         self, chain: str | Published, timeout: float = 60.0, *, as_type: type[Any] | None = None
@@ -496,9 +517,12 @@ class AsyncWaypost(BaseClient):
         """Where every message of a queue went. Its `balance` is 0."""
         return (await self._call(self._stats_call(queue))).ledger
 
-    async def history(self, queue: QueueName, message_id: str) -> list[Event]:
-        """All that happened to one message, as far back as the journal goes."""
-        return await self._run(manage.history(self._context, queue_name(queue), check_id(message_id)))
+    async def history(self, queue: QueueName | Published, id: str | None = None) -> list[Event]:
+        """Return all events of one message that the journal still has.
+
+        Give what `publish` returned, or a queue and an id.
+        """
+        return await self._run(manage.history(self._context, *self._reference(queue, id)))
 
     async def queues(self) -> list[str]:
         """The names of all queues in this namespace."""

@@ -63,7 +63,17 @@ from waypost.schedule.rule import Spec, unpack_spec
 from waypost.schedule.schedule import Schedule
 from waypost.schedule.scheduler import Scheduler, log
 from waypost.store.opening import StoreOptions, open_store, store_from_client
-from waypost.values import CheckReport, Drained, ExtendStatus, JournalPage, MessageState, Redriven, Stats
+from waypost.values import (
+    CancelStatus,
+    CheckReport,
+    Drained,
+    ExtendStatus,
+    JournalPage,
+    MessageState,
+    Published,
+    Redriven,
+    Stats,
+)
 from waypost.wake.opening import open_wakeups
 from waypost.wake.wakeups import Wakeups
 from waypost.worker.handler import CONCURRENCY, MAX_RUN_SECONDS, Handler, OnLeaseLost
@@ -550,9 +560,27 @@ class BaseClient:
             raise InvalidName("one key cannot be that of many messages: give a function of the body, or CONTENT")
         return PublishOptions(**options)  # type: ignore[misc]  # `transaction` is taken out before
 
-    def _result_call(self, queue: QueueName, id: str, as_type: Any) -> Call[bytes | None]:
+    def _reference(self, queue: QueueName | Published, id: str | None) -> tuple[str, str]:
+        """Return the queue and id of a message that is given as a `Published`, or as queue and id."""
+        if isinstance(queue, Published):
+            if id is not None:
+                raise InvalidInput("what publish returned names its message: give that alone, or a queue and an id")
+            return check_queue(queue.queue), check_id(queue.id)
+        name = queue_name(queue)
+        if id is None:
+            raise InvalidInput(f"which message of queue {name}? Give its id, or what publish returned for it")
+        return name, check_id(id)
+
+    def _cancel_flow(self, queue: QueueName | Published, id: str | None, key: str | None) -> Flow[CancelStatus]:
+        if isinstance(queue, Published) or key is None:
+            if key is not None:
+                raise InvalidInput("say what to cancel: what publish returned, or a queue with either id= or key=")
+            queue, id = self._reference(queue, id)
+        return manage.cancel(self._context, self._name(queue), id=id, key=key)
+
+    def _result_call(self, queue: QueueName | Published, id: str | None, as_type: Any) -> Call[bytes | None]:
         codec.check_type("as_type", as_type)
-        return self._store.result(queue_name(queue), check_id(id))
+        return self._store.result(*self._reference(queue, id))
 
     def _result_value(self, data: bytes | None, default: D, as_type: type[Any] | None) -> Any | D:
         return default if data is None else codec.decode_result(data, as_type)

@@ -7,8 +7,8 @@ message that died, was cancelled or removed ends the wait with an error that say
 from __future__ import annotations
 
 from waypost import codec
-from waypost.checks import check_chain, check_id, check_queue, check_seconds, show
-from waypost.errors import ChainFailed, EndUnknown, InvalidInput, MessageDead, MessageRemoved, Unfinished, WaitTimeout
+from waypost.checks import check_chain, check_seconds
+from waypost.errors import ChainFailed, EndUnknown, MessageDead, MessageRemoved, Unfinished, WaitTimeout
 from waypost.operations.flow import ClientContext, Flow, Sleep
 from waypost.operations.manage import history
 from waypost.policy import SAFETY_POLL_SECONDS, UNWOKEN_POLL_SECONDS
@@ -61,13 +61,10 @@ class _EndWait:
 
 
 def wait_result(
-    context: ClientContext, published: Published, timeout: float, as_type: type[object] | None = None
+    context: ClientContext, queue: str, message_id: str, timeout: float, as_type: type[object] | None = None
 ) -> Flow[object]:
     """The result of a message once it is done; None if its handler kept none, or kept it for a shorter time."""
-    if not isinstance(published, Published):
-        raise InvalidInput(f"published must be what publish returned, not {show(published)}")
     codec.check_type("as_type", as_type)
-    queue, message_id = check_queue(published.queue), check_id(published.id)
     end_wait = _EndWait(context, queue, message_id, check_seconds("timeout", timeout))
     try:
         return (yield from _wait_result(context, queue, message_id, end_wait, as_type))
