@@ -19,11 +19,11 @@ from waypost.testing.servers import ValkeyServer
 SIZES = {"100k": 100_000, "300k": 300_000, "1m": 1_000_000, "3m": 3_000_000}
 
 
-def pipelining(report: Report, spark: SparkSession, events: int, sizes: list[str], rounds: int, home: Path) -> None:
+def pipelining(report: Report, spark: SparkSession, events: int, sizes: list[str], rounds: int, folder: Path) -> None:
     """The figures of the pipeline."""
     from benchmarks.spark import fill
 
-    lakes = (str(home / f"lake-{number}") for number in itertools.count())
+    lakes = (str(folder / f"lake-{number}") for number in itertools.count())
 
     def run(url: str) -> None:
         Pipeline(spark, next(lakes), store=url).run()

@@ -37,8 +37,8 @@ def main() -> None:
     report = Report(options.json)
     with Turns(options.quick, options.store) as turns:
         entries = turns.ours(STORES) + turns.theirs(*PEERS)
-        taken = turns.take(entries, ROUNDS, partial(both, seconds=2.0 if options.quick else 10.0))
-        for entry, results in taken.items():
+        results_by_entry = turns.take(entries, ROUNDS, partial(both, seconds=2.0 if options.quick else 10.0))
+        for entry, results in results_by_entry.items():
             for name, values in zip(("latency-p50", "latency-p99"), zip(*results, strict=True), strict=True):
                 report.add(name, entry.store, entry.contestant.name, round(statistics.median(values), 2), "ms")
 

@@ -43,12 +43,12 @@ class Report:
         if self.as_json:
             print(json.dumps(figure), flush=True)
         else:
-            shown = f"{value:,.0f}" if value >= 100 else f"{value:,.3f}"
-            print(f"{store:8} {name:34} {peer:8} {shown:>12} {unit}", flush=True)
+            label = f"{value:,.0f}" if value >= 100 else f"{value:,.3f}"
+            print(f"{store:8} {name:34} {peer:8} {label:>12} {unit}", flush=True)
 
     def rates(self, name: str, store: str, contenders: list[Contender], rounds: int) -> dict[str, float]:
         """Run contenders by turns; print the median rate of each, and ours over the ceiling's."""
-        taken: dict[Contender, list[float]] = {contender: [] for contender in contenders}
+        results_by_entry: dict[Contender, list[float]] = {contender: [] for contender in contenders}
         for turn in range(rounds + 1):
             for contender in contenders:
                 contender.prepare()
@@ -56,11 +56,11 @@ class Report:
                 contender.run()
                 rate = contender.count / (time.perf_counter() - start)
                 if turn:  # the first turn warms caches, connections and scripts
-                    taken[contender].append(rate)
-        medians = {f"{c.variant} {c.peer}".strip(): statistics.median(rates) for c, rates in taken.items()}
-        for contender, rates in taken.items():
-            shown = f"{name}-{contender.variant}" if contender.variant else name
-            self.add(shown, store, contender.peer, round(statistics.median(rates)), "messages/s")
+                    results_by_entry[contender].append(rate)
+        medians = {f"{c.variant} {c.peer}".strip(): statistics.median(rates) for c, rates in results_by_entry.items()}
+        for contender, rates in results_by_entry.items():
+            label = f"{name}-{contender.variant}" if contender.variant else name
+            self.add(label, store, contender.peer, round(statistics.median(rates)), "messages/s")
         if "raw" in medians:
             self.add(f"{name}-to-raw", store, "waypost", round(medians["waypost"] / medians["raw"], 3), "x")
         return medians

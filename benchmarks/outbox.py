@@ -80,12 +80,14 @@ def main() -> None:
     with PostgresServer(durable=True, autovacuum="on", shared_buffers="256MB", max_wal_size="4GB") as server:
         migrate(server.url)
         for name, count, size in (("publish-tx", 2_000, 1), ("publish-tx-many", 50_000, BATCH)):
-            taken: dict[str, list[Published]] = {kind: [] for kind in kinds}
+            results_by_entry: dict[str, list[Published]] = {kind: [] for kind in kinds}
             for _ in range(ROUNDS):
                 for kind in kinds:
-                    taken[kind].append(publish(kind, server, round(count * share), size))
-            rates = {kind: statistics.median(one.rate for one in runs) for kind, runs in taken.items()}
-            costs = {kind: statistics.median(one.cpu_microseconds for one in runs) for kind, runs in taken.items()}
+                    results_by_entry[kind].append(publish(kind, server, round(count * share), size))
+            rates = {kind: statistics.median(one.rate for one in runs) for kind, runs in results_by_entry.items()}
+            costs = {
+                kind: statistics.median(one.cpu_microseconds for one in runs) for kind, runs in results_by_entry.items()
+            }
             for kind in kinds:
                 report.add(name, "postgres", kind, round(rates[kind]), "messages/s")
                 report.add(f"{name}-cpu", "postgres", kind, round(costs[kind], 1), "us/message")

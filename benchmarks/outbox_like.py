@@ -97,17 +97,17 @@ class Outbox:
 
     def waits(self, url: str, count: int) -> tuple[int, int]:
         """How often a transaction was seen to wait for another one, and how often was looked."""
-        seen = looks = 0
+        seen = samples = 0
         running = threading.Thread(target=self.transactions, args=(count, self.publish))
         running.start()
         with psycopg.connect(url, autocommit=True) as connection:
             while running.is_alive():
                 found = connection.execute(WAITING).fetchone()
                 seen += found is not None and found[0] > 0
-                looks += 1
+                samples += 1
                 time.sleep(0.002)
         running.join()
-        return seen, looks
+        return seen, samples
 
     def close(self) -> None:
         for connection in self._connections:
@@ -133,8 +133,8 @@ def main() -> None:
                 ],
                 rounds,
             )
-            seen, looks = outbox.waits(server.url, count)
-            report.add("outbox-like-waits", "postgres", "waypost", seen, f"of {looks} looks")
+            seen, samples = outbox.waits(server.url, count)
+            report.add("outbox-like-waits", "postgres", "waypost", seen, f"of {samples} looks")
         finally:
             outbox.close()
 

@@ -199,7 +199,7 @@ def postgres() -> Iterator[Place]:
     with (
         PostgresServer(durable=True, autovacuum="on", autovacuum_naptime="15s", shared_buffers="128MB") as server,
         psycopg.connect(server.url, autocommit=True) as database,
-        psycopg.connect(server.url, autocommit=True) as looking,
+        psycopg.connect(server.url, autocommit=True) as monitor,
     ):
         migrate(server.url)
         database.execute("CREATE TABLE raw (id bigserial PRIMARY KEY, data bytea)")
@@ -208,10 +208,10 @@ def postgres() -> Iterator[Place]:
             database.execute("INSERT INTO raw (data) VALUES (%b)", (b"x" * 130,))
 
         def kept() -> dict[str, int]:
-            tables = [name for (name,) in looking.execute(TABLES)]
+            tables = [name for (name,) in monitor.execute(TABLES)]
             found: Counter[str] = Counter()
             for table in tables:
-                row = looking.execute(
+                row = monitor.execute(
                     f"SELECT count(*), pg_total_relation_size('{table}') FROM ONLY {table}".encode()
                 ).fetchone()
                 assert row is not None

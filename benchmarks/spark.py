@@ -103,13 +103,13 @@ def drain(frame: DataFrame) -> None:
     frame.write.format("noop").mode("overwrite").save()
 
 
-def reading(report: Report, spark: SparkSession, store: str, url: str, events: int, rounds: int, home: Path) -> None:
+def reading(report: Report, spark: SparkSession, store: str, url: str, events: int, rounds: int, folder: Path) -> None:
     count = fill(url, events)
 
     def ours(**options: str) -> DataFrame:
         return spark.read.format("waypost").options(url=url, queue=QUEUE, **options).load()
 
-    path = str(home / f"{store}-{events}.parquet")
+    path = str(folder / f"{store}-{events}.parquet")
     ours().write.parquet(path)
     in_python = partial(bulk_read, url)
     rates = report.rates(

@@ -53,8 +53,8 @@ def main() -> None:
     report = Report(options.json)
     sizes = Sizes(1_000, 2.0, 1.5) if options.quick else Sizes(5_000, 5.0, 4.0)
     with Turns(options.quick, options.store) as turns:
-        taken = turns.take(turns.ours(STORES) + turns.theirs(*PEERS), ROUNDS, sizes.measure)
-        for entry, results in taken.items():
+        results_by_entry = turns.take(turns.ours(STORES) + turns.theirs(*PEERS), ROUNDS, sizes.measure)
+        for entry, results in results_by_entry.items():
             name, store = entry.contestant.name, entry.store
             report.add("lateness-p50", store, name, round(statistics.median(one.median for one in results), 2), "ms")
             report.add("lateness-p99", store, name, round(statistics.median(one.worst for one in results), 2), "ms")

@@ -33,10 +33,10 @@ SPAWN = multiprocessing.get_context("spawn")
 def work(url: str, wake: str | None, queue: str, started: Any, stop: Any, answers: Any, mode: str) -> None:
     """One worker process: sends back the nanoseconds from publish to start of each message."""
     logging.getLogger("waypost").setLevel(logging.ERROR)
-    taken: list[int] = []
+    latencies: list[int] = []
 
     async def handle(body: int) -> None:
-        taken.append(time.perf_counter_ns() - body)
+        latencies.append(time.perf_counter_ns() - body)
 
     if mode == "sync":
         post = Waypost(url, wake=wake)
@@ -55,7 +55,7 @@ def work(url: str, wake: str | None, queue: str, started: Any, stop: Any, answer
                     await asyncio.to_thread(stop.wait)
 
         asyncio.run(run())
-    answers.put(taken)
+    answers.put(latencies)
 
 
 def publish_evenly(post: Waypost, queue: str, count: int, rate: float) -> None:
@@ -82,11 +82,11 @@ def start_latency(url: str, wake: str | None, count: int, rate: float = RATE, mo
             while post.ledger(queue).done < count:
                 time.sleep(0.02)
         stop.set()
-        taken: list[int] = answers.get(timeout=30)
+        latencies: list[int] = answers.get(timeout=30)
     finally:
         stop.set()
         process.join(30)
-    return [nanoseconds / 1e6 for nanoseconds in taken[count // 10 :]]
+    return [nanoseconds / 1e6 for nanoseconds in latencies[count // 10 :]]
 
 
 @contextmanager
@@ -149,14 +149,14 @@ def main() -> None:
     count, rounds = (400, 3) if options.quick else (2_000, 5)
     with stores(options.store) as urls:
         for store, url in urls.items():
-            taken: dict[str, list[float]] = {"async": [], "sync": [], "poll": []}
+            latencies: dict[str, list[float]] = {"async": [], "sync": [], "poll": []}
             # Each message on SQLite waits for the disk three times: at 200 a second this would measure the disk.
             number, rate = (count // 5, RATE / 10) if store == "sqlite" else (count, RATE)
             for _ in range(rounds):
-                taken["async"] += start_latency(url, None, number, rate)
-                taken["sync"] += start_latency(url, None, number, rate, "sync")
-                taken["poll"] += start_latency(url, "poll", number // 4, rate)
-            for name, values in taken.items():
+                latencies["async"] += start_latency(url, None, number, rate)
+                latencies["sync"] += start_latency(url, None, number, rate, "sync")
+                latencies["poll"] += start_latency(url, "poll", number // 4, rate)
+            for name, values in latencies.items():
                 report.add(f"start-{name}-p50", store, "waypost", round(statistics.median(values), 3), "ms")
                 report.add(f"start-{name}-p99", store, "waypost", round(percentile(values, 0.99), 3), "ms")
             if store != "sqlite":

@@ -45,9 +45,9 @@ async def nothing(body: dict[str, Any]) -> None:
 
 def rates(report: Report, turns: Turns, names: tuple[str, str], entries: list[Entry]) -> None:
     """Medians of all of them, and how many times a peer's rate ours is. `names` are the rate's and the time's."""
-    taken = turns.take(entries, ROUNDS, drain)
-    medians = {entry: statistics.median(one.rate for one in results) for entry, results in taken.items()}
-    for entry, results in taken.items():
+    results_by_entry = turns.take(entries, ROUNDS, drain)
+    medians = {entry: statistics.median(one.rate for one in results) for entry, results in results_by_entry.items()}
+    for entry, results in results_by_entry.items():
         cpu = statistics.median(one.cpu_us for one in results)
         report.add(names[0], entry.store, entry.contestant.name, round(medians[entry]), "messages/s")
         report.add(names[1], entry.store, entry.contestant.name, round(cpu, 1), "us/message")

@@ -7,20 +7,20 @@ import time
 from waypost import CatchUp, Message, Waypost
 
 post = Waypost("memory://")
-beats: list[str] = []
+instants: list[str] = []
 
 
 @post.every(0.2)
 def heartbeat(message: Message[None]) -> None:
-    beats.append(message.headers["waypost-instant"])
+    instants.append(message.headers["waypost-instant"])
 
 
 def main() -> None:
     post.save_schedule("rollup", queue="reports", cron="0 9 * * mon-fri", tz="Europe/Madrid", missed=CatchUp(5))
     with post.worker():
-        while len(beats) < 3:
+        while len(instants) < 3:
             time.sleep(0.01)
-    print(len(set(beats)) == len(beats), "each instant once")
+    print(len(set(instants)) == len(instants), "each instant once")
     for schedule in post.schedules(count=2):
         rule = schedule.cron or f"every {schedule.every:g} s"
         print(schedule.name, "·", rule, "·", len(schedule.next_fires), "next fires known")

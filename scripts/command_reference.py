@@ -21,14 +21,14 @@ BEGIN = "<!-- from here on written by scripts/command_reference.py -->"
 SHARED = {"--help", "--url", "--namespace", "--schema", "--json"}
 
 
-def leaves(found: argparse.ArgumentParser, path: str) -> Iterator[tuple[str, argparse.ArgumentParser]]:
+def leaf_parsers(found: argparse.ArgumentParser, path: str) -> Iterator[tuple[str, argparse.ArgumentParser]]:
     """The commands inside a command, by their whole names."""
     inner = [action for action in found._actions if isinstance(action, argparse._SubParsersAction)]
     if not inner:
         yield path, found
     for action in inner:
         for name, one in action.choices.items():
-            yield from leaves(one, f"{path} {name}")
+            yield from leaf_parsers(one, f"{path} {name}")
 
 
 def section(path: str, found: argparse.ArgumentParser) -> Iterator[str]:
@@ -41,8 +41,8 @@ def section(path: str, found: argparse.ArgumentParser) -> Iterator[str]:
             continue
         value = "" if action.nargs == 0 else action.metavar or "|".join(map(str, action.choices or ())) or action.dest
         value = value if isinstance(value, str) else " ".join(value)
-        shown = f"{names[-1]} {value}".strip() if names else value
-        rows.append(f"| `{shown.replace('|', chr(92) + '|')}` | {plain(action.help or '')} |")
+        text = f"{names[-1]} {value}".strip() if names else value
+        rows.append(f"| `{text.replace('|', chr(92) + '|')}` | {plain(action.help or '')} |")
     if rows:
         yield "| argument | what |\n|---|---|\n" + "\n".join(rows) + "\n"
     notes = []
@@ -75,7 +75,7 @@ def written() -> str:
             continue
         parts.append(f"## {title.capitalize()}\n")
         for name in known:
-            for path, found in leaves(top.listing.choices[name], name):
+            for path, found in leaf_parsers(top.listing.choices[name], name):
                 parts += section(path, found)
     return "\n".join(parts).rstrip() + "\n"
 

@@ -258,8 +258,8 @@ class Tests:
 
     def __init__(self, folder: str, results: Path) -> None:
         self._paths, self._choice = SUITES[folder]
-        self._home = Path(tempfile.mkdtemp(prefix="waypost-mutants-"))
-        self._copy = self._home / "tree"
+        self._workspace = Path(tempfile.mkdtemp(prefix="waypost-mutants-"))
+        self._copy = self._workspace / "tree"
         self._copy.mkdir()
         for name in COPIED:
             source = ROOT / name
@@ -281,10 +281,10 @@ class Tests:
     def _environment(self) -> dict[str, str]:
         path = f"{self._copy / 'src'}{os.pathsep}{self._copy}"
         memory = Path("/dev/shm")
-        home = str(memory) if memory.is_dir() else tempfile.gettempdir()
+        scratch = str(memory) if memory.is_dir() else tempfile.gettempdir()
         return {
             **os.environ,
-            "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1", "TMPDIR": home, "MUTANT_CHOICE": self._choice,
+            "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1", "TMPDIR": scratch, "MUTANT_CHOICE": self._choice,
         }  # fmt: skip
 
     def start(self) -> None:
@@ -352,7 +352,7 @@ class Tests:
                 os.killpg(self._process.pid, signal.SIGKILL)
                 self._process.wait()
             self._reader.close()
-        shutil.rmtree(self._home, ignore_errors=True)
+        shutil.rmtree(self._workspace, ignore_errors=True)
 
 
 def known_survivors() -> dict[tuple[str, str, str, str], dict[str, str]]:
@@ -459,8 +459,8 @@ def main() -> int:
     if options.list:
         print(*sorted(mutants, key=lambda m: (m.file, m.offset)), sep="\n")
         return 0
-    with tempfile.TemporaryDirectory(prefix="waypost-mutants-") as home:
-        results = Results(options.results or Path(home) / "results.jsonl")
+    with tempfile.TemporaryDirectory(prefix="waypost-mutants-") as scratch:
+        results = Results(options.results or Path(scratch) / "results.jsonl")
         run(mutants, results, options.jobs, time.monotonic() + 60 * options.minutes)
         return report(made, mutants, results)
 

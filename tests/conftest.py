@@ -91,7 +91,7 @@ class Watcher:
         self.missing = missing
         self.terminal = terminal
 
-    def hear(self, report: pytest.TestReport | pytest.CollectReport) -> None:
+    def count_skip(self, report: pytest.TestReport | pytest.CollectReport) -> None:
         if not report.skipped or hasattr(report, "wasxfail"):
             return
         reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
@@ -105,11 +105,11 @@ class Watcher:
             self.terminal.flush()
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        self.hear(report)
+        self.count_skip(report)
         self.name_failed(report)
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        self.hear(report)
+        self.count_skip(report)
         self.name_failed(report)
 
 
@@ -130,8 +130,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     missing = config.stash[NOT_RUN]
     if missing:
         demanded = os.environ.get("REQUIRE_ALL") == "1"
-        told = f"NOT RUN: {missing.total()} tests, need {'; '.join(sorted(missing))}"
-        terminalreporter.write_line(told, red=demanded, yellow=not demanded)
+        line = f"NOT RUN: {missing.total()} tests, need {'; '.join(sorted(missing))}"
+        terminalreporter.write_line(line, red=demanded, yellow=not demanded)
         packages = sorted(set(missing) & set(system_parts.PARTS))
         if packages:
             terminalreporter.write_line(f"as root: {system_parts.line_for(packages)}")

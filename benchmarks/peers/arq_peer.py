@@ -8,7 +8,7 @@ from typing import Any
 from arq.connections import ArqRedis, RedisSettings, create_pool
 from arq.worker import Worker, func
 
-from benchmarks.peers.protocol import Body, Program, Started, main, say
+from benchmarks.peers.protocol import Body, Program, Started, main, print_json
 
 AT_ONCE = 100
 POLL_SECONDS = 0.01
@@ -42,7 +42,7 @@ class Arq(Program):
                 [func(handle, name="handle")], redis_settings=self._settings, max_jobs=AT_ONCE,
                 poll_delay=POLL_SECONDS, keep_result=0, handle_signals=False,
             )  # fmt: skip
-            say(ready=True)
+            print_json(ready=True)
             await worker.async_run()
 
         self.run(run)

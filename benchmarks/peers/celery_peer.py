@@ -8,7 +8,7 @@ from typing import Any
 
 from celery import Celery
 
-from benchmarks.peers.protocol import Body, Program, Started, main, say
+from benchmarks.peers.protocol import Body, Program, Started, main, print_json
 
 PREFETCH = 500
 
@@ -39,7 +39,7 @@ class CeleryPeer(Program):
 
     def work(self, started: Started) -> None:
         self._started = started
-        say(ready=True)
+        print_json(ready=True)
         self._application.worker_main([
             "worker", "--pool=solo", "--without-gossip", "--without-mingle", "--without-heartbeat", "--loglevel=ERROR",
         ])  # fmt: skip

@@ -8,7 +8,7 @@ import sys
 import time
 from typing import Any
 
-from benchmarks.peers.protocol import Body, Program, Started, main, say
+from benchmarks.peers.protocol import Body, Program, Started, main, print_json
 
 # Read when dramatiq is imported.
 os.environ["dramatiq_queue_prefetch"] = "500"  # noqa: SIM112  its name is in small letters
@@ -43,7 +43,7 @@ class Dramatiq(Program):
         self._started = started
         worker = dramatiq.Worker(self._broker, worker_threads=THREADS)
         worker.start()
-        say(ready=True)
+        print_json(ready=True)
         signal.pause()
 
 

@@ -13,7 +13,7 @@ from faststream_outbox import OutboxBroker, make_outbox_table
 from sqlalchemy import MetaData
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from benchmarks.peers.protocol import Body, Program, Started, main, say
+from benchmarks.peers.protocol import Body, Program, Started, main, print_json
 
 WORKERS = 8
 FETCH = 500
@@ -75,7 +75,7 @@ class Outbox(Program):
             )  # fmt: skip
             subscribe(handle)
             await self._broker.start()
-            say(ready=True)
+            print_json(ready=True)
             await asyncio.Event().wait()
 
         self.run(run)

@@ -10,7 +10,7 @@ from typing import Any
 
 from faststream.redis import RedisBroker, StreamSub
 
-from benchmarks.peers.protocol import Body, Program, Started, main, say
+from benchmarks.peers.protocol import Body, Program, Started, main, print_json
 
 RECORDS = 500
 #: Publishing goes through a pipeline in parts of so many.
@@ -50,7 +50,7 @@ class FastStream(Program):
 
         async def run() -> None:
             await self._broker.start()
-            say(ready=True)
+            print_json(ready=True)
             await asyncio.Event().wait()
 
         self.run(run)

@@ -11,7 +11,7 @@ from typing import Any
 from faststream_redis_timers import TimersBroker
 from redis.asyncio import Redis
 
-from benchmarks.peers.protocol import Body, Program, Started, main, say
+from benchmarks.peers.protocol import Body, Program, Started, main, print_json
 
 POLL_SECONDS = 0.001
 POLL_SECONDS_MAX = 0.01
@@ -54,7 +54,7 @@ class RedisTimers(Program):
             )
             subscribe(handle)
             await self._broker.start()
-            say(ready=True)
+            print_json(ready=True)
             await asyncio.Event().wait()
 
         self.run(run)

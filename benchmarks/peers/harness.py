@@ -46,7 +46,7 @@ class Contestant:
     #: A turn that takes longer has failed.
     seconds_max: float = 90.0
 
-    def with_patience(self, seconds: float) -> Contestant:
+    def with_timeout(self, seconds: float) -> Contestant:
         """The same, with another limit."""
         return replace(self, seconds_max=seconds)
 
@@ -115,19 +115,19 @@ def slot_file(count: int) -> Iterator[Times]:
 class Running:
     """A program at work, in a process group of its own."""
 
-    def __init__(self, contestant: Contestant, *given: str, said: IO[bytes], errors: IO[bytes]) -> None:
+    def __init__(self, contestant: Contestant, *given: str, output: IO[bytes], errors: IO[bytes]) -> None:
         # Files, not pipes: a program that talks a lot must not have to wait for a listener.
-        self._said = said
+        self._output = output
         self._errors = errors
         self.contestant = contestant
         self.process = subprocess.Popen(
             [*contestant.command(), *given], cwd=ROOT, env=contestant.environment(), stdin=subprocess.DEVNULL,
-            stdout=said, stderr=errors, start_new_session=True,
+            stdout=output, stderr=errors, start_new_session=True,
         )  # fmt: skip
 
     def wait_until_ready(self) -> None:
         """Until it says that it takes messages."""
-        self._watch(lambda: b'"ready"' in os.pread(self._said.fileno(), 4096, 0), lambda: "was not ready")
+        self._watch(lambda: b'"ready"' in os.pread(self._output.fileno(), 4096, 0), lambda: "was not ready")
 
     def wait_for_first(self, times: Times) -> None:
         """Until a handler has begun."""
@@ -137,14 +137,14 @@ class Running:
         """Until every slot has its time."""
         self._watch(times.are_complete, lambda: f"handled {times.filled()} of {times.count}")
 
-    def _watch(self, holds: Callable[[], bool], told: Callable[[], str]) -> None:
+    def _watch(self, holds: Callable[[], bool], describe: Callable[[], str]) -> None:
         limit = self.contestant.seconds_max
         deadline = time.monotonic() + limit
         while not holds():
             if self.process.poll() is not None:
                 raise self.failed(f"ended with {self.process.returncode}")
             if time.monotonic() > deadline:
-                raise self.failed(f"{told()} in {limit:g} s")
+                raise self.failed(f"{describe()} in {limit:g} s")
             time.sleep(WATCH_SECONDS)
 
     def wait(self) -> int:
@@ -177,15 +177,15 @@ class Running:
     def failed(self, what: str) -> TurnFailed:
         """The error to raise, with what the program said last."""
         self._errors.seek(0)
-        said = self._errors.read()[-600:].decode(errors="replace").strip()
-        return TurnFailed(f"{self.contestant.name} {what}: {said}" if said else f"{self.contestant.name} {what}")
+        output = self._errors.read()[-600:].decode(errors="replace").strip()
+        return TurnFailed(f"{self.contestant.name} {what}: {output}" if output else f"{self.contestant.name} {what}")
 
 
 @contextmanager
 def running(contestant: Contestant, *given: str) -> Iterator[Running]:
     """A program for the length of a block."""
-    with tempfile.TemporaryFile() as said, tempfile.TemporaryFile() as errors:
-        program = Running(contestant, *given, said=said, errors=errors)
+    with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
+        program = Running(contestant, *given, output=output, errors=errors)
         try:
             yield program
         except BaseException:
@@ -196,8 +196,8 @@ def running(contestant: Contestant, *given: str) -> Iterator[Running]:
 
 def run(contestant: Contestant, *given: str) -> int:
     """A program that ends by itself; its exit code, which is 0 or one that the protocol knows."""
-    with tempfile.TemporaryFile() as said, tempfile.TemporaryFile() as errors:
-        program = Running(contestant, *given, said=said, errors=errors)
+    with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
+        program = Running(contestant, *given, output=output, errors=errors)
         try:
             code = program.wait()
             if code not in (0, protocol.LEAD_TOO_SHORT):

@@ -10,7 +10,7 @@ from huey import RedisHuey
 from huey.consumer import Consumer
 from huey.serializer import Serializer
 
-from benchmarks.peers.protocol import Body, Program, Started, main, say
+from benchmarks.peers.protocol import Body, Program, Started, main, print_json
 
 
 class Huey(Program):
@@ -35,7 +35,7 @@ class Huey(Program):
     def work(self, started: Started) -> None:
         self._started = started
         consumer = Consumer(self._huey, workers=1, periodic=False, scheduler_interval=1)
-        say(ready=True)
+        print_json(ready=True)
         consumer.run()
 
 

@@ -14,7 +14,7 @@ from pgqueuer import QueueManager
 from pgqueuer.db import AsyncpgDriver, AsyncpgPoolDriver
 from pgqueuer.queries import Queries
 
-from benchmarks.peers.protocol import TIMERS_AT_ONCE, Body, Program, Started, main, say
+from benchmarks.peers.protocol import TIMERS_AT_ONCE, Body, Program, Started, main, print_json
 
 BATCH = 200
 DEQUEUE_SECONDS = 0.1
@@ -60,7 +60,7 @@ class PgQueuer(Program):
             await install(self.url)
             manager = QueueManager(Queries(AsyncpgDriver(await asyncpg.connect(self.url))))
             manager.entrypoint("bench")(handle)
-            say(ready=True)
+            print_json(ready=True)
             await manager.run(dequeue_timeout=timedelta(seconds=DEQUEUE_SECONDS), batch_size=BATCH)
 
         self.run(run)

@@ -54,9 +54,9 @@ def recorder(path: str, clock: str) -> Started:
     return started
 
 
-def say(**told: object) -> None:
+def print_json(**fields: object) -> None:
     """A line of JSON to whoever started us."""
-    print(json.dumps(told), flush=True)
+    print(json.dumps(fields), flush=True)
 
 
 class Program:

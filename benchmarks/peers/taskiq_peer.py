@@ -8,7 +8,7 @@ from typing import Any
 from taskiq.api import run_receiver_task
 from taskiq_redis import RedisStreamBroker
 
-from benchmarks.peers.protocol import Body, Program, Started, main, say
+from benchmarks.peers.protocol import Body, Program, Started, main, print_json
 
 READ = 500
 AT_ONCE = 500
@@ -45,7 +45,7 @@ class Taskiq(Program):
         async def run() -> None:
             self._broker.is_worker_process = True
             await self._broker.startup()
-            say(ready=True)
+            print_json(ready=True)
             await run_receiver_task(self._broker, validate_params=False, max_async_tasks=AT_ONCE, max_prefetch=READ)
 
         self.run(run)

@@ -25,7 +25,7 @@ QUICK_SECONDS = 100.0
 QUICK_TURN_SECONDS = 25.0
 
 
-def tell(text: str) -> None:
+def print_note(text: str) -> None:
     """A line for people, apart from the figures."""
     print(text, file=sys.stderr, flush=True)
 
@@ -52,7 +52,9 @@ class Turns:
     def __enter__(self) -> Self:
         load, cores = os.getloadavg()[0], os.cpu_count() or 1
         if load > cores / 2:
-            tell(f"the machine is busy (load {load:.1f} on {cores} cores): only ratios within this run mean something")
+            print_note(
+                f"the machine is busy (load {load:.1f} on {cores} cores): only ratios within this run mean something"
+            )
         return self
 
     def __exit__(
@@ -60,13 +62,13 @@ class Turns:
     ) -> None:
         self._stack.close()
         if self.left_out:
-            tell("not measured: " + ", ".join(f"{name} ({why})" for name, why in self.left_out.items()))
+            print_note("not measured: " + ", ".join(f"{name} ({why})" for name, why in self.left_out.items()))
 
     def ours(self, stores: Iterable[str], count: int = 0, variant: str = "") -> list[Entry]:
         """Waypost on these stores, as far as they were asked for."""
-        patience = QUICK_TURN_SECONDS if self.quick else None
+        timeout = QUICK_TURN_SECONDS if self.quick else None
         mine = Contestant("waypost", count, variant=variant)
-        mine = mine if patience is None else mine.with_patience(patience)
+        mine = mine if timeout is None else mine.with_timeout(timeout)
         return [Entry(store, mine) for store in stores if self.only in (None, store)]
 
     def theirs(self, *names: str, share: float = 1.0) -> list[Entry]:
@@ -78,31 +80,31 @@ class Turns:
                 continue
             if not known.is_ready:
                 if name not in self.left_out:
-                    tell(f"{name} is left out: it has no environment; `make bench-setup` makes it")
+                    print_note(f"{name} is left out: it has no environment; `make bench-setup` makes it")
                 self.left_out[name] = "not set up"
                 continue
             one = Contestant(name, round(known.drain_count * share), known)
-            found.append(Entry(known.store, one.with_patience(QUICK_TURN_SECONDS) if self.quick else one))
+            found.append(Entry(known.store, one.with_timeout(QUICK_TURN_SECONDS) if self.quick else one))
         return found
 
     def take(self, entries: list[Entry], rounds: int, measure: Callable[[Contestant, Host], T]) -> dict[Entry, list[T]]:
         """What was measured of each, round by round. A quick run makes fewer rounds on a machine that is too busy."""
-        taken: dict[Entry, list[T]] = {entry: [] for entry in entries}
+        results_by_entry: dict[Entry, list[T]] = {entry: [] for entry in entries}
         begin = time.monotonic()
         for turn in range(rounds):
             passed = time.monotonic() - begin
             if self.quick and turn and time.monotonic() - self._begin + passed / turn > QUICK_SECONDS:
-                tell(f"the machine is busy: {turn} of {rounds} rounds")
+                print_note(f"the machine is busy: {turn} of {rounds} rounds")
                 break
             # Every other round backwards, so that nobody always comes first.
-            for entry in [one for one in entries[:: -1 if turn % 2 else 1] if one in taken]:
+            for entry in [one for one in entries[:: -1 if turn % 2 else 1] if one in results_by_entry]:
                 try:
-                    taken[entry].append(measure(entry.contestant, self._host(entry.store)))
+                    results_by_entry[entry].append(measure(entry.contestant, self._host(entry.store)))
                 except TurnFailed as failure:
-                    tell(str(failure))
+                    print_note(str(failure))
                     self.left_out[entry.contestant.name] = "failed"
-                    del taken[entry]
-        return {entry: results for entry, results in taken.items() if results}
+                    del results_by_entry[entry]
+        return {entry: results for entry, results in results_by_entry.items() if results}
 
     def _host(self, store: str) -> Host:
         if store not in self._hosts:

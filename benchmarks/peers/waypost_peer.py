@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from benchmarks.peers.protocol import Body, Program, Started, main, say
+from benchmarks.peers.protocol import Body, Program, Started, main, print_json
 from waypost import AsyncWaypost
 from waypost.cli.main import main as command
 from waypost.store.postgres import migrate
@@ -84,7 +84,7 @@ class OurProgram(Program):
         # The command looks for a client by the name of its module: the class is where this one is found.
         OurProgram.bench = Bench(self.url, started)
         OurProgram.bench.register(self.variant)
-        say(ready=True)
+        print_json(ready=True)
         sys.exit(command(["worker", f"{__name__}:OurProgram.bench.post", "--log-level", "error"]))
 
 

@@ -95,11 +95,11 @@ def make_store(store_name: str, request: pytest.FixtureRequest) -> StoreMaker:
     makers: dict[str, Callable[[pytest.FixtureRequest], StoreMaker]] = {
         "memory": memory_maker,
         "sqlite": sqlite_maker,
-        "valkey": lambda asked: served_maker(asked.getfixturevalue("valkey_url")),
-        "postgres": lambda asked: asked.getfixturevalue("postgres_make"),
-        "postgres15": lambda asked: asked.getfixturevalue("postgres15_make"),
-        "pgbouncer": lambda asked: asked.getfixturevalue("pgbouncer_make"),
-        "redis62": lambda asked: served_maker(asked.getfixturevalue("redis_url")),
+        "valkey": lambda request: served_maker(request.getfixturevalue("valkey_url")),
+        "postgres": lambda request: request.getfixturevalue("postgres_make"),
+        "postgres15": lambda request: request.getfixturevalue("postgres15_make"),
+        "pgbouncer": lambda request: request.getfixturevalue("pgbouncer_make"),
+        "redis62": lambda request: served_maker(request.getfixturevalue("redis_url")),
         "cluster": cluster_maker,
     }
     return makers[store_name](request)
@@ -140,7 +140,7 @@ def cluster_maker(request: pytest.FixtureRequest) -> StoreMaker:
     return served_maker(request.getfixturevalue("cluster").url)
 
 
-class PostgresRooms:
+class PostgresNamespaces:
     """Namespaces that have their tables: making them takes longer than most tests, emptying them does not."""
 
     #: Dead rows gather in a room, since nothing vacuums here.
@@ -159,11 +159,11 @@ class PostgresRooms:
         migrate(self.url, namespace=name)
         return name, 0
 
-    def give(self, rooms: list[tuple[str, int]]) -> None:
+    def give(self, namespaces: list[tuple[str, int]]) -> None:
         import psycopg
 
         with psycopg.connect(self.url) as connection:
-            for name, uses in rooms:
+            for name, uses in namespaces:
                 if uses < self.USES_MAX:
                     connection.execute("; ".join(f'DELETE FROM "{name}_{table}"' for table in tables()))
                     # A room at a time: a program of random steps uses many, and a transaction holds all their locks.
@@ -175,39 +175,39 @@ class PostgresRooms:
         """Makes stores in these rooms, by another way in if one is given."""
         from waypost.store.postgres import PostgresStore
 
-        taken: dict[str, tuple[str, int]] = {}
+        in_use: dict[str, tuple[str, int]] = {}
 
         def make(clock: ManualClock, namespace: str) -> Store:
-            if namespace not in taken:
-                taken[namespace] = self.take()
-            return PostgresStore.from_url(url or self.url, namespace=taken[namespace][0], clock=clock)
+            if namespace not in in_use:
+                in_use[namespace] = self.take()
+            return PostgresStore.from_url(url or self.url, namespace=in_use[namespace][0], clock=clock)
 
         yield make
-        self.give(list(taken.values()))
+        self.give(list(in_use.values()))
 
 
 @pytest.fixture(scope="session")
-def postgres_rooms(postgres: PostgresServer) -> PostgresRooms:
-    return PostgresRooms(postgres.url)
+def postgres_namespaces(postgres: PostgresServer) -> PostgresNamespaces:
+    return PostgresNamespaces(postgres.url)
 
 
 @pytest.fixture
-def postgres_make(postgres_rooms: PostgresRooms) -> Iterator[StoreMaker]:
-    with postgres_rooms.maker() as make:
+def postgres_make(postgres_namespaces: PostgresNamespaces) -> Iterator[StoreMaker]:
+    with postgres_namespaces.maker() as make:
         yield make
 
 
 @pytest.fixture(scope="session")
-def postgres15_rooms() -> Iterator[PostgresRooms]:
+def postgres15_namespaces() -> Iterator[PostgresNamespaces]:
     from waypost.testing.postgres import PostgresServer
 
     with PostgresServer(release=15) as server:
-        yield PostgresRooms(server.url)
+        yield PostgresNamespaces(server.url)
 
 
 @pytest.fixture
-def postgres15_make(postgres15_rooms: PostgresRooms) -> Iterator[StoreMaker]:
-    with postgres15_rooms.maker() as make:
+def postgres15_make(postgres15_namespaces: PostgresNamespaces) -> Iterator[StoreMaker]:
+    with postgres15_namespaces.maker() as make:
         yield make
 
 
@@ -220,6 +220,6 @@ def pgbouncer_url(postgres: PostgresServer) -> Iterator[str]:
 
 
 @pytest.fixture
-def pgbouncer_make(postgres_rooms: PostgresRooms, pgbouncer_url: str) -> Iterator[StoreMaker]:
-    with postgres_rooms.maker(pgbouncer_url) as make:
+def pgbouncer_make(postgres_namespaces: PostgresNamespaces, pgbouncer_url: str) -> Iterator[StoreMaker]:
+    with postgres_namespaces.maker(pgbouncer_url) as make:
         yield make

@@ -94,7 +94,7 @@ class TakesAClonesCallForARepeat(QueueModel):
         return super().replayed(now, operation, window_ms)
 
 
-class LeavesTheNonceOfTheFirstAnswer(QueueModel):
+class KeepsTheNonceOfTheFirstAnswer(QueueModel):
     def claim_again(self, now: int, ids: Iterable[str], held: bytes, nonce: bytes) -> Claimed:
         return super().claim_again(now, ids, held, held)
 
@@ -114,7 +114,7 @@ class PromotesEarly(QueueModel):
         super()._promote(now + 400, operation)
 
 
-class WakesNobody(QueueModel):
+class WakesNoSleeper(QueueModel):
     def wake(self, now: int, count: int) -> list[str]:
         return []
 
@@ -135,10 +135,10 @@ FAULTS: list[type[QueueModel]] = [
     RunsRepeatsAgain,
     ForgetsByTheCallsAndNotByTheClock,
     TakesAClonesCallForARepeat,
-    LeavesTheNonceOfTheFirstAnswer,
+    KeepsTheNonceOfTheFirstAnswer,
     OverwritesKnownIds,
     PromotesEarly,
-    WakesNobody,
+    WakesNoSleeper,
     ForgetsBodiesOfTheDead,
 ]
 

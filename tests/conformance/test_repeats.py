@@ -148,7 +148,9 @@ def test_a_publisher_that_froze_does_not_publish_again(post: Any, store: LossySt
 
 
 @pytest.mark.promise("LEASE-18", "PUB-2")
-def test_a_batch_that_froze_says_which_part_is_not_known(post: Any, store: LossyStore, clock: SteppedClock) -> None:
+def test_a_batch_that_froze_names_the_part_with_unknown_outcome(
+    post: Any, store: LossyStore, clock: SteppedClock
+) -> None:
     store.lost, store.on_loss = ["publish"], lambda: clock.advance(LATE_SECONDS)
     with pytest.raises(PartialPublish) as partial:
         post.publish_many("orders", range(2 * CHUNK))
@@ -211,7 +213,7 @@ def test_a_store_whose_clock_was_set_back_costs_one_round_trip_more(
 
 @pytest.mark.promise("LEASE-18", "PUB-3")
 @pytest.mark.parametrize("mode", MODES)
-def test_clones_publish_all_that_they_say(mode: str, store: LossyStore, caplog: pytest.LogCaptureFixture) -> None:
+def test_clones_publish_all_that_they_confirm(mode: str, store: LossyStore, caplog: pytest.LogCaptureFixture) -> None:
     with open_client(mode, store=store) as post, open_client(mode, store=store) as copy:
         post.publish("orders", "warm")
         clone(post, copy)

@@ -44,7 +44,7 @@ def blocks(message: Message[int]) -> None:
     until = time.monotonic() + RUN_SECONDS
     while time.monotonic() < until and not message.lease_lost:
         time.sleep(0.01)
-    note("told" if message.lease_lost else "ended", "thread", message)
+    note("lease-lost" if message.lease_lost else "ended", "thread", message)
 
 
 def on_process_lost(message: Message[Any]) -> None:

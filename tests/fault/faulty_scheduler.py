@@ -22,7 +22,7 @@ from waypost.schedule.scheduler import Scheduler
 from waypost.store.port import Call, Executor
 
 
-class Faulty:
+class FaultyExecutor:
     """An executor that fails its process just before a fire is sent, or just after it was done."""
 
     def __init__(self, executor: Executor, chance: random.Random, probability: float) -> None:
@@ -66,7 +66,7 @@ def main(arguments: list[str]) -> None:
     with Waypost(url, namespace=namespace) as post:
         context = ClientContext(post.store, session=post._session, worker=f"ticker:{os.getpid()}", retry_budget=20)
         executor = post.store.connect(start_timeout=10)
-        faulty = Faulty(executor, random.Random(int(seed)), float(probability))
+        faulty = FaultyExecutor(executor, random.Random(int(seed)), float(probability))
         try:
             run_blocking(faulty, Scheduler(context, ttl_ms=round(float(ttl) * 1000)), stop)
         finally:

@@ -25,14 +25,15 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.fault.figure import Figure
 from tests.fault.idle_figures import CONNECTIONS, many_queues, many_queues_in_a_file
-from tests.fault.lease_figures import cut_off, late_answers, poison_by_exit
+from tests.fault.lease_figures import disconnected, late_answers, poison_by_exit
 from tests.fault.proxy import Proxy
 from tests.fault.relay_figures import relay_figures
 from tests.fault.repeat_figures import repeat_figures
-from tests.fault.scheduler_processes import tell
+from tests.fault.scheduler_processes import run_faulty_schedulers
 from tests.fault.token_figures import token_crashes
-from tests.fault.wake_figures import COUNTED_FIGURES, TIMED_FIGURES, Reading, Server
+from tests.fault.wake_figures import COUNTED_FIGURES, TIMED_FIGURES, Server
 from tests.outbox.killed_programs import have_effects, sell
 from tests.outbox.transaction_kinds import WAYS
 from tests.schedule.oracle import utc
@@ -50,19 +51,6 @@ LEASE_SECONDS = 0.05
 GROWING = ("message", "completed", "window", "result", "arrival", "rate")
 #: What a worker may grow by over the last 150,000 of 200,000 messages.
 WORKER_GROWTH_MB_MAX = 5.0
-
-
-@dataclass(frozen=True, slots=True)
-class Figure:
-    """One line of the report."""
-
-    name: str
-    figure: str
-    limit: str
-    ok: bool
-
-    def __str__(self) -> str:
-        return f"{self.name}: {self.figure} ({self.limit}) {'ok' if self.ok else 'SHORT'}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,8 +111,8 @@ def frozen_workers(place: Place) -> Iterator[Figure]:
         frozen.configure(queue, lease=LEASE_SECONDS)
         for number in range(count):
             frozen.publish(queue, number)
-            with frozen.receive(queue, wait=10, renew=False) as held, awake.receive(queue, wait=10) as taken:
-                both = held is not None and taken is not None and held.id == taken.id
+            with frozen.receive(queue, wait=10, renew=False) as held, awake.receive(queue, wait=10) as received:
+                both = held is not None and received is not None and held.id == received.id
             # The inner block ended first: the message is done, and the outer settle came late.
             refused += both and held is not None and held.settled == "lost"
         ledger = awake.ledger(queue)
@@ -356,19 +344,21 @@ def schedulers(place: Place) -> Iterator[Figure]:
     seed = place.chance.randrange(2**32)
     if place.store == "postgres":
         migrate(place.url, namespace="ticks")
-    story = tell(place.url, "ticks", faults=faults, processes=6, seed=seed, hours_off=0 if place.server is None else 1)
-    failed = f"{story.kills} kills and {story.freezes} freezes at the tick"
+    report = run_faulty_schedulers(
+        place.url, "ticks", faults=faults, processes=6, seed=seed, hours_off=0 if place.server is None else 1
+    )
+    failed = f"{report.kills} kills and {report.freezes} freezes at the tick"
     yield Figure(
         f"{place.store} schedulers, {failed}",
-        f"fired {story.fired}, double fires {story.doubles}, early {story.early}",
+        f"fired {report.fired}, double fires {report.doubles}, early {report.early}",
         f"{faults} faults; 0, 0",
-        story.kills + story.freezes >= faults and story.doubles == 0 and story.early == 0,
+        report.kills + report.freezes >= faults and report.doubles == 0 and report.early == 0,
     )
     yield Figure(
         f"{place.store} schedulers, instants without a fire",
-        f"{story.holes}, counted as missed {story.missed}",
+        f"{report.holes}, counted as missed {report.missed}",
         "0, 0",
-        story.holes == 0 and story.missed == 0,
+        report.holes == 0 and report.missed == 0,
     )
 
 
@@ -455,15 +445,15 @@ def leases(place: Place) -> Iterator[Figure]:
     if place.server is None:
         return
     server = Server(place.store, place.url, place.server.port)
-    for reading in (*cut_off(server, place.size(40)), *late_answers(server, place.size(50))):
-        yield Figure(f"{place.store} {reading.name}", reading.figure, reading.limit, reading.ok)
+    for figure in (*disconnected(server, place.size(40)), *late_answers(server, place.size(50))):
+        yield figure.on(place.store)
 
 
 def repeats(place: Place) -> Iterator[Figure]:
     """Calls that are repeated after the store has forgotten them, and sessions that two processes have."""
     port = None if place.server is None else place.server.port
-    for reading in repeat_figures(place.url, port, place.size(50)):
-        yield Figure(f"{place.store} {reading.name}", reading.figure, reading.limit, reading.ok)
+    for figure in repeat_figures(place.url, port, place.size(50)):
+        yield figure.on(place.store)
 
 
 def exits(place: Place) -> Iterator[Figure]:
@@ -471,8 +461,8 @@ def exits(place: Place) -> Iterator[Figure]:
     namespace = fresh_namespace()
     if place.store == "postgres":
         migrate(place.url, namespace=namespace)
-    for reading in poison_by_exit(place.url, namespace):
-        yield Figure(f"{place.store} {reading.name}", reading.figure, reading.limit, reading.ok)
+    for figure in poison_by_exit(place.url, namespace):
+        yield figure.on(place.store)
 
 
 FIGURES: tuple[Callable[[Place], Iterator[Figure]], ...] = (
@@ -527,27 +517,27 @@ def main(arguments: list[str]) -> int:
             places = {"valkey": valkey, "postgres": stack.enter_context(PostgresServer(max_connections=300))}
         for store, place in places.items():
             for wake_figure in COUNTED_FIGURES if options.counts else (*COUNTED_FIGURES, *TIMED_FIGURES):
-                for reading in wake_figure(Server(store, place.url, place.port), 3 if options.quick else 10):
-                    short += not reading.ok
-                    print(Figure(f"{store} {reading.name}", reading.figure, reading.limit, reading.ok), flush=True)
+                for figure in wake_figure(Server(store, place.url, place.port), 3 if options.quick else 10):
+                    short += not figure.ok
+                    print(figure.on(store), flush=True)
         for crash in token_crashes(3 if options.quick else 20) if wanted("tokens") else ():
             short += not crash.ok
-            print(Figure(f"postgres {crash.name}", crash.figure, crash.limit, crash.ok), flush=True)
+            print(crash.on("postgres"), flush=True)
         # Each worker polls once in 15 s: of a shorter span the polls at its ends decide.
         seconds = 45.0 if options.quick else 120.0
-        found: list[tuple[str, Iterator[Reading]]] = []
+        found: list[tuple[str, Iterator[Figure]]] = []
         if wanted("idle"):
             found = [("sqlite", many_queues_in_a_file(f"sqlite:///{Path(directory) / 'idle.db'}", seconds))]
-            crowded = stack.enter_context(PostgresServer(max_connections=CONNECTIONS))
-            for store, server in (("valkey", valkey), ("postgres", crowded)):
+            large_postgres = stack.enter_context(PostgresServer(max_connections=CONNECTIONS))
+            for store, server in (("valkey", valkey), ("postgres", large_postgres)):
                 found.append((store, many_queues(Server(store, server.url, server.port), seconds)))
         for store, readings in found:
-            for reading in readings:
-                short += not reading.ok
-                print(Figure(f"{store} {reading.name}", reading.figure, reading.limit, reading.ok), flush=True)
+            for figure in readings:
+                short += not figure.ok
+                print(figure.on(store), flush=True)
         for line in relay_figures(quick=options.quick) if wanted("relays") else ():
             short += not line.ok
-            print(Figure(line.name, line.figure, line.limit, line.ok), flush=True)
+            print(line, flush=True)
     return 1 if short else 0
 
 

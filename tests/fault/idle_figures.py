@@ -15,7 +15,8 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from tests.fault.wake_figures import ROOT, Reading, Server, until
+from tests.fault.figure import Figure
+from tests.fault.wake_figures import ROOT, Server, until
 
 #: Requests that a client of ours sends. Scripts call others, and are counted as one.
 REQUESTS = ("evalsha", "ping", "blpop", "hgetall", "get", "smembers", "sadd", "subscribe", "script|load")
@@ -26,7 +27,7 @@ CALM_SECONDS = 11.0
 CONNECTIONS = 4 * WORKERS
 
 
-def asked_of(server: Server) -> Callable[[], int]:
+def request_counter(server: Server) -> Callable[[], int]:
     """How many requests or transactions a server has seen so far."""
     if server.kind == "valkey":
         from tests.servers.valkey_setups import client_of
@@ -50,7 +51,7 @@ def asked_of(server: Server) -> Callable[[], int]:
 
 
 @contextmanager
-def idlers(url: str, namespace: str, workers: int, queues: int) -> Iterator[list[subprocess.Popen[str]]]:
+def idle_workers(url: str, namespace: str, workers: int, queues: int) -> Iterator[list[subprocess.Popen[str]]]:
     """Processes of idle workers, all at work."""
     number = min(PROCESSES, workers)
     with ExitStack() as stack:
@@ -93,37 +94,37 @@ def let_pass(seconds: float) -> None:
         time.sleep(min(left, 1.0))
 
 
-def rate(asked: Callable[[], int], limit: float, seconds: float) -> float:
+def rate(count_requests: Callable[[], int], limit: float, seconds: float) -> float:
     """How many a second, once everybody has fallen asleep."""
 
     def is_calm() -> bool:
-        before = asked()
+        before = count_requests()
         let_pass(CALM_SECONDS)
-        return asked() - before <= CALM_SECONDS * limit
+        return count_requests() - before <= CALM_SECONDS * limit
 
     until(is_calm, "the calm after the start")
-    before, began = asked(), time.monotonic()
+    before, began = count_requests(), time.monotonic()
     let_pass(seconds)
-    return (asked() - before) / (time.monotonic() - began)
+    return (count_requests() - before) / (time.monotonic() - began)
 
 
-def reading(name: str, found: float, limit: float, unit: str) -> Reading:
-    return Reading(f"idle: {name}", f"{found:.2f} {unit} a second", f"< {limit:g}", found < limit)
+def rate_figure(name: str, found: float, limit: float, unit: str) -> Figure:
+    return Figure(f"idle: {name}", f"{found:.2f} {unit} a second", f"< {limit:g}", found < limit)
 
 
-def many_queues(server: Server, seconds: float) -> Iterator[Reading]:
+def many_queues(server: Server, seconds: float) -> Iterator[Figure]:
     """A worker with a thousand queues, and many workers with one."""
     unit = "requests" if server.kind == "valkey" else "transactions"
     for count, queues, limit in ((1, 1_000, 2.0), (WORKERS, 1, 20.0)):
         place = Server(server.kind, server.url, server.port)
         place.prepare()
-        with idlers(place.url, place.namespace, count, queues):
+        with idle_workers(place.url, place.namespace, count, queues):
             name = f"{queues:,} queues in one worker" if count == 1 else f"{count} workers"
-            yield reading(name, rate(asked_of(place), limit, seconds), limit, unit)
+            yield rate_figure(name, rate(request_counter(place), limit, seconds), limit, unit)
 
 
-def many_queues_in_a_file(url: str, seconds: float) -> Iterator[Reading]:
+def many_queues_in_a_file(url: str, seconds: float) -> Iterator[Figure]:
     """The same with a thousand queues on SQLite."""
-    with idlers(url, "idle", 1, 1_000) as (process,):
+    with idle_workers(url, "idle", 1, 1_000) as (process,):
         found = rate(lambda: steps_of(process), 2.0, seconds)
-        yield reading("1,000 queues in one worker", found, 2.0, "transactions")
+        yield rate_figure("1,000 queues in one worker", found, 2.0, "transactions")

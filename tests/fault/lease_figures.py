@@ -20,8 +20,9 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from tests.fault.exiting_app import DELIVERIES, POISONS
+from tests.fault.figure import Figure
 from tests.fault.proxy import Proxy
-from tests.fault.wake_figures import ROOT, WAIT_SECONDS_MAX, Reading, Server
+from tests.fault.wake_figures import ROOT, WAIT_SECONDS_MAX, Server
 from waypost import Waypost
 
 WORKERS = 5
@@ -41,7 +42,7 @@ def wait_for(condition: Callable[[], object], what: str) -> None:
         time.sleep(0.005)
 
 
-class CutOff:
+class DisconnectedWorker:
     """One worker process behind a proxy of its own."""
 
     def __init__(self, server: Server, number: int, folder: Path, stack: ExitStack) -> None:
@@ -99,71 +100,74 @@ class CutOff:
 
 
 @contextmanager
-def cut_off_workers(server: Server) -> Iterator[list[CutOff]]:
+def disconnected_workers(server: Server) -> Iterator[list[DisconnectedWorker]]:
     """Several of them, ready."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        workers = [CutOff(server, number, folder, stack) for number in range(WORKERS)]
+        workers = [DisconnectedWorker(server, number, folder, stack) for number in range(WORKERS)]
         for worker in workers:
             worker.wait_ready()
         yield workers
 
 
-def cut_off(server: Server, cuts: int) -> Iterator[Reading]:
+def disconnected(server: Server, cuts: int) -> Iterator[Figure]:
     """Workers cut off for longer than their leases, half of them by silence and half by refused connections."""
     server.prepare()
-    with Waypost(server.url, namespace=server.namespace) as post, cut_off_workers(server) as workers:
+    with Waypost(server.url, namespace=server.namespace) as post, disconnected_workers(server) as workers:
         for worker in workers:
             for kind in KINDS:
                 post.configure(f"{kind}-{worker.number}", lease=LEASE_SECONDS)
-        taken: dict[str, int] = {}
+        claimed_at: dict[str, int] = {}
         published: Counter[str] = Counter()
         for turn in range(cuts // WORKERS):
             threads = [
-                threading.Thread(target=_cut_once, args=(post, worker, turn, taken, published)) for worker in workers
+                threading.Thread(target=_disconnect_once, args=(post, worker, turn, claimed_at, published))
+                for worker in workers
             ]
             for thread in threads:
                 thread.start()
             for thread in threads:
                 thread.join()
-        told = sum(len(worker.noted("told")) for worker in workers)
+        notified = sum(len(worker.noted("lease-lost")) for worker in workers)
         callbacks = Counter(kind for worker in workers for what, kind, *_ in worker.lines() if what == "callback")
         past = Counter(
             kind for worker in workers for what, kind, message_id, nth, when in worker.lines()
-            if what == "alive" and nth == 1 and when > taken.get(message_id, time.monotonic_ns())
+            if what == "alive" and nth == 1 and when > claimed_at.get(message_id, time.monotonic_ns())
         )  # fmt: skip
     count = published["async"]
-    yield Reading(
+    yield Figure(
         f"cut off {count} times for longer than the lease",
         f"handlers that ran past it: async {past['async']}, process {past['process']}",
         "0, 0",
-        count == cuts == len(taken) // len(KINDS) and not past,
+        count == cuts == len(claimed_at) // len(KINDS) and not past,
     )
-    yield Reading("cut off, threads told", f"{told} of {count}", f"{count}", told == count)
+    yield Figure("cut off, threads that saw the lost lease", f"{notified} of {count}", f"{count}", notified == count)
     each = ", ".join(f"{kind} {callbacks[kind]}" for kind in KINDS)
-    yield Reading("cut off, callbacks", f"{each}", f"{count} each", all(callbacks[kind] == count for kind in KINDS))
+    yield Figure("cut off, callbacks", f"{each}", f"{count} each", all(callbacks[kind] == count for kind in KINDS))
 
 
-def _cut_once(post: Waypost, worker: CutOff, turn: int, taken: dict[str, int], published: Counter[str]) -> None:
+def _disconnect_once(
+    post: Waypost, worker: DisconnectedWorker, turn: int, claimed_at: dict[str, int], published: Counter[str]
+) -> None:
     ids = {kind: post.publish(f"{kind}-{worker.number}", turn).id for kind in KINDS}
     wait_for(lambda: worker.noted("began").keys() >= set(ids.values()), "the start of the handlers")
     worker.cut("silent" if (turn + worker.number) % 2 else "refused")
 
-    def take(kind: str) -> None:
+    def claim_message(kind: str) -> None:
         with post.receive(f"{kind}-{worker.number}", wait=WAIT_SECONDS_MAX) as message:
             assert message is not None
-            taken[message.id] = time.monotonic_ns()
+            claimed_at[message.id] = time.monotonic_ns()
             published[kind] += 1
 
-    takers = [threading.Thread(target=take, args=(kind,)) for kind in KINDS]
-    for taker in takers:
-        taker.start()
-    for taker in takers:
-        taker.join()
+    claimers = [threading.Thread(target=claim_message, args=(kind,)) for kind in KINDS]
+    for claimer in claimers:
+        claimer.start()
+    for claimer in claimers:
+        claimer.join()
     worker.proxy.heal()
 
 
-def late_answers(server: Server, count: int) -> Iterator[Reading]:
+def late_answers(server: Server, count: int) -> Iterator[Figure]:
     """Answers to claims held back until the lease is over and another client has the message."""
     server.prepare()
     mark = b"_claim"
@@ -172,7 +176,7 @@ def late_answers(server: Server, count: int) -> Iterator[Reading]:
 
         mark = script("claim").sha
     held: list[str] = []
-    with Waypost(server.url, namespace=server.namespace) as post, cut_off_workers(server) as workers:
+    with Waypost(server.url, namespace=server.namespace) as post, disconnected_workers(server) as workers:
         for worker in workers:
             post.configure(f"quick-{worker.number}", lease=LATE_LEASE_SECONDS)
         for turn in range(count // WORKERS):
@@ -183,15 +187,15 @@ def late_answers(server: Server, count: int) -> Iterator[Reading]:
                 thread.join()
         started = sum(message_id in held for worker in workers for message_id in worker.noted("began"))
         ledgers = [post.ledger(f"quick-{worker.number}") for worker in workers]
-    yield Reading(
+    yield Figure(
         "late answers to claims", f"held back {len(held)}, handlers started {started}", f"{count}, 0",
         len(held) == count and started == 0,
     )  # fmt: skip
     done, published = sum(ledger.done for ledger in ledgers), sum(ledger.published for ledger in ledgers)
-    yield Reading("late answers to claims, done", f"{done}", f"{published}", done == published >= 2 * count)
+    yield Figure("late answers to claims, done", f"{done}", f"{published}", done == published >= 2 * count)
 
 
-def _hold_once(post: Waypost, worker: CutOff, turn: int, mark: bytes, held: list[str]) -> None:
+def _hold_once(post: Waypost, worker: DisconnectedWorker, turn: int, mark: bytes, held: list[str]) -> None:
     queue = f"quick-{worker.number}"
     while True:
         worker.proxy.hold_replies(to=mark)
@@ -222,7 +226,7 @@ def _ended(post: Waypost) -> int:
     return sum(ledger.done + ledger.dead for ledger in ledgers)
 
 
-def poison_by_exit(url: str, namespace: str) -> Iterator[Reading]:
+def poison_by_exit(url: str, namespace: str) -> Iterator[Figure]:
     """Handlers that exit, raise what is no `Exception`, cancel themselves, or kill a process: two worker processes."""
     poisons = sum(map(len, POISONS.values()))
     with Waypost(url, namespace=namespace) as post:
@@ -260,9 +264,9 @@ def poison_by_exit(url: str, namespace: str) -> Iterator[Reading]:
         done = sum(post.ledger(queue).done for queue in POISONS)
         sound = all(not (ledger := post.ledger(queue)).balance and not ledger.unexplained for queue in POISONS)
     exact = sum(letter.deliveries == DELIVERIES for letter in letters)
-    yield Reading(
+    yield Figure(
         "poison by exit", f"dead {len(letters)}, after exactly {DELIVERIES} deliveries {exact}",
         f"{poisons}, {poisons}", len(letters) == exact == poisons,
     )  # fmt: skip
-    yield Reading("poison by exit, the others", f"done {done}, ledgers sound {sound}", f"{wanted}, True",
+    yield Figure("poison by exit, the others", f"done {done}, ledgers sound {sound}", f"{wanted}, True",
                   done == wanted and sound)  # fmt: skip

@@ -30,7 +30,7 @@ CHUNK_BYTES = 1 << 16
 JOIN_SECONDS_MAX = 10.0
 
 
-class ClientContext:
+class Bandwidth:
     """One direction of the link: all connections share its bytes a second, piece by piece."""
 
     def __init__(self, bytes_per_second: float | None) -> None:
@@ -58,7 +58,7 @@ class Connection:
         self.proxy = proxy
         self.client, self.server = client, server
         #: The reply that comes next is not to arrive.
-        self.doomed = False
+        self.drop_next_reply = False
         self.last_request = b""
         self.threads = [
             threading.Thread(target=self._carry_requests, name="proxy-requests", daemon=True),
@@ -73,7 +73,7 @@ class Connection:
                 self.proxy.requests_pass.wait()
                 self.proxy.uplink.carry(len(data))
                 if self.proxy.takes_reply_of(data):
-                    self.doomed = True
+                    self.drop_next_reply = True
                 self.last_request = data
                 self.server.sendall(data)
         self.close()
@@ -81,7 +81,7 @@ class Connection:
     def _carry_replies(self) -> None:
         with contextlib.suppress(OSError):
             while data := self.server.recv(self.proxy.chunk_bytes):
-                if self.doomed:
+                if self.drop_next_reply:
                     self.proxy.count_dropped()
                     break
                 self.proxy.replies_pass.wait()
@@ -105,7 +105,7 @@ class Proxy:
     def __init__(self, target_port: int, *, bytes_per_second: float | None = None) -> None:
         self.target_port = target_port
         self.bytes_per_second = bytes_per_second
-        self.uplink, self.downlink = ClientContext(bytes_per_second), ClientContext(bytes_per_second)
+        self.uplink, self.downlink = Bandwidth(bytes_per_second), Bandwidth(bytes_per_second)
         #: On a slow link in small pieces, so that others get their turn between them.
         self.chunk_bytes = CHUNK_BYTES if bytes_per_second is None else max(512, int(bytes_per_second / 200))
         self.requests_pass, self.replies_pass = threading.Event(), threading.Event()

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from scripts import system_parts
+from tests.fault.figure import Figure
 from tests.relay.target_systems import PLACES, Place, RabbitKilled, until
 from waypost import Waypost
 
@@ -16,27 +16,17 @@ BATCH = 200
 AWAY_SECONDS = {"kafka": 5.0}
 
 
-@dataclass(frozen=True, slots=True)
-class Line:
-    """One line of the report."""
-
-    name: str
-    figure: str
-    limit: str
-    ok: bool
-
-
-def relay_figures(*, quick: bool) -> Iterator[Line]:
+def relay_figures(*, quick: bool) -> Iterator[Figure]:
     """One line for each system. In the quick size without RabbitMQ, whose starts take longer than all else."""
     for name, make in {**PLACES, "rabbitmq, killed": RabbitKilled}.items():
         if name.startswith("rabbitmq") and (quick or not system_parts.is_there("rabbitmq-server")):
             continue
         with make() as place:
             count, away = (MESSAGES_QUICK, 0.0) if quick else (MESSAGES, AWAY_SECONDS.get(name, 0.0))
-            yield measured(name, place, count, away)
+            yield measure_relay(name, place, count, away)
 
 
-def measured(name: str, place: Place, count: int, away_seconds: float = 0.0) -> Line:
+def measure_relay(name: str, place: Place, count: int, away_seconds: float = 0.0) -> Figure:
     """Half of the messages, the target is gone, the other half, and it is back."""
     url = place.url("figures")
     with Waypost("memory://") as post:
@@ -59,7 +49,7 @@ def measured(name: str, place: Place, count: int, away_seconds: float = 0.0) -> 
     lost, doubled = len(set(ids) - set(arrived)), len(arrived) - len(set(arrived))
     # Another store, and NATS within its window, know what they have already; in the lake a batch rewrites its file.
     once = name in ("store", "nats", "lake")
-    return Line(
+    return Figure(
         f"relay to {name}, {count:,} messages, target gone and back",
         f"{lost} lost, {ledger.dead} dead, {doubled} twice, {seconds:.1f} s of which {back:.1f} s until it was back",
         "0 lost, 0 dead, 0 twice" if once else f"0 lost, 0 dead, at most {BATCH} twice",

@@ -21,8 +21,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from tests.fault.figure import Figure
 from tests.fault.proxy import Proxy
-from tests.fault.wake_figures import Reading
 from waypost import Waypost
 from waypost.errors import OperationTooOld, OutcomeUnknown
 from waypost.policy import STAMP_AHEAD_MS
@@ -90,21 +90,21 @@ class StopsAfterCalls:
         return executor
 
 
-def opened(url: str) -> Any:
+def open_short_replay(url: str) -> Any:
     return open_store(url, namespace="wp", clock=None, replay_ttl_ms=WINDOW_MS, durability="server")
 
 
 def freezer(url: str, queue: str, calls: int, *, suspended: bool) -> None:
     """Publish `calls` messages at the same time, each by a client of its own; say what became of each."""
     outcomes: list[str] = []
-    store = opened(url)
+    store = open_short_replay(url)
     if url.startswith("sqlite"):
         store = StopsAfterCalls(store, calls)
     clock: Callable[[], float] = StoppingClock() if suspended else time.monotonic
     connected, begin = threading.Barrier(calls + 1), threading.Event()
 
     def publish(number: int) -> None:
-        with Waypost(store=store if url.startswith("sqlite") else opened(url)) as post:
+        with Waypost(store=store if url.startswith("sqlite") else open_short_replay(url)) as post:
             post._context.monotonic = clock
             post._session.time._monotonic = clock
             post._run(post._context.know_time())
@@ -167,9 +167,9 @@ def is_stopped(pid: int) -> bool:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
 
 
-def say(child: subprocess.Popen[str], word: str) -> None:
+def send_line(child: subprocess.Popen[str], line: str) -> None:
     assert child.stdin is not None
-    child.stdin.write(word + "\n")
+    child.stdin.write(line + "\n")
     child.stdin.flush()
 
 
@@ -184,7 +184,7 @@ def last_line(child: subprocess.Popen[str]) -> Any:
     return json.loads(output.strip().splitlines()[-1])
 
 
-def drained(post: Waypost, queue: str) -> list[str]:
+def drain(post: Waypost, queue: str) -> list[str]:
     """Handle all that is there."""
     handled: list[str] = []
     while True:
@@ -194,7 +194,7 @@ def drained(post: Waypost, queue: str) -> list[str]:
             handled.append(message.id)
 
 
-def frozen_figures(post: Waypost, url: str, port: int | None, calls: int) -> Iterator[Reading]:
+def frozen_figures(post: Waypost, url: str, port: int | None, calls: int) -> Iterator[Figure]:
     """Both kinds of freezes at once: the long wait is for both."""
     kinds = {"a freeze": False, "a suspended clock": True}
     with ExitStack() as stack:
@@ -203,7 +203,7 @@ def frozen_figures(post: Waypost, url: str, port: int | None, calls: int) -> Ite
         # So that the server has the script of a publish, and the queues are there.
         for kind in kinds:
             post.publish(kind.replace(" ", "-"), "first")
-            drained(post, kind.replace(" ", "-"))
+            drain(post, kind.replace(" ", "-"))
         children = {kind: process("freezer", way, kind.replace(" ", "-"), calls, int(kinds[kind])) for kind in kinds}
         for child in children.values():
             stack.callback(child.kill)
@@ -211,7 +211,7 @@ def frozen_figures(post: Waypost, url: str, port: int | None, calls: int) -> Ite
         if proxy is not None:
             proxy.silence(requests=False)
         for child in children.values():
-            say(child, "go")
+            send_line(child, "go")
         for kind, child in children.items():
             queue = kind.replace(" ", "-")
             wait_until(lambda queue=queue: post.ledger(queue).published == calls + 1)  # type: ignore[misc]
@@ -227,26 +227,26 @@ def frozen_figures(post: Waypost, url: str, port: int | None, calls: int) -> Ite
         for kind, child in children.items():
             os.kill(child.pid, signal.SIGCONT)
             outcomes = last_line(child)
-            yield from judged(post, f"repeats after {kind}", kind.replace(" ", "-"), calls, outcomes)
+            yield from compare_outcomes(post, f"repeats after {kind}", kind.replace(" ", "-"), calls, outcomes)
 
 
-def judged(post: Waypost, name: str, queue: str, calls: int, outcomes: list[str]) -> Iterator[Reading]:
+def compare_outcomes(post: Waypost, name: str, queue: str, calls: int, outcomes: list[str]) -> Iterator[Figure]:
     refused = outcomes.count("refused")
     published = post.ledger(queue).published - 1
-    yield Reading(
+    yield Figure(
         name, f"refused {refused} of {calls}, run again {published - calls}", f"{calls}, 0",
         refused == calls and published == calls,
     )  # fmt: skip
-    handled = drained(post, queue)
+    handled = drain(post, queue)
     ledger = post.ledger(queue)
     stranded = published - len(handled)
-    yield Reading(
+    yield Figure(
         f"{name}, what is left", f"stranded {stranded}, balance {ledger.balance}", "0, 0",
         stranded == 0 and ledger.balance == 0 and ledger.done == published + 1,
     )  # fmt: skip
 
 
-def clone_figures(post: Waypost, url: str, calls: int) -> Iterator[Reading]:
+def clone_figures(post: Waypost, url: str, calls: int) -> Iterator[Figure]:
     """Two processes with one session, at the same time."""
     queue, session = "cloned", post._session
     post.configure(queue, lease=60)
@@ -256,20 +256,20 @@ def clone_figures(post: Waypost, url: str, calls: int) -> Iterator[Reading]:
         for child in children:
             wait_ready(child)
         for child in children:
-            say(child, "go")
-        said = [last_line(child) for child in children]
+            send_line(child, "go")
+        outputs = [last_line(child) for child in children]
     finally:
         for child in children:
             child.kill()
-    published = [id for ids, _ in said for id in ids]
-    handled = [id for _, ids in said for id in ids] + drained(post, queue)
+    published = [id for ids, _ in outputs for id in ids]
+    handled = [id for _, ids in outputs for id in ids] + drain(post, queue)
     ledger = post.ledger(queue)
-    yield Reading(
+    yield Figure(
         "cloned session", f"confirmed {len(set(published))}, stored {ledger.published}", f"{2 * calls}, {2 * calls}",
         len(set(published)) == len(published) == ledger.published == 2 * calls,
     )  # fmt: skip
     twice, stranded = len(handled) - len(set(handled)), ledger.published - len(set(handled))
-    yield Reading(
+    yield Figure(
         "cloned session, what is left",
         f"handled twice {twice}, stranded {stranded}, balance {ledger.balance}",
         "0, 0, 0",
@@ -277,7 +277,7 @@ def clone_figures(post: Waypost, url: str, calls: int) -> Iterator[Reading]:
     )
 
 
-def repeat_figures(url: str, port: int | None, calls: int) -> Iterator[Reading]:
+def repeat_figures(url: str, port: int | None, calls: int) -> Iterator[Figure]:
     """All of it on one store; `port` is the server's, None where there is none."""
     with Waypost(url) as post:
         yield from frozen_figures(post, url, port, calls)

@@ -25,7 +25,7 @@ SCHEDULES = 3
 QUEUE = "ticks"
 
 
-class Tickers:
+class SchedulerProcesses:
     """Processes that are started again when they died, and thawed a while after they froze themselves."""
 
     def __init__(self, url: str, namespace: str, count: int, seed: int, probability: float, hours_off: float) -> None:
@@ -48,7 +48,7 @@ class Tickers:
         )  # fmt: skip
         self._running[process.pid] = process
 
-    def look(self) -> None:
+    def check_processes(self) -> None:
         """Notice who died and who froze."""
         for pid, process in list(self._running.items()):
             found, status = os.waitpid(pid, os.WNOHANG | os.WUNTRACED)
@@ -74,8 +74,10 @@ class Tickers:
 
 
 @contextmanager
-def tickers(url: str, namespace: str, count: int, seed: int, probability: float, hours_off: float) -> Iterator[Tickers]:
-    made = Tickers(url, namespace, count, seed, probability, hours_off)
+def start_schedulers(
+    url: str, namespace: str, count: int, seed: int, probability: float, hours_off: float
+) -> Iterator[SchedulerProcesses]:
+    made = SchedulerProcesses(url, namespace, count, seed, probability, hours_off)
     try:
         yield made
     finally:
@@ -83,7 +85,7 @@ def tickers(url: str, namespace: str, count: int, seed: int, probability: float,
 
 
 @dataclass(slots=True)
-class Story:
+class SchedulerReport:
     """What happened to the instants of all schedules."""
 
     kills: int = 0
@@ -97,34 +99,36 @@ class Story:
     seen: Counter[tuple[str, int]] = field(default_factory=Counter)
 
 
-def tell(url: str, namespace: str, *, faults: int, processes: int, seed: int, hours_off: float = 0.0) -> Story:
+def run_faulty_schedulers(
+    url: str, namespace: str, *, faults: int, processes: int, seed: int, hours_off: float = 0.0
+) -> SchedulerReport:
     """Let schedulers fail at their ticks so often, and look at every message that came of it."""
-    story = Story()
+    report = SchedulerReport()
     interval_ms = round(INTERVAL_SECONDS * 1000)
     with Waypost(url, namespace=namespace) as post:
         for number in range(SCHEDULES):
             post.save_schedule(f"s{number}", queue=QUEUE, every=INTERVAL_SECONDS, missed=POLICY)
-        with tickers(url, namespace, processes, seed, 0.2, hours_off) as crew:
+        with start_schedulers(url, namespace, processes, seed, 0.2, hours_off) as schedulers:
             deadline = time.monotonic() + 120 + faults
-            while crew.kills + crew.freezes < faults and time.monotonic() < deadline:
-                crew.look()
+            while schedulers.kills + schedulers.freezes < faults and time.monotonic() < deadline:
+                schedulers.check_processes()
                 time.sleep(0.01)
-            story.kills, story.freezes = crew.kills, crew.freezes
+            report.kills, report.freezes = schedulers.kills, schedulers.freezes
         anchors = {}
         for schedule in post.schedules(QUEUE):
-            story.missed += schedule.missed_fires
+            report.missed += schedule.missed_fires
             anchors[schedule.name] = schedule
         for message in post.messages(QUEUE):
             instant = message.instant
             assert instant is not None
             at_ms = round(instant.timestamp() * 1000)
-            story.seen[message.headers["waypost-schedule"], at_ms] += 1
-            story.early += message.stored.published_ms < at_ms
-        story.fired = story.seen.total()
-        story.doubles = sum(count - 1 for count in story.seen.values())
+            report.seen[message.headers["waypost-schedule"], at_ms] += 1
+            report.early += message.stored.published_ms < at_ms
+        report.fired = report.seen.total()
+        report.doubles = sum(count - 1 for count in report.seen.values())
         for name, schedule in anchors.items():
-            mine = sorted(at for owner, at in story.seen if owner == name)
+            mine = sorted(at for owner, at in report.seen if owner == name)
             if mine:
-                story.holes += (mine[-1] - mine[0]) // interval_ms + 1 - len(mine)
+                report.holes += (mine[-1] - mine[0]) // interval_ms + 1 - len(mine)
             assert schedule.fires == len(mine), "the schedule counts what it published"
-    return story
+    return report

@@ -19,7 +19,7 @@ from waypost import AsyncWaypost
 from waypost.operations import receive
 
 
-async def crowd(given: dict[str, Any]) -> None:
+async def run_workers(given: dict[str, Any]) -> None:
     """Work until the standard input ends."""
     notes = os.open(given["notes"], os.O_WRONLY | os.O_APPEND)
     clients = [
@@ -46,4 +46,4 @@ if __name__ == "__main__":
     logging.getLogger("waypost").setLevel(logging.CRITICAL)
     vars(receive)["SAFETY_POLL_SECONDS"] = options["poll"]
     os.nice(options["nice"])
-    asyncio.run(crowd(options))
+    asyncio.run(run_workers(options))

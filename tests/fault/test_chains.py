@@ -68,8 +68,8 @@ def test_a_chain_ends_once_though_its_process_is_killed_at_every_step(tmp_path: 
         finally:
             workers[-1].terminate()
             assert workers[-1].wait(30) == 0
-        told = [line.split()[1:3] for line in notes.read_text().splitlines()]
-        assert told == [[str(step), str(delivery)] for step in range(1, 6) for delivery in (1, 2)]
+        deliveries = [line.split()[1:3] for line in notes.read_text().splitlines()]
+        assert deliveries == [[str(step), str(delivery)] for step in range(1, 6) for delivery in (1, 2)]
         ledgers = [post.ledger(queue) for queue in QUEUES]
         assert [ledger.done for ledger in ledgers] == [2, 2, 1]
         assert {(ledger.balance, ledger.unexplained, ledger.dead) for ledger in ledgers} == {(0, 0, 0)}
@@ -77,7 +77,7 @@ def test_a_chain_ends_once_though_its_process_is_killed_at_every_step(tmp_path: 
 
 @pytest.mark.promise("CHAIN-1", "WAKE-1")
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.scheme)
-def test_very_many_who_wait_for_results_all_end_though_their_connections_are_cut(kind: type[EmbeddedServer]) -> None:
+def test_a_thousand_waits_for_results_all_end_though_their_connections_are_cut(kind: type[EmbeddedServer]) -> None:
     with kind() as server, Proxy(server.port) as proxy:
         if kind is PostgresServer:
             migrate(server.url)

@@ -27,7 +27,7 @@ def test_every_figure_that_counts_is_in_one_part() -> None:
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("part", PARTS, ids=lambda part: part[0])
 def test_no_quick_figure_is_short(part: tuple[str, ...]) -> None:
-    only = [word for name in part for word in ("--only", name)]
+    only = [argument for name in part for argument in ("--only", name)]
     command = [sys.executable, "-m", "tests.fault.figures", "--quick", "--counts", "--seed", "1", *only]
     ran = subprocess.run(
         command, cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=840, check=False

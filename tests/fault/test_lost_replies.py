@@ -185,7 +185,7 @@ def test_without_a_retry_budget_the_outcome_is_unknown_and_the_next_receive_reco
 
 @pytest.mark.promise("LEASE-14", "SEE-6")
 @pytest.mark.parametrize("mode", MODES)
-def test_a_store_that_cannot_be_reached_is_told_apart_from_one_that_did_not_answer(
+def test_an_unreachable_store_and_one_that_does_not_answer_raise_different_errors(
     proxy: Proxy, place: tuple[str, str], mode: str
 ) -> None:
     url, namespace = place

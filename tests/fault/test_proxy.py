@@ -20,12 +20,12 @@ class Echo(socketserver.ThreadingTCPServer):
 
     def __init__(self) -> None:
         self.lines: list[bytes] = []
-        self.heard = threading.Condition()
+        self.received = threading.Condition()
         super().__init__(("127.0.0.1", 0), EchoHandler)
 
     def wait_for_lines(self, count: int) -> bool:
-        with self.heard:
-            return self.heard.wait_for(lambda: len(self.lines) >= count, 10)
+        with self.received:
+            return self.received.wait_for(lambda: len(self.lines) >= count, 10)
 
 
 class EchoHandler(socketserver.StreamRequestHandler):
@@ -33,9 +33,9 @@ class EchoHandler(socketserver.StreamRequestHandler):
 
     def handle(self) -> None:
         for line in self.rfile:
-            with self.server.heard:
+            with self.server.received:
                 self.server.lines.append(line)
-                self.server.heard.notify_all()
+                self.server.received.notify_all()
             self.wfile.write(line)
 
 
@@ -59,7 +59,7 @@ def connect(proxy: Proxy) -> socket.socket:
     return socket.create_connection(("127.0.0.1", proxy.port), 10)
 
 
-def ask(connection: socket.socket, line: bytes) -> bytes:
+def send(connection: socket.socket, line: bytes) -> bytes:
     """The answer; nothing if the connection broke."""
     try:
         connection.sendall(line)
@@ -76,29 +76,29 @@ def ask(connection: socket.socket, line: bytes) -> bytes:
 
 def test_everything_passes_at_first(proxy: Proxy) -> None:
     with connect(proxy) as first, connect(proxy) as second:
-        assert ask(first, b"one\n") == b"one\n"
-        assert ask(second, b"x" * 300_000 + b"\n") == b"x" * 300_000 + b"\n"
-        assert ask(first, b"two\n") == b"two\n"
+        assert send(first, b"one\n") == b"one\n"
+        assert send(second, b"x" * 300_000 + b"\n") == b"x" * 300_000 + b"\n"
+        assert send(first, b"two\n") == b"two\n"
 
 
 def test_a_dropped_reply_means_that_the_server_did_it(proxy: Proxy, echo: Echo) -> None:
     with connect(proxy) as first:
-        assert ask(first, b"before\n") == b"before\n"
+        assert send(first, b"before\n") == b"before\n"
         proxy.drop_replies(1)
-        assert ask(first, b"lost\n") == b""
+        assert send(first, b"lost\n") == b""
     assert echo.lines == [b"before\n", b"lost\n"]
     assert proxy.dropped == 1
     with connect(proxy) as second:
-        assert ask(second, b"after\n") == b"after\n"
+        assert send(second, b"after\n") == b"after\n"
 
 
 def test_only_replies_to_marked_requests_are_dropped(proxy: Proxy) -> None:
     proxy.drop_replies(1, to=b"SAVE")
     with connect(proxy) as connection:
-        assert ask(connection, b"HELLO\n") == b"HELLO\n"
-        assert ask(connection, b"SAVE\n") == b""
+        assert send(connection, b"HELLO\n") == b"HELLO\n"
+        assert send(connection, b"SAVE\n") == b""
     with connect(proxy) as connection:
-        assert ask(connection, b"SAVE\n") == b"SAVE\n"
+        assert send(connection, b"SAVE\n") == b"SAVE\n"
 
 
 def test_a_share_of_replies_is_dropped_by_a_seed(proxy: Proxy) -> None:
@@ -106,30 +106,30 @@ def test_a_share_of_replies_is_dropped_by_a_seed(proxy: Proxy) -> None:
     answered = 0
     for _ in range(40):
         with connect(proxy) as connection:
-            answered += ask(connection, b"x\n") == b"x\n"
+            answered += send(connection, b"x\n") == b"x\n"
     assert 0 < answered < 40
     assert proxy.dropped == 40 - answered
 
 
 def test_a_cut_ends_what_stands_and_lets_others_come(proxy: Proxy) -> None:
     with connect(proxy) as first:
-        assert ask(first, b"one\n") == b"one\n"
+        assert send(first, b"one\n") == b"one\n"
         proxy.cut()
-        assert ask(first, b"two\n") == b""
+        assert send(first, b"two\n") == b""
     with connect(proxy) as second:
-        assert ask(second, b"three\n") == b"three\n"
+        assert send(second, b"three\n") == b"three\n"
 
 
 def test_a_refusing_proxy_keeps_the_connections_it_has(proxy: Proxy) -> None:
     with connect(proxy) as first:
-        assert ask(first, b"one\n") == b"one\n"
+        assert send(first, b"one\n") == b"one\n"
         proxy.refuse()
         with pytest.raises(ConnectionRefusedError):
             connect(proxy)
-        assert ask(first, b"two\n") == b"two\n"
+        assert send(first, b"two\n") == b"two\n"
         proxy.heal()
         with connect(proxy) as second:
-            assert ask(second, b"three\n") == b"three\n"
+            assert send(second, b"three\n") == b"three\n"
 
 
 def test_in_a_silence_nothing_arrives_until_it_ends(proxy: Proxy, echo: Echo) -> None:
@@ -158,7 +158,7 @@ def test_a_silence_of_replies_lets_requests_through(proxy: Proxy, echo: Echo) ->
 def test_a_proxy_leaves_no_thread_behind(echo: Echo) -> None:
     with Proxy(echo.server_address[1]) as proxy:
         connections = [connect(proxy) for _ in range(3)]
-        assert [ask(connection, b"x\n") for connection in connections] == [b"x\n"] * 3
+        assert [send(connection, b"x\n") for connection in connections] == [b"x\n"] * 3
         proxy.silence()
     for connection in connections:
         connection.close()

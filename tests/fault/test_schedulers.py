@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fault.scheduler_processes import ROOT, tell
+from tests.fault.scheduler_processes import ROOT, run_faulty_schedulers
 from waypost import Waypost
 from waypost.testing.bench import fresh_namespace
 from waypost.testing.servers import ValkeyServer
@@ -39,10 +39,12 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[str,
 def test_leaders_that_die_or_freeze_at_the_tick_fire_nothing_twice_and_miss_nothing(place: tuple[str, str]) -> None:
     url, namespace = place
     # The clock of a machine is the clock of its SQLite files; elsewhere one of the processes is an hour off.
-    story = tell(url, namespace, faults=12, processes=4, seed=5, hours_off=0 if url.startswith("sqlite") else 1)
-    assert story.kills + story.freezes >= 12
-    assert (story.doubles, story.holes, story.missed, story.early) == (0, 0, 0, 0)
-    assert story.fired > 20
+    report = run_faulty_schedulers(
+        url, namespace, faults=12, processes=4, seed=5, hours_off=0 if url.startswith("sqlite") else 1
+    )
+    assert report.kills + report.freezes >= 12
+    assert (report.doubles, report.holes, report.missed, report.early) == (0, 0, 0, 0)
+    assert report.fired > 20
 
 
 @pytest.mark.promise("CRON-7", "TIMER-4")

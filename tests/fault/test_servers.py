@@ -23,11 +23,11 @@ from waypost.errors import AccessDenied, MissingExtra, WaypostError
 from waypost.testing.servers import EmbeddedServer, RedisServer, ValkeyServer, answers
 
 
-def command(server: EmbeddedServer, *words: str) -> bytes:
+def command(server: EmbeddedServer, *arguments: str) -> bytes:
     with socket.create_connection(("127.0.0.1", server.port), 5) as connection:
         connection.sendall(f"AUTH {server.password}\r\n".encode())
         assert connection.recv(100) == b"+OK\r\n"
-        connection.sendall((" ".join(words) + "\r\n").encode())
+        connection.sendall((" ".join(arguments) + "\r\n").encode())
         return connection.recv(10_000)
 
 

@@ -195,19 +195,19 @@ class Answered:
     def __init__(self) -> None:
         self.post = Waypost("memory://")
         self.post.open()
-        self.link = self.post._context
+        self.context = self.post._context
 
     def learn(self, *, size: int, seconds: float, lease_ms: int, more: bool = True) -> int:
         self.post.publish("orders", b"x" * 10)
-        operation = begin_operation(self.link, "orders")
-        claimed: Any = self.post._call(self.link.store.claim("orders", 1, operation, worker="w"))
+        operation = begin_operation(self.context, "orders")
+        claimed: Any = self.post._call(self.context.store.claim("orders", 1, operation, worker="w"))
         from msgspec import structs
 
         lease = structs.replace(claimed.leases[0], envelope=b"x" * size)
-        self.link.learn_throughput(
+        self.context.learn_throughput(
             "orders", structs.replace(claimed, leases=[lease], lease_ms=lease_ms, more=more), seconds
         )
-        return self.link.claim_bytes("orders")
+        return self.context.claim_bytes("orders")
 
 
 @pytest.fixture
@@ -218,9 +218,9 @@ def answered() -> Iterator[Answered]:
 
 
 @pytest.mark.promise("LEASE-17")
-def test_a_client_asks_for_as_much_as_arrives_in_a_quarter_of_a_lease(answered: Answered) -> None:
+def test_a_client_claims_as_many_bytes_as_arrive_in_a_quarter_of_a_lease(answered: Answered) -> None:
     learn: Callable[..., int] = answered.learn
-    assert answered.link.claim_bytes("orders") == CLAIM_BYTES_FIRST
+    assert answered.context.claim_bytes("orders") == CLAIM_BYTES_FIRST
     assert learn(size=250_000, seconds=0.05, lease_ms=2_000) == 1_000_000
     assert learn(size=1_000_000, seconds=0.2, lease_ms=2_000) == 2_500_000
     assert learn(size=2_000_000, seconds=1.0, lease_ms=2_000) == 1_000_000

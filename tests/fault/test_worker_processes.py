@@ -123,14 +123,14 @@ def test_a_worker_that_was_frozen_for_longer_than_its_lease_cannot_settle(group:
 
 
 @pytest.mark.promise("LEASE-3", "LEASE-2")
-def test_a_handler_whose_process_was_frozen_hears_that_its_lease_is_lost(group: WorkerGroup) -> None:
-    group.post.configure("told", lease=LEASE)
-    published = group.post.publish("told", 1)
-    frozen = group.start("told")
+def test_a_handler_whose_process_was_frozen_sees_that_its_lease_is_lost(group: WorkerGroup) -> None:
+    group.post.configure("lease-lost", lease=LEASE)
+    published = group.post.publish("lease-lost", 1)
+    frozen = group.start("lease-lost")
     until(lambda: group.count("began") == 1, "the first delivery")
     group.freeze(frozen)
-    other = group.start("told")
-    until(lambda: group.post.ledger("told").done == 1, "the second delivery")
+    other = group.start("lease-lost")
+    until(lambda: group.post.ledger("lease-lost").done == 1, "the second delivery")
     frozen.send_signal(signal.SIGCONT)
     until(lambda: group.count("lost-True") == 1, "the news")
     assert [(what, delivery, pid) for what, _, delivery, pid in group.read_notes() if what != "began"] == [
@@ -139,7 +139,7 @@ def test_a_handler_whose_process_was_frozen_hears_that_its_lease_is_lost(group: 
     ]
     assert "the lease of message" in group.stop(frozen)
     group.stop(other)
-    names = [event.event for event in group.post.history("told", published.id)]
+    names = [event.event for event in group.post.history("lease-lost", published.id)]
     assert names == ["published", "claimed", "expired", "claimed", "done"]
 
 

@@ -25,7 +25,7 @@ from typing import IO, Any
 
 import psycopg
 
-from tests.fault.wake_figures import Reading
+from tests.fault.figure import Figure
 from waypost import Waypost
 from waypost.errors import WaypostError
 from waypost.identity import Session
@@ -131,7 +131,7 @@ def events(post: Waypost, queue: str) -> Iterator[Event]:
         page = post.journal(queue, page.last)
 
 
-def token_crashes(rounds: int) -> Iterator[Reading]:
+def token_crashes(rounds: int) -> Iterator[Figure]:
     """Crash after crash, while processes publish, claim and settle."""
     history: list[tuple[str, str, int, str]] = []
     passed = 0
@@ -145,7 +145,7 @@ def token_crashes(rounds: int) -> Iterator[Reading]:
         for claimer in claimers:
             stack.callback(claimer.close)
 
-        def ask(*command: object) -> list[list[Any]]:
+        def send_to_all(*command: object) -> list[list[Any]]:
             for claimer in claimers:
                 claimer.send(*command)
             claims = [claim for claimer in claimers for claim in claimer.answer()]
@@ -155,18 +155,18 @@ def token_crashes(rounds: int) -> Iterator[Reading]:
         for number in range(rounds):
             post.publish_many(LIMITED, range(60))
             post.publish_many(PLAIN, range(60))
-            ask("load", 5)
+            send_to_all("load", 5)
             # The first of them wakes the process that writes such commits: it then sleeps for its long round.
-            ask("claim", PLAIN, 1)
-            held = len(ask("claim", LIMITED, 2))
-            ask("claim", PLAIN, 3)
+            send_to_all("claim", PLAIN, 1)
+            held = len(send_to_all("claim", LIMITED, 2))
+            send_to_all("claim", PLAIN, 3)
             CRASHES[number % len(CRASHES)](server)
             # Those that were given are held still, whatever the crash has taken.
-            passed += max(0, held + len(ask("claim", LIMITED, 2)) - RUNNING_MAX)
-            ask("claim", PLAIN, 3)
-            ask("settle")
+            passed += max(0, held + len(send_to_all("claim", LIMITED, 2)) - RUNNING_MAX)
+            send_to_all("claim", PLAIN, 3)
+            send_to_all("settle")
         given = Counter((queue, id, token) for queue, id, token, _ in set(history))
-        told = {
+        journaled = {
             (queue, event.message_id, event.token)
             for queue in (LIMITED, PLAIN)
             for event in events(post, queue)
@@ -174,15 +174,15 @@ def token_crashes(rounds: int) -> Iterator[Reading]:
         }
         ledgers = [post.ledger(queue) for queue in (LIMITED, PLAIN)]
     twice = sum(count > 1 for count in given.values())
-    missing = {queue: sum(claim not in told for claim in given if claim[0] == queue) for queue in (LIMITED, PLAIN)}
+    missing = {queue: sum(claim not in journaled for claim in given if claim[0] == queue) for queue in (LIMITED, PLAIN)}
     name = f"tokens over {rounds} crashes"
-    yield Reading(f"{name}, given twice", f"{twice} of {len(given)}", "0", twice == 0)
-    yield Reading(f"{name}, max_running passed", f"{passed}", "0", passed == 0)
-    yield Reading(f"{name}, limited claims not in the journal", f"{missing[LIMITED]}", "0", missing[LIMITED] == 0)
+    yield Figure(f"{name}, given twice", f"{twice} of {len(given)}", "0", twice == 0)
+    yield Figure(f"{name}, max_running passed", f"{passed}", "0", passed == 0)
+    yield Figure(f"{name}, limited claims not in the journal", f"{missing[LIMITED]}", "0", missing[LIMITED] == 0)
     # Each crash finds claims that are not on the disk: if it does not, this shows nothing.
-    yield Reading(f"{name}, other claims forgotten", f"{missing[PLAIN]}", "more than 0", missing[PLAIN] > 0)
+    yield Figure(f"{name}, other claims forgotten", f"{missing[PLAIN]}", "more than 0", missing[PLAIN] > 0)
     balances = [(ledger.balance, ledger.unexplained) for ledger in ledgers]
-    yield Reading(f"{name}, ledgers", f"{balances}", "all 0", not any(any(pair) for pair in balances))
+    yield Figure(f"{name}, ledgers", f"{balances}", "all 0", not any(any(pair) for pair in balances))
 
 
 # ---- one of the processes -----------------------------------------------------------------------------------
@@ -220,11 +220,11 @@ def serve(url: str, commands: IO[str], answers: IO[str]) -> None:
         return []
 
     for line in commands:
-        word, *rest = json.loads(line)
-        if word == "claim":
+        name, *rest = json.loads(line)
+        if name == "claim":
             queue, limit = rest
             claims = repeated(partial(claim, queue, limit))
-        elif word == "settle":
+        elif name == "settle":
             claims = repeated(settle)
         else:
             claims = []

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests.fault.figure import Figure
 from tests.fault.proxy import Proxy
 from waypost import Waypost
 from waypost.policy import SAFETY_POLL_SECONDS
@@ -31,16 +32,6 @@ PROCESSES, LOOPS, MESSAGES = 5, 10, 5
 NEVER = 600.0
 WAIT_SECONDS_MAX = 60.0
 QUIET_SECONDS = 0.3
-
-
-@dataclass(frozen=True, slots=True)
-class Reading:
-    """One line of the report, before it has a store's name."""
-
-    name: str
-    figure: str
-    limit: str
-    ok: bool
 
 
 class Counted:
@@ -153,7 +144,7 @@ def until(condition: Callable[[], Any], what: str) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Crowd:
+class SleepingWorkers:
     """Processes of workers, and where they note what they start."""
 
     notes: Path
@@ -177,7 +168,7 @@ class Crowd:
 
 
 @contextmanager
-def crowd(
+def sleeping_workers(
     server: Server,
     *,
     url: str | None = None,
@@ -185,7 +176,7 @@ def crowd(
     poll: float = NEVER,
     number: int = PROCESSES,
     nice: int = 0,
-) -> Iterator[Crowd]:
+) -> Iterator[SleepingWorkers]:
     """Processes full of idle loops, all asleep. `nice`: they give way to others."""
     with tempfile.TemporaryDirectory() as folder:
         notes = Path(folder) / "notes"
@@ -202,7 +193,7 @@ def crowd(
             for _ in range(number)
         ]  # fmt: skip
         try:
-            yield Crowd(notes, processes)
+            yield SleepingWorkers(notes, processes)
         finally:
             for process in processes:
                 if process.stdin is not None:
@@ -234,7 +225,7 @@ def publish_at_once(server: Server, posts: list[Waypost]) -> None:
         thread.join()
 
 
-def claims(server: Server, rounds: int) -> Iterator[Reading]:
+def claims(server: Server, rounds: int) -> Iterator[Figure]:
     """Five messages for fifty sleepers: about five of them look."""
     server.prepare()
     posts = [Waypost(server.url, namespace=server.namespace) for _ in range(MESSAGES)]
@@ -242,7 +233,7 @@ def claims(server: Server, rounds: int) -> Iterator[Reading]:
     loops = PROCESSES * LOOPS
     with (
         counting(server) as (counter, url),
-        crowd(server, url=url) as workers,
+        sleeping_workers(server, url=url) as workers,
     ):
         until(lambda: all_asleep(posts[0]), "fifty sleepers")
         counted = []
@@ -257,7 +248,7 @@ def claims(server: Server, rounds: int) -> Iterator[Reading]:
                 raise AssertionError(f"{error}: {len(workers.starts())} of {number * MESSAGES}, {stats}") from None
             until(lambda: all_asleep(posts[0]), "fifty sleepers again")
             counted.append(counter.settled() - before)
-        yield Reading(
+        yield Figure(
             f"wake-ups: claims for {MESSAGES} messages, {loops} idle loops",
             f"{max(counted)} at most, {statistics.median(counted):g} as a rule",
             f"{MESSAGES + 2}",
@@ -267,26 +258,26 @@ def claims(server: Server, rounds: int) -> Iterator[Reading]:
         before = counter.settled()
         posts[0].publish_many("orders", [time.monotonic_ns()] * MESSAGES)
         until(lambda: all_asleep(posts[0]), "fifty sleepers again")
-        everybody = counter.settled() - before
+        claims_of_all = counter.settled() - before
         expected = (rounds + 1) * MESSAGES
         # A loop may fall asleep before the settle that it handed over has been sent.
         until(lambda: posts[0].ledger("orders").done >= expected, "the last settle")
         done = posts[0].ledger("orders").done
-        yield Reading(
-            "wake-ups: claims when nobody knows who sleeps",
-            f"{everybody}, done {done}",
+        yield Figure(
+            "wake-ups: claims when no sleeper is registered",
+            f"{claims_of_all}, done {done}",
             f"about {loops}, {expected}",
-            everybody >= loops * 0.8 and done == expected,
+            claims_of_all >= loops * 0.8 and done == expected,
         )
     for post in posts:
         post.close()
 
 
-def starts(server: Server, rounds: int) -> Iterator[Reading]:
+def starts(server: Server, rounds: int) -> Iterator[Figure]:
     """How soon: the same crowd, without a proxy between."""
     server.prepare()
     posts = [Waypost(server.url, namespace=server.namespace) for _ in range(MESSAGES)]
-    with crowd(server) as workers:
+    with sleeping_workers(server) as workers:
         for number in range(1, rounds + 1):
             until(lambda: all_asleep(posts[0]), "fifty sleepers")
             publish_at_once(server, posts)
@@ -295,38 +286,40 @@ def starts(server: Server, rounds: int) -> Iterator[Reading]:
             except AssertionError as error:
                 stats = posts[0].stats("orders")
                 raise AssertionError(f"{error}: {len(workers.starts())} of {number * MESSAGES}, {stats}") from None
-        taken = workers.starts()
+        latencies = workers.starts()
     for post in posts:
         post.close()
-    p50 = statistics.median(taken)
-    yield Reading("wake-ups: start of a message, p50", f"{p50:.1f} ms, slowest {max(taken):.0f} ms", "10 ms", p50 < 10)
+    p50 = statistics.median(latencies)
+    yield Figure(
+        "wake-ups: start of a message, p50", f"{p50:.1f} ms, slowest {max(latencies):.0f} ms", "10 ms", p50 < 10
+    )
 
 
-def all_lost(server: Server, rounds: int) -> Iterator[Reading]:
+def all_lost(server: Server, rounds: int) -> Iterator[Figure]:
     """Every word is lost on its way: the safety poll finds what nobody was told of."""
     server.prepare()
     with (
         Proxy(server.port) as proxy,
         Waypost(server.url, namespace=server.namespace) as post,
-        crowd(server, wake=server.through(proxy.port), poll=SAFETY_POLL_SECONDS) as workers,
+        sleeping_workers(server, wake=server.through(proxy.port), poll=SAFETY_POLL_SECONDS) as workers,
     ):
         until(lambda: all_asleep(post), "fifty sleepers")
         proxy.silence(requests=False)
         for number in range(1, rounds + 1):
             post.publish("orders", time.monotonic_ns())
             until(lambda n=number: len(workers.starts()) == n, "the start")  # type: ignore[misc]
-        taken = workers.starts()
+        latencies = workers.starts()
         proxy.heal()
-    slowest = max(taken) / 1000
-    yield Reading(
+    slowest = max(latencies) / 1000
+    yield Figure(
         "wake-ups: all lost, slowest start",
-        f"{slowest:.2f} s of {len(taken)}",
+        f"{slowest:.2f} s of {len(latencies)}",
         f"{SAFETY_POLL_SECONDS:g} s",
         slowest <= SAFETY_POLL_SECONDS + 0.5,
     )
 
 
-def busy(server: Server, rounds: int) -> Iterator[Reading]:
+def busy(server: Server, rounds: int) -> Iterator[Figure]:
     """A PostgreSQL queue under load sends next to no words."""
     if server.kind != "postgres":
         return
@@ -337,9 +330,12 @@ def busy(server: Server, rounds: int) -> Iterator[Reading]:
 
     server.prepare()
     each, publishers = 150 * rounds, 4
-    with Waypost(server.url, namespace=server.namespace) as post, crowd(server, poll=SAFETY_POLL_SECONDS) as workers:
+    with (
+        Waypost(server.url, namespace=server.namespace) as post,
+        sleeping_workers(server, poll=SAFETY_POLL_SECONDS) as workers,
+    ):
         until(lambda: all_asleep(post), "fifty sleepers")
-        heard = [0]
+        notifications = [0]
         over = threading.Event()
 
         def listen() -> None:
@@ -347,7 +343,7 @@ def busy(server: Server, rounds: int) -> Iterator[Reading]:
                 channel = channel_of(Topic(server.namespace, "ready", "orders"))
                 connection.execute(f'LISTEN "{channel}"')
                 while not over.is_set():
-                    heard[0] += sum(1 for _ in connection.notifies(timeout=0.2))
+                    notifications[0] += sum(1 for _ in connection.notifies(timeout=0.2))
 
         def publish() -> None:
             with Waypost(server.url, namespace=server.namespace, wake="poll") as publisher:
@@ -367,16 +363,16 @@ def busy(server: Server, rounds: int) -> Iterator[Reading]:
         until(lambda: len(workers.starts()) == count, "all starts")
         over.set()
         listener.join()
-    share = 1000 * heard[0] / count
-    yield Reading(
-        "wake-ups: words on a busy queue",
+    share = 1000 * notifications[0] / count
+    yield Figure(
+        "wake-ups: notifications on a busy queue",
         f"{share:.0f} per 1,000 publishes, at {rate:.0f} a second",
         "100",
         share <= 100,
     )
 
 
-def commits(server: Server, rounds: int) -> Iterator[Reading]:
+def commits(server: Server, rounds: int) -> Iterator[Figure]:
     """What a publishing transaction takes, by turns with workers that are woken and with workers that poll.
 
     The workers give way to the publishers, as if they had another machine: where both share two cores, a worker that
@@ -388,12 +384,12 @@ def commits(server: Server, rounds: int) -> Iterator[Reading]:
     polled = Server(server.kind, server.url, server.port)
     server.prepare()
     polled.prepare()
-    taken: dict[str, list[float]] = {server.namespace: [], polled.namespace: []}
+    latencies: dict[str, list[float]] = {server.namespace: [], polled.namespace: []}
     rate, seconds, publishers = 1000.0, 2.0, 5
     with (
         Waypost(server.url, namespace=server.namespace) as post,
-        crowd(server, poll=SAFETY_POLL_SECONDS, number=1, nice=15) as woken,
-        crowd(polled, wake="poll", poll=SAFETY_POLL_SECONDS, number=1, nice=15) as polling,
+        sleeping_workers(server, poll=SAFETY_POLL_SECONDS, number=1, nice=15) as woken,
+        sleeping_workers(polled, wake="poll", poll=SAFETY_POLL_SECONDS, number=1, nice=15) as polling,
     ):
         for turn in range(rounds + 3):
             for namespace, others in ((server.namespace, polling), (polled.namespace, woken)):
@@ -401,12 +397,12 @@ def commits(server: Server, rounds: int) -> Iterator[Reading]:
                 with others.frozen():
                     found = publish_evenly(server.url, namespace, rate, seconds, publishers)
                 if turn:  # the first turn warms everything up
-                    taken[namespace].append(statistics.quantiles(found, n=100)[98])
-    with_words, without = (statistics.median(values) for values in taken.values())
-    ratio = statistics.median(one / other for one, other in zip(*taken.values(), strict=True))
-    yield Reading(
+                    latencies[namespace].append(statistics.quantiles(found, n=100)[98])
+    with_wakeups, without = (statistics.median(values) for values in latencies.values())
+    ratio = statistics.median(one / other for one, other in zip(*latencies.values(), strict=True))
+    yield Figure(
         "wake-ups: commit of a publish, p99",
-        f"{with_words:.1f} ms with sleepers, {without:.1f} ms without wake-ups, ratio {ratio:.2f}",
+        f"{with_wakeups:.1f} ms with sleepers, {without:.1f} ms without wake-ups, ratio {ratio:.2f}",
         "ratio 1.5",
         ratio <= 1.5,
     )
@@ -414,7 +410,7 @@ def commits(server: Server, rounds: int) -> Iterator[Reading]:
 
 def publish_evenly(url: str, namespace: str, rate: float, seconds: float, publishers: int) -> list[float]:
     """Milliseconds of each publish, from several clients that together keep to a rate as far as they can."""
-    taken: list[float] = []
+    latencies: list[float] = []
     start = time.monotonic() + 0.2
 
     def publish(offset: float) -> None:
@@ -425,7 +421,7 @@ def publish_evenly(url: str, namespace: str, rate: float, seconds: float, publis
                 time.sleep(max(0.0, due - time.monotonic()))
                 began = time.monotonic_ns()
                 post.publish("orders", began)
-                taken.append((time.monotonic_ns() - began) / 1e6)
+                latencies.append((time.monotonic_ns() - began) / 1e6)
                 due += publishers / rate
 
     threads = [threading.Thread(target=publish, args=(number / rate,)) for number in range(publishers)]
@@ -433,7 +429,7 @@ def publish_evenly(url: str, namespace: str, rate: float, seconds: float, publis
         thread.start()
     for thread in threads:
         thread.join()
-    return taken
+    return latencies
 
 
 #: Those that count, and those that time something: the latter say little on a machine that has other work.

@@ -48,9 +48,9 @@ async def late(message: Message[int]) -> None:
     note(f"ended-{message.lease_lost}", message)
 
 
-@post.handler("told", concurrency=2)
-async def told(message: Message[int]) -> None:
-    """Waits on its first delivery until it hears that its lease is lost."""
+@post.handler("lease-lost", concurrency=2)
+async def wait_for_lost_lease(message: Message[int]) -> None:
+    """Waits on its first delivery until its lease is lost."""
     note("began", message)
     try:
         while message.deliveries == 1 and not message.lease_lost:  # noqa: ASYNC110 - another thread sets it

@@ -75,7 +75,7 @@ def test_the_branches_of_a_chain_that_end_at_once_finish_it_once(bench: Bench, s
     told = side_by_side([settler(bench.another_client(), mails[n::4], "mails") for n in range(4)])
     assert [name for part in told if isinstance(part, list) for name in part].count("anna") == 1
     assert bench.chain_state(chain).is_finished
-    assert bench.story(report.id, queue="reports") == ["published", "promoted"]
+    assert bench.event_names(report.id, queue="reports") == ["published", "promoted"]
 
 
 @pytest.mark.promise("CHAIN-2")

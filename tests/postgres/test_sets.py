@@ -89,7 +89,7 @@ def test_a_batch_of_all_outcomes_gives_each_message_its_own(bench: Bench) -> Non
     assert ledger.delayed == 40
     assert ledger.ready == 80
     for place, lease in enumerate(leases):
-        assert bench.story(lease.id)[-1] == status[chosen[lease.id]]
+        assert bench.event_names(lease.id)[-1] == status[chosen[lease.id]]
         if chosen[lease.id] == "dead":
             letter = bench.stored(lease.id)
             assert (letter.reason, letter.error_type, letter.error) == (
@@ -168,7 +168,7 @@ def test_claims_at_most_once_at_once_never_share_a_message(bench: Bench, side_by
     bench.publish()
     assert len(bench.claim(1)) == 1
     assert len(bench.listing("done")) == 50
-    assert bench.story(ids[0]) == ["published", "claimed", "done"]
+    assert bench.event_names(ids[0]) == ["published", "claimed", "done"]
 
 
 @pytest.mark.promise("LEASE-6", "WAKE-2")

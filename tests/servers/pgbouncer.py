@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 from waypost.errors import MissingExtra
-from waypost.testing.postgres import USER, PostgresServer, answers, give_away, identity
+from waypost.testing.postgres import USER, PostgresServer, answers, give_to_server_user, server_user
 from waypost.testing.servers import START_SECONDS_MAX, EmbeddedServer
 
 PROGRAM = Path("/usr/sbin/pgbouncer")
@@ -63,15 +63,15 @@ class PgBouncer(EmbeddedServer):
         behind = f"postgres = host=127.0.0.1 port={self._behind.port} user={USER} password={password} dbname=postgres"
         path.write_text("\n".join(["[databases]", behind, "[pgbouncer]", *lines, ""]))
         users.write_text(f'"{USER}" "{password}"\n')
-        give_away(self.directory)
+        give_to_server_user(self.directory)
         for file in (path, users):
             file.chmod(0o600)
-            give_away(file)
+            give_to_server_user(file)
         with (self.directory / "server.log").open("ab") as log:
             self._watch(
                 lambda: subprocess.Popen(
                     [str(self._program), "-q", str(path)], stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                    start_new_session=True, **identity(self.directory),
+                    start_new_session=True, **server_user(self.directory),
                 )
             )  # fmt: skip
 

@@ -146,14 +146,14 @@ class SentinelSetup(_Setup):
             self.sentinels.append(self._stack.enter_context(sentinel))
             with client_of(sentinel) as client:
                 client.execute_command("SENTINEL", "DEBUG", *QUICK)
-        wait_until("the Sentinels know each other", lambda: all(map(self._is_informed, self.sentinels)))
+        wait_until("the Sentinels know each other", lambda: all(map(self._knows_the_others, self.sentinels)))
 
     @staticmethod
     def _follows(replica: ValkeyServer) -> bool:
         with client_of(replica) as client:
             return bool(client.info("replication").get("master_link_status") == "up")
 
-    def _is_informed(self, sentinel: Sentinel) -> bool:
+    def _knows_the_others(self, sentinel: Sentinel) -> bool:
         with client_of(sentinel) as client:
             state = client.sentinel_masters()[self.service]
             return bool(state["num-other-sentinels"] == 2 and state["num-slaves"] >= 1)
@@ -211,23 +211,23 @@ class ClusterSetup(_Setup):
             self.servers.append(self._stack.enter_context(ValkeyServer(cluster_port=bus_port, **self._options)))
         share = -(-SLOTS // len(self.servers))
         for number, server in enumerate(self.servers):
-            self.ids.append(self.ask(server, "MYID").decode())
-            self.ask(server, "SET-CONFIG-EPOCH", number + 1)
-            self.ask(server, "ADDSLOTSRANGE", number * share, min(SLOTS, (number + 1) * share) - 1)
+            self.ids.append(self.run_cluster(server, "MYID").decode())
+            self.run_cluster(server, "SET-CONFIG-EPOCH", number + 1)
+            self.run_cluster(server, "ADDSLOTSRANGE", number * share, min(SLOTS, (number + 1) * share) - 1)
         for other, bus_port in zip(self.servers[1:], bus_ports[1:], strict=True):
-            self.ask(self.servers[0], "MEET", "127.0.0.1", other.port, bus_port)
+            self.run_cluster(self.servers[0], "MEET", "127.0.0.1", other.port, bus_port)
         wait_until("the Cluster is formed", lambda: all(map(self._is_well, self.servers)))
 
     @staticmethod
-    def ask(server: ValkeyServer, *words: object) -> Any:
+    def run_cluster(server: ValkeyServer, *arguments: object) -> Any:
         """A CLUSTER command on one node."""
         with client_of(server) as client:
             client.response_callbacks.clear()
-            return client.execute_command("CLUSTER", *words)
+            return client.execute_command("CLUSTER", *arguments)
 
     def _is_well(self, server: ValkeyServer) -> bool:
-        info = self.ask(server, "INFO").decode()
-        named = sum(len(owned) for owned in self.ask(server, "SLOTS"))
+        info = self.run_cluster(server, "INFO").decode()
+        named = sum(len(owned) for owned in self.run_cluster(server, "SLOTS"))
         return "cluster_state:ok" in info and "cluster_slots_ok:16384" in info and named >= 3 * len(self.servers)
 
     @property
@@ -245,7 +245,7 @@ class ClusterSetup(_Setup):
 
     def owner(self, slot: int) -> ValkeyServer:
         """The node that serves a slot."""
-        for first, last, node, *_ in self.ask(self.servers[0], "SLOTS"):
+        for first, last, node, *_ in self.run_cluster(self.servers[0], "SLOTS"):
             if first <= slot <= last:
                 return self.servers[self.ids.index(node[2].decode())]
         raise StoreUnavailable(f"no node serves slot {slot}")
@@ -253,13 +253,13 @@ class ClusterSetup(_Setup):
     def begin_move(self, slot: int, target: ValkeyServer) -> None:
         """From now on keys of the slot may be on either node."""
         source = self.owner(slot)
-        self.ask(target, "SETSLOT", slot, "IMPORTING", self.ids[self.servers.index(source)])
-        self.ask(source, "SETSLOT", slot, "MIGRATING", self.ids[self.servers.index(target)])
+        self.run_cluster(target, "SETSLOT", slot, "IMPORTING", self.ids[self.servers.index(source)])
+        self.run_cluster(source, "SETSLOT", slot, "MIGRATING", self.ids[self.servers.index(target)])
 
     def move_keys(self, slot: int, target: ValkeyServer, limit: int = SLOTS) -> int:
         """Move up to so many keys, one by one. How many moved is returned."""
         source = self.owner(slot)
-        keys = self.ask(source, "GETKEYSINSLOT", slot, limit)
+        keys = self.run_cluster(source, "GETKEYSINSLOT", slot, limit)
         with client_of(source) as client:
             for key in keys:
                 client.execute_command("MIGRATE", "127.0.0.1", target.port, key, 0, 5000, "AUTH", self.password)
@@ -272,7 +272,7 @@ class ClusterSetup(_Setup):
             pass
         others = [server for server in self.servers if server is not target and server is not source]
         for server in (target, source, *others):
-            self.ask(server, "SETSLOT", slot, "NODE", self.ids[self.servers.index(target)])
+            self.run_cluster(server, "SETSLOT", slot, "NODE", self.ids[self.servers.index(target)])
 
     def move_slot(self, slot: int, target: ValkeyServer) -> None:
         """Move a slot key by key, as an operator's tool does."""

@@ -114,7 +114,7 @@ def test_the_callers_cluster_client_serves_and_is_left_open(setup: ClusterSetup,
 
 @pytest.mark.promise("STORE-5")
 def test_the_callers_asyncio_cluster_client_serves_and_is_left_open(setup: ClusterSetup) -> None:
-    async def story() -> bool:
+    async def event_names() -> bool:
         kind: Any = redis.asyncio.RedisCluster
         client = kind(host="127.0.0.1", port=setup.servers[0].port, password=setup.password)
         async with AsyncWaypost(client=client, namespace=fresh_namespace()) as post:
@@ -130,7 +130,7 @@ def test_the_callers_asyncio_cluster_client_serves_and_is_left_open(setup: Clust
         await client.aclose()
         return alive
 
-    assert asyncio.run(story())
+    assert asyncio.run(event_names())
 
 
 @pytest.mark.promise("STORE-5", "SEE-6")

@@ -242,7 +242,7 @@ def test_the_callers_own_client_serves_and_is_left_open(server: ValkeyServer, op
 @pytest.mark.promise("STORE-5")
 @pytest.mark.parametrize("options", [{}, {"decode_responses": True}, {"protocol": 3, "decode_responses": True}])
 def test_the_callers_own_asyncio_client_serves_and_is_left_open(server: ValkeyServer, options: dict[str, Any]) -> None:
-    async def story() -> bool:
+    async def event_names() -> bool:
         client = redis.asyncio.Redis(port=server.port, password=server.password, **options)
         async with AsyncWaypost(client=client, namespace=fresh_namespace()) as post:
             published = await post.publish(QUEUE, {"n": 1}, key="order:é")
@@ -255,7 +255,7 @@ def test_the_callers_own_asyncio_client_serves_and_is_left_open(server: ValkeySe
         await client.aclose()
         return alive
 
-    assert asyncio.run(story())
+    assert asyncio.run(event_names())
 
 
 @pytest.mark.promise("STORE-5")
@@ -379,7 +379,7 @@ def test_an_idle_connection_that_the_server_closed_is_noticed_before_it_is_used(
 
 @pytest.mark.promise("LEASE-14")
 def test_a_cancelled_call_leaves_the_client_usable(server: ValkeyServer) -> None:
-    async def story(proxy: Proxy) -> tuple[int, int]:
+    async def event_names(proxy: Proxy) -> tuple[int, int]:
         async with AsyncWaypost(server.url_at(proxy.port), namespace=fresh_namespace()) as post:
             await post.publish(QUEUE, "first")
             for _ in range(5):
@@ -397,7 +397,7 @@ def test_a_cancelled_call_leaves_the_client_usable(server: ValkeyServer) -> None
             return ledger.published, ledger.balance
 
     with Proxy(server.port) as proxy:
-        published, balance = asyncio.run(story(proxy))
+        published, balance = asyncio.run(event_names(proxy))
     assert 6 <= published <= 11
     assert balance == 0
 
@@ -440,7 +440,7 @@ def test_threads_share_a_client_and_use_as_many_connections_as_run_at_once(serve
 def test_coroutines_use_as_many_connections_as_run_at_once(server: ValkeyServer, raw: Any) -> None:
     name, at_once = fresh_namespace(), 8
 
-    async def story() -> int:
+    async def event_names() -> int:
         limit = asyncio.Semaphore(at_once)
 
         async def one(post: AsyncWaypost, number: int) -> None:
@@ -452,7 +452,7 @@ def test_coroutines_use_as_many_connections_as_run_at_once(server: ValkeyServer,
             assert (await post.ledger(QUEUE)).published == 200
             return connections_named(raw, name)
 
-    assert 1 <= asyncio.run(story()) <= at_once + 1
+    assert 1 <= asyncio.run(event_names()) <= at_once + 1
     assert connections_named(raw, name) == 0
 
 
@@ -510,7 +510,7 @@ def test_a_server_that_is_too_old_is_refused(version: str, welcome: bool) -> Non
 
 
 def test_a_connection_that_the_server_closed_is_not_used_again(server: ValkeyServer) -> None:
-    async def story() -> None:
+    async def event_names() -> None:
         client = redis.asyncio.Redis(port=server.port, password=server.password)
         async with AsyncWaypost(client=client, namespace=fresh_namespace()) as post:
             await post.publish("orders", 1)
@@ -521,11 +521,11 @@ def test_a_connection_that_the_server_closed_is_not_used_again(server: ValkeySer
             assert (await post.ledger("orders")).published == 2
         await client.aclose()
 
-    asyncio.run(story())
+    asyncio.run(event_names())
 
 
 def test_a_connection_that_is_given_back_has_its_streams_again(server: ValkeyServer) -> None:
-    async def story() -> None:
+    async def event_names() -> None:
         client = redis.asyncio.Redis(port=server.port, password=server.password)
         async with AsyncWaypost(client=client, namespace=fresh_namespace()) as post:
             await post.publish("orders", "x" * 700_000)
@@ -536,12 +536,12 @@ def test_a_connection_that_is_given_back_has_its_streams_again(server: ValkeySer
         assert await client.ping()
         await client.aclose()
 
-    asyncio.run(story())
+    asyncio.run(event_names())
 
 
 @pytest.mark.parametrize("protocol", [2, 3])
 def test_a_line_reads_what_either_protocol_sends(server: ValkeyServer, protocol: int) -> None:
-    async def story() -> None:
+    async def event_names() -> None:
         client = redis.asyncio.Redis(
             port=server.port, password=server.password, protocol=protocol, decode_responses=True
         )
@@ -551,4 +551,4 @@ def test_a_line_reads_what_either_protocol_sends(server: ValkeyServer, protocol:
             assert (await post.ledger("orders")).ready == 1_200
         await client.aclose()
 
-    asyncio.run(story())
+    asyncio.run(event_names())

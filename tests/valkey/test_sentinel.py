@@ -138,7 +138,7 @@ def test_the_callers_client_of_a_sentinel_serves_and_is_left_open(calm: Sentinel
 
 @pytest.mark.promise("STORE-5")
 def test_the_callers_asyncio_client_of_a_sentinel_serves_and_is_left_open(calm: SentinelSetup) -> None:
-    async def story() -> bool:
+    async def event_names() -> bool:
         manager = untyped(redis.asyncio.sentinel.Sentinel)(
             [("127.0.0.1", one.port) for one in calm.sentinels],
             sentinel_kwargs={"password": calm.password},
@@ -156,7 +156,7 @@ def test_the_callers_asyncio_client_of_a_sentinel_serves_and_is_left_open(calm: 
             await one.aclose()
         return alive
 
-    assert asyncio.run(story())
+    assert asyncio.run(event_names())
 
 
 # ---- servers that are not the one to ask -------------------------------------------------------------------------

@@ -48,7 +48,7 @@ def test_threads_beyond_the_limit_of_connections_take_turns(server: ValkeyServer
 def test_coroutines_beyond_the_limit_of_connections_take_turns(server: ValkeyServer, raw: Any) -> None:
     name, count = fresh_namespace(), 5 * CONNECTIONS_MAX
 
-    async def story() -> int:
+    async def event_names() -> int:
         async with AsyncWaypost(f"{server.url}?client_name={name}", namespace=name) as post:
             await asyncio.gather(*(post.publish(QUEUE, number) for number in range(count)))
             # One that is cancelled while it waits for its turn, or has it, gives it back.
@@ -61,5 +61,5 @@ def test_coroutines_beyond_the_limit_of_connections_take_turns(server: ValkeySer
             assert (await post.ledger(QUEUE)).balance == 0
             return connections_named(raw, name)
 
-    assert 1 <= asyncio.run(story()) <= CONNECTIONS_MAX
+    assert 1 <= asyncio.run(event_names()) <= CONNECTIONS_MAX
     assert connections_named(raw, name) == 0

@@ -535,7 +535,7 @@ class Bench:
             if cursor is None:
                 return events
 
-    def story(self, message_id: str, *, queue: str = QUEUE) -> list[str]:
+    def event_names(self, message_id: str, *, queue: str = QUEUE) -> list[str]:
         """The names of what happened to one message, in order."""
         return [event.event for event in self.events(queue=queue, message_id=message_id)]
 

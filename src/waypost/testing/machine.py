@@ -592,7 +592,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.clock.advance(seconds)
 
     @step(1, when=lambda self: any(self.ids.values()), queue=queues, pick=picks)
-    def look_closer(self, queue: str, pick: int) -> None:
+    def inspect_message(self, queue: str, pick: int) -> None:
         """Result and history of one message."""
         if self.ids[queue]:
             id = self.ids[queue][pick % len(self.ids[queue])]

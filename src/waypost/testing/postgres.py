@@ -117,30 +117,30 @@ class PostgresServer(EmbeddedServer):
             self._watch(
                 lambda: subprocess.Popen(
                     command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
-                    **identity(self.directory),
+                    **server_user(self.directory),
                 )
             )  # fmt: skip
 
     def _make_cluster(self) -> None:
-        self._let_in()
+        self._make_accessible()
         given = self.directory / "password"
         with open(os.open(given, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="ascii") as file:
             file.write(self.password)
-        give_away(given)
+        give_to_server_user(given)
         # Any user of the machine can reach a loopback port; the socket only who may enter its directory.
         made = subprocess.run(
             [
                 str(self._program.parent / "initdb"), "-D", str(self.data), "-U", USER, "--auth-local=trust",
                 "--auth-host=scram-sha-256", f"--pwfile={given}", "--no-sync", "--encoding=utf8", "--locale=C",
             ],
-            capture_output=True, text=True, timeout=INITDB_SECONDS_MAX, check=False, **identity(self.directory),
+            capture_output=True, text=True, timeout=INITDB_SECONDS_MAX, check=False, **server_user(self.directory),
         )  # fmt: skip
         given.unlink()
         if made.returncode != 0:
             raise StoreUnavailable(f"initdb failed:\n{made.stdout[-2000:]}{made.stderr[-2000:]}")
 
-    def _let_in(self) -> None:
-        if not give_away(self.directory):
+    def _make_accessible(self) -> None:
+        if not give_to_server_user(self.directory):
             return
         program = self._program
         if all(parent.stat().st_mode & 0o001 for parent in program.parents):
@@ -176,7 +176,7 @@ class PostgresServer(EmbeddedServer):
                 os.kill(child, signal.SIGKILL)
 
 
-def identity(directory: Path) -> dict[str, Any]:
+def server_user(directory: Path) -> dict[str, Any]:
     """Who runs a server that refuses to be root: `nobody` then. Its home is its own directory: the caller's may be
     closed to that user."""
     common: dict[str, Any] = {"cwd": directory}
@@ -186,7 +186,7 @@ def identity(directory: Path) -> dict[str, Any]:
     return common | {"user": entry.pw_uid, "group": entry.pw_gid, "extra_groups": []}
 
 
-def give_away(path: Path) -> bool:
+def give_to_server_user(path: Path) -> bool:
     """Let that user write there; whether there was a need."""
     if os.geteuid() != 0:
         return False

@@ -36,24 +36,28 @@ from waypost.testing.conformance.keys import TestConflicts, TestGenerations, Tes
 from waypost.testing.conformance.lease import TestAtMostOnce, TestClaims, TestCounts, TestFences, TestReclaim
 from waypost.testing.conformance.ledger import TestLedger, TestMinutes
 from waypost.testing.conformance.publish import TestArrivals, TestCap, TestPublishing
-from waypost.testing.conformance.queue import TestApartness, TestLimits, TestLooking, TestPause, TestPolicy
+from waypost.testing.conformance.queue import TestIsolation, TestLimits, TestListings, TestPause, TestPolicy
 from waypost.testing.conformance.removal import (
-    TestNamesThatAreNoQueues,
     TestOperationsAcrossARemoval,
     TestRefusedRemovals,
     TestRemovals,
     TestRemovalsAtTheSameTime,
+    TestUnknownQueues,
 )
-from waypost.testing.conformance.replay import TestClones, TestForgotten, TestLostReplies, TestOperations
+from waypost.testing.conformance.replay import (
+    TestClonedSessions,
+    TestForgottenOperations,
+    TestLostReplies,
+    TestOperations,
+)
 from waypost.testing.conformance.schedules import TestFires, TestLeaders, TestPromotion, TestSaving
 from waypost.testing.conformance.settle import TestCancel, TestContinuations, TestOutcomes, TestResults
-from waypost.testing.conformance.side_effects import TestEndsBesides, TestSideEffects
+from waypost.testing.conformance.side_effects import TestEndsInsideClaims, TestSideEffects
 from waypost.testing.conformance.timers import TestTimers
-from waypost.testing.conformance.wake import TestCover, TestWakes
-from waypost.testing.conformance.workers import TestRegister
+from waypost.testing.conformance.wake import TestPollSoon, TestWakeUps
+from waypost.testing.conformance.workers import TestWorkerRegister
 
 __all__ = [
-    "TestApartness",
     "TestArrivals",
     "TestAtMostOnce",
     "TestBlockers",
@@ -62,41 +66,40 @@ __all__ = [
     "TestChains",
     "TestClaims",
     "TestClockSteps",
-    "TestClones",
+    "TestClonedSessions",
     "TestCompletedHistory",
     "TestConflicts",
     "TestContinuations",
     "TestCounts",
-    "TestCover",
     "TestDamage",
     "TestDeadLetters",
-    "TestEndsBesides",
+    "TestEndsInsideClaims",
     "TestFences",
     "TestFires",
-    "TestForgotten",
+    "TestForgottenOperations",
     "TestGenerations",
+    "TestIsolation",
     "TestJournal",
     "TestJournalReaders",
     "TestLeaders",
     "TestLedger",
     "TestLimits",
+    "TestListings",
     "TestLiveKeys",
-    "TestLooking",
     "TestLostReplies",
     "TestMinutes",
-    "TestNamesThatAreNoQueues",
     "TestOperations",
     "TestOperationsAcrossARemoval",
     "TestOutcomes",
     "TestPause",
     "TestPolicy",
+    "TestPollSoon",
     "TestPolls",
     "TestPromotion",
     "TestPublishing",
     "TestReclaim",
     "TestRedrive",
     "TestRefusedRemovals",
-    "TestRegister",
     "TestRemovals",
     "TestRemovalsAtTheSameTime",
     "TestResults",
@@ -104,7 +107,9 @@ __all__ = [
     "TestSideEffects",
     "TestTimers",
     "TestTrace",
+    "TestUnknownQueues",
     "TestWaiting",
-    "TestWakes",
+    "TestWakeUps",
     "TestWindows",
+    "TestWorkerRegister",
 ]

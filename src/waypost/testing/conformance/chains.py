@@ -25,7 +25,7 @@ class TestWaiting:
     """Whoever waits for a message learns how it ended, and is woken for it."""
 
     @pytest.mark.promise("CHAIN-1")
-    def test_a_message_that_has_not_ended_is_told_as_it_is(self, bench: Bench) -> None:
+    def test_a_message_that_has_not_ended_is_described_as_it_is(self, bench: Bench) -> None:
         ready, delayed = bench.publish(), bench.publish(delay=60)
         assert bench.watch(ready.id) == Watched("ready")
         assert bench.watch(delayed.id) == Watched("delayed")
@@ -39,7 +39,7 @@ class TestWaiting:
         assert bench.watch(published.id) == Watched(None, "done", result=b"\0the result")
 
     @pytest.mark.promise("CHAIN-1", "WAKE-1")
-    def test_the_end_wakes_who_waits(self, bench: Bench) -> None:
+    def test_the_end_wakes_its_waiters(self, bench: Bench) -> None:
         published, other = bench.publish(), bench.publish()
         bench.watch(published.id, "anna")
         bench.watch(published.id, "bert")
@@ -50,7 +50,7 @@ class TestWaiting:
         assert bench.woken[QUEUE] == ["carl"]
 
     @pytest.mark.promise("CHAIN-1")
-    def test_an_end_that_somebody_waited_for_is_remembered_as_long_as_a_result(self, bench: Bench) -> None:
+    def test_an_end_with_a_waiter_is_remembered_as_long_as_a_result(self, bench: Bench) -> None:
         published = bench.publish()
         bench.watch(published.id, "anna")
         bench.settle(bench.claim_one())
@@ -115,7 +115,7 @@ class TestWaiting:
         assert bench.watch(published.id) == Watched("dead", "dead", "max_deliveries")
 
     @pytest.mark.promise("CHAIN-1")
-    def test_who_has_stopped_asking_is_not_woken(self, bench: Bench) -> None:
+    def test_a_waiter_that_stopped_polling_is_not_woken(self, bench: Bench) -> None:
         published = bench.publish()
         bench.watch(published.id, "anna")
         bench.after(WAITER_TTL_MS / 1000)
@@ -124,7 +124,7 @@ class TestWaiting:
         assert "anna" not in bench.woken.get(QUEUE, [])
 
     @pytest.mark.promise("CHAIN-1")
-    def test_nothing_is_known_of_a_message_that_never_was(self, bench: Bench) -> None:
+    def test_a_message_that_never_existed_is_unknown(self, bench: Bench) -> None:
         (id,) = bench.session.message_ids(1)
         assert bench.watch(id, "anna") == Watched(None)
         assert bench.watch(id, "anna", queue="never-used") == Watched(None)
@@ -196,7 +196,7 @@ class TestChains:
         assert bench.chain_state(chain).is_finished
 
     @pytest.mark.promise("CHAIN-2", "WAKE-1")
-    def test_the_end_of_a_chain_wakes_who_waits_for_it(self, bench: Bench) -> None:
+    def test_the_end_of_a_chain_wakes_its_waiters(self, bench: Bench) -> None:
         chain = bench.begin_chain()
         bench.chain_state(chain, "anna")
         go_on(bench, bench.claim_one(), INVOICES)
@@ -264,7 +264,7 @@ class TestChains:
         assert bench.chain_state(chain).failed == (chain, "rejected")
 
     @pytest.mark.promise("CHAIN-2")
-    def test_a_continuation_whose_key_is_taken_breaks_its_chain(self, bench: Bench) -> None:
+    def test_a_continuation_whose_key_is_held_breaks_its_chain(self, bench: Bench) -> None:
         bench.publish(key="k", queue=INVOICES)
         chain = bench.begin_chain()
         lease = bench.claim_one()
@@ -284,7 +284,7 @@ class TestChains:
         assert bench.chain_state(chain).open == 2
 
     @pytest.mark.promise("CHAIN-2")
-    def test_news_that_arrive_twice_count_once(self, bench: Bench) -> None:
+    def test_a_notice_that_arrives_twice_counts_once(self, bench: Bench) -> None:
         chain = bench.begin_chain()
         go_on(bench, bench.claim_one(), INVOICES, INVOICES)
         bench.settle(bench.claim_one(queue=INVOICES), queue=INVOICES)
@@ -295,7 +295,7 @@ class TestChains:
         assert bench.chain_state(chain).open == 1
 
     @pytest.mark.promise("CHAIN-2")
-    def test_news_may_arrive_in_any_order(self, bench: Bench) -> None:
+    def test_notices_may_arrive_in_any_order(self, bench: Bench) -> None:
         chain = bench.begin_chain()
         go_on(bench, bench.claim_one(), INVOICES)
         lease = bench.claim_one(queue=INVOICES)
@@ -404,7 +404,7 @@ class TestBlockers:
         bench.settle(leases[99])
         bench.deliver_all()
         assert [lease.id for lease in bench.claim(2, queue=MAILS)] == [report.id]
-        assert bench.story(report.id, queue=MAILS) == ["published", "promoted", "claimed"]
+        assert bench.event_names(report.id, queue=MAILS) == ["published", "promoted", "claimed"]
 
     @pytest.mark.promise("CHAIN-2")
     def test_chains_that_have_ended_already_hold_up_nothing(self, bench: Bench) -> None:
@@ -426,7 +426,7 @@ class TestBlockers:
         assert bench.claim_one().id == report.id
 
     @pytest.mark.promise("CHAIN-2", "DEAD-1")
-    def test_a_chain_that_broke_buries_who_waits_for_it(self, bench: Bench) -> None:
+    def test_a_broken_chain_buries_the_messages_that_wait_for_it(self, bench: Bench) -> None:
         chain, other = bench.begin_chain(), bench.begin_chain(queue=INVOICES)
         report = bench.publish(queue=MAILS, after_chains=[chain, other])
         bench.deliver_all()
@@ -440,7 +440,7 @@ class TestBlockers:
         assert bench.state_of(report.id, queue=MAILS) == "dead"
 
     @pytest.mark.promise("CHAIN-2", "DEAD-1")
-    def test_a_chain_that_nobody_knows_buries_who_waits_for_it(self, bench: Bench) -> None:
+    def test_an_unknown_chain_buries_the_messages_that_wait_for_it(self, bench: Bench) -> None:
         plain = bench.publish()
         report = bench.publish(queue=MAILS, after_chains=[plain.chain_id])
         bench.deliver_all()
@@ -449,7 +449,7 @@ class TestBlockers:
         assert letter.error == f"chain {plain.chain_id}: unknown chain"
 
     @pytest.mark.promise("CHAIN-2", "DEAD-2")
-    def test_a_redrive_of_who_waited_runs_it_without_waiting(self, bench: Bench) -> None:
+    def test_a_redriven_message_that_waited_runs_without_waiting(self, bench: Bench) -> None:
         chain = bench.begin_chain()
         report = bench.publish(queue=MAILS, after_chains=[chain])
         bench.deliver_all()
@@ -459,7 +459,7 @@ class TestBlockers:
         assert bench.claim_one(queue=MAILS).id == report.id
 
     @pytest.mark.promise("CHAIN-2")
-    def test_who_waits_can_be_cancelled(self, bench: Bench) -> None:
+    def test_a_waiting_message_can_be_cancelled(self, bench: Bench) -> None:
         chain = bench.begin_chain()
         report = bench.publish(queue=MAILS, after_chains=[chain])
         bench.deliver_all()
@@ -470,7 +470,7 @@ class TestBlockers:
         assert bench.ledger(queue=MAILS).cancelled == 1
 
     @pytest.mark.promise("CHAIN-2")
-    def test_who_waits_can_be_purged(self, bench: Bench) -> None:
+    def test_waiting_messages_can_be_purged(self, bench: Bench) -> None:
         chain = bench.begin_chain()
         for _ in range(3):
             bench.publish(queue=MAILS, after_chains=[chain])
@@ -494,7 +494,7 @@ class TestBlockers:
         assert bench.claim_one(queue=MAILS).id == report.id
 
     @pytest.mark.promise("CHAIN-2", "WAKE-2")
-    def test_the_last_chain_wakes_a_worker_for_who_waited(self, bench: Bench) -> None:
+    def test_the_last_chain_wakes_a_worker_for_the_waiting_message(self, bench: Bench) -> None:
         chain = bench.begin_chain()
         bench.publish(queue=MAILS, after_chains=[chain])
         bench.deliver_all()
@@ -504,7 +504,7 @@ class TestBlockers:
         assert bench.woken[MAILS] == ["anna"]
 
     @pytest.mark.promise("CHAIN-2")
-    def test_who_waits_may_begin_a_chain_itself(self, bench: Bench) -> None:
+    def test_a_waiting_message_may_begin_a_chain_itself(self, bench: Bench) -> None:
         first = bench.begin_chain()
         second = bench.begin_chain(queue=MAILS, after_chains=[first])
         bench.deliver_all()
@@ -515,7 +515,7 @@ class TestBlockers:
         assert bench.chain_state(second).is_finished
 
     @pytest.mark.promise("CHAIN-2")
-    def test_news_of_a_chain_that_arrive_twice_change_nothing(self, bench: Bench) -> None:
+    def test_a_notice_of_a_chain_that_arrives_twice_changes_nothing(self, bench: Bench) -> None:
         first, second = bench.begin_chain(), bench.begin_chain()
         report = bench.publish(queue=MAILS, after_chains=[first, second])
         bench.deliver_all()

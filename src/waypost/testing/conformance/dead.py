@@ -39,7 +39,7 @@ class TestDeadLetters:
 
     @pytest.mark.promise("DEAD-1")
     @pytest.mark.parametrize("reason", ["rejected", "retries_exhausted", "undecodable", "retry_policy_failed"])
-    def test_the_reason_is_kept_and_can_be_asked_for(self, bench: Bench, reason: str) -> None:
+    def test_the_reason_is_kept_and_can_be_filtered_by(self, bench: Bench, reason: str) -> None:
         (id,) = bury(bench, reason=reason)
         bury(bench, reason="something else")
         assert bench.ids("dead", reason=reason) == [id]
@@ -91,14 +91,14 @@ class TestDeadLetters:
         assert bench.ids("dead") == [second, first]
 
     @pytest.mark.promise("DEAD-1")
-    def test_dead_letters_are_kept_for_ever_unless_told_otherwise(self, bench: Bench) -> None:
+    def test_dead_letters_are_kept_for_ever_by_default(self, bench: Bench) -> None:
         ids = bury(bench, 3)
         bench.after(10 * 365 * 86_400)
         bench.claim()
         assert bench.ids("dead") == ids
 
     @pytest.mark.promise("DEAD-1")
-    def test_dead_max_forgets_the_oldest_and_says_so(self, bench: Bench) -> None:
+    def test_dead_max_forgets_the_oldest_and_journals_it(self, bench: Bench) -> None:
         bench.configure(dead_max=2)
         ids = []
         for _ in range(4):
@@ -201,7 +201,7 @@ class TestRedrive:
         assert [lease.id for lease in bench.claim(3)] == [waiting.id, *first, *second]
 
     @pytest.mark.promise("DEAD-2")
-    def test_a_key_taken_meanwhile_leaves_it_dead_as_a_duplicate(self, bench: Bench) -> None:
+    def test_a_message_whose_key_is_held_by_another_stays_dead_as_a_duplicate(self, bench: Bench) -> None:
         (old,) = bury(bench, key="k")
         new = bench.publish(key="k")
         redriven = bench.redrive()
@@ -210,7 +210,7 @@ class TestRedrive:
         assert bench.ids("ready") == [new.id]
 
     @pytest.mark.promise("DEAD-2", "PUB-4")
-    def test_a_key_inside_the_window_of_a_newer_message_is_taken(self, bench: Bench) -> None:
+    def test_a_key_inside_the_window_of_a_newer_message_is_held(self, bench: Bench) -> None:
         (old,) = bury(bench, key="k")
         bench.publish(key="k", window=60)
         bench.settle(bench.claim_one())
@@ -219,7 +219,7 @@ class TestRedrive:
         assert bench.redrive(reason="duplicate").moved == [old]
 
     @pytest.mark.promise("DEAD-2")
-    def test_a_duplicate_is_not_chosen_again_unless_asked_for(self, bench: Bench) -> None:
+    def test_a_duplicate_is_not_chosen_again_unless_it_is_named(self, bench: Bench) -> None:
         (old,) = bury(bench, key="k")
         bench.publish(key="k")
         bench.redrive()

@@ -27,7 +27,7 @@ class TestPolls:
         assert bench.poll(Idle("orders", "a")).queues == [NOTHING]
 
     @pytest.mark.promise("WAKE-5")
-    def test_a_queue_that_nobody_ever_used_needs_a_claim_only_to_register_a_sleeper(self, bench: Bench) -> None:
+    def test_an_unused_queue_needs_a_claim_only_to_register_a_sleeper(self, bench: Bench) -> None:
         found = bench.poll(Idle("never"), Idle("never", "a")).queues
         assert found == [NOTHING, PolledQueue(True, None, None, 60_000)]
 
@@ -41,7 +41,7 @@ class TestPolls:
         assert not needs_claim(bench)
 
     @pytest.mark.promise("WAKE-5", "TIMER-2")
-    def test_a_poll_tells_the_next_due_time_and_when_it_has_come(self, bench: Bench) -> None:
+    def test_a_poll_returns_the_next_due_time_and_needs_a_claim_when_it_has_come(self, bench: Bench) -> None:
         bench.claim(sleeper="a")
         bench.publish(delay=60)
         assert bench.poll(Idle("orders")).queues == [PolledQueue(False, 60_000, None, 60_000)]
@@ -51,7 +51,7 @@ class TestPolls:
         assert bench.poll(Idle("orders")).queues == [PolledQueue(True, 0, None, 60_000)]
 
     @pytest.mark.promise("WAKE-5", "LEASE-4")
-    def test_a_poll_tells_the_next_lease_end_and_when_it_has_come(self, bench: Bench) -> None:
+    def test_a_poll_returns_the_next_lease_end_and_needs_a_claim_when_it_has_come(self, bench: Bench) -> None:
         bench.configure(lease=5)
         bench.publish()
         bench.claim_one()
@@ -60,7 +60,7 @@ class TestPolls:
         assert bench.poll(Idle("orders")).queues == [PolledQueue(True, None, 0, 5_000)]
 
     @pytest.mark.promise("WAKE-5", "LEASE-7")
-    def test_a_poll_tells_how_long_leases_are(self, bench: Bench) -> None:
+    def test_a_poll_returns_the_length_of_leases(self, bench: Bench) -> None:
         bench.configure(lease=None)
         assert bench.poll(Idle("orders")).queues == [PolledQueue(False, None, None, None)]
 
@@ -107,7 +107,7 @@ class TestPolls:
         assert bench.woken == {"orders": ["a"]}
 
     @pytest.mark.promise("WAKE-1", "WAKE-5")
-    def test_a_sleeper_that_was_woken_and_did_not_hear_it_needs_a_claim(self, bench: Bench) -> None:
+    def test_a_sleeper_whose_wake_up_was_lost_needs_a_claim(self, bench: Bench) -> None:
         bench.claim(sleeper="a")
         bench.publish()
         assert bench.woken == {"orders": ["a"]}

@@ -35,7 +35,7 @@ class TestJournal:
         assert (stats.journal_first, stats.journal_last) == (1, len(numbers))
 
     @pytest.mark.promise("SEE-3")
-    def test_an_event_tells_all_there_is_to_know(self, bench: Bench) -> None:
+    def test_an_event_has_all_fields_of_its_message(self, bench: Bench) -> None:
         draft = bench.draft(b"body", key="k", group="g", priority=7)
         operation = bench.operation()
         bench.publish_drafts([draft], operation=operation)
@@ -47,7 +47,7 @@ class TestJournal:
         assert (event.due_ms, event.cause, event.body) == (None, None, None)
 
     @pytest.mark.promise("SEE-3")
-    def test_a_claim_and_its_end_tell_worker_wait_and_run_time(self, bench: Bench) -> None:
+    def test_a_claim_and_its_end_have_worker_wait_and_run_time(self, bench: Bench) -> None:
         bench.publish()
         bench.after(2)
         lease = bench.claim_one(worker="anna")
@@ -226,7 +226,7 @@ class TestJournalReaders:
         assert bench.run(bench.store.journal_trim("orders", 1)) == 4
 
     @pytest.mark.promise("SEE-3")
-    def test_the_cap_is_kept_without_a_word_when_nobody_reads(self, bench: Bench) -> None:
+    def test_the_cap_is_kept_without_a_gap_when_no_reader_is_registered(self, bench: Bench) -> None:
         bench.configure(journal_max=100)
         bench.publish_count(3 * CHUNK_MESSAGES_MAX)
         events = bench.events()
@@ -235,7 +235,7 @@ class TestJournalReaders:
         assert bench.events("trimmed") == []
 
     @pytest.mark.promise("SEE-3")
-    def test_past_the_cap_a_slow_reader_is_told_what_it_missed(self, bench: Bench) -> None:
+    def test_past_the_cap_a_slow_reader_learns_what_it_missed(self, bench: Bench) -> None:
         bench.configure(journal_max=100)
         bench.run(bench.store.journal_reader("orders", "slow", None))
         bench.publish_count(3 * CHUNK_MESSAGES_MAX)
@@ -267,7 +267,7 @@ class TestTrace:
             assert bench.trace(id) == bench.events(message_id=id)
 
     @pytest.mark.promise("SEE-5")
-    def test_a_trace_tells_a_whole_life(self, bench: Bench) -> None:
+    def test_a_trace_holds_the_whole_life_of_a_message(self, bench: Bench) -> None:
         bench.configure(lease=10)
         published = bench.publish(key="k")
         bench.publish(key="k")

@@ -11,7 +11,7 @@ class TestLiveKeys:
     """A key is taken while its message is unfinished."""
 
     @pytest.mark.promise("PUB-4", "PUB-5")
-    def test_a_taken_key_gives_duplicate_and_names_its_holder(self, bench: Bench) -> None:
+    def test_a_held_key_gives_duplicate_and_names_its_holder(self, bench: Bench) -> None:
         holder = bench.publish(key="order:7")
         again = bench.publish(b"other", key="order:7")
         assert (again.status, again.id) == ("duplicate", holder.id)
@@ -25,13 +25,13 @@ class TestLiveKeys:
         assert bench.publish(key="k").status == "queued"
 
     @pytest.mark.promise("PUB-4")
-    def test_a_key_stays_taken_through_a_retry(self, bench: Bench) -> None:
+    def test_a_key_stays_held_through_a_retry(self, bench: Bench) -> None:
         holder = bench.publish(key="k")
         bench.settle(bench.claim_one(), "retry", after=5)
         assert bench.publish(key="k") == type(holder)(holder.id, "duplicate", holder.queue)
 
     @pytest.mark.promise("PUB-4")
-    def test_a_key_stays_taken_through_a_crash(self, bench: Bench) -> None:
+    def test_a_key_stays_held_through_a_crash(self, bench: Bench) -> None:
         holder = bench.publish(key="k")
         bench.claim_one()
         bench.after(61)
@@ -158,7 +158,7 @@ class TestConflicts:
 
     @pytest.mark.promise("PUB-5")
     @pytest.mark.parametrize("delay", [0, 60])
-    def test_error_says_conflict_and_changes_nothing(self, bench: Bench, delay: float) -> None:
+    def test_error_returns_conflict_and_changes_nothing(self, bench: Bench, delay: float) -> None:
         holder = bench.publish(b"first", key="k", delay=delay)
         before = bench.stored(holder.id)
         refused = bench.publish(b"second", key="k", on_conflict="error")
@@ -184,11 +184,11 @@ class TestConflicts:
         assert (bench.body(stored), stored.priority, stored.group) == (b"second", 9, "b")
         assert stored.state == ("delayed" if new_delay else "ready")
         assert stored.ready_ms == bench.now_ms + new_delay * 1000
-        assert bench.story(old.id)[-1] == "replaced"
+        assert bench.event_names(old.id)[-1] == "replaced"
         assert bench.ledger().replaced == 1
 
     @pytest.mark.promise("PUB-5")
-    def test_replace_leaves_a_stale_place_in_the_queue_to_nobody(self, bench: Bench) -> None:
+    def test_replace_leaves_no_stale_entry_in_the_queue(self, bench: Bench) -> None:
         for round_number in range(5):
             bench.publish(b"%d" % round_number, key="k", on_conflict="replace")
         other = bench.publish()
@@ -323,7 +323,7 @@ class TestGenerations:
         parked = bench.publish(key="k", on_conflict="replace")
         bench.after(10)
         assert [one.id for one in bench.claim(10)] == [parked.id]
-        assert bench.story(owner.id)[-1] == "replaced"
+        assert bench.event_names(owner.id)[-1] == "replaced"
         assert bench.settle(lease) == "lost"
         assert bench.ledger().expired == 0
 
@@ -381,7 +381,7 @@ class TestGenerations:
         assert [(event.event, event.cause) for event in events] == [("published", "parked"), ("promoted", "unparked")]
 
     @pytest.mark.promise("PUB-6", "LEASE-12")
-    def test_cancel_by_key_takes_the_parked_one_and_asks_the_running_one(self, bench: Bench) -> None:
+    def test_cancel_by_key_removes_the_parked_one_and_requests_it_of_the_running_one(self, bench: Bench) -> None:
         bench.publish(key="k")
         lease = bench.claim_one()
         parked = bench.publish(key="k", on_conflict="replace")

@@ -109,7 +109,7 @@ class TestClaims:
         assert bench.stats().sleepers == 1
 
     @pytest.mark.promise("LEASE-17", "LEASE-6")
-    def test_the_answer_to_a_repeat_says_to_claim_again(self, bench: Bench) -> None:
+    def test_the_answer_to_a_repeat_asks_for_another_claim(self, bench: Bench) -> None:
         ids = [bench.publish(b"x" * 1_000).id for _ in range(3)]
         operation = bench.operation()
         first = bench.claimed(5, bytes_max=2_500, operation=operation)
@@ -139,7 +139,7 @@ class TestClaims:
         )  # fmt: skip
 
     @pytest.mark.promise("LEASE-1", "WAKE-5")
-    def test_a_claim_tells_when_the_next_timer_and_lease_are_due(self, bench: Bench) -> None:
+    def test_a_claim_returns_when_the_next_timer_and_lease_are_due(self, bench: Bench) -> None:
         bench.publish()
         bench.claim_one()
         bench.publish(delay=100)
@@ -228,7 +228,7 @@ class TestFences:
 
     @pytest.mark.promise("LEASE-2")
     @pytest.mark.parametrize("outcome", OUTCOMES)
-    def test_a_holder_whose_message_was_taken_over_has_lost_it(self, bench: Bench, outcome: OutcomeName) -> None:
+    def test_a_holder_whose_message_was_reclaimed_has_lost_it(self, bench: Bench, outcome: OutcomeName) -> None:
         bench.configure(lease=10)
         bench.publish()
         late = bench.claim_one(worker="slow")
@@ -266,7 +266,7 @@ class TestFences:
         assert bench.ledger().done == 1
 
     @pytest.mark.promise("LEASE-2")
-    def test_a_lease_that_ended_but_was_not_taken_can_still_be_settled(self, bench: Bench) -> None:
+    def test_a_lease_that_ended_but_was_not_reclaimed_can_still_be_settled(self, bench: Bench) -> None:
         bench.configure(lease=10)
         bench.publish()
         lease = bench.claim_one()
@@ -287,7 +287,7 @@ class TestFences:
         assert bench.settle(leases[0]) == "done"
 
     @pytest.mark.promise("LEASE-3")
-    def test_a_lease_past_its_end_that_nobody_took_can_be_extended(self, bench: Bench) -> None:
+    def test_a_lease_past_its_end_that_was_not_reclaimed_can_be_extended(self, bench: Bench) -> None:
         bench.configure(lease=10)
         bench.publish()
         lease = bench.claim_one()
@@ -472,7 +472,7 @@ class TestAtMostOnce:
         assert (lease.id, lease.lease_end_ms, bench.body(lease)) == (published.id, None, b"once")
         assert bench.state_of(published.id) is None
         assert bench.ledger().done == 1
-        assert bench.story(published.id) == ["published", "claimed", "done"]
+        assert bench.event_names(published.id) == ["published", "claimed", "done"]
 
     @pytest.mark.promise("LEASE-7")
     def test_there_is_nothing_to_settle_or_extend(self, bench: Bench) -> None:

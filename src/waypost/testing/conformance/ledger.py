@@ -14,7 +14,7 @@ class TestLedger:
     """The sums."""
 
     @pytest.mark.promise("SEE-5")
-    def test_a_new_queue_has_nothing_but_noughts(self, bench: Bench) -> None:
+    def test_all_counts_of_a_new_queue_are_zero(self, bench: Bench) -> None:
         stats = bench.stats(queue="never-used")
         assert stats.ledger.balance == 0
         assert stats.ledger.published == 0
@@ -106,7 +106,7 @@ class TestLedger:
         assert {event.cause for event in bench.events("cancelled")} == {"purge"}
 
     @pytest.mark.promise("SEE-5", "SEE-2")
-    def test_ages_are_told_by_the_stores_clock(self, bench: Bench) -> None:
+    def test_ages_are_measured_by_the_stores_clock(self, bench: Bench) -> None:
         bench.publish()
         bench.after(2)
         bench.claim_one()

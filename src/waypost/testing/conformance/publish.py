@@ -28,7 +28,7 @@ class TestPublishing:
         assert bench.ids("delayed") == [published.id]
 
     @pytest.mark.promise("PUB-2")
-    def test_a_batch_says_for_each_message_what_happened(self, bench: Bench) -> None:
+    def test_a_batch_returns_a_status_for_each_message(self, bench: Bench) -> None:
         holder = bench.publish(key="taken")
         moved = bench.publish(key="moved")
         batch = [
@@ -290,9 +290,7 @@ class TestCap:
 
     @pytest.mark.promise("PUB-7", "SPARK-1")
     @pytest.mark.parametrize("routed", [False, True], ids=["plain", "routed"])
-    def test_what_is_remembered_by_its_arrival_keeps_to_the_cap_where_it_says_so(
-        self, bench: Bench, routed: bool
-    ) -> None:
+    def test_remembered_arrivals_obey_the_cap_when_they_ask_for_it(self, bench: Bench, routed: bool) -> None:
         def drafts(count: int) -> list[Draft]:
             return [bench.draft(group="g" if routed else None, forwarded=True, capped=True) for _ in range(count)]
 

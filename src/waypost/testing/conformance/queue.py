@@ -72,7 +72,7 @@ class TestPolicy:
     """Policy lives in the store and may change under a live queue."""
 
     @pytest.mark.promise("QUEUE-2")
-    def test_a_queue_has_the_defaults_until_told_otherwise(self, bench: Bench) -> None:
+    def test_a_queue_has_the_defaults_until_it_is_configured(self, bench: Bench) -> None:
         assert bench.run(bench.store.policy("orders")) == DEFAULT_POLICY
 
     @pytest.mark.promise("QUEUE-2")
@@ -255,7 +255,7 @@ def claim_together(bench: Bench, *, publishes: int, claims: int) -> tuple[list[L
     return held, refused
 
 
-class TestLooking:
+class TestListings:
     """Listings."""
 
     @pytest.mark.promise("DEAD-2")
@@ -283,7 +283,7 @@ class TestLooking:
         assert bench.page("ready", id="0" * 24).messages == []
 
     @pytest.mark.promise("DEAD-2")
-    def test_looking_changes_nothing(self, bench: Bench) -> None:
+    def test_listings_change_nothing(self, bench: Bench) -> None:
         bench.publish_count(3)
         bench.publish(delay=1)
         bench.claim_one()
@@ -308,7 +308,7 @@ class TestLooking:
         ]
 
 
-class TestApartness:
+class TestIsolation:
     """Queues and namespaces do not touch each other."""
 
     @pytest.mark.promise("QUEUE-2")

@@ -200,11 +200,11 @@ class TestRemovals:
         assert bench.run(bench.store.journal_reader("orders", "lake", None)) == last
 
 
-class TestNamesThatAreNoQueues:
+class TestUnknownQueues:
     """A worker that serves a name makes no queue of it."""
 
     @pytest.mark.promise("QUEUE-8")
-    def test_claims_settles_and_looks_make_no_queue(self, bench: Bench) -> None:
+    def test_claims_settles_and_reads_make_no_queue(self, bench: Bench) -> None:
         bench.publish()
         lease = bench.claim_one()
         bench.settle(lease)

@@ -34,7 +34,7 @@ class TestLostReplies:
         assert len(bench.events("published", "duplicate")) == journalled
 
     @pytest.mark.promise("LEASE-6")
-    def test_a_repeated_claim_returns_the_same_leases_armed_anew(self, bench: Bench) -> None:
+    def test_a_repeated_claim_returns_the_same_leases_with_new_ends(self, bench: Bench) -> None:
         bench.publish_count(3)
         operation = bench.operation()
         first = bench.claim(2, operation=operation)
@@ -53,12 +53,12 @@ class TestLostReplies:
         bench.configure(lease=10)
         bench.publish_count(3)
         operation = bench.operation()
-        done, taken, held = bench.claim(3, operation=operation)
+        done, reclaimed, held = bench.claim(3, operation=operation)
         bench.settle(done)
         bench.after(5)
         bench.extend(held)
         bench.after(5)
-        assert [one.id for one in bench.claim(5)] == [taken.id]
+        assert [one.id for one in bench.claim(5)] == [reclaimed.id]
         assert [one.id for one in bench.claim(5, operation=operation)] == [held.id]
 
     @pytest.mark.promise("LEASE-6")
@@ -70,7 +70,7 @@ class TestLostReplies:
         assert bench.ledger().ready == 1
 
     @pytest.mark.promise("LEASE-6")
-    def test_a_claim_asked_for_as_a_replay_takes_no_fresh_work(self, bench: Bench) -> None:
+    def test_a_claim_sent_as_a_replay_takes_no_fresh_work(self, bench: Bench) -> None:
         bench.publish()
         operation = bench.operation()
         assert bench.claim(5, operation=operation, replay=True) == []
@@ -248,7 +248,7 @@ def refused_with_time(bench: Bench, call: Callable[[], object]) -> None:
     assert refusal.value.outcome == "unknown"
 
 
-class TestForgotten:
+class TestForgottenOperations:
     """Operations that the store may have forgotten, by its own clock: none of them runs."""
 
     @pytest.mark.promise("LEASE-18", "PUB-3")
@@ -326,11 +326,11 @@ class TestForgotten:
         assert bench.events("published")[0].operation_id == str(last)
 
     @pytest.mark.promise("LEASE-18")
-    def test_the_store_tells_its_time(self, bench: Bench) -> None:
+    def test_the_store_returns_its_time(self, bench: Bench) -> None:
         assert bench.run(bench.store.time()) == bench.now_ms
 
 
-class TestClones:
+class TestClonedSessions:
     """Two processes with one session: a machine that was cloned, or a process that was copied."""
 
     @pytest.mark.promise("LEASE-18")
@@ -360,7 +360,7 @@ class TestClones:
         assert len(bench.events()) == events
 
     @pytest.mark.promise("LEASE-18")
-    def test_a_clone_that_is_late_is_not_told_that_its_call_did_not_run(self, bench: Bench) -> None:
+    def test_a_late_clone_does_not_learn_that_its_call_did_not_run(self, bench: Bench) -> None:
         operation = bench.operation()
         bench.after(10)
         bench.publish(operation=operation._replace(mark=new_mark(), stamp=bench.now_ms))
@@ -369,7 +369,7 @@ class TestClones:
         assert bench.ledger().published == 1
 
     @pytest.mark.promise("LEASE-18", "LEASE-6", "LEASE-2")
-    def test_of_two_that_repeat_one_claim_the_later_holds_the_leases(self, bench: Bench) -> None:
+    def test_of_two_clients_that_repeat_one_claim_the_later_holds_the_leases(self, bench: Bench) -> None:
         bench.publish_count(2)
         operation = bench.operation()
         first = bench.claim(2, operation=operation)

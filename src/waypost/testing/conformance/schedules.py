@@ -87,7 +87,7 @@ class TestSaving:
         assert (schedule.fires, schedule.missed, schedule.last_ms) == (0, 0, None)
 
     @pytest.mark.promise("CRON-7")
-    def test_a_listing_is_in_the_order_of_the_keys_and_tells_the_time(self, bench: Bench) -> None:
+    def test_a_listing_is_in_the_order_of_the_keys_and_has_the_stores_time(self, bench: Bench) -> None:
         for key in ("b", "ä", "a"):
             save(bench, key)
         listing = bench.run(bench.store.schedules(QUEUE))
@@ -96,7 +96,7 @@ class TestSaving:
         assert listed(bench, "elsewhere") == []
 
     @pytest.mark.promise("CRON-5")
-    def test_two_who_saw_none_save_one(self, bench: Bench) -> None:
+    def test_of_two_clients_that_saw_no_schedule_one_saves_it(self, bench: Bench) -> None:
         first = saved(bench)
         second = save(bench, version="v2")
         assert (second.status, second.schedule) == ("conflict", first)
@@ -123,7 +123,7 @@ class TestSaving:
         assert (changed.spec, changed.paused) == (b"other", True)
 
     @pytest.mark.promise("CRON-7")
-    def test_a_removed_schedule_is_gone_and_a_second_removal_says_so(self, bench: Bench) -> None:
+    def test_a_removed_schedule_is_gone_and_a_second_removal_reports_it(self, bench: Bench) -> None:
         seen = saved(bench)
         assert bench.run(bench.store.remove_schedule(QUEUE, KEY)) is True
         assert bench.run(bench.store.remove_schedule(QUEUE, KEY)) is False
@@ -175,7 +175,7 @@ class TestFires:
         bench.check_invariants()
 
     @pytest.mark.promise("CRON-6")
-    def test_of_two_who_saw_the_same_instant_one_fires(self, bench: Bench) -> None:
+    def test_of_two_schedulers_that_saw_the_same_instant_one_fires(self, bench: Bench) -> None:
         seen = saved(bench)
         bench.after(60)
         first = fire(bench, seen)
@@ -252,7 +252,7 @@ class TestFires:
         assert fire(bench, seen).status == "fired"
 
     @pytest.mark.promise("CRON-6", "PUB-7")
-    def test_where_the_oldest_is_dropped_a_fire_drops_it_and_the_journal_says_so(self, bench: Bench) -> None:
+    def test_a_fire_drops_the_oldest_where_the_queue_says_so_and_journals_it(self, bench: Bench) -> None:
         bench.configure(max_pending=1, overload="drop_oldest")
         old = bench.publish()
         seen = saved(bench)
@@ -280,12 +280,12 @@ class TestFires:
         drafts = [bench.draft(b"x", priority=3, group="shop"), bench.draft()]
         fire(bench, seen, drafts)
         bench.run(bench.store.trigger_schedule(QUEUE, KEY, bench.draft(), bench.operation()))
-        told = {event.message_id: event for event in bench.events("published")}
-        assert told[other.id].schedule is None
-        assert [told[draft.id].schedule for draft in drafts] == [KEY, KEY]
-        assert (told[drafts[0].id].group, told[drafts[0].id].priority) == ("shop", 3)
-        assert told[drafts[0].id].body == drafts[0].envelope
-        assert [event.schedule for event in told.values()].count(KEY) == 3
+        published_events = {event.message_id: event for event in bench.events("published")}
+        assert published_events[other.id].schedule is None
+        assert [published_events[draft.id].schedule for draft in drafts] == [KEY, KEY]
+        assert (published_events[drafts[0].id].group, published_events[drafts[0].id].priority) == ("shop", 3)
+        assert published_events[drafts[0].id].body == drafts[0].envelope
+        assert [event.schedule for event in published_events.values()].count(KEY) == 3
 
     @pytest.mark.promise("CRON-6", "WAKE-2")
     def test_a_fire_wakes_as_many_as_it_publishes(self, bench: Bench) -> None:
@@ -320,7 +320,7 @@ class TestLeaders:
     """One leader in each role, until its lease ends or it resigns."""
 
     @pytest.mark.promise("TIMER-4")
-    def test_the_first_leads_and_the_second_is_told_for_how_long(self, bench: Bench) -> None:
+    def test_the_first_leads_and_the_second_learns_for_how_long(self, bench: Bench) -> None:
         first = bench.run(bench.store.elect("scheduler", "a", 10_000))
         assert (first.leader, first.token, first.remaining_ms) == ("a", 1, 10_000)
         bench.after(4)
@@ -334,8 +334,8 @@ class TestLeaders:
         bench.after(9.999)
         assert bench.run(bench.store.elect("scheduler", "a", 10_000)).token == 1
         bench.after(10)
-        taken = bench.run(bench.store.elect("scheduler", "b", 10_000))
-        assert (taken.leader, taken.token) == ("b", 2)
+        election = bench.run(bench.store.elect("scheduler", "b", 10_000))
+        assert (election.leader, election.token) == ("b", 2)
         assert bench.run(bench.store.elect("scheduler", "a", 10_000)).leader == "b"
 
     @pytest.mark.promise("TIMER-4")
@@ -346,7 +346,7 @@ class TestLeaders:
         assert bench.run(bench.store.elect("scheduler", "a", 10_000)).token == 2
 
     @pytest.mark.promise("TIMER-4")
-    def test_who_resigns_is_followed_at_once(self, bench: Bench) -> None:
+    def test_a_leader_that_resigns_is_followed_at_once(self, bench: Bench) -> None:
         bench.run(bench.store.elect("scheduler", "a", 10_000))
         assert bench.run(bench.store.resign("scheduler", "b")) is False
         assert bench.run(bench.store.resign("scheduler", "a")) is True
@@ -358,7 +358,7 @@ class TestPromotion:
     """Timers that are due become ready without a claim."""
 
     @pytest.mark.promise("TIMER-4")
-    def test_due_timers_become_ready_and_their_number_lag_and_rest_are_told(self, bench: Bench) -> None:
+    def test_a_promotion_returns_the_number_lag_and_rest_of_due_timers(self, bench: Bench) -> None:
         late, soon = bench.publish(delay=10), bench.publish(delay=4)
         far = bench.publish(delay=60)
         bench.after(12)

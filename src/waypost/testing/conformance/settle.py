@@ -93,8 +93,8 @@ class TestOutcomes:
                 bench.after(10)
             else:
                 bench.settle(lease, outcome)
-        story = bench.story(lease.id)
-        assert story == [
+        event_names = bench.event_names(lease.id)
+        assert event_names == [
             "published", "claimed", "retried", "claimed", "snoozed", "claimed", "released", "claimed", "expired",
             "claimed", "done",
         ]  # fmt: skip
@@ -288,7 +288,7 @@ class TestCancel:
 
     @pytest.mark.promise("LEASE-12")
     @pytest.mark.parametrize("by", ["id", "key"])
-    def test_a_running_message_hears_of_it_at_its_next_renewal(self, bench: Bench, by: str) -> None:
+    def test_a_running_message_learns_of_the_cancel_at_its_next_renewal(self, bench: Bench, by: str) -> None:
         bench.publish(key="k")
         lease = bench.claim_one()
         assert bench.extend(lease) == "ok"

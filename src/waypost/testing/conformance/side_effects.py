@@ -11,10 +11,10 @@ from waypost.testing.bench import QUEUE, Bench
 from waypost.testing.conformance.schedules import fire, saved
 from waypost.values import SideEffect, chain_id
 
-Told = tuple[str, str | None, str | None]
+EffectTuple = tuple[str, str | None, str | None]
 
 
-def told(also: Sequence[SideEffect], *, queue: str = QUEUE) -> list[Told]:
+def effect_tuples(also: Sequence[SideEffect], *, queue: str = QUEUE) -> list[EffectTuple]:
     """Event, message and reason of each, in order of these."""
     assert all(change.queue == queue and change.count == 1 for change in also)
     return sorted(((change.event, change.id, change.reason) for change in also), key=str)
@@ -24,7 +24,7 @@ class TestSideEffects:
     """An answer says what else its step did: the event, the message and why."""
 
     @pytest.mark.promise("SEE-1")
-    def test_a_step_that_does_only_its_work_says_nothing_else(self, bench: Bench) -> None:
+    def test_a_step_without_side_effects_reports_none(self, bench: Bench) -> None:
         bench.publish(key="a", window=60)
         bench.publish(key="b", on_conflict="replace")
         assert bench.also == ()
@@ -37,62 +37,62 @@ class TestSideEffects:
         assert bench.also == ()
 
     @pytest.mark.promise("SEE-1", "LEASE-4")
-    def test_a_claim_tells_of_leases_that_had_ended(self, bench: Bench) -> None:
+    def test_a_claim_reports_leases_that_had_ended(self, bench: Bench) -> None:
         bench.configure(lease=10)
         ids = bench.publish_count(3)
         leases = bench.claim(3)
         bench.after(10)
         claimed = bench.claimed(1)
-        assert told(claimed.also) == [("expired", id, None) for id in sorted(ids)]
+        assert effect_tuples(claimed.also) == [("expired", id, None) for id in sorted(ids)]
         assert {(change.id, change.token) for change in claimed.also} == {(lease.id, lease.token) for lease in leases}
         assert bench.claimed(2).also == ()
 
     @pytest.mark.promise("SEE-1", "LEASE-5", "DEAD-1")
-    def test_a_claim_tells_of_messages_that_it_buried_and_of_letters_that_it_trimmed(self, bench: Bench) -> None:
+    def test_a_claim_reports_buried_messages_and_trimmed_dead_letters(self, bench: Bench) -> None:
         bench.configure(lease=10, max_deliveries=1, dead_max=1)
         first = bench.publish()
         lease = bench.claim_one()
         bench.after(10)
         claimed = bench.claimed(1)
         assert claimed.leases == []
-        assert told(claimed.also) == [("dead", first.id, "max_deliveries"), ("expired", first.id, None)]
+        assert effect_tuples(claimed.also) == [("dead", first.id, "max_deliveries"), ("expired", first.id, None)]
         assert {change.token for change in claimed.also} == {lease.token}
         second = bench.publish()
         bench.claim_one()
         bench.after(10)
-        assert told(bench.claimed(1).also) == sorted([
+        assert effect_tuples(bench.claimed(1).also) == sorted([
             ("dead", second.id, "max_deliveries"), ("dead_trimmed", first.id, "dead_max"), ("expired", second.id, None),
         ])  # fmt: skip
 
     @pytest.mark.promise("SEE-1", "DEAD-1")
     @pytest.mark.parametrize("by", ["settle", "claim"])
-    def test_dead_letters_that_are_let_go_are_told(self, bench: Bench, by: str) -> None:
+    def test_trimmed_dead_letters_are_reported(self, bench: Bench, by: str) -> None:
         bench.configure(dead_max=1) if by == "settle" else bench.configure(dead_keep=5)
         first, second = bench.publish(), bench.publish()
         bench.settle(bench.claim_one(), "dead")
         assert bench.also == ()
         if by == "settle":
             bench.settle(bench.claim_one(), "dead")
-            assert told(bench.also) == [("dead_trimmed", first.id, "dead_max")]
+            assert effect_tuples(bench.also) == [("dead_trimmed", first.id, "dead_max")]
         else:
             bench.after(5)
             claimed = bench.claimed(1)
-            assert told(claimed.also) == [("dead_trimmed", first.id, "dead_keep")]
+            assert effect_tuples(claimed.also) == [("dead_trimmed", first.id, "dead_keep")]
             assert [lease.id for lease in claimed.leases] == [second.id]
 
     @pytest.mark.promise("SEE-1", "TIMER-4")
     @pytest.mark.parametrize("by", ["claim", "promoter"])
-    def test_timers_that_become_ready_are_told(self, bench: Bench, by: str) -> None:
+    def test_timers_that_become_ready_are_reported(self, bench: Bench, by: str) -> None:
         ids = bench.publish_count(2, delay=5)
         bench.publish(delay=60)
         bench.after(5)
         also = bench.claimed(1).also if by == "claim" else bench.run(bench.store.promote(QUEUE)).also
-        assert told(also) == [("promoted", id, "due") for id in sorted(ids)]
+        assert effect_tuples(also) == [("promoted", id, "due") for id in sorted(ids)]
         assert {change.token for change in also} == {0}
 
     @pytest.mark.promise("SEE-1", "PUB-7")
     @pytest.mark.parametrize("by", ["publish", "schedule"])
-    def test_messages_that_are_dropped_to_make_room_are_told(self, bench: Bench, by: str) -> None:
+    def test_messages_dropped_to_make_room_are_reported(self, bench: Bench, by: str) -> None:
         bench.configure(max_pending=2, overload="drop_oldest")
         ids = bench.publish_count(2)
         schedule = saved(bench)
@@ -102,63 +102,68 @@ class TestSideEffects:
             bench.publish()
         else:
             fire(bench, schedule)
-        assert told(bench.also) == [("dropped", ids[0], "overload")]
+        assert effect_tuples(bench.also) == [("dropped", ids[0], "overload")]
         assert "anna" in bench.woken[QUEUE]
 
     @pytest.mark.promise("SEE-1", "PUB-5", "PUB-6")
-    def test_generations_of_a_key_are_told(self, bench: Bench) -> None:
+    def test_generations_of_a_key_are_reported(self, bench: Bench) -> None:
         bench.configure(lease=10)
         first = bench.publish(key="a")
         second = bench.publish(key="a", on_conflict="replace")
-        assert told(bench.also) == [("replaced", first.id, "publish")]
+        assert effect_tuples(bench.also) == [("replaced", first.id, "publish")]
         lease = bench.claim_one()
         third = bench.publish(key="a", on_conflict="replace")
         assert bench.also == ()
         bench.settle(lease)
-        assert told(bench.also) == [("promoted", third.id, "unparked")]
+        assert effect_tuples(bench.also) == [("promoted", third.id, "unparked")]
         assert lease.id == second.id
         bench.claim_one()
         fourth = bench.publish(key="a", on_conflict="replace")
         bench.after(10)
-        assert told(bench.claimed(1).also) == [("promoted", fourth.id, "unparked"), ("replaced", third.id, "expired")]
+        assert effect_tuples(bench.claimed(1).also) == [
+            ("promoted", fourth.id, "unparked"),
+            ("replaced", third.id, "expired"),
+        ]
 
     @pytest.mark.promise("SEE-1", "LEASE-12")
-    def test_a_cancel_that_the_end_of_a_lease_completes_is_told(self, bench: Bench) -> None:
+    def test_a_cancel_completed_by_the_end_of_a_lease_is_reported(self, bench: Bench) -> None:
         bench.configure(lease=10)
         published = bench.publish()
         bench.claim_one()
         assert bench.cancel(published.id) == "requested"
         bench.after(10)
-        assert told(bench.claimed(1).also) == [("cancelled", published.id, "expired")]
+        assert effect_tuples(bench.claimed(1).also) == [("cancelled", published.id, "expired")]
 
     @pytest.mark.promise("SEE-1", "CHAIN-2")
     @pytest.mark.parametrize("outcome", ["done", "dead"])
-    def test_messages_that_waited_for_a_chain_are_told(self, bench: Bench, outcome: str) -> None:
+    def test_messages_that_waited_for_a_chain_are_reported(self, bench: Bench, outcome: str) -> None:
         first = bench.publish(id=(draft_id := bench.session.message_ids(1)[0]), chain=chain_id(QUEUE, draft_id))
         waits = bench.publish(after_chains=[first.chain_id])
         bench.deliver_all()
         bench.settle(bench.claim_one(), "done" if outcome == "done" else "dead")
         bench.deliver_all()
         expected = ("promoted", waits.id, "unblocked") if outcome == "done" else ("dead", waits.id, "blocker_failed")
-        assert told(bench.also) == [expected]
+        assert effect_tuples(bench.also) == [expected]
 
     @pytest.mark.promise("SEE-1")
-    def test_what_the_journal_does_not_keep_is_told_all_the_same(self, bench: Bench) -> None:
+    def test_side_effects_are_reported_though_the_journal_is_off(self, bench: Bench) -> None:
         bench.configure(lease=10, journal="off")
         published, timer = bench.publish(), bench.publish(delay=5)
         bench.claim_one()
         bench.after(10)
-        assert told(bench.claimed(5).also) == sorted([("expired", published.id, None), ("promoted", timer.id, "due")])
+        assert effect_tuples(bench.claimed(5).also) == sorted(
+            [("expired", published.id, None), ("promoted", timer.id, "due")]
+        )
 
     @pytest.mark.promise("SEE-1", "LEASE-6")
-    def test_a_repeat_tells_what_the_first_did(self, bench: Bench) -> None:
+    def test_a_repeat_reports_the_side_effects_of_the_first_call(self, bench: Bench) -> None:
         bench.configure(lease=10, max_pending=1, overload="drop_oldest")
         first = bench.publish()
         operation = bench.operation()
         draft = bench.draft()
         bench.publish_drafts([draft], operation=operation)
         also = bench.also
-        assert told(also) == [("dropped", first.id, "overload")]
+        assert effect_tuples(also) == [("dropped", first.id, "overload")]
         bench.publish_drafts([draft], operation=operation)
         assert bench.also == also
         bench.watch(draft.id, "anna")
@@ -185,11 +190,11 @@ class TestSideEffects:
         assert len(also) == SIDE_EFFECTS_MAX + 1
 
 
-class TestEndsBesides:
+class TestEndsInsideClaims:
     """A client that waits for the end of a message is woken by whatever step ends it."""
 
     @pytest.mark.promise("CHAIN-1", "WAKE-1")
-    def test_a_burial_inside_a_claim_wakes_who_waits(self, bench: Bench) -> None:
+    def test_a_burial_inside_a_claim_wakes_the_waiters(self, bench: Bench) -> None:
         bench.configure(lease=10, max_deliveries=1)
         published = bench.publish()
         bench.watch(published.id, "anna")
@@ -201,7 +206,7 @@ class TestEndsBesides:
         assert (watched.ended, watched.reason) == ("dead", "max_deliveries")
 
     @pytest.mark.promise("CHAIN-1", "WAKE-1", "LEASE-12")
-    def test_the_end_of_a_lease_that_completes_a_cancel_wakes_who_waits(self, bench: Bench) -> None:
+    def test_the_end_of_a_lease_that_completes_a_cancel_wakes_the_waiters(self, bench: Bench) -> None:
         bench.configure(lease=10)
         published = bench.publish()
         bench.watch(published.id, "anna")
@@ -212,7 +217,7 @@ class TestEndsBesides:
         assert bench.watch(published.id).ended == "cancelled"
 
     @pytest.mark.promise("CHAIN-1", "WAKE-1", "LEASE-7")
-    def test_a_claim_at_most_once_wakes_who_waits(self, bench: Bench) -> None:
+    def test_a_claim_at_most_once_wakes_the_waiters(self, bench: Bench) -> None:
         bench.configure(lease=None)
         published = bench.publish()
         bench.watch(published.id, "anna")
@@ -221,7 +226,7 @@ class TestEndsBesides:
         assert claimed.wake == {QUEUE: ["anna"]}
 
     @pytest.mark.promise("CHAIN-1", "CHAIN-2", "WAKE-1")
-    def test_a_burial_inside_a_claim_wakes_who_waits_for_its_chain(self, bench: Bench) -> None:
+    def test_a_burial_inside_a_claim_wakes_the_waiters_of_its_chain(self, bench: Bench) -> None:
         bench.configure(lease=10, max_deliveries=1)
         id = bench.session.message_ids(1)[0]
         published = bench.publish(id=id, chain=chain_id(QUEUE, id))
@@ -231,7 +236,7 @@ class TestEndsBesides:
         assert bench.claimed(1).wake == {QUEUE: ["anna"]}
 
     @pytest.mark.promise("CHAIN-2", "WAKE-1", "LEASE-7")
-    def test_a_claim_that_ends_a_chain_wakes_a_worker_for_what_waited_for_it(self, bench: Bench) -> None:
+    def test_a_claim_that_ends_a_chain_wakes_a_worker_for_the_waiting_messages(self, bench: Bench) -> None:
         bench.configure(lease=None)
         id = bench.session.message_ids(1)[0]
         bench.publish(id=id, chain=chain_id(QUEUE, id), delay=5)
@@ -241,5 +246,5 @@ class TestEndsBesides:
         bench.after(5)
         claimed = bench.claimed(1)
         assert [lease.id for lease in claimed.leases] == [id]
-        assert told(claimed.also) == sorted([("promoted", id, "due"), ("promoted", waits.id, "unblocked")])
+        assert effect_tuples(claimed.also) == sorted([("promoted", id, "due"), ("promoted", waits.id, "unblocked")])
         assert claimed.wake == {QUEUE: ["carl"]}

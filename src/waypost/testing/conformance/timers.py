@@ -99,7 +99,7 @@ class TestTimers:
         assert sorted(lease.id for lease in first + rest) == sorted(ids)
 
     @pytest.mark.promise("TIMER-2", "WAKE-5")
-    def test_a_claim_says_how_long_until_the_next_timer(self, bench: Bench) -> None:
+    def test_a_claim_returns_the_time_until_the_next_timer(self, bench: Bench) -> None:
         bench.publish(delay=10)
         assert bench.claimed().next_due_ms == 10_000
         bench.after(4)
@@ -108,7 +108,7 @@ class TestTimers:
         assert bench.stats().next_due_ms == 1_000
 
     @pytest.mark.promise("TIMER-1", "SEE-3")
-    def test_the_journal_tells_the_due_time_and_the_promotion(self, bench: Bench) -> None:
+    def test_the_journal_has_the_due_time_and_the_promotion(self, bench: Bench) -> None:
         published = bench.publish(delay=10)
         due = bench.now_ms + 10_000
         bench.after(12)

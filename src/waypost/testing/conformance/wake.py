@@ -15,29 +15,29 @@ def put_to_sleep(bench: Bench, *names: str) -> None:
         bench.after(0.001)
 
 
-class TestWakes:
+class TestWakeUps:
     """The sleepers that a step names."""
 
     @pytest.mark.promise("WAKE-2")
-    def test_everybody_is_woken_when_nobody_is_remembered(self, bench: Bench) -> None:
+    def test_all_sleepers_are_woken_when_none_is_registered(self, bench: Bench) -> None:
         bench.publish()
         assert bench.woken == {"orders": ["*"]}
 
     @pytest.mark.promise("WAKE-2")
-    def test_everybody_is_woken_once_not_for_every_message(self, bench: Bench) -> None:
+    def test_all_sleepers_are_woken_once_not_for_every_message(self, bench: Bench) -> None:
         bench.publish()
         bench.publish()
         assert bench.woken == {}
 
     @pytest.mark.promise("WAKE-2")
-    def test_everybody_is_woken_again_when_the_memory_ran_out(self, bench: Bench) -> None:
+    def test_all_sleepers_are_woken_again_when_the_registrations_ran_out(self, bench: Bench) -> None:
         bench.publish()
         bench.after(SLEEPER_TTL_MS / 1000)
         bench.publish()
         assert bench.woken == {"orders": ["*"]}
 
     @pytest.mark.promise("WAKE-2")
-    def test_a_publish_of_so_many_wakes_so_many(self, bench: Bench) -> None:
+    def test_a_publish_wakes_as_many_sleepers_as_it_has_messages(self, bench: Bench) -> None:
         put_to_sleep(bench, "a", "b", "c")
         bench.publish_drafts([bench.draft(), bench.draft()])
         assert bench.woken == {"orders": ["c", "b"]}
@@ -53,7 +53,7 @@ class TestWakes:
         assert bench.woken == {"orders": ["a"]}
 
     @pytest.mark.promise("WAKE-2")
-    def test_a_claim_that_finds_work_leaves_no_sleeper_behind(self, bench: Bench) -> None:
+    def test_a_claim_that_finds_work_registers_no_sleeper(self, bench: Bench) -> None:
         put_to_sleep(bench, "b", "a")
         bench.publish()
         assert len(bench.claim(sleeper="b")) == 1
@@ -62,7 +62,7 @@ class TestWakes:
         assert bench.stats().sleepers == 0
 
     @pytest.mark.promise("WAKE-2")
-    def test_a_claim_that_took_all_there_was_and_has_room_for_more_sleeps(self, bench: Bench) -> None:
+    def test_a_claim_below_its_limit_registers_its_sleeper(self, bench: Bench) -> None:
         bench.publish()
         assert len(bench.claim(2, sleeper="a")) == 1
         assert bench.stats().sleepers == 1
@@ -70,14 +70,14 @@ class TestWakes:
         assert bench.woken == {"orders": ["a"]}
 
     @pytest.mark.promise("WAKE-2")
-    def test_a_claim_whose_hands_are_full_does_not_sleep(self, bench: Bench) -> None:
+    def test_a_claim_that_reached_its_limit_registers_no_sleeper(self, bench: Bench) -> None:
         put_to_sleep(bench, "a")
         bench.publish_count(3)
         assert len(bench.claim(2, sleeper="a")) == 2
         assert bench.stats().sleepers == 0
 
     @pytest.mark.promise("WAKE-2")
-    def test_a_claim_for_nothing_takes_its_sleeper_out_of_the_memory(self, bench: Bench) -> None:
+    def test_a_claim_with_limit_zero_unregisters_its_sleeper(self, bench: Bench) -> None:
         put_to_sleep(bench, "a", "b")
         assert bench.claim(0, sleeper="a") == []
         assert bench.stats().sleepers == 1
@@ -85,7 +85,7 @@ class TestWakes:
         assert bench.woken == {"orders": ["b"]}
 
     @pytest.mark.promise("WAKE-5")
-    def test_a_claim_tells_how_long_leases_are(self, bench: Bench) -> None:
+    def test_a_claim_returns_the_length_of_leases(self, bench: Bench) -> None:
         assert bench.claimed(1).lease_ms == 60_000
         bench.configure(lease=5)
         bench.publish()
@@ -110,12 +110,12 @@ class TestWakes:
         assert bench.woken == {"orders": ["young"]}
 
     @pytest.mark.promise("WAKE-2")
-    def test_a_claim_without_a_name_does_not_sleep(self, bench: Bench) -> None:
+    def test_a_claim_without_a_sleeper_name_registers_none(self, bench: Bench) -> None:
         bench.claim()
         assert bench.stats().sleepers == 0
 
     @pytest.mark.promise("WAKE-2")
-    def test_duplicates_wake_nobody(self, bench: Bench) -> None:
+    def test_duplicates_wake_no_sleeper(self, bench: Bench) -> None:
         bench.publish(key="k", delay=60)
         put_to_sleep(bench, "a")
         bench.publish(key="k")
@@ -152,7 +152,7 @@ class TestWakes:
 
     @pytest.mark.promise("WAKE-2")
     @pytest.mark.parametrize("outcome", ["done", "dead", "drop"])
-    def test_what_a_settle_ends_wakes_nobody(self, bench: Bench, outcome: str) -> None:
+    def test_what_a_settle_ends_wakes_no_sleeper(self, bench: Bench, outcome: str) -> None:
         bench.publish()
         lease = bench.claim_one()
         put_to_sleep(bench, "a")
@@ -188,7 +188,7 @@ class TestWakes:
         assert bench.woken == {"orders": ["a"]}
 
     @pytest.mark.promise("QUEUE-1")
-    def test_a_paused_queue_wakes_nobody_and_resume_wakes_for_what_gathered(self, bench: Bench) -> None:
+    def test_a_paused_queue_wakes_no_sleeper_and_resume_wakes_for_its_backlog(self, bench: Bench) -> None:
         bench.pause()
         put_to_sleep(bench, "c", "b", "a")
         bench.publish_count(2)
@@ -197,7 +197,7 @@ class TestWakes:
         assert bench.woken == {"orders": ["a", "b"]}
 
     @pytest.mark.promise("QUEUE-1")
-    def test_a_resume_that_changes_nothing_wakes_nobody(self, bench: Bench) -> None:
+    def test_a_resume_that_changes_nothing_wakes_no_sleeper(self, bench: Bench) -> None:
         bench.configure(max_running=1)
         bench.publish_count(2)
         bench.claim_one()
@@ -223,7 +223,7 @@ class TestWakes:
         assert bench.woken == {"orders": ["a"]}
 
     @pytest.mark.promise("QUEUE-2", "QUEUE-3")
-    def test_a_raised_limit_wakes_those_who_waited_for_it(self, bench: Bench) -> None:
+    def test_a_raised_limit_wakes_the_workers_that_waited_for_it(self, bench: Bench) -> None:
         bench.configure(max_running=1)
         bench.publish_count(3)
         bench.claim_one()
@@ -248,11 +248,11 @@ class TestWakes:
         assert bench.woken == {"billing": ["clerk"]}
 
 
-class TestCover:
+class TestPollSoon:
     """Whoever is sure to look again soon spares the others."""
 
     @pytest.mark.promise("WAKE-2")
-    def test_nobody_is_woken_for_a_few_messages_while_somebody_looks_again_soon(self, bench: Bench) -> None:
+    def test_no_sleeper_is_woken_for_a_few_messages_while_a_worker_polls_again_soon(self, bench: Bench) -> None:
         put_to_sleep(bench, "a")
         bench.publish()
         bench.claim(10, linger_ms=20)
@@ -264,14 +264,14 @@ class TestCover:
         assert bench.woken == {"orders": ["b"]}
 
     @pytest.mark.promise("WAKE-2")
-    def test_many_messages_wake_sleepers_whoever_looks_again_soon(self, bench: Bench) -> None:
+    def test_many_messages_wake_sleepers_though_a_worker_polls_again_soon(self, bench: Bench) -> None:
         put_to_sleep(bench, "a", "b")
         bench.claim(10, linger_ms=20)
         bench.publish_drafts([bench.draft() for _ in range(COVERED_MAX + 1)])
         assert bench.woken == {"orders": ["b", "a"]}
 
     @pytest.mark.promise("WAKE-2")
-    def test_a_claim_whose_hands_are_full_covers_nothing(self, bench: Bench) -> None:
+    def test_a_claim_that_reached_its_limit_does_not_count_as_polling_soon(self, bench: Bench) -> None:
         put_to_sleep(bench, "a")
         bench.claim(10, linger_ms=20)
         bench.publish_count(2)
@@ -280,7 +280,7 @@ class TestCover:
         assert bench.woken == {"orders": ["a"]}
 
     @pytest.mark.promise("WAKE-2")
-    def test_a_promise_to_look_again_can_be_taken_back(self, bench: Bench) -> None:
+    def test_a_promise_to_poll_soon_can_be_withdrawn(self, bench: Bench) -> None:
         put_to_sleep(bench, "a")
         bench.claim(10, linger_ms=50)
         bench.claim(10, linger_ms=0)
@@ -288,7 +288,7 @@ class TestCover:
         assert bench.woken == {"orders": ["a"]}
 
     @pytest.mark.promise("WAKE-2")
-    def test_a_promise_does_not_hold_for_long_and_counts_as_no_sleeper(self, bench: Bench) -> None:
+    def test_a_promise_to_poll_soon_is_short_and_registers_no_sleeper(self, bench: Bench) -> None:
         put_to_sleep(bench, "a")
         bench.claim(10, linger_ms=60_000)
         assert bench.stats().sleepers == 1

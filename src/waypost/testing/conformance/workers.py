@@ -29,20 +29,20 @@ def names(bench: Bench) -> list[str]:
     return [worker.name for worker in workers(bench)]
 
 
-class TestRegister:
+class TestWorkerRegister:
     """The register of workers."""
 
     @pytest.mark.promise("SEE-4")
-    def test_a_store_that_nobody_serves_lists_nobody(self, bench: Bench) -> None:
+    def test_a_store_without_workers_lists_none(self, bench: Bench) -> None:
         assert workers(bench) == []
 
     @pytest.mark.promise("SEE-4")
-    def test_what_a_worker_tells_of_itself_is_listed_with_times_of_the_store(self, bench: Bench) -> None:
-        told = Heartbeat(
+    def test_the_record_of_a_worker_is_listed_with_times_of_the_store(self, bench: Bench) -> None:
+        record = Heartbeat(
             "host:7:ab", "host", 7, "0.1.0", "quiet", "degraded", ("wake channel down: polling",), 4, START_MS - 5,
             (ServedQueue("orders", 10, 3, 99, 250), ServedQueue("mails", 2)), 1,
         )  # fmt: skip
-        assert bench.run(bench.store.heartbeat(told, TTL_MS)) == START_MS
+        assert bench.run(bench.store.heartbeat(record, TTL_MS)) == START_MS
         assert workers(bench) == [
             RegisteredWorker(
                 "host:7:ab", "host", 7, "0.1.0", "quiet", "degraded", ["wake channel down: polling"], 4,
@@ -52,12 +52,12 @@ class TestRegister:
         ]  # fmt: skip
 
     @pytest.mark.promise("SEE-4")
-    def test_a_worker_that_never_heard_the_stores_time_starts_with_its_first_beat(self, bench: Bench) -> None:
+    def test_a_worker_without_the_stores_time_starts_with_its_first_heartbeat(self, bench: Bench) -> None:
         started = heartbeat(bench)
         assert [worker.started_ms for worker in workers(bench)] == [started] == [START_MS]
 
     @pytest.mark.promise("SEE-4")
-    def test_the_last_beat_of_a_worker_counts(self, bench: Bench) -> None:
+    def test_the_last_heartbeat_of_a_worker_counts(self, bench: Bench) -> None:
         heartbeat(bench, pid=1)
         bench.after(10)
         assert heartbeat(bench, pid=2) == START_MS + 10_000
@@ -75,7 +75,7 @@ class TestRegister:
         assert names(bench) == ["alive"]
 
     @pytest.mark.promise("SEE-4")
-    def test_a_worker_that_was_forgotten_is_listed_again_by_its_next_beat(self, bench: Bench) -> None:
+    def test_a_forgotten_worker_is_listed_again_by_its_next_heartbeat(self, bench: Bench) -> None:
         heartbeat(bench)
         bench.after(TTL_MS / 1000)
         assert names(bench) == []
@@ -83,7 +83,7 @@ class TestRegister:
         assert names(bench) == ["a"]
 
     @pytest.mark.promise("SEE-4")
-    def test_a_worker_that_leaves_is_gone_at_once(self, bench: Bench) -> None:
+    def test_an_unregistered_worker_is_gone_at_once(self, bench: Bench) -> None:
         heartbeat(bench, "a")
         heartbeat(bench, "b")
         assert bench.run(bench.store.unregister("a")) is True
@@ -98,7 +98,7 @@ class TestRegister:
         assert names(bench) == sorted(["b", "a:10", "ä", "a:9"])
 
     @pytest.mark.promise("SEE-4")
-    def test_a_full_register_forgets_whose_time_ends_first(
+    def test_a_full_register_forgets_the_worker_whose_time_ends_first(
         self, bench: Bench, monkeypatch: pytest.MonkeyPatch
     ) -> None:  # fmt: skip
         monkeypatch.setattr(policy, "WORKERS_MAX", 3)
@@ -111,7 +111,7 @@ class TestRegister:
         assert names(bench) == ["a", "b", "d"]
 
     @pytest.mark.promise("SEE-4")
-    def test_those_whose_time_is_over_make_room(self, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_workers_whose_time_is_over_make_room(self, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(policy, "WORKERS_MAX", 2)
         heartbeat(bench, "short", ttl_ms=1_000)
         heartbeat(bench, "long")
