@@ -11,8 +11,8 @@ from msgspec import structs
 
 from waypost.identity import Operation
 from waypost.store.memory import MemoryStore
-from waypost.store.memory.book import Record
 from waypost.store.memory.queue import QueueModel
+from waypost.store.memory.records import Record
 from waypost.store.port import Call, Draft, FireStep, Hold, Store, Woken
 from waypost.testing.clock import ManualClock
 from waypost.testing.machine import machine_for

@@ -8,164 +8,139 @@ a message is open from the notice of the one before it until its own, in whateve
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from waypost.identity import Operation, continuation_id
 from waypost.policy import ENDED_TTL_MS, NO_END_MS, WAITER_TTL_MS
-from waypost.store.memory.book import Book, Record
+from waypost.store.memory.records import ChainRecord, Record
 from waypost.values import ChainState, EventName, Notice, Watched, chain_id, split_chain_id
 
-
-@dataclass(slots=True)
-class ChainRecord:
-    """One chain at its home."""
-
-    #: It is remembered while any of its messages is unfinished, and a while longer.
-    until_ms: int
-    open: Counter[str] = field(default_factory=Counter)
-    failed: tuple[str, str] | None = None
-    last: str | None = None
-    #: Messages that wait for it, as `queue/id`.
-    watchers: dict[str, None] = field(default_factory=dict)
-    waiters: dict[str, int] = field(default_factory=dict)
-
-    def state(self) -> ChainState:
-        return ChainState(True, len(self.open), self.failed, self.last)
+if TYPE_CHECKING:
+    from waypost.store.memory.queue import QueueModel
 
 
-class Chains(Book):
-    """The part of a queue model that concerns chains and waiters."""
+# ---- a message of a chain ----------------------------------------------------------------------------
 
-    def __init__(self, name: str) -> None:
-        super().__init__(name)
-        self.messages: dict[str, Record] = {}
-        self.results: dict[str, tuple[bytes, int]] = {}
-        self.chains: dict[str, ChainRecord] = {}
-        #: Who waits for the end of a message, and ends that somebody waited for.
-        self.awaited: dict[str, dict[str, int]] = {}
-        self.ends: dict[str, tuple[Watched, int]] = {}
-        #: Notices of the step under way, for the store to take to their queues.
-        self.notices: list[Notice] = []
-        #: Waiters to be woken by the step under way.
-        self.expectant: list[str] = []
 
-    # ---- a message of a chain ----------------------------------------------------------------------------
+def begin(model: QueueModel, now: int, record: Record) -> None:
+    """A message was stored: it may be the first of a chain, and it may have to wait for others."""
+    if record.chain == chain_id(model.name, record.id):
+        model.chains = {id: chain for id, chain in model.chains.items() if chain.until_ms > now}
+        model.chains[record.id] = ChainRecord(NO_END_MS, Counter({record.chain: 1}))
+    for index, chain in enumerate(record.blockers):
+        home, member = split_chain_id(chain)[0], chain_id(model.name, record.id)
+        model.notices.append(Notice(continuation_id(record.id, index, -1), "watch", home, chain, member))
 
-    def begin(self, now: int, record: Record) -> None:
-        """A message was stored: it may be the first of a chain, and it may have to wait for others."""
-        if record.chain == chain_id(self.name, record.id):
-            self.chains = {id: chain for id, chain in self.chains.items() if chain.until_ms > now}
-            self.chains[record.id] = ChainRecord(NO_END_MS, Counter({record.chain: 1}))
-        for index, chain in enumerate(record.blockers):
-            home, member = split_chain_id(chain)[0], chain_id(self.name, record.id)
-            self.notices.append(Notice(continuation_id(record.id, index, -1), "watch", home, chain, member))
 
-    def ended(self, now: int, record: Record, how: EventName, begun: tuple[str, ...]) -> None:
-        """A message ended: tell its chain and those who wait for it."""
-        if record.chain is not None:
-            failed = None if how == "done" else (record.reason or how)
-            self.tell_home(record.chain, record.id, record.token, begun, failed)
-        waiters = self.awaited.pop(record.id, None)
-        if waiters:
-            self.expectant += [name for name, until in waiters.items() if until > now]
-            self.ends = {id: kept for id, kept in self.ends.items() if kept[1] > now}
-            self.ends[record.id] = (Watched(None, how), now + ENDED_TTL_MS)
+def ended(model: QueueModel, now: int, record: Record, how: EventName, begun: tuple[str, ...]) -> None:
+    """A message ended: tell its chain and those who wait for it."""
+    if record.chain is not None:
+        failed = None if how == "done" else (record.reason or how)
+        tell_home(model, record.chain, record.id, record.token, begun, failed)
+    waiters = model.awaited.pop(record.id, None)
+    if waiters:
+        model.expectant += [name for name, until in waiters.items() if until > now]
+        model.ends = {id: kept for id, kept in model.ends.items() if kept[1] > now}
+        model.ends[record.id] = (Watched(None, how), now + ENDED_TTL_MS)
 
-    def tell_home(self, chain: str, id: str, token: int, begun: tuple[str, ...], failed: str | None) -> None:
-        """Send the end of a message to the home of its chain."""
-        home, member = split_chain_id(chain)[0], chain_id(self.name, id)
-        self.notices.append(Notice(continuation_id(id, token, -2), "ended", home, chain, member, begun, failed))
 
-    # ---- what arrives ------------------------------------------------------------------------------------
+def tell_home(model: QueueModel, chain: str, id: str, token: int, begun: tuple[str, ...], failed: str | None) -> None:
+    """Send the end of a message to the home of its chain."""
+    home, member = split_chain_id(chain)[0], chain_id(model.name, id)
+    model.notices.append(Notice(continuation_id(id, token, -2), "ended", home, chain, member, begun, failed))
 
-    def arrive(self, now: int, notice: Notice, operation: Operation | None = None) -> None:
-        """Act on a notice."""
-        if notice.kind == "completed":
-            self._unblock(now, notice, operation)
-            return
-        chain = self._chain(now, split_chain_id(notice.chain)[1])
-        if notice.kind == "watch":
-            self._add_watcher(notice, chain)
-        elif chain is not None and not chain.state().is_finished:
-            self._count_end(now, notice, chain)
 
-    def _chain(self, now: int, first: str) -> ChainRecord | None:
-        chain = self.chains.get(first)
-        return chain if chain is not None and chain.until_ms > now else None
+# ---- what arrives ------------------------------------------------------------------------------------
 
-    def _add_watcher(self, notice: Notice, chain: ChainRecord | None) -> None:
-        if chain is None:
-            self._complete(notice.chain, notice.member, "unknown chain")
-        elif chain.state().is_finished:
-            self._complete(notice.chain, notice.member, None if chain.failed is None else chain.failed[1])
-        else:
-            chain.watchers[notice.member] = None
 
-    def _count_end(self, now: int, notice: Notice, chain: ChainRecord) -> None:
-        chain.open[notice.member] -= 1
-        for begun in notice.begun:
-            chain.open[begun] += 1
-        chain.open = Counter({member: count for member, count in chain.open.items() if count})
-        chain.last = notice.member
-        if notice.failed is not None:
-            chain.failed = (notice.member, notice.failed)
-        if chain.state().is_finished:
-            chain.until_ms = now + ENDED_TTL_MS
-            for watcher in chain.watchers:
-                self._complete(notice.chain, watcher, notice.failed)
-            self.expectant += [name for name, until in chain.waiters.items() if until > now]
-            chain.watchers, chain.waiters = {}, {}
+def arrive(model: QueueModel, now: int, notice: Notice, operation: Operation | None = None) -> None:
+    """Act on a notice."""
+    if notice.kind == "completed":
+        _unblock(model, now, notice, operation)
+        return
+    chain = _chain(model, now, split_chain_id(notice.chain)[1])
+    if notice.kind == "watch":
+        _add_watcher(model, notice, chain)
+    elif chain is not None and not chain.state().is_finished:
+        _count_end(model, now, notice, chain)
 
-    def _complete(self, chain: str, watcher: str, failed: str | None) -> None:
-        queue, id = split_chain_id(watcher)
-        said = continuation_id(id, 0, -3) + split_chain_id(chain)[1]
-        self.notices.append(Notice(said, "completed", queue, chain, watcher, failed=failed))
 
-    def _unblock(self, now: int, notice: Notice, operation: Operation | None) -> None:
-        record = self.messages.get(split_chain_id(notice.member)[1])
-        if record is None or record.state != "waiting" or notice.chain not in record.blockers:
-            return
-        if notice.failed is not None:
-            record.blockers = ()
-            record.error_type, record.error = "ChainFailed", f"chain {notice.chain}: {notice.failed}"
-            self.bury(now, record, "blocker_failed", operation)
-            return
-        record.blockers = tuple(chain for chain in record.blockers if chain != notice.chain)
-        if not record.blockers:
-            self.make_claimable(now, record, max(record.ready_ms, now))
-            self.note(now, "promoted", operation, record, cause="unblocked")
+def _chain(model: QueueModel, now: int, first: str) -> ChainRecord | None:
+    chain = model.chains.get(first)
+    return chain if chain is not None and chain.until_ms > now else None
 
-    def bury(self, now: int, record: Record, reason: str, operation: Operation | None) -> None:
-        """To the dead letters."""
-        raise NotImplementedError
 
-    def make_claimable(self, now: int, record: Record, ready_ms: int) -> None:
-        """To the ready messages, or to the timers."""
-        raise NotImplementedError
+def _add_watcher(model: QueueModel, notice: Notice, chain: ChainRecord | None) -> None:
+    if chain is None:
+        _complete(model, notice.chain, notice.member, "unknown chain")
+    elif chain.state().is_finished:
+        _complete(model, notice.chain, notice.member, None if chain.failed is None else chain.failed[1])
+    else:
+        chain.watchers[notice.member] = None
 
-    # ---- waiting -----------------------------------------------------------------------------------------
 
-    def watch(self, now: int, message_id: str, waiter: str | None) -> Watched:
-        """How a message stands, and for `waiter` a wake-up when it ends."""
-        record = self.messages.get(message_id)
-        if record is not None and record.state == "dead":
-            return Watched("dead", "dead", record.reason, record.error_type, record.error)
-        if record is not None:
-            if waiter is not None:
-                waiters = {name: until for name, until in self.awaited.get(message_id, {}).items() if until > now}
-                self.awaited[message_id] = waiters | {waiter: now + WAITER_TTL_MS}
-            return Watched(record.state)
-        result, until = self.results.get(message_id, (None, 0))
-        if result is not None and until > now:
-            return Watched(None, "done", result=result)
-        known, until = self.ends.get(message_id, (Watched(None), 0))
-        return known if until > now else Watched(None)
+def _count_end(model: QueueModel, now: int, notice: Notice, chain: ChainRecord) -> None:
+    chain.open[notice.member] -= 1
+    for begun in notice.begun:
+        chain.open[begun] += 1
+    chain.open = Counter({member: count for member, count in chain.open.items() if count})
+    chain.last = notice.member
+    if notice.failed is not None:
+        chain.failed = (notice.member, notice.failed)
+    if chain.state().is_finished:
+        chain.until_ms = now + ENDED_TTL_MS
+        for watcher in chain.watchers:
+            _complete(model, notice.chain, watcher, notice.failed)
+        model.expectant += [name for name, until in chain.waiters.items() if until > now]
+        chain.watchers, chain.waiters = {}, {}
 
-    def watch_chain(self, now: int, message_id: str, waiter: str | None) -> ChainState:
-        """How a chain stands, and for `waiter` a wake-up when it is finished."""
-        chain = self._chain(now, message_id)
-        if chain is None:
-            return ChainState(False)
-        if waiter is not None and not chain.state().is_finished:
-            chain.waiters[waiter] = now + WAITER_TTL_MS
-        return chain.state()
+
+def _complete(model: QueueModel, chain: str, watcher: str, failed: str | None) -> None:
+    queue, id = split_chain_id(watcher)
+    said = continuation_id(id, 0, -3) + split_chain_id(chain)[1]
+    model.notices.append(Notice(said, "completed", queue, chain, watcher, failed=failed))
+
+
+def _unblock(model: QueueModel, now: int, notice: Notice, operation: Operation | None) -> None:
+    record = model.messages.get(split_chain_id(notice.member)[1])
+    if record is None or record.state != "waiting" or notice.chain not in record.blockers:
+        return
+    if notice.failed is not None:
+        record.blockers = ()
+        record.error_type, record.error = "ChainFailed", f"chain {notice.chain}: {notice.failed}"
+        model.bury(now, record, "blocker_failed", operation)
+        return
+    record.blockers = tuple(chain for chain in record.blockers if chain != notice.chain)
+    if not record.blockers:
+        model.make_claimable(now, record, max(record.ready_ms, now))
+        model.note(now, "promoted", operation, record, cause="unblocked")
+
+
+# ---- waiting -----------------------------------------------------------------------------------------
+
+
+def watch(model: QueueModel, now: int, message_id: str, waiter: str | None) -> Watched:
+    """How a message stands, and for `waiter` a wake-up when it ends."""
+    record = model.messages.get(message_id)
+    if record is not None and record.state == "dead":
+        return Watched("dead", "dead", record.reason, record.error_type, record.error)
+    if record is not None:
+        if waiter is not None:
+            waiters = {name: until for name, until in model.awaited.get(message_id, {}).items() if until > now}
+            model.awaited[message_id] = waiters | {waiter: now + WAITER_TTL_MS}
+        return Watched(record.state)
+    result, until = model.results.get(message_id, (None, 0))
+    if result is not None and until > now:
+        return Watched(None, "done", result=result)
+    known, until = model.ends.get(message_id, (Watched(None), 0))
+    return known if until > now else Watched(None)
+
+
+def watch_chain(model: QueueModel, now: int, message_id: str, waiter: str | None) -> ChainState:
+    """How a chain stands, and for `waiter` a wake-up when it is finished."""
+    chain = _chain(model, now, message_id)
+    if chain is None:
+        return ChainState(False)
+    if waiter is not None and not chain.state().is_finished:
+        chain.waiters[waiter] = now + WAITER_TTL_MS
+    return chain.state()

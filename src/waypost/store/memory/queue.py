@@ -7,8 +7,10 @@ conformance suite and the state machine compare them step by step.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
+from typing import Any
 
 from waypost.errors import QueueFull
 from waypost.identity import Operation
@@ -17,27 +19,38 @@ from waypost.policy import (
     BURY_MAX,
     CLAIM_BYTES_MAX,
     COVER_MS_MAX,
+    COVERED_MAX,
+    DEFAULT_POLICY,
+    FAILURE_EVENTS,
     HEAD_OFFSET,
+    MINUTES_KEPT,
     PROMOTE_MAX,
     RECLAIM_MAX,
     REMOVED_TTL_MS,
+    REPLAY_MAX,
     SLEEPER_TTL_MS,
+    STAMP_AHEAD_MS,
 )
-from waypost.store.memory.book import Record, run_of
-from waypost.store.memory.shelves import ORDERS, Shelves
-from waypost.store.port import Draft, Hold, Target
-from waypost.store.repeats import id_taken
+from waypost.store.memory import chains
+from waypost.store.memory.records import ChainRecord, Holder, Record, Replays, run_of
+from waypost.store.port import Draft, Hold, SideEffects, Target
+from waypost.store.repeats import id_taken, is_repeat
 from waypost.values import (
     FAILURE_REASONS,
+    MINUTE_COUNTERS,
     REDELIVERY_CAUSES,
     CancelStatus,
     CheckPage,
     Claimed,
     Damage,
+    Event,
     EventName,
     ExtendStatus,
     Lease,
+    Ledger,
     MessageState,
+    Minute,
+    Notice,
     PolledQueue,
     Published,
     PublishStatus,
@@ -45,22 +58,27 @@ from waypost.values import (
     Redriven,
     Settlement,
     SettleStatus,
+    Stats,
     StoredSchedule,
+    Watched,
     chain_id,
+    is_side_effect,
 )
 
 #: What becomes of a message that no claim could reach.
 AT_HEAD = "ready at the head of its priority"
 #: Ends after which a key is free at once, even inside its window.
 FREES_WINDOW = frozenset(("dead", "cancelled", "dropped", "replaced"))
-
-
-@dataclass(slots=True)
-class Holder:
-    """Who has a key: its message, and the next generation that waits for that message to end."""
-
-    owner: str
-    parked: str | None = None
+#: Silent sessions that one step may forget.
+SESSIONS_SWEPT = 2
+#: The order in which each state is listed.
+ORDERS: dict[MessageState, Callable[[Record], tuple[object, ...]]] = {
+    "ready": lambda r: (-r.priority, r.position, r.id),
+    "delayed": lambda r: (r.ready_ms, r.id),
+    "waiting": lambda r: (r.id,),
+    "leased": lambda r: (r.lease_end_ms or 0, r.id),
+    "dead": lambda r: (r.ended_ms or 0, r.id),
+}
 
 
 def _passes_cap(draft: Draft) -> bool:
@@ -68,11 +86,44 @@ def _passes_cap(draft: Draft) -> bool:
     return draft.forwarded and not draft.capped
 
 
-class QueueModel(Shelves):
+class QueueModel:
     """A queue. Every method is one atomic step at store time `now`."""
 
     def __init__(self, name: str) -> None:
-        super().__init__(name)
+        self.name = name
+        #: Whether it is a queue: a claim of a name that is none registers its sleeper, and makes no queue.
+        self.made = False
+        #: When a queue of this name was last removed, by which operation, and how long that is remembered.
+        self.removed_ms = 0
+        self.removed_mark = b""
+        self.removed_until = 0
+        self.policy = DEFAULT_POLICY
+        self.paused = False
+        self.replays: dict[bytes, Replays] = {}
+        self.sleepers: dict[str, int] = {}
+        #: Until when the memory of sleepers can be trusted; after it everybody is woken once.
+        self.sleepers_known_until = 0
+        #: Who looks again soon, and until when that is: nobody need be woken for a few messages until then.
+        self.covered: dict[str, int] = {}
+        self.counts: Counter[str] = Counter()
+        self.minutes: dict[int, Counter[str]] = {}
+        self.journal: deque[Event] = deque()
+        self.journal_first = 1
+        self.journal_last = 0
+        self.readers: dict[str, int] = {}
+        #: What the step under way does besides its work.
+        self.also = SideEffects()
+        self.messages: dict[str, Record] = {}
+        self.results: dict[str, tuple[bytes, int]] = {}
+        self.chains: dict[str, ChainRecord] = {}
+        #: Who waits for the end of a message, and ends that somebody waited for.
+        self.awaited: dict[str, dict[str, int]] = {}
+        self.ends: dict[str, tuple[Watched, int]] = {}
+        #: Notices of the step under way, for the store to take to their queues.
+        self.notices: list[Notice] = []
+        #: Waiters to be woken by the step under way.
+        self.expectant: list[str] = []
+        self.completed: deque[Record] = deque()
         self.keys: dict[str, Holder] = {}
         self.windows: dict[str, tuple[str, int]] = {}
         self.arrivals: dict[str, int] = {}
@@ -178,7 +229,7 @@ class QueueModel(Shelves):
             self.note(now, "duplicate", operation, None, message_id=holder_id, key=draft.key)
             if draft.forwarded and draft.chain is not None and action != "arrived":
                 # Another message stands for it, which is not of this chain: its branch ends here.
-                self.tell_home(draft.chain, draft.id, 0, (), "duplicate")
+                chains.tell_home(self, draft.chain, draft.id, 0, (), "duplicate")
             return Published(holder_id, "conflict" if action == "conflict" else "duplicate", self.name)
         due = draft.at_ms if draft.at_ms is not None else now + draft.delay_ms
         if action == "extend":
@@ -216,7 +267,7 @@ class QueueModel(Shelves):
             self.windows = {key: window for key, window in self.windows.items() if window[1] > now}
             self.windows[draft.key] = (record.id, now + draft.window_ms)
         self.messages[record.id] = record
-        self.begin(now, record)
+        chains.begin(self, now, record)
         if record.state != "waiting":
             self.make_claimable(now, record, record.ready_ms)
         self.count_up(now, "published")
@@ -593,7 +644,7 @@ class QueueModel(Shelves):
             self.completed.append(record)
             while len(self.completed) > self.policy.completed_max:
                 self.completed.popleft()
-        self.ended(now, record, how, begun)
+        chains.ended(self, now, record, how, begun)
         if record.key is not None:
             self._release_key(now, record, record.key, how, operation)
 
@@ -678,3 +729,162 @@ class QueueModel(Shelves):
         self.paused = paused
         self.note(now, "paused" if paused else "resumed", None, None)
         return True
+
+    # ---- messages by state, and figures --------------------------------------------------------------
+
+    def _in(self, state: MessageState) -> list[Record]:
+        return [r for r in self.messages.values() if r.state == state]
+
+    def _ready(self) -> list[Record]:
+        return self._in("ready")
+
+    def count(self, state: MessageState) -> int:
+        return sum(r.state == state for r in self.messages.values())
+
+    def next_due_at(self) -> int | None:
+        return min((r.ready_ms for r in self._in("delayed")), default=None)
+
+    def next_due(self, now: int) -> int | None:
+        due = self.next_due_at()
+        return None if due is None else max(0, due - now)
+
+    def next_lease(self, now: int) -> int | None:
+        return min((max(0, (r.lease_end_ms or 0) - now) for r in self._in("leased")), default=None)
+
+    def listing(self, state: MessageState) -> list[Record]:
+        if state == "done":
+            return list(self.completed)
+        return sorted(self._in(state), key=ORDERS[state])
+
+    def _oldest_ready(self, now: int) -> int | None:
+        """The longest wait among the messages that stand first: of each priority, reclaimed ones apart."""
+        heads: dict[tuple[int, bool], Record] = {}
+        for record in self.listing("ready"):
+            heads.setdefault((record.priority, record.position < 0), record)
+        return max((now - record.ready_ms for record in heads.values()), default=None)
+
+    def ledger(self) -> Ledger:
+        c = self.counts
+        return Ledger(
+            c["published"], c["redriven"],
+            self.count("ready"), self.count("delayed"), self.count("waiting"), self.count("leased"),
+            c["done"], c["dead"], c["dropped"], c["cancelled"], c["replaced"], self.count("dead"),
+            c["claims"], c["first_claims"], {cause: c[f"again_{cause}"] for cause in REDELIVERY_CAUSES},
+            c["expired"], c["released"], c["retried"], c["snoozed"], c["duplicates"], c["transferred"],
+            c["over_cap"],
+        )  # fmt: skip
+
+    def stats(self, now: int, minutes: int) -> Stats:
+        first = now // 60_000 - min(minutes, MINUTES_KEPT) + 1
+        return Stats(
+            self.name, now, self.ledger(), self.paused,
+            self._oldest_ready(now),
+            max((now - (r.claimed_ms or 0) for r in self._in("leased")), default=None),
+            self.next_due(now), self.next_lease(now),
+            sum(until > now for until in self.sleepers.values()),
+            self.journal_first, self.journal_last, dict(self.readers),
+            [
+                Minute(minute * 60_000, {name: counts[name] for name in MINUTE_COUNTERS})
+                for minute, counts in sorted(self.minutes.items())
+                if minute >= first
+            ],
+        )  # fmt: skip
+
+    def count_up(self, now: int, name: str) -> None:
+        self.counts[name] += 1
+        if name in MINUTE_COUNTERS:
+            minute = now // 60_000
+            self.minutes.setdefault(minute, Counter())[name] += 1
+            for old in [m for m in self.minutes if m <= minute - MINUTES_KEPT]:
+                del self.minutes[old]
+
+    # ---- the journal -------------------------------------------------------------------------------------
+
+    def note(
+        self, now: int, event: EventName, operation: Operation | None, record: Record | None, **details: Any
+    ) -> None:
+        """Append one event, in the same step as what it tells."""
+        if record is not None and is_side_effect(event, details.get("cause"), leased=record.state == "leased"):
+            self.also.add(self.name, event, record.id, record.token, details.get("reason") or details.get("cause"))
+        level = self.policy.journal
+        if level == "off" or (level == "failures" and event not in FAILURE_EVENTS):
+            return
+        if record is not None:
+            details = {
+                "message_id": record.id, "key": record.key, "group": record.group, "priority": record.priority,
+                "token": record.token, "claims": record.token, "deliveries": record.deliveries,
+                "attempts": record.attempts, "size": len(record.envelope), "chain_id": record.chain,
+            } | details  # fmt: skip
+        self.journal_last += 1
+        details["operation_id"] = None if operation is None else str(operation)
+        self.journal.append(Event(self.name, self.journal_last, now, event, **details))
+
+    def cut_journal(self, now: int) -> None:
+        """At the end of a step: keep the journal near its cap, read or not."""
+        kept = self.journal_last - self.journal_first + 1
+        if kept >= self.policy.journal_max + self.policy.journal_slack:
+            self._trim_journal(now, self.journal_last - self.policy.journal_max + 1, hard=True)
+
+    def _trim_journal(self, now: int, first: int, *, hard: bool) -> None:
+        unread_from = min(self.readers.values(), default=first - 1) + 1
+        before = self.journal_first
+        while self.journal and self.journal[0].number < first:
+            self.journal.popleft()
+        self.journal_first = first
+        if hard and unread_from < first:
+            cut = max(before, unread_from)
+            self.note(now, "trimmed", None, None, cause="hard_cap", reason=f"{cut}-{first - 1}", size=first - cut)
+
+    def trim_journal(self, now: int, up_to: int) -> int:
+        """Forget events up to a number, but none that a registered reader has not read. Returns the first kept."""
+        read_to = min(self.readers.values(), default=self.journal_last)
+        first = min(up_to, read_to, self.journal_last) + 1
+        if first > self.journal_first:
+            self._trim_journal(now, first, hard=False)
+        return self.journal_first
+
+    def reader(self, name: str, read_to: int | None) -> int:
+        """Register a reader, or move it forward; where it stands."""
+        position = self.readers.get(name, self.journal_first - 1)
+        self.readers[name] = max(position, min(read_to, self.journal_last)) if read_to is not None else position
+        return self.readers[name]
+
+    # ---- operations, sleepers ----------------------------------------------------------------------------
+
+    def replayed(self, now: int, operation: Operation, window_ms: int) -> object | None:
+        """The first result of this operation, None if it is new; one that may be forgotten raises."""
+        replays = self.replays.get(operation.session)
+        known, newest = (None, 0) if replays is None else (replays.results.get(operation.number), replays.newest)
+        mark = None if known is None else known[0]
+        is_known = is_repeat(
+            self.name, operation, now, window_ms=window_ms, known=mark, newest=newest, removed_ms=self.removed_ms
+        )
+        return known[1] if is_known and known is not None else None
+
+    def remember(self, now: int, operation: Operation, result: object, window_ms: int) -> None:
+        """Keep a result for longer than a repeat can come, and forget sessions that were silent for as long."""
+        replays = self.replays.pop(operation.session, None) or Replays()
+        self.replays[operation.session] = replays
+        replays.newest = max(replays.newest, operation.number)
+        replays.until_ms = now + window_ms + STAMP_AHEAD_MS
+        replays.results[operation.number] = (operation.mark, result)
+        replays.results.pop(operation.number - REPLAY_MAX, None)
+        for session in list(islice(self.replays, SESSIONS_SWEPT)):
+            if self.replays[session].until_ms < now:
+                del self.replays[session]
+
+    def wake(self, now: int, count: int) -> list[str]:
+        """Take up to `count` sleepers out of the memory, the last to fall asleep first; `*` if the memory is gone."""
+        if count == 0 or self.paused:
+            return []
+        if count <= COVERED_MAX and any(now < until <= now + COVER_MS_MAX for until in self.covered.values()):
+            return []
+        if self.sleepers_known_until <= now:
+            self.sleepers.clear()
+            self.sleepers_known_until = now + SLEEPER_TTL_MS
+            return ["*"]
+        asleep = sorted(((until, name) for name, until in self.sleepers.items() if until > now), reverse=True)
+        names = [name for _, name in asleep[:count]]
+        for name in names:
+            del self.sleepers[name]
+        return names

@@ -14,9 +14,10 @@ from msgspec import structs
 from waypost.identity import Operation, new_nonce
 from waypost.policy import CLAIM_BYTES_MAX, REPLAY_TTL_MS, Policy
 from waypost.store.checkup import Checkup, Findings, ok
+from waypost.store.memory import chains
 from waypost.store.memory import schedules as scheduling
-from waypost.store.memory.book import Record
 from waypost.store.memory.queue import QueueModel
+from waypost.store.memory.records import Record
 from waypost.store.memory.workers import Register
 from waypost.store.port import (
     Call,
@@ -217,7 +218,7 @@ class MemoryStore:
         while notices := [notice for model in self._queues.values() for notice in take(model.notices)]:
             for notice in notices:
                 target = self._queue_for_writing(notice.queue)
-                woken = self._waking(target, now, lambda t=target, n=notice: t.arrive(now, n))  # type: ignore[misc]
+                woken = self._waking(target, now, lambda t=target, n=notice: chains.arrive(t, now, n))  # type: ignore[misc]
                 add_wakes(wake, woken.wake)
         for model in self._queues.values():
             if model.expectant:
@@ -331,10 +332,10 @@ class MemoryStore:
         return ModelCall("arrive", lambda now: Woken(None, {}))
 
     def watch(self, queue: str, message_id: str, waiter: str | None) -> Call[Watched]:
-        return ModelCall("watch", lambda now: self._queue(queue).watch(now, message_id, waiter))
+        return ModelCall("watch", lambda now: chains.watch(self._queue(queue), now, message_id, waiter))
 
     def watch_chain(self, queue: str, message_id: str, waiter: str | None) -> Call[ChainState]:
-        return ModelCall("watch_chain", lambda now: self._queue(queue).watch_chain(now, message_id, waiter))
+        return ModelCall("watch_chain", lambda now: chains.watch_chain(self._queue(queue), now, message_id, waiter))
 
     def result(self, queue: str, message_id: str) -> Call[bytes | None]:
         def step(now: int) -> bytes | None:

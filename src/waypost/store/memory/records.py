@@ -1,0 +1,92 @@
+"""What a queue model keeps of messages, keys, chains and operations."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from waypost.values import ChainState, MessageState, Stored
+
+
+@dataclass(slots=True)
+class Record:
+    """A message and all that is known of it."""
+
+    id: str
+    envelope: bytes
+    key: str | None
+    group: str | None
+    priority: int
+    published_ms: int
+    ready_ms: int
+    state: MessageState = "ready"
+    #: Order within a priority: the queue's sequence, or before all of it after a reclaim or release.
+    position: int = 0
+    token: int = 0
+    deliveries: int = 0
+    attempts: int = 0
+    nonce: bytes = b""
+    worker: str | None = None
+    claimed_ms: int | None = None
+    lease_end_ms: int | None = None
+    #: How long a renewal makes the lease: the queue's setting when it was claimed.
+    lease_ms: int = 0
+    cancel_requested: bool = False
+    #: What made it claimable again, for the next claim to say.
+    cause: str | None = None
+    ended_ms: int | None = None
+    reason: str | None = None
+    error_type: str | None = None
+    error: str | None = None
+    chain: str | None = None
+    #: The chains that it still waits for.
+    blockers: tuple[str, ...] = ()
+
+    def stored(self) -> Stored:
+        leased = self.state == "leased"
+        return Stored(
+            self.id, self.state, self.key, self.group, self.priority, self.token, self.deliveries, self.attempts,
+            self.published_ms, self.ready_ms, self.envelope,
+            self.claimed_ms if leased else None, self.lease_end_ms if leased else None,
+            self.worker if leased else None, self.cancel_requested,
+            self.ended_ms, self.reason, self.error_type, self.error,
+        )  # fmt: skip
+
+
+def run_of(now: int, record: Record) -> dict[str, object]:
+    """What every event that ends a lease says: who held it, and for how long."""
+    return {"worker": record.worker, "run_ms": now - (record.claimed_ms or 0)}
+
+
+@dataclass(slots=True)
+class Holder:
+    """Who has a key: its message, and the next generation that waits for that message to end."""
+
+    owner: str
+    parked: str | None = None
+
+
+@dataclass(slots=True)
+class ChainRecord:
+    """One chain at its home."""
+
+    #: It is remembered while any of its messages is unfinished, and a while longer.
+    until_ms: int
+    open: Counter[str] = field(default_factory=Counter)
+    failed: tuple[str, str] | None = None
+    last: str | None = None
+    #: Messages that wait for it, as `queue/id`.
+    watchers: dict[str, None] = field(default_factory=dict)
+    waiters: dict[str, int] = field(default_factory=dict)
+
+    def state(self) -> ChainState:
+        return ChainState(True, len(self.open), self.failed, self.last)
+
+
+@dataclass(slots=True)
+class Replays:
+    """The last results of one session, by operation number, each with the mark of its operation."""
+
+    newest: int = 0
+    until_ms: int = 0
+    results: dict[int, tuple[bytes, object]] = field(default_factory=dict)
