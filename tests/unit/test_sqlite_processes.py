@@ -255,7 +255,7 @@ def test_a_failing_call_of_a_batch_fails_alone(tmp_path: Path) -> None:
     executor.run(store.cancel("orders", [], old))
 
     def damage(step: Step) -> None:
-        step.book("orders").numbers["ready"] += 1000
+        step.queue_for_writing("orders").numbers["ready"] += 1000
         step.execute("DELETE FROM {queue}")
 
     calls = [publish_call(store, session, "orders") for _ in range(12)]

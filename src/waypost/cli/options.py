@@ -141,11 +141,11 @@ def _has_tables(path: str, namespace: str) -> bool:
     import sqlite3
     from contextlib import closing
 
-    from waypost.store.sqlite.schema import Spelling, standing
+    from waypost.store.sqlite.schema import Spelling, check_schema
 
     try:
         with closing(sqlite3.connect(f"file:{quote(os.path.abspath(path))}?mode=ro", uri=True)) as connection:
-            return standing(connection, Spelling(namespace), path)
+            return check_schema(connection, Spelling(namespace), path)
     except sqlite3.Error:
         return True  # what is wrong with it is told when it is opened
 

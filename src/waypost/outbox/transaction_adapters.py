@@ -248,9 +248,9 @@ class DjangoTransaction(Transaction):
 
 def check_sqlite(connection: Any, advice: str = "") -> None:
     """Refuse one that is in no transaction and would begin none before it writes."""
-    from waypost.store.sqlite.transactions import begins
+    from waypost.store.sqlite.transactions import begins_transactions
 
-    if not connection.in_transaction and not begins(connection):
+    if not connection.in_transaction and not begins_transactions(connection):
         default = "execute BEGIN IMMEDIATE first, or connect with isolation_level other than None"
         raise InvalidInput(_AUTOCOMMIT + (advice or default))
 

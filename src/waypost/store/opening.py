@@ -23,7 +23,7 @@ SCHEME = re.compile(r"[a-z][a-z0-9+.\-]*")
 VALKEY_SCHEMES = ("valkey", "valkeys", "redis", "rediss", "unix")
 VALKEY_FORMS = ("sentinel", "cluster")
 POSTGRES_SCHEMES = ("postgresql", "postgres")
-SHOWN_FORMS = (
+URL_FORMS = (
     "memory://, sqlite:///file.db, valkey://host:6379 (or redis://, rediss://, unix://), "
     "valkey+sentinel://host:26379/service, valkey+cluster://host:6379, postgresql://host/database"
 )
@@ -51,7 +51,7 @@ def open_store(url: str, **options: Unpack[StoreOptions]) -> Store:
         raise InvalidUrl(f"a store URL is text, not {type(url).__name__}; hand in a client with client=")
     scheme, separator, rest = url.partition("://")
     if not separator or SCHEME.fullmatch(scheme) is None:
-        raise InvalidUrl(f"a store URL starts with a scheme: {SHOWN_FORMS}")
+        raise InvalidUrl(f"a store URL starts with a scheme: {URL_FORMS}")
     if scheme == "memory":
         return _memory(rest, options)
     if scheme == "sqlite":
@@ -63,7 +63,7 @@ def open_store(url: str, **options: Unpack[StoreOptions]) -> Store:
         if form:
             raise InvalidUrl(f"a PostgreSQL URL begins with postgresql://, without the +{form} that SQLAlchemy has")
         return cast("Store", postgres_store().from_url(url, **_without_durability(options)))
-    raise InvalidUrl(f"the scheme {scheme}:// is not known; known are {SHOWN_FORMS}")
+    raise InvalidUrl(f"the scheme {scheme}:// is not known; known are {URL_FORMS}")
 
 
 def _without_durability(options: StoreOptions) -> dict[str, Any]:

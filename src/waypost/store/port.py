@@ -241,9 +241,9 @@ class SideEffects:
         if not self._listed:
             return ()
         rest = [SideEffect(queue, event, None, None, reason, n) for (queue, event, reason), n in self._more.items()]
-        taken = (*self._listed, *rest)
+        effects = (*self._listed, *rest)
         self._listed, self._named, self._more = [], {}, {}
-        return taken
+        return effects
 
 
 def forwarded_draft(next_one: Continuation) -> Draft:
@@ -261,7 +261,7 @@ def forwarded_draft(next_one: Continuation) -> Draft:
     )
 
 
-def told(changes: Mapping[str, Any]) -> str:
+def format_changes(changes: Mapping[str, Any]) -> str:
     """Policy changes as the journal tells them."""
     return " ".join(f"{name}={value}" for name, value in sorted(changes.items()))
 

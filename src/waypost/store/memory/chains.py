@@ -28,26 +28,28 @@ def begin(model: QueueModel, now: int, record: Record) -> None:
         model.chains = {id: chain for id, chain in model.chains.items() if chain.until_ms > now}
         model.chains[record.id] = ChainRecord(NO_END_MS, Counter({record.chain: 1}))
     for index, chain in enumerate(record.blockers):
-        home, member = split_chain_id(chain)[0], chain_id(model.name, record.id)
-        model.notices.append(Notice(continuation_id(record.id, index, -1), "watch", home, chain, member))
+        first_queue, member = split_chain_id(chain)[0], chain_id(model.name, record.id)
+        model.notices.append(Notice(continuation_id(record.id, index, -1), "watch", first_queue, chain, member))
 
 
 def ended(model: QueueModel, now: int, record: Record, how: EventName, begun: tuple[str, ...]) -> None:
     """A message ended: tell its chain and those who wait for it."""
     if record.chain is not None:
         failed = None if how == "done" else (record.reason or how)
-        tell_home(model, record.chain, record.id, record.token, begun, failed)
+        notify_chain(model, record.chain, record.id, record.token, begun, failed)
     waiters = model.awaited.pop(record.id, None)
     if waiters:
-        model.expectant += [name for name, until in waiters.items() if until > now]
+        model.waiters_to_wake += [name for name, until in waiters.items() if until > now]
         model.ends = {id: kept for id, kept in model.ends.items() if kept[1] > now}
         model.ends[record.id] = (Watched(None, how), now + ENDED_TTL_MS)
 
 
-def tell_home(model: QueueModel, chain: str, id: str, token: int, begun: tuple[str, ...], failed: str | None) -> None:
+def notify_chain(
+    model: QueueModel, chain: str, id: str, token: int, begun: tuple[str, ...], failed: str | None
+) -> None:
     """Send the end of a message to the home of its chain."""
-    home, member = split_chain_id(chain)[0], chain_id(model.name, id)
-    model.notices.append(Notice(continuation_id(id, token, -2), "ended", home, chain, member, begun, failed))
+    first_queue, member = split_chain_id(chain)[0], chain_id(model.name, id)
+    model.notices.append(Notice(continuation_id(id, token, -2), "ended", first_queue, chain, member, begun, failed))
 
 
 # ---- what arrives ------------------------------------------------------------------------------------
@@ -91,14 +93,14 @@ def _count_end(model: QueueModel, now: int, notice: Notice, chain: ChainRecord) 
         chain.until_ms = now + ENDED_TTL_MS
         for watcher in chain.watchers:
             _complete(model, notice.chain, watcher, notice.failed)
-        model.expectant += [name for name, until in chain.waiters.items() if until > now]
+        model.waiters_to_wake += [name for name, until in chain.waiters.items() if until > now]
         chain.watchers, chain.waiters = {}, {}
 
 
 def _complete(model: QueueModel, chain: str, watcher: str, failed: str | None) -> None:
     queue, id = split_chain_id(watcher)
-    said = continuation_id(id, 0, -3) + split_chain_id(chain)[1]
-    model.notices.append(Notice(said, "completed", queue, chain, watcher, failed=failed))
+    notice_id = continuation_id(id, 0, -3) + split_chain_id(chain)[1]
+    model.notices.append(Notice(notice_id, "completed", queue, chain, watcher, failed=failed))
 
 
 def _unblock(model: QueueModel, now: int, notice: Notice, operation: Operation | None) -> None:

@@ -104,7 +104,7 @@ class QueueModel:
         #: Until when the memory of sleepers can be trusted; after it everybody is woken once.
         self.sleepers_known_until = 0
         #: Who looks again soon, and until when that is: nobody need be woken for a few messages until then.
-        self.covered: dict[str, int] = {}
+        self.polling_soon: dict[str, int] = {}
         self.counts: Counter[str] = Counter()
         self.minutes: dict[int, Counter[str]] = {}
         self.journal: deque[Event] = deque()
@@ -122,7 +122,7 @@ class QueueModel:
         #: Notices of the step under way, for the store to take to their queues.
         self.notices: list[Notice] = []
         #: Waiters to be woken by the step under way.
-        self.expectant: list[str] = []
+        self.waiters_to_wake: list[str] = []
         self.completed: deque[Record] = deque()
         self.keys: dict[str, Holder] = {}
         self.windows: dict[str, tuple[str, int]] = {}
@@ -176,7 +176,7 @@ class QueueModel:
             return "park", holder.owner
         return draft.on_conflict, standing
 
-    def _is_taken(self, now: int, key: str) -> bool:
+    def _key_in_use(self, now: int, key: str) -> bool:
         """Whether a publish of this key would find it in use: by an unfinished message, or inside a window."""
         return key in self.keys or self.windows.get(key, ("", 0))[1] > now
 
@@ -229,7 +229,7 @@ class QueueModel:
             self.note(now, "duplicate", operation, None, message_id=holder_id, key=draft.key)
             if draft.forwarded and draft.chain is not None and action != "arrived":
                 # Another message stands for it, which is not of this chain: its branch ends here.
-                chains.tell_home(self, draft.chain, draft.id, 0, (), "duplicate")
+                chains.notify_chain(self, draft.chain, draft.id, 0, (), "duplicate")
             return Published(holder_id, "conflict" if action == "conflict" else "duplicate", self.name)
         due = draft.at_ms if draft.at_ms is not None else now + draft.delay_ms
         if action == "extend":
@@ -296,7 +296,7 @@ class QueueModel:
         if sleeper is not None:
             self.sleepers.pop(sleeper, None)
         if linger_ms is not None:
-            self.covered.pop(worker, None)
+            self.polling_soon.pop(worker, None)
         leases: list[Lease] = []
         next_rate_ms, more = None, False
         if not self.paused:
@@ -312,8 +312,8 @@ class QueueModel:
             self.sleepers[sleeper] = now + SLEEPER_TTL_MS
             self.sleepers_known_until = now + SLEEPER_TTL_MS
         if linger_ms and len(leases) < limit and not more:
-            self.covered = {name: until for name, until in self.covered.items() if until > now}
-            self.covered[worker] = now + min(linger_ms, COVER_MS_MAX)
+            self.polling_soon = {name: until for name, until in self.polling_soon.items() if until > now}
+            self.polling_soon[worker] = now + min(linger_ms, COVER_MS_MAX)
         return self._claimed(now, leases, next_rate_ms, more), [lease.id for lease in leases]
 
     def claim_again(self, now: int, ids: Iterable[str], held: bytes, nonce: bytes) -> Claimed:
@@ -542,7 +542,7 @@ class QueueModel:
             chosen = [r for r in chosen if r.reason != "duplicate"]
         moved, duplicates = [], []
         for record in chosen[:limit]:
-            if record.key is not None and self._is_taken(now, record.key):
+            if record.key is not None and self._key_in_use(now, record.key):
                 record.reason = "duplicate"
                 duplicates.append(record.id)
                 continue
@@ -877,7 +877,7 @@ class QueueModel:
         """Take up to `count` sleepers out of the memory, the last to fall asleep first; `*` if the memory is gone."""
         if count == 0 or self.paused:
             return []
-        if count <= COVERED_MAX and any(now < until <= now + COVER_MS_MAX for until in self.covered.values()):
+        if count <= COVERED_MAX and any(now < until <= now + COVER_MS_MAX for until in self.polling_soon.values()):
             return []
         if self.sleepers_known_until <= now:
             self.sleepers.clear()

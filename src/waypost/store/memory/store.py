@@ -33,9 +33,9 @@ from waypost.store.port import (
     Woken,
     add_wakes,
     check_purge,
+    format_changes,
     forwarded_draft,
     poll_parts,
-    told,
 )
 from waypost.store.register import pack
 from waypost.store.repeats import check_removal
@@ -169,10 +169,10 @@ class MemoryStore:
         return self._queues.get(name) or QueueModel(name)
 
     def _queue_for_writing(self, name: str) -> QueueModel:
-        """A queue to write to. It is made only by what exists to add something: see `_made`."""
+        """A queue to write to. It is made only by what exists to add something: see `_queue_to_make`."""
         return self._queues.setdefault(name, QueueModel(name))
 
-    def _made(self, name: str) -> QueueModel:
+    def _queue_to_make(self, name: str) -> QueueModel:
         """A queue to add something to: from now on it is one."""
         model = self._queue_for_writing(name)
         model.made = True
@@ -212,7 +212,7 @@ class MemoryStore:
         names = model.wake(now, model.freshly_ready + earlier + also())
         return Woken(result, {model.name: names} if names else {})
 
-    def carry_notices(self, now: int) -> dict[str, list[str]]:
+    def deliver_notices(self, now: int) -> dict[str, list[str]]:
         """Take the notices of a step to their queues, and theirs in turn: here all of it is one step."""
         wake: dict[str, list[str]] = {}
         while notices := [notice for model in self._queues.values() for notice in take(model.notices)]:
@@ -221,17 +221,17 @@ class MemoryStore:
                 woken = self._waking(target, now, lambda t=target, n=notice: chains.arrive(t, now, n))  # type: ignore[misc]
                 add_wakes(wake, woken.wake)
         for model in self._queues.values():
-            if model.expectant:
-                add_wakes(wake, {model.name: take(model.expectant)})
+            if model.waiters_to_wake:
+                add_wakes(wake, {model.name: take(model.waiters_to_wake)})
         return wake
 
     def take_also(self) -> tuple[SideEffect, ...]:
         """What else the step under way did, in all queues."""
         return tuple(change for model in self._queues.values() for change in model.also.take())
 
-    def _carried(self, now: int, woken: Woken[T]) -> Woken[T]:
+    def _with_notices(self, now: int, woken: Woken[T]) -> Woken[T]:
         """The answer of a step whose notices have been taken to their queues, with what else it did."""
-        wake = add_wakes(woken.wake, self.carry_notices(now))
+        wake = add_wakes(woken.wake, self.deliver_notices(now))
         return Woken(woken.result, wake, self.take_also())
 
     def time(self) -> Call[int]:
@@ -241,7 +241,7 @@ class MemoryStore:
 
     def publish(self, queue: str, drafts: Sequence[Draft], operation: Operation) -> Call[Woken[list[Published]]]:
         def step(model: QueueModel, now: int) -> Woken[list[Published]]:
-            return self._carried(now, self._waking(model, now, lambda: model.publish(now, drafts, operation)))
+            return self._with_notices(now, self._waking(model, now, lambda: model.publish(now, drafts, operation)))
 
         return self._once("publish", queue, operation, step, makes=True)
 
@@ -271,7 +271,7 @@ class MemoryStore:
                 claimed = model.claim_again(now, first.ids, first.nonce, fence)
             else:
                 claimed, ids = model.claim(now, limit, operation, fence, worker, sleeper, linger_ms, bytes_max)
-                wake = self.carry_notices(now)
+                wake = self.deliver_notices(now)
                 kept = KeptClaim(fence, ids, self.take_also(), wake)
             model.remember(now, operation, kept, self.replay_ttl_ms)
             return structs.replace(claimed, also=kept.also, wake=kept.wake)
@@ -293,7 +293,7 @@ class MemoryStore:
                 return min(len(settlements), max(0, model.count("ready") - model.freshly_ready))
 
             woken = self._waking(model, now, settle_all, also=freed_slots)
-            return self._carried(now, Woken(woken.result, add_wakes(wake, woken.wake)))
+            return self._with_notices(now, Woken(woken.result, add_wakes(wake, woken.wake)))
 
         return self._once("settle", queue, operation, step)
 
@@ -305,7 +305,7 @@ class MemoryStore:
             return status
         for next_one in settlement.then:
             model.counts["transferred"] += 1
-            target = self._made(next_one.queue)
+            target = self._queue_to_make(next_one.queue)
             draft = forwarded_draft(next_one)
             if target is model:
                 target.publish(now, [draft], operation)
@@ -417,11 +417,11 @@ class MemoryStore:
 
     def configure(self, queue: str, changes: Mapping[str, Any]) -> Call[Woken[Policy]]:
         def step(now: int) -> Woken[Policy]:
-            model = self._made(queue)
+            model = self._queue_to_make(queue)
 
             def change() -> Policy:
                 model.policy = model.policy.changed(changes)
-                model.note(now, "configured", None, None, cause=told(changes))
+                model.note(now, "configured", None, None, cause=format_changes(changes))
                 return model.policy
 
             return self._waking(model, now, change, also=lambda: worth_waking(model))
@@ -432,7 +432,7 @@ class MemoryStore:
         return ModelCall("policy", lambda now: self._queue(queue).policy)
 
     def pause(self, queue: str) -> Call[bool]:
-        return ModelCall("pause", lambda now: self._made(queue).set_paused(now, True))
+        return ModelCall("pause", lambda now: self._queue_to_make(queue).set_paused(now, True))
 
     def resume(self, queue: str) -> Call[Woken[bool]]:
         def step(now: int) -> Woken[bool]:
@@ -508,7 +508,7 @@ class MemoryStore:
         return ModelCall("journal", step)
 
     def journal_reader(self, queue: str, name: str, read_to: int | None) -> Call[int]:
-        return ModelCall("journal_reader", lambda now: self._made(queue).reader(name, read_to))
+        return ModelCall("journal_reader", lambda now: self._queue_to_make(queue).reader(name, read_to))
 
     def journal_forget(self, queue: str, name: str) -> Call[bool]:
         return ModelCall(
@@ -526,7 +526,7 @@ class MemoryStore:
         def step(now: int) -> Saved:
             saved, changed = scheduling.save_schedule(self._queue_for_writing(queue), schedule, version, next_ms)
             if changed:
-                self._made(queue)
+                self._queue_to_make(queue)
                 self._scheduled[queue] = self._scheduled.get(queue, 0) + 1
             return saved
 
@@ -553,7 +553,7 @@ class MemoryStore:
     ) -> Call[Woken[Fired]]:
         def run(model: QueueModel, now: int) -> Woken[Fired]:
             woken = self._waking(model, now, lambda: scheduling.fire_schedule(model, now, step, drafts, operation))
-            return self._carried(now, woken)
+            return self._with_notices(now, woken)
 
         return self._once("fire_schedule", queue, operation, run)
 
@@ -562,7 +562,7 @@ class MemoryStore:
     ) -> Call[Woken[Published | None]]:
         def run(model: QueueModel, now: int) -> Woken[Published | None]:
             woken = self._waking(model, now, lambda: scheduling.trigger_schedule(model, now, key, draft, operation))
-            return self._carried(now, woken)
+            return self._with_notices(now, woken)
 
         return self._once("trigger_schedule", queue, operation, run)
 
@@ -575,16 +575,16 @@ class MemoryStore:
     def promote(self, queue: str) -> Call[Woken[Promoted]]:
         def step(now: int) -> Woken[Promoted]:
             model = self._queue(queue)
-            return self._carried(now, self._waking(model, now, lambda: scheduling.promote(model, now)))
+            return self._with_notices(now, self._waking(model, now, lambda: scheduling.promote(model, now)))
 
         return ModelCall("promote", step)
 
 
 def take(items: list[T]) -> list[T]:
     """All items of a list, which is empty after."""
-    taken = items[:]
+    items_taken = items[:]
     items.clear()
-    return taken
+    return items_taken
 
 
 def worth_resuming(model: QueueModel) -> int:
@@ -609,7 +609,7 @@ class MemoryExecutor:
             self._store.take_also()  # of a step before, whose answer had no place for it
             result = cast("ModelCall[T]", call).step(now)
             # Steps that answer without names wake nobody: who waits asks again after a while.
-            self._store.carry_notices(now)
+            self._store.deliver_notices(now)
             self._store.cut_journals(now)
             return result
 

@@ -25,8 +25,8 @@ from waypost.store.port import (
     Target,
     Woken,
     check_purge,
+    format_changes,
     poll_parts,
-    told,
 )
 from waypost.store.postgres import queries
 from waypost.store.postgres.constants import NO_STATE, STATES
@@ -488,7 +488,7 @@ class PostgresStore:
             policy, wake = _policy_reply(one(result) or b"")
             return Woken(policy, _wake(queue, wake))
 
-        parameters = [text(queue), self._now(), jsonb(msgspec.json.encode(changes)), text(told(changes))]
+        parameters = [text(queue), self._now(), jsonb(msgspec.json.encode(changes)), text(format_changes(changes))]
         return self._call("configure", queue, parameters, decode)
 
     def policy(self, queue: str) -> Call[Policy]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from waypost.policy import ENDED_TTL_MS, NO_END_MS, WAITER_TTL_MS
 from waypost.store.port import add_wakes
 from waypost.store.sqlite.moves import bury, make_claimable, wake_waiters
-from waypost.store.sqlite.queue_records import QueueBook
+from waypost.store.sqlite.queue_records import QueueRecords
 from waypost.store.sqlite.schema import STATES, WAITING
 from waypost.store.sqlite.step import Step
 from waypost.store.sqlite.wake import waking
@@ -32,106 +32,106 @@ _RESULT = "SELECT data FROM {result} WHERE queue = ? AND id = ? AND until_ms > ?
 _ENDED = "SELECT how FROM {ending} WHERE queue = ? AND id = ? AND until_ms > ?"
 
 
-def carry(step: Step) -> dict[str, list[str]]:
+def deliver_notices(step: Step) -> dict[str, list[str]]:
     """Act on the news that a step made, and on the news that come of it; whom to wake for all of it, by queue."""
     wake: dict[str, list[str]] = {}
     while step.notices:
         notices, step.notices = step.notices, []
         for notice in notices:
-            book = step.book(notice.queue)
-            _, names = waking(book, lambda b=book, n=notice: _arrive(b, n))  # type: ignore[misc]
-            add_wakes(wake, {book.name: names} if names else {})
-    expectant, step.expectant = step.expectant, {}
-    return add_wakes(wake, expectant)
+            records = step.queue_for_writing(notice.queue)
+            _, names = waking(records, lambda b=records, n=notice: _arrive(b, n))  # type: ignore[misc]
+            add_wakes(wake, {records.name: names} if names else {})
+    waiters_to_wake, step.waiters_to_wake = step.waiters_to_wake, {}
+    return add_wakes(wake, waiters_to_wake)
 
 
-def _arrive(book: QueueBook, notice: Notice) -> None:
+def _arrive(records: QueueRecords, notice: Notice) -> None:
     if notice.kind == "completed":
-        _unblock(book, notice)
+        _unblock(records, notice)
         return
     first = split_chain_id(notice.chain)[1]
-    state = _state(book, first)
+    state = _state(records, first)
     if notice.kind == "watch":
         if not state.known:
-            _complete(book, notice.chain, notice.member, "unknown chain")
+            _complete(records, notice.chain, notice.member, "unknown chain")
         elif state.is_finished:
-            _complete(book, notice.chain, notice.member, None if state.failed is None else state.failed[1])
+            _complete(records, notice.chain, notice.member, None if state.failed is None else state.failed[1])
         else:
-            book.step.execute(_WATCHER, (book.number, first, notice.member))
+            records.step.execute(_WATCHER, (records.number, first, notice.member))
     elif state.known and not state.is_finished:
-        _count_end(book, first, notice)
+        _count_end(records, first, notice)
 
 
-def _state(book: QueueBook, first: str) -> ChainState:
-    row = book.step.execute(_CHAIN, (book.number, first)).fetchone()
+def _state(records: QueueRecords, first: str) -> ChainState:
+    row = records.step.execute(_CHAIN, (records.number, first)).fetchone()
     if row is None:
         return ChainState(False)
     failed_member, failed, last, until_ms, open_members = row
     state = ChainState(True, open_members, None if failed is None else (failed_member, failed), last)
-    return ChainState(False) if state.is_finished and until_ms <= book.now else state
+    return ChainState(False) if state.is_finished and until_ms <= records.now else state
 
 
-def _count_end(book: QueueBook, first: str, notice: Notice) -> None:
-    execute, number = book.step.execute, book.number
+def _count_end(records: QueueRecords, first: str, notice: Notice) -> None:
+    execute, number = records.step.execute, records.number
     execute(_MEMBER_COUNT, (number, first, notice.member, -1))
-    book.step.execute_many(_MEMBER_COUNT, [(number, first, begun, 1) for begun in notice.begun])
+    records.step.execute_many(_MEMBER_COUNT, [(number, first, begun, 1) for begun in notice.begun])
     execute(_MEMBERS_EVEN, (number, first))
-    finished = notice.failed is not None or _state(book, first).open == 0
-    until_ms = book.now + ENDED_TTL_MS if finished else NO_END_MS
+    finished = notice.failed is not None or _state(records, first).open == 0
+    until_ms = records.now + ENDED_TTL_MS if finished else NO_END_MS
     failed_member = None if notice.failed is None else notice.member
     execute(_CHAIN_WENT_ON, (notice.member, failed_member, notice.failed, until_ms, number, first))
     if finished:
         for (watcher,) in execute(_WATCHERS_OUT, (number, first)).fetchall():
-            _complete(book, notice.chain, watcher, notice.failed)
-        wake_waiters(book, f"chain/{first}")
+            _complete(records, notice.chain, watcher, notice.failed)
+        wake_waiters(records, f"chain/{first}")
 
 
-def _complete(book: QueueBook, chain: str, watcher: str, failed: str | None) -> None:
+def _complete(records: QueueRecords, chain: str, watcher: str, failed: str | None) -> None:
     queue = split_chain_id(watcher)[0]
-    book.step.notices.append(Notice("", "completed", queue, chain, watcher, failed=failed))
+    records.step.notices.append(Notice("", "completed", queue, chain, watcher, failed=failed))
 
 
-def _unblock(book: QueueBook, notice: Notice) -> None:
-    record = book.find(split_chain_id(notice.member)[1])
+def _unblock(records: QueueRecords, notice: Notice) -> None:
+    record = records.find(split_chain_id(notice.member)[1])
     if record is None or record.state != WAITING:
         return
-    if book.step.execute(_BLOCKER_OUT, (record.seq, notice.chain)).rowcount == 0:
+    if records.step.execute(_BLOCKER_OUT, (record.seq, notice.chain)).rowcount == 0:
         return
     if notice.failed is not None:
         record.error_type, record.error = "ChainFailed", f"chain {notice.chain}: {notice.failed}"
-        bury(book, record, "blocker_failed", None)
-    elif book.step.execute(_BLOCKED, (record.seq,)).fetchone() is None:
-        make_claimable(book, record, max(record.ready_ms, book.now))
-        book.note("promoted", None, record, cause="unblocked")
+        bury(records, record, "blocker_failed", None)
+    elif records.step.execute(_BLOCKED, (record.seq,)).fetchone() is None:
+        make_claimable(records, record, max(record.ready_ms, records.now))
+        records.note("promoted", None, record, cause="unblocked")
 
 
 def watch(step: Step, queue: str, message_id: str, waiter: str | None) -> Watched:
     """How a message stands, and for `waiter` a wake-up when it ends."""
-    book = step.look(queue)
-    record = book.find(message_id)
+    records = step.queue_for_reading(queue)
+    record = records.find(message_id)
     if record is not None:
         state = STATES[record.state]
         if state == "dead":
             return Watched("dead", "dead", record.reason, record.error_type, record.error)
-        _wait(book, message_id, waiter)
+        _wait(records, message_id, waiter)
         return Watched(state)
-    found = step.execute(_RESULT, (book.number, message_id, step.now)).fetchone()
+    found = step.execute(_RESULT, (records.number, message_id, step.now)).fetchone()
     if found is not None:
         return Watched(None, "done", result=bytes(found[0]))
-    found = step.execute(_ENDED, (book.number, message_id, step.now)).fetchone()
+    found = step.execute(_ENDED, (records.number, message_id, step.now)).fetchone()
     return Watched(None, None if found is None else found[0])
 
 
 def watch_chain(step: Step, queue: str, message_id: str, waiter: str | None) -> ChainState:
     """How a chain stands, and for `waiter` a wake-up when it is finished."""
-    book = step.look(queue)
-    state = _state(book, message_id)
+    records = step.queue_for_reading(queue)
+    state = _state(records, message_id)
     if state.known and not state.is_finished:
-        _wait(book, f"chain/{message_id}", waiter)
+        _wait(records, f"chain/{message_id}", waiter)
     return state
 
 
-def _wait(book: QueueBook, id: str, waiter: str | None) -> None:
+def _wait(records: QueueRecords, id: str, waiter: str | None) -> None:
     if waiter is not None:
-        book.sweep("waiter", 1)
-        book.step.execute(_WAITER, (book.number, id, waiter, book.now + WAITER_TTL_MS))
+        records.sweep("waiter", 1)
+        records.step.execute(_WAITER, (records.number, id, waiter, records.now + WAITER_TTL_MS))

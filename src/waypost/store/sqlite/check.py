@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from waypost.policy import HEAD_OFFSET, PRIORITY_DEFAULT, PRIORITY_MAX
-from waypost.store.sqlite.queue_records import COLUMNS, STATE_COUNTERS, QueueBook
+from waypost.store.sqlite.queue_records import COLUMNS, STATE_COUNTERS, QueueRecords
 from waypost.store.sqlite.schema import DEAD, LEASED, READY
 from waypost.values import REDELIVERY_CAUSES, CheckPage, Damage, DamageKind
 
@@ -56,30 +56,30 @@ def is_sound(row: Sequence[Any]) -> bool:
     return type(row[13]) is bytes and 0 <= row[3] <= PRIORITY_MAX and explained and whole
 
 
-def usable(book: QueueBook, rows: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+def usable(records: QueueRecords, rows: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
     """The rows that can be worked with. The others are set aside: they must not stop the rest."""
     sound = [row for row in rows if is_sound(row)]
     if len(sound) < len(rows):
         for row in rows:
             if not is_sound(row):
-                book.step.execute(_ASIDE, (SET_ASIDE, row[0]))
-                book.numbers[STATE_COUNTERS[row[2]]] -= 1
-                book.damaged.append(str(row[1]))
+                records.step.execute(_ASIDE, (SET_ASIDE, row[0]))
+                records.numbers[STATE_COUNTERS[row[2]]] -= 1
+                records.damaged.append(str(row[1]))
     return sound
 
 
-def check(book: QueueBook, after: str | None, *, mend: bool) -> CheckPage:
+def check(records: QueueRecords, after: str | None, *, mend: bool) -> CheckPage:
     """One bounded part of a check; its cursor is the last id looked at."""
-    rows = book.step.execute(_PAGE, (book.number, after or "", ROWS_MAX)).fetchall()
+    rows = records.step.execute(_PAGE, (records.number, after or "", ROWS_MAX)).fetchall()
     damages = []
     for row in rows:
         found = _what_is_wrong(row)
         if found is not None:
-            done = _mend(book, row, found[0]) if mend else None
-            damages.append(Damage(book.name, found[0], str(row[1]), found[1], done))
+            done = _mend(records, row, found[0]) if mend else None
+            damages.append(Damage(records.name, found[0], str(row[1]), found[1], done))
     if len(rows) == ROWS_MAX:
         return CheckPage(len(rows), damages, str(rows[-1][1]))
-    damages += _check_counts(book, mend=mend)
+    damages += _check_counts(records, mend=mend)
     return CheckPage(len(rows), damages, None)
 
 
@@ -106,45 +106,46 @@ def _text(value: Any) -> str | None:
     return value if type(value) is str else None
 
 
-def _mend(book: QueueBook, row: tuple[Any, ...], kind: DamageKind) -> str:
+def _mend(records: QueueRecords, row: tuple[Any, ...], kind: DamageKind) -> str:
     """Put a message back to the head of its priority, or give it up if it has no body. Counts are corrected later."""
     seq, message_id, state = row[:3]
     if kind == "missing":
-        book.step.execute(_REMOVE, (seq,))
+        records.step.execute(_REMOVE, (seq,))
         if state != DEAD:
-            book.count_up("dropped")
-        book.note("dead_trimmed" if state == DEAD else "dropped", None, message_id=str(message_id), cause="damaged")
+            records.count_up("dropped")
+        records.note("dead_trimmed" if state == DEAD else "dropped", None, message_id=str(message_id), cause="damaged")
         done = "removed from the dead letters" if state == DEAD else "dropped"
     elif state == DEAD and is_sound(row):
-        book.step.execute(_TO_DEAD, (_number(row[20], book.now), row[21] or "unknown", seq))
+        records.step.execute(_TO_DEAD, (_number(row[20], records.now), row[21] or "unknown", seq))
         done = "a dead letter with a reason and a time"
     else:
         priority = row[3] if type(row[3]) is int and 0 <= row[3] <= PRIORITY_MAX else PRIORITY_DEFAULT
         # How often it was claimed may not be known: not more often than all messages of the queue together.
-        token = _number(row[10], book.numbers["claims"])
+        token = _number(row[10], records.numbers["claims"])
         cause = row[19] if row[19] in REDELIVERY_CAUSES and state != LEASED else "expired"
         key = _text(row[8])
-        if key is not None and book.step.execute(_OWNER, (book.number, key, seq)).fetchone() is not None:
+        if key is not None and records.step.execute(_OWNER, (records.number, key, seq)).fetchone() is not None:
             key = None  # another message has it by now
-        book.step.execute(
+        records.step.execute(
             _TO_HEAD,
             (
-                priority, book.now - HEAD_OFFSET, book.now, _number(row[6], book.now), row[-1], key, _text(row[9]),
+                priority, records.now - HEAD_OFFSET, records.now, _number(row[6], records.now), row[-1], key,
+                _text(row[9]),
                 token, _number(row[11], 0), _number(row[12], 0), cause if token else None, _text(row[24]), seq,
             ),
         )  # fmt: skip
-        book.freshly_ready += 1
-        book.records.pop(str(message_id), None)
-        book.note("promoted", None, book.find(str(message_id)), cause="mended")
+        records.freshly_ready += 1
+        records.messages.pop(str(message_id), None)
+        records.note("promoted", None, records.find(str(message_id)), cause="mended")
         done = "ready at the head of its priority"
-    book.note("configured", None, cause=f"mended {kind} {message_id}: {done}")
+    records.note("configured", None, cause=f"mended {kind} {message_id}: {done}")
     return done
 
 
-def _check_counts(book: QueueBook, *, mend: bool) -> list[Damage]:
+def _check_counts(records: QueueRecords, *, mend: bool) -> list[Damage]:
     """Compare the queue's counters with its rows, and correct them if asked to."""
-    depths = dict(book.step.execute(_DEPTHS, (book.number,)).fetchall())
-    numbers = book.numbers
+    depths = dict(records.step.execute(_DEPTHS, (records.number,)).fetchall())
+    numbers = records.numbers
     stored = {name: depths.get(state, 0) for state, name in enumerate(STATE_COUNTERS)}
     live = sum(stored[STATE_COUNTERS[state]] for state in range(READY, DEAD))
     ended = sum(numbers[name] for name in ("done", "dead", "dropped", "cancelled", "replaced"))
@@ -157,5 +158,5 @@ def _check_counts(book: QueueBook, *, mend: bool) -> list[Damage]:
     if mend:
         numbers.update(stored)
         numbers["dropped" if balance > 0 else "published"] += abs(balance)
-        book.note("configured", None, cause=f"mended counters: {found}")
-    return [Damage(book.name, "counters", None, found, "counted anew" if mend else None)]
+        records.note("configured", None, cause=f"mended counters: {found}")
+    return [Damage(records.name, "counters", None, found, "counted anew" if mend else None)]

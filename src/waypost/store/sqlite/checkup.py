@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from waypost.formatting import format_bytes, format_count
 from waypost.store.checkup import Checkup, Findings, note, ok, wrong
-from waypost.store.sqlite.connection import LOG_BYTES_KEPT, told
+from waypost.store.sqlite.connection import LOG_BYTES_KEPT, map_error
 from waypost.store.sqlite.schema import Spelling
 from waypost.values import Stats
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from waypost.store.sqlite.store import SqliteStore
 
 #: A larger file is not read whole to look for damage.
-CHECKED_BYTES_MAX = 256 * 1024 * 1024
+QUICK_CHECK_BYTES_MAX = 256 * 1024 * 1024
 #: A log this many times longer than it is cut back to has a reader that stands still.
 LOG_TIMES_MAX = 4
 
@@ -39,7 +39,7 @@ class SqliteCheckup(Checkup):
                 yield from check_file(connection, path)
                 yield from check_bytes(connection, self._store.spelling, found)
         except sqlite3.Error as error:
-            raise told(error, path, "doctor") from error
+            raise map_error(error, path, "doctor") from error
 
 
 def check_file(connection: sqlite3.Connection, path: str) -> Findings:
@@ -60,7 +60,7 @@ def check_file(connection: sqlite3.Connection, path: str) -> Findings:
         yield note("log", f"the write-ahead log has {format_bytes(log)}", "look for a program that holds a read "
                    "transaction open", bytes=log)  # fmt: skip
     size = os.path.getsize(path)
-    if size > CHECKED_BYTES_MAX:
+    if size > QUICK_CHECK_BYTES_MAX:
         yield note("file", f"{format_bytes(size)}, too large to look for damage here", "PRAGMA integrity_check does, "
                    "while nobody works", bytes=size)  # fmt: skip
         return

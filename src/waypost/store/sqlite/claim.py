@@ -10,9 +10,9 @@ from waypost.identity import Operation
 from waypost.policy import BURY_MAX, COVER_MS_MAX, PROMOTE_MAX, RECLAIM_MAX, SLEEPER_TTL_MS
 from waypost.store.sqlite.check import is_sound, usable
 from waypost.store.sqlite.moves import bury, end, ends_otherwise, make_claimable, to_head, trim_dead
-from waypost.store.sqlite.queue_records import COLUMNS, QueueBook, Record, as_list
+from waypost.store.sqlite.queue_records import COLUMNS, QueueRecords, Record, as_list
 from waypost.store.sqlite.schema import DELAYED, LEASED, READY
-from waypost.store.sqlite.wake import COVERS
+from waypost.store.sqlite.wake import POLLS_SOON
 from waypost.values import Claimed, Lease
 
 _DUE = f"""
@@ -52,7 +52,7 @@ _SLEEPERS_OLD = "DELETE FROM {sleeper} WHERE queue = ? AND until_ms <= ?"
 
 
 def claim(
-    book: QueueBook,
+    records: QueueRecords,
     limit: int,
     operation: Operation,
     nonce: bytes,
@@ -62,96 +62,96 @@ def claim(
     bytes_max: int,
 ) -> tuple[Claimed, list[str]]:
     """Lease up to `limit` messages; a hand that is not full registers its worker as a sleeper in the same step."""
-    step, now = book.step, book.now
-    told = str(operation)
+    step, now = records.step, records.now
+    operation_id = str(operation)
     if sleeper is not None:
-        step.execute(_SLEEPER_OUT, (book.number, sleeper))
+        step.execute(_SLEEPER_OUT, (records.number, sleeper))
     if linger_ms is not None:
-        step.execute(_SLEEPER_OUT, (book.number, COVERS + worker))
+        step.execute(_SLEEPER_OUT, (records.number, POLLS_SOON + worker))
     leases: list[Lease] = []
     next_rate_ms, more = None, False
-    if not book.paused:
-        promote_due(book, told)
-        _reclaim(book, told)
-        room, next_rate_ms = _room(book, limit)
-        leases, more = _lease(book, room, bytes_max, nonce, worker, told)
-    trim_dead(book)
+    if not records.paused:
+        promote_due(records, operation_id)
+        _reclaim(records, operation_id)
+        room, next_rate_ms = _room(records, limit)
+        leases, more = _lease(records, room, bytes_max, nonce, worker, operation_id)
+    trim_dead(records)
     if sleeper is not None and len(leases) < limit and not more:
-        step.execute(_SLEEPERS_OLD, (book.number, now))
-        step.execute(_SLEEPER_IN, (book.number, sleeper, now + SLEEPER_TTL_MS))
-        book.numbers["sleepers_known_until"] = now + SLEEPER_TTL_MS
+        step.execute(_SLEEPERS_OLD, (records.number, now))
+        step.execute(_SLEEPER_IN, (records.number, sleeper, now + SLEEPER_TTL_MS))
+        records.numbers["sleepers_known_until"] = now + SLEEPER_TTL_MS
     if linger_ms and len(leases) < limit and not more:
-        step.execute(_SLEEPER_IN, (book.number, COVERS + worker, now + min(linger_ms, COVER_MS_MAX)))
-    return _claimed(book, leases, next_rate_ms, more), [lease.id for lease in leases]
+        step.execute(_SLEEPER_IN, (records.number, POLLS_SOON + worker, now + min(linger_ms, COVER_MS_MAX)))
+    return _claimed(records, leases, next_rate_ms, more), [lease.id for lease in leases]
 
 
-def claim_again(book: QueueBook, ids: list[str], held: bytes, nonce: bytes) -> Claimed:
+def claim_again(records: QueueRecords, ids: list[str], held: bytes, nonce: bytes) -> Claimed:
     """The answer to a repeated claim: what is still leased under its nonce, armed anew, nothing counted."""
-    rows = book.step.execute(_STILL_LEASED, (as_list(ids), book.number, held)).fetchall()
+    rows = records.step.execute(_STILL_LEASED, (as_list(ids), records.number, held)).fetchall()
     leases = []
     for row in rows:
         record = Record(*row[:-1])
-        record.nonce, record.lease_end_ms = nonce, book.now + record.lease_ms
-        book.step.execute(_REARM, (nonce, record.lease_end_ms, record.seq))
+        record.nonce, record.lease_end_ms = nonce, records.now + record.lease_ms
+        records.step.execute(_REARM, (nonce, record.lease_end_ms, record.seq))
         leases.append(_lease_of(record, row[-1]))
-    return _claimed(book, leases, None, bool(leases))
+    return _claimed(records, leases, None, bool(leases))
 
 
-def _claimed(book: QueueBook, leases: list[Lease], next_rate_ms: int | None, more: bool) -> Claimed:
+def _claimed(records: QueueRecords, leases: list[Lease], next_rate_ms: int | None, more: bool) -> Claimed:
     return Claimed(
-        leases, book.next_due(), book.next_lease(), next_rate_ms, book.paused, 0, book.policy.lease_ms, more,
-        damaged=tuple(book.damaged),
+        leases, records.next_due(), records.next_lease(), next_rate_ms, records.paused, 0, records.policy.lease_ms,
+        more, damaged=tuple(records.damaged),
     )  # fmt: skip
 
 
-def promote_due(book: QueueBook, operation: str | None) -> None:
+def promote_due(records: QueueRecords, operation: str | None) -> None:
     """Make timers ready that are due, a bounded number."""
-    for row in usable(book, book.step.execute(_DUE, (book.number, book.now, PROMOTE_MAX)).fetchall()):
-        record = book.hold(row)
-        make_claimable(book, record, record.ready_ms)
-        book.note("promoted", operation, record, cause="due")
-    book.let_go()
+    for row in usable(records, records.step.execute(_DUE, (records.number, records.now, PROMOTE_MAX)).fetchall()):
+        record = records.hold(row)
+        make_claimable(records, record, record.ready_ms)
+        records.note("promoted", operation, record, cause="due")
+    records.flush_and_forget()
 
 
-def _reclaim(book: QueueBook, operation: str) -> None:
-    if book.policy.lease_ms is not None and book.numbers["leased"]:
+def _reclaim(records: QueueRecords, operation: str) -> None:
+    if records.policy.lease_ms is not None and records.numbers["leased"]:
         # A lease that ends later than its own length from now was given before the clock was set back.
-        book.step.execute(_CAP_LEASES, (book.number, book.now, book.policy.lease_ms, RECLAIM_MAX))
-    rows = usable(book, book.step.execute(_EXPIRED, (book.number, book.now, RECLAIM_MAX)).fetchall())
-    records = [book.hold(row) for row in rows]
-    book.load_holders([record.key for record in records if record.key is not None])
-    for record in records:
-        if ends_otherwise(book, record, operation, "expired"):
+        records.step.execute(_CAP_LEASES, (records.number, records.now, records.policy.lease_ms, RECLAIM_MAX))
+    rows = usable(records, records.step.execute(_EXPIRED, (records.number, records.now, RECLAIM_MAX)).fetchall())
+    expired = [records.hold(row) for row in rows]
+    records.load_holders([record.key for record in expired if record.key is not None])
+    for record in expired:
+        if ends_otherwise(records, record, operation, "expired"):
             continue
-        book.count_up("expired")
-        book.note_run("expired", operation, record)
-        to_head(book, record, record.lease_end_ms or 0, "expired")
-    book.let_go()
+        records.count_up("expired")
+        records.note_run("expired", operation, record)
+        to_head(records, record, record.lease_end_ms or 0, "expired")
+    records.flush_and_forget()
 
 
-def _room(book: QueueBook, limit: int) -> tuple[int, int | None]:
+def _room(records: QueueRecords, limit: int) -> tuple[int, int | None]:
     """How many may be leased now, and how long until the rate lets another one through."""
-    policy, room, next_rate_ms = book.policy, limit, None
+    policy, room, next_rate_ms = records.policy, limit, None
     if policy.max_running is not None:
-        room = min(room, max(0, policy.max_running - book.numbers["leased"]))
+        room = min(room, max(0, policy.max_running - records.numbers["leased"]))
     if policy.rate_count is not None and policy.rate_per_ms is not None:
-        old = book.step.execute(_RATE_OLD, (book.number, book.now - policy.rate_per_ms)).fetchall()
-        book.numbers["rate_sum"] -= sum(count for (count,) in old)
-        allowed = policy.rate_count - book.numbers["rate_sum"]
-        last = book.step.execute(_RATE_LAST, (book.number,)).fetchone()[0]
-        if last is not None and last > book.now:
+        old = records.step.execute(_RATE_OLD, (records.number, records.now - policy.rate_per_ms)).fetchall()
+        records.numbers["rate_sum"] -= sum(count for (count,) in old)
+        allowed = policy.rate_count - records.numbers["rate_sum"]
+        last = records.step.execute(_RATE_LAST, (records.number,)).fetchone()[0]
+        if last is not None and last > records.now:
             # The clock was set back. The whole window counts from now on, not until the clock has caught up.
-            book.step.execute(_RATE_CLEAR, (book.number,))
-            book.step.execute(_RATE_ADD, (book.number, book.now, book.numbers["rate_sum"]))
+            records.step.execute(_RATE_CLEAR, (records.number,))
+            records.step.execute(_RATE_ADD, (records.number, records.now, records.numbers["rate_sum"]))
         if allowed <= 0:
-            first = book.step.execute(_RATE_FIRST, (book.number,)).fetchone()[0]
-            next_rate_ms = first + policy.rate_per_ms - book.now
+            first = records.step.execute(_RATE_FIRST, (records.number,)).fetchone()[0]
+            next_rate_ms = first + policy.rate_per_ms - records.now
         room = min(room, max(0, allowed))
     return room, next_rate_ms
 
 
 def _lease(
-    book: QueueBook, room: int, bytes_max: int, nonce: bytes, worker: str, operation: str
+    records: QueueRecords, room: int, bytes_max: int, nonce: bytes, worker: str, operation: str
 ) -> tuple[list[Lease], bool]:
     """Lease what comes first, up to the first message that does not fit any more; and whether there is one."""
     leases: list[Lease] = []
@@ -159,27 +159,27 @@ def _lease(
     left, more = bytes_max, False
     # A round takes what it finds off the ready messages, so the next one goes on behind it.
     while len(leases) < room and buried is not None and not more:
-        found, left, more = _fitting(book, room - len(leases), left, started=bool(leases))
+        found, left, more = _fitting(records, room - len(leases), left, started=bool(leases))
         if not found:
             break
-        rows = usable(book, found)
-        buried = _lease_round(book, rows, buried, leases, nonce, worker, operation)
+        rows = usable(records, found)
+        buried = _lease_round(records, rows, buried, leases, nonce, worker, operation)
         more = more and buried is not None
-        book.let_go()
-    if leases and book.policy.rate_count is not None:
-        book.step.execute(_RATE_ADD, (book.number, book.now, len(leases)))
-        book.numbers["rate_sum"] += len(leases)
+        records.flush_and_forget()
+    if leases and records.policy.rate_count is not None:
+        records.step.execute(_RATE_ADD, (records.number, records.now, len(leases)))
+        records.numbers["rate_sum"] += len(leases)
     return leases, more
 
 
-def _fitting(book: QueueBook, room: int, left: int, *, started: bool) -> tuple[list[tuple[Any, ...]], int, bool]:
+def _fitting(records: QueueRecords, room: int, left: int, *, started: bool) -> tuple[list[tuple[Any, ...]], int, bool]:
     """The first ready messages that fit into so many bytes, what is left of those, and whether one did not fit.
 
     Those over their delivery limit are among them: they are not handed out, and take no room.
     """
     rows: list[tuple[Any, ...]] = []
-    limit = book.policy.max_deliveries
-    for row in book.step.execute(_READY, (book.number, room)):
+    limit = records.policy.max_deliveries
+    for row in records.step.execute(_READY, (records.number, room)):
         if not is_sound(row):
             rows.append(row)  # to be set aside
             continue
@@ -193,7 +193,7 @@ def _fitting(book: QueueBook, room: int, left: int, *, started: bool) -> tuple[l
 
 
 def _lease_round(
-    book: QueueBook,
+    records: QueueRecords,
     rows: list[tuple[Any, ...]],
     buried: int | None,
     leases: list[Lease],
@@ -202,36 +202,36 @@ def _lease_round(
     operation: str,
 ) -> int | None:
     """Lease these messages, or bury those over their limit; how many were buried so far, None when it is enough."""
-    now, policy, numbers = book.now, book.policy, book.numbers
+    now, policy, numbers = records.now, records.policy, records.numbers
     claims = 0
     leased: list[int] = []
     lease_end_ms = None if policy.lease_ms is None else now + policy.lease_ms
     for row in rows:
-        record = book.hold(row[:-1])
+        record = records.hold(row[:-1])
         if policy.max_deliveries is not None and record.deliveries >= policy.max_deliveries:
             if buried is None or buried == BURY_MAX:
                 buried = None
                 break
             buried += 1
-            bury(book, record, "max_deliveries", operation)
+            bury(records, record, "max_deliveries", operation)
             continue
         claims += 1
         numbers["first_claims" if record.token == 0 else f"again_{record.cause}"] += 1
         record.token += 1
         record.deliveries += 1
         record.nonce, record.worker, record.claimed_ms, record.lease_end_ms = nonce, worker, now, lease_end_ms
-        book.note("claimed", operation, record, worker=worker, wait_ms=now - record.ready_ms, cause=record.cause)
+        records.note("claimed", operation, record, worker=worker, wait_ms=now - record.ready_ms, cause=record.cause)
         leases.append(_lease_of(record, row[-1]))
         if lease_end_ms is None:
-            end(book, record, "done", operation, cause="at_most_once")
+            end(records, record, "done", operation, cause="at_most_once")
         else:
-            book.move(record, LEASED)
+            records.move(record, LEASED)
             leased.append(record.seq)
     if claims:
-        book.count_up("claims", claims)
+        records.count_up("claims", claims)
     if leased:
         seqs = msgspec.json.encode(leased).decode()
-        book.step.execute(_LEASE, (nonce, worker, now, lease_end_ms, policy.lease_ms, seqs))
+        records.step.execute(_LEASE, (nonce, worker, now, lease_end_ms, policy.lease_ms, seqs))
     return buried
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from waypost.errors import ConfigurationError, ForeignData, StoreError, StoreFailed, StoreFull, StoreUnavailable
-from waypost.store.sqlite.schema import Spelling, add_columns, create, missing_columns, standing
+from waypost.store.sqlite.schema import Spelling, add_columns, check_schema, create, missing_columns
 
 T = TypeVar("T")
 
@@ -50,7 +50,7 @@ def is_full(error: sqlite3.Error) -> bool:
     return error_code(error) == sqlite3.SQLITE_FULL
 
 
-def told(error: sqlite3.Error, path: str, verb: str) -> StoreError:
+def map_error(error: sqlite3.Error, path: str, verb: str) -> StoreError:
     """An error of SQLite as one of ours. Unless it says otherwise, the step was rolled back."""
     code = error_code(error)
     if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
@@ -84,7 +84,7 @@ def same_file(path: str, main: str) -> bool:
         return False
 
 
-def patiently(work: Callable[[], T], budget_seconds: float) -> T:
+def retry_while_busy(work: Callable[[], T], budget_seconds: float) -> T:
     """Try again, with pauses that grow and vary, while others have the file."""
     deadline = time.monotonic() + budget_seconds
     pause = BUSY_PAUSE_FIRST_SECONDS
@@ -111,14 +111,14 @@ def open_file(path: str, spelling: Spelling, budget_seconds: float, *, reads_onl
             path, timeout=BUSY_TIMEOUT_MS / 1000, isolation_level=None, check_same_thread=False, cached_statements=256
         )
     except sqlite3.Error as error:
-        raise told(error, path, "connect") from error
+        raise map_error(error, path, "connect") from error
     try:
-        patiently(lambda: _prepare(connection, path, spelling), budget_seconds)
+        retry_while_busy(lambda: _prepare(connection, path, spelling), budget_seconds)
         if reads_only:
             connection.execute("PRAGMA query_only = ON")
     except sqlite3.Error as error:
         connection.close()
-        raise told(error, path, "connect") from error
+        raise map_error(error, path, "connect") from error
     except BaseException:
         connection.close()
         raise
@@ -127,7 +127,7 @@ def open_file(path: str, spelling: Spelling, budget_seconds: float, *, reads_onl
 
 def _prepare(connection: sqlite3.Connection, path: str, spelling: Spelling) -> None:
     # Look first: a file that is not ours to use must be left exactly as it was.
-    ready = standing(connection, spelling, path) and not missing_columns(connection, spelling)
+    ready = check_schema(connection, spelling, path) and not missing_columns(connection, spelling)
     mode = connection.execute("PRAGMA journal_mode = WAL").fetchone()[0]
     if mode != "wal":
         raise StoreUnavailable(
@@ -143,7 +143,7 @@ def _prepare(connection: sqlite3.Connection, path: str, spelling: Spelling) -> N
     connection.execute("BEGIN IMMEDIATE")
     try:
         # Another process may have made the tables while this one waited.
-        if standing(connection, spelling, path):
+        if check_schema(connection, spelling, path):
             add_columns(connection, spelling)
         else:
             create(connection, spelling)

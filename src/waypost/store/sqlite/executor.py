@@ -20,8 +20,8 @@ from typing import TypeVar, cast
 
 from waypost.errors import StoreUnavailable, WaypostError
 from waypost.store.port import Call
-from waypost.store.sqlite.chains import carry
-from waypost.store.sqlite.connection import is_full, open_file, patiently, told
+from waypost.store.sqlite.chains import deliver_notices
+from waypost.store.sqlite.connection import is_full, map_error, open_file, retry_while_busy
 from waypost.store.sqlite.schema import Spelling
 from waypost.store.sqlite.step import SqliteCall, Step
 
@@ -45,7 +45,7 @@ class ClientContext:
         self._lock = threading.Lock()
         self._connection: sqlite3.Connection | None = None
         self._pid = os.getpid()
-        _links.add(self)
+        _contexts.add(self)
 
     @contextmanager
     def use(self, budget_seconds: float = BUSY_BUDGET_SECONDS) -> Iterator[sqlite3.Connection]:
@@ -87,13 +87,13 @@ class ClientContext:
         self._lock.release()
 
 
-_links: weakref.WeakSet[ClientContext] = weakref.WeakSet()
+_contexts: weakref.WeakSet[ClientContext] = weakref.WeakSet()
 _inherited: list[sqlite3.Connection | None] = []
 _closed_for_fork: list[ClientContext] = []
 
 
 def _before_fork() -> None:
-    _closed_for_fork[:] = [context for context in list(_links) if context.before_fork()]
+    _closed_for_fork[:] = [context for context in list(_contexts) if context.before_fork()]
 
 
 def _after_fork(in_child: bool) -> None:
@@ -141,7 +141,7 @@ class SqliteExecutor:
         mine = cast("SqliteCall[T]", call)
         if not mine.writes:
             with self._using(self._reader) as connection:
-                return self._patiently(mine, lambda: self._read(connection, mine))
+                return self._retry_while_busy(mine, lambda: self._read(connection, mine))
         with self._using(self._writer) as connection:
             return self._write_out(connection, mine)
 
@@ -187,7 +187,7 @@ class SqliteExecutor:
         if len(calls) > 1:
             try:
                 with self._using(self._writer) as connection:
-                    return patiently(lambda: self._write_group(connection, calls), self._budget)
+                    return retry_while_busy(lambda: self._write_group(connection, calls), self._budget)
             except (sqlite3.Error, WaypostError):
                 # Whatever it was, nothing of the group was written: each for itself can say which call it was.
                 pass
@@ -212,11 +212,11 @@ class SqliteExecutor:
                 connection.execute("RELEASE call")
         return results
 
-    def _patiently(self, call: SqliteCall[T], work: Callable[[], T]) -> T:
+    def _retry_while_busy(self, call: SqliteCall[T], work: Callable[[], T]) -> T:
         try:
-            return patiently(work, self._budget)
+            return retry_while_busy(work, self._budget)
         except sqlite3.Error as error:
-            raise told(error, self._path, call.name) from error
+            raise map_error(error, self._path, call.name) from error
 
     def _read(self, connection: sqlite3.Connection, call: SqliteCall[T]) -> T:
         with transaction(connection, "BEGIN"):
@@ -224,17 +224,17 @@ class SqliteExecutor:
 
     def _write_out(self, connection: sqlite3.Connection, call: SqliteCall[T]) -> T:
         try:
-            return patiently(lambda: self._write(connection, call), self._budget)
+            return retry_while_busy(lambda: self._write(connection, call), self._budget)
         except sqlite3.Error as error:
             if not is_full(error) or call.fills:
-                raise told(error, self._path, call.name) from error
+                raise map_error(error, self._path, call.name) from error
         # The file is full, and this call does not exist to fill it: first the reserve gives way, then old history.
         try:
-            return patiently(lambda: self._write(connection, call, give_reserve=True), self._budget)
+            return retry_while_busy(lambda: self._write(connection, call, give_reserve=True), self._budget)
         except sqlite3.Error as error:
             if not is_full(error):
-                raise told(error, self._path, call.name) from error
-        return self._patiently(call, lambda: self._write(connection, call, give_reserve=True, give_way=True))
+                raise map_error(error, self._path, call.name) from error
+        return self._retry_while_busy(call, lambda: self._write(connection, call, give_reserve=True, give_way=True))
 
     def _write(
         self, connection: sqlite3.Connection, call: SqliteCall[T], *, give_reserve: bool = False, give_way: bool = False
@@ -251,7 +251,7 @@ class SqliteExecutor:
         result = call.step(step)
         if step.notices:
             # Steps that answer without names wake nobody: who waits asks again after a while.
-            carry(step)
+            deliver_notices(step)
         step.finish()
         return result
 

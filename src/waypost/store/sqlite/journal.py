@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from waypost.store.sqlite.queue_records import QueueBook
+from waypost.store.sqlite.queue_records import QueueRecords
 from waypost.values import Event, JournalPage, TracePage
 
 _EVENT_COLUMNS = (
@@ -20,31 +20,31 @@ _READER_SET = """
 _READER_FORGET = "DELETE FROM {reader} WHERE queue = ? AND name = ?"
 
 
-def journal(book: QueueBook, after: int, limit: int) -> JournalPage:
+def journal(records: QueueRecords, after: int, limit: int) -> JournalPage:
     """Events after a number."""
-    first = book.numbers["journal_first"]
+    first = records.numbers["journal_first"]
     start = max(after, first - 1)
-    events = [Event(book.name, *row) for row in book.step.execute(_JOURNAL, (book.number, start, limit))]
-    return JournalPage(events, events[-1].number if events else start, first, book.numbers["journal_last"])
+    events = [Event(records.name, *row) for row in records.step.execute(_JOURNAL, (records.number, start, limit))]
+    return JournalPage(events, events[-1].number if events else start, first, records.numbers["journal_last"])
 
 
-def trace(book: QueueBook, message_id: str) -> TracePage:
+def trace(records: QueueRecords, message_id: str) -> TracePage:
     """The history of one message, as far as the journal reaches."""
-    parameters = (book.number, message_id, book.numbers["journal_first"])
-    return TracePage([Event(book.name, *row) for row in book.step.execute(_TRACE, parameters)], None)
+    parameters = (records.number, message_id, records.numbers["journal_first"])
+    return TracePage([Event(records.name, *row) for row in records.step.execute(_TRACE, parameters)], None)
 
 
-def reader(book: QueueBook, name: str, read_to: int | None) -> int:
+def reader(records: QueueRecords, name: str, read_to: int | None) -> int:
     """Register a reader, or move it forward; where it stands."""
-    book.make()
-    row = book.step.execute(_READER, (book.number, name)).fetchone()
-    position = book.numbers["journal_first"] - 1 if row is None else int(row[0])
+    records.make()
+    row = records.step.execute(_READER, (records.number, name)).fetchone()
+    position = records.numbers["journal_first"] - 1 if row is None else int(row[0])
     if read_to is not None:
-        position = max(position, min(read_to, book.numbers["journal_last"]))
-    book.step.execute(_READER_SET, (book.number, name, position))
+        position = max(position, min(read_to, records.numbers["journal_last"]))
+    records.step.execute(_READER_SET, (records.number, name, position))
     return position
 
 
-def forget_reader(book: QueueBook, name: str) -> bool:
+def forget_reader(records: QueueRecords, name: str) -> bool:
     """Whether there was such a reader."""
-    return book.step.execute(_READER_FORGET, (book.number, name)).rowcount > 0
+    return records.step.execute(_READER_FORGET, (records.number, name)).rowcount > 0

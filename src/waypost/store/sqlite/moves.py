@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from waypost.identity import continuation_id
 from waypost.policy import ENDED_TTL_MS, HEAD_OFFSET, NO_END_MS, RECLAIM_MAX
-from waypost.store.sqlite.queue_records import COLUMNS, QueueBook, Record
+from waypost.store.sqlite.queue_records import COLUMNS, QueueRecords, Record
 from waypost.store.sqlite.schema import DEAD, DELAYED, LEASED, READY
 from waypost.values import EventName, Notice, chain_id, split_chain_id
 
@@ -52,49 +52,49 @@ _ENDING = """
     ON CONFLICT DO UPDATE SET how = excluded.how, until_ms = excluded.until_ms"""
 
 
-def placed(book: QueueBook, ready_ms: int) -> tuple[int, int]:
+def placed(records: QueueRecords, ready_ms: int) -> tuple[int, int]:
     """The state and position of a message that may be claimed from `ready_ms` on."""
-    if ready_ms > book.now:
+    if ready_ms > records.now:
         return DELAYED, 0
-    book.freshly_ready += 1
-    position = book.numbers["sequence"] = book.numbers["sequence"] + 1
+    records.freshly_ready += 1
+    position = records.numbers["sequence"] = records.numbers["sequence"] + 1
     return READY, position
 
 
-def make_claimable(book: QueueBook, record: Record, ready_ms: int) -> None:
+def make_claimable(records: QueueRecords, record: Record, ready_ms: int) -> None:
     """To the end of its priority, or to the timers if its time has not come."""
     record.ready_ms = ready_ms
-    state, position = placed(book, ready_ms)
+    state, position = placed(records, ready_ms)
     if state == READY:
         record.position = position
-    book.move(record, state)
-    book.touch(record)
+    records.move(record, state)
+    records.touch(record)
 
 
-def to_head(book: QueueBook, record: Record, ready_ms: int, cause: str) -> None:
+def to_head(records: QueueRecords, record: Record, ready_ms: int, cause: str) -> None:
     """Before all others of its priority, in the order of `ready_ms`."""
     record.cause, record.ready_ms = cause, ready_ms
     record.position = ready_ms - HEAD_OFFSET
-    book.freshly_ready += 1
-    book.move(record, READY)
-    book.touch(record)
+    records.freshly_ready += 1
+    records.move(record, READY)
+    records.touch(record)
 
 
-def ends_otherwise(book: QueueBook, record: Record, operation: str | None, cause: str) -> bool:
+def ends_otherwise(records: QueueRecords, record: Record, operation: str | None, cause: str) -> bool:
     """A delivery that would go back ends here instead if it was cancelled, or its key's next generation waits."""
     if record.cancel_requested:
-        end(book, record, "cancelled", operation, cause=cause)
+        end(records, record, "cancelled", operation, cause=cause)
         return True
     if record.key is not None:
-        holder = book.holder(record.key)
+        holder = records.holder(record.key)
         if holder is not None and holder.parked is not None:
-            end(book, record, "replaced", operation, cause=cause)
+            end(records, record, "replaced", operation, cause=cause)
             return True
     return False
 
 
 def end(
-    book: QueueBook,
+    records: QueueRecords,
     record: Record,
     how: EventName,
     operation: str | None,
@@ -103,9 +103,9 @@ def end(
     begun: tuple[str, ...] = (),
 ) -> None:
     """The end of a message: counted, journalled, its key free or handed to the next generation."""
-    book.count_up(how)
+    records.count_up(how)
     dead = how == "dead"
-    note = book.note_run if record.state == LEASED else book.note
+    note = records.note_run if record.state == LEASED else records.note
     note(
         how,
         operation,
@@ -115,21 +115,21 @@ def end(
         error_type=record.error_type if dead else None,
     )
     key = record.key
-    holder = None if key is None else book.holder(key)
+    holder = None if key is None else records.holder(key)
     if dead:
-        book.move(record, DEAD)
-        book.touch(record)
-    elif how == "done" and book.policy.completed_max:
-        book.remove(record, keep_envelope=True)
-        _complete(book, record)
+        records.move(record, DEAD)
+        records.touch(record)
+    elif how == "done" and records.policy.completed_max:
+        records.remove(record, keep_envelope=True)
+        _complete(records, record)
     else:
-        book.remove(record)
-    if record.chain is not None or book.is_awaited:
-        ended(book, record, how, begun)
+        records.remove(record)
+    if record.chain is not None or records.is_awaited:
+        ended(records, record, how, begun)
     if key is None:
         return
     if how in FREES_WINDOW:
-        book.step.execute(_WINDOW_FREE, (book.number, key, record.id))
+        records.step.execute(_WINDOW_FREE, (records.number, key, record.id))
     if holder is None:
         return
     if holder.parked is record:
@@ -137,114 +137,116 @@ def end(
     elif holder.owner is record:
         heir = holder.parked
         if heir is None:
-            book.holders[key] = None
+            records.holders[key] = None
             return
         holder.owner, holder.parked = heir, None
-        make_claimable(book, heir, max(heir.ready_ms, book.now))
-        book.note("promoted", operation, heir, cause="unparked")
+        make_claimable(records, heir, max(heir.ready_ms, records.now))
+        records.note("promoted", operation, heir, cause="unparked")
 
 
-def _complete(book: QueueBook, record: Record) -> None:
+def _complete(records: QueueRecords, record: Record) -> None:
     """Into the history of finished messages, which lets its oldest go when it is full."""
-    numbers = book.numbers
+    numbers = records.numbers
     numbers["completed_last"] += 1
     numbers["completed"] += 1
     # The message must have left its table first: the history takes over its envelope.
-    book.flush_messages()
-    book.step.execute(
+    records.flush_messages()
+    records.step.execute(
         _COMPLETED_INSERT,
         (
-            record.seq, book.number, numbers["completed_last"], record.id, record.key, record.group, record.priority,
+            record.seq, records.number, numbers["completed_last"], record.id, record.key, record.group, record.priority,
             record.token, record.deliveries, record.attempts, record.published_ms, record.ready_ms,
-            record.cancel_requested, book.now, record.reason, record.error_type, record.error,
+            record.cancel_requested, records.now, record.reason, record.error_type, record.error,
         ),
     )  # fmt: skip
-    surplus = numbers["completed"] - book.policy.completed_max
+    surplus = numbers["completed"] - records.policy.completed_max
     if surplus > 0:
-        forget_completed(book, surplus)
+        forget_completed(records, surplus)
 
 
-def forget_completed(book: QueueBook, count: int) -> int:
+def forget_completed(records: QueueRecords, count: int) -> int:
     """Let the oldest finished messages go; how many there were."""
-    seqs = book.step.execute(_COMPLETED_OLDEST, (book.number, count)).fetchall()
-    book.step.execute_many(_COMPLETED_DELETE, seqs)
-    book.step.execute_many(_ENVELOPE_DELETE, seqs)
-    book.numbers["completed"] -= len(seqs)
+    seqs = records.step.execute(_COMPLETED_OLDEST, (records.number, count)).fetchall()
+    records.step.execute_many(_COMPLETED_DELETE, seqs)
+    records.step.execute_many(_ENVELOPE_DELETE, seqs)
+    records.numbers["completed"] -= len(seqs)
     return len(seqs)
 
 
-def bury(book: QueueBook, record: Record, reason: str, operation: str | None) -> None:
+def bury(records: QueueRecords, record: Record, reason: str, operation: str | None) -> None:
     """To the dead letters, which lose their oldest if the policy bounds them."""
     record.reason = reason
-    record.ended_ms = book.now
-    end(book, record, "dead", operation)
-    trim_dead(book)
+    record.ended_ms = records.now
+    end(records, record, "dead", operation)
+    trim_dead(records)
 
 
-def trim_dead(book: QueueBook) -> None:
+def trim_dead(records: QueueRecords) -> None:
     """Let dead letters go that are too many or too old, a bounded number at a time."""
-    policy = book.policy
+    policy = records.policy
     if policy.dead_max is None and policy.dead_keep_ms is None:
         return
-    book.flush_messages()
-    surplus = 0 if policy.dead_max is None else max(0, book.numbers["dead_kept"] - policy.dead_max)
+    records.flush_messages()
+    surplus = 0 if policy.dead_max is None else max(0, records.numbers["dead_kept"] - policy.dead_max)
     old = 0
     if policy.dead_keep_ms is not None:
-        parameters = (book.number, book.now - policy.dead_keep_ms, RECLAIM_MAX)
-        old = book.step.execute(_DEAD_OLD, parameters).fetchone()[0]
+        parameters = (records.number, records.now - policy.dead_keep_ms, RECLAIM_MAX)
+        old = records.step.execute(_DEAD_OLD, parameters).fetchone()[0]
     count = min(RECLAIM_MAX, max(surplus, old))
     if count == 0:
         return
-    for row in book.step.execute(_DEAD_OLDEST, (book.number, count)).fetchall():
-        record = book.hold(row)
-        book.remove(record)
-        book.note("dead_trimmed", None, record, cause="dead_max" if surplus else "dead_keep")
+    for row in records.step.execute(_DEAD_OLDEST, (records.number, count)).fetchall():
+        record = records.hold(row)
+        records.remove(record)
+        records.note("dead_trimmed", None, record, cause="dead_max" if surplus else "dead_keep")
 
 
 # ---- chains and waiters: notices are gathered here, and `chains` acts on them ------------------------------------
 
 
-def begin(book: QueueBook, record: Record, after: tuple[str, ...]) -> None:
+def begin(records: QueueRecords, record: Record, after: tuple[str, ...]) -> None:
     """A message was stored that is the first of a chain, or has to wait for others."""
-    step, now = book.step, book.now
-    member = chain_id(book.name, record.id)
+    step, now = records.step, records.now
+    member = chain_id(records.name, record.id)
     if record.chain == member:
         old = step.execute(_CHAINS_OLD, (now,)).fetchall()
         for forget in _CHAIN_FORGET:
             step.execute_many(forget, [(queue, id) for queue, id, unfinished in old if not unfinished])
         step.execute_many(_CHAIN_KEEP, [(queue, id) for queue, id, unfinished in old if unfinished])
-        step.execute(_CHAIN_BEGIN, (book.number, record.id, NO_END_MS))
-        step.execute(_MEMBER_BEGIN, (book.number, record.id, member))
+        step.execute(_CHAIN_BEGIN, (records.number, record.id, NO_END_MS))
+        step.execute(_MEMBER_BEGIN, (records.number, record.id, member))
     for index, chain in enumerate(after):
         step.execute(_BLOCKER, (record.seq, chain))
-        home = split_chain_id(chain)[0]
-        step.notices.append(Notice(continuation_id(record.id, index, -1), "watch", home, chain, member))
+        first_queue = split_chain_id(chain)[0]
+        step.notices.append(Notice(continuation_id(record.id, index, -1), "watch", first_queue, chain, member))
 
 
-def ended(book: QueueBook, record: Record, how: EventName, begun: tuple[str, ...]) -> None:
+def ended(records: QueueRecords, record: Record, how: EventName, begun: tuple[str, ...]) -> None:
     """A message ended: its chain and those who wait for it are to be told."""
     if record.chain is not None:
         failed = None if how == "done" else (record.reason or how)
-        tell_home(book, record.chain, record.id, record.token, begun, failed)
-    book.step.execute(_BLOCKERS_FORGET, (record.seq,))
-    if book.is_awaited:
-        names = wake_waiters(book, record.id)
+        notify_chain(records, record.chain, record.id, record.token, begun, failed)
+    records.step.execute(_BLOCKERS_FORGET, (record.seq,))
+    if records.is_awaited:
+        names = wake_waiters(records, record.id)
         if names:
-            book.sweep("ending", 1)
-            book.step.execute(_ENDING, (book.number, record.id, how, book.now + ENDED_TTL_MS))
+            records.sweep("ending", 1)
+            records.step.execute(_ENDING, (records.number, record.id, how, records.now + ENDED_TTL_MS))
 
 
-def wake_waiters(book: QueueBook, id: str) -> list[tuple[str, int]]:
+def wake_waiters(records: QueueRecords, id: str) -> list[tuple[str, int]]:
     """Take out who waits for this end, and wake those of them who have asked lately."""
-    names = book.step.execute(_WAITERS_OUT, (book.number, id)).fetchall()
+    names = records.step.execute(_WAITERS_OUT, (records.number, id)).fetchall()
     if names:
-        expectant = book.step.expectant.setdefault(book.name, [])
-        expectant += [name for name, until in names if until > book.now]
+        waiters_to_wake = records.step.waiters_to_wake.setdefault(records.name, [])
+        waiters_to_wake += [name for name, until in names if until > records.now]
     return names
 
 
-def tell_home(book: QueueBook, chain: str, id: str, token: int, begun: tuple[str, ...], failed: str | None) -> None:
+def notify_chain(
+    records: QueueRecords, chain: str, id: str, token: int, begun: tuple[str, ...], failed: str | None
+) -> None:
     """The end of a message, for the home of its chain."""
-    home, member = split_chain_id(chain)[0], chain_id(book.name, id)
-    notice = Notice(continuation_id(id, token, -2), "ended", home, chain, member, begun, failed)
-    book.step.notices.append(notice)
+    first_queue, member = split_chain_id(chain)[0], chain_id(records.name, id)
+    notice = Notice(continuation_id(id, token, -2), "ended", first_queue, chain, member, begun, failed)
+    records.step.notices.append(notice)

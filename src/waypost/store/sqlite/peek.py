@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from waypost.errors import InvalidInput
-from waypost.store.sqlite.queue_records import QueueBook
+from waypost.store.sqlite.queue_records import QueueRecords
 from waypost.store.sqlite.schema import STATE_NUMBERS
 from waypost.values import MessageState, Page, Stored
 
@@ -31,36 +31,43 @@ _STORED = (
 _ENDED = "m.cancel_requested, m.ended_ms, m.reason, m.error_type, m.error"
 
 
-def peek(book: QueueBook, state: MessageState, limit: int, cursor: str | None, filters: dict[str, str | None]) -> Page:
+def peek(
+    records: QueueRecords, state: MessageState, limit: int, cursor: str | None, filters: dict[str, str | None]
+) -> Page:
     """A page of one state, in the order of its listing. The cursor is the place of the last message looked at."""
-    rows = _listed(book, state, limit, _read_cursor(cursor, state), filters)
+    rows = _listed(records, state, limit, _read_cursor(cursor, state), filters)
     messages = [_stored(state, row) for row in rows]
     if len(rows) < limit or not rows:
         return Page(messages, None)
     last = list(rows[-1][-len(PLACES[state]) :])
     # There is a next page if anything at all comes after, even if none of it fits the filters.
-    more = _listed(book, state, 1, last, {})
+    more = _listed(records, state, 1, last, {})
     return Page(messages, msgspec.json.encode(last).decode() if more else None)
 
 
 def _listed(
-    book: QueueBook, state: MessageState, limit: int, after: list[Any] | None, filters: dict[str, str | None]
+    records: QueueRecords, state: MessageState, limit: int, after: list[Any] | None, filters: dict[str, str | None]
 ) -> list[tuple[Any, ...]]:
     """Rows of a listing behind a place. Priorities fall while positions rise, so ready messages take two queries."""
     if after is None:
-        return _rows(book, state, limit, filters, "", [])
+        return _rows(records, state, limit, filters, "", [])
     if state != "ready":
         columns = ", ".join(PLACES[state])
         marks = ", ".join("?" * len(after))
-        return _rows(book, state, limit, filters, f" AND ({columns}) > ({marks})", after)
-    same = _rows(book, state, limit, filters, " AND m.priority = ? AND (m.position, m.id) > (?, ?)", after)
+        return _rows(records, state, limit, filters, f" AND ({columns}) > ({marks})", after)
+    same = _rows(records, state, limit, filters, " AND m.priority = ? AND (m.position, m.id) > (?, ?)", after)
     if len(same) < limit:
-        same += _rows(book, state, limit - len(same), filters, " AND m.priority < ?", after[:1])
+        same += _rows(records, state, limit - len(same), filters, " AND m.priority < ?", after[:1])
     return same
 
 
 def _rows(
-    book: QueueBook, state: MessageState, limit: int, filters: dict[str, str | None], behind: str, after: list[Any]
+    records: QueueRecords,
+    state: MessageState,
+    limit: int,
+    filters: dict[str, str | None],
+    behind: str,
+    after: list[Any],
 ) -> list[tuple[Any, ...]]:
     wanted = {name: value for name, value in filters.items() if value is not None}
     table, index = ("completed", "completed:number") if state == "done" else ("message", f"message:{state}")
@@ -82,7 +89,7 @@ def _rows(
         f"FROM {{{table}}} m INDEXED BY {{{index}}} CROSS JOIN {{envelope}} e ON e.seq = m.seq "
         f"WHERE m.queue = ?{where} ORDER BY {ORDERS[state]} LIMIT ?"
     )
-    return book.step.execute(query, (book.number, *wanted.values(), *after, limit)).fetchall()
+    return records.step.execute(query, (records.number, *wanted.values(), *after, limit)).fetchall()
 
 
 def _stored(state: MessageState, row: tuple[Any, ...]) -> Stored:

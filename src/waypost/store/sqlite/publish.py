@@ -11,8 +11,8 @@ from waypost.errors import QueueFull
 from waypost.policy import ARRIVAL_TTL_MS, BURY_MAX, PRIORITY_MAX, PRIORITY_MIN
 from waypost.store.port import Draft
 from waypost.store.repeats import id_taken
-from waypost.store.sqlite.moves import begin, end, make_claimable, placed, tell_home
-from waypost.store.sqlite.queue_records import COLUMNS, Holder, QueueBook, Record, as_list
+from waypost.store.sqlite.moves import begin, end, make_claimable, notify_chain, placed
+from waypost.store.sqlite.queue_records import COLUMNS, Holder, QueueRecords, Record, as_list
 from waypost.store.sqlite.schema import LEASED, READY, WAITING
 from waypost.values import Published, PublishStatus
 
@@ -36,85 +36,85 @@ Plan = tuple[str, str]
 
 
 def publish(
-    book: QueueBook, drafts: Sequence[Draft], operation: str | None, *, schedule: str | None = None
+    records: QueueRecords, drafts: Sequence[Draft], operation: str | None, *, schedule: str | None = None
 ) -> list[Published]:
     """Store drafts, and say for each what became of it."""
-    plans = _plans(book, drafts)
+    plans = _plans(records, drafts)
     # A known id is found by the file when the message is written; but these write something else before it.
     of_chains = [draft.id for draft in drafts if draft.chain is not None or draft.after]
     if of_chains:
-        book.load(of_chains)
+        records.load(of_chains)
     for draft, (action, holder_id) in zip(drafts, plans, strict=True):
         known = action == "replace" and holder_id == draft.id
-        if known or (of_chains and action == "new" and draft.id in book.records):
-            raise id_taken(book.name, draft.id)
-    _make_room(book, drafts, plans, operation)
-    book.make()
-    seq = book.step.take_seq(len(drafts))
+        if known or (of_chains and action == "new" and draft.id in records.messages):
+            raise id_taken(records.name, draft.id)
+    _make_room(records, drafts, plans, operation)
+    records.make()
+    seq = records.step.take_seq(len(drafts))
     results = [
-        _store(book, draft, action, holder_id, seq + index, operation, schedule)
+        _store(records, draft, action, holder_id, seq + index, operation, schedule)
         for index, (draft, (action, holder_id)) in enumerate(zip(drafts, plans, strict=True))
     ]
-    _remember(book, drafts, plans)
+    _remember(records, drafts, plans)
     count_over_cap(
-        book,
+        records,
         sum(_passes_cap(draft) and action in ("new", "park") for draft, (action, _) in zip(drafts, plans, strict=True)),
     )
     return results
 
 
-def _plans(book: QueueBook, drafts: Sequence[Draft]) -> list[Plan]:
+def _plans(records: QueueRecords, drafts: Sequence[Draft]) -> list[Plan]:
     keys = [draft.key for draft in drafts if draft.key is not None]
     forwarded = [draft.id for draft in drafts if draft.forwarded]
     if not keys and not forwarded:
         return [("new", draft.id) for draft in drafts]
     arrived: set[str] = set()
     if forwarded:
-        book.load(forwarded)
-        parameters = (as_list(forwarded), book.number, book.now)
-        arrived = {row[0] for row in book.step.execute(_ARRIVALS, parameters)}
-        arrived.update(id for id in forwarded if id in book.records)
+        records.load(forwarded)
+        parameters = (as_list(forwarded), records.number, records.now)
+        arrived = {row[0] for row in records.step.execute(_ARRIVALS, parameters)}
+        arrived.update(id for id in forwarded if id in records.messages)
     windows: dict[str, str] = {}
     if keys:
-        book.load_holders(keys)
-        windows = taken_windows(book, keys)
-    return [_plan(book, draft, arrived, windows) for draft in drafts]
+        records.load_holders(keys)
+        windows = find_windows(records, keys)
+    return [_plan(records, draft, arrived, windows) for draft in drafts]
 
 
-def taken_windows(book: QueueBook, keys: list[str]) -> dict[str, str]:
+def find_windows(records: QueueRecords, keys: list[str]) -> dict[str, str]:
     """Which of these keys are inside a window, and the message that each window belongs to."""
-    return dict(book.step.execute(_WINDOWS, (as_list(keys), book.number, book.now)).fetchall())
+    return dict(records.step.execute(_WINDOWS, (as_list(keys), records.number, records.now)).fetchall())
 
 
-def _plan(book: QueueBook, draft: Draft, arrived: set[str], windows: dict[str, str]) -> Plan:
+def _plan(records: QueueRecords, draft: Draft, arrived: set[str], windows: dict[str, str]) -> Plan:
     if draft.forwarded and draft.id in arrived:
         return "arrived", draft.id
     if draft.key is None:
         return "new", draft.id
-    holder = book.holders[draft.key]
+    holder = records.holders[draft.key]
     if holder is None:
         holder_id = windows.get(draft.key)
         if holder_id is None:
             return "new", draft.id
         return ("conflict" if draft.on_conflict == "error" else "duplicate"), holder_id
-    standing = holder.parked or holder.owner
+    check_schema = holder.parked or holder.owner
     if draft.on_conflict == "keep":
-        return "duplicate", standing.id
+        return "duplicate", check_schema.id
     if draft.on_conflict == "error":
-        return "conflict", standing.id
+        return "conflict", check_schema.id
     if holder.parked is None and holder.owner.state == LEASED:
         return "park", holder.owner.id
-    return draft.on_conflict, standing.id
+    return draft.on_conflict, check_schema.id
 
 
-def _make_room(book: QueueBook, drafts: Sequence[Draft], plans: list[Plan], operation: str | None) -> None:
-    cap = book.policy.max_pending
+def _make_room(records: QueueRecords, drafts: Sequence[Draft], plans: list[Plan], operation: str | None) -> None:
+    cap = records.policy.max_pending
     if cap is None:
         return
     added = sum(
         action in ("new", "park") and not _passes_cap(draft) for draft, (action, _) in zip(drafts, plans, strict=True)
     )
-    pending = _pending(book)
+    pending = _pending(records)
     over = min(pending + added - cap, added + BURY_MAX)
     if added == 0 or over <= 0:
         return
@@ -122,18 +122,18 @@ def _make_room(book: QueueBook, drafts: Sequence[Draft], plans: list[Plan], oper
     stored = [
         draft.id for draft, (action, _) in zip(drafts, plans, strict=True) if action in ("new", "park", "replace")
     ]
-    book.load(stored)
+    records.load(stored)
     for id in stored:
-        if id in book.records:
-            raise id_taken(book.name, id)
-    if book.policy.overload == "drop_oldest":
-        droppable = _oldest(book, over, {holder_id for _, holder_id in plans})
+        if id in records.messages:
+            raise id_taken(records.name, id)
+    if records.policy.overload == "drop_oldest":
+        droppable = _oldest(records, over, {holder_id for _, holder_id in plans})
         if len(droppable) == over:
             for record in droppable:
-                end(book, record, "dropped", operation, cause="overload")
+                end(records, record, "dropped", operation, cause="overload")
             return
     raise QueueFull(
-        f"queue {book.name} holds {pending} messages that wait and its max_pending is {cap}; "
+        f"queue {records.name} holds {pending} messages that wait and its max_pending is {cap}; "
         "retry later, raise max_pending or add workers"
     )
 
@@ -143,33 +143,33 @@ def _passes_cap(draft: Draft) -> bool:
     return draft.forwarded and not draft.capped
 
 
-def _pending(book: QueueBook) -> int:
-    return book.numbers["ready"] + book.numbers["delayed"] + book.numbers["waiting"]
+def _pending(records: QueueRecords) -> int:
+    return records.numbers["ready"] + records.numbers["delayed"] + records.numbers["waiting"]
 
 
-def count_over_cap(book: QueueBook, added: int) -> None:
+def count_over_cap(records: QueueRecords, added: int) -> None:
     """Count how many of the messages that were just taken in without regard to the cap are past it."""
-    cap = book.policy.max_pending
+    cap = records.policy.max_pending
     if added and cap is not None:
-        book.numbers["over_cap"] += min(added, max(0, _pending(book) - cap))
+        records.numbers["over_cap"] += min(added, max(0, _pending(records) - cap))
 
 
-def _oldest(book: QueueBook, count: int, spared: set[str]) -> list[Record]:
+def _oldest(records: QueueRecords, count: int, spared: set[str]) -> list[Record]:
     """The ready messages to drop first: lowest priority, then oldest, none that this publish concerns."""
-    book.flush_messages()
+    records.flush_messages()
     chosen: list[Record] = []
     for priority in range(PRIORITY_MIN, PRIORITY_MAX + 1):
-        parameters = (book.number, priority, count - len(chosen) + len(spared))
-        for row in book.step.execute(_DROPPABLE, parameters).fetchall():
+        parameters = (records.number, priority, count - len(chosen) + len(spared))
+        for row in records.step.execute(_DROPPABLE, parameters).fetchall():
             if len(chosen) < count and row[1] not in spared:
-                chosen.append(book.hold(row))
+                chosen.append(records.hold(row))
         if len(chosen) == count:
             break
     return chosen
 
 
 def _store(
-    book: QueueBook,
+    records: QueueRecords,
     draft: Draft,
     action: str,
     holder_id: str,
@@ -178,17 +178,17 @@ def _store(
     schedule: str | None,
 ) -> Published:
     if action in ("duplicate", "conflict", "arrived"):
-        book.count_up("duplicates")
-        book.note("duplicate", operation, message_id=holder_id, key=draft.key)
+        records.count_up("duplicates")
+        records.note("duplicate", operation, message_id=holder_id, key=draft.key)
         if draft.forwarded and draft.chain is not None and action != "arrived":
             # Another message stands for it, which is not of this chain: its branch ends here.
-            tell_home(book, draft.chain, draft.id, 0, (), "duplicate")
-        return Published(holder_id, "conflict" if action == "conflict" else "duplicate", book.name)
-    now = book.now
+            notify_chain(records, draft.chain, draft.id, 0, (), "duplicate")
+        return Published(holder_id, "conflict" if action == "conflict" else "duplicate", records.name)
+    now = records.now
     due = draft.at_ms if draft.at_ms is not None else now + draft.delay_ms
     ready_ms = due if due > now else now
     if action == "extend":
-        return _extend(book, holder_id, ready_ms, operation)
+        return _extend(records, holder_id, ready_ms, operation)
 
     status: PublishStatus = "delayed" if due > now else "queued"
     cause: str | None = "forwarded" if draft.forwarded else None
@@ -198,66 +198,66 @@ def _store(
     )
     waits = False
     if key is not None:
-        holder = book.holder(key)
+        holder = records.holder(key)
         if action == "park" and holder is not None:
             cause, waits, holder.parked = "parked", True, record
             status = "replaced" if draft.on_conflict == "replace" else "extended"
         elif action == "replace" and holder is not None:
             cause, status = "replace", "replaced"
-            old = book.records[holder_id]
+            old = records.messages[holder_id]
             if old.state == WAITING:
                 waits, holder.parked = True, record
             else:
                 holder.owner = record
-            end(book, old, "replaced", operation, cause="publish")
+            end(records, old, "replaced", operation, cause="publish")
         else:
-            book.holders[key] = Holder(record)
+            records.holders[key] = Holder(record)
     elif draft.after:
         cause, waits = "blocked", True
     if not waits:
-        record.state, record.position = placed(book, ready_ms)
-    book.add(record, envelope)
+        record.state, record.position = placed(records, ready_ms)
+    records.add(record, envelope)
     if draft.chain is not None or draft.after:
-        begin(book, record, draft.after)
-    book.count_up("published")
-    book.note(
+        begin(records, record, draft.after)
+    records.count_up("published")
+    records.note(
         "published",
         operation,
         record,
         cause=cause,
         due_ms=ready_ms if due > now else None,
-        body=_copy(draft) if book.policy.journal == "full" else None,
+        body=_copy(draft) if records.policy.journal == "full" else None,
         schedule=schedule,
     )
-    return Published(draft.id, status, book.name)
+    return Published(draft.id, status, records.name)
 
 
 def _copy(draft: Draft) -> bytes:
     return draft.envelope if draft.journal_copy is None else draft.journal_copy
 
 
-def _extend(book: QueueBook, holder_id: str, ready_ms: int, operation: str | None) -> Published:
-    record = book.records[holder_id]
+def _extend(records: QueueRecords, holder_id: str, ready_ms: int, operation: str | None) -> Published:
+    record = records.messages[holder_id]
     record.ready_ms = ready_ms
     if record.state == WAITING:
-        book.touch(record)
+        records.touch(record)
     else:
-        make_claimable(book, record, ready_ms)
-    book.note("postponed", operation, record, due_ms=ready_ms)
-    return Published(holder_id, "extended", book.name)
+        make_claimable(records, record, ready_ms)
+    records.note("postponed", operation, record, due_ms=ready_ms)
+    return Published(holder_id, "extended", records.name)
 
 
-def _remember(book: QueueBook, drafts: Sequence[Draft], plans: list[Plan]) -> None:
+def _remember(records: QueueRecords, drafts: Sequence[Draft], plans: list[Plan]) -> None:
     """Which keys stay taken after their message has ended, and which continuations have come."""
-    number, now = book.number, book.now
+    number, now = records.number, records.now
     windows = [
         (number, draft.key, draft.id, now + draft.window_ms)
         for draft, (action, _) in zip(drafts, plans, strict=True)
         if draft.window_ms and draft.key is not None and action in ("new", "park", "replace")
     ]
     if windows:
-        book.sweep("window", len(windows))
-        book.step.execute_many(_WINDOW_SET, windows)
+        records.sweep("window", len(windows))
+        records.step.execute_many(_WINDOW_SET, windows)
     # Also those whose key was taken: that answer is final, and must not change because it was sent again.
     arrivals = [
         (number, draft.id, now + ARRIVAL_TTL_MS)
@@ -265,5 +265,5 @@ def _remember(book: QueueBook, drafts: Sequence[Draft], plans: list[Plan]) -> No
         if draft.forwarded and action != "arrived"
     ]
     if arrivals:
-        book.sweep("arrival", len(arrivals))
-        book.step.execute_many(_ARRIVAL_SET, arrivals)
+        records.sweep("arrival", len(arrivals))
+        records.step.execute_many(_ARRIVAL_SET, arrivals)

@@ -2,7 +2,7 @@
 
 The book gathers changes in memory and writes them in bulk, so that a batch costs a few statements. Two rules keep
 it true to the file: `flush_messages` comes before every query that must see the step's own changes, and a message
-is held by one `Record` only as long as `records` holds it.
+is held by one `Record` only as long as `messages` holds it.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ def as_list(texts: Any) -> str:
     return msgspec.json.encode(texts).decode()
 
 
-class QueueBook:
+class QueueRecords:
     """A queue in hand. `number` is 0 when it is not in the file."""
 
     __slots__ = (
@@ -173,6 +173,7 @@ class QueueBook:
         "freshly_ready",
         "holders",
         "mark",
+        "messages",
         "name",
         "now",
         "number",
@@ -180,7 +181,6 @@ class QueueBook:
         "paused",
         "policy",
         "policy_text",
-        "records",
         "step",
     )  # fmt: skip
 
@@ -201,7 +201,7 @@ class QueueBook:
             self.paused = bool(paused)
             self.numbers = dict(zip(NUMBERS, row[4:], strict=False))
         self._before = row
-        self.records: dict[str, Record] = {}
+        self.messages: dict[str, Record] = {}
         self.holders: dict[str, Holder | None] = {}
         #: Messages that became claimable in the step under way: so many sleepers are worth waking.
         self.freshly_ready = 0
@@ -292,17 +292,17 @@ class QueueBook:
         number = numbers["journal_last"] = numbers["journal_last"] + 1
         chain = None
         if record is None:
-            told = (message_id, key, None, None, None, None, None, None)
+            fields = (message_id, key, None, None, None, None, None, None)
         else:
             size = record.size
             token = record.token
             chain = record.chain
-            told = (
+            fields = (
                 record.id, record.key, record.group, record.priority,
                 token, token, record.deliveries, record.attempts,
             )  # type: ignore[assignment]  # fmt: skip
         self._events.append((
-            self.number, number, self.now, event, *told, worker, due_ms, cause, reason, error_type,
+            self.number, number, self.now, event, *fields, worker, due_ms, cause, reason, error_type,
             run_ms, wait_ms, size, operation, chain, body, schedule,
         ))  # fmt: skip
 
@@ -347,14 +347,14 @@ class QueueBook:
 
     def hold(self, row: tuple[Any, ...]) -> Record:
         """The record of a row just read: the one in hand, if there is one."""
-        record = self.records.get(row[1])
+        record = self.messages.get(row[1])
         if record is None:
-            record = self.records[row[1]] = Record(*row)
+            record = self.messages[row[1]] = Record(*row)
         return record
 
     def find(self, message_id: str) -> Record | None:
         """One message of this queue."""
-        record = self.records.get(message_id)
+        record = self.messages.get(message_id)
         if record is None:
             self.flush_messages()
             row = self.step.execute(_BY_ID, (self.number, message_id)).fetchone()
@@ -362,7 +362,7 @@ class QueueBook:
         return record
 
     def load(self, ids: list[str]) -> None:
-        """Bring many messages into `records` at once."""
+        """Bring many messages into `messages` at once."""
         self.flush_messages()
         for row in self.step.execute(_BY_IDS, (as_list(ids), self.number)).fetchall():
             self.hold(row)
@@ -394,7 +394,7 @@ class QueueBook:
     def add(self, record: Record, envelope: bytes) -> None:
         """A message that is new in this queue."""
         self.numbers[STATE_COUNTERS[record.state]] += 1
-        self.records[record.id] = record
+        self.messages[record.id] = record
         self._added[record.id] = (record, envelope)
 
     def touch(self, record: Record) -> None:
@@ -404,7 +404,7 @@ class QueueBook:
     def remove(self, record: Record, *, keep_envelope: bool = False) -> None:
         """The message leaves the queue."""
         self.numbers[STATE_COUNTERS[record.state]] -= 1
-        self.records.pop(record.id, None)
+        self.messages.pop(record.id, None)
         self._touched.pop(record.id, None)
         self._buried.pop(record.id, None)
         if record.id in self._added:
@@ -421,8 +421,8 @@ class QueueBook:
             step.execute_many(_ENVELOPE_DELETE, [(seq,) for seq in self._gone if seq not in self._kept_envelopes])
             self._gone.clear()
             self._kept_envelopes.clear()
-        for records in (self._buried, self._touched):
-            if records:
+        for changed in (self._buried, self._touched):
+            if changed:
                 step.execute_many(
                     _MESSAGE_UPDATE,
                     [
@@ -431,10 +431,10 @@ class QueueBook:
                             r.worker, r.claimed_ms, r.lease_end_ms, r.lease_ms, r.cancel_requested, r.cause,
                             r.ended_ms, r.reason, r.error_type, r.error, r.seq,
                         )
-                        for r in records.values()
+                        for r in changed.values()
                     ],
                 )  # fmt: skip
-                records.clear()
+                changed.clear()
         if self._added:
             step.execute_many(_ENVELOPE_INSERT, [(r.seq, envelope) for r, envelope in self._added.values()])
             queue = self.number
@@ -461,10 +461,10 @@ class QueueBook:
                 return str(id)
         return ""
 
-    def let_go(self) -> None:
+    def flush_and_forget(self) -> None:
         """Write the messages in hand and hold none: what is read next is what the file says."""
         self.flush_messages()
-        self.records.clear()
+        self.messages.clear()
         self.holders.clear()
 
     @property

@@ -19,7 +19,7 @@ from waypost.store.repeats import check_removal
 from waypost.values import Removal
 
 if TYPE_CHECKING:
-    from waypost.store.sqlite.queue_records import QueueBook
+    from waypost.store.sqlite.queue_records import QueueRecords
     from waypost.store.sqlite.step import Step
 
 #: One step removes so many events of the journal: more would make other writers wait for too long.
@@ -93,38 +93,38 @@ def write_mark(step: Step, name: str, mark: RemovalMark) -> None:
 
 def remove(step: Step, queue: str, operation: Operation) -> Removal:
     """Remove a queue that is empty; what is left in it if it is not."""
-    book = step.look(queue)
-    mark = book.mark
+    records = step.queue_for_reading(queue)
+    mark = records.mark
     if mark.mark == operation.mark:
-        return Removal(True, made_again=book.is_made)
+        return Removal(True, made_again=records.is_made)
     if step.replay_ttl_ms is not None:
         check_removal(queue, operation, step.now, window_ms=step.replay_ttl_ms, removed_ms=mark.ms)
-    left = left_in(book)
-    if left or not book.is_made:
-        return Removal(book.is_made, left)
-    book = step.book(queue)
-    step.execute(_JOURNAL_PART, (book.number, EVENTS_REMOVED_MAX))
-    if step.execute(_JOURNAL_LEFT, (book.number,)).fetchone() is not None:
-        book.numbers["journal_first"] = book.numbers["journal_swept"] = _first_event(step, book.number)
+    left = left_in(records)
+    if left or not records.is_made:
+        return Removal(records.is_made, left)
+    records = step.queue_for_writing(queue)
+    step.execute(_JOURNAL_PART, (records.number, EVENTS_REMOVED_MAX))
+    if step.execute(_JOURNAL_LEFT, (records.number,)).fetchone() is not None:
+        records.numbers["journal_first"] = records.numbers["journal_swept"] = _first_event(step, records.number)
         return Removal(True, more=True)
-    step.execute_many(_ENVELOPE, step.execute(_COMPLETED, (book.number,)).fetchall())
+    step.execute_many(_ENVELOPE, step.execute(_COMPLETED, (records.number,)).fetchall())
     for table in _GOES:
-        step.execute(f"DELETE FROM {{{table}}} WHERE queue = ?", (book.number,))
+        step.execute(f"DELETE FROM {{{table}}} WHERE queue = ?", (records.number,))
     sweep_names(step)
-    book.begin_anew(RemovalMark(True, step.now, operation.mark, step.now + REMOVED_TTL_MS), DEFAULT_POLICY)
+    records.begin_anew(RemovalMark(True, step.now, operation.mark, step.now + REMOVED_TTL_MS), DEFAULT_POLICY)
     return Removal(True)
 
 
-def left_in(book: QueueBook) -> dict[str, int]:
+def left_in(records: QueueRecords) -> dict[str, int]:
     """What keeps a queue from being removed."""
-    if book.number == 0:
+    if records.number == 0:
         return {}
     names = {"ready": "ready", "delayed": "delayed", "waiting": "waiting", "leased": "leased", "dead": "dead_kept"}
-    left = {name: book.numbers[column] for name, column in names.items()}
+    left = {name: records.numbers[column] for name, column in names.items()}
     for name, query in _COUNTS.items():
-        left[name] = book.step.execute(query, (book.number,)).fetchone()[0]
+        left[name] = records.step.execute(query, (records.number,)).fetchone()[0]
     held = sum(left[name] for name in names)
-    left["damaged"] = book.step.execute(_MESSAGES, (book.number,)).fetchone()[0] - held
+    left["damaged"] = records.step.execute(_MESSAGES, (records.number,)).fetchone()[0] - held
     return {name: count for name, count in left.items() if count}
 
 

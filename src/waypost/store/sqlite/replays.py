@@ -18,7 +18,7 @@ from waypost.identity import MARK_BYTES, Operation
 from waypost.policy import REPLAY_MAX, STAMP_AHEAD_MS
 from waypost.store.port import Woken
 from waypost.store.repeats import is_repeat
-from waypost.store.sqlite.queue_records import QueueBook
+from waypost.store.sqlite.queue_records import QueueRecords
 from waypost.values import CancelStatus, ExtendStatus, Fired, Published, Purged, Redriven, SettleStatus, SideEffect
 
 T = TypeVar("T")
@@ -39,32 +39,32 @@ _SESSION_FORGET = "DELETE FROM {session} WHERE queue = ? AND session = ?"
 _RESULTS_FORGET = "DELETE FROM {replay} WHERE queue = ? AND session = ?"
 
 
-def replayed(book: QueueBook, operation: Operation) -> bytes | None:
+def replayed(records: QueueRecords, operation: Operation) -> bytes | None:
     """The first result of this operation, None if it is new; one that may be forgotten raises."""
-    window_ms = book.step.replay_ttl_ms
+    window_ms = records.step.replay_ttl_ms
     if window_ms is None:
         return None
-    key = (book.number, operation.session)
-    row = book.step.execute(_NEWEST, key).fetchone()
+    key = (records.number, operation.session)
+    row = records.step.execute(_NEWEST, key).fetchone()
     newest, kept = 0 if row is None else row[0], None
     if operation.number <= newest:
-        kept = book.step.execute(_RESULT, (*key, operation.number)).fetchone()
+        kept = records.step.execute(_RESULT, (*key, operation.number)).fetchone()
     mark = None if kept is None else bytes(kept[0][:MARK_BYTES])
     is_known = is_repeat(
-        book.name, operation, book.now, window_ms=window_ms, known=mark, newest=newest, removed_ms=book.mark.ms
+        records.name, operation, records.now, window_ms=window_ms, known=mark, newest=newest, removed_ms=records.mark.ms
     )
     return bytes(kept[0][MARK_BYTES:]) if is_known and kept is not None else None
 
 
-def remember(book: QueueBook, operation: Operation, result: bytes) -> None:
+def remember(records: QueueRecords, operation: Operation, result: bytes) -> None:
     """Keep a result behind the mark of its operation, and let go of those that nobody may ask for any more."""
-    step, key = book.step, (book.number, operation.session)
+    step, key = records.step, (records.number, operation.session)
     if step.replay_ttl_ms is None:
         return
     step.execute(_RESULTS_OLD, (*key, operation.number - REPLAY_MAX))
     step.execute(_RESULT_KEEP, (*key, operation.number, operation.mark + result))
-    step.execute(_SESSION_KEEP, (*key, operation.number, book.now + step.replay_ttl_ms + STAMP_AHEAD_MS))
-    silent = step.execute(_SESSIONS_SILENT, (book.now, SESSIONS_SWEPT)).fetchall()
+    step.execute(_SESSION_KEEP, (*key, operation.number, records.now + step.replay_ttl_ms + STAMP_AHEAD_MS))
+    silent = step.execute(_SESSIONS_SILENT, (records.now, SESSIONS_SWEPT)).fetchall()
     if silent:
         step.execute_many(_SESSION_FORGET, silent)
         step.execute_many(_RESULTS_FORGET, silent)

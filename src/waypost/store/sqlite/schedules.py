@@ -8,7 +8,7 @@ from typing import Any
 from waypost.store.port import Draft, FireStep
 from waypost.store.sqlite.claim import promote_due
 from waypost.store.sqlite.publish import publish
-from waypost.store.sqlite.queue_records import QueueBook
+from waypost.store.sqlite.queue_records import QueueRecords
 from waypost.store.sqlite.step import Step
 from waypost.values import Elected, Fired, FireStatus, Promoted, Published, Saved, ScheduleList, StoredSchedule
 
@@ -42,32 +42,32 @@ def _read(row: tuple[Any, ...]) -> StoredSchedule:
     return StoredSchedule(key, version, bytes(spec), bool(paused), next_ms, due_ms, fires, missed, last_ms)
 
 
-def _find(book: QueueBook, key: str) -> StoredSchedule | None:
-    row = book.step.execute(_ONE, (book.number, key)).fetchone()
+def _find(records: QueueRecords, key: str) -> StoredSchedule | None:
+    row = records.step.execute(_ONE, (records.number, key)).fetchone()
     return None if row is None else _read(row)
 
 
-def save_schedule(book: QueueBook, schedule: StoredSchedule, version: str | None, next_ms: int | None) -> Saved:
+def save_schedule(records: QueueRecords, schedule: StoredSchedule, version: str | None, next_ms: int | None) -> Saved:
     """Write a schedule if it is as the caller saw it; what was counted stays."""
-    found = _find(book, schedule.key)
+    found = _find(records, schedule.key)
     if (None if found is None else (found.version, found.next_ms)) != (None if version is None else (version, next_ms)):
         return Saved("conflict", found)
-    book.make()
-    step = book.step
+    records.make()
+    step = records.step
     change = step.execute(_CHANGE).fetchone()[0]
     s = schedule
-    step.execute(_SAVE, (book.number, s.key, s.version, s.spec, int(s.paused), s.next_ms, s.due_ms, change))
-    return Saved("saved", _find(book, schedule.key))
+    step.execute(_SAVE, (records.number, s.key, s.version, s.spec, int(s.paused), s.next_ms, s.due_ms, change))
+    return Saved("saved", _find(records, schedule.key))
 
 
-def remove_schedule(book: QueueBook, key: str) -> bool:
+def remove_schedule(records: QueueRecords, key: str) -> bool:
     """Whether there was one."""
-    return book.step.execute(_REMOVE, (book.number, key)).rowcount > 0
+    return records.step.execute(_REMOVE, (records.number, key)).rowcount > 0
 
 
-def schedules(book: QueueBook) -> ScheduleList:
+def schedules(records: QueueRecords) -> ScheduleList:
     """The schedules of a queue."""
-    return ScheduleList(book.now, [_read(row) for row in book.step.execute(_ALL, (book.number,))])
+    return ScheduleList(records.now, [_read(row) for row in records.step.execute(_ALL, (records.number,))])
 
 
 def scheduled(step: Step) -> dict[str, int]:
@@ -75,29 +75,29 @@ def scheduled(step: Step) -> dict[str, int]:
     return dict(step.execute(_SCHEDULED).fetchall())
 
 
-def fire_schedule(book: QueueBook, step: FireStep, drafts: Sequence[Draft], operation: str) -> Fired:
+def fire_schedule(records: QueueRecords, step: FireStep, drafts: Sequence[Draft], operation: str) -> Fired:
     """Publish the fires of a schedule and move it on, if it stands where the caller saw it and its time has come."""
-    found = _find(book, step.key)
+    found = _find(records, step.key)
     status: FireStatus = "fired"
     if found is None or found.paused or (found.version, found.next_ms) != (step.version, step.expected_ms):
         status = "conflict"
-    elif book.now < step.last_due_ms:
+    elif records.now < step.last_due_ms:
         status = "early"
-    elif book.now > step.valid_until_ms:
+    elif records.now > step.valid_until_ms:
         status = "stale"
     if status != "fired":
-        return Fired(status, book.now, found)
-    publish(book, drafts, operation, schedule=step.key)
+        return Fired(status, records.now, found)
+    publish(records, drafts, operation, schedule=step.key)
     moved = (step.next_ms, step.due_ms, len(drafts), step.missed, step.last_ms)
-    book.step.execute(_MOVE, (*moved, book.number, step.key))
-    return Fired("fired", book.now, _find(book, step.key))
+    records.step.execute(_MOVE, (*moved, records.number, step.key))
+    return Fired("fired", records.now, _find(records, step.key))
 
 
-def trigger_schedule(book: QueueBook, key: str, draft: Draft, operation: str) -> Published | None:
+def trigger_schedule(records: QueueRecords, key: str, draft: Draft, operation: str) -> Published | None:
     """Publish a schedule's message now, beside its instants; None if there is no such schedule."""
-    if _find(book, key) is None:
+    if _find(records, key) is None:
         return None
-    return publish(book, [draft], operation, schedule=key)[0]
+    return publish(records, [draft], operation, schedule=key)[0]
 
 
 def elect(step: Step, role: str, name: str, ttl_ms: int) -> Elected:
@@ -124,12 +124,12 @@ def resign(step: Step, role: str, name: str) -> bool:
     return True
 
 
-def promote(book: QueueBook) -> Promoted:
+def promote(records: QueueRecords) -> Promoted:
     """Make timers ready that are due, as a claim does; a paused queue lets them gather."""
-    oldest = book.step.execute(_OLDEST_DUE, (book.number,)).fetchone()[0]
-    before = book.numbers["delayed"]
-    if not book.paused and oldest is not None and oldest <= book.now:
-        promote_due(book, None)
-    depth = book.numbers["delayed"]
-    lag = 0 if oldest is None else max(0, book.now - oldest)
-    return Promoted(before - depth, depth, lag, book.next_due())
+    oldest = records.step.execute(_OLDEST_DUE, (records.number,)).fetchone()[0]
+    before = records.numbers["delayed"]
+    if not records.paused and oldest is not None and oldest <= records.now:
+        promote_due(records, None)
+    depth = records.numbers["delayed"]
+    lag = 0 if oldest is None else max(0, records.now - oldest)
+    return Promoted(before - depth, depth, lag, records.next_due())

@@ -71,7 +71,7 @@ class Spelling(dict[str, str]):
         return text
 
 
-def standing(connection: sqlite3.Connection, spelling: Spelling, path: str) -> bool:
+def check_schema(connection: sqlite3.Connection, spelling: Spelling, path: str) -> bool:
     """Whether the namespace is there and fit for use; raises if something else is in its place. Reads only."""
     names = {spelling.name(table).lower(): table for table in TABLES}
     found = {
@@ -83,8 +83,8 @@ def standing(connection: sqlite3.Connection, spelling: Spelling, path: str) -> b
         return False
     where = f"in {path}, which namespace {spelling.prefix} would use"
     if "meta" not in found:
-        taken = ", ".join(sorted(spelling.name(table) for table in found))
-        raise ForeignData(f"not made by waypost: {taken} {where}; choose another namespace or another file")
+        names_found = ", ".join(sorted(spelling.name(table) for table in found))
+        raise ForeignData(f"not made by waypost: {names_found} {where}; choose another namespace or another file")
     version = _version(connection, spelling, where)
     if version > SCHEMA_VERSION:
         raise SchemaTooNew(

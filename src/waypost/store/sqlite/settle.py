@@ -8,7 +8,7 @@ from typing import Literal
 from waypost.store.port import Hold, Target, forwarded_draft
 from waypost.store.sqlite.moves import bury, end, ends_otherwise, make_claimable, to_head
 from waypost.store.sqlite.publish import publish
-from waypost.store.sqlite.queue_records import QueueBook, Record
+from waypost.store.sqlite.queue_records import QueueRecords, Record
 from waypost.store.sqlite.schema import DEAD, LEASED
 from waypost.store.sqlite.wake import waking
 from waypost.values import FAILURE_REASONS, CancelStatus, ExtendStatus, Settlement, SettleStatus, chain_id
@@ -23,143 +23,145 @@ _EXTEND = "UPDATE {message} SET lease_end_ms = ? WHERE seq = ?"
 _CANCEL_REQUEST = "UPDATE {message} SET cancel_requested = 1 WHERE seq = ?"
 
 
-def held(book: QueueBook, id: str, token: int, nonce: bytes) -> Record | None:
+def held(records: QueueRecords, id: str, token: int, nonce: bytes) -> Record | None:
     """The fence: the message in hand, if this token and nonce still hold its lease."""
-    record = book.records.get(id)
+    record = records.messages.get(id)
     if record is None or record.state != LEASED or record.token != token or record.nonce != nonce:
         return None
     return record
 
 
 def settle(
-    book: QueueBook, settlements: Sequence[Settlement], operation: str, wake: dict[str, list[str]]
+    records: QueueRecords, settlements: Sequence[Settlement], operation: str, wake: dict[str, list[str]]
 ) -> list[SettleStatus]:
     """Settle deliveries in order; `wake` gathers whom to wake in other queues."""
-    book.load([settlement.id for settlement in settlements])
-    book.load_holders([record.key for record in book.records.values() if record.key is not None])
+    records.load([settlement.id for settlement in settlements])
+    records.load_holders([record.key for record in records.messages.values() if record.key is not None])
     statuses: list[SettleStatus] = []
     for settlement in settlements:
-        record = held(book, settlement.id, settlement.token, settlement.nonce)
+        record = held(records, settlement.id, settlement.token, settlement.nonce)
         if record is None:
             statuses.append("lost")
         elif settlement.outcome == "done":
-            _done(book, record, settlement, operation, wake)
+            _done(records, record, settlement, operation, wake)
             statuses.append("done")
         else:
-            statuses.append(_not_done(book, record, settlement, operation))
+            statuses.append(_not_done(records, record, settlement, operation))
     return statuses
 
 
-def _done(book: QueueBook, record: Record, settlement: Settlement, operation: str, wake: dict[str, list[str]]) -> None:
+def _done(
+    records: QueueRecords, record: Record, settlement: Settlement, operation: str, wake: dict[str, list[str]]
+) -> None:
     if settlement.result is not None:
-        book.sweep("result", 1)
-        until_ms = book.now + settlement.result_ttl_ms
-        book.step.execute(_RESULT_SET, (book.number, record.id, settlement.result, until_ms))
-    end(book, record, "done", operation, begun=tuple(chain_id(one.queue, one.id) for one in settlement.then))
+        records.sweep("result", 1)
+        until_ms = records.now + settlement.result_ttl_ms
+        records.step.execute(_RESULT_SET, (records.number, record.id, settlement.result, until_ms))
+    end(records, record, "done", operation, begun=tuple(chain_id(one.queue, one.id) for one in settlement.then))
     for next_one in settlement.then:
-        book.numbers["transferred"] += 1
-        target = book.step.book(next_one.queue)
+        records.numbers["transferred"] += 1
+        target = records.step.queue_for_writing(next_one.queue)
         drafts = [forwarded_draft(next_one)]
-        if target is book:
-            publish(book, drafts, operation)
+        if target is records:
+            publish(records, drafts, operation)
             continue
         _, names = waking(target, lambda t=target, d=drafts: publish(t, d, operation))  # type: ignore[misc]
         if names:
             wake.setdefault(target.name, []).extend(names)
 
 
-def _not_done(book: QueueBook, record: Record, settlement: Settlement, operation: str) -> SettleStatus:
+def _not_done(records: QueueRecords, record: Record, settlement: Settlement, operation: str) -> SettleStatus:
     outcome = settlement.outcome
     if record.cancel_requested:
-        end(book, record, "cancelled", operation, cause=outcome)
+        end(records, record, "cancelled", operation, cause=outcome)
         return "cancelled"
     if outcome in ("retry", "dead"):
         record.error_type, record.error = settlement.error_type, settlement.error
     if outcome == "dead":
         if settlement.reason in FAILURE_REASONS:
             record.attempts += 1
-        bury(book, record, settlement.reason or "rejected", operation)
+        bury(records, record, settlement.reason or "rejected", operation)
         return "dead"
     if outcome == "drop":
-        end(book, record, "dropped", operation, cause="drop")
+        end(records, record, "dropped", operation, cause="drop")
         return "dropped"
-    if ends_otherwise(book, record, operation, outcome):
+    if ends_otherwise(records, record, operation, outcome):
         return "replaced"
     if outcome == "release":
         record.deliveries -= 1
-        book.count_up("released")
-        book.note_run("released", operation, record)
-        to_head(book, record, book.now, "released")
+        records.count_up("released")
+        records.note_run("released", operation, record)
+        to_head(records, record, records.now, "released")
         return "released"
     status: Literal["retried", "snoozed"]
     if outcome == "retry":
         record.attempts += 1
-        book.count_up("retried")
+        records.count_up("retried")
         status = record.cause = "retried"
     else:
         record.deliveries -= 1
-        book.count_up("snoozed")
+        records.count_up("snoozed")
         status = record.cause = "snoozed"
-    ready_ms = book.now + settlement.after_ms
-    book.note_run(
+    ready_ms = records.now + settlement.after_ms
+    records.note_run(
         status, operation, record,
         due_ms=ready_ms, reason=settlement.reason, error_type=settlement.error_type,
     )  # fmt: skip
-    make_claimable(book, record, ready_ms)
+    make_claimable(records, record, ready_ms)
     return status
 
 
-def extend(book: QueueBook, holds: Sequence[Hold]) -> list[ExtendStatus]:
+def extend(records: QueueRecords, holds: Sequence[Hold]) -> list[ExtendStatus]:
     """Renew leases: only the lease end changes, so the rest of the row's indexes stay as they are."""
-    book.load([hold.id for hold in holds])
+    records.load([hold.id for hold in holds])
     statuses: list[ExtendStatus] = []
     renewed: list[tuple[int, int]] = []
     for hold in holds:
-        record = held(book, hold.id, hold.token, hold.nonce)
+        record = held(records, hold.id, hold.token, hold.nonce)
         if record is None:
             statuses.append("lost")
             continue
         # The length it was claimed with: its worker renews by that, whatever the queue's lease has become since.
-        renewed.append((book.now + record.lease_ms, record.seq))
+        renewed.append((records.now + record.lease_ms, record.seq))
         statuses.append("cancel" if record.cancel_requested else "ok")
-    book.step.execute_many(_EXTEND, renewed)
+    records.step.execute_many(_EXTEND, renewed)
     return statuses
 
 
-def cancel(book: QueueBook, targets: Sequence[Target], operation: str) -> list[CancelStatus]:
+def cancel(records: QueueRecords, targets: Sequence[Target], operation: str) -> list[CancelStatus]:
     """Cancel by id or key: waiting messages at once, a running one by a flag that its next renewal finds."""
-    return [_cancel_target(book, target, operation) for target in targets]
+    return [_cancel_target(records, target, operation) for target in targets]
 
 
-def _cancel_target(book: QueueBook, target: Target, operation: str) -> CancelStatus:
-    number, now = book.number, book.now
+def _cancel_target(records: QueueRecords, target: Target, operation: str) -> CancelStatus:
+    number, now = records.number, records.now
     if target.key is not None:
-        holder = book.holder(target.key)
+        holder = records.holder(target.key)
         if holder is None:
-            kept = book.step.execute(_WINDOW_KEPT, (number, target.key, now)).fetchone()
+            kept = records.step.execute(_WINDOW_KEPT, (number, target.key, now)).fetchone()
             return "unknown" if kept is None else "finished"
         if holder.parked is not None:
-            end(book, holder.parked, "cancelled", operation, cause="request")
-        return _cancel_one(book, holder.owner, operation)
+            end(records, holder.parked, "cancelled", operation, cause="request")
+        return _cancel_one(records, holder.owner, operation)
     id = target.id or ""
-    record = book.find(id)
+    record = records.find(id)
     if record is not None:
-        return _cancel_one(book, record, operation)
+        return _cancel_one(records, record, operation)
     finished = (
-        book.step.execute(_COMPLETED_KEPT, (number, id)).fetchone()
-        or book.step.execute(_RESULT_KEPT, (number, id, now)).fetchone()
+        records.step.execute(_COMPLETED_KEPT, (number, id)).fetchone()
+        or records.step.execute(_RESULT_KEPT, (number, id, now)).fetchone()
     )
     return "finished" if finished else "unknown"
 
 
-def _cancel_one(book: QueueBook, record: Record, operation: str) -> CancelStatus:
+def _cancel_one(records: QueueRecords, record: Record, operation: str) -> CancelStatus:
     if record.state == DEAD:
         return "finished"
     if record.state == LEASED:
         if not record.cancel_requested:
             record.cancel_requested = 1
-            book.step.execute(_CANCEL_REQUEST, (record.seq,))
-            book.note("cancel_requested", operation, record)
+            records.step.execute(_CANCEL_REQUEST, (record.seq,))
+            records.note("cancel_requested", operation, record)
         return "requested"
-    end(book, record, "cancelled", operation, cause="request")
+    end(records, record, "cancelled", operation, cause="request")
     return "cancelled"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from waypost.policy import HEAD_OFFSET, MINUTES_KEPT, PRIORITY_MAX, PRIORITY_MIN
-from waypost.store.sqlite.queue_records import QueueBook
+from waypost.store.sqlite.queue_records import QueueRecords
 from waypost.values import MINUTE_COUNTERS, REDELIVERY_CAUSES, Ledger, Minute, Stats
 
 _HEAD = """
@@ -19,9 +19,9 @@ _MINUTES = (
 )
 
 
-def ledger(book: QueueBook) -> Ledger:
+def ledger(records: QueueRecords) -> Ledger:
     """Where every message of the queue went, from the queue's row alone."""
-    n = book.numbers
+    n = records.numbers
     return Ledger(
         n["published"], n["redriven"], n["ready"], n["delayed"], n["waiting"], n["leased"],
         n["done"], n["dead"], n["dropped"], n["cancelled"], n["replaced"], n["dead_kept"],
@@ -31,28 +31,28 @@ def ledger(book: QueueBook) -> Ledger:
     )  # fmt: skip
 
 
-def _oldest_ready(book: QueueBook) -> int | None:
+def _oldest_ready(records: QueueRecords) -> int | None:
     """The longest wait among the messages that stand first: of each priority, reclaimed ones apart."""
     heads = [
-        book.step.execute(_HEAD, (book.number, priority, first)).fetchone()
+        records.step.execute(_HEAD, (records.number, priority, first)).fetchone()
         for priority in range(PRIORITY_MIN, PRIORITY_MAX + 1)
         for first in (-HEAD_OFFSET, 0)
     ]
-    return max((book.now - head[0] for head in heads if head is not None), default=None)
+    return max((records.now - head[0] for head in heads if head is not None), default=None)
 
 
-def stats(book: QueueBook, minutes: int) -> Stats:
+def stats(records: QueueRecords, minutes: int) -> Stats:
     """A queue at a glance."""
-    now, number, execute = book.now, book.number, book.step.execute
+    now, number, execute = records.now, records.number, records.step.execute
     oldest_leased = execute(_OLDEST_LEASED, (number,)).fetchone()[0]
     first = now // 60_000 - min(minutes, MINUTES_KEPT) + 1
     return Stats(
-        book.name, now, ledger(book), book.paused,
-        _oldest_ready(book),
+        records.name, now, ledger(records), records.paused,
+        _oldest_ready(records),
         None if oldest_leased is None else now - oldest_leased,
-        book.next_due(), book.next_lease(),
+        records.next_due(), records.next_lease(),
         execute(_SLEEPERS, (number, now)).fetchone()[0],
-        book.numbers["journal_first"], book.numbers["journal_last"], book.readers(),
+        records.numbers["journal_first"], records.numbers["journal_last"], records.readers(),
         [
             Minute(minute * 60_000, dict(zip(MINUTE_COUNTERS, counts, strict=True)))
             for minute, *counts in execute(_MINUTES, (number, first))

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 from waypost.store.port import Call, SideEffects
-from waypost.store.sqlite.queue_records import QueueBook
+from waypost.store.sqlite.queue_records import QueueRecords
 from waypost.store.sqlite.remove import sweep_names
 from waypost.store.sqlite.schema import RESERVE_BYTES, Spelling
 from waypost.values import Notice
@@ -38,8 +38,16 @@ class Step:
     """What a verb sees of the file. Everything it does is committed together, or not at all."""
 
     __slots__ = (
-        "_books", "_connection", "_seq", "_spelling", "also", "expectant", "give_way", "notices", "now",
+        "_connection",
+        "_queues",
+        "_seq",
+        "_spelling",
+        "also",
+        "give_way",
+        "notices",
+        "now",
         "replay_ttl_ms",
+        "waiters_to_wake",
     )  # fmt: skip
 
     def __init__(
@@ -58,11 +66,11 @@ class Step:
         self.replay_ttl_ms = replay_ttl_ms
         #: The file is full and the reserve is gone: history must yield to delivery.
         self.give_way = give_way
-        self._books: dict[str, QueueBook] = {}
+        self._queues: dict[str, QueueRecords] = {}
         self._seq: int | None = None
         #: News of chains that this step made and has not acted on, and the clients that wait for its ends, by queue.
         self.notices: list[Notice] = []
-        self.expectant: dict[str, list[str]] = {}
+        self.waiters_to_wake: dict[str, list[str]] = {}
         #: What it did besides its work.
         self.also = SideEffects()
 
@@ -87,25 +95,25 @@ class Step:
             f"INSERT INTO {{{table}}} ({names}) VALUES ({marks})", zip(*(values[index] for index in used), strict=True)
         )
 
-    def look(self, name: str) -> QueueBook:
+    def queue_for_reading(self, name: str) -> QueueRecords:
         """A queue to read from; one that is not there looks like an empty one."""
-        return QueueBook(self, name, self.execute(_QUEUE, (name,)).fetchone())
+        return QueueRecords(self, name, self.execute(_QUEUE, (name,)).fetchone())
 
-    def book(self, name: str) -> QueueBook:
+    def queue_for_writing(self, name: str) -> QueueRecords:
         """A name to write to, with its row made if it is not there. The same object for the whole step.
 
-        It is a queue only when something is added to it: see `QueueBook.make`.
+        It is a queue only when something is added to it: see `QueueRecords.make`.
         """
-        book = self._books.get(name)
-        if book is None:
-            book = self.look(name)
-            if book.number == 0:
+        records = self._queues.get(name)
+        if records is None:
+            records = self.queue_for_reading(name)
+            if records.number == 0:
                 sweep_names(self)
-                book.number = self.execute(_QUEUE_NEW, (name, book.policy_text)).lastrowid or 0
+                records.number = self.execute(_QUEUE_NEW, (name, records.policy_text)).lastrowid or 0
             if self.give_way:
-                book.give_way()
-            self._books[name] = book
-        return book
+                records.give_way()
+            self._queues[name] = records
+        return records
 
     def take_seq(self, count: int) -> int:
         """The first of so many unused row numbers for envelopes."""
@@ -122,5 +130,5 @@ class Step:
 
     def finish(self) -> None:
         """Write what the books gathered."""
-        for book in self._books.values():
-            book.flush()
+        for records in self._queues.values():
+            records.flush()

@@ -47,7 +47,7 @@ from waypost.store.sqlite import check as checking
 from waypost.store.sqlite.connection import check_library
 from waypost.store.sqlite.executor import AsyncSqliteExecutor, SqliteExecutor
 from waypost.store.sqlite.publish import publish
-from waypost.store.sqlite.queue_records import QueueBook
+from waypost.store.sqlite.queue_records import QueueRecords
 from waypost.store.sqlite.schema import NO_STATE, Spelling
 from waypost.store.sqlite.step import SqliteCall, Step
 from waypost.store.sqlite.transactions import SqliteTransactions
@@ -146,7 +146,7 @@ class SqliteStore:
         """Tests only: take a message out of all places in which a claim could find it."""
 
         def step(step: Step) -> None:
-            number = step.book(queue).number
+            number = step.queue_for_writing(queue).number
             step.execute("UPDATE {message} SET state = ? WHERE queue = ? AND id = ?", (NO_STATE, number, message_id))
 
         return SqliteCall("damage", step)
@@ -172,17 +172,17 @@ class SqliteStore:
 
     @staticmethod
     def _once(
-        name: str, queue: str, operation: Operation, form: replays.Form[T], work: Callable[[QueueBook], T]
+        name: str, queue: str, operation: Operation, form: replays.Form[T], work: Callable[[QueueRecords], T]
     ) -> SqliteCall[T]:
         """A verb that runs once per operation: a repeat gets the first result."""
 
         def run(step: Step) -> T:
-            book = step.book(queue)
-            first = replays.replayed(book, operation)
+            records = step.queue_for_writing(queue)
+            first = replays.replayed(records, operation)
             if first is not None:
                 return form.unpack(first)
-            result = work(book)
-            replays.remember(book, operation, form.pack(result))
+            result = work(records)
+            replays.remember(records, operation, form.pack(result))
             return result
 
         return SqliteCall(name, run, fills=name in ("publish", "fire_schedule", "trigger_schedule"))
@@ -193,8 +193,8 @@ class SqliteStore:
     # ---- the way of a message ----------------------------------------------------------------------------
 
     def publish(self, queue: str, drafts: Sequence[Draft], operation: Operation) -> Call[Woken[list[Published]]]:
-        def work(book: QueueBook) -> Woken[list[Published]]:
-            return _carried(book, _woken(book, lambda: publish(book, drafts, str(operation))))
+        def work(records: QueueRecords) -> Woken[list[Published]]:
+            return _with_notices(records, _woken(records, lambda: publish(records, drafts, str(operation))))
 
         return self._once("publish", queue, operation, replays.PUBLISHED, work)
 
@@ -214,18 +214,18 @@ class SqliteStore:
         fence = nonce or new_nonce()
 
         def run(step: Step) -> Claimed:
-            book = step.book(queue)
-            first = replays.replayed(book, operation)
+            records = step.queue_for_writing(queue)
+            first = replays.replayed(records, operation)
             if first is None and not replay:
-                claimed, ids = claim.claim(book, limit, operation, fence, worker, sleeper, linger_ms, bytes_max)
-                wake = chains.carry(step) if step.notices or step.expectant else {}
+                claimed, ids = claim.claim(records, limit, operation, fence, worker, sleeper, linger_ms, bytes_max)
+                wake = chains.deliver_notices(step) if step.notices or step.waiters_to_wake else {}
                 also = step.also.take()
-                replays.remember(book, operation, replays.CLAIMED.pack((fence, ids, also, wake)))
+                replays.remember(records, operation, replays.CLAIMED.pack((fence, ids, also, wake)))
             else:
                 # Nothing ran, and now nothing may: a request that is still under way finds this and takes no work.
                 held, ids, also, wake = (fence, [], (), {}) if first is None else replays.CLAIMED.unpack(first)
-                replays.remember(book, operation, replays.CLAIMED.pack((fence, ids, also, wake)))
-                claimed = claim.claim_again(book, ids, held, fence)
+                replays.remember(records, operation, replays.CLAIMED.pack((fence, ids, also, wake)))
+                claimed = claim.claim_again(records, ids, held, fence)
             return structs.replace(claimed, also=also, wake=wake) if also or wake else claimed
 
         return SqliteCall("claim", run)
@@ -233,25 +233,29 @@ class SqliteStore:
     def settle(
         self, queue: str, settlements: Sequence[Settlement], operation: Operation
     ) -> Call[Woken[list[SettleStatus]]]:
-        def work(book: QueueBook) -> Woken[list[SettleStatus]]:
+        def work(records: QueueRecords) -> Woken[list[SettleStatus]]:
             wake: dict[str, list[str]] = {}
 
             def freed_slots() -> int:
-                if book.policy.max_running is None:
+                if records.policy.max_running is None:
                     return 0
-                return min(len(settlements), max(0, book.numbers["ready"] - book.freshly_ready))
+                return min(len(settlements), max(0, records.numbers["ready"] - records.freshly_ready))
 
-            woken = _woken(book, lambda: settle.settle(book, settlements, str(operation), wake), also=freed_slots)
-            return _carried(book, Woken(woken.result, wake | woken.wake))
+            woken = _woken(records, lambda: settle.settle(records, settlements, str(operation), wake), also=freed_slots)
+            return _with_notices(records, Woken(woken.result, wake | woken.wake))
 
         return self._once("settle", queue, operation, replays.SETTLED, work)
 
     def extend(self, queue: str, holds: Sequence[Hold], operation: Operation) -> Call[list[ExtendStatus]]:
-        return self._once("extend", queue, operation, replays.EXTENDED, lambda book: settle.extend(book, holds))
+        return self._once("extend", queue, operation, replays.EXTENDED, lambda records: settle.extend(records, holds))
 
     def cancel(self, queue: str, targets: Sequence[Target], operation: Operation) -> Call[list[CancelStatus]]:
         return self._once(
-            "cancel", queue, operation, replays.CANCELLED, lambda book: settle.cancel(book, targets, str(operation))
+            "cancel",
+            queue,
+            operation,
+            replays.CANCELLED,
+            lambda records: settle.cancel(records, targets, str(operation)),
         )
 
     def outgoing(self, queue: str, limit: int) -> Call[list[Continuation | Notice]]:
@@ -275,7 +279,7 @@ class SqliteStore:
 
     def result(self, queue: str, message_id: str) -> Call[bytes | None]:
         def run(step: Step) -> bytes | None:
-            row = step.execute(_RESULT, (step.look(queue).number, message_id, step.now)).fetchone()
+            row = step.execute(_RESULT, (step.queue_for_reading(queue).number, message_id, step.now)).fetchone()
             return None if row is None else bytes(row[0])
 
         return SqliteCall("result", run, writes=False)
@@ -295,13 +299,15 @@ class SqliteStore:
         reason: str | None = None,
     ) -> Call[Page]:
         filters = {"id": id, "key": key, "group": group, "reason": reason}
-        return SqliteCall("peek", lambda step: peek.peek(step.look(queue), state, limit, cursor, filters), writes=False)
+        return SqliteCall(
+            "peek", lambda step: peek.peek(step.queue_for_reading(queue), state, limit, cursor, filters), writes=False
+        )
 
     def stats(self, queue: str, *, minutes: int = 0) -> Call[Stats]:
-        return SqliteCall("stats", lambda step: stats.stats(step.look(queue), minutes), writes=False)
+        return SqliteCall("stats", lambda step: stats.stats(step.queue_for_reading(queue), minutes), writes=False)
 
     def trace(self, queue: str, message_id: str, cursor: str | None = None) -> Call[TracePage]:
-        return SqliteCall("trace", lambda step: journal.trace(step.look(queue), message_id), writes=False)
+        return SqliteCall("trace", lambda step: journal.trace(step.queue_for_reading(queue), message_id), writes=False)
 
     def queues(self) -> Call[list[str]]:
         return SqliteCall("queues", lambda step: [name for (name,) in step.execute(_QUEUES)], writes=False)
@@ -318,44 +324,48 @@ class SqliteStore:
         reason: str | None = None,
         cursor: str | None = None,
     ) -> Call[Woken[Redriven]]:
-        def work(book: QueueBook) -> Woken[Redriven]:
-            return _woken(book, lambda: admin.redrive(book, limit, str(operation), ids, reason))
+        def work(records: QueueRecords) -> Woken[Redriven]:
+            return _woken(records, lambda: admin.redrive(records, limit, str(operation), ids, reason))
 
         return self._once("redrive", queue, operation, replays.REDRIVEN, work)
 
     def purge(self, queue: str, state: MessageState, limit: int, operation: Operation) -> Call[Purged]:
         check_purge(state)
         return self._once(
-            "purge", queue, operation, replays.PURGED, lambda book: admin.purge(book, state, limit, str(operation))
+            "purge",
+            queue,
+            operation,
+            replays.PURGED,
+            lambda records: admin.purge(records, state, limit, str(operation)),
         )
 
     def check(self, queue: str, cursor: str | None, *, mend: bool = False) -> Call[CheckPage]:
         def run(step: Step) -> CheckPage:
             if not mend:
-                return checking.check(step.look(queue), cursor, mend=False)
-            book = step.book(queue)
-            return waking(book, lambda: checking.check(book, cursor, mend=True))[0]
+                return checking.check(step.queue_for_reading(queue), cursor, mend=False)
+            records = step.queue_for_writing(queue)
+            return waking(records, lambda: checking.check(records, cursor, mend=True))[0]
 
         return SqliteCall("check", run, writes=mend)
 
     def configure(self, queue: str, changes: Mapping[str, Any]) -> Call[Woken[Policy]]:
         def run(step: Step) -> Woken[Policy]:
-            book = step.book(queue)
-            return _woken(book, lambda: admin.configure(book, changes), also=lambda: admin.worth_waking(book))
+            records = step.queue_for_writing(queue)
+            return _woken(records, lambda: admin.configure(records, changes), also=lambda: admin.worth_waking(records))
 
         return SqliteCall("configure", run)
 
     def policy(self, queue: str) -> Call[Policy]:
-        return SqliteCall("policy", lambda step: step.look(queue).policy, writes=False)
+        return SqliteCall("policy", lambda step: step.queue_for_reading(queue).policy, writes=False)
 
     def pause(self, queue: str) -> Call[bool]:
-        return SqliteCall("pause", lambda step: admin.set_paused(step.book(queue), True))
+        return SqliteCall("pause", lambda step: admin.set_paused(step.queue_for_writing(queue), True))
 
     def resume(self, queue: str) -> Call[Woken[bool]]:
         def run(step: Step) -> Woken[bool]:
-            book = step.book(queue)
-            changed = admin.set_paused(book, False)
-            return _woken(book, lambda: changed, also=lambda: admin.worth_resuming(book) if changed else 0)
+            records = step.queue_for_writing(queue)
+            changed = admin.set_paused(records, False)
+            return _woken(records, lambda: changed, also=lambda: admin.worth_resuming(records) if changed else 0)
 
         return SqliteCall("resume", run)
 
@@ -389,16 +399,18 @@ class SqliteStore:
     # ---- the journal -------------------------------------------------------------------------------------
 
     def journal(self, queue: str, after: int, limit: int) -> Call[JournalPage]:
-        return SqliteCall("journal", lambda step: journal.journal(step.look(queue), after, limit), writes=False)
+        return SqliteCall(
+            "journal", lambda step: journal.journal(step.queue_for_reading(queue), after, limit), writes=False
+        )
 
     def journal_reader(self, queue: str, name: str, read_to: int | None) -> Call[int]:
-        return SqliteCall("journal_reader", lambda step: journal.reader(step.book(queue), name, read_to))
+        return SqliteCall("journal_reader", lambda step: journal.reader(step.queue_for_writing(queue), name, read_to))
 
     def journal_forget(self, queue: str, name: str) -> Call[bool]:
-        return SqliteCall("journal_forget", lambda step: journal.forget_reader(step.book(queue), name))
+        return SqliteCall("journal_forget", lambda step: journal.forget_reader(step.queue_for_writing(queue), name))
 
     def journal_trim(self, queue: str, up_to: int) -> Call[int]:
-        return SqliteCall("journal_trim", lambda step: step.book(queue).trim_journal(up_to))
+        return SqliteCall("journal_trim", lambda step: step.queue_for_writing(queue).trim_journal(up_to))
 
     # ---- schedules and leaders ---------------------------------------------------------------------------
 
@@ -406,15 +418,15 @@ class SqliteStore:
         self, queue: str, schedule: StoredSchedule, *, version: str | None, next_ms: int | None
     ) -> Call[Saved]:
         def run(step: Step) -> Saved:
-            return schedules.save_schedule(step.book(queue), schedule, version, next_ms)
+            return schedules.save_schedule(step.queue_for_writing(queue), schedule, version, next_ms)
 
         return SqliteCall("save_schedule", run, fills=True)
 
     def remove_schedule(self, queue: str, key: str) -> Call[bool]:
-        return SqliteCall("remove_schedule", lambda step: schedules.remove_schedule(step.look(queue), key))
+        return SqliteCall("remove_schedule", lambda step: schedules.remove_schedule(step.queue_for_reading(queue), key))
 
     def schedules(self, queue: str) -> Call[ScheduleList]:
-        return SqliteCall("schedules", lambda step: schedules.schedules(step.look(queue)), writes=False)
+        return SqliteCall("schedules", lambda step: schedules.schedules(step.queue_for_reading(queue)), writes=False)
 
     def scheduled(self) -> Call[dict[str, int]]:
         return SqliteCall("scheduled", schedules.scheduled, writes=False)
@@ -425,16 +437,20 @@ class SqliteStore:
     def fire_schedule(
         self, queue: str, step: FireStep, drafts: Sequence[Draft], operation: Operation
     ) -> Call[Woken[Fired]]:
-        def work(book: QueueBook) -> Woken[Fired]:
-            return _carried(book, _woken(book, lambda: schedules.fire_schedule(book, step, drafts, str(operation))))
+        def work(records: QueueRecords) -> Woken[Fired]:
+            return _with_notices(
+                records, _woken(records, lambda: schedules.fire_schedule(records, step, drafts, str(operation)))
+            )
 
         return self._once("fire_schedule", queue, operation, replays.FIRED, work)
 
     def trigger_schedule(
         self, queue: str, key: str, draft: Draft, operation: Operation
     ) -> Call[Woken[Published | None]]:
-        def work(book: QueueBook) -> Woken[Published | None]:
-            return _carried(book, _woken(book, lambda: schedules.trigger_schedule(book, key, draft, str(operation))))
+        def work(records: QueueRecords) -> Woken[Published | None]:
+            return _with_notices(
+                records, _woken(records, lambda: schedules.trigger_schedule(records, key, draft, str(operation)))
+            )
 
         return self._once("trigger_schedule", queue, operation, replays.TRIGGERED, work)
 
@@ -446,23 +462,23 @@ class SqliteStore:
 
     def promote(self, queue: str) -> Call[Woken[Promoted]]:
         def run(step: Step) -> Woken[Promoted]:
-            if step.look(queue).number == 0:
+            if step.queue_for_reading(queue).number == 0:
                 return Woken(Promoted(0, 0, 0, None), {})
-            book = step.book(queue)
-            return _carried(book, _woken(book, lambda: schedules.promote(book)))
+            records = step.queue_for_writing(queue)
+            return _with_notices(records, _woken(records, lambda: schedules.promote(records)))
 
         return SqliteCall("promote", run)
 
 
-def _woken(book: QueueBook, work: Callable[[], T], *, also: Callable[[], int] = lambda: 0) -> Woken[T]:
-    result, names = waking(book, work, also=also)
-    return Woken(result, {book.name: names} if names else {})
+def _woken(records: QueueRecords, work: Callable[[], T], *, also: Callable[[], int] = lambda: 0) -> Woken[T]:
+    result, names = waking(records, work, also=also)
+    return Woken(result, {records.name: names} if names else {})
 
 
-def _carried(book: QueueBook, woken: Woken[T]) -> Woken[T]:
+def _with_notices(records: QueueRecords, woken: Woken[T]) -> Woken[T]:
     """Act on the news of chains that a step made, wake those whom they concern too, and say what else it did."""
-    step = book.step
-    if step.notices or step.expectant:
-        add_wakes(woken.wake, chains.carry(step))
+    step = records.step
+    if step.notices or step.waiters_to_wake:
+        add_wakes(woken.wake, chains.deliver_notices(step))
     also = step.also.take()
     return Woken(woken.result, woken.wake, also) if also else woken

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from waypost.errors import ConfigurationError, InvalidInput, WaypostError
 from waypost.store.port import AsyncExecutor, Call, Executor, blocks
-from waypost.store.sqlite.chains import carry
+from waypost.store.sqlite.chains import deliver_notices
 from waypost.store.sqlite.connection import same_file
-from waypost.store.sqlite.schema import add_columns, standing
+from waypost.store.sqlite.schema import add_columns, check_schema
 from waypost.store.sqlite.step import SqliteCall, Step
 from waypost.store.transactions import CallerTransaction, Checks, another_database
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 #: SQLite waits so long for its turn to write.
-TURN_SECONDS = 5.0
+LOCK_WAIT_SECONDS = 5.0
 
 
 class SqliteTransactions:
@@ -47,29 +47,29 @@ class SqliteTransactions:
         return isinstance(connection, sqlite3.Connection)
 
     def executor(self, transaction: CallerTransaction, connection: Any, queue: str) -> Executor:
-        return SqliteWithin(self._store, connection, queue)
+        return SqliteTransactionExecutor(self._store, connection, queue)
 
     def async_executor(self, transaction: CallerTransaction, connection: Any, queue: str) -> AsyncExecutor:
-        return AsyncSqliteWithin(SqliteWithin(self._store, connection, queue))
+        return AsyncSqliteTransactionExecutor(SqliteTransactionExecutor(self._store, connection, queue))
 
     @contextmanager
     def begin(self, executor: Callable[[], Executor]) -> Iterator[sqlite3.Connection]:
         # By Python's own rules it begins with the first write, so that nobody waits for a handler that only reads.
-        with closing(sqlite3.connect(self._store.path, timeout=TURN_SECONDS)) as connection, connection:
+        with closing(sqlite3.connect(self._store.path, timeout=LOCK_WAIT_SECONDS)) as connection, connection:
             yield connection
 
     @asynccontextmanager
     async def begin_async(self, executor: Callable[[], Awaitable[AsyncExecutor]]) -> AsyncIterator[sqlite3.Connection]:
-        with closing(sqlite3.connect(self._store.path, timeout=TURN_SECONDS)) as connection, connection:
+        with closing(sqlite3.connect(self._store.path, timeout=LOCK_WAIT_SECONDS)) as connection, connection:
             yield connection
 
 
 #: Takes the right to write before anything is read, by the connection's own way to begin a transaction.
-_TAKE_TURN = "UPDATE {meta} SET value = value WHERE 0"
+_LOCK_FOR_WRITING = "UPDATE {meta} SET value = value WHERE 0"
 _SAVE, _BACK, _KEEP = "SAVEPOINT waypost", "ROLLBACK TO waypost", "RELEASE waypost"
 
 
-class SqliteWithin:
+class SqliteTransactionExecutor:
     """Runs calls in the caller's transaction."""
 
     def __init__(self, store: SqliteStore, connection: sqlite3.Connection, queue: str) -> None:
@@ -92,12 +92,12 @@ class SqliteWithin:
                 "this connection has other databases attached, which are not committed together with this one after a "
                 "crash; detach them"
             )
-        if not connection.in_transaction and not begins(connection):
+        if not connection.in_transaction and not begins_transactions(connection):
             raise InvalidInput(
                 "this connection commits each statement by itself, so a crash could keep a part of your work without "
                 "the rest; execute BEGIN IMMEDIATE first, or connect with isolation_level other than None"
             )
-        if standing(connection, self._store.spelling, self._store.path):
+        if check_schema(connection, self._store.spelling, self._store.path):
             add_columns(connection, self._store.spelling)
 
     def run(self, call: Call[T]) -> T:
@@ -108,7 +108,7 @@ class SqliteWithin:
         connection.row_factory, connection.text_factory = None, str
         try:
             self.check()
-            connection.execute(self._store.spelling[_TAKE_TURN])
+            connection.execute(self._store.spelling[_LOCK_FOR_WRITING])
             connection.execute(_SAVE)
             try:
                 result = self._step(mine)
@@ -125,13 +125,13 @@ class SqliteWithin:
         store = self._store
         step = Step(self._connection, store.spelling, store.clock(), replay_ttl_ms=None)
         if call.fills:
-            policy = step.look(self._queue).policy
+            policy = step.queue_for_reading(self._queue).policy
             if policy.max_pending is not None and policy.overload == "block":
                 raise blocks(self._queue)
             step.keep_reserve()
         result = call.step(step)
         if step.notices:
-            carry(step)
+            deliver_notices(step)
         step.finish()
         return result
 
@@ -149,7 +149,7 @@ class SqliteWithin:
         """It is the caller's."""
 
 
-def begins(connection: sqlite3.Connection) -> bool:
+def begins_transactions(connection: sqlite3.Connection) -> bool:
     """Whether the connection begins a transaction by itself before it writes."""
     autocommit = getattr(connection, "autocommit", None)
     if isinstance(autocommit, bool):  # from Python 3.12 on; otherwise isolation_level says
@@ -157,17 +157,17 @@ def begins(connection: sqlite3.Connection) -> bool:
     return connection.isolation_level is not None
 
 
-class AsyncSqliteWithin:
+class AsyncSqliteTransactionExecutor:
     """The same for an event loop: a file has nothing to wait for but the disk."""
 
-    def __init__(self, within: SqliteWithin) -> None:
-        self._within = within
+    def __init__(self, executor: SqliteTransactionExecutor) -> None:
+        self._sync = executor
 
     async def run(self, call: Call[T]) -> T:
-        return self._within.run(call)
+        return self._sync.run(call)
 
     async def run_many(self, calls: Iterable[Call[T]]) -> list[T | Exception]:
-        return self._within.run_many(calls)
+        return self._sync.run_many(calls)
 
     async def close(self) -> None:
         """It is the caller's."""

@@ -17,7 +17,7 @@ _CUT = """
     DELETE FROM {worker} WHERE rowid IN (
         SELECT rowid FROM {worker} INDEXED BY {worker:until} WHERE name <> ? AND until_ms > 0 ORDER BY until_ms, name
         LIMIT max(0, (SELECT count(*) FROM {worker}) - ?))"""
-_LEAVE = "DELETE FROM {worker} WHERE name = ?"
+_UNREGISTER = "DELETE FROM {worker} WHERE name = ?"
 _WORKERS = "SELECT name, record, at_ms, until_ms FROM {worker} WHERE until_ms > ? ORDER BY name LIMIT ?"
 
 
@@ -33,7 +33,7 @@ def heartbeat(step: Step, name: str, record: bytes, ttl_ms: int) -> int:
 
 def unregister(step: Step, name: str) -> bool:
     """Forget a worker at once; whether it was known."""
-    return step.execute(_LEAVE, (name,)).rowcount > 0
+    return step.execute(_UNREGISTER, (name,)).rowcount > 0
 
 
 def workers(step: Step) -> list[RegisteredWorker]:

@@ -28,7 +28,7 @@ from waypost.store.port import (
     Woken,
     check_chunk,
     check_purge,
-    told,
+    format_changes,
 )
 from waypost.store.valkey import packing, poll, workers
 from waypost.store.valkey.blocking_wait import ValkeyBlockingWaits
@@ -554,7 +554,7 @@ class ValkeyStore:
             "configure",
             queue,
             None,
-            [b"policy", packed, told(changes).encode()],
+            [b"policy", packed, format_changes(changes).encode()],
             lambda reply: Woken(packing.unpack_policy(reply[0]), _wake(queue, reply[1:])),
         )
 
