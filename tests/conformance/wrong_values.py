@@ -72,7 +72,7 @@ CALLS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "worker": ({}, ("queues", "health_window", "scheduler", "promoter")),
     "drain": ({"timeout": 0}, ()),
     "peek": ({"queue": "fuzzed"}, ("n", "state")),
-    "messages": ({"queue": "fuzzed"}, ("state", "id", "key", "group", "reason")),
+    "messages": ({"queue": "fuzzed"}, ("state", "id", "key", "group", "reason", "before", "limit", "no_such_option")),
     "dead_letters": ({"queue": "fuzzed"}, ("reason", "id", "key", "group")),
     "timers": ({"queue": "fuzzed"}, ("before",)),
     "stats": ({"queue": "fuzzed"}, ("minutes",)),

@@ -18,7 +18,7 @@ from waypost import Waypost
 from waypost.codec import open_envelope
 from waypost.errors import ConfigurationError, InvalidInput, QueueFull
 from waypost.identity import is_message_id
-from waypost.policy import CHUNK_MESSAGES_MAX
+from waypost.policy import CHUNK_MESSAGES_MAX, Overload
 from waypost.spark.source.options import WriteOptions, write_options
 from waypost.spark.source.publishing import RowIds, Rows, chunks, publish_wave, split_wave
 from waypost.spark.source.writer import BatchWriter, Written, check_columns
@@ -181,7 +181,7 @@ def test_a_full_queue_is_respected(shop: Shop) -> None:
 
 @pytest.mark.promise("PUB-7")
 @pytest.mark.parametrize("overload", ["raise", "block", "drop_oldest"])
-def test_a_write_larger_than_an_empty_queue_does_not_pass_its_cap(shop: Shop, overload: str) -> None:
+def test_a_write_larger_than_an_empty_queue_does_not_pass_its_cap(shop: Shop, overload: Overload) -> None:
     shop.post.configure("out", max_pending=100, overload=overload)
     writer = writer_of(shop, blockSeconds="0.2")
     with pytest.raises(QueueFull, match="its limit is 100"):
@@ -192,7 +192,7 @@ def test_a_write_larger_than_an_empty_queue_does_not_pass_its_cap(shop: Shop, ov
 
 @pytest.mark.promise("PUB-7")
 @pytest.mark.parametrize("overload", ["block", "drop_oldest"])
-def test_writes_at_once_do_not_pass_the_cap(shop: Shop, overload: str) -> None:
+def test_writes_at_once_do_not_pass_the_cap(shop: Shop, overload: Overload) -> None:
     shop.post.configure("out", max_pending=100, overload=overload)
     writer = writer_of(shop, blockSeconds="1")
     start = threading.Barrier(4, timeout=30)

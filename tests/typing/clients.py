@@ -15,6 +15,7 @@ from waypost import (
     Constant,
     Dead,
     Drained,
+    Event,
     Ledger,
     Message,
     Middleware,
@@ -96,7 +97,12 @@ def receives() -> None:
             assert_type(consumed.body, Order)
     assert_type(post.peek(orders), list[StoredMessage[Order]])
     assert_type(post.ledger("orders"), Ledger)
+    assert_type(post.messages(orders, "dead", reason="rejected"), Iterator[StoredMessage[Order]])
+    post.messages(orders, reasons="rejected")  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue]
     assert_type(post.configure("orders", lease=5), Policy)
+    post.configure("orders", leases=5)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    post.configure("orders", overload="wait")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    assert_type(post.history(post.publish(orders, Order(1))), list[Event])
 
 
 async def receives_async() -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-EXAMPLES = Path(__file__).with_name("faces.py")
+EXAMPLES = Path(__file__).with_name("clients.py")
 #: An error that both checkers must find.
 EXPECTED = re.compile(r"  # type: ignore\[.*$")
 PYRIGHT = {

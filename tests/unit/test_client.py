@@ -461,3 +461,23 @@ def test_a_message_is_named_by_what_publish_returned_or_by_queue_and_id(mode: st
                 getattr(client, method)("orders")
         with pytest.raises(errors.InvalidInput, match="what publish returned"):
             client.cancel(published, key="a")
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_one_listing_has_all_filters(mode: str) -> None:
+    later = datetime.now(UTC) + timedelta(hours=1)
+    with open_client(mode, "memory://") as client:
+        ids = [client.publish("orders", n, group="a" if n < 3 else "b").id for n in range(5)]
+        timer = client.publish("orders", 5, delay=60)
+        client.publish("orders", 6, delay=7200)
+        assert [one.id for one in client.messages("orders", group="a", limit=2)] == ids[:2]
+        assert [one.id for one in client.messages("orders", id=ids[3])] == [ids[3]]
+        assert [one.id for one in client.messages("orders", "delayed", before=later)] == [timer.id]
+        assert [one.id for one in client.timers("orders", before=later)] == [timer.id]
+        assert [one.id for one in client.peek("orders", 3)] == ids[:3]
+        with pytest.raises(errors.InvalidInput, match="state='delayed'"):
+            client.messages("orders", before=later)
+        with pytest.raises(errors.InvalidInput, match="limit"):
+            client.messages("orders", limit=0)
+        with pytest.raises(errors.UnknownOption, match="did you mean group"):
+            client.messages("orders", grop="a")

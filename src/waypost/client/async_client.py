@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, Unpack, cast, overload
 from weakref import WeakKeyDictionary
 
-from waypost.checks import SECONDS_MAX, check_function, check_seconds
+from waypost.checks import SECONDS_MAX, check_count, check_function, check_seconds
 from waypost.client.base import (
     DEFAULT_RETRY,
     BaseClient,
@@ -18,7 +18,14 @@ from waypost.client.base import (
     is_stop,
     ttl_ms,
 )
-from waypost.client.options import PublishKeywords, PublishManyKeywords, QueueName, ScheduleKeywords
+from waypost.client.options import (
+    ListingFilters,
+    PublishKeywords,
+    PublishManyKeywords,
+    QueueName,
+    QueueSettings,
+    ScheduleKeywords,
+)
 from waypost.errors import UnusableClient
 from waypost.message import Duration, Message, Queue, Retry, StoredMessage, queue_name, queue_type
 from waypost.middleware import Outgoing
@@ -471,43 +478,40 @@ class AsyncWaypost(BaseClient):
     @overload
     async def peek(self, queue: str, n: int = 10, state: MessageState = "ready") -> list[StoredMessage[Any]]: ...
     async def peek(self, queue: QueueName, n: int = 10, state: MessageState = "ready") -> list[StoredMessage[Any]]:
-        """The first `n` messages of a state, without touching them."""
-        return await self._run(self._peek_flow(queue, n, state))
+        """Return the first `n` messages of a state as a list: `messages` with a limit."""
+        check_count("n", n, 1, PAGE_MAX)
+        return [stored async for stored in self.messages(queue, state, limit=n)]
 
     async def _pages(self, listing: Listing[T]) -> AsyncIterator[StoredMessage[T]]:
         while listing.more:
             for stored in await self._run(listing.flow()):
                 yield stored
 
+    @overload
     def messages(
-        self,
-        queue: QueueName,
-        state: MessageState = "ready",
-        *,
-        id: str | None = None,
-        key: str | None = None,
-        group: str | None = None,
-        reason: str | None = None,
+        self, queue: Queue[T], state: MessageState = "ready", **filters: Unpack[ListingFilters]
+    ) -> AsyncIterator[StoredMessage[T]]: ...
+    @overload
+    def messages(
+        self, queue: str, state: MessageState = "ready", **filters: Unpack[ListingFilters]
+    ) -> AsyncIterator[StoredMessage[Any]]: ...
+    def messages(
+        self, queue: QueueName, state: MessageState = "ready", **filters: Unpack[ListingFilters]
     ) -> AsyncIterator[StoredMessage[Any]]:
-        """All messages of a state that match, page by page. What moves meanwhile may be missed or seen twice."""
-        filters = {"id": id, "key": key, "group": group, "reason": reason}
-        return self._pages(Listing(self._context, queue, state, filters))
+        """List the messages of a state, page by page, without changing them.
 
-    def dead_letters(
-        self,
-        queue: QueueName,
-        *,
-        reason: str | None = None,
-        id: str | None = None,
-        key: str | None = None,
-        group: str | None = None,
-    ) -> AsyncIterator[StoredMessage[Any]]:
-        """The dead letters of a queue, oldest first."""
-        return self.messages(queue, "dead", id=id, key=key, group=group, reason=reason)
+        `id`, `key`, `group` and `reason` select; `before` (a datetime with a time zone) selects timers by their due
+        time; `limit` ends the listing. Messages that change meanwhile may be missed or listed twice.
+        """
+        return self._pages(Listing(self._context, queue, state, **filters))
+
+    def dead_letters(self, queue: QueueName, **filters: Unpack[ListingFilters]) -> AsyncIterator[StoredMessage[Any]]:
+        """List the dead letters of a queue, oldest first: `messages` with `state="dead"`."""
+        return self.messages(queue, "dead", **filters)
 
     def timers(self, queue: QueueName, before: datetime | None = None) -> AsyncIterator[StoredMessage[Any]]:
-        """Messages whose time has not come, soonest first; those due before a moment (with a time zone) if given."""
-        return self._pages(Listing(self._context, queue, "delayed", {}, before))
+        """List messages that are not due yet, soonest first: `messages` with `state="delayed"`."""
+        return self.messages(queue, "delayed", before=before)
 
     async def stats(self, queue: QueueName, minutes: int = 0) -> Stats:
         """A queue at a glance, with counters of the last so many minutes."""
@@ -534,7 +538,7 @@ class AsyncWaypost(BaseClient):
 
     # ---- running a queue ---------------------------------------------------------------------------------
 
-    async def configure(self, queue: QueueName, **settings: Any) -> Policy:
+    async def configure(self, queue: QueueName, **settings: Unpack[QueueSettings]) -> Policy:
         """Change how a queue behaves, for every client, at once.
 
         Known are lease, max_deliveries, max_pending, overload ("raise", "block", "drop_oldest"), max_running, rate

@@ -9,7 +9,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from datetime import datetime
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar, Unpack, cast
 from weakref import WeakSet
 
@@ -32,7 +31,15 @@ from waypost.checks import (
     show,
 )
 from waypost.client.in_progress import Blocks, Gate
-from waypost.client.options import RULE_OPTIONS, PublishManyKeywords, QueueName, RuleKeywords, ScheduleKeywords
+from waypost.client.options import (
+    RULE_OPTIONS,
+    HandlerKeywords,
+    ListingFilters,
+    PublishManyKeywords,
+    QueueName,
+    RuleKeywords,
+    ScheduleKeywords,
+)
 from waypost.client.registry import Registry
 from waypost.errors import ConfigurationError, ForkedClient, InvalidInput, InvalidName, QueueDrained
 from waypost.identity import Session
@@ -105,10 +112,6 @@ RELAY_BATCH = 500
 #: A batch that the target does not take is held for so long before it is put off: then a worker that stops, or another
 #: one whose target answers, can have it.
 RELAY_HOLD_SECONDS = 30.0
-#: The options of a handler that a schedule's function may have.
-HANDLER_OPTIONS = frozenset(inspect.signature(Handler).parameters) - {
-    "function", "middleware", "queue", "state", "store",
-}  # fmt: skip
 #: The most next fires that one call lists of a schedule.
 NEXT_FIRES_MAX = 1_000
 #: Shared by all clients: a policy holds no state.
@@ -418,7 +421,7 @@ class BaseClient:
         tz: str = "UTC",
         name: str | None = None,
         queue: QueueName | None = None,
-        handler: Mapping[str, Any] | None = None,
+        handler: HandlerKeywords | None = None,
         **rule: Unpack[RuleKeywords],
     ) -> Callable[[F], F]:
         """Run a function by a cron pattern: the handler of its own queue. Workers save the schedule as they start.
@@ -437,7 +440,7 @@ class BaseClient:
         *,
         name: str | None = None,
         queue: QueueName | None = None,
-        handler: Mapping[str, Any] | None = None,
+        handler: HandlerKeywords | None = None,
         **rule: Unpack[RuleKeywords],
     ) -> Callable[[F], F]:
         """Run a function every so many seconds, parts of a second included. The rest is as for `cron`."""
@@ -446,12 +449,12 @@ class BaseClient:
         return self._declare(name, queue, handler, {"every": interval, **rule})
 
     def _declare(
-        self, name: str | None, queue: QueueName | None, handler: Mapping[str, Any] | None, rule: Mapping[str, Any]
+        self, name: str | None, queue: QueueName | None, handler: HandlerKeywords | None, rule: Mapping[str, Any]
     ) -> Callable[[F], F]:
         check_options("a schedule", rule, RULE_OPTIONS)
         if handler is not None and not (isinstance(handler, Mapping) and all(isinstance(one, str) for one in handler)):
             raise ConfigurationError(f"handler= has options of a handler, as {{'timeout': 30}}, not {show(handler)}")
-        check_options("a handler", handler or {}, HANDLER_OPTIONS)
+        check_options("a handler", handler or {}, HandlerKeywords.__annotations__)
         # What is wrong is said where it is written, before there is a function.
         schedules.make_spec("schedule" if name is None else name, declared=True, **rule)
 
@@ -593,11 +596,6 @@ class BaseClient:
     def _purge_flow(self, queue: QueueName, state: MessageState) -> Flow[int]:
         return manage.purge(self._context, self._name(queue), check_state(state, PURGED_STATES))
 
-    def _peek_flow(self, queue: QueueName, n: int, state: MessageState) -> Flow[list[StoredMessage[Any]]]:
-        check_count("n", n, 1, PAGE_MAX)
-        found = yield from manage.listing(self._context, queue_name(queue), check_state(state), n)
-        return [StoredMessage(queue_name(queue), stored, queue_type(queue)) for stored in found]
-
     def _stats_call(self, queue: QueueName, minutes: int = 0) -> Call[Stats]:
         check_count("minutes", minutes, 0, MINUTES_KEPT)
         return self._store.stats(queue_name(queue), minutes=minutes)
@@ -717,37 +715,35 @@ def _wait_seconds(wait: Duration | None) -> float | None:
 
 
 class Listing(Generic[T]):
-    """Which messages a listing shows, checked once; both faces turn its pages."""
+    """A listing of messages: its filters, checked once, and how far it has read."""
 
-    __slots__ = ("_as_type", "_before_ms", "_context", "_filters", "_queue", "_state", "cursor", "more")
+    __slots__ = ("_as_type", "_before_ms", "_context", "_cursor", "_filters", "_left", "_queue", "_state", "more")
 
     def __init__(
-        self,
-        context: ClientContext,
-        queue: str | Queue[T],
-        state: MessageState,
-        filters: dict[str, str | None],
-        before: datetime | None = None,
+        self, context: ClientContext, queue: str | Queue[T], state: MessageState, **filters: Unpack[ListingFilters]
     ) -> None:
+        check_options("messages", filters, ListingFilters.__annotations__)
+        before, limit = filters.get("before"), filters.get("limit")
+        if before is not None and state != "delayed":
+            raise InvalidInput(f"before= selects by due time: use it with state='delayed', not {show(state)}")
         self._context = context
         self._queue = queue_name(queue)
         self._as_type = queue_type(queue)
         self._state = check_state(state)
-        if filters.get("id") is not None:
-            check_id(filters["id"])
-        for name in ("key", "group", "reason"):
-            value = filters.get(name)
-            if value is not None:
-                check_text(name, value, KEY_CHARACTERS_MAX)
-        self._filters = filters
         self._before_ms = None if before is None else check_moment("before", before)
-        self.cursor: str | None = None
+        self._left = None if limit is None else check_count("limit", limit, 1, 2**40)
+        self._filters = {"id": None if filters.get("id") is None else check_id(filters["id"])}
+        for name in ("key", "group", "reason"):
+            value: Any = filters.get(name)
+            self._filters[name] = None if value is None else check_text(name, value, KEY_CHARACTERS_MAX)
+        self._cursor: str | None = None
         self.more = True
 
     def flow(self) -> Flow[list[StoredMessage[T]]]:
-        """The next page."""
-        page = yield from manage.page(self._context, self._queue, self._state, LISTING_PAGE, self.cursor, self._filters)
-        self.cursor = page.cursor
+        """Read the next page."""
+        size = LISTING_PAGE if self._left is None else min(self._left, PAGE_MAX)
+        page = yield from manage.page(self._context, self._queue, self._state, size, self._cursor, self._filters)
+        self._cursor = page.cursor
         self.more = page.cursor is not None
         found = page.messages
         if self._before_ms is not None:
@@ -755,6 +751,9 @@ class Listing(Generic[T]):
             # Timers are listed by their due time: after the first that is too late, all are.
             self.more = self.more and len(kept) == len(found)
             found = kept
+        if self._left is not None:
+            self._left -= len(found)
+            self.more = self.more and self._left > 0
         return [StoredMessage(self._queue, stored, self._as_type) for stored in found]
 
 

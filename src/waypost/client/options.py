@@ -8,8 +8,9 @@ from typing import Any, TypedDict
 
 from waypost.message import Duration, Queue
 from waypost.operations.publish import Group, Key, ManyKey
-from waypost.policy import Missed, OnConflict
+from waypost.policy import JournalLevel, Missed, OnConflict, Overload, RetryPolicy
 from waypost.values import Published
+from waypost.worker.handler import OnLeaseLost
 
 QueueName = str | Queue[Any]
 
@@ -66,6 +67,50 @@ class ScheduleKeywords(RuleKeywords, total=False):
     tz: str
     correlation_id: str | None
     reply_to: str | None
+
+
+class HandlerKeywords(TypedDict, total=False):
+    """The options of `handler` that the function of a schedule may have."""
+
+    concurrency: int
+    retry: RetryPolicy
+    timeout: float | None
+    batch: int | None
+    manual: bool
+    process: bool
+    max_run: float
+    on_lease_lost: OnLeaseLost | None
+    result_ttl: Duration | None
+    engine: object
+
+
+class QueueSettings(TypedDict, total=False):
+    """The settings of `configure`; None turns one off."""
+
+    lease: Duration | None
+    max_deliveries: int | None
+    max_pending: int | None
+    overload: Overload
+    max_running: int | None
+    rate: str | None
+    journal: JournalLevel
+    journal_max: int
+    dead_max: int | None
+    dead_keep: Duration | None
+    completed: bool | int | None
+
+
+class ListingFilters(TypedDict, total=False):
+    """Which messages a listing shows: those that match all that is given."""
+
+    id: str | None
+    key: str | None
+    group: str | None
+    reason: str | None
+    #: Of timers: those due before this moment, with a time zone.
+    before: datetime | None
+    #: So many at the most.
+    limit: int | None
 
 
 #: The options of a schedule's rule, as decorators and `save_schedule` take them.

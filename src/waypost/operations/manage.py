@@ -24,7 +24,6 @@ from waypost.values import (
     Purged,
     Redriven,
     Removal,
-    Stored,
 )
 from waypost.wake.port import EVERYBODY
 from waypost.wake.wakeups import key_word
@@ -292,15 +291,3 @@ def not_empty(queue: str, left: Mapping[str, int]) -> QueueNotEmpty:
             continue
         parts.append(f"{count} {one if count == 1 else several} ({way_out})")
     return QueueNotEmpty(f"queue {queue} is not empty, so nothing was removed: it has {', '.join(parts)}", left=left)
-
-
-def listing(context: ClientContext, queue: str, state: MessageState, count: int) -> Flow[list[Stored]]:
-    """The first so many messages of a state."""
-    found: list[Stored] = []
-    cursor: str | None = None
-    while True:
-        part = yield from page(context, queue, state, count - len(found), cursor, {})
-        found += part.messages
-        cursor = part.cursor
-        if cursor is None or len(found) >= count:
-            return found
