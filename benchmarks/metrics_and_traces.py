@@ -23,7 +23,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from benchmarks.measure import Report, arguments
 from waypost import AsyncWaypost, Middleware
-from waypost.see import Metering, Prometheus, Tracing
+from waypost.see import OpenTelemetryMetrics, Prometheus, Tracing
 
 
 def _traced() -> Tracing:
@@ -32,8 +32,8 @@ def _traced() -> Tracing:
     return Tracing(provider)
 
 
-def _metered() -> Metering:
-    return Metering(MeterProvider([InMemoryMetricReader()], shutdown_on_exit=False))
+def _metered() -> OpenTelemetryMetrics:
+    return OpenTelemetryMetrics(MeterProvider([InMemoryMetricReader()], shutdown_on_exit=False))
 
 
 #: What stands around, by its name in the report.

@@ -35,7 +35,7 @@ from tests.fault.scheduler_processes import run_faulty_schedulers
 from tests.fault.token_figures import token_crashes
 from tests.fault.wake_figures import COUNTED_FIGURES, TIMED_FIGURES, Server
 from tests.outbox.killed_programs import have_effects, sell
-from tests.outbox.transaction_kinds import WAYS
+from tests.outbox.transaction_kinds import KINDS
 from tests.schedule.oracle import utc
 from tests.schedule.test_daylight_saving import PATTERNS, differences, zones_alike
 from waypost import AsyncWaypost, Message, Waypost
@@ -410,12 +410,12 @@ def daylight_saving(place: Place) -> Iterator[Figure]:
 def outbox(place: Place) -> Iterator[Figure]:
     """Transactions of which half are rolled back, by programs that are killed inside them: messages are commits."""
     transactions, kills = (40, 2) if place.quick else (1_000, 50)
-    for way in {"sqlite": ("sqlite3",), "postgres": WAYS}.get(place.store, ()):
-        if way == "sqlite3" and place.store != "sqlite":
+    for kind in {"sqlite": ("sqlite3",), "postgres": KINDS}.get(place.store, ()):
+        if kind == "sqlite3" and place.store != "sqlite":
             continue
-        sold = sell(way, place.url, f"box-{way}", transactions=transactions, kills=kills)
+        sold = sell(kind, place.url, f"box-{kind}", transactions=transactions, kills=kills)
         yield Figure(
-            f"{place.store} outbox by {way}, {sold.kills} kills",
+            f"{place.store} outbox by {kind}, {sold.kills} kills",
             f"messages {len(sold.messages)}, commits {len(sold.rows)}",
             "equal",
             sold.messages == sold.rows and sold.kills == kills,

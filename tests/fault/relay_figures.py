@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from scripts import system_parts
 from tests.fault.figure import Figure
-from tests.relay.target_systems import PLACES, Place, RabbitKilled, until
+from tests.relay.target_systems import SYSTEMS, RabbitKilled, TargetSystem, until
 from waypost import Waypost
 
 MESSAGES, MESSAGES_QUICK = 10_000, 1_000
@@ -18,17 +18,17 @@ AWAY_SECONDS = {"kafka": 5.0}
 
 def relay_figures(*, quick: bool) -> Iterator[Figure]:
     """One line for each system. In the quick size without RabbitMQ, whose starts take longer than all else."""
-    for name, make in {**PLACES, "rabbitmq, killed": RabbitKilled}.items():
+    for name, make in {**SYSTEMS, "rabbitmq, killed": RabbitKilled}.items():
         if name.startswith("rabbitmq") and (quick or not system_parts.is_there("rabbitmq-server")):
             continue
-        with make() as place:
+        with make() as system:
             count, away = (MESSAGES_QUICK, 0.0) if quick else (MESSAGES, AWAY_SECONDS.get(name, 0.0))
-            yield measure_relay(name, place, count, away)
+            yield measure_relay(name, system, count, away)
 
 
-def measure_relay(name: str, place: Place, count: int, away_seconds: float = 0.0) -> Figure:
+def measure_relay(name: str, system: TargetSystem, count: int, away_seconds: float = 0.0) -> Figure:
     """Half of the messages, the target is gone, the other half, and it is back."""
-    url = place.url("figures")
+    url = system.url("figures")
     with Waypost("memory://") as post:
         post.configure("orders", max_deliveries=2)
         ids = [one.id for one in post.publish_many("orders", [{"n": n} for n in range(count // 2)])]
@@ -36,16 +36,16 @@ def measure_relay(name: str, place: Place, count: int, away_seconds: float = 0.0
         began = time.monotonic()
         with post.worker():
             until(lambda: post.ledger("orders").done > 0, "a first batch")
-            place.go()
+            system.take_down()
             ids += [one.id for one in post.publish_many("orders", [{"n": n} for n in range(count // 2)])]
-            until(lambda: relay.trouble is not None or post.ledger("orders").leased > 0, "a batch held")
+            until(lambda: relay.failure is not None or post.ledger("orders").leased > 0, "a batch held")
             away = time.monotonic()
             until(lambda: time.monotonic() - away >= away_seconds, "the end of its absence")
-            place.come_back()
+            system.bring_back()
             back = time.monotonic() - away
             until(lambda: post.ledger("orders").done + post.ledger("orders").dead == count, "the end")
         seconds, ledger = time.monotonic() - began, post.ledger("orders")
-    arrived = [arrival.id for arrival in place.arrivals("figures")]
+    arrived = [arrival.id for arrival in system.arrivals("figures")]
     lost, doubled = len(set(ids) - set(arrived)), len(arrived) - len(set(arrived))
     # Another store, and NATS within its window, know what they have already; in the lake a batch rewrites its file.
     once = name in ("store", "nats", "lake")

@@ -12,7 +12,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from tests.outbox.transaction_kinds import TABLE, WAYS, Way, open_way
+from tests.outbox.transaction_kinds import KINDS, TABLE, TransactionKind, open_kind
 from waypost import Waypost
 from waypost.store.postgres import migrate
 from waypost.testing.bench import fresh_namespace
@@ -44,8 +44,8 @@ def post(server: PostgresServer, namespace: str) -> Iterator[Waypost]:
 class Place:
     """A store with a table of the user's beside it, one kind of transaction, and a client to look with."""
 
-    way: Way
-    look: Waypost
+    kind: TransactionKind
+    reader: Waypost
     url: str
     namespace: str
 
@@ -59,10 +59,10 @@ class Place:
 
     def bodies(self, queue: str) -> list[Any]:
         """What the queue holds, in order."""
-        return [message.body for message in self.look.messages(queue)]
+        return [message.body for message in self.reader.messages(queue)]
 
 
-@pytest.fixture(params=WAYS)
+@pytest.fixture(params=KINDS)
 def place(request: pytest.FixtureRequest, server: PostgresServer, tmp_path: Path) -> Iterator[Place]:
     name = fresh_namespace()
     if request.param == "sqlite3":
@@ -74,6 +74,6 @@ def place(request: pytest.FixtureRequest, server: PostgresServer, tmp_path: Path
         migrate(url, namespace=name)
         with psycopg.connect(url) as connection:
             connection.execute("TRUNCATE shop")
-    with Waypost(url, namespace=name) as look, open_way(request.param, url, name) as way:
-        look.ledger("orders")
-        yield Place(way, look, url, name)
+    with Waypost(url, namespace=name) as reader, open_kind(request.param, url, name) as kind:
+        reader.ledger("orders")
+        yield Place(kind, reader, url, name)

@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[2]
 #: A killed worker's leases end so soon.
 LEASE_SECONDS = 0.5
 #: Longer than any of this takes, even on a busy machine.
-PATIENCE_SECONDS = 900.0
+TIMEOUT_SECONDS = 900.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ def start(module: str, *given: object) -> subprocess.Popen[str]:
     return subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
-def sell(way: str, url: str, namespace: str, *, transactions: int, kills: int) -> Sold:
+def sell(kind: str, url: str, namespace: str, *, transactions: int, kills: int) -> Sold:
     """So many transactions, half of them rolled back, by programs of which each is killed once."""
     if url.startswith("sqlite"):
         with closing(sqlite3.connect(url.removeprefix("sqlite:///"))) as file:
@@ -53,8 +53,8 @@ def sell(way: str, url: str, namespace: str, *, transactions: int, kills: int) -
             connection.execute("TRUNCATE shop")
     with Waypost(url, namespace=namespace) as post:
         post.ledger("sales")
-        program = start("tests.outbox.killed_writer", way, url, namespace, transactions // kills, kills)
-        killed = int(program.communicate(timeout=PATIENCE_SECONDS)[0])
+        program = start("tests.outbox.killed_writer", kind, url, namespace, transactions // kills, kills)
+        killed = int(program.communicate(timeout=TIMEOUT_SECONDS)[0])
         messages = sorted(message.body for message in post.messages("sales"))
         assert post.ledger("sales").balance == 0
     if url.startswith("sqlite"):
@@ -74,7 +74,7 @@ def have_effects(kind: str, url: str, namespace: str, database: str, *, messages
         connection.execute(inbox_sql().encode())
     if url.startswith("postgresql"):
         migrate(url, namespace=namespace)
-    deadline = time.monotonic() + PATIENCE_SECONDS
+    deadline = time.monotonic() + TIMEOUT_SECONDS
     with Waypost(url, namespace=namespace) as post:
         post.configure("sales", lease=LEASE_SECONDS, max_deliveries=None)
         post.publish_many("sales", range(messages))
@@ -93,7 +93,7 @@ def have_effects(kind: str, url: str, namespace: str, database: str, *, messages
                     time.sleep(0.01)
             finally:
                 os.kill(worker, signal.SIGKILL)
-        program.communicate(timeout=PATIENCE_SECONDS)
+        program.communicate(timeout=TIMEOUT_SECONDS)
         assert post.ledger("sales").balance == 0
     with psycopg.connect(database) as connection:
         found = connection.execute("SELECT count(*), count(DISTINCT n) FROM effect").fetchone()

@@ -16,7 +16,7 @@ import random
 import signal
 import sys
 
-from tests.outbox.transaction_kinds import open_way
+from tests.outbox.transaction_kinds import open_kind
 
 #: What every kind of transaction needs, imported once for all the processes.
 IMPORTED = (
@@ -34,12 +34,12 @@ def main(way_name: str, url: str, namespace: str, first: int, count: int, seed: 
     chance = random.Random(seed)
     doomed = chance.randrange(count)
     where = chance.choice(("before", "inside", "after"))
-    with open_way(way_name, url, namespace) as way:
+    with open_kind(way_name, url, namespace) as kind:
         for number in range(first, first + count):
             dies = number - first == doomed
             if dies and where == "before":
                 die()
-            way.run(
+            kind.run(
                 [("publish", ("sales", number), {"key": str(number)})], row=number, commit=number % 2 == 0,
                 inside=die if dies and where == "inside" else None,
             )  # fmt: skip
@@ -47,22 +47,22 @@ def main(way_name: str, url: str, namespace: str, first: int, count: int, seed: 
                 die()
 
 
-def forked(way: str, url: str, namespace: str, first: int, count: int, seed: int) -> int:
+def forked(kind: str, url: str, namespace: str, first: int, count: int, seed: int) -> int:
     """How a process of its own ended: the signal, less than zero, or its exit code."""
     child = os.fork()
     if child == 0:
         try:
-            main(way, url, namespace, first, count, seed)
+            main(kind, url, namespace, first, count, seed)
         finally:
             os._exit(1)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-def sell(way: str, url: str, namespace: str, count: int, kills: int) -> int:
+def sell(kind: str, url: str, namespace: str, count: int, kills: int) -> int:
     """So many processes, one after the other; how many were killed."""
     for module in IMPORTED:
         importlib.import_module(module)
-    ends = [forked(way, url, namespace, number * count, count, number) for number in range(kills)]
+    ends = [forked(kind, url, namespace, number * count, count, number) for number in range(kills)]
     return ends.count(-signal.SIGKILL)
 
 

@@ -66,7 +66,7 @@ def work(server: PostgresServer, namespace: str, register: Callable[[AsyncWaypos
 @pytest.mark.promise("BOX-3")
 @pytest.mark.parametrize("driver", ["asyncpg", "psycopg"])
 @pytest.mark.parametrize("source", ["engine", "maker", "connection"])
-def test_an_awaited_session_is_committed_with_the_settle_and_undone_by_an_error(
+def test_an_async_session_is_committed_with_the_settle_and_rolled_back_by_an_error(
     server: PostgresServer, namespace: str, shop: psycopg.Connection[Any], driver: str, source: str
 ) -> None:
     # Engines belong to the loop they are used on: no connection is kept for another one.
@@ -95,7 +95,7 @@ def test_an_awaited_session_is_committed_with_the_settle_and_undone_by_an_error(
 
 
 @pytest.mark.promise("BOX-3")
-def test_a_session_that_blocks_is_given_to_a_handler_that_does(
+def test_a_sync_session_is_given_to_a_sync_handler(
     engine: sqlalchemy.Engine, namespace: str, shop: psycopg.Connection[Any]
 ) -> None:
     with Waypost(client=engine, namespace=namespace) as post:
@@ -116,7 +116,7 @@ def test_a_session_that_blocks_is_given_to_a_handler_that_does(
 
 
 @pytest.mark.promise("BOX-3")
-def test_without_an_engine_it_is_a_connection_of_the_drivers(
+def test_without_an_engine_the_session_is_a_driver_connection(
     server: PostgresServer, namespace: str, shop: psycopg.Connection[Any]
 ) -> None:
     def register(post: AsyncWaypost) -> None:
@@ -136,7 +136,7 @@ def test_without_an_engine_it_is_a_connection_of_the_drivers(
 
 
 @pytest.mark.promise("BOX-3")
-def test_a_file_lends_its_connection(tmp_path: Path) -> None:
+def test_a_sqlite_store_lends_its_connection(tmp_path: Path) -> None:
     path = tmp_path / "shop.db"
     with closing(sqlite3.connect(path)) as file, Waypost(f"sqlite:///{path}") as post:
         file.execute(TABLE)
@@ -267,8 +267,8 @@ def test_what_cannot_be_settled_together_is_refused(post: Waypost, server: Postg
     ):
         assert one is not None
         assert two is not None
-        for messages, told in (([], "at least one"), ([one, two], "claimed all of them"), ([one, one], "twice")):
-            with pytest.raises(InvalidInput, match=told):
+        for messages, match in (([], "at least one"), ([one, two], "claimed all of them"), ([one, one], "twice")):
+            with pytest.raises(InvalidInput, match=match):
                 transaction(messages)
 
 
@@ -290,7 +290,7 @@ def test_at_most_once_has_a_session_and_nothing_to_settle(
 
 
 @pytest.mark.promise("BOX-3")
-def test_what_cannot_be_given_is_refused_when_the_handler_is_registered(
+def test_an_impossible_session_is_refused_when_the_handler_is_registered(
     server: PostgresServer, namespace: str, engine: sqlalchemy.Engine, tmp_path: Path
 ) -> None:
     def blocking(body: int, session: Session) -> None: ...
@@ -315,8 +315,8 @@ def test_what_cannot_be_given_is_refused_when_the_handler_is_registered(
         (file, driver, {}, "to a sqlite store"),
         (memory, driver, {}, "no part of your database"),
     ]
-    for client, function, options, told in cases:
-        with pytest.raises(ConfigurationError, match=told):
+    for client, function, options, match in cases:
+        with pytest.raises(ConfigurationError, match=match):
             client.handler("orders", **options)(function)
 
 

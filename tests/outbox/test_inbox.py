@@ -55,7 +55,9 @@ def test_a_message_is_first_once_it_committed_and_not_before(
 
 
 @pytest.mark.promise("BOX-3")
-def test_two_deliveries_at_once_take_turns(server: PostgresServer, table: str, message: Message[Any]) -> None:
+def test_the_second_of_two_concurrent_deliveries_waits_for_the_first(
+    server: PostgresServer, table: str, message: Message[Any]
+) -> None:
     inbox, second = Inbox(table), list[bool]()
 
     def come_second() -> None:
@@ -66,8 +68,8 @@ def test_two_deliveries_at_once_take_turns(server: PostgresServer, table: str, m
         assert inbox.first(message, connection)
         other = threading.Thread(target=come_second)
         other.start()
-        with psycopg.connect(server.url, autocommit=True) as look:
-            while look.execute("SELECT count(*) FROM pg_locks WHERE NOT granted").fetchone() == (0,):
+        with psycopg.connect(server.url, autocommit=True) as reader:
+            while reader.execute("SELECT count(*) FROM pg_locks WHERE NOT granted").fetchone() == (0,):
                 threading.Event().wait(0.01)
         assert second == []
     other.join(30)
@@ -75,7 +77,9 @@ def test_two_deliveries_at_once_take_turns(server: PostgresServer, table: str, m
 
 
 @pytest.mark.promise("BOX-3")
-def test_it_works_by_every_driver(server: PostgresServer, table: str, message: Message[Any], tmp_path: Path) -> None:
+def test_the_inbox_works_with_every_driver(
+    server: PostgresServer, table: str, message: Message[Any], tmp_path: Path
+) -> None:
     import asyncpg
     from sqlalchemy import create_engine
     from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
@@ -208,8 +212,8 @@ def test_a_sqlalchemy_connection_to_a_file_commits_what_the_inbox_wrote(tmp_path
     from sqlalchemy import create_engine
 
     path = tmp_path / "mine.db"
-    with closing(sqlite3.connect(path)) as look:
-        look.executescript(inbox_sql())
+    with closing(sqlite3.connect(path)) as reader:
+        reader.executescript(inbox_sql())
         engine = create_engine(f"sqlite:///{path}")
         with engine.connect() as connection:
             assert Inbox().first(message, connection)
@@ -217,7 +221,7 @@ def test_a_sqlalchemy_connection_to_a_file_commits_what_the_inbox_wrote(tmp_path
             assert Inbox().first(message, connection)
             connection.commit()
         engine.dispose()
-        assert entries(look) == [(message.id,)]
+        assert entries(reader) == [(message.id,)]
 
 
 @pytest.mark.promise("BOX-3")
@@ -227,7 +231,7 @@ def test_a_server_connection_that_commits_each_statement_is_refused(
     from sqlalchemy import create_engine
     from sqlalchemy.ext.asyncio import create_async_engine
 
-    from tests.outbox.transaction_kinds import open_way
+    from tests.outbox.transaction_kinds import open_kind
 
     with psycopg.connect(server.url, autocommit=True) as alone:
         with pytest.raises(InvalidInput, match="commits each statement"):
@@ -242,7 +246,7 @@ def test_a_server_connection_that_commits_each_statement_is_refused(
     with engine.connect() as connection, pytest.raises(InvalidInput, match="commits each statement"):
         Inbox(table).first(message, connection)
     engine.dispose()
-    with open_way("django", server.url, "unused"):
+    with open_kind("django", server.url, "unused"):
         from django.db import connection as django_connection
 
         with pytest.raises(InvalidInput, match="atomic"):
@@ -261,11 +265,11 @@ def test_a_server_connection_that_commits_each_statement_is_refused(
             await engine.dispose()
 
     asyncio.run(awaited())
-    with psycopg.connect(server.url) as look:
-        assert look.execute(f"SELECT count(*) FROM {table}".encode()).fetchone() == (0,)
+    with psycopg.connect(server.url) as reader:
+        assert reader.execute(f"SELECT count(*) FROM {table}".encode()).fetchone() == (0,)
 
 
-def test_names_are_checked() -> None:
+def test_invalid_names_are_refused() -> None:
     for wrong in ('a"b', "", "1a", "x" * 64):
         with pytest.raises(InvalidName):
             inbox_sql(wrong)

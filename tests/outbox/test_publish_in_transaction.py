@@ -14,7 +14,7 @@ from waypost.errors import InvalidInput, KeyTaken, PartialPublish, QueueFull
 @pytest.mark.promise("BOX-1")
 def test_a_message_is_there_once_the_transaction_commits_and_not_before(place: Place) -> None:
     seen: list[int] = []
-    (published,) = place.way.run(
+    (published,) = place.kind.run(
         [("publish", ("orders", {"id": 7}), {})], row=1, inside=lambda: seen.append(len(place.bodies("orders")))
     )
     assert isinstance(published, Published)
@@ -26,47 +26,47 @@ def test_a_message_is_there_once_the_transaction_commits_and_not_before(place: P
 
 @pytest.mark.promise("BOX-1")
 def test_what_is_rolled_back_was_never_there(place: Place) -> None:
-    place.way.run([("publish", ("orders", 1), {}), ("publish_many", ("orders", [2, 3]), {})], row=1, commit=False)
+    place.kind.run([("publish", ("orders", 1), {}), ("publish_many", ("orders", [2, 3]), {})], row=1, commit=False)
     assert place.bodies("orders") == []
     assert place.rows() == []
-    assert place.look.ledger("orders").published == 0
-    place.way.run([("publish", ("orders", 4), {})], row=2)
+    assert place.reader.ledger("orders").published == 0
+    place.kind.run([("publish", ("orders", 4), {})], row=2)
     assert place.bodies("orders") == [4]
-    assert place.look.ledger("orders").balance == 0
+    assert place.reader.ledger("orders").balance == 0
 
 
 @pytest.mark.promise("BOX-2")
 def test_keys_timers_priorities_groups_headers_and_bytes_work_as_outside(place: Place) -> None:
-    first, timer, taken, urgent, raw = place.way.run([
+    first, timer, duplicate, urgent, raw = place.kind.run([
         ("publish", ("orders", "a"), {"key": "k"}),
         ("publish", ("orders", "later"), {"delay": timedelta(hours=1), "key": "t"}),
         ("publish", ("orders", "b"), {"key": "k"}),
         ("publish", ("orders", "c"), {"priority": 9, "group": "g", "headers": {"x": "1"}}),
         ("publish", ("orders", b"%s\0\xff"), {"priority": 1}),
     ])  # fmt: skip
-    assert (first.status, timer.status, taken.status) == ("queued", "delayed", "duplicate")
-    assert taken.id == first.id
+    assert (first.status, timer.status, duplicate.status) == ("queued", "delayed", "duplicate")
+    assert duplicate.id == first.id
     assert urgent.status == raw.status == "queued"
     assert place.bodies("orders") == ["c", "a", b"%s\0\xff"]
-    assert [message.body for message in place.look.timers("orders")] == ["later"]
-    with place.look.receive("orders") as message:
+    assert [message.body for message in place.reader.timers("orders")] == ["later"]
+    with place.reader.receive("orders") as message:
         assert message is not None
         assert (message.group, message.headers, message.priority) == ("g", {"x": "1"}, 9)
-    assert place.look.ledger("orders").balance == 0
+    assert place.reader.ledger("orders").balance == 0
 
 
 @pytest.mark.promise("BOX-2")
 def test_a_batch_longer_than_a_step_goes_whole(place: Place) -> None:
-    (results,) = place.way.run([("publish_many", ("orders", list(range(1200))), {"key": str})])
+    (results,) = place.kind.run([("publish_many", ("orders", list(range(1200))), {"key": str})])
     assert len({one.id for one in results}) == 1200
-    assert place.look.ledger("orders").ready == 1200
-    (again,) = place.way.run([("publish_many", ("orders", [5, 6, 5000]), {"key": str})])
+    assert place.reader.ledger("orders").ready == 1200
+    (again,) = place.kind.run([("publish_many", ("orders", [5, 6, 5000]), {"key": str})])
     assert [one.status for one in again] == ["duplicate", "duplicate", "queued"]
 
 
 @pytest.mark.promise("BOX-1")
-def test_a_taken_key_leaves_the_transaction_alive(place: Place) -> None:
-    _, error, after = place.way.run(
+def test_a_duplicate_key_does_not_abort_the_transaction(place: Place) -> None:
+    _, error, after = place.kind.run(
         [
             ("publish", ("orders", 1), {"key": "k"}),
             ("publish", ("orders", 2), {"key": "k", "on_conflict": "error"}),
@@ -81,9 +81,9 @@ def test_a_taken_key_leaves_the_transaction_alive(place: Place) -> None:
 
 
 @pytest.mark.promise("BOX-1")
-def test_a_full_queue_leaves_the_transaction_alive_and_nothing_half_written(place: Place) -> None:
-    place.look.configure("orders", max_pending=2)
-    one, many, two, full, known = place.way.run(
+def test_a_full_queue_does_not_abort_the_transaction_and_writes_nothing_partial(place: Place) -> None:
+    place.reader.configure("orders", max_pending=2)
+    one, many, two, full, known = place.kind.run(
         [
             ("publish", ("orders", 1), {"key": "a"}),
             ("publish_many", ("orders", [2, 3]), {"key": str}),
@@ -99,23 +99,23 @@ def test_a_full_queue_leaves_the_transaction_alive_and_nothing_half_written(plac
     assert known.status == "duplicate"
     assert place.bodies("orders") == [1, 4]
     assert place.rows() == [9]
-    assert place.look.ledger("orders").balance == 0
+    assert place.reader.ledger("orders").balance == 0
 
 
 @pytest.mark.promise("BOX-1")
-def test_the_oldest_gives_way_inside_a_transaction_too(place: Place) -> None:
-    place.look.configure("orders", max_pending=2, overload="drop_oldest")
-    place.way.run([("publish_many", ("orders", [1, 2]), {})])
-    place.way.run([("publish", ("orders", 3), {})])
-    place.way.run([("publish", ("orders", 4), {})], commit=False)
+def test_the_oldest_is_dropped_inside_a_transaction_too(place: Place) -> None:
+    place.reader.configure("orders", max_pending=2, overload="drop_oldest")
+    place.kind.run([("publish_many", ("orders", [1, 2]), {})])
+    place.kind.run([("publish", ("orders", 3), {})])
+    place.kind.run([("publish", ("orders", 4), {})], commit=False)
     assert place.bodies("orders") == [2, 3]
-    assert place.look.ledger("orders").dropped == 1
+    assert place.reader.ledger("orders").dropped == 1
 
 
 @pytest.mark.promise("BOX-1")
-def test_nobody_waits_for_room_inside_a_transaction(place: Place) -> None:
-    place.look.configure("orders", max_pending=5, overload="block")
-    refused, other = place.way.run([("publish", ("orders", 1), {}), ("publish", ("others", 2), {})], row=3)
+def test_a_publish_does_not_wait_for_room_inside_a_transaction(place: Place) -> None:
+    place.reader.configure("orders", max_pending=5, overload="block")
+    refused, other = place.kind.run([("publish", ("orders", 1), {}), ("publish", ("others", 2), {})], row=3)
     assert isinstance(refused, InvalidInput)
     assert "block" in str(refused)
     assert other.status == "queued"
@@ -123,8 +123,8 @@ def test_nobody_waits_for_room_inside_a_transaction(place: Place) -> None:
     assert place.rows() == [3]
 
 
-def test_a_body_that_is_refused_leaves_the_transaction_alive(place: Place) -> None:
-    bad, partly = place.way.run(
+def test_a_refused_body_does_not_abort_the_transaction(place: Place) -> None:
+    bad, partly = place.kind.run(
         [("publish", ("orders", object()), {}), ("publish_many", ("orders", [*range(600), object()]), {})], row=4
     )
     assert isinstance(bad, InvalidInput)
@@ -134,18 +134,18 @@ def test_a_body_that_is_refused_leaves_the_transaction_alive(place: Place) -> No
 
 
 @pytest.mark.promise("BOX-1")
-def test_a_full_batch_says_what_is_in_the_transaction(place: Place) -> None:
-    place.look.configure("orders", max_pending=600)
-    (partly,) = place.way.run([("publish_many", ("orders", range(1000)), {})])
+def test_the_error_of_a_full_queue_names_what_is_in_the_transaction(place: Place) -> None:
+    place.reader.configure("orders", max_pending=600)
+    (partly,) = place.kind.run([("publish_many", ("orders", range(1000)), {})])
     assert isinstance(partly, PartialPublish)
     assert isinstance(partly.cause, QueueFull)
-    assert sum(one is not None for one in partly.results) == 512 == place.look.ledger("orders").ready
+    assert sum(one is not None for one in partly.results) == 512 == place.reader.ledger("orders").ready
 
 
 @pytest.mark.promise("BOX-2", "CHAIN-2")
 def test_a_message_that_began_no_chain_is_refused_inside_a_transaction_too(place: Place) -> None:
-    chain, alone = place.look.publish("parts", 1, chain=True), place.look.publish("parts", 2)
-    waiting, refused = place.way.run([
+    chain, alone = place.reader.publish("parts", 1, chain=True), place.reader.publish("parts", 2)
+    waiting, refused = place.kind.run([
         ("publish", ("orders", "waits"), {"after": chain}),
         ("publish", ("orders", "never"), {"after": alone}),
     ], row=1)  # fmt: skip
@@ -153,5 +153,5 @@ def test_a_message_that_began_no_chain_is_refused_inside_a_transaction_too(place
     assert "began no chain" in str(refused)
     assert waiting.status == "queued"
     assert place.rows() == [1]
-    ledger = place.look.ledger("orders")
+    ledger = place.reader.ledger("orders")
     assert (ledger.published, ledger.waiting, ledger.balance) == (1, 1, 0)

@@ -48,7 +48,7 @@ def other_database(server: PostgresServer, namespace: str) -> Iterator[str]:
 
 
 @pytest.mark.promise("BOX-1")
-def test_another_database_is_refused_and_the_transaction_lives_on(
+def test_another_database_is_refused_and_the_transaction_is_not_aborted(
     post: Waypost, other_database: str, namespace: str
 ) -> None:
     with psycopg.connect(other_database) as elsewhere:
@@ -76,7 +76,7 @@ def test_a_connection_that_commits_each_statement_is_refused(post: Waypost, serv
 
 
 @pytest.mark.promise("BOX-1")
-def test_an_awaited_connection_that_commits_each_statement_is_refused(server: PostgresServer, namespace: str) -> None:
+def test_an_async_connection_that_commits_each_statement_is_refused(server: PostgresServer, namespace: str) -> None:
     import asyncpg
 
     async def refuse() -> int:
@@ -98,9 +98,9 @@ def test_an_awaited_connection_that_commits_each_statement_is_refused(server: Po
 
 @pytest.mark.promise("BOX-1")
 def test_django_outside_of_atomic_is_refused(post: Waypost, server: PostgresServer) -> None:
-    from tests.outbox.transaction_kinds import open_way
+    from tests.outbox.transaction_kinds import open_kind
 
-    with open_way("django", server.url, post.store.namespace):
+    with open_kind("django", server.url, post.store.namespace):
         from django.db import connection, transaction
 
         with pytest.raises(InvalidInput, match="atomic"):
@@ -137,7 +137,9 @@ def test_what_is_no_transaction_is_refused_by_name(post: Waypost, server: Postgr
 
 
 @pytest.mark.promise("BOX-1")
-def test_each_face_takes_transactions_of_its_own_colour(post: Waypost, server: PostgresServer, namespace: str) -> None:
+def test_the_sync_client_refuses_async_transactions_and_the_reverse(
+    post: Waypost, server: PostgresServer, namespace: str
+) -> None:
     async def mix() -> None:
         async with AsyncWaypost(server.url, namespace=namespace) as awaited:
             with psycopg.connect(server.url) as blocking, pytest.raises(InvalidInput, match="blocks"):
@@ -167,7 +169,7 @@ def test_nothing_of_a_session_is_flushed(post: Waypost, server: PostgresServer) 
 
 
 @pytest.mark.promise("BOX-1")
-def test_rows_of_the_callers_kind_do_not_matter(post: Waypost, server: PostgresServer) -> None:
+def test_the_row_factory_of_the_caller_does_not_matter(post: Waypost, server: PostgresServer) -> None:
     with psycopg.connect(server.url, row_factory=dict_row) as connection:
         connection.cursor_factory = psycopg.ClientCursor
         assert post.publish("orders", 1, key="k", transaction=connection).status == "queued"
@@ -186,7 +188,7 @@ def test_a_capped_queue_refuses_a_snapshot_that_cannot_count(post: Waypost, serv
 
 
 @pytest.mark.promise("BOX-1")
-def test_a_long_transaction_on_a_new_queue_holds_up_nobody(post: Waypost, server: PostgresServer) -> None:
+def test_a_long_transaction_on_a_new_queue_blocks_no_other_publisher(post: Waypost, server: PostgresServer) -> None:
     with psycopg.connect(server.url) as connection:
         post.publish("fresh", 1, transaction=connection)
         assert post.publish("fresh", 2).status == "queued"
@@ -196,7 +198,7 @@ def test_a_long_transaction_on_a_new_queue_holds_up_nobody(post: Waypost, server
 
 
 @pytest.mark.promise("BOX-1")
-def test_a_file_of_others_attached_databases_and_autocommit_are_refused(tmp_path: Path) -> None:
+def test_another_file_attached_databases_and_autocommit_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "shop.db"
     with Waypost(f"sqlite:///{path}") as post:
         post.ledger("orders")
@@ -245,7 +247,7 @@ def test_a_file_is_used_on_an_event_loop_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.promise("BOX-2")
-def test_middleware_sees_what_is_published_within(server: PostgresServer, namespace: str) -> None:
+def test_middleware_sees_what_is_published_in_a_transaction(server: PostgresServer, namespace: str) -> None:
     class Tagged(Middleware):
         def publish(self, outgoing: Outgoing, call_next: Any) -> list[Published]:
             return call_next(outgoing.with_headers({"tag": "1"}))  # type: ignore[no-any-return]
@@ -262,20 +264,20 @@ def test_a_wake_up_comes_with_the_commit_once_for_each_transaction(
 ) -> None:
     got: list[Any] = []
     waiting = threading.Thread(target=lambda: got.append(_received(server.url, namespace)))
-    with psycopg.connect(server.url, autocommit=True) as ear, psycopg.connect(server.url) as connection:
-        channel = ear.execute(f'SELECT "{namespace}_channel"(%s)'.encode(), ("orders",)).fetchone()
+    with psycopg.connect(server.url, autocommit=True) as listener, psycopg.connect(server.url) as connection:
+        channel = listener.execute(f'SELECT "{namespace}_channel"(%s)'.encode(), ("orders",)).fetchone()
         assert channel is not None
-        ear.execute(f'LISTEN "{channel[0]}"'.encode())
+        listener.execute(f'LISTEN "{channel[0]}"'.encode())
         waiting.start()
-        _until_asleep(ear, namespace)
+        _until_asleep(listener, namespace)
         for number in range(10):
             post.publish("orders", number, transaction=connection)
-        assert list(ear.notifies(timeout=0.2)) == []
+        assert list(listener.notifies(timeout=0.2)) == []
         assert got == []
         connection.commit()
-        heard = list(ear.notifies(timeout=1, stop_after=1)) + list(ear.notifies(timeout=0.2))
+        notifications = list(listener.notifies(timeout=1, stop_after=1)) + list(listener.notifies(timeout=0.2))
         waiting.join(30)
-    assert len(heard) == 1
+    assert len(notifications) == 1
     assert got == [0]
 
 
@@ -284,14 +286,14 @@ def _received(url: str, namespace: str) -> Any:
         return None if message is None else message.body
 
 
-def _until_asleep(look: psycopg.Connection[Any], namespace: str) -> None:
+def _until_asleep(reader: psycopg.Connection[Any], namespace: str) -> None:
     query = f'SELECT count(*) FROM "{namespace}_sleeper" WHERE NOT awake'.encode()
-    while look.execute(query).fetchone() == (0,):
+    while reader.execute(query).fetchone() == (0,):
         threading.Event().wait(0.01)
 
 
 @pytest.mark.promise("BOX-2")
-def test_nobody_is_told_of_what_may_be_rolled_back(server: PostgresServer, namespace: str) -> None:
+def test_no_notification_is_sent_before_the_commit(server: PostgresServer, namespace: str) -> None:
     events: list[Any] = []
     with Waypost(server.url, namespace=namespace, on_event=events.append) as post:
         with psycopg.connect(server.url) as connection:
@@ -301,13 +303,13 @@ def test_nobody_is_told_of_what_may_be_rolled_back(server: PostgresServer, names
 
 
 @pytest.mark.promise("BOX-1")
-def test_an_error_of_the_callers_own_transaction_stays_the_drivers(post: Waypost, server: PostgresServer) -> None:
+def test_an_error_of_the_callers_own_transaction_stays_a_driver_error(post: Waypost, server: PostgresServer) -> None:
     with psycopg.connect(server.url) as connection:
         post.publish("orders", 0, transaction=connection)
         with pytest.raises(psycopg.errors.DivisionByZero):
             connection.execute("SELECT 1 / 0")
-        with pytest.raises(psycopg.errors.InFailedSqlTransaction) as told:
+        with pytest.raises(psycopg.errors.InFailedSqlTransaction) as raised:
             post.publish("orders", 1, transaction=connection)
-        assert not isinstance(told.value, WaypostError)
+        assert not isinstance(raised.value, WaypostError)
         connection.rollback()
     assert post.ledger("orders").published == 0

@@ -16,28 +16,28 @@ from waypost import AsyncWaypost, Waypost
 from waypost.testing.postgres import PostgresServer
 
 
-def ask_nothing(*given: object) -> Any:
+def fail_call(*given: object) -> Any:
     raise AssertionError("a question was asked on the client's own connection")
 
 
 @pytest.mark.promise("BOX-1", "STORE-4")
 def test_a_publish_is_one_statement_on_asyncpg(server: PostgresServer, namespace: str) -> None:
     async def count() -> list[str]:
-        said: list[str] = []
+        statements: list[str] = []
         async with AsyncWaypost(server.url, namespace=namespace) as post:
             connection = await asyncpg.connect(server.url)
             async with connection.transaction():
                 await post.publish("orders", 0, transaction=connection)
                 # Once for each connection, the driver itself asks the server about types that are new to it.
                 await post.publish("orders", 0, key="k", transaction=connection)
-            post._call = ask_nothing  # type: ignore[assignment,method-assign]
-            connection.add_query_logger(lambda record: said.append(record.query))
+            post._call = fail_call  # type: ignore[assignment,method-assign]
+            connection.add_query_logger(lambda record: statements.append(record.query))
             async with connection.transaction():
                 await post.publish("orders", 1, transaction=connection)
                 await post.publish("orders", 2, key="k", delay=60, transaction=connection)
                 await post.publish_many("orders", range(200), transaction=connection)
             await connection.close()
-        return said
+        return statements
 
     begin, *published, commit = asyncio.run(count())
     assert (begin, commit) == ("BEGIN;", "COMMIT;")
@@ -47,34 +47,34 @@ def test_a_publish_is_one_statement_on_asyncpg(server: PostgresServer, namespace
 
 @pytest.mark.promise("BOX-1", "STORE-4")
 def test_a_publish_is_one_statement_of_a_session(server: PostgresServer, namespace: str) -> None:
-    said: list[str] = []
+    statements: list[str] = []
 
     def note(connection: Any, cursor: Any, statement: str, *rest: Any) -> None:
-        said.append(statement)
+        statements.append(statement)
 
     engine = create_engine(dialect(server.url, "psycopg"))
     with Waypost(server.url, namespace=namespace) as post, Session(engine) as session:
         for number in range(3):
             if number == 1:
-                post._call = ask_nothing  # type: ignore[assignment,method-assign]
+                post._call = fail_call  # type: ignore[assignment,method-assign]
                 event.listen(engine, "before_cursor_execute", note)
             post.publish("orders", number, transaction=session)
             session.commit()
     engine.dispose()
-    assert len(said) == 2
+    assert len(statements) == 2
 
     async def count() -> int:
-        said.clear()
+        statements.clear()
         engine = create_async_engine(dialect(server.url, "asyncpg"))
         async with AsyncWaypost(server.url, namespace=namespace) as post:
             for number in range(3):
                 if number == 1:
-                    post._call = ask_nothing  # type: ignore[assignment,method-assign]
+                    post._call = fail_call  # type: ignore[assignment,method-assign]
                     event.listen(engine.sync_engine, "before_cursor_execute", note)
                 async with AsyncSession(engine) as session, session.begin():
                     await session.execute(text("SELECT 1"))
                     await post.publish("orders", number, transaction=session)
         await engine.dispose()
-        return len(said)
+        return len(statements)
 
     assert asyncio.run(count()) == 4

@@ -73,7 +73,7 @@ def test_a_migration_keeps_what_is_there(server: PostgresServer, namespace: str,
 
 
 @pytest.mark.promise("BOX-5")
-def test_an_older_release_leaves_newer_tables_alone(
+def test_an_older_release_does_not_change_newer_tables(
     server: PostgresServer, namespace: str, next_version: Next, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     next_version()
@@ -134,8 +134,8 @@ def differences(server: PostgresServer) -> Callable[..., list[Any]]:
         engine = create_engine(dialect(server.url, "psycopg"))
         try:
             with engine.connect() as connection:
-                told = {"target_metadata": targets, "include_schemas": True, "include_name": include_name, **options}
-                context = MigrationContext.configure(connection, opts=told)
+                options = {"target_metadata": targets, "include_schemas": True, "include_name": include_name, **options}
+                context = MigrationContext.configure(connection, opts=options)
                 found: list[Any] = compare_metadata(context, cast(Any, targets))
                 return found
         finally:
@@ -146,7 +146,7 @@ def differences(server: PostgresServer) -> Callable[..., list[Any]]:
 
 @pytest.mark.promise("BOX-5")
 @pytest.mark.parametrize("schema", [None, "elsewhere"])
-def test_autogenerate_has_nothing_to_say_about_our_tables(
+def test_autogenerate_proposes_no_change_of_our_tables(
     server: PostgresServer, differences: Callable[..., list[Any]], schema: str | None
 ) -> None:
     name = fresh_namespace()

@@ -81,10 +81,10 @@ def test_a_lost_lease_forces_the_rollback(post: Waypost, shop: psycopg.Connectio
             seen.append(late)
             with late.transaction() as connection:
                 connection.execute(SALE, (1,))
-                with post.receive("orders", wait=10) as taken:
-                    assert taken is not None
-                    assert taken.id == late.id
-                    with taken.transaction() as other:
+                with post.receive("orders", wait=10) as received:
+                    assert received is not None
+                    assert received.id == late.id
+                    with received.transaction() as other:
                         other.execute(SALE, (2,))
 
     with pytest.raises(LeaseLost):
@@ -126,7 +126,7 @@ def test_another_outcome_can_be_committed_with_the_writes(post: Waypost, shop: p
 
 
 @pytest.mark.promise("BOX-3")
-def test_a_transaction_of_the_callers_is_settled_in_and_left_to_him(
+def test_a_settle_in_the_callers_transaction_leaves_the_commit_to_the_caller(
     post: Waypost, server: PostgresServer, shop: psycopg.Connection[Any]
 ) -> None:
     post.publish_many("orders", [1, 2])
@@ -148,7 +148,7 @@ def test_a_transaction_of_the_callers_is_settled_in_and_left_to_him(
 
 @pytest.mark.promise("BOX-3")
 @pytest.mark.parametrize("blocking", [True, False])
-def test_a_worker_leaves_what_its_handler_settled_alone(
+def test_a_worker_does_not_settle_what_its_handler_settled(
     server: PostgresServer, namespace: str, shop: psycopg.Connection[Any], blocking: bool
 ) -> None:
     post = AsyncWaypost(server.url, namespace=namespace)
@@ -273,7 +273,7 @@ def test_a_file_holds_the_users_table_and_the_queue(tmp_path: Path) -> None:
 
 
 @pytest.mark.promise("BOX-3")
-def test_a_store_that_is_no_part_of_a_database_says_so() -> None:
+def test_a_store_outside_of_a_database_is_refused() -> None:
     with Waypost("memory://") as post:
         post.publish("orders", 1)
         with post.receive("orders") as message:

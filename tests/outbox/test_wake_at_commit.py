@@ -38,7 +38,7 @@ def wake_up(post: Waypost, name: str) -> None:
 
 
 @pytest.mark.promise("BOX-2", "WAKE-2")
-def test_who_falls_asleep_after_the_publish_is_woken_by_its_commit(
+def test_a_worker_that_falls_asleep_after_the_publish_is_woken_by_its_commit(
     post: Waypost, connection: psycopg.Connection[Any], listener: Listener
 ) -> None:
     post.publish("orders", 1, transaction=connection)
@@ -49,7 +49,7 @@ def test_who_falls_asleep_after_the_publish_is_woken_by_its_commit(
 
 
 @pytest.mark.promise("BOX-2", "WAKE-2")
-def test_who_is_at_work_again_by_the_commit_is_not_woken(
+def test_a_worker_that_is_awake_again_by_the_commit_is_not_woken(
     post: Waypost, connection: psycopg.Connection[Any], listener: Listener
 ) -> None:
     put_to_sleep(post, "@busy", "@asleep")
@@ -61,7 +61,7 @@ def test_who_is_at_work_again_by_the_commit_is_not_woken(
 
 
 @pytest.mark.promise("BOX-2", "WAKE-2")
-def test_a_transaction_wakes_as_many_as_it_has_messages_and_no_savepoint_that_is_undone(
+def test_a_transaction_wakes_one_sleeper_per_message_and_none_for_a_savepoint_rolled_back(
     post: Waypost, connection: psycopg.Connection[Any], listener: Listener
 ) -> None:
     put_to_sleep(post, *(f"@{number}" for number in range(9)))
@@ -76,7 +76,7 @@ def test_a_transaction_wakes_as_many_as_it_has_messages_and_no_savepoint_that_is
 
 
 @pytest.mark.promise("WAKE-2", "WAKE-4", "BOX-2")
-def test_where_nobody_sleeps_a_commit_sends_nothing(
+def test_a_commit_without_sleepers_sends_no_notification(
     post: Waypost, connection: psycopg.Connection[Any], listener: Listener
 ) -> None:
     post.publish("orders", 0, transaction=connection)
@@ -91,7 +91,7 @@ def test_where_nobody_sleeps_a_commit_sends_nothing(
 
 
 @pytest.mark.promise("BOX-2")
-def test_a_paused_queue_wakes_nobody_and_one_that_is_resumed_before_the_commit_does(
+def test_a_paused_queue_wakes_no_worker_and_one_resumed_before_the_commit_does(
     post: Waypost, connection: psycopg.Connection[Any], listener: Listener
 ) -> None:
     put_to_sleep(post, "@a")
@@ -110,7 +110,7 @@ def test_a_paused_queue_wakes_nobody_and_one_that_is_resumed_before_the_commit_d
 
 @pytest.mark.promise("BOX-1", "BOX-2", "WAKE-2")
 @pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE"])
-def test_a_transaction_that_sees_the_past_wakes_everybody_and_never_fails_by_it(
+def test_a_repeatable_read_transaction_wakes_all_sleepers_and_does_not_fail(
     post: Waypost, connection: psycopg.Connection[Any], listener: Listener, level: str
 ) -> None:
     put_to_sleep(post, "@a")
@@ -125,7 +125,7 @@ def test_a_transaction_that_sees_the_past_wakes_everybody_and_never_fails_by_it(
 
 
 @pytest.mark.promise("BOX-2", "BOX-3")
-def test_a_settle_in_a_transaction_wakes_for_what_it_gives_back(post: Waypost, listener: Listener) -> None:
+def test_a_settle_in_a_transaction_wakes_workers_for_released_messages(post: Waypost, listener: Listener) -> None:
     post.publish("orders", 1)
     listener.heard()
     with post.receive("orders") as message:
@@ -139,7 +139,7 @@ def test_a_settle_in_a_transaction_wakes_for_what_it_gives_back(post: Waypost, l
 
 
 @pytest.mark.promise("CHAIN-2", "BOX-2")
-def test_the_end_of_a_chain_in_a_transaction_holds_up_no_sleeper(
+def test_the_end_of_a_chain_in_a_transaction_delays_no_sleeper(
     post: Waypost, connection: psycopg.Connection[Any], listener: Listener
 ) -> None:
     first = post.publish("steps", 1, chain=True)
@@ -158,7 +158,9 @@ def test_the_end_of_a_chain_in_a_transaction_holds_up_no_sleeper(
 
 @pytest.mark.needs("pgbouncer")
 @pytest.mark.promise("BOX-2", "WAKE-2", "WAKE-4", "STORE-2")
-def test_behind_a_pooler_a_commit_wakes_who_listens_beside_it(server: PostgresServer, namespace: str) -> None:
+def test_behind_a_pooler_a_commit_wakes_a_worker_with_a_direct_connection(
+    server: PostgresServer, namespace: str
+) -> None:
     started = threading.Event()
     with (
         PgBouncer(server) as pooler,

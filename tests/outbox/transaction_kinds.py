@@ -20,23 +20,23 @@ from waypost.errors import WaypostError
 
 Step = tuple[str, tuple[Any, ...], dict[str, Any]]
 TABLE = "CREATE TABLE IF NOT EXISTS shop (n bigint)"
-Within = Callable[[], None]
+Inside = Callable[[], None]
 
 
 def dialect(url: str, driver: str) -> str:
     return url.replace("postgresql://", f"postgresql+{driver}://")
 
 
-class Way(Protocol):
+class TransactionKind(Protocol):
     """One kind of transaction."""
 
     def run(
-        self, steps: Sequence[Step], *, row: int | None = None, commit: bool = True, inside: Within | None = None
+        self, steps: Sequence[Step], *, row: int | None = None, commit: bool = True, inside: Inside | None = None
     ) -> list[Any]: ...
     def close(self) -> None: ...
 
 
-class Undone(Exception):
+class RolledBack(Exception):
     """Ends a block so that it is rolled back."""
 
 
@@ -49,7 +49,7 @@ class Blocking:
         self._lend = getattr(self, f"_{driver}")(url)
 
     def run(
-        self, steps: Sequence[Step], *, row: int | None = None, commit: bool = True, inside: Within | None = None
+        self, steps: Sequence[Step], *, row: int | None = None, commit: bool = True, inside: Inside | None = None
     ) -> list[Any]:
         results: list[Any] = []
         try:
@@ -64,8 +64,8 @@ class Blocking:
                 if inside is not None:
                     inside()
                 if not commit:
-                    raise Undone
-        except Undone:
+                    raise RolledBack
+        except RolledBack:
             pass
         return results
 
@@ -169,11 +169,11 @@ class Awaited:
         self._lend = self._runner.run(getattr(self, f"_{driver}")(url))
 
     def run(
-        self, steps: Sequence[Step], *, row: int | None = None, commit: bool = True, inside: Within | None = None
+        self, steps: Sequence[Step], *, row: int | None = None, commit: bool = True, inside: Inside | None = None
     ) -> list[Any]:
         return self._runner.run(self._run(steps, row, commit, inside))
 
-    async def _run(self, steps: Sequence[Step], row: int | None, commit: bool, inside: Within | None) -> list[Any]:
+    async def _run(self, steps: Sequence[Step], row: int | None, commit: bool, inside: Inside | None) -> list[Any]:
         results: list[Any] = []
         try:
             async with self._lend() as (transaction, execute):
@@ -187,8 +187,8 @@ class Awaited:
                 if inside is not None:
                     inside()
                 if not commit:
-                    raise Undone
-        except Undone:
+                    raise RolledBack
+        except RolledBack:
             pass
         return results
 
@@ -261,14 +261,14 @@ class Awaited:
 
 BLOCKING = ("psycopg", "session", "session_psycopg2", "connection", "django", "sqlite3")
 AWAITED = ("psycopg_async", "asyncpg", "async_session", "async_session_asyncpg", "async_connection")
-WAYS = BLOCKING + AWAITED
+KINDS = BLOCKING + AWAITED
 
 
 @contextmanager
-def open_way(name: str, url: str, namespace: str) -> Iterator[Way]:
+def open_kind(name: str, url: str, namespace: str) -> Iterator[TransactionKind]:
     """One kind of transaction, open. The table of the user's must be there."""
-    way: Way = (Blocking if name in BLOCKING else Awaited)(url, namespace, name)
+    kind: TransactionKind = (Blocking if name in BLOCKING else Awaited)(url, namespace, name)
     try:
-        yield way
+        yield kind
     finally:
-        way.close()
+        kind.close()

@@ -8,29 +8,29 @@ from contextlib import ExitStack
 
 import pytest
 
-from tests.relay.target_systems import PLACES, Place
+from tests.relay.target_systems import SYSTEMS, TargetSystem
 
 _numbers = itertools.count()
-SYSTEMS = [
-    pytest.param(name, marks=[pytest.mark.needs("rabbitmq-server")] if name == "rabbitmq" else []) for name in PLACES
+PARAMETERS = [
+    pytest.param(name, marks=[pytest.mark.needs("rabbitmq-server")] if name == "rabbitmq" else []) for name in SYSTEMS
 ]
 
 
 @pytest.fixture(scope="session")
-def places() -> Iterator[dict[str, Place]]:
+def systems() -> Iterator[dict[str, TargetSystem]]:
     with ExitStack() as stack:
 
-        class Started(dict[str, Place]):
-            def __missing__(self, name: str) -> Place:
-                self[name] = stack.enter_context(PLACES[name]())
+        class Started(dict[str, TargetSystem]):
+            def __missing__(self, name: str) -> TargetSystem:
+                self[name] = stack.enter_context(SYSTEMS[name]())
                 return self[name]
 
         yield Started()
 
 
-@pytest.fixture(params=SYSTEMS)
-def place(request: pytest.FixtureRequest, places: dict[str, Place]) -> Place:
-    return places[request.param]
+@pytest.fixture(params=PARAMETERS)
+def system(request: pytest.FixtureRequest, systems: dict[str, TargetSystem]) -> TargetSystem:
+    return systems[request.param]
 
 
 @pytest.fixture

@@ -21,13 +21,13 @@ from tests.servers.rabbitmq import RabbitServer
 from waypost import Waypost
 from waypost.testing.servers import EmbeddedServer, ValkeyServer
 
-PATIENCE_SECONDS = 90.0
+TIMEOUT_SECONDS = 90.0
 ROOT = Path(__file__).parents[2]
 
 
 def until(condition: Callable[[], Any], what: str = "what was waited for") -> Any:
     """Wait for a condition; what it gave in the end."""
-    deadline = time.monotonic() + PATIENCE_SECONDS
+    deadline = time.monotonic() + TIMEOUT_SECONDS
     while True:
         found = condition()
         if found:
@@ -45,7 +45,7 @@ class Arrival(NamedTuple):
     key: str | None = None
 
 
-class Place:
+class TargetSystem:
     """A system behind a server. Each name in it is a place of its own."""
 
     server: EmbeddedServer
@@ -58,11 +58,11 @@ class Place:
         """All that it has, in its order."""
         raise NotImplementedError
 
-    def go(self) -> None:
+    def take_down(self) -> None:
         """Be gone at once."""
         self.server.kill()
 
-    def come_back(self) -> None:
+    def bring_back(self) -> None:
         """Be there again, with all that was confirmed."""
         self.server.start()
 
@@ -74,7 +74,7 @@ class Place:
         self.server.stop()
 
 
-class Streams(Place):
+class Streams(TargetSystem):
     """A stream of Valkey."""
 
     def __init__(self) -> None:
@@ -95,7 +95,7 @@ class Streams(Place):
         ]  # fmt: skip
 
 
-class Store(Place):
+class Store(TargetSystem):
     """Another waypost store, on Valkey."""
 
     def __init__(self) -> None:
@@ -117,7 +117,7 @@ def run(coroutine: Coroutine[Any, Any, Any]) -> Any:
     return asyncio.run(coroutine)
 
 
-class Nats(Place):
+class Nats(TargetSystem):
     """A stream of NATS JetStream."""
 
     def __init__(self) -> None:
@@ -150,14 +150,14 @@ class Nats(Place):
         found: list[Arrival] = []
         reader = await stream.subscribe(name, ordered_consumer=True)
         while len(found) < count:
-            message = await reader.next_msg(timeout=PATIENCE_SECONDS)
+            message = await reader.next_msg(timeout=TIMEOUT_SECONDS)
             headers = dict(message.headers or {})
             found.append(Arrival(headers["waypost-id"], message.data, headers, headers.get("waypost-key")))
         await client.close()
         return found
 
 
-class Rabbit(Place):
+class Rabbit(TargetSystem):
     """A durable queue of RabbitMQ."""
 
     server: RabbitServer
@@ -166,7 +166,7 @@ class Rabbit(Place):
         self.server = RabbitServer()
         self._made: set[str] = set()
 
-    def go(self) -> None:
+    def take_down(self) -> None:
         self.server.halt()
 
     def url(self, name: str) -> str:
@@ -211,11 +211,11 @@ class RabbitKilled(Rabbit):
             self.server.start()
         return url
 
-    def go(self) -> None:
+    def take_down(self) -> None:
         self.server.kill()
 
 
-class Kafka(Place):
+class Kafka(TargetSystem):
     """A topic of librdkafka's mock cluster."""
 
     def __init__(self) -> None:
@@ -234,17 +234,17 @@ class Kafka(Place):
 
     def __exit__(self, *ended: object) -> None:
         assert self._process is not None
-        self.come_back()
+        self.bring_back()
         self._process.communicate()
 
     def url(self, name: str) -> str:
         return f"kafka://{self.servers}/{name}"
 
-    def go(self) -> None:
+    def take_down(self) -> None:
         assert self._process is not None
         os.kill(self._process.pid, signal.SIGSTOP)
 
-    def come_back(self) -> None:
+    def bring_back(self) -> None:
         assert self._process is not None
         os.kill(self._process.pid, signal.SIGCONT)
 
@@ -256,11 +256,11 @@ class Kafka(Place):
         )
         found: list[Arrival] = []
         try:
-            partitions = consumer.list_topics(name, timeout=PATIENCE_SECONDS).topics[name].partitions
+            partitions = consumer.list_topics(name, timeout=TIMEOUT_SECONDS).topics[name].partitions
             consumer.assign([TopicPartition(name, number, OFFSET_BEGINNING) for number in partitions])
             ended: set[int] = set()
             while len(ended) < len(partitions):
-                message: Any = consumer.poll(PATIENCE_SECONDS)
+                message: Any = consumer.poll(TIMEOUT_SECONDS)
                 assert message is not None
                 error = message.error()
                 if error is not None:
@@ -277,28 +277,28 @@ class Kafka(Place):
         return found
 
 
-class Lake(Place):
+class Lake(TargetSystem):
     """A folder of Parquet files; gone as a disk is that is not mounted."""
 
     def __init__(self) -> None:
-        self._home = tempfile.TemporaryDirectory(prefix="lake-")
-        self.folder = Path(self._home.name) / "lake"
+        self._directory = tempfile.TemporaryDirectory(prefix="lake-")
+        self.folder = Path(self._directory.name) / "lake"
 
     def __enter__(self) -> Self:
         self.folder.mkdir()
         return self
 
     def __exit__(self, *ended: object) -> None:
-        self._home.cleanup()
+        self._directory.cleanup()
 
     def url(self, name: str) -> str:
         (self.folder / name).mkdir(exist_ok=True)
         return f"lake://{self.folder / name}"
 
-    def go(self) -> None:
+    def take_down(self) -> None:
         self.folder.rename(self.folder.with_name("away"))
 
-    def come_back(self) -> None:
+    def bring_back(self) -> None:
         self.folder.with_name("away").rename(self.folder)
 
     def arrivals(self, name: str) -> list[Arrival]:
@@ -311,7 +311,7 @@ class Lake(Place):
         ]
 
 
-PLACES: dict[str, Callable[[], Place]] = {
+SYSTEMS: dict[str, Callable[[], TargetSystem]] = {
     "stream": Streams, "store": Store, "nats": Nats, "rabbitmq": Rabbit, "kafka": Kafka,
     "lake": Lake,
 }  # fmt: skip

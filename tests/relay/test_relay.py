@@ -16,30 +16,30 @@ from waypost.cli.main import main
 from waypost.errors import ConfigurationError, InvalidUrl, MissingExtra
 from waypost.operations import publish
 from waypost.operations.publish import PublishOptions
-from waypost.outbox.relay import Confirmation, Parcel, Refused, Unconfirmed, open_target
+from waypost.outbox.relay import Confirmation, Refused, RelayRecord, Unconfirmed, open_target
 from waypost.testing.servers import free_port
 
 pytestmark = pytest.mark.promise("BOX-4")
-Answer = Callable[[Sequence[Parcel]], Sequence[Confirmation]]
+Answer = Callable[[Sequence[RelayRecord]], Sequence[Confirmation]]
 
 
-class Shelf:
+class ListTarget:
     """A target that keeps what it confirms."""
 
-    shown = "a shelf"
+    description = "a shelf"
 
     def __init__(self, answer: Answer | None = None) -> None:
-        self.answer = answer or (lambda parcels: [None] * len(parcels))
-        self.kept: list[Parcel] = []
+        self.answer = answer or (lambda records: [None] * len(records))
+        self.kept: list[RelayRecord] = []
         self.calls: list[str] = []
 
     async def open(self) -> None:
         self.calls.append("open")
 
-    async def send(self, parcels: Sequence[Parcel]) -> Sequence[Confirmation]:
+    async def send(self, records: Sequence[RelayRecord]) -> Sequence[Confirmation]:
         self.calls.append("send")
-        answer = self.answer(parcels)
-        self.kept += [parcel for parcel, one in zip(parcels, answer, strict=False) if one is None]
+        answer = self.answer(records)
+        self.kept += [record for record, one in zip(records, answer, strict=False) if one is None]
         return answer
 
     async def close(self) -> None:
@@ -54,13 +54,13 @@ def relayed(post: Waypost) -> None:
 def test_a_message_is_settled_only_after_the_target_has_it() -> None:
     asked, may_answer = threading.Event(), threading.Event()
 
-    class Slow(Shelf):
-        async def send(self, parcels: Sequence[Parcel]) -> Sequence[Confirmation]:
+    class Slow(ListTarget):
+        async def send(self, records: Sequence[RelayRecord]) -> Sequence[Confirmation]:
             import asyncio
 
             asked.set()
             await asyncio.to_thread(may_answer.wait)
-            return await super().send(parcels)
+            return await super().send(records)
 
     with Waypost("memory://") as post:
         post.publish("orders", "one")
@@ -72,53 +72,53 @@ def test_a_message_is_settled_only_after_the_target_has_it() -> None:
             until(lambda: post.ledger("orders").done == 1)
 
 
-def test_headers_key_and_trace_travel_along() -> None:
+def test_headers_key_and_trace_are_sent_along() -> None:
     with Waypost("memory://") as post:
         options = PublishOptions(key="order:7", group="g", priority=8)
         trace = {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}
         options.heads = codec.Heads(
             correlation_id="c1", reply_to="answers", trace=trace, headers={"origin": "shop", "via": "nobody"}
         )
-        told = post._run(publish.publish(post._context, "orders", {"n": 1}, options))
-        shelf = Shelf()
-        post.relay("orders", to=shelf, headers=lambda message: {"via": message.queue}, key=lambda message: "k")
+        published = post._run(publish.publish(post._context, "orders", {"n": 1}, options))
+        target = ListTarget()
+        post.relay("orders", to=target, headers=lambda message: {"via": message.queue}, key=lambda message: "k")
         relayed(post)
-    (parcel,) = shelf.kept
-    assert (parcel.id, parcel.body, parcel.content_type) == (told.id, b'{"n":1}', "application/json")
-    assert (parcel.key, parcel.own_key, parcel.group, parcel.priority) == ("k", "order:7", "g", 8)
-    assert (parcel.correlation_id, parcel.reply_to) == ("c1", "answers")
-    assert parcel.headers == trace | {
-        "origin": "shop", "via": "orders", "waypost-id": told.id, "waypost-queue": "orders",
+    (record,) = target.kept
+    assert (record.id, record.body, record.content_type) == (published.id, b'{"n":1}', "application/json")
+    assert (record.key, record.own_key, record.group, record.priority) == ("k", "order:7", "g", 8)
+    assert (record.correlation_id, record.reply_to) == ("c1", "answers")
+    assert record.headers == trace | {
+        "origin": "shop", "via": "orders", "waypost-id": published.id, "waypost-queue": "orders",
         "content-type": "application/json", "waypost-key": "order:7", "correlation-id": "c1", "reply-to": "answers",
     }  # fmt: skip
-    envelope = codec.open_envelope(parcel.envelope)
-    assert (envelope.id, envelope.trace, envelope.headers) == (told.id, trace, {"origin": "shop", "via": "orders"})
+    envelope = codec.open_envelope(record.envelope)
+    assert (envelope.id, envelope.trace, envelope.headers) == (published.id, trace, {"origin": "shop", "via": "orders"})
 
 
 def test_what_the_target_refuses_is_a_dead_letter_with_its_reason() -> None:
-    def answer(parcels: Sequence[Parcel]) -> list[Confirmation]:
-        return [Refused("too_large", "so many bytes") if parcel.body == b"two" else None for parcel in parcels]
+    def answer(records: Sequence[RelayRecord]) -> list[Confirmation]:
+        return [Refused("too_large", "so many bytes") if record.body == b"two" else None for record in records]
 
     with Waypost("memory://") as post:
         post.publish_many("orders", ["one", "two", "three"])
-        shelf = Shelf(answer)
-        post.relay("orders", to=shelf)
+        target = ListTarget(answer)
+        post.relay("orders", to=target)
         relayed(post)
         (dead,) = post.dead_letters("orders")
         assert (dead.reason, dead.error, dead.body) == ("too_large", "so many bytes", "two")
-    assert [parcel.body for parcel in shelf.kept] == [b"one", b"three"]
+    assert [record.body for record in target.kept] == [b"one", b"three"]
 
 
-def test_what_may_heal_is_retried_while_others_go_on() -> None:
+def test_a_refusal_that_may_pass_is_retried_while_others_are_sent() -> None:
     tries: list[bytes] = []
 
-    def answer(parcels: Sequence[Parcel]) -> list[Confirmation]:
-        tries.extend(parcel.body for parcel in parcels)
-        return [Refused("unroutable", "no queue", 1) if parcel.body == b"two" else None for parcel in parcels]
+    def answer(records: Sequence[RelayRecord]) -> list[Confirmation]:
+        tries.extend(record.body for record in records)
+        return [Refused("unroutable", "no queue", 1) if record.body == b"two" else None for record in records]
 
     with Waypost("memory://") as post:
         post.publish_many("orders", ["one", "two", "three"])
-        post.relay("orders", to=Shelf(answer))
+        post.relay("orders", to=ListTarget(answer))
         with post.worker():
             until(lambda: post.ledger("orders").dead == 1)
         (dead,) = post.dead_letters("orders")
@@ -131,40 +131,40 @@ def test_a_target_that_is_down_costs_a_message_nothing(hold: float, caplog: pyte
     """However often it fails: neither deliveries nor attempts are used up, and nothing is buried."""
     failures = iter(range(6))
 
-    def answer(parcels: Sequence[Parcel]) -> list[Confirmation]:
+    def answer(records: Sequence[RelayRecord]) -> list[Confirmation]:
         number = next(failures, None)
         if number is None:
-            return [None] * len(parcels)
+            return [None] * len(records)
         if number % 2:
             raise ConnectionError("nobody there")
-        return [Unconfirmed("not yet")] * len(parcels)
+        return [Unconfirmed("not yet")] * len(records)
 
     with Waypost("memory://") as post, caplog.at_level(logging.WARNING, "waypost"):
         post.configure("orders", max_deliveries=2)
         post.publish_many("orders", [{"n": n} for n in range(20)])
-        shelf = Shelf(answer)
-        post.relay("orders", to=shelf, hold=hold)
+        target = ListTarget(answer)
+        post.relay("orders", to=target, hold=hold)
         with post.worker():
             until(lambda: post.ledger("orders").done == 20)
         ledger = post.ledger("orders")
         assert (ledger.dead, ledger.retried, ledger.expired) == (0, 0, 0)
         assert (ledger.snoozed > 0) == (hold == 0.0)
-    assert sorted(parcel.body for parcel in shelf.kept) == sorted(b'{"n":%d}' % n for n in range(20))
-    told = [record.getMessage() for record in caplog.records]
-    assert sum("does not confirm" in text for text in told) == 1
-    assert sum("takes messages again" in text for text in told) == 1
+    assert sorted(record.body for record in target.kept) == sorted(b'{"n":%d}' % n for n in range(20))
+    texts = [record.getMessage() for record in caplog.records]
+    assert sum("does not confirm" in text for text in texts) == 1
+    assert sum("takes messages again" in text for text in texts) == 1
 
 
 def test_a_worker_that_stops_gives_back_what_is_not_confirmed_and_settles_what_is() -> None:
-    def answer(parcels: Sequence[Parcel]) -> list[Confirmation]:
-        return [None if parcel.body == b"one" else Unconfirmed("not yet") for parcel in parcels]
+    def answer(records: Sequence[RelayRecord]) -> list[Confirmation]:
+        return [None if record.body == b"one" else Unconfirmed("not yet") for record in records]
 
     with Waypost("memory://") as post:
         post.publish_many("orders", ["one", "two"])
-        relay = post.relay("orders", to=Shelf(answer))
+        relay = post.relay("orders", to=ListTarget(answer))
         worker = post.worker()
         with worker:
-            until(lambda: relay.trouble)
+            until(lambda: relay.failure)
             assert any("a shelf" in reason for reason in worker.health().reasons)
             worker.stop(0.0)
         ledger = post.ledger("orders")
@@ -174,83 +174,83 @@ def test_a_worker_that_stops_gives_back_what_is_not_confirmed_and_settles_what_i
 def test_too_few_confirmations_confirm_nothing() -> None:
     answers = iter([[None]])
 
-    def answer(parcels: Sequence[Parcel]) -> Sequence[Confirmation]:
-        return next(answers, [None] * len(parcels))
+    def answer(records: Sequence[RelayRecord]) -> Sequence[Confirmation]:
+        return next(answers, [None] * len(records))
 
     with Waypost("memory://") as post:
         post.publish_many("orders", ["one", "two"])
-        shelf = Shelf(answer)
-        post.relay("orders", to=shelf)
+        target = ListTarget(answer)
+        post.relay("orders", to=target)
         relayed(post)
         assert post.ledger("orders").done == 2
-    assert shelf.calls.count("send") == 2
+    assert target.calls.count("send") == 2
 
 
 def test_a_target_is_opened_once_and_closed_with_the_worker() -> None:
     with Waypost("memory://") as post:
         post.publish_many("orders", ["one", "two", "three"])
-        shelf = Shelf()
-        post.relay("orders", to=shelf, batch=1)
+        target = ListTarget()
+        post.relay("orders", to=target, batch=1)
         relayed(post)
-        assert shelf.calls == ["open", "send", "send", "send", "close"]
+        assert target.calls == ["open", "send", "send", "send", "close"]
         post.publish("orders", "four")
         relayed(post)
-    assert shelf.calls[5:] == ["open", "send", "close"]
+    assert target.calls[5:] == ["open", "send", "close"]
 
 
-def test_a_target_that_was_handed_in_serves_one_worker_at_a_time() -> None:
+def test_a_target_given_as_an_object_serves_one_worker_at_a_time() -> None:
     with Waypost("memory://") as post:
-        post.relay("orders", to=Shelf())
+        post.relay("orders", to=ListTarget())
         with post.worker(), pytest.raises(ConfigurationError, match="one worker at a time"), post.worker():
             pass  # it does not get here
 
 
-def test_the_async_face_relays_too() -> None:
+def test_the_async_client_relays_too() -> None:
     import asyncio
 
-    shelf = Shelf()
+    target = ListTarget()
 
-    async def story() -> None:
+    async def main() -> None:
         async with AsyncWaypost("memory://") as post:
             await post.publish_many("orders", ["one", "two"])
-            post.relay("orders", to=shelf)
+            post.relay("orders", to=target)
             await post.worker().run(until_empty=True, signals=False)
             assert (await post.ledger("orders")).done == 2
 
-    asyncio.run(story())
-    assert [parcel.body for parcel in shelf.kept] == [b"one", b"two"]
+    asyncio.run(main())
+    assert [record.body for record in target.kept] == [b"one", b"two"]
 
 
 def test_as_a_decorator_it_sends_what_the_function_makes() -> None:
     with Waypost("memory://") as post:
         post.publish_many("orders", [{"n": 1, "secret": "x"}, {"n": 2}, {"n": 3}])
-        shelf = Shelf()
+        target = ListTarget()
 
-        @post.relay("orders", to=shelf)
+        @post.relay("orders", to=target)
         def public(message: Message[Any]) -> Any:
             return Drop() if message.body["n"] == 2 else {"number": message.body["n"]}
 
         relayed(post)
         ledger = post.ledger("orders")
         assert (ledger.done, ledger.dropped) == (2, 1)
-    assert [parcel.body for parcel in shelf.kept] == [b'{"number":1}', b'{"number":3}']
-    assert codec.open_envelope(shelf.kept[0].envelope).data == b'{"number":1}'
+    assert [record.body for record in target.kept] == [b'{"number":1}', b'{"number":3}']
+    assert codec.open_envelope(target.kept[0].envelope).data == b'{"number":1}'
 
 
 def test_a_function_that_fails_harms_its_own_message_only(caplog: pytest.LogCaptureFixture) -> None:
     with Waypost("memory://") as post, caplog.at_level(logging.ERROR, "waypost"):
         post.publish_many("orders", [{"n": 1}, {}])
-        shelf = Shelf()
-        post.relay("orders", to=shelf, key=lambda message: str(message.body["n"]))
+        target = ListTarget()
+        post.relay("orders", to=target, key=lambda message: str(message.body["n"]))
         relayed(post)
         ledger = post.ledger("orders")
         assert (ledger.done, ledger.retried) == (1, 1)
-    assert len(shelf.kept) == 1
+    assert len(target.kept) == 1
     assert "could not be made" in caplog.text
 
 
 @pytest.mark.parametrize(
-    ("to", "said"),
+    ("to", "match"),
     [
         ("orders", "starts with a scheme"),
         ("ftp://somewhere/orders", "nothing can be sent to ftp"),
@@ -265,8 +265,8 @@ def test_a_function_that_fails_harms_its_own_message_only(caplog: pytest.LogCapt
         ("kafka://host:9092/orders?no.such.setting=1", "no.such.setting"),
     ],
 )
-def test_a_url_that_cannot_work_is_refused_at_once(to: str, said: str) -> None:
-    with pytest.raises((InvalidUrl, ConfigurationError), match=said) as refused:
+def test_a_url_that_cannot_work_is_refused_at_once(to: str, text: str) -> None:
+    with pytest.raises((InvalidUrl, ConfigurationError), match=text) as refused:
         open_target(to, "orders")
     assert "secret" not in str(refused.value)
 
@@ -300,7 +300,7 @@ def test_a_full_queue_of_another_store_is_waited_for() -> None:
         relay = post.relay("orders", to="memory://full-target#orders")
         found: list[str] = []
         with post.worker():
-            until(lambda: relay.trouble)
+            until(lambda: relay.failure)
             while len(found) < 12:
                 with other.receive("orders", wait=20) as message:
                     assert message is not None
@@ -320,12 +320,12 @@ def test_the_command_line_relays_until_the_queue_is_empty(tmp_path: Any, capsys:
         assert post.ledger("orders").done == 1_000
 
 
-def test_the_command_line_says_what_is_wrong(tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_line_names_the_error(tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["relay", f"sqlite:///{tmp_path}/a.db", "--queue", "orders", "--to", "ftp://x"]) == 2
     assert "nothing can be sent to ftp" in capsys.readouterr().err
 
 
-def test_the_command_line_says_what_waits_for_a_target_that_is_away(
+def test_the_command_line_reports_messages_that_wait_for_an_unreachable_target(
     tmp_path: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     source = f"sqlite:///{tmp_path}/a.db"

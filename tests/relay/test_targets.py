@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.fault.proxy import Proxy
-from tests.relay.target_systems import Place, Store, Streams, until
+from tests.relay.target_systems import Store, Streams, TargetSystem, until
 from waypost import Message, Waypost
 from waypost.outbox.relay.rabbitmq import RabbitTarget
 
@@ -30,15 +30,15 @@ def relayed(post: Waypost) -> None:
 
 
 @pytest.mark.promise("BOX-4")
-def test_a_queue_arrives_whole_with_its_headers(post: Waypost, place: Place, name: str) -> None:
+def test_a_queue_arrives_whole_with_its_headers(post: Waypost, system: TargetSystem, name: str) -> None:
     with post:
         ids = [published.id for published in post.publish_many("orders", [{"n": n} for n in range(700)])]
         odd = {"origin": "shop", "a name": "two\r\nlines", "ö": "ü"}
         last = post.publish("orders", "text", headers=odd, correlation_id="c1", key="order:7")
-        post.relay("orders", to=place.url(name), headers={"via": "relay"})
+        post.relay("orders", to=system.url(name), headers={"via": "relay"})
         relayed(post)
         assert post.ledger("orders").done == 701
-    arrivals = place.arrivals(name)
+    arrivals = system.arrivals(name)
     assert sorted(arrival.id for arrival in arrivals) == sorted([*ids, last.id])
     bodies = {arrival.id: arrival.body for arrival in arrivals}
     assert bodies[ids[41]] == b'{"n":41}'
@@ -49,104 +49,104 @@ def test_a_queue_arrives_whole_with_its_headers(post: Waypost, place: Place, nam
 
 
 @pytest.mark.promise("BOX-4")
-def test_the_order_of_the_queue_is_kept(post: Waypost, place: Place, name: str) -> None:
+def test_the_order_of_the_queue_is_kept(post: Waypost, system: TargetSystem, name: str) -> None:
     with post:
         ids = [published.id for published in post.publish_many("orders", [{"n": n} for n in range(COUNT)])]
         # One key: on Kafka one partition.
-        key = "same" if name and "kafka" in place.url(name) else None
-        post.relay("orders", to=place.url(name), batch=100, key=key)
+        key = "same" if name and "kafka" in system.url(name) else None
+        post.relay("orders", to=system.url(name), batch=100, key=key)
         relayed(post)
-    assert [arrival.id for arrival in place.arrivals(name)] == ids
+    assert [arrival.id for arrival in system.arrivals(name)] == ids
 
 
 @pytest.mark.promise("BOX-4")
-def test_every_message_arrives_though_the_target_goes_and_comes_back(
-    post: Waypost, place: Place, name: str, record_property: Callable[[str, object], None]
+def test_every_message_arrives_though_the_target_is_down_for_a_while(
+    post: Waypost, system: TargetSystem, name: str, record_property: Callable[[str, object], None]
 ) -> None:
-    url = place.url(name)
+    url = system.url(name)
     with post:
         post.configure("orders", max_deliveries=2)
         ids = [published.id for published in post.publish_many("orders", [{"n": n} for n in range(COUNT)])]
         relay = post.relay("orders", to=url, batch=50)
         with post.worker():
             until(lambda: post.ledger("orders").done > 0, "a first batch")
-            place.go()
+            system.take_down()
             ids += [published.id for published in post.publish_many("orders", [{"n": n} for n in range(COUNT)])]
-            until(lambda: relay.trouble is not None or post.ledger("orders").leased > 0, "a batch held")
-            place.come_back()
+            until(lambda: relay.failure is not None or post.ledger("orders").leased > 0, "a batch held")
+            system.bring_back()
             until(lambda: post.ledger("orders").done == 2 * COUNT, "the end")
         ledger = post.ledger("orders")
     assert ledger.dead == 0
     assert ledger.balance == 0
-    arrived = [arrival.id for arrival in place.arrivals(name)]
+    arrived = [arrival.id for arrival in system.arrivals(name)]
     record_property("duplicates", len(arrived) - len(set(arrived)))
     assert set(arrived) == set(ids)
 
 
 @pytest.mark.promise("BOX-4")
-@pytest.mark.parametrize("system", ["kafka", "nats"])
+@pytest.mark.parametrize("kind", ["kafka", "nats"])
 def test_what_is_too_large_for_the_target_is_a_dead_letter(
-    post: Waypost, places: dict[str, Place], system: str, name: str
+    post: Waypost, systems: dict[str, TargetSystem], kind: str, name: str
 ) -> None:
-    place = places[system]
+    system = systems[kind]
     with post:
         post.publish("orders", "before")
         large = post.publish("orders", b"x" * 1024 * 1024)
         post.publish("orders", "after")
-        post.relay("orders", to=place.url(name))
+        post.relay("orders", to=system.url(name))
         relayed(post)
         assert post.ledger("orders").done == 2
         (dead,) = post.dead_letters("orders")
         assert (dead.id, dead.reason) == (large.id, "too_large")
         assert len(dead.body) == 1024 * 1024
-    assert sorted(arrival.body for arrival in place.arrivals(name)) == [b"after", b"before"]
+    assert sorted(arrival.body for arrival in system.arrivals(name)) == [b"after", b"before"]
 
 
 @pytest.mark.promise("BOX-4")
 @pytest.mark.needs("rabbitmq-server")
 def test_what_no_queue_of_rabbitmq_would_get_is_a_dead_letter(
-    post: Waypost, places: dict[str, Place], name: str
+    post: Waypost, systems: dict[str, TargetSystem], name: str
 ) -> None:
-    place = places["rabbitmq"]
-    url = place.url(name)
+    system = systems["rabbitmq"]
+    url = system.url(name)
     with post:
         lost = post.publish("orders", "lost", headers={"to": "nowhere"})
         post.publish("orders", "found", headers={"to": name})
         assert url
-        target = RabbitTarget(place.server.url, unroutable_retries=0)
+        target = RabbitTarget(system.server.url, unroutable_retries=0)
         post.relay("orders", to=target, key=lambda message: message.headers["to"])
         relayed(post)
         (dead,) = post.dead_letters("orders")
         assert (dead.id, dead.reason) == (lost.id, "unroutable")
-    assert [arrival.body for arrival in place.arrivals(name)] == [b"found"]
+    assert [arrival.body for arrival in system.arrivals(name)] == [b"found"]
 
 
 @pytest.mark.promise("BOX-4")
 def test_another_store_gets_each_message_once_whatever_replies_are_lost(
-    post: Waypost, places: dict[str, Place], name: str
+    post: Waypost, systems: dict[str, TargetSystem], name: str
 ) -> None:
-    place = places["store"]
-    assert isinstance(place, Store)
-    with Proxy(place.server.port) as proxy, post:
+    system = systems["store"]
+    assert isinstance(system, Store)
+    with Proxy(system.server.port) as proxy, post:
         ids = [published.id for published in post.publish_many("orders", [{"n": n} for n in range(COUNT)], priority=7)]
-        post.relay("orders", to=f"{place.server.url_at(proxy.port)}#{name}", batch=20)
+        post.relay("orders", to=f"{system.server.url_at(proxy.port)}#{name}", batch=20)
         proxy.drop_some(0.2, seed=7, to=b"EVALSHA")
         relayed(post)
         assert proxy.dropped > 5
-    assert [arrival.id for arrival in place.arrivals(name)] == ids
+    assert [arrival.id for arrival in system.arrivals(name)] == ids
 
 
 @pytest.mark.promise("BOX-4")
-@pytest.mark.parametrize("system", ["store", "lake"])
+@pytest.mark.parametrize("kind", ["store", "lake"])
 def test_a_batch_sent_twice_is_there_once_in_another_store_and_in_the_lake(
-    post: Waypost, places: dict[str, Place], name: str, system: str
+    post: Waypost, systems: dict[str, TargetSystem], name: str, kind: str
 ) -> None:
     """The relay dies after the target's confirmation and before its settle: the batch comes again."""
-    place = places[system]
+    system = systems[kind]
     with post:
         post.configure("orders", lease=0.2)
         ids = [published.id for published in post.publish_many("orders", [{"n": n} for n in range(30)])]
-        relay = post.relay("orders", to=place.url(name))
+        relay = post.relay("orders", to=system.url(name))
 
         async def die(messages: Sequence[Message[Any]]) -> None:
             await carry(messages)
@@ -154,46 +154,46 @@ def test_a_batch_sent_twice_is_there_once_in_another_store_and_in_the_lake(
                 message.outcome = None
             raise ConnectionError("as if it had never been confirmed")
 
-        carry = relay._carry
-        relay._carry = die  # type: ignore[method-assign]
+        carry = relay._relay_batch
+        relay._relay_batch = die  # type: ignore[method-assign]
         with post.worker():
             until(lambda: post.ledger("orders").retried >= 30, "a first try of all")
-            relay._carry = carry  # type: ignore[method-assign]
+            relay._relay_batch = carry  # type: ignore[method-assign]
             until(lambda: post.ledger("orders").done == 30, "the end")
-    assert [arrival.id for arrival in place.arrivals(name)] == ids
+    assert [arrival.id for arrival in system.arrivals(name)] == ids
 
 
 @pytest.mark.promise("BOX-4")
-def test_nats_drops_what_it_has_already(post: Waypost, places: dict[str, Place], name: str) -> None:
-    place = places["nats"]
-    url = place.url(name)
+def test_nats_drops_what_it_has_already(post: Waypost, systems: dict[str, TargetSystem], name: str) -> None:
+    system = systems["nats"]
+    url = system.url(name)
     with post:
         first = post.publish("orders", "one")
         post.relay("orders", to=url)
         relayed(post)
-    (arrival,) = place.arrivals(name)
+    (arrival,) = system.arrivals(name)
     assert (arrival.id, arrival.headers["Nats-Msg-Id"]) == (first.id, first.id)
 
 
 @pytest.mark.promise("BOX-4")
-def test_a_stream_can_be_kept_short(post: Waypost, places: dict[str, Place], name: str) -> None:
-    place = places["stream"]
-    assert isinstance(place, Streams)
+def test_a_stream_can_be_kept_short(post: Waypost, systems: dict[str, TargetSystem], name: str) -> None:
+    system = systems["stream"]
+    assert isinstance(system, Streams)
     with post:
         post.publish_many("orders", [{"n": n} for n in range(3_000)])
-        post.relay("orders", to=f"{place.url(name)}?maxlen=500")
+        post.relay("orders", to=f"{system.url(name)}?maxlen=500")
         relayed(post)
-    assert 500 <= len(place.arrivals(name)) < 1_000
+    assert 500 <= len(system.arrivals(name)) < 1_000
 
 
 @pytest.mark.promise("BOX-4")
-def test_a_key_decides_the_partition(post: Waypost, places: dict[str, Place], name: str) -> None:
-    place = places["kafka"]
+def test_a_key_decides_the_partition(post: Waypost, systems: dict[str, TargetSystem], name: str) -> None:
+    system = systems["kafka"]
     with post:
         ids = [published.id for published in post.publish_many("orders", [{"n": n} for n in range(400)])]
-        post.relay("orders", to=place.url(name), key=lambda message: f"customer-{message.body['n'] % 4}")
+        post.relay("orders", to=system.url(name), key=lambda message: f"customer-{message.body['n'] % 4}")
         relayed(post)
-    arrivals = place.arrivals(name)
+    arrivals = system.arrivals(name)
     for number in range(4):
         mine = [arrival.id for arrival in arrivals if arrival.key == f"customer-{number}"]
         assert mine == ids[number::4]

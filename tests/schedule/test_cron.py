@@ -51,7 +51,7 @@ def following(pattern: str, count: int = 3, start: datetime = START) -> list[str
         ("@yearly", ["2027-01-01 00:00:00", "2028-01-01 00:00:00", "2029-01-01 00:00:00"]),
     ],
 )
-def test_a_pattern_occurs_when_it_says(pattern: str, expected: list[str]) -> None:
+def test_a_pattern_occurs_at_its_times(pattern: str, expected: list[str]) -> None:
     assert following(pattern) == expected
 
 
@@ -67,7 +67,7 @@ def test_two_restricted_days_match_either_and_a_star_makes_it_both() -> None:
 
 @pytest.mark.promise("CRON-1")
 @pytest.mark.parametrize(
-    ("pattern", "said"),
+    ("pattern", "text"),
     [
         ("60 * * * *", "minutes: 60 is out of range"),
         ("* 24 * * *", "hours: 24 is out of range"),
@@ -97,13 +97,13 @@ def test_two_restricted_days_match_either_and_a_star_makes_it_both() -> None:
         ("*" * 300, "at most 256 characters"),
     ],
 )
-def test_a_bad_or_unsupported_field_is_named(pattern: str, said: str) -> None:
-    with pytest.raises(InvalidSchedule, match=re.escape(said)):
+def test_a_bad_or_unsupported_field_is_named(pattern: str, text: str) -> None:
+    with pytest.raises(InvalidSchedule, match=re.escape(text)):
         Cron(pattern)
 
 
 @pytest.mark.promise("CRON-1")
-def test_what_is_no_text_is_refused() -> None:
+def test_a_pattern_that_is_not_text_is_refused() -> None:
     with pytest.raises(InvalidSchedule, match="cron must be a pattern as text"):
         read_cron(5)  # type: ignore[arg-type]
 

@@ -93,11 +93,11 @@ def zones_alike() -> dict[str, list[str]]:
 
 @pytest.mark.promise("CRON-3", "CRON-2")
 def test_no_instant_differs_from_the_oracle_at_any_change_of_the_clocks() -> None:
-    looked_at = {zone: differences(zone, FIRST, LAST) for zone in zones_alike()}
-    assert {zone: wrong for zone, (_, wrong) in looked_at.items() if wrong} == {}
+    compared = {zone: differences(zone, FIRST, LAST) for zone in zones_alike()}
+    assert {zone: wrong for zone, (_, wrong) in compared.items() if wrong} == {}
     # An oracle that is asked nothing agrees with everything.
-    assert all(seen == len(offsets(zone)) // 2 for zone, (seen, _) in looked_at.items())
-    assert sum(seen > 0 for seen, _ in looked_at.values()) > 30
+    assert all(seen == len(offsets(zone)) // 2 for zone, (seen, _) in compared.items())
+    assert sum(seen > 0 for seen, _ in compared.values()) > 30
 
 
 @pytest.mark.promise("CRON-2")
@@ -127,7 +127,7 @@ def test_a_day_that_was_skipped_and_odd_changes_agree_with_the_oracle_too(
     assert wrong == []
 
 
-def test_the_zones_have_changes_to_look_at() -> None:
+def test_the_zones_have_changes_to_compare() -> None:
     """An oracle that is asked nothing agrees with everything."""
     counts = {
         zone: len(changes(ZoneInfo(zone), utc(2020), utc(2036))) for zone in ("Europe/Berlin", "Africa/Casablanca")

@@ -23,7 +23,7 @@ from waypost.policy import CatchUp, Missed
 from waypost.schedule.promoter import Promoter, PromoterTick
 from waypost.schedule.rule import pack_spec
 from waypost.schedule.schedule import Schedule, describe
-from waypost.schedule.scheduler import LOOK_SECONDS, Scheduler, Tick
+from waypost.schedule.scheduler import POLL_SECONDS, Scheduler, Tick
 from waypost.store.memory import MemoryStore
 from waypost.store.port import Draft, Executor, Store
 from waypost.testing.clock import START_MS, ClockTime, ManualClock
@@ -149,7 +149,7 @@ def test_any_number_of_schedulers_fire_each_instant_once_and_one_leads(world: Wo
 
 
 @pytest.mark.promise("CRON-6")
-def test_two_that_believe_to_lead_fire_each_instant_once(world: World) -> None:
+def test_two_schedulers_that_both_lead_fire_each_instant_once(world: World) -> None:
     world.save(every=1.0)
     old, new = world.scheduler("old", ttl_ms=3_000), world.scheduler("new", ttl_ms=3_000)
     world.tick(old)
@@ -232,15 +232,15 @@ def test_a_schedule_that_is_saved_changed_paused_or_removed_is_noticed(world: Wo
     scheduler = world.scheduler()
     world.tick(scheduler)
     # One instant lies before the next look, and only one.
-    key = world.save(every=0.75 * LOOK_SECONDS).key
-    world.clock.advance(LOOK_SECONDS)
+    key = world.save(every=0.75 * POLL_SECONDS).key
+    world.clock.advance(POLL_SECONDS)
     assert world.tick(scheduler).fires == 1
     assert drive(world.executor, operations.set_paused(world.context, key, None, True)) is True
     world.clock.advance(5)
     assert world.tick(scheduler).fires == 0
     assert drive(world.executor, operations.set_paused(world.context, "rollup", QUEUE, False)) is True
     assert drive(world.executor, operations.set_paused(world.context, "rollup", QUEUE, False)) is False
-    world.clock.advance(LOOK_SECONDS)
+    world.clock.advance(POLL_SECONDS)
     tick = world.tick(scheduler)
     assert (tick.fires, tick.missed) == (1, 0)
     assert drive(world.executor, operations.remove(world.context, key, None)) is True
@@ -271,7 +271,7 @@ def test_a_full_queue_holds_fires_back_and_what_is_then_too_late_is_missed(world
 
 
 @pytest.mark.promise("CRON-7")
-def test_reports_tell_fires_misses_and_lateness(world: World) -> None:
+def test_ticks_report_fires_misses_and_lateness(world: World) -> None:
     seen: list[Tick] = []
     world.save(every=1.0, missed="once")
     scheduler = world.scheduler(on_tick=seen.append)
@@ -289,7 +289,7 @@ def test_reports_tell_fires_misses_and_lateness(world: World) -> None:
 
 
 @pytest.mark.promise("CRON-7", "TIMER-4")
-def test_who_hands_over_is_followed_at_once(world: World) -> None:
+def test_a_leader_that_hands_over_is_replaced_at_once(world: World) -> None:
     first, second = world.scheduler("a"), world.scheduler("b")
     world.tick(first)
     waiting = world.tick(second)
@@ -379,7 +379,7 @@ def test_a_schedule_that_cannot_be_served_does_not_stop_the_others(world: World)
 
 
 @pytest.mark.promise("CRON-7")
-def test_a_zone_that_this_machine_does_not_know_is_listed_all_the_same(world: World) -> None:
+def test_a_schedule_whose_zone_is_unknown_here_is_still_listed(world: World) -> None:
     unknown = structs.replace(operations.make_spec("broken", cron="* * * * * *"), tz="Mars/Olympus")
     due = world.clock() + 1_000
     stored = StoredSchedule("broken", "v1", pack_spec(unknown), False, due, due)
@@ -411,8 +411,8 @@ def test_a_promoter_makes_ready_wakes_and_reports(world: World) -> None:
         ("following", 0, 0, 0),
     ]
     assert world.woken == [{QUEUE: ["w"]}]
-    told = [(event.reason, event.count, event.depth) for event in world.events if event.event == "promoter_tick"]
-    assert told == [("elected", 0, 2), ("leading", 1, 1), ("following", 0, 0)]
+    ticks = [(event.reason, event.count, event.depth) for event in world.events if event.event == "promoter_tick"]
+    assert ticks == [("elected", 0, 2), ("leading", 1, 1), ("following", 0, 0)]
 
 
 #: What happens in one step of a story made by chance.
@@ -425,9 +425,7 @@ ACTIONS = ("tick a", "tick b", "tick c", "freeze a", "thaw a", "save", "pause", 
     st.lists(st.tuples(st.sampled_from(ACTIONS), st.integers(0, 4_000)), min_size=5, max_size=60),
     st.sampled_from(["skip", "once", CatchUp(3)]),
 )
-def test_whatever_happens_in_whatever_order_no_instant_fires_twice(
-    actions: list[tuple[str, int]], missed: Missed
-) -> None:
+def test_no_instant_fires_twice_under_any_sequence_of_steps(actions: list[tuple[str, int]], missed: Missed) -> None:
     clock = ManualClock()
     world = world_of(cast(Store, MemoryStore(clock=clock)), clock)
     world.save(every=1.0, missed=missed)
@@ -480,7 +478,7 @@ class Counting:
 
 
 @pytest.mark.promise("CRON-6", "CRON-7")
-def test_a_standby_fires_what_its_leader_left_a_second_late_and_asks_to_lead(world: World) -> None:
+def test_a_standby_fires_what_its_leader_has_not_fired_after_a_second_and_stands_for_election(world: World) -> None:
     world.save(every=10)
     leader, standby = world.scheduler("a"), world.scheduler("b", by_polls=True)
     assert world.tick(leader).election == "elected"
@@ -510,7 +508,7 @@ def test_a_standby_leads_once_the_lease_of_its_leader_has_ended(world: World) ->
 
 
 @pytest.mark.promise("CRON-6", "WAKE-5")
-def test_a_standby_whose_leader_is_there_asks_at_most_once_in_half_a_minute(world: World) -> None:
+def test_a_standby_with_a_live_leader_tries_to_fire_at_most_every_half_minute(world: World) -> None:
     world.save(every=1)
     leader, standby = world.scheduler("a"), world.scheduler("b", by_polls=True)
     world.tick(leader)
@@ -528,13 +526,13 @@ def test_a_standby_whose_leader_is_there_asks_at_most_once_in_half_a_minute(worl
 
 
 @pytest.mark.promise("CRON-7", "WAKE-5")
-def test_a_standby_that_asks_with_polls_leads_when_a_poll_says_so(world: World) -> None:
+def test_a_standby_elected_by_polls_leads_when_a_poll_elects_it(world: World) -> None:
     leader, standby = world.scheduler("a"), world.scheduler("b", by_polls=True)
     world.tick(leader)
     assert world.tick(standby).election == "following"
     world.clock.advance(3600)
     assert world.tick(standby).election == "following"
-    standby.candidate.hear(world.executor.run(world.store.elect("scheduler", "b", 15_000)))
+    standby.candidate.update(world.executor.run(world.store.elect("scheduler", "b", 15_000)))
     assert world.tick(standby).election == "elected"
     assert world.tick(standby).election == "leading"
     assert world.tick(leader).election == "following"

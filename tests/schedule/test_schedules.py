@@ -68,12 +68,12 @@ def test_a_trigger_publishes_now_with_the_name_and_the_moment(harness: Harness) 
         assert message.headers["origin"] == "test"
         assert isinstance(message.instant, datetime)
     assert harness.schedules()[0].next_fire == saved.next_fire
-    told = [event.schedule for event in harness.history("reports", published.id) if event.event == "published"]
-    assert told == [saved.key]
+    names = [event.schedule for event in harness.history("reports", published.id) if event.event == "published"]
+    assert names == [saved.key]
 
 
 @pytest.mark.promise("CRON-7")
-def test_what_is_not_there_or_means_several_is_told(harness: Harness) -> None:
+def test_an_unknown_or_ambiguous_name_is_an_error(harness: Harness) -> None:
     for change in (harness.pause_schedule, harness.resume_schedule, harness.trigger_schedule):
         with pytest.raises(UnknownSchedule, match="no schedule 'nothing'"):
             change("nothing")
@@ -138,7 +138,7 @@ def test_a_schedule_that_no_program_declares_any_more_is_named_and_kept(
     with caplog.at_level(logging.WARNING, "waypost"), harness.working():
         pass
     left = [vars(record) for record in caplog.records]
-    assert [told["schedule"] for told in left if told.get("event") == "schedule_left"] == ["old"]
+    assert [fields["schedule"] for fields in left if fields.get("event") == "schedule_left"] == ["old"]
     assert [schedule.key for schedule in harness.schedules()] == ["new", "old"]
 
 
@@ -199,7 +199,7 @@ def test_a_promoter_runs_in_a_worker_or_alone(url: str, namespace: str) -> None:
 
 @pytest.mark.promise("CRON-1", "CRON-2")
 @pytest.mark.parametrize(
-    ("rule", "error", "said"),
+    ("rule", "error", "match"),
     [
         ({}, InvalidSchedule, "either cron"),
         ({"cron": "@daily", "every": 5}, InvalidSchedule, "either cron"),
@@ -225,11 +225,9 @@ def test_a_promoter_runs_in_a_worker_or_alone(url: str, namespace: str) -> None:
         ({"every": 5, "missed": CatchUp(500), "body": "x" * 20_000}, InvalidSchedule, "one step may publish"),
     ],
 )  # fmt: skip
-def test_what_makes_no_sense_is_refused_when_it_is_saved(
-    rule: dict[str, Any], error: type[Exception], said: str
-) -> None:
+def test_an_invalid_rule_is_refused_when_it_is_saved(rule: dict[str, Any], error: type[Exception], match: str) -> None:
     with Waypost("memory://refused") as post:
-        with pytest.raises(error, match=said):
+        with pytest.raises(error, match=match):
             post.save_schedule("bad", queue="reports", **rule)
         assert post.schedules() == []
 
@@ -271,14 +269,14 @@ def test_the_redact_hook_sees_what_a_schedule_publishes() -> None:
         published = post.trigger_schedule("rollup")
         (event,) = [event for event in post.history("reports", published.id) if event.event == "published"]
         assert event.body is not None
-        shown = open_envelope(event.body)
-        assert (shown.data, shown.headers) == (b"(hidden)", {"schedule": "rollup"})
+        envelope = open_envelope(event.body)
+        assert (envelope.data, envelope.headers) == (b"(hidden)", {"schedule": "rollup"})
 
 
 @pytest.mark.promise("CRON-7", "TIMER-4")
 @pytest.mark.parametrize("role", ["scheduler", "promoter"])
 def test_a_loop_on_an_event_loop_runs_until_it_is_cancelled_and_hands_over(url: str, namespace: str, role: str) -> None:
-    async def story() -> None:
+    async def main() -> None:
         async with AsyncWaypost(url, namespace=namespace) as post:
             await post.save_schedule("beat", queue="beats", every=0.05)
             await post.publish("later", 1, delay=0.05)
@@ -296,7 +294,7 @@ def test_a_loop_on_an_event_loop_runs_until_it_is_cancelled_and_hands_over(url: 
             assert (await executor.run(post.store.elect(role, "next", 1_000))).leader == "next"
             await executor.close()
 
-    asyncio.run(asyncio.wait_for(story(), 60))
+    asyncio.run(asyncio.wait_for(main(), 60))
 
 
 @pytest.mark.promise("CRON-7")

@@ -37,17 +37,17 @@ def at_once(works: list[Callable[[], Any]]) -> list[Any]:
     return results
 
 
-def due(look: Callable[[], ScheduleList]) -> Iterator[StoredSchedule]:
+def due(list_schedules: Callable[[], ScheduleList]) -> Iterator[StoredSchedule]:
     """The only schedule, as soon as its time has come: an instant ahead is early for some of those who fire it."""
     while True:
-        listed = look()
+        listed = list_schedules()
         (seen,) = listed.schedules
         if seen.due_ms is not None and listed.at_ms >= seen.due_ms:
             yield seen
 
 
 @pytest.mark.promise("CRON-6")
-def test_of_many_who_fire_the_same_instant_at_once_one_does(url: str, namespace: str) -> None:
+def test_of_many_schedulers_that_fire_the_same_instant_at_once_one_does(url: str, namespace: str) -> None:
     with Waypost(url, namespace=namespace) as post:
         post.save_schedule("beat", queue=QUEUE, every=0.001)
         store = post.store
@@ -74,7 +74,7 @@ def test_of_many_who_fire_the_same_instant_at_once_one_does(url: str, namespace:
 
 
 @pytest.mark.promise("CRON-5")
-def test_many_who_save_the_same_schedule_at_once_save_one(url: str, namespace: str) -> None:
+def test_many_clients_that_save_the_same_schedule_at_once_save_one(url: str, namespace: str) -> None:
     clients = [Waypost(url, namespace=namespace) for _ in range(THREADS)]
     works: list[Callable[[], Any]] = [
         lambda client=client: client.save_schedule("beat", queue=QUEUE, every=3600) for client in clients  # type: ignore[misc]
@@ -87,7 +87,7 @@ def test_many_who_save_the_same_schedule_at_once_save_one(url: str, namespace: s
 
 
 @pytest.mark.promise("TIMER-4")
-def test_of_many_who_want_to_lead_one_does(url: str, namespace: str) -> None:
+def test_of_many_candidates_one_leads(url: str, namespace: str) -> None:
     with Waypost(url, namespace=namespace) as post:
         executors = [post.store.connect(start_timeout=10) for _ in range(THREADS)]
         works: list[Callable[[], Any]] = [

@@ -66,6 +66,6 @@ def start(tmp_path: Path) -> Iterator[Start]:
                 service.process.kill()
                 service.process.wait()
                 # Of several processes the first passes signals on; what it could not end is named in its log.
-                for pid in map(int, re.findall(r"^waypost worker \S+?:(\d+):", service.told(), re.MULTILINE)):
+                for pid in map(int, re.findall(r"^waypost worker \S+?:(\d+):", service.output(), re.MULTILINE)):
                     if pid != service.process.pid:
                         os.kill(pid, signal.SIGKILL)

@@ -15,11 +15,11 @@ from typing import Any
 from prometheus_client.parser import text_string_to_metric_families
 
 #: The machine may be busy.
-PATIENCE_SECONDS = 60.0
+WAIT_SECONDS = 60.0
 Figures = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 
-def until(condition: Callable[[], Any], what: str = "what was waited for", seconds: float = PATIENCE_SECONDS) -> Any:
+def until(condition: Callable[[], Any], what: str = "what was waited for", seconds: float = WAIT_SECONDS) -> Any:
     """Wait for a condition; what it gave in the end."""
     deadline = time.monotonic() + seconds
     while True:
@@ -30,20 +30,20 @@ def until(condition: Callable[[], Any], what: str = "what was waited for", secon
         time.sleep(0.02)
 
 
-def ask(url: str, **headers: str) -> tuple[int, str, str]:
+def get(url: str, **headers: str) -> tuple[int, str, str]:
     """Status, content type and body of an answer."""
     request = urllib.request.Request(url, headers=headers)
     try:
-        with urllib.request.urlopen(request, timeout=PATIENCE_SECONDS) as answer:
+        with urllib.request.urlopen(request, timeout=WAIT_SECONDS) as answer:
             return answer.status, answer.headers["Content-Type"], answer.read().decode()
     except urllib.error.HTTPError as error:
         with error:
             return error.code, error.headers["Content-Type"], error.read().decode()
 
 
-def told(url: str) -> tuple[int, dict[str, Any]]:
+def get_json(url: str) -> tuple[int, dict[str, Any]]:
     """Status of an answer, and what it tells as JSON."""
-    status, _, body = ask(url)
+    status, _, body = get(url)
     return status, json.loads(body)
 
 
@@ -70,7 +70,7 @@ class Service:
         self.process = process
         self.log = log
 
-    def told(self) -> str:
+    def output(self) -> str:
         """What it said so far."""
         return self.log.read_text()
 
@@ -79,8 +79,8 @@ class Service:
         """Where it answers, once it says so."""
 
         def found() -> str | None:
-            assert self.process.poll() is None, self.told()
-            match = re.search(r"metrics at (http://\S+)/metrics", self.told())
+            assert self.process.poll() is None, self.output()
+            match = re.search(r"metrics at (http://\S+)/metrics", self.output())
             return None if match is None else match.group(1)
 
         url: str = until(found, "an address")
@@ -88,6 +88,6 @@ class Service:
 
     def scrape(self) -> Figures:
         """What Prometheus would read now."""
-        status, _, text = ask(f"{self.url}/metrics")
+        status, _, text = get(f"{self.url}/metrics")
         assert status == 200
         return figures(text)

@@ -13,7 +13,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from tests.see.conftest import Start
-from tests.see.service import Service, ask, until
+from tests.see.service import Service, get, until
 from tests.servers.nats import NatsServer
 from waypost import NoRetry, Waypost, WaypostError
 from waypost.cli.main import main
@@ -44,7 +44,7 @@ def guarded(request: pytest.FixtureRequest) -> Iterator[tuple[EmbeddedServer, st
 
 
 @pytest.mark.promise("SEE-1", "SEE-2", "SEE-6", "FACE-2")
-def test_the_password_of_a_server_is_seen_nowhere(
+def test_the_password_of_a_server_appears_nowhere(
     guarded: tuple[EmbeddedServer, str], caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
     server, url = guarded
@@ -124,15 +124,17 @@ def test_processes_that_run_show_the_password_of_no_server(guarded: tuple[Embedd
             post.publish_many("orders", range(20))
             handled(post, 10, copies)
             until(lambda: post.ledger("tick").done, "a fire of the schedule")
-            metrics = ask(f"{worker.url}/metrics")[2] + ask(f"{worker.url}/health")[2]
+            metrics = get(f"{worker.url}/metrics")[2] + get(f"{worker.url}/health")[2]
             for one in (server, target, nats):
                 one.kill()
-            until(lambda: "no connection to" in worker.told() or "was lost" in worker.told(), "the loss to be logged")
+            until(
+                lambda: "no connection to" in worker.output() or "was lost" in worker.output(), "the loss to be logged"
+            )
             for one in (server, target, nats):
                 one.start()
             post.publish_many("orders", range(20))
             handled(post, 20, copies)
-            metrics += ask(f"{worker.url}/metrics")[2] + ask(f"{worker.url}/ready")[2]
+            metrics += get(f"{worker.url}/metrics")[2] + get(f"{worker.url}/ready")[2]
             kept = [repr(event) for queue in post.queues() for event in post.journal(queue).events]
             kept += [repr(event) for event in copies.journal("out").events] + [repr(one) for one in post.workers()]
             kept += [repr(message) for state in ("done", "dead") for message in post.messages("orders", state=state)]
@@ -148,4 +150,4 @@ def ended(service: Service) -> str:
     """Stop a process in order; all that it said."""
     service.process.terminate()
     service.process.wait(60)
-    return service.told()
+    return service.output()

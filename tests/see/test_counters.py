@@ -12,8 +12,8 @@ from tests.see.service import Figures, figures, until, value
 from waypost import Middleware, Observed, Retry, Waypost
 from waypost.errors import ConfigurationError, QueueFull
 from waypost.see import Prometheus
-from waypost.see.counters import OTHERS, SETTLED, Counters, Spread
-from waypost.see.prometheus import Watched
+from waypost.see.counters import OTHERS, SETTLED, Counters, Histogram
+from waypost.see.prometheus import WatchedWorker
 from waypost.see.store_reader import StoreReader
 from waypost.store.memory import MemoryStore
 from waypost.testing.clock import ManualClock
@@ -26,11 +26,11 @@ def scraped(prometheus: Prometheus) -> Figures:
     return figures(prometheus.exposition()[0].decode())
 
 
-def event(name: str, queue: str = "orders", **told: Any) -> Observed:
-    return Observed(name, told.pop("outcome", "success"), queue, 0, "worker", **told)
+def event(name: str, queue: str = "orders", **fields: Any) -> Observed:
+    return Observed(name, fields.pop("outcome", "success"), queue, 0, "worker", **fields)
 
 
-def test_every_way_in_which_a_publish_can_go_is_counted_apart() -> None:
+def test_every_result_of_a_publish_is_counted_separately() -> None:
     prometheus = Prometheus()
     with Waypost("memory://ways", middleware=[prometheus]) as post:
         post.publish("orders", 1, key="a")
@@ -48,7 +48,7 @@ def test_every_way_in_which_a_publish_can_go_is_counted_apart() -> None:
     assert results == {"queued": 1, "duplicate": 1, "replaced": 1, "extended": 1, "delayed": 7, "failure": 1}
 
 
-def test_a_cancel_of_what_nobody_holds_is_no_settle() -> None:
+def test_a_cancel_of_a_message_without_a_lease_is_no_settle() -> None:
     prometheus = Prometheus()
     with Waypost("memory://cancels", middleware=[prometheus]) as post:
         published = post.publish("orders", 1)
@@ -61,7 +61,7 @@ def test_a_cancel_of_what_nobody_holds_is_no_settle() -> None:
     assert value(found, "waypost_settled_total", queue="orders", outcome="cancelled") is None
 
 
-def test_what_steps_do_besides_their_work_is_counted() -> None:
+def test_side_effects_of_claims_and_publishes_are_counted() -> None:
     clock, prometheus = ManualClock(), Prometheus()
     with Waypost("memory://besides", middleware=[prometheus], clock=clock) as post:
         post.configure("orders", lease=1, max_deliveries=1, dead_max=1)
@@ -104,7 +104,7 @@ def test_leases_that_are_lost_are_counted_where_they_were_lost() -> None:
     assert value(found, "waypost_queue_ended_total", queue="orders", end="done") == 1
 
 
-def test_age_is_told_and_not_only_length() -> None:
+def test_the_age_of_a_queue_is_exported_beside_its_length() -> None:
     clock = ManualClock()
     prometheus = Prometheus()
     with Waypost("memory://ages", clock=clock) as post:
@@ -141,7 +141,7 @@ def test_the_lag_of_a_journal_is_that_of_its_slowest_reader() -> None:
     assert value(found, "waypost_journal_lag_events", queue="mails") is None
 
 
-def test_names_of_queues_that_a_program_makes_up_are_bounded() -> None:
+def test_the_number_of_queue_labels_is_bounded() -> None:
     prometheus = Prometheus(queues_max=3)
     with Waypost("memory://many", middleware=[prometheus]) as post:
         for number in range(10):
@@ -167,10 +167,14 @@ def test_no_id_no_key_and_no_text_becomes_a_label() -> None:
                 )
             )
     text = prometheus.exposition()[0].decode()
-    assert not [word for word in ("a-reason", "a-body", "a-key", "a-group", "a-header", published.id) if word in text]
+    assert not [
+        text_part
+        for text_part in ("a-reason", "a-body", "a-key", "a-group", "a-header", published.id)
+        if text_part in text
+    ]
 
 
-def test_its_figures_can_stand_in_a_registry_of_ones_own() -> None:
+def test_its_metrics_can_be_in_the_callers_registry() -> None:
     registry = CollectorRegistry()
     Counter("mine", "Of my own.", registry=registry).inc()
     prometheus = Prometheus(registry=registry)
@@ -182,8 +186,8 @@ def test_its_figures_can_stand_in_a_registry_of_ones_own() -> None:
     assert value(found, "waypost_published_total", queue="orders", result="queued") == 1
 
 
-def test_two_workers_of_a_process_are_told_together() -> None:
-    class Standing(Watched):
+def test_two_workers_of_a_process_are_summed() -> None:
+    class Standing(WatchedWorker):
         def __init__(self, status: Any, age: float | None) -> None:
             self._health = Health(status, [], [QueueHealth("orders", 4, 1, 2, 9, age)])
 
@@ -229,13 +233,13 @@ def test_durations_fall_into_the_bucket_that_they_do_not_exceed() -> None:
     wait = counters.read()["orders"].wait
     assert wait.counts == [1, 2, 0, 1]
     assert wait.cumulative() == [1, 3, 3, 4]
-    assert Spread([]).cumulative() == []
+    assert Histogram([]).cumulative() == []
     for wrong in ((), (1, 1), (2, 1), (0, 1)):
         with pytest.raises(ConfigurationError, match="buckets are seconds"):
             Prometheus(buckets=wrong)
 
 
-def test_every_end_that_is_told_with_a_token_is_a_settle() -> None:
+def test_every_end_reported_with_a_token_is_a_settle() -> None:
     prometheus = Prometheus()
     for name in SETTLED:
         prometheus.on_event(event(name, token=1))
@@ -243,45 +247,45 @@ def test_every_end_that_is_told_with_a_token_is_a_settle() -> None:
     assert {dict(labels)["outcome"] for name, labels in found if name == "waypost_settled_total"} == SETTLED
 
 
-def test_a_store_that_hangs_keeps_nobody_waiting_for_long_and_is_asked_once() -> None:
+def test_a_store_that_hangs_delays_scrapes_briefly_and_is_read_once() -> None:
     store = MemoryStore()
-    asked: list[int] = []
+    requested: list[int] = []
     release = threading.Event()
 
     class Hanging(StoreReader):
         def _read(self) -> Any:
-            asked.append(1)
+            requested.append(1)
             release.wait(60)
             return super()._read()
 
-    reader = Hanging(store, patience=0.05)
+    reader = Hanging(store, wait_seconds=0.05)
     assert reader.read() is None
     assert reader.read() is None
-    assert len(asked) == 1
+    assert len(requested) == 1
     release.set()
     assert until(reader.read).queues == []
     reader.close()
 
 
-def test_middleware_is_told_of_events_beside_the_clients_own_hook_and_one_that_fails_harms_nobody() -> None:
-    told: list[tuple[str, str]] = []
+def test_middleware_receives_events_beside_the_clients_own_hook_and_a_failing_one_harms_no_other() -> None:
+    seen: list[tuple[str, str]] = []
 
     class Broken(Middleware):
         def on_event(self, event: Observed) -> None:
             raise RuntimeError("of its own")
 
-    class Telling(Middleware):
+    class Recording(Middleware):
         def on_event(self, event: Observed) -> None:
-            told.append(("middleware", event.event))
+            seen.append(("middleware", event.event))
 
     with Waypost(
-        "memory://told", on_event=lambda event: told.append(("hook", event.event)), middleware=[Broken(), Telling()]
+        "memory://seen", on_event=lambda event: seen.append(("hook", event.event)), middleware=[Broken(), Recording()]
     ) as post:
         post.publish("orders", 1)
-    assert told == [("hook", "published"), ("middleware", "published")]
+    assert seen == [("hook", "published"), ("middleware", "published")]
 
 
-def test_middleware_that_is_added_later_stands_around_handlers_that_are_there() -> None:
+def test_middleware_that_is_added_later_wraps_existing_handlers() -> None:
     order: list[str] = []
 
     class Around(Middleware):

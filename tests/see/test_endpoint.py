@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import redis.asyncio
 
-from tests.see.service import ask, figures, told, until, value
+from tests.see.service import figures, get, get_json, until, value
 from waypost import AsyncWaypost, Waypost
 from waypost.errors import ConfigurationError
 from waypost.see import Endpoint, Prometheus
@@ -27,7 +27,7 @@ def server() -> Iterator[ValkeyServer]:
         yield made
 
 
-def test_health_turns_red_when_nothing_can_be_claimed_and_figures_of_the_process_are_told_all_the_same(
+def test_health_turns_red_when_nothing_can_be_claimed_and_process_metrics_are_still_exported(
     server: ValkeyServer,
 ) -> None:
     prometheus = Prometheus()
@@ -40,23 +40,23 @@ def test_health_turns_red_when_nothing_can_be_claimed_and_figures_of_the_process
         worker = post.worker(health_window=1)
         with Endpoint(worker, prometheus) as endpoint, worker:
             until(lambda: post.stats("orders").ledger.done == 1)
-            assert told(f"{endpoint.url}/health")[0] == 200
+            assert get_json(f"{endpoint.url}/health")[0] == 200
             server.kill()
             status, answer = until(
-                lambda: found if (found := told(f"{endpoint.url}/health"))[0] == 503 else None, "a red health"
+                lambda: found if (found := get_json(f"{endpoint.url}/health"))[0] == 503 else None, "a red health"
             )
             assert (status, answer["status"]) == (503, "red")
             assert any("the store has not answered" in reason for reason in answer["reasons"])
-            assert told(f"{endpoint.url}/ready")[0] == 503
+            assert get_json(f"{endpoint.url}/ready")[0] == 503
             found = until(
-                lambda: f if value(f := figures(ask(f"{endpoint.url}/metrics")[2]), "waypost_store_up") == 0 else None
+                lambda: f if value(f := figures(get(f"{endpoint.url}/metrics")[2]), "waypost_store_up") == 0 else None
             )
             assert value(found, "waypost_worker_health") == 0
             assert value(found, "waypost_settled_total", queue="orders", outcome="done") == 1
             assert value(found, "waypost_queue_published_total", queue="orders") is None
             server.start()
-            until(lambda: told(f"{endpoint.url}/health")[0] == 200, "a green health")
-            assert told(f"{endpoint.url}/ready")[0] == 200
+            until(lambda: get_json(f"{endpoint.url}/health")[0] == 200, "a green health")
+            assert get_json(f"{endpoint.url}/ready")[0] == 200
 
 
 def test_a_worker_is_ready_while_it_claims_and_neither_before_nor_after() -> None:
@@ -70,21 +70,21 @@ def test_a_worker_is_ready_while_it_claims_and_neither_before_nor_after() -> Non
         worker = post.worker()
         with Endpoint(worker) as endpoint:
             ready, health = f"{endpoint.url}/ready", f"{endpoint.url}/health"
-            assert told(ready)[0] == told(health)[0] == 503
+            assert get_json(ready)[0] == get_json(health)[0] == 503
             worker.start()
-            assert told(ready)[0] == told(health)[0] == 200
+            assert get_json(ready)[0] == get_json(health)[0] == 200
             post.publish("orders", 1)
             until(lambda: worker.health().queues[0].running == 1)
             # Asked to stop, it goes on with what it has: well, but not for more work.
             worker.request_stop(60)
-            until(lambda: told(ready)[0] == 503, "the end of readiness")
-            status, answer = told(health)
+            until(lambda: get_json(ready)[0] == 503, "the end of readiness")
+            status, answer = get_json(health)
             assert (status, answer["status"], answer["ready"]) == (200, "green", False)
             release.set()
             assert worker.stop().handled == 1
-            assert told(ready)[0] == told(health)[0] == 503
+            assert get_json(ready)[0] == get_json(health)[0] == 503
         with pytest.raises(OSError, match="refused"):
-            ask(ready)
+            get(ready)
 
 
 def test_a_worker_that_was_asked_to_be_quiet_is_not_ready() -> None:
@@ -94,10 +94,10 @@ def test_a_worker_that_was_asked_to_be_quiet_is_not_ready() -> None:
         def charge(body: int) -> None: ...
 
         with post.worker() as worker, Endpoint(worker) as endpoint:
-            assert told(f"{endpoint.url}/ready")[0] == 200
+            assert get_json(f"{endpoint.url}/ready")[0] == 200
             worker.quiet()
-            until(lambda: told(f"{endpoint.url}/ready")[0] == 503)
-            assert told(f"{endpoint.url}/health")[0] == 200
+            until(lambda: get_json(f"{endpoint.url}/ready")[0] == 503)
+            assert get_json(f"{endpoint.url}/health")[0] == 200
 
 
 def test_it_answers_while_the_event_loop_is_blocked() -> None:
@@ -111,7 +111,7 @@ def test_it_answers_while_the_event_loop_is_blocked() -> None:
             async def charge(body: int) -> None:
                 # On the event loop's own thread: nothing else can run on it.
                 for path in ("/health", "/ready", "/metrics"):
-                    answers.append(ask(endpoint.url + path))
+                    answers.append(get(endpoint.url + path))
 
             await post.publish("orders", 1)
             worker = post.worker()
@@ -125,7 +125,7 @@ def test_it_answers_while_the_event_loop_is_blocked() -> None:
     assert value(found, "waypost_queue_messages", queue="orders", state="leased") == 1
 
 
-def test_it_tells_and_nothing_can_be_changed_through_it() -> None:
+def test_the_endpoint_is_read_only() -> None:
     with Waypost("memory://tells") as post:
 
         @post.handler("orders")
@@ -133,10 +133,10 @@ def test_it_tells_and_nothing_can_be_changed_through_it() -> None:
 
         with post.worker() as worker, Endpoint(worker) as endpoint:
             assert endpoint.host == "127.0.0.1"
-            assert ask(f"{endpoint.url}/ready/?verbose")[0] == 200
-            assert ask(f"{endpoint.url}/secrets")[::2] == (404, "there is /metrics, /health and /ready\n")
+            assert get(f"{endpoint.url}/ready/?verbose")[0] == 200
+            assert get(f"{endpoint.url}/secrets")[::2] == (404, "there is /metrics, /health and /ready\n")
             # Without a Prometheus there are no figures.
-            assert ask(f"{endpoint.url}/metrics")[0] == 404
+            assert get(f"{endpoint.url}/metrics")[0] == 404
             connection = http.client.HTTPConnection("127.0.0.1", endpoint.port, timeout=60)
             connection.request("HEAD", "/health")
             answer = connection.getresponse()
@@ -147,18 +147,18 @@ def test_it_tells_and_nothing_can_be_changed_through_it() -> None:
             connection.close()
             # One who says nothing holds up nobody else.
             with socket.create_connection(("127.0.0.1", endpoint.port)):
-                assert ask(f"{endpoint.url}/health")[0] == 200
+                assert get(f"{endpoint.url}/health")[0] == 200
 
 
 @pytest.mark.parametrize("port", [-1, 65_536, "80", True])
-def test_a_port_that_is_none_is_refused(port: Any) -> None:
+def test_an_invalid_port_is_refused(port: Any) -> None:
     with Waypost("memory://port") as post:
         post.handler("orders")(lambda body: None)
         with pytest.raises(ConfigurationError, match="a port is a whole number from 0 to 65535"):
             Endpoint(post.worker(), port=port)
 
 
-def test_an_address_that_cannot_be_had_is_refused_when_it_starts() -> None:
+def test_an_address_that_cannot_be_bound_is_refused_at_start() -> None:
     with Waypost("memory://address") as post:
         post.handler("orders")(lambda body: None)
         worker = post.worker()
@@ -171,7 +171,7 @@ def test_an_address_that_cannot_be_had_is_refused_when_it_starts() -> None:
             Endpoint(worker, host="192.0.2.1").start()
 
 
-def test_with_an_asyncio_client_of_ones_own_the_store_is_not_read_and_that_is_said_once(
+def test_with_the_callers_asyncio_client_the_store_is_not_read_and_one_warning_is_logged(
     server: ValkeyServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     prometheus = Prometheus()
@@ -189,5 +189,5 @@ def test_with_an_asyncio_client_of_ones_own_the_store_is_not_read_and_that_is_sa
         found = figures(text)
         assert value(found, "waypost_store_up") == 0
         assert value(found, "waypost_published_total", queue="orders", result="queued") == 1
-    said = [record.getMessage() for record in caplog.records if getattr(record, "event", "") == "metrics_not_read"]
-    assert ["give the client a URL" in text for text in said] == [True]
+    texts = [record.getMessage() for record in caplog.records if getattr(record, "event", "") == "metrics_not_read"]
+    assert ["give the client a URL" in text for text in texts] == [True]

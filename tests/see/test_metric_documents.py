@@ -21,7 +21,7 @@ WITH_LABELS = re.compile(r"(waypost_[a-z_]+)\{([^}]*)\}")
 
 def exported() -> set[str]:
     """Every name that can stand in a query."""
-    names = {metric.shown for metric in METRICS.values()}
+    names = {metric.exported_name for metric in METRICS.values()}
     for metric in METRICS.values():
         if metric.kind == "histogram":
             names |= {f"{metric.name}_bucket", f"{metric.name}_sum", f"{metric.name}_count"}
@@ -100,7 +100,7 @@ def rules() -> list[dict[str, Any]]:
     return found
 
 
-def test_every_alert_asks_for_what_is_exported_and_says_what_to_do() -> None:
+def test_every_alert_queries_exported_metrics_and_has_a_remedy() -> None:
     found = rules()
     assert len({rule["alert"] for rule in found}) == len(found) > 8
     used: set[str] = set()
@@ -110,10 +110,10 @@ def test_every_alert_asks_for_what_is_exported_and_says_what_to_do() -> None:
         assert re.fullmatch(r"\d+[mh]", rule.get("for", "1m"))
         assert rule["labels"]["severity"] in ("page", "ticket")
         assert set(rule["annotations"]) == {"summary", "description"}
-        asked = set(re.findall(r"\$labels\.(\w+)", rule["annotations"]["summary"]))
-        assert asked <= {"queue", "instance"}
+        requested = set(re.findall(r"\$labels\.(\w+)", rule["annotations"]["summary"]))
+        assert requested <= {"queue", "instance"}
         # A label in the summary must be one that the query leaves.
-        assert "queue" not in asked or "by (queue)" in rule["expr"]
+        assert "queue" not in requested or "by (queue)" in rule["expr"]
     # Age, not only length; and the figures that mean harm.
     assert used >= {
         "waypost_queue_oldest_ready_seconds", "waypost_queue_ended_total", "waypost_worker_health", "waypost_store_up",
@@ -121,7 +121,7 @@ def test_every_alert_asks_for_what_is_exported_and_says_what_to_do() -> None:
     }  # fmt: skip
 
 
-def test_every_panel_of_the_board_asks_for_what_is_exported() -> None:
+def test_every_panel_of_the_dashboard_queries_exported_metrics() -> None:
     board = json.loads((DOCS / "operations" / "grafana.json").read_text())
     panels = board["panels"]
     assert len(panels) > 10
@@ -137,8 +137,8 @@ def test_every_panel_of_the_board_asks_for_what_is_exported() -> None:
     for variable in board["templating"]["list"]:
         if variable["type"] == "query":
             check(variable["definition"])
-    taken = [(panel["gridPos"]["y"], panel["gridPos"]["x"], panel["gridPos"]["w"]) for panel in panels]
-    for (y, x, width), (next_y, next_x, _) in zip(sorted(taken), sorted(taken)[1:], strict=False):
+    positions = [(panel["gridPos"]["y"], panel["gridPos"]["x"], panel["gridPos"]["w"]) for panel in panels]
+    for (y, x, width), (next_y, next_x, _) in zip(sorted(positions), sorted(positions)[1:], strict=False):
         assert x + width <= 24
         assert y != next_y or x + width <= next_x
 
@@ -147,16 +147,18 @@ def test_the_reference_lists_every_metric_with_its_labels_and_no_other() -> None
     page = (DOCS / "reference" / "metrics.md").read_text()
     rows = re.findall(r"^\| `(waypost_\w+)` \| (\w+) \| ([^|]+) \| (.+) \|$", page, re.MULTILINE)
     listed = [(name, kind, tuple(re.findall(r"`(\w+)`", labels)), text) for name, kind, labels, text in rows]
-    assert listed == [(metric.shown, metric.kind, metric.labels, metric.help) for metric in (*PROCESS, *WORKER, *STORE)]
+    assert listed == [
+        (metric.exported_name, metric.kind, metric.labels, metric.help) for metric in (*PROCESS, *WORKER, *STORE)
+    ]
     assert [outcome for outcome in SETTLED if f"`{outcome}`" not in page] == []
 
 
-def test_labels_are_queues_and_fixed_words() -> None:
+def test_labels_are_queues_and_fixed_values() -> None:
     labels = {label for metric in METRICS.values() for label in metric.labels}
     assert labels == {"queue", "result", "outcome", "state", "end", "cause", "status"}
 
 
 @pytest.mark.parametrize("wrong", ["a: b c", "a: 'b", "a: 'b'c'", "- a", "a:\nb: c", "a: b\n   c: d", "a: b\na: c"])
-def test_what_is_no_yaml_that_we_know_is_refused(wrong: str) -> None:
+def test_unknown_yaml_is_refused(wrong: str) -> None:
     with pytest.raises((AssertionError, IndexError)):
         parsed(wrong)

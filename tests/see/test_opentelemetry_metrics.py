@@ -9,7 +9,7 @@ from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
 from waypost import NoRetry, Waypost
-from waypost.see import Metering
+from waypost.see import OpenTelemetryMetrics
 
 pytestmark = pytest.mark.promise("SEE-2")
 QUEUE = "messaging.destination.name"
@@ -30,7 +30,7 @@ def collected(reader: InMemoryMetricReader) -> dict[str, list[Any]]:
 def test_events_and_readings_of_the_store_become_instruments() -> None:
     reader = InMemoryMetricReader()
     provider = MeterProvider([reader], shutdown_on_exit=False)
-    metering = Metering(provider)
+    metering = OpenTelemetryMetrics(provider)
     with Waypost("memory://metered", middleware=[metering]) as post:
         metering.watch(post.store)
 

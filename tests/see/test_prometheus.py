@@ -9,7 +9,7 @@ import socket
 import pytest
 
 from tests.see.conftest import Start
-from tests.see.service import Service, ask, figures, told, until, value
+from tests.see.service import Service, figures, get, get_json, until, value
 from waypost import Waypost
 from waypost.see.metrics import METRICS
 from waypost.testing.servers import free_port
@@ -33,7 +33,9 @@ def settled(service: Service, outcome: str, queue: str = "orders") -> float:
     return value(service.scrape(), "waypost_settled_total", queue=queue, outcome=outcome) or 0
 
 
-def test_a_scrape_of_a_worker_tells_what_it_did_and_what_the_store_says(start: Start, url: str, namespace: str) -> None:
+def test_a_scrape_of_a_worker_has_its_own_metrics_and_those_of_the_store(
+    start: Start, url: str, namespace: str
+) -> None:
     with Waypost(url, namespace=namespace) as post:
         post.publish_many("orders", ["a", "b", "c", "shaky", "bad"])
         post.publish("orders", "later", delay=3600)
@@ -80,9 +82,9 @@ def test_a_scrape_of_a_worker_tells_what_it_did_and_what_the_store_says(start: S
     assert value(found, "waypost_worker_concurrency", queue="orders") == 4
     # Queues of others are not read by this worker, and nothing is exported that the catalogue does not have.
     assert value(found, "waypost_queue_published_total", queue="books") is None
-    shown = {metric.shown for metric in METRICS.values()}
+    exported_name = {metric.exported_name for metric in METRICS.values()}
     names = {name.removesuffix("_bucket").removesuffix("_sum").removesuffix("_count") for name, _ in found}
-    assert names <= shown
+    assert names <= exported_name
     labels = {label for _, labels in found for label, _ in labels}
     assert labels <= {"queue", "state", "result", "outcome", "end", "cause", "status", "le"}
 
@@ -97,7 +99,7 @@ def test_each_of_several_processes_has_a_port_and_keeps_it_when_it_is_replaced(s
 
     def pids() -> list[int]:
         try:
-            answers = [told(f"http://127.0.0.1:{port}/ready") for port in ports]
+            answers = [get_json(f"http://127.0.0.1:{port}/ready") for port in ports]
         except OSError:
             return []
         return [int(answer["worker"].split(":")[1]) for status, answer in answers if status == 200]
@@ -113,23 +115,23 @@ def test_each_of_several_processes_has_a_port_and_keeps_it_when_it_is_replaced(s
     assert after[1] != before[1]
 
 
-def test_the_same_figures_are_told_in_the_newer_format_to_those_who_ask_for_it(start: Start, tmp_path: object) -> None:
+def test_the_same_metrics_are_served_as_openmetrics_on_request(start: Start, tmp_path: object) -> None:
     url = f"sqlite:///{tmp_path}/shop.db"
     service = start("worker", SHOP, "--metrics-port", "0", SHOP_URL=url, SHOP_NAMESPACE="wp")
     address = f"{service.url}/metrics"
-    status, kind, text = ask(address, Accept="application/openmetrics-text; version=1.0.0")
+    status, kind, text = get(address, Accept="application/openmetrics-text; version=1.0.0")
     assert (status, kind.split(";")[0]) == (200, "application/openmetrics-text")
     assert text.endswith("# EOF\n")
-    status, kind, text = ask(address)
+    status, kind, text = get(address)
     assert (status, kind.split(";")[0]) == (200, "text/plain")
     assert value(figures(text), "waypost_store_up") == 1
 
 
-def test_a_port_that_is_taken_is_said_in_a_sentence(start: Start, tmp_path: object) -> None:
+def test_a_port_in_use_is_an_error_in_one_sentence(start: Start, tmp_path: object) -> None:
     url = f"sqlite:///{tmp_path}/shop.db"
     first = start("worker", SHOP, "--metrics-port", "0", SHOP_URL=url, SHOP_NAMESPACE="wp")
     port = first.url.rpartition(":")[2]
     second = start("worker", SHOP, "--metrics-port", port, SHOP_URL=url, SHOP_NAMESPACE="wp")
     assert second.process.wait(60) != 0
-    assert f"waypost: nothing can listen on 127.0.0.1, port {port}:" in second.told()
-    assert "Traceback" not in second.told()
+    assert f"waypost: nothing can listen on 127.0.0.1, port {port}:" in second.output()
+    assert "Traceback" not in second.output()

@@ -179,7 +179,7 @@ def test_many_messages_of_one_publish_share_its_span(recorded: Recorded) -> None
     assert attribute(span, "waypost.message.ids") == tuple(one.id for one in published)
 
 
-def test_a_context_that_the_caller_gives_goes_along_as_it_is(recorded: Recorded) -> None:
+def test_a_context_given_by_the_caller_is_passed_on_unchanged(recorded: Recorded) -> None:
     given = {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}
     with Waypost("memory://given", middleware=[recorded.tracing]) as post:
         post.publish("orders", 1, trace=given)
@@ -189,7 +189,7 @@ def test_a_context_that_the_caller_gives_goes_along_as_it_is(recorded: Recorded)
         assert [message.trace for message in plain.peek("mails", 1)] == [given]
 
 
-def test_what_a_handler_in_a_process_sends_on_goes_on_from_its_span(recorded: Recorded) -> None:
+def test_a_continuation_of_a_handler_in_a_process_continues_its_span(recorded: Recorded) -> None:
     with Waypost("memory://processes", middleware=[recorded.tracing]) as post:
         post.handler("numbers", process=True, concurrency=1)(square)
         post.publish("numbers", 7)
@@ -219,7 +219,7 @@ def test_a_block_of_receive_can_have_a_span_too(recorded: Recorded) -> None:
     }
 
 
-def test_what_cannot_be_read_ends_as_it_would_without_traces(recorded: Recorded) -> None:
+def test_an_undecodable_message_ends_as_it_would_without_traces(recorded: Recorded) -> None:
     with Waypost("memory://unreadable", middleware=[recorded.tracing]) as post:
 
         @post.handler("orders", batch=2)
@@ -231,8 +231,8 @@ def test_what_cannot_be_read_ends_as_it_would_without_traces(recorded: Recorded)
     assert (ledger.done, ledger.dead) == (1, 1)
 
 
-def test_without_an_sdk_nothing_is_recorded_and_a_context_still_goes_on() -> None:
-    came_with = {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}
+def test_without_an_sdk_nothing_is_recorded_and_a_context_is_still_passed_on() -> None:
+    carrier = {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}
     with Waypost("memory://no-sdk", middleware=[Tracing()]) as post:
 
         @post.handler("orders")
@@ -243,9 +243,9 @@ def test_without_an_sdk_nothing_is_recorded_and_a_context_still_goes_on() -> Non
         post.publish("orders", 1)
         assert [message.trace for message in post.peek("orders", 1)] == [{}]
         post.purge("orders", state="ready")
-        post.publish("orders", 1, trace=came_with)
+        post.publish("orders", 1, trace=carrier)
         post.worker().run(until_empty=True, signals=False)
-        assert [message.trace for queue in ("mails", "books") for message in post.peek(queue, 1)] == [came_with] * 2
+        assert [message.trace for queue in ("mails", "books") for message in post.peek(queue, 1)] == [carrier] * 2
 
 
 def test_an_envelope_with_another_trace_is_otherwise_the_same() -> None:

@@ -19,7 +19,7 @@ from waypost import AsyncWaypost, Message, Waypost
 from waypost.see import Tracing
 
 
-class Written(SpanExporter):
+class FileSpanExporter(SpanExporter):
     """Appends each span that ended to a file, as a line."""
 
     def __init__(self, path: Path) -> None:
@@ -31,18 +31,18 @@ class Written(SpanExporter):
             for span in spans:
                 context = span.get_span_context()
                 assert context is not None
-                told = {
+                record = {
                     "name": span.name, "kind": span.kind.name, "trace": f"{context.trace_id:032x}",
                     "span": f"{context.span_id:016x}", "pid": os.getpid(),
                     "parent": None if span.parent is None else f"{span.parent.span_id:016x}",
                     "attributes": dict(span.attributes or {}),
                 }  # fmt: skip
-                file.write(json.dumps(told) + "\n")
+                file.write(json.dumps(record) + "\n")
         return SpanExportResult.SUCCESS
 
 
 provider = TracerProvider(shutdown_on_exit=False)
-provider.add_span_processor(SimpleSpanProcessor(Written(Path(os.environ["SPANS"]))))
+provider.add_span_processor(SimpleSpanProcessor(FileSpanExporter(Path(os.environ["SPANS"]))))
 url, namespace = os.environ["SHOP_URL"], os.environ["SHOP_NAMESPACE"]
 front = AsyncWaypost(url, namespace=namespace, middleware=[Tracing(provider)])
 back = Waypost(url, namespace=namespace, middleware=[Tracing(provider)])
@@ -61,7 +61,7 @@ def send(body: str) -> None:
 
 
 @back.handler("books")
-def book(body: str) -> None:
+def record_sale(body: str) -> None:
     """The end of the other."""
 
 

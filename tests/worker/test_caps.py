@@ -12,7 +12,7 @@ from tests.worker.harness import Harness
 from waypost.cli.main import main
 from waypost.codec import encode_body, make_envelope
 from waypost.identity import Session
-from waypost.outbox.relay.target import Confirmation, Parcel, Unconfirmed
+from waypost.outbox.relay.target import Confirmation, RelayRecord, Unconfirmed
 from waypost.outbox.relay.waypost import WaypostTarget
 from waypost.see import Prometheus
 
@@ -26,15 +26,15 @@ def harness(url: str, namespace: str) -> Iterator[Harness]:
         yield made
 
 
-def parcels(session: Session, count: int) -> list[Parcel]:
+def records(session: Session, count: int) -> list[RelayRecord]:
     body = encode_body("relayed")
     return [
-        Parcel(id, "source", body.data, "text/plain", {}, None, None, None, 5, 0, make_envelope(id, body))
+        RelayRecord(id, "source", body.data, "text/plain", {}, None, None, None, 5, 0, make_envelope(id, body))
         for id in session.message_ids(count)
     ]
 
 
-async def send_at_once(url: str, namespace: str, batches: list[list[Parcel]]) -> list[list[Confirmation]]:
+async def send_at_once(url: str, namespace: str, batches: list[list[RelayRecord]]) -> list[list[Confirmation]]:
     """Relays that know nothing of each other, all of which look for room before any of them sends."""
     targets = [WaypostTarget(url, "next", namespace=namespace) for _ in batches]
     for target in targets:
@@ -51,14 +51,14 @@ async def send_at_once(url: str, namespace: str, batches: list[list[Parcel]]) ->
 def test_relays_at_once_do_not_pass_the_cap(harness: Harness, url: str, namespace: str, overload: str) -> None:
     harness.configure("next", max_pending=CAP, overload=overload)
     session = Session()
-    batches = [parcels(session, CAP) for _ in range(3)]
+    batches = [records(session, CAP) for _ in range(3)]
     confirmed = asyncio.run(send_at_once(url, namespace, batches))
     ledger = harness.ledger("next")
     assert (ledger.ready, ledger.over_cap, ledger.balance) == (CAP, 0, 0)
     stored = [
-        parcel.id
+        record.id
         for batch, answers in zip(batches, confirmed, strict=True)
-        for parcel, answer in zip(batch, answers, strict=True)
+        for record, answer in zip(batch, answers, strict=True)
         if answer is None
     ]
     assert all(answer is None or isinstance(answer, Unconfirmed) for answers in confirmed for answer in answers)

@@ -53,7 +53,7 @@ def run(options: argparse.Namespace) -> int:
         ledger = post.ledger(options.queue)
     left = ledger.ready + ledger.delayed
     working.tell_end(options, report, worker.reports())
-    if relay.trouble is not None:
-        say(f"waypost: {relay.shown} does not take messages ({relay.trouble}); {left} wait in {options.queue}")
+    if relay.failure is not None:
+        say(f"waypost: {relay.description} does not take messages ({relay.failure}); {left} wait in {options.queue}")
         return FOUND
     return 0 if report.complete else LEFT

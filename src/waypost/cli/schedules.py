@@ -17,7 +17,7 @@ from waypost.errors import InvalidBody, InvalidSchedule, InvalidTime
 from waypost.operations.schedules import make_spec
 from waypost.policy import GRACE_SECONDS, PRIORITY_DEFAULT, CatchUp, Missed
 from waypost.schedule.rule import Timeline
-from waypost.schedule.schedule import Schedule, moment, told
+from waypost.schedule.schedule import Schedule, format_time, to_datetime
 from waypost.schedule.zones import zone_of
 
 COUNT_MAX = 10_000
@@ -148,12 +148,13 @@ def run_preview(options: argparse.Namespace) -> int:
     if not 1 <= options.count <= COUNT_MAX:
         raise InvalidSchedule(f"--count is a whole number from 1 to {COUNT_MAX}")
     start_ms = _start_ms(options.start)
-    start = moment(start_ms) if options.every is not None else None
+    start = to_datetime(start_ms) if options.every is not None else None
     spec = make_spec("preview", cron=options.pattern, every=options.every, tz=options.tz, start=start)
-    fires = Timeline("preview", spec).many(start_ms - 1, options.count)
+    fires = Timeline("preview", spec).next_fires_after(start_ms - 1, options.count)
     zone = zone_of(spec.tz)
     shown = [
-        {"utc": told(fire.instant_ms), "local": moment(fire.instant_ms).astimezone(zone).isoformat()} for fire in fires
+        {"utc": format_time(fire.instant_ms), "local": to_datetime(fire.instant_ms).astimezone(zone).isoformat()}
+        for fire in fires
     ]
     if options.json:
         write_json(shown, indent=2)
@@ -207,7 +208,7 @@ def _second(at: datetime) -> str:
 
 
 def _time(at: datetime) -> str:
-    return told(round(at.timestamp() * 1000))
+    return format_time(round(at.timestamp() * 1000))
 
 
 def _shown(schedule: Schedule) -> dict[str, Any]:

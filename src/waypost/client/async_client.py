@@ -275,11 +275,11 @@ class AsyncWaypost(BaseClient):
         return [await self._run(flow)]
 
     async def _send_within(self, transaction: object, outgoing: Outgoing, options: PublishOptions) -> list[Published]:
-        from waypost.outbox.transaction_adapters import run_async
+        from waypost.outbox.transaction_adapters import run_in_transaction
 
         name = self._name(outgoing.queue)
         flow = publish.publish_within(self._context, name, outgoing.bodies, options, outgoing.type)
-        return await run_async(self._store, transaction, name, flow, self._call)
+        return await run_in_transaction(self._store, transaction, name, flow, self._call)
 
     @overload
     async def publish_many(
@@ -613,7 +613,7 @@ class AsyncWaypost(BaseClient):
         with another rule under the same key it fires next when that says so.
         """
         schedule = await self._run(self._save_flow(name, queue, key, rule))
-        self._poke_schedulers()
+        self._refresh_schedulers()
         return schedule
 
     async def remove_schedule(self, name: str, *, queue: QueueName | None = None) -> bool:
@@ -627,7 +627,7 @@ class AsyncWaypost(BaseClient):
     async def resume_schedule(self, name: str, *, queue: QueueName | None = None) -> bool:
         """Fire again from the next instant on; whether that changed anything. The pause makes no missed fires."""
         changed = await self._run(self._change_flow(schedules.resume, name, queue))
-        self._poke_schedulers()
+        self._refresh_schedulers()
         return changed
 
     async def trigger_schedule(self, name: str, *, queue: QueueName | None = None) -> Published:
@@ -642,10 +642,10 @@ class AsyncWaypost(BaseClient):
         self, *, ttl: float = LEADER_TTL_MS / 1000, on_tick: Callable[[Tick], object] | None = None
     ) -> None:
         """Fire schedules until this is cancelled. Workers do this too; of all of them one leads at a time."""
-        from waypost.schedule.loop import Background
+        from waypost.schedule.loop import BackgroundLoop
 
         scheduler = Scheduler(self._context, ttl_ms=ttl_ms(ttl), on_tick=check_function("on_tick", on_tick))
-        background = Background(await self._connected(), scheduler)
+        background = BackgroundLoop(await self._connected(), scheduler)
         self._backgrounds.add(background)
         await background.run()
 
@@ -653,10 +653,10 @@ class AsyncWaypost(BaseClient):
         self, *, ttl: float = LEADER_TTL_MS / 1000, on_tick: Callable[[PromoterTick], object] | None = None
     ) -> None:
         """Make timers ready when they are due, and wake workers for them, until this is cancelled."""
-        from waypost.schedule.loop import Background
+        from waypost.schedule.loop import BackgroundLoop
 
         promoter = Promoter(self._context, ttl_ms=ttl_ms(ttl), on_tick=check_function("on_tick", on_tick))
-        await Background(await self._connected(), promoter).run()
+        await BackgroundLoop(await self._connected(), promoter).run()
 
     # ---- the journal -------------------------------------------------------------------------------------
 

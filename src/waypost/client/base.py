@@ -92,7 +92,7 @@ if TYPE_CHECKING:
     from waypost.outbox.relay.relay import Relay
     from waypost.outbox.relay.target import Target
     from waypost.redaction import Redact
-    from waypost.schedule.loop import Background
+    from waypost.schedule.loop import BackgroundLoop
     from waypost.store.port import AsyncExecutor, Call, Executor, Store
     from waypost.wake.port import Channel
     from waypost.worker.worker import Embedded, Worker
@@ -195,7 +195,7 @@ class BaseClient:
         self._relays: dict[str, Relay] = {}
         #: Schedules that decorators declared, by queue and key.
         self._declared: dict[tuple[str, str], DeclaredSchedule] = {}
-        self._backgrounds: WeakSet[Background] = WeakSet()
+        self._backgrounds: WeakSet[BackgroundLoop] = WeakSet()
         self._closed = False
         self._connecting = threading.Lock()
         #: The blocks of `receive` and `consume` whose leases are renewed.
@@ -493,22 +493,22 @@ class BaseClient:
 
     def _embed(
         self, context: ClientContext, executor: AsyncExecutor, *, scheduler: bool, promoter: bool
-    ) -> list[Background]:
+    ) -> list[BackgroundLoop]:
         """The loops of a worker, to be started."""
-        from waypost.schedule.loop import Background
+        from waypost.schedule.loop import BackgroundLoop
 
-        parts: list[Background] = []
+        parts: list[BackgroundLoop] = []
         if scheduler:
-            parts.append(Background(executor, Scheduler(context, by_polls=True)))
+            parts.append(BackgroundLoop(executor, Scheduler(context, by_polls=True)))
         if promoter:
-            parts.append(Background(executor, Promoter(context)))
+            parts.append(BackgroundLoop(executor, Promoter(context)))
         for part in parts:
             self._backgrounds.add(part)
         return parts
 
-    def _poke_schedulers(self) -> None:
+    def _refresh_schedulers(self) -> None:
         for background in list(self._backgrounds):
-            background.poke()
+            background.refresh()
 
     # ---- arguments to flows ------------------------------------------------------------------------------
 

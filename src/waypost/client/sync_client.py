@@ -233,10 +233,10 @@ class Waypost(BaseClient):
         return [self._run(flow)]
 
     def _send_within(self, transaction: object, outgoing: Outgoing, options: PublishOptions) -> list[Published]:
-        from waypost.outbox.transaction_adapters import enter
+        from waypost.outbox.transaction_adapters import open_executor
 
         name = self._name(outgoing.queue)
-        executor = enter(self._store, transaction, name, self._call)
+        executor = open_executor(self._store, transaction, name, self._call)
         return drive(executor, publish.publish_within(self._context, name, outgoing.bodies, options, outgoing.type))
 
     @overload
@@ -566,7 +566,7 @@ class Waypost(BaseClient):
         with another rule under the same key it fires next when that says so.
         """
         schedule = self._run(self._save_flow(name, queue, key, rule))
-        self._poke_schedulers()
+        self._refresh_schedulers()
         return schedule
 
     def remove_schedule(self, name: str, *, queue: QueueName | None = None) -> bool:
@@ -580,7 +580,7 @@ class Waypost(BaseClient):
     def resume_schedule(self, name: str, *, queue: QueueName | None = None) -> bool:
         """Fire again from the next instant on; whether that changed anything. The pause makes no missed fires."""
         changed = self._run(self._change_flow(schedules.resume, name, queue))
-        self._poke_schedulers()
+        self._refresh_schedulers()
         return changed
 
     def trigger_schedule(self, name: str, *, queue: QueueName | None = None) -> Published:

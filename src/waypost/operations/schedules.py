@@ -33,7 +33,7 @@ from waypost.policy import (
 from waypost.redaction import journal_copy
 from waypost.schedule.cron import read_cron
 from waypost.schedule.rule import Fire, Spec, Timeline, fire_id, interval_ms, pack_spec, unpack_spec
-from waypost.schedule.schedule import Schedule, describe, told
+from waypost.schedule.schedule import Schedule, describe, format_time
 from waypost.schedule.zones import zone_name
 from waypost.store.port import Draft
 from waypost.values import Published, ScheduleList, StoredSchedule
@@ -138,7 +138,7 @@ def _span_ms(what: str, span: Duration) -> int:
 
 
 def _headers(spec: Spec, instant_ms: int) -> dict[str, str]:
-    return spec.headers | {SCHEDULE_HEADER: spec.name, INSTANT_HEADER: told(instant_ms)}
+    return spec.headers | {SCHEDULE_HEADER: spec.name, INSTANT_HEADER: format_time(instant_ms)}
 
 
 def _envelope(message_id: str, spec: Spec, instant_ms: int) -> bytes:

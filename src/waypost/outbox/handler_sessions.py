@@ -18,8 +18,8 @@ from typing import Any
 
 from waypost.errors import ConfigurationError
 from waypost.message import Message, Outcome
-from waypost.outbox.message_transaction import MessageTransaction, Sessions, no_transactions
-from waypost.outbox.transaction_adapters import is_kind, is_of
+from waypost.outbox.message_transaction import MessageTransaction, SessionSource, no_transaction_support
+from waypost.outbox.transaction_adapters import is_class_of, is_instance_of
 from waypost.store.port import Store
 
 AWAITED = ("AsyncSession", "AsyncConnection")
@@ -27,16 +27,18 @@ ENGINES = ("Engine", "AsyncEngine")
 MAKERS = ("sessionmaker", "async_sessionmaker")
 
 
-def opened_by(name: str, wanted: type, *, is_async: bool, store: Store, engine: object = None) -> Sessions | None:
+def session_source(
+    name: str, wanted: type, *, is_async: bool, store: Store, engine: object = None
+) -> SessionSource | None:
     """Where the sessions of a handler come from, None for transactions of the store's own connections.
 
     Raises `ConfigurationError` if it asks for something that cannot be had: that is known when it is registered.
     """
     support = store.transactions
     if support is None:
-        raise no_transactions(store)
-    alchemy = is_kind(wanted, "sqlalchemy")
-    awaited = is_kind(wanted, "", AWAITED)
+        raise no_transaction_support(store)
+    alchemy = is_class_of(wanted, "sqlalchemy")
+    awaited = is_class_of(wanted, "", AWAITED)
     source = support.engine if engine is None else engine
     if alchemy and source is None:
         raise ConfigurationError(
@@ -48,29 +50,29 @@ def opened_by(name: str, wanted: type, *, is_async: bool, store: Store, engine: 
             f"handler {name} asks for a {wanted.__module__}.{wanted.__name__}, but its transactions are those of an "
             "engine: ask for a session of SQLAlchemy"
         )
-    if not alchemy and not is_kind(wanted, support.library):
+    if not alchemy and not is_class_of(wanted, support.library):
         raise ConfigurationError(f"handler {name} asks for a connection of {wanted.__module__} to a {store.kind} store")
-    if awaited != is_async and not is_kind(wanted, "sqlite3"):
+    if awaited != is_async and not is_class_of(wanted, "sqlite3"):
         raise ConfigurationError(
             f"handler {name} {'is async' if is_async else 'blocks'} and its {wanted.__name__} "
             f"{'blocks' if is_async else 'is awaited'}: both have to be of one colour"
         )
     if source is None:
         return None
-    if not is_of(source, "sqlalchemy", *ENGINES, *MAKERS):
+    if not is_instance_of(source, "sqlalchemy", *ENGINES, *MAKERS):
         raise ConfigurationError(
             f"handler {name}: engine= is an engine or a maker of sessions of SQLAlchemy, not a {type(source).__name__}"
         )
-    if is_of(source, "sqlalchemy", "AsyncEngine", "async_sessionmaker") != awaited:
+    if is_instance_of(source, "sqlalchemy", "AsyncEngine", "async_sessionmaker") != awaited:
         raise ConfigurationError(
             f"handler {name} asks for a {wanted.__name__}, and a {type(source).__name__} does not make one"
         )
-    return Sessions(_beginning(name, wanted, source, awaited=awaited))
+    return SessionSource(_begin_function(name, wanted, source, awaited=awaited))
 
 
-def _beginning(name: str, wanted: type, source: Any, *, awaited: bool) -> Callable[[], Any]:
-    is_engine = is_of(source, "sqlalchemy", *ENGINES)
-    if is_kind(wanted, "sqlalchemy", ("Connection", "AsyncConnection")):
+def _begin_function(name: str, wanted: type, source: Any, *, awaited: bool) -> Callable[[], Any]:
+    is_engine = is_instance_of(source, "sqlalchemy", *ENGINES)
+    if is_class_of(wanted, "sqlalchemy", ("Connection", "AsyncConnection")):
         if not is_engine:
             raise ConfigurationError(f"handler {name} asks for a {wanted.__name__}: engine= has to be an engine then")
         return source.begin  # type: ignore[no-any-return]
@@ -100,7 +102,7 @@ Returned = Callable[[Sequence[Message[Any]], Any], None]
 
 
 def in_transaction(
-    function: Callable[..., Any], sessions: Sessions | None, given: Given, keep: Returned, *, is_async: bool
+    function: Callable[..., Any], sessions: SessionSource | None, given: Given, keep: Returned, *, is_async: bool
 ) -> Callable[[Sequence[Message[Any]]], Any]:
     """A handler's function with a transaction around it. `given` are its arguments; `keep` is told what it returned."""
 

@@ -22,7 +22,7 @@ from typing import Any
 
 from waypost.errors import ConfigurationError, InvalidName
 from waypost.message import Duration, Message
-from waypost.outbox.transaction_adapters import Transaction, check_mode, recognise
+from waypost.outbox.transaction_adapters import Transaction, adapt, check_mode
 
 TABLE = "waypost_inbox"
 KEEP = timedelta(days=7)
@@ -52,27 +52,27 @@ _SQLITE_FORGET = (
 )
 
 
-def _checked(name: str, what: str) -> str:
+def _check_name(name: str, what: str) -> str:
     if not isinstance(name, str) or _NAME.fullmatch(name) is None:
         raise InvalidName(f"a {what} has letters, digits, _ and $, and begins with a letter or _")
     return name
 
 
-def _quoted(table: str, schema: str | None) -> str:
-    name = f'"{_checked(table, "table name")}"'
-    return name if schema is None else f'"{_checked(schema, "schema name")}".{name}'
+def _quote_table(table: str, schema: str | None) -> str:
+    name = f'"{_check_name(table, "table name")}"'
+    return name if schema is None else f'"{_check_name(schema, "schema name")}".{name}'
 
 
 def inbox_sql(table: str = TABLE, *, schema: str | None = None) -> str:
     """What makes the table, on PostgreSQL and on SQLite: for your migrations. It may be run again."""
-    return _CREATE.format(table=_quoted(table, schema), index=f'"{_checked(table, "table name")[:58]}_at"')
+    return _CREATE.format(table=_quote_table(table, schema), index=f'"{_check_name(table, "table name")[:58]}_at"')
 
 
 class _Table:
     """The table and its statements."""
 
     def __init__(self, table: str = TABLE, *, schema: str | None = None, keep: Duration = KEEP) -> None:
-        self._name = _quoted(table, schema)
+        self._name = _quote_table(table, schema)
         seconds = keep.total_seconds() if isinstance(keep, timedelta) else keep
         if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 1 <= seconds <= 1e9:
             raise ConfigurationError(f"keep is a duration of at least a second, not {keep!r}")
@@ -86,12 +86,12 @@ class _Table:
         one, two = ("$1::bigint", "$2::bigint") if style == "$" else ("%s::bigint", "%s::bigint")
         return _POSTGRES_FORGET.format(table=self._name, one=one, two=two, now=_POSTGRES_NOW)
 
-    def _entered(self, given: object, *, awaited: bool) -> Transaction:
-        transaction = recognise(given)
+    def _adapt(self, given: object, *, awaited: bool) -> Transaction:
+        transaction = adapt(given)
         check_mode(transaction, awaited=awaited)
         return transaction
 
-    def _first_on_file(self, connection: Any, message: Message[Any]) -> bool:
+    def _first_in_sqlite(self, connection: Any, message: Message[Any]) -> bool:
         # Counted, not read: rows and texts are as the owner of the connection likes them.
         cursor = connection.execute(
             _FIRST.format(table=self._name, one="?", two="?", now=_SQLITE_NOW).removesuffix(" RETURNING 1"),
@@ -99,18 +99,18 @@ class _Table:
         )
         first = bool(cursor.rowcount == 1)
         if first and random.randrange(FORGET_EVERY) == 0:
-            self._forget_on_file(connection)
+            self._forget_in_sqlite(connection)
         return first
 
-    def _forget_on_file(self, connection: Any) -> int:
+    def _forget_in_sqlite(self, connection: Any) -> int:
         sql = _SQLITE_FORGET.format(table=self._name, now=_SQLITE_NOW)
         return int(connection.execute(sql, (self._keep_ms, FORGET_MAX)).rowcount)
 
 
-def _is_file(underneath: Any) -> bool:
+def _is_sqlite(connection: Any) -> bool:
     import sqlite3
 
-    return isinstance(underneath, sqlite3.Connection)
+    return isinstance(connection, sqlite3.Connection)
 
 
 class Inbox(_Table):
@@ -118,22 +118,22 @@ class Inbox(_Table):
 
     def first(self, message: Message[Any], transaction: object) -> bool:
         """Record a message in the caller's transaction; whether this is the first time that one does."""
-        entered = self._entered(transaction, awaited=False)
-        underneath = entered.begin()
-        if _is_file(underneath):
-            return self._first_on_file(underneath, message)
-        first = entered.fetch(self._first(entered.style), [message.queue, message.id]) is not None
+        adapter = self._adapt(transaction, awaited=False)
+        connection = adapter.begin()
+        if _is_sqlite(connection):
+            return self._first_in_sqlite(connection, message)
+        first = adapter.fetch(self._first(adapter.style), [message.queue, message.id]) is not None
         if first and random.randrange(FORGET_EVERY) == 0:
-            entered.fetch(self._forget(entered.style), [self._keep_ms, FORGET_MAX])
+            adapter.fetch(self._forget(adapter.style), [self._keep_ms, FORGET_MAX])
         return first
 
     def forget(self, transaction: object) -> int:
         """Forget entries older than `keep`, a thousand at most; how many. `first` does so now and then."""
-        entered = self._entered(transaction, awaited=False)
-        underneath = entered.begin()
-        if _is_file(underneath):
-            return self._forget_on_file(underneath)
-        return int(entered.fetch(self._forget(entered.style), [self._keep_ms, FORGET_MAX]))
+        adapter = self._adapt(transaction, awaited=False)
+        connection = adapter.begin()
+        if _is_sqlite(connection):
+            return self._forget_in_sqlite(connection)
+        return int(adapter.fetch(self._forget(adapter.style), [self._keep_ms, FORGET_MAX]))
 
 
 class AsyncInbox(_Table):
@@ -141,19 +141,19 @@ class AsyncInbox(_Table):
 
     async def first(self, message: Message[Any], transaction: object) -> bool:
         """Record a message in the caller's transaction; whether this is the first time that one does."""
-        entered: Any = self._entered(transaction, awaited=True)
-        underneath = await entered.begin() if entered.awaited else entered.begin()
-        if _is_file(underneath):
-            return self._first_on_file(underneath, message)
-        first = await entered.fetch(self._first(entered.style), [message.queue, message.id]) is not None
+        adapter: Any = self._adapt(transaction, awaited=True)
+        connection = await adapter.begin() if adapter.awaited else adapter.begin()
+        if _is_sqlite(connection):
+            return self._first_in_sqlite(connection, message)
+        first = await adapter.fetch(self._first(adapter.style), [message.queue, message.id]) is not None
         if first and random.randrange(FORGET_EVERY) == 0:
-            await entered.fetch(self._forget(entered.style), [self._keep_ms, FORGET_MAX])
+            await adapter.fetch(self._forget(adapter.style), [self._keep_ms, FORGET_MAX])
         return first
 
     async def forget(self, transaction: object) -> int:
         """Forget entries older than `keep`, a thousand at most; how many. `first` does so now and then."""
-        entered: Any = self._entered(transaction, awaited=True)
-        underneath = await entered.begin() if entered.awaited else entered.begin()
-        if _is_file(underneath):
-            return self._forget_on_file(underneath)
-        return int(await entered.fetch(self._forget(entered.style), [self._keep_ms, FORGET_MAX]))
+        adapter: Any = self._adapt(transaction, awaited=True)
+        connection = await adapter.begin() if adapter.awaited else adapter.begin()
+        if _is_sqlite(connection):
+            return self._forget_in_sqlite(connection)
+        return int(await adapter.fetch(self._forget(adapter.style), [self._keep_ms, FORGET_MAX]))

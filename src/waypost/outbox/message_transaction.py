@@ -18,14 +18,14 @@ from waypost.operations.flow import Flow, drive, drive_async
 from waypost.operations.publish_middleware import pass_sent_on
 from waypost.operations.receive import emit_settled, settling
 from waypost.operations.settle_target import SettleTarget
-from waypost.outbox.transaction_adapters import enter, enter_async, recognise
+from waypost.outbox.transaction_adapters import adapt, open_async_executor, open_executor
 from waypost.store.port import AsyncExecutor, Executor, Store, Woken
 from waypost.values import Settlement, SettleStatus
 
 Settled = Woken[list[SettleStatus]]
 
 
-def no_transactions(store: Store) -> ConfigurationError:
+def no_transaction_support(store: Store) -> ConfigurationError:
     """The messages of this store are in no database of the user's."""
     return ConfigurationError(
         f"a {store.kind} store is no part of your database, so no transaction of yours can settle its messages; record "
@@ -37,52 +37,52 @@ def no_transactions(store: Store) -> ConfigurationError:
 
 
 @contextmanager
-def _opened(target: SettleTarget, message: Message[Any], given: object) -> Iterator[tuple[Any, Executor]]:
+def _open_transaction(target: SettleTarget, message: Message[Any], given: object) -> Iterator[tuple[Any, Executor]]:
     """A transaction, the caller's or our own: what the handler is given, and an executor in it."""
     store, queue = target.context.store, message.queue
 
-    def entered(transaction: object) -> Executor:
+    def open_executor_in(transaction: object) -> Executor:
         executor = target.executor()
-        return enter(store, transaction, queue, lambda call: drive(executor, target.context.attempt(call)))
+        return open_executor(store, transaction, queue, lambda call: drive(executor, target.context.attempt(call)))
 
-    if isinstance(given, Sessions):
+    if isinstance(given, SessionSource):
         with given.begin() as session:
-            yield session, entered(session)
+            yield session, open_executor_in(session)
     elif given is not None:
-        yield given, entered(given)
+        yield given, open_executor_in(given)
     elif store.transactions is None:
-        raise no_transactions(store)
+        raise no_transaction_support(store)
     else:
         with store.transactions.begin(target.executor) as lent:
-            transaction = recognise(lent)
+            transaction = adapt(lent)
             yield lent, store.transactions.executor(transaction, transaction.begin(), queue)
 
 
 @asynccontextmanager
-async def _opened_async(
+async def _open_transaction_async(
     target: SettleTarget, message: Message[Any], given: object
 ) -> AsyncIterator[tuple[Any, AsyncExecutor]]:
     """The same for an event loop."""
     store, queue = target.context.store, message.queue
 
-    async def entered(transaction: object) -> AsyncExecutor:
+    async def open_executor_in(transaction: object) -> AsyncExecutor:
         executor = await target.async_executor()
-        return await enter_async(
+        return await open_async_executor(
             store, transaction, queue, lambda call: drive_async(executor, target.context.attempt(call))
         )
 
-    if isinstance(given, Sessions):
+    if isinstance(given, SessionSource):
         async with given.begin() as session:
-            yield session, await entered(session)
+            yield session, await open_executor_in(session)
     elif given is not None:
-        yield given, await entered(given)
+        yield given, await open_executor_in(given)
     elif store.transactions is None:
-        raise no_transactions(store)
+        raise no_transaction_support(store)
     else:
         if store.transactions.waits:
             target.check_async()
         async with store.transactions.begin_async(target.async_executor) as lent:
-            transaction: Any = recognise(lent)
+            transaction: Any = adapt(lent)
             connection = (await transaction.begin()) if transaction.awaited else transaction.begin()
             yield lent, store.transactions.async_executor(transaction, connection, queue)
 
@@ -91,7 +91,7 @@ async def _opened_async(
 
 
 @dataclass(frozen=True, slots=True)
-class Sessions:
+class SessionSource:
     """Where transactions are opened for handlers that ask for one: `begin` gives what is entered for each."""
 
     begin: Callable[[], Any]
@@ -158,8 +158,8 @@ class MessageTransaction:
         settlements: list[Settlement] = []
         settled: Settled | None = None
         try:
-            with _opened(self._target, self._messages[0], self._given) as (shown, executor):
-                yield shown
+            with _open_transaction(self._target, self._messages[0], self._given) as (session, executor):
+                yield session
                 drive(executor, self._pass_sent_on())
                 settlements = self._settlements()
                 if settlements:
@@ -174,8 +174,8 @@ class MessageTransaction:
         settlements: list[Settlement] = []
         settled: Settled | None = None
         try:
-            async with _opened_async(self._target, self._messages[0], self._given) as (shown, executor):
-                yield shown
+            async with _open_transaction_async(self._target, self._messages[0], self._given) as (session, executor):
+                yield session
                 await drive_async(executor, self._pass_sent_on())
                 settlements = self._settlements()
                 if settlements:

@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
 #: The list of columns ends on a line of its own, or on the first line.
 _TABLE = re.compile(r"^CREATE (?:UNLOGGED )?TABLE \{([a-z_]+)\} \((.*?)(?:^\)|\);$)", re.MULTILINE | re.DOTALL)
-_PART = re.compile(r"^CREATE TABLE \{([a-z_]+)\} PARTITION OF", re.MULTILINE)
+_PARTITION = re.compile(r"^CREATE TABLE \{([a-z_]+)\} PARTITION OF", re.MULTILINE)
 _ADDED = re.compile(r"^ALTER TABLE \{([a-z_]+)\} ADD COLUMN (.*?);", re.MULTILINE | re.DOTALL)
 _COLUMN = re.compile(
     r'"?([a-z_]+)"? (text|bytea|boolean|smallint|integer|bigint|timestamptz|oid)(\[\])?(.*)', re.DOTALL
 )
 
 
-def _texts() -> list[str]:
+def _migration_texts() -> list[str]:
     # Where it is needed: it brings the driver with it.
     from waypost.store.postgres.schema import MIGRATIONS, migration_text
 
@@ -58,11 +58,11 @@ def _primary(body: str) -> list[str]:
     return [] if match is None else [name.strip() for name in match[1].split(",")]
 
 
-def _described() -> dict[str, tuple[list[tuple[str, str, bool, str]], list[str]]]:
+def _read_tables() -> dict[str, tuple[list[tuple[str, str, bool, str]], list[str]]]:
     tables: dict[str, tuple[list[tuple[str, str, bool, str]], list[str]]] = {
         "schema": ([("version", "integer", False, " NOT NULL")], [])
     }
-    for text in _texts():
+    for text in _migration_texts():
         for table, body in _TABLE.findall(text):
             tables[table] = (_columns(body), _primary(body))
         for table, column in _ADDED.findall(text):
@@ -70,9 +70,9 @@ def _described() -> dict[str, tuple[list[tuple[str, str, bool, str]], list[str]]
     return tables
 
 
-def _parts() -> set[str]:
+def _partitions() -> set[str]:
     """Tables that are parts of others, which no metadata tells."""
-    return {table for text in _texts() for table in _PART.findall(text)}
+    return {table for text in _migration_texts() for table in _PARTITION.findall(text)}
 
 
 def metadata(*, namespace: str = "wp", schema: str | None = None, into: MetaData | None = None) -> MetaData:
@@ -89,7 +89,7 @@ def metadata(*, namespace: str = "wp", schema: str | None = None, into: MetaData
         "timestamptz": lambda: sa.DateTime(timezone=True), "oid": pg.OID,
     }  # fmt: skip
     made = sa.MetaData() if into is None else into
-    for table, (columns, primary) in _described().items():
+    for table, (columns, primary) in _read_tables().items():
         made_columns = []
         for name, kind, is_list, rest in columns:
             of: Any = kinds[kind]()
@@ -121,8 +121,8 @@ def include_object(
     What is not ours is asked of `then`, if you have such a function already.
     """
     _check_names(schema, namespace)
-    mine = {f"{namespace}_{table}" for table in _described()}
-    parts = {f"{namespace}_{table}" for table in _parts()}
+    mine = {f"{namespace}_{table}" for table in _read_tables()}
+    parts = {f"{namespace}_{table}" for table in _partitions()}
 
     def include(object: Any, name: str | None, type_: str, reflected: bool, compare_to: Any) -> bool:
         table = name if type_ == "table" else getattr(getattr(object, "table", None), "name", None)

@@ -55,7 +55,7 @@ class Transaction:
         raise NotImplementedError
 
 
-class AwaitedTransaction(Transaction):
+class AsyncTransaction(Transaction):
     """The same for an event loop."""
 
     awaited = True
@@ -102,7 +102,7 @@ class PsycopgTransaction(Transaction):
         return self.given
 
 
-class AsyncPsycopgTransaction(AwaitedTransaction):
+class AsyncPsycopgTransaction(AsyncTransaction):
     """A `psycopg.AsyncConnection`."""
 
     async def fetch(self, sql: str, values: Sequence[Any]) -> Any:
@@ -122,7 +122,7 @@ class AsyncPsycopgTransaction(AwaitedTransaction):
 # ---- asyncpg -------------------------------------------------------------------------------------------------
 
 
-class AsyncpgTransaction(AwaitedTransaction):
+class AsyncpgTransaction(AsyncTransaction):
     """A connection of asyncpg, or what its pool lends."""
 
     async def fetch(self, sql: str, values: Sequence[Any]) -> Any:
@@ -144,7 +144,7 @@ class _SqlAlchemy:
     given: Any
     style: str
 
-    def _look(self, dialect: Any, lent: Any) -> Any:
+    def _check_connection(self, dialect: Any, lent: Any) -> Any:
         """Check the connection that the engine's pool lent; returns the driver's own."""
         driver = lent.driver_connection
         if dialect.name == "sqlite":
@@ -177,19 +177,19 @@ class SqlAlchemyTransaction(_SqlAlchemy, Transaction):
 
     def begin(self) -> Any:
         given = self.given
-        if is_of(given, "sqlalchemy", "scoped_session"):
+        if is_instance_of(given, "sqlalchemy", "scoped_session"):
             given = given()
-        self._connection = given.connection() if is_of(given, "sqlalchemy", "Session") else given
+        self._connection = given.connection() if is_instance_of(given, "sqlalchemy", "Session") else given
         if self._connection.dialect.name == "sqlite" and not self._connection.in_transaction():
             # As its first statement would: ours go past SQLAlchemy, and its commit commits only what it began.
             self._connection.begin()
-        return self._look(self._connection.dialect, self._connection.connection)
+        return self._check_connection(self._connection.dialect, self._connection.connection)
 
     def fetch(self, sql: str, values: Sequence[Any]) -> Any:
         return self._connection.exec_driver_sql(sql, tuple(values)).scalar()
 
 
-class AsyncSqlAlchemyTransaction(_SqlAlchemy, AwaitedTransaction):
+class AsyncSqlAlchemyTransaction(_SqlAlchemy, AsyncTransaction):
     """An `AsyncConnection`, or the connection of an `AsyncSession`."""
 
     def __init__(self, given: Any) -> None:
@@ -198,12 +198,12 @@ class AsyncSqlAlchemyTransaction(_SqlAlchemy, AwaitedTransaction):
 
     async def begin(self) -> Any:
         given = self.given
-        if is_of(given, "sqlalchemy", "async_scoped_session"):
+        if is_instance_of(given, "sqlalchemy", "async_scoped_session"):
             given = given()
-        self._connection = await given.connection() if is_of(given, "sqlalchemy", "AsyncSession") else given
+        self._connection = await given.connection() if is_instance_of(given, "sqlalchemy", "AsyncSession") else given
         if self._connection.dialect.name == "sqlite":
             raise InvalidInput("SQLite inside an event loop: publish with a sqlite3 connection, or with Waypost")
-        return self._look(self._connection.dialect, await self._connection.get_raw_connection())
+        return self._check_connection(self._connection.dialect, await self._connection.get_raw_connection())
 
     async def inside(self, step: Callable[[Transaction], T]) -> T:
         """Run a step that needs nothing but this transaction where SQLAlchemy's own code runs: one switch for all of
@@ -266,12 +266,12 @@ class SqliteTransaction(Transaction):
 # ---- which one -----------------------------------------------------------------------------------------------
 
 
-def is_of(given: Any, library: str, *names: str) -> bool:
+def is_instance_of(given: Any, library: str, *names: str) -> bool:
     """Whether something is of a class of this library, or of one derived from it."""
-    return is_kind(type(given), library, names)
+    return is_class_of(type(given), library, names)
 
 
-def is_kind(kind: type, library: str, names: tuple[str, ...] = ()) -> bool:
+def is_class_of(kind: type, library: str, names: tuple[str, ...] = ()) -> bool:
     """The same of a class. Without a library or without names, any of them."""
     return any(
         (not names or base.__name__ in names) and (not library or base.__module__.partition(".")[0] == library)
@@ -279,32 +279,32 @@ def is_kind(kind: type, library: str, names: tuple[str, ...] = ()) -> bool:
     )
 
 
-def is_session(annotation: object) -> bool:
+def is_session_annotation(annotation: object) -> bool:
     """Whether a parameter that is annotated so asks for a transaction."""
     return isinstance(annotation, type) and (
-        is_kind(annotation, "sqlalchemy", ("Session", "AsyncSession", "Connection", "AsyncConnection"))
-        or is_kind(annotation, "psycopg", ("Connection", "AsyncConnection"))
-        or is_kind(annotation, "sqlite3", ("Connection",))
+        is_class_of(annotation, "sqlalchemy", ("Session", "AsyncSession", "Connection", "AsyncConnection"))
+        or is_class_of(annotation, "psycopg", ("Connection", "AsyncConnection"))
+        or is_class_of(annotation, "sqlite3", ("Connection",))
     )
 
 
-def recognise(given: Any) -> Transaction:
+def adapt(given: Any) -> Transaction:
     """What the caller gave as `transaction=`, ready to run statements in it."""
     if isinstance(given, Transaction):
         return given
-    made = _transaction_of(type(given))
+    made = _adapter_class(type(given))
     if made is not None:
         return made(given)
     kind = type(given)
     hint = ""
-    if is_of(given, "sqlalchemy", "Engine", "AsyncEngine", "sessionmaker", "async_sessionmaker"):
+    if is_instance_of(given, "sqlalchemy", "Engine", "AsyncEngine", "sessionmaker", "async_sessionmaker"):
         hint = "; an engine or a maker of sessions is no transaction, open one with it"
     elif kind.__name__.endswith("Pool"):
         hint = "; a pool is no transaction, take a connection out of it"
     raise InvalidInput(f"transaction= is {KINDS}, not {kind.__module__}.{kind.__qualname__}{hint}")
 
 
-_RECOGNISED: tuple[tuple[type[Transaction], str, tuple[str, ...]], ...] = (
+_ADAPTERS: tuple[tuple[type[Transaction], str, tuple[str, ...]], ...] = (
     (AsyncSqlAlchemyTransaction, "sqlalchemy", ("AsyncSession", "AsyncConnection", "async_scoped_session")),
     (SqlAlchemyTransaction, "sqlalchemy", ("Session", "Connection", "scoped_session")),
     (AsyncPsycopgTransaction, "psycopg", ("AsyncConnection",)),
@@ -316,13 +316,15 @@ _RECOGNISED: tuple[tuple[type[Transaction], str, tuple[str, ...]], ...] = (
 
 
 #: Looked up once for each class: a publish in a transaction should cost little more than its statement.
-_found: WeakKeyDictionary[type, type[Transaction] | None] = WeakKeyDictionary()
+_adapter_classes: WeakKeyDictionary[type, type[Transaction] | None] = WeakKeyDictionary()
 
 
-def _transaction_of(kind: type) -> type[Transaction] | None:
-    if kind not in _found:
-        _found[kind] = next((made for made, library, names in _RECOGNISED if is_kind(kind, library, names)), None)
-    return _found[kind]
+def _adapter_class(kind: type) -> type[Transaction] | None:
+    if kind not in _adapter_classes:
+        _adapter_classes[kind] = next(
+            (made for made, library, names in _ADAPTERS if is_class_of(kind, library, names)), None
+        )
+    return _adapter_classes[kind]
 
 
 def check_mode(transaction: Transaction, *, awaited: bool) -> None:
@@ -335,7 +337,7 @@ def check_mode(transaction: Transaction, *, awaited: bool) -> None:
         )
 
 
-def support_of(store: Store) -> TransactionSupport:
+def transaction_support(store: Store) -> TransactionSupport:
     """How a store takes part in transactions; raises if its messages cannot be a part of one."""
     support = store.transactions
     if support is None:
@@ -351,9 +353,9 @@ def support_of(store: Store) -> TransactionSupport:
 _NOT_CHECKED = object()
 
 
-def enter(store: Store, given: object, queue: str, ask: Callable[[Call[Any]], Any]) -> Executor:
-    """An executor in the caller's transaction. `ask` runs a call on the client's own connection."""
-    transaction, support = _recognised(store, given, awaited=False)
+def open_executor(store: Store, given: object, queue: str, run_on_client: Callable[[Call[Any]], Any]) -> Executor:
+    """An executor in the caller's transaction. `run_on_client` runs a call on the client's own connection."""
+    transaction, support = _adapt_for(store, given, awaited=False)
     connection = transaction.begin()
     executor = support.executor(transaction, connection, queue)
     checks = support.checks(connection, queue)
@@ -361,16 +363,16 @@ def enter(store: Store, given: object, queue: str, ask: Callable[[Call[Any]], An
     try:
         while True:
             on_own, call = checks.send(answer)
-            answer = ask(call) if on_own else executor.run(call)
+            answer = run_on_client(call) if on_own else executor.run(call)
     except StopIteration:
         return executor
 
 
-async def enter_async(
-    store: Store, given: object, queue: str, ask: Callable[[Call[Any]], Awaitable[Any]]
+async def open_async_executor(
+    store: Store, given: object, queue: str, run_on_client: Callable[[Call[Any]], Awaitable[Any]]
 ) -> AsyncExecutor:
     """The same for an event loop."""
-    transaction, support = _recognised(store, given, awaited=True)
+    transaction, support = _adapt_for(store, given, awaited=True)
     connection = (await transaction.begin()) if transaction.awaited else transaction.begin()
     executor = support.async_executor(transaction, connection, queue)
     checks = support.checks(connection, queue)
@@ -378,21 +380,21 @@ async def enter_async(
     try:
         while True:
             on_own, call = checks.send(answer)
-            answer = await ask(call) if on_own else await executor.run(call)
+            answer = await run_on_client(call) if on_own else await executor.run(call)
     except StopIteration:
         return executor
 
 
-async def run_async(
-    store: Store, given: object, queue: str, flow: Flow[T], ask: Callable[[Call[Any]], Awaitable[Any]]
+async def run_in_transaction(
+    store: Store, given: object, queue: str, flow: Flow[T], run_on_client: Callable[[Call[Any]], Awaitable[Any]]
 ) -> T:
     """Run all calls of a flow, which waits for nothing else, in the caller's transaction."""
-    transaction, support = _recognised(store, given, awaited=True)
+    transaction, support = _adapt_for(store, given, awaited=True)
     if support.waits and isinstance(transaction, AsyncSqlAlchemyTransaction):
         done: Any = await transaction.inside(lambda blocking: _run_if_checked(support, blocking, queue, flow))
         if done is not _NOT_CHECKED:
             return cast(T, done)
-    return await drive_async(await enter_async(store, transaction, queue, ask), flow)
+    return await drive_async(await open_async_executor(store, transaction, queue, run_on_client), flow)
 
 
 def _run_if_checked(support: TransactionSupport, transaction: Transaction, queue: str, flow: Flow[T]) -> T | object:
@@ -403,8 +405,8 @@ def _run_if_checked(support: TransactionSupport, transaction: Transaction, queue
     return drive(support.executor(transaction, connection, queue), flow)
 
 
-def _recognised(store: Store, given: object, *, awaited: bool) -> tuple[Transaction, TransactionSupport]:
-    transaction = recognise(given)
-    support = support_of(store)
+def _adapt_for(store: Store, given: object, *, awaited: bool) -> tuple[Transaction, TransactionSupport]:
+    transaction = adapt(given)
+    support = transaction_support(store)
     check_mode(transaction, awaited=awaited)
     return transaction, support

@@ -19,7 +19,7 @@ Election = Literal["elected", "leading", "following"]
 class Candidate:
     """Leads in a role, or waits for it. The share of a scheduler and a promoter.
 
-    `by_polls`: while it follows, the polls of its worker ask for it, and `hear` is told the answer.
+    `by_polls`: while it follows, the polls of its worker ask for it, and `update` is told the answer.
     """
 
     def __init__(self, context: ClientContext, role: str, *, name: str, ttl_ms: int, by_polls: bool = False) -> None:
@@ -31,31 +31,31 @@ class Candidate:
         self.leading = False
         self._is_new = False
         #: When to ask the store again, by the monotonic clock.
-        self.ask_at = 0.0
+        self.elect_at = 0.0
 
-    def stand(self) -> Flow[Election]:
+    def elect(self) -> Flow[Election]:
         """Lead, go on leading, or follow."""
-        if self.context.monotonic() >= self.ask_at:
+        if self.context.monotonic() >= self.elect_at:
             elected = yield from self.context.attempt(self.context.store.elect(self.role, self.name, self.ttl_ms))
-            self.hear(elected)
+            self.update(elected)
         is_new, self._is_new = self._is_new, False
         if not self.leading:
             return "following"
         return "elected" if is_new else "leading"
 
-    def hear(self, elected: Elected) -> None:
+    def update(self, elected: Elected) -> None:
         """Who leads, as the store said just now."""
         was, self.leading = self.leading, elected.leader == self.name
         self._is_new = self._is_new or (self.leading and not was)
         # A leader renews in time; who follows comes back when the lease that it was told of has ended.
         wait_ms = self.ttl_ms / 3 if self.leading else elected.remaining_ms + 1
-        self.ask_at = self.context.monotonic() + wait_ms / 1000
+        self.elect_at = self.context.monotonic() + wait_ms / 1000
         if self.by_polls and not self.leading:
-            self.ask_at = float("inf")
+            self.elect_at = float("inf")
         if self.leading != was:
-            event, said = ("elected", "leads") if self.leading else ("lost", "leads no more")
-            told = {"event": f"{self.role}_{event}", "token": elected.token}
-            log.info("%s %s %s", self.role, self.name, said, extra=told)
+            event, text = ("elected", "leads") if self.leading else ("lost", "leads no more")
+            fields = {"event": f"{self.role}_{event}", "token": elected.token}
+            log.info("%s %s %s", self.role, self.name, text, extra=fields)
 
     def resign(self) -> Flow[None]:
         """Hand over: whoever asks next leads at once."""

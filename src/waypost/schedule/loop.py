@@ -26,72 +26,74 @@ FAILED_SECONDS = 1.0
 HAND_OVER_SECONDS = 2.0
 
 
-class Ticked(Protocol):
+class TickResult(Protocol):
     """What a tick says that matters here."""
 
     @property
     def sleep_seconds(self) -> float: ...
 
 
-class Ticking(Protocol):
+class Ticker(Protocol):
     """A scheduler or a promoter."""
 
     role: str
     context: ClientContext
     candidate: Candidate
 
-    def tick(self) -> Flow[Ticked]: ...
+    def tick(self) -> Flow[TickResult]: ...
     def hand_over(self) -> Flow[None]: ...
-    def poke(self) -> None: ...
+    def refresh(self) -> None: ...
 
 
-class _Liveness:
+class _FailureLog:
     """The share of both colours: what a failure says, and once."""
 
-    def __init__(self, part: Ticking) -> None:
-        self._part = part
+    def __init__(self, ticker: Ticker) -> None:
+        self._ticker = ticker
         self._failing = False
 
     def failed(self, error: Exception) -> float:
-        part = self._part
-        part.context.emit(f"{part.role}_tick", "", "failure", error_type=error_type(error), error=error_text(error))
+        ticker = self._ticker
+        ticker.context.emit(f"{ticker.role}_tick", "", "failure", error_type=error_type(error), error=error_text(error))
         if not self._failing:
             self._failing = True
             # What nobody foresaw is a defect, and shown whole; the schedules of others must go on all the same.
-            whole = None if isinstance(error, WaypostError) else error
-            told = {"event": f"{part.role}_failed"}
-            log.warning("%s: %s; it goes on trying", part.role, error, exc_info=whole, extra=told)
+            traceback = None if isinstance(error, WaypostError) else error
+            fields = {"event": f"{ticker.role}_failed"}
+            log.warning("%s: %s; it goes on trying", ticker.role, error, exc_info=traceback, extra=fields)
         return FAILED_SECONDS
 
-    def succeeded(self, ticked: Ticked) -> float:
+    def succeeded(self, ticked: TickResult) -> float:
         self._failing = False
         return ticked.sleep_seconds
 
 
-def run_blocking(executor: Executor, part: Ticking, stop: threading.Event) -> None:
+def run_blocking(executor: Executor, ticker: Ticker, stop: threading.Event) -> None:
     """Tick until `stop` is set, then hand over."""
-    liveness = _Liveness(part)
+    failures = _FailureLog(ticker)
     try:
         while not stop.is_set():
             try:
-                seconds = liveness.succeeded(drive(executor, part.tick()))
+                seconds = failures.succeeded(drive(executor, ticker.tick()))
             except Exception as error:
-                seconds = liveness.failed(error)
+                seconds = failures.failed(error)
             stop.wait(seconds)
     finally:
         try:
-            drive(executor, part.hand_over())
+            drive(executor, ticker.hand_over())
         except WaypostError as error:
-            log.info("%s could not hand over: %s", part.role, error, extra={"event": f"{part.role}_not_handed_over"})
+            log.info(
+                "%s could not hand over: %s", ticker.role, error, extra={"event": f"{ticker.role}_not_handed_over"}
+            )
 
 
-class Background:
+class BackgroundLoop:
     """The same on an event loop, as a task."""
 
-    def __init__(self, executor: AsyncExecutor, part: Ticking) -> None:
+    def __init__(self, executor: AsyncExecutor, ticker: Ticker) -> None:
         self._executor = executor
-        self._part = part
-        self._liveness = _Liveness(part)
+        self._ticker = ticker
+        self._failures = _FailureLog(ticker)
         self._loop = asyncio.get_running_loop()
         self._woken = asyncio.Event()
         self._stopping = False
@@ -99,28 +101,28 @@ class Background:
 
     def start(self) -> None:
         """Tick from now on."""
-        self._task = self._loop.create_task(self.run(), name=f"waypost {self._part.role}")
+        self._task = self._loop.create_task(self.run(), name=f"waypost {self._ticker.role}")
 
     @property
     def candidate(self) -> Candidate:
         """What stands for election here."""
-        return self._part.candidate
+        return self._ticker.candidate
 
-    def heard(self, elected: Elected) -> None:
+    def update_election(self, elected: Elected) -> None:
         """A poll of the worker asked who leads."""
-        self.candidate.hear(elected)
+        self.candidate.update(elected)
         if self.candidate.leading:
             self._woken.set()
 
-    def poke(self) -> None:
+    def refresh(self) -> None:
         """Tick now. Safe from any thread."""
         try:
-            self._loop.call_soon_threadsafe(self._poke)
+            self._loop.call_soon_threadsafe(self._refresh)
         except RuntimeError:
             return  # the loop ended
 
-    def _poke(self) -> None:
-        self._part.poke()
+    def _refresh(self) -> None:
+        self._ticker.refresh()
         self._woken.set()
 
     def request_stop(self) -> None:
@@ -134,9 +136,9 @@ class Background:
             while not self._stopping:
                 self._woken.clear()
                 try:
-                    seconds = self._liveness.succeeded(await drive_async(self._executor, self._part.tick()))
+                    seconds = self._failures.succeeded(await drive_async(self._executor, self._ticker.tick()))
                 except Exception as error:
-                    seconds = self._liveness.failed(error)
+                    seconds = self._failures.failed(error)
                 if seconds > 0 and not self._stopping:
                     with suppress(TimeoutError):
                         await asyncio.wait_for(self._woken.wait(), seconds)
@@ -147,11 +149,11 @@ class Background:
 
     async def _hand_over(self) -> None:
         try:
-            await asyncio.wait_for(drive_async(self._executor, self._part.hand_over()), HAND_OVER_SECONDS)
+            await asyncio.wait_for(drive_async(self._executor, self._ticker.hand_over()), HAND_OVER_SECONDS)
         except (WaypostError, TimeoutError) as error:
             log.info(
-                "%s could not hand over: %s", self._part.role, error,
-                extra={"event": f"{self._part.role}_not_handed_over"},
+                "%s could not hand over: %s", self._ticker.role, error,
+                extra={"event": f"{self._ticker.role}_not_handed_over"},
             )  # fmt: skip
 
     async def stop(self, timeout: float = HAND_OVER_SECONDS) -> None:
@@ -165,4 +167,6 @@ class Background:
             await asyncio.wait([self._task], timeout=timeout)
         task, self._task = self._task, None
         if task.done() and not task.cancelled() and task.exception() is not None:
-            log.error("%s ended: %s", self._part.role, task.exception(), extra={"event": f"{self._part.role}_ended"})
+            log.error(
+                "%s ended: %s", self._ticker.role, task.exception(), extra={"event": f"{self._ticker.role}_ended"}
+            )

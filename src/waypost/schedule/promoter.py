@@ -18,10 +18,10 @@ from waypost.schedule.election import Candidate, Election, log
 from waypost.values import Promoted
 
 #: A timer that was published after the last look is promoted this late at most, if no worker is awake to claim it.
-LOOK_SECONDS = 1.0
+POLL_SECONDS = 1.0
 #: How often it reads which queues there are, and sends on what was left behind.
 QUEUES_SECONDS = 5.0
-PROMOTED_TOGETHER = 64
+QUEUES_PER_FLUSH = 64
 
 
 class PromoterTick(Struct, frozen=True):
@@ -44,17 +44,17 @@ class Promoter:
         context: ClientContext,
         *,
         ttl_ms: int = LEADER_TTL_MS,
-        look_seconds: float = LOOK_SECONDS,
+        poll_seconds: float = POLL_SECONDS,
         on_tick: Callable[[PromoterTick], object] | None = None,
     ) -> None:
         self.context = context
         self.candidate = Candidate(context, self.role, name=context.worker, ttl_ms=ttl_ms)
-        self._look_seconds = look_seconds
+        self._poll_seconds = poll_seconds
         self._on_tick = on_tick
         self._queues: list[str] = []
         self._queues_at = 0.0
 
-    def poke(self) -> None:
+    def refresh(self) -> None:
         """Look at the list of queues now."""
         self._queues_at = 0.0
 
@@ -64,10 +64,10 @@ class Promoter:
 
     def tick(self) -> Flow[PromoterTick]:
         """Stand for election; a leader promotes what is due in every queue, and says how long it may sleep."""
-        election = yield from self.candidate.stand()
+        election = yield from self.candidate.elect()
         if election == "following":
-            sleep = max(0.0, self.candidate.ask_at - self.context.monotonic())
-            return self._told(PromoterTick(election, sleep_seconds=sleep))
+            sleep = max(0.0, self.candidate.elect_at - self.context.monotonic())
+            return self._report(PromoterTick(election, sleep_seconds=sleep))
         if self.context.monotonic() >= self._queues_at:
             self._queues_at = self.context.monotonic() + QUEUES_SECONDS
             self._queues = yield from self.context.attempt(self.context.store.queues())
@@ -75,9 +75,9 @@ class Promoter:
                 for queue in self._queues:
                     yield from deliver_outgoing(self.context, queue)
         promoted = depth = lag = 0
-        sleep = self._look_seconds
-        for at in range(0, len(self._queues), PROMOTED_TOGETHER):
-            part = self._queues[at : at + PROMOTED_TOGETHER]
+        sleep = self._poll_seconds
+        for at in range(0, len(self._queues), QUEUES_PER_FLUSH):
+            part = self._queues[at : at + QUEUES_PER_FLUSH]
             results = yield Together([self.context.store.promote(queue) for queue in part])
             for queue, result in zip(part, results, strict=True):
                 if isinstance(result, StoreUnavailable | OutcomeUnknown):
@@ -86,12 +86,12 @@ class Promoter:
                     # One queue that cannot be served must not stop the timers of all others.
                     log.warning("timers of queue %s: %s", queue, result, extra={"event": "promotion_failed"})
                     continue
-                told = self.context.wake_and_report(result)
-                promoted, depth, lag = promoted + told.promoted, depth + told.depth, max(lag, told.oldest_lag_ms)
-                sleep = min(sleep, _sleep_seconds(told, self._look_seconds))
-        return self._told(PromoterTick(election, promoted, depth, lag, sleep))
+                timers = self.context.wake_and_report(result)
+                promoted, depth, lag = promoted + timers.promoted, depth + timers.depth, max(lag, timers.oldest_lag_ms)
+                sleep = min(sleep, _sleep_seconds(timers, self._poll_seconds))
+        return self._report(PromoterTick(election, promoted, depth, lag, sleep))
 
-    def _told(self, tick: PromoterTick) -> PromoterTick:
+    def _report(self, tick: PromoterTick) -> PromoterTick:
         self.context.emit(
             "promoter_tick", "", "success" if tick.promoted else "skipped", count=tick.promoted, depth=tick.depth,
             wait_ms=tick.oldest_lag_ms, reason=tick.election,
@@ -101,9 +101,9 @@ class Promoter:
         return tick
 
 
-def _sleep_seconds(told: Promoted, most: float) -> float:
-    if told.promoted == PROMOTE_MAX:
+def _sleep_seconds(result: Promoted, most: float) -> float:
+    if result.promoted == PROMOTE_MAX:
         return 0.0
-    if told.next_due_ms is None or (told.next_due_ms == 0 and told.promoted == 0):
+    if result.next_due_ms is None or (result.next_due_ms == 0 and result.promoted == 0):
         return most  # no timer, or a paused queue that lets them gather
-    return min(most, (told.next_due_ms + 1) / 1000)
+    return min(most, (result.next_due_ms + 1) / 1000)

@@ -146,7 +146,7 @@ class Timeline:
         """The first fire behind a moment."""
         return next(self.walk(after_ms), None)
 
-    def many(self, after_ms: int, count: int) -> list[Fire]:
+    def next_fires_after(self, after_ms: int, count: int) -> list[Fire]:
         """The next so many."""
         return list(islice(self.walk(after_ms), count))
 

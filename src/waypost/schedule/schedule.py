@@ -15,14 +15,14 @@ from waypost.schedule.zones import zone_of
 from waypost.values import StoredSchedule
 
 
-def moment(ms: int) -> datetime:
+def to_datetime(ms: int) -> datetime:
     """Milliseconds as a time in UTC."""
     return datetime.fromtimestamp(ms // 1000, UTC).replace(microsecond=ms % 1000 * 1000)
 
 
-def told(ms: int) -> str:
+def format_time(ms: int) -> str:
     """Milliseconds as headers and listings tell them: 2026-03-06T07:00:00Z, with milliseconds where there are any."""
-    at = moment(ms)
+    at = to_datetime(ms)
     return at.isoformat(timespec="milliseconds" if ms % 1000 else "seconds").replace("+00:00", "Z")
 
 
@@ -65,7 +65,7 @@ class Schedule(Struct, frozen=True):
         return at.astimezone(zone_of(self.tz))
 
 
-def missed_of(spec: Spec) -> Missed:
+def missed_policy(spec: Spec) -> Missed:
     """What becomes of missed fires, as it was given."""
     if spec.missed == "all":
         return CatchUp(spec.max_catchup)
@@ -79,7 +79,7 @@ def describe(queue: str, stored: StoredSchedule, count: int = 1) -> Schedule:
     if stored.next_ms is not None and not stored.paused:
         left = count if spec.max_fires is None else min(count, spec.max_fires - stored.fires)
         try:
-            fires = Timeline(stored.key, spec).many(stored.next_ms - 1, left)
+            fires = Timeline(stored.key, spec).next_fires_after(stored.next_ms - 1, left)
         except InvalidSchedule:  # a zone that is not known on this machine: what the store says is known all the same
             fires = [Fire(stored.next_ms, stored.due_ms or stored.next_ms)]
     return Schedule(
@@ -89,17 +89,17 @@ def describe(queue: str, stored: StoredSchedule, count: int = 1) -> Schedule:
         cron=spec.cron,
         every=None if spec.every_ms is None else spec.every_ms / 1000,
         tz=spec.tz,
-        missed=missed_of(spec),
+        missed=missed_policy(spec),
         grace=spec.grace_ms / 1000,
-        start=None if spec.start_ms is None else moment(spec.start_ms),
-        end=None if spec.end_ms is None else moment(spec.end_ms),
+        start=None if spec.start_ms is None else to_datetime(spec.start_ms),
+        end=None if spec.end_ms is None else to_datetime(spec.end_ms),
         max_fires=spec.max_fires,
         jitter=spec.jitter_ms / 1000,
         paused=stored.paused,
-        next_fires=[moment(fire.due_ms) for fire in fires],
+        next_fires=[to_datetime(fire.due_ms) for fire in fires],
         fires=stored.fires,
         missed_fires=stored.missed,
-        last_fire=None if stored.last_ms is None else moment(stored.last_ms),
+        last_fire=None if stored.last_ms is None else to_datetime(stored.last_ms),
         declared=spec.declared,
         priority=spec.priority,
         group=spec.group,

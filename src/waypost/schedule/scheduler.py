@@ -29,17 +29,17 @@ from waypost.values import Fired, ScheduleList, StoredSchedule
 log = logging.getLogger("waypost")
 
 #: How often a leader asks whether a schedule was saved: together with its renewals less than a command a second.
-LOOK_SECONDS = 4.0
+POLL_SECONDS = 4.0
 #: A standby reads them so often, fires what is so late, and tries so often where a leader is there after all.
-STANDBY_LOOK_SECONDS = 300.0
+STANDBY_POLL_SECONDS = 300.0
 STANDBY_LATE_MS = 1_000
 STANDBY_SECONDS = 30.0
 #: How often it reads everything again, whatever it believes to know.
 READ_SECONDS = 30.0
 #: So many fires go to the store in one flush.
-FIRED_TOGETHER = 64
+FIRES_PER_FLUSH = 64
 #: What could not be fired, because its queue is full for example, is tried again so often.
-HELD_SECONDS = 1.0
+RETRY_SECONDS = 1.0
 
 
 class Tick(Struct, frozen=True):
@@ -54,19 +54,19 @@ class Tick(Struct, frozen=True):
     sleep_seconds: float = 0.0
 
 
-class _Known(Struct):
+class _KnownSchedule(Struct):
     """A schedule as this scheduler knows it."""
 
     queue: str
     stored: StoredSchedule
     spec: Spec
     #: Not before this, by the monotonic clock: it could not be fired, for its queue is full. Said once.
-    held_until: float = 0.0
-    told: bool = False
+    retry_at: float = 0.0
+    reported: bool = False
 
 
 class Scheduler:
-    """The loop's state. `tick` moves it on; `poke` makes the next tick look at the store first."""
+    """The loop's state. `tick` moves it on; `refresh` makes the next tick look at the store first."""
 
     role = "scheduler"
 
@@ -75,7 +75,7 @@ class Scheduler:
         context: ClientContext,
         *,
         ttl_ms: int = LEADER_TTL_MS,
-        look_seconds: float = LOOK_SECONDS,
+        poll_seconds: float = POLL_SECONDS,
         on_tick: Callable[[Tick], object] | None = None,
         by_polls: bool = False,
     ) -> None:
@@ -84,17 +84,17 @@ class Scheduler:
         #: As a standby: how late a fire must be before it is fired here, and not before when, by the monotonic clock.
         self._standby_ms = round(STANDBY_LATE_MS * random.uniform(1.0, 1.5))
         self._standby_at = 0.0
-        self._look_seconds = look_seconds
+        self._poll_seconds = poll_seconds
         self._on_tick = on_tick
-        self._known: dict[tuple[str, str], _Known] = {}
+        self._known: dict[tuple[str, str], _KnownSchedule] = {}
         self._numbers: dict[str, int] = {}
         #: Store time less the monotonic clock, in milliseconds; None before the first reading.
-        self._ahead_ms: float | None = None
-        self._look_at = self._read_at = 0.0
+        self._clock_offset_ms: float | None = None
+        self._poll_at = self._read_at = 0.0
 
-    def poke(self) -> None:
+    def refresh(self) -> None:
         """A schedule was saved here, or the time changed: read everything now."""
-        self._look_at = self._read_at = 0.0
+        self._poll_at = self._read_at = 0.0
 
     def hand_over(self) -> Flow[None]:
         """The end: another one leads at once."""
@@ -102,26 +102,26 @@ class Scheduler:
 
     def tick(self) -> Flow[Tick]:
         """Stand for election; a leader looks for changes, fires what is due, and says how long it may sleep."""
-        election = yield from self.candidate.stand()
+        election = yield from self.candidate.elect()
         if election == "following":
-            tick = yield from self._stand_by(Tick(election))
-            return self._told(tick)
+            tick = yield from self._follow(Tick(election))
+            return self._report(tick)
         if election == "elected":
-            self._look_at = self._read_at = 0.0
-        yield from self._look(self._look_seconds)
+            self._poll_at = self._read_at = 0.0
+        yield from self._poll(self._poll_seconds)
         tick = Tick(election)
         due = self._due()
-        for at in range(0, len(due), FIRED_TOGETHER):
-            tick = yield from self._fire(due[at : at + FIRED_TOGETHER], tick)
-        return self._told(structs.replace(tick, sleep_seconds=self._sleep_seconds()))
+        for at in range(0, len(due), FIRES_PER_FLUSH):
+            tick = yield from self._fire(due[at : at + FIRES_PER_FLUSH], tick)
+        return self._report(structs.replace(tick, sleep_seconds=self._sleep_seconds()))
 
-    def _stand_by(self, tick: Tick) -> Flow[Tick]:
+    def _follow(self, tick: Tick) -> Flow[Tick]:
         """Follow: what the leader has not fired a second after its time is fired here, by the same comparison.
 
         So nothing waits for the lease of a leader that is gone. A leader that is there costs a standby one request for
         a fire at most, and not more than one in `STANDBY_SECONDS`.
         """
-        yield from self._look(STANDBY_LOOK_SECONDS)
+        yield from self._poll(STANDBY_POLL_SECONDS)
         now = self.context.monotonic()
         late = self._due(self._standby_ms) if now >= self._standby_at else []
         if late:
@@ -129,16 +129,16 @@ class Scheduler:
             tick = yield from self._fire(late[:1], tick)
             if tick.fires or tick.missed:
                 self._standby_at = 0.0
-                tick = yield from self._fire(late[1:FIRED_TOGETHER], tick)
+                tick = yield from self._fire(late[1:FIRES_PER_FLUSH], tick)
                 # Whoever led may be gone: ask now, and not with the next poll.
-                self.candidate.ask_at = 0.0
-        sleep = min(self._until(self._look_at), self._until(self.candidate.ask_at))
+                self.candidate.elect_at = 0.0
+        sleep = min(self._until(self._poll_at), self._until(self.candidate.elect_at))
         fire = self._next_fire_seconds(self._standby_ms)
         if fire is not None:
             sleep = min(sleep, max(fire, self._until(self._standby_at)))
         return structs.replace(tick, sleep_seconds=max(0.0, sleep))
 
-    def _told(self, tick: Tick) -> Tick:
+    def _report(self, tick: Tick) -> Tick:
         if tick.election == "elected" or tick.fires or tick.missed or self._on_tick is not None:
             self.context.emit(
                 "scheduler_tick", "", "success" if tick.fires else "skipped", count=tick.fires, missed=tick.missed,
@@ -153,20 +153,20 @@ class Scheduler:
     def _monotonic_ms(self) -> float:
         return self.context.monotonic() * 1000
 
-    def _take_time(self, at_ms: int) -> None:
+    def _set_store_time(self, at_ms: int) -> None:
         """Store time as of a reply that came just now: a little old, so what follows from it is never early."""
-        self._ahead_ms = at_ms - self._monotonic_ms()
+        self._clock_offset_ms = at_ms - self._monotonic_ms()
 
     def _store_now(self) -> int:
-        assert self._ahead_ms is not None
-        return int(self._monotonic_ms() + self._ahead_ms)
+        assert self._clock_offset_ms is not None
+        return int(self._monotonic_ms() + self._clock_offset_ms)
 
     def _until(self, at: float) -> float:
         return max(0.0, at - self.context.monotonic())
 
     def _sleep_seconds(self) -> float:
         """Until the next fire, the next look, or the next renewal."""
-        sleep = min(self._until(self._look_at), self._until(self.candidate.ask_at))
+        sleep = min(self._until(self._poll_at), self._until(self.candidate.elect_at))
         fire = self._next_fire_seconds(0)
         return max(0.0, sleep if fire is None else min(sleep, fire))
 
@@ -178,26 +178,26 @@ class Scheduler:
             if due_ms is not None and not known.stored.paused:
                 # A millisecond more than it seems: the clock of the store is cut to whole ones.
                 seconds = (due_ms + late_ms - self._store_now() + 1) / 1000
-                seconds = max(seconds, self._until(known.held_until))
+                seconds = max(seconds, self._until(known.retry_at))
                 found = seconds if found is None else min(found, seconds)
         return found
 
     # ---- reading -----------------------------------------------------------------------------------------
 
-    def _look(self, seconds: float) -> Flow[None]:
+    def _poll(self, seconds: float) -> Flow[None]:
         """Read the schedules of queues in which something was saved; now and then those of all. Again after so long."""
         now = self.context.monotonic()
-        if now < self._look_at:
+        if now < self._poll_at:
             return
         # Before the question, so that a poke that comes meanwhile is not lost.
-        self._look_at = now + seconds
+        self._poll_at = now + seconds
         numbers = yield from self.context.attempt(self.context.store.scheduled())
         if now >= self._read_at:
             self._read_at = now + READ_SECONDS
             self._numbers.clear()
         changed = [queue for queue, number in numbers.items() if self._numbers.get(queue) != number]
-        for at in range(0, len(changed), FIRED_TOGETHER):
-            part = changed[at : at + FIRED_TOGETHER]
+        for at in range(0, len(changed), FIRES_PER_FLUSH):
+            part = changed[at : at + FIRES_PER_FLUSH]
             results = yield Together([self.context.store.schedules(queue) for queue in part])
             for queue, result in zip(part, results, strict=True):
                 if isinstance(result, StoreUnavailable | OutcomeUnknown):
@@ -207,17 +207,17 @@ class Scheduler:
                     # One queue that cannot be read must not stop the schedules of all others.
                     log.warning("schedules of queue %s: %s", queue, result, extra={"event": "schedules_unreadable"})
                 else:
-                    self._learn(queue, result)
+                    self._update_queue(queue, result)
 
-    def _learn(self, queue: str, listing: ScheduleList) -> None:
-        self._take_time(listing.at_ms)
+    def _update_queue(self, queue: str, listing: ScheduleList) -> None:
+        self._set_store_time(listing.at_ms)
         kept = {stored.key for stored in listing.schedules}
         for place in [place for place in self._known if place[0] == queue and place[1] not in kept]:
             del self._known[place]
         for stored in listing.schedules:
-            self._know(queue, stored)
+            self._update_schedule(queue, stored)
 
-    def _know(self, queue: str, stored: StoredSchedule) -> None:
+    def _update_schedule(self, queue: str, stored: StoredSchedule) -> None:
         known = self._known.get((queue, stored.key))
         try:
             spec = known.spec if known is not None and known.stored.spec == stored.spec else unpack_spec(stored.spec)
@@ -226,9 +226,9 @@ class Scheduler:
             log.warning("schedule %s of queue %s: %s", stored.key, queue, error, extra={"event": "schedule_unreadable"})
             self._known.pop((queue, stored.key), None)
             return
-        self._known[queue, stored.key] = _Known(queue, stored, spec, 0.0 if known is None else known.held_until)
+        self._known[queue, stored.key] = _KnownSchedule(queue, stored, spec, 0.0 if known is None else known.retry_at)
 
-    def _due(self, late_ms: int = 0) -> list[_Known]:
+    def _due(self, late_ms: int = 0) -> list[_KnownSchedule]:
         """What is due, or so late, longest due first."""
         if not self._known:
             return []
@@ -239,14 +239,14 @@ class Scheduler:
             if known.stored.due_ms is not None
             and known.stored.due_ms <= now
             and not known.stored.paused
-            and known.held_until <= monotonic
+            and known.retry_at <= monotonic
         ]
         return [self._known[place] for _, place in sorted(due)]
 
     # ---- firing ------------------------------------------------------------------------------------------
 
-    def _fire(self, due: list[_Known], tick: Tick) -> Flow[Tick]:
-        steps: list[tuple[_Known, Decision, Sending[Woken[Fired]]]] = []
+    def _fire(self, due: list[_KnownSchedule], tick: Tick) -> Flow[Tick]:
+        steps: list[tuple[_KnownSchedule, Decision, Sending[Woken[Fired]]]] = []
         yield from self.context.know_time()
         for known in due:
             stored, queue = known.stored, known.queue
@@ -257,7 +257,7 @@ class Scheduler:
                 if decision is not None:
                     drafts = yield from drafts_of(self.context, queue, stored, known.spec, decision.fires)
             except Exception as error:  # a zone that is not known on this machine, or a middleware of the client
-                self._hold(known, error)
+                self._postpone(known, error)
                 continue
             if decision is not None:
                 steps.append((known, decision, self._sending(queue, _step(stored, decision), drafts)))
@@ -271,11 +271,11 @@ class Scheduler:
                         yield pause
                     result = yield from sending.run()
                 if isinstance(result, WaypostError):
-                    self._hold(known, result)
+                    self._postpone(known, result)
                 elif isinstance(result, Exception):
                     raise result
                 else:
-                    tick = self._came(known, decision, result, tick)
+                    tick = self._record_result(known, decision, result, tick)
         finally:
             for *_, sending in steps:
                 sending.end()
@@ -289,28 +289,28 @@ class Scheduler:
 
         return Sending(self.context, queue, make, fenced=True)
 
-    def _hold(self, known: _Known, error: Exception) -> None:
+    def _postpone(self, known: _KnownSchedule, error: Exception) -> None:
         """It could not be fired, and nothing has changed: try again soon, and let the others go on."""
         queue, key = known.queue, known.stored.key
-        known.held_until = self.context.monotonic() + HELD_SECONDS
-        if not known.told:
-            known.told = True
-            told = {"event": "fire_held", "queue": queue, "schedule": key}
-            log.warning("schedule %s of queue %s waits: %s", key, queue, error, extra=told)
+        known.retry_at = self.context.monotonic() + RETRY_SECONDS
+        if not known.reported:
+            known.reported = True
+            fields = {"event": "fire_held", "queue": queue, "schedule": key}
+            log.warning("schedule %s of queue %s waits: %s", key, queue, error, extra=fields)
         reason = "queue_full" if isinstance(error, QueueFull) else None
         self.context.emit(
             "fired", queue, "failure", key=key, reason=reason, error_type=error_type(error), error=error_text(error)
         )
 
-    def _came(self, known: _Known, decision: Decision, result: Woken[Fired], tick: Tick) -> Tick:
+    def _record_result(self, known: _KnownSchedule, decision: Decision, result: Woken[Fired], tick: Tick) -> Tick:
         """What became of one fire."""
         queue, key = known.queue, known.stored.key
         fired = self.context.wake_and_report(result)
-        self._take_time(fired.at_ms)
+        self._set_store_time(fired.at_ms)
         if fired.schedule is None:
             del self._known[queue, key]
         else:
-            self._know(queue, fired.schedule)
+            self._update_schedule(queue, fired.schedule)
         if fired.status != "fired":
             self.context.emit("fired", queue, "skipped", key=key, reason=fired.status)
             return tick

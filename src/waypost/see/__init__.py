@@ -7,7 +7,7 @@
     with Endpoint(worker, prometheus, port=9464):       # /metrics, /health, /ready
         worker.run()
 
-Each is loaded when it is asked for: `Prometheus` needs `waypost[metrics]`, `Tracing` and `Metering` need
+Each is loaded when it is asked for: `Prometheus` needs `waypost[metrics]`, `Tracing` and `OpenTelemetryMetrics` need
 `waypost[traces]`, `Endpoint` nothing. Whoever does not use them pays nothing.
 """
 
@@ -20,25 +20,25 @@ from waypost.errors import MissingExtra
 
 if TYPE_CHECKING:
     from waypost.see.endpoint import Endpoint
-    from waypost.see.opentelemetry_metrics import Metering
+    from waypost.see.opentelemetry_metrics import OpenTelemetryMetrics
     from waypost.see.prometheus import Prometheus
     from waypost.see.tracing import Tracing
 
-__all__ = ["Endpoint", "Metering", "Prometheus", "Tracing"]
+__all__ = ["Endpoint", "OpenTelemetryMetrics", "Prometheus", "Tracing"]
 
 #: Where each name is found, and the extra that brings what it needs.
-_HOMES = {
+_MODULES = {
     "Endpoint": ("waypost.see.endpoint", None),
-    "Metering": ("waypost.see.opentelemetry_metrics", "traces"),
+    "OpenTelemetryMetrics": ("waypost.see.opentelemetry_metrics", "traces"),
     "Prometheus": ("waypost.see.prometheus", "metrics"),
     "Tracing": ("waypost.see.tracing", "traces"),
 }
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module, extra = _HOMES[name]
+    module, extra = _MODULES[name]
     try:
         return getattr(import_module(module), name)
     except ModuleNotFoundError as error:

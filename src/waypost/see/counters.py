@@ -25,7 +25,7 @@ SETTLED = frozenset(
     ("done", "retried", "snoozed", "dead", "dropped", "released", "cancelled", "replaced", "lost", "unsettled")
 )
 #: What steps do besides their work, by what it is counted as.
-BESIDES = {"expired": "leases_expired", "promoted": "promoted", "dead_trimmed": "dead_trimmed"}
+SIDE_EFFECTS = {"expired": "leases_expired", "promoted": "promoted", "dead_trimmed": "dead_trimmed"}
 #: What a publish can have come to, by what `on_event` says of it.
 _RESULTS = {None: "queued", "delayed": "delayed", "replaced": "replaced", "triggered": "triggered"}
 
@@ -35,7 +35,7 @@ def is_settled(event: Observed) -> bool:
     return event.token is not None or event.count is not None
 
 
-class Names:
+class QueueLabels:
     """Queue names that may be told apart: the first so many."""
 
     __slots__ = ("_known", "_most")
@@ -44,7 +44,7 @@ class Names:
         self._most = most
         self._known: set[str] = set()
 
-    def of(self, queue: str) -> str:
+    def label(self, queue: str) -> str:
         """The name under which a queue is counted."""
         known = self._known
         if queue in known:
@@ -55,7 +55,7 @@ class Names:
         return queue
 
 
-class Spread:
+class Histogram:
     """How durations are spread over the buckets."""
 
     __slots__ = ("counts", "total")
@@ -82,15 +82,15 @@ class QueueCounters:
     def __init__(self, buckets: int) -> None:
         #: By what was counted and how it went: `("settled", "done")`.
         self.counts: dict[tuple[str, str], int] = {}
-        self.run = Spread([0] * (buckets + 1))
-        self.wait = Spread([0] * (buckets + 1))
+        self.run = Histogram([0] * (buckets + 1))
+        self.wait = Histogram([0] * (buckets + 1))
 
     def copy(self) -> QueueCounters:
         """The same, for reading at leisure."""
         other = QueueCounters(0)
         other.counts = dict(self.counts)
-        other.run = Spread(list(self.run.counts), self.run.total)
-        other.wait = Spread(list(self.wait.counts), self.wait.total)
+        other.run = Histogram(list(self.run.counts), self.run.total)
+        other.wait = Histogram(list(self.wait.counts), self.wait.total)
         return other
 
 
@@ -107,7 +107,7 @@ class Counters:
 
     def __init__(self, buckets: Sequence[float] = BUCKETS, queues_max: int = QUEUES_MAX) -> None:
         self.buckets = check_buckets(buckets)
-        self._names = Names(queues_max)
+        self._names = QueueLabels(queues_max)
         self._queues: dict[str, QueueCounters] = {}
         self._lock = threading.Lock()
 
@@ -122,11 +122,11 @@ class Counters:
             if name == "claimed":
                 self._add(counters, "claimed", "")
                 if event.wait_ms is not None:
-                    self._spread(counters.wait, event.wait_ms / 1000)
+                    self._observe(counters.wait, event.wait_ms / 1000)
             elif name == "handled":
                 self._add(counters, "handled", event.outcome)
                 if event.run_ms is not None:
-                    self._spread(counters.run, event.run_ms / 1000)
+                    self._observe(counters.run, event.run_ms / 1000)
             elif name in SETTLED:
                 if is_settled(event):
                     self._add(counters, "settled", name, event.count or 1)
@@ -144,7 +144,7 @@ class Counters:
             case "polled":
                 self._add(counters, "polled", "")
             case "expired" | "promoted" | "dead_trimmed":
-                self._add(counters, BESIDES[event.event], "", event.count or 1)
+                self._add(counters, SIDE_EFFECTS[event.event], "", event.count or 1)
             case "claim":
                 self._add(counters, "claim_failed", "")
             case "renewed":
@@ -158,12 +158,12 @@ class Counters:
         counts, name = counters.counts, (what, how)
         counts[name] = counts.get(name, 0) + count
 
-    def _spread(self, spread: Spread, seconds: float) -> None:
-        spread.counts[bisect_left(self.buckets, seconds)] += 1
-        spread.total += seconds
+    def _observe(self, histogram: Histogram, seconds: float) -> None:
+        histogram.counts[bisect_left(self.buckets, seconds)] += 1
+        histogram.total += seconds
 
     def _of(self, queue: str) -> QueueCounters:
-        name = self._names.of(queue)
+        name = self._names.label(queue)
         counters = self._queues.get(name)
         if counters is None:
             counters = self._queues[name] = QueueCounters(len(self.buckets))

@@ -37,7 +37,7 @@ TEXT = "text/plain; charset=utf-8"
 JSON = "application/json"
 
 
-class Served(Protocol):
+class ServedWorker(Protocol):
     """A worker of either face, as far as its address has to do with it."""
 
     @property
@@ -59,7 +59,7 @@ class Endpoint:
     """
 
     def __init__(
-        self, worker: Served, prometheus: Prometheus | None = None, *, host: str = "127.0.0.1", port: int = 0
+        self, worker: ServedWorker, prometheus: Prometheus | None = None, *, host: str = "127.0.0.1", port: int = 0
     ) -> None:
         if isinstance(port, bool) or not isinstance(port, int) or not 0 <= port <= 65_535:
             raise ConfigurationError(f"a port is a whole number from 0 to 65535, not {port!r}")
@@ -123,21 +123,21 @@ class Endpoint:
                 return 200, content_type, text
             case "/health":
                 health = self._worker.health()
-                return self._told(health.status != "red", health)
+                return self._health_response(health.status != "red", health)
             case "/ready":
                 health = self._worker.health()
-                return self._told(self._worker.is_ready and health.status != "red", health)
+                return self._health_response(self._worker.is_ready and health.status != "red", health)
         return 404, TEXT, b"there is /metrics, /health and /ready\n"
 
-    def _told(self, well: bool, health: Health) -> tuple[int, str, bytes]:
-        told: dict[str, Any] = {
+    def _health_response(self, healthy: bool, health: Health) -> tuple[int, str, bytes]:
+        document: dict[str, Any] = {
             "status": health.status,
             "ready": self._worker.is_ready,
             "worker": self._worker.name,
             "reasons": health.reasons,
             "queues": [structs.asdict(queue) for queue in health.queues],
         }
-        return 200 if well else 503, JSON, json.dumps(told).encode() + b"\n"
+        return 200 if healthy else 503, JSON, json.dumps(document).encode() + b"\n"
 
 
 class _Server(ThreadingHTTPServer):

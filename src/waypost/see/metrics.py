@@ -18,7 +18,7 @@ class Metric(Struct, frozen=True):
     help: str
 
     @property
-    def shown(self) -> str:
+    def exported_name(self) -> str:
         """The name as it is written in a query; a histogram's has `_bucket`, `_sum` or `_count` behind it."""
         return f"{self.name}_total" if self.kind == "counter" else self.name
 

@@ -14,8 +14,8 @@ from opentelemetry.metrics import CallbackOptions, MeterProvider, Observation
 
 from waypost.middleware import Middleware
 from waypost.release import VERSION
-from waypost.see.counters import BESIDES, BUCKETS, QUEUES_MAX, SETTLED, Names, is_settled
-from waypost.see.store_reader import Reading, StoreReader, lag_of
+from waypost.see.counters import BUCKETS, QUEUES_MAX, SETTLED, SIDE_EFFECTS, QueueLabels, is_settled
+from waypost.see.store_reader import Reading, StoreReader, journal_lag
 from waypost.store.port import Store
 from waypost.values import Observed
 
@@ -26,24 +26,24 @@ STATES = ("ready", "delayed", "waiting", "leased")
 QUEUE = "messaging.destination.name"
 
 
-class Metering(Middleware):
+class OpenTelemetryMetrics(Middleware):
     """A middleware that records with the meter provider given, or the program's own."""
 
     def __init__(self, meter_provider: MeterProvider | None = None, *, queues_max: int = QUEUES_MAX) -> None:
         self._meter = meter = metrics.get_meter("waypost", VERSION, meter_provider)
-        self._names = Names(queues_max)
+        self._names = QueueLabels(queues_max)
         self._readers: list[StoreReader] = []
         self._published = meter.create_counter("waypost.published", "{message}", "Messages published.")
         self._claimed = meter.create_counter("waypost.claimed", "{message}", "Messages claimed.")
         self._settled = meter.create_counter(
             "waypost.settled", "{message}", "Deliveries that ended, and messages that ended besides one, by how."
         )
-        self._besides = {
-            name: meter.create_counter(f"waypost.{counted.replace('_', '.', 1)}", "{message}", told)
-            for name, counted, told in (
-                ("expired", BESIDES["expired"], "Leases that had ended when a claim took their messages back."),
-                ("promoted", BESIDES["promoted"], "Messages that became ready when they were due or free."),
-                ("dead_trimmed", BESIDES["dead_trimmed"], "Dead letters let go for dead_max or dead_keep."),
+        self._side_effects = {
+            name: meter.create_counter(f"waypost.{counted.replace('_', '.', 1)}", "{message}", help_text)
+            for name, counted, help_text in (
+                ("expired", SIDE_EFFECTS["expired"], "Leases that had ended when a claim took their messages back."),
+                ("promoted", SIDE_EFFECTS["promoted"], "Messages that became ready when they were due or free."),
+                ("dead_trimmed", SIDE_EFFECTS["dead_trimmed"], "Dead letters let go for dead_max or dead_keep."),
             )
         }
         self._failed = meter.create_counter("waypost.claims.failed", "{claim}", "Claims not answered, or refused.")
@@ -59,31 +59,31 @@ class Metering(Middleware):
         """Record one event."""
         name = event.event
         if name == "claimed":
-            where = {QUEUE: self._names.of(event.queue)}
+            where = {QUEUE: self._names.label(event.queue)}
             self._claimed.add(1, where)
             if event.wait_ms is not None:
                 self._wait.record(event.wait_ms / 1000, where)
         elif name == "handled":
             if event.run_ms is not None:
-                where = {QUEUE: self._names.of(event.queue)}
+                where = {QUEUE: self._names.label(event.queue)}
                 self._run.record(event.run_ms / 1000, where)
         elif name in SETTLED:
             if is_settled(event):
-                self._settled.add(event.count or 1, {QUEUE: self._names.of(event.queue), "waypost.outcome": name})
-        elif name in self._besides:
-            self._besides[name].add(event.count or 1, {QUEUE: self._names.of(event.queue)})
+                self._settled.add(event.count or 1, {QUEUE: self._names.label(event.queue), "waypost.outcome": name})
+        elif name in self._side_effects:
+            self._side_effects[name].add(event.count or 1, {QUEUE: self._names.label(event.queue)})
         elif name == "published" and event.outcome == "success":
-            self._published.add(1, {QUEUE: self._names.of(event.queue)})
+            self._published.add(1, {QUEUE: self._names.label(event.queue)})
         elif name == "claim":
-            self._failed.add(1, {QUEUE: self._names.of(event.queue)})
+            self._failed.add(1, {QUEUE: self._names.label(event.queue)})
 
     def watch(self, store: Store, queues: Iterable[str] | None = None) -> None:
         """Read this store whenever gauges are collected: these queues, or all that it has."""
         reader = StoreReader(store, queues)
         self._readers.append(reader)
         meter = self._meter
-        for name, unit, told, observe in _GAUGES:
-            meter.create_observable_gauge(name, [_Collect(reader, observe)], unit, told)
+        for name, unit, help_text, observe in _GAUGES:
+            meter.create_observable_gauge(name, [_Collect(reader, observe)], unit, help_text)
 
     def close(self) -> None:
         """End the connections by which stores are read."""
@@ -100,15 +100,15 @@ def _messages(reading: Reading) -> list[Observation]:
     return found
 
 
-def _each(figure: Callable[[Stats], float]) -> Callable[[Reading], list[Observation]]:
+def _per_queue(figure: Callable[[Stats], float]) -> Callable[[Reading], list[Observation]]:
     return lambda reading: [Observation(figure(stats), {QUEUE: stats.queue}) for stats in reading.queues]
 
 
 _GAUGES: tuple[tuple[str, str, str, Callable[[Reading], list[Observation]]], ...] = (
     ("waypost.queue.messages", "{message}", "Messages, by where they are.", _messages),
     ("waypost.queue.oldest_ready", "s", "How long the oldest ready message has waited.",
-     _each(lambda stats: (stats.oldest_ready_ms or 0) / 1000)),
-    ("waypost.journal.lag", "{event}", "Events that the slowest reader has not read.", _each(lag_of)),
+     _per_queue(lambda stats: (stats.oldest_ready_ms or 0) / 1000)),
+    ("waypost.journal.lag", "{event}", "Events that the slowest reader has not read.", _per_queue(journal_lag)),
 )  # fmt: skip
 
 

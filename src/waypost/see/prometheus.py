@@ -21,9 +21,9 @@ from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 
 from waypost.middleware import Middleware
-from waypost.see.counters import BUCKETS, QUEUES_MAX, Counters, QueueCounters, Spread
+from waypost.see.counters import BUCKETS, QUEUES_MAX, Counters, Histogram, QueueCounters
 from waypost.see.metrics import METRICS
-from waypost.see.store_reader import Reading, StoreReader, lag_of
+from waypost.see.store_reader import Reading, StoreReader, journal_lag
 from waypost.store.port import Store
 from waypost.values import Health, HealthStatus, Observed, QueueHealth, RegisteredWorker, Stats
 
@@ -31,7 +31,7 @@ STATES = ("ready", "delayed", "waiting", "leased")
 ENDS = ("done", "dead", "dropped", "cancelled", "replaced")
 HEALTH: dict[HealthStatus, int] = {"red": 0, "degraded": 1, "green": 2}
 #: Counters with one figure for each queue, by what the tally calls them.
-SIMPLE = {
+BY_QUEUE = {
     "waypost_claimed": "claimed",
     "waypost_claims_empty": "polled",
     "waypost_claims_failed": "claim_failed",
@@ -41,7 +41,7 @@ SIMPLE = {
     "waypost_dead_trimmed": "dead_trimmed",
 }
 #: And those with one for each way in which it went.
-BY_HOW = {
+BY_OUTCOME = {
     "waypost_published": "published",
     "waypost_handled": "handled",
     "waypost_settled": "settled",
@@ -50,7 +50,7 @@ BY_HOW = {
 }
 
 
-class Watched(Protocol):
+class WatchedWorker(Protocol):
     """A worker, as far as its figures go."""
 
     @property
@@ -74,7 +74,7 @@ class Prometheus(Middleware, Collector):
     ) -> None:
         self._counters = Counters(buckets, queues_max)
         self._reader: StoreReader | None = None
-        self._workers: WeakSet[Watched] = WeakSet()
+        self._workers: WeakSet[WatchedWorker] = WeakSet()
         self.registry = CollectorRegistry() if registry is None else registry
         self.registry.register(self)
 
@@ -87,11 +87,11 @@ class Prometheus(Middleware, Collector):
         self.close()
         self._reader = StoreReader(store, queues)
 
-    def watch_worker(self, worker: Watched) -> None:
+    def watch_worker(self, worker: WatchedWorker) -> None:
         """Tell how this worker stands, too."""
         self._workers.add(worker)
 
-    def forget_worker(self, worker: Watched) -> None:
+    def forget_worker(self, worker: WatchedWorker) -> None:
         """Tell no more of this one."""
         self._workers.discard(worker)
 
@@ -150,12 +150,12 @@ class _Families:
         assert not isinstance(family, HistogramMetricFamily)
         family.add_metric(labels, value)
 
-    def add_spread(self, name: str, queue: str, spread: Spread, bounds: Sequence[float]) -> None:
+    def add_histogram(self, name: str, queue: str, histogram: Histogram, bounds: Sequence[float]) -> None:
         family = self._made[name]
         assert isinstance(family, HistogramMetricFamily)
-        shown = [*(f"{bound:g}" for bound in bounds), "+Inf"]
-        buckets = [(bound, float(count)) for bound, count in zip(shown, spread.cumulative(), strict=True)]
-        family.add_metric([queue], buckets, spread.total)
+        bounds_text = [*(f"{bound:g}" for bound in bounds), "+Inf"]
+        buckets = [(bound, float(count)) for bound, count in zip(bounds_text, histogram.cumulative(), strict=True)]
+        family.add_metric([queue], buckets, histogram.total)
 
     def made(self) -> list[Family]:
         return list(self._made.values())
@@ -163,28 +163,28 @@ class _Families:
 
 def _add_counters(families: _Families, queue: str, counters: QueueCounters, bounds: Sequence[float]) -> None:
     counts = counters.counts
-    for name, what in SIMPLE.items():
+    for name, what in BY_QUEUE.items():
         if (what, "") in counts:
             families.add(name, (queue,), counts[what, ""])
-    for name, what in BY_HOW.items():
+    for name, what in BY_OUTCOME.items():
         for (counted, how), count in counts.items():
             if counted == what:
                 families.add(name, (queue, how), count)
     if ("claimed", "") in counts:
         families.add("waypost_leases_lost", (queue,), counts.get(("settled", "lost"), 0))
-        families.add_spread("waypost_run_seconds", queue, counters.run, bounds)
-        families.add_spread("waypost_wait_seconds", queue, counters.wait, bounds)
+        families.add_histogram("waypost_run_seconds", queue, counters.run, bounds)
+        families.add_histogram("waypost_wait_seconds", queue, counters.wait, bounds)
 
 
-def _add_workers(families: _Families, workers: Sequence[Watched]) -> None:
+def _add_workers(families: _Families, workers: Sequence[WatchedWorker]) -> None:
     """The workers of this process together: a series must not be there twice."""
     if not workers:
         return
-    told = [worker.health() for worker in workers]
-    families.add("waypost_worker_health", (), min(HEALTH[health.status] for health in told))
+    healths = [worker.health() for worker in workers]
+    families.add("waypost_worker_health", (), min(HEALTH[health.status] for health in healths))
     families.add("waypost_worker_ready", (), int(all(worker.is_ready for worker in workers)))
     served: dict[str, list[QueueHealth]] = {}
-    for health in told:
+    for health in healths:
         for queue in health.queues:
             served.setdefault(queue.name, []).append(queue)
     for name, queues in served.items():
@@ -226,7 +226,7 @@ def _add_queue(families: _Families, stats: Stats, reading: Reading) -> None:
         families.add("waypost_queue_redelivered", (stats.queue, cause), count)
     families.add("waypost_queue_imbalance", queue, abs(ledger.balance) + abs(ledger.unexplained))
     families.add("waypost_journal_events", queue, max(0, stats.journal_last - stats.journal_first + 1))
-    families.add("waypost_journal_lag_events", queue, lag_of(stats))
+    families.add("waypost_journal_lag_events", queue, journal_lag(stats))
 
 
 def _serves(worker: RegisteredWorker, queue: str) -> bool:

@@ -23,7 +23,7 @@ from waypost.values import RegisteredWorker, Stats
 log = logging.getLogger("waypost")
 
 #: Whoever collects is kept waiting for the store for so long. Collectors give up after ten seconds.
-PATIENCE_SECONDS = 3.0
+WAIT_SECONDS = 3.0
 #: A reading this young is given again.
 FRESH_SECONDS = 1.0
 #: So many queues of a store are read.
@@ -60,21 +60,21 @@ class StoreReader:
         store: Store,
         queues: Iterable[str] | None = None,
         *,
-        patience: float = PATIENCE_SECONDS,
+        wait_seconds: float = WAIT_SECONDS,
         fresh: float = FRESH_SECONDS,
         start_timeout: float = START_TIMEOUT_SECONDS,
     ) -> None:
         self._store = store
         #: None: all that the store has.
         self._queues = None if queues is None else sorted(set(queues))
-        self._patience = patience
+        self._wait_seconds = wait_seconds
         self._fresh = fresh
         self._start_timeout = start_timeout
         self._executor: Executor | None = None
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._pending: _Pending | None = None
-        self._told = False
+        self._reported = False
 
     def read(self) -> Reading | None:
         """What the store says. None if it does not answer, or not soon enough."""
@@ -84,7 +84,7 @@ class StoreReader:
             if pending is None or is_old:
                 pending = self._pending = _Pending()
                 threading.Thread(target=self._run, args=(pending,), name="waypost-reading", daemon=True).start()
-        pending.done.wait(self._patience)
+        pending.done.wait(self._wait_seconds)
         return pending.reading
 
     def close(self) -> None:
@@ -103,25 +103,25 @@ class StoreReader:
     def _run(self, pending: _Pending) -> None:
         try:
             pending.reading = self._read()
-            self._told = False
+            self._reported = False
         except Exception as error:
-            self._say(error)
+            self._log_failure(error)
             executor, self._executor = self._executor, None
             if executor is not None:
                 self._close(executor)
         finally:
             pending.done.set()
 
-    def _say(self, error: Exception) -> None:
+    def _log_failure(self, error: Exception) -> None:
         log.log(
-            logging.DEBUG if self._told else logging.WARNING,
+            logging.DEBUG if self._reported else logging.WARNING,
             "metrics: the store could not be read (%s)%s",
             error,
             "; give the client a URL to have its figures" if isinstance(error, UnusableClient) else "",
             extra={"event": "metrics_not_read"},
             exc_info=None if isinstance(error, WaypostError) else error,
         )
-        self._told = True
+        self._reported = True
 
     def _connected(self) -> Executor:
         if self._pid != os.getpid():
@@ -137,7 +137,7 @@ class StoreReader:
             names = executor.run(store.queues())
             names.sort()
         chosen = names[:QUEUES_READ_MAX]
-        found = [_checked(answer) for answer in executor.run_many([store.stats(queue) for queue in chosen])]
+        found = [_raise_error(answer) for answer in executor.run_many([store.stats(queue) for queue in chosen])]
         # A timer that is due and not ready says that nobody claims and nobody promotes.
         due = [stats for stats in found if stats.next_due_ms == 0]
         late = {stats.queue: self._late_ms(executor, stats) for stats in due}
@@ -149,13 +149,13 @@ class StoreReader:
         return max((stats.at_ms - stored.ready_ms for stored in page.messages), default=0)
 
 
-def _checked(answer: Stats | Exception) -> Stats:
+def _raise_error(answer: Stats | Exception) -> Stats:
     if isinstance(answer, Exception):
         raise answer
     return answer
 
 
-def lag_of(stats: Stats) -> int:
+def journal_lag(stats: Stats) -> int:
     """How many events of the journal its slowest reader has not read."""
     readers: Sequence[int] = list(stats.journal_readers.values())
     return max(0, stats.journal_last - min(readers)) if readers else 0

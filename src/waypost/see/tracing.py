@@ -82,12 +82,12 @@ class Tracing(Middleware):
     def handle(self, messages: Sequence[Message[Any]], call_next: Callable[[], Any]) -> Any:
         """A consumer span around a handler that blocks."""
         with self.handling(*messages) as span:
-            return self._ended(span, messages, call_next())
+            return self._record_end(span, messages, call_next())
 
     async def handle_async(self, messages: Sequence[Message[Any]], call_next: Callable[[], Awaitable[Any]]) -> Any:
         """A consumer span around an async handler, or around one that runs in a process."""
         with self.handling(*messages) as span:
-            return self._ended(span, messages, await call_next())
+            return self._record_end(span, messages, await call_next())
 
     @contextmanager
     def handling(self, *messages: Message[Any]) -> Iterator[Span]:
@@ -101,8 +101,8 @@ class Tracing(Middleware):
             attributes["waypost.message.deliveries"] = first.deliveries
             if first.attempts:
                 attributes["waypost.message.attempts"] = first.attempts
-            came_with = _trace_of(first)
-            context = self._propagator.extract(came_with) if came_with else None
+            carrier = _trace_of(first)
+            context = self._propagator.extract(carrier) if carrier else None
         else:
             attributes["messaging.batch.message_count"] = len(messages)
             links = self._links(messages)
@@ -112,31 +112,31 @@ class Tracing(Middleware):
     def _links(self, messages: Sequence[Message[Any]]) -> list[Link]:
         links = []
         for message in messages[:LINKS_MAX]:
-            came_with = _trace_of(message)
-            if came_with:
-                parent = trace.get_current_span(self._propagator.extract(came_with, Context())).get_span_context()
+            carrier = _trace_of(message)
+            if carrier:
+                parent = trace.get_current_span(self._propagator.extract(carrier, Context())).get_span_context()
                 if parent.is_valid:
                     links.append(Link(parent, {"messaging.message.id": message.id}))
         return links
 
-    def _ended(self, span: Span, messages: Sequence[Message[Any]], returned: Any) -> Any:
+    def _record_end(self, span: Span, messages: Sequence[Message[Any]], returned: Any) -> Any:
         """Note how a handler ended, and let what it sends on go on from here."""
         if isinstance(returned, Outcome):
             span.set_attribute("waypost.outcome", type(returned).__name__.lower())
         for message in messages:
             if message._then:
-                message._then = tuple(self._sent_on(next_one) for next_one in message._then)
+                message._then = tuple(self._trace_continuation(continuation) for continuation in message._then)
         return returned
 
-    def _sent_on(self, next_one: Continuation) -> Continuation:
+    def _trace_continuation(self, continuation: Continuation) -> Continuation:
         """A continuation as a child of the handler's span. `then` gave it the context its own message came with."""
-        attributes = _attributes("create", "then", next_one.queue)
-        attributes["messaging.message.id"] = next_one.id
-        with self._span(f"then {next_one.queue}", SpanKind.PRODUCER, attributes):
+        attributes = _attributes("create", "then", continuation.queue)
+        attributes["messaging.message.id"] = continuation.id
+        with self._span(f"then {continuation.queue}", SpanKind.PRODUCER, attributes):
             carrier = self._carrier()
         if not carrier:
-            return next_one
-        return structs.replace(next_one, envelope=codec.with_trace(next_one.envelope, carrier))
+            return continuation
+        return structs.replace(continuation, envelope=codec.with_trace(continuation.envelope, carrier))
 
     # ---- spans -------------------------------------------------------------------------------------------
 

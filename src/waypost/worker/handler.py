@@ -26,7 +26,7 @@ from waypost.checks import check_count, check_flag, check_function, check_second
 from waypost.errors import ConfigurationError
 from waypost.message import Duration, Message, Queue, after_ms, queue_name, queue_type
 from waypost.middleware import Middleware, check_handling, handled_through
-from waypost.outbox.transaction_adapters import is_session
+from waypost.outbox.transaction_adapters import is_session_annotation
 from waypost.policy import CHUNK_MESSAGES_MAX, RetryPolicy, check_retry
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ class Signature:
             return "headers"
         if self._is_state(name, annotation):
             return "state"
-        if is_session(typing.get_origin(annotation) or annotation):
+        if is_session_annotation(typing.get_origin(annotation) or annotation):
             return "session"
         return "body" if "body" not in wanted else None
 
@@ -323,9 +323,9 @@ class Handler:
             raise ConfigurationError(
                 f"handler {self.name} {why}, so it cannot be given a session whose commit settles its messages"
             )
-        from waypost.outbox.handler_sessions import in_transaction, opened_by
+        from waypost.outbox.handler_sessions import in_transaction, session_source
 
-        sessions = opened_by(self.name, self.session, is_async=self.is_async, store=store, engine=engine)
+        sessions = session_source(self.name, self.session, is_async=self.is_async, store=store, engine=engine)
         self.function = in_transaction(
             self.function, sessions, self._given, self._keep_returned, is_async=self.is_async
         )

@@ -61,7 +61,7 @@ class Electable(Protocol):
 
     @property
     def candidate(self) -> Standing: ...
-    def heard(self, elected: Elected) -> None:
+    def update_election(self, elected: Elected) -> None:
         """Who leads. On its event loop."""
         ...
 
@@ -266,4 +266,4 @@ class Poller:
             if self._rested.get(rested.resting) is rested:
                 rested.resting.polled(answer, sent_at, answered_at)
         if electable is not None and elected is not None and not electable.candidate.leading:
-            electable.heard(elected)
+            electable.update_election(elected)

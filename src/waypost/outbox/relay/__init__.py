@@ -7,7 +7,7 @@ to write for a system that is not here.
 from __future__ import annotations
 
 from waypost.outbox.relay.relay import Relay
-from waypost.outbox.relay.target import Confirmation, Parcel, Refused, Target, Unconfirmed
+from waypost.outbox.relay.target import Confirmation, Refused, RelayRecord, Target, Unconfirmed
 from waypost.outbox.relay.target_urls import open_target
 
-__all__ = ["Confirmation", "Parcel", "Refused", "Relay", "Target", "Unconfirmed", "open_target"]
+__all__ = ["Confirmation", "Refused", "Relay", "RelayRecord", "Target", "Unconfirmed", "open_target"]

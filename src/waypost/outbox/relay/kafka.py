@@ -13,7 +13,7 @@ from typing import Any
 
 from waypost.errors import ConfigurationError, MissingExtra
 from waypost.message import error_text
-from waypost.outbox.relay.target import Confirmation, Parcel, Refused, Unconfirmed
+from waypost.outbox.relay.target import Confirmation, Refused, RelayRecord, Unconfirmed
 from waypost.urls import SECRET_NAME, redact_text
 
 log = logging.getLogger("waypost")
@@ -44,7 +44,7 @@ class KafkaTarget:
             if name in (config or {}) and str((config or {})[name]).lower() not in (str(value).lower(), "-1"):
                 raise ConfigurationError(f"a relay to Kafka needs {name}={value}: what it has confirmed must be safe")
         self.topic = topic
-        self.shown = f"topic {topic} at {servers}"
+        self.description = f"topic {topic} at {servers}"
         self._settings: dict[str, Any] = {
             "message.timeout.ms": int(DELIVERY_SECONDS * 1000),
             "linger.ms": 5,
@@ -59,8 +59,8 @@ class KafkaTarget:
             confluent_kafka.Producer(self._settings, logger=log)
         except (confluent_kafka.KafkaException, TypeError, ValueError) as error:
             secrets = [str(value) for name, value in (config or {}).items() if SECRET_NAME.search(name)]
-            said = redact_text(_said(error), values=secrets)
-            raise ConfigurationError(f"this Kafka producer cannot be made: {said}") from None
+            text = redact_text(_error_message(error), values=secrets)
+            raise ConfigurationError(f"this Kafka producer cannot be made: {text}") from None
 
     async def open(self) -> None:
         """Make the producer; it connects by itself."""
@@ -68,14 +68,14 @@ class KafkaTarget:
 
         self._producer = Producer(self._settings, logger=log)
 
-    async def send(self, parcels: Sequence[Parcel]) -> list[Confirmation]:
+    async def send(self, records: Sequence[RelayRecord]) -> list[Confirmation]:
         """Hand a batch to the producer and wait for the word on each."""
         if self._producer is None:
             await self.open()
-        batch = _Batch(len(parcels))
+        batch = _Batch(len(records))
         try:
-            for index, parcel in enumerate(parcels):
-                await self._produce(batch, index, parcel)
+            for index, record in enumerate(records):
+                await self._produce(batch, index, record)
             while batch.waiting:
                 await asyncio.to_thread(self._producer.poll, POLL_SECONDS)
         except BaseException:
@@ -87,26 +87,26 @@ class KafkaTarget:
             await self.close()
         return batch.confirmations
 
-    async def _produce(self, batch: _Batch, index: int, parcel: Parcel) -> None:
+    async def _produce(self, batch: _Batch, index: int, record: RelayRecord) -> None:
         from confluent_kafka import KafkaException
 
-        key = next((one for one in (parcel.key, parcel.own_key, parcel.group) if one is not None), None)
+        key = next((one for one in (record.key, record.own_key, record.group) if one is not None), None)
         while True:
             try:
                 self._producer.produce(
                     self.topic,
-                    parcel.body,
+                    record.body,
                     key=None if key is None else key.encode(),
-                    headers=[(name, value.encode()) for name, value in parcel.headers.items()],
-                    timestamp=parcel.published_ms,
-                    on_delivery=lambda error, _: batch.say(index, error),
+                    headers=[(name, value.encode()) for name, value in record.headers.items()],
+                    timestamp=record.published_ms,
+                    on_delivery=lambda error, _: batch.record_delivery(index, error),
                 )
                 return
             except BufferError:
                 # The producer's own queue is full: let it send.
                 await asyncio.to_thread(self._producer.poll, POLL_SECONDS)
             except KafkaException as error:
-                batch.say(index, error.args[0])
+                batch.record_delivery(index, error.args[0])
                 return
 
     async def close(self) -> None:
@@ -125,7 +125,7 @@ class _Batch:
         self.fatal = False
         self.confirmations: list[Confirmation] = [Unconfirmed("no confirmation came")] * size
 
-    def say(self, index: int, error: Any) -> None:
+    def record_delivery(self, index: int, error: Any) -> None:
         """The producer's word on one message."""
         self.waiting -= 1
         if error is None:
@@ -148,6 +148,6 @@ def refusals() -> dict[int, str]:
     }
 
 
-def _said(error: Exception) -> str:
-    told = error.args[0] if error.args else error
-    return str(told.str()) if hasattr(told, "str") else error_text(error)
+def _error_message(error: Exception) -> str:
+    reason = error.args[0] if error.args else error
+    return str(reason.str()) if hasattr(reason, "str") else error_text(error)

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from waypost.errors import ConfigurationError, MissingExtra
-from waypost.outbox.relay.target import Confirmation, Parcel, Unconfirmed
+from waypost.outbox.relay.target import Confirmation, RelayRecord, Unconfirmed
 
 #: A disk that has not answered by then is one that does not.
 WRITE_SECONDS = 60.0
@@ -76,13 +76,13 @@ class LakeTarget:
         if not self.folder.is_absolute():
             raise ConfigurationError("say which folder by its whole path, as in lake:///data/orders")
         self.compression = compression
-        self.shown = f"folder {self.folder}"
+        self.description = f"folder {self.folder}"
 
     async def open(self) -> None:
         """Look whether it can be written to, and clear away what dead workers left unfinished."""
-        await asyncio.wait_for(asyncio.to_thread(self._look), WRITE_SECONDS)
+        await asyncio.wait_for(asyncio.to_thread(self._prepare_folder), WRITE_SECONDS)
 
-    def _look(self) -> None:
+    def _prepare_folder(self) -> None:
         if not self.folder.is_dir():
             raise FileNotFoundError(f"there is no folder {self.folder}; it is not made by the relay")
         for left in self.folder.glob(f"*/{UNFINISHED}*"):
@@ -90,16 +90,16 @@ class LakeTarget:
                 if time.time() - left.stat().st_mtime > LEFT_SECONDS:
                     left.unlink()
 
-    async def send(self, parcels: Sequence[Parcel]) -> list[Confirmation]:
+    async def send(self, records: Sequence[RelayRecord]) -> list[Confirmation]:
         """Write a batch, a file for each day in it; one that cannot be written is not confirmed."""
         by_day: dict[str, list[int]] = {}
-        for index, parcel in enumerate(parcels):
-            day = datetime.fromtimestamp(parcel.published_ms / 1000, UTC).strftime("%Y-%m-%d")
+        for index, record in enumerate(records):
+            day = datetime.fromtimestamp(record.published_ms / 1000, UTC).strftime("%Y-%m-%d")
             by_day.setdefault(day, []).append(index)
-        confirmations: list[Confirmation] = [None] * len(parcels)
+        confirmations: list[Confirmation] = [None] * len(records)
         for day, indexes in by_day.items():
             # A thread that a dead disk holds up goes on by itself: its file has a name that no other writes to.
-            writing = asyncio.to_thread(self._write, day, [parcels[index] for index in indexes])
+            writing = asyncio.to_thread(self._write, day, [records[index] for index in indexes])
             try:
                 await asyncio.wait_for(writing, WRITE_SECONDS)
             except Exception as error:
@@ -111,43 +111,43 @@ class LakeTarget:
     async def close(self) -> None:
         """Nothing is held between two batches."""
 
-    def _write(self, day: str, parcels: Sequence[Parcel]) -> None:
+    def _write(self, day: str, records: Sequence[RelayRecord]) -> None:
         import pyarrow.parquet as parquet
 
         folder = self.folder / f"date={day}"
         if not folder.is_dir():
             folder.mkdir(exist_ok=True)
-            _force(self.folder)
-        parcels = _not_there(folder, parcels)
-        if not parcels:
+            _fsync_folder(self.folder)
+        records = _without_written(folder, records)
+        if not records:
             return
         unfinished = folder / f"{UNFINISHED}{os.getpid()}-{secrets.token_hex(4)}"
         try:
             with unfinished.open("xb") as file:
-                parquet.write_table(_table(parcels), file, compression=self.compression, write_statistics=True)
+                parquet.write_table(_table(records), file, compression=self.compression, write_statistics=True)
                 file.flush()
                 os.fsync(file.fileno())
-            unfinished.replace(folder / file_name(parcels))
+            unfinished.replace(folder / file_name(records))
         except BaseException:
             with contextlib.suppress(OSError):
                 unfinished.unlink(missing_ok=True)
             raise
-        _force(folder)
+        _fsync_folder(folder)
 
 
-def file_name(parcels: Sequence[Parcel]) -> str:
+def file_name(records: Sequence[RelayRecord]) -> str:
     """The name of a file by what is in it: the first and the last id, how many, and what tells it from all others."""
-    ids = [parcel.id for parcel in parcels]
+    ids = [record.id for record in records]
     # Two queues may write to one folder: the same id is another message there.
-    mark = hashlib.sha256("\n".join([parcels[0].queue, *sorted(ids)]).encode()).hexdigest()
+    mark = hashlib.sha256("\n".join([records[0].queue, *sorted(ids)]).encode()).hexdigest()
     return f"{min(ids)}-{max(ids)}-{len(ids)}-{mark[:16]}.parquet"
 
 
-def _not_there(folder: Path, parcels: Sequence[Parcel]) -> Sequence[Parcel]:
+def _without_written(folder: Path, records: Sequence[RelayRecord]) -> Sequence[RelayRecord]:
     """Those that no file holds yet. Only what was claimed before can be in one; the same batch rewrites its own."""
-    again = [parcel.id for parcel in parcels if parcel.again]
-    if not again or (folder / file_name(parcels)).exists():
-        return parcels
+    again = [record.id for record in records if record.again]
+    if not again or (folder / file_name(records)).exists():
+        return records
     import pyarrow as pa
     import pyarrow.parquet as parquet
 
@@ -158,10 +158,10 @@ def _not_there(folder: Path, parcels: Sequence[Parcel]) -> Sequence[Parcel]:
             # Other queues and other writers may have files here too; what is no table of ours holds nothing of ours.
             with contextlib.suppress(pa.ArrowException, KeyError, OSError):
                 found.update(parquet.ParquetFile(file).read(columns=["id"])["id"].to_pylist())
-    return [parcel for parcel in parcels if not (parcel.again and parcel.id in found)]
+    return [record for record in records if not (record.again and record.id in found)]
 
 
-def _force(folder: Path) -> None:
+def _fsync_folder(folder: Path) -> None:
     """A name is on the disk when its folder is."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -170,24 +170,24 @@ def _force(folder: Path) -> None:
         os.close(descriptor)
 
 
-def _table(parcels: Sequence[Parcel]) -> Any:
+def _table(records: Sequence[RelayRecord]) -> Any:
     import pyarrow as pa
 
     return pa.table(
         [
-            pa.array([parcel.queue for parcel in parcels], pa.string()),
-            pa.array([parcel.id for parcel in parcels], pa.string()),
-            pa.array([parcel.published_ms for parcel in parcels], pa.int64()),
-            pa.array([parcel.published_ms * 1000 for parcel in parcels], pa.timestamp("us", tz="UTC")),
-            pa.array([parcel.key if parcel.key is not None else parcel.own_key for parcel in parcels], pa.string()),
-            pa.array([parcel.group for parcel in parcels], pa.string()),
-            pa.array([parcel.priority for parcel in parcels], pa.int32()),
-            pa.array([parcel.content_type for parcel in parcels], pa.string()),
-            pa.array([parcel.type_name for parcel in parcels], pa.string()),
-            pa.array([parcel.correlation_id for parcel in parcels], pa.string()),
-            pa.array([parcel.reply_to for parcel in parcels], pa.string()),
-            pa.array([sorted(parcel.headers.items()) for parcel in parcels], pa.map_(pa.string(), pa.string())),
-            pa.array([parcel.body for parcel in parcels], pa.binary()),
+            pa.array([record.queue for record in records], pa.string()),
+            pa.array([record.id for record in records], pa.string()),
+            pa.array([record.published_ms for record in records], pa.int64()),
+            pa.array([record.published_ms * 1000 for record in records], pa.timestamp("us", tz="UTC")),
+            pa.array([record.key if record.key is not None else record.own_key for record in records], pa.string()),
+            pa.array([record.group for record in records], pa.string()),
+            pa.array([record.priority for record in records], pa.int32()),
+            pa.array([record.content_type for record in records], pa.string()),
+            pa.array([record.type_name for record in records], pa.string()),
+            pa.array([record.correlation_id for record in records], pa.string()),
+            pa.array([record.reply_to for record in records], pa.string()),
+            pa.array([sorted(record.headers.items()) for record in records], pa.map_(pa.string(), pa.string())),
+            pa.array([record.body for record in records], pa.binary()),
         ],
         schema=columns(),
     )

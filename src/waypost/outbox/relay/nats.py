@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 from waypost.errors import ConfigurationError, MissingExtra
 from waypost.message import error_text, error_type
-from waypost.outbox.relay.target import Confirmation, Parcel, Refused, Unconfirmed, server_of
+from waypost.outbox.relay.target import Confirmation, Refused, RelayRecord, Unconfirmed, host_and_port
 
 #: A server that has not confirmed by then is asked again on a new connection.
 CONFIRM_SECONDS = 10.0
@@ -38,7 +38,7 @@ class NatsTarget:
         if not subject or any(character.isspace() or character in "*>" for character in subject):
             raise ConfigurationError(f"a NATS subject to publish to has no space and no wildcard: {subject[:80]!r}")
         self.subject = subject
-        self.shown = f"subject {subject} at {server_of(url, 4222)}"
+        self.description = f"subject {subject} at {host_and_port(url, 4222)}"
         self._url = url
         self._options = options
         self._client: Any = None
@@ -67,27 +67,27 @@ class NatsTarget:
         )
         self._stream = self._client.jetstream(publish_async_max_pending=100_000)
 
-    async def send(self, parcels: Sequence[Parcel]) -> list[Confirmation]:
+    async def send(self, records: Sequence[RelayRecord]) -> list[Confirmation]:
         """Publish a batch and wait for the stream to have it."""
         if self._client is None:
             await self.open()
         waiting: list[asyncio.Future[Any] | Confirmation] = []
         try:
-            for parcel in parcels:
-                headers = headers_of(parcel)
+            for record in records:
+                headers = headers_of(record)
                 # The server ends the connection of a client that sends too much, and counts the headers too.
-                size, most = len(parcel.body) + _headers_size(headers), self._client.max_payload
+                size, most = len(record.body) + _headers_size(headers), self._client.max_payload
                 if size > most:
                     waiting.append(Refused("too_large", f"{size:,} bytes with its headers, the server takes {most:,}"))
                     continue
                 published = self._stream.publish_async(
-                    self.subject, parcel.body, wait_stall=CONFIRM_SECONDS, headers=headers
+                    self.subject, record.body, wait_stall=CONFIRM_SECONDS, headers=headers
                 )
                 waiting.append(await published)
         except Exception as error:
             # The connection broke on the way: what was published before may be there.
             lost = Unconfirmed(f"{error_type(error)}: {error_text(error)}")
-            waiting += [lost] * (len(parcels) - len(waiting))
+            waiting += [lost] * (len(records) - len(waiting))
         return await self._confirmed(waiting)
 
     async def _confirmed(self, waiting: Sequence[asyncio.Future[Any] | Confirmation]) -> list[Confirmation]:
@@ -129,13 +129,13 @@ def _read(future: asyncio.Future[Any]) -> Confirmation:
     return Unconfirmed(f"{error_type(error)}: {error_text(error)}")
 
 
-def headers_of(parcel: Parcel) -> dict[str, str]:
+def headers_of(record: RelayRecord) -> dict[str, str]:
     """The headers as NATS can carry them: what would break its lines is percent-encoded."""
-    headers = {_name(name): _plain(value) for name, value in parcel.headers.items()}
-    key = parcel.key if parcel.key is not None else parcel.own_key
+    headers = {_name(name): _plain(value) for name, value in record.headers.items()}
+    key = record.key if record.key is not None else record.own_key
     if key is not None:
         headers["waypost-key"] = _plain(key)
-    headers["Nats-Msg-Id"] = parcel.id
+    headers["Nats-Msg-Id"] = record.id
     return headers
 
 

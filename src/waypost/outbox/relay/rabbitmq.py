@@ -15,7 +15,7 @@ from typing import Any
 
 from waypost.errors import MissingExtra
 from waypost.message import error_text, error_type
-from waypost.outbox.relay.target import Confirmation, Parcel, Refused, Unconfirmed, server_of
+from waypost.outbox.relay.target import Confirmation, Refused, RelayRecord, Unconfirmed, host_and_port
 
 CONNECT_SECONDS = 10.0
 #: A server that has not confirmed by then is asked again on a new connection.
@@ -44,7 +44,7 @@ class RabbitTarget:
                 'a relay to RabbitMQ needs its driver, which is not installed: pip install "waypost[relay-rabbitmq]"'
             ) from None
         place = f"exchange {exchange}" if exchange else f"queue {routing_key}"
-        self.shown = f"{place} at {server_of(url, 5672)}"
+        self.description = f"{place} at {host_and_port(url, 5672)}"
         self._url = url
         self._exchange_name = exchange
         self._routing_key = routing_key
@@ -69,22 +69,22 @@ class RabbitTarget:
         else:
             self._exchange = channel.default_exchange
 
-    async def send(self, parcels: Sequence[Parcel]) -> list[Confirmation]:
+    async def send(self, records: Sequence[RelayRecord]) -> list[Confirmation]:
         """Publish a batch and wait for the confirms."""
         if self._connection is None:
             await self.open()
         # Tasks begin in the order they are made, and the driver's own lock is fair: so the order on the wire is ours.
-        confirmations = await asyncio.gather(*(self._publish(parcel) for parcel in parcels))
+        confirmations = await asyncio.gather(*(self._publish(record) for record in records))
         if self._broken:
             await self.close()
         return confirmations
 
-    async def _publish(self, parcel: Parcel) -> Confirmation:
+    async def _publish(self, record: RelayRecord) -> Confirmation:
         from aio_pika.exceptions import DeliveryError, PublishError
 
-        routing_key = self._routing_key if parcel.key is None else parcel.key
+        routing_key = self._routing_key if record.key is None else record.key
         try:
-            message = message_of(parcel)
+            message = message_of(record)
             if len(routing_key.encode()) > SHORT_BYTES_MAX:
                 raise ValueError(f"a routing key has at most {SHORT_BYTES_MAX} bytes")
         except ValueError as invalid:
@@ -110,24 +110,24 @@ class RabbitTarget:
                 await asyncio.wait_for(connection.close(), CONNECT_SECONDS)
 
 
-def message_of(parcel: Parcel) -> Any:
+def message_of(record: RelayRecord) -> Any:
     """The message as AMQP carries it; `ValueError` if it cannot."""
     from aio_pika import DeliveryMode, Message
 
-    for name in parcel.headers:
+    for name in record.headers:
         if len(name.encode()) > SHORT_BYTES_MAX:
             raise ValueError(f"AMQP carries header names of up to {SHORT_BYTES_MAX} bytes, and one is longer")
     return Message(
-        parcel.body,
-        headers=dict(parcel.headers),
-        content_type=parcel.content_type,
+        record.body,
+        headers=dict(record.headers),
+        content_type=record.content_type,
         delivery_mode=DeliveryMode.PERSISTENT,
-        priority=parcel.priority,
-        correlation_id=_short(parcel.correlation_id),
-        reply_to=_short(parcel.reply_to),
-        message_id=parcel.id,
-        timestamp=datetime.fromtimestamp(parcel.published_ms / 1000, UTC),
-        type=_short(parcel.type_name),
+        priority=record.priority,
+        correlation_id=_short(record.correlation_id),
+        reply_to=_short(record.reply_to),
+        message_id=record.id,
+        timestamp=datetime.fromtimestamp(record.published_ms / 1000, UTC),
+        type=_short(record.type_name),
     )
 
 

@@ -23,7 +23,7 @@ from waypost.codec import Envelope
 from waypost.errors import ConfigurationError, EnvelopeTooNew, Undecodable
 from waypost.message import Dead, Drop, Message, Outcome, Retry, Snooze, error_text, error_type
 from waypost.operations.receive import TOO_NEW_SNOOZE_MS
-from waypost.outbox.relay.target import Parcel, Refused, Target, Unconfirmed
+from waypost.outbox.relay.target import Refused, RelayRecord, Target, Unconfirmed
 from waypost.outbox.relay.target_urls import open_target
 from waypost.policy import KEY_CHARACTERS_MAX
 from waypost.redaction import Redact
@@ -63,45 +63,47 @@ class Relay:
             # Headers that could never be sent are refused now and not message by message.
             codec.encode_head(headers=check_texts("headers", headers))
         self._headers = headers
-        self._change: Callable[[Message[Any]], Any] | None = None
+        self._transform: Callable[[Message[Any]], Any] | None = None
         self._hold = check_seconds("hold", hold, error=ConfigurationError)
         #: What a URL names is made once for each event loop; the first one shows now that it can be.
-        self._hook = redact
-        self._spare: Target | None = open_target(to, queue, redact)
-        self.shown = getattr(self._spare, "shown", type(self._spare).__name__)
-        self._lines: dict[asyncio.AbstractEventLoop, _Line] = {}
+        self._redact_hook = redact
+        self._unused_target: Target | None = open_target(to, queue, redact)
+        self.description = getattr(self._unused_target, "description", type(self._unused_target).__name__)
+        self._connections: dict[asyncio.AbstractEventLoop, _Connection] = {}
         #: What the target last said if it does not take messages now.
-        self.trouble: str | None = None
+        self.failure: str | None = None
 
     def __repr__(self) -> str:
-        return f"Relay({self.queue!r}, {self.shown})"
+        return f"Relay({self.queue!r}, {self.description})"
 
     def __call__(self, function: F) -> F:
         """Send what this function makes of each message instead of its body."""
-        if self._change is not None:
+        if self._transform is not None:
             raise ConfigurationError(f"the relay of queue {self.queue} has a function already")
         if not callable(function) or inspect.iscoroutinefunction(function):
             raise ConfigurationError("what makes the bodies of a relay is a plain function of the message")
-        self._change = function
+        self._transform = function
         return function
 
     @property
     def target(self) -> Target:
         """What it would send to."""
-        return self._spare or next(iter(self._lines.values())).target
+        return self._unused_target or next(iter(self._connections.values())).target
 
     def handler(self) -> Callable[[list[Message[Any]]], Awaitable[None]]:
         """The function that a worker runs."""
 
         async def relay(messages: list[Message[Any]]) -> None:
-            await self._carry(messages)
+            await self._relay_batch(messages)
 
-        relay.__qualname__ = f"relay to {self.shown}"
+        relay.__qualname__ = f"relay to {self.description}"
         return relay
 
     def note(self) -> str | None:
         """For the health of a worker: why nothing is sent, None if all is well."""
-        return None if self.trouble is None else f"the relay of {self.queue} waits for {self.shown}: {self.trouble}"
+        return (
+            None if self.failure is None else f"the relay of {self.queue} waits for {self.description}: {self.failure}"
+        )
 
     def part(self) -> _Part:
         """What opens with a worker's run and closes with it."""
@@ -109,45 +111,45 @@ class Relay:
 
     # ---- connections -------------------------------------------------------------------------------------
 
-    def line(self) -> _Line:
+    def connection(self) -> _Connection:
         """The connection of this event loop."""
         loop = asyncio.get_running_loop()
-        line = self._lines.get(loop)
-        if line is None:
-            target, self._spare = self._spare, None
+        connection = self._connections.get(loop)
+        if connection is None:
+            target, self._unused_target = self._unused_target, None
             if target is None:
                 if not isinstance(self._to, str):
                     raise ConfigurationError("a target that was handed in serves one worker at a time; give a URL")
-                target = open_target(self._to, self.queue, self._hook)
-            line = self._lines[loop] = _Line(target)
-        return line
+                target = open_target(self._to, self.queue, self._redact_hook)
+            connection = self._connections[loop] = _Connection(target)
+        return connection
 
-    async def release(self, line: _Line) -> None:
+    async def release(self, connection: _Connection) -> None:
         """One worker less; the last one closes the connection."""
-        line.users -= 1
-        if line.users > 0:
+        connection.users -= 1
+        if connection.users > 0:
             return
-        self._lines = {loop: one for loop, one in self._lines.items() if one is not line}
-        await line.close()
-        self._spare = self._spare or line.target
+        self._connections = {loop: one for loop, one in self._connections.items() if one is not connection}
+        await connection.close()
+        self._unused_target = self._unused_target or connection.target
 
     # ---- a batch -----------------------------------------------------------------------------------------
 
-    async def _carry(self, messages: Sequence[Message[Any]]) -> None:
-        line = self.line()
-        waiting: list[tuple[Message[Any], Parcel]] = []
+    async def _relay_batch(self, messages: Sequence[Message[Any]]) -> None:
+        connection = self.connection()
+        waiting: list[tuple[Message[Any], RelayRecord]] = []
         for message in messages:
-            parcel = self._packed(message)
-            if parcel is not None:
-                waiting.append((message, parcel))
+            record = self._prepare(message)
+            if record is not None:
+                waiting.append((message, record))
         deadline, failures = time.monotonic() + self._hold, 0
         while waiting:
             count = len(waiting)
-            waiting, error = await self._send(line, waiting)
+            waiting, error = await self._send(connection, waiting)
             if error is None:
                 break
             failures = 0 if len(waiting) < count else failures + 1
-            self._say_trouble(error, len(waiting))
+            self._report_failure(error, len(waiting))
             pause = min(PAUSE_FIRST_SECONDS * 2**failures, PAUSE_MAX_SECONDS) * random.uniform(0.5, 1.0)
             # What left the store with its claim cannot go back: it is held for as long as it takes.
             if time.monotonic() + pause > deadline and not waiting[0][0].at_most_once:
@@ -155,28 +157,28 @@ class Relay:
                     message.snooze(pause)
                 return
             await asyncio.sleep(pause)
-            waiting = [(message, parcel) for message, parcel in waiting if not message.lease_lost]
-        if self.trouble is not None:
-            self.trouble = None
+            waiting = [(message, record) for message, record in waiting if not message.lease_lost]
+        if self.failure is not None:
+            self.failure = None
             log.warning(
-                "the relay of queue %s: %s takes messages again", self.queue, self.shown,
-                extra={"event": "relay_healed", "queue": self.queue},
+                "the relay of queue %s: %s takes messages again", self.queue, self.description,
+                extra={"event": "relay_recovered", "queue": self.queue},
             )  # fmt: skip
 
     async def _send(
-        self, line: _Line, waiting: list[tuple[Message[Any], Parcel]]
-    ) -> tuple[list[tuple[Message[Any], Parcel]], str | None]:
+        self, connection: _Connection, waiting: list[tuple[Message[Any], RelayRecord]]
+    ) -> tuple[list[tuple[Message[Any], RelayRecord]], str | None]:
         """Send once; what is not confirmed, and why."""
         try:
-            async with line.lock:
-                confirmations = await line.send([parcel for _, parcel in waiting])
+            async with connection.lock:
+                confirmations = await connection.send([record for _, record in waiting])
             if len(confirmations) != len(waiting):
                 raise TypeError(f"{len(confirmations)} confirmations for {len(waiting)} messages")
         except Exception as error:
             return waiting, self._redact(f"{error_type(error)}: {error_text(error)}")
-        left: list[tuple[Message[Any], Parcel]] = []
-        why: str | None = None
-        for (message, parcel), confirmation in zip(waiting, confirmations, strict=True):
+        left: list[tuple[Message[Any], RelayRecord]] = []
+        failure: str | None = None
+        for (message, record), confirmation in zip(waiting, confirmations, strict=True):
             match confirmation:
                 case None:
                     # Said now: if this call is cancelled later, what the target has is done all the same.
@@ -184,9 +186,9 @@ class Relay:
                 case Refused():
                     self._refuse(message, confirmation)
                 case Unconfirmed():
-                    left.append((message, parcel))
-                    why = why or self._redact(confirmation.error)
-        return left, why if left else None
+                    left.append((message, record))
+                    failure = failure or self._redact(confirmation.error)
+        return left, failure if left else None
 
     def _redact(self, text: str) -> str:
         """What a target said, without the secrets of its URL."""
@@ -197,7 +199,7 @@ class Relay:
         log.warning(
             "the relay of queue %s: %s refuses message %s (%s): %s",
             self.queue,
-            self.shown,
+            self.description,
             message.id,
             refused.reason,
             refused.error,
@@ -210,24 +212,24 @@ class Relay:
         else:
             message.dead(refused.reason, refused.error)
 
-    def _say_trouble(self, error: str, count: int) -> None:
-        if self.trouble is None:
+    def _report_failure(self, error: str, count: int) -> None:
+        if self.failure is None:
             log.warning(
                 "the relay of queue %s: %s does not confirm %d messages (%s); they are kept and sent again",
                 self.queue,
-                self.shown,
+                self.description,
                 count,
                 error,
-                extra={"event": "relay_trouble", "queue": self.queue, "count": count},
+                extra={"event": "relay_unconfirmed", "queue": self.queue, "count": count},
             )
-        self.trouble = error
+        self.failure = error
 
     # ---- a message ---------------------------------------------------------------------------------------
 
-    def _packed(self, message: Message[Any]) -> Parcel | None:
+    def _prepare(self, message: Message[Any]) -> RelayRecord | None:
         """What is sent for a message; None if its end is decided already."""
         try:
-            return self._parcel(message)
+            return self._make_record(message)
         except EnvelopeTooNew:
             _decide(message, lambda: message.snooze(TOO_NEW_SNOOZE_MS / 1000))
         except Undecodable as error:
@@ -235,7 +237,7 @@ class Relay:
             _decide(message, lambda: message.dead("undecodable", reason))
         except Outcome as outcome:
             decided = outcome
-            _decide(message, lambda: _obey(message, decided))
+            _decide(message, lambda: _apply_outcome(message, decided))
         except Exception as error:
             # The caller's own function failed on this message: it is retried, and buried in the end.
             log.exception(
@@ -246,7 +248,7 @@ class Relay:
             _decide(message, lambda: message.retry(reason=failure))
         return None
 
-    def _parcel(self, message: Message[Any]) -> Parcel:
+    def _make_record(self, message: Message[Any]) -> RelayRecord:
         envelope, data = message.open(), message.lease.envelope
         extra = dict(self._headers(message) if callable(self._headers) else self._headers or {})
         body = self._body(message, envelope)
@@ -261,7 +263,7 @@ class Relay:
             data = codec.make_envelope(message.id, body, head)
             envelope = codec.open_envelope(data)
         key = self._key(message) if callable(self._key) else self._key
-        return Parcel(
+        return RelayRecord(
             message.id, message.queue, envelope.data, envelope.content_type, _headers(message, envelope),
             None if key is None else check_text("key", key, KEY_CHARACTERS_MAX), message.key, message.group,
             message.priority, message.lease.published_ms, data, envelope.type_name, envelope.correlation_id,
@@ -269,9 +271,9 @@ class Relay:
         )  # fmt: skip
 
     def _body(self, message: Message[Any], envelope: Envelope) -> codec.Encoded | None:
-        if self._change is None:
+        if self._transform is None:
             return None
-        made = self._change(message)
+        made = self._transform(message)
         if isinstance(made, Outcome):
             raise made
         return codec.encode_body(made, faithful=False)
@@ -301,7 +303,7 @@ def _decide(message: Message[Any], decide: Callable[[], None]) -> None:
         decide()
 
 
-def _obey(message: Message[Any], outcome: Outcome) -> None:
+def _apply_outcome(message: Message[Any], outcome: Outcome) -> None:
     match outcome:
         case Snooze():
             message.snooze(outcome.after_ms / 1000)
@@ -313,7 +315,7 @@ def _obey(message: Message[Any], outcome: Outcome) -> None:
             message.retry(None if outcome.after_ms is None else outcome.after_ms / 1000, outcome.reason)
 
 
-class _Line:
+class _Connection:
     """A target on one event loop, open when it must be."""
 
     def __init__(self, target: Target) -> None:
@@ -322,13 +324,13 @@ class _Line:
         self.lock = asyncio.Lock()
         self._open = False
 
-    async def send(self, parcels: Sequence[Parcel]) -> Sequence[Refused | Unconfirmed | None]:
+    async def send(self, records: Sequence[RelayRecord]) -> Sequence[Refused | Unconfirmed | None]:
         """Open if need be, and send. After an exception the next call opens anew."""
         try:
             if not self._open:
                 await self.target.open()
                 self._open = True
-            return await self.target.send(parcels)
+            return await self.target.send(records)
         except BaseException:
             await self.close()
             raise
@@ -347,15 +349,15 @@ class _Part:
 
     def __init__(self, relay: Relay) -> None:
         self._relay = relay
-        self._line: _Line | None = None
+        self._connection: _Connection | None = None
 
     def start(self) -> None:
         """Hold the connection from now on; it is opened by the first batch."""
-        self._line = self._relay.line()
-        self._line.users += 1
+        self._connection = self._relay.connection()
+        self._connection.users += 1
 
     async def stop(self) -> None:
         """Let go of it, when the worker's handlers have ended."""
-        if self._line is not None:
-            line, self._line = self._line, None
-            await self._relay.release(line)
+        if self._connection is not None:
+            connection, self._connection = self._connection, None
+            await self._relay.release(connection)

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from waypost.errors import ConfigurationError, MissingExtra
-from waypost.outbox.relay.target import Confirmation, Parcel, Unconfirmed, pieces, server_of
+from waypost.outbox.relay.target import Confirmation, RelayRecord, Unconfirmed, host_and_port, split_batch
 
 #: A server that has not answered by then is one that does not.
 ANSWER_SECONDS = 10.0
@@ -35,7 +35,7 @@ class StreamTarget:
             raise ConfigurationError(f"maxlen is a whole number from 1, not {maxlen!r}")
         self.stream = stream
         self.maxlen = maxlen
-        self.shown = f"stream {stream} at {server_of(url, 6379)}"
+        self.description = f"stream {stream} at {host_and_port(url, 6379)}"
         self._url = url
         self._client: Any = None
 
@@ -52,31 +52,31 @@ class StreamTarget:
         )  # fmt: skip
         await self._client.ping()
 
-    async def send(self, parcels: Sequence[Parcel]) -> list[Confirmation]:
+    async def send(self, records: Sequence[RelayRecord]) -> list[Confirmation]:
         """Add a batch; what comes after a failure is not sent before it is."""
         confirmations: list[Confirmation] = []
-        for piece in pieces(parcels):
+        for chunk in split_batch(records):
             try:
-                answers = await self._add(piece)
+                answers = await self._add(chunk)
             except Exception as error:
                 # What earlier pieces brought stands.
                 if not confirmations:
                     raise
                 lost = Unconfirmed(str(error))
-                return confirmations + [lost] * (len(parcels) - len(confirmations))
+                return confirmations + [lost] * (len(records) - len(confirmations))
             confirmations += [Unconfirmed(str(answer)) if isinstance(answer, Exception) else None for answer in answers]
         return confirmations
 
-    async def _add(self, piece: Sequence[Parcel]) -> list[Any]:
+    async def _add(self, chunk: Sequence[RelayRecord]) -> list[Any]:
         pipeline = self._client.pipeline(transaction=False)
-        for parcel in piece:
+        for record in chunk:
             fields: dict[str, Any] = {
-                "id": parcel.id,
-                "queue": parcel.queue,
-                "body": parcel.body,
-                "headers": msgspec.json.encode(parcel.headers),
+                "id": record.id,
+                "queue": record.queue,
+                "body": record.body,
+                "headers": msgspec.json.encode(record.headers),
             }
-            key = parcel.key if parcel.key is not None else parcel.own_key
+            key = record.key if record.key is not None else record.own_key
             if key is not None:
                 fields["key"] = key
             pipeline.xadd(self.stream, fields, maxlen=self.maxlen, approximate=True)

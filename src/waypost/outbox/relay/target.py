@@ -15,7 +15,7 @@ from waypost.urls import check_url
 PORT_MAX = 65_535
 
 
-class Parcel(Struct, frozen=True):
+class RelayRecord(Struct, frozen=True):
     """One message on its way to a target."""
 
     id: str
@@ -74,14 +74,14 @@ class Target(Protocol):
     """
 
     #: What is said of it in logs: no password.
-    shown: str
+    description: str
 
     async def open(self) -> None: ...
-    async def send(self, parcels: Sequence[Parcel]) -> Sequence[Confirmation]: ...
+    async def send(self, records: Sequence[RelayRecord]) -> Sequence[Confirmation]: ...
     async def close(self) -> None: ...
 
 
-def server_of(url: str, port: int) -> str:
+def host_and_port(url: str, port: int) -> str:
     """Where a URL leads to, without its secrets: a host and a port. Raises `InvalidUrl`, which repeats nothing."""
     hosts = check_url(url).hosts
     given = re.search(r":(\d+)$", hosts[0]) if hosts else None
@@ -90,13 +90,13 @@ def server_of(url: str, port: int) -> str:
     return hosts[0] if given is not None else f"{hosts[0]}:{port}"
 
 
-def pieces(parcels: Sequence[Parcel]) -> Iterator[Sequence[Parcel]]:
+def split_batch(records: Sequence[RelayRecord]) -> Iterator[Sequence[RelayRecord]]:
     """Parts of a batch that a server takes well in one go, in order."""
     first, size = 0, 0
-    for index, parcel in enumerate(parcels):
-        if index > first and (size + parcel.size > CHUNK_BYTES_MAX or index - first == CHUNK_MESSAGES_MAX):
-            yield parcels[first:index]
+    for index, record in enumerate(records):
+        if index > first and (size + record.size > CHUNK_BYTES_MAX or index - first == CHUNK_MESSAGES_MAX):
+            yield records[first:index]
             first, size = index, 0
-        size += parcel.size
-    if first < len(parcels):
-        yield parcels[first:]
+        size += record.size
+    if first < len(records):
+        yield records[first:]

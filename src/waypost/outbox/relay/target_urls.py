@@ -12,7 +12,7 @@ from waypost.redaction import Redact
 from waypost.store.opening import POSTGRES_SCHEMES, VALKEY_FORMS, VALKEY_SCHEMES
 from waypost.urls import check_url
 
-SHOWN_FORMS = (
+URL_FORMS = (
     "kafka://host:9092/topic, amqp://host:5672/vhost?exchange=…&routing_key=…, nats://host:4222/subject, "
     "valkey+stream://host:6379/stream, lake:///folder, or the URL of another waypost store, as in postgresql://host/database#queue"
 )
@@ -31,12 +31,12 @@ def open_target(to: str | Target, queue: str, redact: Redact | None = None) -> T
     if not isinstance(to, str):
         if not all(callable(getattr(to, name, None)) for name in ("open", "send", "close")):
             raise ConfigurationError(
-                f"to= is a URL ({SHOWN_FORMS}) or a target with open, send and close, not {type(to).__name__}"
+                f"to= is a URL ({URL_FORMS}) or a target with open, send and close, not {type(to).__name__}"
             )
         return to
     scheme, separator, _ = to.partition("://")
     if not separator:
-        raise InvalidUrl(f"the URL of a target starts with a scheme: {SHOWN_FORMS}")
+        raise InvalidUrl(f"the URL of a target starts with a scheme: {URL_FORMS}")
     if scheme == "lake":
         return _lake(to)
     make = _MAKERS.get(scheme)
@@ -47,12 +47,12 @@ def open_target(to: str | Target, queue: str, redact: Redact | None = None) -> T
 
         url, _, name = to.partition("#")
         return cast("Target", WaypostTarget(url, unquote(name) or queue, redact=redact))
-    raise InvalidUrl(f"nothing can be sent to {scheme}://; known are {SHOWN_FORMS}")
+    raise InvalidUrl(f"nothing can be sent to {scheme}://; known are {URL_FORMS}")
 
 
 def _split(url: str) -> SplitResult:
     if not check_url(url).hosts:
-        raise InvalidUrl(f"this {url.partition('://')[0]}:// URL names no host; known are {SHOWN_FORMS}")
+        raise InvalidUrl(f"this {url.partition('://')[0]}:// URL names no host; known are {URL_FORMS}")
     return urlsplit(url)
 
 
@@ -60,7 +60,7 @@ def _options(parts: SplitResult) -> dict[str, str]:
     return dict(parse_qsl(parts.query, keep_blank_values=True))
 
 
-def _whole(parts: SplitResult, name: str, text: str) -> int:
+def _parse_int(parts: SplitResult, name: str, text: str) -> int:
     if not text.isascii() or not text.isdigit():
         raise InvalidUrl(f"{name} in this {parts.scheme}:// URL is a whole number, not {text[:20]!r}")
     return int(text)
@@ -112,9 +112,9 @@ def _stream(parts: SplitResult, queue: str) -> Target:
         parts.scheme.partition("+")[0], parts.scheme.partition("+")[0]
     )
     return StreamTarget(
-        f"{scheme}://{parts.netloc}/{_whole(parts, 'db', database)}",
+        f"{scheme}://{parts.netloc}/{_parse_int(parts, 'db', database)}",
         unquote(parts.path.strip("/")) or queue,
-        maxlen=None if maxlen is None else _whole(parts, "maxlen", maxlen),
+        maxlen=None if maxlen is None else _parse_int(parts, "maxlen", maxlen),
     )
 
 

@@ -15,7 +15,7 @@ from waypost.errors import InvalidInput, QueueFull, WaypostError
 from waypost.identity import Session
 from waypost.message import error_text
 from waypost.operations.flow import ClientContext, Flow, drive_async
-from waypost.outbox.relay.target import Confirmation, Parcel, Refused, Unconfirmed, pieces
+from waypost.outbox.relay.target import Confirmation, Refused, RelayRecord, Unconfirmed, split_batch
 from waypost.policy import KEY_CHARACTERS_MAX, START_TIMEOUT_SECONDS
 from waypost.redaction import Redact, journal_copy
 from waypost.store.opening import open_store
@@ -44,7 +44,7 @@ class WaypostTarget:
             url, namespace=check_namespace(namespace), clock=None, durability="server",
             replay_ttl_ms=int((2 * RETRY_BUDGET + 60) * 1000),
         )  # fmt: skip
-        self.shown = f"queue {queue} of a {self.store.kind} store"
+        self.description = f"queue {queue} of a {self.store.kind} store"
         self._start_timeout = start_timeout
         self._wakeups = open_wakeups(self.store, None, start_timeout)
         self._executor: AsyncExecutor | None = None
@@ -52,7 +52,7 @@ class WaypostTarget:
 
     def is_queue_of(self, store: Store, queue: str) -> bool:
         """Whether it is this very queue: a relay to itself would send the same messages for ever."""
-        return self.queue == queue and place_of(self.store) == place_of(store)
+        return self.queue == queue and store_identity(self.store) == store_identity(store)
 
     async def open(self) -> None:
         """Connect."""
@@ -63,18 +63,18 @@ class WaypostTarget:
         )  # fmt: skip
         self._executor = await self.store.connect_async(start_timeout=self._start_timeout)
 
-    async def send(self, parcels: Sequence[Parcel]) -> list[Confirmation]:
+    async def send(self, records: Sequence[RelayRecord]) -> list[Confirmation]:
         """Publish a batch in order, in parts that are each whole or not at all."""
         assert self._context is not None
         assert self._executor is not None
         confirmations: list[Confirmation] = []
-        for piece in pieces(parcels):
-            outcome = await drive_async(self._executor, _publish(self._context, self.queue, piece))
+        for chunk in split_batch(records):
+            outcome = await drive_async(self._executor, _publish(self._context, self.queue, chunk))
             confirmations += outcome
             if any(isinstance(one, Unconfirmed) for one in outcome):
                 # What follows must not overtake it.
                 waits = Unconfirmed("what came before it is not stored yet")
-                return confirmations + [waits] * (len(parcels) - len(confirmations))
+                return confirmations + [waits] * (len(records) - len(confirmations))
         return confirmations
 
     async def close(self) -> None:
@@ -86,33 +86,33 @@ class WaypostTarget:
             self._wakeups.flush()
 
 
-def place_of(store: Store) -> tuple[object, ...]:
+def store_identity(store: Store) -> tuple[object, ...]:
     """What two stores that are one have in common."""
     return store.kind, store.namespace, store.place
 
 
-def _publish(context: ClientContext, queue: str, parcels: Sequence[Parcel]) -> Flow[list[Confirmation]]:
+def _publish(context: ClientContext, queue: str, records: Sequence[RelayRecord]) -> Flow[list[Confirmation]]:
     drafts: list[Draft] = []
     confirmations: list[Confirmation] = []
-    for parcel in parcels:
+    for record in records:
         try:
-            drafts.append(_draft(context, queue, parcel))
+            drafts.append(_draft(context, queue, record))
             confirmations.append(None)
         except InvalidInput as error:
             confirmations.append(Refused("rejected", error_text(error)))
-    told = iter((yield from _store(context, queue, _apart(drafts))))
-    return [next(told) if one is None else one for one in confirmations]
+    results = iter((yield from _store(context, queue, _split_by_key(drafts))))
+    return [next(results) if one is None else one for one in confirmations]
 
 
-def _draft(context: ClientContext, queue: str, parcel: Parcel) -> Draft:
-    key = None if parcel.key is None else check_text("key", parcel.key, KEY_CHARACTERS_MAX)
+def _draft(context: ClientContext, queue: str, record: RelayRecord) -> Draft:
+    key = None if record.key is None else check_text("key", record.key, KEY_CHARACTERS_MAX)
     return Draft(
-        parcel.id, parcel.envelope, key=key, priority=parcel.priority, group=parcel.group, forwarded=True, capped=True,
-        journal_copy=journal_copy(context.redact, queue, parcel.id, parcel.envelope),
+        record.id, record.envelope, key=key, priority=record.priority, group=record.group, forwarded=True, capped=True,
+        journal_copy=journal_copy(context.redact, queue, record.id, record.envelope),
     )  # fmt: skip
 
 
-def _apart(drafts: Sequence[Draft]) -> list[list[Draft]]:
+def _split_by_key(drafts: Sequence[Draft]) -> list[list[Draft]]:
     """No key twice in one step."""
     parts: list[list[Draft]] = [[]]
     keys: set[str] = set()
@@ -132,7 +132,7 @@ def _store(context: ClientContext, queue: str, parts: list[list[Draft]]) -> Flow
     count = sum(map(len, parts))
     for part in parts:
         try:
-            room = yield from _room(context, queue)
+            room = yield from _free_capacity(context, queue)
             fits = part[:room]
             if fits:
                 yield from _publish_part(context, queue, fits)
@@ -151,7 +151,7 @@ def _publish_part(context: ClientContext, queue: str, drafts: Sequence[Draft]) -
     )
 
 
-def _room(context: ClientContext, queue: str) -> Flow[int | None]:
+def _free_capacity(context: ClientContext, queue: str) -> Flow[int | None]:
     """How many more the queue may hold, None for any number.
 
     The store keeps the cap; the relay looks first so that a part of its batch arrives where not all of it fits.
