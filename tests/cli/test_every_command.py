@@ -350,7 +350,7 @@ def relaying(desk: Desk) -> None:
     assert desk.json("relay", "--queue", "orders", "--to", to, "--until-empty")["queues"]["orders"]["handled"] == 1
     assert "waypost worker stopped: 1 handled" in desk.said  # the three of them were one batch
     assert desk.post.ledger("orders").done == 3
-    assert "nothing can be sent to ftp://" in desk.refused("relay", "--queue", "orders", "--to", "ftp://x")
+    assert "a relay cannot send to ftp://" in desk.refused("relay", "--queue", "orders", "--to", "ftp://x")
 
 
 @scene("scheduler", "promoter")

@@ -267,7 +267,7 @@ def test_what_cannot_be_settled_together_is_refused(post: Waypost, server: Postg
     ):
         assert one is not None
         assert two is not None
-        for messages, match in (([], "at least one"), ([one, two], "claimed all of them"), ([one, one], "twice")):
+        for messages, match in (([], "at least one"), ([one, two], "claimed by one client"), ([one, one], "twice")):
             with pytest.raises(InvalidInput, match=match):
                 transaction(messages)
 
@@ -305,15 +305,15 @@ def test_an_impossible_session_is_refused_when_the_handler_is_registered(
     on_engine = Waypost(client=engine, namespace=namespace)
     cases: list[tuple[Waypost, Callable[..., Any], dict[str, Any], str]] = [
         (post, blocking, {}, "engine=…, or make the client with client=engine"),
-        (post, awaited, {"engine": engine}, "does not make one"),
-        (post, mixed, {"engine": engine}, "of one colour"),
-        (post, driver, {"engine": engine}, "ask for a session of SQLAlchemy"),
-        (on_engine, driver, {}, "ask for a session of SQLAlchemy"),
+        (post, awaited, {"engine": engine}, "does not make"),
+        (post, mixed, {"engine": engine}, "both must be sync or both async"),
+        (post, driver, {"engine": engine}, "use a Session or Connection of SQLAlchemy"),
+        (on_engine, driver, {}, "use a Session or Connection of SQLAlchemy"),
         (post, blocking, {"engine": 3}, "not a int"),
         (post, plain, {"engine": engine}, "no parameter for a session"),
         (post, blocking, {"engine": engine, "manual": True}, "by hand"),
-        (file, driver, {}, "to a sqlite store"),
-        (memory, driver, {}, "no part of your database"),
+        (file, driver, {}, "which a sqlite store does not have"),
+        (memory, driver, {}, "not in your database"),
     ]
     for client, function, options, match in cases:
         with pytest.raises(ConfigurationError, match=match):

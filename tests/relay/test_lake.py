@@ -127,12 +127,12 @@ def test_a_missing_folder_is_waited_for_and_not_created(tmp_path: Path) -> None:
     [
         ("lake://host/folder", "three slashes"),
         ("lake:///", "three slashes"),
-        ("lake:///data?colour=red", "'colour' is no option"),
+        ("lake:///data?colour=red", "'colour' is not an option"),
         ("lake:///data?compression=rar", "compression is one of"),
     ],
 )
 def test_an_invalid_lake_target_is_refused_at_once(url: str, match: str) -> None:
     with pytest.raises((InvalidUrl, ConfigurationError), match=match):
         open_target(url, "orders")
-    with pytest.raises(ConfigurationError, match="whole path"):
+    with pytest.raises(ConfigurationError, match="absolute path"):
         LakeTarget("data")

@@ -134,7 +134,7 @@ def test_the_endpoint_is_read_only() -> None:
         with post.worker() as worker, Endpoint(worker) as endpoint:
             assert endpoint.host == "127.0.0.1"
             assert get(f"{endpoint.url}/ready/?verbose")[0] == 200
-            assert get(f"{endpoint.url}/secrets")[::2] == (404, "there is /metrics, /health and /ready\n")
+            assert get(f"{endpoint.url}/secrets")[::2] == (404, "not found: use /metrics, /health or /ready\n")
             # Without a Prometheus there are no figures.
             assert get(f"{endpoint.url}/metrics")[0] == 404
             connection = http.client.HTTPConnection("127.0.0.1", endpoint.port, timeout=60)
@@ -163,11 +163,11 @@ def test_an_address_that_cannot_be_bound_is_refused_at_start() -> None:
         post.handler("orders")(lambda body: None)
         worker = post.worker()
         with Endpoint(worker) as endpoint:
-            with pytest.raises(ConfigurationError, match="answers already"):
+            with pytest.raises(ConfigurationError, match="is already started"):
                 endpoint.start()
-            with pytest.raises(ConfigurationError, match=r"nothing can listen on 127\.0\.0\.1, port"):
+            with pytest.raises(ConfigurationError, match=r"cannot listen on 127\.0\.0\.1, port"):
                 Endpoint(worker, port=endpoint.port).start()
-        with pytest.raises(ConfigurationError, match=r"nothing can listen on 192\.0\.2\.1, port 0"):
+        with pytest.raises(ConfigurationError, match=r"cannot listen on 192\.0\.2\.1, port 0"):
             Endpoint(worker, host="192.0.2.1").start()
 
 

@@ -133,5 +133,5 @@ def test_a_port_in_use_is_an_error_in_one_sentence(start: Start, tmp_path: objec
     port = first.url.rpartition(":")[2]
     second = start("worker", SHOP, "--metrics-port", port, SHOP_URL=url, SHOP_NAMESPACE="wp")
     assert second.process.wait(60) != 0
-    assert f"waypost: nothing can listen on 127.0.0.1, port {port}:" in second.output()
+    assert f"waypost: cannot listen on 127.0.0.1, port {port}:" in second.output()
     assert "Traceback" not in second.output()

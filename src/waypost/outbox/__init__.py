@@ -1,4 +1,4 @@
-"""The seams with the user's own database: publishing and settling in the user's transactions, an inbox, relays."""
+"""Publishing and settling in the transactions of the user's own database, an inbox, and relays."""
 
 from __future__ import annotations
 

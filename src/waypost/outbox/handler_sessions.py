@@ -1,13 +1,13 @@
-"""A session for a handler that asks for one: what it writes there and the settle of its messages are one transaction.
+"""A session as a parameter of a handler: its writes and the settle of its messages are one transaction.
 
     @post.handler("orders", engine=engine)
     async def charge(order: Order, session: AsyncSession) -> None:
         session.add(Charge(order))
 
-The annotation of the parameter says what is given: a `Session`, `AsyncSession`, `Connection` or `AsyncConnection` of
-SQLAlchemy, of the engine or the maker of sessions that the handler was registered with, or else the client's own; a
-connection of psycopg, one of the client's; or a `sqlite3.Connection`. It is committed together with the settle when the
-handler returns, and rolled back by an error, a lost lease or a cancellation.
+The annotation of the parameter chooses its type: a `Session`, `AsyncSession`, `Connection` or `AsyncConnection` of
+SQLAlchemy, from the engine or sessionmaker of the handler or else of the client; a psycopg connection of the client; or
+a `sqlite3.Connection`. It is committed together with the settle when the handler returns, and rolled back by an error,
+a lost lease or a cancellation.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ MAKERS = ("sessionmaker", "async_sessionmaker")
 def session_source(
     name: str, wanted: type, *, is_async: bool, store: Store, engine: object = None
 ) -> SessionSource | None:
-    """Where the sessions of a handler come from, None for transactions of the store's own connections.
+    """Return where the sessions of a handler come from, None for connections of the store.
 
-    Raises `ConfigurationError` if it asks for something that cannot be had: that is known when it is registered.
+    Raises `ConfigurationError` if the annotated type is not possible.
     """
     support = store.transactions
     if support is None:
@@ -42,30 +42,33 @@ def session_source(
     source = support.engine if engine is None else engine
     if alchemy and source is None:
         raise ConfigurationError(
-            f"handler {name} asks for a {wanted.__name__} of SQLAlchemy: give it the engine or the maker of sessions, "
-            "engine=…, or make the client with client=engine"
+            f"handler {name} has a parameter of type {wanted.__name__} of SQLAlchemy: give the handler an engine or a "
+            "sessionmaker, engine=…, or make the client with client=engine"
         )
     if not alchemy and source is not None:
         raise ConfigurationError(
-            f"handler {name} asks for a {wanted.__module__}.{wanted.__name__}, but its transactions are those of an "
-            "engine: ask for a session of SQLAlchemy"
+            f"handler {name} has a parameter of type {wanted.__module__}.{wanted.__name__}, but its engine is one of "
+            "SQLAlchemy: use a Session or Connection of SQLAlchemy"
         )
     if not alchemy and not is_class_of(wanted, support.library):
-        raise ConfigurationError(f"handler {name} asks for a connection of {wanted.__module__} to a {store.kind} store")
+        raise ConfigurationError(
+            f"handler {name} has a parameter of type {wanted.__module__}.{wanted.__name__}, which a {store.kind} store "
+            "does not have"
+        )
     if awaited != is_async and not is_class_of(wanted, "sqlite3"):
         raise ConfigurationError(
-            f"handler {name} {'is async' if is_async else 'blocks'} and its {wanted.__name__} "
-            f"{'blocks' if is_async else 'is awaited'}: both have to be of one colour"
+            f"handler {name} {'is async' if is_async else 'is not async'} and its {wanted.__name__} "
+            f"{'is not' if is_async else 'is'}: both must be sync or both async"
         )
     if source is None:
         return None
     if not is_instance_of(source, "sqlalchemy", *ENGINES, *MAKERS):
         raise ConfigurationError(
-            f"handler {name}: engine= is an engine or a maker of sessions of SQLAlchemy, not a {type(source).__name__}"
+            f"handler {name}: engine= is an engine or sessionmaker of SQLAlchemy, not a {type(source).__name__}"
         )
     if is_instance_of(source, "sqlalchemy", "AsyncEngine", "async_sessionmaker") != awaited:
         raise ConfigurationError(
-            f"handler {name} asks for a {wanted.__name__}, and a {type(source).__name__} does not make one"
+            f"handler {name} has a parameter of type {wanted.__name__}, which a {type(source).__name__} does not make"
         )
     return SessionSource(_begin_function(name, wanted, source, awaited=awaited))
 
@@ -74,7 +77,9 @@ def _begin_function(name: str, wanted: type, source: Any, *, awaited: bool) -> C
     is_engine = is_instance_of(source, "sqlalchemy", *ENGINES)
     if is_class_of(wanted, "sqlalchemy", ("Connection", "AsyncConnection")):
         if not is_engine:
-            raise ConfigurationError(f"handler {name} asks for a {wanted.__name__}: engine= has to be an engine then")
+            raise ConfigurationError(
+                f"handler {name} has a parameter of type {wanted.__name__}: engine= must be an engine"
+            )
         return source.begin  # type: ignore[no-any-return]
     if not is_engine:
         return source.begin  # type: ignore[no-any-return]
@@ -104,7 +109,7 @@ Returned = Callable[[Sequence[Message[Any]], Any], None]
 def in_transaction(
     function: Callable[..., Any], sessions: SessionSource | None, given: Given, keep: Returned, *, is_async: bool
 ) -> Callable[[Sequence[Message[Any]]], Any]:
-    """A handler's function with a transaction around it. `given` are its arguments; `keep` is told what it returned."""
+    """Return a handler's function with a transaction around it. `given` makes its arguments, `keep` gets its result."""
 
     def around(messages: Sequence[Message[Any]]) -> MessageTransaction:
         return MessageTransaction(messages[0].settle_target, messages, sessions, injected=True)

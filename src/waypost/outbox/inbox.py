@@ -1,16 +1,16 @@
-"""An inbox: a small table in the user's database that remembers which messages were handled.
+"""An inbox: a table in the user's database that records which messages were handled.
 
-    inbox = Inbox()                                  # once: inbox_sql() makes its table
+    inbox = Inbox()                                  # once: inbox_sql() creates its table
 
     with engine.begin() as connection:
         if inbox.first(message, connection):         # the id is recorded in this very transaction
             connection.execute(...)
 
-For handlers whose messages come from any store. A message may be delivered again, after a crash or an expired lease;
-its id was committed together with what the first delivery wrote, so the second finds it and writes nothing. Two
-deliveries at once take turns: the second waits for the first one's commit.
+For messages of any store. A message may be delivered again after a crash or an expired lease; its id was committed
+together with the writes of the first delivery, so the second finds it and writes nothing. The second of two concurrent
+deliveries waits for the commit of the first.
 
-An entry is kept for a while (`keep`, a week) and then forgotten. That must be longer than a message can come again.
+An entry is deleted after `keep` (a week). Choose it longer than a message can be redelivered.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from waypost.outbox.transaction_adapters import Transaction, adapt, check_mode
 
 TABLE = "waypost_inbox"
 KEEP = timedelta(days=7)
-#: One call in so many forgets old entries, so many at most: both together keep pace with any rate.
+#: One call in `FORGET_EVERY` deletes up to `FORGET_MAX` old entries: together they keep up with any rate.
 FORGET_EVERY, FORGET_MAX = 100, 1_000
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_$]{0,62}")
 
@@ -54,7 +54,9 @@ _SQLITE_FORGET = (
 
 def _check_name(name: str, what: str) -> str:
     if not isinstance(name, str) or _NAME.fullmatch(name) is None:
-        raise InvalidName(f"a {what} has letters, digits, _ and $, and begins with a letter or _")
+        raise InvalidName(
+            f"a {what} has letters, digits, _ and $, begins with a letter or _, and has at most 63 characters"
+        )
     return name
 
 
@@ -64,7 +66,7 @@ def _quote_table(table: str, schema: str | None) -> str:
 
 
 def inbox_sql(table: str = TABLE, *, schema: str | None = None) -> str:
-    """What makes the table, on PostgreSQL and on SQLite: for your migrations. It may be run again."""
+    """Return the SQL that creates the table, for your migrations on PostgreSQL and SQLite. It may run again."""
     return _CREATE.format(table=_quote_table(table, schema), index=f'"{_check_name(table, "table name")[:58]}_at"')
 
 
@@ -92,7 +94,7 @@ class _Table:
         return transaction
 
     def _first_in_sqlite(self, connection: Any, message: Message[Any]) -> bool:
-        # Counted, not read: rows and texts are as the owner of the connection likes them.
+        # Use the row count: the row factory and text factory of the connection are the caller's.
         cursor = connection.execute(
             _FIRST.format(table=self._name, one="?", two="?", now=_SQLITE_NOW).removesuffix(" RETURNING 1"),
             (message.queue, message.id),
@@ -114,10 +116,10 @@ def _is_sqlite(connection: Any) -> bool:
 
 
 class Inbox(_Table):
-    """An inbox for transactions that block. `table` and `schema` are where it lies, `keep` how long it remembers."""
+    """An inbox for sync transactions: a `table`, in a `schema`, whose entries are kept for `keep`."""
 
     def first(self, message: Message[Any], transaction: object) -> bool:
-        """Record a message in the caller's transaction; whether this is the first time that one does."""
+        """Record a message in the caller's transaction; return whether it was not recorded before."""
         adapter = self._adapt(transaction, awaited=False)
         connection = adapter.begin()
         if _is_sqlite(connection):
@@ -128,7 +130,7 @@ class Inbox(_Table):
         return first
 
     def forget(self, transaction: object) -> int:
-        """Forget entries older than `keep`, a thousand at most; how many. `first` does so now and then."""
+        """Delete up to a thousand entries older than `keep`; return how many. `first` does so now and then."""
         adapter = self._adapt(transaction, awaited=False)
         connection = adapter.begin()
         if _is_sqlite(connection):
@@ -137,10 +139,10 @@ class Inbox(_Table):
 
 
 class AsyncInbox(_Table):
-    """The same for transactions that are awaited."""
+    """An inbox for async transactions."""
 
     async def first(self, message: Message[Any], transaction: object) -> bool:
-        """Record a message in the caller's transaction; whether this is the first time that one does."""
+        """Record a message in the caller's transaction; return whether it was not recorded before."""
         adapter: Any = self._adapt(transaction, awaited=True)
         connection = await adapter.begin() if adapter.awaited else adapter.begin()
         if _is_sqlite(connection):
@@ -151,7 +153,7 @@ class AsyncInbox(_Table):
         return first
 
     async def forget(self, transaction: object) -> int:
-        """Forget entries older than `keep`, a thousand at most; how many. `first` does so now and then."""
+        """Delete up to a thousand entries older than `keep`; return how many. `first` does so now and then."""
         adapter: Any = self._adapt(transaction, awaited=True)
         connection = await adapter.begin() if adapter.awaited else adapter.begin()
         if _is_sqlite(connection):

@@ -1,7 +1,7 @@
-"""Handlers that settle in their own transaction: what they write and the end of the message are committed together.
+"""Settling in the handler's transaction: its writes and the settle of the message are committed together.
 
-A settle is fenced by the lease's token and nonce, so a handler whose lease was lost finds out inside its transaction,
-which is rolled back: of all deliveries of a message, the writes of exactly one are kept.
+A settle is fenced by the lease's token and nonce, so the settle of a lost lease fails inside the transaction, which is
+rolled back: of all deliveries of a message, the writes of exactly one are kept.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ Settled = Woken[list[SettleStatus]]
 
 
 def no_transaction_support(store: Store) -> ConfigurationError:
-    """The messages of this store are in no database of the user's."""
+    """Return the error for a store whose messages are not in the user's database."""
     return ConfigurationError(
-        f"a {store.kind} store is no part of your database, so no transaction of yours can settle its messages; record "
-        "them in your own with waypost.outbox.Inbox"
+        f"a {store.kind} store is not in your database, so your transactions cannot settle its messages; record them "
+        "there with waypost.outbox.Inbox"
     )
 
 
@@ -38,7 +38,7 @@ def no_transaction_support(store: Store) -> ConfigurationError:
 
 @contextmanager
 def _open_transaction(target: SettleTarget, message: Message[Any], given: object) -> Iterator[tuple[Any, Executor]]:
-    """A transaction, the caller's or our own: what the handler is given, and an executor in it."""
+    """Open the caller's transaction or our own; yield the session for the handler, and an executor in it."""
     store, queue = target.context.store, message.queue
 
     def open_executor_in(transaction: object) -> Executor:
@@ -62,7 +62,7 @@ def _open_transaction(target: SettleTarget, message: Message[Any], given: object
 async def _open_transaction_async(
     target: SettleTarget, message: Message[Any], given: object
 ) -> AsyncIterator[tuple[Any, AsyncExecutor]]:
-    """The same for an event loop."""
+    """Async version of `_open_transaction`."""
     store, queue = target.context.store, message.queue
 
     async def open_executor_in(transaction: object) -> AsyncExecutor:
@@ -92,15 +92,15 @@ async def _open_transaction_async(
 
 @dataclass(frozen=True, slots=True)
 class SessionSource:
-    """Where transactions are opened for handlers that ask for one: `begin` gives what is entered for each."""
+    """Opens sessions for handlers: `begin` returns a context manager for each."""
 
     begin: Callable[[], Any]
 
 
 def transaction(messages: Sequence[Message[Any]], transaction: object = None) -> MessageTransaction:
-    """One transaction for a batch, as `message.transaction()` is for one message: all are settled at its end.
+    """Return one transaction for a batch, like `message.transaction()` for one message: all are settled at its end.
 
-    If the lease of one of them was lost, all is rolled back; the others are given back and come again at once.
+    If the lease of one was lost, all is rolled back; the others are released and redelivered at once.
     """
     if not messages:
         raise InvalidInput("a transaction settles at least one message")
@@ -108,16 +108,16 @@ def transaction(messages: Sequence[Message[Any]], transaction: object = None) ->
     if target is None or any(
         message.settle_target is None or message.settle_target.context is not target.context for message in messages
     ):
-        raise InvalidInput("messages are settled together by the client or handler that claimed all of them")
+        raise InvalidInput("messages that are settled together must be claimed by one client or handler")
     if len({message.queue for message in messages}) > 1:
-        raise InvalidInput("messages that are settled together are of one queue")
+        raise InvalidInput("messages that are settled together must be of one queue")
     if len({message.id for message in messages}) < len(messages):
-        raise InvalidInput("a message is settled once: it stands here twice")
+        raise InvalidInput("a message is settled once, and one is in the list twice")
     return MessageTransaction(target, messages, transaction)
 
 
 class MessageTransaction:
-    """A transaction for the length of a `with` or `async with` block, at whose end the messages are settled in it."""
+    """A `with` or `async with` block around a transaction, at whose end the messages are settled in it."""
 
     __slots__ = ("_block", "_given", "_messages", "_target")
 
@@ -125,7 +125,7 @@ class MessageTransaction:
         self, target: SettleTarget, messages: Sequence[Message[Any]], given: object, *, injected: bool = False
     ) -> None:
         for message in messages:
-            # A handler that asked for a session is given one all the same: there is only nothing to settle in it.
+            # A handler with a session parameter gets one all the same: there is only nothing to settle in it.
             if message.at_most_once and not injected:
                 raise InvalidInput(f"message {message.id} left the store at its claim (lease=None): it has no settle")
             if message.settled is not None:
@@ -209,7 +209,7 @@ class MessageTransaction:
                 if message in lost:
                     message.lease_lost = message.fenced = True
                 elif message.outcome is None:
-                    # What happened to another one of the batch is no failure of this one.
+                    # The lost lease of another message is no failure of this one.
                     message.outcome = Snooze(0)
             others = "" if len(lost) == 1 else f" and {len(lost) - 1} others"
             raise LeaseLost(

@@ -1,11 +1,10 @@
-"""waypost's tables as SQLAlchemy sees them, for Alembic: so that autogenerate does not propose to drop them.
+"""waypost's tables as SQLAlchemy metadata, so that Alembic's autogenerate does not propose to drop them.
 
     target_metadata = [Base.metadata, waypost.outbox.metadata()]
     context.configure(..., target_metadata=target_metadata, include_object=waypost.outbox.include_object())
 
-They are read from the migrations themselves, so there is no second description that could be out of date. To make or
-change them, run the script of `waypost migrate --sql` in a revision of yours: functions and partitions are a part of
-it that no metadata can tell.
+They are parsed from the migrations, so that there is no second definition. To create or change them, run the script of
+`waypost migrate --sql` in a revision of yours: it also has functions and partitions, which metadata cannot describe.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ _COLUMN = re.compile(
 
 
 def _migration_texts() -> list[str]:
-    # Where it is needed: it brings the driver with it.
+    # Imported here because it imports the driver.
     from waypost.store.postgres.schema import MIGRATIONS, migration_text
 
     return [migration_text(name) for _, name in MIGRATIONS]
@@ -42,7 +41,7 @@ def _check_names(schema: str | None, namespace: str) -> None:
 
 
 def _columns(body: str) -> list[tuple[str, str, bool, str]]:
-    """The columns of a table: name, type, whether it is a list, and what else is said of it."""
+    """Return the columns of a table: name, type, whether it is an array, and the rest of its definition."""
     body = re.sub(r"--[^\n]*", "", body)
     found: list[tuple[str, str, bool, str]] = []
     for part in re.split(r",(?![^(]*\))", body):
@@ -53,7 +52,7 @@ def _columns(body: str) -> list[tuple[str, str, bool, str]]:
 
 
 def _primary(body: str) -> list[str]:
-    """The columns of a primary key that stands by itself."""
+    """Return the columns of a primary key that is a table constraint."""
     match = re.search(r"PRIMARY KEY \(([^)]*)\)", body)
     return [] if match is None else [name.strip() for name in match[1].split(",")]
 
@@ -71,12 +70,12 @@ def _read_tables() -> dict[str, tuple[list[tuple[str, str, bool, str]], list[str
 
 
 def _partitions() -> set[str]:
-    """Tables that are parts of others, which no metadata tells."""
+    """Return the tables that are partitions, which are not in the metadata."""
     return {table for text in _migration_texts() for table in _PARTITION.findall(text)}
 
 
 def metadata(*, namespace: str = "wp", schema: str | None = None, into: MetaData | None = None) -> MetaData:
-    """The tables of a namespace as SQLAlchemy's MetaData; `schema` as your own tables have it, None for the default."""
+    """Return the tables of a namespace as a SQLAlchemy MetaData; `schema=None` is the default schema."""
     try:
         import sqlalchemy as sa
         from sqlalchemy.dialects import postgresql as pg
@@ -96,7 +95,7 @@ def metadata(*, namespace: str = "wp", schema: str | None = None, into: MetaData
             default = re.search(r"DEFAULT (.+?)$", rest.strip(), re.DOTALL)
             generated: list[Any] = [sa.Identity(always=True)] if "AS IDENTITY" in rest else []
             is_primary = name in primary or "PRIMARY KEY" in rest
-            # Names in a default are those of a namespace: Alembic compares defaults only if it is told to.
+            # A default with a name of the namespace is left out: Alembic compares defaults only on request.
             text = None if default is None or generated or "{" in default[1] else sa.text(default[1])
             made_columns.append(
                 sa.Column(
@@ -116,9 +115,9 @@ def metadata(*, namespace: str = "wp", schema: str | None = None, into: MetaData
 def include_object(
     *, namespace: str = "wp", schema: str | None = None, then: Callable[..., bool] | None = None
 ) -> Callable[[Any, str | None, str, bool, Any], bool]:
-    """For Alembic's `include_object`: leaves our indexes, constraints and partitions to `waypost migrate`.
+    """Return a function for Alembic's `include_object` that excludes our indexes, constraints and partitions.
 
-    What is not ours is asked of `then`, if you have such a function already.
+    `then`, an `include_object` of yours, decides about all other objects.
     """
     _check_names(schema, namespace)
     mine = {f"{namespace}_{table}" for table in _read_tables()}

@@ -1,4 +1,4 @@
-"""The caller's own transaction, whatever it runs on: recognised by its class, without importing its library.
+"""Adapters for the caller's own transaction, chosen by its class without importing its library.
 
     psycopg         Connection, AsyncConnection
     asyncpg         a connection, its own or a pool's
@@ -6,8 +6,8 @@
     Django          django.db.connection inside atomic()
     sqlite3         Connection
 
-Each runs statements where the caller's own run, and nothing else: nothing is committed, flushed, begun or rolled back.
-An error of the driver is left as it is: it is the caller's transaction that failed, and the caller's to try again.
+Each runs statements on the caller's connection and does not begin, flush, commit or roll back. Errors of the driver are
+passed on unchanged: the caller's transaction failed, and the caller decides whether to try again.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ KINDS = (
     "a SQLAlchemy Session, AsyncSession, Connection or AsyncConnection, a psycopg Connection or AsyncConnection, an "
     "asyncpg connection, Django's connection, or a sqlite3 connection"
 )
-#: libpq's words for the state of a connection.
+#: libpq's codes for the state of a connection.
 _IDLE, _ACTIVE = 0, 1
 _AUTOCOMMIT = (
     "this connection commits each statement by itself, so a crash could keep a part of your work without the rest; "
@@ -37,7 +37,7 @@ _AUTOCOMMIT = (
 
 
 class Transaction:
-    """Statements in the caller's transaction. `awaited` says in which colour; the other one refuses."""
+    """Runs statements in the caller's sync transaction; `awaited` is whether it is async."""
 
     awaited = False
     #: How the driver marks values: `$` as in $1, `%` as in %s.
@@ -47,16 +47,16 @@ class Transaction:
         self.given = given
 
     def fetch(self, sql: str, values: Sequence[Any]) -> Any:
-        """The first value of the first row, None if there is none."""
+        """Return the first value of the first row, or None."""
         raise NotImplementedError
 
     def begin(self) -> Any:
-        """Check that this is a transaction; returns the connection underneath, None if it is not known here."""
+        """Check that a transaction is open; return the driver's connection, or None if it is unknown."""
         raise NotImplementedError
 
 
 class AsyncTransaction(Transaction):
-    """The same for an event loop."""
+    """Runs statements in the caller's async transaction."""
 
     awaited = True
 
@@ -71,13 +71,13 @@ class AsyncTransaction(Transaction):
 
 
 def check_psycopg(connection: Any) -> None:
-    """Refuse one that is in no transaction and would begin none."""
+    """Refuse a connection that is in no transaction and would begin none."""
     if not connection.autocommit:
         return
     from waypost.store.postgres.psycopg_internals import count_transaction_blocks
 
-    # Inside `with connection.transaction()` one with autocommit is in a transaction too. In a pipeline the server has
-    # not said so yet: then psycopg's own count of such blocks does.
+    # Inside `with connection.transaction()` a connection with autocommit is in a transaction too. In a pipeline the
+    # server has not confirmed it yet, so use psycopg's own count of such blocks.
     status = connection.info.transaction_status
     if status == _IDLE or (status == _ACTIVE and count_transaction_blocks(connection) == 0):
         raise InvalidInput(
@@ -92,7 +92,7 @@ class PsycopgTransaction(Transaction):
         import psycopg
         from psycopg.rows import tuple_row
 
-        # The caller's own kinds of cursors and rows have no say in this.
+        # Do not use the caller's cursor and row factories.
         with psycopg.RawCursor(self.given, row_factory=tuple_row) as cursor:
             row = cursor.execute(sql.encode(), values).fetchone()
             return None if row is None else row[0]
@@ -123,7 +123,7 @@ class AsyncPsycopgTransaction(AsyncTransaction):
 
 
 class AsyncpgTransaction(AsyncTransaction):
-    """A connection of asyncpg, or what its pool lends."""
+    """An asyncpg connection, or one of its pool."""
 
     async def fetch(self, sql: str, values: Sequence[Any]) -> Any:
         return await self.given.fetchval(sql, *values)
@@ -131,7 +131,7 @@ class AsyncpgTransaction(AsyncTransaction):
     async def begin(self) -> Any:
         if not self.given.is_in_transaction():
             raise InvalidInput(_AUTOCOMMIT + "publish inside `async with connection.transaction()`")
-        # A pool wraps a connection anew each time that it lends it.
+        # A pool wraps the connection in a new proxy at each acquire.
         return getattr(self.given, "_con", None) or self.given
 
 
@@ -145,7 +145,7 @@ class _SqlAlchemy:
     style: str
 
     def _check_connection(self, dialect: Any, lent: Any) -> Any:
-        """Check the connection that the engine's pool lent; returns the driver's own."""
+        """Check a connection of the engine's pool; return the driver's connection."""
         driver = lent.driver_connection
         if dialect.name == "sqlite":
             check_sqlite(driver, "use an engine or connection without AUTOCOMMIT")
@@ -153,8 +153,8 @@ class _SqlAlchemy:
         style = _STYLES.get(dialect.paramstyle)
         if dialect.name != "postgresql" or style is None:
             raise InvalidInput(
-                f"a connection of SQLAlchemy to {dialect.name} by {dialect.driver} cannot carry messages; those of "
-                "PostgreSQL by psycopg, psycopg2 or asyncpg can, and those of SQLite"
+                f"a SQLAlchemy connection to {dialect.name} with {dialect.driver} cannot publish messages; use "
+                "PostgreSQL with psycopg, psycopg2 or asyncpg, or SQLite"
             )
         self.style = style
         adapted = lent.dbapi_connection
@@ -181,7 +181,7 @@ class SqlAlchemyTransaction(_SqlAlchemy, Transaction):
             given = given()
         self._connection = given.connection() if is_instance_of(given, "sqlalchemy", "Session") else given
         if self._connection.dialect.name == "sqlite" and not self._connection.in_transaction():
-            # As its first statement would: ours go past SQLAlchemy, and its commit commits only what it began.
+            # SQLAlchemy only commits a transaction that it began, and our statements bypass it, so begin one here.
             self._connection.begin()
         return self._check_connection(self._connection.dialect, self._connection.connection)
 
@@ -206,9 +206,7 @@ class AsyncSqlAlchemyTransaction(_SqlAlchemy, AsyncTransaction):
         return self._check_connection(self._connection.dialect, await self._connection.get_raw_connection())
 
     async def inside(self, step: Callable[[Transaction], T]) -> T:
-        """Run a step that needs nothing but this transaction where SQLAlchemy's own code runs: one switch for all of
-        it, in place of one for each question to the session and for the statement.
-        """
+        """Run a sync step in SQLAlchemy's greenlet: one switch instead of one for each call of the session."""
         return cast(T, await self.given.run_sync(lambda blocking: step(SqlAlchemyTransaction(blocking))))
 
     async def fetch(self, sql: str, values: Sequence[Any]) -> Any:
@@ -227,7 +225,7 @@ class DjangoTransaction(Transaction):
         given = self.given
         if given.vendor not in ("postgresql", "sqlite"):
             raise InvalidInput(
-                f"Django's connection to {given.vendor} cannot carry messages, only PostgreSQL and SQLite"
+                f"a Django connection to {given.vendor} cannot publish messages; use PostgreSQL or SQLite"
             )
         if not given.in_atomic_block and given.get_autocommit():
             raise InvalidInput(_AUTOCOMMIT + "publish inside `with transaction.atomic()`")
@@ -247,7 +245,7 @@ class DjangoTransaction(Transaction):
 
 
 def check_sqlite(connection: Any, advice: str = "") -> None:
-    """Refuse one that is in no transaction and would begin none before it writes."""
+    """Refuse a connection that is in no transaction and would begin none before it writes."""
     from waypost.store.sqlite.transactions import begins_transactions
 
     if not connection.in_transaction and not begins_transactions(connection):
@@ -256,23 +254,23 @@ def check_sqlite(connection: Any, advice: str = "") -> None:
 
 
 class SqliteTransaction(Transaction):
-    """A `sqlite3.Connection`, or whatever has one underneath. One that is awaited may use it too: nothing waits."""
+    """A `sqlite3.Connection`. The async client may use it too, because it does not wait for a server."""
 
     def begin(self) -> Any:
         check_sqlite(self.given)
         return self.given
 
 
-# ---- which one -----------------------------------------------------------------------------------------------
+# ---- choosing the adapter ------------------------------------------------------------------------------------
 
 
 def is_instance_of(given: Any, library: str, *names: str) -> bool:
-    """Whether something is of a class of this library, or of one derived from it."""
+    """Whether an object is an instance of one of these classes of a library, by name."""
     return is_class_of(type(given), library, names)
 
 
 def is_class_of(kind: type, library: str, names: tuple[str, ...] = ()) -> bool:
-    """The same of a class. Without a library or without names, any of them."""
+    """Whether a class is one of these classes of a library, or derived from one. No library or no names: any."""
     return any(
         (not names or base.__name__ in names) and (not library or base.__module__.partition(".")[0] == library)
         for base in kind.__mro__
@@ -280,7 +278,7 @@ def is_class_of(kind: type, library: str, names: tuple[str, ...] = ()) -> bool:
 
 
 def is_session_annotation(annotation: object) -> bool:
-    """Whether a parameter that is annotated so asks for a transaction."""
+    """Whether a parameter with this annotation gets a session."""
     return isinstance(annotation, type) and (
         is_class_of(annotation, "sqlalchemy", ("Session", "AsyncSession", "Connection", "AsyncConnection"))
         or is_class_of(annotation, "psycopg", ("Connection", "AsyncConnection"))
@@ -289,7 +287,7 @@ def is_session_annotation(annotation: object) -> bool:
 
 
 def adapt(given: Any) -> Transaction:
-    """What the caller gave as `transaction=`, ready to run statements in it."""
+    """Return the adapter for what the caller gave as `transaction=`, or raise `InvalidInput`."""
     if isinstance(given, Transaction):
         return given
     made = _adapter_class(type(given))
@@ -298,9 +296,9 @@ def adapt(given: Any) -> Transaction:
     kind = type(given)
     hint = ""
     if is_instance_of(given, "sqlalchemy", "Engine", "AsyncEngine", "sessionmaker", "async_sessionmaker"):
-        hint = "; an engine or a maker of sessions is no transaction, open one with it"
+        hint = "; an engine or sessionmaker is not a transaction: open one with it"
     elif kind.__name__.endswith("Pool"):
-        hint = "; a pool is no transaction, take a connection out of it"
+        hint = "; a pool is not a transaction: take a connection from it"
     raise InvalidInput(f"transaction= is {KINDS}, not {kind.__module__}.{kind.__qualname__}{hint}")
 
 
@@ -315,7 +313,7 @@ _ADAPTERS: tuple[tuple[type[Transaction], str, tuple[str, ...]], ...] = (
 )
 
 
-#: Looked up once for each class: a publish in a transaction should cost little more than its statement.
+#: Cached per class: a publish in a transaction should cost little more than its statement.
 _adapter_classes: WeakKeyDictionary[type, type[Transaction] | None] = WeakKeyDictionary()
 
 
@@ -328,33 +326,33 @@ def _adapter_class(kind: type) -> type[Transaction] | None:
 
 
 def check_mode(transaction: Transaction, *, awaited: bool) -> None:
-    """Refuse a transaction that this face cannot use."""
+    """Refuse an async transaction for the sync client, and the reverse."""
     if transaction.awaited and not awaited:
-        raise InvalidInput("this transaction is awaited: publish with AsyncWaypost, or give a connection that blocks")
+        raise InvalidInput("this transaction is async: publish with AsyncWaypost, or give a sync connection")
     if awaited and not transaction.awaited and not isinstance(transaction, SqliteTransaction):
         raise InvalidInput(
-            "this transaction blocks, and would hold up the event loop: publish it with Waypost, or give an asyncio one"
+            "this transaction is sync and would block the event loop: publish with Waypost, or give an async connection"
         )
 
 
 def transaction_support(store: Store) -> TransactionSupport:
-    """How a store takes part in transactions; raises if its messages cannot be a part of one."""
+    """Return how a store takes part in transactions; raise `ConfigurationError` if it cannot."""
     support = store.transactions
     if support is None:
         raise ConfigurationError(
-            f"a {store.kind} store is no part of your database, so no transaction can carry its messages; publish "
-            "into PostgreSQL or SQLite beside your tables, and relay from there"
+            f"a {store.kind} store is not in your database, so a transaction cannot publish to it; publish to "
+            "PostgreSQL or SQLite beside your tables, and relay from there"
         )
     return support
 
 
-# ---- executors in it ------------------------------------------------------------------------------------------
+# ---- executors in the transaction ----------------------------------------------------------------------------
 
 _NOT_CHECKED = object()
 
 
 def open_executor(store: Store, given: object, queue: str, run_on_client: Callable[[Call[Any]], Any]) -> Executor:
-    """An executor in the caller's transaction. `run_on_client` runs a call on the client's own connection."""
+    """Return an executor in the caller's transaction. `run_on_client` runs a call on the client's own connection."""
     transaction, support = _adapt_for(store, given, awaited=False)
     connection = transaction.begin()
     executor = support.executor(transaction, connection, queue)
@@ -371,7 +369,7 @@ def open_executor(store: Store, given: object, queue: str, run_on_client: Callab
 async def open_async_executor(
     store: Store, given: object, queue: str, run_on_client: Callable[[Call[Any]], Awaitable[Any]]
 ) -> AsyncExecutor:
-    """The same for an event loop."""
+    """Async version of `open_executor`."""
     transaction, support = _adapt_for(store, given, awaited=True)
     connection = (await transaction.begin()) if transaction.awaited else transaction.begin()
     executor = support.async_executor(transaction, connection, queue)
@@ -388,7 +386,7 @@ async def open_async_executor(
 async def run_in_transaction(
     store: Store, given: object, queue: str, flow: Flow[T], run_on_client: Callable[[Call[Any]], Awaitable[Any]]
 ) -> T:
-    """Run all calls of a flow, which waits for nothing else, in the caller's transaction."""
+    """Run a flow that only makes calls, without pauses, in the caller's async transaction."""
     transaction, support = _adapt_for(store, given, awaited=True)
     if support.waits and isinstance(transaction, AsyncSqlAlchemyTransaction):
         done: Any = await transaction.inside(lambda blocking: _run_if_checked(support, blocking, queue, flow))
@@ -398,7 +396,7 @@ async def run_in_transaction(
 
 
 def _run_if_checked(support: TransactionSupport, transaction: Transaction, queue: str, flow: Flow[T]) -> T | object:
-    """Run a flow where nothing has to be asked first; otherwise it has not begun."""
+    """Run a flow if the connection needs no check first; otherwise return `_NOT_CHECKED` without starting it."""
     connection = transaction.begin()
     if not support.is_checked(connection, queue):
         return _NOT_CHECKED

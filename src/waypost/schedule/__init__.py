@@ -1,1 +1,1 @@
-"""Schedules: cron patterns, intervals, time zones and missed fires (pure), and the loops that fire and promote."""
+"""Schedules: cron patterns, intervals, time zones and missed fires (no I/O), and the loops that fire and promote."""

@@ -1,8 +1,8 @@
-"""Cron patterns: read once, refused with the name of the field that is wrong, and searched field by field.
+"""Cron patterns: parsed once, refused with the name of the invalid field, and searched field by field.
 
 Five fields (minute hour day-of-month month day-of-week) or six (seconds first). `*`, numbers, ranges, steps, lists,
-names of months and days, and the `@daily` family. Everything here is about local times without a zone; what daylight
-saving makes of them is in `instants`.
+names of months and days, and the `@daily` family. All times here are local times without a zone; `instants` applies
+daylight saving.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ NAMED = {
     "day of week": dict(zip(DAYS, range(7), strict=True)),
 }
 PATTERN_CHARACTERS_MAX = 256
-#: 29 February is at most eight years away; what does not occur within this does not occur.
+#: 29 February is at most eight years away, so a pattern without a match in this time never occurs.
 HORIZON_YEARS = 9
 PART = re.compile(r"(\*|[A-Za-z]+|\d{1,4})(?:-([A-Za-z]+|\d{1,4}))?(?:/(\d{1,4}))?")
 
 
 class Cron:
-    """A pattern that was read: the local times at which it occurs."""
+    """A parsed pattern: the local times at which it occurs."""
 
     __slots__ = ("_either", "days", "follows_real_time", "hours", "minutes", "months", "pattern", "seconds", "weekdays")
 
@@ -62,7 +62,7 @@ class Cron:
         self.weekdays = frozenset(day % 7 for day in sets[5])
         # crontab(5): when both are restricted, either may match; otherwise both must, and one of them always does.
         self._either = not texts[3].startswith("*") and not texts[5].startswith("*")
-        #: Whether daylight saving leaves it alone: every hour, or every so many, is meant as time that passes.
+        #: Whether it follows elapsed time rather than the wall clock: every hour, or every n hours.
         self.follows_real_time = texts[2].startswith("*")
         if self.after(datetime(2024, 1, 1)) is None:  # noqa: DTZ001  (a local time)
             raise InvalidSchedule(
@@ -86,7 +86,7 @@ class Cron:
         )
 
     def after(self, moment: datetime) -> datetime | None:
-        """The first local time behind another at which it occurs; None if there is none within the horizon."""
+        """Return the first local time after another at which it occurs, or None if there is none within the horizon."""
         start = moment.replace(microsecond=0) + timedelta(seconds=1)
         day: date | None = start.date()
         time = self._time_from(start.hour, start.minute, start.second) if self.on(start.date()) else None
@@ -95,7 +95,7 @@ class Cron:
         return None if day is None else datetime(day.year, day.month, day.day, *time)  # noqa: DTZ001  (a local time)
 
     def _time_from(self, hour: int, minute: int, second: int) -> tuple[int, int, int] | None:
-        """The first time of day from this one on."""
+        """Return the first matching time of day from this one on, or None."""
         at = bisect_left(self.hours, hour)
         if at == len(self.hours):
             return None
@@ -112,7 +112,7 @@ class Cron:
         return None if at + 1 == len(self.hours) else (self.hours[at + 1], self.minutes[0], self.seconds[0])
 
     def _day_after(self, day: date) -> date | None:
-        """The first day behind another on which it occurs, month by month."""
+        """Return the first matching day after another, or None. Searches month by month."""
         year, month, first = day.year, day.month, day.day + 1
         for _ in range(12 * HORIZON_YEARS):
             if year > 9999:
@@ -126,7 +126,7 @@ class Cron:
 
 
 def read_cron(pattern: str) -> Cron:
-    """A pattern, read once for all who use it."""
+    """Parse a pattern, or return it from the cache."""
     if not isinstance(pattern, str):
         raise InvalidSchedule(f"cron must be a pattern as text, not {show(pattern)}")
     return _read_cron(pattern)
@@ -138,7 +138,7 @@ def _read_cron(pattern: str) -> Cron:
 
 
 def _texts(pattern: str) -> list[str]:
-    """The six fields as text."""
+    """Return the six fields as text."""
     if pattern.startswith("@"):
         known = ALIASES.get(pattern.lower())
         if known is None:

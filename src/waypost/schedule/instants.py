@@ -1,11 +1,10 @@
-"""What daylight saving makes of a pattern: the instants at which a cron pattern fires in a zone.
+"""The instants at which a cron pattern fires in a time zone, with daylight saving.
 
 A pattern whose hour field begins with `*` follows real time: a local time that the clocks skip does not occur, one
 that they repeat occurs twice. Every other pattern is wall-clock: local times that are skipped make one fire, at the
 first instant after the gap, and of a time that is repeated only the first counts.
 
-Both are monotonous, so the next instant is found by jumping from match to match, never minute by minute. Whole
-seconds of UTC here, as numbers.
+Both are monotonic, so the search jumps from match to match, never minute by minute. Times are whole seconds of UTC.
 """
 
 from __future__ import annotations
@@ -14,16 +13,16 @@ from datetime import UTC, datetime, timedelta, timezone, tzinfo
 
 from waypost.schedule.cron import Cron
 
-EPOCH = datetime(1970, 1, 1)  # noqa: DTZ001  (naive, for sums with local times)
+EPOCH = datetime(1970, 1, 1)  # noqa: DTZ001  (naive, for arithmetic with local times)
 DAY = 86_400
-#: Offsets are compared so far apart: in no zone, since 1970, have the clocks changed and changed back within a week.
+#: The distance between two offsets compared: no zone, since 1970, changed its clocks and back within a week.
 STRIDE = 6 * DAY
-#: The last second of which local times can be told in every zone.
+#: The last second that has a local time in every zone.
 SECONDS_MAX = 253_402_214_400
 
 
 def next_instant(cron: Cron, zone: tzinfo, after: int) -> int | None:
-    """The first second behind `after` (seconds of UTC) at which a pattern fires; None if there is none."""
+    """Return the first second after `after` (seconds of UTC) at which a pattern fires, or None."""
     if not 0 <= after < SECONDS_MAX:
         return None
     if isinstance(zone, timezone):
@@ -40,13 +39,13 @@ def _wall_clock(cron: Cron, zone: tzinfo, after: int) -> int | None:
         if local is None:
             return None
         instant = first_instant_of(zone, local)
-        # In the second pass of a repeated hour, its local times are over already.
+        # In the second pass of a repeated hour, its local times have fired already.
         if instant > after:
             return instant
 
 
 def _real_time(cron: Cron, zone: tzinfo, after: int) -> int | None:
-    """Search with the offset that holds, as far as it holds; then go on with the next."""
+    """Search with the current offset up to the next change, then with the offset after it."""
     while True:
         offset = offset_at(zone, after)
         local = cron.after(_naive(after + offset))
@@ -68,7 +67,7 @@ def _real_time(cron: Cron, zone: tzinfo, after: int) -> int | None:
 
 
 def _next_change(zone: tzinfo, after: int, until: int) -> int | None:
-    """The first second in (after, until] with another offset than the one before it."""
+    """Return the first second in (after, until] whose offset differs from the second before it, or None."""
     offset, low = offset_at(zone, after), after
     while low < until:
         high = min(low + STRIDE, until)
@@ -79,7 +78,7 @@ def _next_change(zone: tzinfo, after: int, until: int) -> int | None:
 
 
 def _change_between(zone: tzinfo, low: int, high: int) -> int:
-    """The first second in (low, high] that has no longer the offset of `low`."""
+    """Return the first second in (low, high] whose offset differs from that of `low`."""
     offset = offset_at(zone, low)
     while high - low > 1:
         middle = (low + high) // 2
@@ -91,12 +90,12 @@ def _change_between(zone: tzinfo, low: int, high: int) -> int:
 
 
 def first_instant_of(zone: tzinfo, local: datetime) -> int:
-    """The first instant that has a local time; of one that is skipped, the first instant after the gap."""
+    """Return the first instant with a local time; for a skipped one, the first instant after the gap."""
     seconds = _seconds(local)
     before = seconds - _offset_of(zone, local, 0)
     if before + offset_at(zone, before) == seconds:
         return before
-    # Skipped. Read with the offset after the gap it lies before the change, with the offset before the gap behind it.
+    # Skipped: with the offset after the gap it is before the change, with the offset before the gap after it.
     return _change_between(zone, seconds - _offset_of(zone, local, 1), before)
 
 
@@ -105,7 +104,7 @@ def _offset_of(zone: tzinfo, local: datetime, fold: int) -> int:
 
 
 def offset_at(zone: tzinfo, instant: int) -> int:
-    """Seconds that local time is ahead of UTC at an instant."""
+    """Return how many seconds local time is ahead of UTC at an instant."""
     return _whole(datetime.fromtimestamp(instant, UTC).astimezone(zone).utcoffset())
 
 

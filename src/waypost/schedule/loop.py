@@ -1,6 +1,6 @@
-"""What keeps a scheduler or a promoter going: tick, sleep, and hand over at the end. In both colours.
+"""The loop of a scheduler or a promoter, sync and async: tick, sleep, and hand over at the end.
 
-A tick that fails because the store is away is told once, and tried again: these loops end only when they are told to.
+A tick that fails is logged once and tried again: the loop ends only when it is stopped.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from waypost.values import Elected
 
 log = logging.getLogger("waypost")
 
-#: The pause after a tick that failed: its calls have been repeated for the retry budget already.
+#: The pause after a failed tick, whose calls were already repeated for the retry budget.
 FAILED_SECONDS = 1.0
-#: The hand-over is a courtesy: without it the next leader comes when the lease ends.
+#: The longest wait for a hand-over; without one, the next leader starts when the lease ends.
 HAND_OVER_SECONDS = 2.0
 
 
 class TickResult(Protocol):
-    """What a tick says that matters here."""
+    """The part of a tick's result that the loop needs."""
 
     @property
     def sleep_seconds(self) -> float: ...
@@ -46,7 +46,7 @@ class Ticker(Protocol):
 
 
 class _FailureLog:
-    """The share of both colours: what a failure says, and once."""
+    """Logs the first of several failures in a row. Shared by both loops."""
 
     def __init__(self, ticker: Ticker) -> None:
         self._ticker = ticker
@@ -57,10 +57,10 @@ class _FailureLog:
         ticker.context.emit(f"{ticker.role}_tick", "", "failure", error_type=error_type(error), error=error_text(error))
         if not self._failing:
             self._failing = True
-            # What nobody foresaw is a defect, and shown whole; the schedules of others must go on all the same.
+            # An unexpected error is a defect: log its traceback. The loop continues, for all other schedules.
             traceback = None if isinstance(error, WaypostError) else error
             fields = {"event": f"{ticker.role}_failed"}
-            log.warning("%s: %s; it goes on trying", ticker.role, error, exc_info=traceback, extra=fields)
+            log.warning("%s: %s; trying again", ticker.role, error, exc_info=traceback, extra=fields)
         return FAILED_SECONDS
 
     def succeeded(self, ticked: TickResult) -> float:
@@ -88,7 +88,7 @@ def run_blocking(executor: Executor, ticker: Ticker, stop: threading.Event) -> N
 
 
 class BackgroundLoop:
-    """The same on an event loop, as a task."""
+    """Runs a scheduler or promoter as a task on an event loop."""
 
     def __init__(self, executor: AsyncExecutor, ticker: Ticker) -> None:
         self._executor = executor
@@ -100,16 +100,16 @@ class BackgroundLoop:
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Tick from now on."""
+        """Start the task."""
         self._task = self._loop.create_task(self.run(), name=f"waypost {self._ticker.role}")
 
     @property
     def candidate(self) -> Candidate:
-        """What stands for election here."""
+        """The candidate of the scheduler or promoter."""
         return self._ticker.candidate
 
     def update_election(self, elected: Elected) -> None:
-        """A poll of the worker asked who leads."""
+        """Take over the result of an election that a poll of the worker held."""
         self.candidate.update(elected)
         if self.candidate.leading:
             self._woken.set()
@@ -126,12 +126,12 @@ class BackgroundLoop:
         self._woken.set()
 
     def request_stop(self) -> None:
-        """Let the tick under way end, then hand over."""
+        """Stop after the current tick and hand over."""
         self._stopping = True
         self._woken.set()
 
     async def run(self) -> None:
-        """Tick until told to stop, then hand over."""
+        """Tick until `request_stop`, then hand over."""
         try:
             while not self._stopping:
                 self._woken.clear()
@@ -157,7 +157,7 @@ class BackgroundLoop:
             )  # fmt: skip
 
     async def stop(self, timeout: float = HAND_OVER_SECONDS) -> None:
-        """Stop and wait for the end. A tick that hangs is cancelled: nothing it does is half done."""
+        """Stop and wait for the end. A tick that hangs is cancelled, which is safe: each step is atomic."""
         self.request_stop()
         if self._task is None:
             return

@@ -1,8 +1,8 @@
-"""Missed fires: what to fire of all that is due, and what to count as missed.
+"""Missed fires: which of the due instants to fire, and how many to count as missed.
 
 An instant is missed if it is more than the grace late, or if a newer one is due already. `skip` fires the newest if it
-is within the grace; `once` fires the newest however late; `all` fires the newest so many. All of it, and the next
-instant, are one step of the store; a decision is only good as long as `valid_until_ms`, since time goes on.
+is within the grace; `once` fires the newest however late; `all` fires the newest `max_catchup`. The fires and the next
+instant are one step of the store, which refuses a decision after its `valid_until_ms`.
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ from typing import NamedTuple
 from waypost.policy import CHUNK_MESSAGES_MAX
 from waypost.schedule.rule import WALK_MAX, Fire, Spec, Timeline
 
-#: A decision is good for at least so long, so that intervals of a few milliseconds can be fired at all.
+#: A decision is valid for at least this long, so that intervals of a few milliseconds can be fired at all.
 DECISION_MS = 250
 
 
 class Decision(NamedTuple):
-    """One step: fires to publish in order, how many instants were missed, and where the schedule stands after it."""
+    """One step: fires to publish in order, how many instants were missed, and the next fire."""
 
     fires: tuple[Fire, ...]
     missed: int
-    #: The newest instant that this step is about: it must be due by the store's clock.
+    #: The due time of the newest instant in this step: it must have passed by the store's clock.
     last_due_ms: int
     valid_until_ms: int
     following: Fire | None
 
 
 def decide(spec: Spec, key: str, expected: Fire, fired: int, now_ms: int) -> Decision | None:
-    """What to do at store time `now_ms` with a schedule whose next fire is `expected`; None: it is not due."""
+    """Return the step for a schedule whose next fire is `expected` at store time `now_ms`; None if it is not due."""
     if expected.due_ms > now_ms:
         return None
     timeline = Timeline(key, spec)
@@ -43,13 +43,13 @@ def decide(spec: Spec, key: str, expected: Fire, fired: int, now_ms: int) -> Dec
         due.append(fire)
         count += 1
     if following is not None and following.due_ms <= now_ms:
-        # More is due than one step walks through, and the newest is not among it: all of this is missed.
+        # More is due than one step walks through, and the newest is not in this step: all of it is missed.
         last = due[-1]
         return Decision((), passed + count, last.due_ms, now_ms + DECISION_MS, following)
     chosen = _choose(spec, due, now_ms)
     missed = passed + count - len(chosen)
     if spec.max_fires is not None:
-        # As if they had fired in time: the oldest use up what is left.
+        # As if they had fired in time: the oldest use up the remaining fires.
         chosen = chosen[: max(0, spec.max_fires - fired)]
         if fired + len(chosen) >= spec.max_fires:
             following = None
@@ -72,7 +72,7 @@ def _choose(spec: Spec, due: deque[Fire], now_ms: int) -> list[Fire]:
 
 
 def _pass_over(spec: Spec, timeline: Timeline, expected: Fire, now_ms: int) -> tuple[int, Fire]:
-    """Jump over intervals that nobody will fire any more: an outage of a day has millions of short ones."""
+    """Skip intervals too old to fire: an outage of a day has millions of short ones."""
     if spec.every_ms is None:
         return 0, expected
     until_ms = now_ms if spec.end_ms is None else min(now_ms, spec.end_ms)

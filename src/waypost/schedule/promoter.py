@@ -1,7 +1,7 @@
 """The promoter: one leader makes timers ready when they are due, and wakes sleepers for them.
 
-Claims promote too, so nothing depends on it, and its death delays nothing. It is for workers that no wake-up reaches in
-their sleep, and for continuations whose sender died before it could send them on.
+Claims promote too, so nothing depends on it. It serves sleeping workers that get no wake-up for a timer, and delivers
+continuations whose sender died before it could.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from waypost.policy import LEADER_TTL_MS, PROMOTE_MAX
 from waypost.schedule.election import Candidate, Election, log
 from waypost.values import Promoted
 
-#: A timer that was published after the last look is promoted this late at most, if no worker is awake to claim it.
+#: How late a timer published after the last poll is promoted at most, if no worker is awake to claim it.
 POLL_SECONDS = 1.0
-#: How often it reads which queues there are, and sends on what was left behind.
+#: How often it lists the queues, and delivers continuations that were left behind.
 QUEUES_SECONDS = 5.0
 QUEUES_PER_FLUSH = 64
 
 
 class PromoterTick(Struct, frozen=True):
-    """What a tick did: timers made ready, timers left, and how late the oldest was, in milliseconds."""
+    """The result of a tick: timers made ready, timers left, and how late the oldest was, in milliseconds."""
 
     election: Election
     promoted: int = 0
@@ -35,7 +35,7 @@ class PromoterTick(Struct, frozen=True):
 
 
 class Promoter:
-    """The loop's state. `tick` moves it on."""
+    """The state of the loop."""
 
     role = "promoter"
 
@@ -55,15 +55,15 @@ class Promoter:
         self._queues_at = 0.0
 
     def refresh(self) -> None:
-        """Look at the list of queues now."""
+        """List the queues in the next tick."""
         self._queues_at = 0.0
 
     def hand_over(self) -> Flow[None]:
-        """The end: another one leads at once."""
+        """Give up the lead, so that another promoter leads at once."""
         yield from self.candidate.resign()
 
     def tick(self) -> Flow[PromoterTick]:
-        """Stand for election; a leader promotes what is due in every queue, and says how long it may sleep."""
+        """Stand for election; as the leader, promote what is due in every queue."""
         election = yield from self.candidate.elect()
         if election == "following":
             sleep = max(0.0, self.candidate.elect_at - self.context.monotonic())
@@ -105,5 +105,5 @@ def _sleep_seconds(result: Promoted, most: float) -> float:
     if result.promoted == PROMOTE_MAX:
         return 0.0
     if result.next_due_ms is None or (result.next_due_ms == 0 and result.promoted == 0):
-        return most  # no timer, or a paused queue that lets them gather
+        return most  # no timer, or a paused queue, which promotes none
     return min(most, (result.next_due_ms + 1) / 1000)

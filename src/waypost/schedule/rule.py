@@ -1,4 +1,4 @@
-"""A schedule's rule: what is saved with it, and the instants that follow from it. Pure: milliseconds in and out.
+"""A schedule's rule: what is saved, and the instants that follow from it. No I/O: milliseconds in and out.
 
 An instant is when the rule says that it fires; its due time is the instant plus its jitter, which follows from the
 schedule and the instant alone. So every scheduler computes the same, and the store can compare.
@@ -22,12 +22,12 @@ from waypost.schedule.cron import read_cron
 from waypost.schedule.instants import next_instant
 from waypost.schedule.zones import zone_of
 
-#: So many instants are walked through in one step of a catch-up; what is left is for the next step.
+#: Instants that one step of a catch-up walks through; the next step does the rest.
 WALK_MAX = 20_000
 
 
 class Spec(msgspec.Struct, frozen=True, omit_defaults=True):
-    """All that is saved of a schedule but its place in time. Newer releases may add fields, older pass over them."""
+    """All that is saved of a schedule except its state. Newer releases may add fields; older ones ignore them."""
 
     name: str
     cron: str | None = None
@@ -43,7 +43,7 @@ class Spec(msgspec.Struct, frozen=True, omit_defaults=True):
     missed: str = "skip"
     max_catchup: int = 0
     grace_ms: int = 60_000
-    #: The message: what its body is, its bytes, and what goes with it.
+    #: The message: the content type of its body, its bytes, and its other fields.
     content: int = 2
     body: bytes = b"null"
     type_name: str | None = None
@@ -52,7 +52,7 @@ class Spec(msgspec.Struct, frozen=True, omit_defaults=True):
     reply_to: str | None = None
     priority: int = 5
     group: str | None = None
-    #: Whether a decorator in a program declared it, and not somebody by hand.
+    #: Whether a decorator in a program declared it, rather than a call of `save_schedule`.
     declared: bool = False
 
     def fires_like(self, other: Spec) -> bool:
@@ -61,7 +61,7 @@ class Spec(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def timing(self) -> tuple[object, ...]:
-        """What decides about the instants. The anchor is not part of it: it is when the rule was first saved."""
+        """The fields that determine the instants. Not the anchor: it is when the rule was first saved."""
         return (
             self.cron, self.every_ms, self.tz if self.cron else None, self.start_ms, self.end_ms, self.max_fires,
             self.jitter_ms,
@@ -73,12 +73,12 @@ _decode = msgspec.msgpack.Decoder(Spec).decode
 
 
 def pack_spec(spec: Spec) -> bytes:
-    """A spec as stores keep it."""
+    """Return a spec as the bytes that stores keep."""
     return _encode(spec)
 
 
 def unpack_spec(data: bytes) -> Spec:
-    """The same, back. Raises `SchemaTooNew` if a newer release wrote something that this one cannot read."""
+    """Read a spec from its bytes. Raises `SchemaTooNew` if a newer release wrote what this one cannot read."""
     try:
         return _decode(data)
     except msgspec.DecodeError as error:
@@ -86,7 +86,7 @@ def unpack_spec(data: bytes) -> Spec:
 
 
 def interval_ms(every: float | timedelta) -> int:
-    """Seconds or a timedelta as milliseconds, or raise `InvalidSchedule`."""
+    """Return seconds or a timedelta as milliseconds, or raise `InvalidSchedule`."""
     seconds = every.total_seconds() if isinstance(every, timedelta) else every
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or seconds != seconds:
         raise InvalidSchedule(f"every is a number of seconds or a timedelta, not {show(every)}")
@@ -96,14 +96,14 @@ def interval_ms(every: float | timedelta) -> int:
 
 
 def next_multiple(anchor_ms: int, every_ms: int, after_ms: int) -> int:
-    """The first anchor + n × interval (n from 0) behind a moment."""
+    """Return the first anchor + n × interval (n from 0) after a time."""
     if after_ms < anchor_ms:
         return anchor_ms
     return anchor_ms + ((after_ms - anchor_ms) // every_ms + 1) * every_ms
 
 
 class Fire(NamedTuple):
-    """An instant, and when it is due: later by its jitter."""
+    """An instant of the rule, and its due time: the instant plus its jitter."""
 
     instant_ms: int
     due_ms: int
@@ -135,7 +135,7 @@ class Timeline:
         return found
 
     def walk(self, after_ms: int) -> Iterator[Fire]:
-        """The fires behind a moment (by their instants), in order. Due times are in order too."""
+        """Yield the fires whose instants are after a time, in order. Due times are in order too."""
         instant = self._instant_after(after_ms)
         while instant is not None:
             following = self._instant_after(instant)
@@ -143,15 +143,15 @@ class Timeline:
             instant = following
 
     def after(self, after_ms: int) -> Fire | None:
-        """The first fire behind a moment."""
+        """Return the first fire after a time, or None."""
         return next(self.walk(after_ms), None)
 
     def next_fires_after(self, after_ms: int, count: int) -> list[Fire]:
-        """The next so many."""
+        """Return the next `count` fires after a time."""
         return list(islice(self.walk(after_ms), count))
 
     def _jitter(self, instant: int, following: int | None) -> int:
-        """How much later than its instant a fire is due: the same for all who ask, and before the next instant."""
+        """Return how long after its instant a fire is due: the same in every process, before the next instant."""
         span = self._spec.jitter_ms
         if span and following is not None:
             span = min(span, following - instant)
@@ -162,6 +162,6 @@ class Timeline:
 
 
 def fire_id(queue: str, key: str, version: str, instant_ms: int) -> str:
-    """The id of the message of one instant: the same whoever fires it."""
+    """Return the id of the message of one instant: the same whichever scheduler fires it."""
     digest = hashlib.blake2b(f"{queue}\0{key}\0{version}\0{instant_ms}".encode(), digest_size=16).digest()
     return encode(instant_ms, 9) + encode(int.from_bytes(digest, "big"), 15)

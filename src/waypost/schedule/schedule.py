@@ -1,4 +1,4 @@
-"""A schedule as people see it: its rule, where it stands, and when it fires next."""
+"""A schedule as clients return it: its rule, its state, and when it fires next."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from waypost.values import StoredSchedule
 
 
 def to_datetime(ms: int) -> datetime:
-    """Milliseconds as a time in UTC."""
+    """Return milliseconds since the epoch as a datetime in UTC."""
     return datetime.fromtimestamp(ms // 1000, UTC).replace(microsecond=ms % 1000 * 1000)
 
 
 def format_time(ms: int) -> str:
-    """Milliseconds as headers and listings tell them: 2026-03-06T07:00:00Z, with milliseconds where there are any."""
+    """Format milliseconds as headers and listings do: 2026-03-06T07:00:00Z, with milliseconds if there are any."""
     at = to_datetime(ms)
     return at.isoformat(timespec="milliseconds" if ms % 1000 else "seconds").replace("+00:00", "Z")
 
 
 class Schedule(Struct, frozen=True):
-    """A schedule: the rule as it was saved, and where it stands. Durations are in seconds, times in UTC."""
+    """A schedule: the rule as it was saved, and its state. Durations are in seconds, times in UTC."""
 
     queue: str
     key: str
@@ -42,9 +42,9 @@ class Schedule(Struct, frozen=True):
     max_fires: int | None
     jitter: float
     paused: bool
-    #: When it fires next, its jitter included; empty if it is paused or over.
+    #: When it fires next, jitter included; empty if it is paused or has ended.
     next_fires: list[datetime]
-    #: How many messages it has published, how many instants it missed, and the newest instant that fired.
+    #: Messages published, instants missed, and the newest instant that fired.
     fires: int
     missed_fires: int
     last_fire: datetime | None
@@ -57,30 +57,30 @@ class Schedule(Struct, frozen=True):
 
     @property
     def next_fire(self) -> datetime | None:
-        """The next one."""
+        """When it fires next; None if it is paused or has ended."""
         return self.next_fires[0] if self.next_fires else None
 
     def local(self, at: datetime) -> datetime:
-        """A time in the schedule's own zone."""
+        """Return a time in the schedule's own zone."""
         return at.astimezone(zone_of(self.tz))
 
 
 def missed_policy(spec: Spec) -> Missed:
-    """What becomes of missed fires, as it was given."""
+    """Return the policy for missed fires as the caller gave it."""
     if spec.missed == "all":
         return CatchUp(spec.max_catchup)
     return "once" if spec.missed == "once" else "skip"
 
 
 def describe(queue: str, stored: StoredSchedule, count: int = 1) -> Schedule:
-    """A stored schedule with its next so many fires."""
+    """Return a stored schedule with its next `count` fires."""
     spec = unpack_spec(stored.spec)
     fires = []
     if stored.next_ms is not None and not stored.paused:
         left = count if spec.max_fires is None else min(count, spec.max_fires - stored.fires)
         try:
             fires = Timeline(stored.key, spec).next_fires_after(stored.next_ms - 1, left)
-        except InvalidSchedule:  # a zone that is not known on this machine: what the store says is known all the same
+        except InvalidSchedule:  # this machine does not know the zone; the store has the next fire
             fires = [Fire(stored.next_ms, stored.due_ms or stored.next_ms)]
     return Schedule(
         queue=queue,

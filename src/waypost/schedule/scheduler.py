@@ -1,9 +1,8 @@
 """The scheduler: one leader reads the schedules, sleeps until the next fire, and fires; others stand by.
 
-A tick does no I/O of its own: it is a flow. Its answer says how long to sleep. Store time is what counts: it comes
-with every reading and is carried on by this process's monotonic clock, so a wall clock that is wrong is harmless. That
-one leader is elected saves work and nothing more: each fire is compared with what the store has, so two that believe
-to lead fire each instant once between them.
+A tick does no I/O of its own: it is a flow, and its result includes how long to sleep. Only store time counts: every
+reply carries it and this process's monotonic clock extends it, so a wrong wall clock is harmless. Electing a leader
+only saves work: the store compares each fire with its own record, so two leaders fire each instant once between them.
 """
 
 from __future__ import annotations
@@ -28,17 +27,17 @@ from waypost.values import Fired, ScheduleList, StoredSchedule
 
 log = logging.getLogger("waypost")
 
-#: How often a leader asks whether a schedule was saved: together with its renewals less than a command a second.
+#: How often a leader polls for saved schedules: with its renewals, less than a command a second.
 POLL_SECONDS = 4.0
-#: A standby reads them so often, fires what is so late, and tries so often where a leader is there after all.
+#: How often a standby polls; how late a fire must be before it fires it; the pause after a leader was faster.
 STANDBY_POLL_SECONDS = 300.0
 STANDBY_LATE_MS = 1_000
 STANDBY_SECONDS = 30.0
-#: How often it reads everything again, whatever it believes to know.
+#: How often it reads all schedules again, changed or not.
 READ_SECONDS = 30.0
-#: So many fires go to the store in one flush.
+#: Fires sent to the store in one flush.
 FIRES_PER_FLUSH = 64
-#: What could not be fired, because its queue is full for example, is tried again so often.
+#: The pause before a fire that failed is tried again, for example because its queue is full.
 RETRY_SECONDS = 1.0
 
 
@@ -50,23 +49,23 @@ class Tick(Struct, frozen=True):
     fires: int = 0
     missed: int = 0
     lateness_ms: int = 0
-    #: How long there is nothing to do.
+    #: How long until the next tick has something to do.
     sleep_seconds: float = 0.0
 
 
 class _KnownSchedule(Struct):
-    """A schedule as this scheduler knows it."""
+    """A schedule as this scheduler last read it."""
 
     queue: str
     stored: StoredSchedule
     spec: Spec
-    #: Not before this, by the monotonic clock: it could not be fired, for its queue is full. Said once.
+    #: Do not fire before this, by the monotonic clock: the last try failed. Logged once.
     retry_at: float = 0.0
     reported: bool = False
 
 
 class Scheduler:
-    """The loop's state. `tick` moves it on; `refresh` makes the next tick look at the store first."""
+    """The state of the loop. `refresh` makes the next `tick` read all schedules first."""
 
     role = "scheduler"
 
@@ -81,27 +80,27 @@ class Scheduler:
     ) -> None:
         self.context = context
         self.candidate = Candidate(context, self.role, name=context.worker, ttl_ms=ttl_ms, by_polls=by_polls)
-        #: As a standby: how late a fire must be before it is fired here, and not before when, by the monotonic clock.
+        #: As a standby: how late a fire must be to be fired here, and when the next try is allowed (monotonic clock).
         self._standby_ms = round(STANDBY_LATE_MS * random.uniform(1.0, 1.5))
         self._standby_at = 0.0
         self._poll_seconds = poll_seconds
         self._on_tick = on_tick
         self._known: dict[tuple[str, str], _KnownSchedule] = {}
         self._numbers: dict[str, int] = {}
-        #: Store time less the monotonic clock, in milliseconds; None before the first reading.
+        #: Store time minus the monotonic clock, in milliseconds; None before the first reply.
         self._clock_offset_ms: float | None = None
         self._poll_at = self._read_at = 0.0
 
     def refresh(self) -> None:
-        """A schedule was saved here, or the time changed: read everything now."""
+        """Read all schedules in the next tick: one was saved here, or the time changed."""
         self._poll_at = self._read_at = 0.0
 
     def hand_over(self) -> Flow[None]:
-        """The end: another one leads at once."""
+        """Give up the lead, so that another scheduler leads at once."""
         yield from self.candidate.resign()
 
     def tick(self) -> Flow[Tick]:
-        """Stand for election; a leader looks for changes, fires what is due, and says how long it may sleep."""
+        """Stand for election; as the leader, poll for changes and fire what is due."""
         election = yield from self.candidate.elect()
         if election == "following":
             tick = yield from self._follow(Tick(election))
@@ -116,10 +115,10 @@ class Scheduler:
         return self._report(structs.replace(tick, sleep_seconds=self._sleep_seconds()))
 
     def _follow(self, tick: Tick) -> Flow[Tick]:
-        """Follow: what the leader has not fired a second after its time is fired here, by the same comparison.
+        """Fire what the leader has not fired a second after its due time; the store compares as it does for a leader.
 
-        So nothing waits for the lease of a leader that is gone. A leader that is there costs a standby one request for
-        a fire at most, and not more than one in `STANDBY_SECONDS`.
+        So no fire waits for the lease of a dead leader to end. With a live leader, a standby sends at most one request
+        in `STANDBY_SECONDS`.
         """
         yield from self._poll(STANDBY_POLL_SECONDS)
         now = self.context.monotonic()
@@ -130,7 +129,7 @@ class Scheduler:
             if tick.fires or tick.missed:
                 self._standby_at = 0.0
                 tick = yield from self._fire(late[1:FIRES_PER_FLUSH], tick)
-                # Whoever led may be gone: ask now, and not with the next poll.
+                # The leader may be dead: stand for election now, not with the next poll.
                 self.candidate.elect_at = 0.0
         sleep = min(self._until(self._poll_at), self._until(self.candidate.elect_at))
         fire = self._next_fire_seconds(self._standby_ms)
@@ -154,7 +153,7 @@ class Scheduler:
         return self.context.monotonic() * 1000
 
     def _set_store_time(self, at_ms: int) -> None:
-        """Store time as of a reply that came just now: a little old, so what follows from it is never early."""
+        """Set store time from a reply. It is slightly in the past, so no fire is early."""
         self._clock_offset_ms = at_ms - self._monotonic_ms()
 
     def _store_now(self) -> int:
@@ -165,18 +164,18 @@ class Scheduler:
         return max(0.0, at - self.context.monotonic())
 
     def _sleep_seconds(self) -> float:
-        """Until the next fire, the next look, or the next renewal."""
+        """Return the time until the next fire, poll or renewal."""
         sleep = min(self._until(self._poll_at), self._until(self.candidate.elect_at))
         fire = self._next_fire_seconds(0)
         return max(0.0, sleep if fire is None else min(sleep, fire))
 
     def _next_fire_seconds(self, late_ms: int) -> float | None:
-        """How long until the next fire is so late; None if no schedule is known to fire."""
+        """Return how long until the next fire is `late_ms` late; None if no schedule will fire."""
         found = None
         for known in self._known.values():
             due_ms = known.stored.due_ms
             if due_ms is not None and not known.stored.paused:
-                # A millisecond more than it seems: the clock of the store is cut to whole ones.
+                # One millisecond more, because store time is truncated to whole milliseconds.
                 seconds = (due_ms + late_ms - self._store_now() + 1) / 1000
                 seconds = max(seconds, self._until(known.retry_at))
                 found = seconds if found is None else min(found, seconds)
@@ -185,11 +184,11 @@ class Scheduler:
     # ---- reading -----------------------------------------------------------------------------------------
 
     def _poll(self, seconds: float) -> Flow[None]:
-        """Read the schedules of queues in which something was saved; now and then those of all. Again after so long."""
+        """Read the schedules of changed queues, and of all queues every `READ_SECONDS`; poll again in `seconds`."""
         now = self.context.monotonic()
         if now < self._poll_at:
             return
-        # Before the question, so that a poke that comes meanwhile is not lost.
+        # Set before the request, so that a refresh during it is not lost.
         self._poll_at = now + seconds
         numbers = yield from self.context.attempt(self.context.store.scheduled())
         if now >= self._read_at:
@@ -222,14 +221,14 @@ class Scheduler:
         try:
             spec = known.spec if known is not None and known.stored.spec == stored.spec else unpack_spec(stored.spec)
         except WaypostError as error:
-            # A newer release saved it: it is left for a newer scheduler.
+            # A newer release saved it: leave it to a scheduler of that release.
             log.warning("schedule %s of queue %s: %s", stored.key, queue, error, extra={"event": "schedule_unreadable"})
             self._known.pop((queue, stored.key), None)
             return
         self._known[queue, stored.key] = _KnownSchedule(queue, stored, spec, 0.0 if known is None else known.retry_at)
 
     def _due(self, late_ms: int = 0) -> list[_KnownSchedule]:
-        """What is due, or so late, longest due first."""
+        """Return the schedules that are at least `late_ms` overdue, oldest first."""
         if not self._known:
             return []
         now, monotonic = self._store_now() - late_ms, self.context.monotonic()
@@ -256,7 +255,7 @@ class Scheduler:
                 drafts: list[Draft] = []
                 if decision is not None:
                     drafts = yield from drafts_of(self.context, queue, stored, known.spec, decision.fires)
-            except Exception as error:  # a zone that is not known on this machine, or a middleware of the client
+            except Exception as error:  # a zone that this machine does not know, or a middleware of the client
                 self._postpone(known, error)
                 continue
             if decision is not None:
@@ -265,7 +264,7 @@ class Scheduler:
             results = yield Together([sending.call() for *_, sending in steps])
             for (known, decision, sending), result in zip(steps, results, strict=True):
                 if isinstance(result, (StoreUnavailable, OutcomeUnknown, *REFUSALS)):
-                    # The same operation again: the store answers with what became of the first.
+                    # Send the same operation again: the store replies with the result of the first.
                     pause = sending.failed("fire_schedule", result)
                     if pause is not None:
                         yield pause
@@ -282,7 +281,7 @@ class Scheduler:
         return tick
 
     def _sending(self, queue: str, step: FireStep, drafts: list[Draft]) -> Sending[Woken[Fired]]:
-        """A fire on its way. It compares what it saw, so one that is sent again too late changes nothing."""
+        """Return a fire that can be sent again: the store compares it, so a late repeat changes nothing."""
 
         def make(operation: Operation) -> Call[Woken[Fired]]:
             return self.context.store.fire_schedule(queue, step, drafts, operation)
@@ -290,20 +289,22 @@ class Scheduler:
         return Sending(self.context, queue, make, fenced=True)
 
     def _postpone(self, known: _KnownSchedule, error: Exception) -> None:
-        """It could not be fired, and nothing has changed: try again soon, and let the others go on."""
+        """Try a fire that failed again in `RETRY_SECONDS`, and continue with the others. Nothing was published."""
         queue, key = known.queue, known.stored.key
         known.retry_at = self.context.monotonic() + RETRY_SECONDS
         if not known.reported:
             known.reported = True
             fields = {"event": "fire_held", "queue": queue, "schedule": key}
-            log.warning("schedule %s of queue %s waits: %s", key, queue, error, extra=fields)
+            log.warning(
+                "schedule %s of queue %s could not fire and is tried again: %s", key, queue, error, extra=fields
+            )
         reason = "queue_full" if isinstance(error, QueueFull) else None
         self.context.emit(
             "fired", queue, "failure", key=key, reason=reason, error_type=error_type(error), error=error_text(error)
         )
 
     def _record_result(self, known: _KnownSchedule, decision: Decision, result: Woken[Fired], tick: Tick) -> Tick:
-        """What became of one fire."""
+        """Record the result of one fire, and return the tick with it added."""
         queue, key = known.queue, known.stored.key
         fired = self.context.wake_and_report(result)
         self._set_store_time(fired.at_ms)

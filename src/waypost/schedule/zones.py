@@ -15,7 +15,7 @@ NAME = re.compile(r"[A-Za-z][A-Za-z0-9_+\-]*(?:/[A-Za-z0-9_+\-]+){0,3}")
 
 
 def zone_of(name: str) -> tzinfo:
-    """The zone of a name, or raise `InvalidSchedule`. A fixed offset is a `datetime.timezone`."""
+    """Return the zone of a name, or raise `InvalidSchedule`. A fixed offset is a `datetime.timezone`."""
     if not isinstance(name, str):
         raise InvalidSchedule(f"tz must be a time zone as text, not {show(name)}")
     return _zone_of(name)
@@ -32,21 +32,21 @@ def _zone_of(name: str) -> tzinfo:
             raise InvalidSchedule(f"time zone {name!r}: an offset is at most 23:59")
         span = timedelta(hours=hours, minutes=minutes)
         return timezone(-span if offset[1] == "-" else span)
-    # Names become paths of files, so nothing that could lead elsewhere is looked up.
+    # zoneinfo opens a file of this name, so reject names that could leave its directory.
     if NAME.fullmatch(name) is not None:
         try:
             return ZoneInfo(name)
-        except (OSError, ValueError):  # no such file, a folder, no zone in it; "not found" is a KeyError
+        except (OSError, ValueError):  # no such file, a folder, not a zone file; "not found" is a KeyError
             pass
         except KeyError:
             pass
     raise InvalidSchedule(
-        f"time zone {name[:64]!r} is not known here; use UTC, an offset as +05:30, or a name as Europe/Madrid. If the "
-        "system has no zones, install tzdata"
+        f"time zone {name[:64]!r} is not known here; use UTC, an offset like +05:30, or a name like Europe/Madrid. If "
+        "the system has no zones, install tzdata"
     )
 
 
 def zone_name(name: str) -> str:
-    """A zone as it stands in keys: `Z` and `utc` are `UTC`."""
+    """Return the name of a zone as used in keys: `Z` and `utc` are `UTC`."""
     zone_of(name)
     return "UTC" if name.upper() in ("UTC", "Z") else name

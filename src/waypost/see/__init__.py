@@ -1,4 +1,4 @@
-"""Seeing what happens: metrics for Prometheus, traces and metrics for OpenTelemetry, and a worker's own web address.
+"""Observability: metrics for Prometheus, traces and metrics for OpenTelemetry, and a worker's HTTP endpoint.
 
     from waypost.see import Endpoint, Prometheus, Tracing
 
@@ -7,8 +7,8 @@
     with Endpoint(worker, prometheus, port=9464):       # /metrics, /health, /ready
         worker.run()
 
-Each is loaded when it is asked for: `Prometheus` needs `waypost[metrics]`, `Tracing` and `OpenTelemetryMetrics` need
-`waypost[traces]`, `Endpoint` nothing. Whoever does not use them pays nothing.
+Each is imported on first use: `Prometheus` needs `waypost[metrics]`, `Tracing` and `OpenTelemetryMetrics` need
+`waypost[traces]`, `Endpoint` nothing.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Endpoint", "OpenTelemetryMetrics", "Prometheus", "Tracing"]
 
-#: Where each name is found, and the extra that brings what it needs.
+#: The module of each name, and the extra that installs its dependencies.
 _MODULES = {
     "Endpoint": ("waypost.see.endpoint", None),
     "OpenTelemetryMetrics": ("waypost.see.opentelemetry_metrics", "traces"),

@@ -1,7 +1,7 @@
-"""Counting events: how often each thing happened in this process, by queue, and how long waits and handlers took.
+"""Counts events of this process by queue, and how long waits and handlers took.
 
-One counter for each pair of a queue and what happened there, and nothing else: no id, no key, no group, no text of an
-error ever becomes a name here, so the number of figures is bounded by the number of queues.
+The only labels are queue names and fixed values, never an id, a key, a group or the text of an error, so the number of
+series is bounded by the number of queues.
 """
 
 from __future__ import annotations
@@ -13,30 +13,30 @@ from collections.abc import Sequence
 from waypost.errors import ConfigurationError
 from waypost.values import Observed
 
-#: Upper bounds in seconds. Handlers take milliseconds or an hour, and a queue that stands still waits for days.
+#: Upper bounds in seconds. Handlers take milliseconds to an hour; messages of a stopped queue wait for days.
 BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 900.0, 3600.0)
-#: So many queues are told apart; what is published to yet another counts for `OTHERS`. A program that makes up queue
-#: names as it goes would otherwise fill the memory of whoever collects.
+#: Queues with a label of their own; events of any further queue count for `OTHERS`. Otherwise a program that generates
+#: queue names would fill the memory of the collector.
 QUEUES_MAX = 200
-#: No queue can have this name.
+#: Not a valid queue name.
 OTHERS = "(others)"
-#: How a delivery can end, as `on_event` tells it, or a message that a claim buries or a publish drops.
+#: The events that end a delivery, or a message that a claim buries or a publish drops.
 SETTLED = frozenset(
     ("done", "retried", "snoozed", "dead", "dropped", "released", "cancelled", "replaced", "lost", "unsettled")
 )
-#: What steps do besides their work, by what it is counted as.
+#: Side effects of steps: the event, and the counter.
 SIDE_EFFECTS = {"expired": "leases_expired", "promoted": "promoted", "dead_trimmed": "dead_trimmed"}
-#: What a publish can have come to, by what `on_event` says of it.
+#: The result of a publish, by the `reason` of its event.
 _RESULTS = {None: "queued", "delayed": "delayed", "replaced": "replaced", "triggered": "triggered"}
 
 
 def is_settled(event: Observed) -> bool:
-    """Whether it ends a delivery or is a side effect: a cancel of a message that no worker holds is neither."""
+    """Whether the event ends a delivery or is a side effect: a cancel of a message without a lease is neither."""
     return event.token is not None or event.count is not None
 
 
 class QueueLabels:
-    """Queue names that may be told apart: the first so many."""
+    """The label of each queue: its name for the first `most` queues, then `OTHERS`."""
 
     __slots__ = ("_known", "_most")
 
@@ -45,7 +45,7 @@ class QueueLabels:
         self._known: set[str] = set()
 
     def label(self, queue: str) -> str:
-        """The name under which a queue is counted."""
+        """Return the label of a queue."""
         known = self._known
         if queue in known:
             return queue
@@ -56,17 +56,17 @@ class QueueLabels:
 
 
 class Histogram:
-    """How durations are spread over the buckets."""
+    """Durations counted by bucket."""
 
     __slots__ = ("counts", "total")
 
     def __init__(self, counts: list[int], total: float = 0.0) -> None:
-        #: One for each bucket, and the last for what is longer than all.
+        #: One count per bucket, and the last for longer durations.
         self.counts = counts
         self.total = total
 
     def cumulative(self) -> list[int]:
-        """How many took at most as long as each bound, and how many there are in all."""
+        """Return how many durations are at most each bound, and the total."""
         running, sums = 0, []
         for count in self.counts:
             running += count
@@ -80,13 +80,13 @@ class QueueCounters:
     __slots__ = ("counts", "run", "wait")
 
     def __init__(self, buckets: int) -> None:
-        #: By what was counted and how it went: `("settled", "done")`.
+        #: By counter and outcome: `("settled", "done")`.
         self.counts: dict[tuple[str, str], int] = {}
         self.run = Histogram([0] * (buckets + 1))
         self.wait = Histogram([0] * (buckets + 1))
 
     def copy(self) -> QueueCounters:
-        """The same, for reading at leisure."""
+        """Return a copy that no thread changes."""
         other = QueueCounters(0)
         other.counts = dict(self.counts)
         other.run = Histogram(list(self.run.counts), self.run.total)
@@ -95,15 +95,15 @@ class QueueCounters:
 
 
 def check_buckets(buckets: Sequence[float]) -> tuple[float, ...]:
-    """Return bounds of buckets unchanged, or raise `ConfigurationError`."""
+    """Return the bounds of buckets as floats, or raise `ConfigurationError`."""
     bounds = tuple(float(bound) for bound in buckets)
     if not bounds or list(bounds) != sorted(set(bounds)) or bounds[0] <= 0:
-        raise ConfigurationError(f"buckets are seconds, each longer than the one before, not {buckets!r}")
+        raise ConfigurationError(f"buckets are seconds in ascending order, all above 0, not {buckets!r}")
     return bounds
 
 
 class Counters:
-    """Counts what it is told. Safe to tell from any thread."""
+    """Counts the events of all queues. Thread-safe."""
 
     def __init__(self, buckets: Sequence[float] = BUCKETS, queues_max: int = QUEUES_MAX) -> None:
         self.buckets = check_buckets(buckets)
@@ -118,7 +118,7 @@ class Counters:
             if counters is None:
                 counters = self._of(event.queue)
             name = event.event
-            # The three that every message brings come first.
+            # The three events of every message come first.
             if name == "claimed":
                 self._add(counters, "claimed", "")
                 if event.wait_ms is not None:
@@ -170,7 +170,7 @@ class Counters:
         return counters
 
     def read(self) -> dict[str, QueueCounters]:
-        """The counts as they are now, by queue."""
+        """Return a copy of the counts, by queue."""
         with self._lock:
             # Ticks of schedulers and promoters belong to no queue.
             return {queue: counters.copy() for queue, counters in self._queues.items() if queue}

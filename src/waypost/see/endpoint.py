@@ -1,10 +1,10 @@
-"""A worker's own web address: `/metrics` for Prometheus, `/health` and `/ready` for whoever supervises it.
+"""The HTTP endpoint of a worker: `/metrics` for Prometheus, `/health` and `/ready` for its supervisor.
 
-It is a small HTTP server in a thread, so it answers while the event loop is busy or blocked, which is when one wants
-to know. (C code that holds the interpreter's lock silences it, as it does all of the process.) It only tells, nothing
-can be changed through it, and it is bound to loopback unless you say otherwise: it asks nobody who they are.
+A small HTTP server in a thread, so it replies while the event loop is busy or blocked. (C code that holds the
+interpreter's lock stops it, like the rest of the process.) It is read-only and has no authentication, so it binds to
+loopback by default.
 
-    /metrics   the figures as Prometheus reads them
+    /metrics   the metrics in the format of Prometheus
     /health    200 if the worker is green or degraded, 503 if it is red: it does not consume
     /ready     200 while it claims; 503 before it does, once it was asked to be quiet or to stop, and while it is red
 """
@@ -31,14 +31,14 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("waypost")
 
-#: Whoever connects and says nothing is not waited for any longer than this.
+#: The longest wait for the request of a connected client.
 CLIENT_SECONDS = 5.0
 TEXT = "text/plain; charset=utf-8"
 JSON = "application/json"
 
 
 class ServedWorker(Protocol):
-    """A worker of either face, as far as its address has to do with it."""
+    """The part of a sync or async worker that the endpoint needs."""
 
     @property
     def handlers(self) -> list[Handler]: ...
@@ -52,10 +52,10 @@ class ServedWorker(Protocol):
 
 
 class Endpoint:
-    """Answers for one worker. `start` and `stop`, or a `with` block around the worker's run.
+    """The endpoint of one worker: `start` and `stop`, or a `with` block around the worker's run.
 
-    Given a `Prometheus`, its figures are at `/metrics`, with those of this worker, and with those of its queues in the
-    store unless it watches a store already. `port=0` takes a free one, which `port` then names.
+    Given a `Prometheus`, `/metrics` has its metrics, those of this worker, and those of its queues in the store unless
+    it watches a store already. `port=0` takes a free port; `port` then has its number.
     """
 
     def __init__(
@@ -73,17 +73,17 @@ class Endpoint:
 
     @property
     def url(self) -> str:
-        """Where it answers."""
+        """The URL of the endpoint."""
         return f"http://[{self.host}]:{self.port}" if ":" in self.host else f"http://{self.host}:{self.port}"
 
     def start(self) -> Self:
-        """Answer from now on. `ConfigurationError` if the address is taken, or not one of this machine."""
+        """Start to serve. Raises `ConfigurationError` if the address is in use, or not one of this machine."""
         if self._server is not None:
-            raise ConfigurationError("this endpoint answers already")
+            raise ConfigurationError("this endpoint is already started")
         try:
             self._server = server = _Server(self)
         except (OSError, UnicodeError) as error:
-            raise ConfigurationError(f"nothing can listen on {self.host}, port {self.port}: {error}") from None
+            raise ConfigurationError(f"cannot listen on {self.host}, port {self.port}: {error}") from None
         self.port = server.server_address[1]
         if self._prometheus is not None:
             self._prometheus.watch_worker(self._worker)
@@ -97,7 +97,7 @@ class Endpoint:
         return self
 
     def stop(self) -> None:
-        """Answer no more."""
+        """Stop serving."""
         server, self._server = self._server, None
         if server is not None:
             server.shutdown()
@@ -116,7 +116,7 @@ class Endpoint:
         self.stop()
 
     def answer(self, path: str, accept: str) -> tuple[int, str, bytes]:
-        """Status, content type and body for a path."""
+        """Return status, content type and body for a path."""
         match path.partition("?")[0].rstrip("/"):
             case "/metrics" if self._prometheus is not None:
                 text, content_type = self._prometheus.exposition(accept)
@@ -127,7 +127,7 @@ class Endpoint:
             case "/ready":
                 health = self._worker.health()
                 return self._health_response(self._worker.is_ready and health.status != "red", health)
-        return 404, TEXT, b"there is /metrics, /health and /ready\n"
+        return 404, TEXT, b"not found: use /metrics, /health or /ready\n"
 
     def _health_response(self, healthy: bool, health: Health) -> tuple[int, str, bytes]:
         document: dict[str, Any] = {
@@ -141,10 +141,10 @@ class Endpoint:
 
 
 class _Server(ThreadingHTTPServer):
-    """A thread for each request: a scrape that waits for the store holds up no question for the health."""
+    """A thread for each request, so that a scrape that waits for the store does not delay a health check."""
 
     daemon_threads = True
-    # A worker that is started again must get its port, whatever lingers of the one before.
+    # A restarted worker must get its port although connections of the previous one are in TIME_WAIT.
     allow_reuse_address = True
 
     def __init__(self, endpoint: Endpoint) -> None:
@@ -153,36 +153,36 @@ class _Server(ThreadingHTTPServer):
         super().__init__((endpoint.host, endpoint.port), _Request)
 
     def server_bind(self) -> None:
-        """Bind, without asking a name server for the name of our own address, which may take seconds."""
+        """Bind without a DNS lookup of our own address, which may take seconds."""
         TCPServer.server_bind(self)
         self.server_name, self.server_port = self.endpoint.host, self.server_address[1]
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Whoever hung up is no reason for a traceback on the worker's terminal."""
+        """Log at debug level: a client that disconnects needs no traceback on the worker's terminal."""
         log.debug("a request to the endpoint failed", exc_info=True, extra={"event": "endpoint_failed"})
 
 
 class _Request(BaseHTTPRequestHandler):
-    """One request: looked at, answered, done."""
+    """One request."""
 
     server: _Server
     timeout = CLIENT_SECONDS
     server_version, sys_version = "waypost", ""
 
     def do_GET(self) -> None:
-        """Answer, with a body."""
+        """Reply with a body."""
         self._answer(with_body=True)
 
     def do_HEAD(self) -> None:
-        """Answer, without one."""
+        """Reply without a body."""
         self._answer(with_body=False)
 
     def _answer(self, *, with_body: bool) -> None:
         try:
             status, content_type, body = self.server.endpoint.answer(self.path, self.headers.get("Accept", ""))
         except Exception:
-            log.exception("the endpoint could not answer", extra={"event": "endpoint_failed"})
-            status, content_type, body = 500, TEXT, b"something failed; the log of the worker says what\n"
+            log.exception("the endpoint could not reply", extra={"event": "endpoint_failed"})
+            status, content_type, body = 500, TEXT, b"internal error; see the log of the worker\n"
         self.send_response(status)
         self.send_header("Content-Type", content_type)
         self.send_header("Content-Length", str(len(body)))
@@ -192,5 +192,5 @@ class _Request(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def log_message(self, format: str, *given: Any) -> None:
-        """Scrapes are no news."""
+        """Log requests at debug level."""
         log.debug("endpoint: " + format, *given, extra={"event": "endpoint_request"})

@@ -1,7 +1,7 @@
-"""Metrics for OpenTelemetry: the same events and the same readings of the store as for Prometheus, as instruments.
+"""Metrics for OpenTelemetry: the same events and store figures as for Prometheus, as instruments.
 
-post = Waypost(url, middleware=[metering := Metering()])
-metering.watch(post.store)                          # gauges of the queues, read when they are collected
+post = Waypost(url, middleware=[metrics := OpenTelemetryMetrics()])
+metrics.watch(post.store)                       # gauges of the queues, read at each collection
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ QUEUE = "messaging.destination.name"
 
 
 class OpenTelemetryMetrics(Middleware):
-    """A middleware that records with the meter provider given, or the program's own."""
+    """A middleware that records with `meter_provider`, by default the global one."""
 
     def __init__(self, meter_provider: MeterProvider | None = None, *, queues_max: int = QUEUES_MAX) -> None:
         self._meter = meter = metrics.get_meter("waypost", VERSION, meter_provider)
@@ -36,17 +36,21 @@ class OpenTelemetryMetrics(Middleware):
         self._published = meter.create_counter("waypost.published", "{message}", "Messages published.")
         self._claimed = meter.create_counter("waypost.claimed", "{message}", "Messages claimed.")
         self._settled = meter.create_counter(
-            "waypost.settled", "{message}", "Deliveries that ended, and messages that ended besides one, by how."
+            "waypost.settled", "{message}", "Deliveries and messages that ended, by outcome."
         )
         self._side_effects = {
             name: meter.create_counter(f"waypost.{counted.replace('_', '.', 1)}", "{message}", help_text)
             for name, counted, help_text in (
-                ("expired", SIDE_EFFECTS["expired"], "Leases that had ended when a claim took their messages back."),
-                ("promoted", SIDE_EFFECTS["promoted"], "Messages that became ready when they were due or free."),
-                ("dead_trimmed", SIDE_EFFECTS["dead_trimmed"], "Dead letters let go for dead_max or dead_keep."),
+                ("expired", SIDE_EFFECTS["expired"], "Expired leases whose messages a claim took back."),
+                (
+                    "promoted",
+                    SIDE_EFFECTS["promoted"],
+                    "Messages that became ready: due, or no longer held back.",
+                ),
+                ("dead_trimmed", SIDE_EFFECTS["dead_trimmed"], "Dead letters trimmed by dead_max or dead_keep."),
             )
         }
-        self._failed = meter.create_counter("waypost.claims.failed", "{claim}", "Claims not answered, or refused.")
+        self._failed = meter.create_counter("waypost.claims.failed", "{claim}", "Claims that failed.")
         self._run = meter.create_histogram(
             "messaging.process.duration", "s", "How long handlers took.", explicit_bucket_boundaries_advisory=BUCKETS
         )
@@ -78,7 +82,7 @@ class OpenTelemetryMetrics(Middleware):
             self._failed.add(1, {QUEUE: self._names.label(event.queue)})
 
     def watch(self, store: Store, queues: Iterable[str] | None = None) -> None:
-        """Read this store whenever gauges are collected: these queues, or all that it has."""
+        """Read this store whenever gauges are collected: these queues, or all of them."""
         reader = StoreReader(store, queues)
         self._readers.append(reader)
         meter = self._meter
@@ -86,7 +90,7 @@ class OpenTelemetryMetrics(Middleware):
             meter.create_observable_gauge(name, [_Collect(reader, observe)], unit, help_text)
 
     def close(self) -> None:
-        """End the connections by which stores are read."""
+        """Close the connections that read the stores."""
         for reader in self._readers:
             reader.close()
 
@@ -105,7 +109,7 @@ def _per_queue(figure: Callable[[Stats], float]) -> Callable[[Reading], list[Obs
 
 
 _GAUGES: tuple[tuple[str, str, str, Callable[[Reading], list[Observation]]], ...] = (
-    ("waypost.queue.messages", "{message}", "Messages, by where they are.", _messages),
+    ("waypost.queue.messages", "{message}", "Messages, by state.", _messages),
     ("waypost.queue.oldest_ready", "s", "How long the oldest ready message has waited.",
      _per_queue(lambda stats: (stats.oldest_ready_ms or 0) / 1000)),
     ("waypost.journal.lag", "{event}", "Events that the slowest reader has not read.", _per_queue(journal_lag)),
@@ -113,7 +117,7 @@ _GAUGES: tuple[tuple[str, str, str, Callable[[Reading], list[Observation]]], ...
 
 
 class _Collect:
-    """A callback of one gauge. All of them come within moments of each other, and share one reading."""
+    """The callback of one gauge. The SDK calls all of them within moments, so they share one reading."""
 
     def __init__(self, reader: StoreReader, observe: Callable[[Reading], list[Observation]]) -> None:
         self._reader = reader

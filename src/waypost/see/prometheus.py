@@ -1,11 +1,11 @@
-"""Metrics for Prometheus: what this process did, how its workers stand, and what the store says when it is scraped.
+"""Metrics for Prometheus: events of this process, state of its workers, and figures of the store at each scrape.
 
     prometheus = Prometheus()
-    post = Waypost(url, middleware=[prometheus])        # counts from here on
-    prometheus.watch(post.store)                        # and reads the store's figures at each scrape
+    post = Waypost(url, middleware=[prometheus])        # counts events from now on
+    prometheus.watch(post.store)                        # and reads the store at each scrape
 
-Counting is an `on_event` of a middleware: a few additions for each event, rendered when somebody asks. The labels are
-names of queues and a few fixed words, never an id, a key or a text, so the number of series has a bound.
+Events are counted by `on_event` of a middleware, a few additions for each, and rendered at a scrape. The labels are
+queue names and fixed values, never an id, a key or a text, so the number of series is bounded.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from waypost.values import Health, HealthStatus, Observed, QueueHealth, Register
 STATES = ("ready", "delayed", "waiting", "leased")
 ENDS = ("done", "dead", "dropped", "cancelled", "replaced")
 HEALTH: dict[HealthStatus, int] = {"red": 0, "degraded": 1, "green": 2}
-#: Counters with one figure for each queue, by what the tally calls them.
+#: Metrics with one counter per queue: the name of the counter in `Counters`.
 BY_QUEUE = {
     "waypost_claimed": "claimed",
     "waypost_claims_empty": "polled",
@@ -40,7 +40,7 @@ BY_QUEUE = {
     "waypost_promoted": "promoted",
     "waypost_dead_trimmed": "dead_trimmed",
 }
-#: And those with one for each way in which it went.
+#: Metrics with one counter per queue and outcome.
 BY_OUTCOME = {
     "waypost_published": "published",
     "waypost_handled": "handled",
@@ -51,7 +51,7 @@ BY_OUTCOME = {
 
 
 class WatchedWorker(Protocol):
-    """A worker, as far as its figures go."""
+    """The part of a worker that its metrics need."""
 
     @property
     def is_ready(self) -> bool: ...
@@ -61,7 +61,7 @@ class WatchedWorker(Protocol):
 class Prometheus(Middleware, Collector):
     """A middleware that counts, and a collector for a registry of prometheus_client.
 
-    Without `registry` it has one of its own; with one (`prometheus_client.REGISTRY`) its figures stand among yours.
+    Without `registry` it makes its own; with `prometheus_client.REGISTRY` its metrics are exported with yours.
     `buckets` are the bounds of both histograms in seconds.
     """
 
@@ -83,16 +83,16 @@ class Prometheus(Middleware, Collector):
         self._counters.on_event(event)
 
     def watch(self, store: Store, queues: Iterable[str] | None = None) -> None:
-        """Read this store at each scrape: these queues, or all that it has."""
+        """Read this store at each scrape: these queues, or all of them."""
         self.close()
         self._reader = StoreReader(store, queues)
 
     def watch_worker(self, worker: WatchedWorker) -> None:
-        """Tell how this worker stands, too."""
+        """Export the state of this worker, too."""
         self._workers.add(worker)
 
     def forget_worker(self, worker: WatchedWorker) -> None:
-        """Tell no more of this one."""
+        """Stop exporting the state of this worker."""
         self._workers.discard(worker)
 
     @property
@@ -101,24 +101,24 @@ class Prometheus(Middleware, Collector):
         return self._reader is not None
 
     def close(self) -> None:
-        """End the connection by which the store is read."""
+        """Close the connection that reads the store."""
         reader, self._reader = self._reader, None
         if reader is not None:
             reader.close()
 
     def exposition(self, accept: str = "") -> tuple[bytes, str]:
-        """Everything in the registry as text, and its content type, as an `Accept` header wishes."""
+        """Return the metrics of the registry as text in the format of an `Accept` header, and its content type."""
         encode, content_type = choose_encoder(accept)
         return encode(self.registry), content_type
 
-    # ---- what prometheus_client calls --------------------------------------------------------------------
+    # ---- called by prometheus_client ---------------------------------------------------------------------
 
     def describe(self) -> Iterator[Family]:
-        """Which metrics there are; asked when it is registered, and no reason to read the store."""
+        """Return the metrics without values; called at registration, so it does not read the store."""
         return iter(_Families().made())
 
     def collect(self) -> Iterator[Family]:
-        """All figures as they are now."""
+        """Return all metrics with their current values."""
         families = _Families()
         for queue, counters in self._counters.read().items():
             _add_counters(families, queue, counters, self._counters.buckets)
@@ -132,7 +132,7 @@ class Prometheus(Middleware, Collector):
 
 
 class _Families:
-    """The metrics of one scrape, in the order of the catalogue."""
+    """The metrics of one scrape, in the order of `METRICS`."""
 
     def __init__(self) -> None:
         self._made: dict[str, CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily] = {}
@@ -177,7 +177,7 @@ def _add_counters(families: _Families, queue: str, counters: QueueCounters, boun
 
 
 def _add_workers(families: _Families, workers: Sequence[WatchedWorker]) -> None:
-    """The workers of this process together: a series must not be there twice."""
+    """Add the workers of this process together: a series must not occur twice."""
     if not workers:
         return
     healths = [worker.health() for worker in workers]
@@ -209,7 +209,7 @@ def _add_queue(families: _Families, stats: Stats, reading: Reading) -> None:
     for state in STATES:
         families.add("waypost_queue_messages", (stats.queue, state), getattr(ledger, state))
     families.add("waypost_queue_messages", (stats.queue, "dead"), ledger.dead_kept)
-    # An empty queue is not old: 0 rather than nothing, so that an alert can end.
+    # 0 for an empty queue, so that an alert can end.
     families.add("waypost_queue_oldest_ready_seconds", queue, (stats.oldest_ready_ms or 0) / 1000)
     families.add("waypost_queue_oldest_leased_seconds", queue, (stats.oldest_leased_ms or 0) / 1000)
     families.add("waypost_queue_timer_late_seconds", queue, reading.late_ms.get(stats.queue, 0) / 1000)

@@ -1,8 +1,7 @@
-"""Reading the store when somebody collects: where messages are, how old the oldest is, who works.
+"""Reads the store for a collection of metrics: where messages are, how old the oldest is, which workers there are.
 
-A store that is away must not keep the figures of the process from whoever asks for them: the reading is done by a
-thread, for which the asker waits a little and not longer. Askers that come together, or soon after each other, share
-one reading.
+An unavailable store must not delay the metrics of the process: a thread reads it, and a collection waits for the thread
+for a limited time. Collections at the same time, or shortly after each other, share one reading.
 """
 
 from __future__ import annotations
@@ -22,22 +21,22 @@ from waypost.values import RegisteredWorker, Stats
 
 log = logging.getLogger("waypost")
 
-#: Whoever collects is kept waiting for the store for so long. Collectors give up after ten seconds.
+#: How long a collection waits for the store. Collectors give up after ten seconds.
 WAIT_SECONDS = 3.0
-#: A reading this young is given again.
+#: A reading is reused for this long.
 FRESH_SECONDS = 1.0
-#: So many queues of a store are read.
+#: How many queues of a store are read.
 QUEUES_READ_MAX = 100
 
 
 class Reading(Struct, frozen=True):
-    """A store at one moment."""
+    """The figures of a store at one time."""
 
     queues: list[Stats]
-    #: How late the oldest timer is that is due and was not made ready yet, in milliseconds by queue.
+    #: How late the oldest timer is that is due and not ready yet, in milliseconds by queue.
     late_ms: dict[str, int]
     workers: list[RegisteredWorker]
-    #: Queues that the store has, and that were not read because they are too many.
+    #: Queues that were not read because there are too many.
     unread: int = 0
 
 
@@ -53,7 +52,7 @@ class _Pending:
 
 
 class StoreReader:
-    """Reads one store, over a connection of its own that is made when it is first asked."""
+    """Reads one store over its own connection, opened by the first reading."""
 
     def __init__(
         self,
@@ -65,7 +64,7 @@ class StoreReader:
         start_timeout: float = START_TIMEOUT_SECONDS,
     ) -> None:
         self._store = store
-        #: None: all that the store has.
+        #: None: all queues.
         self._queues = None if queues is None else sorted(set(queues))
         self._wait_seconds = wait_seconds
         self._fresh = fresh
@@ -77,7 +76,7 @@ class StoreReader:
         self._reported = False
 
     def read(self) -> Reading | None:
-        """What the store says. None if it does not answer, or not soon enough."""
+        """Return the figures of the store, or None if it does not reply in time."""
         with self._lock:
             pending = self._pending
             is_old = pending is None or (pending.done.is_set() and time.monotonic() - pending.at > self._fresh)
@@ -88,7 +87,7 @@ class StoreReader:
         return pending.reading
 
     def close(self) -> None:
-        """Give the connection back, unless a reading hangs in it."""
+        """Close the connection, unless a reading is using it."""
         with self._lock:
             pending, executor = self._pending, self._executor
             if executor is not None and (pending is None or pending.done.is_set()):
@@ -96,7 +95,7 @@ class StoreReader:
                 self._close(executor)
 
     def _close(self, executor: Executor) -> None:
-        # In a forked child the connection is the parent's.
+        # In a forked child the connection belongs to the parent.
         if self._pid == os.getpid():
             executor.close()
 
@@ -117,7 +116,7 @@ class StoreReader:
             logging.DEBUG if self._reported else logging.WARNING,
             "metrics: the store could not be read (%s)%s",
             error,
-            "; give the client a URL to have its figures" if isinstance(error, UnusableClient) else "",
+            "; give the client a URL to export its figures" if isinstance(error, UnusableClient) else "",
             extra={"event": "metrics_not_read"},
             exc_info=None if isinstance(error, WaypostError) else error,
         )
@@ -138,14 +137,14 @@ class StoreReader:
             names.sort()
         chosen = names[:QUEUES_READ_MAX]
         found = [_raise_error(answer) for answer in executor.run_many([store.stats(queue) for queue in chosen])]
-        # A timer that is due and not ready says that nobody claims and nobody promotes.
+        # A timer that is due and not ready means that no worker claims and no promoter runs.
         due = [stats for stats in found if stats.next_due_ms == 0]
         late = {stats.queue: self._late_ms(executor, stats) for stats in due}
         return Reading(found, late, executor.run(store.workers()), len(names) - len(chosen))
 
     def _late_ms(self, executor: Executor, stats: Stats) -> int:
         page = executor.run(self._store.peek(stats.queue, "delayed", 1))
-        # Somebody may have made it ready between the two looks.
+        # It may have become ready between the two reads.
         return max((stats.at_ms - stored.ready_ms for stored in page.messages), default=0)
 
 
@@ -156,6 +155,6 @@ def _raise_error(answer: Stats | Exception) -> Stats:
 
 
 def journal_lag(stats: Stats) -> int:
-    """How many events of the journal its slowest reader has not read."""
+    """Return how many events of the journal its slowest reader has not read."""
     readers: Sequence[int] = list(stats.journal_readers.values())
     return max(0, stats.journal_last - min(readers)) if readers else 0

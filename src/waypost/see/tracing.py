@@ -1,11 +1,10 @@
-"""Traces for OpenTelemetry: a span for each publish and each handler call, joined by what travels in the envelope.
+"""Traces for OpenTelemetry: a span for each publish and each handler call, linked by the context in the envelope.
 
     post = Waypost(url, middleware=[Tracing()])
 
-A publish is a producer span; its context (W3C `traceparent` and `tracestate`) goes into the envelope. The handler's
-span, in whatever process it runs, is a child of it. A call that handles several messages at once belongs to several
-traces: its span begins a trace of its own with a link to each. What a handler publishes, or sends on with `then`, goes
-on with the handler's span.
+A publish is a producer span; its context (W3C `traceparent` and `tracestate`) is stored in the envelope. The handler's
+span, in any process, is its child. A call that handles several messages belongs to several traces: its span starts a
+new trace with a link to each. What a handler publishes, or sends on with `then`, is a child of the handler's span.
 """
 
 from __future__ import annotations
@@ -28,16 +27,16 @@ from waypost.middleware import Middleware, Outgoing
 from waypost.release import VERSION
 from waypost.values import Continuation, Published
 
-#: What SDKs keep of a span's links if nobody says otherwise.
+#: The default limit of SDKs for links of a span.
 LINKS_MAX = 128
-#: The ids of so many messages of a batch are told.
+#: How many message ids of a batch are recorded.
 IDS_MAX = 16
 
 
 class Tracing(Middleware):
-    """A middleware that makes spans with the tracer provider given, or the program's own.
+    """A middleware that makes spans with `tracer_provider`, by default the global one.
 
-    Where no SDK is set up nothing is recorded, and a context that comes in still goes on.
+    Without an SDK nothing is recorded, and the context of a message is still passed on.
     """
 
     def __init__(
@@ -49,16 +48,16 @@ class Tracing(Middleware):
     # ---- publishing --------------------------------------------------------------------------------------
 
     def publish(self, outgoing: Outgoing, call_next: Callable[[Outgoing], list[Published]]) -> list[Published]:
-        """A producer span around a publish that blocks."""
+        """Make a producer span around a sync publish."""
         if outgoing.via == "then":
-            return call_next(outgoing)  # it has its span from the handler
+            return call_next(outgoing)  # the handler made its span
         with self._sending(outgoing) as (span, traced):
             return _note_published(span, call_next(traced))
 
     async def publish_async(
         self, outgoing: Outgoing, call_next: Callable[[Outgoing], Awaitable[list[Published]]]
     ) -> list[Published]:
-        """A producer span around a publish that is awaited."""
+        """Make a producer span around an async publish."""
         if outgoing.via == "then":
             return await call_next(outgoing)
         with self._sending(outgoing) as (span, traced):
@@ -69,7 +68,7 @@ class Tracing(Middleware):
         attributes = _attributes("send", "publish", outgoing.queue)
         with self._span(f"publish {outgoing.queue}", SpanKind.PRODUCER, attributes) as span:
             carrier = self._carrier()
-            # A context that the caller gives by hand is the caller's own decision.
+            # A context given by the caller is kept.
             yield span, outgoing if not carrier or outgoing.options.get("trace") else outgoing.with_trace(carrier)
 
     def _carrier(self, context: Context | None = None) -> dict[str, str]:
@@ -80,18 +79,18 @@ class Tracing(Middleware):
     # ---- handling ----------------------------------------------------------------------------------------
 
     def handle(self, messages: Sequence[Message[Any]], call_next: Callable[[], Any]) -> Any:
-        """A consumer span around a handler that blocks."""
+        """Make a consumer span around a sync handler."""
         with self.handling(*messages) as span:
             return self._record_end(span, messages, call_next())
 
     async def handle_async(self, messages: Sequence[Message[Any]], call_next: Callable[[], Awaitable[Any]]) -> Any:
-        """A consumer span around an async handler, or around one that runs in a process."""
+        """Make a consumer span around an async handler, or one that runs in a process."""
         with self.handling(*messages) as span:
             return self._record_end(span, messages, await call_next())
 
     @contextmanager
     def handling(self, *messages: Message[Any]) -> Iterator[Span]:
-        """A consumer span for the length of a block: for messages of `receive` and `consume`."""
+        """Make a consumer span around a block, for messages of `receive` and `consume`."""
         first = messages[0]
         attributes = _attributes("process", "handle", first.queue)
         context: Context | None = None
@@ -120,7 +119,7 @@ class Tracing(Middleware):
         return links
 
     def _record_end(self, span: Span, messages: Sequence[Message[Any]], returned: Any) -> Any:
-        """Note how a handler ended, and let what it sends on go on from here."""
+        """Record the outcome of a handler, and make its continuations children of its span."""
         if isinstance(returned, Outcome):
             span.set_attribute("waypost.outcome", type(returned).__name__.lower())
         for message in messages:
@@ -129,7 +128,7 @@ class Tracing(Middleware):
         return returned
 
     def _trace_continuation(self, continuation: Continuation) -> Continuation:
-        """A continuation as a child of the handler's span. `then` gave it the context its own message came with."""
+        """Return a continuation as a child of the handler's span, in place of the context that `then` copied."""
         attributes = _attributes("create", "then", continuation.queue)
         attributes["messaging.message.id"] = continuation.id
         with self._span(f"then {continuation.queue}", SpanKind.PRODUCER, attributes):
@@ -156,7 +155,7 @@ class Tracing(Middleware):
             try:
                 yield span
             except Outcome as outcome:
-                # Raised or returned, it is a decision and not a failure.
+                # Raised or returned, an outcome is not a failure.
                 span.set_attribute("waypost.outcome", type(outcome).__name__.lower())
                 raise
             except BaseException as error:
@@ -187,7 +186,7 @@ def _note_published(span: Span, published: list[Published]) -> list[Published]:
 def _note_error(span: Span, error: BaseException) -> None:
     span.set_attribute("error.type", error_type(error))
     if isinstance(error, Exception):
-        # Only the class: the text of an error may hold what a body held. Logs and dead letters have the rest.
+        # Only the class: the text of an error may contain parts of a body. Logs and dead letters have the text.
         span.set_status(Status(StatusCode.ERROR, error_type(error)))
 
 
@@ -195,5 +194,5 @@ def _trace_of(message: Message[Any]) -> dict[str, str]:
     try:
         return message.trace
     except Undecodable:
-        # The handler's own call says so, of this message only.
+        # The call of the handler raises it for this message.
         return {}

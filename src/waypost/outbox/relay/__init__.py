@@ -1,7 +1,7 @@
-"""Relays: a queue sent on to Kafka, RabbitMQ, NATS JetStream, a stream of Valkey or Redis, another store, or the lake.
+"""Relays: a queue sent on to Kafka, RabbitMQ, NATS JetStream, a Valkey or Redis stream, another store, or the lake.
 
-`post.relay("orders", to="kafka://127.0.0.1:9092/orders")` is the whole of it; a worker does the rest. `Target` is what
-to write for a system that is not here.
+`post.relay("orders", to="kafka://127.0.0.1:9092/orders")` registers one, and a worker runs it. Implement `Target` for
+any other system.
 """
 
 from __future__ import annotations

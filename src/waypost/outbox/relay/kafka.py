@@ -1,7 +1,7 @@
-"""To a topic of Kafka, by an idempotent producer: acknowledged by all replicas in sync, in order within a partition.
+"""A Kafka topic as a target, with an idempotent producer: acks from all in-sync replicas, in order within a partition.
 
-The producer repeats what is lost on the way by itself without doubling it. Only after it has given up on a message,
-or when a worker died before its settle, is one sent again that may be there: at least once.
+The producer itself repeats lost requests without duplicates. Only after it has given up on a message, or when a worker
+died before its settle, a message that is there may be sent again: at least once.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from waypost.urls import SECRET_NAME, redact_text
 
 log = logging.getLogger("waypost")
 
-#: How long the producer tries by itself: longer than a broker needs to be replaced by another.
+#: How long the producer itself tries: longer than the election of a new broker takes.
 DELIVERY_SECONDS = 60.0
-#: So long each look for confirmations may take; a stop waits for no more.
+#: The longest poll for confirmations, and so the delay of a stop.
 POLL_SECONDS = 0.05
 CLOSE_SECONDS = 5.0
 
-#: The relay promises what these settings give.
+#: Settings that the guarantees of the relay need.
 FIXED = {"enable.idempotence": True, "acks": "all"}
 
 
 class KafkaTarget:
-    """`config` are settings of librdkafka, for TLS, SASL, compression and the like."""
+    """A topic. `config` has settings of librdkafka, such as TLS, SASL and compression."""
 
     def __init__(self, servers: str, topic: str, *, config: Mapping[str, Any] | None = None) -> None:
         try:
@@ -39,22 +39,24 @@ class KafkaTarget:
                 'a relay to Kafka needs its driver, which is not installed: pip install "waypost[relay-kafka]"'
             ) from None
         if not topic or not servers:
-            raise ConfigurationError("say where to and which topic, as in kafka://127.0.0.1:9092/orders")
+            raise ConfigurationError("name the servers and the topic, as in kafka://127.0.0.1:9092/orders")
         for name, value in FIXED.items():
             if name in (config or {}) and str((config or {})[name]).lower() not in (str(value).lower(), "-1"):
-                raise ConfigurationError(f"a relay to Kafka needs {name}={value}: what it has confirmed must be safe")
+                raise ConfigurationError(
+                    f"a relay to Kafka needs {name}={value}, so that confirmed messages are not lost"
+                )
         self.topic = topic
         self.description = f"topic {topic} at {servers}"
         self._settings: dict[str, Any] = {
             "message.timeout.ms": int(DELIVERY_SECONDS * 1000),
             "linger.ms": 5,
-            "partitioner": "murmur2_random",  # where Java's own clients would put a key
+            "partitioner": "murmur2_random",  # the partition that Java clients choose for a key
             **(config or {}),
             "bootstrap.servers": servers,
             **FIXED,
         }
         self._producer: Any = None
-        # A setting that librdkafka does not know is told now and not by the first batch.
+        # Make a producer now, so that an unknown setting is an error here and not in the first batch.
         try:
             confluent_kafka.Producer(self._settings, logger=log)
         except (confluent_kafka.KafkaException, TypeError, ValueError) as error:
@@ -69,7 +71,7 @@ class KafkaTarget:
         self._producer = Producer(self._settings, logger=log)
 
     async def send(self, records: Sequence[RelayRecord]) -> list[Confirmation]:
-        """Hand a batch to the producer and wait for the word on each."""
+        """Give a batch to the producer and wait for the confirmation of each message."""
         if self._producer is None:
             await self.open()
         batch = _Batch(len(records))
@@ -79,7 +81,7 @@ class KafkaTarget:
             while batch.waiting:
                 await asyncio.to_thread(self._producer.poll, POLL_SECONDS)
         except BaseException:
-            # Also a stop: what has not gone out yet must not go out after its message was given back.
+            # Also at a stop: purge what is not sent yet, so that it is not sent after its message was released.
             self._producer.purge()
             self._producer.poll(0)
             raise
@@ -103,14 +105,14 @@ class KafkaTarget:
                 )
                 return
             except BufferError:
-                # The producer's own queue is full: let it send.
+                # The queue of the producer is full: let it send.
                 await asyncio.to_thread(self._producer.poll, POLL_SECONDS)
             except KafkaException as error:
                 batch.record_delivery(index, error.args[0])
                 return
 
     async def close(self) -> None:
-        """Let the producer go; nothing waits in it any more."""
+        """Close the producer; nothing waits in it any more."""
         producer, self._producer = self._producer, None
         if producer is not None:
             producer.purge()
@@ -118,7 +120,7 @@ class KafkaTarget:
 
 
 class _Batch:
-    """What is known of the messages of one call."""
+    """The confirmations of one call of `send`."""
 
     def __init__(self, size: int) -> None:
         self.waiting = size
@@ -126,7 +128,7 @@ class _Batch:
         self.confirmations: list[Confirmation] = [Unconfirmed("no confirmation came")] * size
 
     def record_delivery(self, index: int, error: Any) -> None:
-        """The producer's word on one message."""
+        """Record the producer's result for one message."""
         self.waiting -= 1
         if error is None:
             self.confirmations[index] = None
@@ -138,7 +140,7 @@ class _Batch:
 
 
 def refusals() -> dict[int, str]:
-    """What Kafka would say of the same message for ever."""
+    """Return the error codes with which Kafka refuses a message permanently, and our reasons."""
     from confluent_kafka import KafkaError
 
     return {

@@ -1,13 +1,13 @@
-"""To the lake: a folder of Parquet files, one for each batch and day, that Spark and others read as one table.
+"""The lake as a target: a folder of Parquet files, one for each batch and day, that Spark and others read as one table.
 
     DIR/date=2026-11-15/0NQ…-0NQ…-500-5f0c….parquet
 
-A file is written under a name that readers skip, forced to the disk and renamed, and only then is its batch confirmed:
-a reader sees a file whole or not at all, and what was settled is there after a crash. The day is that of the publish,
-in UTC, and the file is named by the ids in it: a batch that is sent again takes the place of its first file. What comes
-again in another batch, after a worker died between a file and its settle, is looked for in the files of its day whose
-names span it, and not written twice. What is left of "at least once": two workers that both believe to hold a message
-at the same moment, and files that somebody moved meanwhile.
+A file is written under a name that readers skip, synced to disk and renamed; only then is its batch confirmed. So a
+reader sees a complete file or none, and settled messages survive a crash. The day is that of the publish, in UTC, and
+the file is named by the ids in it: a batch that is sent again replaces its first file. A message that comes again in
+another batch, after a worker died between the file and the settle, is searched in the files of its day whose names
+span its id, and not written twice. Duplicates remain possible if two workers hold a message at the same time (an
+expired lease), or if files were moved meanwhile.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from typing import Any
 from waypost.errors import ConfigurationError, MissingExtra
 from waypost.outbox.relay.target import Confirmation, RelayRecord, Unconfirmed
 
-#: A disk that has not answered by then is one that does not.
+#: The longest wait for a write before it counts as failed.
 WRITE_SECONDS = 60.0
-#: What was begun and not finished for so long was left by a worker that died.
+#: Unfinished files older than this were left by a worker that died.
 LEFT_SECONDS = 3600.0
 COMPRESSIONS = ("zstd", "snappy", "gzip", "none")
 #: Readers skip names that begin with a dot.
 UNFINISHED = ".waypost-"
-#: Of a file's name, between dashes.
+#: Parts of a file name, separated by dashes.
 PARTS = 4
 
 
 def columns() -> Any:
-    """The schema of every file, as Arrow has it."""
+    """Return the Arrow schema of every file."""
     import pyarrow as pa
 
     return pa.schema(
@@ -61,7 +61,7 @@ def columns() -> Any:
 
 
 class LakeTarget:
-    """A folder that is there already: one that is gone may be a disk that is, and is waited for, not made."""
+    """An existing folder. A missing one may be an unmounted disk, so the relay waits for it and does not create it."""
 
     def __init__(self, folder: str | Path, *, compression: str = "zstd") -> None:
         try:
@@ -74,31 +74,31 @@ class LakeTarget:
             raise ConfigurationError(f"compression is one of {', '.join(COMPRESSIONS)}, not {compression!r}")
         self.folder = Path(folder)
         if not self.folder.is_absolute():
-            raise ConfigurationError("say which folder by its whole path, as in lake:///data/orders")
+            raise ConfigurationError("give the absolute path of the folder, as in lake:///data/orders")
         self.compression = compression
         self.description = f"folder {self.folder}"
 
     async def open(self) -> None:
-        """Look whether it can be written to, and clear away what dead workers left unfinished."""
+        """Check that the folder exists, and delete unfinished files of dead workers."""
         await asyncio.wait_for(asyncio.to_thread(self._prepare_folder), WRITE_SECONDS)
 
     def _prepare_folder(self) -> None:
         if not self.folder.is_dir():
-            raise FileNotFoundError(f"there is no folder {self.folder}; it is not made by the relay")
+            raise FileNotFoundError(f"there is no folder {self.folder}, and the relay does not create it")
         for left in self.folder.glob(f"*/{UNFINISHED}*"):
             with contextlib.suppress(OSError):
                 if time.time() - left.stat().st_mtime > LEFT_SECONDS:
                     left.unlink()
 
     async def send(self, records: Sequence[RelayRecord]) -> list[Confirmation]:
-        """Write a batch, a file for each day in it; one that cannot be written is not confirmed."""
+        """Write a batch, one file per day; messages of a file that cannot be written are not confirmed."""
         by_day: dict[str, list[int]] = {}
         for index, record in enumerate(records):
             day = datetime.fromtimestamp(record.published_ms / 1000, UTC).strftime("%Y-%m-%d")
             by_day.setdefault(day, []).append(index)
         confirmations: list[Confirmation] = [None] * len(records)
         for day, indexes in by_day.items():
-            # A thread that a dead disk holds up goes on by itself: its file has a name that no other writes to.
+            # After a timeout the thread continues to write; its file has a unique name.
             writing = asyncio.to_thread(self._write, day, [records[index] for index in indexes])
             try:
                 await asyncio.wait_for(writing, WRITE_SECONDS)
@@ -109,7 +109,7 @@ class LakeTarget:
         return confirmations
 
     async def close(self) -> None:
-        """Nothing is held between two batches."""
+        """Do nothing: no file stays open between batches."""
 
     def _write(self, day: str, records: Sequence[RelayRecord]) -> None:
         import pyarrow.parquet as parquet
@@ -136,15 +136,15 @@ class LakeTarget:
 
 
 def file_name(records: Sequence[RelayRecord]) -> str:
-    """The name of a file by what is in it: the first and the last id, how many, and what tells it from all others."""
+    """Return the name of a file: the first and the last id, the count, and a hash of all ids."""
     ids = [record.id for record in records]
-    # Two queues may write to one folder: the same id is another message there.
+    # Two queues may write to one folder, and the same id may be another message there.
     mark = hashlib.sha256("\n".join([records[0].queue, *sorted(ids)]).encode()).hexdigest()
     return f"{min(ids)}-{max(ids)}-{len(ids)}-{mark[:16]}.parquet"
 
 
 def _without_written(folder: Path, records: Sequence[RelayRecord]) -> Sequence[RelayRecord]:
-    """Those that no file holds yet. Only what was claimed before can be in one; the same batch rewrites its own."""
+    """Return the records that are in no file yet. Only messages claimed before can be; the same batch is rewritten."""
     again = [record.id for record in records if record.again]
     if not again or (folder / file_name(records)).exists():
         return records
@@ -155,14 +155,14 @@ def _without_written(folder: Path, records: Sequence[RelayRecord]) -> Sequence[R
     for file in folder.glob("*.parquet"):
         parts = file.name.split("-")
         if len(parts) != PARTS or (parts[0] <= last and parts[1] >= first):
-            # Other queues and other writers may have files here too; what is no table of ours holds nothing of ours.
+            # Other queues and writers may have files here too; a file that is not ours has none of our messages.
             with contextlib.suppress(pa.ArrowException, KeyError, OSError):
                 found.update(parquet.ParquetFile(file).read(columns=["id"])["id"].to_pylist())
     return [record for record in records if not (record.again and record.id in found)]
 
 
 def _fsync_folder(folder: Path) -> None:
-    """A name is on the disk when its folder is."""
+    """Sync a folder, so that the names in it survive a crash."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)

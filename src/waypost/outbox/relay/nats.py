@@ -1,7 +1,7 @@
-"""To a stream of NATS JetStream: a batch is published in order, and the confirmations are awaited together.
+"""A NATS JetStream stream as a target: a batch is published in order, and the confirmations are awaited together.
 
-The message id travels as `Nats-Msg-Id`, so the server itself drops a repeat within the stream's duplicate window (two
-minutes unless the stream says otherwise): within it, each message is stored exactly once.
+The message id is sent as `Nats-Msg-Id`, so the server drops a repeat within the stream's duplicate window (two minutes
+by default): within it, each message is stored exactly once.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from waypost.errors import ConfigurationError, MissingExtra
 from waypost.message import error_text, error_type
 from waypost.outbox.relay.target import Confirmation, Refused, RelayRecord, Unconfirmed, host_and_port
 
-#: A server that has not confirmed by then is asked again on a new connection.
+#: The longest wait for a confirmation before the batch is sent again on a new connection.
 CONFIRM_SECONDS = 10.0
-#: What a header may be called.
+#: A valid header name.
 NAME = re.compile(r"[A-Za-z0-9!#$&'*+.^_`|~-]+")
-#: JetStream's own number for a message that is larger than its stream allows.
+#: JetStream's error code for a message larger than its stream allows.
 TOO_LARGE_FOR_THE_STREAM = 10054
 
 
@@ -36,7 +36,9 @@ class NatsTarget:
                 'a relay to NATS needs its driver, which is not installed: pip install "waypost[relay-nats]"'
             ) from None
         if not subject or any(character.isspace() or character in "*>" for character in subject):
-            raise ConfigurationError(f"a NATS subject to publish to has no space and no wildcard: {subject[:80]!r}")
+            raise ConfigurationError(
+                f"a NATS subject to publish to has no space and no wildcard, unlike {subject[:80]!r}"
+            )
         self.subject = subject
         self.description = f"subject {subject} at {host_and_port(url, 4222)}"
         self._url = url
@@ -55,9 +57,9 @@ class NatsTarget:
             broken.set()
 
         async def on_error(error: Exception) -> None:
-            return  # what it means for a message is said by its confirmation, or by none
+            return  # the confirmation of each message, or its absence, is what counts
 
-        # Reconnecting is left to the relay: a client that did so would go on waiting for what a lost server owes it.
+        # The relay reconnects: a client that did so would keep waiting for confirmations of the lost connection.
         options = {"connect_timeout": CONFIRM_SECONDS, **self._options}
         self._client = await asyncio.wait_for(
             nats.connect(
@@ -68,14 +70,14 @@ class NatsTarget:
         self._stream = self._client.jetstream(publish_async_max_pending=100_000)
 
     async def send(self, records: Sequence[RelayRecord]) -> list[Confirmation]:
-        """Publish a batch and wait for the stream to have it."""
+        """Publish a batch and wait for the confirmations of the stream."""
         if self._client is None:
             await self.open()
         waiting: list[asyncio.Future[Any] | Confirmation] = []
         try:
             for record in records:
                 headers = headers_of(record)
-                # The server ends the connection of a client that sends too much, and counts the headers too.
+                # The server closes the connection of a client that sends a larger message, headers included.
                 size, most = len(record.body) + _headers_size(headers), self._client.max_payload
                 if size > most:
                     waiting.append(Refused("too_large", f"{size:,} bytes with its headers, the server takes {most:,}"))
@@ -85,7 +87,7 @@ class NatsTarget:
                 )
                 waiting.append(await published)
         except Exception as error:
-            # The connection broke on the way: what was published before may be there.
+            # The connection broke: what was published before may be stored.
             lost = Unconfirmed(f"{error_type(error)}: {error_text(error)}")
             waiting += [lost] * (len(records) - len(waiting))
         return await self._confirmed(waiting)
@@ -108,7 +110,7 @@ class NatsTarget:
         return confirmations
 
     async def close(self) -> None:
-        """End the connection."""
+        """Close the connection."""
         client, self._client, self._stream = self._client, None, None
         if client is not None:
             with contextlib.suppress(Exception):
@@ -125,12 +127,12 @@ def _read(future: asyncio.Future[Any]) -> Confirmation:
         return None
     if getattr(error, "err_code", None) == TOO_LARGE_FOR_THE_STREAM:
         return Refused("too_large", error_text(error))
-    # Also that no stream listens to the subject: it may be made, or be back, any moment.
+    # Also if no stream has the subject: it may be created, or be back, at any time.
     return Unconfirmed(f"{error_type(error)}: {error_text(error)}")
 
 
 def headers_of(record: RelayRecord) -> dict[str, str]:
-    """The headers as NATS can carry them: what would break its lines is percent-encoded."""
+    """Return the headers for NATS: characters that it cannot transport are percent-encoded."""
     headers = {_name(name): _plain(value) for name, value in record.headers.items()}
     key = record.key if record.key is not None else record.own_key
     if key is not None:
@@ -140,7 +142,7 @@ def headers_of(record: RelayRecord) -> dict[str, str]:
 
 
 def _headers_size(headers: dict[str, str]) -> int:
-    """The first line, a line for each, and an empty one."""
+    """Return the size of the version line, a line for each header, and an empty line."""
     return (
         len("NATS/1.0\r\n") + 2 + sum(len(name.encode()) + len(value.encode()) + 4 for name, value in headers.items())
     )

@@ -1,8 +1,8 @@
-"""To an exchange of RabbitMQ: a batch is published in order, and the publisher confirms are awaited together.
+"""A RabbitMQ exchange as a target: a batch is published in order, and the publisher confirms are awaited together.
 
-Messages are persistent and `mandatory`: one that no queue would get is returned by the server, and becomes a dead
-letter here rather than vanishing there. Before that it is retried for a minute, since a queue whose node is away looks
-the same. At least once: RabbitMQ does not know what it has already; `message_id` is the id.
+Messages are persistent and `mandatory`: the server returns one that it routes to no queue, and it becomes a dead letter
+here. Before that it is retried for a minute, because a queue whose node is down looks the same. At least once: RabbitMQ
+does not detect duplicates; `message_id` is the id.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from waypost.message import error_text, error_type
 from waypost.outbox.relay.target import Confirmation, Refused, RelayRecord, Unconfirmed, host_and_port
 
 CONNECT_SECONDS = 10.0
-#: A server that has not confirmed by then is asked again on a new connection.
+#: The longest wait for a confirm before the batch is sent again on a new connection.
 CONFIRM_SECONDS = 30.0
-#: A message that is returned is retried so often, which takes a minute: the node of its queue may be away.
+#: Retries of a returned message, which take a minute: the node of its queue may be down.
 UNROUTABLE_RETRIES = 6
 #: Names and most properties are "short strings" in AMQP.
 SHORT_BYTES_MAX = 255
 
 
 class RabbitTarget:
-    """An exchange; the empty name is the default one, whose routing keys are names of queues."""
+    """An exchange; the empty name is the default exchange, whose routing keys are queue names."""
 
     def __init__(
         self,
@@ -51,16 +51,16 @@ class RabbitTarget:
         self._unroutable_retries = unroutable_retries
         self._connection: Any = None
         self._exchange: Any = None
-        #: Something failed that a channel, or its connection, does not survive.
+        #: Whether an error broke the channel or its connection.
         self._broken = False
 
     async def open(self) -> None:
-        """Connect. An exchange that does not exist is an error: it is the business of whoever reads from it."""
+        """Connect. A missing exchange is an error: its consumers declare it."""
         from aio_pika import Connection
         from aio_pika.connection import make_url
 
         self._broken = False
-        # Not a robust connection: the relay opens a new one, and knows what it has to send again.
+        # Not a robust connection: the relay opens a new one and sends the unconfirmed messages again.
         self._connection = Connection(make_url(self._url))
         await self._connection.connect(timeout=CONNECT_SECONDS)
         channel = await self._connection.channel(publisher_confirms=True, on_return_raises=True)
@@ -73,7 +73,7 @@ class RabbitTarget:
         """Publish a batch and wait for the confirms."""
         if self._connection is None:
             await self.open()
-        # Tasks begin in the order they are made, and the driver's own lock is fair: so the order on the wire is ours.
+        # Tasks start in the order they are made, and the driver's lock is fair, so messages are sent in order.
         confirmations = await asyncio.gather(*(self._publish(record) for record in records))
         if self._broken:
             await self.close()
@@ -96,14 +96,14 @@ class RabbitTarget:
             error = f"no queue is bound to {where} for the routing key {routing_key!r}"
             return Refused("unroutable", error, self._unroutable_retries)
         except DeliveryError:
-            return Unconfirmed("the server refused it for now: a queue is full, or could not store it")
+            return Unconfirmed("the server rejected it for now: a queue is full, or could not store it")
         except Exception as failure:
             self._broken = True
             return Unconfirmed(f"{error_type(failure)}: {error_text(failure)}")
         return None
 
     async def close(self) -> None:
-        """End the connection."""
+        """Close the connection."""
         connection, self._connection, self._exchange = self._connection, None, None
         if connection is not None:
             with contextlib.suppress(Exception):
@@ -111,12 +111,12 @@ class RabbitTarget:
 
 
 def message_of(record: RelayRecord) -> Any:
-    """The message as AMQP carries it; `ValueError` if it cannot."""
+    """Return the AMQP message, or raise `ValueError` if AMQP cannot transport it."""
     from aio_pika import DeliveryMode, Message
 
     for name in record.headers:
         if len(name.encode()) > SHORT_BYTES_MAX:
-            raise ValueError(f"AMQP carries header names of up to {SHORT_BYTES_MAX} bytes, and one is longer")
+            raise ValueError(f"a header name in AMQP has at most {SHORT_BYTES_MAX} bytes, and one is longer")
     return Message(
         record.body,
         headers=dict(record.headers),
@@ -132,5 +132,5 @@ def message_of(record: RelayRecord) -> Any:
 
 
 def _short(text: str | None) -> str | None:
-    """A property, if it fits; in any case the same stands in the headers."""
+    """Return a property if it fits, else None; the headers have it in any case."""
     return text if text is not None and len(text.encode()) <= SHORT_BYTES_MAX else None

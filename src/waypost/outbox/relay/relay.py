@@ -1,8 +1,8 @@
-"""The relay itself: a batch handler that settles a message only after the target has said that it has it.
+"""The relay: a batch handler that settles a message only after the target has confirmed it.
 
-While the target does not answer, the batch in hand is kept under its leases, which the worker renews, and sent again
-after a growing pause: so nothing overtakes it, and nothing is used up. After `hold` seconds it is put off instead
-(`Snooze`), which costs a message neither a delivery nor an attempt: a target that is down buries nothing.
+While the target does not reply, the relay keeps the batch under its leases, which the worker renews, and sends it again
+after a growing pause, so the order is kept. After `hold` seconds it snoozes the batch (`Snooze`), which costs a message
+neither a delivery nor an attempt: an unavailable target makes no dead letters.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ F = TypeVar("F", bound=Callable[[Message[Any]], Any])
 KeyOf = Callable[[Message[Any]], str | None]
 HeadersOf = Mapping[str, str] | Callable[[Message[Any]], Mapping[str, str]]
 
-#: The pauses between two tries: short for a hiccup, and never so long that a target which is back waits for us.
+#: The pauses between two tries: short for a brief failure, and bounded so that a target is used soon after it is back.
 PAUSE_FIRST_SECONDS, PAUSE_MAX_SECONDS = 0.1, 10.0
-#: A target that does not let go is left behind after so long.
+#: The longest wait for a target to close.
 CLOSE_SECONDS = 10.0
 
 
 class Relay:
-    """Sends one queue on. As a decorator it takes a function of the message that makes the body which is sent."""
+    """Sends one queue on. As a decorator, it takes a function from the message to the body to send."""
 
     def __init__(
         self,
@@ -60,38 +60,40 @@ class Relay:
         if not (key is None or isinstance(key, str) or callable(key)):
             raise ConfigurationError(f"key= of a relay is text or a function of the message, not {type(key).__name__}")
         if not callable(headers):
-            # Headers that could never be sent are refused now and not message by message.
+            # Refuse invalid headers now and not message by message.
             codec.encode_head(headers=check_texts("headers", headers))
         self._headers = headers
         self._transform: Callable[[Message[Any]], Any] | None = None
         self._hold = check_seconds("hold", hold, error=ConfigurationError)
-        #: What a URL names is made once for each event loop; the first one shows now that it can be.
+        #: A URL gives one target for each event loop; the first is made now, so that an error is raised here.
         self._redact_hook = redact
         self._unused_target: Target | None = open_target(to, queue, redact)
         self.description = getattr(self._unused_target, "description", type(self._unused_target).__name__)
         self._connections: dict[asyncio.AbstractEventLoop, _Connection] = {}
-        #: What the target last said if it does not take messages now.
+        #: The last error of the target if it does not confirm messages now.
         self.failure: str | None = None
 
     def __repr__(self) -> str:
         return f"Relay({self.queue!r}, {self.description})"
 
     def __call__(self, function: F) -> F:
-        """Send what this function makes of each message instead of its body."""
+        """Send the result of this function for each message instead of its body."""
         if self._transform is not None:
             raise ConfigurationError(f"the relay of queue {self.queue} has a function already")
         if not callable(function) or inspect.iscoroutinefunction(function):
-            raise ConfigurationError("what makes the bodies of a relay is a plain function of the message")
+            raise ConfigurationError(
+                "the function of a relay is a sync function of the message, not a coroutine function"
+            )
         self._transform = function
         return function
 
     @property
     def target(self) -> Target:
-        """What it would send to."""
+        """The target that it sends to."""
         return self._unused_target or next(iter(self._connections.values())).target
 
     def handler(self) -> Callable[[list[Message[Any]]], Awaitable[None]]:
-        """The function that a worker runs."""
+        """Return the handler that a worker runs."""
 
         async def relay(messages: list[Message[Any]]) -> None:
             await self._relay_batch(messages)
@@ -100,32 +102,32 @@ class Relay:
         return relay
 
     def note(self) -> str | None:
-        """For the health of a worker: why nothing is sent, None if all is well."""
+        """Return why nothing is sent, for the health of a worker; None if messages are confirmed."""
         return (
             None if self.failure is None else f"the relay of {self.queue} waits for {self.description}: {self.failure}"
         )
 
     def part(self) -> _Part:
-        """What opens with a worker's run and closes with it."""
+        """Return the part that a worker starts and stops with its run."""
         return _Part(self)
 
     # ---- connections -------------------------------------------------------------------------------------
 
     def connection(self) -> _Connection:
-        """The connection of this event loop."""
+        """Return the connection of this event loop."""
         loop = asyncio.get_running_loop()
         connection = self._connections.get(loop)
         if connection is None:
             target, self._unused_target = self._unused_target, None
             if target is None:
                 if not isinstance(self._to, str):
-                    raise ConfigurationError("a target that was handed in serves one worker at a time; give a URL")
+                    raise ConfigurationError("a target given as an object serves one worker at a time; give a URL")
                 target = open_target(self._to, self.queue, self._redact_hook)
             connection = self._connections[loop] = _Connection(target)
         return connection
 
     async def release(self, connection: _Connection) -> None:
-        """One worker less; the last one closes the connection."""
+        """Release the connection of a worker; the last one closes it."""
         connection.users -= 1
         if connection.users > 0:
             return
@@ -151,7 +153,7 @@ class Relay:
             failures = 0 if len(waiting) < count else failures + 1
             self._report_failure(error, len(waiting))
             pause = min(PAUSE_FIRST_SECONDS * 2**failures, PAUSE_MAX_SECONDS) * random.uniform(0.5, 1.0)
-            # What left the store with its claim cannot go back: it is held for as long as it takes.
+            # Messages of at-most-once claims have left the store and cannot be released: hold them.
             if time.monotonic() + pause > deadline and not waiting[0][0].at_most_once:
                 for message, _ in waiting:
                     message.snooze(pause)
@@ -161,14 +163,14 @@ class Relay:
         if self.failure is not None:
             self.failure = None
             log.warning(
-                "the relay of queue %s: %s takes messages again", self.queue, self.description,
+                "the relay of queue %s: %s confirms messages again", self.queue, self.description,
                 extra={"event": "relay_recovered", "queue": self.queue},
             )  # fmt: skip
 
     async def _send(
         self, connection: _Connection, waiting: list[tuple[Message[Any], RelayRecord]]
     ) -> tuple[list[tuple[Message[Any], RelayRecord]], str | None]:
-        """Send once; what is not confirmed, and why."""
+        """Send once; return what is not confirmed, and the error."""
         try:
             async with connection.lock:
                 confirmations = await connection.send([record for _, record in waiting])
@@ -181,7 +183,7 @@ class Relay:
         for (message, record), confirmation in zip(waiting, confirmations, strict=True):
             match confirmation:
                 case None:
-                    # Said now: if this call is cancelled later, what the target has is done all the same.
+                    # Set now, so that it is settled even if this call is cancelled later.
                     message.done()
                 case Refused():
                     self._refuse(message, confirmation)
@@ -191,7 +193,7 @@ class Relay:
         return left, failure if left else None
 
     def _redact(self, text: str) -> str:
-        """What a target said, without the secrets of its URL."""
+        """Return an error text of the target without the secrets of its URL."""
         return redact_text(text, self._to)
 
     def _refuse(self, message: Message[Any], refused: Refused) -> None:
@@ -227,7 +229,7 @@ class Relay:
     # ---- a message ---------------------------------------------------------------------------------------
 
     def _prepare(self, message: Message[Any]) -> RelayRecord | None:
-        """What is sent for a message; None if its end is decided already."""
+        """Return the record of a message; None if its outcome is already set."""
         try:
             return self._make_record(message)
         except EnvelopeTooNew:
@@ -239,9 +241,9 @@ class Relay:
             decided = outcome
             _decide(message, lambda: _apply_outcome(message, decided))
         except Exception as error:
-            # The caller's own function failed on this message: it is retried, and buried in the end.
+            # The caller's function failed for this message: retry it, up to its attempts.
             log.exception(
-                "the relay of queue %s: what is sent for message %s could not be made",
+                "the relay of queue %s: the record of message %s could not be made",
                 self.queue, message.id, extra={"event": "relay_failed", "queue": self.queue, "message_id": message.id},
             )  # fmt: skip
             failure = f"{error_type(error)}: {error_text(error)}"
@@ -280,7 +282,7 @@ class Relay:
 
 
 def _headers(message: Message[Any], envelope: Envelope) -> dict[str, str]:
-    """The headers by which any system can tell what it was given."""
+    """Return all headers of a record, with those that describe the message to any system."""
     headers = {
         **envelope.headers,
         **envelope.trace,
@@ -298,7 +300,7 @@ def _headers(message: Message[Any], envelope: Envelope) -> dict[str, str]:
 
 
 def _decide(message: Message[Any], decide: Callable[[], None]) -> None:
-    # What left the store with its claim has no other end than this one.
+    # A message of an at-most-once claim has left the store: no outcome applies.
     if message.outcome is None and not message.at_most_once:
         decide()
 
@@ -316,7 +318,7 @@ def _apply_outcome(message: Message[Any], outcome: Outcome) -> None:
 
 
 class _Connection:
-    """A target on one event loop, open when it must be."""
+    """A target on one event loop, opened by the first batch."""
 
     def __init__(self, target: Target) -> None:
         self.target = target
@@ -325,7 +327,7 @@ class _Connection:
         self._open = False
 
     async def send(self, records: Sequence[RelayRecord]) -> Sequence[Refused | Unconfirmed | None]:
-        """Open if need be, and send. After an exception the next call opens anew."""
+        """Open if needed, and send. After an exception the next call opens it again."""
         try:
             if not self._open:
                 await self.target.open()
@@ -336,7 +338,7 @@ class _Connection:
             raise
 
     async def close(self) -> None:
-        """Let go of the target."""
+        """Close the target."""
         self._open = False
         try:
             await asyncio.wait_for(self.target.close(), CLOSE_SECONDS)
@@ -345,19 +347,19 @@ class _Connection:
 
 
 class _Part:
-    """A relay's share in the run of one worker."""
+    """The part of a relay that starts and stops with one worker."""
 
     def __init__(self, relay: Relay) -> None:
         self._relay = relay
         self._connection: _Connection | None = None
 
     def start(self) -> None:
-        """Hold the connection from now on; it is opened by the first batch."""
+        """Use the connection from now on; the first batch opens it."""
         self._connection = self._relay.connection()
         self._connection.users += 1
 
     async def stop(self) -> None:
-        """Let go of it, when the worker's handlers have ended."""
+        """Release the connection after the worker's handlers have ended."""
         if self._connection is not None:
             connection, self._connection = self._connection, None
             await self._relay.release(connection)

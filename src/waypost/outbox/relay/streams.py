@@ -1,7 +1,7 @@
-"""To a stream of Valkey or Redis: a batch is one pipeline of XADD, in order.
+"""A Valkey or Redis stream as a target: a batch is one pipeline of XADD, in order.
 
-At least once: a stream does not know what it has already, so what was added under a lost reply is added again. An entry
-has the fields `id`, `queue`, `body`, `headers` (a JSON object) and, if there is one, `key`.
+At least once: a stream does not detect duplicates, so after a lost reply entries are added again. An entry has the
+fields `id`, `queue`, `body`, `headers` (a JSON object) and, if there is one, `key`.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import msgspec
 from waypost.errors import ConfigurationError, MissingExtra
 from waypost.outbox.relay.target import Confirmation, RelayRecord, Unconfirmed, host_and_port, split_batch
 
-#: A server that has not answered by then is one that does not.
+#: The longest wait for a reply.
 ANSWER_SECONDS = 10.0
 
 
 class StreamTarget:
-    """`maxlen` keeps the stream at about so many entries: older ones are trimmed whether they were read or not."""
+    """A stream. `maxlen` trims it to about this many entries, read or not."""
 
     def __init__(self, url: str, stream: str, *, maxlen: int | None = None) -> None:
         try:
@@ -30,9 +30,9 @@ class StreamTarget:
                 'a relay to a stream needs its driver, which is not installed: pip install "waypost[relay-streams]"'
             ) from None
         if not stream:
-            raise ConfigurationError("say which stream to add to, as in valkey+stream://127.0.0.1:6379/orders")
+            raise ConfigurationError("name the stream to add to, as in valkey+stream://127.0.0.1:6379/orders")
         if maxlen is not None and (type(maxlen) is not int or maxlen < 1):
-            raise ConfigurationError(f"maxlen is a whole number from 1, not {maxlen!r}")
+            raise ConfigurationError(f"maxlen must be a whole number of at least 1, not {maxlen!r}")
         self.stream = stream
         self.maxlen = maxlen
         self.description = f"stream {stream} at {host_and_port(url, 6379)}"
@@ -45,7 +45,7 @@ class StreamTarget:
         from redis.asyncio.retry import Retry
         from redis.backoff import NoBackoff
 
-        # The relay repeats what fails: a driver that did so too could only hide it.
+        # No retries in the driver: the relay repeats what fails.
         self._client = Redis.from_url(
             self._url, socket_timeout=ANSWER_SECONDS, socket_connect_timeout=ANSWER_SECONDS,
             retry=Retry(NoBackoff(), 0),
@@ -53,13 +53,13 @@ class StreamTarget:
         await self._client.ping()
 
     async def send(self, records: Sequence[RelayRecord]) -> list[Confirmation]:
-        """Add a batch; what comes after a failure is not sent before it is."""
+        """Add a batch in order; after a failure the rest is not sent."""
         confirmations: list[Confirmation] = []
         for chunk in split_batch(records):
             try:
                 answers = await self._add(chunk)
             except Exception as error:
-                # What earlier pieces brought stands.
+                # Earlier chunks are confirmed.
                 if not confirmations:
                     raise
                 lost = Unconfirmed(str(error))
@@ -84,7 +84,7 @@ class StreamTarget:
         return answers
 
     async def close(self) -> None:
-        """End the connections."""
+        """Close the connections."""
         client, self._client = self._client, None
         if client is not None:
             with contextlib.suppress(Exception):

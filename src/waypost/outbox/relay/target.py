@@ -1,4 +1,4 @@
-"""What a relay asks of the system that it sends to: open, send a batch with a word on each message, close."""
+"""The contract of a relay target: open, send a batch with a confirmation for each message, close."""
 
 from __future__ import annotations
 
@@ -16,64 +16,64 @@ PORT_MAX = 65_535
 
 
 class RelayRecord(Struct, frozen=True):
-    """One message on its way to a target."""
+    """One message as a relay sends it to a target."""
 
     id: str
     queue: str
     #: The body as it was published: bytes, UTF-8 text or JSON, as `content_type` says.
     body: bytes
     content_type: str
-    #: The publisher's headers, the relay's own, the trace context, and what waypost knows: `waypost-id` and the like.
+    #: The publisher's headers, the relay's, the trace context, and those of waypost, such as `waypost-id`.
     headers: dict[str, str]
-    #: What the relay's `key=` gave: a partition, a routing key or a key, as the target has it.
+    #: The result of the relay's `key=`: a partition key, a routing key or a key, depending on the target.
     key: str | None
-    #: The key and the group that the message has in its own queue.
+    #: The key and the group of the message in its own queue.
     own_key: str | None
     group: str | None
     priority: int
     published_ms: int
-    #: All of it as another waypost store keeps it.
+    #: The whole message as another waypost store keeps it.
     envelope: bytes
     type_name: str | None = None
     correlation_id: str | None = None
     reply_to: str | None = None
-    #: It was claimed before, so it may have been sent before.
+    #: Whether it was claimed before, and so may have been sent before.
     again: bool = False
 
     @property
     def size(self) -> int:
-        """About how many bytes it is."""
+        """Its approximate size in bytes."""
         return len(self.envelope) + 512
 
 
 class Refused(Struct, frozen=True):
-    """The target does not take this message: it becomes a dead letter with this reason."""
+    """The target refuses this message: it becomes a dead letter with this reason."""
 
     reason: str
     error: str
-    #: Before that it is retried so often, after growing pauses while others go on: for what may heal by itself.
+    #: Retries before that, with growing pauses, while others are sent: for a refusal that may be temporary.
     retries: int = 0
 
 
 class Unconfirmed(Struct, frozen=True):
-    """The target did not say that it has this message, and may later: it is sent again."""
+    """The target did not confirm this message: it is sent again."""
 
     error: str
 
 
-#: None: the target has it, as safe as the target keeps things.
+#: None: the target has stored it.
 Confirmation: TypeAlias = Refused | Unconfirmed | None
 
 
 class Target(Protocol):
-    """Where messages are sent. All of it runs on one event loop, and `send` is not called while one is under way.
+    """The system that messages are sent to. It runs on one event loop, with one call of `send` at a time.
 
-    An exception from `open` or `send` says that nothing of the call is confirmed: the target is closed, opened again
-    and sent the same once more. So `send` must end in bounded time, and return one confirmation for each parcel
-    wherever it knows any: what it does not confirm is sent again.
+    An exception from `open` or `send` means that nothing of the call is confirmed: the target is closed, opened again
+    and sent the same batch. So `send` must end in bounded time, and should return one confirmation for each record
+    rather than raise: what it does not confirm is sent again.
     """
 
-    #: What is said of it in logs: no password.
+    #: Its name in logs, without a password.
     description: str
 
     async def open(self) -> None: ...
@@ -82,7 +82,7 @@ class Target(Protocol):
 
 
 def host_and_port(url: str, port: int) -> str:
-    """Where a URL leads to, without its secrets: a host and a port. Raises `InvalidUrl`, which repeats nothing."""
+    """Return host and port of a URL, without its secrets, or raise `InvalidUrl`, which does not repeat them."""
     hosts = check_url(url).hosts
     given = re.search(r":(\d+)$", hosts[0]) if hosts else None
     if len(hosts) != 1 or (given is not None and int(given[1]) > PORT_MAX):
@@ -91,7 +91,7 @@ def host_and_port(url: str, port: int) -> str:
 
 
 def split_batch(records: Sequence[RelayRecord]) -> Iterator[Sequence[RelayRecord]]:
-    """Parts of a batch that a server takes well in one go, in order."""
+    """Yield the chunks of a batch that fit in one request, in order."""
     first, size = 0, 0
     for index, record in enumerate(records):
         if index > first and (size + record.size > CHUNK_BYTES_MAX or index - first == CHUNK_MESSAGES_MAX):

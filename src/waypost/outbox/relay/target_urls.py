@@ -1,4 +1,4 @@
-"""From a URL to a target. Drivers are imported only when a URL asks for them."""
+"""Makes the target of a URL. A driver is imported only for a URL that needs it."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ STORE_SCHEMES = (
 
 
 def open_target(to: str | Target, queue: str, redact: Redact | None = None) -> Target:
-    """The target that a URL names, or the one that was handed in. Nothing is connected yet.
+    """Return the target of a URL, or `to` itself if it is a target. Does not connect.
 
-    Errors name the scheme at most: URLs hold passwords. Another waypost store journals what `redact` returns.
+    Errors contain only the scheme, because URLs hold passwords. Another waypost store journals what `redact` returns.
     """
     if not isinstance(to, str):
         if not all(callable(getattr(to, name, None)) for name in ("open", "send", "close")):
@@ -47,12 +47,12 @@ def open_target(to: str | Target, queue: str, redact: Redact | None = None) -> T
 
         url, _, name = to.partition("#")
         return cast("Target", WaypostTarget(url, unquote(name) or queue, redact=redact))
-    raise InvalidUrl(f"nothing can be sent to {scheme}://; known are {URL_FORMS}")
+    raise InvalidUrl(f"a relay cannot send to {scheme}://; use {URL_FORMS}")
 
 
 def _split(url: str) -> SplitResult:
     if not check_url(url).hosts:
-        raise InvalidUrl(f"this {url.partition('://')[0]}:// URL names no host; known are {URL_FORMS}")
+        raise InvalidUrl(f"this {url.partition('://')[0]}:// URL names no host; use {URL_FORMS}")
     return urlsplit(url)
 
 
@@ -68,16 +68,14 @@ def _parse_int(parts: SplitResult, name: str, text: str) -> int:
 
 def _check_known(parts: SplitResult, left: dict[str, str], known: str) -> None:
     if left:
-        raise InvalidUrl(f"{sorted(left)[0]!r} is no option of a {parts.scheme}:// target; known are {known}")
+        raise InvalidUrl(f"{sorted(left)[0]!r} is not an option of a {parts.scheme}:// target, which has {known}")
 
 
 def _kafka(parts: SplitResult, queue: str) -> Target:
     from waypost.outbox.relay.kafka import KafkaTarget
 
     if "@" in parts.netloc:
-        raise InvalidUrl(
-            "a kafka:// URL holds no password: use KafkaTarget(servers, topic, config={…}) for SASL and TLS"
-        )
+        raise InvalidUrl("a kafka:// URL has no password: use KafkaTarget(servers, topic, config={…}) for SASL and TLS")
     return KafkaTarget(parts.netloc, unquote(parts.path.strip("/")) or queue, config=_options(parts))
 
 
@@ -90,7 +88,7 @@ def _rabbitmq(parts: SplitResult, queue: str) -> Target:
     return RabbitTarget(
         parts._replace(query=left).geturl(),
         exchange=exchange,
-        # To the default exchange a routing key is the name of a queue: without a word, the same as here.
+        # On the default exchange the routing key is a queue name: by default the name of this queue.
         routing_key=routing_key if routing_key is not None else queue,
     )
 

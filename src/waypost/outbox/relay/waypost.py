@@ -1,8 +1,7 @@
-"""To another waypost store: each message keeps its id and its envelope, and arrives exactly once.
+"""Another waypost store as a target: each message keeps its id and envelope, and arrives exactly once.
 
-The target queue remembers what arrived, as it does for chains, so that a repeat within a day is not stored twice.
-Keys are not carried along unless the relay's `key=` says so: with one, a message that meets another of its key in the
-target queue would be its duplicate.
+The target queue records arrivals, as it does for chains, so that a repeat within a day is not stored twice. Keys are
+only sent with the relay's `key=`: a message whose key is in use in the target queue would count as a duplicate.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from waypost.store.opening import open_store
 from waypost.store.port import AsyncExecutor, Draft, Store
 from waypost.wake.opening import open_wakeups
 
-#: A call is repeated for so long by itself; then the relay's own patience begins.
+#: How long a call is repeated, in seconds, before the relay takes over.
 RETRY_BUDGET = 5.0
 
 
@@ -51,7 +50,7 @@ class WaypostTarget:
         self._context: ClientContext | None = None
 
     def is_queue_of(self, store: Store, queue: str) -> bool:
-        """Whether it is this very queue: a relay to itself would send the same messages for ever."""
+        """Whether the target is this queue: a relay to itself would send the same messages for ever."""
         return self.queue == queue and store_identity(self.store) == store_identity(store)
 
     async def open(self) -> None:
@@ -64,7 +63,7 @@ class WaypostTarget:
         self._executor = await self.store.connect_async(start_timeout=self._start_timeout)
 
     async def send(self, records: Sequence[RelayRecord]) -> list[Confirmation]:
-        """Publish a batch in order, in parts that are each whole or not at all."""
+        """Publish a batch in order, in chunks that are each atomic."""
         assert self._context is not None
         assert self._executor is not None
         confirmations: list[Confirmation] = []
@@ -72,13 +71,13 @@ class WaypostTarget:
             outcome = await drive_async(self._executor, _publish(self._context, self.queue, chunk))
             confirmations += outcome
             if any(isinstance(one, Unconfirmed) for one in outcome):
-                # What follows must not overtake it.
-                waits = Unconfirmed("what came before it is not stored yet")
+                # Keep the order: do not send what follows.
+                waits = Unconfirmed("an earlier message is not stored yet")
                 return confirmations + [waits] * (len(records) - len(confirmations))
         return confirmations
 
     async def close(self) -> None:
-        """End the connections."""
+        """Close the connections."""
         executor, self._executor, self._context = self._executor, None, None
         if executor is not None:
             with contextlib.suppress(WaypostError):
@@ -87,7 +86,7 @@ class WaypostTarget:
 
 
 def store_identity(store: Store) -> tuple[object, ...]:
-    """What two stores that are one have in common."""
+    """Return what is equal for two clients of one store."""
     return store.kind, store.namespace, store.place
 
 
@@ -113,7 +112,7 @@ def _draft(context: ClientContext, queue: str, record: RelayRecord) -> Draft:
 
 
 def _split_by_key(drafts: Sequence[Draft]) -> list[list[Draft]]:
-    """No key twice in one step."""
+    """Split drafts so that no key occurs twice in one step."""
     parts: list[list[Draft]] = [[]]
     keys: set[str] = set()
     for draft in drafts:
@@ -127,7 +126,7 @@ def _split_by_key(drafts: Sequence[Draft]) -> list[list[Draft]]:
 
 
 def _store(context: ClientContext, queue: str, parts: list[list[Draft]]) -> Flow[list[Confirmation]]:
-    """Publish parts in order, as far as there is room; the first failure ends it."""
+    """Publish parts in order, as far as the queue has room; stop at the first failure."""
     confirmations: list[Confirmation] = []
     count = sum(map(len, parts))
     for part in parts:
@@ -145,16 +144,16 @@ def _store(context: ClientContext, queue: str, parts: list[list[Draft]]) -> Flow
 
 
 def _publish_part(context: ClientContext, queue: str, drafts: Sequence[Draft]) -> Flow[None]:
-    # Known by their arrival: a repeat stores nothing twice, however late it comes.
+    # Arrivals are recorded, so even a late repeat stores nothing twice.
     yield from context.operate_and_wake(
         queue, lambda operation: context.store.publish(queue, drafts, operation), fenced=True
     )
 
 
 def _free_capacity(context: ClientContext, queue: str) -> Flow[int | None]:
-    """How many more the queue may hold, None for any number.
+    """Return how many more messages the queue may hold, None for no limit.
 
-    The store keeps the cap; the relay looks first so that a part of its batch arrives where not all of it fits.
+    The store enforces the cap; the relay checks it first so that the part of a batch that fits arrives.
     """
     policy = yield from context.policy(queue)
     if policy.max_pending is None or policy.overload == "drop_oldest":
