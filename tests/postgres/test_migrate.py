@@ -173,7 +173,7 @@ def test_a_schema_that_is_not_there_and_a_user_without_rights_are_told_what_to_d
     server: PostgresServer, command: Said, database: Any
 ) -> None:
     code, _, err = command(server.url, "--schema", "nowhere")
-    assert (code, 'say CREATE SCHEMA "nowhere" first' in err) == (2, True)
+    assert (code, 'run CREATE SCHEMA "nowhere" first' in err) == (2, True)
     database.execute("DROP ROLE IF EXISTS stranger")
     database.execute("CREATE ROLE stranger LOGIN; REVOKE CREATE ON SCHEMA public FROM PUBLIC")
     code, _, err = command(server.socket_url.replace("postgres@", "stranger@"), "--namespace", fresh_namespace())

@@ -75,7 +75,7 @@ def test_all_handlers_run_unless_some_are_chosen(shop: Path) -> None:
         ("memory://", {}, "everything is gone when it ends"),
         ("valkey://127.0.0.1:1", {}, "as durable as the server's append-only file"),
         ("valkey://127.0.0.1:1", {"durability": "fsync"}, "on the server's disk (durability fsync)"),
-        ("postgresql://127.0.0.1:1/x", {}, "as the server's synchronous_commit says"),
+        ("postgresql://127.0.0.1:1/x", {}, "as the server's synchronous_commit setting"),
     ],
 )
 def test_the_start_tells_the_store_and_how_durable_it_is(url: str, options: dict[str, Any], told: str) -> None:

@@ -25,7 +25,7 @@ from waypost.values import MessageState
 if TYPE_CHECKING:
     from waypost.store.postgres.store import PostgresStore
 
-#: So many events are asked for at once: a page is in memory as a whole, and may be asked for again.
+#: Events per page: a page is in memory as a whole, and may be read again.
 EVENTS_A_PAGE = 200_000
 FIRST_PAGE_EVENTS = 5_000
 MESSAGES_A_PAGE = 20_000
@@ -39,7 +39,7 @@ ARRAYS = {
     "reason": "reasons", "error_type": "error_types", "run_ms": "runs", "wait_ms": "waits", "size": "sizes",
     "chain_id": "chains", "schedule": "schedules",
 }  # fmt: skip
-#: What an entry says once for all of its events or only where it differs, and what a message says only by its data.
+#: Columns that are not stored as such: once per entry, only where they differ, or derived from the data.
 SELECTED = {
     "schedules": "ARRAY[e.schedule] AS schedules",
     "claims": "coalesce(e.claims, e.tokens) AS claims",
@@ -127,7 +127,7 @@ class PostgresBulkReader:
     # ---- the journal -------------------------------------------------------------------------------------------
 
     def journal(self, queue: str, after: int, to: int, columns: Sequence[str]) -> Iterator[Any]:
-        """Events with numbers in (after, to]. They have their numbers already: whoever planned this saw to that."""
+        """Events with numbers in (after, to]. They have their numbers already: the planning step has seen to that."""
         known = self._number_of(queue)
         if known is None:
             return
@@ -149,7 +149,7 @@ class PostgresBulkReader:
     def _entries(self, queue: int, after: int, to: int, arrays: Sequence[str]) -> str:
         """The entries that hold these events, each with the number of events before it.
 
-        A mark says "so many events end with this entry"; behind it, entries are counted. All numbers here are our own.
+        A mark has the number of its entry's last event; behind it, entries are counted. All numbers here are our own.
         """
         names = self._store.names
         mark, entry = names.of("mark"), names.of("entry")
@@ -231,7 +231,7 @@ class PostgresBulkReader:
 
 
 def _first_line(error: Exception) -> str:
-    """The first line of what the driver says; connection strings are not part of it."""
+    """The first line of the driver's error, which contains no connection string."""
     return str(error).strip().partition("\n")[0][:200]
 
 

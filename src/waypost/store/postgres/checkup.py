@@ -1,4 +1,4 @@
-"""What is looked at on PostgreSQL: durability, drift of the schema, rights, open transactions, and bytes in use."""
+"""Checks of `waypost doctor` on PostgreSQL: durability, schema drift, rights, open transactions, and bytes in use."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 OPEN_SECONDS_MAX = 60
 #: Rows of a table that are measured.
 ROWS_MEASURED = 1_000
-#: Dead rows are worth a word from so many on, if they are most of the table.
+#: Dead rows are reported from this number on, if they are most of the table.
 DEAD_ROWS_MIN = 100_000
 
 _RIGHTS = {"TABLE": "SELECT, INSERT, UPDATE, DELETE", "SEQUENCE": "USAGE, SELECT, UPDATE"}
@@ -127,7 +127,7 @@ def check_rights(connection: Any, names: Names) -> Findings:
 
 
 def check_transactions(connection: Any) -> Findings:
-    """Transactions left open: journal readers wait for them, and vacuum keeps what they might look at."""
+    """Transactions left open: journal readers wait for them, and vacuum keeps what they might read."""
     rows = connection.execute(
         "SELECT pid, extract(epoch FROM clock_timestamp() - xact_start)::float8, coalesce(usename, ''), "
         "coalesce(application_name, ''), coalesce(state, '') FROM pg_stat_activity "

@@ -55,5 +55,5 @@ _NAME = re.compile(r"\{([A-Z][A-Z_]*)\}")
 
 
 def inject(text: str) -> str:
-    """A SQL file with its constants written in; `KeyError` for a name that nobody defined."""
+    """A SQL file with its constants written in; `KeyError` for a name that is not defined."""
     return _NAME.sub(lambda match: str(CONSTANTS[match[1]]), text)

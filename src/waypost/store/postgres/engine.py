@@ -19,7 +19,7 @@ from sqlalchemy.util import greenlet_spawn
 from waypost.errors import UnusableClient
 from waypost.store.postgres.sources import STALE_MAX, is_fresh, options
 
-#: These give the same connection to two who ask at once, or refuse the second.
+#: These give the same connection to two callers at once, or refuse the second.
 ONE_FOR_ALL = (StaticPool, SingletonThreadPool, AssertionPool)
 
 
@@ -114,7 +114,7 @@ def _end(lent: PoolProxiedConnection, closed: bool) -> None:
 
 
 def _plain(error: SQLAlchemyError) -> Exception:
-    """The same failure as psycopg or the system would tell it."""
+    """The same failure as psycopg or the system would raise it."""
     if isinstance(error, DBAPIError) and isinstance(error.orig, psycopg.Error):
         return error.orig
     if isinstance(error, PoolTimeout):

@@ -32,14 +32,14 @@ from waypost.store.silence import Sending, unsent_bytes
 T = TypeVar("T")
 Steps = Generator[Any, Any, T]
 
-#: A silence that lasts longer means a dead connection. A step may wait for a row that somebody's own transaction holds.
+#: A silence that lasts longer means a dead connection. A step may wait for a row that a user's transaction holds.
 REPLY_TIMEOUT_SECONDS = 30.0
 #: Two steps that meet again and again are not left to it for ever.
 REPEATS_MAX = 10
 #: So many calls of one client are under way at once; the others wait for their turn. A server has some hundred places
 #: for everybody, and more than a few dozen make it slower.
 CONNECTIONS_MAX = 32
-#: A connection idle for longer is looked at before it is used: the server may have closed it.
+#: A connection idle for longer is checked before it is used: the server may have closed it.
 IDLE_SECONDS = 1.0
 CONNECTION_FAILURES = (psycopg.Error, OSError, EOFError)
 
@@ -180,7 +180,7 @@ class PostgresExecutor(_Common):
         super().__init__(source, names, start_timeout)
         self._places = threading.Semaphore(CONNECTIONS_MAX)
         connection = self._take()
-        version = connection.pgconn.server_version  # now: whoever lent it may close it when it comes back
+        version = connection.pgconn.server_version  # now: the caller's pool may close it when it comes back
         self._keep(connection)
         try:
             check_server(version, source.display_name)
@@ -269,7 +269,7 @@ class PostgresExecutor(_Common):
             self._places.release()
 
     def lend(self) -> psycopg.Connection[Any]:
-        """A connection for a transaction of somebody else's making, until `take_back`."""
+        """Lend a connection for a transaction of the caller's, until `take_back`."""
         return self._take()
 
     def take_back(self, connection: psycopg.Connection[Any]) -> None:
@@ -292,7 +292,7 @@ class AsyncPostgresExecutor(_Common):
         self._places = asyncio.Semaphore(CONNECTIONS_MAX)
 
     async def start(self) -> None:
-        """Make the first connection, and look at the server and its tables."""
+        """Make the first connection, and check the server and its tables."""
         connection = await self._take()
         version = connection.pgconn.server_version
         await self._keep(connection)
@@ -382,7 +382,7 @@ class AsyncPostgresExecutor(_Common):
             self._places.release()
 
     async def lend(self) -> psycopg.AsyncConnection[Any]:
-        """A connection for a transaction of somebody else's making, until `take_back`."""
+        """Lend a connection for a transaction of the caller's, until `take_back`."""
         return await self._take()
 
     async def take_back(self, connection: psycopg.AsyncConnection[Any]) -> None:

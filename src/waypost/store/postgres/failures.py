@@ -1,4 +1,4 @@
-"""What a server or connection says when it fails, as our errors, each with what to do."""
+"""Map errors of the server and of connections to our own, each with the way out."""
 
 from __future__ import annotations
 
@@ -65,12 +65,12 @@ def map_error(state: str, text: str, queue: str, verb: str) -> WaypostError:
     if state in MISSING:
         return SchemaTooOld(
             f"a table or function that {verb} needs is missing ({text[:160]}); `waypost migrate URL --check` "
-            "tells what, and `waypost migrate URL` makes the tables of a new namespace"
+            "lists what, and `waypost migrate URL` makes the tables of a new namespace"
         )
     return StoreFailed(f"the server answered {verb} on queue {queue} with an error: {state} {text[:300]}")
 
 
-#: What a server says that answers, and refuses the connection: it has too many, or is starting or stopping.
+#: The text of a server that refuses a connection: it has too many, or is starting or stopping.
 REFUSAL = re.compile(r"FATAL: +([^\n]+)")
 
 

@@ -1,4 +1,4 @@
-"""The schema: tables by numbered migrations, functions as this release has them, and a row that says which.
+"""The schema: tables by numbered migrations, functions as this release has them, and a row with the version.
 
 Tables, indexes and functions of a namespace carry its name as a prefix, in a schema of the user's choice. A migration
 is one transaction under a lock, so it is safe to run twice and from several processes at once.
@@ -160,14 +160,14 @@ def version_in(cursor: psycopg.Cursor[Any], names: Names) -> int | None:
 
 
 def failure(error: psycopg.Error, names: Names) -> Exception:
-    """What a server says to one who makes or compares tables."""
+    """Map an error of making or comparing tables."""
     if error.sqlstate is None:
         return map_connection_error(error, "the PostgreSQL server", sent=True)
     text = error.diag.message_primary or ""
     if error.sqlstate == "42704":
         return ConfigurationError(f"{text}; create it first, nothing was done")
     if error.sqlstate == "3F000":
-        return ConfigurationError(f'{text}; say CREATE SCHEMA "{names.schema}" first, nothing was done')
+        return ConfigurationError(f'{text}; run CREATE SCHEMA "{names.schema}" first, nothing was done')
     if error.sqlstate == "42501":
         return AccessDenied(
             f"{text}; to migrate, a user must own waypost's tables and may create some in schema {names.schema}, and "

@@ -1,7 +1,7 @@
 """Whether the tables and functions of a namespace are what this release would make: what differs, by name.
 
 The same script that migrates is run on temporary tables, both are compared, and the transaction is rolled back. So
-there is no second description that could be out of date. What somebody added (a column, an index, a table) is left
+there is no second description that could be out of date. What was added by hand (a column, an index, a table) is left
 alone, and so are storage settings.
 """
 
@@ -104,12 +104,12 @@ def compare(connection: psycopg.Connection[Any], names: Names) -> SchemaCheck:
 
 
 def _compare(connection: psycopg.Connection[Any], names: Names) -> SchemaCheck:
-    """In a transaction that the caller rolls back."""
+    """Compare in a transaction that the caller rolls back."""
     with psycopg.Cursor(connection, row_factory=tuple_row) as cursor:
         version = version_in(cursor, names)
         if version != VERSION:
             return SchemaCheck(version, ())
-        # A temporary table is never written to the log, and the word for it is an error there.
+        # A temporary table is never logged, and UNLOGGED is an error there.
         cursor.execute(sql(schema=TEMPORARY, namespace=names.namespace).replace("CREATE UNLOGGED ", "CREATE "))
         cursor.execute("SELECT %s::regnamespace::oid, pg_my_temp_schema()", (f'"{names.schema}"',))
         found = cursor.fetchone()
@@ -160,7 +160,7 @@ def _differences(cursor: psycopg.Cursor[Any], names: Names, present: int, wanted
             differences.append(f"function {name} is missing")
         elif [source.replace(f'"{TEMPORARY}".', f'"{names.schema}".'), settings] not in functions[name, count]:
             differences.append(f"function {name} is not this release's")
-    # A table that is missing is told once, not for each of its columns.
+    # A missing table is listed once, not for each of its columns.
     return list(dict.fromkeys(differences))
 
 

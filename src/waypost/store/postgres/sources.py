@@ -28,7 +28,7 @@ except ImportError as error:  # pragma: no cover - exercised in a subprocess wit
 OLDEST_SERVER = 140000
 #: After a server's restart a pool may be full of connections that have ended; each is thrown away once it is met.
 STALE_MAX = 100
-#: What of a pool's settings says where and as whom to connect.
+#: The settings of a pool that determine the server and the user.
 CONNECTION_OPTIONS = frozenset(
     (
         "host",
@@ -50,7 +50,7 @@ class Source(Protocol):
     """Lends connections, and takes them back."""
 
     display_name: str
-    #: What tells it from others: two sources of one place lead to the same database as the same user.
+    #: Identity: two sources with the same place lead to the same database as the same user.
     place: object
 
     def take(self, start_timeout: float) -> psycopg.Connection[Any]: ...
@@ -121,7 +121,7 @@ def is_fresh(connection: PGconn) -> bool:
     if not waiting.poll(0):
         return True
     try:
-        connection.consume_input()  # its last words
+        connection.consume_input()  # read what it sent last
         connection.consume_input()  # and the end, if that is what follows
     except psycopg.Error:
         return False
@@ -129,7 +129,7 @@ def is_fresh(connection: PGconn) -> bool:
 
 
 class UrlSource:
-    """Connections made from a URL, ours to close: `give` says no, so that the executor keeps them."""
+    """Connections made from a URL, ours to close: `give` returns False, so that the executor keeps them."""
 
     def __init__(self, url: str) -> None:
         self._url = check_url(url)

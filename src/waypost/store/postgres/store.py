@@ -132,7 +132,7 @@ class _ClaimReply(Struct, array_like=True):
     paused: bool
     lease_ms: int | None
     more: bool
-    #: Whom to wake, and what else it did.
+    #: The sleepers to wake, and the side effects.
     besides: tuple[list[tuple[str, list[str]]], Also] | None = None
 
 
@@ -164,7 +164,7 @@ class PostgresStore:
     kind = "postgres"
     capabilities = Capabilities(
         reach="network",
-        durability="each commit is as durable as the server's synchronous_commit says",
+        durability="each commit is as durable as the server's synchronous_commit setting",
         needs_migration=True,
         commits_out_of_order=True,
     )
@@ -409,7 +409,7 @@ class PostgresStore:
     def _watching(self, queue: str, message_id: str, waiter: str | None) -> list[Parameter]:
         return [text(queue), self._now(), text(message_id), text(waiter), number(limits.WAITER_TTL_MS)]
 
-    # ---- looking -----------------------------------------------------------------------------------------------
+    # ---- reading -----------------------------------------------------------------------------------------------
 
     def peek(
         self,
@@ -602,7 +602,7 @@ class PostgresStore:
     def resign(self, role: str, name: str) -> Call[bool]:
         return self._call("resign", "", [text(role), self._now(), text(name)], lambda result: one(result) == b"\1")
 
-    # ---- who works ---------------------------------------------------------------------------------------------
+    # ---- workers -----------------------------------------------------------------------------------------------
 
     def poll(
         self, idle: Sequence[Idle], *, registration: Registration | None = None, echo: str | None = None
@@ -696,7 +696,7 @@ def _fired_drafts(drafts: Sequence[Draft]) -> list[Parameter]:
 
 
 def _is_simple(draft: Draft) -> bool:
-    """Whether a message is ready at once and there is no other one to look at."""
+    """Whether a message is ready at once and no other message matters to it."""
     return (
         draft.key is None
         and not draft.delay_ms
@@ -718,7 +718,7 @@ _NO_OPTIONS = [nothing(kind) for kind in (INT2, TEXT, INT8, INT8, BYTES, TEXT, I
 
 
 def _options(drafts: Sequence[Draft]) -> list[Parameter]:
-    """What drafts say beside their envelopes: a list where one of them says it, null where none does."""
+    """The options of drafts beside their envelopes: a list where one of them has the option, null where none has."""
     options = list(_NO_OPTIONS)
     if any(draft.priority != PRIORITY_DEFAULT for draft in drafts):
         options[0] = array_of_smalls([draft.priority for draft in drafts])

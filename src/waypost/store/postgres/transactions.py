@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-#: Queues that are known to be there; beyond so many, some are asked for again.
+#: Queues that are known to exist; beyond this number they are checked again.
 QUEUES_KNOWN_MAX = 10_000
 #: Where a verb that runs once per operation has the time for which its result is kept.
 TTL_PLACE = 4
@@ -58,7 +58,7 @@ class TransactionExecutor:
         return [self.run(call) for call in calls]
 
     def close(self) -> None:
-        """It is the caller's."""
+        """Nothing: the transaction is the caller's."""
 
 
 class AsyncTransactionExecutor:
@@ -79,18 +79,18 @@ class AsyncTransactionExecutor:
         return results
 
     async def close(self) -> None:
-        """It is the caller's."""
+        """Nothing: the transaction is the caller's."""
 
 
 class PostgresTransactions:
-    """What a store knows of its users' connections."""
+    """The transactions of users in the database of a PostgreSQL store."""
 
     library = "psycopg"
     waits = True
 
     def __init__(self, store: PostgresStore) -> None:
         self._store = store
-        #: The database of the store, as it tells itself apart.
+        #: The identity of the store's database.
         self._mark: str | None = None
         #: Connections that lead there. They are their owners', and forgotten with them.
         self._known: WeakSet[Any] = WeakSet()

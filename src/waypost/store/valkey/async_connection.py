@@ -22,7 +22,7 @@ try:
 except ImportError as error:  # pragma: no cover - exercised in a subprocess without the extra
     raise MissingExtra('the Valkey store needs hiredis: pip install "waypost[valkey]"') from error
 
-#: A reply that arrives in parts is not given up before so long after the last part.
+#: A reply that arrives in parts fails only after this long without a further part.
 SILENCE_SECONDS = 2.0
 #: No whole reply is there yet: an object that no reply can be.
 NO_REPLY = object()
@@ -48,7 +48,7 @@ class AsyncConnection(asyncio.Protocol):
 
     def __init__(self, connection: Any) -> None:
         self.redis_connection = connection
-        #: The server may be silent for so many seconds longer than the connection's own limit.
+        #: Seconds that the server may be silent beyond the connection's own limit.
         self.extra_seconds = 0.0
         #: When the last part of a reply came, and whether the request is still being sent.
         self._last_data = 0.0

@@ -11,7 +11,7 @@ instant in which a publish pushes to the list, and its answer is the first that 
 the worker would receive it, send the claim, and receive the answer.
 
 The worker ends its own wait by a push to the same list, with a value that it recognises. `CLIENT UNBLOCK` cannot do
-that: it does not tell a client that is not blocked yet from one that no longer is, and needs rights that a worker
+that: it cannot distinguish a client that is not blocked yet from one that no longer is, and needs rights that a worker
 should not have.
 """
 

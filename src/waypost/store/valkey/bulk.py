@@ -33,7 +33,7 @@ from waypost.values import Event, MessageState, Stored
 if TYPE_CHECKING:
     from waypost.store.valkey.store import ValkeyStore
 
-#: About so many bytes of journal come with one reply: large enough to read in bulk, and a server is not held up.
+#: Bytes of journal in one reply, about: enough to read in bulk without blocking the server for long.
 PAGE_BYTES = 2_000_000
 PAGE_ENTRIES_MAX = 4096
 FIRST_PAGE_ENTRIES = 16
@@ -87,7 +87,7 @@ class _Run:
 
 
 class JournalPage:
-    """Entries as the server gives them, taken apart into runs."""
+    """Entries as the server gives them, split into runs."""
 
     def __init__(self, queue: str, entries: Sequence[Any]) -> None:
         self.queue = queue
@@ -146,7 +146,7 @@ class JournalPage:
                 elif kind == _FULL:
                     length = int.from_bytes(data[end : end + 4], "big")
                     end += 4
-                    if length:  # one more than the body's own, so that 0 says that there is none
+                    if length:  # one more than the body's own, so that 0 means none
                         run.body = data[end : end + length - 1]
                         end += length - 1
                 self.states.append(run)

@@ -1,4 +1,4 @@
-"""What is looked at on Valkey and Redis: durability, eviction, room, what this user may do, and bytes in use."""
+"""Checks of `waypost doctor` on Valkey and Redis: durability, eviction, memory, rights of the user, and bytes in use."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 #: A server that is this full is soon full.
 MEMORY_SHARE_MAX = 0.8
-#: Queues whose keys are measured, the largest first; and elements of a key that the server looks at.
+#: Queues whose keys are measured, the largest first; and elements of a key that the server samples.
 QUEUES_MEASURED, ELEMENTS_MEASURED = 10, 50
-#: Keys with a TTL are found by a scan that is not to last: so many steps of so many keys, until so many are found.
+#: Limits of the scan for keys with a TTL: steps, keys per step, and keys to find.
 SCAN_STEPS, SCAN_KEYS, SAMPLES = 20, 500, 50
 #: The keys that messages lie in, by their place in `keys_of`, and that of the journal.
 MESSAGE_KEYS, JOURNAL_KEY = (1, 2, 3, 4, 5, 6, 7, 8, 9), 10
@@ -34,7 +34,7 @@ WRITE_COMMANDS = frozenset(
         "XADD", "XTRIM", "ZADD", "ZPOPMIN", "ZREM", "ZREMRANGEBYSCORE",
     )
 )  # fmt: skip
-#: What scripts do not say: how they are sent, and what is sent beside them.
+#: Commands that no script names: those that send scripts, and those sent outside of scripts.
 OTHER_COMMANDS = ("EVALSHA", "SCRIPT", "INFO", "PUBLISH", "SUBSCRIBE")
 
 
@@ -136,8 +136,8 @@ def check_fsync(server: Any, info: dict[str, str], where: str) -> Any:
         reply = run_command(server, "CONFIG", "GET", "appendfsync")
         fsync = reply[1].decode() if len(reply) > 1 else "unknown"
     except WaypostError:
-        return note("durability", f"an append-only file{where}; this user may not ask how often it is synced",
-                    "look at appendfsync yourself", appendonly=True)  # fmt: skip
+        return note("durability", f"an append-only file{where}; this user may not read how often it is synced",
+                    "check appendfsync yourself", appendonly=True)  # fmt: skip
     if fsync == "always":
         return ok("durability", f"every write is on the disk{where} (appendfsync always)", appendfsync=fsync)
     if fsync == "no":
@@ -216,8 +216,8 @@ def check_rights(store: Any, server: Any, where: str) -> Findings:
         for pattern, one in ((f"{{{space}:*", key), (f"{{{space}}}:*", f"{{{space}}}:x"), (f"{space}:*", f"{space}:x")):
             keys += [] if may("HSET", one, "a", "1") else [pattern]
     except WaypostError:
-        yield note("permissions", f"looking works{where}; the server does not tell whether all else does",
-                   "Valkey, and Redis from 7 on, tell a user that may use ACL WHOAMI and ACL DRYRUN")  # fmt: skip
+        yield note("permissions", f"reading works{where}; the server does not report other rights",
+                   "Valkey, and Redis from 7 on, report them if ACL WHOAMI and ACL DRYRUN are allowed")  # fmt: skip
         return
     lost = sorted(verb for verb, names in needed.items() if names & denied or "EVALSHA" in denied)
     advice = (
@@ -249,7 +249,7 @@ def check_bytes(store: Any, executor: Any, found: Sequence[Stats]) -> Findings:
             events += max(0, stats.journal_last - stats.journal_first + 1)
             in_events += usage(executor, keys[JOURNAL_KEY])
     except WaypostError:
-        yield note("bytes", "this user may not ask what keys take", "allow the command MEMORY to see it")
+        yield note("bytes", "this user may not measure keys", "allow the command MEMORY to see it")
         return
     yield size_finding("message", in_messages, messages)
     yield size_finding("event", in_events, events)

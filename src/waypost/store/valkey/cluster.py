@@ -1,7 +1,7 @@
 """A Cluster: each call goes to the node that serves its slot, and follows it when the slot has moved.
 
 redis-py's cluster client knows the nodes and keeps their connections. Its own way of running commands is not used: it
-has no pipelines of scripts. One executor per node does the talking, as it does for a single server.
+has no pipelines of scripts. One executor per node sends the calls, as for a single server.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ from waypost.store.valkey.sources import REPLY_TIMEOUT_SECONDS, Source, connecti
 T = TypeVar("T")
 
 CLUSTER_PORT = 6379
-#: A slot has one home; more than a few redirections mean that the nodes do not agree yet.
+#: One node serves a slot; more than a few redirections mean that the nodes do not agree yet.
 REDIRECTIONS_MAX = 5
-#: As many connections to a node as calls run at once: whoever wants fewer runs fewer.
+#: As many connections to a node as calls run at once: to have fewer, run fewer calls.
 NO_LIMIT = 2**31 - 1
 TOPOLOGY_FAILURES = (*CONNECTION_FAILURES, RedisClusterException)
 
@@ -70,7 +70,7 @@ class ClusterSource:
 
     def pool(self, start_timeout: float) -> Any:
         kind, node = cast("Any", redis.cluster.RedisCluster), cast("Any", redis.cluster.ClusterNode)
-        # It asks one of the nodes for their commands, and if that one is down another; our own calls it does not run.
+        # It reads the list of commands from one node, or from another if that one is down; it does not run our calls.
         options = self._options(start_timeout, Retry(NoBackoff(), len(self._hosts) + 2))
         return kind(startup_nodes=[node(host, port) for host, port in self._hosts], **options)
 
@@ -117,7 +117,7 @@ class ClusterClientSource:
 
 
 class NodeSource:
-    """The connections to one node, which belong to whom the cluster client belongs."""
+    """The connections to one node, owned by the owner of the cluster client."""
 
     cluster = True
 
@@ -173,7 +173,7 @@ class NodeRequest(NamedTuple):
 
 
 class Slots:
-    """Which node serves a slot: as the cluster client knows it, and what nodes told us since."""
+    """Which node serves a slot: as the cluster client knows it, with the redirections since."""
 
     def __init__(self, manager: Any) -> None:
         self._manager = manager
@@ -198,12 +198,12 @@ class Slots:
         return self._manager.get_node(host=host, port=port)
 
     def forget(self) -> None:
-        """The client is about to ask for everything anew."""
+        """Forget redirections, before the client reads the topology again."""
         self._moved.clear()
 
 
 def route(call: ValkeyCall[T], slots: Slots) -> Generator[NodeRequest | None, Any, T]:
-    """The way of one call. Yields a node to visit, whose reply is sent in or its error thrown in; None: look anew."""
+    """Route one call: yield a node, receive its reply or error; yield None to refresh the topology."""
     node, asking = slots.node(call.place), False
     redirected: Redirected | None = None
     for _ in range(REDIRECTIONS_MAX):
@@ -226,7 +226,7 @@ def route(call: ValkeyCall[T], slots: Slots) -> Generator[NodeRequest | None, An
 
 
 def runs_of_one_slot(calls: Iterable[Call[Any]]) -> Iterator[Iterator[ValkeyCall[Any]]]:
-    """Calls that follow each other to the same slot. Each is taken only when its turn comes, as from the calls."""
+    """Calls that follow each other to the same slot. Each is read only when its turn comes, as from the calls."""
     announced = 0
 
     def place(call: ValkeyCall[Any]) -> tuple[int, int]:
@@ -240,7 +240,7 @@ def runs_of_one_slot(calls: Iterable[Call[Any]]) -> Iterator[Iterator[ValkeyCall
 
 
 def cluster_error(error: BaseException, display_name: str) -> WaypostError:
-    """No node told what the Cluster is made of."""
+    """Map the error of a client that found no topology."""
     if "Cluster mode is not enabled" in f"{error} {error.__cause__}":
         return ConfigurationError(f"{display_name} is no Cluster; name a single server with valkey:// or redis://")
     return map_connection_error(error.__cause__ or error, display_name, sent=False)
@@ -292,7 +292,7 @@ class ClusterExecutor(_Common):
         return self._client.get_redis_connection(node).connection_pool
 
     def _check_one_node(self) -> None:
-        """Nodes are looked at when they are first used; one of them at once, so that the first connection tells."""
+        """Check one node now; the others are checked when they are first used."""
         failure: StoreError = StoreUnavailable(f"{self._source.display_name} has no primary")
         for node in self._client.get_primaries():
             try:
@@ -318,7 +318,7 @@ class ClusterExecutor(_Common):
         return [self._server(node) for node in self._client.get_primaries()]
 
     def _refresh(self) -> None:
-        """Ask for the nodes and their slots. If nobody answers, what is known stays."""
+        """Read the nodes and their slots again. If no node answers, keep what is known."""
         self._slots.forget()
         try:
             self._client.nodes_manager.initialize()
@@ -411,10 +411,10 @@ class AsyncClusterExecutor(_Common):
         self._servers: dict[str, AsyncValkeyExecutor] = {}
 
     async def start(self) -> None:
-        """Ask for the nodes, and look at one of them."""
+        """Read the nodes, and check one of them."""
         try:
             try:
-                # Ours learns the nodes and no more: what it would ask for besides comes from one that may be down.
+                # Our own client reads only the nodes: the rest would come from one node, which may be down.
                 await (self._client.nodes_manager if self._source.owned else self._client).initialize()
             except TOPOLOGY_FAILURES as error:
                 raise cluster_error(error, self._source.display_name) from None

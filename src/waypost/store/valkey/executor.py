@@ -37,7 +37,7 @@ log = logging.getLogger("waypost")
 #: So many calls of one client are under way at once, on a Cluster with each node; the others wait for their turn. More
 #: would not be answered sooner by a server that runs one after the other.
 CONNECTIONS_MAX = 32
-#: A connection idle for longer is looked at before it is used: the server may have closed it.
+#: A connection idle for longer is checked before it is used: the server may have closed it.
 IDLE_SECONDS = 1.0
 #: A long request is written in pieces of this size: over a slow link a limit for the whole of it would be too short.
 PIECE_BYTES = 1 << 16
@@ -92,7 +92,7 @@ _warned: set[tuple[str, str]] = set()
 
 
 def warn_once(display_name: str, problem: str, advice: str) -> None:
-    """Say it once for each server and process, not at every connection."""
+    """Log a warning once for each server and process, not at every connection."""
     if (display_name, problem) not in _warned:
         _warned.add((display_name, problem))
         log.warning(
@@ -192,7 +192,7 @@ class ValkeyExecutor(_Common):
         return [self]
 
     def run(self, call: Call[T]) -> T:
-        self._check_process()  # first: in a forked child nobody gives the places back
+        self._check_process()  # first: in a forked child no thread releases the places
         with self._places:
             return self._run_steps(self._take(), run_call(cast("ValkeyCall[T]", call)))
 
@@ -247,7 +247,7 @@ class ValkeyExecutor(_Common):
             self._give_back(connection, good)
             return cast(T, stop.value)
         except WaypostError:
-            self._give_back(connection, good)  # the server said no
+            self._give_back(connection, good)  # the server refused the request
             raise
         except CONNECTION_FAILURES as error:
             self._discard(connection)
@@ -280,7 +280,7 @@ class ValkeyExecutor(_Common):
 
     @staticmethod
     def _is_closed(connection: Any) -> bool:
-        """Whether the server closed an idle connection: the end can be read, or is told as an error."""
+        """Whether the server closed an idle connection: the end can be read, or raises an error."""
         try:
             return bool(connection.can_read(0))
         except CONNECTION_FAILURES:
@@ -312,7 +312,7 @@ class AsyncValkeyExecutor(_Common):
         self._start_timeout = start_timeout
 
     async def start(self) -> None:
-        """Make the first connection, and look at the server."""
+        """Make the first connection, and check the server."""
         try:
             check_server(
                 await self.run(HELLO), self._source.display_name, self._durability, cluster=self._source.cluster
@@ -393,7 +393,7 @@ class AsyncValkeyExecutor(_Common):
             await self._give_back(connection, good)
             return cast(T, stop.value)
         except WaypostError:
-            await self._give_back(connection, good)  # the server said no
+            await self._give_back(connection, good)  # the server refused the request
             raise
         except CONNECTION_FAILURES as error:
             await self._discard(connection)

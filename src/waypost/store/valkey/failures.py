@@ -1,4 +1,4 @@
-"""What a server or connection says when it fails, as our errors, each with what to do."""
+"""Map errors of the server and of connections to our own, each with the way out."""
 
 from __future__ import annotations
 
@@ -37,25 +37,25 @@ from waypost.store.repeats import id_taken, removed_since, session_taken, too_ol
 OURS = re.compile(r"WP-([A-Z]+) ?(.*?)(?: script: |, on @|$)", re.DOTALL)
 #: The server is up but cannot serve yet, or not here: nothing was done, and a repeat may succeed.
 PASSING = ("LOADING", "BUSY", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "READONLY", "NOREPLICAS", "UNBLOCKED")
-#: The same where the driver takes the word away and tells it by the class. (MASTERDOWN is a kind of CLUSTERDOWN there.)
+#: The same as classes, where the driver removes the code. (MASTERDOWN is a kind of CLUSTERDOWN there.)
 PASSING_CLASSES = (BusyLoadingError, ReadOnlyError, ClusterDownError, TryAgainError, NoScriptError)
-#: This server is not, or no longer, the one to ask: a connection to it is of no use.
+#: This server is not, or no longer, the primary: a connection to it is of no use.
 WRONG_SERVER = ("LOADING", "MASTERDOWN", "CLUSTERDOWN", "READONLY")
 WRONG_SERVER_CLASSES = (BusyLoadingError, ReadOnlyError, ClusterDownError)
 
 
-#: Redis 6.2 tells first where in the script it happened, and only then what.
+#: Redis 6.2 puts the place in the script before the error itself.
 INSIDE_SCRIPT = re.compile(r"@user_script: \d+: -([A-Z]+ .*)", re.DOTALL)
 
 
 def server_text(error: ResponseError) -> str:
-    """What the server said, without where in a script."""
+    """Return the server's error text, without the place in a script."""
     found = INSIDE_SCRIPT.search(str(error))
     return found[1] if found is not None else str(error)
 
 
 def is_wrong_server(error: ResponseError) -> bool:
-    """Whether the answer means that another server should be looked for: a replica, or one that is not ready."""
+    """Whether the error means that this server is a replica or not ready, so that another one should be used."""
     return isinstance(error, WRONG_SERVER_CLASSES) or server_text(error).startswith(WRONG_SERVER)
 
 
@@ -96,7 +96,7 @@ class Redirected(StoreError, ConfigurationError):
     def __init__(self, error: AskError, verb: str, queue: str) -> None:
         super().__init__(
             f"{verb} on queue {queue}: this is one node of a Cluster, and the queue lies on another; name the Cluster "
-            "with valkey+cluster://, or hand in a RedisCluster"
+            "with valkey+cluster://, or pass a RedisCluster"
         )
         self.host: str = error.host
         self.port: int = error.port

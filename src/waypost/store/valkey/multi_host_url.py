@@ -17,7 +17,7 @@ HOST = re.compile(r"(?:\[([0-9A-Fa-f:.%]+)\]|([^\[\]:,@/\s]+))(?::(\d{1,5}))?")
 
 
 class MultiHostUrl(NamedTuple):
-    """What such a URL says."""
+    """The parts of such a URL."""
 
     hosts: list[tuple[str, int]]
     #: The parts of the path.

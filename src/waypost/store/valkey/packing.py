@@ -44,7 +44,7 @@ ALSO = Struct(">BBI24s")
 
 #: The first byte of a draft that has more than a priority and an envelope.
 ROUTED = 16
-#: Added to the priority of a draft that has no more to say than that its arrival is to be remembered.
+#: Added to the priority of a draft whose only option is that its arrival is remembered.
 ONCE = 32
 #: The same for one that keeps to the cap.
 ONCE_CAPPED = 48
@@ -68,7 +68,7 @@ unpack = msgspec.msgpack.Decoder().decode
 
 
 def pack_routed(draft: Draft) -> bytes:
-    """One argument of `publish` with all that can be said."""
+    """One argument of `publish`, with all options."""
     key = (draft.key or "").encode()
     group = (draft.group or "").encode()
     copy = draft.journal_copy or b""
@@ -94,7 +94,7 @@ def pack_routed(draft: Draft) -> bytes:
 
 
 def once_mark(draft: Draft) -> int:
-    """What is added to the priority of a draft that says no more than that its arrival is to be remembered."""
+    """Return what to add to the priority of a draft whose only option is that its arrival is remembered."""
     return ONCE_CAPPED if draft.capped else ONCE
 
 
@@ -137,7 +137,7 @@ OUTCOMES = {"done": b"d", "retry": b"r", "snooze": b"s", "dead": b"x", "drop": b
 
 
 def pack_settlement(settlement: Settlement) -> bytes:
-    """One argument of `settle`, when there is more to say than done."""
+    """One argument of `settle`, when it is more than a plain done."""
     reason = (settlement.reason or "").encode()
     error_type = (settlement.error_type or "").encode()
     error = (settlement.error or "").encode()
@@ -409,7 +409,7 @@ def unpack_entry(queue: str, last: int, data: bytes) -> Iterator[Event]:
             elif kind in b"PF":
                 length = int.from_bytes(data[at : at + 4], "big")
                 at += 4
-                if length:  # one more than the body's own, so that 0 says that there is none
+                if length:  # one more than the body's own, so that 0 means none
                     extra = {"body": data[at : at + length - 1]}
                     at += length - 1
                 if kind == b"F":  # fired by a schedule
@@ -438,7 +438,7 @@ def state_event(
     operation: str | None,
     extra: dict[str, Any],
 ) -> Event:
-    """An event of a message, told from its packed state."""
+    """An event of a message, decoded from its packed state."""
     status, token, _, claimed, _, deliveries, attempts, flags, _, _, priority, ready, size = fields[:13]
     key_length, group_length, worker_length = fields[13:]
     worker_at = key_length + group_length
@@ -481,7 +481,7 @@ def pack_schedule(schedule: StoredSchedule) -> bytes:
 
 
 def unpack_schedule(key: str, data: bytes) -> StoredSchedule:
-    """The same, back."""
+    """Unpack what `pack_schedule` packed."""
     next_ms, due_ms, last_ms, fires, missed, paused, length = SCHEDULE_HEAD.unpack_from(data)
     version = data[SCHEDULE_HEAD.size : SCHEDULE_HEAD.size + length].decode()
     return StoredSchedule(

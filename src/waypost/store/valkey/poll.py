@@ -49,7 +49,7 @@ def _poll(
     keys: list[bytes] = []
     worker: list[bytes] = []
     if registration is not None:
-        # No role: the key of a leader stands for itself, and is not looked at.
+        # Without a role the key is passed and not read.
         role = registration.role or "scheduler"
         keys = [f"{{{namespace}}}:workers".encode(), f"{{{namespace}}}:records".encode(), leader_key(namespace, role)]
         worker = [
@@ -98,7 +98,7 @@ def _elect(store: ValkeyStore, registration: Registration, role: str) -> Call[Po
 
 
 def leader_key(namespace: str, role: str) -> bytes:
-    """Who leads in a role."""
+    """Return the key of the leader of a role."""
     return f"{namespace}:leader:{role}".encode()
 
 

@@ -117,7 +117,7 @@ class Batch:
         self.waiting: deque[ValkeyCall[Any]] = deque()
         #: Those that another node of a Cluster has to answer, with their place in the results.
         self.redirected: list[tuple[int, ValkeyCall[Any]]] = []
-        #: Taken from the calls while what must come before it is under way.
+        #: The next call, held back while what must come before it is under way.
         self.unsent: ValkeyCall[Any] | None = None
 
     def steps(self) -> RequestSteps[None]:

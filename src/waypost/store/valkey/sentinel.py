@@ -1,4 +1,4 @@
-"""Connections to the primary that Sentinels name. Each new connection asks them anew, so it finds the one of now."""
+"""Connections to the primary that Sentinels name. Each new connection queries them, so it finds the current one."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class SentinelSource(OwnedSource):
         common = connection_options(start_timeout, retry)
         tls = {name: value for name, value in self._given.items() if name.startswith("ssl_")}
         sentinels = common | self._for_sentinels | ({"ssl": True, **tls} if self._tls else {})
-        # What the URL says wins over what is ours, as it does for one server.
+        # Options of the URL override our own, as for one server.
         primary = common | {"socket_keepalive": True} | self._given | ({"ssl": True} if self._tls else {})
         return primary, sentinels
 

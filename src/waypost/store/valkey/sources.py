@@ -32,7 +32,7 @@ class Source(Protocol):
     display_name: str
     owned: bool
     cluster: bool
-    #: What tells it from others: two sources of one place lead to the same servers as the same user.
+    #: Identity: two sources with the same place lead to the same servers as the same user.
     place: object
 
     def pool(self, start_timeout: float) -> Any: ...

@@ -91,7 +91,7 @@ CANCEL_STATUS: dict[int, CancelStatus] = {
     ord("c"): "cancelled", ord("r"): "requested", ord("f"): "finished", ord("u"): "unknown"
 }  # fmt: skip
 
-#: Ids carry the publisher's clock; look this much earlier, since clocks differ.
+#: Ids carry the publisher's clock; search this much earlier, since clocks differ.
 CLOCK_DIFFERENCE_MS = 120_000
 FINAL_EVENTS = frozenset(("done", "dropped", "cancelled", "replaced", "dead_trimmed"))
 ID_BYTES = 24
@@ -104,19 +104,19 @@ KEPT_ON_DISK = frozenset(
 )  # fmt: skip
 #: What each durability means, for people.
 DURABILITY: dict[Durability, str] = {
-    "server": "as durable as the server's append-only file; a warning tells if it has none",
+    "server": "as durable as the server's append-only file; a warning is logged if it has none",
     "fsync": "what is acknowledged is on the server's disk (durability fsync)",
 }
 #: After these a queue is in the list of queues.
 ANNOUNCED = frozenset(("publish", "configure", "save_schedule", "fire_schedule", "trigger_schedule"))
-#: A queue is added to the list again after so long: a failover may have lost the list, or a person may have removed it.
+#: A queue is added to the list again after this time: a failover may have lost the list, or a user removed it.
 ANNOUNCED_SECONDS = 60.0
 #: The pause after an attempt that was refused. On a Cluster also after one that failed: the list lies on another node
 #: than the queue, and while that node is away each attempt costs time.
 ANNOUNCE_PAUSE_SECONDS = 1.0
 #: A client that walks through endless queue names must not grow.
 QUEUES_REMEMBERED_MAX = 10_000
-#: One local disk, no replica, within so many milliseconds. It covers the connection that it is sent on.
+#: One local disk, no replica, within 5,000 ms. It applies to the connection that it is sent on.
 WAIT_FOR_DISK = command(b"WAITAOF", b"1", b"0", b"5000")
 NOTHING = part(b"")
 #: Added to whether a queue is paused in the answer to a claim: nothing was added to it, or it was removed.
@@ -248,7 +248,7 @@ class ValkeyStore:
         encoded: bytes | None = None,
         more: int = 0,
     ) -> Call[T]:
-        """A script with its arguments; `encoded` are so many more that are in the protocol's form already."""
+        """A script with its arguments; `encoded` are `more` further arguments, in the protocol's form already."""
         number, head, text, place = self._head(verb, queue, operation.session if operation else b"")
         clock = part(b"%d" % self.clock()) if self.clock else NOTHING
         if operation is None:
@@ -269,7 +269,7 @@ class ValkeyStore:
         elif verb == "claim" and queue in self._claimed_from:
             announce = self._announcement(queue)
             if announce is not None:
-                # Once for what was claimed: a worker that goes on asking must not put a removed queue back on the list.
+                # Once for what was claimed: further claims must not put a removed queue back on the list.
                 self._claimed_from.discard(queue)
         on_disk = WAIT_FOR_DISK if self.durability == "fsync" and verb in KEPT_ON_DISK else None
         return ValkeyCall(name or verb, queue, b"".join(parts), decode, text, announce, on_disk, place=place)
@@ -450,7 +450,7 @@ class ValkeyStore:
         # By a script, which knows under which name the results of the queue lie.
         return self._call("watch", queue, None, [b"result", message_id.encode()], lambda reply: reply, name="result")
 
-    # ---- looking -----------------------------------------------------------------------------------------------
+    # ---- reading -----------------------------------------------------------------------------------------------
 
     def peek(
         self,
@@ -489,8 +489,8 @@ class ValkeyStore:
         return self._call("stats", queue, None, [b"%d" % minutes], decode)
 
     def trace(self, queue: str, message_id: str, cursor: str | None = None) -> Call[TracePage]:
-        # An id says when it was made. If its beginning is not found from there on, a clock was wrong: then look through
-        # all of it.
+        # An id contains the time when it was made. If the first event is not found from there on, a clock was wrong:
+        # then search the whole journal.
         mode, _, place = (cursor or "near:").partition(":")
 
         def decode(reply: Any) -> TracePage:
@@ -548,7 +548,7 @@ class ValkeyStore:
         return self._call("purge", queue, operation, arguments, lambda reply: Purged(reply[0], reply[1] == 1))
 
     def configure(self, queue: str, changes: Mapping[str, Any]) -> Call[Woken[Policy]]:
-        # A Lua table cannot hold None; false says that a setting is cleared.
+        # A Lua table cannot hold None; false clears a setting.
         packed = packing.pack({name: False if value is None else value for name, value in changes.items()})
         return self._call(
             "configure",
@@ -711,7 +711,7 @@ class ValkeyStore:
         packed = b"*%d\r\n" % (number + len(given)) + head + b"".join([part(value) for value in given])
         return ValkeyCall(action, "", packed, decode, text, place=place)
 
-    # ---- who works ---------------------------------------------------------------------------------------------
+    # ---- workers -----------------------------------------------------------------------------------------------
 
     def poll(
         self, idle: Sequence[Idle], *, registration: Registration | None = None, echo: str | None = None
