@@ -1,4 +1,4 @@
-"""Checks of `waypost doctor` on Valkey and Redis: durability, eviction, memory, rights of the user, and bytes in use."""
+"""Checks of `waypost doctor` on Valkey and Redis: durability, eviction, memory, rights, and bytes in use."""
 
 from __future__ import annotations
 

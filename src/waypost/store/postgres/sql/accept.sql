@@ -1,8 +1,7 @@
 -- Store drafts in one queue: the part of a publish that continuations share. An envelope carries its id in bytes 2-25.
 -- Touches: message, window, arrival, entry, tally, and what `end_message`, `begin_chains` and `block_messages` touch.
--- Keeps: of one key at most one owner and one parked generation, under any interleaving: the unique index decides who
--- is
--- first, and what happens to an owner happens under its row's lock. Keys are taken in order, so that nobody deadlocks.
+-- Keeps: of one key at most one owner and one parked generation, under any interleaving: the unique index decides which
+-- message is first, and an owner changes only under its row's lock. Keys are locked in order, so that steps do not deadlock.
 --
 -- letters: q queued, d delayed, u duplicate, c conflict, e extended, r replaced, E parked by extend; `others` has an id
 -- where the message that counts is another one. `fresh` is how many became claimable, `added` how many use up the cap, `passing` how many
@@ -107,7 +106,7 @@ BEGIN
         END LOOP;
     END IF;
 
-    -- Whoever is first to stand in the index of owners has the key.
+    -- The first message in the index of owners has the key.
     WITH inserted AS (
         INSERT INTO {message} (seq, position, ready_ms, published_ms, queue, state, rank, id, key, "group", chain, data)
         SELECT u.seq, u.seq, greatest(coalesce(u.at, p_now + coalesce(u.delay, 0)), p_now), p_now, q.number,
@@ -128,7 +127,7 @@ BEGIN
                 AND m.seq = u.seq) THEN 'new' END) ORDER BY u.n)
         INTO v_acts FROM unnest(v_ids, v_seqs, v_acts) WITH ORDINALITY AS u (id, seq, act, n);
     END IF;
-    -- A key may be taken although its message has ended: looked at after the insert, behind which nobody can come.
+    -- A key may be in use although its message has ended: checked after the insert, which keeps other publishers out.
     FOR r IN
         SELECT u.n, u.id, w.message_id FROM unnest(v_ids, p_keys, v_acts) WITH ORDINALITY AS u (id, key, act, n)
         CROSS JOIN LATERAL (
@@ -233,7 +232,7 @@ BEGIN
     END IF;
 END $body$;
 
--- A draft whose key is taken, or was a moment ago: decided under the lock of the owner's row.
+-- A draft whose key is in use, or was a moment ago: decided under the lock of the owner's row.
 CREATE OR REPLACE FUNCTION {accept_conflict}(
     q {queue}, p_now bigint, p_op text, p_id text, p_seq bigint, p_data bytea, p_key text, p_rule text, p_due bigint,
     p_priority smallint, p_group text, p_chain text, OUT act text, OUT other text, OUT state smallint, OUT fresh bigint,

@@ -13,7 +13,7 @@ CREATE OR REPLACE FUNCTION {clock}(p_clock bigint) RETURNS bigint LANGUAGE sql V
     SELECT coalesce(p_clock, floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint)
 $body$;
 
--- The row of a name, made if there is none. It is a queue only when something is added to it: see `make`.
+-- The row of a name, made if there is none. It is a queue only when something is added to it: see `make_queue`.
 CREATE OR REPLACE FUNCTION {open_queue}(p_queue text) RETURNS {queue} LANGUAGE plpgsql AS $body$
 DECLARE
     q {queue};
@@ -85,7 +85,7 @@ BEGIN
 END $body$;
 
 -- Keep the result of an operation. If the same operation has finished on another connection meanwhile, this one is
--- undone and asked again, and then finds the first result. Returns whether this step is the one to tidy up.
+-- undone and repeated, and then finds the first result. Returns whether this step is the one to tidy up.
 CREATE OR REPLACE FUNCTION {store_result}(
     p_queue integer, p_session bytea, p_number bigint, p_until_ms bigint, p_result text
 ) RETURNS boolean LANGUAGE plpgsql AS $body$
@@ -105,7 +105,7 @@ BEGIN
 END $body$;
 
 -- Whether a step is the one to tidy up: one in 64, chosen by transaction numbers, and one that finds a lot to do. Some steps
--- look for that, chosen by two kinds of numbers: a client whose steps fall on the same ones of the first kind has others
+-- check that, chosen by two kinds of numbers: a client whose steps fall on the same ones of the first kind has others
 -- of the second.
 CREATE OR REPLACE FUNCTION {tidy_is_due}(p_queue integer, p_number bigint) RETURNS boolean LANGUAGE plpgsql AS $body$
 DECLARE

@@ -1,19 +1,19 @@
--- Chains at their home, messages that wait for them, and clients that wait for an end.
+-- Chains, kept in the queue of their first message (`home`); messages that wait for chains; clients that wait for an end.
 -- Touches: chain, member, blocker, waiter, ending, queue (read), message, sleeper, and what `end_message` touches.
 -- Keeps: a chain changes only under the lock of its row, and a message that waits only under the lock of its own; the last
 -- of a message's blockers to go makes it claimable, once. Only what has to do with one chain takes turns.
 --
--- What an end means to others is followups, which a verb gathers and carries when its own work is done: so chains are locked
--- in one order by everybody, and a long row of messages that wait for each other is a loop and not a tower of calls. News
--- are JSON: {chain, member, begun, failed} for an end, to the home of its chain; {queue, names} for who is to be woken.
+-- What an end causes elsewhere is a followup. A verb gathers followups and applies them when its own work is done: so chains are locked
+-- in one order by everybody, and a long row of messages that wait for each other is a loop, without recursion.
+-- Followups are JSON: {chain, member, begun, failed} for an end, to its chain; {queue, names} for sleepers to wake.
 
--- The end of a message, as followups for the home of its chain.
+-- The end of a message, as a followup for its chain.
 CREATE OR REPLACE FUNCTION {end_followup}(p_chain text, p_member text, p_begun text[], p_failed text) RETURNS json
 LANGUAGE sql IMMUTABLE AS $body$
     SELECT json_build_object('chain', p_chain, 'member', p_member, 'begun', p_begun, 'failed', p_failed)
 $body$;
 
--- Who is to be woken, as followups; none if there is nobody.
+-- The waiters to wake, as followups; none if there are no names.
 CREATE OR REPLACE FUNCTION {wake_followup}(p_queue text, p_names text[]) RETURNS json[] LANGUAGE sql IMMUTABLE AS $body$
     SELECT CASE WHEN cardinality(p_names) > 0
         THEN ARRAY[json_build_object('queue', p_queue, 'names', p_names)] ELSE '{}'::json[] END
@@ -26,7 +26,7 @@ RETURNS text[] LANGUAGE sql IMMUTABLE AS $body$
     FROM unnest(p_sources, p_queues, p_envelopes) AS u (source, queue, data) WHERE u.source = p_source
 $body$;
 
--- Drafts were stored: some begin a chain. A message sent on whose key is taken ends its branch: another message stands
+-- Drafts were stored: some begin a chain. A message sent on whose key is in use ends its branch: another message stands
 -- for it, which is not of this chain. Returns followups.
 CREATE OR REPLACE FUNCTION {begin_chains}(
     q {queue}, p_now bigint, p_ids text[], p_acts text[], p_chains text[], p_forwarded boolean[]
@@ -47,7 +47,7 @@ BEGIN
     RETURN coalesce(v_followups, '{}');
 END $body$;
 
--- Where a chain is kept: the number of its home, null if there is no such queue, and its id there.
+-- Where a chain is kept: the number of its queue, null if there is none, and its id there.
 CREATE OR REPLACE FUNCTION {find_chain}(p_chain text, OUT home integer, OUT first text) LANGUAGE plpgsql AS $body$
 BEGIN
     first := substring(p_chain FROM '[^/]*$');
@@ -55,7 +55,7 @@ BEGIN
 END $body$;
 
 -- Messages were stored that wait for chains, each pair of an id and a chain one wait. A chain that has ended holds up
--- nothing; one that broke, or that nobody knows, buries who waits for it. Returns followups.
+-- nothing; one that failed, or is unknown, makes the messages that wait for it dead. Returns followups.
 CREATE OR REPLACE FUNCTION {block_messages}(q {queue}, p_now bigint, p_ids text[], p_chains text[]) RETURNS json[]
 LANGUAGE plpgsql AS $body$
 DECLARE
@@ -128,8 +128,8 @@ BEGIN
     RETURN v_followups;
 END $body$;
 
--- A message has ended: what its chain and those who wait for it are to learn. The change of its row comes before, so that
--- whoever comes to wait at this moment has either been seen or sees the end. Returns followups.
+-- The followups of the end of a message, for its chain and its waiters. Its row is changed before, so that a client that
+-- begins to wait at this moment has either been seen or sees the end.
 CREATE OR REPLACE FUNCTION {end_followups}(q {queue}, m {message}, p_now bigint, p_end text, p_begun text[]) RETURNS json[]
 LANGUAGE plpgsql AS $body$
 DECLARE
@@ -145,8 +145,8 @@ BEGIN
     RETURN v_followups;
 END $body$;
 
--- Take out who waits for these ends; the names of those who have asked lately. How they ended is remembered if it is
--- told, one for all or one for each: that of a chain stands in its own row.
+-- Remove the waiters of these ends, and return the names of those that have not expired. The kinds of end are stored if
+-- given, one for all or one for each; that of a chain is in its own row.
 CREATE OR REPLACE FUNCTION {end_waits}(q {queue}, p_now bigint, p_ids text[], p_ends text[]) RETURNS text[]
 LANGUAGE plpgsql AS $body$
 DECLARE
@@ -170,7 +170,7 @@ BEGIN
     RETURN v_names;
 END $body$;
 
--- Act on followups, and on the followups that come of them. Returns pairs of a queue and other to wake there.
+-- Act on followups, and on the followups that come of them. Returns pairs of a queue and the names to wake there.
 CREATE OR REPLACE FUNCTION {apply_followups}(p_now bigint, p_followups json[]) RETURNS json[] LANGUAGE plpgsql AS $body$
 DECLARE
     v_item json;
@@ -196,8 +196,8 @@ BEGIN
     RETURN v_wakes;
 END $body$;
 
--- An end, at the home of its chain. Who ended and who was sent on are counted by name, and a count of zero is dropped:
--- when none is left, or one did not end well, the chain is finished and all who wait are told. Returns followups.
+-- Count an end in its chain. Messages that ended and those sent on are counted by name, and a count of zero is dropped:
+-- when none is left, or one failed, the chain is finished and all its waiters are woken. Returns followups.
 CREATE OR REPLACE FUNCTION {count_end}(p_now bigint, p_chain text, p_member text, p_begun text[], p_failed text)
 RETURNS json[] LANGUAGE plpgsql AS $body$
 DECLARE
@@ -298,7 +298,7 @@ BEGIN
         SELECT * INTO c FROM {chain} t
         WHERE t.queue = v_queue AND t.id = p_id AND (t.until_ms > v_now OR (t.open > 0 AND t.failed IS NULL));
     ELSE
-        -- An end that is under way is waited for, so that it is either told here or finds the waiter.
+        -- An end that is under way is waited for, so that it is either returned here or finds the waiter.
         SELECT * INTO c FROM {chain} t
         WHERE t.queue = v_queue AND t.id = p_id AND (t.until_ms > v_now OR (t.open > 0 AND t.failed IS NULL)) FOR SHARE;
     END IF;
@@ -323,7 +323,7 @@ BEGIN
         SELECT * FROM {chain} t WHERE t.until_ms <= p_now ORDER BY t.until_ms LIMIT 1024 FOR UPDATE SKIP LOCKED
     LOOP
         IF c.open > 0 AND c.failed IS NULL THEN
-            -- The release before gave unfinished chains an end: somebody may wait for this one.
+            -- The release before gave unfinished chains an end: a client may wait for this one.
             UPDATE {chain} t SET until_ms = {NO_END_MS} WHERE t.queue = c.queue AND t.id = c.id;
             CONTINUE;
         END IF;

@@ -1,7 +1,7 @@
--- Look for damaged rows of a queue, 500 in each call, and mend them if asked to. Touches: queue (read), message, entry,
+-- Find damaged rows of a queue, 500 in each call, and mend them with `p_mend`. Touches: queue (read), message, entry,
 -- tally. Keeps: a message that no claim can reach goes to the head of its priority; at the end the counts are those of the
 -- rows, and the ledger balances; all of it is journalled.
--- The answer: number looked at, [kind, id, what was found, what was done] of each damaged row, the id to go on from or null.
+-- The reply: number of rows checked, [kind, id, what was found, what was done] of each damaged row, the id to go on from or null.
 
 CREATE OR REPLACE FUNCTION {check}(p_queue text, p_clock bigint, p_after text, p_mend boolean) RETURNS text
 LANGUAGE plpgsql {settings} AS $body$
@@ -82,7 +82,7 @@ BEGIN
     RETURN json_build_array(v_count, v_found, v_last)::text;
 END $body$;
 
--- Compare the counts with the rows, at one moment; correct them if asked to.
+-- Compare the counts with the rows, at one moment; correct them with `p_mend`.
 CREATE OR REPLACE FUNCTION {check_counts}(q {queue}, p_now bigint, p_mend boolean) RETURNS json[]
 LANGUAGE plpgsql AS $body$
 DECLARE

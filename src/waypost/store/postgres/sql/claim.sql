@@ -1,14 +1,14 @@
--- Claim: promote what is due, reclaim what expired, lease what is first, and say when to come back.
+-- Claim: promote what is due, reclaim what expired, lease what is first, and return when to claim again.
 -- Touches: queue (read), message, entry, tally, rate, sleeper, operation, and what `end_message` and `apply_followups` touch.
 -- Keeps: a message is leased to one claim (SKIP LOCKED under its row's lock); a token only grows; with `max_running` or
 -- `rate`, claims of one queue take turns, so that together they never pass the limit.
--- The rows are leases in order; the last row has only `head`, which ends with other to wake and what else the claim did, if
--- there is any of that; a repeat gets it too.
--- Rows are locked as strongly as their change needs and not more: one that somebody is about to wait for is not skipped.
+-- The rows are leases in order; the last row has only `head`, which ends with the sleepers to wake and the side effects, if
+-- there are any; a repeat gets them too.
+-- Rows are locked as strongly as their change needs and not more: one that a client is about to wait for is not skipped.
 -- A claim waits for no disk: one that is lost with the server's memory leaves the message ready, its holder's settle finds
 -- another nonce, and its token is not given again since the floor of tokens has been raised by then. It does wait where
 -- more hangs on it: at most once, with a limit that counts what is leased, when it raised the floor, or when it put the
--- journal in order, since what a reader of the journal was told has to stay.
+-- journal in order, since what a reader has read must not change.
 
 CREATE OR REPLACE FUNCTION {claim}(
     p_queue text, p_clock bigint, p_session bytea, p_number bigint, p_ttl bigint, p_limit bigint, p_worker text,
@@ -53,7 +53,7 @@ BEGIN
     END IF;
     v_first := {first_result}(q.number, q.removed_ms, p_session, p_number, v_now, p_ttl);
     IF v_first IS NOT NULL THEN
-        -- Repeats that come at the same time take turns, or one would look for leases under a nonce that another replaced.
+        -- Repeats that come at the same time take turns, or one would search leases under a nonce that another replaced.
         SELECT substr(o.result, {RESULT_AT}) INTO v_first FROM {operation} o
         WHERE o.queue = q.number AND o.session = substr(p_session, 1, {SESSION_BYTES}) AND o.slot = p_number % {REPLAY_MAX} FOR UPDATE;
         -- The leases get the nonce of this sending: the process that got the first answer may be another.
@@ -107,7 +107,7 @@ BEGIN
                 EXIT WHEN v_leased >= v_room OR v_more;
                 v_tried := v_room - v_leased;
                 IF v_tried > 1 THEN
-                    -- The first one says how many will fit: what is locked and left would be skipped by others.
+                    -- The size of the first one tells how many fit: what is locked and left would be skipped by others.
                     SELECT least(v_tried, greatest(1, v_left / greatest(1, length(m.data)))) INTO v_tried
                     FROM {message} m WHERE m.queue = q.number AND m.state = {READY}
                     ORDER BY m.rank, m.position, m.id LIMIT 1;
@@ -208,7 +208,7 @@ BEGIN
                 END IF;
                 EXIT WHEN v_leased >= v_room OR v_more;
                 CONTINUE WHEN v_seen = v_tried AND cardinality(v_places) = v_seen;
-                -- What is over its limit stands in the way: bury it, and look behind it.
+                -- What is over its limit stands in the way: make it dead, and go on behind it.
                 EXIT WHEN q.max_deliveries IS NULL;
                 SELECT b.buried, b.followups INTO v_buried_now FROM {bury_exhausted}(q, v_now, v_op, {BURY_MAX} - v_buried) b;
                 v_buried := v_buried + v_buried_now.buried;
@@ -226,7 +226,7 @@ BEGIN
         IF q.dead_max IS NOT NULL OR q.dead_keep_ms IS NOT NULL THEN
             PERFORM {trim_dead}(q, v_now);
         END IF;
-        -- It took all there was and has room for more; who asks for nothing only says that it sleeps no longer.
+        -- It took all there was and has room for more. A claim of nothing only ends the registration of the sleeper.
         IF v_leased < p_limit AND NOT v_more AND p_sleeper IS NOT NULL THEN
             INSERT INTO {sleeper} (queue, name, until_ms, awake) VALUES (q.number, p_sleeper, v_now + {SLEEPER_TTL_MS}, false)
             ON CONFLICT (queue, name) DO UPDATE SET until_ms = excluded.until_ms, awake = false;
@@ -251,7 +251,7 @@ BEGIN
             v_due := {next_due}(q.number);
             v_end := {next_lease}(q.number);
         ELSIF v_leased > 0 THEN
-            -- Known without looking: the first entries of an index are the ones that a vacuum has yet to remove.
+            -- Known without a query: the first entries of an index are the ones that a vacuum has yet to remove.
             v_end := least(v_end, v_now + q.lease_ms);
         END IF;
         -- Its messages may have been published one by one, in transactions that do not tidy up.
@@ -288,7 +288,7 @@ BEGIN
     INTO first, expired, released, retried, snoozed, redriven FROM unnest(p_claims, p_causes) AS u (claims, cause);
 END $body$;
 
--- At most once: the messages leave the store with this claim, which tells their chains and those who wait.
+-- At most once: the messages leave the store with this claim, which notifies their chains and waiters.
 CREATE OR REPLACE FUNCTION {claim_without_lease}(q {queue}, p_now bigint, p_op text, p_worker text, p_ids text[]) RETURNS TABLE (
     head text, id text, token bigint, deliveries integer, attempts integer, rank smallint, key text, "group" text,
     published_ms bigint, ready_ms bigint, claimed_ms bigint, lease_end_ms bigint, data bytea, chain text
@@ -356,7 +356,7 @@ BEGIN
         LIMIT p_limit FOR NO KEY UPDATE SKIP LOCKED
     LOOP
         EXIT WHEN m.deliveries < q.max_deliveries;
-        -- Who has just come to wait for it is let through first: it must be seen by the end.
+        -- A client that has just begun to wait for it goes first: the end must see it.
         PERFORM 1 FROM {message} t WHERE t.queue = q.number AND t.id = m.id FOR UPDATE;
         m.reason := 'max_deliveries';
         followups := followups || ({end_message}(q, m, p_now, p_op, 'dead')).followups;

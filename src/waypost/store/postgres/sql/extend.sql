@@ -1,5 +1,5 @@
 -- Renew leases, once per operation. Touches: queue (read), message (only the end of the lease), operation.
--- Keeps: a renewal whose token or nonce is stale changes nothing and says lost. letters: o ok, c cancel, l lost.
+-- Keeps: a renewal whose token or nonce is stale changes nothing and returns lost. letters: o ok, c cancel, l lost.
 -- A renewal lost with the server's memory costs a redelivery behind the fence at worst, so it waits for no disk, unless
 -- the queue has a limit: the redelivery would be one more than it allows.
 
@@ -35,7 +35,7 @@ BEGIN
         PERFORM {tidy}(q, v_now);
     ELSIF q.max_running IS NULL AND q.rate_count IS NULL THEN
         -- For this transaction: a SET of the function would end before its commit. One that put the journal in order
-        -- waits for the disk: what a reader was told has to stay.
+        -- waits for the disk: what a reader has read must not change.
         PERFORM set_config('synchronous_commit', 'off', true);
     END IF;
     RETURN v_first;

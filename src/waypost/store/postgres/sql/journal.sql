@@ -1,7 +1,7 @@
 -- The journal for its readers. Touches: entry (read), mark, kept, reader, and what `order_journal` and `rotate_journal`
 -- touch.
 -- Keeps: numbers begin with 1 and have no gap; what has a number keeps it; nothing is numbered while a transaction that
--- could come before it is under way. Readers of one queue take turns here, writers wait for nobody.
+-- could come before it is under way. Readers of one queue take turns here, writers do not wait.
 
 CREATE OR REPLACE FUNCTION {open_journal}(p_queue text, p_clock bigint, OUT q {queue}, OUT first bigint, OUT last bigint)
 LANGUAGE plpgsql AS $body$
@@ -59,7 +59,7 @@ BEGIN
         ORDER BY c.before;
 END $body$;
 
--- The entries that tell of one message. Steps of one message are found by an index, steps of many are looked through.
+-- The entries that contain one message. Entries of one message are found by an index, entries of many are searched.
 CREATE OR REPLACE FUNCTION {trace}(p_queue text, p_clock bigint, p_id text)
 RETURNS TABLE (head text, before bigint, entry {entry}) LANGUAGE plpgsql {settings} AS $body$
 #variable_conflict use_column
@@ -141,7 +141,7 @@ BEGIN
         p_to, v.last, (SELECT min(r.read_to) FROM {reader} r WHERE r.queue = (v.q).number));
     IF v_first > v.first THEN
         PERFORM {cut_journal}((v.q).number, v_first);
-        -- Somebody asks for room: look at every slice once.
+        -- The caller wants room: check every slice once.
         PERFORM {rotate_journal}({clock}(p_clock), s.n) FROM generate_series(0, 7) s (n);
     END IF;
     RETURN greatest(v_first, v.first);

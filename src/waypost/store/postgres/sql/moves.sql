@@ -14,7 +14,7 @@ BEGIN
     END IF;
 END $body$;
 
--- What was noted: a side effect each for so many messages of an event, and one for the number of the others; null if
+-- What was noted: a side effect each for the first messages of an event, and one with the number of the others; null if
 -- there is none. Nothing is noted after it.
 CREATE OR REPLACE FUNCTION {take_side_effects}() RETURNS json LANGUAGE plpgsql AS $body$
 DECLARE

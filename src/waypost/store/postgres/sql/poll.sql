@@ -1,9 +1,9 @@
 -- Poll: whether a claim of any of these queues may bring something, for a worker that has nothing to do in them. The same step
--- renews the registrations of its sleepers, and carries what the worker tells of itself and its candidacy.
+-- renews the registrations of its sleepers, and carries the worker's heartbeat and its candidacy.
 -- Touches: queue, message, sleeper, and what `heartbeat`, `elect` and `tidy` touch.
--- Keeps: nobody waits for anybody; a sleeper that is being woken is left to whoever wakes it. It waits for no disk, unless it
--- put a journal in order: what a reader of the journal was told has to stay.
--- The reply is the store's time, who leads, and for each queue whether it needs a claim, how long until the next due time and
+-- Keeps: no step waits for another; a sleeper that is being woken is left to that step. It waits for no disk, unless it
+-- put a journal in order: what a reader has read must not change.
+-- The reply is the store's time, the leader, and for each queue whether it needs a claim, how long until the next due time and
 -- the next lease end, and how long leases are.
 
 CREATE OR REPLACE FUNCTION {poll}(

@@ -1,9 +1,9 @@
 -- Publish a batch, once per operation, within the queue's cap.
 -- Touches: queue (read), operation, sleeper, and what `accept`, `end_message` and `apply_followups` touch.
 -- Keeps: with `max_pending`, publishers of one queue take turns, so that together they never pass it.
--- Without `p_ttl` it is a part of somebody's own transaction: no repeat can come, nothing is tidied up, since the locks
+-- Without `p_ttl` it is a part of the caller's own transaction: no repeat can come, nothing is tidied up, since the locks
 -- of that would be held until the transaction ends, and a queue that is full is answered (F), not raised, since that
--- would abort it; other to wake is chosen at its commit. 0 is a part of another function here: as above, but it raises,
+-- would abort it; the sleepers to wake are chosen at its commit. 0 is a part of another function here: as above, but it raises,
 -- and wakes as that one does.
 
 CREATE OR REPLACE FUNCTION {publish}(
@@ -117,7 +117,7 @@ BEGIN
 END $body$;
 
 -- The same for one message that is ready at once and has no key, in as few statements as it takes: each of them costs
--- a caller who publishes one by one as much as the insert itself.
+-- a caller that publishes one by one as much as the insert itself.
 CREATE OR REPLACE FUNCTION {publish}(
     p_queue text, p_clock bigint, p_session bytea, p_number bigint, p_ttl bigint, p_id text, p_envelope bytea,
     p_priority smallint, p_group text, p_copy bytea

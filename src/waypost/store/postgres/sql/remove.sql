@@ -1,6 +1,6 @@
 -- Remove a queue that is empty, and forget names that are no queues.
 -- Touches: all tables of a queue.
--- Keeps: nothing is removed while anything is left. Whoever adds a message to a queue holds its removal lock, shared, until
+-- Keeps: nothing is removed while anything is left. A step that adds a message to a queue holds its removal lock, shared, until
 -- the end of the transaction, and takes it before it reads the queue's row: so it comes before the removal, which then
 -- finds the message or the lock, or after it, and makes the queue anew.
 -- What is left of a removed queue: its row, and one mark and where the journal begins, so that its numbers go on; and what
@@ -57,7 +57,7 @@ BEGIN
         (SELECT count(*) FROM {chain} c WHERE c.queue = p_queue AND c.open > 0 AND c.failed IS NULL) AS chains,
         (SELECT count(*) FROM {reader} r WHERE r.queue = p_queue) AS readers
     INTO v FROM {state_counts}(p_queue) h;
-    -- Rows that the counts know nothing of; where there are many messages, it does not matter how many those are.
+    -- Rows that are not in the counts; where there are many messages, it does not matter how many those are.
     SELECT count(*) INTO v_stored FROM (SELECT 1 FROM {message} m WHERE m.queue = p_queue LIMIT 1000) o;
     RETURN coalesce(
         (SELECT jsonb_object_agg(c.name, c.count) FROM (VALUES

@@ -1,6 +1,6 @@
 -- Running a queue: redrive, purge, configure, pause and resume.
 -- Touches: queue, message, completed, window (read), operation, sleeper, and what `end_message` and `apply_followups` touch.
--- Keeps: a redriven message's token goes on; a key taken meanwhile leaves it dead as a duplicate.
+-- Keeps: a redriven message's token goes on; a key in use meanwhile leaves it dead as a duplicate.
 
 CREATE OR REPLACE FUNCTION {redrive}(
     p_queue text, p_clock bigint, p_session bytea, p_number bigint, p_ttl bigint, p_limit bigint, p_ids text[],

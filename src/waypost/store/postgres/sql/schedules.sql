@@ -1,6 +1,6 @@
--- Schedules beside their queue, leaders, and timers that nobody claims.
+-- Schedules beside their queue, leaders, and timers that no worker claims.
 -- Touches: schedule, leader, message, entry, tally, sleeper, operation, and what `publish` touches.
--- Keeps: of those who saw the same next fire one fires it, under the lock of the schedule's row; its messages, and where
+-- Keeps: of the clients that saw the same next fire one fires it, under the lock of the schedule's row; its messages, and where
 -- it stands after them, are one transaction. A full queue refuses, and then nothing has changed.
 
 -- Write a schedule if it is as the caller saw it. What was counted stays.
@@ -70,7 +70,7 @@ BEGIN
         RETURN QUERY SELECT v_first::json ->> 0, (v_first::json ->> 1)::bigint, v_first::json ->> 2, v;
         RETURN;
     END IF;
-    -- Whoever waited for the row has a later time, and finds another next fire.
+    -- A client that waited for the row has a later time, and finds another next fire.
     v_now := {clock}(p_clock);
     IF v.key IS NULL OR v.paused OR v.version <> p_version OR v.next_ms IS DISTINCT FROM p_expected THEN
         v_status := 'conflict';
@@ -96,7 +96,7 @@ BEGIN
     RETURN QUERY SELECT v_status, v_now, v_wake, v;
 END $body$;
 
--- Say in the journal which schedule the messages of this transaction come from.
+-- Write the schedule of the messages of this transaction into the journal.
 CREATE OR REPLACE FUNCTION {label_fires}(p_queue integer, p_key text) RETURNS void LANGUAGE plpgsql AS $body$
 BEGIN
     UPDATE {entry} e SET schedule = p_key
@@ -153,7 +153,7 @@ BEGIN
         {ms_until}({next_due}(q.number), v_now), v_wake, {take_side_effects}())::text;
 END $body$;
 
--- Lead in a role, or go on leading, if nobody else does. The token grows with every change of the leader.
+-- Lead in a role, or go on leading, if no other does. The token grows with every change of the leader.
 CREATE OR REPLACE FUNCTION {elect}(p_role text, p_clock bigint, p_name text, p_ttl bigint) RETURNS text
 LANGUAGE plpgsql {settings} AS $body$
 DECLARE

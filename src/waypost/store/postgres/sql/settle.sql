@@ -1,9 +1,9 @@
 -- Settle deliveries, once per operation; what a done one sends on arrives in the same transaction.
 -- Touches: queue (read), message, result, completed, window, entry, tally, sleeper, operation, and what `end_message`,
 -- `accept` and `apply_followups` touch.
--- Keeps: a settle whose token or nonce is stale changes nothing and says lost (l).
--- Without `p_ttl` it is a part of somebody's own transaction: no repeat can come, nothing is tidied up, and other to wake
--- is chosen at the commit.
+-- Keeps: a settle whose token or nonce is stale changes nothing and returns lost (l).
+-- Without `p_ttl` it is a part of the caller's own transaction: no repeat can come, nothing is tidied up, and the
+-- sleepers to wake are chosen at the commit.
 -- Behind the envelopes of what is sent on may stand, in the same order, what the journal keeps in place of each.
 -- letters: d done, r retried, s snoozed, x dead, p dropped, b released, c cancelled, e replaced, l lost.
 
@@ -155,7 +155,7 @@ BEGIN
             v_wakes := v_wakes || json_build_array(q.name, v_names);
         END IF;
     END IF;
-    -- Looked at after the ends: who comes to wait at this moment waits for the lock of a message that ends, or is seen.
+    -- Checked after the ends: a client that begins to wait at this moment waits for the lock of a message that ends, or is seen.
     IF EXISTS (SELECT 1 FROM {waiter} w WHERE w.queue = q.number) THEN
         SELECT {end_waits}(q, v_now, array_agg(u.id), array_agg(
             CASE u.letter WHEN 'x' THEN 'dead' WHEN 'p' THEN 'dropped' ELSE 'done' END))
@@ -302,7 +302,7 @@ BEGIN
     INTO places, letters, fresh FROM back b;
 END $body$;
 
--- Deliveries that end: done with a result or to be looked at later, dead, dropped. As above; those that send something
+-- Deliveries that end: done with a result or kept for later, dead, dropped. As above; those that send something
 -- on or belong to a chain are left to the caller too.
 CREATE OR REPLACE FUNCTION {settle_end}(
     q {queue}, p_now bigint, p_op text, p_ids text[], p_tokens bigint[], p_nonces bytea[], p_outcomes text[],

@@ -1,6 +1,5 @@
--- A queue at a glance, as one JSON object. Touches: queue, message, total, tally, minute, sleeper, reader (all read),
--- and
--- what `order_journal` touches. Keeps: the counts are those of one moment.
+-- The figures of a queue, as one JSON object. Touches: queue, message, total, tally, minute, sleeper, reader (all read),
+-- and what `order_journal` touches. Keeps: the counts are those of one moment.
 
 CREATE OR REPLACE FUNCTION {stats}(p_queue text, p_clock bigint, p_minutes bigint) RETURNS text
 LANGUAGE plpgsql {settings} AS $body$

@@ -1,7 +1,7 @@
--- What some steps do beside their work, for their own queue: fold counts, put the journal in order and keep its cap,
+-- Housekeeping that some steps do beside their work, for their own queue: fold counts, put the journal in order and keep its cap,
 -- sweep what has run out, turn the slices of the journal. Touches: tally, total, minute, mark, entry and its slices,
 -- slice, turn, kept, window, result, arrival, sleeper, waiter, ending, chain, member, operation.
--- Keeps: bounded work; nobody waits for anybody.
+-- Keeps: bounded work; no step waits for another.
 
 CREATE OR REPLACE FUNCTION {tidy}(q {queue}, p_now bigint) RETURNS void LANGUAGE plpgsql AS $body$
 BEGIN
@@ -92,7 +92,7 @@ BEGIN
 END $body$;
 
 -- Give numbers to entries whose transactions and all older ones have ended: nothing can come before them any more, so
--- a reader who stands behind them misses nothing. A mark is made for each 64 entries, up to `p_marks` of them. Then
+-- a reader behind them misses nothing. A mark is made for each 64 entries, up to `p_marks` of them. Then
 -- the cap is kept. Only under the journal lock.
 CREATE OR REPLACE FUNCTION {order_journal}(q {queue}, p_now bigint, p_marks integer) RETURNS void
 LANGUAGE plpgsql AS $body$
@@ -170,8 +170,8 @@ BEGIN
     seq := coalesce(seq, 0);
 END $body$;
 
--- How many entries of a slice are still wanted, but not more than one beyond `p_most` of them; moved to `rest` if asked.
--- It steps from queue to queue by the index, so that entries which are forgotten are not looked at.
+-- How many entries of a slice are still wanted, but not more than one beyond `p_most` of them; moved to `rest` with `p_move`.
+-- It steps from queue to queue by the index, so that trimmed entries are not read.
 CREATE OR REPLACE FUNCTION {move_kept}(p_slice smallint, p_most integer, p_move boolean) RETURNS integer
 LANGUAGE plpgsql AS $body$
 DECLARE
@@ -205,10 +205,10 @@ CREATE OR REPLACE FUNCTION {slice_bytes}() RETURNS bigint LANGUAGE sql IMMUTABLE
     SELECT 16777216::bigint
 $body$;
 
--- Look after one slice. The one that is being filled: if it is full and another is empty, that one is filled from now
+-- Maintain one slice. The one that is being filled: if it is full and another is empty, that one is filled from now
 -- on; if none is empty it goes on growing. Another one: if all of its events are forgotten but for a few, these move to
--- `rest`, and a minute later, when nobody can look at it as it was before, it is emptied at once. Whoever is using it
--- at that moment is not waited for: it is tried again.
+-- `rest`, and a minute later, when no snapshot can show it as it was before, it is emptied at once. A transaction that
+-- uses it at that moment is not waited for: it is tried again.
 CREATE OR REPLACE FUNCTION {rotate_journal}(p_now bigint, p_which bigint) RETURNS void LANGUAGE plpgsql {settings} AS $body$
 DECLARE
     v_tables regclass[] := ARRAY[
@@ -245,7 +245,7 @@ BEGIN
     ELSIF p_now - v_moved_ms >= 60000 THEN
         BEGIN
             EXECUTE 'LOCK TABLE ' || v_tables[v_slice + 1] || ' IN ACCESS EXCLUSIVE MODE NOWAIT';
-            -- Now nobody writes to it any more; somebody slow may have until now.
+            -- From now on no step writes to it; a slow one may have until now.
             IF {move_kept}(v_slice, 0, false) = 0 THEN
                 EXECUTE 'TRUNCATE TABLE ' || v_tables[v_slice + 1];
             END IF;
@@ -256,7 +256,7 @@ BEGIN
     END IF;
 END $body$;
 -- Sweep what has run out. Results of operations have no index on their end, so that a new one never touches an index:
--- a few pages are looked through each time, other ones the next time.
+-- a few pages are searched each time, other ones the next time.
 CREATE OR REPLACE FUNCTION {sweep}(p_queue integer, p_now bigint) RETURNS void LANGUAGE plpgsql AS $body$
 DECLARE
     v_pages bigint := pg_relation_size('{operation}') / 8192;

@@ -1,6 +1,6 @@
--- Whom to wake for what a step made claimable, and the word to them that travels with the commit. Touches: sleeper, and
--- tally where the step is a part of somebody's own transaction.
--- Keeps: a sleeper is named once; no publisher waits for another one here; where nobody sleeps nothing is sent.
+-- Choose the sleepers to wake for what a step made claimable, and notify them with the commit. Touches: sleeper, and
+-- tally where the step is a part of the caller's own transaction.
+-- Keeps: a sleeper is named once; no publisher waits for another one here; without sleepers nothing is sent.
 
 -- The channel of a queue. A name has room for 63 bytes.
 CREATE OR REPLACE FUNCTION {channel}(p_queue text) RETURNS text LANGUAGE sql IMMUTABLE AS $body$
@@ -9,9 +9,9 @@ CREATE OR REPLACE FUNCTION {channel}(p_queue text) RETURNS text LANGUAGE sql IMM
     FROM (SELECT trim(both '"' FROM '{#ready}') || ':' || p_queue AS name) c
 $body$;
 
--- A part of somebody's own transaction (`p_in_transaction`, or the setting for what has no such parameter) takes nobody out of
--- the memory yet: a row that is locked until that transaction ends would hold up its worker, and who sleeps now may be
--- awake by then. It notes how many are wanted, and returns those other only the client can tell.
+-- A part of the caller's own transaction (`p_in_transaction`, or the setting for functions without that parameter) marks no
+-- sleeper as awake yet: a row that is locked until that transaction ends would block its worker, and a sleeper may be awake
+-- by then. It stores how many are wanted, and returns the names that only the client can notify.
 CREATE OR REPLACE FUNCTION {wake}(q {queue}, p_now bigint, p_count bigint, p_in_transaction boolean DEFAULT false) RETURNS text[]
 LANGUAGE plpgsql AS $body$
 DECLARE
@@ -34,13 +34,13 @@ BEGIN
     IF q.paused THEN
         RETURN '{}';
     END IF;
-    -- In line, because it is asked at every publish; on a busy queue this is all.
+    -- In line, because every publish runs it; on a busy queue this is all.
     SELECT bool_or(NOT s.awake) FILTER (WHERE s.name NOT LIKE '~%'),
         bool_or(s.woken_ms > p_now - 250) FILTER (WHERE s.name NOT LIKE '~%'),
         bool_or(s.name LIKE '~%' AND s.until_ms <= p_now + {COVER_MS_MAX})
     INTO v_sleeping, v_recent, v_poll_soon FROM {sleeper} s
     WHERE s.queue = q.number AND s.until_ms > p_now;
-    -- Where somebody looks again soon, it takes a few messages more than any other would.
+    -- A worker that polls soon takes a few messages anyway.
     IF NOT (v_sleeping OR v_recent) OR (p_count <= {COVERED_MAX} AND v_poll_soon) THEN
         RETURN '{}';
     END IF;
@@ -51,9 +51,9 @@ BEGIN
     RETURN v_names;
 END $body$;
 
--- The same when somebody's own transaction is being committed, for each step of it that was worth a sleeper: everything
+-- The same when the caller's own transaction is being committed, for each step of it that needs a sleeper: everything
 -- is known by now, and what is locked here is locked for a moment only. An error would undo that transaction, so nothing
--- is done that could make one: where it sees only what was there when it began, everybody is told.
+-- is done that could make one: where it sees only what was there when it began, all sleepers are notified.
 CREATE OR REPLACE FUNCTION {wake_at_commit}() RETURNS trigger LANGUAGE plpgsql {few_settings} AS $body$
 DECLARE
     q {queue};
@@ -91,7 +91,7 @@ DROP TRIGGER IF EXISTS {#tally_wake} ON {tally};
 CREATE CONSTRAINT TRIGGER {#tally_wake} AFTER INSERT ON {tally} DEFERRABLE INITIALLY DEFERRED
     FOR EACH ROW WHEN (NEW.wake IS NOT NULL) EXECUTE FUNCTION {wake_at_commit}();
 
--- Those whose names begin with @ listen here; the others are told by the client, which has another way to reach them.
+-- Sleepers whose names begin with @ listen here; the client notifies the others, which it reaches in another way.
 CREATE OR REPLACE FUNCTION {notify}(p_queue text, p_names text[]) RETURNS void LANGUAGE plpgsql AS $body$
 DECLARE
     v_here text[];
@@ -103,10 +103,10 @@ BEGIN
     END LOOP;
 END $body$;
 
--- Whom to wake: the last to fall asleep first. At the commit of somebody's own transaction (`p_in_transaction`) no client learns the
--- names, so only those who listen here are taken. `count_redeliveries` are those who may be falling asleep at this moment, in a step that
--- cannot see ours, nor ours theirs: they were woken just now, or are locked by their own claim. They are told to look
--- once more, but only where too few are known to sleep. `p_sleeping`: whether anybody is known to; NULL: nobody knows.
+-- Choose sleepers, the last to fall asleep first. At the commit of the caller's own transaction (`p_in_transaction`) no client
+-- learns the names, so only those that listen here are chosen. `again` are workers that may be falling asleep at this moment,
+-- in a step that cannot see ours, nor ours theirs: they were woken just now, or are locked by their own claim. They are
+-- notified to poll once more, but only where too few sleep. `p_sleeping`: whether a worker sleeps; NULL: not known.
 CREATE OR REPLACE FUNCTION {choose_sleepers}(
     q {queue}, p_now bigint, p_count bigint, p_in_transaction boolean, p_sleeping boolean, OUT names text[], OUT again text[]
 ) LANGUAGE plpgsql AS $body$
@@ -114,7 +114,7 @@ BEGIN
     names := '{}';
     again := '{}';
     IF p_sleeping IS NULL THEN
-        -- The memory of who sleeps is gone: everybody wakes, once. Whoever does it first does it for all.
+        -- The table of sleepers was lost: all workers wake, once. The first step does it for all.
         IF pg_try_advisory_xact_lock({lock_key}('sleeper'), q.number) THEN
             INSERT INTO {sleeper} AS s (queue, name, until_ms, awake) VALUES (q.number, '', p_now + {SLEEPER_TTL_MS}, true)
             ON CONFLICT (queue, name) DO UPDATE SET until_ms = excluded.until_ms WHERE s.until_ms <= p_now;
@@ -143,7 +143,7 @@ BEGIN
     END IF;
 END $body$;
 
--- A worker looks again within so many milliseconds, 0: it no longer says so. Each has a row of its own, named ~worker.
+-- A worker polls again within `p_ms` milliseconds; 0: it no longer promises that. Each has a row of its own, named ~worker.
 CREATE OR REPLACE FUNCTION {announce_poll}(p_queue integer, p_worker text, p_now bigint, p_ms bigint) RETURNS void
 LANGUAGE plpgsql AS $body$
 BEGIN

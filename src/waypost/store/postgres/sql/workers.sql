@@ -1,6 +1,6 @@
 -- The register of workers. Touches: worker. Keeps: a worker writes only its own row; what has run out is removed in
--- passing, a bounded number at a time, and never a row that somebody else holds; at most so many rows stay.
--- A beat that is lost with the server's memory is followed by the next, so it waits for no disk.
+-- passing, a bounded number at a time, and never a row that is locked; at most `p_max` rows stay.
+-- A heartbeat that is lost with the server's memory is followed by the next, so it waits for no disk.
 
 CREATE OR REPLACE FUNCTION {heartbeat}(p_name text, p_clock bigint, p_ttl bigint, p_record bytea, p_max bigint)
 RETURNS bigint LANGUAGE plpgsql AS $body$

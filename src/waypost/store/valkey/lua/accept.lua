@@ -1,4 +1,4 @@
--- accept: drafts become messages, unless their key or their arrival says otherwise: what publish and fires share.
+-- accept: drafts become messages, unless their key or their arrival is known: what publish and fires share.
 --
 -- Included behind moves; the includer goes on with chains. Keys and layouts: see base.lua; the form of a draft: see drafts.lua.
 -- Invariant: all is decided before anything is written: what each draft means, and whether there is room for all.
@@ -150,8 +150,8 @@ local function note_published(draft, s, cause)
     body = draft.copy or draft.envelope
     body = struct_pack('>I4', #body + 1) .. body -- 0 says that there is none: a redacted copy may be empty
   end
-  local told = (cause and codes().cause[cause] or '\0') .. s.id .. s.raw .. body
-  add_item(fired_by and 'F' .. told .. struct_pack('>H', #fired_by) .. fired_by or 'P' .. told)
+  local packed_event = (cause and codes().cause[cause] or '\0') .. s.id .. s.raw .. body
+  add_item(fired_by and 'F' .. packed_event .. struct_pack('>H', #fired_by) .. fired_by or 'P' .. packed_event)
 end
 
 local function extend_due(draft, ready)
@@ -225,7 +225,7 @@ local function store_drafts(drafts)
     local due = draft.absolute and draft.due or now + draft.due
     local ready = max(due, now)
     if draft.forwarded and draft.action ~= 'arrived' then
-      -- Also when its key is taken: that answer is final, and must not change because it was sent again.
+      -- Also when its key is in use: that answer is final, and must not change because it was sent again.
       arrivals[#arrivals + 1], arrivals[#arrivals + 2] = now + ARRIVAL_TTL_MS, draft.id
     end
     if draft.action == 'duplicate' or draft.action == 'conflict' or draft.action == 'arrived' then

@@ -56,5 +56,5 @@ local worth_telling = #news > 0
 local names = wake(worth(due_before))
 for i = 1, #expectant do names[#names + 1] = expectant[i] end
 if worth_telling then write_book() end
-if also then names[#names + 1] = '\1' .. concat(also) end
+if side_effects then names[#names + 1] = '\1' .. concat(side_effects) end
 return names

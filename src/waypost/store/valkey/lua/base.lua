@@ -1,11 +1,11 @@
 -- base: what every script of a queue begins with. Short, because it runs at every call: what only the longer ways need
 -- is in moves.lua, which a script includes behind its shortest way.
 -- Names in capitals that are not defined here (limits, COUNT.x, EVENT.x, DEFAULT_POLICY …) are constants of policy.py,
--- values.py and scripts.py: the loader writes their values in, so that each has one home.
+-- message.py and scripts.py: the loader writes their values in, so that each is defined once.
 --
 -- KEYS, the same list for every script, all in one slot:
 --   1 queue      hash    version, policy, paused, counts (those of the minute under way at their end),
---                        over_cap: messages taken in although `max_pending` was reached,
+--                        over_cap: messages accepted although `max_pending` was reached,
 --                        m<slot>: counters of one of the last 1,440 minutes before it; removed: when a queue of this name was
 --                        removed (8) and the mark of the operation that did it; gone: it is no queue (any more), and expires
 --   2 messages   hash    id -> published_ms (8 bytes) priority (1) envelope; never rewritten, so a body is stored once
@@ -20,7 +20,7 @@
 --  11 journal    stream  entry id = number of its last event; field e = the events of one step
 --  12 readers    hash    name -> number read to
 --  13 sleepers   zset    name by the end of its registration; '' ends last: while it is there, the memory is whole;
---                        ~<worker>: until when it is sure to look again; !<name>: is in a blocking wait
+--                        ~<worker>: until when it polls again at the latest; !<name>: is in a blocking wait
 --  14 rate       list    "at:count" of the claims inside the rate's window
 --  15 completed  list    finished messages, newest first
 --  16 outgoing   hash    id -> continuation or notice that has not been confirmed by its queue
@@ -39,7 +39,7 @@
 --
 -- ARGV begins with: 1 the clock of a test or '', 2 operation number or '', 3 the operation: session (8) number (4) mark (8)
 -- stamp (8), or '', 4 for how many milliseconds after its stamp an operation may be repeated.
--- Invariant of every script: all that can fail comes before the first write. Records are looked at before they are used: one
+-- Invariant of every script: all that can fail comes before the first write. Records are checked before they are used: one
 -- that is damaged is left alone or set aside, and never ends a step half-way.
 
 local call = redis.call
@@ -73,14 +73,14 @@ local gone -- it is no queue: nothing was added yet, or it was removed
 local makes = false -- this step adds something: from now on it is a queue
 local uneven -- the number of states and leases says nothing about ready messages: see claim.lua
 local damaged = {} -- ids that this step set aside
-local past_field, past_minute -- a minute that ended: written with the book
+local past_field, past_minute -- a minute that ended: written with the counters
 local items, item_count, last_tail = {}, 0, nil
 local event_count = 0
--- What a step has to tell chains and those who wait: chains.lua acts on it behind all else. And what comes of that: names
+-- What a step causes for chains and waiters: chains.lua acts on it after all else. And what comes of that: names
 -- to wake, and what went to outgoing, id and entry of each.
 local news, expectant, sent_on = {}, {}, {}
--- What a step did besides its work, as its answer says it: nil, or a list of items, see `add_also` in moves.lua.
-local also
+-- The side effects of a step, for its reply: nil, or a list of items, see `add_side_effect` in moves.lua.
+local side_effects
 
 -- ---- checks that come before any write -----------------------------------------------------------------------
 
@@ -99,7 +99,7 @@ local function unpacked(text)
   if readable and type(value) == 'table' then return value end
 end
 
--- Whether a packed state can be read, and says what it should: the texts that it announces are there.
+-- Whether a packed state can be read and is complete: its texts are as long as it declares.
 local function is_sound(raw, status)
   if #raw < 65 or (status and sub(raw, 1, 1) ~= status) or byte(raw, 48) > 9 then return false end
   local ends = 65 + byte(raw, 61) * 256 + byte(raw, 62) + byte(raw, 63) * 256 + byte(raw, 64) + byte(raw, 65)
@@ -107,7 +107,7 @@ local function is_sound(raw, status)
   return #raw > ends + 26 and #raw == ends + 1 + byte(raw, ends + 1)
 end
 
--- Take a message whose record cannot be used out of its place, so that it stands in nobody's way. Nil: it is out already.
+-- Take a message whose record cannot be used out of its place, so that it blocks no other. Nil: it is out already.
 local function set_aside(id, place)
   if place then call('ZREM', place, id) end
   redis.pcall('ZADD', BASE .. 'damaged', now, id)
@@ -176,7 +176,7 @@ local function first_result()
 end
 
 -- A removing write: after it the server lets a script go on even if its memory is full.
--- Results that are too old to be asked for go: one at a time, and now and then a run of them that others left.
+-- Results that are too old to be repeated go: one at a time, and now and then a run of them that others left.
 local function begin_removing()
   local last = tonumber(NUMBER) - REPLAY_MAX
   local old = {}
@@ -198,8 +198,8 @@ end
 -- and names hold no NUL, and two of them stand before the rest.
 local function remember_answer(letters, names)
   local kept, reply = #names == 0 and letters or letters .. '\0' .. concat(names, '\0'), {letters, unpack(names)}
-  if also then
-    reply[#reply + 1] = '\1' .. concat(also)
+  if side_effects then
+    reply[#reply + 1] = '\1' .. concat(side_effects)
     kept = kept .. '\0\0' .. reply[#reply]
   end
   remember(kept)
@@ -236,7 +236,7 @@ local function write_entry()
   items, item_count, event_count, last_tail = {}, 0, 0, nil
 end
 
--- Cut the journal at its cap, and say so if a reader had not come so far.
+-- Cut the journal at its cap, and journal that if a reader had not read so far.
 local function trim_journal(first, hard)
   local unread_from = first
   local positions = redis.pcall('HVALS', READERS) -- what is no hash there has no readers of ours
@@ -319,7 +319,7 @@ local function choose_sleepers(number)
     local name = found[i]
     if tonumber(found[i + 1]) <= now then break end
     if byte(name) == 126 then
-      -- Somebody looks again so soon that it takes a few messages more than any other would. One that says so for longer
+      -- A worker polls again so soon that it takes a few messages anyway. One that promises it for longer
       -- than it can was there before the clock was set back.
       if number <= COVERED_MAX and tonumber(found[i + 1]) <= now + COVER_MS_MAX then return {} end
     else
@@ -333,7 +333,7 @@ local function choose_sleepers(number)
     return {'*'}
   end
   if #names > 0 and number <= COVERED_MAX then
-    -- Those who cover stand at the other end: they say so for milliseconds, not for a minute.
+    -- Workers that poll again soon are at the other end: their entries last milliseconds, not a minute.
     local soon = call('ZRANGEBYSCORE', SLEEPERS, '(' .. format('%.0f', now), now + COVER_MS_MAX, 'LIMIT', 0, 64)
     for i = 1, #soon do
       if byte(soon[i]) == 126 then return {} end

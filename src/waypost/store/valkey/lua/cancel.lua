@@ -1,10 +1,10 @@
--- cancel: end messages that wait, ask those that run to stop.
+-- cancel: end messages that wait, request those that run to stop.
 --
 -- Arguments: one target each: 'i' and an id, or 'k' and a key.
 -- Touches: queue, messages, state, ready, due, leases, keys, waiting, dead, errors, completed, journal, outgoing,
 -- operations, window:<key>, result:<id>, the keys of chains.
 -- Invariant: a leased message is only marked; its holder learns of it at the next extend. The first write removes.
--- Of the finished messages that are kept it looks at the newest, a bounded number: who wants to know more peeks.
+-- Of the finished messages that are kept it reads the newest, a bounded number; `peek` lists all.
 -- Reply: one letter each: c cancelled, r requested, f finished, u unknown.
 
 -- include moves
@@ -42,7 +42,7 @@ local function is_live(key)
   return kept_until(text_at(key), 1) > now
 end
 
--- Whether a message is among the newest that are kept. They are looked at once for all targets.
+-- Whether a message is among the newest that are kept. They are read once for all targets.
 local kept
 local function is_kept(id)
   if not kept then

@@ -2,16 +2,16 @@
 --
 -- Included by every script that can end a message, behind all that it does: the steps that have nothing to tell do not pay for
 -- it. Keys, all derived in the slot of the queue:
---   chain:<id>           hash    a chain at its home, the queue of its first message: until, open (how many members have a count
+--   chain:<id>           hash    a chain, kept in the queue of its first message (its home): until, open (how many members have a count
 --                                that is not 0), last, failed (member NUL reason), watched ('1' if there are watchers), and
---                                each member (queue/id) with its count: + 1 when it is told to have begun, - 1 when ended
---   chains               set     the chains at their home that have not finished: a queue with some is not removed
+--                                each member (queue/id) with its count: + 1 when it began, - 1 when it ended
+--   chains               set     the chains of this queue that have not finished: a queue with some is not removed
 --   watchers:<id>        set     messages (queue/id) that wait for this chain
 --   blockers:<id>        set     chains that a message of this queue still waits for; goes with the message
---   blocked              zset    messages that wait for chains, by the time at which a claim asks for those again: what was
+--   blocked              zset    messages that wait for chains, by the time at which a claim checks those again: what was
 --                                lost with a server or a notice must not keep a message waiting for ever
 --   waiters:<id>, waiters:chain:<id>  zset  clients that wait for an end, by the time until which they do
---   end:<id>             string  until (8) and how a message ended that somebody waited for
+--   end:<id>             string  until (8) and how a message ended that a client waited for
 -- Invariant: an end is counted once. It is acted on here if the chain's home is this queue, otherwise it is in outgoing in the
 -- same step; so is all that would make one step too long. Where a derived key is not ours, nothing of ours lies there.
 
@@ -76,7 +76,7 @@ if #news > 0 then
     return {open = tonumber(fields[2]), failed = fields[3], watched = fields[4]}
   end
 
-  -- Tell those who wait for a chain. Not more than a chunk of them in one step: a notice to this very queue goes on.
+  -- Notify the waiters of a chain. Not more than a chunk of them in one step: a notice to this very queue goes on.
   local function complete(chain, failed)
     local first = sub(chain, -24)
     local members = redis.pcall('SPOP', OWN .. 'watchers:' .. first, CHUNK_MESSAGES_MAX)
@@ -136,7 +136,7 @@ if #news > 0 then
     local completed = sub(notice.member, -24) .. ':' .. first
     local failed = nil
     if not chain then
-      -- It has ended and was forgotten while the news of that are still on their way: those count.
+      -- It has ended and was forgotten while notices of that are still on their way: they count.
       if call('HEXISTS', OUTGOING, completed) == 1 then return end
       failed = 'unknown chain'
     elseif chain.failed then
@@ -163,7 +163,7 @@ if #news > 0 then
       s.flags = s.flags - 8
       make_claimable(s, max(s.ready, now))
       note_state('promoted', 'unblocked', id, s.raw)
-      add_also('promoted', 'unblocked', id, s.raw)
+      add_side_effect('promoted', 'unblocked', id, s.raw)
     end
   end
 

@@ -1,11 +1,11 @@
--- check: look for records that are damaged, a bounded number in each call, and mend them if asked to.
+-- check: find damaged records, a bounded number in each call, and mend them on request.
 --
 -- Arguments: '1' to mend, cursor or ''.
 -- Touches: queue, messages, state, ready, due, leases, keys, waiting, dead, errors, journal, sleepers, outgoing, the keys of
 -- chains.
 -- Invariant: each message is judged as it is in this step, so a queue in use is never taken for a damaged one. What can be
 -- handed out again goes to the head of its priority, what has no body any more is dropped, all of it counted and journalled.
--- Reply: number looked at, cursor or '', then kind, id, what was found and what was done or '' of each damaged record.
+-- Reply: number of records checked, cursor or '', then kind, id, what was found and what was done or '' of each damaged record.
 
 -- include moves
 -- include drafts
@@ -13,10 +13,10 @@
 local mend = ARGV[FIRST_ARGUMENT] == '1'
 local phase, cursor = string.match(ARGV[FIRST_ARGUMENT + 1], '^(%a+) (%d+)$')
 phase, cursor = phase or 'messages', cursor or '0'
-local LOOKED_MAX, BYTES_MAX = 200, 262144
+local EXAMINED_MAX, BYTES_MAX = 200, 262144
 
 local opened, why = pcall(open_queue)
-local reply, looked, changed = {0, ''}, 0, false
+local reply, examined, changed = {0, ''}, 0, false
 
 local function report(kind, id, found, done)
   local at = #reply
@@ -131,7 +131,7 @@ local function waits_for_key(s)
   return holder and sub(holder, 25) == s.id and call('HEXISTS', MESSAGES, sub(holder, 1, 24)) == 1
 end
 
--- Put a message that has its body back to where its state says, or to the head of its priority.
+-- Put a message that has its body back to the place of its state, or to the head of its priority.
 local function put_back(id, value, raw, letters)
   local s
   if raw and is_sound(raw) then
@@ -197,7 +197,7 @@ local function check_holder(s)
 end
 
 local function examine(id, value)
-  looked = looked + 1
+  examined = examined + 1
   local raw = call('HGET', STATE, id)
   local letters, names = places_of(id)
   local where = names == '' and 'in no place' or 'in ' .. names
@@ -223,7 +223,7 @@ local function examine(id, value)
 end
 
 local function check_key(key, holder)
-  looked = looked + 1
+  examined = examined + 1
   local owner, parked = sub(holder, 1, 24), sub(holder, 25)
   local heir = parked ~= '' and state_of(parked, 'W')
   local holds = state_of(owner)
@@ -254,7 +254,7 @@ local function check_key(key, holder)
 end
 
 local function check_outgoing(id, packed)
-  looked = looked + 1
+  examined = examined + 1
   local function read()
     local queue_length = struct_unpack('>H', packed, 33)
     local text = sub(packed, 35 + queue_length)
@@ -266,15 +266,15 @@ local function check_outgoing(id, packed)
   report('outgoing', id, 'what is to be sent on cannot be read', 'removed')
 end
 
--- One page of a phase: what is looked at, from where a member or field comes.
+-- One page of a phase: what is checked, from where a member or field comes.
 local function without_body(id)
-  if call('HEXISTS', MESSAGES, id) == 0 then examine(id, false) else looked = looked + 1 end
+  if call('HEXISTS', MESSAGES, id) == 0 then examine(id, false) else examined = examined + 1 end
 end
 local function without_record(id)
-  if call('HEXISTS', STATE, id) == 0 then without_body(id) else looked = looked + 1 end
+  if call('HEXISTS', STATE, id) == 0 then without_body(id) else examined = examined + 1 end
 end
 local function failure_alone(id)
-  looked = looked + 1
+  examined = examined + 1
   local s = state_of(id)
   if s and (s.attempts > 0 or s.status == 'X') then return end
   if s then
@@ -306,7 +306,7 @@ local function follows(name)
 end
 
 local bytes = 0
-while phase and looked < LOOKED_MAX and bytes < BYTES_MAX do
+while phase and examined < EXAMINED_MAX and bytes < BYTES_MAX do
   local step = STEPS[phase]
   if step then
     local hashed = step[1] == 'hash'
@@ -333,5 +333,5 @@ if changed then
   wake(worth(due_before))
   write_book()
 end
-reply[1], reply[2] = looked, phase and phase .. ' ' .. cursor or ''
+reply[1], reply[2] = examined, phase and phase .. ' ' .. cursor or ''
 return reply

@@ -1,6 +1,6 @@
 -- claim: lease up to n messages, highest priority first, first in first out.
 --
--- Arguments: limit, worker, sleeper or '', '1' to repeat only (take no fresh work), in how many milliseconds it looks
+-- Arguments: limit, worker, sleeper or '', '1' to repeat only (take no fresh work), in how many milliseconds it polls
 -- again or '', how many bytes of envelopes at most (one message whatever its size), nonce of this sending.
 -- Touches: queue, messages, state, ready, due, leases, keys, waiting, dead, errors, journal, sleepers, rate, outgoing,
 -- completed, operations, the keys of chains.
@@ -15,7 +15,7 @@
 local limit = min(CHUNK_MESSAGES_MAX, tonumber(ARGV[FIRST_ARGUMENT]))
 local worker, sleeper = ARGV[FIRST_ARGUMENT + 1], ARGV[FIRST_ARGUMENT + 2]
 local repeat_only = ARGV[FIRST_ARGUMENT + 3] == '1'
-local linger, bytes_left = tonumber(ARGV[FIRST_ARGUMENT + 4]), tonumber(ARGV[FIRST_ARGUMENT + 5])
+local poll_soon_ms, bytes_left = tonumber(ARGV[FIRST_ARGUMENT + 4]), tonumber(ARGV[FIRST_ARGUMENT + 5])
 local NONCE = ARGV[FIRST_ARGUMENT + 6]
 
 local first = first_result()
@@ -24,16 +24,16 @@ must_be('hash', MESSAGES)
 must_be('zset', READY)
 local with_state, held = must_be('hash', STATE), must_be('zset', LEASES)
 local timers, outgoing = must_be('zset', DUE), must_be('hash', OUTGOING)
-if sleeper ~= '' or linger then must_be('zset', SLEEPERS) end
+if sleeper ~= '' or poll_soon_ms then must_be('zset', SLEEPERS) end
 if policy.rate_count then must_be('list', RATE) end
 if policy.completed_max > 0 then must_be('list', COMPLETED) end
 
 local more = false -- the next message would have made the reply too long
-local besides = '' -- what else it did
+local extra = '' -- what else it did
 
 local function header(lease_end, next_rate)
   return {lease_end, until_first(DUE) or -1, until_first(LEASES) or -1, next_rate or -1, (paused and 1 or 0) + (gone and 2 or 0),
-    outgoing + #sent_on / 2, now, policy.lease_ms or -1, more and 1 or 0, concat(damaged, '\0'), besides}
+    outgoing + #sent_on / 2, now, policy.lease_ms or -1, more and 1 or 0, concat(damaged, '\0'), extra}
 end
 
 if first or repeat_only then
@@ -57,7 +57,7 @@ if first or repeat_only then
       again[#again + 1] = state
     end
   end
-  more, besides = #again > 0, sub(first, at + 1)
+  more, extra = #again > 0, sub(first, at + 1)
   local reply = header(lease_end)
   for i = 1, #again do reply[i + 11] = again[i] end
   return reply
@@ -69,7 +69,7 @@ if not paused then
   if held > 0 then expired = call('ZRANGEBYSCORE', LEASES, '-inf', now, 'LIMIT', 0, RECLAIM_MAX) end
   if policy.rate_count then must_be('list', RATE) end
 end
--- Messages that wait for chains and have not asked for those for long.
+-- Messages that wait for chains and have not checked those for long.
 local unsure = redis.pcall('ZRANGEBYSCORE', BASE .. 'blocked', '-inf', now, 'LIMIT', 0, BLOCKER_CHECKS_MAX)
 if unsure.err then unsure = {} end
 -- The shortest way: nothing but fresh messages, none of which ends here. What has a state and no lease may have a key or
@@ -87,7 +87,7 @@ end
 
 begin_removing()
 if sleeper ~= '' then call('ZREM', SLEEPERS, sleeper, BLOCKED_MARK .. sleeper) end
-if linger then call('ZREM', SLEEPERS, '~' .. worker) end
+if poll_soon_ms then call('ZREM', SLEEPERS, '~' .. worker) end
 
 for i = 1, #unsure do
   local chains = redis.pcall('SMEMBERS', OWN .. 'blockers:' .. unsure[i])
@@ -103,7 +103,7 @@ for i = 1, #due do
     call('ZREM', DUE, s.id)
     make_claimable(s, s.ready)
     note_state('promoted', 'due', s.id, s.raw)
-    add_also('promoted', 'due', s.id, s.raw)
+    add_side_effect('promoted', 'due', s.id, s.raw)
   else
     set_aside(due[i], DUE)
   end
@@ -129,7 +129,7 @@ for i = 1, #expired do
   elseif not ends_otherwise(s, 'expired') then
     count_up(COUNT.expired, MINUTE.expired, 1)
     note_state('expired', nil, s.id, s.raw)
-    add_also('expired', nil, s.id, s.raw)
+    add_side_effect('expired', nil, s.id, s.raw)
     local deadline = tonumber(call('ZSCORE', LEASES, s.id))
     call('ZREM', LEASES, s.id)
     to_head(s, deadline, 'expired')
@@ -257,7 +257,7 @@ while leased < room and not more and #damaged < RECLAIM_MAX do
   round = round * 8
   local wanted = {}
   for i = 1, number do wanted[i] = popped[i * 2 - 1] end
-  -- If the first one says that they will not all fit, each is read when its turn comes.
+  -- If by the size of the first one they do not all fit, each is read when its turn comes.
   local one_by_one = number > 1 and call('HSTRLEN', MESSAGES, wanted[1]) * number > bytes_left
   local values = not one_by_one and call('HMGET', MESSAGES, unpack(wanted))
   local raws = call('HMGET', STATE, unpack(wanted))
@@ -311,14 +311,14 @@ if leased > 0 then
     counts[COUNT.rate_sum] = counts[COUNT.rate_sum] + leased
   end
 end
--- It took all there was and has room for more; who asks for nothing only says that it sleeps no longer.
+-- It took all there was and has room for more; a claim of nothing only ends the registration of the sleeper.
 if sleeper ~= '' and leased < limit and not more then
   call('ZREMRANGEBYSCORE', SLEEPERS, '-inf', now)
   call('ZADD', SLEEPERS, now + SLEEPER_TTL_MS, sleeper, now + SLEEPER_TTL_MS, '')
   call('PEXPIRE', SLEEPERS, SLEEPER_TTL_MS * 2)
 end
-if linger and linger > 0 and leased < limit and not more then
-  call('ZADD', SLEEPERS, now + min(linger, COVER_MS_MAX), '~' .. worker)
+if poll_soon_ms and poll_soon_ms > 0 and leased < limit and not more then
+  call('ZADD', SLEEPERS, now + min(poll_soon_ms, COVER_MS_MAX), '~' .. worker)
   call('PEXPIRE', SLEEPERS, SLEEPER_TTL_MS * 2)
 end
 if not plain then enforce_dead_limits() end
@@ -330,9 +330,9 @@ if ready_before and freshly_ready > ready_before then
   local names = wake(freshly_ready - ready_before)
   for i = 1, #names do expectant[#expectant + 1] = names[i] end
 end
-if also or #expectant > 0 then
+if side_effects or #expectant > 0 then
   local names = concat(expectant, '\0')
-  besides = struct_pack('>I4', #names) .. names .. (also and concat(also) or '')
+  extra = struct_pack('>I4', #names) .. names .. (side_effects and concat(side_effects) or '')
 end
 
 -- Also where the journal is silent: what came due or expired has been counted or has a place in the sequence.
@@ -340,7 +340,7 @@ if item_count > 0 or leased > 0 or buried > 0 or #due > 0 or #expired > 0 or #un
   or policy.rate_count then
   write_book()
 end
-remember(NONCE .. concat(ids) .. (besides ~= '' and '\1' .. besides or ''))
+remember(NONCE .. concat(ids) .. (extra ~= '' and '\1' .. extra or ''))
 
 local reply = header(lease_end, next_rate)
 for i = 1, leased * 2 do reply[i + 11] = replies[i] end

@@ -2,7 +2,7 @@
 --
 -- Arguments: 'policy', the packed changes (absent ones stay, false clears) and their telling; or 'pause', or 'resume'.
 -- Touches: queue, ready, due, leases, journal, sleepers.
--- Invariant: one policy, in the store; a change acts at the next step that looks at it.
+-- Invariant: one policy, in the store; a change acts at the next step that reads it.
 -- Reply: the packed policy or '1' / '0' (did it change anything), then the sleepers to wake.
 
 -- include moves
@@ -14,7 +14,7 @@ must_be('zset', DUE)
 must_be('zset', LEASES)
 must_be('zset', SLEEPERS)
 
--- How many sleepers a change can have made useful: one of them looks after the timers, and at a resume the leases.
+-- How many sleepers a change can have made useful: one of them takes care of the timers, and at a resume the leases.
 local function worth_waking(timed) return call('ZCARD', READY) + min(1, timed) end
 
 local action = ARGV[FIRST_ARGUMENT]

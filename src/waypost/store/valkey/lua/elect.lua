@@ -1,9 +1,9 @@
--- elect: lead in a role if nobody else does, or lead no more. It belongs to no queue, so it has its own beginning.
+-- elect: lead in a role if no other does, or resign. It belongs to no queue, so it has its own beginning.
 --
 -- Touches: leader:<role>, the only key, a hash: name, token, until (store milliseconds).
 -- Arguments: the clock of a test or '', 'elect' or 'resign', name, how long the lease is in milliseconds.
 -- Invariant: one leader until its lease ends or it resigns; the token grows with every change of the leader.
--- Reply: elect: who leads, its token, how long its lease still lasts; resign: '1' or '0'.
+-- Reply: elect: the leader, its token, how long its lease still lasts; resign: '1' or '0'.
 
 -- include leader
 

@@ -3,7 +3,7 @@
 -- Arguments: id (24) L token (4) nonce (12) of each, in one text.
 -- Touches: queue, state, leases, operations.
 -- Invariant: only the holder of the token and nonce moves a lease's end. The first write removes.
--- Reply: one letter each: o renewed, l lost, c renewed and asked to stop.
+-- Reply: one letter each: o renewed, l lost, c renewed, and a cancel is requested.
 
 local first = first_result()
 if first then return first end

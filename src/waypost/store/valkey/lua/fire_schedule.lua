@@ -4,7 +4,7 @@
 -- that fires or '', how many were missed, the next fire and its due time or ''; then packed drafts as for publish.
 -- Touches: schedules, queue, messages, state, ready, due, keys, waiting, errors, journal, sleepers, arrivals, operations,
 -- window:<key>, the keys of chains.
--- Invariant: of those who saw the same next fire, one fires it. A full queue refuses before anything is written.
+-- Invariant: of the clients that saw the same next fire, one fires it. A full queue refuses before anything is written.
 -- Reply: f fired, c conflict, e early, s stale; now; the schedule as it is now or ''; the sleepers to wake and, behind a byte
 -- 1, what else it did.
 
@@ -52,7 +52,7 @@ call('HSET', SCHEDULES, key, found)
 
 local reply = {'f', now, found, unpack(wake(worth(due_before)))}
 for i = 1, #expectant do reply[#reply + 1] = expectant[i] end
-if also then reply[#reply + 1] = '\1' .. concat(also) end
+if side_effects then reply[#reply + 1] = '\1' .. concat(side_effects) end
 begin_removing()
 write_book()
 remember(cmsgpack.pack(reply))

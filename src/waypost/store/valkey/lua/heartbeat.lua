@@ -1,10 +1,10 @@
--- heartbeat: a worker tells of itself, and is remembered for a while.
+-- heartbeat: register a worker, or renew its registration.
 --
 -- KEYS: as in register.
 -- Arguments: name, record, time to live in milliseconds, how many workers are remembered at most.
 -- Touches: workers, records.
--- Invariant: both keys name the same workers, at most so many, and end with the last of them. It begins with a removing
--- write: who works can be seen in a full store too.
+-- Invariant: both keys name the same workers, a bounded number, and end with the last of them. It begins with a removing
+-- write: workers can be listed in a full store too.
 -- Reply: the store's time.
 
 -- include register

@@ -43,7 +43,7 @@ local function first_since(time)
   return low
 end
 
--- Entries that mention a message. One call looks through about a megabyte, so that it cannot hold up the server.
+-- Entries that mention a message. One call searches about a megabyte, so that it does not block the server for long.
 local function trace(id, cursor, since)
   local start = cursor == '' and first_since(since) or tonumber(cursor)
   local found, bytes = {}, 0

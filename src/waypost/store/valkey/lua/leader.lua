@@ -1,4 +1,4 @@
--- leader: who leads in a role, and how another one comes to.
+-- leader: the leader of a role, and how it changes.
 --
 -- leader:<role> is a hash: name, token, until (store milliseconds).
 -- Invariant: one leader until its lease ends or it resigns; the token grows with every change of the leader.
@@ -9,7 +9,7 @@ local function leader_of(key)
   return found[1] or '', tonumber(found[2] or 0), tonumber(found[3] or 0)
 end
 
--- Lead if no other does, or go on leading: who leads, its token, how long its lease still lasts.
+-- Lead if no other does, or go on leading: the leader, its token, how long its lease still lasts.
 local function elect(key, name, ttl, at)
   local leader, token, lasts = leader_of(key)
   if leader ~= name and leader ~= '' and lasts > at then

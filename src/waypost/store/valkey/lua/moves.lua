@@ -1,9 +1,9 @@
--- moves: the state of a message, how it goes from one place to another, and how that is told.
+-- moves: the state of a message, how it goes from one place to another, and how that is journalled.
 --
 -- Included by every script behind its shortest way. Keys and layouts: see base.lua.
--- Invariant: a message is in exactly one of ready, due, waiting, leases and dead, and its status says which.
+-- Invariant: a message is in exactly one of ready, due, waiting, leases and dead, which its status names.
 
--- Codes by name, built when somebody asks: the shorter ways through a script never do.
+-- Codes by name, built on first use: the shorter ways through a script never do.
 local tables
 local function codes()
   if not tables then
@@ -60,25 +60,25 @@ local function note_duplicate(id, key)
   add_item('D' .. id .. struct_pack('>H', #key) .. key)
 end
 
--- What the step does besides its work, as values.py says of side effects: event (1), reason (1), token (4), id (24). Each
--- event names so many messages; then an item without an id has their number in the place of the token.
-local also_named, also_rest
-local function add_also(event, reason, id, raw)
-  if not also then also, also_named, also_rest = {}, {}, {} end
+-- What the step does besides its work, see side effects in message.py: event (1), reason (1), token (4), id (24). Each
+-- event names at most SIDE_EFFECTS_MAX messages; then an item without an id has their number in the place of the token.
+local side_effects_named, side_effects_rest
+local function add_side_effect(event, reason, id, raw)
+  if not side_effects then side_effects, side_effects_named, side_effects_rest = {}, {}, {} end
   local kind = codes().event[event] .. (codes().cause[reason] or '\0')
-  local named = (also_named[event] or 0) + 1
-  also_named[event] = named
+  local named = (side_effects_named[event] or 0) + 1
+  side_effects_named[event] = named
   if named <= SIDE_EFFECTS_MAX then
-    also[#also + 1] = kind .. sub(raw, 2, 5) .. id
+    side_effects[#side_effects + 1] = kind .. sub(raw, 2, 5) .. id
     return
   end
-  local rest = also_rest[kind]
+  local rest = side_effects_rest[kind]
   if not rest then
-    rest = {place = #also + 1, count = 0}
-    also_rest[kind] = rest
+    rest = {place = #side_effects + 1, count = 0}
+    side_effects_rest[kind] = rest
   end
   rest.count = rest.count + 1
-  also[rest.place] = kind .. struct_pack('>I4', rest.count) .. NO_NONCE .. NO_NONCE
+  side_effects[rest.place] = kind .. struct_pack('>I4', rest.count) .. NO_NONCE .. NO_NONCE
 end
 
 -- ---- state ---------------------------------------------------------------------------------------------------
@@ -171,7 +171,7 @@ local function score_of(priority, position) return (9 - priority) * BAND + posit
 
 local freshly_ready = 0
 
--- To the end of its priority, or to the timers if its time has not come. The caller has taken it from where it was.
+-- To the end of its priority, or to the timers if its time has not come. The caller has removed it from its old place.
 local function make_claimable(s, ready)
   s.ready = ready
   if ready > now then
@@ -220,7 +220,7 @@ local function release_key(s, how)
       call('ZREM', WAITING, parked)
       make_claimable(heir, max(heir.ready, now))
       note_state('promoted', 'unparked', heir.id, heir.raw)
-      add_also('promoted', 'unparked', heir.id, heir.raw)
+      add_side_effect('promoted', 'unparked', heir.id, heir.raw)
     end
   end
 end
@@ -230,7 +230,7 @@ local function trim_dead(ids, cause)
     local raw = call('HGET', STATE, ids[i])
     if not raw or not is_sound(raw) then raw = blank_state(ids[i]).raw end
     note_state('dead_trimmed', cause, ids[i], raw)
-    if cause ~= 'purge' then add_also('dead_trimmed', cause, ids[i], raw) end
+    if cause ~= 'purge' then add_side_effect('dead_trimmed', cause, ids[i], raw) end
     call('ZREM', DEAD, ids[i])
     call('HDEL', MESSAGES, ids[i])
     call('HDEL', STATE, ids[i])
@@ -254,13 +254,13 @@ local function end_message(s, how, cause, details, begun)
   tally(how, 1)
   note_state(how, cause, s.id, s.raw, details and details[1], details and details[2] ~= '' and details[2] or nil)
   if how == 'dead' and s.status ~= 'L' or cause == 'overload' or cause == 'expired' or cause == 'publish' then
-    add_also(how, details and details[1] or cause, s.id, s.raw)
+    add_side_effect(how, details and details[1] or cause, s.id, s.raw)
   end
   if not s.popped then call('ZREM', PLACES[s.status], s.id) end
   if s.flags > 1 then
     news[#news + 1] = {kind = 'end', id = s.id, token = s.token, flags = s.flags, chain = s.chain, how = how, begun = begun,
       reason = details and details[1]}
-    -- A dead letter waits for nothing, and those who waited for it have been told.
+    -- A dead letter waits for nothing, and its waiters have been notified.
     s.flags = s.flags % 2 + floor(s.flags / 4) % 2 * 4
   end
   if how == 'dead' then

@@ -1,4 +1,4 @@
--- once: the second shortest way of publish. Drafts that are remembered by their arrival and have nothing else to say (32 or 48 and
+-- once: the second shortest way of publish. Drafts that are remembered by their arrival and have no other option (32 or 48 and
 -- priority, then the envelope), none of which has arrived before: what is sent in bulk. Included in publish, before moves.
 --
 -- Touches: queue, messages, ready, due, waiting, journal, sleepers, arrivals, operations.

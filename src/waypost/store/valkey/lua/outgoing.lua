@@ -4,7 +4,7 @@
 -- Touches: queue, outgoing, messages, state, ready, due, waiting, dead, errors, journal, the keys of
 -- chains.
 -- Invariant: a continuation leaves this hash only when its queue has it, or into the dead letters, `undeliverable`. So does
--- who waits for a chain whose queue cannot be reached; other notices end with the memory of their chain.
+-- a message that waits for a chain whose queue cannot be reached; other notices end with the memory of their chain.
 -- An entry is its time (8), the id of the message that was settled or began the chain (24), length of the queue (2), queue,
 -- and a draft, or N and a packed notice.
 -- Reply to list: id and entry of each.
@@ -47,7 +47,7 @@ local function give_up(age, notice)
     news[#news + 1] = {kind = 'completed', id = notice[1], chain = notice[3], member = notice[4], failed = 'undeliverable'}
     return true
   end
-  -- A chain does not end without the news of an end, and what waits for it not without that of its own: told for long.
+  -- A chain needs the notice of an end to finish, and a message that waits for it needs that of the chain: repeat it for long.
   return age >= COMPLETION_TTL_MS
 end
 
@@ -64,15 +64,15 @@ local function read_entry(packed)
   return now - at, is_notice, content, sub(packed, 35, 34 + queue_length)
 end
 
-local reply, buried, seen, looked_at = {}, 0, {}, 0
+local reply, buried, seen, read_count = {}, 0, {}, 0
 -- Where there are more than one reply takes, each begins somewhere else: what cannot be delivered must not hide the rest, nor
--- must entries that cannot be read, of which one call looks at a bounded number.
+-- must entries that cannot be read, of which one call reads a bounded number.
 local cursor = length > limit and format('%.0f', now % 65536 * 40503 % 65536) or '0'
 local from_first = cursor == '0'
 repeat
   local page = call('HSCAN', OUTGOING, cursor, 'COUNT', limit)
   cursor = page[1]
-  looked_at = looked_at + #page[2] / 2
+  read_count = read_count + #page[2] / 2
   for i = 1, #page[2], 2 do
     local id, packed = page[2][i], page[2][i + 1]
     local readable, age, is_notice, content, target = pcall(read_entry, packed)
@@ -90,7 +90,7 @@ repeat
   end
   local once_more = cursor == '0' and not from_first
   from_first = from_first or once_more
-until (cursor == '0' and not once_more) or #reply >= limit * 2 or looked_at >= LOOKED_AT_MAX
+until (cursor == '0' and not once_more) or #reply >= limit * 2 or read_count >= LOOKED_AT_MAX
 
 -- include chains
 

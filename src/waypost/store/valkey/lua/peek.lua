@@ -1,8 +1,8 @@
--- peek: look at messages of one state, in their order, page by page. Writes nothing.
+-- peek: list messages of one state, in their order, page by page. Writes nothing.
 --
--- Arguments: state, limit, cursor or '', then id, key, group and reason to look for, each or ''.
+-- Arguments: state, limit, cursor or '', then id, key, group and reason to filter by, each or ''.
 -- Touches: queue, messages, state, ready, due, leases, waiting, dead, errors, completed.
--- A page looks at no more than LOOKED_AT_MAX messages and about CHUNK_BYTES_MAX bytes, so a filter that matches nothing
+-- A page reads no more than LOOKED_AT_MAX messages and about CHUNK_BYTES_MAX bytes, so a filter that matches nothing
 -- cannot hold up the server: it may come back short or empty, with a cursor to go on from. A cursor is the last message seen and its score; of done, how many
 -- were seen.
 -- Reply: cursor or '', then score, value, state and failure of each.
@@ -59,7 +59,7 @@ must_be('hash', MESSAGES)
 must_be('hash', STATE)
 must_be('hash', ERRORS)
 
--- A message whose record is damaged is not shown: `doctor` lists those.
+-- A message whose record is damaged is not listed: `doctor` lists those.
 local function look_at(id, score)
   local s, value = state_of(id), call('HGET', MESSAGES, id)
   if value then bytes = bytes + #value end

@@ -1,5 +1,5 @@
 -- poll: whether a claim of each of these queues may bring something, for a worker that has nothing to do in them. The
--- same step renews the registrations of its sleepers, and carries what the worker tells of itself and its candidacy.
+-- same step renews the registrations of its sleepers, and carries the worker's heartbeat and its candidacy.
 --
 -- KEYS: with a heartbeat workers, records, leader:<role>; then the key `queue` of each queue, whose others follow from it.
 -- On a Cluster the queues of a call are of one slot, and `never` comes last.
@@ -7,7 +7,7 @@
 -- then of a heartbeat name, record, time to live, how many workers are remembered, and how long it would lead ('': it does
 -- not want to); then the sleeper of each queue or ''.
 -- Touches: workers, records, leader:<role>, queue, ready, due, leases, outgoing, dead, sleepers.
--- Invariant: what it changes is how long something stays known. What is not ours is left to the claim, which says so. The first
+-- Invariant: what it changes is how long something stays known. Foreign data is left to the claim, which reports it. The first
 -- write removes: a store whose memory is full can be polled.
 -- Reply: the store's time, {leader, token, how long it still leads} or {}, then four numbers for each queue: 1 if it needs a
 -- claim, 2 if its sleeper is in a blocking wait, 3 if both, otherwise 0; next due, next lease end, how long leases are (-1: none).
@@ -16,7 +16,7 @@
 -- include leader
 
 local many, before = tonumber(ARGV[FIRST_ARGUMENT]), tonumber(ARGV[FIRST_ARGUMENT + 1])
-local echo = ARGV[FIRST_ARGUMENT + 2]
+local echo_channel = ARGV[FIRST_ARGUMENT + 2]
 local sleepers_from = FIRST_ARGUMENT + 2
 local reply = {now, {}}
 
@@ -93,5 +93,5 @@ for i = 1, many do
   reply[place + 3] = rules.lease_ms or -1
 end
 -- Heard by the worker itself: that its wake-ups arrive is proven without a request for it.
-if echo ~= '' then redis.pcall('PUBLISH', echo, '') end
+if echo_channel ~= '' then redis.pcall('PUBLISH', echo_channel, '') end
 return reply

@@ -1,4 +1,4 @@
--- promote: make timers ready that are due, as a claim does, for whoever sleeps.
+-- promote: make timers ready that are due, as a claim does, for sleeping workers.
 --
 -- Touches: queue, messages, state, ready, due, journal, sleepers.
 -- Invariant: a bounded number; a paused queue lets its timers gather. A repeat only finds less to do.
@@ -22,12 +22,12 @@ for i = 1, #due do
     call('ZREM', DUE, s.id)
     make_claimable(s, s.ready)
     note_state('promoted', 'due', s.id, s.raw)
-    add_also('promoted', 'due', s.id, s.raw)
+    add_side_effect('promoted', 'due', s.id, s.raw)
   else
     set_aside(due[i], DUE)
   end
 end
 local names = wake(freshly_ready)
 if #due > 0 then write_book() end
-if also then names[#names + 1] = '\1' .. concat(also) end
+if side_effects then names[#names + 1] = '\1' .. concat(side_effects) end
 return {freshly_ready, timers - #due, max(0, now - oldest), until_first(DUE) or -1, unpack(names)}

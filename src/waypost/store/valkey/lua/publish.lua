@@ -43,7 +43,7 @@ if plain and not policy.max_pending and policy.journal ~= 'full' then
     end
     length = length + 2
   end
-  -- The first write tells by itself whether its key is ours, and of one message whether its id is new.
+  -- The first write shows by itself whether its key is ours, and of one message whether its id is new.
   local refused
   if length == 2 then
     refused = redis.pcall('HSETNX', MESSAGES, values[1], values[2])

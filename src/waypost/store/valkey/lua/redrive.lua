@@ -2,8 +2,8 @@
 --
 -- Arguments: limit, reason or '', cursor or '', then ids if only these are meant.
 -- Touches: queue, messages, state, ready, due, waiting, keys, dead, errors, journal, sleepers, operations, window:<key>.
--- Invariant: a key that was taken meanwhile keeps its letter dead, as `duplicate`. The first write removes.
--- A call looks at no more than LOOKED_AT_MAX letters. A cursor is the last letter seen that is still dead, and its score: the
+-- Invariant: a key that is in use meanwhile keeps its letter dead, as `duplicate`. The first write removes.
+-- A call reads no more than LOOKED_AT_MAX letters. A cursor is the last letter seen that is still dead, and its score: the
 -- next call goes on behind it. With a cursor and '0' it is not known yet whether more match.
 -- Reply: '1' if more match and behind it the cursor or '', the ids made ready in one text, those left dead in another, then the sleepers to wake.
 

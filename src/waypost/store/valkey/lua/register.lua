@@ -1,8 +1,8 @@
 -- register: how a worker is remembered for a while.
 --
 -- KEYS, in a slot of their own: 1 workers zset, name by the end of its time; 2 records hash, name -> when it came
--- (8 bytes) and what it told.
--- Invariant: both keys name the same workers, at most so many, and end with the last of them. The first write removes.
+-- (8 bytes) and its record.
+-- Invariant: both keys name the same workers, a bounded number, and end with the last of them. The first write removes.
 
 local REGISTER, RECORDS = KEYS[1], KEYS[2]
 

@@ -3,8 +3,8 @@
 -- Arguments: key, the version that was seen or '' for none, the next fire that was seen or '', the packed schedule.
 -- Touches: schedules, queue.
 -- A schedule: next_ms due_ms last_ms fires missed (8 bytes each, 0: none) paused (1), length (1) and text of its version,
--- then the spec, which is not looked into.
--- Invariant: what somebody else changed or fired meanwhile is not overwritten; what was counted stays.
+-- then the spec, which is not read.
+-- Invariant: what another client changed or fired meanwhile is not overwritten; what was counted stays.
 -- Reply: '1' or '0' (did it happen), the schedule as it is now or ''.
 
 open_queue()

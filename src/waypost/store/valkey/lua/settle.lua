@@ -27,7 +27,7 @@ local plain = ARGV[FIRST_ARGUMENT]
 local statuses = {}
 local due_before, changes_places = nil, false
 
--- Whether a state tells of a failed attempt, a flag or a key: the numbers of all, byte by byte, without making texts.
+-- Whether a state has a failed attempt, a flag or a key: the numbers of all, byte by byte, without making texts.
 -- Nil if the state cannot be read.
 local function has_more(state)
   if #state < 65 then return end

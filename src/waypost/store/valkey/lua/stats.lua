@@ -3,7 +3,7 @@
 -- Arguments: how many of the last minutes to show.
 -- Touches: queue, ready, due, leases, waiting, dead, sleepers, readers, state, messages.
 -- Reply: now, paused, counts, ready, delayed, waiting, leased, dead kept, ages of the oldest ready and leased message,
--- next due, next lease end (-1: none), sleepers, readers, minutes, records that were set aside as damaged, messages taken in past the cap.
+-- next due, next lease end (-1: none), sleepers, readers, minutes, records that were set aside as damaged, messages accepted past the cap.
 
 -- include moves
 

@@ -1,4 +1,4 @@
--- unblock: end the blocking wait of a sleeper of our own. The value says that it was unblocked, not that there is work.
+-- unblock: end the blocking wait of a sleeper of our own. The value marks that it was unblocked, not that there is work.
 --
 -- KEYS: unblock.
 -- Arguments: the value by which the waiter recognises this unblock.

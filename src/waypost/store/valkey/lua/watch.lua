@@ -1,8 +1,8 @@
--- watch: how a message or a chain stands, and for a client that waits a place among those who are woken when it ends.
+-- watch: the state of a message or a chain; a client that waits is registered and woken when it ends.
 --
--- Arguments: 'message' or 'chain', id, name of who waits or ''; or 'result' and an id.
+-- Arguments: 'message' or 'chain', id, name of the waiter or ''; or 'result' and an id.
 -- Touches: queue, messages, state, errors, result:<id>, the keys of chains.
--- Invariant: who waits is known to the end of the message: its state says that it is awaited. The first write removes.
+-- Invariant: the end of a message finds its waiters: its state has the flag that it is awaited. The first write removes.
 -- Reply to message: status or '', then of a dead letter its failure; how it ended if it is known, its result if it has one.
 -- Reply to result: what is kept, or nothing.
 -- Reply to chain: nothing if it is unknown, or the number of open members, '' or member NUL reason of its failure, last member.
@@ -21,7 +21,7 @@ must_be('hash', STATE)
 must_be('hash', ERRORS)
 local action, id, waiter = ARGV[FIRST_ARGUMENT], ARGV[FIRST_ARGUMENT + 1], ARGV[FIRST_ARGUMENT + 2]
 
--- Those who have stopped asking go in passing.
+-- Waiters that have expired are removed in passing.
 local function register(key)
   call('ZREMRANGEBYSCORE', key, '-inf', now)
   call('ZADD', key, now + WAITER_TTL_MS, waiter)

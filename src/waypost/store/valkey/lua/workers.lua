@@ -1,4 +1,4 @@
--- workers: who told of itself lately. Writes nothing.
+-- workers: list the workers whose registration has not expired. Writes nothing.
 --
 -- KEYS: as in heartbeat.
 -- Arguments: how many to show at most.
