@@ -1,7 +1,7 @@
 """Checks of arguments: each returns the checked value or raises one of our errors that names argument, value and rule.
 
 Every public method checks what it is given before anything is sent, with these functions and no others, so that a
-wrong value is answered in the same words wherever it is given. They expect values of any kind, foreign classes whose
+wrong value raises the same error wherever it is given. They expect values of any kind, foreign classes whose
 `__repr__` or `__eq__` fails among them.
 """
 
@@ -77,7 +77,7 @@ def check_text(what: str, value: str, characters_max: int) -> str:
 
 
 def check_choice(what: str, value: Any, allowed: Sequence[str], error: Error = InvalidInput) -> str:
-    """Return one of the allowed words unchanged."""
+    """Return one of the allowed values unchanged."""
     if not isinstance(value, str) or value not in allowed:
         raise error(f"{what} must be one of {', '.join(allowed)}, not {show(value)}")
     return value

@@ -100,7 +100,7 @@ _head_decoder = msgspec.msgpack.Decoder(_Head)
 
 
 class Envelope(msgspec.Struct, frozen=True):
-    """An envelope taken apart; the body is still bytes."""
+    """A parsed envelope; the body is still bytes."""
 
     id: str
     content_type: ContentType

@@ -77,7 +77,7 @@ class InvalidName(InvalidInput):
 
 
 class UnknownQueue(InvalidName):
-    """Raised when a client with `strict_queues=True` is given a queue that nobody declared."""
+    """Raised when a client with `strict_queues=True` is given a queue that was not declared."""
 
 
 class UnknownOption(InvalidInput, TypeError):

@@ -86,7 +86,7 @@ class StoreTime:
         return self._seen is None or self._monotonic() - self._seen[1] > TIME_STALE_SECONDS
 
     def learn(self, store_ms: int) -> None:
-        """Take the time that an answer carries, if it says more than is known."""
+        """Use the time that an answer carries, if it is later than the bound known so far."""
         if store_ms > self.now_ms():
             self._seen = (store_ms, self._monotonic())
 

@@ -34,7 +34,7 @@ Duration = float | timedelta
 
 #: A continuation is part of its settle, which is one atomic step: so many of them may hang on one message.
 THEN_MAX = 128
-#: What the error of a dead letter says when its own text cannot be had.
+#: The error text of a dead letter whose error cannot be converted to text.
 _NO_TEXT = "(the error has no text)"
 
 
@@ -59,7 +59,7 @@ class Queue(Generic[T]):
 
 
 def queue_name(queue: str | Queue[Any]) -> str:
-    """The checked name of a queue given as a name or a handle."""
+    """Return the validated name of a queue given as a name or a handle."""
     return queue.name if isinstance(queue, Queue) else check_queue(queue)
 
 
@@ -76,7 +76,7 @@ class Outcome(Exception):
 
 
 class Retry(Outcome):
-    """It failed: try again after so long, or when the retry policy says. Counts as an attempt, so it ends in time."""
+    """It failed: try again after this time, or when the retry policy decides. Counts as an attempt, so it ends."""
 
     def __init__(self, after: Duration | None = None, reason: str | None = None) -> None:
         self.after_ms = None if after is None else after_ms(after)
@@ -85,7 +85,7 @@ class Retry(Outcome):
 
 
 class Snooze(Outcome):
-    """Not now: come back after so long. Costs neither a delivery nor an attempt."""
+    """Not now: deliver it again after this time. Uses neither a delivery nor an attempt."""
 
     def __init__(self, after: Duration) -> None:
         super().__init__("snooze")
@@ -121,7 +121,7 @@ def cut_text(text: str) -> str:
 
 
 def error_text(error: BaseException) -> str:
-    """What an error says; its `__str__` is foreign code and may fail."""
+    """Return the text of an error; its `__str__` is user code and may fail."""
     try:
         return cut_text(str(error))
     except Exception:
@@ -139,7 +139,7 @@ def error_type(error: BaseException) -> str:
 
 
 class _Readable(Generic[T]):
-    """The envelope and the body, opened when somebody looks."""
+    """The envelope and the body, decoded on first access."""
 
     __slots__ = ("_as_type", "_body", "_data", "_envelope", "undecodable")
 
@@ -148,11 +148,11 @@ class _Readable(Generic[T]):
         self._as_type = as_type
         self._envelope: Envelope | None = None
         self._body: Any = _UNREAD
-        #: The error by which reading it failed, if somebody tried.
+        #: The error by which reading it failed, None if it was not read or could be.
         self.undecodable: Undecodable | None = None
 
     def open(self) -> Envelope:
-        """The envelope taken apart; raises `Undecodable`, or `EnvelopeTooNew` if a newer release wrote it."""
+        """Return the parsed envelope; raises `Undecodable`, or `EnvelopeTooNew` if a newer release wrote it."""
         if self._envelope is None:
             try:
                 self._envelope = codec.open_envelope(self._data)
@@ -226,7 +226,7 @@ def _moment(ms: int) -> datetime:
 
 
 class StoredMessage(_Readable[T]):
-    """A message as it lies in the store, for looking at. `stored` has all that the store says of it."""
+    """A message as it is in the store, for listings. `stored` has all its fields."""
 
     __slots__ = ("queue", "stored")
 
@@ -287,7 +287,7 @@ class StoredMessage(_Readable[T]):
 
     @property
     def note(self) -> str | None:
-        """What the reason does not say: that `max_deliveries` ended it though its retry policy allowed more."""
+        """What the reason leaves open: that `max_deliveries` ended it though its retry policy allowed more."""
         # A failure that the policy had given up on would have buried it as `retries_exhausted`.
         if self.stored.reason != "max_deliveries" or self.stored.attempts == 0:
             return None
@@ -348,7 +348,7 @@ class Message(_Readable[T]):
         #: How long the lease is, and the moment by `lease_clock` at which it ends unless it is renewed.
         self.lease_seconds = lease_seconds
         self.lease_until = lease_until
-        #: True once it is known that somebody asked for this message to be cancelled.
+        #: True once it is known that a cancel of this message was requested.
         self.cancel_requested = False
         #: What the handler decided by hand: None until it does.
         self.outcome: Outcome | Literal["done"] | None = None
@@ -425,15 +425,15 @@ class Message(_Readable[T]):
         self.outcome = outcome
 
     def done(self) -> None:
-        """It is done. The same as ending without a word."""
+        """It is done. The same as ending without an outcome."""
         self._decide("done")
 
     def retry(self, after: Duration | None = None, reason: str | None = None) -> None:
-        """It failed: try again after so long, or when the retry policy says."""
+        """It failed: try again after this time, or when the retry policy decides."""
         self._decide(Retry(after, reason))
 
     def snooze(self, after: Duration) -> None:
-        """Not now: come back after so long, at no cost."""
+        """Not now: deliver it again after this time, at no cost."""
         self._decide(Snooze(after))
 
     def dead(self, reason: str = "rejected", error: str | None = None) -> None:
@@ -580,7 +580,7 @@ class Message(_Readable[T]):
         )
 
     def plain_done(self) -> Settlement | None:
-        """The settlement of a delivery that ended without a word and leaves nothing behind: the common case, cheap."""
+        """The settlement of a delivery without outcome, result or continuation: the common case, cheap."""
         if self.outcome is not None or self._then or self._result is not None or self.lease_lost:
             return None
         lease = self.lease

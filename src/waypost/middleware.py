@@ -127,7 +127,7 @@ def check_middleware(given: Iterable[Middleware], *, awaited: bool) -> tuple[Mid
 
 
 def check_handling(given: Iterable[Middleware], handler: str, *, awaited: bool) -> tuple[Middleware, ...]:
-    """Those that do something around handlers of this colour; refuses one that only knows the other."""
+    """Return the middleware that wraps handlers of this mode; refuse one that only has the method of the other."""
     method, other = ("handle_async", "handle") if awaited else ("handle", "handle_async")
     chosen = []
     for one in given:

@@ -26,7 +26,7 @@ JournalLevel = Literal["off", "failures", "all", "full"]
 
 #: Larger bodies belong in object storage with a reference here; they would stall every other client of the store.
 BODY_BYTES_MAX = 1024 * 1024
-#: Recursive decoders elsewhere fail on deep nesting; refuse it at the door.
+#: Recursive decoders elsewhere fail on deep nesting; refuse it when it is published.
 JSON_DEPTH_MAX = 64
 HEADERS_MAX = 64
 HEADER_BYTES_MAX = 8 * 1024
@@ -69,7 +69,7 @@ REPLAY_MAX = 128
 #: How far the time in an operation may lie ahead of the store's: nodes of a Cluster differ, and a clock is set back a
 #: little. Results are kept for so much longer than operations may be repeated.
 STAMP_AHEAD_MS = 5_000
-#: For how long after its first sending an operation may be repeated, where a client does not say.
+#: For how long after its first sending an operation may be repeated, unless a client sets it.
 REPLAY_TTL_MS = 300_000
 SLEEPER_TTL_MS = 60_000
 #: Queues that one poll may name: the longest step of an idle worker, and still one of a few milliseconds.
@@ -78,13 +78,13 @@ POLL_QUEUES_MAX = 256
 UNBLOCK_TTL_MS = 10_000
 #: A store remembers so many workers; beyond it the ones whose time ends first are forgotten.
 WORKERS_MAX = 2_000
-#: What a worker tells of itself is cut to this, so that a list of all workers stays small enough to read at once.
+#: What a worker reports of itself is cut to this, so that a list of all workers stays small enough to read at once.
 WORKER_BYTES_MAX = 16 * 1024
-#: Workers that are gone and that one beat may remove while it is at it.
+#: Expired workers that one heartbeat may remove.
 WORKERS_SWEPT_MAX = 100
-#: Whoever says that it looks again soon may cover so much at most: a longer promise could be broken by a crash.
+#: The longest time for which a worker may promise to poll soon: a crash would break a longer promise.
 COVER_MS_MAX = 100
-#: A step that makes more than so many messages ready wakes sleepers whoever looks again soon: one alone would be slow.
+#: A step that makes more messages ready wakes sleepers although a worker polls soon: one alone would be slow.
 COVERED_MAX = 8
 #: A continuation that cannot be delivered for so long is dead, `undeliverable`.
 OUTGOING_TTL_MS = 12 * 3_600_000
@@ -95,19 +95,19 @@ ARRIVALS_FORGOTTEN_MAX = 800
 #: The record of a removed queue is kept for so long: longer than any operation may be repeated, so that a late repeat
 #: cannot run again, and long enough for readers of the journal to see its numbers go on.
 REMOVED_TTL_MS = 30 * 86_400_000
-#: That a message or a chain has ended is told for so long to a queue that cannot be reached: somebody may wait for it.
+#: How long the end of a message or chain is resent to a queue that cannot be reached: a message may wait for it.
 COMPLETION_TTL_MS = 30 * 86_400_000
 #: The time of what does not end by itself: a chain is remembered while any of its messages is unfinished. (The largest
 #: whole number that is exact in Lua.)
 NO_END_MS = 2**53 - 1
-#: A message that waits for chains asks again after so long whether they are still known, where a part of a store can be
-#: lost without the rest: what nobody knows any more will not end.
+#: How often a message that waits for chains checks that they still exist, where a part of a store can be lost without
+#: the rest: a forgotten chain does not end.
 BLOCKER_CHECK_MS = 3_600_000
-#: So many of them ask in one claim.
+#: So many of them are checked in one claim.
 BLOCKER_CHECKS_MAX = 8
 #: A chain that has ended is remembered as long as a result.
 ENDED_TTL_MS = 3_600_000
-#: Who waits for an end asks again sooner than this, so that the waiters who are gone leave nothing behind.
+#: A waiter for an end registers again sooner than this, so that the records of waiters that are gone expire.
 WAITER_TTL_MS = 60_000
 #: How many chains one message may wait for.
 BLOCKERS_MAX = 1_000
@@ -136,7 +136,7 @@ RESULT_TTL_SECONDS = 3600.0
 SAFETY_POLL_SECONDS = 15.0
 #: The same where no wake-up channel works.
 UNWOKEN_POLL_SECONDS = 5.0
-#: A worker tells the store of itself with each poll, and is forgotten after three times as long.
+#: A worker reports to the store with each poll, and is forgotten after three times as long.
 HEARTBEAT_SECONDS = SAFETY_POLL_SECONDS
 HEARTBEATS_PER_TTL = 3
 #: A worker that could have claimed and did not for so long does not consume. Two polls: one may be late.
@@ -147,10 +147,10 @@ POLL_FIRST_SECONDS = 0.05
 
 #: How late an instant may be fired without being missed: a leader that died is replaced well within it.
 GRACE_SECONDS = 60.0
-#: A shorter interval than the clock of a store can tell makes no sense.
+#: The clock of a store has no finer resolution.
 INTERVAL_MS_MIN = 1
 INTERVAL_MS_MAX = 10 * 366 * 86_400_000
-#: A leader's lease: after so long without a word from it another one takes over.
+#: A leader's lease: after this time without a renewal another one takes over.
 LEADER_TTL_MS = 15_000
 
 RATE = re.compile(r"(\d{1,9})/(\d{0,6})(ms|s|m|h)")
@@ -181,7 +181,7 @@ class Policy(Struct, frozen=True, forbid_unknown_fields=True):
     #: None keeps dead letters until they are purged.
     dead_max: int | None = None
     dead_keep_ms: int | None = None
-    #: How many finished messages are kept to look at.
+    #: How many finished messages are kept for listings.
     completed_max: int = 0
 
     def changed(self, changes: Mapping[str, Any]) -> Policy:
@@ -200,7 +200,7 @@ COMPLETED_DEFAULT = 1_000
 
 
 def policy_changes(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Turn the keywords of `configure` (seconds, "100/m", True) into checked fields of `Policy`."""
+    """Turn the keywords of `configure` (seconds, "100/m", True) into validated fields of `Policy`."""
     changes: dict[str, Any] = {}
     for name, value in settings.items():
         match name:
@@ -385,7 +385,7 @@ class ByException:
 
 
 def attempts_allowed(policy: RetryPolicy) -> int | None:
-    """How many tries a retry policy allows at the most; None if it does not say, as one of your own."""
+    """How many tries a retry policy allows at the most; None if it has no such number, as one of your own."""
     if isinstance(policy, NoRetry):
         return 1
     if isinstance(policy, _Bounded):

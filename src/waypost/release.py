@@ -1,4 +1,4 @@
-"""Which release this is: told by the command line, and by workers to the store."""
+"""The version of this release, for the command line and the records of workers."""
 
 from __future__ import annotations
 

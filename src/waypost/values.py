@@ -68,7 +68,7 @@ class Published(Struct, frozen=True, gc=False):
     """What became of one publish: the id of the message that now stands for it, and what happened.
 
     `duplicate` carries the id of the message that holds the key. `replaced` carries the id of the new message,
-    `extended` that of the message whose due time moved. `conflict` never reaches a caller of the faces: with
+    `extended` that of the message whose due time moved. `conflict` never reaches a caller of the clients: with
     `on_conflict="error"` they raise `KeyTaken`.
     """
 
@@ -117,7 +117,7 @@ class SideEffect(Struct, frozen=True, gc=False, array_like=True):
     id: str | None
     #: Of the last claim of the message, 0 if it was never claimed. None where it stands for several.
     token: int | None
-    #: Why, in the words of the journal: its reason, or else its cause.
+    #: Why, as in the journal: its reason, or else its cause.
     reason: str | None
     count: int = 1
 
@@ -152,7 +152,7 @@ class Claimed(Struct, frozen=True):
     paused: bool
     #: Continuations that were decided here but have not arrived at their queue yet.
     outgoing: int
-    #: How long leases of this queue are now. Whoever looks at least that often sees each of them before it ends.
+    #: How long leases of this queue are now. A worker that polls at least that often sees each of them before it ends.
     lease_ms: int | None = None
     #: There may be more: the next message would have made the answer too long, or this is the answer to a repeat.
     more: bool = False
@@ -166,7 +166,7 @@ class Claimed(Struct, frozen=True):
 
 
 class PolledQueue(Struct, frozen=True, gc=False):
-    """What a poll says of one queue, for a worker that has nothing to do there."""
+    """The result of a poll for one queue, for a worker that is idle there."""
 
     #: Whether a claim may bring something, or is needed to register the sleeper again.
     needs_claim: bool
@@ -254,7 +254,7 @@ class Stored(Struct, frozen=True):
 
 
 class Page(Struct, frozen=True):
-    """Part of a listing. `cursor` is opaque; None says that there is no more."""
+    """Part of a listing. `cursor` is opaque; None means that there is no more."""
 
     messages: list[Stored]
     cursor: str | None
@@ -291,10 +291,10 @@ class Event(Struct, frozen=True):
 
 
 class Observed(Struct, frozen=True):
-    """What `on_event` is told, as the journal would name it; `at_ms` is this process's own clock.
+    """An event for `on_event`, named as in the journal; `at_ms` is this process's own clock.
 
-    `outcome` says how the step itself went: `success`, `failure`, `skipped` (there was nothing to do) or `unknown` (its
-    reply was lost). That a handler failed is told by `handled`, and by the error of `retried` and `dead`.
+    `outcome` is how the step itself went: `success`, `failure`, `skipped` (there was nothing to do) or `unknown` (its
+    reply was lost). That a handler failed is in `handled`, and in the error of `retried` and `dead`.
     """
 
     event: str
@@ -309,7 +309,7 @@ class Observed(Struct, frozen=True):
     token: int | None = None
     deliveries: int | None = None
     attempts: int | None = None
-    #: How many messages a step concerned, where it is told once for all of them.
+    #: How many messages a step concerned, where one event stands for all of them.
     count: int | None = None
     reason: str | None = None
     error_type: str | None = None
@@ -327,7 +327,7 @@ class StoredSchedule(Struct, frozen=True):
 
     key: str
     version: str
-    #: The rule and its message, packed: stores do not look into it.
+    #: The rule and its message, packed: stores do not read it.
     spec: bytes
     paused: bool
     #: The instant that fires next and when it is due, later by its jitter; None: there is none left.
@@ -357,8 +357,8 @@ class Saved(Struct, frozen=True):
 class Fired(Struct, frozen=True):
     """What a fire did, and where the schedule stands now (None: it is gone).
 
-    `fired`, or nothing: `conflict` (somebody else fired or changed it), `early` (not due by the store's clock), `stale`
-    (the decision is too old).
+    `fired`, or nothing: `conflict` (another client fired or changed it), `early` (not due by the store's clock),
+    `stale` (the decision is too old).
     """
 
     status: FireStatus
@@ -385,7 +385,7 @@ class Promoted(Struct, frozen=True):
 
 
 class Watched(Struct, frozen=True):
-    """What a store knows of one message to those who wait for its end."""
+    """The state of one message, for a client that waits for its end."""
 
     #: Where it is; None if the store has it no more.
     state: MessageState | None
@@ -411,12 +411,12 @@ class ChainState(Struct, frozen=True):
 
     @property
     def is_finished(self) -> bool:
-        """Whether nothing more can change for those who wait."""
+        """Whether the result of a wait is final."""
         return self.known and (self.failed is not None or self.open == 0)
 
 
 class Notice(Struct, frozen=True):
-    """News of a chain on its way to another queue. Whatever it says, it may arrive more than once.
+    """A notice about a chain on its way to another queue. It may arrive more than once.
 
     ended      to the chain's first queue: `member` has ended, and sent on `begun`; `failed` if it did not end well
     watch      to the chain's first queue: `member` waits for this chain
@@ -485,7 +485,7 @@ class Redriven(Struct, frozen=True):
     duplicates: list[str]
     #: More dead letters match than the call's bound.
     more: bool
-    #: Where one call of a store stopped looking, to go on from. A client goes on by itself and returns None.
+    #: Where one call of a store stopped reading, to go on from. A client goes on by itself and returns None.
     cursor: str | None = None
 
 
@@ -501,7 +501,7 @@ class Removal(Struct, frozen=True):
 
     existed: bool
     left: dict[str, int] = {}
-    #: Not done yet: only a part of the journal was removed. Ask again.
+    #: Not done yet: only a part of the journal was removed. Call again.
     more: bool = False
     #: The answer to a repeat: it was removed before, and there is a new queue of its name.
     made_again: bool = False
@@ -519,7 +519,7 @@ class WorkerQueue(Struct, frozen=True):
 
 
 class RegisteredWorker(Struct, frozen=True):
-    """A worker as it last told the store of itself. `until_ms` is when the store forgets it unless it tells again."""
+    """A worker as it last reported to the store. `until_ms` is when the store forgets it unless it reports again."""
 
     name: str
     host: str
@@ -527,7 +527,7 @@ class RegisteredWorker(Struct, frozen=True):
     version: str
     state: WorkerState
     status: HealthStatus
-    #: Why its status is not green, in a few words.
+    #: Short reasons why its status is not green.
     reasons: list[str]
     #: How many processes run its handlers.
     processes: int
@@ -589,7 +589,7 @@ class Ledger(Struct, frozen=True):
     duplicates: int
     #: Continuations sent on by settles here.
     transferred: int
-    #: Messages taken in although `max_pending` was reached: sent on by a settle, or redriven.
+    #: Messages accepted although `max_pending` was reached: sent on by a settle, or redriven.
     over_cap: int = 0
 
     @property
@@ -629,7 +629,7 @@ class Minute(Struct, frozen=True):
 
 
 class Stats(Struct, frozen=True):
-    """A queue at a glance. Ages are in milliseconds by the store's clock."""
+    """The state of a queue. Ages are in milliseconds by the store's clock."""
 
     queue: str
     at_ms: int
@@ -662,7 +662,7 @@ class Damage(Struct, frozen=True):
     kind: DamageKind
     #: The message, or the key or name that it is about.
     id: str | None
-    #: What is wrong, in words.
+    #: What is wrong, as text.
     found: str
     #: What was done about it; None if nothing was.
     mended: str | None = None

@@ -1,7 +1,7 @@
-"""The two faces: `Waypost` blocks, `AsyncWaypost` is awaited. Everything else about them is the same.
+"""The two clients: the methods of `Waypost` block, those of `AsyncWaypost` are awaited. All else is the same.
 
-Each method checks its arguments, makes a flow (`waypost.operations`) and runs it. What can go wrong on the way is the
-flows' business, so the faces have nothing to disagree about.
+Each method checks its arguments, makes a flow (`waypost.operations`) and runs it. Retries and lost replies are handled
+in the flows, so both clients behave alike.
 """
 
 from __future__ import annotations

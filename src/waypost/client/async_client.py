@@ -1,4 +1,4 @@
-"""The face for an event loop: the same names, awaited."""
+"""The client for an event loop: the same methods as `Waypost`, awaited."""
 
 from __future__ import annotations
 
@@ -245,7 +245,7 @@ class AsyncWaypost(BaseClient):
         """Publish a message: bytes, text, a JSON value, a dataclass, a msgspec Struct or a pydantic model.
 
         `key` (text, a function of the body, or `CONTENT`) makes it the only one of its key: while it is unfinished,
-        or for `window` seconds. `on_conflict` says what happens to a second one: `keep` the first (the default),
+        or for `window` seconds. `on_conflict` decides what happens to a second one: `keep` the first (the default),
         `replace` it, `extend` its due time, or `error` (`KeyTaken`).
         `delay` (seconds, timedelta) or `at` (with a time zone) makes it a timer. `priority` is 0 to 9, higher first.
         `group`, `headers`, `trace` (W3C), `correlation_id` and `reply_to` travel along. `chain=True` begins a chain,
@@ -328,9 +328,9 @@ class AsyncWaypost(BaseClient):
     ) -> AsyncReception[Any]:
         """Claim a message for a `with` block, waiting up to `wait` seconds (None: for ever); None if none came.
 
-        The block's end settles it. Without a word it is done; `message.retry()`, `.snooze()`, `.dead()` and `.drop()`
+        The block's end settles it. By default it is done; `message.retry()`, `.snooze()`, `.dead()` and `.drop()`
         decide otherwise, and so do `Retry`, `Snooze`, `Dead` and `Drop` when raised. Any other exception is a failure:
-        `retry` says when it comes back or that it is dead, and the exception goes on to the caller. `SystemExit` is a
+        `retry` decides when it comes back or that it is dead, and the exception reaches the caller. `SystemExit` is a
         failure too. A stop from outside releases the message as it was: `KeyboardInterrupt`, what a signal handler of
         the program raises, the cancellation of the task, and the end of a generator that the block is in.
 
@@ -354,8 +354,8 @@ class AsyncWaypost(BaseClient):
     ) -> AsyncIterator[AsyncConsumed[Any]]:
         """One message after the other, each for a `with` block of its own as in `receive`; ends with a drain.
 
-        `wait` ends it when none came for so long. A message that is neither settled by its block nor by a word
-        (`message.done()`) when the next one is asked for is retried; one that a `break` leaves behind is given back.
+        `wait` ends it when none came for this time. A message that is settled neither by its block nor by a call
+        (`message.done()`) before the next one is retried; one that a `break` abandons is given back.
         Leases are renewed as in `receive`.
         """
         self._check_receive(queue, wait, retry, renew)
@@ -383,7 +383,7 @@ class AsyncWaypost(BaseClient):
             await message._end(None if message.outcome is not None else Retry(reason="left unsettled"))
 
     async def extend(self, message: Message[Any]) -> ExtendStatus:
-        """Renew the lease of a message: `ok`, `lost`, or `cancel` if somebody asked for it to stop."""
+        """Renew the lease of a message: `ok`, `lost`, or `cancel` if a cancel was requested."""
         return (await self._run(self._extend_flow(message)))[0]
 
     async def cancel(
@@ -447,7 +447,7 @@ class AsyncWaypost(BaseClient):
     ) -> Worker:
         """A worker for the registered handlers, or for those of some queues only.
 
-        `run` it until it is told to stop; or let it work in the background for the length of a `with` block. Its
+        `run` it until it is stopped; or let it work in the background for the length of a `with` block. Its
         `health()` is red when it could have claimed and did not for `health_window` seconds. It also fires schedules,
         unless `scheduler=False`, and with `promoter=True` it promotes timers of all queues: of all workers one does so
         at a time.
@@ -455,11 +455,11 @@ class AsyncWaypost(BaseClient):
         return self._make_worker(queues, health_window, scheduler=scheduler, promoter=promoter)
 
     async def drain(self, timeout: float = 25.0) -> Drained:
-        """Claim and publish no more, wait for what is under way, give back what has not started, and say how it stands.
+        """Stop claiming and publishing, wait for what is under way, give back what has not started, and report.
 
         Publishes raise `QueueDrained` from here on, but for those of handlers that still run; `receive` gives None.
-        Workers of this client are stopped. It may be called again; with `timeout=0` it changes nothing and only says
-        how things stand. Other clients, also of the same queues, go on.
+        Workers of this client are stopped. It may be called again; with `timeout=0` it changes nothing and only
+        reports. Other clients, also of the same queues, go on.
         """
         import asyncio
 
@@ -471,7 +471,7 @@ class AsyncWaypost(BaseClient):
             lost = await self._run(receive.give_back_lost_claims(self._context))
         return self._drained(lost)
 
-    # ---- looking -----------------------------------------------------------------------------------------
+    # ---- reading -----------------------------------------------------------------------------------------
 
     @overload
     async def peek(self, queue: Queue[T], n: int = 10, state: MessageState = "ready") -> list[StoredMessage[T]]: ...
@@ -514,7 +514,7 @@ class AsyncWaypost(BaseClient):
         return self.messages(queue, "delayed", before=before)
 
     async def stats(self, queue: QueueName, minutes: int = 0) -> Stats:
-        """A queue at a glance, with counters of the last so many minutes."""
+        """Return the state of a queue, with counters of its last `minutes`."""
         return await self._call(self._stats_call(queue, minutes))
 
     async def ledger(self, queue: QueueName) -> Ledger:
@@ -533,7 +533,7 @@ class AsyncWaypost(BaseClient):
         return await self._call(self._store.queues())
 
     async def workers(self) -> list[RegisteredWorker]:
-        """The workers that told the store of themselves lately: where they run, what they serve, and how they are."""
+        """Return the registered workers: where they run, what they serve, and their health."""
         return await self._call(self._store.workers())
 
     # ---- running a queue ---------------------------------------------------------------------------------
@@ -570,7 +570,7 @@ class AsyncWaypost(BaseClient):
     ) -> Redriven:
         """Make dead letters ready again with fresh counts: one, some, those of a reason, or all; "100/s" at most.
 
-        A letter whose key was taken meanwhile stays dead, as `duplicate`.
+        A letter whose key is in use by now stays dead, as `duplicate`.
         """
         return await self._run(self._redrive_flow(queue, id, ids, reason, limit, rate))
 
@@ -590,9 +590,9 @@ class AsyncWaypost(BaseClient):
     async def check(
         self, queue: QueueName, *, mend: bool = False, progress: Callable[[int], object] | None = None
     ) -> CheckReport:
-        """Look for damaged records of a queue: messages that no claim can reach, missing bodies, wrong counters.
+        """Find damaged records of a queue: messages that no claim can reach, missing bodies, wrong counters.
 
-        It goes step by step and can run beside workers; `progress` gets the number of records looked at so far. With
+        It goes step by step and can run beside workers; `progress` gets the number of records read so far. With
         `mend`, messages that can be handed out go back to the head of their priority, the rest is removed and counted
         as dropped, and counters are corrected. Each change is journalled.
         """
@@ -605,12 +605,12 @@ class AsyncWaypost(BaseClient):
     ) -> Schedule:
         """Save a schedule: it publishes `body` to `queue` by a `cron` pattern in zone `tz`, or `every` n seconds.
 
-        `missed` says what becomes of instants that nobody fired in time (`grace`, 60 s): `skip` them (the default),
+        `missed` decides about instants that were not fired in time (`grace`, 60 s): `skip` them (the default),
         fire `once` for all, or `CatchUp(n)`. `start`, `end` and `max_fires` bound it; `jitter` spreads its fires over
         so many seconds. `priority`, `group`, `headers`, `correlation_id` and `reply_to` are those of its messages.
 
         It is known by queue and `key`, which is made of name and rule unless given. To save it again changes nothing;
-        with another rule under the same key it fires next when that says so.
+        another rule under the same key decides its next fire.
         """
         schedule = await self._run(self._save_flow(name, queue, key, rule))
         self._refresh_schedulers()
@@ -665,7 +665,7 @@ class AsyncWaypost(BaseClient):
         return await self._call(self._journal_call(queue, after, limit))
 
     async def journal_reader(self, queue: QueueName, name: str, read_to: int | None = None) -> int:
-        """Register a reader, or say how far it has read; where it stands. What it has not read is not trimmed."""
+        """Register a reader, or record how far it has read; return its position. Unread events are not trimmed."""
         return await self._call(self._reader_call(queue, name, read_to))
 
     async def journal_forget(self, queue: QueueName, name: str) -> bool:

@@ -1,4 +1,4 @@
-"""What both faces are made of: how they are built, and the checks between their arguments and a flow."""
+"""What both clients share: how they are built, handlers, schedules, and the checks between arguments and a flow."""
 
 from __future__ import annotations
 
@@ -101,9 +101,9 @@ T = TypeVar("T")
 D = TypeVar("D")
 F = TypeVar("F", bound=Callable[..., Any])
 
-#: So many messages are fetched at a time when all are looked at.
+#: The page size of a listing without a limit.
 LISTING_PAGE = 250
-#: How often a drain looks whether what it waits for has ended.
+#: How often a drain checks whether what it waits for has ended.
 DRAIN_POLL_SECONDS = 0.01
 #: What workers need after their time is up: to cancel, to give back, to end their connections.
 DRAIN_GRACE_SECONDS = 5.0
@@ -119,9 +119,9 @@ DEFAULT_RETRY = Exponential()
 
 
 class BaseClient:
-    """What both faces are made of: a store, an identity, and the checks that come before a flow."""
+    """What both clients share: a store, an identity, handlers and schedules, and the checks before a flow."""
 
-    #: Whether calls of this face are awaited.
+    #: Whether calls of this client are awaited.
     _awaited: ClassVar[bool] = False
 
     def __init__(
@@ -379,7 +379,7 @@ class BaseClient:
             raise QueueDrained("this client was drained and claims no more; make a new one")
 
     def _drain_pauses(self, timeout: float) -> Iterator[float]:
-        """Drain, as pauses for whoever drives it to make between two looks."""
+        """Drain, as a series of pauses that the client makes between two checks."""
         if timeout <= 0:
             return
         self._gate.drain()
@@ -389,7 +389,7 @@ class BaseClient:
             worker.request_stop(timeout)
         while time.monotonic() < deadline and (self._gate.publishing or self._gate.receiving):
             yield DRAIN_POLL_SECONDS
-        # A worker whose time is up still cancels, gives back and says goodbye.
+        # A worker whose time is up still cancels, gives back and unregisters.
         while time.monotonic() < deadline + DRAIN_GRACE_SECONDS and any(worker.is_running for worker in self._stopped):
             yield DRAIN_POLL_SECONDS
 
@@ -428,7 +428,7 @@ class BaseClient:
 
         `queue` and `name` are the function's own name unless given; `handler` has options of `handler`, such as
         `{"timeout": 30}`. Another pattern for the same name changes the schedule. One whose function is gone stays in
-        the store until it is removed; workers say so when they start.
+        the store until it is removed; workers log it when they start.
         """
         if callable(pattern):
             raise _missing_arguments("cron", pattern, '@post.cron("0 9 * * *")')
@@ -455,7 +455,7 @@ class BaseClient:
         if handler is not None and not (isinstance(handler, Mapping) and all(isinstance(one, str) for one in handler)):
             raise ConfigurationError(f"handler= has options of a handler, as {{'timeout': 30}}, not {show(handler)}")
         check_options("a handler", handler or {}, HandlerKeywords.__annotations__)
-        # What is wrong is said where it is written, before there is a function.
+        # Wrong rules are refused where they are written, before there is a function.
         schedules.make_spec("schedule" if name is None else name, declared=True, **rule)
 
         def register(function: F) -> F:
@@ -513,7 +513,7 @@ class BaseClient:
     # ---- arguments to flows ------------------------------------------------------------------------------
 
     def _name(self, queue: QueueName) -> str:
-        """The checked name of a queue that is to be changed; looking is free."""
+        """Return the validated name of a queue that is to be changed; a strict client reads any queue."""
         return self._registry.name(queue) if self._registry.strict else queue_name(queue)
 
     def _published_through(
@@ -524,7 +524,7 @@ class BaseClient:
         return call(Outgoing(queue_name(queue), bodies, dict(options), queue_type(queue)))
 
     def _check_receive(self, queue: QueueName, wait: Duration | None, retry: RetryPolicy, renew: bool) -> None:
-        """Refuse what is wrong when it is given, and not when the block begins or the first message is asked for."""
+        """Refuse wrong arguments at once, and not when the block begins or the first message is claimed."""
         self._name(queue)
         _wait_seconds(wait)
         check_retry(retry)
@@ -668,7 +668,7 @@ class Stoppable(Protocol):
 
 
 def begin_transaction(target: SettleTarget, messages: Sequence[Message[Any]], given: object) -> MessageTransaction:
-    """A transaction at whose end messages are settled. What it needs is loaded when one is asked for."""
+    """A transaction at whose end messages are settled. What it needs is imported on first use."""
     from waypost.outbox.message_transaction import MessageTransaction
 
     return MessageTransaction(target, messages, given)

@@ -65,7 +65,7 @@ class Gate:
 
 
 class _QueueBlocks:
-    """The messages of one queue in blocks. A block is not stopped: it looks at `message.lease_lost` itself."""
+    """The messages of one queue in blocks. A block is not stopped: it can check `message.lease_lost` itself."""
 
     def __init__(self, queue: str) -> None:
         self.queue = queue
@@ -92,7 +92,7 @@ class _QueueBlocks:
 
 
 class Blocks:
-    """The blocks of one client whose leases are renewed."""
+    """The received messages of one client whose leases are renewed."""
 
     def __init__(self, context: ClientContext, connect: Callable[[], Executor]) -> None:
         self._context = context

@@ -1,4 +1,4 @@
-"""What a client was told about its application: its queues, its handlers, its middleware and its state."""
+"""What an application declares to its client: queues, handlers, middleware and state."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from waypost.worker.handler import Handler
 
 
 class Registry:
-    """Kept by a client, asked for the name of every queue that is to be changed."""
+    """The declared queues, handlers and middleware of one client."""
 
     __slots__ = ("_declared", "_given", "handlers", "middleware", "state", "strict")
 
@@ -35,7 +35,7 @@ class Registry:
         self._declared = {queue_name(queue) for queue in given}
 
     def name(self, queue: str | Queue[Any]) -> str:
-        """The checked name of a queue. Raises `UnknownQueue` if this client is strict and was not told of it."""
+        """Return the validated name of a queue. Raises `UnknownQueue` if it is not declared to a strict client."""
         name = queue_name(queue)
         if self.strict and name not in self._declared:
             raise self._unknown(name)

@@ -57,9 +57,9 @@ class Together:
 
 
 class Sleep:
-    """A pause; with `ends_early`, one that is looked at now and then, so that a drain need not wait for its end.
+    """A pause; with `ends_early` that is checked now and then, so that a drain need not wait for its end.
 
-    With a `wake_event` it ends when that rings.
+    With a `wake_event` it ends when that is set.
     """
 
     __slots__ = ("ends_early", "seconds", "wake_event")
@@ -93,7 +93,7 @@ class UserCall:
         self.awaited = awaited
 
 
-#: How soon somebody who waits for a message notices a drain.
+#: How soon a call that waits for a message notices a drain.
 DRAIN_CHECK_SECONDS = 0.25
 
 
@@ -187,7 +187,7 @@ class ReplayWindows:
     """Numbers the operations of a client so that none that may be repeated can be too old to be answered.
 
     A store remembers the last `REPLAY_MAX` operations of a session on a queue. While one operation waits to be
-    repeated, hundreds of others may pass it (threads, tasks); those then go by another session, a second lane.
+    repeated, hundreds of others may pass it (threads, tasks); those then use another session.
     """
 
     def __init__(self, session: Session) -> None:
@@ -251,7 +251,7 @@ class ClientContext:
         self.wake = wake or wakeups.wake
         self.redact = redact
         self.on_event = on_event
-        #: The checked name of a queue that messages are sent on to: a strict client knows which there are.
+        #: Validates the name of a queue that messages are sent on to: a strict client knows which there are.
         self.name_of = name_of
         self._publish_middleware = publish_middleware
         #: Set by a drain: a call that waits for messages stops waiting.
@@ -307,7 +307,7 @@ class ClientContext:
                     raise retries.give_up(call.name, error) from error
 
     def know_time(self) -> Flow[None]:
-        """Ask the store for its time if too little is known of it. A failure is no matter: the next call finds out."""
+        """Query the store's time if the known bound is stale. A failure is ignored: the next call reports it."""
         if self.session.time.is_stale:
             try:
                 self.session.time.learn((yield self.store.time()))
@@ -400,7 +400,7 @@ class ClientContext:
             return None
 
     def queues_with_lost_claims(self) -> list[str]:
-        """The queues whose claims may hold something that nobody knows of."""
+        """The queues with claims whose messages may be leased to this client without its knowledge."""
         with self._lock:
             return [queue for queue, waiting in self._lost_claims.items() if waiting]
 
@@ -421,7 +421,7 @@ class ClientContext:
         """Learn from an answer to a claim how many bytes the next one may bring: by its speed and the lease."""
         goal = (60_000 if claimed.lease_ms is None else claimed.lease_ms) / 1000 * CLAIM_LEASE_PART
         if not claimed.leases or not (claimed.more or seconds > goal):
-            return  # a short answer says little of the link
+            return  # a short answer shows little of the link's speed
         size = sum(len(lease.envelope) for lease in claimed.leases)
         fits = size * goal / max(seconds, 1e-6)
         if seconds <= goal:
@@ -438,7 +438,7 @@ class ClientContext:
         self._policies.pop(queue, None)
 
 
-#: A full queue is asked for its policy; a publisher that blocks must not ask every few milliseconds.
+#: A publisher that blocks on a full queue must not read its policy every few milliseconds.
 POLICY_CACHE_SECONDS = 2.0
 
 #: Gets every event, in the thread or task where it happened.
@@ -553,7 +553,7 @@ class Sending(Generic[T]):
 
 
 class RetryBudget:
-    """The failed tries of one call: how long to pause before the next, and what to say when there is none."""
+    """The failed tries of one call: the pause before the next, and the error when there is none."""
 
     __slots__ = ("_backoff", "_context", "_deadline", "_reached", "budget")
 
@@ -565,7 +565,7 @@ class RetryBudget:
         self._reached = False
 
     def pause(self, verb: str, error: Exception) -> Sleep:
-        """The pause before the next try. Raises when the budget is used up, telling whether the call can have run."""
+        """The pause before the next try. Raises when the budget is used up, with whether the call can have run."""
         self._reached = self._reached or isinstance(error, OutcomeUnknown)
         remaining = self._deadline - self._context.monotonic()
         if remaining <= 0:
@@ -576,7 +576,7 @@ class RetryBudget:
         return Sleep(min(seconds, remaining))
 
     def give_up(self, verb: str, error: Exception) -> Exception:
-        """The error that says whether the call can have run."""
+        """Return the error for a call that is given up: whether it can have run."""
         tried = f"within the retry budget of {self.budget:g} s" if self.budget > 0 else "(retries are off)"
         if self._reached:
             return OutcomeUnknown(

@@ -1,4 +1,4 @@
-"""Looking at queues and running them: listings, history, redrive, purge, settings, the journal."""
+"""Managing queues: listings, history, cancel, redrive, purge, check, settings, pause, removal."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ POLICIES_TOGETHER = 64
 REDRIVE_TICK_MS = 100
 
 
-# ---- looking -------------------------------------------------------------------------------------------------
+# ---- reading -------------------------------------------------------------------------------------------------
 
 
 def page(
@@ -80,16 +80,16 @@ def cancel(context: ClientContext, queue: str, *, id: str | None, key: str | Non
     outcome: ObservedOutcome = "success" if status in ("cancelled", "requested") else "skipped"
     context.emit(event, queue, outcome, message_id=id, key=key, reason=status)
     if status == "requested":
-        # Its holder would learn of it at its next renewal; now it renews at once.
+        # Its worker would learn of it at its next renewal; now it renews at once.
         context.wakeups.tell("held", queue, [id if id is not None else key_word(key or "")])
     elif status == "cancelled":
-        # By its key we do not know which it was: all who wait for one of this queue look.
+        # A cancel by key does not return the id: wake all that wait for a message of this queue.
         context.wakeups.tell("result", queue, [EVERYBODY if id is None else id])
     return status
 
 
 def _is_done(context: ClientContext, queue: str, id: str) -> Flow[bool]:
-    """Whether a message is among the finished ones that are kept: a cancel may look at the newest of them only."""
+    """Whether a message is among the finished ones that are kept: a cancel may search the newest of them only."""
     cursor: str | None = None
     while True:
         part = yield from page(context, queue, "done", 1, cursor, {"id": id})
@@ -121,7 +121,7 @@ def redrive(
         duplicates.update(dict.fromkeys(part.duplicates))
         more = bool(ids) or part.more
         cursor = part.cursor
-        # The store stopped looking before it found as many as it may move, or whether there is one more.
+        # The store stopped searching before it found as many as it may move, or whether there is one more.
         undecided = cursor is not None and not part.more
         left -= len(part.moved) + len(part.duplicates) if undecided else count
         # Letters that stay dead can be chosen again and again; when none moves, none will.
@@ -156,7 +156,7 @@ def _pace(rate: str | None) -> tuple[int, float]:
 def check(
     context: ClientContext, queue: str, *, mend: bool, progress: Callable[[int], object] | None = None
 ) -> Flow[CheckReport]:
-    """Look for damaged records of a queue step by step, and mend them if asked to."""
+    """Find damaged records of a queue step by step, and mend them with `mend`."""
     looked_at, damages, cursor = 0, list[Damage](), None
     while True:
         page: CheckPage = yield from context.attempt(context.store.check(queue, cursor, mend=mend))
@@ -173,7 +173,7 @@ def check(
         if cursor is None:
             break
     if any(damage.mended for damage in damages):
-        # Whoever sleeps may have work again.
+        # Sleeping workers may have work again.
         context.wake({queue: [EVERYBODY]})
     balance: int | None = None
     with suppress(StoreFailed):  # counters that cannot be read are among the damages
@@ -218,7 +218,7 @@ def warn_of_cut_retries(context: ClientContext, attempts: Mapping[str, int]) -> 
         part = queues[at : at + POLICIES_TOGETHER]
         policies = yield Together([context.store.policy(queue) for queue in part])
         for queue, policy in zip(part, policies, strict=True):
-            # A policy that cannot be read now is no reason not to work: the first claim says more.
+            # A policy that cannot be read now is no reason not to work: the first claim reports it.
             if isinstance(policy, Exception) or policy.max_deliveries is None:
                 continue
             if attempts[queue] > policy.max_deliveries:

@@ -73,20 +73,20 @@ Key = str | KeyFunction | Content | None
 ManyKey = KeyFunction | Content | None
 Group = str | Callable[[Any], str] | None
 
-#: So many chunks go out before replies are looked at. Their operations all lie within the store's memory of replies
+#: So many chunks go out before replies are read. Their operations all lie within the store's memory of replies
 #: (`REPLAY_MAX`), so that each can be repeated after a lost connection.
 WAVE_CHUNKS = 64
-#: A first look at how large the bodies are, so that a chunk of huge ones is not encoded as a whole.
+#: How many bodies are measured first, so that a chunk of huge ones is not encoded as a whole.
 FIRST_PIECE = 16
 #: So many chains are asked for in one flush.
 CHAINS_TOGETHER = 64
-#: How often a blocked publisher looks for room.
+#: How often a blocked publisher checks for room.
 BLOCK_FIRST_SECONDS, BLOCK_MAX_SECONDS = 0.01, 0.1
 ON_CONFLICT = ("keep", "replace", "extend", "error")
 
 
 class PublishOptions:
-    """The options of a publish, checked, as a store understands them."""
+    """The validated options of a publish, as a store understands them."""
 
     __slots__ = (
         "after", "at_ms", "chain", "delay_ms", "group", "headers", "heads", "key", "on_conflict", "priority", "timeout",
@@ -167,7 +167,7 @@ OPTIONS = frozenset((*inspect.signature(PublishOptions).parameters, "transaction
 
 
 def validate_options(keywords: Mapping[str, Any]) -> PublishOptions:
-    """The keywords of a publish, checked; most have none."""
+    """Return the validated keywords of a publish; most have none."""
     if not keywords:
         return NO_OPTIONS
     check_options("publish", keywords, OPTIONS)
@@ -200,7 +200,7 @@ def _check_chains_exist(context: ClientContext, chains: Sequence[str], *, within
             states = yield Together(calls)
         for chain, call, state in zip(part, calls, states, strict=True):
             if isinstance(state, Exception):
-                # The first try has failed; this one repeats it within the budget, or says why it cannot.
+                # The first try has failed; this one repeats it within the budget, or raises.
                 state = yield from context.attempt(call)
             if not state.known:
                 queue, message_id = split_chain_id(chain)
@@ -269,7 +269,7 @@ def _publish_once(context: ClientContext, queue: str, drafts: Sequence[Draft]) -
     )
 
 
-#: What `on_event` is told for each status: the event, how it went, and more about it.
+#: The event for each status: the event, how it went, and more about it.
 _TOLD: dict[str, tuple[str, ObservedOutcome, str | None]] = {
     "queued": ("published", "success", None),
     "delayed": ("published", "success", "delayed"),
@@ -308,7 +308,7 @@ def _key_taken(key: str | None, holder: str) -> KeyTaken:
 def _publish_when_there_is_room(
     context: ClientContext, queue: str, drafts: Sequence[Draft], timeout: float, full: QueueFull
 ) -> Flow[tuple[list[Published], QueueFull | None]]:
-    """Publish drafts that were refused, in smaller parts if need be, when the queue's policy says `block`.
+    """Publish drafts that were refused, in smaller parts if need be, when the queue's policy is `block`.
 
     Returns what was published, from the first on, and the refusal of the rest. The timeout starts anew with
     everything that finds room: a batch may well be longer than a queue.
@@ -513,7 +513,7 @@ def _told(
     known = sum(published is not None for published in results)
     raise PartialPublish(
         f"{known} of {total} messages were published, then: {error} "
-        "(`results` says which; publish the others again, with a key if they may have arrived)",
+        "(`results` names them; publish the others again, with a key if they may have arrived)",
         results=results,
         cause=error,
     ) from error

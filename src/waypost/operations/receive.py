@@ -39,11 +39,11 @@ T = TypeVar("T")
 Make: TypeAlias = "Callable[[str, Lease, type[T] | None], Message[T]]"
 log = logging.getLogger("waypost")
 
-#: How long a message that only a newer release can read rests before somebody looks at it again.
+#: How long a message that only a newer release can read rests before it is claimed again.
 TOO_NEW_SNOOZE_MS = 5_000
 #: An interrupted block must end soon, with or without its release: the lease ends by itself.
 RELEASE_BUDGET_SECONDS = 1.0
-#: The store's moments are whole milliseconds; asking again at once would only spin.
+#: The store's times are whole milliseconds; polling again at once would only spin.
 MOMENT_MIN_SECONDS = 0.001
 
 
@@ -85,13 +85,13 @@ def _receive(
     while found is None and not context.draining:
         over = deadline is not None and context.monotonic() >= deadline
         if asleep and over:
-            # Before the last look: whoever publishes after it wakes another one.
+            # Before the last poll: a publish after it wakes another sleeper.
             asleep = yield from wake_up(context, queue, wake_event)
         sleeper = None
         if wake_event is not None:
             wake_event.clear()
             if context.draining:
-                break  # the ring for that may have come before
+                break  # it may have been set before
             sleeper = wake_event.name if wake_event.working and not over else None
         claimed = yield from claim(context, queue, 1, deadline, sleeper=sleeper)
         asleep = sleeper is not None and not claimed.leases
@@ -112,7 +112,7 @@ def _receive(
 
 
 def wake_up(context: ClientContext, queue: str, wake_event: WakeEvent | None) -> Flow[bool]:
-    """Sleep no longer, so that nobody is woken who has left."""
+    """Unregister the sleeper, so that no wake-up goes to a call that has ended."""
     if wake_event is not None:
         yield from unregister(context, queue, wake_event.name)
     return False
@@ -193,7 +193,7 @@ def claim(
     linger_ms: int | None = None,
     blocking: tuple[float, BlockingWaiter] | None = None,
 ) -> Flow[Claimed]:
-    """Claim messages. If the reply is lost and the wait is over, ask for that claim again and take nothing new.
+    """Claim messages. If the reply is lost and the wait is over, replay that claim and lease nothing new.
 
     `blocking`: behind a blocking wait of so many seconds at most, which ends when the sleeper is woken; and its waiter.
     """
@@ -234,7 +234,7 @@ def claim(
                     # A poll may have shown since that it had not begun.
                     sent_at = max(sent_at, blocking[1].not_before)
                 if waits and is_late(claimed, lease_clock.now() - sent_at):
-                    # Leased to us without our knowing, perhaps for long: ask what is still ours, as for a lost reply.
+                    # Leased to us for long before the answer came: replay it to learn what is still ours.
                     waits, replay, sending.may_have_run = False, True, True
                     continue
                 sending.may_have_run = False
@@ -253,14 +253,14 @@ def claim(
         raise
     finally:
         if sending.may_have_run:
-            # Interrupted or out of budget: messages may be leased to us. The next claim asks for them.
+            # Interrupted or out of budget: messages may be leased to us. The next claim replays this one.
             context.add_lost_claim(queue, sending.operation)
         else:
             sending.end()
 
 
 def is_late(claimed: Claimed, seconds: float) -> bool:
-    """Whether messages may have been leased for most of their time before we heard of it."""
+    """Whether messages may have been leased for most of their time before the answer came."""
     return bool(claimed.leases) and claimed.lease_ms is not None and seconds * 1000 > claimed.lease_ms * 2 / 3
 
 
@@ -276,7 +276,7 @@ def local_lease(claimed: Claimed) -> tuple[float, float]:
 
 
 def log_late_claim(queue: str, count: int) -> None:
-    """Say that a claim was answered so late that its messages are given back."""
+    """Log that a claim was answered so late that its messages are given back."""
     log.warning(
         "a claim of %d messages of queue %s was answered after their leases had ended: they are given back; give the "
         "queue a longer lease if the store is always this slow",
@@ -352,7 +352,7 @@ def report_side_effects(context: ClientContext, queue: str, claimed: Claimed) ->
         context.wake(claimed.wake)
     if claimed.also:
         context.report(claimed.also)
-        # Whoever held a lease that has ended may not know. It renews when it hears of its message, and learns it.
+        # The holder of a lease that has ended may not know: the notification makes it renew, which shows it.
         ended = [change.id for change in claimed.also if change.id and "expired" in (change.event, change.reason)]
         if ended:
             context.wakeups.tell("held", queue, ended)
@@ -371,7 +371,7 @@ def emit_claimed(context: ClientContext, queue: str, claimed: Claimed) -> None:
 
 
 def report_damaged(context: ClientContext, queue: str, ids: Sequence[str]) -> None:
-    """Say once of each message that its record is damaged: the claim that set it aside is the only one to meet it."""
+    """Log each message whose record is damaged: the claim that set it aside is the only one to meet it."""
     for message_id in ids:
         log.warning(
             "the record of message %s of queue %s is damaged: it was set aside, and other messages go on; "
@@ -433,7 +433,7 @@ def _readable(
 
 
 def too_new(lease: Lease) -> Settlement:
-    """Leave a message that only a newer release can read for a newer worker."""
+    """Put a message that only a newer release can read back for a newer worker."""
     return Settlement(lease.id, lease.token, lease.nonce, "snooze", after_ms=TOO_NEW_SNOOZE_MS)
 
 
@@ -446,7 +446,7 @@ def _put_aside(context: ClientContext, message: Message[Any], aside: Settlement,
 
 
 def log_unreadable(message: Message[Any], aside: Settlement, error: BaseException) -> None:
-    """Say why a message is put aside."""
+    """Log why a message is put aside."""
     log.warning(
         "message %s of queue %s cannot be read (%s): %s",
         message.id,
@@ -498,7 +498,7 @@ def settle(
 
 
 def log_lease_lost(message: Message[Any], phase: str) -> None:
-    """Say once that a lease was lost: what its holder does from here on is not the last word on the message."""
+    """Log once that a lease was lost: another worker may handle the message from here on."""
     why = "could not be renewed before its end" if phase == "deadline" else f"was lost before its {phase}"
     log.warning(
         "the lease of message %s of queue %s %s: it is or will be delivered again; "
@@ -553,7 +553,7 @@ def finish(
             emit_settled(context, message, settlement, "unsettled", *how(failure))
         if error is None or is_outcome:
             raise
-        # The caller's own error says more than ours; the lease ends by itself.
+        # The caller's own error is more useful than ours; the lease ends by itself.
         log.warning(
             "message %s of queue %s could not be settled as %s (%s): it comes back when its lease ends",
             message.id,
@@ -566,7 +566,7 @@ def finish(
 
 
 def extend(context: ClientContext, queue: str, messages: Sequence[Message[Any]]) -> Flow[list[ExtendStatus]]:
-    """Renew the leases of messages of one queue: `ok`, `lost`, or `cancel` where somebody asked to stop."""
+    """Renew the leases of messages of one queue: `ok`, `lost`, or `cancel` where a cancel was requested."""
     holds = [Hold(message.id, message.token, message.lease.nonce) for message in messages]
     # From its first try: a repeat is answered with what that one did.
     sent = lease_clock.now()

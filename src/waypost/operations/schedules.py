@@ -41,9 +41,9 @@ from waypost.values import Published, ScheduleList, StoredSchedule
 log = logging.getLogger("waypost")
 
 NAME_CHARACTERS_MAX = 128
-#: The headers by which a message says that a schedule published it, and for which instant.
+#: The headers that name the schedule of a message, and its instant.
 SCHEDULE_HEADER, INSTANT_HEADER = "waypost-schedule", "waypost-instant"
-#: Somebody else changed the schedule between our look and our save: so often we look again.
+#: How often a save is tried again when another client changed the schedule after it was read.
 SAVE_TRIES = 100
 #: A scheduler reads all schedules of a queue at once; more belong into several queues.
 SCHEDULES_MAX = 10_000
@@ -75,7 +75,7 @@ def make_spec(
     declared: bool = False,
     as_type: Any = None,
 ) -> Spec:
-    """The keywords of `save_schedule`, checked; `as_type` is the declared type of the queue's bodies."""
+    """The validated keywords of `save_schedule`; `as_type` is the declared type of the queue's bodies."""
     check_text("schedule name", name, NAME_CHARACTERS_MAX)
     if (cron is None) == (every is None):
         raise InvalidSchedule('a schedule needs either cron="0 9 * * *" or every=60, one of them')

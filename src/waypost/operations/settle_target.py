@@ -80,6 +80,6 @@ class SettleTarget:
 def wrong_block() -> InvalidInput:
     """A message of a sync client in an `async with`, or the other way round."""
     return InvalidInput(
-        "this message came from a client or handler of the other kind: say `with` for those that are sync and "
+        "this message came from a client or handler of the other kind: use `with` for those that are sync and "
         "`async with` for those that are async"
     )

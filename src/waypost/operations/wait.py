@@ -1,7 +1,7 @@
 """Waiting for the end of a message or of a chain.
 
-Whoever waits tells the store, and is woken like a sleeping worker. A wake-up that is lost costs one safety poll; a
-message that died, was cancelled or removed ends the wait with an error that says so.
+A call that waits registers with the store, and is woken like a sleeping worker. A wake-up that is lost costs one safety
+poll; a message that died, was cancelled or removed ends the wait with an error.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from waypost.operations.manage import history
 from waypost.policy import SAFETY_POLL_SECONDS, UNWOKEN_POLL_SECONDS
 from waypost.values import Published, Watched, split_chain_id
 
-#: Between the first looks at a message: where no wake-up can reach us, a fast handler is still seen soon.
+#: The pause between the first polls: where no wake-up can reach us, a fast handler is still seen soon.
 POLL_FIRST_SECONDS = 0.02
 
 
 class _EndWait:
-    """How long a wait goes on, and how long it sleeps between two looks."""
+    """A wait for an end: its deadline, its wake event, and its pauses between polls."""
 
     __slots__ = ("_context", "_deadline", "_next", "_queue", "_removed", "_timeout", "_wake_event")
 
@@ -30,20 +30,20 @@ class _EndWait:
         self._deadline = context.monotonic() + timeout
         self._next = POLL_FIRST_SECONDS
         self._wake_event = context.wakeups.acquire_wake_event(context.worker, queue, for_an_end=True)
-        #: The store names those who wait to whoever settles; who cancels or purges names the message instead.
+        #: A settle wakes the registered waiters; a cancel or purge notifies by the message instead.
         self._removed = None
         if self._wake_event is not None:
             self._removed = context.wakeups.listen("result", queue, message_id, self._wake_event.set)
 
     def listen(self) -> str | None:
-        """Before a look: from here on the bell counts. The name to be woken by, None if nobody could."""
+        """Call before a poll: clear the wake event and return its name, None if there is no wake channel."""
         if self._wake_event is None:
             return None
         self._wake_event.clear()
         return self._wake_event.name
 
     def sleep(self, what: str) -> Sleep:
-        """The sleep until the next look; raises `WaitTimeout` when the time is up."""
+        """Return the sleep until the next poll; raises `WaitTimeout` when the time is up."""
         remaining = self._deadline - self._context.monotonic()
         if remaining <= 0:
             raise WaitTimeout(f"{what} did not end within {self._timeout:g} s; it goes on, and can be waited for again")
@@ -87,14 +87,14 @@ def _wait_result(
             raise _unfinished(f"message {message_id} of queue {queue}", watched)
         if watched.state is None:
             raise EndUnknown(
-                f"queue {queue} has no trace of message {message_id}: it ended, kept no result, and the journal does "
-                "not tell of it any more"
+                f"queue {queue} has no trace of message {message_id}: it ended, kept no result, and the journal has "
+                "no event of it any more"
             )
         yield end_wait.sleep(f"message {message_id} of queue {queue}")
 
 
 def _from_history(context: ClientContext, queue: str, message_id: str) -> Flow[Watched]:
-    """How a message that the store has no more ended, as far as the journal tells."""
+    """How a message that the store no longer has ended, as far as the journal shows."""
     for event in reversed((yield from history(context, queue, message_id))):
         if event.event in ("done", "cancelled", "dropped", "replaced", "dead"):
             return Watched(None, event.event, event.reason, event.error_type)
@@ -129,7 +129,7 @@ def _wait_chain(context: ClientContext, chain: str, queue: str, message_id: str,
         state = yield from context.attempt(context.store.watch_chain(queue, message_id, end_wait.listen()))
         if not state.known:
             raise EndUnknown(
-                f"queue {queue} knows of no chain {chain}: its first message was not published with chain=True, or it "
+                f"queue {queue} has no chain {chain}: its first message was not published with chain=True, or it "
                 "ended too long ago"
             )
         if state.failed is not None:
