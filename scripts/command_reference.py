@@ -12,8 +12,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from waypost.cli.ending import CODES
-from waypost.cli.main import GROUPS, parser
+from waypost.cli.exit_codes import CODES
+from waypost.cli.main import GROUPS, make_parser
 
 PAGE = Path(__file__).parents[1] / "docs" / "reference" / "command-line.md"
 BEGIN = "<!-- from here on written by scripts/command_reference.py -->"
@@ -66,7 +66,7 @@ def plain(text: str) -> str:
 
 def written() -> str:
     """All that is written here."""
-    top = parser()
+    top = make_parser()
     parts = [BEGIN, "## Exit codes\n\n| code | says |\n|---|---|"]
     parts[-1] += "".join(f"\n| {code} | {text} |" for code, text in CODES.items()) + "\n"
     for title, names in GROUPS.items():

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
-import threading
 from dataclasses import dataclass
 
 from waypost import Constant, Message, Queue, Waypost
+from waypost.cli.demo.runner import end_with_parent
 
 VALKEY_VARIABLE, POSTGRES_VARIABLE, WORKER_VARIABLE = "DEMO_VALKEY", "DEMO_POSTGRES", "DEMO_WORKER"
 VALKEY = os.environ.get(VALKEY_VARIABLE, "memory://demo")
@@ -34,17 +33,17 @@ class Order:
 
 post = Waypost(VALKEY)
 outbox = Waypost(POSTGRES)
-# What the shop's transactions have published goes on to Valkey, each message once.
+# The relay forwards what the shop's transactions publish to Valkey, each message once.
 outbox.relay(ORDERS, to=VALKEY)
 
 
 @post.handler(Queue(ORDERS, Order), concurrency=100, retry=Constant(pause=0.5, attempts=ATTEMPTS))
 async def pay(order: Order, message: Message[Order]) -> None:
-    """Take the money, and send a mail some seconds later, in the same step that says done."""
+    """Charge the card, and send a mail some seconds later, in the same step that settles the order."""
     if order.id % 20 == 0:
-        await asyncio.sleep(0.02)  # the bank takes its time
+        await asyncio.sleep(0.02)  # a slow bank
     if order.id % 200 == 13 and message.attempts == 0:
-        raise ConnectionError("the bank is away")
+        raise ConnectionError("the bank does not answer")
     if order.card != "good":
         raise ValueError("card unreadable")
     if order.source == SHOP or order.id % 100 == 0:
@@ -58,20 +57,13 @@ async def send(mail: dict[str, object]) -> None:
 
 @post.every(ROLLUP_SECONDS)
 def rollup() -> None:
-    """By the clock: what the shop has taken so far, into a table of its own."""
+    """Write the revenue of the shop so far into a table, every two seconds."""
     import psycopg
 
     with psycopg.connect(POSTGRES) as connection:
-        connection.execute("INSERT INTO takings (orders, amount) SELECT count(*), coalesce(sum(amount), 0) FROM orders")
+        connection.execute("INSERT INTO revenue (orders, amount) SELECT count(*), coalesce(sum(amount), 0) FROM orders")
 
 
-def end_with_the_teller() -> None:
-    """Wait for the end of the input, which is the end of whoever started this."""
-    while os.read(0, 1):
-        pass
-    os.kill(os.getpid(), signal.SIGTERM)
-
-
-# Only in workers: others import this module too, and read their input themselves.
+# Only in workers: other processes import this module too, and read their input themselves.
 if WORKER_VARIABLE in os.environ:
-    threading.Thread(target=end_with_the_teller, name="end-with-the-teller", daemon=True).start()
+    end_with_parent()

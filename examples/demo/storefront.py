@@ -14,21 +14,21 @@ from waypost import Waypost
 
 TABLES = """
 CREATE TABLE orders (id bigint PRIMARY KEY, customer text NOT NULL, amount bigint NOT NULL, at bigint NOT NULL);
-CREATE TABLE takings (at timestamptz DEFAULT now(), orders bigint NOT NULL, amount bigint NOT NULL)
+CREATE TABLE revenue (at timestamptz DEFAULT now(), orders bigint NOT NULL, amount bigint NOT NULL)
 """
-#: Numbers of the shop's orders begin behind those that are imported.
+#: The numbers of the shop's orders start after those of imported orders.
 FIRST_NUMBER = 10_000_001
-#: Every so manieth customer changes their mind before the commit, or clicks twice.
+#: Every tenth customer cancels before the commit, every twenty-fifth clicks twice.
 ROLLED_BACK_EVERY, TWICE_EVERY = 10, 25
-#: The order with a card that nobody can read, and the one that an old program sends in a form of its own.
+#: The order with an unreadable card, and the order in an old format.
 UNREADABLE, MALFORMED = 13, 17
 KEY_SECONDS = 3600
 PAUSE_SECONDS = 0.03
 
 
 @dataclass(slots=True)
-class Taken:
-    """What became of the customers."""
+class OrderCounts:
+    """How many orders were committed, rolled back, and duplicates."""
 
     committed: int = 0
     rolled_back: int = 0
@@ -37,44 +37,44 @@ class Taken:
 
 
 class Storefront(threading.Thread):
-    """Takes orders until it is told to close."""
+    """Takes orders until it is closed."""
 
     def __init__(self, url: str) -> None:
         super().__init__(name="storefront", daemon=True)
         self.url = url
-        self.taken = Taken()
+        self.counts = OrderCounts()
         self.error: Exception | None = None
         self._closed = threading.Event()
-        self._chance = random.Random(7)
+        self._random = random.Random(7)
 
     def run(self) -> None:
-        """Open, take orders, close."""
+        """Take orders until it is closed."""
         try:
             with Waypost(self.url) as post, psycopg.connect(self.url) as connection:
                 number = 0
                 while not self._closed.wait(PAUSE_SECONDS):
                     number += 1
-                    self.take(number, post, connection)
+                    self.take_order(number, post, connection)
         except Exception as error:
             self.error = error
 
     def stop(self) -> None:
-        """Take no more orders, whatever came of them."""
+        """Stop taking orders, also after an error."""
         self._closed.set()
         if self.is_alive():
             self.join()
 
-    def close(self) -> Taken:
-        """Take no more; what came of it."""
+    def close(self) -> OrderCounts:
+        """Stop taking orders and return the counts; raise the error if there was one."""
         self.stop()
         if self.error is not None:
             raise self.error
-        return self.taken
+        return self.counts
 
-    def take(self, number: int, post: Waypost, connection: psycopg.Connection) -> None:
-        """One customer. The message exists if and only if the transaction commits."""
+    def take_order(self, number: int, post: Waypost, connection: psycopg.Connection) -> None:
+        """Take one order. The message exists if and only if the transaction commits."""
         order = Order(
-            id=FIRST_NUMBER + number, customer=f"customer-{number % 97}", amount=self._chance.randint(500, 9_000),
+            id=FIRST_NUMBER + number, customer=f"customer-{number % 97}", amount=self._random.randint(500, 9_000),
             at=time.time_ns() // 1_000_000, source=SHOP,
         )  # fmt: skip
         if number == UNREADABLE:
@@ -82,16 +82,16 @@ class Storefront(threading.Thread):
         with connection.transaction(force_rollback=number % ROLLED_BACK_EVERY == 0):
             self.write(order, post, connection, malformed=number == MALFORMED)
         if number % ROLLED_BACK_EVERY == 0:
-            self.taken.rolled_back += 1
+            self.counts.rolled_back += 1
             return
-        self.taken.committed += 1
-        self.taken.amount += order.amount
+        self.counts.committed += 1
+        self.counts.amount += order.amount
         if number % TWICE_EVERY == 0 or number == 5:
             with connection.transaction():
-                self.taken.duplicates += self.write(order, post, connection) == "duplicate"
+                self.counts.duplicates += self.write(order, post, connection) == "duplicate"
 
     def write(self, order: Order, post: Waypost, connection: psycopg.Connection, *, malformed: bool = False) -> str:
-        """The row and the message."""
+        """Write the row and publish the message; return the status of the publish."""
         connection.execute(
             "INSERT INTO orders (id, customer, amount, at) VALUES (%s, %s, %s, %s) ON CONFLICT DO NOTHING",
             (order.id, order.customer, order.amount, order.at),

@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from tests.cli.test_every_command import leaves
-from waypost.cli.main import main, parser
+from waypost.cli.main import main, make_parser
 
 SOURCE = Path(__file__).parents[2] / "src"
 ID = "1m7fra5gs06ap4cfk9b5jsq9"
@@ -96,7 +96,7 @@ def given(row: Row, url: str) -> list[str]:
 
 @pytest.mark.promise("FACE-2")
 def test_the_table_has_every_command() -> None:
-    assert sorted(TABLE) == sorted(leaves(parser()))
+    assert sorted(TABLE) == sorted(leaves(make_parser()))
     assert [name for name, rows in TABLE.items() for row in rows if not row.arguments.startswith(name)] == []
 
 
@@ -112,10 +112,10 @@ def test_a_command_that_only_reads_makes_no_file(
     said = capsys.readouterr().err
     if row.file == "makes":
         assert (code, path.exists()) == (0, True), said
-        assert f"making {path}" in said
+        assert f"creating {path}" in said
         return
     assert code == 3, said
-    assert f"there is no file {path}, and this command makes none" in said
+    assert f"there is no file {path}, and this command creates none" in said
     assert len(said.strip().splitlines()) == 1
     assert list(tmp_path.iterdir()) == []
 
@@ -130,7 +130,7 @@ def test_a_command_that_runs_says_that_it_makes_a_file(row: Row, tmp_path: Path)
         env=os.environ | {"PYTHONPATH": str(SOURCE)},
     ) as process:  # fmt: skip
         assert process.stderr is not None
-        assert f"making {path}" in process.stderr.readline()
+        assert f"creating {path}" in process.stderr.readline()
         # Its next line says that it runs.
         process.stderr.readline()
         process.send_signal(signal.SIGTERM)

@@ -18,8 +18,8 @@ from msgspec import structs
 from tests.cli.conftest import Desk
 from tests.servers.valkey_setups import ClusterSetup
 from waypost import Waypost
-from waypost.cli import doctor
-from waypost.cli.checkup import queues
+from waypost.cli.commands import doctor
+from waypost.cli.doctor_checks import queues
 from waypost.cli.main import main
 from waypost.store.checkup import Finding
 from waypost.store.port import Heartbeat, ServedQueue

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from tests.cli.conftest import STORES, Desk
-from waypost.cli.main import GROUPS, parser
+from waypost.cli.main import GROUPS, make_parser
 
 pytestmark = pytest.mark.promise("FACE-2")
 
@@ -51,7 +51,7 @@ def leaves(found: argparse.ArgumentParser, path: str = "") -> Iterator[str]:
 
 
 def test_every_command_has_a_scene_and_a_group() -> None:
-    known = [path for path in leaves(parser()) if path.split()[0] not in ELSEWHERE]
+    known = [path for path in leaves(make_parser()) if path.split()[0] not in ELSEWHERE]
     assert sorted(set(known) - set(SCENES)) == []
     grouped = [name for names in GROUPS.values() for name in names]
     assert sorted({name.split()[0] for name in known} - set(grouped)) == []
@@ -69,7 +69,7 @@ def test_every_command_that_answers_knows_json() -> None:
             for name, one in action.choices.items():
                 look(one, f"{path} {name}".strip())
 
-    look(parser(), "")
+    look(make_parser(), "")
     assert sorted(without) == ["completion"]
 
 
@@ -232,7 +232,7 @@ def dead_letters(desk: Desk) -> None:
     assert re.search(r"^reason +too big$", desk.run("dead", "peek", "orders", first), re.MULTILINE)
     assert desk.json("dead", "peek", "orders", first)["body"] == 1
     assert "no dead letter" in desk.refused("dead", "peek", "orders", "0" * 24, code=1)
-    assert "say which ones" in desk.refused("dead", "redrive", "orders")
+    assert "no dead letters were chosen" in desk.refused("dead", "redrive", "orders")
     assert desk.run("dead", "redrive", "orders", first) == "1 dead letter of orders made ready again\n"
     assert desk.json("dead", "redrive", "orders", "--reason", "too big", "--rate", "100/s")["moved"] == [second]
     assert "1 not found" in desk.run("dead", "redrive", "orders", "0" * 24, code=1)
@@ -340,7 +340,7 @@ def working(desk: Desk) -> None:
     assert found["workers"][0]["queues"][0]["name"] == "orders"
     assert found["unserved"] == ["mails"]
     assert "1 handled" in said
-    assert desk.run("workers") == "no workers\nserved by nobody: mails, orders\n"
+    assert desk.run("workers") == "no workers\nserved by no worker: mails, orders\n"
 
 
 @scene("relay")
@@ -371,7 +371,7 @@ def clockwork(desk: Desk) -> None:
 @scene("migrate")
 def migrating(desk: Desk) -> None:
     if desk.post.store.kind != "postgres":
-        assert desk.run("migrate") == "nothing to do: only PostgreSQL has tables to be made beforehand\n"
+        assert desk.run("migrate") == "nothing to do: only PostgreSQL has tables to migrate\n"
         return
     assert "already" in desk.run("migrate")
     assert desk.json("migrate", "--check")["current"] is True

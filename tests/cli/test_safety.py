@@ -17,7 +17,7 @@ import pytest
 
 from tests.cli.conftest import Desk
 from waypost import CatchUp, Waypost
-from waypost.cli.main import main, parser
+from waypost.cli.main import main, make_parser
 
 CANARY = "Canary7Secret"
 
@@ -231,7 +231,7 @@ def test_a_missing_extra_is_told_in_a_sentence(arguments: str, extra: str | None
 
 def test_every_command_that_takes_a_store_is_tried_here() -> None:
     """A new command has to be added to the lists above."""
-    listed = {action.dest for action in parser().listing._choices_actions}
+    listed = {action.dest for action in make_parser().listing._choices_actions}
     tried = {command[0] for command in COMMANDS}
     assert listed - tried == {"worker", "relay", "scheduler", "promoter", "completion", "demo", "pipeline"}
 

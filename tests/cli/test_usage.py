@@ -18,9 +18,9 @@ from scripts.command_reference import BEGIN, PAGE, written
 from tests.cli.conftest import Desk
 from tests.cli.test_every_command import ELSEWHERE, leaves
 from waypost import formatting
-from waypost.cli import ending, output
-from waypost.cli.ending import CODES, code_of
-from waypost.cli.main import GROUPS, main, parser
+from waypost.cli import exit_codes, output
+from waypost.cli.exit_codes import CODES, exit_code_of
+from waypost.cli.main import GROUPS, main, make_parser
 from waypost.errors import (
     AccessDenied,
     InvalidUrl,
@@ -48,7 +48,7 @@ def command(*arguments: str, **environment: str) -> subprocess.CompletedProcess[
 
 
 def parser_of(path: str) -> argparse.ArgumentParser:
-    found: argparse.ArgumentParser = parser()
+    found: argparse.ArgumentParser = make_parser()
     for name in path.split():
         (inner,) = [action for action in found._actions if isinstance(action, argparse._SubParsersAction)]
         found = inner.choices[name]
@@ -59,9 +59,9 @@ def parser_of(path: str) -> argparse.ArgumentParser:
 
 
 def test_the_help_lists_every_command_in_its_group_and_fits_80_columns() -> None:
-    told = parser().format_help()
+    told = make_parser().format_help()
     for names in GROUPS.values():
-        for name in {path.split()[0] for path in leaves(parser())} & set(names):
+        for name in {path.split()[0] for path in leaves(make_parser())} & set(names):
             assert re.search(rf"^  {name} +\S", told, re.MULTILINE), name
     assert max(map(len, told.splitlines())) <= 80
     assert "examples:" in told
@@ -72,20 +72,20 @@ def test_without_a_command_the_list_of_commands_is_shown(capsys: pytest.CaptureF
     with pytest.raises(SystemExit) as ended:
         main([])
     assert ended.value.code == 0
-    assert capsys.readouterr().out == parser().format_help()
+    assert capsys.readouterr().out == make_parser().format_help()
 
 
-@pytest.mark.parametrize("name", sorted({path.split()[0] for path in leaves(parser())} - ELSEWHERE))
+@pytest.mark.parametrize("name", sorted({path.split()[0] for path in leaves(make_parser())} - ELSEWHERE))
 def test_every_command_has_help_with_an_example_that_can_be_parsed(name: str) -> None:
     told = parser_of(name).format_help()
     examples = re.findall(r"^  (?:\S+ \| )?waypost (.+)$", told.partition("examples:")[2], re.MULTILINE)
     assert examples, told
     for example in examples:
         words = [word.strip("'\"") for word in re.findall(r"""'[^']*'|"[^"]*"|[^\s'"]+""", example.partition(" > ")[0])]
-        assert parser().parse_args(words).command == name
+        assert make_parser().parse_args(words).command == name
 
 
-@pytest.mark.parametrize("path", sorted(path for path in leaves(parser()) if path.split()[0] not in ELSEWHERE))
+@pytest.mark.parametrize("path", sorted(path for path in leaves(make_parser()) if path.split()[0] not in ELSEWHERE))
 def test_the_help_of_a_command_fits_80_columns_and_explains_every_argument(
     path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -100,7 +100,7 @@ def test_the_help_of_a_command_fits_80_columns_and_explains_every_argument(
 def test_the_reference_is_what_the_parser_says() -> None:
     page = PAGE.read_text()
     assert page.partition(BEGIN)[2] == written().partition(BEGIN)[2], "run python -m scripts.command_reference"
-    assert all(f"\n### `waypost {path}`\n" in page for path in leaves(parser()))
+    assert all(f"\n### `waypost {path}`\n" in page for path in leaves(make_parser()))
     told = dict(re.findall(r"^\| (\d+) \| (.+) \|$", page, re.MULTILINE))
     assert told == {str(code): text for code, text in CODES.items()}
 
@@ -120,9 +120,9 @@ def test_the_store_comes_from_the_environment_if_no_option_names_it(desk_of: Des
 
 def test_a_store_that_nobody_named_is_asked_for(desk_of: Desk) -> None:
     desk_of.run_bare("stats", code=2)
-    assert "say which store with --url or WAYPOST_URL" in desk_of.said
+    assert "no store was given: use --url or WAYPOST_URL" in desk_of.said
     desk_of.run_bare("queues", "sqlite:///a.db", "--url", "sqlite:///b.db", code=2)
-    assert "two URLs" in desk_of.said
+    assert "two different URLs" in desk_of.said
 
 
 @pytest.mark.parametrize(
@@ -185,9 +185,9 @@ def test_a_schema_of_its_own_is_found(desk_of: Desk, request: pytest.FixtureRequ
 # ---- what cannot be meant ------------------------------------------------------------------------------------------
 
 WRONG = [
-    (("publish", "orders"), "say what to publish"),
+    (("publish", "orders"), "give one thing to publish"),
     (("publish", "orders", "{"), "is not JSON"),
-    (("publish", "orders", "1", "--file", "x"), "say what to publish"),
+    (("publish", "orders", "1", "--file", "x"), "give one thing to publish"),
     (("publish", "or ders", "1"), "queue name 'or ders' is not allowed"),
     (("publish", "orders", "1", "--priority", "10"), "a whole number from 0 to 9"),
     (("publish", "orders", "1", "--delay", "soon"), "a duration looks like"),
@@ -214,7 +214,7 @@ WRONG = [
     (("dead", "redrive", "orders", "--all", "--rate", "fast"), "rate must look like"),
     (("dead", "redrive", "orders", "abc", "--all"), "give ids, or --reason, or --all"),
     (("dead", "list", ""), "queue name"),
-    (("timers", "cancel", "mails"), "say which timer"),
+    (("timers", "cancel", "mails"), "no timer was chosen"),
     (("timers", "reschedule", "mails", "a"), "--delay"),
     (("timers", "list", "mails", "--before", "noon"), "a time looks like"),
     (("schedules", "save", "a", "--queue", "q", "--cron", "0 25 * * *"), "hours: 25 is out of range"),
@@ -272,19 +272,19 @@ def test_an_import_into_a_full_queue_says_how_far_it_came(desk_of: Desk) -> None
 @pytest.mark.parametrize(
     ("error", "code"),
     [
-        (InvalidUrl("x"), ending.USAGE),
-        (MissingExtra("x"), ending.USAGE),
-        (StoreUnavailable("x"), ending.UNREACHABLE),
-        (AccessDenied("x"), ending.UNREACHABLE),
-        (OutcomeUnknown("x"), ending.FAILED),
-        (QueueFull("x"), ending.FAILED),
-        (SchemaTooOld("x"), ending.BEHIND),
-        (SchemaTooNew("x"), ending.AHEAD),
-        (ending.Trouble("x"), ending.FOUND),
+        (InvalidUrl("x"), exit_codes.USAGE),
+        (MissingExtra("x"), exit_codes.USAGE),
+        (StoreUnavailable("x"), exit_codes.UNREACHABLE),
+        (AccessDenied("x"), exit_codes.UNREACHABLE),
+        (OutcomeUnknown("x"), exit_codes.FAILED),
+        (QueueFull("x"), exit_codes.FAILED),
+        (SchemaTooOld("x"), exit_codes.BEHIND),
+        (SchemaTooNew("x"), exit_codes.AHEAD),
+        (exit_codes.CommandError("x"), exit_codes.FOUND),
     ],
 )  # fmt: skip
 def test_an_error_has_the_exit_code_of_its_kind(error: WaypostError, code: int) -> None:
-    assert code_of(error) == code
+    assert exit_code_of(error) == code
 
 
 def test_an_interrupt_ends_a_command_with_its_own_code(desk_of: Desk) -> None:
@@ -323,13 +323,13 @@ def test_a_reader_that_has_seen_enough_ends_a_command_without_a_word(desk_of: De
 
 def test_a_table_fits_80_columns_and_never_cuts_an_id() -> None:
     rows = [("1m7fra5gs06ap4cfk9b5jsq9", 5, "k" * 100, "b" * 500)]
-    lines = output.table(("id", "pri", "key", "body"), rows, flexible=(2, 3))
+    lines = output.format_table(("id", "pri", "key", "body"), rows, flexible=(2, 3))
     assert max(map(len, lines)) <= 80
     assert lines[1].startswith("1m7fra5gs06ap4cfk9b5jsq9  ")
 
 
 def test_what_a_message_says_cannot_move_the_cursor_of_a_terminal() -> None:
-    assert output.cut("a\x1b[2Jb\r\nc\x07", 80) == r"a\x1b[2Jb c\x07"
+    assert output.shorten("a\x1b[2Jb\r\nc\x07", 80) == r"a\x1b[2Jb c\x07"
 
 
 @pytest.mark.parametrize(

@@ -20,8 +20,15 @@ from textual.widgets import DataTable, Static
 from tests.cli.conftest import Desk
 from tests.fault.proxy import Proxy
 from waypost import Waypost
-from waypost.cli.watch_view import Question, WatchView
-from waypost.cli.watching import HEADERS, IDLE_COMMANDS_PER_SECOND, TICK_SECONDS, Watcher, short, span
+from waypost.cli.watch.collector import (
+    HEADERS,
+    IDLE_COMMANDS_PER_SECOND,
+    TICK_SECONDS,
+    Collector,
+    format_duration,
+    format_number,
+)
+from waypost.cli.watch.screen import Question, WatchScreen
 from waypost.store.postgres import migrate
 from waypost.testing.bench import fresh_namespace
 
@@ -86,7 +93,7 @@ def test_an_idle_watch_asks_the_store_less_than_twice_a_second(counted: tuple[Co
     proxy, post = counted
     for number in range(queues):
         post.publish(f"queue-{number}", 1)
-    watcher = Watcher(post)
+    watcher = Collector(post)
     now = 1_000.0
     for _ in range(3):  # the first looks see everything once, and find that nothing moves
         watcher.tick(now)
@@ -102,7 +109,7 @@ def test_an_idle_watch_asks_the_store_less_than_twice_a_second(counted: tuple[Co
 def test_what_moves_is_looked_at_every_second_and_others_in_turn(desk: Desk) -> None:
     for number in range(10):
         desk.post.publish(f"queue-{number}", number)
-    watcher = Watcher(desk.post)
+    watcher = Collector(desk.post)
     watcher.tick(0.0)
     watcher.tick(1.0)
     desk.post.publish("queue-7", 1)
@@ -121,7 +128,7 @@ def test_waits_and_run_times_come_from_the_journal_and_lag_from_its_readers(desk
     for _ in range(20):
         with desk.post.receive("orders"):
             pass
-    watcher = Watcher(desk.post)
+    watcher = Collector(desk.post)
     watcher.tick(0.0)
     (line,) = watcher.lines()
     assert line.wait_ms is not None
@@ -134,18 +141,18 @@ def test_waits_and_run_times_come_from_the_journal_and_lag_from_its_readers(desk
     [(0, "0"), (0.25, "0.2"), (999, "999"), (9_999, "9999"), (12_345, "12.3k"), (5e6, "5.0M"), (2e11, "200G")],
 )
 def test_a_number_takes_five_characters(number: float, told: str) -> None:
-    assert short(number) == told
+    assert format_number(number) == told
 
 
 def test_a_duration_takes_five_characters() -> None:
     spans = [None, 12, 1_500, 90_000, 600_000, 7_200_000, 9e8]
-    assert [span(one) for one in spans] == ["–", "12ms", "1.5s", "90.0s", "10.0m", "2.0h", "10d"]
+    assert [format_duration(one) for one in spans] == ["–", "12ms", "1.5s", "90.0s", "10.0m", "2.0h", "10d"]
 
 
 # ---- the live view -------------------------------------------------------------------------------------------------
 
 
-def screen(view: WatchView) -> list[str]:
+def screen(view: WatchScreen) -> list[str]:
     """What stands on the screen, line by line."""
     return ["".join(segment.text for segment in strip).rstrip() for strip in view.screen._compositor.render_strips()]
 
@@ -157,11 +164,11 @@ async def until(pilot: Any, condition: Callable[[], Any]) -> None:
         await pilot.pause(0.05)
 
 
-def status(view: WatchView) -> str:
+def status(view: WatchScreen) -> str:
     return str(view.query_one("#status", Static).content)
 
 
-def rows(view: WatchView) -> list[list[str]]:
+def rows(view: WatchScreen) -> list[list[str]]:
     listing = view.query_one("#queues", DataTable)
     return [[str(cell) for cell in listing.get_row_at(number)] for number in range(listing.row_count)]
 
@@ -171,7 +178,7 @@ def test_the_view_shows_queues_and_acts_on_the_one_chosen(desk: Desk) -> None:
     desk.post.publish("orders", 1)
 
     async def story() -> None:
-        view = WatchView(desk.post)
+        view = WatchScreen(desk.post)
         async with view.run_test(size=(80, 24)) as pilot:
             await until(pilot, lambda: len(rows(view)) == 2)
             assert [row[:2] for row in rows(view)] == [["mails", "0"], ["orders", "1"]]
@@ -213,7 +220,7 @@ def test_the_view_says_when_the_store_is_away_and_goes_on_when_it_is_back(valkey
         async def story() -> None:
             with Waypost(url, namespace=fresh_namespace(), retry_budget=0) as post:
                 post.publish("orders", 1)
-                view = WatchView(post)
+                view = WatchScreen(post)
                 async with view.run_test(size=(80, 24)) as pilot:
                     await until(pilot, lambda: len(rows(view)) == 1)
                     proxy.refuse()

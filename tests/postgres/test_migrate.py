@@ -56,7 +56,7 @@ def test_it_says_what_it_did_and_a_second_time_that_there_was_nothing_to_do(
 ) -> None:
     name = fresh_namespace()
     code, out, err = command(server.url, "--namespace", name)
-    assert (code, out, err) == (0, f"made namespace {name} in schema public, version {schema.VERSION}\n", "")
+    assert (code, out, err) == (0, f"created namespace {name} in schema public, version {schema.VERSION}\n", "")
     code, out, _ = command("--url", server.url, "--namespace", name)
     assert (code, out) == (0, f"namespace {name} in schema public is of version {schema.VERSION} already\n")
 
@@ -151,7 +151,7 @@ def test_the_printed_script_makes_the_same_tables(server: PostgresServer, comman
     ("arguments", "code", "told"),
     [
         ((), 2, "say which store"),
-        (("postgresql://127.0.0.1:1/a", "--url", "postgresql://127.0.0.1:1/b"), 2, "two URLs"),
+        (("postgresql://127.0.0.1:1/a", "--url", "postgresql://127.0.0.1:1/b"), 2, "two different URLs"),
         (("postgresql://u:hunter2@127.0.0.1:1/nothing",), 3, "no connection to postgresql://127.0.0.1:1/nothing"),
         (("postgresql+psycopg://u:hunter2@host/a",), 2, "without the +psycopg"),
         (("kafka://u:hunter2@host",), 2, "is not known"),
@@ -182,5 +182,5 @@ def test_a_schema_that_is_not_there_and_a_user_without_rights_are_told_what_to_d
 
 def test_stores_that_make_their_own_tables_have_nothing_to_do(command: Said, tmp_path: Path) -> None:
     code, out, _ = command(f"sqlite:///{tmp_path / 'a.db'}")
-    assert (code, out) == (0, "nothing to do: only PostgreSQL has tables to be made beforehand\n")
+    assert (code, out) == (0, "nothing to do: only PostgreSQL has tables to migrate\n")
     assert not (tmp_path / "a.db").exists()

@@ -335,4 +335,4 @@ def test_the_command_line_reports_messages_that_wait_for_an_unreachable_target(
         assert main(["relay", source, "--queue", "orders", "--to", to, "--hold", "0", "--until-empty"]) == 1
         assert post.ledger("orders").balance == 0
         assert post.ledger("orders").dead == 0
-    assert "does not take messages" in capsys.readouterr().err
+    assert "does not accept messages" in capsys.readouterr().err

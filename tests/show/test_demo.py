@@ -1,4 +1,4 @@
-"""`make demo`, with fewer orders: it accounts for every message, two at once do not clash, and none leaves anything."""
+"""`make demo`, with fewer orders: it accounts for every message, two demos do not clash, nothing is left behind."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from examples.demo import __main__ as story
-from examples.demo.parts import Parts
+from examples.demo import __main__ as demo_program
+from examples.demo.processes import Environment
 from tests.show.marked import carriers, left_behind, new_mark
 from waypost import Waypost
-from waypost.cli.telling import Teller, wait_until
+from waypost.cli.demo.runner import DemoOutput, wait_until
 from waypost.errors import StoreUnavailable
 
 ROOT = Path(__file__).parents[2]
 COMMAND = [sys.executable, "-m", "examples.demo", "--orders", "2000"]
-PATIENCE_SECONDS = 600
+SECONDS_MAX = 600
 
 pytestmark = [pytest.mark.promise("FACE-5"), pytest.mark.xdist_group("demo")]
 
@@ -31,7 +31,7 @@ class Demo:
     def __init__(self, directory: Path, **environment: str) -> None:
         self.directory = directory
         self.environment = new_mark() | {"TMPDIR": str(directory.parent)} | environment
-        self.told: list[str] = []
+        self.output: list[str] = []
         self.process = subprocess.Popen(
             [*COMMAND, "--directory", str(directory)],
             cwd=ROOT, env=self.environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
@@ -40,14 +40,14 @@ class Demo:
     def lines(self) -> Iterator[str]:
         assert self.process.stdout is not None
         for line in self.process.stdout:
-            self.told.append(line)
+            self.output.append(line)
             yield line
 
-    def read_until(self, words: str) -> None:
+    def read_until(self, text: str) -> None:
         for line in self.lines():
-            if words in line:
+            if text in line:
                 return
-        raise AssertionError(f"{words!r} was never told:\n{self}")
+        raise AssertionError(f"{text!r} was never written:\n{self}")
 
     def end(self) -> int:
         """Read all that is left; the exit code."""
@@ -55,10 +55,10 @@ class Demo:
             pass
         assert self.process.stdout is not None
         self.process.stdout.close()
-        return self.process.wait(PATIENCE_SECONDS)
+        return self.process.wait(SECONDS_MAX)
 
     def __str__(self) -> str:
-        return "".join(self.told)
+        return "".join(self.output)
 
 
 @pytest.mark.promise("SPARK-7")
@@ -74,21 +74,21 @@ def test_a_demo_accounts_for_every_message_while_another_is_interrupted_beside_i
 
     assert whole.end() == 0, whole
     text = str(whole)
-    for words in (
-        "changed their mind before the commit",
+    for part in (
+        "cancelled before the commit",
         "clicked twice",
         "undecodable",
         "retries_exhausted",
         "kill -9 of worker 1",
         "Spark imported 2,000 orders of 3,000 rows",
-        "were retaken",
+        "leases of the killed worker ended",
         "the rollup was fired",
         "pipeline ingest: revenue",
         "put aside",
-        "is what its table in PostgreSQL adds up to",
+        "is equal to the sum of its table in PostgreSQL",
         "pipeline report: file://",
     ):
-        assert words in text, f"{words!r} is missing in:\n{text}"
+        assert part in text, f"{part!r} is missing in:\n{text}"
     audited = re.search(r"0 unaccounted of ([\d,]+)", text)
     assert audited, text
     assert int(audited[1].replace(",", "")) > 2_000
@@ -104,8 +104,8 @@ def test_a_demo_that_is_ended_while_the_shop_is_open_leaves_no_process_behind(
     ended_by: signal.Signals, tmp_path: Path
 ) -> None:
     demo = Demo(tmp_path / "demo")
-    demo.read_until("two workers take the money")
-    wait_until(lambda: len(carriers(demo.environment)) >= 5, "servers and workers to run", PATIENCE_SECONDS)
+    demo.read_until("two workers charge the cards")
+    wait_until(lambda: len(carriers(demo.environment)) >= 5, "the start of servers and workers", SECONDS_MAX)
     demo.process.send_signal(ended_by)
     assert demo.end() == (130 if ended_by == signal.SIGTERM else -signal.SIGKILL), demo
     assert left_behind(demo.environment) == {}
@@ -119,24 +119,24 @@ def test_a_demo_that_is_interrupted_at_once_leaves_nothing(tmp_path: Path) -> No
     assert left_behind(demo.environment) == {}
 
 
-def test_kept_servers_stay_until_they_are_told_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The end of a demo with KEEP=1; the pause for people is a moment in which the test looks around instead."""
+def test_kept_servers_stay_until_ctrl_c(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The end of a demo with KEEP=1; the test uses the servers in place of the pause."""
     answered: list[list[str]] = []
-    with Parts(tmp_path) as parts:
-        parts.start_servers()
+    with Environment(tmp_path) as environment:
+        environment.start_servers()
 
-        def look_around() -> None:
-            with Waypost(parts.valkey) as post:
+        def list_queues() -> None:
+            with Waypost(environment.valkey) as post:
                 answered.append(post.queues())
             raise KeyboardInterrupt
 
-        monkeypatch.setattr(signal, "pause", look_around)
-        with (tmp_path / "told").open("w+") as stream:
-            story.keep(parts, Teller(stream))
+        monkeypatch.setattr(signal, "pause", list_queues)
+        with (tmp_path / "output").open("w+") as stream:
+            demo_program.keep_servers(environment, DemoOutput(stream))
             stream.seek(0)
-            told = stream.read()
+            text = stream.read()
     assert answered == [[]]
-    assert f"waypost workers {parts.valkey}" in told
-    assert told.rstrip().endswith("enough")
+    assert f"waypost workers {environment.valkey}" in text
+    assert text.rstrip().endswith("ended")
     with pytest.raises(StoreUnavailable):
-        Waypost(parts.valkey, start_timeout=0.5, retry_budget=0).open()
+        Waypost(environment.valkey, start_timeout=0.5, retry_budget=0).open()

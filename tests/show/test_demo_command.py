@@ -1,4 +1,4 @@
-"""`waypost demo`: its story holds on any machine, ends by itself, and leaves nothing behind however it ends."""
+"""`waypost demo`: it works on any machine, ends by itself, and leaves nothing behind however it ends."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ import pytest
 
 from tests.show.marked import carriers, left_behind, new_mark
 from waypost import Waypost
-from waypost.cli import demo_shop
-from waypost.cli.demo import ORDER_COUNT
-from waypost.cli.telling import Stuck, Teller, wait_until
+from waypost.cli.commands.demo import ORDER_COUNT
+from waypost.cli.demo import shop
+from waypost.cli.demo.runner import DemoOutput, DemoTimeout, wait_until
 
 COMMAND = [sys.executable, "-W", "error", "-m", "waypost.cli.main", "demo"]
-PATIENCE_SECONDS = 240
+SECONDS_MAX = 240
 #: What `pip install waypost` does not bring.
 OTHER_PACKAGES = (
     "redis",
@@ -45,19 +45,19 @@ def without(packages: tuple[str, ...], environment: dict[str, str], folder: Path
 
 
 @pytest.mark.promise("FACE-5")
-def test_the_demo_tells_of_a_killed_worker_and_accounts_for_every_message(tmp_path: Path) -> None:
+def test_the_demo_kills_a_worker_and_accounts_for_every_message(tmp_path: Path) -> None:
     environment = without(OTHER_PACKAGES, new_mark(), tmp_path / "absent")
     ran = subprocess.run(
         [*COMMAND, "--json", "--directory", str(tmp_path / "shop")],
-        env=environment, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False,
+        env=environment, capture_output=True, text=True, timeout=SECONDS_MAX, check=False,
     )  # fmt: skip
     assert ran.returncode == 0, ran.stderr
-    told = json.loads(ran.stdout)
-    assert (told["unaccounted"], told["unexplained"]) == (0, 0)
-    assert told["retaken"] >= 1
-    assert told["done"]["orders"] == told["done"]["mails"] == ORDER_COUNT + 1
+    result = json.loads(ran.stdout)
+    assert (result["unaccounted"], result["unexplained"]) == (0, 0)
+    assert result["retaken"] >= 1
+    assert result["done"]["orders"] == result["done"]["mails"] == ORDER_COUNT + 1
     rest = ran.stderr
-    for words in (
+    for part in (
         "duplicate",
         "delayed",
         "kill -9",
@@ -67,14 +67,14 @@ def test_the_demo_tells_of_a_killed_worker_and_accounts_for_every_message(tmp_pa
         "history",
         "0 unaccounted of",
     ):
-        assert words in rest, f"{words!r} is missing, or too early, in:\n{ran.stderr}"
-        rest = rest[rest.index(words) :]
+        assert part in rest, f"{part!r} is missing, or too early, in:\n{ran.stderr}"
+        rest = rest[rest.index(part) :]
     assert left_behind(environment) == {}
     # What it kept is a store like any other.
     with Waypost(f"sqlite:///{tmp_path / 'shop' / 'demo.db'}") as post:
-        ledger = post.ledger(demo_shop.ORDERS)
+        ledger = post.ledger(shop.ORDERS)
         assert (ledger.balance, ledger.unexplained) == (0, 0)
-        assert ledger.redelivered["expired"] == told["retaken"]
+        assert ledger.redelivered["expired"] == result["retaken"]
 
 
 @pytest.mark.promise("FACE-5")
@@ -86,29 +86,29 @@ def test_a_demo_that_is_ended_at_work_leaves_no_process_behind(ended_by: signal.
     for line in demo.stdout:
         if "worker 2 starts" in line:
             break
-    wait_until(lambda: len(carriers(environment)) >= 2, "a worker to run", PATIENCE_SECONDS)
+    wait_until(lambda: len(carriers(environment)) >= 2, "the start of a worker", SECONDS_MAX)
     demo.send_signal(ended_by)
-    told = demo.stdout.read()
+    text = demo.stdout.read()
     demo.stdout.close()
-    code = demo.wait(PATIENCE_SECONDS)
+    code = demo.wait(SECONDS_MAX)
     assert left_behind(environment) == {}
     if ended_by == signal.SIGINT:
-        assert code == 130, told
-        assert "Traceback" not in told
+        assert code == 130, text
+        assert "Traceback" not in text
         assert list(tmp_path.iterdir()) == []
 
 
-def test_a_directory_that_has_a_demo_already_gives_a_sentence(tmp_path: Path) -> None:
+def test_a_directory_with_a_demo_is_refused_in_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "demo.db").touch()
     ran = subprocess.run(
         [*COMMAND, "--directory", str(tmp_path)], capture_output=True, text=True, timeout=60, check=False
     )
     assert ran.returncode == 2
-    assert ran.stderr == f"waypost: there is a demo.db in {tmp_path} already; choose another directory\n"
+    assert ran.stderr == f"waypost: {tmp_path} already contains a demo.db; choose another directory\n"
 
 
-def test_a_story_that_is_stuck_says_what_it_waited_for() -> None:
-    with pytest.raises(Stuck, match=r"waited 0 s for a worker, in vain"):
+def test_a_step_that_takes_too_long_names_what_it_waited_for() -> None:
+    with pytest.raises(DemoTimeout, match=r"waited 0 s in vain for a worker"):
         wait_until(lambda: False, "a worker", 0)
 
 
@@ -117,27 +117,27 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_the_line_that_moves_and_colours_are_for_terminals_only(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_progress_line_and_colors_are_for_terminals_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.delenv("NO_COLOR", raising=False)
-    for stream, moves in ((io.StringIO(), False), (Terminal(), True)):
-        tell = Teller(stream)
-        tell.move(1, 2, "half")
-        tell.good("all of it")
+    for stream, is_terminal in ((io.StringIO(), False), (Terminal(), True)):
+        output = DemoOutput(stream)
+        output.progress(1, 2, "half")
+        output.good("all of it")
         text = stream.getvalue()
-        assert ("half" in text) is moves
-        assert ("\033[32m" in text) is moves
+        assert ("half" in text) is is_terminal
+        assert ("\033[32m" in text) is is_terminal
         assert text.endswith("\n")
     monkeypatch.setenv("NO_COLOR", "1")
     plain = Terminal()
-    Teller(plain).good("all of it")
+    DemoOutput(plain).good("all of it")
     assert "\033[32m" not in plain.getvalue()
 
 
-def test_the_shop_of_the_demo_ends_when_its_teller_is_gone(tmp_path: Path) -> None:
-    environment = new_mark() | {demo_shop.URL_VARIABLE: f"sqlite:///{tmp_path / 'demo.db'}"}
+def test_the_shop_of_the_demo_ends_when_the_demo_is_gone(tmp_path: Path) -> None:
+    environment = new_mark() | {shop.URL_VARIABLE: f"sqlite:///{tmp_path / 'demo.db'}"}
     worker = subprocess.Popen(
-        [sys.executable, "-m", "waypost.cli.main", "worker", "waypost.cli.demo_shop:post"],
+        [sys.executable, "-m", "waypost.cli.main", "worker", "waypost.cli.demo.shop:post"],
         env=environment, stdin=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip
     assert worker.stdin is not None
@@ -146,6 +146,6 @@ def test_the_shop_of_the_demo_ends_when_its_teller_is_gone(tmp_path: Path) -> No
     worker.stdin.close()
     worker.stderr.read()
     worker.stderr.close()
-    # In order, or at once if it had not begun to work.
-    assert worker.wait(PATIENCE_SECONDS) in (0, -signal.SIGTERM)
+    # In order, or at once if it had not started to work.
+    assert worker.wait(SECONDS_MAX) in (0, -signal.SIGTERM)
     assert left_behind(environment) == {}

@@ -10,7 +10,7 @@ import pytest
 
 from tests.spark.lakes import live, plant
 from tests.spark.shop import Shop
-from waypost.cli.pipeline import told_audit
+from waypost.cli.commands.pipeline import format_audit
 from waypost.spark.lake.audit import CLAIMED_TWICE, ENDED_TWICE, LETTER_LOST, LOST, UNEXPLAINED, UNTOLD_DEATH, audit
 from waypost.spark.lake.pipeline import Pipeline
 
@@ -35,7 +35,7 @@ def test_every_message_is_accounted_for_whichever_way_it_went(orders: Shop, pipe
         if count
     }  # fmt: skip
     assert found.not_seen == 0
-    assert told_audit(found).endswith(f"\n0 unaccounted of {found.published}")
+    assert format_audit(found).endswith(f"\n0 unaccounted of {found.published}")
 
 
 @pytest.mark.promise("SPARK-5")
@@ -87,7 +87,7 @@ def test_planted_faults_are_found_with_their_events(
     assert [event.event for event in lost.events] == ["published", "claimed"]
     kept = json.loads((tmp_path / "second" / "audit.json").read_text())
     assert kept["unaccounted_count"] == found.unaccounted_count == len(found.unaccounted)
-    shown = told_audit(found)
+    shown = format_audit(found)
     assert f"{done[0].message_id}: {LOST}" in shown
     assert shown.splitlines()[-1] == f"{found.unaccounted_count} unaccounted of {found.published}"
 
@@ -112,7 +112,7 @@ def test_events_that_were_trimmed_are_said_to_be_not_seen_and_nothing_is_called_
     assert queue.undecided > 0
     ledger = orders.post.ledger("orders")
     assert sum(queue.accounted.values()) == 3 + ledger.retried == found.published - queue.undecided
-    assert f"orders: {newest - 20} events not seen" in told_audit(found)
+    assert f"orders: {newest - 20} events not seen" in format_audit(found)
     # What is deleted where everything was seen is found all the same.
     gone = orders.stored("ready")[0].id
     plant(orders, "DELETE FROM wp_message WHERE id = ?", gone)
@@ -135,4 +135,4 @@ def test_what_happened_while_the_journal_was_off_is_not_seen(orders: Shop, pipel
 def test_an_audit_of_nothing_is_clean(orders: Shop, pipeline: Callable[..., Pipeline]) -> None:
     found = audit(pipeline(orders))
     assert found.is_clean
-    assert told_audit(found) == "0 unaccounted of 0"
+    assert format_audit(found) == "0 unaccounted of 0"

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from waypost import Drained, Waypost, __version__
+from waypost.cli.commands.worker import describe_end, describe_start
 from waypost.cli.main import main
-from waypost.cli.worker import told_end, told_start
 
 ROOT = Path(__file__).parents[2]
 SHOP = """
@@ -84,7 +84,7 @@ def test_the_start_tells_the_store_and_how_durable_it_is(url: str, options: dict
     @post.handler("a-queue-with-a-long-name", timeout=30)
     async def charge(body: int) -> None: ...
 
-    start = told_start(post, post.worker())
+    start = describe_start(post, post.worker())
     assert told in start
     assert f"  {'store':24} {post.store.kind}, namespace wp: " in start
     assert "a-queue-with-a-long-name test_the_start" in start
@@ -93,7 +93,7 @@ def test_the_start_tells_the_store_and_how_durable_it_is(url: str, options: dict
 
 def test_the_end_tells_what_is_left() -> None:
     report = Drained(handled=5, released=2, cancelled=1, running=1, unsettled=3)
-    assert told_end(report) == (
+    assert describe_end(report) == (
         "waypost worker stopped: 5 handled, 2 given back, 1 cancelled, 1 still running: delivered again when their "
         "leases end, 3 not settled: delivered again when their leases end"
     )
@@ -102,7 +102,7 @@ def test_the_end_tells_what_is_left() -> None:
 @pytest.mark.parametrize(
     ("target", "told"),
     [
-        ("shop", "say where the client is"),
+        ("shop", "the client is given as module:name"),
         ("nowhere:post", "there is no module 'nowhere' here"),
         ("shop:nothing", "shop:nothing is int, not a Waypost"),
         ("shop:missing", "shop:missing is NoneType"),

@@ -30,7 +30,7 @@ def tell(url: str, *heartbeats: Heartbeat, namespace: str = "wp") -> None:
 def test_a_store_without_workers_says_so_and_names_its_queues(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     tell(url)
     assert main(["workers", url]) == 0
-    assert capsys.readouterr().out == "no workers\nserved by nobody: mails, orders\n"
+    assert capsys.readouterr().out == "no workers\nserved by no worker: mails, orders\n"
 
 
 def test_workers_are_listed_with_what_they_serve(url: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -41,7 +41,7 @@ def test_workers_are_listed_with_what_they_serve(url: str, capsys: pytest.Captur
         "    pid 7 on web1, waypost 0.1.0, up 0 s",
         "    orders         3 of 10 in flight, 99 handled, claimed 1.5 s before",
         "1 worker",
-        "served by nobody: mails",
+        "served by no worker: mails",
     ]
 
 
@@ -55,7 +55,7 @@ def test_a_worker_that_is_red_ends_with_its_own_code_and_its_reason(
     assert "\n    queue orders: stuck\n" in told
     assert "0 handled, no claim yet\n" in told
     assert "\n    and 2 more queues\n" in told
-    assert "served by nobody" not in told
+    assert "served by no worker" not in told
 
 
 def test_json_has_all_of_it(url: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,1 +1,1 @@
-"""The command line: `waypost worker module:post`."""
+"""The `waypost` command: `main` parses the arguments, `commands/` has one file for each command."""

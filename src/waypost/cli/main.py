@@ -1,4 +1,4 @@
-"""`waypost`: reads the arguments and calls the command. Each command has a module, with `add` for its arguments."""
+"""The entry point of `waypost`: parse the arguments, run the command, map errors to exit codes."""
 
 from __future__ import annotations
 
@@ -9,45 +9,63 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from waypost import __version__
-from waypost.cli import (
+from waypost.cli import output
+from waypost.cli.commands import (
     bench,
-    clockwork,
+    cancel,
     completion,
+    configure,
     dead,
     demo,
     doctor,
+    history,
     journal,
-    looking,
+    ledger,
     migrate,
-    output,
+    pause,
+    peek,
     pipeline,
+    promoter,
     publish,
+    purge,
+    queues,
     relay,
-    running,
+    remove,
+    scheduler,
     schedules,
+    stats,
     timers,
     watch,
     worker,
     workers,
 )
-from waypost.cli.ending import CODES, INTERRUPTED, code_of
-from waypost.cli.output import safe_lines, say, without_secrets
+from waypost.cli.exit_codes import CODES, INTERRUPTED, exit_code_of
+from waypost.cli.output import escape_lines, redact_secrets, write_stderr
 from waypost.errors import InvalidName, MissingExtra, WaypostError
 
-#: Each adds its arguments with `add(commands)`, and what runs it as `run`. One line for each module.
+#: Each module declares the arguments of its command in `add(commands)`, with the function that runs it.
 COMMANDS: tuple[Any, ...] = (
     publish,
-    looking,
-    journal,
+    queues,
+    stats,
     watch,
-    running,
+    peek,
+    history,
+    ledger,
+    journal,
+    pause,
+    configure,
+    cancel,
+    purge,
+    remove,
     dead,
     timers,
     schedules,
     worker,
     workers,
-    clockwork,
     relay,
+    scheduler,
+    promoter,
     migrate,
     doctor,
     bench,
@@ -56,13 +74,13 @@ COMMANDS: tuple[Any, ...] = (
     pipeline,
 )
 
-#: The order of `waypost --help`. A test fails when a command is in none of these.
+#: The order of `waypost --help`. A test fails when a command is in no group.
 GROUPS: dict[str, tuple[str, ...]] = {
-    "publish and look": ("publish", "queues", "stats", "watch", "peek", "history", "ledger", "journal"),
+    "publish and inspect": ("publish", "queues", "stats", "watch", "peek", "history", "ledger", "journal"),
     "act on a queue": ("pause", "resume", "configure", "cancel", "purge", "remove", "dead", "timers", "schedules"),
     "run": ("worker", "workers", "relay", "scheduler", "promoter"),
     "set up and check": ("migrate", "doctor", "bench", "completion"),
-    "see it all": ("demo", "pipeline"),
+    "demo and pipeline": ("demo", "pipeline"),
 }
 EXAMPLES = (
     "waypost publish orders '{\"id\": 7}' --url sqlite:///orders.db",
@@ -74,27 +92,32 @@ EXAMPLES = (
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser whose complaints repeat no password, also of a URL that stands where none is expected."""
+    """A parser whose errors contain no password, even of a URL given as another argument."""
 
     def error(self, message: str) -> NoReturn:
-        """Say what is wrong, and end with 2."""
-        super().error(safe_lines(without_secrets(message)))
+        """Print the error and exit with 2."""
+        super().error(escape_lines(redact_secrets(message)))
 
 
 class TopParser(Parser):
-    """The parser of `waypost` itself, whose help lists the commands by what they are for."""
+    """The parser of `waypost` itself; its help lists the commands in groups."""
 
     def format_help(self) -> str:
-        """The list of all commands, with examples and exit codes."""
+        """Return the list of all commands, with examples and exit codes."""
         listed = {action.dest: action.help or "" for action in self.listing._choices_actions}
-        lines = [f"usage: {self.prog} command …", "", f"{self.description} `waypost COMMAND --help` tells more.", ""]
+        lines = [
+            f"usage: {self.prog} command …",
+            "",
+            f"{self.description} `waypost COMMAND --help` shows its options.",
+            "",
+        ]
         for title, names in GROUPS.items():
-            shown = [f"  {name:12} {listed[name]}" for name in names if name in listed]
-            lines += [f"{title}:", *shown, ""] if shown else []
+            entries = [f"  {name:12} {listed[name]}" for name in names if name in listed]
+            lines += [f"{title}:", *entries, ""] if entries else []
         lines += ["options:", "  -h, --help   this list", "  --version    the release", ""]
         lines += [
             "Most commands take --url (else WAYPOST_URL), --namespace (WAYPOST_NAMESPACE) and",
-            "--json. Colours are for terminals; NO_COLOR ends them.",
+            "--json. Output has colors on a terminal only; NO_COLOR turns them off.",
             "",
             "examples:",
             *(f"  {example}" for example in EXAMPLES),
@@ -104,12 +127,12 @@ class TopParser(Parser):
         ]
         return "\n".join(lines) + "\n"
 
-    #: The subparsers: set by `parser`.
+    #: The subparsers: set by `make_parser`.
     listing: Any
 
 
-def parser() -> TopParser:
-    """The arguments of all commands."""
+def make_parser() -> TopParser:
+    """Return the parser of all commands."""
     top = TopParser(prog="waypost", description="Messages that must arrive.")
     top.add_argument("--version", action="version", version=f"waypost {__version__}")
     commands = top.add_subparsers(dest="command", required=True, metavar="command", parser_class=Parser)
@@ -119,7 +142,7 @@ def parser() -> TopParser:
     return top
 
 
-#: Packages that come with an extra of ours, for imports that nothing else turned into a sentence.
+#: Packages that an extra of waypost installs, for import errors that no command has handled.
 EXTRAS = {
     "psycopg": "postgres", "psycopg_pool": "postgres", "redis": "valkey", "pyspark": "spark", "pyarrow": "spark",
     "numpy": "spark", "plotly": "spark", "adbc_driver_postgresql": "spark", "textual": "cli", "rich": "cli",
@@ -128,45 +151,45 @@ EXTRAS = {
 
 
 def missing_extra(error: ModuleNotFoundError) -> MissingExtra | None:
-    """The extra that is not installed, None if it was not waypost that asked for the module."""
+    """Return the error that names the missing extra, or None if another package than waypost imported the module."""
     extra = EXTRAS.get((error.name or "").partition(".")[0])
     last = error.__traceback__
     while last is not None and last.tb_next is not None:
         last = last.tb_next
-    asked_by = "" if last is None else last.tb_frame.f_globals.get("__name__", "")
-    if extra is None or asked_by.partition(".")[0] not in ("waypost", *EXTRAS):
+    importer = "" if last is None else last.tb_frame.f_globals.get("__name__", "")
+    if extra is None or importer.partition(".")[0] not in ("waypost", *EXTRAS):
         return None
     return MissingExtra(f'this command needs {error.name}, which is not installed: pip install "waypost[{extra}]"')
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; its exit code. Whatever was wrong with the call or the store is told in one sentence."""
+    """Run a command and return its exit code. An error of the arguments or the store is printed in one sentence."""
     given = sys.argv[1:] if arguments is None else list(arguments)
     output.arguments[:] = given
-    options = parser().parse_args(given or ["--help"])
+    options = make_parser().parse_args(given or ["--help"])
     options.arguments = given
     run: Callable[[argparse.Namespace], int] = options.run
     try:
         code = run(options)
-        sys.stdout.flush()  # here, where somebody who reads no more is no failure
+        sys.stdout.flush()  # here, where a closed pipe is handled
         return code
     except ModuleNotFoundError as error:
         missing = missing_extra(error)
         if missing is None:
             raise
-        say(f"waypost: {missing}")
-        return code_of(missing)
+        write_stderr(f"waypost: {missing}")
+        return exit_code_of(missing)
     except WaypostError as error:
-        text = without_secrets(str(error))
+        text = redact_secrets(str(error))
         if isinstance(error, InvalidName) and "://" in text:
             text += "; a URL is given with --url"
-        say(f"waypost: {text}")
-        return code_of(error)
+        write_stderr(f"waypost: {text}")
+        return exit_code_of(error)
     except KeyboardInterrupt:
         sys.stderr.write("waypost: interrupted\n")
         return INTERRUPTED
     except BrokenPipeError:
-        # Whoever read the output has seen enough (`| head`). Python would complain once more when it ends.
+        # The reader closed the pipe (`| head`). Without this, Python prints another error at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
 

@@ -1,4 +1,4 @@
-"""`waypost worker --metrics-port N`: figures, health and readiness of a worker over HTTP."""
+"""`waypost worker --metrics-port N`: metrics, health and readiness of a worker over HTTP."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from waypost.cli.output import say
+from waypost.cli.output import write_stderr
 
 if TYPE_CHECKING:
     from waypost.client.base import BaseClient
@@ -17,19 +17,22 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments by which it is asked for."""
+    """Add the options of the metrics endpoint."""
     parser.add_argument(
         "--metrics-port", type=int, metavar="N",
         help="answer /metrics, /health and /ready on this port, 0 for a free one; with --processes each has the next",
     )  # fmt: skip
     parser.add_argument(
         "--metrics-host", default="127.0.0.1", metavar="H",
-        help="the address that port is bound to (127.0.0.1); it asks nobody for a password",
+        help="the address that port is bound to (127.0.0.1); it has no authentication",
     )  # fmt: skip
 
 
-def switched_on(client: BaseClient, options: argparse.Namespace) -> Prometheus | None:
-    """What counts for this client, before a worker is made of it. One that it uses already is as good."""
+def install(client: BaseClient, options: argparse.Namespace) -> Prometheus | None:
+    """Return the Prometheus middleware of the client, added if it has none; None if no port is given.
+
+    Call it before the worker is created.
+    """
     if options.metrics_port is None:
         return None
     from waypost.see import Prometheus
@@ -43,13 +46,13 @@ def switched_on(client: BaseClient, options: argparse.Namespace) -> Prometheus |
 
 
 @contextmanager
-def served(worker: SyncWorker | Worker, prometheus: Prometheus | None, options: argparse.Namespace) -> Iterator[None]:
-    """Answer for a worker while the block lasts, if that was asked for."""
+def serve(worker: SyncWorker | Worker, prometheus: Prometheus | None, options: argparse.Namespace) -> Iterator[None]:
+    """Serve the metrics of a worker inside the `with` block, if there are any."""
     if prometheus is None:
         yield
         return
     from waypost.see import Endpoint
 
     with Endpoint(worker, prometheus, host=options.metrics_host, port=options.metrics_port) as endpoint:
-        say(f"  metrics at {endpoint.url}/metrics, beside /health and /ready")
+        write_stderr(f"  metrics at {endpoint.url}/metrics, beside /health and /ready")
         yield

@@ -1,4 +1,4 @@
-"""Arguments that many commands share: which store, in which form to answer; and the client they lead to."""
+"""Arguments that many commands share, their types, and the client that they open."""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ from typing import Any
 from urllib.parse import quote
 
 from waypost.checks import check_namespace
-from waypost.cli.ending import UNREACHABLE, USAGE, Trouble
-from waypost.cli.output import say
+from waypost.cli.exit_codes import UNREACHABLE, USAGE, CommandError
+from waypost.cli.output import write_stderr
 from waypost.client import Waypost
 from waypost.operations.flow import OnEvent
+from waypost.policy import LEADER_TTL_MS
 from waypost.redaction import Redact, find_redact
 from waypost.store.opening import open_store
 
 URLS = "sqlite:///orders.db, valkey://127.0.0.1:6379, postgresql://user@host/database"
-#: Examples stand as they are, so argparse is told to wrap nothing: the description is wrapped here.
+#: argparse must not wrap the examples, so it wraps nothing, and the description is wrapped here.
 HELP_WIDTH = 78
-#: A command waits so long for a store that went away in the middle; its first connection fails much sooner.
+#: How long a command retries when the store goes away while it runs; the first connection fails much sooner.
 RETRY_SECONDS = 10.0
 
 Run = Callable[[argparse.Namespace], int]
@@ -40,7 +41,7 @@ def add_command(
     positional_url: bool = False,
     json_text: str | None = "one JSON document instead of lines for people",
 ) -> argparse.ArgumentParser:
-    """A command with what all commands have. `positional_url`: the URL may also be its first argument."""
+    """Add a command with the common options. `positional_url`: the URL may also be its first argument."""
     parser: argparse.ArgumentParser = commands.add_parser(
         name,
         help=text,
@@ -57,8 +58,37 @@ def add_command(
     return parser
 
 
+def add_leader_command(commands: Any, name: str, run: Run, text: str) -> None:
+    """Add a command that runs a loop of which one process at a time is the leader."""
+    parser = add_command(
+        commands, name, run, text, positional_url=True,
+        json_text="each tick that did something, one JSON document a line",
+        more="Of all such processes, one is the leader at a time.",
+        examples=(f"waypost {name} valkey://127.0.0.1:6379",),
+    )  # fmt: skip
+    parser.add_argument(
+        "--ttl", type=float, default=LEADER_TTL_MS / 1000, metavar="S",
+        help=f"replace a leader that has not renewed its leadership for S seconds ({LEADER_TTL_MS // 1000})",
+    )  # fmt: skip
+    add_log_level(parser, "info")
+
+
+def add_log_level(parser: argparse.ArgumentParser, default: str) -> None:
+    """Add `--log-level`."""
+    parser.add_argument("--log-level", default=default, choices=("debug", "info", "warning", "error"),
+                        help=f"what is logged on stderr ({default})")  # fmt: skip
+
+
+def add_message_filters(parser: argparse.ArgumentParser) -> None:
+    """Add the options that choose messages of a listing."""
+    parser.add_argument("-n", type=integer_between(1, 1_000_000), default=10, metavar="N", help="at most N (10)")
+    parser.add_argument("--id", help="the message with this id")
+    parser.add_argument("--key", help="messages with this key")
+    parser.add_argument("--group", help="messages of this group")
+
+
 def add_store(parser: argparse.ArgumentParser, *, positional: bool = False) -> None:
-    """Which store: `--url`, or the first argument where nothing else could be meant, or the environment."""
+    """Add the options that choose a store; `positional`: the first argument may be the URL."""
     if positional:
         parser.add_argument("url", nargs="?", metavar="URL", help=f"the store: {URLS}; else WAYPOST_URL")
     parser.add_argument(
@@ -71,38 +101,38 @@ def add_store(parser: argparse.ArgumentParser, *, positional: bool = False) -> N
     parser.add_argument("--schema", metavar="NAME", help="PostgreSQL: the schema of the tables, if not public")
 
 
-def url_of(options: argparse.Namespace) -> str:
-    """The URL that was given, one way or another."""
+def get_url(options: argparse.Namespace) -> str:
+    """Return the URL of the store, from the arguments or the environment."""
     given: str | None = getattr(options, "url", None)
     option: str | None = options.url_option
     if given and option and given != option:
-        raise Trouble("two URLs were given", USAGE)
+        raise CommandError("two different URLs were given; give one", USAGE)
     url = given or option or os.environ.get("WAYPOST_URL")
     if not url:
-        raise Trouble("say which store with --url or WAYPOST_URL, as in --url sqlite:///orders.db", USAGE)
+        raise CommandError("no store was given: use --url or WAYPOST_URL, as in --url sqlite:///orders.db", USAGE)
     return url
 
 
-def namespace_of(options: argparse.Namespace) -> str:
-    """The namespace that was given, or the usual one."""
+def get_namespace(options: argparse.Namespace) -> str:
+    """Return the namespace that was given, or the default."""
     return str(options.namespace or os.environ.get("WAYPOST_NAMESPACE") or "wp")
 
 
-def open_post(
+def open_client(
     options: argparse.Namespace,
     *,
     retry_budget: float = RETRY_SECONDS,
     on_event: OnEvent | None = None,
     creates: bool = False,
 ) -> Waypost:
-    """The client for a command, not connected yet; to be used in a `with` block.
+    """Return the client for a command, not connected yet, to be used in a `with` block.
 
-    `creates`: a SQLite file that is not there is made. Otherwise it is an error: the path is probably mistyped.
+    `creates`: a SQLite file that does not exist is created. Otherwise that is an error: the path is probably mistyped.
     """
-    url, namespace = url_of(options), namespace_of(options)
-    check_file(url, namespace, creates=creates)
+    url, namespace = get_url(options), get_namespace(options)
+    check_sqlite_file(url, namespace, creates=creates)
     if options.schema and not url.startswith(("postgresql://", "postgres://")):
-        raise Trouble("--schema is for PostgreSQL; other stores have none", USAGE)
+        raise CommandError("--schema is for PostgreSQL; other stores have none", USAGE)
     if options.schema:
         from waypost.checks import check_namespace
         from waypost.store.opening import postgres_store
@@ -111,14 +141,14 @@ def open_post(
         store = postgres_store().from_url(
             url, schema=options.schema, namespace=check_namespace(namespace), replay_ttl_ms=replay_ttl_ms
         )
-        return Waypost(store=store, retry_budget=retry_budget, on_event=on_event, redact=redact_of())
-    return Waypost(url, namespace=namespace, retry_budget=retry_budget, on_event=on_event, redact=redact_of())
+        return Waypost(store=store, retry_budget=retry_budget, on_event=on_event, redact=load_redact_hook())
+    return Waypost(url, namespace=namespace, retry_budget=retry_budget, on_event=on_event, redact=load_redact_hook())
 
 
-def check_file(url: str, namespace: str, *, creates: bool = False) -> None:
-    """Look whether a SQLite file is there and has tables of this namespace, without changing anything.
+def check_sqlite_file(url: str, namespace: str, *, creates: bool = False) -> None:
+    """Check that a SQLite file exists and has tables of this namespace, without changing anything.
 
-    Raises `Trouble` (exit code 3) if it does not, unless the command `creates` it, which is said then.
+    Raises `CommandError` (exit code 3) if not, unless the command `creates` it, which is then reported.
     """
     if not url.startswith("sqlite://"):
         return
@@ -126,12 +156,12 @@ def check_file(url: str, namespace: str, *, creates: bool = False) -> None:
     path = str(getattr(store, "path", ""))
     if not os.path.exists(path):
         if not creates:
-            raise Trouble(f"there is no file {path}, and this command makes none: check the path", UNREACHABLE)
-        say(f"waypost: making {path}, which was not there")
+            raise CommandError(f"there is no file {path}, and this command creates none: check the path", UNREACHABLE)
+        write_stderr(f"waypost: creating {path}, which did not exist")
         return
     if not creates and not _has_tables(path, namespace):
-        raise Trouble(
-            f"{path} has no tables of namespace {namespace}, and this command makes none: check the path and the "
+        raise CommandError(
+            f"{path} has no tables of namespace {namespace}, and this command creates none: check the path and the "
             "namespace",
             UNREACHABLE,
         )
@@ -147,11 +177,11 @@ def _has_tables(path: str, namespace: str) -> bool:
         with closing(sqlite3.connect(f"file:{quote(os.path.abspath(path))}?mode=ro", uri=True)) as connection:
             return check_schema(connection, Spelling(namespace), path)
     except sqlite3.Error:
-        return True  # what is wrong with it is told when it is opened
+        return True  # opening the store reports what is wrong with it
 
 
-def redact_of() -> Redact | None:
-    """The redact hook that WAYPOST_REDACT names, for commands that publish: publish, schedules, scheduler, relay."""
+def load_redact_hook() -> Redact | None:
+    """Return the redact hook that WAYPOST_REDACT names, for the commands that publish."""
     name = os.environ.get("WAYPOST_REDACT")
     if not name:
         return None
@@ -160,8 +190,8 @@ def redact_of() -> Redact | None:
     return find_redact(name)
 
 
-def moment(text: str) -> datetime:
-    """A time with its zone, as 2026-03-06T00:00:00Z."""
+def parse_time(text: str) -> datetime:
+    """Parse a time with its zone, as 2026-03-06T00:00:00Z."""
     try:
         at = datetime.fromisoformat(text)
     except ValueError:
@@ -171,8 +201,8 @@ def moment(text: str) -> datetime:
     return at
 
 
-def seconds(text: str) -> float:
-    """A duration: 90, 1.5, 30s, 5m, 2h, 7d."""
+def parse_duration(text: str) -> float:
+    """Parse a duration into seconds: 90, 1.5, 30s, 5m, 2h, 7d."""
     units = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
     number, unit = (text[:-1], units[text[-1]]) if text and text[-1] in units else (text, 1)
     try:
@@ -184,8 +214,8 @@ def seconds(text: str) -> float:
     return value
 
 
-def count_from(least: int, most: int) -> Callable[[str], int]:
-    """A whole number between two bounds."""
+def integer_between(least: int, most: int) -> Callable[[str], int]:
+    """Return a parser of whole numbers between two bounds."""
 
     def read(text: str) -> int:
         try:

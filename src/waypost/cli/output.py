@@ -1,4 +1,4 @@
-"""What commands print: tables that fit a terminal, one JSON document or one per line, colours only where they help."""
+"""What commands write: lines and tables for people, JSON for programs, log lines; all of it safe for a terminal."""
 
 from __future__ import annotations
 
@@ -19,81 +19,83 @@ from typing import Any
 import msgspec
 
 from waypost.errors import Undecodable
-from waypost.formatting import printable
+from waypost.formatting import format_age, printable
 from waypost.message import StoredMessage
 from waypost.urls import redact_text
-from waypost.values import Event
+from waypost.values import REDELIVERY_CAUSES, Event, Ledger, Stats
 
 WIDTH = 80
-#: Nothing is cut shorter than this.
+#: No column is made narrower than this.
 COLUMN_MIN = 6
 NUMBER = re.compile(r"-?[\d,.]+( ?(ms|s|min|m|h|d|k|M|G))?")
-#: Colours are marked by a text that nobody can know beforehand, and become escapes only when a line is written: so
-#: no escape that stands in a message, a key or an error is taken for one of ours.
+#: Colors are marked by a random text, and become escape codes only when a line is written: so no escape code in a
+#: message, a key or an error reaches the terminal.
 _MARK = secrets.token_hex(8)
 _MARKED = re.compile(rf"⟦{_MARK}(\d+)⟧")
-COLOURS = {"red": "31", "green": "32", "yellow": "33", "bold": "1", "dim": "2"}
+COLORS = {"red": "31", "green": "32", "yellow": "33", "bold": "1", "dim": "2"}
 
 
 def write(text: str) -> None:
-    """Write lines to the output. What a terminal would act on is written as an escape."""
-    sys.stdout.write(_MARKED.sub("\x1b[\\1m", safe_lines(text)) + "\n")
+    """Write lines to stdout, with control characters escaped."""
+    sys.stdout.write(_MARKED.sub("\x1b[\\1m", escape_lines(text)) + "\n")
 
 
-def say(text: str, end: str = "\n") -> None:
-    """Write lines for people, apart from the output, at once; as `write` does."""
-    sys.stderr.write(safe_lines(text) + end)
+def write_stderr(text: str, end: str = "\n") -> None:
+    """Write lines to stderr at once, with control characters escaped."""
+    sys.stderr.write(escape_lines(text) + end)
     sys.stderr.flush()
 
 
-def safe_lines(text: str) -> str:
-    """A text of several lines, each safe for a terminal."""
+def escape_lines(text: str) -> str:
+    """Escape the control characters of each line."""
     return text if text.isprintable() else "\n".join(map(printable, text.split("\n")))
 
 
 def write_json(value: Any, *, indent: int = 0) -> None:
-    """Write one JSON document, on a line unless it is indented."""
+    """Write one JSON document, on one line unless indented."""
     document = msgspec.json.encode(value)
-    sys.stdout.write(safe_json((msgspec.json.format(document, indent=indent) if indent else document).decode()) + "\n")
+    sys.stdout.write(
+        escape_json((msgspec.json.format(document, indent=indent) if indent else document).decode()) + "\n"
+    )
 
 
-def safe_json(document: str) -> str:
-    """A JSON document in which everything that a terminal would act on is escaped, as JSON escapes it."""
-    lines = document.split("\n")  # JSON has line ends between values only
-    return "\n".join(line if line.isprintable() else _escape_json(line) for line in lines)
+def escape_json(document: str) -> str:
+    """Escape the control characters of a JSON document the JSON way."""
+    lines = document.split("\n")  # JSON has line ends only between values
+    return "\n".join(line if line.isprintable() else _escape_json_line(line) for line in lines)
 
 
-def _escape_json(line: str) -> str:
+def _escape_json_line(line: str) -> str:
     return "".join(one if one.isprintable() else json.dumps(one)[1:-1] for one in line)
 
 
-def without_secrets(text: str) -> str:
-    """A text of ours without the secrets of the URLs that this process was given."""
+def redact_secrets(text: str) -> str:
+    """Remove the secrets of the URLs that this process was given."""
     return redact_text(text, *given_urls(), ours=True)
 
 
-#: The arguments of the command: URLs among them are never shown whole.
+#: The arguments of the command; the secrets of URLs among them are never written.
 arguments: list[str] = []
 
 
 def given_urls() -> list[str]:
-    """The URLs among the arguments and in the environment of this process."""
+    """Return the URLs among the arguments and in the environment of this process."""
     texts = [*arguments, *(value for name, value in os.environ.items() if "URL" in name or "WAYPOST" in name)]
     return [part for text in texts for part in (text, text.partition("=")[2]) if "://" in part.partition("=")[0]]
 
 
 class SafeFormatter(logging.Formatter):
-    """Log lines that hold no secret of a URL, and nothing that a terminal would act on."""
+    """Formats log lines without the secrets of URLs and without control characters."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """One line for the message, and a traceback line by line."""
-        shown = copy.copy(record)
-        shown.msg, shown.args = printable(record.getMessage()), None
-        return safe_lines(without_secrets(super().format(shown)))
+        """Return one line for the message, and the lines of a traceback."""
+        safe = copy.copy(record)
+        safe.msg, safe.args = printable(record.getMessage()), None
+        return escape_lines(redact_secrets(super().format(safe)))
 
 
 def log_to_stderr(level: str) -> None:
-    """Log from this level on to stderr; nothing changes where the program has its own logging."""
+    """Log from this level on to stderr, unless the program has configured logging itself."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(SafeFormatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
     logging.basicConfig(level=level.upper(), handlers=[handler])
@@ -101,7 +103,7 @@ def log_to_stderr(level: str) -> None:
 
 @contextmanager
 def quiet_log() -> Iterator[None]:
-    """Nothing but errors is logged meanwhile: what else there is to say is said by the command itself."""
+    """Log only errors inside the `with` block, where the command reports the rest itself."""
     log = logging.getLogger("waypost")
     level = log.level
     log.setLevel(logging.ERROR)
@@ -111,35 +113,35 @@ def quiet_log() -> Iterator[None]:
         log.setLevel(level)
 
 
-def is_coloured() -> bool:
-    """Whether colours help: on a terminal, and where nobody asked for none (NO_COLOR)."""
+def uses_color() -> bool:
+    """Whether stdout is a terminal with colors, and NO_COLOR is not set."""
     return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
-def coloured(text: str, colour: str) -> str:
-    """A text in a colour, or as it is."""
-    return f"⟦{_MARK}{COLOURS[colour]}⟧{text}⟦{_MARK}0⟧" if is_coloured() else text
+def with_color(text: str, color: str) -> str:
+    """Return the text in a color, or unchanged where colors are not used."""
+    return f"⟦{_MARK}{COLORS[color]}⟧{text}⟦{_MARK}0⟧" if uses_color() else text
 
 
-def width() -> int:
-    """How wide a table may be: the terminal, or 80 columns where there is none."""
+def terminal_width() -> int:
+    """Return the width of the terminal, or 80 without one."""
     return shutil.get_terminal_size((WIDTH, 24)).columns if sys.stdout.isatty() else WIDTH
 
 
-def cut(text: str, length: int) -> str:
-    """A text on one line, of at most so many characters, safe for a terminal."""
+def shorten(text: str, length: int) -> str:
+    """Return the text on one line of at most `length` characters, safe for a terminal."""
     line = printable(" ".join(text.split()))
     return line if len(line) <= length else line[: length - 1] + "…"
 
 
-def table(
+def format_table(
     headers: Sequence[str], rows: Iterable[Sequence[object]], *, flexible: Sequence[int] = (), gap: int = 2
 ) -> list[str]:
-    """Rows as aligned lines. Numbers stand right; columns in `flexible` are cut so that a line fits, others never."""
+    """Return rows as aligned lines, numbers to the right. Only columns in `flexible` are shortened to fit the width."""
     texts = [["–" if value is None else printable(" ".join(str(value).split())) for value in row] for row in rows]
     sizes = [max([len(header), *(len(row[at]) for row in texts)]) for at, header in enumerate(headers)]
     right = [all(_is_number(row[at]) for row in texts) and bool(texts) for at in range(len(headers))]
-    room = width() - gap * (len(headers) - 1)
+    room = terminal_width() - gap * (len(headers) - 1)
     while sum(sizes) > room:
         widest = max(flexible, key=lambda at: sizes[at], default=-1)
         if widest < 0 or sizes[widest] <= COLUMN_MIN:
@@ -147,9 +149,9 @@ def table(
         sizes[widest] -= 1
     lines = [_line(headers, sizes, right, gap)]
     lines += [
-        _line([cut(text, size) for text, size in zip(row, sizes, strict=True)], sizes, right, gap) for row in texts
+        _line([shorten(text, size) for text, size in zip(row, sizes, strict=True)], sizes, right, gap) for row in texts
     ]
-    return [coloured(lines[0], "bold"), *lines[1:]]
+    return [with_color(lines[0], "bold"), *lines[1:]]
 
 
 def _is_number(text: str) -> bool:
@@ -164,26 +166,26 @@ def _line(values: Sequence[str], sizes: Sequence[int], right: Sequence[bool], ga
     return (" " * gap).join(cells).rstrip()
 
 
-def facts(pairs: Iterable[tuple[str, object]]) -> list[str]:
-    """Names and values, one a line."""
-    shown = [(printable(name), "–" if value is None else printable(str(value))) for name, value in pairs]
-    size = max((len(name) for name, _ in shown), default=0)
-    return [f"{name:{size}}  {value}".rstrip() for name, value in shown]
+def format_pairs(pairs: Iterable[tuple[str, object]]) -> list[str]:
+    """Return aligned names and values, one pair a line."""
+    texts = [(printable(name), "–" if value is None else printable(str(value))) for name, value in pairs]
+    size = max((len(name) for name, _ in texts), default=0)
+    return [f"{name:{size}}  {value}".rstrip() for name, value in texts]
 
 
-# ---- values as people and programs read them ---------------------------------------------------------------------
+# ---- messages, events and queues ---------------------------------------------------------------------------------
 
 
-def time_of(milliseconds: int | None) -> str | None:
-    """A moment of the store's clock as text, with its zone."""
+def format_time(milliseconds: int | None) -> str | None:
+    """Return a time in milliseconds as text in UTC."""
     if milliseconds is None:
         return None
     text = datetime.fromtimestamp(milliseconds / 1000, UTC).isoformat(timespec="milliseconds")
     return text.replace("+00:00", "Z").replace(".000Z", "Z")
 
 
-def body_of(message: StoredMessage[Any]) -> Any:
-    """A body as JSON can carry it: bytes become `{"base64": …}`, what cannot be read `{"undecodable": …}`."""
+def body_json(message: StoredMessage[Any]) -> Any:
+    """Return the body for JSON: bytes become `{"base64": …}`, a body that cannot be decoded `{"undecodable": …}`."""
     try:
         body = message.body
     except Undecodable as error:
@@ -191,16 +193,16 @@ def body_of(message: StoredMessage[Any]) -> Any:
     return {"base64": b64encode(body).decode()} if isinstance(body, bytes) else body
 
 
-def body_text(message: StoredMessage[Any]) -> str:
-    """A body as a line shows it."""
-    body = body_of(message)
+def format_body(message: StoredMessage[Any]) -> str:
+    """Return the body as one text."""
+    body = body_json(message)
     return body if isinstance(body, str) else msgspec.json.encode(body).decode()
 
 
 def message_json(message: StoredMessage[Any]) -> dict[str, Any]:
-    """A message with all that is known of it."""
+    """Return all fields of a message for JSON."""
     stored = message.stored
-    shown: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "queue": message.queue,
         "id": stored.id,
         "state": stored.state,
@@ -211,36 +213,97 @@ def message_json(message: StoredMessage[Any]) -> dict[str, Any]:
         "token": str(stored.token),
         "deliveries": stored.deliveries,
         "attempts": stored.attempts,
-        "published_at": time_of(stored.published_ms),
-        "ready_at": time_of(stored.ready_ms),
-        "claimed_at": time_of(stored.claimed_ms),
-        "lease_end_at": time_of(stored.lease_end_ms),
+        "published_at": format_time(stored.published_ms),
+        "ready_at": format_time(stored.ready_ms),
+        "claimed_at": format_time(stored.claimed_ms),
+        "lease_end_at": format_time(stored.lease_end_ms),
         "worker": stored.worker,
         "cancel_requested": stored.cancel_requested,
-        "ended_at": time_of(stored.ended_ms),
+        "ended_at": format_time(stored.ended_ms),
         "reason": stored.reason,
         "error_type": stored.error_type,
         "error": stored.error,
         "note": message.note,
         "bytes": len(stored.envelope),
-        "body": body_of(message),
+        "body": body_json(message),
     }
     with suppress(Undecodable):
-        shown |= {
+        fields |= {
             "type": message.type_name,
             "correlation_id": message.correlation_id,
             "reply_to": message.reply_to,
             "headers": dict(message.headers),
         }
-    return shown
+    return fields
 
 
 def event_json(event: Event) -> dict[str, Any]:
-    """An event without what it has no use for."""
-    shown = {name: value for name, value in msgspec.structs.asdict(event).items() if value is not None}
-    shown["at"] = time_of(shown.pop("at_ms"))
-    if "token" in shown:
-        shown["token"] = str(shown["token"])
-    if "body" in shown:
-        shown["body"] = {"base64": b64encode(shown["body"]).decode()}
-    return shown
+    """Return the fields of an event for JSON, without empty ones."""
+    fields = {name: value for name, value in msgspec.structs.asdict(event).items() if value is not None}
+    fields["at"] = format_time(fields.pop("at_ms"))
+    if "token" in fields:
+        fields["token"] = str(fields["token"])
+    if "body" in fields:
+        fields["body"] = {"base64": b64encode(fields["body"]).decode()}
+    return fields
+
+
+def print_events(events: Sequence[Event], *, with_id: bool = False) -> None:
+    """Print events, one a line."""
+    rows = [
+        (
+            event.number,
+            str(format_time(event.at_ms))[:23],
+            event.event,
+            *([event.message_id] if with_id else []),
+            format_event(event),
+        )
+        for event in events
+    ]
+    headers = ("number", "at (UTC)", "event", *(["message"] if with_id else []), "more")
+    for line in format_table(headers, rows, flexible=(len(headers) - 1,)):
+        write(line)
+
+
+def format_event(event: Event) -> str:
+    """Return the details of an event besides its name."""
+    parts = [f"delivery {event.deliveries}"] if event.event == "claimed" and event.deliveries else []
+    parts += [event.cause] if event.cause else []
+    parts += [event.reason] if event.reason else []
+    parts += [event.error_type] if event.error_type else []
+    parts += [f"waited {format_age(event.wait_ms)}"] if event.wait_ms is not None else []
+    parts += [f"ran {format_age(event.run_ms)}"] if event.run_ms is not None else []
+    parts += [f"due {format_time(event.due_ms)}"] if event.due_ms is not None else []
+    parts += [f"by {event.worker}"] if event.worker else []
+    return ", ".join(parts)
+
+
+def print_message(message: StoredMessage[Any]) -> None:
+    """Print one message in full."""
+    fields = message_json(message)
+    body = fields.pop("body")
+    for line in format_pairs((name, value) for name, value in fields.items() if value not in (None, {}, False)):
+        write(line)
+    write("")
+    write_json(body, indent=2)
+
+
+def print_queues(queues: Sequence[Stats]) -> None:
+    """Print a table with a line for each queue."""
+    if not queues:
+        write("no queues")
+        return
+    headers = ("queue", "ready", "delayed", "waiting", "leased", "dead", "done", "oldest", "")
+    rows = [
+        (stats.queue, one.ready, one.delayed, one.waiting, one.leased, one.dead_kept, one.done,
+         format_age(stats.oldest_ready_ms), "paused" if stats.paused else "")
+        for stats in queues for one in [stats.ledger]
+    ]  # fmt: skip
+    for line in format_table(headers, rows, flexible=(0,)):
+        write(line)
+
+
+def format_redeliveries(ledger: Ledger) -> str:
+    """Return the number of redeliveries by cause."""
+    causes = [f"{ledger.redelivered[name]:,} {name}" for name in REDELIVERY_CAUSES if ledger.redelivered.get(name)]
+    return ", ".join(causes) or "none"

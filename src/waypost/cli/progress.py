@@ -1,4 +1,4 @@
-"""How far long work has come: a bar on a terminal where rich is installed, otherwise a line now and then on stderr."""
+"""Progress of long work: a bar on a terminal if rich is installed, otherwise a line on stderr every two seconds."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 from types import TracebackType
 from typing import Any, Self
 
-from waypost.cli.output import say
+from waypost.cli.output import write_stderr
 
 #: Plain lines are this far apart, so that a log is not full of them.
 LINE_SECONDS = 2.0
@@ -40,14 +40,14 @@ class Progress:
             self._bar.stop()
 
     def advance(self, count: int = 1) -> None:
-        """So much more is done."""
+        """Count this many more as done."""
         self.done += count
         if self._bar is not None:
             self._bar.update(self._line, completed=self.done)
         elif not self._quiet and time.monotonic() >= self._next:
             self._next = time.monotonic() + LINE_SECONDS
             of = f" of {self.total:,}" if self.total is not None else ""
-            say(f"{self._what}: {self.done:,}{of}")
+            write_stderr(f"{self._what}: {self.done:,}{of}")
 
 
 def _bar() -> Any:

@@ -1,0 +1,1 @@
+"""One file for each command: `add` declares its arguments, `run` does it and returns the exit code."""

@@ -1,0 +1,82 @@
+"""`waypost configure`: show or change the settings of a queue."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+import msgspec
+
+from waypost.cli.exit_codes import USAGE, CommandError
+from waypost.cli.options import add_command, open_client, parse_duration
+from waypost.cli.output import format_pairs, write, write_json
+from waypost.formatting import format_age
+from waypost.policy import Policy
+
+#: Settings that are durations.
+DURATIONS = ("lease", "dead_keep")
+CONSTANTS = {"none": None, "true": True, "false": False}
+
+
+def add(commands: Any) -> None:
+    """Declare the arguments."""
+    parser = add_command(
+        commands, "configure", run, "show the settings of a queue, or change them for all its clients",
+        more="Settings: lease, max_deliveries, max_pending, overload, max_running, rate, journal, journal_max, "
+        "dead_max, dead_keep, completed; `none` removes a limit.",
+        examples=("waypost configure orders", "waypost configure orders lease=30s rate=100/m max_pending=none"),
+    )  # fmt: skip
+    parser.add_argument("queue", help="the queue")
+    parser.add_argument("settings", nargs="*", metavar="SETTING=VALUE", help="what to change; nothing: only show")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run the command and return its exit code."""
+    changes = dict(map(parse_setting, options.settings))
+    with open_client(options, creates=bool(changes)) as post:
+        policy = post.configure(options.queue, **changes) if changes else post.policy(options.queue)
+    if options.json:
+        write_json({"queue": options.queue, "changed": sorted(changes), "policy": msgspec.to_builtins(policy)})
+        return 0
+    for line in format_pairs([("queue", options.queue), *list_settings(policy)]):
+        write(line)
+    return 0
+
+
+def parse_setting(text: str) -> tuple[str, Any]:
+    """Parse `lease=30s` into a name and a value."""
+    name, separator, given = text.partition("=")
+    if not separator or not name or not given:
+        raise CommandError(f"a setting is NAME=VALUE, as in lease=30s, not {text!r}", USAGE)
+    if given.lower() in CONSTANTS:
+        return name, CONSTANTS[given.lower()]
+    if name in DURATIONS:
+        try:
+            return name, parse_duration(given)
+        except argparse.ArgumentTypeError as error:
+            raise CommandError(f"{name}: {error}", USAGE) from None
+    return name, int(given) if given.lstrip("-").isdigit() else given
+
+
+def list_settings(policy: Policy) -> list[tuple[str, object]]:
+    """Return a policy by the setting names that `configure` accepts."""
+
+    def limit(value: int | None) -> str:
+        return "none" if value is None else f"{value:,}"
+
+    rate = "none"
+    if policy.rate_count is not None:
+        rate = f"{policy.rate_count}/{policy.rate_per_ms}ms"
+    return [
+        ("lease", "none (at most once)" if policy.lease_ms is None else format_age(policy.lease_ms)),
+        ("max_deliveries", limit(policy.max_deliveries)),
+        ("max_pending", limit(policy.max_pending)),
+        ("overload", policy.overload),
+        ("max_running", limit(policy.max_running)),
+        ("rate", rate),
+        ("journal", policy.journal),
+        ("journal_max", limit(policy.journal_max)),
+        ("dead_max", limit(policy.dead_max)),
+        ("dead_keep", "until purged" if policy.dead_keep_ms is None else format_age(policy.dead_keep_ms)),
+        ("completed", policy.completed_max),
+    ]

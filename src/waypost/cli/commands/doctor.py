@@ -1,0 +1,111 @@
+"""`waypost doctor`: check a store, print what is wrong and what to do about it."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+
+from waypost.cli.doctor_checks import queues, records
+from waypost.cli.exit_codes import FOUND, exit_code_of
+from waypost.cli.options import add_command, open_client
+from waypost.cli.output import quiet_log, terminal_width, with_color, write, write_json
+from waypost.cli.prompts import add_yes, confirm
+from waypost.client import Waypost
+from waypost.errors import AccessDenied, WaypostError
+from waypost.store.checkup import Finding, wrong
+from waypost.values import RegisteredWorker
+
+MARKS = {"ok": ("ok   ", "green"), "note": ("note ", "yellow"), "wrong": ("WRONG", "red")}
+
+
+def add(commands: Any) -> None:
+    """Declare the arguments."""
+    parser = add_command(
+        commands, "doctor", run, "check a store, and advise what to do", positional_url=True,
+        more="Damaged records, server, durability, eviction, clock, schema, permissions, queues without handlers, "
+        "readers that lag, open transactions, bytes in use. It changes nothing without --mend. Exit code 1: "
+        "something is wrong.",
+        examples=("waypost doctor postgresql://clerk@host/database", "waypost doctor --quiet", "waypost doctor --json",
+                  "waypost doctor --mend"),
+    )  # fmt: skip
+    parser.add_argument("--quiet", action="store_true", help="only problems and notes")
+    parser.add_argument(
+        "--mend", action="store_true",
+        help="mend damaged records: messages that no claim can reach become ready, what has no body is dropped, "
+        "counters are corrected; each change is journalled",
+    )  # fmt: skip
+    add_yes(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run the command and return its exit code."""
+    # The warnings of the store at a connection are among the findings.
+    with quiet_log():
+        return run_checks(options)
+
+
+def run_checks(options: argparse.Namespace) -> int:
+    """Run the checks, print the findings, and return the exit code."""
+    if options.mend:
+        confirm(options, "Mend the damaged records of all queues of this store?")
+    post = open_client(options)
+    findings: list[Finding] = []
+    code = 0
+    try:
+        with post:
+            for finding in examine(post, mend=options.mend, quiet=options.json):
+                findings.append(finding)
+                if not options.json and (finding.level != "ok" or not options.quiet):
+                    print_finding(finding)
+    except WaypostError as error:
+        code = exit_code_of(error)
+        findings.append(wrong("connection", str(error), "repair this first; nothing else was checked"))
+        if not options.json:
+            print_finding(findings[-1])
+    bad = sum(finding.level == "wrong" for finding in findings)
+    if options.json:
+        write_json({"store": post.store.kind, "namespace": post.store.namespace, "wrong": bad, "findings": findings})
+    else:
+        write(f"{len(findings)} findings, " + (f"{bad} wrong" if bad else "nothing wrong"))
+    return code or (FOUND if bad else 0)
+
+
+def examine(post: Waypost, *, mend: bool = False, quiet: bool = True) -> Iterator[Finding]:
+    """Yield the findings in order: the records, the store itself, then its queues and workers."""
+    checkup = post.store.checkup(post._connected())
+    names, findings = checkup.check_list(post.queues(), mend=mend)
+    yield from findings
+    yield from records.check(post, names, mend=mend, quiet=quiet)
+    found = records.readable_stats(post, names)
+    workers: list[RegisteredWorker] | None = None
+    with suppress(AccessDenied):  # the check of permissions below reports it
+        workers = post.workers()
+    policies = {stats.queue: post.policy(stats.queue) for stats in found}
+    yield from checkup.check_server(found)
+    yield from queues.check_clock(post)
+    yield from queues.check_ledgers(found)
+    if workers is not None:
+        yield from queues.check_workers(workers)
+        yield from queues.check_served(found, workers)
+    yield from queues.check_readers(found, policies)
+    yield from queues.check_dead(found)
+
+
+def print_finding(finding: Finding) -> None:
+    """Print one finding, and below it what to do."""
+    mark, color = MARKS[finding.level]
+    for line in wrap_text(f"{finding.check}: {finding.found}", 6):
+        write(f"{with_color(mark, color)} {line}" if line[:1] != " " else line)
+    if finding.advice:
+        for line in wrap_text(f"→ {finding.advice}", 8):
+            write(line if line.startswith(" ") else f"      {line}")
+
+
+def wrap_text(text: str, indent: int) -> list[str]:
+    """Split a text into lines that fit, indented after the first."""
+    from textwrap import wrap
+
+    first, *rest = wrap(text, terminal_width() - indent, break_long_words=False) or [""]
+    return [first, *(" " * indent + line for line in rest)]

@@ -1,0 +1,120 @@
+"""`waypost migrate`: create or update the tables of a PostgreSQL store; or only check them, or only print the SQL."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from typing import TYPE_CHECKING, Any
+
+from waypost.cli.exit_codes import AHEAD, BEHIND
+from waypost.cli.options import add_command, get_namespace, get_url
+from waypost.cli.output import write, write_json
+
+if TYPE_CHECKING:
+    from waypost.store.postgres.schema_check import SchemaCheck
+
+
+def add(commands: Any) -> None:
+    """Declare the arguments."""
+    parser = add_command(
+        commands, "migrate", run, "create the tables of a PostgreSQL store, or update them",
+        positional_url=True, json_text="one JSON object instead of lines for people",
+        more="Safe to run twice and from several places at once. Exit code 6: --check found tables that this release "
+        "cannot use; 7: they belong to a newer release.",
+        examples=("waypost migrate postgresql://owner@host/database --grant clerk", "waypost migrate --check",
+                  "waypost migrate --sql > tables.sql"),
+    )  # fmt: skip
+    parser.add_argument("--grant", metavar="ROLE", help="grant this role the least that it needs to use the tables")
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--sql", action="store_true", help="print what would be run, and run nothing; needs no URL")
+    what.add_argument("--check", action="store_true", help="print what differs from this release, and change nothing")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run the command and return its exit code."""
+    options.namespace = get_namespace(options)
+    options.schema = options.schema or "public"
+    named = options.url or options.url_option or os.environ.get("WAYPOST_URL")
+    url = None if options.sql and not named else get_url(options)
+    if url and not has_tables(url, options.namespace):
+        return print_result(options, "nothing to do: only PostgreSQL has tables to migrate", changed=False)
+    return migrate_tables(options, url)
+
+
+def has_tables(url: str, namespace: str) -> bool:
+    """Whether a URL is of a store that has tables to migrate. Raises an error if it is of no known store."""
+    from waypost.store.opening import open_store
+
+    store = open_store(url, namespace=namespace, clock=None, replay_ttl_ms=0, durability="server")
+    return store.capabilities.needs_migration
+
+
+def migrate_tables(options: argparse.Namespace, url: str | None) -> int:
+    """Print, check or migrate, and return the exit code."""
+    from waypost.store.postgres import check, grants, migrate, sql
+    from waypost.store.postgres.schema import VERSION
+
+    place = {"schema": options.schema, "namespace": options.namespace}
+    if options.sql:
+        since = 0 if not url else find_version(url, place)
+        parts = [sql(**place, since=since)] if since < VERSION else []
+        parts += [grants(options.grant, **place)] if options.grant else []
+        text = "\n".join(["BEGIN;\n", *parts, "COMMIT;\n"]) if parts else "-- nothing to do\n"
+        if options.json:
+            write_json({"since": since, "version": VERSION, "sql": text})
+        else:
+            write(text.removesuffix("\n"))
+        return 0
+    assert url is not None
+    if options.check:
+        return print_check(options, check(url, **place))
+    before = migrate(url, **place, grant=options.grant)
+    where = f"namespace {options.namespace} in schema {options.schema}"
+    if before == VERSION:
+        text = f"{where} is of version {VERSION} already"
+    elif before == 0:
+        text = f"created {where}, version {VERSION}"
+    else:
+        text = f"updated {where} from version {before} to {VERSION}"
+    return print_result(options, text, before=before, version=VERSION, changed=before != VERSION)
+
+
+def find_version(url: str, place: dict[str, Any]) -> int:
+    """Return the version that the tables of this database have, 0 if there are none."""
+    from waypost.store.postgres import check
+    from waypost.store.postgres.schema import VERSION, Names, too_new
+
+    version = check(url, **place).version or 0
+    if version > VERSION:
+        raise too_new(version, Names(place["schema"], place["namespace"]))
+    return version
+
+
+def print_check(options: argparse.Namespace, found: SchemaCheck) -> int:
+    """Print the result of a check and return its exit code."""
+    from waypost.store.postgres.schema import VERSION, Names, command_for
+
+    repair = command_for(Names(options.schema, options.namespace))
+    if found.version is None:
+        text, code = f"there are no tables of namespace {options.namespace} here; run {repair}", BEHIND
+    elif found.version < VERSION:
+        text, code = f"the tables are of version {found.version}, this release needs {VERSION}; run {repair}", BEHIND
+    elif found.version > VERSION:
+        text, code = f"the tables are of version {found.version}, newer than this release ({VERSION})", AHEAD
+    elif found.differences:
+        text, code = "\n".join(["the tables differ from this release:", *found.differences]), BEHIND
+    else:
+        text, code = f"as this release needs them, version {VERSION}", 0
+    print_result(options, text, version=found.version, needs=VERSION, current=found.is_current,
+         differences=list(found.differences))  # fmt: skip
+    return code
+
+
+def print_result(options: argparse.Namespace, text: str, **facts: object) -> int:
+    """Print the text, or the facts as JSON, and return 0."""
+    fields = {"namespace": options.namespace, "schema": options.schema, **facts}
+    if options.json:
+        write_json(fields)
+    else:
+        write(text)
+    return 0

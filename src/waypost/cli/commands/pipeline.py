@@ -1,0 +1,352 @@
+"""`waypost pipeline`: the history of a store as tables of a lake, built with Spark."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from waypost.cli.exit_codes import FOUND
+from waypost.cli.options import Run, add_command, check_sqlite_file
+from waypost.cli.output import write, write_json, write_stderr
+from waypost.errors import ConfigurationError, WaypostError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from waypost.spark.lake.audit import Audit, Told
+    from waypost.spark.lake.pipeline import Pipeline
+
+#: The variable that passes a URL with a password to the tasks on this machine, which inherit it.
+STORE_VARIABLE = "WAYPOST_PIPELINE_STORE"
+#: The store of a new lake, as for all other commands.
+URL_VARIABLE = "WAYPOST_URL"
+#: How many findings of each kind are printed with their events.
+FINDINGS_MAX = 20
+#: From this many events on, the full optimization of Java's compiler pays off.
+LARGE = 500_000
+QUEUES_COUNTED_MAX = 1_000
+
+
+def add(commands: Any) -> None:
+    """Declare the arguments."""
+    top = add_command(
+        commands, "pipeline", None, "tables of the history, built with Spark", store=False, json_text=None,
+        examples=("waypost pipeline run --store valkey://127.0.0.1:6379 --lake lake",
+                  "waypost pipeline ingest --lake lake --queue orders --schema 'id BIGINT, total DOUBLE'",
+                  "waypost pipeline audit --lake lake", "waypost pipeline report --lake lake"),
+    )  # fmt: skip
+    actions = top.add_subparsers(dest="action", required=True, metavar="action")
+    run = _add_action(actions, "run", run_pipeline, "load the journal into the lake: bronze, silver, gold")
+    _add_store(run)
+    run.add_argument("--queue", metavar="a,b", help="only these queues")
+    run.add_argument("--follow", action="store_true", help="keep running, and load new events")
+    run.add_argument("--every", type=float, default=10.0, metavar="S", help="with --follow: every S seconds (10)")
+    run.add_argument("--batch-rows", type=int, metavar="N", help="most events in one batch (1,000,000)")
+    run.add_argument("--reader", metavar="NAME", help="register as a reader of the journal, so that trimming waits")
+    run.add_argument("--format", choices=("parquet", "orc"), help="of a new lake's bronze and silver (parquet)")
+    run.add_argument("--moved", action="store_true", help="it is the same store under a new URL")
+    ingest = _add_action(actions, "ingest", run_ingest, "load the messages of a queue into the lake, with their bodies")
+    _add_store(ingest)
+    ingest.add_argument("--queue", required=True, help="the queue; its journal must be at level full")
+    ingest.add_argument(
+        "--schema", metavar="DDL", help='columns of the bodies: "id BIGINT, name STRING", or a .json file'
+    )
+    ingest.add_argument("--batch-rows", type=int, metavar="N", help="most messages in one batch (100,000)")
+    ingest.add_argument(
+        "--allow-gaps",
+        action="store_true",
+        help="continue where messages were trimmed, or journalled without their bodies",
+    )
+    tidy = _add_action(actions, "tidy", run_tidy, "merge small files, and delete old rows")
+    tidy.add_argument("--keep-days", type=int, metavar="N", help="delete rows of bronze and silver older than N days")
+    audit = _add_action(
+        actions, "audit", run_audit, "compare the whole history with what the store holds",
+        more="The last line is `0 unaccounted of N` when all is well; otherwise the exit code is 1.",
+    )  # fmt: skip
+    _add_store(audit)
+    audit.add_argument("--queue", metavar="a,b", help="only these queues")
+    report = add_command(
+        actions, "report", run_report, "write one HTML page with charts of the pipeline's tables", store=False,
+        json_text="its path as one JSON object", more="The page works offline. This command does not need Spark.",
+        examples=("waypost pipeline report --lake lake --output report.html",),
+    )  # fmt: skip
+    report.add_argument("--lake", required=True, metavar="DIR", help="the lake that `waypost pipeline run` fills")
+    report.add_argument("--output", metavar="FILE", help="where to write it (report.html in the lake)")
+
+
+def _add_action(actions: Any, name: str, run: Run, text: str, more: str = "") -> argparse.ArgumentParser:
+    """Add an action that runs Spark on a lake."""
+    parser = add_command(actions, name, run, text, store=False, more=more)
+    parser.add_argument("--lake", required=True, metavar="DIR", help="the lake: a folder, or a URI as s3://bucket/lake")
+    parser.add_argument("--master", default="local[*]", help="the Spark master (local[*])")
+    parser.add_argument(
+        "--config", action="append", default=[], metavar="KEY=VALUE", help="a setting of Spark; may be repeated"
+    )
+    parser.add_argument("--log", metavar="FILE", help="Spark's own log (a temporary file, kept if it fails)")
+    return parser
+
+
+def _add_store(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--store", "--url", metavar="URL", help="the store; a lake remembers its own, a new one takes WAYPOST_URL"
+    )
+    parser.add_argument("--store-env", metavar="NAME", help="the environment variable that holds the URL instead")
+    parser.add_argument("--namespace", default=os.environ.get("WAYPOST_NAMESPACE") or "wp", help="the namespace (wp)")
+
+
+def _choose_store(options: argparse.Namespace) -> tuple[str | None, str | None]:
+    """Return the URL of the store, or the variable that holds it. A URL with a password always goes into a variable."""
+    from waypost.urls import holds_secret
+
+    if options.store is not None and options.store_env is not None:
+        raise ConfigurationError("give one of --store and --store-env, not both")
+    if options.store is not None and holds_secret(options.store):
+        os.environ[STORE_VARIABLE] = options.store
+        return None, STORE_VARIABLE
+    if options.store is None and options.store_env is None and os.environ.get(URL_VARIABLE):
+        from waypost.spark.lake.lake import Lake
+
+        if Lake(options.lake).state.source is None:
+            return None, URL_VARIABLE
+    return options.store, options.store_env
+
+
+def _parse_settings(options: argparse.Namespace) -> dict[str, str]:
+    settings = {}
+    for given in options.config:
+        key, separator, value = given.partition("=")
+        if not separator or not key:
+            raise ConfigurationError(f"--config is KEY=VALUE, such as spark.driver.memory=4g, not {given!r}")
+        settings[key] = value
+    return settings
+
+
+def estimate_events(options: argparse.Namespace) -> int:
+    """Return about how many events a run will load. Fails at once if the store cannot be reached."""
+    from waypost.spark.lake.lake import Lake, Seen
+    from waypost.spark.source.bulk import open_bulk
+    from waypost.spark.source.credentials import Place
+
+    store, store_env = _choose_store(options)
+    state = Lake(options.lake).state
+    if store is not None or store_env is not None:
+        place = Place(url=store, url_env=store_env, namespace=options.namespace)
+    elif state.source is not None:
+        place = Place(url=state.source.url, url_env=state.source.url_env, namespace=state.source.namespace)
+    else:
+        raise ConfigurationError(f"the lake {options.lake} is new: give its store with --store")
+    check_sqlite_file(place.resolve(), place.namespace)
+    with open_bulk(place) as bulk:
+        queues = bulk.run(bulk.store.queues())
+        if len(queues) > QUEUES_COUNTED_MAX:
+            return LARGE
+        return sum(max(0, bulk.bounds(queue)[1] - state.seen.get(queue, Seen()).newest) for queue in queues)
+
+
+@contextmanager
+def open_session(options: argparse.Namespace, events: int) -> Iterator[tuple[SparkSession, Callable[[str], None]]]:
+    """Yield a Spark session and a function that reports progress."""
+    from waypost.spark.lake.pipeline import SETTINGS, local_settings
+    from waypost.spark.private_directory import private_directory
+    from waypost.spark.session import JAVA_OPTIONS
+    from waypost.spark.terminal import Progress, quiet_session
+
+    if options.master.startswith("sc://"):
+        raise ConfigurationError("the pipeline needs a master (local[*], spark://…, yarn), not Spark Connect")
+    log = Path(options.log) if options.log else private_directory() / "log"
+    # An error in a callback is raised to the caller, and reported once, in a sentence.
+    logging.getLogger("py4j").setLevel(logging.CRITICAL)
+    is_local = options.master.startswith("local")
+    given, ours = _parse_settings(options), local_settings() if is_local else SETTINGS
+    settings = {**ours, **given}
+    if is_local and JAVA_OPTIONS in given:
+        settings[JAVA_OPTIONS] = f"{ours[JAVA_OPTIONS]} {given[JAVA_OPTIONS]}"
+    if events < LARGE and is_local:
+        # In a short run Java's compiler costs more than it gains.
+        settings[JAVA_OPTIONS] = f"-XX:TieredStopAtLevel=1 {settings.get(JAVA_OPTIONS, '')}".strip()
+    with quiet_session(options.master, settings, log) as spark, Progress(spark, sys.stderr) as progress:
+        yield spark, progress.tell
+
+
+def map_spark_errors(command: Callable[[argparse.Namespace], int]) -> Callable[[argparse.Namespace], int]:
+    """Wrap a command so that every error of Spark becomes one sentence."""
+
+    def run(options: argparse.Namespace) -> int:
+        try:
+            return command(options)
+        except (WaypostError, KeyboardInterrupt, ImportError):
+            raise
+        except Exception as error:
+            from waypost.spark.spark_errors import told
+
+            if not options.log:
+                from waypost.spark.private_directory import keep, private_directory
+
+                keep(private_directory())
+                write_stderr(f"waypost: Spark's own log is {private_directory() / 'log'}")
+            raise told(error) from error
+
+    return run
+
+
+def make_pipeline(options: argparse.Namespace, spark: SparkSession, report_progress: Callable[[str], None]) -> Pipeline:
+    """Return the pipeline that the options describe."""
+    from waypost.spark.lake.bronze import BATCH_ROWS
+    from waypost.spark.lake.pipeline import Pipeline
+
+    store, store_env = _choose_store(options)
+    queues = tuple(name.strip() for name in options.queue.split(",") if name.strip()) if options.queue else None
+    return Pipeline(
+        spark,
+        options.lake,
+        store=store,
+        store_env=store_env,
+        namespace=options.namespace,
+        queues=queues,
+        batch_rows=getattr(options, "batch_rows", None) or BATCH_ROWS,
+        format=getattr(options, "format", None),
+        reader=getattr(options, "reader", None),
+        moved=getattr(options, "moved", False),
+        tell=report_progress,
+    )
+
+
+@map_spark_errors
+def run_pipeline(options: argparse.Namespace) -> int:
+    """Load the journal into the lake and return the exit code."""
+    from waypost.worker.signals import StopSignals
+
+    with open_session(options, LARGE if options.follow else estimate_events(options)) as (spark, report_progress):
+        pipeline = make_pipeline(options, spark, report_progress)
+        if options.follow:
+            stop = threading.Event()
+            with StopSignals(lambda name: stop.set()):
+                pipeline.follow(options.every, stop)
+        else:
+            pipeline.run()
+        _print_end(pipeline, options.json)
+    return 0
+
+
+def _print_end(pipeline: Pipeline, as_json: bool) -> None:
+    state, lake = pipeline.lake.state, pipeline.lake.files.root
+    events = sum(seen.events for seen in state.seen.values())
+    not_seen = {queue: seen.not_seen for queue, seen in sorted(state.seen.items()) if seen.not_seen}
+    if as_json:
+        write_json({"lake": lake, "events": events, "queues": sorted(state.seen), "not_seen": not_seen})
+        return
+    write(f"{events:,} events of {len(state.seen)} queues in the lake {lake}")
+    for queue, number in not_seen.items():
+        write(f"{queue}: {number:,} events not seen, the journal was trimmed before them")
+
+
+@map_spark_errors
+def run_audit(options: argparse.Namespace) -> int:
+    """Compare the history with the store and return the exit code."""
+    from waypost.spark.lake.audit import audit
+
+    with open_session(options, estimate_events(options)) as (spark, report_progress):
+        found = audit(make_pipeline(options, spark, report_progress))
+    if options.json:
+        write_json(found, indent=2)
+    else:
+        write(format_audit(found))
+    return 0 if found.is_clean else FOUND
+
+
+def format_audit(audit: Audit) -> str:
+    """Return the result as lines, the verdict last."""
+    lines = []
+    for name, queue in sorted(audit.queues.items()):
+        where = ", ".join(f"{count:,} {state}" for state, count in queue.accounted.items())
+        lines.append(f"{name}: {queue.published:,} published{': ' if where else ''}{where}")
+        if queue.not_seen:
+            lines.append(f"{name}: {queue.not_seen:,} events not seen")
+        if queue.undecided:
+            lines.append(f"{name}: {queue.undecided:,} messages whose end may be among the events not seen")
+        for counter, count in queue.overcounted.items():
+            lines.append(f"{name}: the journal has {count:,} more {counter} than the store has counted")
+    for finding in (*audit.unaccounted[:FINDINGS_MAX], *audit.duplicates_unexplained[:FINDINGS_MAX]):
+        lines.append(f"{finding.queue}: {finding.message_id}: {finding.fault}")
+        lines += [f"    {_format_event(event)}" for event in finding.events]
+    more = audit.unaccounted_count + audit.duplicates_unexplained_count
+    if more > FINDINGS_MAX:
+        lines.append("more of them are in audit.json in the lake")
+    if audit.duplicates_unexplained_count:
+        lines.append(f"{audit.duplicates_unexplained_count:,} unexplained duplicates")
+    at_least = "at least " if audit.has_more else ""
+    lines.append(f"{at_least}{audit.unaccounted_count:,} unaccounted of {audit.published:,}")
+    return "\n".join(lines)
+
+
+def _format_event(event: Told) -> str:
+    at = datetime.fromtimestamp(event.at_ms / 1000, UTC).isoformat(timespec="milliseconds")
+    parts = {"token": event.token, "worker": event.worker, "cause": event.cause, "reason": event.reason}
+    rest = "".join(f"  {name} {value}" for name, value in parts.items() if value is not None)
+    return f"{at}  {event.number}  {event.event}{rest}"
+
+
+@map_spark_errors
+def run_ingest(options: argparse.Namespace) -> int:
+    """Load messages into the lake and return the exit code."""
+    from waypost.spark.lake.ingest import BATCH_ROWS, Ingest, counts, read_schema
+    from waypost.spark.source.credentials import Place
+
+    # Before Java starts: tasks inherit Java's environment, which passes the password.
+    store, store_env = _choose_store(options)
+    if store is not None or store_env is not None:
+        check_sqlite_file(Place(url=store, url_env=store_env).resolve(), options.namespace)
+    with open_session(options, LARGE) as (spark, report_progress):
+        ingest = Ingest(
+            spark,
+            options.lake,
+            options.queue,
+            store=store,
+            store_env=store_env,
+            namespace=options.namespace,
+            schema=None if options.schema is None else read_schema(options.schema),
+            batch_rows=options.batch_rows or BATCH_ROWS,
+            allow_gaps=options.allow_gaps,
+            tell=report_progress,
+        )
+        ingest.run()
+        found = counts(ingest)
+    if options.json:
+        write_json({"queue": options.queue, **found})
+        return 0
+    aside = f", {found['corrupt']:,} put aside that the schema does not fit" if found["corrupt"] else ""
+    write(f"{found['rows']:,} messages of queue {options.queue} in the lake{aside}")
+    return 0
+
+
+@map_spark_errors
+def run_tidy(options: argparse.Namespace) -> int:
+    """Merge small files and return the exit code."""
+    from waypost.spark.lake.pipeline import Pipeline
+
+    with open_session(options, LARGE) as (spark, report_progress):
+        pipeline = Pipeline(spark, options.lake, tell=report_progress)
+        pipeline.tidy(options.keep_days)
+    if options.json:
+        write_json({"lake": pipeline.lake.files.root})
+    return 0
+
+
+def run_report(options: argparse.Namespace) -> int:
+    """Write the report and return the exit code."""
+    from waypost.spark.lake.report import write_report
+
+    path = str(write_report(options.lake, options.output))
+    if options.json:
+        write_json({"report": path})
+    else:
+        write(path)
+    return 0

@@ -1,0 +1,260 @@
+"""`waypost schedules`: preview a rule; list, save, pause, resume, trigger and remove schedules."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any, cast
+
+import msgspec
+
+from waypost.cli.exit_codes import FOUND, USAGE, CommandError
+from waypost.cli.options import add_command, integer_between, open_client, parse_duration, parse_time
+from waypost.cli.output import format_table, write, write_json
+from waypost.errors import InvalidBody, InvalidSchedule, InvalidTime
+from waypost.operations.schedules import make_spec
+from waypost.policy import GRACE_SECONDS, PRIORITY_DEFAULT, CatchUp, Missed
+from waypost.schedule.rule import Timeline
+from waypost.schedule.schedule import Schedule, format_time, to_datetime
+from waypost.schedule.zones import zone_of
+
+COUNT_MAX = 10_000
+#: The argument `none`; one that was not given is None.
+NONE = object()
+#: What `--reset` sets beside the rule.
+DEFAULTS: dict[str, Any] = {
+    "missed": "skip", "grace": GRACE_SECONDS, "start": None, "end": None, "max_fires": None, "jitter": 0, "body": None,
+    "priority": PRIORITY_DEFAULT, "group": None, "headers": {}, "correlation_id": None, "reply_to": None,
+}  # fmt: skip
+
+
+def add(commands: Any) -> None:
+    """Declare the arguments."""
+    top = add_command(
+        commands, "schedules", None, "preview, list, save, pause, resume, trigger or remove", store=False,
+        json_text=None,
+        examples=('waypost schedules preview "0 9 * * mon-fri" --tz Europe/Madrid', "waypost schedules list --count 3",
+                  'waypost schedules save rollup --queue reports --cron "0 9 * * *"',
+                  "waypost schedules pause rollup"),
+    )  # fmt: skip
+    actions = top.add_subparsers(dest="action", required=True, metavar="action")
+    preview = add_command(
+        actions, "preview", run_preview, "show when a rule fires; needs no store", store=False,
+        json_text="as a list of {utc, local}",
+    )  # fmt: skip
+    preview.add_argument("pattern", nargs="?", help='a cron pattern: "0 2 * * *"')
+    preview.add_argument("--every", type=float, metavar="S", help="an interval in seconds instead of a pattern")
+    preview.add_argument("--tz", default="UTC", help="time zone: UTC, +05:30, Europe/Madrid (UTC)")
+    preview.add_argument("--start", metavar="TIME", help="from this time on, as 2026-03-06T00:00:00Z (now)")
+    preview.add_argument("--count", type=int, default=5, metavar="N", help="N instants (5)")
+
+    listing = add_command(
+        actions, "list", run_list, "list all schedules with their next fires", positional_url=True,
+        json_text="as a list of objects",
+    )  # fmt: skip
+    listing.add_argument("--queue", help="only this queue")
+    listing.add_argument("--count", type=integer_between(1, 1_000), default=1, metavar="N", help="the next N fires (1)")
+    _add_save(actions)
+    for action, text in (
+        ("pause", "fire no more until it is resumed"),
+        ("resume", "fire again from the next instant on"),
+        ("trigger", "publish its message now"),
+        ("remove", "remove it; what it has published stays"),
+    ):
+        parser = add_command(actions, action, run_change, text, positional_url=True)
+        parser.add_argument("name", help="its key or its name")
+        parser.add_argument("--queue", help="only this queue")
+
+
+def _add_save(actions: Any) -> None:
+    save = add_command(
+        actions, "save", run_save, "save a schedule, or change an existing one",
+        more="Of an existing schedule (found by --key, or by its name in the queue) only the given options change. "
+        "`none` removes a start, an end, a limit, a group or the headers; --reset sets all options not given to their "
+        "defaults.",
+        examples=('waypost schedules save rollup --queue reports --cron "0 9 * * *"',
+                  "waypost schedules save rollup --queue reports --jitter 30s --end none"),
+    )  # fmt: skip
+    save.add_argument("name", help="its name")
+    save.add_argument("--queue", required=True, help="the queue that it publishes to")
+    save.add_argument("--cron", metavar="PATTERN", help='a cron pattern: "0 2 * * *"')
+    save.add_argument("--every", type=float, metavar="S", help="or an interval in seconds")
+    save.add_argument("--tz", help="time zone: UTC, +05:30, Europe/Madrid (UTC)")
+    save.add_argument("--body", metavar="JSON", help="the body of its messages (null)")
+    save.add_argument("--key", help="its key (made of name and rule)")
+    save.add_argument("--missed", metavar="RULE", help="what becomes of missed fires: skip, once, or at most N (skip)")
+    save.add_argument("--grace", type=parse_duration, metavar="S", help="a fire later than this is missed (60)")
+    save.add_argument(
+        "--start", type=_or_none(parse_time), metavar="TIME", help="no fire before, as 2026-03-06T00:00:00Z"
+    )
+    save.add_argument("--end", type=_or_none(parse_time), metavar="TIME", help="no fire after")
+    save.add_argument("--max-fires", type=_or_none(integer_between(1, 2**40)), metavar="N", help="at most N fires")
+    save.add_argument("--jitter", type=parse_duration, metavar="S", help="spread its fires over S seconds (0)")
+    save.add_argument("--priority", type=integer_between(0, 9), metavar="0-9", help="of its messages (5)")
+    save.add_argument("--group", type=_or_none(str), help="of its messages")
+    save.add_argument("--header", dest="headers", action="append", metavar="NAME=VALUE", help="may be repeated")
+    save.add_argument("--reset", action="store_true", help="set all options not given to their defaults")
+
+
+def _or_none(read: Callable[[str], Any]) -> Callable[[str], Any]:
+    """Return an argument type that also accepts `none`."""
+
+    def read_or_none(text: str) -> Any:
+        return NONE if text.lower() == "none" else read(text)
+
+    return read_or_none
+
+
+def _parse_missed(text: str) -> Missed:
+    if text in ("skip", "once"):
+        return "skip" if text == "skip" else "once"
+    if text.isascii() and text.isdigit() and 1 <= int(text) <= 1_000_000:
+        return CatchUp(int(text))
+    raise CommandError(f"--missed is skip, once, or the most fires to catch up with, not {text!r}", USAGE)
+
+
+def _given_rule(options: argparse.Namespace) -> dict[str, Any]:
+    """Return the given arguments as keywords of `save_schedule`."""
+    names = ("cron", "every", "tz", "grace", "start", "end", "max_fires", "jitter", "priority", "group")
+    rule = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
+    if options.body is not None:
+        try:
+            rule["body"] = msgspec.json.decode(options.body.encode())
+        except msgspec.DecodeError as error:
+            raise InvalidBody(f"--body is not JSON ({error}); text stands in quotation marks") from None
+    if options.missed is not None:
+        rule["missed"] = _parse_missed(options.missed)
+    if options.headers is not None:
+        headers = [] if options.headers == ["none"] else [header.partition("=") for header in options.headers]
+        for header in headers:
+            if not header[1]:
+                raise CommandError(f"a header is NAME=VALUE, not {header[0]!r}", USAGE)
+        rule["headers"] = {name: value for name, _, value in headers}
+    return {name: None if value is NONE else value for name, value in rule.items()}
+
+
+def _parse_start(text: str | None) -> int:
+    try:
+        at = datetime.now(UTC) if text is None else datetime.fromisoformat(text)
+    except ValueError:
+        raise InvalidTime(f"--start is a time as 2026-03-06T00:00:00Z, not {text!r}") from None
+    if at.tzinfo is None:
+        raise InvalidTime("--start needs its zone: end it with Z, or an offset as +01:00")
+    return round(at.timestamp() * 1000)
+
+
+def run_preview(options: argparse.Namespace) -> int:
+    """Print when a rule fires and return the exit code."""
+    if not 1 <= options.count <= COUNT_MAX:
+        raise InvalidSchedule(f"--count is a whole number from 1 to {COUNT_MAX}")
+    start_ms = _parse_start(options.start)
+    start = to_datetime(start_ms) if options.every is not None else None
+    spec = make_spec("preview", cron=options.pattern, every=options.every, tz=options.tz, start=start)
+    fires = Timeline("preview", spec).next_fires_after(start_ms - 1, options.count)
+    zone = zone_of(spec.tz)
+    instants = [
+        {"utc": format_time(fire.instant_ms), "local": to_datetime(fire.instant_ms).astimezone(zone).isoformat()}
+        for fire in fires
+    ]
+    if options.json:
+        write_json(instants, indent=2)
+    else:
+        for one in instants:
+            write(f"{one['utc']}  {one['local']}")
+    return 0
+
+
+def run_list(options: argparse.Namespace) -> int:
+    """Print the schedules and return the exit code."""
+    with open_client(options) as post:
+        found = post.schedules(options.queue, count=options.count)
+    if options.json:
+        write_json([_schedule_json(schedule) for schedule in found], indent=2)
+        return 0
+    if not found:
+        write("no schedules")
+        return 0
+    rows: list[tuple[object, ...]] = []
+    for schedule in found:
+        rule = f"every {schedule.every:g} s" if schedule.cron is None else f"{schedule.cron} {schedule.tz}"
+        state = (
+            "paused"
+            if schedule.paused
+            else ("over" if not schedule.next_fires else _format_second(schedule.next_fires[0]))
+        )
+        rows.append((schedule.queue, schedule.name, rule, state, schedule.fires, schedule.missed_fires))
+        rows += [("", "", "", _format_second(at), "", "") for at in schedule.next_fires[1:]]
+    for line in format_table(("queue", "name", "rule", "next (UTC)", "fired", "missed"), rows, flexible=(0, 1, 2)):
+        write(line)
+    return 0
+
+
+def run_save(options: argparse.Namespace) -> int:
+    """Save a schedule and return the exit code."""
+    rule = _given_rule(options)
+    if options.reset:
+        if "cron" not in rule and "every" not in rule:
+            raise CommandError("--reset also resets the rule: give --cron or --every too", USAGE)
+        rule = DEFAULTS | {"tz": "UTC"} | rule
+    with open_client(options, creates=True) as post:
+        saved = post._run(post._edit_flow(options.name, options.queue, options.key, cast("Any", rule)))
+    if options.json:
+        write_json(_schedule_json(saved))
+    else:
+        write(f"saved {saved.key}, next {_format_time(saved.next_fires[0]) if saved.next_fires else 'never'}")
+    return 0
+
+
+def _format_second(at: datetime) -> str:
+    return _format_time(at)[:19]
+
+
+def _format_time(at: datetime) -> str:
+    return format_time(round(at.timestamp() * 1000))
+
+
+def _schedule_json(schedule: Schedule) -> dict[str, Any]:
+    missed = schedule.missed if isinstance(schedule.missed, str) else {"catch_up": schedule.missed.max_catchup}
+    return {
+        "queue": schedule.queue,
+        "key": schedule.key,
+        "name": schedule.name,
+        "cron": schedule.cron,
+        "every": schedule.every,
+        "tz": schedule.tz,
+        "missed": missed,
+        "grace": schedule.grace,
+        "start": None if schedule.start is None else _format_time(schedule.start),
+        "end": None if schedule.end is None else _format_time(schedule.end),
+        "max_fires": schedule.max_fires,
+        "jitter": schedule.jitter,
+        "priority": schedule.priority,
+        "group": schedule.group,
+        "headers": schedule.headers,
+        "paused": schedule.paused,
+        "declared": schedule.declared,
+        "fires": schedule.fires,
+        "missed_fires": schedule.missed_fires,
+        "last_fire": None if schedule.last_fire is None else _format_time(schedule.last_fire),
+        "next_fires": [
+            {"utc": _format_time(at), "local": schedule.local(at).isoformat()} for at in schedule.next_fires
+        ],
+    }  # fmt: skip
+
+
+def run_change(options: argparse.Namespace) -> int:
+    """Pause, resume, trigger or remove one schedule and return the exit code."""
+    with open_client(options) as post:
+        if options.action == "trigger":
+            published = post.trigger_schedule(options.name, queue=options.queue)
+            write_json(published) if options.json else write(f"published {published.id}")
+            return 0
+        change = {"pause": post.pause_schedule, "resume": post.resume_schedule, "remove": post.remove_schedule}
+        changed = change[options.action](options.name, queue=options.queue)
+    done = {"pause": "paused", "resume": "resumed", "remove": "removed"}[options.action]
+    if options.json:
+        write_json({"name": options.name, "changed": changed})
+    else:
+        write(done if changed else f"nothing to change: it was not there, or {done} already")
+    return 0 if changed or options.action != "remove" else FOUND

@@ -1,0 +1,115 @@
+"""`waypost timers`: list, cancel and reschedule messages that are not due yet."""
+
+from __future__ import annotations
+
+import argparse
+from itertools import islice
+from typing import Any
+
+from waypost.checks import check_text
+from waypost.cli.commands.cancel import CANCEL_TEXTS
+from waypost.cli.exit_codes import FOUND, USAGE, CommandError
+from waypost.cli.options import add_command, integer_between, open_client, parse_duration, parse_time
+from waypost.cli.output import format_body, format_table, format_time, message_json, write, write_json
+from waypost.formatting import format_age, format_count
+from waypost.message import StoredMessage
+from waypost.policy import KEY_CHARACTERS_MAX
+
+
+def add(commands: Any) -> None:
+    """Declare the arguments."""
+    top = add_command(
+        commands, "timers", None, "list, cancel or move messages that are not due yet", store=False, json_text=None,
+        examples=("waypost timers list mails --before 2026-03-06T00:00:00Z",
+                  "waypost timers cancel mails --key welcome-7",
+                  "waypost timers reschedule mails welcome-7 --delay 2h"),
+    )  # fmt: skip
+    actions = top.add_subparsers(dest="action", required=True, metavar="action")
+    listing = add_command(actions, "list", run_list, "list timers, soonest first")
+    listing.add_argument("queue", help="the queue")
+    listing.add_argument("-n", type=integer_between(1, 1_000_000), default=20, metavar="N", help="at most N (20)")
+    listing.add_argument("--before", type=parse_time, metavar="TIME", help="timers due before: 2026-03-06T00:00:00Z")
+    listing.add_argument("--key", help="the timer with this key")
+    cancel = add_command(actions, "cancel", run_cancel, "cancel a timer by its key or id",
+                         more="Exit code 1: there is no such timer.")  # fmt: skip
+    cancel.add_argument("queue", help="the queue")
+    cancel.add_argument("id", nargs="?", help="its id")
+    cancel.add_argument("--key", help="or its key")
+    move = add_command(actions, "reschedule", run_reschedule, "give a timer another due time, by its key")
+    move.add_argument("queue", help="the queue")
+    move.add_argument("key", help="its key")
+    when = move.add_mutually_exclusive_group(required=True)
+    when.add_argument("--delay", type=parse_duration, metavar="S", help="due after this time (90, 30s, 5m, 2h, 7d)")
+    when.add_argument("--at", type=parse_time, metavar="TIME", help="due at a time: 2026-03-06T09:00:00Z")
+
+
+def run_list(options: argparse.Namespace) -> int:
+    """List timers and return the exit code."""
+    with open_client(options) as post:
+        found: list[StoredMessage[Any]]
+        if options.key is not None:
+            found = list(islice(post.messages(options.queue, "delayed", key=options.key), options.n))
+        else:
+            found = list(islice(post.timers(options.queue, options.before), options.n))
+        stats = post.stats(options.queue)
+    if options.json:
+        write_json([message_json(timer) for timer in found])
+        return 0
+    if not found:
+        write("no timers" + (" like that" if stats.ledger.delayed else ""))
+        return 0
+    rows = [
+        (
+            timer.id,
+            format_time(timer.stored.ready_ms),
+            format_age(timer.stored.ready_ms - stats.at_ms),
+            timer.key,
+            format_body(timer),
+        )
+        for timer in found
+    ]
+    for line in format_table(("id", "due", "in", "key", "body"), rows, flexible=(3, 4)):
+        write(line)
+    if stats.ledger.delayed > len(found):
+        write(f"{len(found):,} of {format_count(stats.ledger.delayed, 'timer')}")
+    return 0
+
+
+def run_cancel(options: argparse.Namespace) -> int:
+    """Cancel a timer and return the exit code."""
+    if (options.id is None) == (options.key is None):
+        raise CommandError("no timer was chosen: give its id, or --key", USAGE)
+    with open_client(options) as post:
+        found = list(post.messages(options.queue, "delayed", id=options.id, key=options.key))
+        # By id: meanwhile the key may have passed to another message.
+        status = post.cancel(options.queue, id=found[0].id) if found else "unknown"
+    if options.json:
+        write_json({"queue": options.queue, "id": found[0].id if found else options.id, "key": options.key,
+                    "status": status})  # fmt: skip
+    else:
+        write(CANCEL_TEXTS[status] if found else f"{options.queue} has no such timer")
+    return 0 if status == "cancelled" else FOUND
+
+
+def run_reschedule(options: argparse.Namespace) -> int:
+    """Move a timer and return the exit code."""
+    check_text("key", options.key, KEY_CHARACTERS_MAX)
+    with open_client(options) as post:
+        found = list(post.messages(options.queue, "delayed", key=options.key))
+        if not found:
+            raise CommandError(f"{options.queue} has no timer with the key {options.key!r}", FOUND)
+        timer = found[0]
+        moved = post.publish(
+            options.queue, timer.body, key=options.key, on_conflict="extend", delay=options.delay, at=options.at
+        )
+        if moved.id != timer.id:
+            # It became due meanwhile, and `extend` published a new message, which must not be delivered too.
+            post.cancel(options.queue, id=moved.id)
+            raise CommandError(f"the timer {options.key!r} became due meanwhile, and was not moved", FOUND)
+        now = list(post.messages(options.queue, "delayed", id=timer.id))
+    due = format_time(now[0].stored.ready_ms) if now else None
+    if options.json:
+        write_json({"queue": options.queue, "key": options.key, "id": timer.id, "due": due})
+    else:
+        write(f"{options.key} is due {due or 'now'}")
+    return 0

@@ -1,0 +1,1 @@
+"""The checks of `waypost doctor` that are the same on every store."""
