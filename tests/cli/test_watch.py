@@ -272,4 +272,4 @@ def test_a_real_terminal_shows_the_view_until_q_is_pressed(desk_of: Desk) -> Non
 def test_without_its_extra_the_view_names_it_and_what_does_without(desk_of: Desk) -> None:
     code, told = on_a_terminal(desk_of, "import sys; sys.modules['textual'] = None; " + PROGRAM, b"")
     assert code == 2
-    assert b'pip install "waypost[cli]"; --once does without' in told
+    assert b'pip install "waypost[cli]"; --once works without it' in told

@@ -150,7 +150,7 @@ def test_the_printed_script_makes_the_same_tables(server: PostgresServer, comman
 @pytest.mark.parametrize(
     ("arguments", "code", "told"),
     [
-        ((), 2, "say which store"),
+        ((), 2, "no store was given"),
         (("postgresql://127.0.0.1:1/a", "--url", "postgresql://127.0.0.1:1/b"), 2, "two different URLs"),
         (("postgresql://u:hunter2@127.0.0.1:1/nothing",), 3, "no connection to postgresql://127.0.0.1:1/nothing"),
         (("postgresql+psycopg://u:hunter2@host/a",), 2, "without the +psycopg"),
