@@ -12,7 +12,7 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType
 from tests.spark.shop import Shop, as_rows, rows_of, stored_rows
 from waypost.spark.source.options import read_options
 from waypost.spark.source.reader import Reader
-from waypost.store.bulk.reading import PageSize
+from waypost.store.bulk.reader import PageSize
 from waypost.store.bulk.tables import JOURNAL, MESSAGES, SCHEDULES
 from waypost.testing.postgres import PostgresServer
 from waypost.values import MessageState, StoredSchedule

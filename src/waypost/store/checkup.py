@@ -14,7 +14,7 @@ Level = Literal["ok", "note", "wrong"]
 
 
 class Finding(Struct, frozen=True):
-    """One thing that was looked at: what was found, what to do if it is not well, and figures for scripts."""
+    """One check: what was found, what to do if it is not well, and figures for scripts."""
 
     check: str
     level: Level
@@ -42,7 +42,7 @@ def wrong(check: str, found: str, advice: str, **figures: Any) -> Finding:
 
 
 class Checkup:
-    """What is looked at in one store alone, beside the records, clocks, workers and readers that all stores have."""
+    """The checks of one store alone, beside the records, clocks, workers and readers that all stores have."""
 
     def check_list(self, listed: Sequence[str], *, mend: bool) -> tuple[list[str], list[Finding]]:
         """The queues that there are. Differs from those `listed` where the list is kept apart and can be damaged."""

@@ -1,4 +1,4 @@
-"""From a URL or the caller's own client to a store. Drivers are imported only when a URL asks for them."""
+"""From a URL or the caller's own client to a store. Drivers are imported only when a URL needs them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ POOL_PACKAGES = frozenset(("psycopg", "psycopg_pool", "sqlalchemy"))
 
 
 class StoreOptions(TypedDict):
-    """What every way to open a store is told."""
+    """Options of every way to open a store."""
 
     namespace: str
     clock: Clock | None

@@ -5,15 +5,15 @@ async sibling) runs calls on a connection. So sync and async share everything th
 batch-first: one message is a batch of one. `operation` makes a repeated call return its first answer.
 
 Callers keep to the limits of `policy`: at most `CHUNK_MESSAGES_MAX` items a call, and no id and no key twice in one
-publish. Every verb that can make work claimable answers, next to its result, which sleepers to wake, and `also` what
+publish. Every verb that can make work claimable returns, next to its result, which sleepers to wake, and `also` what
 else its step did: a lease that had ended, a message that was buried, dropped or promoted beside what was asked for.
 
-Which operations are answered, run or refused is said in `repeats.py`. Each sending of a claim bears its own `nonce`
+`repeats.py` decides which operations are answered, run or refused. Each sending of a claim has its own `nonce`
 (new bytes unless given), which fences what it leases; a repeat puts its own on the leases that are still held.
 
 A claim ends before the first message that would make its answer longer than `bytes_max`, and says that there is more;
 it takes one message whatever its size. One that took all there was and has room for more registers its `sleeper`. With
-`linger_ms` it promises to look again so soon that until then nobody is woken for a few messages; 0 ends the promise.
+`linger_ms` its worker polls again so soon that until then no sleeper is woken for a few messages; 0 ends that.
 """
 
 from __future__ import annotations
@@ -66,210 +66,172 @@ from waypost.values import (
 )
 
 if TYPE_CHECKING:
-    from waypost.store.bulk.reading import BulkConnection, BulkReader
+    from waypost.store.bulk.reader import BulkConnection, BulkReader
     from waypost.store.checkup import Checkup
     from waypost.store.transactions import TransactionSupport
 
 T = TypeVar("T")
 
 
-class Draft(Struct, frozen=True, gc=False):
-    """A message on its way into a store. `at_ms` is absolute and wins over `delay_ms`, which starts at the store."""
-
-    id: str
-    envelope: bytes
-    key: str | None = None
-    #: 0: the key is taken while its message is unfinished (`live`); otherwise also for so long after the publish.
-    window_ms: int = 0
-    on_conflict: OnConflict = "keep"
-    delay_ms: int = 0
-    at_ms: int | None = None
-    priority: int = 5
-    group: str | None = None
-    #: What the journal keeps at level `full` in place of the envelope (the redact hook's work).
-    journal_copy: bytes | None = None
-    #: A continuation: the queue remembers its arrival, so that it is stored once however often it is sent.
-    forwarded: bool = False
-    #: The chain that it belongs to (`chain_id`); it begins one if that bears its own queue and id.
-    chain: str | None = None
-    #: Chains that must end well before it may be claimed. Such a message has no key.
-    after: tuple[str, ...] = ()
-    #: With `forwarded`: it keeps to `max_pending` as a publish does. Nothing has ended for it, so it can be refused.
-    capped: bool = False
-
-
-class Hold(Struct, frozen=True, gc=False):
-    """The fence of one lease, as `extend` shows it."""
-
-    id: str
-    token: int
-    nonce: bytes
-
-
-class Target(Struct, frozen=True, gc=False):
-    """What to cancel: a message id, or a key."""
-
-    id: str | None = None
-    key: str | None = None
-
-
-class ServedQueue(Struct, frozen=True, array_like=True):
-    """A queue in a beat. `claim_age_ms` is how long ago a claim was answered: ages need no common clock."""
-
-    name: str
-    concurrency: int = 0
-    in_flight: int = 0
-    handled: int = 0
-    claim_age_ms: int | None = None
-
-
-class Heartbeat(Struct, frozen=True, array_like=True):
-    """What a worker tells of itself. Fields are only ever added at the end: workers of several releases beat."""
-
-    name: str
-    host: str = ""
-    pid: int = 0
-    version: str = ""
-    state: str = "running"
-    status: str = "green"
-    reasons: tuple[str, ...] = ()
-    processes: int = 1
-    #: By the store's clock, as the answer to the first beat told it; None in that one.
-    started_ms: int | None = None
-    queues: tuple[ServedQueue, ...] = ()
-    unlisted: int = 0
-
-
-class Idle(Struct, frozen=True, gc=False):
-    """A queue where a worker has nothing to do, and the name it sleeps by there; None if no wake-up reaches it."""
-
-    queue: str
-    sleeper: str | None = None
-
-
-class Registration(Struct, frozen=True):
-    """What travels with a poll: what the worker tells of itself, for how long it counts, and where it wants to lead."""
-
-    heartbeat: Heartbeat
-    ttl_ms: int
-    #: A role, and how long it would lead before it has to ask again.
-    role: str | None = None
-    role_ttl_ms: int = 0
-
-
-class FireStep(Struct, frozen=True):
-    """One fire of a schedule: what it must be like for the step to happen, and what the step makes of it."""
-
-    key: str
-    version: str
-    expected_ms: int
-    #: The store's clock must lie between these.
-    last_due_ms: int
-    valid_until_ms: int
-    #: The newest instant that fires; None if the step only counts instants as missed.
-    last_ms: int | None
-    missed: int
-    next_ms: int | None
-    due_ms: int | None
-
-
-def check_chunk(items: Sequence[object]) -> None:
-    """Refuse more than one step may carry: a longer one would hold up every other client of the store."""
-    if len(items) > CHUNK_MESSAGES_MAX:
-        raise InvalidInput(f"{len(items)} items in one step, the limit is {CHUNK_MESSAGES_MAX}; send them in parts")
-
-
-def poll_parts(idle: Sequence[Idle]) -> list[Sequence[Idle]]:
-    """Queues to poll, as many together as one step may carry; one part without queues if there are none."""
-    return [idle[at : at + POLL_QUEUES_MAX] for at in range(0, len(idle), POLL_QUEUES_MAX)] or [()]
-
-
-def check_purge(state: MessageState) -> MessageState:
-    """Refuse to purge what is held: its handler runs, and the next of its key would run beside it."""
-    if state == "leased":
-        raise InvalidInput("leased messages cannot be purged: cancel them, which asks their handlers to stop")
-    return state
-
-
-def blocks(queue: str) -> InvalidInput:
-    """A queue whose full state makes publishers wait: nobody may wait inside somebody's own transaction."""
-    return InvalidInput(
-        f'queue {queue} has overload="block", and a publish inside a transaction must not wait for room while it holds '
-        'what others need; publish outside of it, or configure overload="raise" or "drop_oldest"'
-    )
-
-
-class Woken(Struct, Generic[T], frozen=True):
-    """A result, and whom to wake for it by queue: names, or `*` when the store has no memory of who sleeps."""
-
-    result: T
-    wake: dict[str, list[str]]
-    #: What else the step did.
-    also: tuple[SideEffect, ...] = ()
-
-
-def add_wakes(wakes: dict[str, list[str]], more: dict[str, list[str]]) -> dict[str, list[str]]:
-    """Put more names to those that are to be woken."""
-    for queue, names in more.items():
-        known = wakes.setdefault(queue, [])
-        known += [name for name in names if name not in known]
-    return wakes
-
-
-class SideEffects:
-    """Gathers what else a step does: each event with an id up to a bound, then counted."""
-
-    __slots__ = ("_listed", "_more", "_named")
-
-    def __init__(self) -> None:
-        self._listed: list[SideEffect] = []
-        self._named: dict[tuple[str, EventName], int] = {}
-        self._more: dict[tuple[str, EventName, str | None], int] = {}
-
-    def add(self, queue: str, event: EventName, id: str, token: int, reason: str | None) -> None:
-        """One change of a message."""
-        named = self._named.get((queue, event), 0)
-        if named < SIDE_EFFECTS_MAX:
-            self._named[queue, event] = named + 1
-            self._listed.append(SideEffect(queue, event, id, token, reason))
-        else:
-            place = queue, event, reason
-            self._more[place] = self._more.get(place, 0) + 1
-
-    def take(self) -> tuple[SideEffect, ...]:
-        """All of them, and none is left."""
-        if not self._listed:
-            return ()
-        rest = [SideEffect(queue, event, None, None, reason, n) for (queue, event, reason), n in self._more.items()]
-        effects = (*self._listed, *rest)
-        self._listed, self._named, self._more = [], {}, {}
-        return effects
-
-
-def forwarded_draft(next_one: Continuation) -> Draft:
-    """A continuation as its target queue receives it."""
-    return Draft(
-        next_one.id,
-        next_one.envelope,
-        key=next_one.key,
-        delay_ms=next_one.delay_ms,
-        priority=next_one.priority,
-        group=next_one.group,
-        journal_copy=next_one.journal_copy,
-        forwarded=True,
-        chain=next_one.chain,
-    )
-
-
-def format_changes(changes: Mapping[str, Any]) -> str:
-    """Policy changes as the journal tells them."""
-    return " ".join(f"{name}={value}" for name, value in sorted(changes.items()))
-
-
 class Call(Generic[T]):
     """One step for an executor of the same store. `name` is the verb, for logs and errors."""
 
     name: str
+
+
+class Store(Protocol):
+    """What differs between stores, and the verbs. See `memory/queue.py` for what each verb means."""
+
+    #: For people: logs, errors and reports. Use `capabilities` instead of comparing it.
+    kind: str
+    namespace: str
+
+    @property
+    def place(self) -> object:
+        """The same for two stores of a kind that keep the same messages."""
+        ...
+
+    @property
+    def capabilities(self) -> Capabilities: ...
+    @property
+    def channel(self) -> NaturalChannel: ...
+    @property
+    def blocking_waits(self) -> BlockingWaits | None:
+        """None: sleepers are woken by notifications alone."""
+        ...
+
+    @property
+    def transactions(self) -> TransactionSupport | None:
+        """None: messages are in no database of the user's, so no transaction can hold them."""
+        ...
+
+    def bulk_reader(self, connection: BulkConnection) -> BulkReader | None:
+        """A reader of whole queues and journals as Arrow batches; None if only this process can read them."""
+        ...
+
+    def checkup(self, executor: Executor) -> Checkup:
+        """What `waypost doctor` checks in this store alone."""
+        ...
+
+    def connect(self, *, start_timeout: float) -> Executor: ...
+    async def connect_async(self, *, start_timeout: float) -> AsyncExecutor: ...
+
+    #: The store's time in milliseconds, for the stamps of operations.
+    def time(self) -> Call[int]: ...
+
+    # the way of a message
+    def publish(self, queue: str, drafts: Sequence[Draft], operation: Operation) -> Call[Woken[list[Published]]]: ...
+    def claim(
+        self,
+        queue: str,
+        limit: int,
+        operation: Operation,
+        *,
+        worker: str,
+        sleeper: str | None = None,
+        linger_ms: int | None = None,
+        replay: bool = False,
+        bytes_max: int = CLAIM_BYTES_MAX,
+        nonce: bytes | None = None,
+    ) -> Call[Claimed]: ...
+    def settle(
+        self, queue: str, settlements: Sequence[Settlement], operation: Operation
+    ) -> Call[Woken[list[SettleStatus]]]: ...
+    def extend(self, queue: str, holds: Sequence[Hold], operation: Operation) -> Call[list[ExtendStatus]]: ...
+    def cancel(self, queue: str, targets: Sequence[Target], operation: Operation) -> Call[list[CancelStatus]]: ...
+
+    # chains: what a step sent on, and has not arrived yet (stores that span queues in one step have none)
+    def outgoing(self, queue: str, limit: int) -> Call[list[Continuation | Notice]]: ...
+    def forwarded(self, queue: str, ids: Sequence[str]) -> Call[None]: ...
+    def arrive(self, queue: str, notices: Sequence[Notice]) -> Call[Woken[None]]: ...
+
+    # waiting: `waiter` is woken like a sleeper when there is news, if it calls again before `WAITER_TTL_MS` are over
+    def result(self, queue: str, message_id: str) -> Call[bytes | None]: ...
+    def watch(self, queue: str, message_id: str, waiter: str | None) -> Call[Watched]: ...
+    def watch_chain(self, queue: str, message_id: str, waiter: str | None) -> Call[ChainState]: ...
+
+    # reading
+    def peek(
+        self,
+        queue: str,
+        state: MessageState,
+        limit: int,
+        *,
+        cursor: str | None = None,
+        id: str | None = None,
+        key: str | None = None,
+        group: str | None = None,
+        reason: str | None = None,
+    ) -> Call[Page]: ...
+    def stats(self, queue: str, *, minutes: int = 0) -> Call[Stats]: ...
+    def trace(self, queue: str, message_id: str, cursor: str | None = None) -> Call[TracePage]: ...
+    def queues(self) -> Call[list[str]]: ...
+
+    # running a queue
+    def redrive(
+        self,
+        queue: str,
+        limit: int,
+        operation: Operation,
+        *,
+        ids: Sequence[str] = (),
+        reason: str | None = None,
+        cursor: str | None = None,
+    ) -> Call[Woken[Redriven]]: ...
+    def purge(self, queue: str, state: MessageState, limit: int, operation: Operation) -> Call[Purged]: ...
+    def configure(self, queue: str, changes: Mapping[str, Any]) -> Call[Woken[Policy]]: ...
+    def policy(self, queue: str) -> Call[Policy]: ...
+    def pause(self, queue: str) -> Call[bool]: ...
+    def resume(self, queue: str) -> Call[Woken[bool]]: ...
+
+    # removing an empty queue: claims, settles and reads make no queue, the next publish or configure makes a new one.
+    # `unlist`: calls that take it off the lists which are no part of the same step.
+    def remove(self, queue: str, operation: Operation) -> Call[Removal]: ...
+    def unlist(self, queue: str) -> list[Call[None]]: ...
+
+    # finding damaged records, in bounded steps: begin without a cursor, go on until there is none
+    def check(self, queue: str, cursor: str | None, *, mend: bool = False) -> Call[CheckPage]: ...
+
+    # idle workers: whether a claim of many queues may bring something. The registrations of sleepers are renewed. The
+    # calls run together: each answers for its own part of `idle`, in order, and the first carries the heartbeat. `echo`
+    # is published on the store's own channel: a client that receives it knows that wake-ups arrive.
+    def poll(
+        self, idle: Sequence[Idle], *, registration: Registration | None = None, echo: str | None = None
+    ) -> list[Call[Polled]]: ...
+
+    # who works: `heartbeat` answers the store's time, `unregister` whether the worker was known
+    def heartbeat(self, heartbeat: Heartbeat, ttl_ms: int) -> Call[int]: ...
+    def unregister(self, name: str) -> Call[bool]: ...
+    def workers(self) -> Call[list[RegisteredWorker]]: ...
+
+    # the journal
+    def journal(self, queue: str, after: int, limit: int) -> Call[JournalPage]: ...
+    def journal_reader(self, queue: str, name: str, read_to: int | None) -> Call[int]: ...
+    def journal_forget(self, queue: str, name: str) -> Call[bool]: ...
+    def journal_trim(self, queue: str, up_to: int) -> Call[int]: ...
+
+    # schedules: they lie beside their queue; a change names the version that it read
+    def save_schedule(
+        self, queue: str, schedule: StoredSchedule, *, version: str | None, next_ms: int | None
+    ) -> Call[Saved]: ...
+    def remove_schedule(self, queue: str, key: str) -> Call[bool]: ...
+    def schedules(self, queue: str) -> Call[ScheduleList]: ...
+    def scheduled(self) -> Call[dict[str, int]]: ...
+    def schedules_changed(self, queue: str) -> Call[None]: ...
+    def fire_schedule(
+        self, queue: str, step: FireStep, drafts: Sequence[Draft], operation: Operation
+    ) -> Call[Woken[Fired]]: ...
+    def trigger_schedule(
+        self, queue: str, key: str, draft: Draft, operation: Operation
+    ) -> Call[Woken[Published | None]]: ...
+
+    # leaders of roles, and timers of queues without claims
+    def elect(self, role: str, name: str, ttl_ms: int) -> Call[Elected]: ...
+    def resign(self, role: str, name: str) -> Call[bool]: ...
+    def promote(self, queue: str) -> Call[Woken[Promoted]]: ...
+
+
+# ---- what a store has besides its verbs ----------------------------------------------------------------------------
 
 
 class Executor(Protocol):
@@ -342,7 +304,7 @@ class Capabilities(Struct, frozen=True):
 
 
 class NaturalChannel(Struct, frozen=True):
-    """The notification channel of a store, used unless a client asks for another."""
+    """The notification channel of a store, used unless a client names another."""
 
     #: `process` and `files`: clients notify each other. The servers notify by themselves, in the step that has news.
     transport: Literal["process", "files", "valkey", "postgres"]
@@ -355,153 +317,197 @@ class NaturalChannel(Struct, frozen=True):
         return self.transport in ("valkey", "postgres")
 
 
-class Store(Protocol):
-    """What differs between stores, and the verbs. See `memory.py` for what each verb means."""
+# ---- arguments and results of the verbs ----------------------------------------------------------------------------
 
-    #: For people: logs, errors and reports. Ask `capabilities` instead of comparing it.
-    kind: str
-    namespace: str
 
-    @property
-    def place(self) -> object:
-        """The same for two stores of a kind that keep the same messages."""
-        ...
+class Draft(Struct, frozen=True, gc=False):
+    """A message on its way into a store. `at_ms` is absolute and wins over `delay_ms`, which starts at the store."""
 
-    @property
-    def capabilities(self) -> Capabilities: ...
-    @property
-    def channel(self) -> NaturalChannel: ...
-    @property
-    def blocking_waits(self) -> BlockingWaits | None:
-        """None: sleepers are woken by notifications alone."""
-        ...
+    id: str
+    envelope: bytes
+    key: str | None = None
+    #: 0: the key is taken while its message is unfinished (`live`); otherwise also for so long after the publish.
+    window_ms: int = 0
+    on_conflict: OnConflict = "keep"
+    delay_ms: int = 0
+    at_ms: int | None = None
+    priority: int = 5
+    group: str | None = None
+    #: What the journal keeps at level `full` in place of the envelope (the redact hook's work).
+    journal_copy: bytes | None = None
+    #: A continuation: the queue remembers its arrival, so that it is stored once however often it is sent.
+    forwarded: bool = False
+    #: The chain that it belongs to (`chain_id`); it begins one if that bears its own queue and id.
+    chain: str | None = None
+    #: Chains that must end well before it may be claimed. Such a message has no key.
+    after: tuple[str, ...] = ()
+    #: With `forwarded`: it keeps to `max_pending` as a publish does. Nothing has ended for it, so it can be refused.
+    capped: bool = False
 
-    @property
-    def transactions(self) -> TransactionSupport | None:
-        """None: messages are in no database of the user's, so no transaction can hold them."""
-        ...
 
-    def bulk_reader(self, connection: BulkConnection) -> BulkReader | None:
-        """A reader of whole queues and journals as Arrow batches; None if only this process can read them."""
-        ...
+class Hold(Struct, frozen=True, gc=False):
+    """The fence of one lease, as `extend` shows it."""
 
-    def checkup(self, executor: Executor) -> Checkup:
-        """What `waypost doctor` looks at in this store alone."""
-        ...
+    id: str
+    token: int
+    nonce: bytes
 
-    def connect(self, *, start_timeout: float) -> Executor: ...
-    async def connect_async(self, *, start_timeout: float) -> AsyncExecutor: ...
 
-    #: The store's time in milliseconds, for the stamps of operations.
-    def time(self) -> Call[int]: ...
+class Target(Struct, frozen=True, gc=False):
+    """What to cancel: a message id, or a key."""
 
-    # the way of a message
-    def publish(self, queue: str, drafts: Sequence[Draft], operation: Operation) -> Call[Woken[list[Published]]]: ...
-    def claim(
-        self,
-        queue: str,
-        limit: int,
-        operation: Operation,
-        *,
-        worker: str,
-        sleeper: str | None = None,
-        linger_ms: int | None = None,
-        replay: bool = False,
-        bytes_max: int = CLAIM_BYTES_MAX,
-        nonce: bytes | None = None,
-    ) -> Call[Claimed]: ...
-    def settle(
-        self, queue: str, settlements: Sequence[Settlement], operation: Operation
-    ) -> Call[Woken[list[SettleStatus]]]: ...
-    def extend(self, queue: str, holds: Sequence[Hold], operation: Operation) -> Call[list[ExtendStatus]]: ...
-    def cancel(self, queue: str, targets: Sequence[Target], operation: Operation) -> Call[list[CancelStatus]]: ...
+    id: str | None = None
+    key: str | None = None
 
-    # chains: what a step sent on, and has not arrived yet (stores that span queues in one step have none)
-    def outgoing(self, queue: str, limit: int) -> Call[list[Continuation | Notice]]: ...
-    def forwarded(self, queue: str, ids: Sequence[str]) -> Call[None]: ...
-    def arrive(self, queue: str, notices: Sequence[Notice]) -> Call[Woken[None]]: ...
 
-    # waiting: `waiter` is woken like a sleeper when there is news, if it asks again before `WAITER_TTL_MS` are over
-    def result(self, queue: str, message_id: str) -> Call[bytes | None]: ...
-    def watch(self, queue: str, message_id: str, waiter: str | None) -> Call[Watched]: ...
-    def watch_chain(self, queue: str, message_id: str, waiter: str | None) -> Call[ChainState]: ...
+class ServedQueue(Struct, frozen=True, array_like=True):
+    """A queue in a heartbeat. `claim_age_ms` is how long ago a claim was answered: ages need no common clock."""
 
-    # looking
-    def peek(
-        self,
-        queue: str,
-        state: MessageState,
-        limit: int,
-        *,
-        cursor: str | None = None,
-        id: str | None = None,
-        key: str | None = None,
-        group: str | None = None,
-        reason: str | None = None,
-    ) -> Call[Page]: ...
-    def stats(self, queue: str, *, minutes: int = 0) -> Call[Stats]: ...
-    def trace(self, queue: str, message_id: str, cursor: str | None = None) -> Call[TracePage]: ...
-    def queues(self) -> Call[list[str]]: ...
+    name: str
+    concurrency: int = 0
+    in_flight: int = 0
+    handled: int = 0
+    claim_age_ms: int | None = None
 
-    # running a queue
-    def redrive(
-        self,
-        queue: str,
-        limit: int,
-        operation: Operation,
-        *,
-        ids: Sequence[str] = (),
-        reason: str | None = None,
-        cursor: str | None = None,
-    ) -> Call[Woken[Redriven]]: ...
-    def purge(self, queue: str, state: MessageState, limit: int, operation: Operation) -> Call[Purged]: ...
-    def configure(self, queue: str, changes: Mapping[str, Any]) -> Call[Woken[Policy]]: ...
-    def policy(self, queue: str) -> Call[Policy]: ...
-    def pause(self, queue: str) -> Call[bool]: ...
-    def resume(self, queue: str) -> Call[Woken[bool]]: ...
 
-    # removing an empty queue: claims, settles and reads make no queue, the next publish or configure makes a new one.
-    # `unlist`: calls that take it off the lists which are no part of the same step.
-    def remove(self, queue: str, operation: Operation) -> Call[Removal]: ...
-    def unlist(self, queue: str) -> list[Call[None]]: ...
+class Heartbeat(Struct, frozen=True, array_like=True):
+    """What a worker reports. Fields are only ever added at the end: workers of several releases send them."""
 
-    # looking for damaged records, in bounded steps: begin without a cursor, go on until there is none
-    def check(self, queue: str, cursor: str | None, *, mend: bool = False) -> Call[CheckPage]: ...
+    name: str
+    host: str = ""
+    pid: int = 0
+    version: str = ""
+    state: str = "running"
+    status: str = "green"
+    reasons: tuple[str, ...] = ()
+    processes: int = 1
+    #: By the store's clock, as the answer to the first heartbeat gave it; None in that one.
+    started_ms: int | None = None
+    queues: tuple[ServedQueue, ...] = ()
+    unlisted: int = 0
 
-    # idle workers: whether a claim of many queues may bring something. The registrations of sleepers are renewed. The
-    # calls run together: each answers for its own part of `idle`, in order, and the first carries the heartbeat. `echo`
-    # is told on the store's own channel: whoever hears it knows that wake-ups arrive.
-    def poll(
-        self, idle: Sequence[Idle], *, registration: Registration | None = None, echo: str | None = None
-    ) -> list[Call[Polled]]: ...
 
-    # who works: `heartbeat` answers the store's time, `unregister` whether the worker was known
-    def heartbeat(self, heartbeat: Heartbeat, ttl_ms: int) -> Call[int]: ...
-    def unregister(self, name: str) -> Call[bool]: ...
-    def workers(self) -> Call[list[RegisteredWorker]]: ...
+class Idle(Struct, frozen=True, gc=False):
+    """A queue where a worker has nothing to do, and the name it sleeps by there; None if no wake-up reaches it."""
 
-    # the journal
-    def journal(self, queue: str, after: int, limit: int) -> Call[JournalPage]: ...
-    def journal_reader(self, queue: str, name: str, read_to: int | None) -> Call[int]: ...
-    def journal_forget(self, queue: str, name: str) -> Call[bool]: ...
-    def journal_trim(self, queue: str, up_to: int) -> Call[int]: ...
+    queue: str
+    sleeper: str | None = None
 
-    # schedules: they lie beside their queue; whoever changes one says what it saw
-    def save_schedule(
-        self, queue: str, schedule: StoredSchedule, *, version: str | None, next_ms: int | None
-    ) -> Call[Saved]: ...
-    def remove_schedule(self, queue: str, key: str) -> Call[bool]: ...
-    def schedules(self, queue: str) -> Call[ScheduleList]: ...
-    def scheduled(self) -> Call[dict[str, int]]: ...
-    def schedules_changed(self, queue: str) -> Call[None]: ...
-    def fire_schedule(
-        self, queue: str, step: FireStep, drafts: Sequence[Draft], operation: Operation
-    ) -> Call[Woken[Fired]]: ...
-    def trigger_schedule(
-        self, queue: str, key: str, draft: Draft, operation: Operation
-    ) -> Call[Woken[Published | None]]: ...
 
-    # who does what only one should do, and timers that nobody claims
-    def elect(self, role: str, name: str, ttl_ms: int) -> Call[Elected]: ...
-    def resign(self, role: str, name: str) -> Call[bool]: ...
-    def promote(self, queue: str) -> Call[Woken[Promoted]]: ...
+class Registration(Struct, frozen=True):
+    """What a poll carries: the worker's heartbeat, how long it counts, and the role that it wants to lead."""
+
+    heartbeat: Heartbeat
+    ttl_ms: int
+    #: A role, and how long it would lead before it has to be elected again.
+    role: str | None = None
+    role_ttl_ms: int = 0
+
+
+class FireStep(Struct, frozen=True):
+    """One fire of a schedule: the conditions of the step, and what the step makes of the schedule."""
+
+    key: str
+    version: str
+    expected_ms: int
+    #: The store's clock must lie between these.
+    last_due_ms: int
+    valid_until_ms: int
+    #: The newest instant that fires; None if the step only counts instants as missed.
+    last_ms: int | None
+    missed: int
+    next_ms: int | None
+    due_ms: int | None
+
+
+def check_chunk(items: Sequence[object]) -> None:
+    """Refuse more than one step may carry: a longer one would hold up every other client of the store."""
+    if len(items) > CHUNK_MESSAGES_MAX:
+        raise InvalidInput(f"{len(items)} items in one step, the limit is {CHUNK_MESSAGES_MAX}; send them in parts")
+
+
+def poll_parts(idle: Sequence[Idle]) -> list[Sequence[Idle]]:
+    """Queues to poll, as many together as one step may carry; one part without queues if there are none."""
+    return [idle[at : at + POLL_QUEUES_MAX] for at in range(0, len(idle), POLL_QUEUES_MAX)] or [()]
+
+
+def check_purge(state: MessageState) -> MessageState:
+    """Refuse to purge what is held: its handler runs, and the next of its key would run beside it."""
+    if state == "leased":
+        raise InvalidInput("leased messages cannot be purged: cancel them, which requests their handlers to stop")
+    return state
+
+
+def blocks(queue: str) -> InvalidInput:
+    """The error for a queue that blocks publishers when full: no call may wait inside the user's transaction."""
+    return InvalidInput(
+        f'queue {queue} has overload="block", and a publish inside a transaction must not wait for room while it holds '
+        'what others need; publish outside of it, or configure overload="raise" or "drop_oldest"'
+    )
+
+
+class Woken(Struct, Generic[T], frozen=True):
+    """A result, and the sleepers to wake for it by queue: names, or `*` for all when the store does not know them."""
+
+    result: T
+    wake: dict[str, list[str]]
+    #: What else the step did.
+    also: tuple[SideEffect, ...] = ()
+
+
+def add_wakes(wakes: dict[str, list[str]], more: dict[str, list[str]]) -> dict[str, list[str]]:
+    """Add names to those that are to be woken."""
+    for queue, names in more.items():
+        known = wakes.setdefault(queue, [])
+        known += [name for name in names if name not in known]
+    return wakes
+
+
+class SideEffects:
+    """Gathers what else a step does: each event with an id up to a bound, then counted."""
+
+    __slots__ = ("_listed", "_more", "_named")
+
+    def __init__(self) -> None:
+        self._listed: list[SideEffect] = []
+        self._named: dict[tuple[str, EventName], int] = {}
+        self._more: dict[tuple[str, EventName, str | None], int] = {}
+
+    def add(self, queue: str, event: EventName, id: str, token: int, reason: str | None) -> None:
+        """One change of a message."""
+        named = self._named.get((queue, event), 0)
+        if named < SIDE_EFFECTS_MAX:
+            self._named[queue, event] = named + 1
+            self._listed.append(SideEffect(queue, event, id, token, reason))
+        else:
+            place = queue, event, reason
+            self._more[place] = self._more.get(place, 0) + 1
+
+    def take(self) -> tuple[SideEffect, ...]:
+        """All of them, and none is left."""
+        if not self._listed:
+            return ()
+        rest = [SideEffect(queue, event, None, None, reason, n) for (queue, event, reason), n in self._more.items()]
+        effects = (*self._listed, *rest)
+        self._listed, self._named, self._more = [], {}, {}
+        return effects
+
+
+def forwarded_draft(next_one: Continuation) -> Draft:
+    """A continuation as its target queue receives it."""
+    return Draft(
+        next_one.id,
+        next_one.envelope,
+        key=next_one.key,
+        delay_ms=next_one.delay_ms,
+        priority=next_one.priority,
+        group=next_one.group,
+        journal_copy=next_one.journal_copy,
+        forwarded=True,
+        chain=next_one.chain,
+    )
+
+
+def format_changes(changes: Mapping[str, Any]) -> str:
+    """Format policy changes for the journal."""
+    return " ".join(f"{name}={value}" for name, value in sorted(changes.items()))

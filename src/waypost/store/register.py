@@ -1,6 +1,6 @@
 """The register of workers as the stores keep it: one record for each worker, whole, with when it came and when it ends.
 
-A record says how long ago things happened, never when: the store puts its own time to it. So a worker whose clock is
+A record holds ages, never times: the store adds its own time. So a worker whose clock is
 wrong is listed right, and no store has to look into a record.
 """
 
@@ -23,19 +23,19 @@ _decode = msgspec.msgpack.Decoder(Heartbeat).decode
 
 
 def pack(heartbeat: Heartbeat) -> bytes:
-    """The record of a beat, or why it cannot be one."""
+    """Encode a heartbeat as a record; raises if it is not valid."""
     check_text("the name of a worker", heartbeat.name, WORKER_CHARACTERS_MAX)
     record = _encode(heartbeat)
     if len(record) > policy.WORKER_BYTES_MAX:
         raise InvalidInput(
-            f"what worker {heartbeat.name} tells of itself takes {len(record)} bytes, the limit is "
+            f"the heartbeat of worker {heartbeat.name} takes {len(record)} bytes, the limit is "
             f"{policy.WORKER_BYTES_MAX}; name fewer queues"
         )
     return record
 
 
 def fitting(heartbeat: Heartbeat) -> Heartbeat:
-    """The beat with as many of its queues as a record has room for."""
+    """Return the heartbeat with as many of its queues as fit into a record."""
     size, room = len(_encode(heartbeat)), policy.WORKER_BYTES_MAX
     if size <= room:
         return heartbeat
@@ -50,7 +50,7 @@ def fitting(heartbeat: Heartbeat) -> Heartbeat:
 
 
 def registered(name: str, record: bytes, at_ms: int, until_ms: int) -> RegisteredWorker:
-    """A worker from its record."""
+    """Decode the record of a worker."""
     try:
         heartbeat = _decode(record)
     except msgspec.DecodeError:

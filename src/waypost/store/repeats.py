@@ -1,4 +1,4 @@
-"""Whether an operation is answered, run or refused: the one rule of all stores. Lua and SQL say the same.
+"""Whether an operation is answered, run or refused: the one rule of all stores. Lua and SQL have the same rule.
 
 An operation that ran is remembered, with its mark, for longer than a repeat of it is let through: it ran no earlier
 than `STAMP_AHEAD_MS` before its stamp, a repeat passes until `window` after the stamp, and the memory lasts for
@@ -44,7 +44,7 @@ def too_old(queue: str, store_ms: int | None) -> OperationTooOld:
     """The store may have forgotten the operation. Without a time: too many others of its session came after it."""
     return OperationTooOld(
         f"a call on queue {queue} was repeated so late that the store may have forgotten whether it ran; it did not "
-        "run now. It may have been done the first time: look at the queue before you call again, or publish with a "
+        "run now. It may have been done the first time: check the queue before you call again, or publish with a "
         "key, so that a second call is harmless",
         store_ms=store_ms,
     )
@@ -66,7 +66,7 @@ def removed_since(queue: str, store_ms: int) -> OperationTooOld:
     """The queue was removed after the operation was first sent; a new operation makes a new queue."""
     return OperationTooOld(
         f"queue {queue} was removed after this call was first sent, so it did not run now. It may have been done "
-        "before the removal: look at the queue before you call again, or publish with a key, so that a second call is "
+        "before the removal: check the queue before you call again, or publish with a key, so that a second call is "
         "harmless",
         store_ms=store_ms,
     )

@@ -27,7 +27,7 @@ class CallerTransaction(Protocol):
 class TransactionSupport(Protocol):
     """How calls of a store become a part of a transaction. `connection` is the driver's own, under what wraps it."""
 
-    #: The library whose connections are lent to handlers that ask for one.
+    #: The library whose connections are lent to handlers that take one.
     library: str
     #: Calls wait for a server, so that they must be awaited inside an event loop. A file has nothing to wait for.
     waits: bool
@@ -38,11 +38,11 @@ class TransactionSupport(Protocol):
         ...
 
     def checks(self, connection: Any, queue: str) -> Checks:
-        """What has to be asked before calls about a queue run there. Raises `another_database`."""
+        """Yield the calls that must run before calls about a queue run there. Raises `another_database`."""
         ...
 
     def is_checked(self, connection: Any, queue: str) -> bool:
-        """Whether nothing has to be asked."""
+        """Whether `checks` has nothing to run."""
         ...
 
     def executor(self, transaction: CallerTransaction, connection: Any, queue: str) -> Executor:

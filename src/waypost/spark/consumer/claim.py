@@ -28,7 +28,7 @@ from waypost.spark.source.bulk import RETRY_SECONDS, without_warnings
 from waypost.spark.source.credentials import Place
 from waypost.spark.source.partitions import check_machine
 from waypost.store.bulk.columns import batch_of, constant, envelope_columns
-from waypost.store.bulk.reading import PageSize
+from waypost.store.bulk.reader import PageSize
 from waypost.store.bulk.tables import ENVELOPE_COLUMNS, MESSAGES, Table
 from waypost.values import Claimed, Lease, Settlement
 

@@ -14,7 +14,7 @@ from waypost.operations.flow import ClientContext, Flow, RetryBudget, Sleep, dri
 from waypost.policy import START_TIMEOUT_SECONDS
 from waypost.spark.source.credentials import Place
 from waypost.store.bulk.columns import struct_batch
-from waypost.store.bulk.reading import BulkReader, Span
+from waypost.store.bulk.reader import BulkReader, Span
 from waypost.store.bulk.tables import SCHEDULES
 from waypost.store.port import Call, Store
 from waypost.values import MessageState

@@ -10,7 +10,7 @@ from pathlib import Path
 from pyspark.sql.datasource import InputPartition
 
 from waypost.errors import ConfigurationError
-from waypost.store.bulk.reading import Span
+from waypost.store.bulk.reader import Span
 from waypost.store.port import Store
 
 #: Fewer rows than this are not worth a part of their own: starting one costs more than reading them.

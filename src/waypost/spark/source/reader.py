@@ -23,7 +23,7 @@ from waypost.spark.source.partitions import (
 )
 from waypost.spark.source.tables import PUBLISHED
 from waypost.store.bulk.columns import batch_of
-from waypost.store.bulk.reading import Span
+from waypost.store.bulk.reader import Span
 from waypost.values import MessageState
 
 if TYPE_CHECKING:

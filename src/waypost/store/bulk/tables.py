@@ -47,7 +47,7 @@ class Table:
         return pa.schema([(name, self.arrow_type(name)) for name in columns])
 
     def chosen(self, wanted: Sequence[tuple[str, str]]) -> tuple[str, ...]:
-        """The columns that a schema of the user's asks for, each given as name and Spark type."""
+        """The columns of a schema of the user's, each given as name and Spark type."""
         for name, kind in wanted:
             known = self.columns.get(name)
             if known is None:

@@ -1,7 +1,7 @@
-"""Chains, and those who wait for an end: what a queue model remembers of both.
+"""Chains, and waiters for the end of a message: functions of a queue model.
 
-A chain is a message published as the first of one, and everything that was sent on from it. Its first queue is its
-home and counts which of its messages are open. Each end travels there as a notice, which names the messages sent on:
+A chain is a message published as the first of one, and everything that was sent on from it. Its first queue
+counts which of its messages are open. Each end travels there as a notice, which names the messages sent on:
 a message is open from the notice of the one before it until its own, in whatever order the two arrive.
 """
 
@@ -33,7 +33,7 @@ def begin(model: QueueModel, now: int, record: Record) -> None:
 
 
 def ended(model: QueueModel, now: int, record: Record, how: EventName, begun: tuple[str, ...]) -> None:
-    """A message ended: tell its chain and those who wait for it."""
+    """Note the end of a message for its chain and its waiters."""
     if record.chain is not None:
         failed = None if how == "done" else (record.reason or how)
         notify_chain(model, record.chain, record.id, record.token, begun, failed)
@@ -47,7 +47,7 @@ def ended(model: QueueModel, now: int, record: Record, how: EventName, begun: tu
 def notify_chain(
     model: QueueModel, chain: str, id: str, token: int, begun: tuple[str, ...], failed: str | None
 ) -> None:
-    """Send the end of a message to the home of its chain."""
+    """Send the end of a message to the first queue of its chain."""
     first_queue, member = split_chain_id(chain)[0], chain_id(model.name, id)
     model.notices.append(Notice(continuation_id(id, token, -2), "ended", first_queue, chain, member, begun, failed))
 

@@ -1,4 +1,4 @@
-"""One queue as a model: what each verb means, told in plain Python.
+"""One queue as a model: what each verb means, in plain Python.
 
 Other stores translate this file. Where they are clever, it is dull; where they differ from it, they are wrong: the
 conformance suite and the state machine compare them step by step.
@@ -103,7 +103,7 @@ class QueueModel:
         self.sleepers: dict[str, int] = {}
         #: Until when the memory of sleepers can be trusted; after it everybody is woken once.
         self.sleepers_known_until = 0
-        #: Who looks again soon, and until when that is: nobody need be woken for a few messages until then.
+        #: Workers that poll again soon, and until when: until then no sleeper is woken for a few messages.
         self.polling_soon: dict[str, int] = {}
         self.counts: Counter[str] = Counter()
         self.minutes: dict[int, Counter[str]] = {}
@@ -116,7 +116,7 @@ class QueueModel:
         self.messages: dict[str, Record] = {}
         self.results: dict[str, tuple[bytes, int]] = {}
         self.chains: dict[str, ChainRecord] = {}
-        #: Who waits for the end of a message, and ends that somebody waited for.
+        #: Who waits for the end of a message, and ends that a client waited for.
         self.awaited: dict[str, dict[str, int]] = {}
         self.ends: dict[str, tuple[Watched, int]] = {}
         #: Notices of the step under way, for the store to take to their queues.
@@ -307,7 +307,7 @@ class QueueModel:
             leases, more = self._lease(now, room, bytes_max, operation, nonce, worker)
         self._trim_dead(now)
         if sleeper is not None and len(leases) < limit and not more:
-            # It took all there was and has room for more; who asks for nothing only says that it sleeps no longer.
+            # It took all there was and has room for more; a claim of nothing only ends its sleep.
             self.sleepers = {name: until for name, until in self.sleepers.items() if until > now}
             self.sleepers[sleeper] = now + SLEEPER_TTL_MS
             self.sleepers_known_until = now + SLEEPER_TTL_MS
@@ -803,7 +803,7 @@ class QueueModel:
     def note(
         self, now: int, event: EventName, operation: Operation | None, record: Record | None, **details: Any
     ) -> None:
-        """Append one event, in the same step as what it tells."""
+        """Append one event, in the same step as the change."""
         if record is not None and is_side_effect(event, details.get("cause"), leased=record.state == "leased"):
             self.also.add(self.name, event, record.id, record.token, details.get("reason") or details.get("cause"))
         level = self.policy.journal

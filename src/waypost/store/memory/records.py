@@ -32,7 +32,7 @@ class Record:
     #: How long a renewal makes the lease: the queue's setting when it was claimed.
     lease_ms: int = 0
     cancel_requested: bool = False
-    #: What made it claimable again, for the next claim to say.
+    #: What made it claimable again, for the event of the next claim.
     cause: str | None = None
     ended_ms: int | None = None
     reason: str | None = None
@@ -54,7 +54,7 @@ class Record:
 
 
 def run_of(now: int, record: Record) -> dict[str, object]:
-    """What every event that ends a lease says: who held it, and for how long."""
+    """The fields of every event that ends a lease: its worker, and how long it ran."""
     return {"worker": record.worker, "run_ms": now - (record.claimed_ms or 0)}
 
 
@@ -68,7 +68,7 @@ class Holder:
 
 @dataclass(slots=True)
 class ChainRecord:
-    """One chain at its home."""
+    """One chain at its first queue."""
 
     #: It is remembered while any of its messages is unfinished, and a while longer.
     until_ms: int

@@ -1,4 +1,4 @@
-"""Schedules and leaders as a model: what each verb means, told in plain Python."""
+"""Schedules and leaders as a model: what each verb means, in plain Python."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class Leaders:
         self._roles: dict[str, tuple[str, int, int]] = {}
 
     def elect(self, now: int, role: str, name: str, ttl_ms: int) -> Elected:
-        """Lead, or go on leading, if nobody else does; who leads now."""
+        """Lead, or go on leading, if no other leader does; return the leader."""
         leader, token, until = self._roles.get(role, ("", 0, 0))
         if leader != name and leader and until > now:
             if until - now > 4 * ttl_ms:

@@ -100,7 +100,7 @@ class KeptClaim:
 
 
 class MemoryCheckup(Checkup):
-    """There is no server and no file to look at."""
+    """There is no server and no file to check."""
 
     def check_server(self, found: Sequence[Stats]) -> Findings:
         yield ok("server", "a memory store: it is gone when this process ends")
@@ -344,7 +344,7 @@ class MemoryStore:
 
         return ModelCall("result", step)
 
-    # ---- looking -----------------------------------------------------------------------------------------
+    # ---- reading -----------------------------------------------------------------------------------------
 
     def peek(
         self,
@@ -588,7 +588,7 @@ def take(items: list[T]) -> list[T]:
 
 
 def worth_resuming(model: QueueModel) -> int:
-    """How many sleepers a resume can have made useful: one of them looks after timers and the ends of leases."""
+    """How many sleepers a resume can have made useful: one of them for timers and the ends of leases."""
     return model.count("ready") + (model.next_due(0) is not None or model.next_lease(0) is not None)
 
 
@@ -608,7 +608,7 @@ class MemoryExecutor:
             now = self._store.clock()
             self._store.take_also()  # of a step before, whose answer had no place for it
             result = cast("ModelCall[T]", call).step(now)
-            # Steps that answer without names wake nobody: who waits asks again after a while.
+            # Calls that return no names wake no waiter: waiters poll again after a while.
             self._store.deliver_notices(now)
             self._store.cut_journals(now)
             return result

@@ -1,4 +1,4 @@
-"""The register of workers: who told of itself lately."""
+"""The register of workers with a recent heartbeat."""
 
 from __future__ import annotations
 

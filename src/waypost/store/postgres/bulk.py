@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from waypost.errors import MissingExtra, StoreFailed, StoreUnavailable
 from waypost.policy import PRIORITY_MAX
 from waypost.store.bulk.columns import batch_of, constant, envelope_columns, numbers
-from waypost.store.bulk.reading import BulkConnection, PageSize, Span
+from waypost.store.bulk.reader import BulkConnection, PageSize, Span
 from waypost.store.bulk.tables import ENVELOPE_COLUMNS, JOURNAL, MESSAGES
 from waypost.store.postgres.constants import STATES
 from waypost.store.postgres.statement import PostgresCall, number, rows_of, text

@@ -100,7 +100,7 @@ from waypost.values import (
 if TYPE_CHECKING:
     from psycopg.pq.abc import PGresult
 
-    from waypost.store.bulk.reading import BulkConnection
+    from waypost.store.bulk.reader import BulkConnection
     from waypost.store.postgres.bulk import PostgresBulkReader
     from waypost.store.postgres.checkup import PostgresCheckup
     from waypost.store.postgres.executor import AsyncPostgresExecutor, PostgresExecutor

@@ -1,4 +1,4 @@
-"""Running a queue: redrive, purge, configure, pause."""
+"""Administer a queue: redrive, purge, configure, pause."""
 
 from __future__ import annotations
 
@@ -106,5 +106,5 @@ def worth_waking(records: QueueRecords) -> int:
 
 
 def worth_resuming(records: QueueRecords) -> int:
-    """How many sleepers a resume can have made useful: one of them looks after timers and the ends of leases."""
+    """How many sleepers a resume can have made useful: one of them for timers and the ends of leases."""
     return records.numbers["ready"] + (records.numbers["delayed"] + records.numbers["leased"] > 0)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from waypost.store.bulk.columns import batch_of, constant, envelope_columns
-from waypost.store.bulk.reading import BulkConnection, PageSize, Span
+from waypost.store.bulk.reader import BulkConnection, PageSize, Span
 from waypost.store.bulk.tables import ENVELOPE_COLUMNS, JOURNAL, MESSAGES, Table
 from waypost.store.sqlite.schema import STATE_NUMBERS
 from waypost.store.sqlite.step import SqliteCall

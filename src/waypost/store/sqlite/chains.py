@@ -1,4 +1,4 @@
-"""Chains at their home, messages that wait for them, and clients that wait for an end."""
+"""Chains at their first queue, messages that wait for them, and clients that wait for an end."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _ENDED = "SELECT how FROM {ending} WHERE queue = ? AND id = ? AND until_ms > ?"
 
 
 def deliver_notices(step: Step) -> dict[str, list[str]]:
-    """Act on the news that a step made, and on the news that come of it; whom to wake for all of it, by queue."""
+    """Act on the notices of a step and on those that follow from them; return the sleepers to wake, by queue."""
     wake: dict[str, list[str]] = {}
     while step.notices:
         notices, step.notices = step.notices, []

@@ -1,4 +1,4 @@
-"""Looking for damaged rows, and mending them: SQLite takes any value in any column, and files are edited by hand."""
+"""Find damaged rows, and mend them: SQLite takes any value in any column, and files are edited by hand."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from waypost.store.sqlite.queue_records import COLUMNS, STATE_COUNTERS, QueueRec
 from waypost.store.sqlite.schema import DEAD, LEASED, READY
 from waypost.values import REDELIVERY_CAUSES, CheckPage, Damage, DamageKind
 
-#: Rows that one step looks at.
+#: Rows that one step checks.
 ROWS_MAX = 500
 #: The state of a message that a step set aside: it stands in no index, so no other step meets it.
 SET_ASIDE = 9
@@ -49,7 +49,7 @@ def is_sound(row: Sequence[Any]) -> bool:
     for place in TEXTS:
         if row[place] is not None and type(row[place]) is not str:
             return False
-    # A ready message that was claimed before says why it is ready again.
+    # A ready message that was claimed before has the cause of being ready again.
     explained = row[2] != READY or row[10] == 0 or row[19] in REDELIVERY_CAUSES
     # A row that is about to be handed out has its body behind its columns.
     whole = len(row) <= BODY or type(row[BODY]) in (bytes, int)
@@ -69,7 +69,7 @@ def usable(records: QueueRecords, rows: list[tuple[Any, ...]]) -> list[tuple[Any
 
 
 def check(records: QueueRecords, after: str | None, *, mend: bool) -> CheckPage:
-    """One bounded part of a check; its cursor is the last id looked at."""
+    """One bounded part of a check; its cursor is the last id checked."""
     rows = records.step.execute(_PAGE, (records.number, after or "", ROWS_MAX)).fetchall()
     damages = []
     for row in rows:

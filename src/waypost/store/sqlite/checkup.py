@@ -1,4 +1,4 @@
-"""What is looked at on SQLite: the library, the file, its log, and bytes in use."""
+"""What `waypost doctor` checks on SQLite: the library, the file, its log, and bytes in use."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from waypost.values import Stats
 if TYPE_CHECKING:
     from waypost.store.sqlite.store import SqliteStore
 
-#: A larger file is not read whole to look for damage.
+#: A larger file is not read whole to find damage.
 QUICK_CHECK_BYTES_MAX = 256 * 1024 * 1024
 #: A log this many times longer than it is cut back to has a reader that stands still.
 LOG_TIMES_MAX = 4
@@ -57,12 +57,12 @@ def check_file(connection: sqlite3.Connection, path: str) -> Findings:
         yield ok("permissions", "this user may write the file and its directory")
     log = os.path.getsize(path + "-wal") if os.path.exists(path + "-wal") else 0
     if log > LOG_TIMES_MAX * LOG_BYTES_KEPT:
-        yield note("log", f"the write-ahead log has {format_bytes(log)}", "look for a program that holds a read "
+        yield note("log", f"the write-ahead log has {format_bytes(log)}", "find the program that holds a read "
                    "transaction open", bytes=log)  # fmt: skip
     size = os.path.getsize(path)
     if size > QUICK_CHECK_BYTES_MAX:
-        yield note("file", f"{format_bytes(size)}, too large to look for damage here", "PRAGMA integrity_check does, "
-                   "while nobody works", bytes=size)  # fmt: skip
+        yield note("file", f"{format_bytes(size)}, too large to check for damage here", "PRAGMA integrity_check does, "
+                   "while no worker runs", bytes=size)  # fmt: skip
         return
     damage = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
     if damage == "ok":
@@ -72,7 +72,7 @@ def check_file(connection: sqlite3.Connection, path: str) -> Findings:
 
 
 def check_bytes(connection: sqlite3.Connection, spelling: Spelling, found: Sequence[Stats]) -> Findings:
-    """What messages, events, keys of a window and results take: of each table with its indexes, if SQLite can tell."""
+    """What messages, events, keys of a window and results take: of each table with its indexes, if SQLite knows."""
     sizes = table_bytes(connection)
     for table, what in (("message", "message"), ("journal", "event"), ("window", "dedup key"), ("result", "result")):
         name = spelling.name(table)
@@ -82,7 +82,7 @@ def check_bytes(connection: sqlite3.Connection, spelling: Spelling, found: Seque
             continue
         size = sizes.get(name)
         if size is None:
-            yield note("bytes", f"{format_count(number, what)}; this SQLite cannot tell what they take", what=what)
+            yield note("bytes", f"{format_count(number, what)}; this SQLite does not know what they take", what=what)
             continue
         yield ok("bytes", f"{round(size / number):,} bytes for each {what} of {number:,}, with indexes",
                  what=what, bytes_each=round(size / number), measured=number, table_bytes=size)  # fmt: skip

@@ -1,4 +1,4 @@
-"""Claim: promote what is due, reclaim what expired, lease what is first, and say when to come back."""
+"""Claim: promote what is due, reclaim what expired, lease what is first, and return when to claim again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Opening the file, and telling SQLite's errors in words of waypost."""
+"""Open the file, and map SQLite's errors to those of waypost."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from waypost.store.sqlite.schema import Spelling, add_columns, check_schema, cre
 T = TypeVar("T")
 
 SQLITE_VERSION_MIN = (3, 35, 0)
-#: SQLite's own patience, for short waits inside a statement. Longer ones are ours, with jitter.
+#: SQLite's own busy timeout, for short waits inside a statement. Longer ones are ours, with jitter.
 BUSY_TIMEOUT_MS = 20
 BUSY_PAUSE_FIRST_SECONDS = 0.001
 BUSY_PAUSE_MAX_SECONDS = 0.05
@@ -41,7 +41,7 @@ def error_code(error: sqlite3.Error) -> int:
 
 
 def is_busy(error: sqlite3.Error) -> bool:
-    """Whether somebody else has the file, so that trying again makes sense."""
+    """Whether another connection has the file, so that trying again makes sense."""
     return error_code(error) in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 
 
@@ -51,12 +51,12 @@ def is_full(error: sqlite3.Error) -> bool:
 
 
 def map_error(error: sqlite3.Error, path: str, verb: str) -> StoreError:
-    """An error of SQLite as one of ours. Unless it says otherwise, the step was rolled back."""
+    """Map an error of SQLite to one of ours. Unless its text differs, the step was rolled back."""
     code = error_code(error)
     if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
         return StoreUnavailable(
             f"{verb}: {path} is held by another writer for too long, nothing was done; "
-            "look for a transaction that was left open, and try again"
+            "find the transaction that was left open, and try again"
         )
     if code == sqlite3.SQLITE_FULL:
         return StoreFull(
@@ -126,7 +126,7 @@ def open_file(path: str, spelling: Spelling, budget_seconds: float, *, reads_onl
 
 
 def _prepare(connection: sqlite3.Connection, path: str, spelling: Spelling) -> None:
-    # Look first: a file that is not ours to use must be left exactly as it was.
+    # Check first: a file that is not ours to use must be left exactly as it was.
     ready = check_schema(connection, spelling, path) and not missing_columns(connection, spelling)
     mode = connection.execute("PRAGMA journal_mode = WAL").fetchone()[0]
     if mode != "wal":

@@ -2,8 +2,8 @@
 
 An executor has two connections, one that writes and one that reads, each behind a lock: a reader never waits for
 the writer. Connections do not survive a fork: SQLite keeps its file locks per process, and a child that inherits
-an open file would believe in locks that it does not have. So they are closed just before a fork, and whoever goes
-on opens its own.
+an open file would believe in locks that it does not have. So they are closed just before a fork, and each process
+opens its own after it.
 """
 
 from __future__ import annotations
@@ -189,7 +189,7 @@ class SqliteExecutor:
                 with self._using(self._writer) as connection:
                     return retry_while_busy(lambda: self._write_group(connection, calls), self._budget)
             except (sqlite3.Error, WaypostError):
-                # Whatever it was, nothing of the group was written: each for itself can say which call it was.
+                # Whatever it was, nothing of the group was written: run alone, each call raises its own error.
                 pass
         results: list[T | Exception] = []
         for call in calls:
@@ -250,7 +250,7 @@ class SqliteExecutor:
             step.keep_reserve()
         result = call.step(step)
         if step.notices:
-            # Steps that answer without names wake nobody: who waits asks again after a while.
+            # Calls that return no names wake no waiter: waiters poll again after a while.
             deliver_notices(step)
         step.finish()
         return result

@@ -222,7 +222,7 @@ def begin(records: QueueRecords, record: Record, after: tuple[str, ...]) -> None
 
 
 def ended(records: QueueRecords, record: Record, how: EventName, begun: tuple[str, ...]) -> None:
-    """A message ended: its chain and those who wait for it are to be told."""
+    """Note the end of a message for its chain and its waiters."""
     if record.chain is not None:
         failed = None if how == "done" else (record.reason or how)
         notify_chain(records, record.chain, record.id, record.token, begun, failed)
@@ -235,7 +235,7 @@ def ended(records: QueueRecords, record: Record, how: EventName, begun: tuple[st
 
 
 def wake_waiters(records: QueueRecords, id: str) -> list[tuple[str, int]]:
-    """Take out who waits for this end, and wake those of them who have asked lately."""
+    """Remove the waiters for this end, and wake those whose wait has not run out."""
     names = records.step.execute(_WAITERS_OUT, (records.number, id)).fetchall()
     if names:
         waiters_to_wake = records.step.waiters_to_wake.setdefault(records.name, [])
@@ -246,7 +246,7 @@ def wake_waiters(records: QueueRecords, id: str) -> list[tuple[str, int]]:
 def notify_chain(
     records: QueueRecords, chain: str, id: str, token: int, begun: tuple[str, ...], failed: str | None
 ) -> None:
-    """The end of a message, for the home of its chain."""
+    """Send the end of a message to the first queue of its chain."""
     first_queue, member = split_chain_id(chain)[0], chain_id(records.name, id)
     notice = Notice(continuation_id(id, token, -2), "ended", first_queue, chain, member, begun, failed)
     records.step.notices.append(notice)

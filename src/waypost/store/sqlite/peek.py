@@ -34,7 +34,7 @@ _ENDED = "m.cancel_requested, m.ended_ms, m.reason, m.error_type, m.error"
 def peek(
     records: QueueRecords, state: MessageState, limit: int, cursor: str | None, filters: dict[str, str | None]
 ) -> Page:
-    """A page of one state, in the order of its listing. The cursor is the place of the last message looked at."""
+    """A page of one state, in the order of its listing. The cursor is the place of the last message listed."""
     rows = _listed(records, state, limit, _read_cursor(cursor, state), filters)
     messages = [_stored(state, row) for row in rows]
     if len(rows) < limit or not rows:

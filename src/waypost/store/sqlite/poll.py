@@ -31,7 +31,7 @@ _KNOWN = """
 
 
 def poll(step: Step, idle: Sequence[Idle], registration: Registration | None, record: bytes) -> Polled:
-    """Look at all of these queues, and let the sleepers that are registered stay so for longer."""
+    """Poll all of these queues, and renew the registrations of their sleepers."""
     elected = None
     if registration is not None:
         workers.heartbeat(step, registration.heartbeat.name, record, registration.ttl_ms)

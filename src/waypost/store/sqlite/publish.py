@@ -1,4 +1,4 @@
-"""Publish: drafts become messages, unless their key or their arrival says otherwise.
+"""Publish: drafts become messages, unless their key is in use or they arrived before.
 
 All is decided before anything is written: what each draft means, and whether there is room for all of them.
 """
@@ -38,7 +38,7 @@ Plan = tuple[str, str]
 def publish(
     records: QueueRecords, drafts: Sequence[Draft], operation: str | None, *, schedule: str | None = None
 ) -> list[Published]:
-    """Store drafts, and say for each what became of it."""
+    """Store drafts, and return the result of each."""
     plans = _plans(records, drafts)
     # A known id is found by the file when the message is written; but these write something else before it.
     of_chains = [draft.id for draft in drafts if draft.chain is not None or draft.after]

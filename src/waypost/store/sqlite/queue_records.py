@@ -1,6 +1,6 @@
 """One queue inside one step: its row, its counters and journal, and the messages the step has in hand.
 
-The book gathers changes in memory and writes them in bulk, so that a batch costs a few statements. Two rules keep
+`QueueRecords` gathers changes in memory and writes them in bulk, so that a batch costs a few statements. Two rules keep
 it true to the file: `flush_messages` comes before every query that must see the step's own changes, and a message
 is held by one `Record` only as long as `messages` holds it.
 """
@@ -97,7 +97,7 @@ _SWEEPS = {
 
 
 class Record(Struct, gc=False):
-    """A message as its row says, or will say after the flush."""
+    """A message as its row is, or will be after the flush."""
 
     seq: int
     id: str
@@ -119,7 +119,7 @@ class Record(Struct, gc=False):
     #: How long a renewal makes the lease: the queue's setting when it was claimed.
     lease_ms: int = 0
     cancel_requested: int = 0
-    #: What made it claimable again, for the next claim to say.
+    #: What made it claimable again, for the event of the next claim.
     cause: str | None = None
     ended_ms: int | None = None
     reason: str | None = None
@@ -283,7 +283,7 @@ class QueueRecords:
         body: bytes | None = None,
         schedule: str | None = None,
     ) -> None:
-        """Append one event, in the same step as what it tells."""
+        """Append one event, in the same step as the change."""
         if event in SIDE_EVENTS and record is not None and is_side_effect(event, cause, leased=record.state == LEASED):
             self.step.also.add(self.name, event, record.id, record.token, reason or cause)
         if not self._events_noted and not self.notes(event):
@@ -307,7 +307,7 @@ class QueueRecords:
         ))  # fmt: skip
 
     def note_run(self, event: EventName, operation: str | None, record: Record, **details: Any) -> None:
-        """An event that ends a lease: it says who held it, and for how long."""
+        """An event that ends a lease: with its worker, and how long it ran."""
         self.note(event, operation, record, worker=record.worker, run_ms=self.now - (record.claimed_ms or 0), **details)
 
     def readers(self) -> dict[str, int]:
@@ -315,7 +315,7 @@ class QueueRecords:
         return dict(self.step.execute(_READERS, (self.number,)).fetchall())
 
     def _cut_journal(self, first: int, cause: str) -> None:
-        """Keep events from `first` on, whoever has not read the others, and say so if somebody has not."""
+        """Keep events from `first` on, read or not, and note what a reader has not read."""
         unread_from = min(self.readers().values(), default=first - 1) + 1
         before = self.numbers["journal_first"]
         self.numbers["journal_first"] = first
@@ -414,7 +414,7 @@ class QueueRecords:
             self._kept_envelopes.add(record.seq)
 
     def flush_messages(self) -> None:
-        """Write the messages in hand. What frees a key goes first, for the file lets nobody share one."""
+        """Write the messages in hand. What frees a key goes first, for two rows cannot share one."""
         step = self.step
         if self._gone:
             step.execute_many(_MESSAGE_DELETE, [(seq,) for seq in self._gone])
@@ -462,14 +462,14 @@ class QueueRecords:
         return ""
 
     def flush_and_forget(self) -> None:
-        """Write the messages in hand and hold none: what is read next is what the file says."""
+        """Write the messages in hand and hold none: the next read sees the file."""
         self.flush_messages()
         self.messages.clear()
         self.holders.clear()
 
     @property
     def is_awaited(self) -> bool:
-        """Whether anybody waits for the end of a message of this queue; looked up once a step."""
+        """Whether a client waits for the end of a message of this queue; read once a step."""
         if self._awaited is None:
             self._awaited = self.step.execute(_WAITERS, (self.number,)).fetchone() is not None
         return self._awaited

@@ -63,7 +63,7 @@ _QUEUE_DROP = "DELETE FROM {queue} WHERE number = ?"
 
 
 class RemovalMark(Struct, omit_defaults=True):
-    """What `meta` says of a name: whether it is no queue (any more), when it was removed, and by which operation."""
+    """The row of a name in `meta`: whether it is no queue (any more), when it was removed, and by which operation."""
 
     gone: bool = False
     ms: int = 0
@@ -86,7 +86,7 @@ def write_mark(step: Step, name: str, mark: RemovalMark) -> None:
     if mark == RemovalMark():
         step.execute(_MARK_DROP, (f"removal:{name}",))
     else:
-        # Written out in full: a query looks into it.
+        # Written out in full: a query reads its fields.
         value = {"gone": mark.gone, "ms": mark.ms, "mark": mark.mark, "until": mark.until}
         step.execute(_MARK_SET, (f"removal:{name}", _encode(value).decode()))
 

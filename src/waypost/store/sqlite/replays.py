@@ -1,7 +1,7 @@
 """The first results of operations, kept compactly for a repeat to find.
 
 A batch of 512 results is mostly one status and ids with a common beginning; runs and a shared prefix make it about
-6 bytes a message. A session that has not been heard of for the replay time is forgotten with all its results.
+6 bytes a message. A session without a call for the replay time is forgotten with all its results.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def replayed(records: QueueRecords, operation: Operation) -> bytes | None:
 
 
 def remember(records: QueueRecords, operation: Operation, result: bytes) -> None:
-    """Keep a result behind the mark of its operation, and let go of those that nobody may ask for any more."""
+    """Keep a result behind the mark of its operation, and forget those that can no longer be repeated."""
     step, key = records.step, (records.number, operation.session)
     if step.replay_ttl_ms is None:
         return

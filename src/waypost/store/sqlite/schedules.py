@@ -1,4 +1,4 @@
-"""Schedules beside their queue, leaders, and timers that nobody claims."""
+"""Schedules beside their queue, leaders, and timers of queues without claims."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def trigger_schedule(records: QueueRecords, key: str, draft: Draft, operation: s
 
 
 def elect(step: Step, role: str, name: str, ttl_ms: int) -> Elected:
-    """Lead, or go on leading, if nobody else does; who leads now."""
+    """Lead, or go on leading, if no other leader does; return the leader."""
     leader, token, until = step.execute(_LEADER, (role,)).fetchone() or ("", 0, 0)
     if leader not in ("", name) and until > step.now:
         if until - step.now > 4 * ttl_ms:

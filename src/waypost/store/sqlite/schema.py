@@ -1,4 +1,4 @@
-"""The names and tables of one namespace in a file: spelled, looked at, created.
+"""The names and tables of one namespace in a file: spelled, checked, created.
 
 A file may be shared with tables of its owner and with other namespaces. So a file is ours only as far as its
 `<namespace>_meta` table says so, and whatever is not ours is never touched.

@@ -1,4 +1,4 @@
-"""Settle, extend and cancel: what a holder of a lease says of it, and what others ask."""
+"""Settle and extend leases, and cancel messages."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def _oldest_ready(records: QueueRecords) -> int | None:
 
 
 def stats(records: QueueRecords, minutes: int) -> Stats:
-    """A queue at a glance."""
+    """Return the figures of a queue."""
     now, number, execute = records.now, records.number, records.step.execute
     oldest_leased = execute(_OLDEST_LEASED, (number,)).fetchone()[0]
     first = now // 60_000 - min(minutes, MINUTES_KEPT) + 1

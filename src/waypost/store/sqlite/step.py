@@ -23,7 +23,7 @@ _RESERVE_BACK = "INSERT INTO {reserve} (number, room) VALUES (1, zeroblob(?))"
 
 
 class SqliteCall(Call[T]):
-    """A verb with its arguments, to be run as one step. `fills` says that it exists to add messages."""
+    """A verb with its arguments, to be run as one step. `fills`: it exists to add messages."""
 
     __slots__ = ("fills", "name", "step", "writes")
 
@@ -62,7 +62,7 @@ class Step:
         self._connection = connection
         self._spelling = spelling
         self.now = now
-        #: For how long operations may be repeated; None inside somebody's own transaction, which is never repeated.
+        #: For how long operations may be repeated; None inside the user's own transaction, which is never repeated.
         self.replay_ttl_ms = replay_ttl_ms
         #: The file is full and the reserve is gone: history must yield to delivery.
         self.give_way = give_way
@@ -96,7 +96,7 @@ class Step:
         )
 
     def queue_for_reading(self, name: str) -> QueueRecords:
-        """A queue to read from; one that is not there looks like an empty one."""
+        """A queue to read from; one that does not exist is empty."""
         return QueueRecords(self, name, self.execute(_QUEUE, (name,)).fetchone())
 
     def queue_for_writing(self, name: str) -> QueueRecords:
@@ -129,6 +129,6 @@ class Step:
             self.execute(_RESERVE_BACK, (RESERVE_BYTES,))
 
     def finish(self) -> None:
-        """Write what the books gathered."""
+        """Write what the queues of the step gathered."""
         for records in self._queues.values():
             records.flush()

@@ -83,7 +83,7 @@ from waypost.values import (
 )
 
 if TYPE_CHECKING:
-    from waypost.store.bulk.reading import BulkConnection
+    from waypost.store.bulk.reader import BulkConnection
     from waypost.store.sqlite.bulk import SqliteBulkReader
     from waypost.store.sqlite.checkup import SqliteCheckup
 
@@ -284,7 +284,7 @@ class SqliteStore:
 
         return SqliteCall("result", run, writes=False)
 
-    # ---- looking -----------------------------------------------------------------------------------------
+    # ---- reading -----------------------------------------------------------------------------------------
 
     def peek(
         self,
@@ -476,7 +476,7 @@ def _woken(records: QueueRecords, work: Callable[[], T], *, also: Callable[[], i
 
 
 def _with_notices(records: QueueRecords, woken: Woken[T]) -> Woken[T]:
-    """Act on the news of chains that a step made, wake those whom they concern too, and say what else it did."""
+    """Act on the notices of a step, and add the waiters to wake and the side effects to its result."""
     step = records.step
     if step.notices or step.waiters_to_wake:
         add_wakes(woken.wake, chains.deliver_notices(step))

@@ -29,7 +29,7 @@ LOCK_WAIT_SECONDS = 5.0
 
 
 class SqliteTransactions:
-    """Steps on the user's own connection. Each of them looks at the connection anew, which costs no round trip."""
+    """Steps on the user's own connection. Each of them checks the connection anew, which costs no round trip."""
 
     library = "sqlite3"
     waits = False
@@ -54,7 +54,7 @@ class SqliteTransactions:
 
     @contextmanager
     def begin(self, executor: Callable[[], Executor]) -> Iterator[sqlite3.Connection]:
-        # By Python's own rules it begins with the first write, so that nobody waits for a handler that only reads.
+        # By Python's own rules it begins with the first write, so that no writer waits for a handler that only reads.
         with closing(sqlite3.connect(self._store.path, timeout=LOCK_WAIT_SECONDS)) as connection, connection:
             yield connection
 
@@ -152,7 +152,7 @@ class SqliteTransactionExecutor:
 def begins_transactions(connection: sqlite3.Connection) -> bool:
     """Whether the connection begins a transaction by itself before it writes."""
     autocommit = getattr(connection, "autocommit", None)
-    if isinstance(autocommit, bool):  # from Python 3.12 on; otherwise isolation_level says
+    if isinstance(autocommit, bool):  # from Python 3.12 on; otherwise isolation_level decides
         return not autocommit
     return connection.isolation_level is not None
 

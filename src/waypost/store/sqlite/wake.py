@@ -1,4 +1,4 @@
-"""Whom to wake for what a step made claimable."""
+"""Pick the sleepers to wake for what a step made claimable."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from waypost.store.sqlite.queue_records import QueueRecords
 
 T = TypeVar("T")
 
-#: Before the name of a worker that looks again soon: while such a row lives, nobody is woken for a few messages.
+#: Prefix of a worker that polls again soon: while such a row lives, no sleeper is woken for a few messages.
 POLLS_SOON = "~"
 
 _SLEEPERS_CLEAR = "DELETE FROM {sleeper} WHERE queue = ?"

@@ -23,7 +23,7 @@ from waypost.store.bulk.columns import (
     numbers,
     stored_batch,
 )
-from waypost.store.bulk.reading import BulkConnection, PageSize, Span
+from waypost.store.bulk.reader import BulkConnection, PageSize, Span
 from waypost.store.bulk.tables import JOURNAL
 from waypost.store.valkey import packing
 from waypost.store.valkey.command import ValkeyCall, command

@@ -68,7 +68,7 @@ from waypost.values import (
 )
 
 if TYPE_CHECKING:
-    from waypost.store.bulk.reading import BulkConnection
+    from waypost.store.bulk.reader import BulkConnection
     from waypost.store.valkey.bulk import ValkeyBulkReader
     from waypost.store.valkey.checkup import ValkeyCheckup
     from waypost.store.valkey.sources import Source

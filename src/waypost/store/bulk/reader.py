@@ -1,4 +1,4 @@
-"""The contract of a bulk reader: what a store gives to whoever reads all of a journal or a queue, as Arrow batches."""
+"""The contract of a bulk reader: whole journals and queues as Arrow batches."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Span:
 
 
 class PageSize:
-    """How many rows to ask for at once: many small ones, few large ones, so that a page fits in memory."""
+    """How many rows to read at once: many small ones, few large ones, so that a page fits in memory."""
 
     def __init__(self, first: int, most: int, bytes_wanted: int) -> None:
         self.rows = first
