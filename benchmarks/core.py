@@ -40,7 +40,7 @@ Raw = RawValkey | RawSqlite | RawPostgres
 
 
 class Subject:
-    """Waypost on one store: the face for publishing, the store's verbs for claim and settle."""
+    """Waypost on one store: the client for publishing, the store's verbs for claim and settle."""
 
     def __init__(self, url: str) -> None:
         self.post = Waypost(url)
@@ -224,7 +224,7 @@ def round_trips(report: Report, subject: Subject, raw: RawValkey) -> None:
 
 
 def main() -> None:
-    """Run what was asked for."""
+    """Run the benchmark of the command line."""
     options = arguments(__doc__ or "")
     logging.getLogger("waypost").setLevel(logging.ERROR)  # a server without a disk is what we want here
     report = Report(options.json)

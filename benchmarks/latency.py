@@ -31,7 +31,7 @@ def both(contestant: Contestant, host: Host, seconds: float) -> tuple[float, flo
 
 
 def main() -> None:
-    """Run what was asked for."""
+    """Run the benchmark of the command line."""
     options = arguments(__doc__ or "")
     logging.getLogger("waypost").setLevel(logging.ERROR)
     report = Report(options.json)

@@ -7,7 +7,7 @@
 with its best settings. All by turns, on a server that waits for the disk; what counts is the median, and the ratio.
 
 `…-cpu` is the time of processors that a message costs, in the program and in the server together: on a machine whose
-cores are taken by others the rates say little, and this still does.
+cores are taken by others the rates mean little, and this still does.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Published:
 
 
 def publish(kind: str, server: PostgresServer, count: int, size: int) -> Published:
-    """Publish so many messages by a program of its own."""
+    """Publish `count` messages by a program of its own."""
     chosen = peer(PEER) if kind == PEER else None
     python = sys.executable if chosen is None else chosen.command()[0]
     before = server_seconds(server)

@@ -6,7 +6,7 @@ Each transaction writes into a table of the user's, publishes on the same connec
 works for 5 ms with the transaction open, and commits. If any step updated a row that all of them share, they would take
 turns and the rate would fall to that of one of them. The peer `raw` is the same transaction without the publish. On a
 machine whose cores are taken, the ratio shows what one more round trip waits for a core; `outbox-like-waits` does not
-depend on that: how often, of so many looks at the server, a transaction waited for another one.
+depend on that: how often, of many samples at the server, a transaction waited for another one.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Outbox:
             raise RuntimeError(result.error_message.decode())
 
     def transactions(self, count: int, publish: Callable[[psycopg.Connection[Any]], None] | None) -> None:
-        """So many on each connection, all connections at once."""
+        """Run `count` on each connection, all connections at once."""
         failures: list[BaseException] = []
 
         def work(connection: psycopg.Connection[Any]) -> None:
@@ -96,7 +96,7 @@ class Outbox:
             raise failures[0]
 
     def waits(self, url: str, count: int) -> tuple[int, int]:
-        """How often a transaction was seen to wait for another one, and how often was looked."""
+        """How often a transaction was seen to wait for another one, and the number of samples."""
         seen = samples = 0
         running = threading.Thread(target=self.transactions, args=(count, self.publish))
         running.start()
@@ -134,7 +134,7 @@ def main() -> None:
                 rounds,
             )
             seen, samples = outbox.waits(server.url, count)
-            report.add("outbox-like-waits", "postgres", "waypost", seen, f"of {samples} looks")
+            report.add("outbox-like-waits", "postgres", "waypost", seen, f"of {samples} samples")
         finally:
             outbox.close()
 

@@ -118,7 +118,7 @@ class RawPostgres:
     """Bare statements on tables of the same columns and indexes, through the same driver with the same settings.
 
     A claim is the UPDATE of rows chosen with SKIP LOCKED, a settle the DELETE by id; each is a transaction. Of a claim
-    only the ids are looked at, which the settle needs: nothing else is decoded. There is no journal, no counter, no
+    only the ids are read, which the settle needs: nothing else is decoded. There is no journal, no counter, no
     fence and no record of what was done.
     """
 
@@ -144,7 +144,7 @@ class RawPostgres:
             )
 
     def publish_one_in_transaction(self, count: int) -> None:
-        """As a service writes that has more to say in its transaction."""
+        """As a service writes that has more statements in its transaction."""
         for _ in range(count):
             with self._database.transaction():
                 self.publish_one(1)

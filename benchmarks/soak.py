@@ -174,7 +174,7 @@ def cpu_seconds(server: EmbeddedServer) -> float:
 
 
 def run(place: Place, seconds: float) -> list[Part]:
-    """The parts of a run of so many seconds."""
+    """Return the parts of a run."""
     parts = []
     with Load(place) as load:
         began = time.monotonic()
@@ -280,7 +280,7 @@ def report_on(report: Report, store: str, parts: list[Part]) -> None:
 
 
 def main() -> None:
-    """Run what was asked for."""
+    """Run the benchmark of the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="two minutes for both stores")
     parser.add_argument("--json", action="store_true", help="one JSON object per figure")

@@ -88,7 +88,7 @@ class Tuples(DataSource):
 
 
 def fill(url: str, events: int) -> int:
-    """A journal of about so many events: published, claimed, done."""
+    """Make a journal of about `events` events: published, claimed, done."""
     with Waypost(url) as post, open_bulk(Place(url)) as bulk:
         post.configure(QUEUE, journal_max=10_000_000)
         post.publish_many(QUEUE, ({"id": number} for number in range(events // 3)))
@@ -184,7 +184,7 @@ def store_url(store: str) -> Iterator[str]:
 
 
 def main() -> None:
-    """Run what was asked for."""
+    """Run the benchmark of the command line."""
     options = arguments(__doc__ or "")
     logging.getLogger("waypost").setLevel(logging.ERROR)
     report = Report(options.json)

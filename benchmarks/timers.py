@@ -47,7 +47,7 @@ class Sizes:
 
 
 def main() -> None:
-    """Run what was asked for."""
+    """Run the benchmark of the command line."""
     options = arguments(__doc__ or "")
     logging.getLogger("waypost").setLevel(logging.ERROR)
     report = Report(options.json)

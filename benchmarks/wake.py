@@ -4,7 +4,7 @@
 
 `start` is the time from the call of `publish` in one process to the first line of the handler in another, at 200
 messages a second (SQLite: 20), with the worker asleep between most of them. `poll` beside it is the same without
-wake-ups. `idle` is what an idle worker asks of its store in a second. What a commit takes with sleepers is told by
+wake-ups. `idle` is the requests of an idle worker in a second. What a commit takes with sleepers is measured by
 `make faults`.
 """
 
@@ -106,7 +106,7 @@ def percentile(values: list[float], share: float) -> float:
 # ---- what it costs to sleep ------------------------------------------------------------------------------------------
 
 
-def asked(store: str, url: str) -> int:
+def requests(store: str, url: str) -> int:
     """How many commands or transactions a server has seen so far."""
     if store == "valkey":
         import redis
@@ -132,9 +132,9 @@ def idle_rate(store: str, url: str, seconds: float) -> float:
     try:
         started.wait(30)
         time.sleep(2)
-        before = asked(store, url)
+        before = requests(store, url)
         time.sleep(seconds)
-        return (asked(store, url) - before) / seconds
+        return (requests(store, url) - before) / seconds
     finally:
         stop.set()
         answers.get(timeout=30)
@@ -142,7 +142,7 @@ def idle_rate(store: str, url: str, seconds: float) -> float:
 
 
 def main() -> None:
-    """Run what was asked for."""
+    """Run the benchmark of the command line."""
     options = arguments(__doc__ or "")
     logging.getLogger("waypost").setLevel(logging.ERROR)
     report = Report(options.json)
@@ -161,7 +161,7 @@ def main() -> None:
                 report.add(f"start-{name}-p99", store, "waypost", round(percentile(values, 0.99), 3), "ms")
             if store != "sqlite":
                 seconds = 15.0 if options.quick else 60.0
-                report.add("idle", store, "waypost", round(idle_rate(store, url, seconds), 3), "asked/s")
+                report.add("idle", store, "waypost", round(idle_rate(store, url, seconds), 3), "requests/s")
 
 
 if __name__ == "__main__":

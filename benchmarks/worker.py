@@ -73,7 +73,7 @@ def profile(store: str, count: int) -> None:
 
 
 def main() -> None:
-    """Run what was asked for."""
+    """Run the benchmark of the command line."""
     wants_profile = "--profile" in sys.argv
     if wants_profile:
         sys.argv.remove("--profile")

@@ -39,7 +39,7 @@ def send(mails: list[str]) -> None:
 
 
 def main() -> None:
-    logging.getLogger("waypost").setLevel(logging.ERROR)  # a handler that fails is told with its traceback
+    logging.getLogger("waypost").setLevel(logging.ERROR)  # a handler that fails is logged with its traceback
     with post:
         post.publish_many(orders, [Order(1, 10), Order(2, 20), Order(3, -5)])
         with post.worker():  # in the background; `waypost worker worker:post` does the same in a process of its own

@@ -17,7 +17,7 @@ from waypost.cli.main import GROUPS, make_parser
 
 PAGE = Path(__file__).parents[1] / "docs" / "reference" / "command-line.md"
 BEGIN = "<!-- from here on written by scripts/command_reference.py -->"
-#: Told once for all commands.
+#: Described once for all commands.
 SHARED = {"--help", "--url", "--namespace", "--schema", "--json"}
 
 
@@ -60,7 +60,7 @@ def section(path: str, found: argparse.ArgumentParser) -> Iterator[str]:
 
 
 def plain(text: str) -> str:
-    """A text in which nothing is taken for a mark of the page."""
+    """A text in which nothing is read as markup."""
     return text.replace("|", r"\|").replace("*", r"\*").strip()
 
 

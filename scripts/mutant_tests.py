@@ -6,7 +6,7 @@ the tests that call the changed functions until one fails twice. Programs that a
     in:   {"file": …, "text": the file without the change}       the changed file is in its place already
     out:  {"result": "killed" | "left" | "reload", "by": the test that failed, "tests": how many ran}
 
-"reload" says that the change acts when the module is imported, so a fork cannot test it.
+"reload" means that the change acts when the module is imported, so a fork cannot test it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from typing import IO, Any
 import pytest
 from _pytest.runner import runtestprotocol
 
-#: A test that takes so many times as long as without a change hangs.
+#: A test that takes this many times as long as without a change hangs.
 HANGS_TIMES = 8
 HANGS_SECONDS_MIN = 20.0
 #: A test that takes longer than this is left out: it would be run for every mutant that is left.

@@ -315,7 +315,7 @@ class Tests:
         return answer
 
     def test(self, mutant: Mutant) -> dict[str, Any]:
-        """What the tests say to a mutant."""
+        """Return the result of the tests for a mutant."""
         place = self._copy / mutant.file
         text = place.read_text()
         place.write_text(mutant.changed(text))
@@ -439,9 +439,9 @@ def main() -> int:
     parser.add_argument("--files", default="*", help="only files below src/waypost that match this pattern")
     parser.add_argument("--folder", action="append", choices=SUITES, help="of the sample, only mutants of this folder")
     parser.add_argument("--guards", action="store_true", help="only lines that compare tokens, times, counts or limits")
-    parser.add_argument("--sample", type=int, help="test so many mutants, drawn by the seed")
+    parser.add_argument("--sample", type=int, help="the number of mutants to test, drawn by the seed")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--jobs", type=int, default=2, help="so many folders at a time")
+    parser.add_argument("--jobs", type=int, default=2, help="how many folders at a time")
     parser.add_argument("--minutes", type=float, default=1e6, help="begin no mutant after so long")
     parser.add_argument("--results", type=Path, help="keep the answers in this file, and go on from those in it")
     parser.add_argument("--list", action="store_true", help="only print the mutants")

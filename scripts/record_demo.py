@@ -1,4 +1,4 @@
-"""Records `waypost demo` in a terminal and writes what it told as a picture: docs/recording.svg.
+"""Records `waypost demo` in a terminal and writes its output as a picture: docs/recording.svg.
 
     python scripts/record_demo.py [output.svg]
 
@@ -25,7 +25,7 @@ from rich.text import Text
 ROOT = Path(__file__).parents[1]
 OUTPUT = ROOT / "docs" / "recording.svg"
 COLUMNS = 118
-#: A pause that is longer is shortened to this; the seconds that the lines tell stay as they were.
+#: A pause that is longer is shortened to this; the seconds in the lines stay as they were.
 PAUSE_SECONDS_MAX = 2.5
 #: How long the whole stands before it begins anew.
 HOLD_SECONDS = 8.0
@@ -71,7 +71,7 @@ def record(command: list[str]) -> list[tuple[float, str]]:
     while True:
         try:
             data = os.read(parent, 65_536)
-        except OSError:  # the other end is closed: so Linux says
+        except OSError:  # the other end is closed: Linux raises this then
             break
         if not data:
             break

@@ -3,7 +3,7 @@
     python scripts/setup_venv.py [light | spark]
 
 `light` stops at what the demo begins with, some seconds' worth, and `spark` at what it ends with, which takes a minute;
-without either, the tools of the tests come too. Stamps in `.venv` hold a hash of what was asked for, so a second run
+without either, the tools of the tests come too. Stamps in `.venv` hold a hash of the requirements, so a second run
 has nothing to do. Two runs at once take turns on a lock, which the system drops when its holder ends, however it ends.
 This file must be readable by older Pythons than waypost itself, so that they get a sentence and not a syntax error.
 """
@@ -85,7 +85,7 @@ def install(name: str, mark: str) -> None:
     pip += ["--constraint", os.path.join(ROOT, "constraints.txt")]
     for arguments in PARTS[name]:
         if subprocess.run(pip + list(arguments), check=False).returncode != 0:
-            sys.exit("setup: pip could not install what is asked for; its message above says why")
+            sys.exit("setup: pip could not install the requirements; its message above has the reason")
     if name == "ready":
         # In the tests warnings are errors, and those of the compiler belong to the authors of the packages.
         compiling = [VENV_PYTHON, "-W", "ignore", "-m", "compileall", "-q", "-q", "-j", "0", os.path.join(VENV, "lib")]
@@ -97,10 +97,10 @@ def install(name: str, mark: str) -> None:
 def main() -> None:
     if sys.version_info < (3, 11):
         version = ".".join(str(part) for part in sys.version_info[:3])
-        sys.exit("waypost needs Python 3.11 or newer and this is " + version + "; say make PYTHON=python3.11")
+        sys.exit("waypost needs Python 3.11 or newer and this is " + version + "; run make PYTHON=python3.11")
     last = sys.argv[1] if sys.argv[1:] else "ready"
     if last not in STAMPS:
-        sys.exit("setup: say light, spark or nothing, not " + last)
+        sys.exit("setup: the argument is light, spark or nothing, not " + last)
     mark = wanted()
     directory = os.open(ROOT, os.O_RDONLY)
     fcntl.flock(directory, fcntl.LOCK_EX)

@@ -2,9 +2,9 @@
 
     python scripts/system_parts.py
 
-As root it installs what is missing, quietly; anybody else is told the one line that would. It never asks for more
-rights than it has, and it never fails: tests whose part is missing say so at the end of their run. This is the one
-place that names the packages; a test asks for one with `@pytest.mark.needs("pgbouncer")`.
+As root it installs what is missing, quietly; for other users it prints the one line that would. It never asks for more
+rights than it has, and it never fails: tests whose part is missing are listed at the end of their run. This is the one
+place that names the packages; a test requires one with `@pytest.mark.needs("pgbouncer")`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def missing() -> list[str]:
 
 
 def line_for(names: list[str]) -> str:
-    """What somebody with the rights would type."""
+    """Return the command line for a user with the rights."""
     return " ".join(("apt-get", *INSTALL, *names))
 
 

@@ -1,6 +1,6 @@
-"""What holds for every test run: a test that could not run is said aloud, and under REQUIRE_ALL=1 it is a failure.
+"""What holds for every test run: a test that could not run is reported, and under REQUIRE_ALL=1 it is a failure.
 
-A test that uses a program of the machine says so with `@pytest.mark.needs("pgbouncer")`; `scripts/system_parts.py`
+A test that uses a program of the machine is marked with `@pytest.mark.needs("pgbouncer")`; `scripts/system_parts.py`
 lists what there is. One that needs another part which is not there skips with a reason that begins with `needs `:
 `pytest.skip("needs a Valkey server")`. There is no other reason to skip.
 
@@ -85,7 +85,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 
 class Watcher:
-    """Hears every report, in the process that collects them from all workers."""
+    """Receives every report, in the process that collects them from all workers."""
 
     def __init__(self, missing: Counter[str], terminal: pytest.TerminalReporter | None) -> None:
         self.missing = missing

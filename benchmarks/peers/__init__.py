@@ -1,11 +1,11 @@
 """Other queues, each in an environment of its own, so that figures stand side by side.
 
-    registry    who they are: name, store, exact versions, the program that speaks for each
+    registry    the peers: name, store, exact versions, the program that speaks for each
     setup       makes their environments under `.bench/`
     protocol    what such a program understands; runs inside the peers' environments, on the standard library alone
     hosts       a server for all of them, and a clean place on it for each
     harness     one turn: starts a program, watches the start times that its handlers write, and ends it
-    turns       round by round, everybody once
+    turns       round by round, each contender once
 
 One file per peer: `<peer>_peer.py` or `<peer>_peer.mjs`.
 """

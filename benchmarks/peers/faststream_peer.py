@@ -13,7 +13,7 @@ from faststream.redis import RedisBroker, StreamSub
 from benchmarks.peers.protocol import Body, Program, Started, main, print_json
 
 RECORDS = 500
-#: Publishing goes through a pipeline in parts of so many.
+#: Publishing goes through a pipeline in parts of this size.
 PIPELINE = 1_000
 
 

@@ -24,20 +24,20 @@ from benchmarks.peers.hosts import Host
 from benchmarks.peers.registry import ROOT, Peer, environment
 
 WATCH_SECONDS = 0.01
-#: Bytes of a slot file in which the first time is expected: nobody begins with a later message.
+#: Bytes of a slot file in which the first time is expected: no contender begins with a later message.
 BEGINNING = 4096
 STOP_SECONDS = 10.0
-#: Messages of the first so many seconds warm connections and caches: they are not counted in a latency.
+#: Messages of the first seconds warm connections and caches: they are not counted in a latency.
 WARM_SECONDS = 1.0
 
 
 class TurnFailed(Exception):
-    """Raised when a contender's program ends or hangs; says what it wrote."""
+    """Raised when a contender's program ends or hangs; holds what it wrote."""
 
 
 @dataclass(frozen=True, slots=True)
 class Contestant:
-    """A peer, or waypost, with what it is asked to do."""
+    """A peer, or waypost, with its task."""
 
     name: str
     count: int = 0
@@ -74,7 +74,7 @@ class Times:
         self.count = count
 
     def are_complete(self) -> bool:
-        """Whether each message has its time. Looks only at what it has not seen full before."""
+        """Whether each message has its time. Reads only what it has not seen full before."""
         with memoryview(self._map) as raw, raw.cast("q") as slots:
             while self._seen < self.count and slots[self._seen]:
                 self._seen += 1
@@ -126,7 +126,7 @@ class Running:
         )  # fmt: skip
 
     def wait_until_ready(self) -> None:
-        """Until it says that it takes messages."""
+        """Wait until it reports that it takes messages."""
         self._watch(lambda: b'"ready"' in os.pread(self._output.fileno(), 4096, 0), lambda: "was not ready")
 
     def wait_for_first(self, times: Times) -> None:
@@ -175,7 +175,7 @@ class Running:
         self.process.wait()
 
     def failed(self, what: str) -> TurnFailed:
-        """The error to raise, with what the program said last."""
+        """The error to raise, with the last output of the program."""
         self._errors.seek(0)
         output = self._errors.read()[-600:].decode(errors="replace").strip()
         return TurnFailed(f"{self.contestant.name} {what}: {output}" if output else f"{self.contestant.name} {what}")
@@ -208,7 +208,7 @@ def run(contestant: Contestant, *given: str) -> int:
 
 
 def work(contestant: Contestant, url: str, times: Times, clock: str = "monotonic") -> list[str]:
-    """What a worker is asked."""
+    """The task of a worker."""
     return ["work", "--url", url, "--slots", str(times.path), "--clock", clock, "--variant", contestant.variant]
 
 

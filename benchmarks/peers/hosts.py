@@ -20,7 +20,7 @@ class Host(Protocol):
     """A server, or a folder."""
 
     def place(self) -> AbstractContextManager[str]:
-        """The address of a clean place, for one turn; whoever asks next gets another."""
+        """The address of a clean place, for one turn; the next turn gets another."""
         ...
 
 

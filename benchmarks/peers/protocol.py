@@ -1,8 +1,8 @@
 """What a peer's program understands. It runs inside the peer's environment: only the standard library here.
 
     publish --url U --count N                            fill the queue, as fast as the peer can
-    work    --url U --slots FILE [--clock wall]          handle messages until somebody ends the process
-    send    --url U --slots FILE --rate R                publish one by one, so many a second
+    work    --url U --slots FILE [--clock wall]          handle messages until the process is ended
+    send    --url U --slots FILE --rate R                publish one by one, at a rate
     timers  --url U --slots FILE --span S --lead L       publish timers, due evenly over a span that follows the lead
 
 A slot file holds eight bytes per message: nanoseconds, zero while nothing has happened. `work` writes when a handler
@@ -37,7 +37,7 @@ def body(number: int) -> Body:
 
 
 def open_slots(path: str) -> memoryview:
-    """The slots of a file, shared with everybody who has it open."""
+    """The slots of a file, shared with all processes that have it open."""
     with open(path, "r+b") as file:
         return memoryview(mmap.mmap(file.fileno(), 0)).cast("q")
 
@@ -55,14 +55,14 @@ def recorder(path: str, clock: str) -> Started:
 
 
 def print_json(**fields: object) -> None:
-    """A line of JSON to whoever started us."""
+    """Print a line of JSON for the parent process."""
     print(json.dumps(fields), flush=True)
 
 
 class Program:
     """What a peer's file fills in. Calls that block are fine: nothing else runs in the process."""
 
-    #: Loops of libuv are faster; peers that were measured best with one say so.
+    #: Loops of libuv are faster; peers that were measured best with one set this.
     uses_uvloop = False
 
     def __init__(self, url: str) -> None:
@@ -90,7 +90,7 @@ class Program:
         raise NotImplementedError
 
     def work(self, started: Started) -> None:
-        """Handle messages until the process is ended; says `ready` when it is."""
+        """Handle messages until the process is ended; print `ready` once it does."""
         raise NotImplementedError
 
     def run(self, main: Callable[[], Any]) -> None:
@@ -177,7 +177,7 @@ def arguments(given: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(program_type: Callable[[str], Program], given: Sequence[str] | None = None) -> int:
-    """Do what the command line asks of this peer; the exit code."""
+    """Run the command line of this peer; return the exit code."""
     options = arguments(given)
     program = program_type(options.url)
     program.variant = options.variant

@@ -1,4 +1,4 @@
-"""Who the peers are: the store each works on, exact versions, and the program that speaks for it."""
+"""The peers: the store each works on, exact versions, and the program that speaks for it."""
 
 from __future__ import annotations
 

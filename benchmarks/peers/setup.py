@@ -1,6 +1,6 @@
 """Make the peers' environments: `python -m benchmarks.peers.setup [name …]`, or `make bench-setup`.
 
-Each is a folder under `.bench/` with a virtual environment or node modules. A stamp holds what was asked for, so a
+Each is a folder under `.bench/` with a virtual environment or node modules. A stamp holds what was installed, so a
 second run has nothing to do; two runs at once take turns on a lock, which the system drops when its holder ends. A peer
 that cannot be set up is named at the end, and the others are there all the same.
 """
@@ -24,11 +24,11 @@ NODE_MAJOR_MIN = 20
 
 
 class SetupFailed(Exception):
-    """Raised when an environment cannot be made; says why."""
+    """Raised when an environment cannot be made, with the reason."""
 
 
 def run(command: Sequence[str | os.PathLike[str]], **options: object) -> str:
-    """The output of a command, or `SetupFailed` with the end of what it said."""
+    """The output of a command, or `SetupFailed` with the end of its output."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False, **options)  # type: ignore[call-overload]
     except OSError as error:

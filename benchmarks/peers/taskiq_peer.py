@@ -21,7 +21,7 @@ class Taskiq(Program):
 
     def __init__(self, url: str) -> None:
         super().__init__(url)
-        # From the first message on: the group is made by whoever comes first.
+        # From the first message on: the group is made by the process that comes first.
         self._broker: Any = RedisStreamBroker(url, queue_name="bench", consumer_id="0", xread_count=READ)
         self._started: Started = lambda number: None
 

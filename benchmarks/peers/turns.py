@@ -1,7 +1,7 @@
 """Contenders by turns: each round runs every one of them once, so that all see the same machine.
 
-What counts is the median of the rounds. A contender that fails is named with what it said, and left out; peers without
-an environment are left out from the start. `close` says at the end who was not measured.
+What counts is the median of the rounds. A contender that fails is named with its output, and left out; peers without
+an environment are left out from the start. `close` prints at the end which were not measured.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Entry:
 
 @dataclass
 class Turns:
-    """The hosts of a run, and who takes part in it."""
+    """The hosts of a run, and the contenders."""
 
     quick: bool
     only: str | None = None
@@ -96,7 +96,7 @@ class Turns:
             if self.quick and turn and time.monotonic() - self._begin + passed / turn > QUICK_SECONDS:
                 print_note(f"the machine is busy: {turn} of {rounds} rounds")
                 break
-            # Every other round backwards, so that nobody always comes first.
+            # Every other round backwards, so that no contender always comes first.
             for entry in [one for one in entries[:: -1 if turn % 2 else 1] if one in results_by_entry]:
                 try:
                     results_by_entry[entry].append(measure(entry.contestant, self._host(entry.store)))

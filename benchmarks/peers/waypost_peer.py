@@ -59,7 +59,7 @@ class Bench:
 
 
 class OurProgram(Program):
-    """The face that is awaited, with nothing set."""
+    """The async client with its defaults."""
 
     bench: Bench
 
@@ -81,7 +81,7 @@ class OurProgram(Program):
         await self.bench.post.publish(QUEUE, message, at=datetime.fromtimestamp(due, UTC))
 
     def work(self, started: Started) -> None:
-        # The command looks for a client by the name of its module: the class is where this one is found.
+        # The command finds a client by the name of its module: the class is where this one is found.
         OurProgram.bench = Bench(self.url, started)
         OurProgram.bench.register(self.variant)
         print_json(ready=True)

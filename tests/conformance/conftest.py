@@ -129,7 +129,7 @@ def served_maker(url: str) -> StoreMaker:
 
 
 def cluster_maker(request: pytest.FixtureRequest) -> StoreMaker:
-    """The face that blocks is handed a client, the other finds the nodes by a URL."""
+    """The sync client is handed a driver's client, the async one finds the nodes by a URL."""
     from waypost.store.valkey import ValkeyStore
 
     if "mode" in request.fixturenames and request.getfixturevalue("mode") == "sync":
@@ -143,7 +143,7 @@ def cluster_maker(request: pytest.FixtureRequest) -> StoreMaker:
 class PostgresNamespaces:
     """Namespaces that have their tables: making them takes longer than most tests, emptying them does not."""
 
-    #: Dead rows gather in a room, since nothing vacuums here.
+    #: Dead rows gather in a namespace, since nothing vacuums here.
     USES_MAX = 30
 
     def __init__(self, url: str) -> None:
@@ -166,13 +166,13 @@ class PostgresNamespaces:
             for name, uses in namespaces:
                 if uses < self.USES_MAX:
                     connection.execute("; ".join(f'DELETE FROM "{name}_{table}"' for table in tables()))
-                    # A room at a time: a program of random steps uses many, and a transaction holds all their locks.
+                    # One at a time: a program of random steps uses many, and a transaction holds all their locks.
                     connection.commit()
                     self._free.append((name, uses + 1))
 
     @contextmanager
     def maker(self, url: str | None = None) -> Iterator[StoreMaker]:
-        """Makes stores in these rooms, by another way in if one is given."""
+        """Make stores in these namespaces, through another URL if one is given."""
         from waypost.store.postgres import PostgresStore
 
         in_use: dict[str, tuple[str, int]] = {}

@@ -1,4 +1,4 @@
-"""The conformance suite on every store of `conftest.STORES`, in both colours."""
+"""The conformance suite on every store of `conftest.STORES`, sync and async."""
 
 from __future__ import annotations
 

@@ -227,7 +227,7 @@ def test_clones_publish_all_that_they_confirm(mode: str, store: LossyStore, capl
         assert len({one.id for one in both}) == 1400
         ledger = post.ledger("orders")
         assert (ledger.published, ledger.balance) == (1411, 0)
-    # Behind pgbouncer the client also says that nothing can wake it.
+    # Behind pgbouncer the client also reports that nothing can wake it.
     assert {getattr(record, "event", "") for record in caplog.records} - {"wake_broken"} == {"session_renewed"}
 
 

@@ -18,7 +18,7 @@ class Strange(BaseException):
 
 
 def end(body: str) -> None:
-    """End as the body says; what says nothing else is fine."""
+    """End by the exception that the body names; other bodies are fine."""
     match body:
         case "exit":
             raise SystemExit(1)

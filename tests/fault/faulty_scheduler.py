@@ -56,7 +56,7 @@ def main(arguments: list[str]) -> None:
     url, namespace, ttl, seed, probability, hours_off = arguments
     logging.getLogger("waypost").setLevel(logging.ERROR)
     if float(hours_off):
-        # A wall clock that is wrong from the first moment on: whoever looks at it is told so.
+        # A wall clock that is wrong from the first moment on.
         off = round(float(hours_off) * 3_600 * 1e9)
         real_ns, real = time.time_ns, time.time
         time.time_ns = lambda: real_ns() + off

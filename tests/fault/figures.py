@@ -183,7 +183,7 @@ def same_keys(place: Place) -> Iterator[Figure]:
 
 
 def lost_replies(place: Place) -> Iterator[Figure]:
-    """One reply in ten never arrives: what was asked for happens once all the same."""
+    """One reply in ten never arrives: each call still takes effect once."""
     server = place.server
     if server is None:
         return  # SQLite has no replies to lose
@@ -224,7 +224,7 @@ def lost_replies(place: Place) -> Iterator[Figure]:
 
 
 def stopped_server(place: Place) -> Iterator[Figure]:
-    """A server stopped without a word under load and started again: clients go on, nothing acknowledged is missing."""
+    """A server stopped at once under load and started again: clients go on, nothing acknowledged is missing."""
     server = place.server
     if not isinstance(server, PostgresServer):
         return
@@ -315,7 +315,7 @@ def worker_memory(place: Place) -> Iterator[Figure]:
                 gc.collect()
                 sizes.append(resident_bytes())
                 kept.append(place.kept())
-    # Warm is a quarter of them: allocators, caches and lanes have found their size.
+    # Warm is a quarter of them: allocators, caches and replay windows have found their size.
     warm = waves // 4
     grown = (max(sizes[-warm:]) - max(sizes[:warm])) / 1e6
     yield Figure(
@@ -390,7 +390,7 @@ def slow_link(place: Place) -> Iterator[Figure]:
 
 
 def daylight_saving(place: Place) -> Iterator[Figure]:
-    """Every change of the clocks against an oracle that looks at each minute. It needs no store: told once."""
+    """Every change of the clocks against an oracle that checks each minute. It needs no store: run once."""
     if place.store != "sqlite":
         return
     quick = {zone: [zone] for zone in ("America/New_York", "Europe/Dublin", "Africa/Casablanca", "Australia/Lord_Howe")}
@@ -482,7 +482,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--quick", action="store_true", help="a tenth of the size")
     parser.add_argument("--counts", action="store_true", help="without figures that time something")
     parser.add_argument(
-        "--only", metavar="NAME", action="append", choices=NAMES, help="this figure only; may be said several times"
+        "--only", metavar="NAME", action="append", choices=NAMES, help="this figure only; may be given several times"
     )
     parser.add_argument("--seed", type=int, default=random.randrange(2**32))
     options = parser.parse_args(arguments)

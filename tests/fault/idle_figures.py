@@ -1,4 +1,4 @@
-"""Figures of idle cost: what workers with nothing to do ask of their store, all parts of a worker counted.
+"""Figures of idle cost: requests of workers with nothing to do, all parts of a worker counted.
 
 Valkey counts the requests of clients, PostgreSQL transactions. What a script calls inside the server is no request.
 On a SQLite file the process counts its transactions.
@@ -21,7 +21,7 @@ from tests.fault.wake_figures import ROOT, Server, until
 #: Requests that a client of ours sends. Scripts call others, and are counted as one.
 REQUESTS = ("evalsha", "ping", "blpop", "hgetall", "get", "smembers", "sadd", "subscribe", "script|load")
 PROCESSES, WORKERS = 4, 200
-#: A process of PostgreSQL that has nothing to do tells its count of transactions up to ten seconds late.
+#: A process of PostgreSQL that is idle reports its count of transactions up to ten seconds late.
 CALM_SECONDS = 11.0
 #: A worker has up to three connections.
 CONNECTIONS = 4 * WORKERS
@@ -95,7 +95,7 @@ def let_pass(seconds: float) -> None:
 
 
 def rate(count_requests: Callable[[], int], limit: float, seconds: float) -> float:
-    """How many a second, once everybody has fallen asleep."""
+    """Return how many a second, once all workers are idle."""
 
     def is_calm() -> bool:
         before = count_requests()

@@ -2,8 +2,8 @@
 
     python -m tests.fault.idle_workers '{"url": …, "namespace": …, "workers": 1, "queues": 1000, "first": 0}'
 
-Each worker has a client and queues of its own. It says `ready` when all of them work. For each line that it is given it
-answers how many steps it took on its store, which only counts where the store is a SQLite file.
+Each worker has a client and queues of its own. It prints `ready` when all of them work. For each input line it
+prints how many steps it took on its store, which only counts where the store is a SQLite file.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ FINE = 30
 
 
 def wait_for(condition: Callable[[], object], what: str) -> None:
-    """Wait for a condition, with patience."""
+    """Wait for a condition."""
     deadline = time.monotonic() + WAIT_SECONDS_MAX
     while not condition():
         if time.monotonic() > deadline:
@@ -212,7 +212,7 @@ def _hold_once(post: Waypost, worker: DisconnectedWorker, turn: int, mark: bytes
         if was_held:
             held.append(message.id)
     worker.proxy.heal()
-    # The worker is well again, and what it was told too late did not keep it from that.
+    # The worker goes on, and the late answer did not keep it from that.
     after = post.publish(queue, "after")
     wait_for(lambda: after.id in worker.noted("began"), "the next message")
     wait_for(lambda: not post.ledger(queue).leased, "its end")

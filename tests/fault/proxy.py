@@ -1,9 +1,9 @@
-"""A proxy between a client and a server on loopback that loses what it is told to lose.
+"""A proxy between a client and a server on loopback that injects network faults.
 
     with Proxy(server.port) as proxy:
-        proxy.drop_replies(1, to=b"EVALSHA")    # the server does it, the client never hears of it
+        proxy.drop_replies(1, to=b"EVALSHA")    # the server does it, the client gets no reply
         proxy.cut()                             # every connection ends now
-        proxy.refuse()                          # nobody can connect
+        proxy.refuse()                          # new connections are refused
         proxy.silence()                         # half-open: connections stay, nothing passes
         proxy.hold_replies(to=b"claim")         # replies to such requests wait, all else passes
         proxy.heal()                            # all is well again
@@ -11,7 +11,7 @@
     Proxy(server.port, bytes_per_second=5_000_000)   # a slow link, shared by all connections, the same both ways
 
 A dropped reply is the fault to hunt: the request reached the server and was carried out, its reply arrived here, and
-then the connection broke. Requests are told apart by what one read brings, which is one command or one pipeline for
+then the connection broke. Requests are separated by reads, each of which is one command or one pipeline for
 clients that wait for their replies.
 """
 
@@ -40,7 +40,7 @@ class Bandwidth:
         self._guard = threading.Lock()
 
     def carry(self, count: int) -> None:
-        """Take as long as so many bytes take."""
+        """Wait as long as these bytes take."""
         self.carried += count
         if self._rate is None:
             return
@@ -100,7 +100,7 @@ class Connection:
 
 
 class Proxy:
-    """Listens on a loopback port of its own, `port`, and passes everything on until told otherwise."""
+    """Listens on a loopback port of its own, `port`, and passes everything on until a fault is set."""
 
     def __init__(self, target_port: int, *, bytes_per_second: float | None = None) -> None:
         self.target_port = target_port
@@ -130,7 +130,7 @@ class Proxy:
     # ---- faults ------------------------------------------------------------------------------------------
 
     def drop_replies(self, count: int, *, to: bytes = b"") -> None:
-        """Lose the replies to the next so many requests that contain `to`, and cut their connections."""
+        """Lose the replies to the next `count` requests that contain `to`, and cut their connections."""
         with self._guard:
             self._to_drop, self._share, self._marker = count, 0.0, to
 
@@ -147,7 +147,7 @@ class Proxy:
             connection.close()
 
     def refuse(self) -> None:
-        """Stop listening: who connects is refused. Connections that stand are not touched."""
+        """Stop listening: new connections are refused, open ones stay."""
         listener, accepting = self._listener, self._accepting
         self._listener = self._accepting = None
         if listener is not None:

@@ -95,7 +95,7 @@ def open_short_replay(url: str) -> Any:
 
 
 def freezer(url: str, queue: str, calls: int, *, suspended: bool) -> None:
-    """Publish `calls` messages at the same time, each by a client of its own; say what became of each."""
+    """Publish `calls` messages at the same time, each by a client of its own; print what became of each."""
     outcomes: list[str] = []
     store = open_short_replay(url)
     if url.startswith("sqlite"):

@@ -49,7 +49,7 @@ class SchedulerProcesses:
         self._running[process.pid] = process
 
     def check_processes(self) -> None:
-        """Notice who died and who froze."""
+        """Restart processes that died, and thaw those that froze."""
         for pid, process in list(self._running.items()):
             found, status = os.waitpid(pid, os.WNOHANG | os.WUNTRACED)
             if found and os.WIFSTOPPED(status):
@@ -92,7 +92,7 @@ class SchedulerReport:
     freezes: int = 0
     fired: int = 0
     doubles: int = 0
-    #: Instants between the first and the last that nobody fired, and what the schedules say that they missed.
+    #: Instants between the first and the last that no scheduler fired, and what the schedules counted as missed.
     holes: int = 0
     missed: int = 0
     early: int = 0
@@ -102,7 +102,7 @@ class SchedulerReport:
 def run_faulty_schedulers(
     url: str, namespace: str, *, faults: int, processes: int, seed: int, hours_off: float = 0.0
 ) -> SchedulerReport:
-    """Let schedulers fail at their ticks so often, and look at every message that came of it."""
+    """Let schedulers fail at `faults` ticks, and report what became of every instant."""
     report = SchedulerReport()
     interval_ms = round(INTERVAL_SECONDS * 1000)
     with Waypost(url, namespace=namespace) as post:

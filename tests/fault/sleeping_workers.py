@@ -2,7 +2,7 @@
 
     python -m tests.fault.sleeping_workers '{"url": …, "namespace": …, "wake": …, "loops": 10, …}'
 
-Each loop is a worker of a client of its own. A handler notes when it started; the body says when it was published.
+Each loop is a worker of a client of its own. A handler notes when it started; the body holds the time of the publish.
 """
 
 from __future__ import annotations

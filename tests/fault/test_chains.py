@@ -87,7 +87,7 @@ def test_a_thousand_waits_for_results_all_end_though_their_connections_are_cut(k
 
 
 async def wait_for_all(url: str, through: str, proxy: Proxy) -> list[object]:
-    """Publish, wait for all at once, and let a worker work while the connections of those who wait are cut twice."""
+    """Publish, wait for all at once, and run a worker while the connections of the waiting client are cut twice."""
     worker_side, waiting_side = AsyncWaypost(url), AsyncWaypost(through, retry_budget=30)
 
     @worker_side.handler("sums", concurrency=50)
@@ -100,7 +100,7 @@ async def wait_for_all(url: str, through: str, proxy: Proxy) -> list[object]:
         await asyncio.sleep(0)
         proxy.cut()
         async with worker_side.worker():
-            while not any(wait.done() for wait in waits):  # noqa: ASYNC110 - looked at between two cuts
+            while not any(wait.done() for wait in waits):  # noqa: ASYNC110 - polled between two cuts
                 await asyncio.sleep(0.01)
             proxy.cut()
             return list(await asyncio.gather(*waits))

@@ -1,6 +1,6 @@
 """Lost replies on a real server: the proxy lets each request through, swallows its reply and cuts the connection.
 
-What was asked for must have happened exactly once, and the caller must be told what happened the first time.
+Each call must take effect exactly once, and the caller must get the result of the first time.
 """
 
 from __future__ import annotations

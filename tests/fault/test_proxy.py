@@ -13,7 +13,7 @@ from tests.fault.proxy import Proxy
 
 
 class Echo(socketserver.ThreadingTCPServer):
-    """Counts what it was asked, so that a test can tell a lost request from a lost reply."""
+    """Keeps its requests, so that a test can distinguish a lost request from a lost reply."""
 
     allow_reuse_address = True
     daemon_threads = True

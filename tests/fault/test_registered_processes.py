@@ -18,7 +18,7 @@ from tests.fault.worker_group import ROOT, WorkerGroup, until
 from waypost.testing.servers import EmbeddedServer, ValkeyServer
 
 pytestmark = pytest.mark.promise("SEE-4")
-#: Beats come every second then, and the store forgets a worker three seconds after its last.
+#: Heartbeats come every second then, and the store forgets a worker three seconds after its last.
 WINDOW = 1.5
 
 
@@ -42,12 +42,12 @@ class RecordedGroup(WorkerGroup):
         return process, lambda: path.read_text().split()
 
     def pids(self) -> set[int]:
-        """Who is listed."""
+        """Return the processes of the workers that are listed."""
         return {worker.pid for worker in self.post.workers()}
 
     @contextmanager
     def away(self) -> Iterator[None]:
-        """The store answers nobody: its server is killed, or somebody else has its file for himself."""
+        """The store does not answer: its server is killed, or another connection has locked its file."""
         if self.server is not None:
             self.server.kill()
             try:
@@ -104,8 +104,8 @@ def test_a_killed_worker_is_forgotten_after_its_time_and_a_stopped_one_at_once(g
     (last,) = (worker for worker in group.post.workers() if worker.pid == killed.pid)
     until(lambda: group.pids() == {kept.pid}, "the end of the killed one's time")
     (left,) = group.post.workers()
-    # Not before its time was over by the store's clock, as the record of the one that is left tells it.
-    until(lambda: group.post.workers()[0].seen_ms >= last.until_ms, "the next beat")
+    # Not before its time was over by the store's clock, by the record of the worker that is left.
+    until(lambda: group.post.workers()[0].seen_ms >= last.until_ms, "the next heartbeat")
     assert left.pid == kept.pid
     assert [(queue.name, queue.concurrency) for queue in left.queues] == [("slow", 5)]
     group.stop(kept)
@@ -131,7 +131,7 @@ def test_health_is_red_while_the_store_is_away_and_green_again_when_it_is_back(g
     }
     for process, health in recorders:
         group.stop(process)
-        # Beats that failed before or after may have degraded it in between.
+        # Heartbeats that failed before or after may have degraded it in between.
         turns = [status for status, _ in groupby(one for one in health() if one != "degraded")]
         assert turns[-3:] == ["green", "red", "green"]
 

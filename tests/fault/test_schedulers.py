@@ -52,7 +52,7 @@ def test_leaders_that_die_or_freeze_at_the_tick_fire_nothing_twice_and_miss_noth
 def test_a_process_of_its_own_leads_works_and_hands_over_at_a_signal(role: str, tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'alone.db'}"
     with Waypost(url) as post:
-        post.save_schedule("beat", queue="ticks", every=0.1)
+        post.save_schedule("tick", queue="ticks", every=0.1)
         post.publish("later", 1, delay=0.2)
         process = subprocess.Popen(
             [sys.executable, "-W", "error", "-m", "waypost.cli.main", role, url],

@@ -1,4 +1,4 @@
-"""Embedded servers: they answer, keep what they should, and end with whoever started them."""
+"""Embedded servers: they answer, keep what they should, and end with the process that started them."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def test_a_missing_wheel_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def readable_by_others(directory: Path, secret: str) -> list[Path]:
-    """Files with the secret in them that somebody else could open."""
+    """Files with the secret in them that another user could open."""
     is_closed = not directory.stat().st_mode & 0o077
     files = [path for path in directory.rglob("*") if path.is_file() and secret.encode() in path.read_bytes()]
     assert files

@@ -224,7 +224,7 @@ def test_a_client_claims_as_many_bytes_as_arrive_in_a_quarter_of_a_lease(answere
     assert learn(size=250_000, seconds=0.05, lease_ms=2_000) == 1_000_000
     assert learn(size=1_000_000, seconds=0.2, lease_ms=2_000) == 2_500_000
     assert learn(size=2_000_000, seconds=1.0, lease_ms=2_000) == 1_000_000
-    # One that is not full and came soon says nothing, nor does a small one before a large message.
+    # One that is not full and came soon changes nothing, nor does a small one before a large message.
     assert learn(size=500, seconds=0.1, lease_ms=2_000, more=False) == 1_000_000
     assert learn(size=500, seconds=0.1, lease_ms=2_000) == 1_000_000
     assert learn(size=1_000_000, seconds=0.01, lease_ms=60_000) == 4_000_000

@@ -68,7 +68,7 @@ def test_a_handler_in_a_process_ends_with_its_killed_worker_and_is_delivered_aga
 
 
 @pytest.mark.promise("LEASE-11", "LEASE-5")
-def test_a_worker_that_is_asked_to_stop_under_load_loses_nothing(group: WorkerGroup) -> None:
+def test_a_worker_that_is_stopped_under_load_loses_nothing(group: WorkerGroup) -> None:
     group.post.publish_many("slow", range(300))
     worker = group.start("slow")
     until(lambda: group.count("ended") >= 10, "some work")
@@ -113,7 +113,7 @@ def test_a_worker_that_was_frozen_for_longer_than_its_lease_cannot_settle(group:
     until(lambda: group.post.ledger("late").done == 1, "the second delivery")
     (group.folder / "thawed").touch()
     frozen.send_signal(signal.SIGCONT)
-    # Its own clock or a renewal told the handler and cancelled it, or it ended first and its settle was refused.
+    # Its own clock or a renewal cancelled the handler, or it ended first and its settle was refused.
     output = group.stop(frozen)
     assert "the lease of message" in output
     group.stop(other)
@@ -181,7 +181,7 @@ def test_an_event_loop_that_is_blocked_for_longer_than_the_lease_loses_nothing(g
 def test_a_poison_message_ends_after_exactly_its_limit_while_others_flow(group: WorkerGroup) -> None:
     group.post.configure("poison", lease=0.3, max_deliveries=3)
     group.post.publish_many("poison", ["a", "poison", "b", "c"])
-    # Each delivery kills a process, and the one that looks after them starts another.
+    # Each delivery kills a process, and the supervisor starts another.
     workers = group.start("poison", processes=2)
     until(lambda: group.post.ledger("poison").dead == 1 and group.post.ledger("poison").done == 3, "the end of all")
     (letter,) = group.post.dead_letters("poison")
@@ -240,7 +240,7 @@ def supervisor(folder: Path, *python: str) -> Iterator[subprocess.Popen[str]]:
     """`waypost worker --processes 2` whose processes never finish their start; none is left behind."""
     (folder / "slow_start.py").write_text(SLOW_START)
     # A file, not a pipe: the end of a pipe would be awaited for as long as one of the processes holds it.
-    with (folder / "said").open("w") as output:
+    with (folder / "output").open("w") as output:
         process = subprocess.Popen(
             [sys.executable, *python, "worker", "slow_start:post", "--processes", "2"], cwd=folder, stderr=output,
             text=True, env=os.environ | {"PYTHONPATH": str(ROOT / "src")},
@@ -261,15 +261,15 @@ def importing(folder: Path) -> list[int]:
 
 
 @pytest.mark.promise("LEASE-11")
-def test_processes_that_are_asked_to_stop_while_they_start_end_in_order(tmp_path: Path) -> None:
+def test_processes_that_are_stopped_while_they_start_end_in_order(tmp_path: Path) -> None:
     with supervisor(tmp_path, "-m", "waypost.cli.main") as process:
         until(lambda: len(importing(tmp_path)) == 2, "the start of both")
         process.send_signal(signal.SIGTERM)
-        assert process.wait(WAIT_SECONDS_MAX) == 0, (tmp_path / "said").read_text()
+        assert process.wait(WAIT_SECONDS_MAX) == 0, (tmp_path / "output").read_text()
         assert not any(is_there(pid) for pid in importing(tmp_path))
 
 
 @pytest.mark.promise("LEASE-11")
 def test_a_signal_that_comes_while_a_process_is_started_reaches_it(tmp_path: Path) -> None:
     with supervisor(tmp_path, "-c", SIGNALLED) as process:
-        assert process.wait(WAIT_SECONDS_MAX) == 0, (tmp_path / "said").read_text()
+        assert process.wait(WAIT_SECONDS_MAX) == 0, (tmp_path / "output").read_text()

@@ -161,7 +161,7 @@ def token_crashes(rounds: int) -> Iterator[Figure]:
             held = len(send_to_all("claim", LIMITED, 2))
             send_to_all("claim", PLAIN, 3)
             CRASHES[number % len(CRASHES)](server)
-            # Those that were given are held still, whatever the crash has taken.
+            # Leases from before the crash are still held, even if the crash lost them.
             passed += max(0, held + len(send_to_all("claim", LIMITED, 2)) - RUNNING_MAX)
             send_to_all("claim", PLAIN, 3)
             send_to_all("settle")
@@ -189,7 +189,7 @@ def token_crashes(rounds: int) -> Iterator[Figure]:
 
 
 def serve(url: str, commands: IO[str], answers: IO[str]) -> None:
-    """Claim as it is told, and answer what came of it."""
+    """Run the commands of the parent, and answer with the claims."""
     store = open_store(url, namespace="wp", clock=None, replay_ttl_ms=300_000, durability="server")
     executor = store.connect(start_timeout=10)
     session = Session(ClockTime())

@@ -1,4 +1,4 @@
-"""Figures of wake-ups: how many of those who sleep are disturbed, how soon they start, and what is lost with a word.
+"""Figures of wake-ups: how many sleepers are woken, how soon they start, and what a lost notification costs.
 
 Claims are counted by a proxy between the workers and their server. Safety polls are out of the way while claims are
 counted: an idle loop makes one every fifteen seconds.
@@ -71,7 +71,7 @@ class CountingProxy(Proxy):
 def counting(server: Server) -> Iterator[tuple[Counted, str]]:
     """The claims that a server carries out, and the URL for those whose claims are counted.
 
-    Valkey says itself what it does: a claim behind a blocking wait reaches it long before.
+    Valkey reports its own commands: a claim behind a blocking wait reaches it long before.
     """
     counted = Counted()
     if server.kind == "postgres":
@@ -226,10 +226,10 @@ def publish_at_once(server: Server, posts: list[Waypost]) -> None:
 
 
 def claims(server: Server, rounds: int) -> Iterator[Figure]:
-    """Five messages for fifty sleepers: about five of them look."""
+    """Five messages for fifty sleepers: about five of them claim."""
     server.prepare()
     posts = [Waypost(server.url, namespace=server.namespace) for _ in range(MESSAGES)]
-    posts[0].configure("orders", lease=NEVER)  # nobody looks for leases that end
+    posts[0].configure("orders", lease=NEVER)  # no claim for leases that end
     loops = PROCESSES * LOOPS
     with (
         counting(server) as (counter, url),
@@ -296,7 +296,7 @@ def starts(server: Server, rounds: int) -> Iterator[Figure]:
 
 
 def all_lost(server: Server, rounds: int) -> Iterator[Figure]:
-    """Every word is lost on its way: the safety poll finds what nobody was told of."""
+    """Every notification is lost: the safety poll finds the messages."""
     server.prepare()
     with (
         Proxy(server.port) as proxy,
@@ -320,7 +320,7 @@ def all_lost(server: Server, rounds: int) -> Iterator[Figure]:
 
 
 def busy(server: Server, rounds: int) -> Iterator[Figure]:
-    """A PostgreSQL queue under load sends next to no words."""
+    """A PostgreSQL queue under load sends next to no notifications."""
     if server.kind != "postgres":
         return
     import psycopg
@@ -377,7 +377,7 @@ def commits(server: Server, rounds: int) -> Iterator[Figure]:
 
     The workers give way to the publishers, as if they had another machine: where both share two cores, a worker that
     handles a message at once takes them from the next publish, and one that polls does so later and for many at once.
-    Medians of the turns: the machine's own hiccups are longer than what is looked for.
+    Medians of the turns: the machine's own hiccups are longer than the difference that is measured.
     """
     if server.kind != "postgres":
         return
@@ -432,6 +432,6 @@ def publish_evenly(url: str, namespace: str, rate: float, seconds: float, publis
     return latencies
 
 
-#: Those that count, and those that time something: the latter say little on a machine that has other work.
+#: Those that count, and those that time something: the latter mean little on a machine that has other work.
 COUNTED_FIGURES = (claims, busy)
 TIMED_FIGURES = (starts, all_lost, commits)

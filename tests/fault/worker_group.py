@@ -33,7 +33,7 @@ def until(condition: Callable[[], Any], what: str) -> Any:
 
 
 def is_there(pid: int) -> bool:
-    """Whether a process runs; one that has ended and only waits to be looked at does not."""
+    """Whether a process runs; one that has ended and waits for its parent does not."""
     try:
         return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
     except OSError:
@@ -41,7 +41,7 @@ def is_there(pid: int) -> bool:
 
 
 class WorkerGroup:
-    """Worker processes on one store, the notes that their handlers write, and a client to look on."""
+    """Worker processes on one store, the notes that their handlers write, and a client to inspect the store."""
 
     def __init__(self, url: str, folder: Path) -> None:
         self.url = url
@@ -70,7 +70,7 @@ class WorkerGroup:
         return sum(line[0] == what for line in self.read_notes())
 
     def freeze(self, process: subprocess.Popen[str]) -> None:
-        """Stop it where it stands, but not inside a transaction: whoever holds a SQLite file holds it for all."""
+        """Stop it where it stands, but not inside a transaction: a locked SQLite file is locked for all processes."""
 
         def frozen() -> bool:
             process.send_signal(signal.SIGSTOP)
@@ -90,7 +90,7 @@ class WorkerGroup:
         until(frozen, "a freeze between two steps")
 
     def stop(self, process: subprocess.Popen[str], how: signal.Signals = signal.SIGTERM) -> str:
-        """Ask it to stop; what it said."""
+        """Stop it with a signal; return its output."""
         process.send_signal(how)
         output = process.communicate(timeout=WAIT_SECONDS_MAX)[1]
         assert process.returncode == 0, output

@@ -39,7 +39,7 @@ class PortMapper(EmbeddedServer):
         return [str(self._program), "-address", "127.0.0.1", "-port", str(self.port)]
 
     def _answers(self) -> bool:
-        # Asked for the names that it knows, it says its port first.
+        # The answer to a request for all names begins with its port.
         return answers_with(self.port, b"\x00\x01n", self.port.to_bytes(4, "big"))
 
 
@@ -103,7 +103,7 @@ class RabbitServer(EmbeddedServer):
         )  # fmt: skip
 
     def _answers(self) -> bool:
-        # A server that cannot speak a client's version says its own.
+        # A server that cannot speak a client's version answers with its own.
         return answers_with(self.port, b"AMQP\x00\x09\x09\x09", b"AMQP")
 
     def _wait_until_it_answers(self) -> bool:

@@ -25,10 +25,10 @@ from waypost.testing.servers import ValkeyServer, free_port, write_private
 
 #: Sentinels find each other in seconds, and promote in seconds; a busy machine takes longer.
 SETUP_SECONDS_MAX = 60.0
-#: A Cluster has so many.
+#: The number of slots of a Cluster.
 SLOTS = 16384
-#: They look, agree and act often, so that a test waits a second and not a minute. In milliseconds. A replica may be
-#: promoted if it told of itself within five ping periods, and while its primary is down it is asked once a second: a
+#: Sentinels check, agree and act often, so that a test waits a second, not a minute. In milliseconds. A replica may be
+#: promoted if it answered within five ping periods, and while its primary is down it is queried once a second: a
 #: shorter period than this would refuse it half of the time.
 QUICK = (
     b"info-period", b"200", b"ping-period", b"400", b"ask-period", b"100", b"publish-period", b"200",
@@ -70,7 +70,7 @@ class Sentinel(ValkeyServer):
     """One Sentinel: the same program, which keeps what it learns in its configuration file."""
 
     def __init__(self, service: str, primary: ValkeyServer, quorum: int) -> None:
-        # They share a password with those that they watch: each of them may become the primary, and asks the others.
+        # They share a password with the servers that they watch: each of these may become the primary.
         super().__init__(requirepass=primary.password)
         self._service = service
         self._primary_port = primary.port
@@ -92,7 +92,7 @@ class Sentinel(ValkeyServer):
 
 
 class _Setup:
-    """What they share: they start, and whoever started them stops them."""
+    """What both setups share: they start and stop with a `with` block."""
 
     def __init__(self) -> None:
         self._stack = ExitStack()
@@ -257,7 +257,7 @@ class ClusterSetup(_Setup):
         self.run_cluster(source, "SETSLOT", slot, "MIGRATING", self.ids[self.servers.index(target)])
 
     def move_keys(self, slot: int, target: ValkeyServer, limit: int = SLOTS) -> int:
-        """Move up to so many keys, one by one. How many moved is returned."""
+        """Move up to `limit` keys, one by one. Return how many moved."""
         source = self.owner(slot)
         keys = self.run_cluster(source, "GETKEYSINSLOT", slot, limit)
         with client_of(source) as client:
@@ -266,7 +266,7 @@ class ClusterSetup(_Setup):
         return len(keys)
 
     def end_move(self, slot: int, target: ValkeyServer) -> None:
-        """The slot is the target's, and everybody is told."""
+        """Make the target the owner of the slot, on all nodes."""
         source = self.owner(slot)
         while self.move_keys(slot, target):
             pass

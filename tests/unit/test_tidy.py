@@ -25,6 +25,25 @@ MACHINE_PATH = re.compile(r"(?<![\w.])/(?:wo" + r"rk|ro" + r"ot|ho" + r"me)/")
 LICENCE_HEADER = re.compile(r"(?:Copyr" + r"ight|SPDX-Lic" + r"ense|Licensed un" + r"der)")
 #: Other systems' words for what has a name of its own here.
 FOREIGN_WORDS = frozenset(("job", "jobs", "ack", "nack", "acks", "acknowledge", "unack"))
+#: Words that only this project used, for things that have a name in the field.
+PRIVATE_WORDS = frozenset(re.findall(r"\w+", """
+    word words told telling tells tell teller face faces colour colours door doors visitor visitors knock knocks
+    linger cover covers covered echo echoes lane lanes seam seams home homes book books shelf shelves tally
+    tallies mill stage stages crew ears ear bell bells pulse pulses look looks looking looked beat beats leave
+    leaves taken checked shown whoever somebody nobody everybody hear hears heard ask asks asking asked say says
+    said clockwork rooms patience trouble glance company story rig
+"""))  # fmt: skip
+#: The folders whose names have none of them. Add a folder here once its names are plain.
+PLAIN_FOLDERS = (
+    "src/waypost/testing", "tests/conformance", "tests/fault", "tests/servers", "benchmarks", "scripts",
+)  # fmt: skip
+#: Names in which such a word has its ordinary sense, and names that are given elsewhere.
+ORDINARY_NAMES = {
+    "tests/fault/test_proxy.py": {"Echo", "EchoHandler", "echo"},  # an echo server
+    "src/waypost/testing/bench.py": {"linger_ms"},  # a parameter of `Store.claim`
+}
+#: The name of a test is a sentence: there a step "leaves no event".
+ORDINARY_IN_SENTENCES = frozenset(("leaves",))
 #: Calls that judge, besides `assert`: a test that makes one of them has an assertion.
 JUDGES = re.compile(r"^(?:check|expect|must|assert)(?:_|$)|^(?:raises|fail|warns)$|^run_state_machine_as_test$")
 
@@ -161,6 +180,30 @@ def test_names_use_our_own_words() -> None:
         if FOREIGN_WORDS & set(re.split(r"_|(?<=[a-z])(?=[A-Z])", name.strip("_").lower()))
     ]
     assert foreign == []
+
+
+def private_words(name: str) -> set[str]:
+    """Return the private words in a name, `snake_case` or `CamelCase`."""
+    found = {word.lower() for word in re.split(r"_|(?<=[a-z])(?=[A-Z])", name)} & PRIVATE_WORDS
+    return found - ORDINARY_IN_SENTENCES if name.startswith("test_") else found
+
+
+def test_names_in_plain_folders_have_no_private_word() -> None:
+    hits = [
+        f"{shown(path)}:{line}: {name}"
+        for path in files(".py", folders=PLAIN_FOLDERS)
+        for line, name in [(0, path.stem), *names_of_ours(path)]
+        if private_words(name) and name not in ORDINARY_NAMES.get(shown(path), ())
+    ]
+    assert hits == []
+
+
+def test_a_private_word_in_a_name_is_found() -> None:
+    assert private_words("tell_crew") == {"tell", "crew"}
+    assert private_words("WatchedCrew") == {"crew"}
+    assert private_words("test_nobody_leaves") == {"nobody"}
+    assert private_words("leaves") == {"leaves"}
+    assert private_words("MessageIdentity") == set()
 
 
 def test_every_test_judges_something() -> None:

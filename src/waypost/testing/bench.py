@@ -1,6 +1,6 @@
 """A store on the bench: short verbs over the contract, so that a test reads as a sentence.
 
-Verbs take seconds and act on one queue unless told otherwise. Each makes a fresh operation; give `operation=` to
+Verbs take seconds and act on one queue by default. Each makes a fresh operation; give `operation=` to
 repeat one, as a client does whose reply was lost. What a verb would wake is kept in `woken`.
 """
 
@@ -90,7 +90,7 @@ def strand(store: Any, queue: str, message_id: str) -> Call[Any]:
 
 
 class Runner:
-    """Runs calls in one colour; a test does not see which."""
+    """Runs calls sync or async; a test does not see which."""
 
     def __init__(self, store: Store, mode: Mode) -> None:
         self._loop: asyncio.Runner | None = None
@@ -197,7 +197,7 @@ class Bench:
         return self.last_operation
 
     def run(self, call: Call[T]) -> T:
-        """One call, in the colour of this bench."""
+        """Run one call in the mode of this bench."""
         return self.runner.run(call)
 
     def _woken(self, call: Call[Woken[T]]) -> T:
@@ -245,7 +245,7 @@ class Bench:
         return self.publish_drafts([self.draft(body, **options)], queue=queue, operation=operation)[0]
 
     def publish_count(self, count: int, *, queue: str = QUEUE, **options: Any) -> list[str]:
-        """So many messages, in chunks; their ids in order."""
+        """Publish `count` messages in chunks; return their ids in order."""
         ids = []
         for start in range(0, count, CHUNK_MESSAGES_MAX):
             drafts = [self.draft(**options) for _ in range(min(CHUNK_MESSAGES_MAX, count - start))]
@@ -379,12 +379,12 @@ class Bench:
         return self.publish(queue=queue, id=id, chain=chain_id(queue, id), **options).chain_id
 
     def chain_state(self, chain: str, waiter: str | None = None) -> ChainState:
-        """How a chain stands at its home."""
+        """Return the state of a chain in the queue where it began."""
         queue, id = split_chain_id(chain)
         return self.run(self.store.watch_chain(queue, id, waiter))
 
     def watch(self, message_id: str, waiter: str | None = None, *, queue: str = QUEUE) -> Watched:
-        """How a message stands for who waits for it."""
+        """Return the state of a message for its waiters."""
         return self.run(self.store.watch(queue, message_id, waiter))
 
     def deliver_outgoing(self, queue: str = QUEUE) -> list[str]:
@@ -466,7 +466,7 @@ class Bench:
                 self.run(call)
         return removal
 
-    # ---- looking -----------------------------------------------------------------------------------------
+    # ---- reading -----------------------------------------------------------------------------------------
 
     def page(self, state: MessageState, limit: int = 100, *, queue: str = QUEUE, **filters: Any) -> Page:
         """Part of a listing."""
@@ -502,7 +502,7 @@ class Bench:
         raise AssertionError(f"{message_id} is not in queue {queue}")
 
     def stats(self, *, queue: str = QUEUE, minutes: int = 0) -> Stats:
-        """The queue at a glance."""
+        """Return the statistics of the queue."""
         return self.run(self.store.stats(queue, minutes=minutes))
 
     def ledger(self, *, queue: str = QUEUE) -> Ledger:
@@ -567,7 +567,7 @@ class Bench:
         leased: Counter[str] = Counter()
         for state, count in kept.items():
             messages = self.listing(state, queue=queue)
-            assert len(messages) == count, f"{len(messages)} are listed as {state}, the ledger says {count}"
+            assert len(messages) == count, f"{len(messages)} are listed as {state}, the ledger has {count}"
             keys = [message.key for message in messages if message.key is not None]
             if state == "leased":
                 leased.update(keys)

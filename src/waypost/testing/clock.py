@@ -1,4 +1,4 @@
-"""Store time by hand: give a `ManualClock` as `clock=` to any store, and nothing happens until it is told to."""
+"""Store time by hand: give a `ManualClock` as `clock=` to any store, and time moves only when a test advances it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class ClockTime(StoreTime):
 
     @property
     def is_stale(self) -> bool:
-        """Never: the store need not be asked."""
+        """Always False: the time is never read from the store."""
         return False
 
 

@@ -2,7 +2,7 @@
 
 A Hypothesis state machine draws the program; both stores run it with the same clock, ids and operations. After each
 step their replies, their listings, their sums and the events they journalled are compared, and the invariants
-checked. What differs is a defect of the one or of the other; the shrunken program says of which.
+checked. What differs is a defect of the one or of the other; the shrunken program shows of which.
 
     machine = machine_for(lambda clock, namespace: MyStore(…))
     run_state_machine_as_test(machine, settings=…)
@@ -40,7 +40,7 @@ from waypost.values import (
 T = TypeVar("T")
 
 QUEUES = ("orders", "billing")
-#: So many of the last operations may come again late.
+#: How many of the last operations may be repeated late.
 LATE_MAX = 12
 KEYS = (None, None, "a", "b", "ü")
 SLEEPERS = (None, "anna", "bert", "carl")
@@ -133,7 +133,7 @@ def step(
 
 
 class StoreMachine(RuleBasedStateMachine):
-    """The program. Subclasses say what the subject is."""
+    """The program. Subclasses define the subject."""
 
     make_subject: StoreMaker
     #: What the programs so far have made happen: a run that reaches little proves little.
@@ -260,16 +260,16 @@ class StoreMachine(RuleBasedStateMachine):
         queue=queues,
         limit=st.integers(0, 5),
         sleeper=st.sampled_from(SLEEPERS),
-        linger=st.sampled_from((None, None, None, 0, 20, 500)),
+        poll_soon=st.sampled_from((None, None, None, 0, 20, 500)),
         replay=st.sampled_from((False,) * 7 + (True,)),
         bytes_max=st.sampled_from((CLAIM_BYTES_MAX, CLAIM_BYTES_MAX, CLAIM_BYTES_MAX, 0, 80, 160, 240)),
     )
     def claim(
-        self, queue: str, limit: int, sleeper: str | None, linger: int | None, replay: bool, bytes_max: int
+        self, queue: str, limit: int, sleeper: str | None, poll_soon: int | None, replay: bool, bytes_max: int
     ) -> None:
-        """A claim; now and then one that only asks for a lost reply, or for few bytes."""
+        """A claim; now and then one that only replays a lost reply, or that takes few bytes."""
         options: dict[str, Any] = {
-            "sleeper": sleeper, "linger_ms": linger, "replay": replay, "bytes_max": bytes_max,
+            "sleeper": sleeper, "linger_ms": poll_soon, "replay": replay, "bytes_max": bytes_max,
         }  # fmt: skip
         claimed = self.operate(
             queue,
@@ -359,7 +359,7 @@ class StoreMachine(RuleBasedStateMachine):
         how=st.sampled_from(("past", "token", "nonce", "id")),
     )
     def settle_wrongly(self, queue: str, pick: int, ending: dict[str, Any], how: str) -> None:
-        """With a fence that is stale or somebody else's."""
+        """With a fence that is stale or another client's."""
         leases = (self.past[queue] if how == "past" else self.held[queue]) or self.past[queue] or self.held[queue]
         if not leases:
             return
@@ -374,7 +374,7 @@ class StoreMachine(RuleBasedStateMachine):
                 lease = structs.replace(lease, id="0" * 24)
         statuses = self.operate(queue, lambda store, operation: store.settle(queue, [ended(lease, ending)], operation))
         assert statuses is not None
-        # A worker that crashed may settle after all, if nobody took its message meanwhile.
+        # A worker that crashed may settle after all, if its message was not reclaimed meanwhile.
         assert how == "past" or statuses.result == ["lost"]
 
     @step(
@@ -484,7 +484,7 @@ class StoreMachine(RuleBasedStateMachine):
     # ---- schedules ---------------------------------------------------------------------------------------
 
     def a_schedule(self, queue: str, pick: int) -> StoredSchedule | None:
-        """One that somebody saw, now or some time ago."""
+        """A schedule as a client saw it, now or some time ago."""
         self.seen[queue] += self.executors[0].run(self.stores[0].schedules(queue)).schedules
         self.seen[queue] = self.seen[queue][-6:]
         return self.seen[queue][-1 - pick % len(self.seen[queue])] if self.seen[queue] else None
@@ -500,7 +500,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @step(3, when=lambda self: any(self.seen.values()), queue=queues, pick=picks, count=st.integers(0, 2))
     def fire_schedule(self, queue: str, pick: int, count: int) -> None:
-        """What was seen now, or by somebody who was frozen."""
+        """What was seen now, or by a client that was frozen."""
         seen = self.a_schedule(queue, pick)
         if seen is None or seen.next_ms is None:
             return
@@ -522,7 +522,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @step(1, queue=queues)
     def promote(self, queue: str) -> None:
-        """Timers that nobody claims."""
+        """Promote timers that no claim has made ready."""
         self.both(lambda store: store.promote(queue))
 
     # ---- faults ------------------------------------------------------------------------------------------
@@ -574,7 +574,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @step(2, when=lambda self: self.sent, pick=picks)
     def clone(self, pick: int) -> None:
-        """Another process with the same session comes to a number that is taken."""
+        """Another process with the same session comes to a number that is in use."""
         operation, call, compare_wakes = self.sent[-1 - pick % len(self.sent)]
         if operation.stamp < self.clock() - REPLAY_TTL_MS:
             return
@@ -685,7 +685,7 @@ class StoreMachine(RuleBasedStateMachine):
 
 
 def comparable(answer: Any) -> Any:
-    """An answer without what may differ: where a redrive stopped looking, and the order of what else a step did."""
+    """An answer without what may differ: where a redrive stopped, and the order of the side effects."""
     if isinstance(answer, Woken) and isinstance(answer.result, Redriven):
         answer = structs.replace(answer, result=structs.replace(answer.result, cursor=None))
     if isinstance(answer, Woken | Claimed) and answer.also:

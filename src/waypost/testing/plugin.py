@@ -1,6 +1,6 @@
 """The pytest plugin: the `promise` mark, and the fixtures of the conformance suite.
 
-Load it from the `conftest.py` at the root of the tests, and say there how a store is made:
+Load it from the `conftest.py` at the root of the tests, and define there how a store is made:
 
     pytest_plugins = ["waypost.testing.plugin"]
 
@@ -8,7 +8,7 @@ Load it from the `conftest.py` at the root of the tests, and say there how a sto
     def make_store(tmp_path):
         return lambda clock, namespace: MyStore(tmp_path / "a.db", namespace=namespace, clock=clock)
 
-Then `from waypost.testing.conformance import *` in a test module runs the suite on it, in both colours.
+Then `from waypost.testing.conformance import *` in a test module runs the suite on it, sync and async.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import pytest
 if TYPE_CHECKING:
     from waypost.testing.bench import Bench, Mode, StoreMaker
 
-# The suite's assertions tell as much when they fail as those of any test module.
+# Failed assertions of the suite show their values, as those of any test module do.
 pytest.register_assert_rewrite("waypost.testing.bench", "waypost.testing.conformance", "waypost.testing.machine")
 
 

@@ -32,7 +32,7 @@ NEWEST = 18
 #: The releases that are Debian's, and where each lies if its package is installed.
 SYSTEM = {15: Path("/usr/lib/postgresql/15/bin/postgres")}
 INITDB_SECONDS_MAX = 60.0
-#: Settings of a server that lives for a test: what it says about a figure of speed is said where `durable` is given.
+#: Settings of a server that lives for a test. Figures of speed need `durable=True`.
 SETTINGS: dict[str, str | int] = {
     "max_connections": 60,
     "shared_buffers": "64MB",
@@ -127,7 +127,7 @@ class PostgresServer(EmbeddedServer):
         with open(os.open(given, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="ascii") as file:
             file.write(self.password)
         give_to_server_user(given)
-        # Any user of the machine can reach a loopback port; the socket only who may enter its directory.
+        # Any user of the machine can reach a loopback port; only users that may enter its directory reach the socket.
         made = subprocess.run(
             [
                 str(self._program.parent / "initdb"), "-D", str(self.data), "-U", USER, "--auth-local=trust",
@@ -159,7 +159,7 @@ class PostgresServer(EmbeddedServer):
         return False
 
     def stop_at_once(self) -> None:
-        """As `pg_ctl stop -m immediate`: every process ends without a word, and the next start recovers."""
+        """As `pg_ctl stop -m immediate`: every process ends without a shutdown, and the next start recovers."""
         server = self._server
         if server is not None and server.poll() is None:
             server.send_signal(signal.SIGQUIT)
@@ -177,8 +177,7 @@ class PostgresServer(EmbeddedServer):
 
 
 def server_user(directory: Path) -> dict[str, Any]:
-    """Who runs a server that refuses to be root: `nobody` then. Its home is its own directory: the caller's may be
-    closed to that user."""
+    """Return the user and the directory for a server that refuses to run as root: the user `nobody`, if we are root."""
     common: dict[str, Any] = {"cwd": directory}
     if os.geteuid() != 0:
         return common
@@ -187,7 +186,7 @@ def server_user(directory: Path) -> dict[str, Any]:
 
 
 def give_to_server_user(path: Path) -> bool:
-    """Let that user write there; whether there was a need."""
+    """Give a path to the user of the server; return whether that was needed."""
     if os.geteuid() != 0:
         return False
     entry = pwd.getpwnam("nobody")
@@ -208,7 +207,7 @@ def children_of(pid: int) -> list[int]:
 
 
 def answers(port: int, timeout: float = 1.0) -> bool:
-    """Whether a server on a loopback port lets the first message of a session in."""
+    """Whether a server on a loopback port accepts the first message of a session."""
     text = f"user\0{USER}\0database\0postgres\0\0".encode()
     try:
         with socket.create_connection(("127.0.0.1", port), timeout) as connection:

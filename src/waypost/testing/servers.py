@@ -37,7 +37,7 @@ from waypost.errors import MissingExtra, StoreUnavailable
 #: A server that has not answered by then will not; on a busy machine a start takes well under a second.
 START_SECONDS_MAX = 15.0
 STOP_SECONDS_MAX = 10.0
-#: Another process may take a free port between our look and the server's bind.
+#: Another process may take a free port between our check and the server's bind.
 PORT_TRIES_MAX = 5
 
 # `read` ends when the pipe does. A server that was stopped in order has no watcher any more.
@@ -261,7 +261,7 @@ class RedisServer(EmbeddedServer):
 
 
 def _uninterrupted(work: Callable[[], None]) -> None:
-    """Run what Ctrl-C must not cut in half, or a server would run of which nobody knows.
+    """Run what Ctrl-C must not cut in half, or an untracked server would keep running.
 
     An interrupt reaches the main thread only, and no process ends before its other threads have.
     """

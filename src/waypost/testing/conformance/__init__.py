@@ -10,18 +10,18 @@
     replay     lost replies, operations that may be forgotten, cloned sessions
     dead       dead letters and completed history
     timers     not early, in order, bounded
-    wake       who is woken, and when everybody is
+    wake       which sleepers are woken, and when all of them are
     idle       polls of many queues at once
     journal    the exact history
     ledger     the sums
-    workers    who works, and who is gone
+    workers    the register of workers
     schedules  each instant once, leaders, promotion
-    steps      a clock that is set forward or back
-    besides    what a step does besides its work, and who is woken for it
+    clock_steps  a clock that is set forward or back
+    side_effects  what a step does besides its work, and which waiters it wakes
     damage     records that are damaged, found and mended
 
 A test module that imports these classes and has the fixture `make_store` (see `waypost.testing.plugin`) runs them
-in both colours. They need store time by hand: a store takes `clock=`, a function that returns milliseconds.
+sync and async. They need store time by hand: a store takes `clock=`, a function that returns milliseconds.
 """
 
 from __future__ import annotations

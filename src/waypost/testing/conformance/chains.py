@@ -22,7 +22,7 @@ def go_on(bench: Bench, lease: Lease, *queues: str, queue: str = QUEUE) -> list[
 
 
 class TestWaiting:
-    """Whoever waits for a message learns how it ended, and is woken for it."""
+    """A client that waits for a message learns how it ended, and is woken for it."""
 
     @pytest.mark.promise("CHAIN-1")
     def test_a_message_that_has_not_ended_is_described_as_it_is(self, bench: Bench) -> None:
@@ -322,13 +322,13 @@ class TestChains:
     @pytest.mark.promise("CHAIN-2")
     @pytest.mark.parametrize("days", [31, 366])
     def test_a_chain_is_remembered_while_its_first_message_is_a_timer(self, bench: Bench, days: int) -> None:
-        """And who waits for it is handed out after it, not forgotten with it."""
+        """A message that waits for it is delivered after it, not forgotten with it."""
         chain = bench.begin_chain(delay=days * DAY)
         report = bench.publish(queue=MAILS, after_chains=[chain])
         bench.deliver_all()
         for _ in range(4):
             bench.after(days * DAY / 4)
-            bench.begin_chain(queue=INVOICES)  # what makes stores look for chains to forget
+            bench.begin_chain(queue=INVOICES)  # makes stores check which chains to forget
             assert bench.claim(queue=MAILS) == []
             bench.deliver_all()
             for lease in bench.claim_all(queue=INVOICES):
@@ -355,7 +355,7 @@ class TestChains:
         for _ in range(4):
             bench.after(10 * DAY)
             if outcome == "dead":
-                bench.begin_chain(queue="others")  # what makes stores look for chains to forget, or to keep
+                bench.begin_chain(queue="others")  # makes stores check which chains to forget or keep
             assert bench.claim(queue=MAILS) == []
             bench.deliver_all()
         assert bench.chain_state(chain).open == 1
@@ -364,7 +364,7 @@ class TestChains:
         if outcome == "done":
             assert bench.claim_one(queue=MAILS).id == report.id
         else:
-            # Not "unknown chain", which would be said of one that is forgotten.
+            # Not "unknown chain", which is the reason for one that is forgotten.
             assert bench.stored(report.id, queue=MAILS).error == f"chain {chain}: rejected"
 
     @pytest.mark.promise("CHAIN-2", "SEE-3")

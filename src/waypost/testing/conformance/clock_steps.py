@@ -119,7 +119,7 @@ class TestClockSteps:
         bench.claim(1, worker="gone", linger_ms=50)
         bench.claim(1, worker="idle", sleeper="idle-1")
         bench.clock.step(-HOUR)
-        # For one message a store may look at fewer sleepers, and not meet the promise at all.
+        # For one message a store may read fewer sleepers, and not meet the promise at all.
         bench.publish_drafts([bench.draft() for _ in range(count)])
         assert bench.woken == {"orders": ["idle-1"]}
 

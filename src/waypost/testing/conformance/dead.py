@@ -11,7 +11,7 @@ from waypost.values import Published
 
 
 def bury(bench: Bench, count: int = 1, *, reason: str = "rejected", **options: Any) -> list[str]:
-    """So many new dead letters; their ids in the order of their deaths."""
+    """Make `count` dead letters; return their ids in the order of their deaths."""
     ids = bench.publish_count(count, **options)
     for lease in bench.claim(count):
         bench.settle(lease, "dead", reason=reason, error_type="ValueError", error="no such customer")

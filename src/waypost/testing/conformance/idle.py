@@ -14,7 +14,7 @@ HALF_TTL_SECONDS = SLEEPER_TTL_MS / 1000 / 2
 
 
 def needs_claim(bench: Bench, sleeper: str | None = None, queue: str = "orders") -> bool:
-    """Whether a poll of one queue asks for a claim."""
+    """Return whether a poll of one queue asks for a claim."""
     return bench.poll(Idle(queue, sleeper)).queues[0].needs_claim
 
 

@@ -8,7 +8,7 @@ from waypost.testing.bench import Bench
 
 
 class TestLiveKeys:
-    """A key is taken while its message is unfinished."""
+    """A key is held while its message is unfinished."""
 
     @pytest.mark.promise("PUB-4", "PUB-5")
     def test_a_held_key_gives_duplicate_and_names_its_holder(self, bench: Bench) -> None:
@@ -67,7 +67,7 @@ class TestLiveKeys:
 
 
 class TestWindows:
-    """A key with a window is taken for so long after the publish, finished or not."""
+    """A key with a window is held until the window ends, whether its message is finished or not."""
 
     @pytest.mark.promise("PUB-4")
     def test_a_window_outlives_a_finished_message(self, bench: Bench) -> None:

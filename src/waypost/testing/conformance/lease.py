@@ -1,4 +1,4 @@
-"""Leases: who holds a message, the fence around it, and what happens when nobody does any more."""
+"""Leases: which worker holds a message, its fence, and what happens when its lease ends."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ class TestClaims:
         assert bench.stats().sleepers == 1
 
     @pytest.mark.promise("LEASE-17", "LEASE-6")
-    def test_the_answer_to_a_repeat_asks_for_another_claim(self, bench: Bench) -> None:
+    def test_the_answer_to_a_repeat_requests_another_claim(self, bench: Bench) -> None:
         ids = [bench.publish(b"x" * 1_000).id for _ in range(3)]
         operation = bench.operation()
         first = bench.claimed(5, bytes_max=2_500, operation=operation)

@@ -160,7 +160,7 @@ class TestMinutes:
         assert minutes[1].counts == {name: 1 if name in ("claims", "done") else 0 for name in MINUTE_COUNTERS}
 
     @pytest.mark.promise("SEE-5")
-    def test_only_the_minutes_asked_for_come_back(self, bench: Bench) -> None:
+    def test_only_the_requested_minutes_are_returned(self, bench: Bench) -> None:
         for _ in range(4):
             bench.publish()
             bench.after(60)

@@ -290,7 +290,7 @@ class TestCap:
 
     @pytest.mark.promise("PUB-7", "SPARK-1")
     @pytest.mark.parametrize("routed", [False, True], ids=["plain", "routed"])
-    def test_remembered_arrivals_obey_the_cap_when_they_ask_for_it(self, bench: Bench, routed: bool) -> None:
+    def test_remembered_arrivals_obey_the_cap_when_they_request_it(self, bench: Bench, routed: bool) -> None:
         def drafts(count: int) -> list[Draft]:
             return [bench.draft(group="g" if routed else None, forwarded=True, capped=True) for _ in range(count)]
 

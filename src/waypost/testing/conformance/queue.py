@@ -171,7 +171,7 @@ class TestLimits:
         assert (claimed.leases, claimed.next_rate_ms) == ([], 600)
 
     @pytest.mark.promise("QUEUE-3")
-    def test_a_rate_counts_what_was_claimed_not_what_was_asked_for(self, bench: Bench) -> None:
+    def test_a_rate_counts_claimed_messages_not_the_limits_of_claims(self, bench: Bench) -> None:
         bench.configure(rate="3/s")
         assert bench.claim(5) == []
         bench.publish()
@@ -219,7 +219,7 @@ class TestLimits:
 
 
 def claim_together(bench: Bench, *, publishes: int, claims: int) -> tuple[list[Lease], list[Exception]]:
-    """Four clients at once, each with so many publishes and claims of two: what they got, and what was refused."""
+    """Four clients at once, each with publishes and claims of two: what they got, and what was refused."""
     held: list[Lease] = []
     refused: list[Exception] = []
     guard = threading.Lock()

@@ -26,7 +26,7 @@ def used_up(bench: Bench) -> None:
 
 
 class TestRefusedRemovals:
-    """A queue that holds anything stays, and the answer says what it is."""
+    """A queue that holds anything stays, and the answer names it."""
 
     @pytest.mark.promise("QUEUE-8")
     def test_messages_in_any_state_keep_a_queue(self, bench: Bench) -> None:

@@ -241,7 +241,7 @@ class TestOperations:
 
 
 def refused_with_time(bench: Bench, call: Callable[[], object]) -> None:
-    """The store says that it may have forgotten this, and what time it has."""
+    """Expect the refusal of an operation that is too old, with the time of the store."""
     with pytest.raises(OperationTooOld) as refusal:
         call()
     assert refusal.value.store_ms == bench.now_ms

@@ -55,7 +55,7 @@ def fire(
     valid_ms: int = 1_000_000,
     **more: Any,
 ) -> Fired:
-    """Fire the instant that was seen, with one message unless told otherwise; the next one is a minute later."""
+    """Fire the instant that was seen, with one message by default; the next one is a minute later."""
     assert seen.next_ms is not None
     given: dict[str, Any] = {
         "key": seen.key, "version": seen.version, "expected_ms": seen.next_ms, "last_due_ms": seen.due_ms,
@@ -252,7 +252,7 @@ class TestFires:
         assert fire(bench, seen).status == "fired"
 
     @pytest.mark.promise("CRON-6", "PUB-7")
-    def test_a_fire_drops_the_oldest_where_the_queue_says_so_and_journals_it(self, bench: Bench) -> None:
+    def test_a_fire_drops_the_oldest_under_drop_oldest_and_journals_it(self, bench: Bench) -> None:
         bench.configure(max_pending=1, overload="drop_oldest")
         old = bench.publish()
         seen = saved(bench)

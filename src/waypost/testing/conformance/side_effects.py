@@ -1,4 +1,4 @@
-"""What a step does besides its work: its answer says it, and the clients that wait for such an end are woken."""
+"""What a step does besides its work: its answer reports it, and the clients that wait for such an end are woken."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def effect_tuples(also: Sequence[SideEffect], *, queue: str = QUEUE) -> list[Eff
 
 
 class TestSideEffects:
-    """An answer says what else its step did: the event, the message and why."""
+    """An answer reports the side effects of its step: the event, the message and the reason."""
 
     @pytest.mark.promise("SEE-1")
     def test_a_step_without_side_effects_reports_none(self, bench: Bench) -> None:

@@ -1,4 +1,4 @@
-"""Who is woken: as many sleepers as there is work for, and everybody when the store does not know who sleeps."""
+"""Wake-ups: as many sleepers as there are messages, and all of them when none is registered."""
 
 from __future__ import annotations
 
@@ -249,7 +249,7 @@ class TestWakeUps:
 
 
 class TestPollSoon:
-    """Whoever is sure to look again soon spares the others."""
+    """No sleeper is woken for a few messages while a worker has promised to poll soon."""
 
     @pytest.mark.promise("WAKE-2")
     def test_no_sleeper_is_woken_for_a_few_messages_while_a_worker_polls_again_soon(self, bench: Bench) -> None:

@@ -1,4 +1,4 @@
-"""Who works: each worker tells of itself, is listed while its time lasts by the store's clock, and leaves nothing."""
+"""The register of workers: a worker is listed until its time ends by the store's clock, and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ TTL_MS = 30_000
 
 
 def heartbeat(bench: Bench, name: str = "a", *, ttl_ms: int = TTL_MS, pid: int = 7) -> int:
-    """A worker tells of itself."""
+    """Send a heartbeat of a worker."""
     return bench.run(bench.store.heartbeat(Heartbeat(name, "host", pid), ttl_ms))
 
 
 def workers(bench: Bench) -> list[RegisteredWorker]:
-    """Who is listed."""
+    """Return the workers that are listed."""
     return bench.run(bench.store.workers())
 
 
 def names(bench: Bench) -> list[str]:
-    """The names of those who are listed."""
+    """Return the names of the workers that are listed."""
     return [worker.name for worker in workers(bench)]
 
 
