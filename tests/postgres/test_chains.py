@@ -34,7 +34,7 @@ def rows(database: Database, namespace: str, *tables: str) -> list[int]:
     return [int(row[0]) for row in found if row is not None]
 
 
-def ask_within(transaction: Database, call: Call[Any]) -> None:
+def request_within(transaction: Database, call: Call[Any]) -> None:
     """Run a call of a store in a transaction that stays open."""
     transaction.execute("SELECT 1")
     ask(transaction, call)
@@ -54,12 +54,12 @@ def settler(client: Bench, leases: list[Lease], queue: str) -> Callable[[], obje
     """Settles these as done, one step each; who was told to wake."""
 
     def settle() -> list[str]:
-        told: list[str] = []
+        reported: list[str] = []
         for lease in leases:
             client.woken = {}
             assert client.settle(lease, queue=queue) == "done"
-            told += [name for names in client.woken.values() for name in names]
-        return told
+            reported += [name for names in client.woken.values() for name in names]
+        return reported
 
     return settle
 
@@ -72,8 +72,8 @@ def test_the_branches_of_a_chain_that_end_at_once_finish_it_once(bench: Bench, s
     report = bench.publish(queue="reports", after_chains=[chain])
     assert bench.chain_state(chain, "anna").open == 60
     mails = bench.claim(60, queue="mails")
-    told = side_by_side([settler(bench.another_client(), mails[n::4], "mails") for n in range(4)])
-    assert [name for part in told if isinstance(part, list) for name in part].count("anna") == 1
+    reported = side_by_side([settler(bench.another_client(), mails[n::4], "mails") for n in range(4)])
+    assert [name for part in reported if isinstance(part, list) for name in part].count("anna") == 1
     assert bench.chain_state(chain).is_finished
     assert bench.event_names(report.id, queue="reports") == ["published", "promoted"]
 
@@ -110,7 +110,7 @@ def test_batches_with_ends_of_the_same_chains_do_not_deadlock(
 
 @pytest.mark.promise("CHAIN-1", "WAKE-1")
 @pytest.mark.parametrize("outcome", ["done", "dead"])
-def test_who_comes_to_wait_while_a_message_ends_is_told_or_sees_the_end(
+def test_a_client_that_begins_to_wait_while_a_message_ends_is_woken_or_sees_the_end(
     bench: Bench, side_by_side: SideBySide, outcome: OutcomeName
 ) -> None:
     client, settles = bench.another_client(), bench.another_client()
@@ -130,13 +130,13 @@ def test_who_comes_to_wait_while_a_message_ends_is_told_or_sees_the_end(
 
 
 @pytest.mark.promise("CHAIN-1", "WAKE-2")
-def test_a_message_that_somebody_begins_to_wait_for_is_not_skipped_by_a_claim(
+def test_a_message_that_a_client_begins_to_wait_for_is_not_skipped_by_a_claim(
     bench: Bench, server: PostgresServer
 ) -> None:
     ready, delayed = bench.publish(), bench.publish(delay=0.001)
     with psycopg.connect(server.url) as asking:
         for published in (ready, delayed):
-            ask_within(asking, bench.store.watch("orders", published.id, "anna"))
+            request_within(asking, bench.store.watch("orders", published.id, "anna"))
         found: list[str] = []
         while len(found) < 2:
             found += [lease.id for lease in bench.claim(2)]
@@ -150,7 +150,7 @@ def test_a_claim_at_most_once_sees_who_has_just_come_to_wait(
     bench.configure(lease=None)
     published = bench.publish()
     with psycopg.connect(server.url) as asking:
-        ask_within(asking, bench.store.watch("orders", published.id, "anna"))
+        request_within(asking, bench.store.watch("orders", published.id, "anna"))
         found, _ = side_by_side([bench.claim_one, lambda: commit_when_waited_for(asking, database)])
     assert isinstance(found, Lease)
     assert found.id == published.id
@@ -164,7 +164,7 @@ def test_a_wait_that_begins_while_its_chain_ends_is_not_forgotten(
     chain = bench.begin_chain()
     lease, other = bench.claim_one(), bench.another_client()
     with psycopg.connect(server.url) as ending:
-        ask_within(ending, bench.store.settle("orders", [bench.settlement(lease)], bench.operation()))
+        request_within(ending, bench.store.settle("orders", [bench.settlement(lease)], bench.operation()))
         report, _ = side_by_side(
             [
                 lambda: other.publish(queue="reports", after_chains=[chain]),
@@ -200,7 +200,7 @@ def test_a_claim_at_most_once_ends_chains_and_waits(bench: Bench) -> None:
 
 
 @pytest.mark.promise("CHAIN-2", "SEE-3")
-def test_sets_tell_the_chain_of_each_message_to_the_journal(bench: Bench) -> None:
+def test_sets_journal_the_chain_of_each_message(bench: Bench) -> None:
     bench.configure(lease=0.001)
     chain = bench.begin_chain(delay=0.001)
     bench.publish_count(3, delay=0.001)
@@ -216,8 +216,8 @@ def test_sets_tell_the_chain_of_each_message_to_the_journal(bench: Bench) -> Non
     bench.purge("ready")
     first = chain.rpartition("/")[2]
     for name in ("promoted", "claimed", "expired", "released", "dead", "redriven", "cancelled"):
-        told = {event.message_id == first: event.chain_id for event in bench.events(name)}
-        assert told == {True: chain, False: None}, name
+        reported = {event.message_id == first: event.chain_id for event in bench.events(name)}
+        assert reported == {True: chain, False: None}, name
     assert bench.chain_state(chain).failed == (chain, "rejected")
 
 
@@ -271,7 +271,7 @@ def test_chains_waits_and_ends_are_swept(server: PostgresServer, database: Datab
 
 
 @pytest.mark.promise("LEASE-6")
-def test_a_message_id_that_is_there_already_is_refused_whatever_its_draft_asks_for(bench: Bench) -> None:
+def test_a_message_id_that_exists_is_refused_whatever_the_options_of_its_draft(bench: Bench) -> None:
     published = bench.publish()
     for draft in (
         bench.draft(id=published.id, chain=chain_id("orders", published.id)),

@@ -173,7 +173,7 @@ def test_one_operation_sent_twice_at_once_runs_once(bench: Bench, side_by_side: 
 
 
 @pytest.mark.promise("SEE-5", "STORE-2")
-def test_counts_and_minutes_are_exact_whoever_folds_them(bench: Bench, side_by_side: SideBySide) -> None:
+def test_counts_and_minutes_are_exact_whichever_step_folds_them(bench: Bench, side_by_side: SideBySide) -> None:
     def client_of_many(client: Bench) -> Callable[[], object]:
         def live() -> int:
             for _ in range(60):

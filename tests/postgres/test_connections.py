@@ -57,7 +57,9 @@ def test_a_reply_lost_after_the_commit_is_asked_for_again_and_is_the_first(
 
 
 @pytest.mark.promise("PUB-3", "LEASE-14")
-def test_the_face_repeats_by_itself_when_replies_are_lost(proxy: Proxy, server: PostgresServer, namespace: str) -> None:
+def test_the_client_repeats_by_itself_when_replies_are_lost(
+    proxy: Proxy, server: PostgresServer, namespace: str
+) -> None:
     with Waypost(through(proxy, server), namespace=namespace) as post:
         proxy.drop_replies(2, to=b"publish")
         assert post.publish("orders", {"id": 7}).status == "queued"
@@ -87,7 +89,7 @@ def test_work_goes_on_after_the_server_was_killed_and_came_back() -> None:
             assert found == ids
 
 
-def test_nobody_at_home_is_said_within_the_start_timeout() -> None:
+def test_a_missing_server_is_reported_within_the_start_timeout() -> None:
     with pytest.raises(errors.StoreUnavailable, match=r"no connection to postgresql://127\.0\.0\.1:1/nothing"):
         PostgresStore.from_url("postgresql://u:hunter2@127.0.0.1:1/nothing").connect(start_timeout=2)
 
@@ -166,7 +168,7 @@ class TestSchema:
         with pytest.raises(errors.InvalidName):
             sql(schema=schema)
 
-    def test_a_user_without_rights_is_told_so(self, server: PostgresServer, namespace: str, database: Any) -> None:
+    def test_a_user_without_rights_gets_an_error(self, server: PostgresServer, namespace: str, database: Any) -> None:
         database.execute("DROP ROLE IF EXISTS guest")
         database.execute("CREATE ROLE guest LOGIN")
         url = server.socket_url.replace("postgres@", "guest@")
@@ -188,7 +190,7 @@ class TestPools:
                 assert connection.info.transaction_status == psycopg.pq.TransactionStatus.IDLE
 
     @pytest.mark.promise("STORE-5")
-    def test_an_asyncio_pool_works_for_the_awaited_face(self, server: PostgresServer, namespace: str) -> None:
+    def test_an_asyncio_pool_works_for_the_async_client(self, server: PostgresServer, namespace: str) -> None:
         async def live() -> int:
             async with (
                 psycopg_pool.AsyncConnectionPool(server.url, min_size=1, max_size=2, open=False) as pool,
@@ -234,7 +236,7 @@ class TestPools:
             Waypost(client=database)
 
     @pytest.mark.promise("STORE-5")
-    def test_a_pool_of_the_wrong_colour_is_refused(self, server: PostgresServer, namespace: str) -> None:
+    def test_a_pool_of_the_wrong_mode_is_refused(self, server: PostgresServer, namespace: str) -> None:
         with psycopg_pool.ConnectionPool(server.url, min_size=1, open=True) as pool:
             store = PostgresStore.from_client(pool, namespace=namespace)
             with pytest.raises(errors.UnusableClient):

@@ -15,7 +15,7 @@ from waypost.testing.postgres import PostgresServer
 
 @pytest.mark.promise("BOX-5")
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "reported"),
     [
         ("SELECT 1", []),
         ('ALTER TABLE "{}_message" ADD COLUMN mine text; CREATE INDEX ON "{}_message" (mine)', []),
@@ -38,23 +38,23 @@ from waypost.testing.postgres import PostgresServer
     ],
 )  # fmt: skip
 def test_what_differs_is_named(
-    server: PostgresServer, namespace: str, database: Any, change: str, told: list[str]
+    server: PostgresServer, namespace: str, database: Any, change: str, reported: list[str]
 ) -> None:
     database.execute(change.replace("{}", namespace))
-    assert drift(server.url, namespace) == [line.replace("{}", namespace) for line in told]
+    assert drift(server.url, namespace) == [line.replace("{}", namespace) for line in reported]
 
 
 @pytest.mark.promise("BOX-5")
-def test_tables_of_another_version_or_none_are_one_line_that_says_what_to_do(
+def test_tables_of_another_version_or_none_are_one_line_with_the_way_out(
     server: PostgresServer, namespace: str, database: Any
 ) -> None:
     nobody = fresh_namespace()
     (line,) = drift(server.url, nobody)
     assert f"run `waypost migrate URL --namespace {nobody}`" in line
-    for change, told in ((-1, "run `waypost migrate"), (1, "update waypost here")):
+    for change, reported in ((-1, "run `waypost migrate"), (1, "update waypost here")):
         database.execute(f'UPDATE "{namespace}_schema" SET version = {schema.VERSION + change}')
         (line,) = drift(server.url, namespace)
-        assert told in line
+        assert reported in line
 
 
 @pytest.mark.promise("BOX-5")

@@ -92,7 +92,7 @@ def test_engines_of_other_settings_work_too(server: PostgresServer, namespace: s
 
 
 @pytest.mark.promise("STORE-5")
-def test_an_async_engine_works_for_the_awaited_face(server: PostgresServer, namespace: str) -> None:
+def test_an_async_engine_works_for_the_async_client(server: PostgresServer, namespace: str) -> None:
     async def live() -> tuple[int, int]:
         made = create_async_engine(engine_url(server), pool_size=2, max_overflow=0)
         async with AsyncWaypost(client=made, namespace=namespace) as post:
@@ -147,7 +147,7 @@ def test_connections_that_a_restart_ended_are_thrown_away(mode: str) -> None:
 
 
 @pytest.mark.promise("STORE-5", "LEASE-3")
-def test_a_worker_of_either_face_runs_on_an_engine(server: PostgresServer, namespace: str) -> None:
+def test_a_worker_of_either_client_runs_on_an_engine(server: PostgresServer, namespace: str) -> None:
     """It claims on its event loop and renews from a thread, whichever colour the engine has."""
     made = create_engine(engine_url(server))
     seen: list[int] = []
@@ -174,7 +174,7 @@ def test_a_worker_of_either_face_runs_on_an_engine(server: PostgresServer, names
 
 
 @pytest.mark.promise("STORE-5")
-def test_an_engine_without_a_connection_to_spare_says_so(server: PostgresServer, namespace: str) -> None:
+def test_an_engine_without_a_free_connection_is_an_error(server: PostgresServer, namespace: str) -> None:
     made = create_engine(engine_url(server), pool_size=1, max_overflow=0, pool_timeout=0.05)
     with Waypost(client=made, namespace=namespace, retry_budget=0) as post:
         with made.connect(), pytest.raises(errors.StoreUnavailable, match="no connection to the caller's Engine"):
@@ -184,7 +184,7 @@ def test_an_engine_without_a_connection_to_spare_says_so(server: PostgresServer,
 
 
 @pytest.mark.promise("STORE-5")
-def test_an_engine_of_the_wrong_colour_is_refused(server: PostgresServer, engine: Engine, namespace: str) -> None:
+def test_an_engine_of_the_wrong_mode_is_refused(server: PostgresServer, engine: Engine, namespace: str) -> None:
     with pytest.raises(errors.UnusableClient, match="pass an AsyncEngine to AsyncWaypost"):
         asyncio.run(PostgresStore.from_client(engine, namespace=namespace).connect_async(start_timeout=1))
     with pytest.raises(errors.UnusableClient, match="an AsyncEngine needs AsyncWaypost"):
@@ -193,7 +193,7 @@ def test_an_engine_of_the_wrong_colour_is_refused(server: PostgresServer, engine
 
 @pytest.mark.promise("STORE-5", "SEE-6")
 @pytest.mark.parametrize("driver", ["asyncpg", "psycopg2"])
-def test_an_engine_with_another_driver_is_told_what_to_use_instead(engine: Engine, driver: str) -> None:
+def test_an_engine_with_another_driver_is_an_error_that_names_the_right_one(engine: Engine, driver: str) -> None:
     class Dialect:
         name = "postgresql"
 
@@ -223,9 +223,9 @@ def test_engines_with_one_connection_for_everybody_are_refused(server: PostgresS
 
 
 @pytest.mark.promise("STORE-5")
-def test_listeners_on_the_callers_engine_still_hear(engine: Engine, namespace: str) -> None:
-    heard: list[object] = []
-    event.listen(engine, "checkout", lambda *arguments: heard.append(arguments))
+def test_listeners_on_the_callers_engine_still_receive_events(engine: Engine, namespace: str) -> None:
+    received: list[object] = []
+    event.listen(engine, "checkout", lambda *arguments: received.append(arguments))
     with Waypost(client=engine, namespace=namespace) as post:
         post.publish("orders", 1)
-    assert heard
+    assert received

@@ -18,17 +18,17 @@ from waypost.store.postgres import check, migrate, schema
 from waypost.testing.bench import fresh_namespace
 from waypost.testing.postgres import PostgresServer
 
-Said = Callable[..., tuple[int, str, str]]
+Output = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
-def command(capsys: pytest.CaptureFixture[str]) -> Said:
+def command(capsys: pytest.CaptureFixture[str]) -> Output:
     """The command in this process: its exit code, and what it wrote to each stream."""
 
     def run(*arguments: str) -> tuple[int, str, str]:
         code = main(["migrate", *arguments])
-        said = capsys.readouterr()
-        return code, said.out, said.err
+        output = capsys.readouterr()
+        return code, output.out, output.err
 
     return run
 
@@ -43,16 +43,16 @@ def test_eight_processes_at_once_make_the_tables_once(server: PostgresServer) ->
     ]
     ended = [(process.communicate(timeout=60), process.returncode) for process in running]
     assert [code for _, code in ended] == [0] * 8, ended
-    told = [json.loads(out) for (out, _), _ in ended]
-    assert sorted(one["changed"] for one in told) == [False] * 7 + [True]
-    assert {one["version"] for one in told} == {schema.VERSION}
+    reported = [json.loads(out) for (out, _), _ in ended]
+    assert sorted(one["changed"] for one in reported) == [False] * 7 + [True]
+    assert {one["version"] for one in reported} == {schema.VERSION}
     assert check(server.url, namespace=name).is_current
     with Waypost(server.url, namespace=name) as post:
         assert post.publish("orders", 1).status == "queued"
 
 
-def test_it_says_what_it_did_and_a_second_time_that_there_was_nothing_to_do(
-    server: PostgresServer, command: Said
+def test_it_reports_what_it_did_and_a_second_time_that_there_was_nothing_to_do(
+    server: PostgresServer, command: Output
 ) -> None:
     name = fresh_namespace()
     code, out, err = command(server.url, "--namespace", name)
@@ -62,7 +62,7 @@ def test_it_says_what_it_did_and_a_second_time_that_there_was_nothing_to_do(
 
 
 def test_tables_of_an_older_release_are_brought_up_to_date_and_keep_their_messages(
-    server: PostgresServer, namespace: str, command: Said, monkeypatch: pytest.MonkeyPatch
+    server: PostgresServer, namespace: str, command: Output, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with Waypost(server.url, namespace=namespace) as post:
         id = post.publish("orders", 1).id
@@ -82,7 +82,7 @@ def test_tables_of_an_older_release_are_brought_up_to_date_and_keep_their_messag
 
 
 def test_tables_of_a_newer_release_are_left_alone(
-    server: PostgresServer, namespace: str, command: Said, database: Any
+    server: PostgresServer, namespace: str, command: Output, database: Any
 ) -> None:
     database.execute(f'UPDATE "{namespace}_schema" SET version = {schema.VERSION + 1}')
     code, _, err = command(server.url, "--namespace", namespace)
@@ -92,7 +92,7 @@ def test_tables_of_a_newer_release_are_left_alone(
 
 
 def test_a_check_names_what_differs_and_tolerates_what_was_added(
-    server: PostgresServer, namespace: str, command: Said, database: Any
+    server: PostgresServer, namespace: str, command: Output, database: Any
 ) -> None:
     database.execute(
         f'ALTER TABLE "{namespace}_message" ADD COLUMN mine text; CREATE INDEX ON "{namespace}_message" (mine);'
@@ -110,9 +110,9 @@ def test_a_check_names_what_differs_and_tolerates_what_was_added(
     )
     code, out, _ = command(server.url, "--namespace", namespace, "--check", "--json")
     assert code == 6
-    told = json.loads(out)
-    assert told["current"] is False
-    assert set(told["differences"]) >= {
+    reported = json.loads(out)
+    assert reported["current"] is False
+    assert set(reported["differences"]) >= {
         f"column {namespace}_reader.read_to is integer not null and should be bigint not null",
         f"function {namespace}_trim_completed is missing",
         f"function {namespace}_journal_keeps is not this release's",
@@ -124,7 +124,7 @@ def test_a_check_names_what_differs_and_tolerates_what_was_added(
 
 
 def test_a_check_of_nothing_names_the_command_and_leaves_nothing_behind(
-    server: PostgresServer, command: Said, database: Any
+    server: PostgresServer, command: Output, database: Any
 ) -> None:
     name = fresh_namespace()
     database.execute('CREATE SCHEMA IF NOT EXISTS "Side_2"')
@@ -138,7 +138,7 @@ def test_a_check_of_nothing_names_the_command_and_leaves_nothing_behind(
     assert found == (1,)
 
 
-def test_the_printed_script_makes_the_same_tables(server: PostgresServer, command: Said, database: Any) -> None:
+def test_the_printed_script_makes_the_same_tables(server: PostgresServer, command: Output, database: Any) -> None:
     name = fresh_namespace()
     code, out, _ = command("--sql", "--namespace", name)
     assert code == 0
@@ -148,7 +148,7 @@ def test_the_printed_script_makes_the_same_tables(server: PostgresServer, comman
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "told"),
+    ("arguments", "code", "reported"),
     [
         ((), 2, "no store was given"),
         (("postgresql://127.0.0.1:1/a", "--url", "postgresql://127.0.0.1:1/b"), 2, "two different URLs"),
@@ -159,18 +159,18 @@ def test_the_printed_script_makes_the_same_tables(server: PostgresServer, comman
         (("postgresql://127.0.0.1:1/a", "--schema", 'a"b'), 2, "a schema name has"),
     ],
 )
-def test_what_cannot_be_done_is_told_in_one_line(
-    command: Said, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], code: int, told: str
+def test_a_failure_is_one_line(
+    command: Output, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], code: int, reported: str
 ) -> None:
     monkeypatch.delenv("WAYPOST_URL", raising=False)
     ended, out, err = command(*arguments)
     assert (ended, out, err.count("\n")) == (code, "", 1)
-    assert told in err
+    assert reported in err
     assert "hunter2" not in err
 
 
-def test_a_schema_that_is_not_there_and_a_user_without_rights_are_told_what_to_do(
-    server: PostgresServer, command: Said, database: Any
+def test_a_missing_schema_and_a_user_without_rights_are_errors_with_the_way_out(
+    server: PostgresServer, command: Output, database: Any
 ) -> None:
     code, _, err = command(server.url, "--schema", "nowhere")
     assert (code, 'run CREATE SCHEMA "nowhere" first' in err) == (2, True)
@@ -180,7 +180,7 @@ def test_a_schema_that_is_not_there_and_a_user_without_rights_are_told_what_to_d
     assert (code, "must own waypost's tables" in err) == (3, True)
 
 
-def test_stores_that_make_their_own_tables_have_nothing_to_do(command: Said, tmp_path: Path) -> None:
+def test_stores_that_make_their_own_tables_have_nothing_to_do(command: Output, tmp_path: Path) -> None:
     code, out, _ = command(f"sqlite:///{tmp_path / 'a.db'}")
     assert (code, out) == (0, "nothing to do: only PostgreSQL has tables to migrate\n")
     assert not (tmp_path / "a.db").exists()

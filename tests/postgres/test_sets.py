@@ -102,7 +102,7 @@ def test_a_batch_of_all_outcomes_gives_each_message_its_own(bench: Bench) -> Non
 
 
 @pytest.mark.promise("LEASE-2", "LEASE-10")
-def test_a_settle_of_many_tells_apart_what_is_still_held(bench: Bench) -> None:
+def test_a_settle_of_many_distinguishes_what_is_still_held(bench: Bench) -> None:
     bench.publish_count(100)
     leases = bench.claim(100)
     assert set(bench.settle_batch([bench.settlement(lease) for lease in leases[::3]])) == {"done"}
@@ -134,7 +134,7 @@ def test_of_two_dead_letters_with_one_key_a_redrive_moves_the_older(bench: Bench
 
 
 @pytest.mark.promise("DEAD-2")
-def test_redrives_by_reason_come_in_the_order_of_death_and_say_if_there_are_more(bench: Bench) -> None:
+def test_redrives_by_reason_come_in_the_order_of_death_and_return_if_there_are_more(bench: Bench) -> None:
     bench.publish_count(30)
     leases = bench.claim(30)
     for place, lease in enumerate(leases):

@@ -53,13 +53,13 @@ def test_a_token_grows_over_a_recovery_and_claims_are_counted_apart(
         assert len(set(tokens.values())) == 1
         ledger = post.ledger("orders")
         assert (ledger.claims, ledger.first_claims, ledger.unexplained) == (6, 3, 0)
-        told = [event for event in post.journal("orders").events if event.event in ("claimed", "retried", "done")]
-        assert [(event.event, event.claims) for event in told] == [
+        reported = [event for event in post.journal("orders").events if event.event in ("claimed", "retried", "done")]
+        assert [(event.event, event.claims) for event in reported] == [
             ("claimed", 1), ("retried", 1), ("claimed", 1), ("retried", 1), ("claimed", 1), ("retried", 1),
             ("claimed", 2), ("done", 2), ("claimed", 2), ("done", 2), ("claimed", 2), ("done", 2),
         ]  # fmt: skip
-        assert {event_json(event)["token"] for event in told[:2]} == {"1"}
-        assert all(isinstance(event_json(event)["token"], str) for event in told)
+        assert {event_json(event)["token"] for event in reported[:2]} == {"1"}
+        assert all(isinstance(event_json(event)["token"], str) for event in reported)
 
 
 @pytest.mark.promise("LEASE-2", "LEASE-7")

@@ -24,7 +24,7 @@ def names(bench: Bench) -> list[str]:
     return [worker.name for worker in bench.run(bench.store.workers())]
 
 
-def test_a_row_that_somebody_holds_holds_up_only_its_own_worker(
+def test_a_locked_row_delays_only_its_own_worker(
     bench: Bench, server: PostgresServer, namespace: str, database: psycopg.Connection[Any]
 ) -> None:
     heartbeat(bench, "gone", ttl_ms=1)
@@ -40,7 +40,7 @@ def test_a_row_that_somebody_holds_holds_up_only_its_own_worker(
     assert database.execute(f'SELECT count(*) FROM "{namespace}_worker"').fetchone() == (1,)
 
 
-def test_many_workers_beat_and_leave_at_once(bench: Bench, side_by_side: SideBySide) -> None:
+def test_many_workers_send_heartbeats_and_unregister_at_once(bench: Bench, side_by_side: SideBySide) -> None:
     def worker(client: Bench, number: int) -> Callable[[], object]:
         def work() -> str:
             for _ in range(30):

@@ -8,7 +8,7 @@ from typing import cast
 import pytest
 import redis
 
-from tests.valkey.rig import Inside
+from tests.valkey.inspector import Inside
 from waypost.store.port import Store
 from waypost.store.valkey import ValkeyStore
 from waypost.testing.bench import Bench, StoreMaker

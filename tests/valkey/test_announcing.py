@@ -11,7 +11,7 @@ import redis
 from tests.fault.proxy import Proxy
 from tests.servers.valkey_setups import ClusterSetup
 from tests.unit.clients import MODES
-from tests.valkey.rig import Inside
+from tests.valkey.inspector import Inside
 from waypost.errors import StoreError
 from waypost.store.port import Store
 from waypost.store.valkey import ValkeyStore
@@ -118,13 +118,13 @@ def test_a_cluster_takes_messages_where_the_list_of_queues_is_refused_and_lists_
         return cast(Store, ValkeyStore.from_url(setup.url, namespace=namespace, clock=clock))
 
     with ClusterSetup() as setup, Bench(cast("StoreMaker", make), mode) as bench:
-        home = setup.owner(setup.slot_of(f"{bench.namespace}:queues"))
+        home_queue = setup.owner(setup.slot_of(f"{bench.namespace}:queues"))
         queue = next(
             name
             for name in (f"queue-{number}" for number in range(100))
-            if setup.owner(setup.slot_of(f"{{{bench.namespace}:{name}}}")) is not home
+            if setup.owner(setup.slot_of(f"{{{bench.namespace}:{name}}}")) is not home_queue
         )
-        refused = redis.Redis(port=home.port, password=home.password)
+        refused = redis.Redis(port=home_queue.port, password=home_queue.password)
         refused.set(f"{bench.namespace}:queues", "not a set")
         assert bench.publish(queue=queue).status == "queued"
         refused.delete(f"{bench.namespace}:queues")

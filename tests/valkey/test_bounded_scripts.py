@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import redis
 
-from tests.valkey.rig import Inside
+from tests.valkey.inspector import Inside
 from waypost import Waypost
 from waypost.policy import ARRIVAL_TTL_MS, ARRIVALS_FORGOTTEN_MAX, CHUNK_MESSAGES_MAX, LOOKED_AT_MAX
 from waypost.store.port import Target
@@ -80,7 +80,7 @@ def test_a_cancel_searches_the_kept_messages_in_several_bounded_calls(
 
 
 @pytest.mark.promise("LEASE-12")
-def test_a_cancel_of_many_looks_at_the_kept_messages_once(
+def test_a_cancel_of_many_reads_the_kept_messages_once(
     plain_bench: Bench, kept: list[str], calls_of: Callable[[str], int]
 ) -> None:
     targets = [Target(id) for id in plain_bench.session.message_ids(CHUNK_MESSAGES_MAX)]
@@ -122,7 +122,7 @@ def test_a_redrive_by_reason_takes_several_bounded_calls(
 
 
 @pytest.mark.promise("DEAD-2")
-def test_a_redrive_does_not_look_again_at_letters_it_has_passed(
+def test_a_redrive_does_not_read_letters_again_that_it_has_passed(
     post: Waypost, plain_bench: Bench, calls_of: Callable[[str], int]
 ) -> None:
     bury(plain_bench, ENTRIES, "of another kind")
@@ -136,7 +136,7 @@ def test_a_redrive_does_not_look_again_at_letters_it_has_passed(
 
 
 @pytest.mark.promise("CHAIN-2")
-def test_outgoing_entries_that_cannot_be_read_are_looked_at_in_bounded_calls(
+def test_outgoing_entries_that_cannot_be_decoded_are_read_in_bounded_calls(
     plain_bench: Bench, inside: Inside, calls_of: Callable[[str], int]
 ) -> None:
     plain_bench.configure()
@@ -162,7 +162,7 @@ def test_a_lowered_limit_of_kept_messages_is_reached_step_by_step(
 
 
 @pytest.mark.promise("SEE-5")
-def test_stats_count_more_sleepers_than_a_script_looks_at(plain_bench: Bench, inside: Inside) -> None:
+def test_stats_count_more_sleepers_than_a_script_reads(plain_bench: Bench, inside: Inside) -> None:
     plain_bench.configure()
     ends = plain_bench.now_ms + 60_000
     sleepers = {f"sleeper {number}": ends for number in range(ENTRIES)}

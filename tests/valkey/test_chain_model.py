@@ -9,7 +9,7 @@ from typing import Any, TypeVar, cast
 import pytest
 from msgspec import structs
 
-from tests.valkey.rig import Inside
+from tests.valkey.inspector import Inside
 from waypost.store.memory import MemoryStore
 from waypost.store.port import Store
 from waypost.testing.bench import QUEUE, Bench
@@ -138,16 +138,16 @@ class Twins:
 
 @pytest.mark.promise("CHAIN-1", "CHAIN-2", "STORE-4")
 @pytest.mark.parametrize("seed", range(12))
-def test_chains_do_what_the_model_says_whatever_the_program(plain_bench: Bench, inside: Inside, seed: int) -> None:
+def test_chains_match_the_model_for_any_program(plain_bench: Bench, inside: Inside, seed: int) -> None:
     store = MemoryStore(clock=plain_bench.clock)
     with Bench(lambda clock, namespace: cast(Store, store), "sync", clock=plain_bench.clock) as model:
         Twins(model, plain_bench, seed).run(60)
         for queue in Twins.QUEUES:
             inside.check(queue)
-            told = [
+            reported = [
                 sorted([(e.event, e.message_id or "", e.chain_id or "", e.cause or "", e.reason or "") for e in found])
                 for found in (model.events(queue=queue), plain_bench.events(queue=queue))
             ]
-            assert told[0] == told[1]
+            assert reported[0] == reported[1]
         model.check_invariants()
         plain_bench.check_invariants()

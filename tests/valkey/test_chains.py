@@ -13,7 +13,7 @@ import pytest
 
 from tests.servers.valkey_setups import ClusterSetup
 from tests.unit.clients import MODES, open_client
-from tests.valkey.rig import Inside
+from tests.valkey.inspector import Inside
 from waypost.errors import ForeignData
 from waypost.policy import (
     ARRIVAL_TTL_MS,
@@ -161,19 +161,19 @@ def test_a_chain_ends_once_though_its_client_dies_at_every_step(
         if store.dead:
             deaths.append(number)
 
-    def somebody_claims(post: Any, queue: str) -> None:
+    def another_claims(post: Any, queue: str) -> None:
         with post.receive(queue, wait=0) as message:
             assert message is None, "a message was there twice"
 
     with open_client(mode, url, namespace=namespace) as post:
         first = post.publish(queues[0], 0, chain=True)
         report = post.publish("reports", "the report", after=first)
-        somebody_claims(post, "reports")
+        another_claims(post, "reports")
         for number in range(len(queues)):
             one_step(number)
             # Another client looks for work there, and takes along what was left behind.
-            somebody_claims(post, queues[number])
-        somebody_claims(post, queues[0])
+            another_claims(post, queues[number])
+        another_claims(post, queues[0])
         assert post.wait_chain(first, timeout=20) == "all is well"
         with post.receive("reports", wait=20) as message:
             assert message.id == report.id
@@ -181,7 +181,7 @@ def test_a_chain_ends_once_though_its_client_dies_at_every_step(
         # Where the home is the same queue, nothing has to arrive; the last message sends nothing on.
         assert deaths == {"publish": [0, 1, 2, 3], "arrive": [1, 2, 4]}.get(last_call, handled)
         for queue in set(queues):
-            somebody_claims(post, queue)
+            another_claims(post, queue)
             ledger = post.ledger(queue)
             assert (ledger.published, ledger.done) == (queues.count(queue),) * 2
             assert (ledger.balance, ledger.unexplained) == (0, 0)
@@ -216,7 +216,7 @@ def test_the_end_of_a_message_that_is_carried_days_later_ends_the_wait(plain_ben
 
 
 @pytest.mark.promise("CHAIN-2")
-def test_the_end_of_a_message_that_nobody_delivers_is_dropped_after_its_time(
+def test_the_end_of_a_message_that_no_client_delivers_is_dropped_after_its_time(
     plain_bench: Bench, inside: Inside
 ) -> None:
     chain, lease = begun_elsewhere(plain_bench)
@@ -246,7 +246,7 @@ def test_who_waits_for_a_chain_whose_queue_cannot_be_reached_dies(plain_bench: B
 
 
 @pytest.mark.promise("CHAIN-2")
-def test_that_a_chain_is_complete_is_told_for_as_long_as_a_message_can_wait_for_it(plain_bench: Bench) -> None:
+def test_a_complete_chain_is_known_for_as_long_as_a_message_can_wait_for_it(plain_bench: Bench) -> None:
     chain = plain_bench.begin_chain()
     report = plain_bench.publish(queue=MAILS, after_chains=[chain])
     plain_bench.deliver_all()
@@ -267,9 +267,9 @@ def test_that_a_chain_is_complete_is_told_for_as_long_as_a_message_can_wait_for_
 
 
 @pytest.mark.promise("CHAIN-2", "DEAD-1")
-@pytest.mark.parametrize("home", [QUEUE, INVOICES])
-def test_a_continuation_that_cannot_be_delivered_breaks_its_chain(plain_bench: Bench, home: str) -> None:
-    if home == QUEUE:
+@pytest.mark.parametrize("home_queue", [QUEUE, INVOICES])
+def test_a_continuation_that_cannot_be_delivered_breaks_its_chain(plain_bench: Bench, home_queue: str) -> None:
+    if home_queue == QUEUE:
         chain = plain_bench.begin_chain()
         lease = plain_bench.claim_one()
     else:
@@ -280,7 +280,7 @@ def test_a_continuation_that_cannot_be_delivered_breaks_its_chain(plain_bench: B
         lease = plain_bench.claim_one()
     lost = plain_bench.continuation(lease, "unreachable")
     plain_bench.settle(lease, then=[lost])
-    if home != QUEUE:
+    if home_queue != QUEUE:
         # Its own end gets through, what it sent on does not.
         for one in outgoing(plain_bench, QUEUE):
             if isinstance(one, Notice):
@@ -318,7 +318,7 @@ def test_what_cannot_be_delivered_does_not_hide_what_can(plain_bench: Bench) -> 
 
 @pytest.mark.promise("CHAIN-2", "STORE-1")
 @pytest.mark.parametrize("queue", [QUEUE, MAILS], ids=["its own queue", "another queue"])
-def test_a_chain_that_many_wait_for_is_told_to_a_bounded_number_in_one_step(plain_bench: Bench, queue: str) -> None:
+def test_a_chain_that_many_wait_for_wakes_a_bounded_number_in_one_step(plain_bench: Bench, queue: str) -> None:
     chain = plain_bench.begin_chain(priority=9)
     waiting = [
         published.id
@@ -330,8 +330,8 @@ def test_a_chain_that_many_wait_for_is_told_to_a_bounded_number_in_one_step(plai
     deliver(plain_bench)
     assert plain_bench.ledger(queue=queue).waiting == len(waiting)
     plain_bench.settle(plain_bench.claim_one())
-    told = plain_bench.ledger(queue=QUEUE).ready if queue == QUEUE else len(outgoing(plain_bench, QUEUE)) - 1
-    assert 0 < told <= CHUNK_MESSAGES_MAX
+    reported = plain_bench.ledger(queue=QUEUE).ready if queue == QUEUE else len(outgoing(plain_bench, QUEUE)) - 1
+    assert 0 < reported <= CHUNK_MESSAGES_MAX
     deliver(plain_bench)
     assert plain_bench.ledger(queue=queue).ready == len(waiting)
     assert sorted(plain_bench.ids("ready", queue=queue)) == sorted(waiting)
@@ -470,7 +470,7 @@ def test_news_of_an_end_that_were_not_carried_count_though_the_chain_is_forgotte
 
 
 @pytest.mark.promise("CHAIN-2")
-def test_a_wait_that_cannot_be_told_to_its_chain_ends_however_often_it_asks(plain_bench: Bench) -> None:
+def test_a_wait_that_cannot_reach_its_chain_ends_however_often_it_tries(plain_bench: Bench) -> None:
     chain = plain_bench.begin_chain()
     report = plain_bench.publish(queue=MAILS, after_chains=[chain])
     for _ in range(12):
@@ -491,7 +491,7 @@ def test_clients_that_come_and_go_leave_no_names(plain_bench: Bench, inside: Ins
 
 
 @pytest.mark.promise("CHAIN-1", "STORE-1")
-def test_a_plain_message_has_a_state_only_if_somebody_waits_for_it(plain_bench: Bench, inside: Inside) -> None:
+def test_a_plain_message_has_a_state_only_if_a_client_waits_for_it(plain_bench: Bench, inside: Inside) -> None:
     awaited, other = plain_bench.publish(), plain_bench.publish()
     plain_bench.watch(other.id)
     assert "state" not in inside.names()

@@ -135,7 +135,7 @@ def test_the_callers_asyncio_cluster_client_serves_and_is_left_open(setup: Clust
 
 @pytest.mark.promise("STORE-5", "SEE-6")
 @pytest.mark.parametrize(
-    ("url", "told"),
+    ("url", "reported"),
     [
         (f"valkey+cluster://user:{SECRET}@host:6379/3", "one database"),
         (f"valkey+cluster://user:{SECRET}@host:6379?db=3", "one database"),
@@ -143,15 +143,17 @@ def test_the_callers_asyncio_cluster_client_serves_and_is_left_open(setup: Clust
         (f"unix+cluster://user:{SECRET}@host", "begins with"),
     ],
 )
-def test_a_cluster_url_that_cannot_be_used_says_why_and_no_password(url: str, told: str) -> None:
-    with pytest.raises(InvalidUrl, match=told) as caught:
+def test_an_unusable_cluster_url_is_an_error_with_the_reason_and_no_password(url: str, reported: str) -> None:
+    with pytest.raises(InvalidUrl, match=reported) as caught:
         Waypost(url)
     assert SECRET not in f"{caught.value!s} {caught.value!r} {caught.value.__cause__!r}"
     assert ClusterSource(f"valkeys+cluster://u:{SECRET}@a,b:7/0").display_name == "valkeys+cluster://a:6379,b:7"
 
 
 @pytest.mark.promise("STORE-5", "LEASE-14")
-def test_what_is_no_cluster_and_what_is_one_node_of_it_are_told_apart(setup: ClusterSetup, mode: Mode) -> None:
+def test_a_server_without_cluster_and_one_node_of_a_cluster_have_different_errors(
+    setup: ClusterSetup, mode: Mode
+) -> None:
     with (
         ValkeyServer() as single,
         pytest.raises(ConfigurationError, match="is no Cluster"),
@@ -188,8 +190,8 @@ def test_a_batch_over_many_queues_is_answered_in_its_order(make_store: StoreMake
 def test_what_a_settle_sends_to_a_queue_on_another_node_arrives_once(setup: ClusterSetup, mode: Mode) -> None:
     namespace = fresh_namespace()
     with open_client(mode, setup.url, namespace=namespace) as post:
-        home = setup.owner(slot(setup, namespace))
-        far = next(queue for queue in QUEUES if setup.owner(slot(setup, namespace, queue)) is not home)
+        home_queue = setup.owner(slot(setup, namespace))
+        far = next(queue for queue in QUEUES if setup.owner(slot(setup, namespace, queue)) is not home_queue)
         post.publish(QUEUE, "first")
         with post.receive(QUEUE, wait=1) as message:
             message.then(far, "second")

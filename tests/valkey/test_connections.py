@@ -64,7 +64,7 @@ def check_use(post: Any) -> None:
 
 
 @pytest.mark.promise("LEASE-14")
-def test_a_port_where_nobody_listens_is_an_error_at_once(mode: str) -> None:
+def test_a_port_without_a_server_is_an_error_at_once(mode: str) -> None:
     url = f"valkey://user:{SECRET}@127.0.0.1:{free_port()}"
     with pytest.raises(StoreUnavailable, match="is the server running") as caught, open_client(mode, url):
         pass
@@ -72,7 +72,7 @@ def test_a_port_where_nobody_listens_is_an_error_at_once(mode: str) -> None:
 
 
 @pytest.mark.promise("LEASE-14")
-def test_a_server_that_accepts_and_says_nothing_is_given_up_after_the_start_timeout(mode: str) -> None:
+def test_a_server_that_accepts_and_stays_silent_fails_after_the_start_timeout(mode: str) -> None:
     """Left to itself, the wait for a reply would be longer than this test waits."""
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
@@ -106,7 +106,7 @@ def test_later_replies_may_take_longer_than_the_first(server: ValkeyServer, mode
 
 @pytest.mark.promise("STORE-5", "SEE-6")
 @pytest.mark.parametrize(
-    ("url", "told"),
+    ("url", "reported"),
     [
         (f"http://user:{SECRET}@host", "http scheme"),
         (f"//user:{SECRET}@host", "no scheme"),
@@ -117,15 +117,15 @@ def test_later_replies_may_take_longer_than_the_first(server: ValkeyServer, mode
         (f"valkey://user:{SECRET}@host?socket_timeout=soon", "cannot be used"),
     ],
 )
-def test_a_url_that_cannot_be_used_says_why_and_no_password(url: str, told: str) -> None:
-    with pytest.raises(InvalidUrl, match=told) as caught:
+def test_an_unusable_url_is_an_error_with_the_reason_and_no_password(url: str, reported: str) -> None:
+    with pytest.raises(InvalidUrl, match=reported) as caught:
         UrlSource(url).pool(1)
     assert SECRET not in f"{caught.value!s} {caught.value!r} {caught.value.__cause__!r}"
 
 
 @pytest.mark.promise("STORE-5")
 @pytest.mark.parametrize("options", ["", "/3", "/?decode_responses=yes", "/?protocol=3", "?client_name=mine"])
-def test_a_url_may_say_more(server: ValkeyServer, mode: str, options: str) -> None:
+def test_a_url_may_have_options(server: ValkeyServer, mode: str, options: str) -> None:
     with open_client(mode, server.url + options, namespace=fresh_namespace()) as post:
         check_use(post)
 
@@ -137,12 +137,12 @@ def test_a_unix_socket_serves_as_well(server: ValkeyServer, mode: str) -> None:
 
 
 @pytest.mark.promise("STORE-5", "SEE-6")
-def test_a_password_opens_the_door_and_a_wrong_one_is_never_shown(mode: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_password_is_accepted_and_a_wrong_one_is_never_printed(mode: str, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     with ValkeyServer(requirepass="right") as locked:
         with open_client(mode, f"valkey://:right@127.0.0.1:{locked.port}") as post:
             check_use(post)
-        told = []
+        reported = []
         for user in (f":{SECRET}@", f"somebody:{SECRET}@", ""):
             with (
                 pytest.raises(StoreError, match="password") as caught,
@@ -151,14 +151,14 @@ def test_a_password_opens_the_door_and_a_wrong_one_is_never_shown(mode: str, cap
                 post.queues()
             assert isinstance(caught.value, ConfigurationError)
             assert isinstance(caught.value, PermissionError)
-            told += [str(caught.value), repr(caught.value), repr(caught.value.__cause__)]
+            reported += [str(caught.value), repr(caught.value), repr(caught.value.__cause__)]
     unopened = Waypost(f"valkey://:{SECRET}@127.0.0.1:1")
-    told += [repr(unopened), repr(unopened.store), repr(unopened.store.source), unopened.store.source.display_name]  # type: ignore[attr-defined]
-    assert SECRET not in " ".join(told) + caplog.text
+    reported += [repr(unopened), repr(unopened.store), repr(unopened.store.source), unopened.store.source.display_name]  # type: ignore[attr-defined]
+    assert SECRET not in " ".join(reported) + caplog.text
 
 
 @pytest.mark.promise("SEE-6")
-def test_a_user_who_may_not_run_scripts_is_told_so(server: ValkeyServer, raw: Any, mode: str) -> None:
+def test_a_user_that_may_not_run_scripts_gets_an_error(server: ValkeyServer, raw: Any, mode: str) -> None:
     raw.acl_setuser(
         "looker", enabled=True, passwords=[f"+{SECRET}"], categories=["+@read"], commands=["+info"], keys="*"
     )
@@ -207,8 +207,8 @@ def test_a_client_that_cannot_be_shared_is_refused_when_it_is_handed_over(
 
     with monkeypatch.context() as patch:
         patch.setattr(socket.socket, "connect", connect)
-        for told, client in clients:
-            with pytest.raises(UnusableClient, match=told):
+        for reported, client in clients:
+            with pytest.raises(UnusableClient, match=reported):
                 kind(client=client)
     for _, client in clients:
         if isinstance(client, redis.Redis):
@@ -216,7 +216,7 @@ def test_a_client_that_cannot_be_shared_is_refused_when_it_is_handed_over(
 
 
 @pytest.mark.promise("STORE-5")
-def test_a_client_of_the_other_colour_is_refused(server: ValkeyServer) -> None:
+def test_a_client_of_the_other_mode_is_refused(server: ValkeyServer) -> None:
     with (
         redis.Redis(port=server.port, password=server.password) as blocking,
         pytest.raises(UnusableClient, match="needs Waypost"),

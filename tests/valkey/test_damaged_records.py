@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.valkey.rig import Inside
+from tests.valkey.inspector import Inside
 from tests.valkey.test_foreign_data import BEFORE, CASES, VERBS, Scene
 from waypost.errors import StoreFailed
 from waypost.testing.bench import QUEUE, Bench

@@ -48,7 +48,7 @@ def test_what_must_not_be_lost_waits_for_the_disk_and_the_rest_does_not(durable:
         assert post.ledger("orders").ready == 1200
 
 
-async def async_story(url: str) -> int:
+async def async_scenario(url: str) -> int:
     async with AsyncWaypost(url, durability="fsync", namespace="disk-async") as post:
         await post.publish("orders", 1)
         await post.publish_many("orders", [2, 3])
@@ -56,9 +56,9 @@ async def async_story(url: str) -> int:
 
 
 @pytest.mark.promise("STORE-1")
-def test_the_async_face_waits_too(durable: ValkeyServer) -> None:
+def test_the_async_client_waits_too(durable: ValkeyServer) -> None:
     before = waits(durable)
-    assert asyncio.run(async_story(durable.url)) == 3
+    assert asyncio.run(async_scenario(durable.url)) == 3
     assert waits(durable) >= before + 2
 
 
@@ -75,7 +75,7 @@ def test_a_refused_publish_leaves_the_connection_in_step(durable: ValkeyServer) 
 
 @pytest.mark.promise("STORE-1")
 @pytest.mark.parametrize("restart", ["script flush", "restart"])
-def test_a_server_that_forgot_its_scripts_is_told_again(durable: ValkeyServer, restart: str) -> None:
+def test_a_server_that_forgot_its_scripts_gets_them_again(durable: ValkeyServer, restart: str) -> None:
     with Waypost(durable.url, durability="fsync", namespace="disk-flush") as post:
         first = len(post.publish_many("orders", range(600)))
         if restart == "restart":

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.valkey.rig import Inside
+from tests.valkey.inspector import Inside
 from waypost.errors import ForeignData, SchemaTooNew
 from waypost.identity import continuation_id
 from waypost.store.port import Call, FireStep
@@ -271,15 +271,15 @@ def test_a_verb_works_without_a_key_that_is_foreign_or_refuses_and_changes_nothi
         inside.restore(intact)
         inside.client.set(key, FOREIGN)
         before = inside.snapshot()
-        told = ""
+        reported = ""
         result = None
         try:
             result = act(scene)
         except ForeignData as error:
-            told = str(error)
-        if told:
+            reported = str(error)
+        if reported:
             refused.add(name)
-            assert key in told
+            assert key in reported
             assert inside.snapshot() == before
         else:
             assert result == expected
@@ -300,13 +300,13 @@ def test_a_key_of_chains_that_is_foreign_stays_what_it_is(scene: Scene, verb: st
         inside.client.delete(key)
         inside.client.rpush(key, FOREIGN)
         before = inside.snapshot()
-        told = ""
+        reported = ""
         try:
             VERBS[verb](scene)
         except ForeignData as error:
-            told = str(error)
-        if told:
-            assert key in told
+            reported = str(error)
+        if reported:
+            assert key in reported
             assert inside.snapshot() == before
         assert inside.client.lrange(key, 0, -1) == [FOREIGN]
         assert scene.bench.ledger().balance == 0

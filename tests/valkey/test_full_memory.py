@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 import redis
 
-from tests.valkey.rig import Inside
+from tests.valkey.inspector import Inside
 from waypost.errors import MissingExtra, StoreFull
 from waypost.policy import CHUNK_MESSAGES_MAX
 from waypost.store.port import Store
@@ -122,7 +122,7 @@ def test_a_full_memory_is_drained_by_claims_and_settles_and_then_takes_messages_
     bench.check_invariants()
 
 
-def test_in_a_full_memory_chains_end_and_who_waits_is_told(small_server: EmbeddedServer) -> None:
+def test_in_a_full_memory_chains_end_and_waiters_are_woken(small_server: EmbeddedServer) -> None:
     with redis.Redis(port=small_server.port, password=small_server.password) as client:
         client.execute_command("FLUSHALL", "SYNC")
         client.config_set("maxmemory", "8mb")

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from tests.valkey.rig import Inside
+from tests.valkey.inspector import Inside
 from waypost.identity import id_time_ms
 from waypost.store.valkey.store import CLOCK_DIFFERENCE_MS
 from waypost.testing.bench import QUEUE, Bench
@@ -57,7 +57,7 @@ def test_a_publisher_whose_clock_is_wrong_does_not_hide_a_history(plain_bench: B
     assert trace(plain_bench, id) == WHOLE
 
 
-def test_a_wrong_clock_is_not_taken_for_a_beginning(plain_bench: Bench) -> None:
+def test_a_wrong_clock_is_not_mistaken_for_a_beginning(plain_bench: Bench) -> None:
     """The id points between its publish and its end: what is found from there on is not all."""
     id = id_made_at(plain_bench, DAY / 2)
     plain_bench.publish(id=id, delay=DAY)
@@ -113,7 +113,7 @@ def test_of_a_trimmed_journal_the_rest_is_found(plain_bench: Bench) -> None:
     assert trace(plain_bench, id)[-1:] == ["done"]
 
 
-def test_a_journal_at_its_cap_forgets_the_oldest_and_tells_the_rest(plain_bench: Bench) -> None:
+def test_a_journal_at_its_cap_forgets_the_oldest_and_returns_the_rest(plain_bench: Bench) -> None:
     plain_bench.configure(journal_max=1_000)
     old = id_made_at(plain_bench, 0)
     plain_bench.publish(id=old, priority=9)

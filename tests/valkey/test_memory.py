@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.valkey.rig import Inside
+from tests.valkey.inspector import Inside
 from waypost.policy import REPLAY_MAX
 from waypost.testing.bench import QUEUE, Bench
 
@@ -191,7 +191,7 @@ BYTES_MAX = {
 }
 
 
-def test_bytes_for_each_message_key_and_result_are_as_the_pages_say(plain_bench: Bench, inside: Inside) -> None:
+def test_bytes_for_each_message_key_and_result_are_as_documented(plain_bench: Bench, inside: Inside) -> None:
     figures = dict(measured(plain_bench, inside))
     for name, figure in figures.items():
         print(f"{name}: {figure:.0f} bytes")

@@ -88,25 +88,25 @@ def names(text: str) -> Iterator[tuple[str, bool]]:
     found = tokens(text)
     brackets: list[str] = []
     making = ""
-    for at, (kind, word) in enumerate(found):
+    for at, (kind, token) in enumerate(found):
         before = found[at - 1][1] if at else ""
         after = found[at + 1][1] if at + 1 < len(found) else ""
-        if word in ("{", "(", "["):
-            brackets.append(word)
-        elif word in ("}", ")", "]"):
+        if token in ("{", "(", "["):
+            brackets.append(token)
+        elif token in ("}", ")", "]"):
             brackets.pop()
             making = "" if making == "parameters" else making
-        elif word in ("local", "for"):
-            making = word
-        elif word == "function":
+        elif token in ("local", "for"):
+            making = token
+        elif token == "function":
             making = "name" if making == "local" else "parameters"
-        elif kind == "name" and word not in KEYWORDS:
+        elif kind == "name" and token not in KEYWORDS:
             if before in (".", ":") or (after == "=" and brackets[-1:] == ["{"]):
                 continue
-            yield word, bool(making)
+            yield token, bool(making)
             if making == "name":
                 making = "parameters"
-        if making in ("local", "for") and word not in ("local", "for", ",") and after != "," and kind == "name":
+        if making in ("local", "for") and token not in ("local", "for", ",") and after != "," and kind == "name":
             making = ""
 
 
@@ -123,22 +123,22 @@ def test_every_name_is_made_before_it_is_used(name: str) -> None:
     """A forgotten constant, a function used above its own line, a value without `local`: each fails only when run."""
     known = set(BUILTINS)
     unknown = []
-    for word, made in names(code(name)):
+    for token, made in names(code(name)):
         if made:
-            known.add(word)
-        elif word not in known:
-            unknown.append(word)
+            known.add(token)
+        elif token not in known:
+            unknown.append(token)
     assert unknown == []
 
 
 def test_the_reader_of_names_finds_what_is_wrong() -> None:
     broken = "local a, b = 1, {c = 2, D = 3}\nlocal function f(x, y) return x + y + a.c + later() + b end\nreturn f(G)"
     known, unknown = set[str](), []
-    for word, made in names(broken):
+    for token, made in names(broken):
         if made:
-            known.add(word)
-        elif word not in known:
-            unknown.append(word)
+            known.add(token)
+        elif token not in known:
+            unknown.append(token)
     assert (known, unknown) == ({"a", "b", "f", "x", "y"}, ["later", "G"])
 
 
@@ -192,10 +192,10 @@ def head(text: str) -> str:
 
 @pytest.mark.parametrize("name", sorted(FILES))
 def test_every_file_opens_with_what_it_touches_and_what_it_keeps(name: str) -> None:
-    told = head(FILES[name])
-    assert told.startswith(f"{name}: ")
-    assert "Invariant" in told or "Writes nothing" in told
-    assert "Touches: " in told or name in PARTS
+    head_text = head(FILES[name])
+    assert head_text.startswith(f"{name}: ")
+    assert "Invariant" in head_text or "Writes nothing" in head_text
+    assert "Touches: " in head_text or name in PARTS
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
@@ -212,15 +212,15 @@ def test_every_key_that_a_script_names_is_in_its_opening(name: str) -> None:
 
 def test_every_derived_key_is_in_an_opening() -> None:
     made = {kind for text in FILES.values() for kind in re.findall(r"(?:BASE|OWN) \.\. '([a-z:]+):'", text)}
-    told = head(FILES["base"]) + head(FILES["chains"])
+    head_text = head(FILES["base"]) + head(FILES["chains"])
     assert made == {"window", "result", "chain", "watchers", "blockers", "waiters", "waiters:chain", "end", "unblock"}
-    assert [kind for kind in made if f"{kind}:<" not in told] == []
+    assert [kind for kind in made if f"{kind}:<" not in head_text] == []
 
 
 def test_the_keys_have_the_order_in_which_the_scripts_take_them() -> None:
-    taken = re.findall(r"^local ([A-Z, ]+) = (KEYS.*)$", FILES["base"], re.MULTILINE)
+    declared = re.findall(r"^local ([A-Z, ]+) = (KEYS.*)$", FILES["base"], re.MULTILINE)
     order = {}
-    for constants, places in taken:
+    for constants, places in declared:
         for constant, place in zip(constants.split(", "), re.findall(r"KEYS\[(\d+)\]", places), strict=True):
             order[int(place)] = CONSTANTS[constant]
     assert [order[place] for place in sorted(order)] == [*KEY_NAMES, "operations"]

@@ -74,7 +74,7 @@ def test_one_sentinel_that_answers_is_enough(calm: SentinelSetup, mode: str) -> 
 
 
 @pytest.mark.promise("STORE-5", "LEASE-14")
-def test_a_service_that_nobody_knows_is_an_error_at_once(calm: SentinelSetup, mode: str) -> None:
+def test_an_unknown_service_is_an_error_at_once(calm: SentinelSetup, mode: str) -> None:
     url = f"valkey+sentinel://user:{SECRET}@127.0.0.1:{calm.sentinels[0].port}/nothing"
     given = f"{url}?sentinel_password={calm.password}"
     with pytest.raises(StoreUnavailable, match="MasterNotFoundError") as caught, open_client(mode, given):
@@ -85,7 +85,7 @@ def test_a_service_that_nobody_knows_is_an_error_at_once(calm: SentinelSetup, mo
 
 @pytest.mark.promise("STORE-5", "SEE-6")
 @pytest.mark.parametrize(
-    ("url", "told"),
+    ("url", "reported"),
     [
         (f"valkey+sentinel://user:{SECRET}@host:26379", "names the service"),
         (f"valkey+sentinel://user:{SECRET}@host:26379/a/b", "number of the database"),
@@ -97,14 +97,14 @@ def test_a_service_that_nobody_knows_is_an_error_at_once(calm: SentinelSetup, mo
         (f"unix+sentinel://user:{SECRET}@host/a", "begins with"),
     ],
 )
-def test_a_sentinel_url_that_cannot_be_used_says_why_and_no_password(url: str, told: str) -> None:
-    with pytest.raises(InvalidUrl, match=told) as caught:
+def test_an_unusable_sentinel_url_is_an_error_with_the_reason_and_no_password(url: str, reported: str) -> None:
+    with pytest.raises(InvalidUrl, match=reported) as caught:
         Waypost(url)
     assert SECRET not in f"{caught.value!s} {caught.value!r} {caught.value.__cause__!r}"
 
 
 @pytest.mark.promise("STORE-5", "SEE-6")
-def test_a_sentinel_url_may_say_everything() -> None:
+def test_a_sentinel_url_may_have_all_options() -> None:
     source = SentinelSource(
         f"valkeys+sentinel://user:{SECRET}@first,[::1]:5,third:6/orders/2?sentinel_password={SECRET}2&ssl_check_hostname=no"
     )
