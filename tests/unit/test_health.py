@@ -21,7 +21,7 @@ from waypost.store.port import Heartbeat, ServedQueue
 from waypost.store.register import fitting, pack, registered
 from waypost.values import Health, WorkerState
 from waypost.worker.handler import Handler
-from waypost.worker.health import Liveness, Served, check_window, interval, judge
+from waypost.worker.health import Liveness, Served, check_window, heartbeat_interval, judge
 
 pytestmark = pytest.mark.promise("SEE-4")
 WINDOW = 15.0
@@ -79,11 +79,11 @@ def test_an_answered_claim_makes_it_green_again() -> None:
 
 def test_a_loop_owes_nothing_while_its_places_are_taken_or_it_sleeps_as_planned() -> None:
     liveness = Liveness()
-    liveness.rests(float("inf"))
+    liveness.owes_none_for(float("inf"))
     assert liveness.late_seconds(time.monotonic() + 10_000) == 0
-    liveness.wakes()
+    liveness.owes_now()
     assert liveness.late_seconds(time.monotonic() + 100) >= 100
-    liveness.rests(60)
+    liveness.owes_none_for(60)
     assert liveness.late_seconds(time.monotonic() + 50) == 0
     assert liveness.late_seconds(time.monotonic() + 100) > 30
 
@@ -100,7 +100,7 @@ def test_an_answered_poll_counts_as_a_claim_that_found_nothing() -> None:
 def test_a_failed_claim_is_owed_from_the_same_moment_on() -> None:
     consumer = owing(10)
     before = consumer.liveness.owes_from
-    consumer.liveness.wakes()
+    consumer.liveness.owes_now()
     assert consumer.liveness.owes_from == before
 
 
@@ -150,11 +150,11 @@ def test_a_window_that_is_none_is_refused(window: Any) -> None:
 
 
 def test_by_default_a_beat_comes_with_each_poll_and_the_window_is_two_of_them() -> None:
-    assert interval(HEALTH_WINDOW_SECONDS) == HEARTBEAT_SECONDS == SAFETY_POLL_SECONDS == 15
+    assert heartbeat_interval(HEALTH_WINDOW_SECONDS) == HEARTBEAT_SECONDS == SAFETY_POLL_SECONDS == 15
     assert HEARTBEAT_SECONDS * HEARTBEATS_PER_TTL == 45
     assert HEALTH_WINDOW_SECONDS == 2 * SAFETY_POLL_SECONDS
     # Beats are within a shorter window too, since they prove that the store answers.
-    assert interval(3) == 2
+    assert heartbeat_interval(3) == 2
 
 
 def test_a_record_keeps_to_its_limit_and_says_how_many_queues_it_left_out() -> None:

@@ -23,12 +23,12 @@ from waypost.testing.servers import ValkeyServer
 from waypost.wake.hub import Hub, ThreadHub
 from waypost.wake.port import Topic
 
-PATIENCE_SECONDS = 20.0
+TIMEOUT_SECONDS = 20.0
 
 
 def until(condition: Callable[[], Any], what: str = "what was waited for") -> Any:
     """Wait for a condition; what it gave in the end."""
-    deadline = time.monotonic() + PATIENCE_SECONDS
+    deadline = time.monotonic() + TIMEOUT_SECONDS
     while True:
         found = condition()
         if found:
@@ -41,16 +41,16 @@ class Notes:
     """What a listener heard."""
 
     def __init__(self) -> None:
-        self.words: list[str] = []
+        self.notifications: list[str] = []
         self._lock = threading.Lock()
 
-    def __call__(self, word: str) -> None:
+    def __call__(self, notification: str) -> None:
         with self._lock:
-            self.words.append(word)
+            self.notifications.append(notification)
 
-    def heard(self, word: str) -> Any:
+    def heard(self, notification: str) -> Any:
         """Wait for a word."""
-        return until(lambda: word in self.words, f"the word {word!r}")
+        return until(lambda: notification in self.notifications, f"the word {notification!r}")
 
 
 @dataclass

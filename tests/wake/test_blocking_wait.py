@@ -22,7 +22,7 @@ from waypost.wake.wakeups import BLOCKING_WAITS_MAX, Wakeups
 def _no_poll_comes_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(receive, "SAFETY_POLL_SECONDS", 600.0)
     # With its echo, a poll of the worker is carried by the server too, and is none of the notifications counted here.
-    monkeypatch.setattr(Wakeups, "listen_to_echo", lambda self, name: None)
+    monkeypatch.setattr(Wakeups, "listen_to_own_polls", lambda self, name: None)
 
 
 @pytest.fixture(scope="module")

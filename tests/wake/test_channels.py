@@ -20,15 +20,15 @@ from waypost.operations.flow import drive
 from waypost.testing.servers import ValkeyServer
 from waypost.wake import hub as hubs
 from waypost.wake.hub import Hub, ThreadHub
-from waypost.wake.port import EVERYBODY, LOOK, Topic
+from waypost.wake.port import EVERYBODY, POLL_NOW, Topic
 from waypost.wake.sqlite import FileHub, SocketTransport, WatchingTransport
 
 
-def listening(hub: Hub, topic: Topic, name: str | None = "a", hear: Notes | None = None) -> Notes:
+def listening(hub: Hub, topic: Topic, name: str | None = "a", on_notification: Notes | None = None) -> Notes:
     """A listener whose subscription is in force."""
-    notes = hear or Notes()
-    ear = hub.listen(topic, name, notes)
-    assert until(lambda: ear.working, "the subscription")
+    notes = on_notification or Notes()
+    listener = hub.listen(topic, name, notes)
+    assert until(lambda: listener.working, "the subscription")
     return notes
 
 
@@ -40,8 +40,8 @@ def test_a_word_reaches_the_one_who_is_named_and_nobody_else(line: Line) -> None
     assert named.heard("a")
     there.send(line.topic, ["b"])
     assert other.heard("b")
-    assert "b" not in named.words
-    assert "a" not in other.words
+    assert "b" not in named.notifications
+    assert "a" not in other.notifications
 
 
 @pytest.mark.promise("WAKE-1", "WAKE-2")
@@ -54,7 +54,7 @@ def test_a_word_to_everybody_reaches_all_of_a_topic_and_none_of_another(line: Li
         assert one.heard(EVERYBODY)
     there.send(line.topic._replace(queue="billing"), ["a"])
     assert elsewhere.heard("a")
-    assert EVERYBODY not in elsewhere.words
+    assert EVERYBODY not in elsewhere.notifications
 
 
 @pytest.mark.promise("WAKE-1")
@@ -65,7 +65,7 @@ def test_a_listener_without_a_name_hears_every_word_of_its_topic(line: Line, kin
     notes = listening(here, topic, None)
     there.send(topic, ["0123456789", "=abc"])
     assert notes.heard("=abc")
-    assert [word for word in notes.words if word != LOOK] == ["0123456789", "=abc"]
+    assert [notification for notification in notes.notifications if notification != POLL_NOW] == ["0123456789", "=abc"]
 
 
 @pytest.mark.promise("STORE-6", "WAKE-4")
@@ -75,7 +75,7 @@ def test_namespaces_do_not_hear_each_other(line: Line) -> None:
     there.send(line.topic._replace(namespace="others"), ["a"])
     there.send(line.topic, [EVERYBODY])
     assert notes.heard(EVERYBODY)
-    assert "a" not in notes.words
+    assert "a" not in notes.notifications
 
 
 @pytest.mark.promise("WAKE-4")
@@ -101,14 +101,14 @@ def test_hundreds_of_names_arrive_together(line: Line) -> None:
 def test_a_callback_that_fails_harms_no_other(line: Line, caplog: pytest.LogCaptureFixture) -> None:
     here, there = line.pair()
 
-    def fail(word: str) -> None:
+    def fail(notification: str) -> None:
         raise RuntimeError("not now")
 
     with caplog.at_level(logging.CRITICAL, "waypost"):
         here.listen(line.topic, "a", fail)
         notes = listening(here, line.topic, "a")
         for _ in range(2):
-            notes.words.clear()
+            notes.notifications.clear()
             there.send(line.topic, ["a"])
             assert notes.heard("a")
 
@@ -123,14 +123,14 @@ def test_one_connection_serves_all_listeners_and_ends_with_the_last(valkey: Valk
 
         before = connections()
         assert hub.state == "idle"
-        ears = [hub.listen(Topic(namespace, "ready", f"q{n % 5}"), f"name-{n}", Notes()) for n in range(50)]
-        assert until(lambda: all(ear.working for ear in ears))
+        listeners = [hub.listen(Topic(namespace, "ready", f"q{n % 5}"), f"name-{n}", Notes()) for n in range(50)]
+        assert until(lambda: all(listener.working for listener in listeners))
         assert connections() == before + 1
-        for ear in ears[1:]:
-            ear.close()
-            ear.close()
+        for listener in listeners[1:]:
+            listener.close()
+            listener.close()
         assert connections() == before + 1
-        ears[0].close()
+        listeners[0].close()
         assert until(lambda: connections() == before, "the end of the connection")
         assert until(lambda: hub.state == "idle", "the end of the thread")
         again = hub.listen(Topic(namespace, "ready", "q0"), "name", Notes())
@@ -145,15 +145,15 @@ def test_a_cut_heals_by_itself_and_everybody_looks_once(served_line: Line, caplo
     assert served_line.proxy is not None
     with caplog.at_level(logging.INFO, "waypost"):
         for _ in range(3):
-            notes.words.clear()
+            notes.notifications.clear()
             served_line.proxy.cut()
             # Once because it broke, once because it works again.
-            assert until(lambda: notes.words.count(LOOK) >= 2 and here.state == "working", "the repair")
+            assert until(lambda: notes.notifications.count(POLL_NOW) >= 2 and here.state == "working", "the repair")
 
             def told() -> bool:
                 # The sender's own connection was cut too; a word that it loses with it is not sent again.
                 there.send(served_line.topic, ["a"])
-                return "a" in notes.words
+                return "a" in notes.notifications
 
             assert until(told, "a word after the cut")
     broken = [record for record in caplog.records if record.__dict__.get("event") == "wake_broken"]
@@ -174,14 +174,14 @@ def test_a_server_that_is_away_for_long_is_told_once(
     make = hub._make
     hub._make = lambda: tries.append(1) or make()  # type: ignore[func-returns-value]
     with caplog.at_level(logging.WARNING, "waypost"):
-        ear = hub.listen(served_line.topic, "a", Notes())
+        listener = hub.listen(served_line.topic, "a", Notes())
         assert until(lambda: len(tries) >= 5, "five tries")
         assert hub.state == "broken"
-        assert not ear.working
+        assert not listener.working
         assert len([r for r in caplog.records if r.__dict__.get("event") == "wake_broken"]) == 1
         served_line.proxy.heal()
-        assert until(lambda: ear.working, "the repair")
-    ear.close()
+        assert until(lambda: listener.working, "the repair")
+    listener.close()
 
 
 @pytest.mark.promise("WAKE-3")
@@ -196,13 +196,13 @@ def test_a_half_open_connection_is_noticed(
     with Proxy(server.port) as proxy:
         hub = served_hub(kind, server.url.replace(f":{server.port}", f":{proxy.port}"), timeout=0.5)
         topic = Topic(namespace, "ready", "orders")
-        ear = hub.listen(topic, "a", Notes())
-        assert until(lambda: ear.working)
+        listener = hub.listen(topic, "a", Notes())
+        assert until(lambda: listener.working)
         proxy.silence()
-        assert until(lambda: not ear.working, "the notice that nothing comes through")
+        assert until(lambda: not listener.working, "the notice that nothing comes through")
         proxy.heal()
-        assert until(lambda: ear.working, "the repair")
-        ear.close()
+        assert until(lambda: listener.working, "the repair")
+        listener.close()
         assert until(lambda: hub.state == "idle")
 
 
@@ -222,12 +222,12 @@ def test_words_pass_through_every_node_of_a_cluster(namespace: str) -> None:
         hub = served_hub("valkey", setup.url)
         notes = listening(hub, topic)
         for server in setup.servers:
-            notes.words.clear()
+            notes.notifications.clear()
             with client_of(server) as client:
                 client.publish(f"{{{namespace}:orders}}:ready", "a")
             assert notes.heard("a")
         there = served_hub("valkey", setup.url)
-        notes.words.clear()
+        notes.notifications.clear()
         there.send(topic, ["a"])
         assert notes.heard("a")
         hub.stop()
@@ -241,12 +241,12 @@ def test_words_come_again_after_a_promotion(namespace: str) -> None:
         hub = served_hub("valkey", setup.url)
         notes = listening(hub, topic)
         setup.fail_over()
-        assert until(lambda: hub.state == "working" and LOOK in notes.words, "the repair")
+        assert until(lambda: hub.state == "working" and POLL_NOW in notes.notifications, "the repair")
         with client_of(setup.primary) as client:
 
             def told() -> bool:
                 client.publish(f"{{{namespace}:orders}}:ready", "a")
-                return "a" in notes.words
+                return "a" in notes.notifications
 
             assert until(told, "a word from the new primary")
         hub.stop()
@@ -291,20 +291,20 @@ def transport_of(hub: FileHub, namespace: str) -> object:
 
 @pytest.mark.promise("WAKE-4", "STORE-3")
 def test_files_and_sockets_behind_a_planted_link_are_left_alone(folder: Path, namespace: str) -> None:
-    path, home = folder / "orders.db", folder / "home"
+    path, target = folder / "orders.db", folder / "home"
     sqlite3.connect(path).close()
-    home.mkdir()
-    (home / "letter").write_text("dear")
-    (home / "0123456789abcdef").write_text("named like one of ours")
+    target.mkdir()
+    (target / "letter").write_text("dear")
+    (target / "0123456789abcdef").write_text("named like one of ours")
     left = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-    left.bind(str(home / "fedcba9876543210"))
+    left.bind(str(target / "fedcba9876543210"))
     left.close()
-    Path(f"{path}-wake").symlink_to(home)
+    Path(f"{path}-wake").symlink_to(target)
     hub = FileHub(str(path))
     assert isinstance(transport_of(hub, namespace), WatchingTransport)
     hub.send(Topic(namespace, "ready", "orders"), ["a"])
     hub.stop()
-    assert len(list(home.iterdir())) == 3
+    assert len(list(target.iterdir())) == 3
 
 
 @pytest.mark.promise("WAKE-4", "STORE-3")
@@ -412,10 +412,10 @@ def test_where_no_socket_fits_the_file_itself_is_watched(folder: Path, namespace
         assert isinstance(hub, FileHub)
         post.policy("orders")
         notes = listening(hub, Topic(namespace, "ready", "orders"), "sleepy")
-        assert until(lambda: LOOK in notes.words)
+        assert until(lambda: POLL_NOW in notes.notifications)
         assert isinstance(hub._transport, WatchingTransport)
         drive(post._connected(), receive.claim(post._context, "orders", 1, sleeper="sleepy"))
-        notes.words.clear()
+        notes.notifications.clear()
         post.publish("orders", 1)
         assert notes.heard("sleepy")
         hub.stop()

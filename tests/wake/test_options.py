@@ -109,7 +109,7 @@ def test_a_client_that_is_handed_in_is_woken_too(valkey: ValkeyServer, namespace
 def test_an_asyncio_client_that_is_handed_in_is_woken_too(valkey: ValkeyServer, namespace: str) -> None:
     import redis.asyncio
 
-    async def story() -> None:
+    async def scenario() -> None:
         client = redis.asyncio.Redis(port=valkey.port, password=valkey.password)
         async with client, AsyncWaypost(client=client, namespace=namespace) as post:
             waiting = asyncio.create_task(_received(post))
@@ -119,7 +119,7 @@ def test_an_asyncio_client_that_is_handed_in_is_woken_too(valkey: ValkeyServer, 
             assert await asyncio.wait_for(waiting, 20) == "hello"
             assert post.wakeups.state == "working"
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 async def _received(post: AsyncWaypost) -> Any:

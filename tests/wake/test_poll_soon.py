@@ -8,7 +8,7 @@ from waypost.policy import COVER_MS_MAX
 from waypost.worker.waiter import LATE_COMMIT_POLL_SECONDS, POLL_SOON_SECONDS_MAX, PollSoon
 
 
-class Story:
+class Scenario:
     """Claims one after the other, each as long as the test says."""
 
     def __init__(self, *, late_commits: bool = False) -> None:
@@ -25,54 +25,54 @@ class Story:
 
 @pytest.mark.promise("WAKE-2")
 def test_a_message_now_and_then_is_slept_for() -> None:
-    story = Story()
-    assert not any(story.claim(1, after=0.005) for _ in range(100))
-    assert story.poll_soon.poll_soon_ms is None
+    scenario = Scenario()
+    assert not any(scenario.claim(1, after=0.005) for _ in range(100))
+    assert scenario.poll_soon.poll_soon_ms is None
 
 
 @pytest.mark.promise("WAKE-2")
 def test_a_worker_that_finds_much_polls_again_soon_and_says_when() -> None:
-    story = Story()
-    polled_soon = [story.claim(2, after=0.002) for _ in range(100)]
+    scenario = Scenario()
+    polled_soon = [scenario.claim(2, after=0.002) for _ in range(100)]
     assert not polled_soon[0]
     assert all(polled_soon[50:])
-    assert 0 < story.poll_soon.seconds <= POLL_SOON_SECONDS_MAX
-    assert story.poll_soon.poll_soon_ms is not None
-    assert story.poll_soon.seconds * 1000 < story.poll_soon.poll_soon_ms <= COVER_MS_MAX
+    assert 0 < scenario.poll_soon.seconds <= POLL_SOON_SECONDS_MAX
+    assert scenario.poll_soon.poll_soon_ms is not None
+    assert scenario.poll_soon.seconds * 1000 < scenario.poll_soon.poll_soon_ms <= COVER_MS_MAX
 
 
 @pytest.mark.promise("WAKE-2")
 def test_a_worker_that_finds_nothing_falls_asleep_and_takes_its_promise_back() -> None:
-    story = Story()
+    scenario = Scenario()
     for _ in range(100):
-        story.claim(2, after=0.002)
-    assert story.claim(0)
-    assert not story.claim(0)
-    assert story.poll_soon.poll_soon_ms == 0
-    assert not story.claim(0)
-    assert story.poll_soon.poll_soon_ms is None
+        scenario.claim(2, after=0.002)
+    assert scenario.claim(0)
+    assert not scenario.claim(0)
+    assert scenario.poll_soon.poll_soon_ms == 0
+    assert not scenario.claim(0)
+    assert scenario.poll_soon.poll_soon_ms is None
 
 
 @pytest.mark.promise("WAKE-5")
 def test_after_polling_soon_the_first_sleeps_are_short() -> None:
-    story = Story()
+    scenario = Scenario()
     for _ in range(100):
-        story.claim(2, after=0.002)
-    story.claim(0)
-    story.claim(0)
-    assert [story.poll_soon.nap(5.0) for _ in range(4)] == [*LATE_COMMIT_POLL_SECONDS, 5.0, 5.0]
-    assert [Story().poll_soon.nap(5.0) for _ in range(2)] == [5.0, 5.0]
+        scenario.claim(2, after=0.002)
+    scenario.claim(0)
+    scenario.claim(0)
+    assert [scenario.poll_soon.nap(5.0) for _ in range(4)] == [*LATE_COMMIT_POLL_SECONDS, 5.0, 5.0]
+    assert [Scenario().poll_soon.nap(5.0) for _ in range(2)] == [5.0, 5.0]
 
 
 @pytest.mark.promise("WAKE-5")
 def test_where_notifications_can_come_before_the_commit_all_work_is_followed_by_polls() -> None:
-    story = Story(late_commits=True)
-    assert story.poll_soon.nap(5.0) == 5.0
-    story.claim(1, after=1.0)
-    assert [story.poll_soon.nap(5.0) for _ in range(3)] == [*LATE_COMMIT_POLL_SECONDS, 5.0]
+    scenario = Scenario(late_commits=True)
+    assert scenario.poll_soon.nap(5.0) == 5.0
+    scenario.claim(1, after=1.0)
+    assert [scenario.poll_soon.nap(5.0) for _ in range(3)] == [*LATE_COMMIT_POLL_SECONDS, 5.0]
 
 
 @pytest.mark.promise("TIMER-3")
 def test_a_worker_that_cannot_be_woken_does_not_poll_soon() -> None:
-    story = Story()
-    assert not any(story.claim(5, after=0.001, may_sleep=False) for _ in range(100))
+    scenario = Scenario()
+    assert not any(scenario.claim(5, after=0.001, may_sleep=False) for _ in range(100))

@@ -38,12 +38,12 @@ class Listener:
             channel = self.connection.execute("SELECT pg_listening_channels()").fetchone()
             assert channel is not None
             other.execute("SELECT pg_notify(%s, 'the end')", channel)
-        words: list[str] = []
+        notifications: list[str] = []
         for notice in self.connection.notifies(timeout=20):
             if notice.payload == "the end":
                 break
-            words += notice.payload.split("\n")
-        return words
+            notifications += notice.payload.split("\n")
+        return notifications
 
 
 @pytest.fixture
@@ -197,14 +197,14 @@ def test_a_restarted_server_is_listened_to_again(namespace: str) -> None:
         migrate(server.url, namespace=namespace)
         hub = served_hub("postgres", server.url)
         notes = Notes()
-        ear = hub.listen(Topic(namespace, "ready", "orders"), "a", notes)
-        assert until(lambda: ear.working)
+        listener = hub.listen(Topic(namespace, "ready", "orders"), "a", notes)
+        assert until(lambda: listener.working)
         server.kill()
-        assert until(lambda: not ear.working, "the notice")
+        assert until(lambda: not listener.working, "the notice")
         server.start()
-        assert until(lambda: ear.working, "the repair")
+        assert until(lambda: listener.working, "the repair")
         with psycopg.connect(server.url, autocommit=True) as connection:
-            connection.execute("SELECT pg_notify(%s, 'a')", (channel_of(ear.topic),))
+            connection.execute("SELECT pg_notify(%s, 'a')", (channel_of(listener.topic),))
         assert notes.heard("a")
         hub.stop()
 
@@ -242,6 +242,6 @@ def test_a_message_that_is_committed_while_a_worker_falls_asleep_is_not_left_beh
                     if len(started) < number + 2:
                         # What the safety poll is for: a step that takes longer than those who wake look back.
                         left_behind += 1
-                        worker._worker.poke("orders")
+                        worker._worker.poll_now("orders")
                     assert until(lambda n=number: len(started) == n + 2, "both starts")  # type: ignore[misc]
     assert left_behind <= 3

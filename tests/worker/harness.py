@@ -13,12 +13,12 @@ from typing import Any, Self, TypeVar
 from waypost import AsyncWaypost, Drained, Waypost
 
 F = TypeVar("F", bound=Callable[..., Any])
-PATIENCE_SECONDS = 20.0
+TIMEOUT_SECONDS = 20.0
 
 
 def until(condition: Callable[[], Any], what: str = "what was waited for") -> Any:
     """Wait for a condition; what it gave in the end."""
-    deadline = time.monotonic() + PATIENCE_SECONDS
+    deadline = time.monotonic() + TIMEOUT_SECONDS
     while True:
         found = condition()
         if found:
@@ -50,7 +50,7 @@ class Harness:
     def done(self, answer: Any) -> Any:
         """The result of a call: awaited if it must be."""
         if inspect.iscoroutine(answer):
-            return asyncio.run_coroutine_threadsafe(answer, self.loop).result(PATIENCE_SECONDS * 2)
+            return asyncio.run_coroutine_threadsafe(answer, self.loop).result(TIMEOUT_SECONDS * 2)
         return answer
 
     def handler(self, queue: Any, **options: Any) -> Callable[[F], F]:

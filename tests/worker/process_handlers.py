@@ -142,8 +142,8 @@ def many(orders: list[Order], messages: list[Message[Order]]) -> None:
             message.keep_result(one.id)
 
 
-def talk(word: str) -> None:
-    sys.stdout.write(f"{word} {os.getpid()}\n")
+def talk(text: str) -> None:
+    sys.stdout.write(f"{text} {os.getpid()}\n")
     time.monotonic()
 
 

@@ -17,7 +17,7 @@ from waypost.operations import receive
 from waypost.operations.receive import Nap, safety_poll_seconds
 from waypost.store.port import BlockingWaits, Executor, Idle
 from waypost.values import Claimed, Observed, PolledQueue
-from waypost.wake.port import Hear, Listening, State, Topic
+from waypost.wake.port import Listening, OnNotification, State, Topic
 from waypost.wake.wakeups import BLOCKING_WAITS_MAX, NO_WAKEUPS, Wakeups
 from waypost.worker import waiter as waiters
 from waypost.worker.executor_adapters import ThreadedExecutor
@@ -37,17 +37,17 @@ class Deaf:
     kind = "deaf"
     state: State = "working"
 
-    class Ear:
+    class Listener:
         """Hears nothing."""
 
         working = True
 
         def close(self) -> None: ...
 
-    def send(self, topic: Topic, words: Sequence[str]) -> None: ...
+    def send(self, topic: Topic, notifications: Sequence[str]) -> None: ...
 
-    def listen(self, topic: Topic, name: str | None, hear: Hear) -> Listening:
-        return self.Ear()
+    def listen(self, topic: Topic, name: str | None, on_notification: OnNotification) -> Listening:
+        return self.Listener()
 
     def flush(self, timeout: float) -> bool:
         return True
@@ -232,16 +232,16 @@ class Silent:
     """A poller that only notes who rests."""
 
     def __init__(self) -> None:
-        self.resting: dict[Any, Idle] = {}
+        self.target: dict[Any, Idle] = {}
 
-    def rest(self, resting: Any, idle: Idle, seconds: float) -> None:
-        self.resting[resting] = idle
+    def add(self, target: Any, idle: Idle, seconds: float) -> None:
+        self.target[target] = idle
 
-    def wakes(self, resting: Any) -> None:
-        self.resting.pop(resting, None)
+    def remove(self, target: Any) -> None:
+        self.target.pop(target, None)
 
 
-def in_blocking_wait(monkeypatch: pytest.MonkeyPatch, story: Callable[[Waiter, list[str], Silent], Any]) -> None:
+def in_blocking_wait(monkeypatch: pytest.MonkeyPatch, scenario: Callable[[Waiter, list[str], Silent], Any]) -> None:
     """A consumer in a blocking wait, on an event loop of its own."""
     monkeypatch.setattr(waiters, "UNBLOCK_SECONDS", 0.01)
     done: list[str] = []
@@ -259,7 +259,7 @@ def in_blocking_wait(monkeypatch: pytest.MonkeyPatch, story: Callable[[Waiter, l
         claim = waiter.start_wait("a", planned(waiter))
         claim.sent(lambda: done.append("given up"))
         claim.started(waits=True)
-        await story(waiter, done, poller)
+        await scenario(waiter, done, poller)
 
     asyncio.run(run())
 
@@ -274,7 +274,7 @@ def planned(waiter: Waiter) -> WaitPlan:
 
 @pytest.mark.promise("LEASE-2", "WAKE-5")
 def test_a_poll_that_finds_it_in_its_wait_shows_that_its_claim_has_not_begun(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def story(waiter: Waiter, done: list[str], poller: Silent) -> None:
+    async def scenario(waiter: Waiter, done: list[str], poller: Silent) -> None:
         later = lease_clock.now() + 100
         claim = waiter._claim
         assert claim is not None
@@ -282,27 +282,27 @@ def test_a_poll_that_finds_it_in_its_wait_shows_that_its_claim_has_not_begun(mon
         assert claim.not_before < later
         waiter.polled(PolledQueue(False, None, None, 60_000, blocked=True), later, later)
         assert claim.not_before == later
-        assert (done, len(poller.resting)) == ([], 1)
+        assert (done, len(poller.target)) == ([], 1)
         waiter.end_wait(found=False)
-        assert not poller.resting
+        assert not poller.target
 
-    in_blocking_wait(monkeypatch, story)
+    in_blocking_wait(monkeypatch, scenario)
 
 
 @pytest.mark.promise("WAKE-1")
 def test_a_wait_whose_connection_is_lost_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def story(waiter: Waiter, done: list[str], poller: Silent) -> None:
+    async def scenario(waiter: Waiter, done: list[str], poller: Silent) -> None:
         now = time.monotonic()
         waiter.polled(PolledQueue(True, None, None, 60_000), now, now)
         assert done == ["unblocked"]
         await asyncio.to_thread(until, lambda: "given up" in done)
 
-    in_blocking_wait(monkeypatch, story)
+    in_blocking_wait(monkeypatch, scenario)
 
 
 @pytest.mark.promise("WAKE-1")
 def test_a_check_of_an_earlier_wait_does_not_give_up_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def story(waiter: Waiter, done: list[str], poller: Silent) -> None:
+    async def scenario(waiter: Waiter, done: list[str], poller: Silent) -> None:
         now = time.monotonic()
         waiter.polled(PolledQueue(True, None, None, 60_000), now, now)
         waiter.end_wait(found=False)
@@ -313,14 +313,14 @@ def test_a_check_of_an_earlier_wait_does_not_give_up_the_next_one(monkeypatch: p
         await checked
         assert done == ["unblocked"]
 
-    in_blocking_wait(monkeypatch, story)
+    in_blocking_wait(monkeypatch, scenario)
 
 
 @pytest.mark.promise("WAKE-5")
 def test_after_a_useless_wait_it_pauses_once_and_waits_again_with_the_next_message(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async def story(waiter: Waiter, done: list[str], poller: Silent) -> None:
+    async def scenario(waiter: Waiter, done: list[str], poller: Silent) -> None:
         for pause in (1.0, 2.0, 4.0):
             waiter.end_wait(found=False)
             assert planned(waiter).pause_seconds == pause
@@ -333,18 +333,18 @@ def test_after_a_useless_wait_it_pauses_once_and_waits_again_with_the_next_messa
         waiter.end_wait(found=False)
         assert planned(waiter).pause_seconds == 1.0
 
-    in_blocking_wait(monkeypatch, story)
+    in_blocking_wait(monkeypatch, scenario)
 
 
 @pytest.mark.promise("TIMER-2")
 def test_it_is_unblocked_before_a_timer_that_a_poll_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def story(waiter: Waiter, done: list[str], poller: Silent) -> None:
+    async def scenario(waiter: Waiter, done: list[str], poller: Silent) -> None:
         now = time.monotonic()
         waiter.polled(PolledQueue(False, 3_600_000, None, 60_000, blocked=True), now, now)
         waiter.polled(PolledQueue(False, 260, None, 60_000, blocked=True), now, now)
         assert await asyncio.to_thread(until, lambda: done == ["unblocked"])
 
-    in_blocking_wait(monkeypatch, story)
+    in_blocking_wait(monkeypatch, scenario)
 
 
 @pytest.mark.promise("TIMER-2", "WAKE-5")
@@ -352,25 +352,25 @@ def test_it_is_unblocked_before_a_timer_that_a_poll_reported(monkeypatch: pytest
 def test_no_wait_follows_a_sleep_that_was_ended_by_work_or_a_timer_of_its_own(
     monkeypatch: pytest.MonkeyPatch, notified: bool
 ) -> None:
-    async def story(waiter: Waiter, done: list[str], poller: Silent) -> None:
+    async def scenario(waiter: Waiter, done: list[str], poller: Silent) -> None:
         waiter.end_wait(found=True)
         waiter._is_idle = lambda: False  # a handler runs
         plan = planned(waiter)
         asleep = asyncio.create_task(waiter.sleep(60.0, then_wait=plan, poll_seconds=15.0, sleeper="a"))
         await asyncio.sleep(0)
         assert waiter.machine.state is WaitState.SLEEPING_UNTIL_IDLE
-        assert len(poller.resting) == 1
+        assert len(poller.target) == 1
         waiter._is_idle = lambda: True
         waiter.notify() if notified else waiter.wake_at(time.monotonic() + 30)
         assert await asleep is None
-        assert not poller.resting
+        assert not poller.target
 
-    in_blocking_wait(monkeypatch, story)
+    in_blocking_wait(monkeypatch, scenario)
 
 
 @pytest.mark.promise("WAKE-2")
 def test_a_wait_follows_the_sleep_as_soon_as_no_handler_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def story(waiter: Waiter, done: list[str], poller: Silent) -> None:
+    async def scenario(waiter: Waiter, done: list[str], poller: Silent) -> None:
         waiter.end_wait(found=True)
         waiter._is_idle = lambda: False
         asleep = asyncio.create_task(waiter.sleep(60.0, then_wait=planned(waiter)))
@@ -382,7 +382,7 @@ def test_a_wait_follows_the_sleep_as_soon_as_no_handler_runs(monkeypatch: pytest
         assert plan is not None
         assert 59 < plan.seconds <= 60
 
-    in_blocking_wait(monkeypatch, story)
+    in_blocking_wait(monkeypatch, scenario)
 
 
 @pytest.mark.promise("WAKE-1")
@@ -422,8 +422,8 @@ def test_queues_that_rest_since_different_times_are_polled_together_soon() -> No
     async def polls() -> list[int]:
         poller = Poller(None, None, None, window=30)  # type: ignore[arg-type]
         for number in range(1_000):
-            poller.rest(object(), Idle(str(number)), 15.0)  # type: ignore[arg-type]
-        for number, rested in enumerate(poller._rested.values()):
+            poller.add(object(), Idle(str(number)), 15.0)  # type: ignore[arg-type]
+        for number, rested in enumerate(poller._entries.values()):
             rested.due += number * 0.015
         return [len(poller.take_due(max(poller.next_due(), time.monotonic()))[0]) for _ in range(5)]
 
@@ -439,8 +439,8 @@ def test_a_queue_that_begins_to_rest_between_two_heartbeats_costs_no_poll_of_its
         began = time.monotonic()
         poller.take_due(began)
         poller._started_ms = 1
-        poller.rest(object(), Idle("orders"), 15.0)  # type: ignore[arg-type]
-        (rested,) = poller._rested.values()
+        poller.add(object(), Idle("orders"), 15.0)  # type: ignore[arg-type]
+        (rested,) = poller._entries.values()
         rested.due += 0.1
         seen, now = [], began
         for round in range(100):

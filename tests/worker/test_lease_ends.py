@@ -176,7 +176,7 @@ def test_a_claim_that_is_answered_after_its_leases_starts_no_handler(
 ) -> None:
     """The answer is long on its way, so that only the time of its sending tells; or it lies in the worker."""
     renewed(harness)
-    answered, late = Consumer._answered, list[int]()
+    answered, late = Consumer._run_claim, list[int]()
 
     async def be_late(claimed: Any) -> None:
         if isinstance(claimed, Claimed) and claimed.leases and not late:

@@ -197,7 +197,7 @@ def test_work_that_comes_while_a_claim_is_under_way_is_not_left_for_the_next_pol
             claimed = await claim(self, *given)
             if not seen and not claimed.leases:  # type: ignore[union-attr]
                 post.publish("orders", 7)
-                inner._poke("orders")
+                inner._notify("orders")
             return claimed
 
         monkeypatch.setattr(Consumer, "_claim", claim_and_publish)
@@ -258,7 +258,7 @@ def test_consume_gives_one_message_after_the_other(url: str, namespace: str) -> 
 def test_consume_is_the_same_for_an_event_loop(url: str, namespace: str) -> None:
     with Harness("async", url, namespace=namespace) as harness:
 
-        async def story() -> list[int]:
+        async def scenario() -> list[int]:
             seen: list[int] = []
             async for message in harness.post.consume("orders", wait=0):
                 seen.append(message.body)
@@ -270,7 +270,7 @@ def test_consume_is_the_same_for_an_event_loop(url: str, namespace: str) -> None
             return seen
 
         harness.publish_many("orders", range(4))
-        assert harness.done(story()) == [0, 1, 2, 3]
+        assert harness.done(scenario()) == [0, 1, 2, 3]
         ledger = harness.ledger("orders")
         assert (ledger.done, ledger.retried) == (2, 2)
 

@@ -18,8 +18,8 @@ from tests.worker import process_handlers
 from tests.worker.harness import Harness, until
 from waypost import ByException, Constant, Message, Middleware, NoRetry, Queue, Waypost
 from waypost.errors import ConfigurationError, ProcessFailed, ResultNotKept
-from waypost.worker.handler import find
-from waypost.worker.process_protocol import error_of, failure_of
+from waypost.worker.handler import find_object
+from waypost.worker.process_protocol import decode_error, encode_error
 
 ROOT = Path(__file__).parents[2]
 AT_ONCE = Constant(pause=0, jitter=0, attempts=3)
@@ -34,7 +34,7 @@ def is_there(pid: int) -> bool:
 
 
 def noted(path: Path) -> list[list[int]]:
-    return [[int(word) for word in line.split()] for line in path.read_text().splitlines()] if path.exists() else []
+    return [[int(number) for number in line.split()] for line in path.read_text().splitlines()] if path.exists() else []
 
 
 # ---- there and back ------------------------------------------------------------------------------------------
@@ -140,7 +140,7 @@ def test_errors_keep_their_class_and_text_so_that_a_policy_by_class_works(caplog
 
 @pytest.mark.parametrize("error", [KeyError("a", 1), OSError("plain"), UnicodeDecodeError("utf-8", b"x", 0, 1, "bad")])
 def test_an_error_that_travelled_says_what_it_said(error: Exception) -> None:
-    arrived = error_of(failure_of(error), find)
+    arrived = decode_error(encode_error(error), find_object)
     assert isinstance(arrived, type(error))
     assert str(arrived) == str(error)
     assert type(arrived).__qualname__ == type(error).__qualname__

@@ -84,7 +84,7 @@ from waypost.values import (
 from waypost.wake.opening import open_wakeups
 from waypost.wake.wakeups import Wakeups
 from waypost.worker.handler import CONCURRENCY, MAX_RUN_SECONDS, Handler, OnLeaseLost
-from waypost.worker.signals import asked_to_stop
+from waypost.worker.signals import is_stop_request
 
 if TYPE_CHECKING:
     from waypost.operations.settle_target import SettleTarget
@@ -688,7 +688,7 @@ def is_stop(error: BaseException | None) -> bool:
             return False
         # Raised by hand, or by an inner task that was cancelled, it is no request to this one.
         return task is not None and task.cancelling() > 0
-    return asked_to_stop(error)
+    return is_stop_request(error)
 
 
 def _attempts_chosen(handlers: Iterable[Handler]) -> dict[str, int]:

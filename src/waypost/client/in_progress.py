@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from waypost.errors import QueueDrained
 from waypost.message import Message
-from waypost.worker.handler import handling
+from waypost.worker.handler import current_slot
 
 if TYPE_CHECKING:
     from waypost.operations.flow import ClientContext
@@ -60,7 +60,7 @@ class Gate:
             self.receiving += change
 
     def _in_handler(self) -> bool:
-        slot = handling.get()
+        slot = current_slot.get()
         return slot is not None and slot.consumer.owner is self._owner and bool(slot.messages)
 
 

@@ -26,7 +26,7 @@ from waypost.values import (
     Removal,
 )
 from waypost.wake.port import EVERYBODY
-from waypost.wake.wakeups import key_word
+from waypost.wake.wakeups import hash_key
 
 T = TypeVar("T")
 log = logging.getLogger("waypost")
@@ -81,10 +81,10 @@ def cancel(context: ClientContext, queue: str, *, id: str | None, key: str | Non
     context.emit(event, queue, outcome, message_id=id, key=key, reason=status)
     if status == "requested":
         # Its worker would learn of it at its next renewal; now it renews at once.
-        context.wakeups.tell("held", queue, [id if id is not None else key_word(key or "")])
+        context.wakeups.notify("held", queue, [id if id is not None else hash_key(key or "")])
     elif status == "cancelled":
         # A cancel by key does not return the id: wake all that wait for a message of this queue.
-        context.wakeups.tell("result", queue, [EVERYBODY if id is None else id])
+        context.wakeups.notify("result", queue, [EVERYBODY if id is None else id])
     return status
 
 
@@ -197,7 +197,7 @@ def purge(context: ClientContext, queue: str, state: MessageState) -> Flow[int]:
         if not part.more or part.removed == 0:
             break
     if removed:
-        context.wakeups.tell("result", queue, [EVERYBODY])
+        context.wakeups.notify("result", queue, [EVERYBODY])
     context.emit("purged", queue, "success" if removed else "skipped", count=removed, reason=state)
     return removed
 

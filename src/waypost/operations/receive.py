@@ -355,7 +355,7 @@ def report_side_effects(context: ClientContext, queue: str, claimed: Claimed) ->
         # The holder of a lease that has ended may not know: the notification makes it renew, which shows it.
         ended = [change.id for change in claimed.also if change.id and "expired" in (change.event, change.reason)]
         if ended:
-            context.wakeups.tell("held", queue, ended)
+            context.wakeups.notify("held", queue, ended)
 
 
 def emit_claimed(context: ClientContext, queue: str, claimed: Claimed) -> None:

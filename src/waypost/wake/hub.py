@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterable, Sequence
 from weakref import WeakValueDictionary
 
 from waypost.urls import redact_text
-from waypost.wake.port import EVERYBODY, LOOK, Hear, State, Topic
-from waypost.wake.transport import Transport, Useless
+from waypost.wake.port import EVERYBODY, POLL_NOW, OnNotification, State, Topic
+from waypost.wake.transport import ChannelUnusable, Transport
 
 log = logging.getLogger("waypost")
 
@@ -28,30 +28,30 @@ PROBE_SECONDS = 20.0
 RETRY_FIRST_SECONDS = 0.05
 RETRY_MAX_SECONDS = 5.0
 #: A channel that works but carries nothing (a pooler stands between) is looked at again after so long.
-USELESS_SECONDS = 60.0
+UNUSABLE_RETRY_SECONDS = 60.0
 #: Whoever only sends keeps the connection for so long after the last word.
 SENDER_SECONDS = 10.0
 #: More words than this are not kept for a channel that is away: they would come too late to be of use.
 OUTGOING_MAX = 1_000
 
 
-class Ear:
+class Listener:
     """One listener."""
 
-    __slots__ = ("_hub", "hear", "name", "topic")
+    __slots__ = ("_hub", "name", "on_notification", "topic")
 
-    def __init__(self, hub: Hub, topic: Topic, name: str | None, hear: Hear) -> None:
+    def __init__(self, hub: Hub, topic: Topic, name: str | None, on_notification: OnNotification) -> None:
         self._hub = hub
         self.topic = topic
         self.name = name
-        self.hear = hear
+        self.on_notification = on_notification
 
     @property
     def working(self) -> bool:
         return self._hub.carries(self.topic)
 
     def close(self) -> None:
-        self._hub.forget(self)
+        self._hub.remove(self)
 
 
 class Hub:
@@ -60,40 +60,40 @@ class Hub:
     kind = "local"
 
     def __init__(self) -> None:
-        self._ears: dict[Topic, dict[str | None, list[Ear]]] = {}
+        self._listeners: dict[Topic, dict[str | None, list[Listener]]] = {}
         self._lock = threading.RLock()
         self._pid = os.getpid()
 
     @property
     def state(self) -> State:
-        return "working" if self._ears else "idle"
+        return "working" if self._listeners else "idle"
 
     def carries(self, topic: Topic) -> bool:
         """Whether words on this topic are heard now."""
         return True
 
-    def send(self, topic: Topic, words: Sequence[str]) -> None:
-        self.dispatch(topic, words)
+    def send(self, topic: Topic, notifications: Sequence[str]) -> None:
+        self.dispatch(topic, notifications)
 
-    def listen(self, topic: Topic, name: str | None, hear: Hear) -> Ear:
-        ear = Ear(self, topic, name, hear)
+    def listen(self, topic: Topic, name: str | None, on_notification: OnNotification) -> Listener:
+        listener = Listener(self, topic, name, on_notification)
         with self._lock:
-            self._ears.setdefault(topic, {}).setdefault(name, []).append(ear)
+            self._listeners.setdefault(topic, {}).setdefault(name, []).append(listener)
             self._changed()
-        return ear
+        return listener
 
-    def forget(self, ear: Ear) -> None:
+    def remove(self, listener: Listener) -> None:
         """The end of a listener. Safe to call twice."""
         with self._lock:
-            names = self._ears.get(ear.topic, {})
-            ears = names.get(ear.name, [])
-            if ear not in ears:
+            names = self._listeners.get(listener.topic, {})
+            listeners = names.get(listener.name, [])
+            if listener not in listeners:
                 return
-            ears.remove(ear)
-            if not ears:
-                del names[ear.name]
+            listeners.remove(listener)
+            if not listeners:
+                del names[listener.name]
             if not names:
-                del self._ears[ear.topic]
+                del self._listeners[listener.topic]
             self._changed()
 
     def flush(self, timeout: float) -> bool:
@@ -102,47 +102,49 @@ class Hub:
     def stop(self) -> None:
         """End all listening at once; whoever listens again begins anew."""
         with self._lock:
-            self._ears.clear()
+            self._listeners.clear()
             self._changed()
 
     def _changed(self) -> None:
         """Somebody began or ceased to listen. Under the lock."""
 
-    def dispatch(self, topic: Topic, words: Iterable[str]) -> None:
+    def dispatch(self, topic: Topic, notifications: Iterable[str]) -> None:
         """Tell those who listen; what one of them raises harms no other."""
         with self._lock:
-            names = self._ears.get(topic)
+            names = self._listeners.get(topic)
             if names is None:
                 return
-            chosen: list[tuple[Ear, str]] = []
-            for word in words:
-                everybody = word in (EVERYBODY, LOOK)
-                for ears in list(names.values()) if everybody else (names.get(word, ()), names.get(None, ())):
-                    chosen += [(ear, word) for ear in ears]
-        for ear, word in chosen:
+            chosen: list[tuple[Listener, str]] = []
+            for notification in notifications:
+                everybody = notification in (EVERYBODY, POLL_NOW)
+                for listeners in (
+                    list(names.values()) if everybody else (names.get(notification, ()), names.get(None, ()))
+                ):
+                    chosen += [(listener, notification) for listener in listeners]
+        for listener, notification in chosen:
             try:
-                ear.hear(word)
+                listener.on_notification(notification)
             except Exception:
                 log.exception("a listener failed", extra={"event": "wake_failed", "queue": topic.queue})
 
-    def look(self, topics: Iterable[Topic] | None = None) -> None:
+    def request_poll(self, topics: Iterable[Topic] | None = None) -> None:
         """Tell everybody, or those of some topics, that words may have been missed."""
         with self._lock:
-            chosen = list(self._ears if topics is None else topics)
+            chosen = list(self._listeners if topics is None else topics)
         for topic in chosen:
-            self.dispatch(topic, (LOOK,))
+            self.dispatch(topic, (POLL_NOW,))
 
 
 class ThreadHub(Hub):
     """A hub over a connection."""
 
-    def __init__(self, kind: str, make: Callable[[], Transport], shown: str = "", *, url: object = None) -> None:
+    def __init__(self, kind: str, make: Callable[[], Transport], description: str = "", *, url: object = None) -> None:
         super().__init__()
         #: Its secrets are taken out of what the driver says.
         self._url = url
         self.kind = kind
         self._make = make
-        self._shown = shown or kind
+        self._description = description or kind
         self._live: set[Topic] = set()
         self._outgoing: list[tuple[Topic, Sequence[str]]] = []
         self._sending = False
@@ -154,7 +156,7 @@ class ThreadHub(Hub):
         self._wake_event = threading.Event()
         self._drained = threading.Condition(self._lock)
         self._state: State = "idle"
-        self._told = False
+        self._failure_logged = False
 
     @property
     def state(self) -> State:
@@ -163,10 +165,10 @@ class ThreadHub(Hub):
     def carries(self, topic: Topic) -> bool:
         return topic in self._live
 
-    def send(self, topic: Topic, words: Sequence[str]) -> None:
+    def send(self, topic: Topic, notifications: Sequence[str]) -> None:
         with self._lock:
             if len(self._outgoing) < OUTGOING_MAX:
-                self._outgoing.append((topic, words))
+                self._outgoing.append((topic, notifications))
                 self._changed()
 
     def flush(self, timeout: float) -> bool:
@@ -181,7 +183,7 @@ class ThreadHub(Hub):
 
     def _changed(self) -> None:
         if self._thread is None:
-            if not self._ears and not self._outgoing:
+            if not self._listeners and not self._outgoing:
                 return
             self._thread = threading.Thread(target=self._run, name=f"waypost-wake-{self.kind}", daemon=True)
             self._state = "starting"
@@ -195,7 +197,7 @@ class ThreadHub(Hub):
 
     def _run(self) -> None:
         pause = RETRY_FIRST_SECONDS
-        while not self._is_over():
+        while not self._end_if_unused():
             transport: Transport | None = None
             try:
                 transport = self._make()
@@ -206,12 +208,14 @@ class ThreadHub(Hub):
                 self._serve(transport)
                 return  # from here on another thread may be at work
             except Exception as error:
-                self._fail(error)
-                seconds = USELESS_SECONDS if isinstance(error, Useless) else pause * random.uniform(0.5, 1.0)
+                self._mark_broken(error)
+                seconds = (
+                    UNUSABLE_RETRY_SECONDS if isinstance(error, ChannelUnusable) else pause * random.uniform(0.5, 1.0)
+                )
             finally:
                 if transport is not None:
                     self._close(transport)
-            self._rest(seconds)
+            self._pause(seconds)
             pause = min(pause * 2, RETRY_MAX_SECONDS)
 
     def _close(self, transport: Transport) -> None:
@@ -223,22 +227,22 @@ class ThreadHub(Hub):
         except Exception:
             log.debug("closing a wake-up channel failed", exc_info=True)
 
-    def _rest(self, seconds: float) -> None:
+    def _pause(self, seconds: float) -> None:
         """A pause between two tries, which the last listener's leave ends."""
         until = time.monotonic() + seconds
         while (left := until - time.monotonic()) > 0:
             if self._wake_event.wait(left):
                 self._wake_event.clear()
                 with self._lock:
-                    if not self._ears:
+                    if not self._listeners:
                         return
 
-    def _is_over(self) -> bool:
+    def _end_if_unused(self) -> bool:
         """Whether nobody needs the thread any more; then another one may be started at once."""
         with self._lock:
-            if self._ears or self._outgoing or time.monotonic() < self._sent_at + SENDER_SECONDS:
+            if self._listeners or self._outgoing or time.monotonic() < self._sent_at + SENDER_SECONDS:
                 return False
-            self._thread, self._state, self._told = None, "idle", False
+            self._thread, self._state, self._failure_logged = None, "idle", False
             self._live.clear()
             return True
 
@@ -249,7 +253,7 @@ class ThreadHub(Hub):
         while True:
             with self._lock:
                 self._is_new = False
-                wanted = set(self._ears)
+                wanted = set(self._listeners)
                 outgoing, self._outgoing = self._outgoing, []
                 self._sending = bool(outgoing)
             new, gone = wanted - known, known - wanted
@@ -261,50 +265,52 @@ class ThreadHub(Hub):
             known = wanted
             self._live |= new
             if first:
-                self._begin_to_work()
+                self._mark_working()
                 first = False
             if new:
                 # What was sent before the subscription was in force was missed.
-                self.look(new)
+                self.request_poll(new)
             self._send_all(transport, outgoing)
-            if not wanted and self._is_over():
+            if not wanted and self._end_if_unused():
                 return
-            self._hear(transport)
+            self._receive(transport)
 
-    def _hear(self, transport: Transport) -> None:
+    def _receive(self, transport: Transport) -> None:
         """Pass on what comes until there is something new to do, or a sender's connection may be given up.
 
         Between a word and the next wait lies as little as can be: so long whoever was woken waits for this thread.
         """
-        heard_at = time.monotonic()
+        received_at = time.monotonic()
         # A connection that only sends is looked at in time to be given up.
-        seconds = PROBE_SECONDS if self._ears else min(PROBE_SECONDS, SENDER_SECONDS / 2)
+        seconds = PROBE_SECONDS if self._listeners else min(PROBE_SECONDS, SENDER_SECONDS / 2)
         while not self._is_new:
-            came = transport.wait(seconds)
-            if came:
-                for topic, words in came:
-                    self.dispatch(topic, words)
-                heard_at = time.monotonic()
-            elif time.monotonic() - heard_at >= seconds:
+            received = transport.wait(seconds)
+            if received:
+                for topic, notifications in received:
+                    self.dispatch(topic, notifications)
+                received_at = time.monotonic()
+            elif time.monotonic() - received_at >= seconds:
                 transport.probe()
                 return
 
     def _send_all(self, transport: Transport, outgoing: list[tuple[Topic, Sequence[str]]]) -> None:
-        for topic, words in outgoing:
-            transport.send(topic, words)
+        for topic, notifications in outgoing:
+            transport.send(topic, notifications)
         if outgoing:
             with self._drained:
                 self._sending = False
                 self._sent_at = time.monotonic()
                 self._drained.notify_all()
 
-    def _begin_to_work(self) -> None:
+    def _mark_working(self) -> None:
         self._state = "working"
-        if self._told:
-            log.info("wake-ups over %s work again", self._shown, extra={"event": "wake_healed", "channel": self.kind})
-        self._told = False
+        if self._failure_logged:
+            log.info(
+                "wake-ups over %s work again", self._description, extra={"event": "wake_healed", "channel": self.kind}
+            )
+        self._failure_logged = False
 
-    def _fail(self, error: Exception) -> None:
+    def _mark_broken(self, error: Exception) -> None:
         with self._drained:
             self._state = "broken"
             self._live.clear()
@@ -312,22 +318,22 @@ class ThreadHub(Hub):
             self._outgoing.clear()
             self._sending = False
             self._drained.notify_all()
-        if not self._told:
-            self._told = True
+        if not self._failure_logged:
+            self._failure_logged = True
             log.warning(
                 "wake-ups over %s do not work (%s): who waits polls until they do",
-                self._shown,
+                self._description,
                 redact_text(str(error), self._url),
                 extra={"event": "wake_broken", "channel": self.kind},
             )
-        self.look()
+        self.request_poll()
 
 
 _hubs: WeakValueDictionary[tuple[int, str, object], Hub] = WeakValueDictionary()
 _hubs_lock = threading.Lock()
 
 
-def shared(kind: str, place: object, make: Callable[[], Hub]) -> Hub:
+def shared_hub(kind: str, place: object, make: Callable[[], Hub]) -> Hub:
     """The hub of this process for a channel: one for all clients and workers that name the same place."""
     with _hubs_lock:
         key = (os.getpid(), kind, place)

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from waypost.errors import MissingExtra
 from waypost.wake.port import Topic
-from waypost.wake.transport import packed, unpacked
+from waypost.wake.transport import join_notifications, split_notifications
 
 try:
     import nats
@@ -40,8 +40,8 @@ class NatsTransport:
         self._url = url
         self._timeout = timeout
         self._loop = asyncio.new_event_loop()
-        self._came: list[tuple[Topic, list[str]]] = []
-        self._something = asyncio.Event()
+        self._received: list[tuple[Topic, list[str]]] = []
+        self._changed = asyncio.Event()
         self._client: Any = None
         self._subscriptions: dict[Topic, Any] = {}
         self._failure: Exception | None = None
@@ -55,7 +55,7 @@ class NatsTransport:
     async def _open(self) -> None:
         async def on_error(error: Exception) -> None:
             self._failure = self._failure or error
-            self._something.set()
+            self._changed.set()
 
         async def on_end() -> None:
             await on_error(ConnectionError("the connection ended"))
@@ -78,11 +78,11 @@ class NatsTransport:
     async def _listen(self, topics: Sequence[Topic]) -> None:
         for topic in topics:
 
-            async def heard(message: Any, topic: Topic = topic) -> None:
-                self._came.append((topic, unpacked(message.data.decode(errors="replace"))))
-                self._something.set()
+            async def on_message(message: Any, topic: Topic = topic) -> None:
+                self._received.append((topic, split_notifications(message.data.decode(errors="replace"))))
+                self._changed.set()
 
-            self._subscriptions[topic] = await self._client.subscribe(subject_of(topic), cb=heard)
+            self._subscriptions[topic] = await self._client.subscribe(subject_of(topic), cb=on_message)
         await self._client.flush(timeout=self._timeout)
 
     def unlisten(self, topics: Sequence[Topic]) -> None:
@@ -91,8 +91,8 @@ class NatsTransport:
             if subscription is not None:
                 self._do(subscription.unsubscribe())
 
-    def send(self, topic: Topic, words: Sequence[str]) -> None:
-        self._do(self._send(topic, packed(words).encode()))
+    def send(self, topic: Topic, notifications: Sequence[str]) -> None:
+        self._do(self._send(topic, join_notifications(notifications).encode()))
 
     async def _send(self, topic: Topic, data: bytes) -> None:
         await self._client.publish(subject_of(topic), data)
@@ -102,18 +102,18 @@ class NatsTransport:
         self._do(self._wait(seconds))
         if self._failure is not None:
             raise self._failure
-        came, self._came = self._came, []
-        return came
+        received, self._received = self._received, []
+        return received
 
     async def _wait(self, seconds: float) -> None:
-        if not self._came:
+        if not self._received:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._something.wait(), seconds)
-        self._something.clear()
+                await asyncio.wait_for(self._changed.wait(), seconds)
+        self._changed.clear()
 
     def interrupt(self) -> None:
         with contextlib.suppress(RuntimeError):  # it is closed
-            self._loop.call_soon_threadsafe(self._something.set)
+            self._loop.call_soon_threadsafe(self._changed.set)
 
     def probe(self) -> None:
         self._do(self._client.flush(timeout=self._timeout))
@@ -126,9 +126,9 @@ class NatsTransport:
         for task in left:
             task.cancel()
         if left:
-            self._do(_ended(left))
+            self._do(_gather(left))
         self._loop.close()
 
 
-async def _ended(tasks: set[asyncio.Task[Any]]) -> None:
+async def _gather(tasks: set[asyncio.Task[Any]]) -> None:
     await asyncio.gather(*tasks, return_exceptions=True)

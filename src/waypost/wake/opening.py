@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from waypost.errors import ConfigurationError, InvalidUrl
 from waypost.store.opening import POSTGRES_SCHEMES, VALKEY_FORMS, VALKEY_SCHEMES, postgres_store, valkey_store
 from waypost.urls import check_url, redact_url
-from waypost.wake.hub import Hub, ThreadHub, shared
+from waypost.wake.hub import Hub, ThreadHub, shared_hub
 from waypost.wake.wakeups import NO_WAKEUPS, Wakeups
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from waypost.wake.port import Channel
 
 NATS_SCHEMES = ("nats", "tls", "ws", "wss")
-SHOWN = (
+WAKE_FORMS = (
     '"local", "poll", a URL (valkey://, postgresql://, nats://), or a channel with send, listen, flush and state; '
     "without it the channel that belongs to the store"
 )
@@ -24,33 +24,33 @@ SHOWN = (
 def open_wakeups(store: Store, wake: str | Channel | None, timeout: float) -> Wakeups:
     """The wake-ups of a client. Nothing is connected yet."""
     if wake is None:
-        return _natural(store, timeout)
+        return _store_channel(store, timeout)
     if not isinstance(wake, str):
         if not all(hasattr(wake, name) for name in ("send", "listen", "flush", "state")):
-            raise ConfigurationError(f"wake= is {SHOWN}, not {type(wake).__name__}")
-        return _foreign(wake, store)
+            raise ConfigurationError(f"wake= is {WAKE_FORMS}, not {type(wake).__name__}")
+        return _other_channel(wake, store)
     if wake == "poll":
         return Wakeups(None, store.namespace)
     if wake == "local":
-        return _foreign(_local(store), store)
+        return _other_channel(_local(store), store)
     hub = _from_url(wake, timeout)
-    natural = _natural(store, timeout)
+    natural = _store_channel(store, timeout)
     # A URL that leads to the store's own server: the store tells its sleepers there by itself.
-    return natural if natural.channel is hub else _foreign(hub, store)
+    return natural if natural.channel is hub else _other_channel(hub, store)
 
 
-def _foreign(channel: Channel, store: Store) -> Wakeups:
+def _other_channel(channel: Channel, store: Store) -> Wakeups:
     """A channel of which the store knows nothing: clients tell whom it named."""
-    return Wakeups(channel, store.namespace, echo=store.capabilities.commits_out_of_order)
+    return Wakeups(channel, store.namespace, late_commits=store.capabilities.commits_out_of_order)
 
 
-def _natural(store: Store, timeout: float) -> Wakeups:
+def _store_channel(store: Store, timeout: float) -> Wakeups:
     """The channel that belongs to a store."""
     own = store.channel
     if not own.by_server:
         return Wakeups(_local(store), store.namespace)
     hub = (_valkey if own.transport == "valkey" else _postgres)(own.address, timeout)
-    return Wakeups(hub, store.namespace, by_store=True, echoes=store.capabilities.echoes_polls)
+    return Wakeups(hub, store.namespace, by_store=True, repeats_polls=store.capabilities.echoes_polls)
 
 
 def _local(store: Store) -> Hub:
@@ -62,11 +62,11 @@ def _local(store: Store) -> Hub:
         from waypost.wake.sqlite import FileHub
 
         place = os.path.realpath(own.address)
-        return shared("files", place, lambda: FileHub(place))
+        return shared_hub("files", place, lambda: FileHub(place))
     if own.transport == "process":
         # With the store itself, so that it lives as long.
-        return shared("memory", id(own.address), lambda: _MemoryHub(own.address))
-    return shared("local", "", Hub)
+        return shared_hub("memory", id(own.address), lambda: _MemoryHub(own.address))
+    return shared_hub("local", "", Hub)
 
 
 class _MemoryHub(Hub):
@@ -92,7 +92,7 @@ def _from_url(url: str, timeout: float) -> Hub:
         return _postgres(UrlSource(url), timeout)
     if separator and base in NATS_SCHEMES and not form:
         return _nats(url, timeout)
-    raise InvalidUrl(f"wake= is {SHOWN}")
+    raise InvalidUrl(f"wake= is {WAKE_FORMS}")
 
 
 def _valkey(source: Any, timeout: float) -> Hub:
@@ -101,7 +101,7 @@ def _valkey(source: Any, timeout: float) -> Hub:
 
         return ThreadHub("valkey", lambda: ValkeyTransport(source, timeout), source.display_name, url=source.place)
 
-    return shared("valkey", source.place, make)
+    return shared_hub("valkey", source.place, make)
 
 
 def _postgres(source: Any, timeout: float) -> Hub:
@@ -110,7 +110,7 @@ def _postgres(source: Any, timeout: float) -> Hub:
 
         return ThreadHub("postgres", lambda: PostgresTransport(source, timeout), source.display_name, url=source.place)
 
-    return shared("postgres", source.place, make)
+    return shared_hub("postgres", source.place, make)
 
 
 def _nats(url: str, timeout: float) -> Hub:
@@ -119,7 +119,7 @@ def _nats(url: str, timeout: float) -> Hub:
     parts, shown = check_url(url), redact_url(url)
     if len(parts.hosts) != 1:
         raise InvalidUrl("a nats:// URL names one host, as in nats://127.0.0.1:4222")
-    return shared("nats", url, lambda: ThreadHub("nats", lambda: NatsTransport(url, timeout), shown, url=url))
+    return shared_hub("nats", url, lambda: ThreadHub("nats", lambda: NatsTransport(url, timeout), shown, url=url))
 
 
 __all__ = ["NO_WAKEUPS", "open_wakeups"]

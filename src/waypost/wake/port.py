@@ -17,10 +17,10 @@ State: TypeAlias = Literal["idle", "starting", "working", "broken"]
 
 EVERYBODY = "*"
 #: What listeners hear when the channel begins or ceases to work: look once, something may have been missed.
-LOOK = ""
+POLL_NOW = ""
 
 #: Called with each word from whatever thread brings it: it must be quick and must not block.
-Hear: TypeAlias = Callable[[str], None]
+OnNotification: TypeAlias = Callable[[str], None]
 
 
 class Topic(NamedTuple):
@@ -51,12 +51,12 @@ class Channel(Protocol):
     @property
     def state(self) -> State: ...
 
-    def send(self, topic: Topic, words: Sequence[str]) -> None:
+    def send(self, topic: Topic, notifications: Sequence[str]) -> None:
         """Send words on their way."""
         ...
 
-    def listen(self, topic: Topic, name: str | None, hear: Hear) -> Listening:
-        """Hear the words of a topic that are `name`, `*` or `LOOK`; every word without a name."""
+    def listen(self, topic: Topic, name: str | None, on_notification: OnNotification) -> Listening:
+        """Hear the words of a topic that are `name`, `*` or `POLL_NOW`; every word without a name."""
         ...
 
     def flush(self, timeout: float) -> bool:

@@ -20,7 +20,7 @@ from waypost.store.postgres import psycopg_internals as internals
 from waypost.store.postgres.constants import CHANNEL_BYTES_MAX, CHANNEL_HASH_DIGITS
 from waypost.store.postgres.sources import Source
 from waypost.wake.port import Topic
-from waypost.wake.transport import Interruptible, Useless, packed, unpacked
+from waypost.wake.transport import ChannelUnusable, InterruptibleTransport, join_notifications, split_notifications
 
 #: It refuses longer payloads.
 PAYLOAD_BYTES_MAX = 7_900
@@ -34,7 +34,7 @@ def channel_of(topic: Topic) -> str:
     return "waypost:" + hashlib.sha256(name.encode()).hexdigest()[:CHANNEL_HASH_DIGITS]
 
 
-class PostgresTransport(Interruptible):
+class PostgresTransport(InterruptibleTransport):
     """One session that listens, and sends too."""
 
     def __init__(self, source: Source, timeout: float) -> None:
@@ -43,12 +43,12 @@ class PostgresTransport(Interruptible):
         self._timeout = timeout
         self._connection: psycopg.Connection[Any] | None = None
         self._topics: dict[str, Topic] = {}
-        self._came: list[tuple[str, str]] = []
+        self._received: list[tuple[str, str]] = []
 
     def open(self) -> None:
         self._connection = self._source.dedicated(self._timeout)
         # What arrives with the reply to a statement comes this way.
-        self._connection.add_notify_handler(lambda notice: self._came.append((notice.channel, notice.payload)))
+        self._connection.add_notify_handler(lambda notice: self._received.append((notice.channel, notice.payload)))
         probe = "waypost:probe:" + secrets.token_hex(8)
         self._run(f'LISTEN "{probe}"')
         # From another session, while ours is at rest: a pooler would hand this one's over and ours would hear nothing.
@@ -58,14 +58,14 @@ class PostgresTransport(Interruptible):
         finally:
             other.close()
         until = time.monotonic() + self._timeout
-        while not any(channel == probe for channel, _ in self._heard()):
+        while not any(channel == probe for channel, _ in self._take_received()):
             left = until - time.monotonic()
             if left <= 0:
-                raise Useless(
+                raise ChannelUnusable(
                     "LISTEN hears nothing here: a pooler in transaction mode stands between; connect to the server "
                     "itself for wake-ups with wake=postgresql://..."
                 )
-            if self.ready(self._pgconn.socket, left):
+            if self.wait_readable(self._pgconn.socket, left):
                 self._pgconn.consume_input()
         self._run(f'UNLISTEN "{probe}"')
 
@@ -89,12 +89,12 @@ class PostgresTransport(Interruptible):
         deadline = time.monotonic() + self._timeout
         steps = internals.fetch_many(pgconn)
         try:
-            wanted = next(steps)
+            wait_for = next(steps)
             while True:
-                ready = yield wanted
+                ready = yield wait_for
                 if not ready and time.monotonic() > deadline:
                     raise TimeoutError("the server did not answer")
-                wanted = steps.send(ready)
+                wait_for = steps.send(ready)
         except StopIteration as stop:
             return stop.value[-1]
 
@@ -102,35 +102,39 @@ class PostgresTransport(Interruptible):
         for topic in topics:
             channel = channel_of(topic)
             self._topics[channel] = topic
-            self._run("LISTEN " + _quoted(channel))
+            self._run("LISTEN " + _quote(channel))
 
     def unlisten(self, topics: Sequence[Topic]) -> None:
         for topic in topics:
             channel = channel_of(topic)
             self._topics.pop(channel, None)
-            self._run("UNLISTEN " + _quoted(channel))
+            self._run("UNLISTEN " + _quote(channel))
 
-    def send(self, topic: Topic, words: Sequence[str]) -> None:
-        payload = packed(words)
-        if len(payload.encode()) > PAYLOAD_BYTES_MAX and len(words) > 1:
-            half = len(words) // 2
-            self.send(topic, words[:half])
-            self.send(topic, words[half:])
+    def send(self, topic: Topic, notifications: Sequence[str]) -> None:
+        payload = join_notifications(notifications)
+        if len(payload.encode()) > PAYLOAD_BYTES_MAX and len(notifications) > 1:
+            half = len(notifications) // 2
+            self.send(topic, notifications[:half])
+            self.send(topic, notifications[half:])
             return
         self._run("SELECT pg_notify($1, $2)", channel_of(topic), payload)
 
     def wait(self, seconds: float) -> list[tuple[Topic, list[str]]]:
-        heard = self._heard()
-        if not heard and self.ready(self._pgconn.socket, seconds):
+        received = self._take_received()
+        if not received and self.wait_readable(self._pgconn.socket, seconds):
             self._pgconn.consume_input()
-            heard = self._heard()
-        return [(self._topics[channel], unpacked(payload)) for channel, payload in heard if channel in self._topics]
+            received = self._take_received()
+        return [
+            (self._topics[channel], split_notifications(payload))
+            for channel, payload in received
+            if channel in self._topics
+        ]
 
-    def _heard(self) -> list[tuple[str, str]]:
+    def _take_received(self) -> list[tuple[str, str]]:
         while (notice := self._pgconn.notifies()) is not None:
-            self._came.append((notice.relname.decode(), notice.extra.decode(errors="replace")))
-        heard, self._came = self._came, []
-        return heard
+            self._received.append((notice.relname.decode(), notice.extra.decode(errors="replace")))
+        received, self._received = self._received, []
+        return received
 
     def probe(self) -> None:
         """A bare Sync of the protocol: the server answers it without a transaction."""
@@ -162,5 +166,5 @@ class PostgresTransport(Interruptible):
         self.close_pipe()
 
 
-def _quoted(channel: str) -> str:
+def _quote(channel: str) -> str:
     return '"' + channel.replace('"', '""') + '"'

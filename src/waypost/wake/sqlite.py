@@ -28,8 +28,8 @@ import msgspec
 
 from waypost.store.sqlite.schema import Spelling
 from waypost.wake.hub import ThreadHub
-from waypost.wake.port import EVERYBODY, LOOK, Topic
-from waypost.wake.transport import Interruptible, Transport, Useless
+from waypost.wake.port import EVERYBODY, POLL_NOW, Topic
+from waypost.wake.transport import ChannelUnusable, InterruptibleTransport, Transport
 
 log = logging.getLogger("waypost")
 
@@ -67,7 +67,7 @@ def make_directory(path: str) -> None:
 
 
 @contextlib.contextmanager
-def opened_directory(path: str) -> Iterator[int]:
+def open_directory(path: str) -> Iterator[int]:
     """The directory beside a file, open: `OSError` if it is not there or another user could have planted it."""
     directory = directory_of(path)
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -117,15 +117,15 @@ class FileHub(ThreadHub):
 
     def _names(self, topic: Topic) -> set[str]:
         with self._lock:
-            return {name for name in self._ears.get(topic, ()) if name is not None}
+            return {name for name in self._listeners.get(topic, ()) if name is not None}
 
-    def send(self, topic: Topic, words: Sequence[str]) -> None:
-        data = msgspec.json.encode((*topic, words))
+    def send(self, topic: Topic, notifications: Sequence[str]) -> None:
+        data = msgspec.json.encode((*topic, notifications))
         if len(data) > DATAGRAM_BYTES_MAX:
-            half = len(words) // 2
+            half = len(notifications) // 2
             if half:
-                self.send(topic, words[:half])
-                self.send(topic, words[half:])
+                self.send(topic, notifications[:half])
+                self.send(topic, notifications[half:])
             return
         with self._lock:
             if self._sender is None:
@@ -134,13 +134,13 @@ class FileHub(ThreadHub):
                 # Before anything of a hub that nobody needs is taken apart, the socket among it.
                 weakref.finalize(self, self._sender.close)
         # Without a directory that can be trusted no process listens there: each watches the file.
-        with contextlib.suppress(OSError), opened_directory(self._path) as directory:
+        with contextlib.suppress(OSError), open_directory(self._path) as directory:
             for name in os.listdir(directory):
                 if _is_socket(name, directory):
-                    _say(self._sender, directory_of(self._path), name, data, directory)
+                    _send_datagram(self._sender, directory_of(self._path), name, data, directory)
 
 
-def _say(sender: socket.socket, path: str, name: str, data: bytes, directory: int) -> None:
+def _send_datagram(sender: socket.socket, path: str, name: str, data: bytes, directory: int) -> None:
     try:
         sender.sendto(data, os.path.join(path, name))
     except ConnectionRefusedError:
@@ -149,7 +149,7 @@ def _say(sender: socket.socket, path: str, name: str, data: bytes, directory: in
         return  # gone just now, or so far behind that it will look anyway
 
 
-class SocketTransport(Interruptible):
+class SocketTransport(InterruptibleTransport):
     """A socket of this process in the directory beside the file."""
 
     def __init__(self, path: str) -> None:
@@ -171,7 +171,7 @@ class SocketTransport(Interruptible):
         for left in reversed(range(BIND_TRIES_MAX)):
             try:
                 make_directory(self._file)
-                with opened_directory(self._file) as directory:
+                with open_directory(self._file) as directory:
                     self._socket.bind(self._path)
                     if not _is_socket(self._name, directory, ours=True):
                         raise PermissionError(f"{directory_of(self._file)} was exchanged")
@@ -189,36 +189,36 @@ class SocketTransport(Interruptible):
     def unlisten(self, topics: Sequence[Topic]) -> None:
         """The same."""
 
-    def send(self, topic: Topic, words: Sequence[str]) -> None:
+    def send(self, topic: Topic, notifications: Sequence[str]) -> None:
         """The hub sends by itself."""
 
     def wait(self, seconds: float) -> list[tuple[Topic, list[str]]]:
-        came: list[tuple[Topic, list[str]]] = []
-        if self.ready(self._socket.fileno(), seconds):
+        received: list[tuple[Topic, list[str]]] = []
+        if self.wait_readable(self._socket.fileno(), seconds):
             with contextlib.suppress(BlockingIOError):
-                while len(came) < 100:
+                while len(received) < 100:
                     try:
-                        namespace, kind, queue, words = _decode(self._socket.recv(1 << 16))
+                        namespace, kind, queue, notifications = _decode(self._socket.recv(1 << 16))
                     except msgspec.DecodeError:
                         continue  # not from one of us
-                    came.append((Topic(namespace, kind, queue), words))  # type: ignore[arg-type]
-        return came
+                    received.append((Topic(namespace, kind, queue), notifications))  # type: ignore[arg-type]
+        return received
 
     def probe(self) -> None:
-        with opened_directory(self._file) as directory:
+        with open_directory(self._file) as directory:
             if not _is_socket(self._name, directory, ours=True):
                 raise OSError("the socket was removed")
 
     def close(self) -> None:
         self._socket.close()
-        with contextlib.suppress(OSError), opened_directory(self._file) as directory:
+        with contextlib.suppress(OSError), open_directory(self._file) as directory:
             _remove(self._name, directory)
         with contextlib.suppress(OSError):
             os.rmdir(directory_of(self._file))  # if it was the last
         self.close_pipe()
 
 
-class WatchingTransport(Interruptible):
+class WatchingTransport(InterruptibleTransport):
     """Watches the file itself: who listens and is not registered as a sleeper was woken, or has yet to look."""
 
     def __init__(self, path: str, names: Callable[[Topic], set[str]]) -> None:
@@ -232,7 +232,7 @@ class WatchingTransport(Interruptible):
 
     def open(self) -> None:
         if not os.path.exists(self._file):
-            raise Useless("the file is not there yet")
+            raise ChannelUnusable("the file is not there yet")
         self._connection = sqlite3.connect(self._file, isolation_level=None, check_same_thread=False)
 
     def listen(self, topics: Sequence[Topic]) -> None:
@@ -241,7 +241,7 @@ class WatchingTransport(Interruptible):
     def unlisten(self, topics: Sequence[Topic]) -> None:
         self._topics.difference_update(topics)
 
-    def send(self, topic: Topic, words: Sequence[str]) -> None:
+    def send(self, topic: Topic, notifications: Sequence[str]) -> None:
         """The hub sends by itself."""
 
     def wait(self, seconds: float) -> list[tuple[Topic, list[str]]]:
@@ -251,16 +251,16 @@ class WatchingTransport(Interruptible):
             version = self._connection.execute("PRAGMA data_version").fetchone()[0]
             if version != self._version:
                 self._version = version
-                came = [(topic, words) for topic in self._topics if (words := self._woken(topic))]
-                if came:
-                    return came
+                received = [(topic, notifications) for topic in self._topics if (notifications := self._woken(topic))]
+                if received:
+                    return received
             left = until - time.monotonic()
             if left <= 0 or self.interrupted(min(WATCH_SECONDS, left)):
                 return []
 
     def interrupted(self, seconds: float) -> bool:
         """A pause; whether it was ended."""
-        return self.ready(self._inner.fileno(), seconds)
+        return self.wait_readable(self._inner.fileno(), seconds)
 
     def _woken(self, topic: Topic) -> list[str]:
         if topic.kind != "ready":
@@ -271,7 +271,7 @@ class WatchingTransport(Interruptible):
             rows = self._connection.execute(self._query(topic.namespace), (topic.queue, time.time_ns() // 1_000_000))
             asleep = {name for (name,) in rows}
         except sqlite3.OperationalError:
-            return [LOOK]  # no tables yet, or somebody has the file to himself
+            return [POLL_NOW]  # no tables yet, or somebody has the file to himself
         return sorted(self._names(topic) - asleep)
 
     def _query(self, namespace: str) -> str:

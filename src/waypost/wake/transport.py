@@ -11,7 +11,7 @@ from typing import Protocol
 from waypost.wake.port import Topic
 
 
-class Useless(Exception):
+class ChannelUnusable(Exception):
     """Raised by a transport that connects but will not carry words; there is no hurry to try again."""
 
 
@@ -24,7 +24,7 @@ class Transport(Protocol):
         ...
 
     def unlisten(self, topics: Sequence[Topic]) -> None: ...
-    def send(self, topic: Topic, words: Sequence[str]) -> None: ...
+    def send(self, topic: Topic, notifications: Sequence[str]) -> None: ...
     def wait(self, seconds: float) -> list[tuple[Topic, list[str]]]:
         """What came, as soon as something came; nothing when the time is up or it was interrupted."""
         ...
@@ -40,7 +40,7 @@ class Transport(Protocol):
     def close(self) -> None: ...
 
 
-class Interruptible:
+class InterruptibleTransport:
     """A wait for a socket that another thread can end."""
 
     def __init__(self) -> None:
@@ -57,7 +57,7 @@ class Interruptible:
         with contextlib.suppress(OSError):
             self._outer.send(b"\0")
 
-    def ready(self, descriptor: int, seconds: float) -> bool:
+    def wait_readable(self, descriptor: int, seconds: float) -> bool:
         """Wait until there is something to read; whether there is."""
         if descriptor != self._watched:
             if self._watched is not None:
@@ -76,11 +76,11 @@ class Interruptible:
         self._outer.close()
 
 
-def packed(words: Sequence[str]) -> str:
+def join_notifications(notifications: Sequence[str]) -> str:
     """Words as one text."""
-    return "\n".join(words)
+    return "\n".join(notifications)
 
 
-def unpacked(text: str) -> list[str]:
+def split_notifications(text: str) -> list[str]:
     """And back."""
     return text.split("\n")

@@ -22,7 +22,7 @@ from waypost.store.valkey.command import command
 from waypost.store.valkey.redis_py import socket_of
 from waypost.store.valkey.sources import Source
 from waypost.wake.port import Topic
-from waypost.wake.transport import Interruptible, packed, unpacked
+from waypost.wake.transport import InterruptibleTransport, join_notifications, split_notifications
 
 READ_BYTES = 65_536
 #: What of an asyncio client's settings a connection in a thread can be made with.
@@ -38,7 +38,7 @@ def channel_of(topic: Topic) -> bytes:
     return f"{{{topic.namespace}:{topic.queue}}}:{topic.kind}".encode()
 
 
-class ValkeyTransport(Interruptible):
+class ValkeyTransport(InterruptibleTransport):
     """One connection that listens, and one that sends once there is something to send."""
 
     def __init__(self, source: Source, timeout: float) -> None:
@@ -48,7 +48,7 @@ class ValkeyTransport(Interruptible):
         self._pool: Any = None
         self._listener: Any = None
         self._sender: Any = None
-        self._came: list[tuple[Topic, list[str]]] = []
+        self._received: list[tuple[Topic, list[str]]] = []
         self._confirmed = 0
         self._pongs = 0
         self._replies = hiredis.Reader()
@@ -63,7 +63,7 @@ class ValkeyTransport(Interruptible):
 
     def _connect(self) -> Any:
         """A connection of our own, made as those of the pool are."""
-        kind, options = _how(self._pool)
+        kind, options = _connection_options(self._pool)
         ours = {
             "protocol": 2, "retry": Retry(NoBackoff(), 0), "socket_timeout": self._timeout,
             "socket_connect_timeout": self._timeout, "health_check_interval": 0,
@@ -75,40 +75,40 @@ class ValkeyTransport(Interruptible):
     def listen(self, topics: Sequence[Topic]) -> None:
         self._confirmed = 0
         self._topics |= {channel_of(topic): topic for topic in topics}
-        self._ask(b"SUBSCRIBE", *(channel_of(topic) for topic in topics))
-        self._until(lambda: self._confirmed >= len(topics))
+        self._send_command(b"SUBSCRIBE", *(channel_of(topic) for topic in topics))
+        self._read_until(lambda: self._confirmed >= len(topics))
 
     def unlisten(self, topics: Sequence[Topic]) -> None:
         channels = [channel_of(topic) for topic in topics]
-        self._ask(b"UNSUBSCRIBE", *channels)
+        self._send_command(b"UNSUBSCRIBE", *channels)
         for channel in channels:
             self._topics.pop(channel, None)
 
-    def _ask(self, *parts: bytes) -> None:
+    def _send_command(self, *parts: bytes) -> None:
         self._listener.send_packed_command([command(*parts)], check_health=False)
 
-    def _until(self, holds: Any) -> None:
+    def _read_until(self, holds: Any) -> None:
         deadline = time.monotonic() + self._timeout
         while not holds():
             left = deadline - time.monotonic()
             if left <= 0:
                 raise TimeoutError("the server did not answer")
-            if self.ready(socket_of(self._listener).fileno(), left):
+            if self.wait_readable(socket_of(self._listener).fileno(), left):
                 self._read()
 
-    def send(self, topic: Topic, words: Sequence[str]) -> None:
+    def send(self, topic: Topic, notifications: Sequence[str]) -> None:
         if self._sender is None:
             self._sender = self._connect()
         self._sender.send_packed_command(
-            [command(b"PUBLISH", channel_of(topic), packed(words).encode())], check_health=False
+            [command(b"PUBLISH", channel_of(topic), join_notifications(notifications).encode())], check_health=False
         )
         self._sender.read_response()
 
     def wait(self, seconds: float) -> list[tuple[Topic, list[str]]]:
-        if not self._came and self.ready(socket_of(self._listener).fileno(), seconds):
+        if not self._received and self.wait_readable(socket_of(self._listener).fileno(), seconds):
             self._read()
-        came, self._came = self._came, []
-        return came
+        received, self._received = self._received, []
+        return received
 
     def _read(self) -> None:
         """What has arrived. Without redis-py's own reading: whoever is woken waits so long."""
@@ -128,7 +128,7 @@ class ValkeyTransport(Interruptible):
             if kind == b"message":
                 # One that was on its way when nobody wanted it any more has no topic.
                 if (topic := self._topics.get(reply[1])) is not None:
-                    self._came.append((topic, unpacked(reply[2].decode(errors="replace"))))
+                    self._received.append((topic, split_notifications(reply[2].decode(errors="replace"))))
             elif kind == b"subscribe":
                 self._confirmed += 1
             elif kind == b"pong":
@@ -136,8 +136,8 @@ class ValkeyTransport(Interruptible):
 
     def probe(self) -> None:
         before = self._pongs
-        self._ask(b"PING")
-        self._until(lambda: self._pongs > before or self._came)
+        self._send_command(b"PING")
+        self._read_until(lambda: self._pongs > before or self._received)
 
     def close(self) -> None:
         for connection in (self._listener, self._sender):
@@ -149,7 +149,7 @@ class ValkeyTransport(Interruptible):
         self.close_pipe()
 
 
-def _how(pool: Any) -> tuple[Any, dict[str, Any]]:
+def _connection_options(pool: Any) -> tuple[Any, dict[str, Any]]:
     """The class and options of a connection like those of a pool, for use in a thread."""
     if hasattr(pool, "nodes_manager"):
         node = random.choice(list(pool.nodes_manager.nodes_cache.values()) or [pool.get_random_node()])
@@ -157,14 +157,16 @@ def _how(pool: Any) -> tuple[Any, dict[str, Any]]:
         if inner is None and not hasattr(node, "connection_kwargs"):
             inner = pool.get_redis_connection(node)
         if inner is None:
-            return _like(type(node), {**node.connection_kwargs, "host": node.host, "port": node.port})
+            return _sync_connection_options(
+                type(node), {**node.connection_kwargs, "host": node.host, "port": node.port}
+            )
         pool = inner.connection_pool
     if pool.connection_class.__module__.startswith("redis.asyncio"):
-        return _like(pool.connection_class, pool.connection_kwargs)
+        return _sync_connection_options(pool.connection_class, pool.connection_kwargs)
     return pool.connection_class, pool.connection_kwargs
 
 
-def _like(kind: Any, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+def _sync_connection_options(kind: Any, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     """A blocking connection to where an asyncio one leads."""
     kept = {name: value for name, value in options.items() if name in SHARED_OPTIONS}
     if "path" in kept:

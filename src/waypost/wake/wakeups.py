@@ -8,7 +8,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from waypost.wake.port import EVERYBODY, Channel, Hear, Kind, Listening, State, Topic
+from waypost.wake.port import EVERYBODY, Channel, Kind, Listening, OnNotification, State, Topic
 
 if TYPE_CHECKING:
     import asyncio
@@ -30,7 +30,7 @@ class WakeEvent:
         """Whether somebody can ring it now."""
         return self.listening is not None and self.listening.working
 
-    def set(self, word: str = "") -> None:
+    def set(self, notification: str = "") -> None:
         """End the wait, or the next one."""
         with self._changed:
             self._is_set = True
@@ -94,16 +94,17 @@ WAKE_EVENTS_KEPT = 16
 BLOCKING_WAITS_MAX = 8
 
 
-def key_word(key: str) -> str:
+def hash_key(key: str) -> str:
     """A key as a word: any text may be a key, and a word is short."""
     return "=" + hashlib.sha256(key.encode()).hexdigest()[:32]
 
 
 class Wakeups:
-    """Sends and hears words for one client. `by_store`: the store itself tells sleepers that work is ready.
+    """Sends and receives the notifications of one client. `by_store`: the store itself notifies sleepers of work.
 
-    `echo`: a step of the store can become visible after others that began later, and nobody tells those who fell asleep
-    in between; so they look again soon after they had work. `echoes`: the store repeats each poll on the channel.
+    `late_commits`: commits of the store can become visible out of order, and workers that fell asleep in between are
+    not notified; so they poll once more soon after they had work. `repeats_polls`: the store sends each poll of a
+    worker back to it over the channel.
     """
 
     def __init__(
@@ -112,15 +113,15 @@ class Wakeups:
         namespace: str,
         *,
         by_store: bool = False,
-        echo: bool = False,
-        echoes: bool = False,
+        late_commits: bool = False,
+        repeats_polls: bool = False,
     ) -> None:
         #: None: there is none, and everybody polls.
         self.channel = channel
         self.namespace = namespace
-        self.echo = echo
+        self.late_commits = late_commits
         self._by_store = by_store
-        self._echoes = echoes
+        self._repeats_polls = repeats_polls
         self._blocking_waits_left = BLOCKING_WAITS_MAX if by_store else 0
         self._wake_events: dict[tuple[str, bool], list[WakeEvent]] = {}
         self._numbers = itertools.count(1)
@@ -152,10 +153,10 @@ class Wakeups:
             if others:
                 self.channel.send(Topic(self.namespace, "ready", queue), others)
 
-    def tell(self, kind: Kind, queue: str, words: Sequence[str]) -> None:
+    def notify(self, kind: Kind, queue: str, notifications: Sequence[str]) -> None:
         """Tell those who listen to another topic of a queue."""
         if self.channel is not None:
-            self.channel.send(Topic(self.namespace, kind, queue), words)
+            self.channel.send(Topic(self.namespace, kind, queue), notifications)
 
     def flush(self, timeout: float = FLUSH_SECONDS) -> bool:
         """Let the last words leave; whether they have."""
@@ -167,17 +168,17 @@ class Wakeups:
         """The name by which a worker's loop sleeps."""
         return BY_STORE + worker if self._by_store else worker
 
-    def listen(self, kind: Kind, queue: str, name: str | None, hear: Hear) -> Listening | None:
+    def listen(self, kind: Kind, queue: str, name: str | None, on_notification: OnNotification) -> Listening | None:
         """Hear the words of a topic; None if there is no channel."""
         if self.channel is None:
             return None
-        return self.channel.listen(Topic(self.namespace, kind, queue), name, hear)
+        return self.channel.listen(Topic(self.namespace, kind, queue), name, on_notification)
 
-    def listen_to_echo(self, name: str) -> Listening | None:
+    def listen_to_own_polls(self, name: str) -> Listening | None:
         """Hear what the store says to this name with every poll: proof that wake-ups arrive. None where it does not."""
-        if self.channel is None or not self._echoes:
+        if self.channel is None or not self._repeats_polls:
             return None
-        return self.channel.listen(Topic(self.namespace, "echo", name), None, lambda word: None)
+        return self.channel.listen(Topic(self.namespace, "echo", name), None, lambda notification: None)
 
     def reserve_blocking_wait(self) -> bool:
         """Return whether one more loop may use blocking waits, and count it. The store must wake sleepers itself."""

@@ -24,13 +24,13 @@ from waypost.policy import CHUNK_MESSAGES_MAX
 from waypost.store.port import AsyncExecutor
 from waypost.values import Claimed, Drained, Settlement
 from waypost.wake.port import EVERYBODY
-from waypost.wake.wakeups import key_word
-from waypost.worker.handler import Handler, handling
+from waypost.wake.wakeups import hash_key
+from waypost.worker.handler import Handler, current_slot
 from waypost.worker.handler_calls import Caller, Ending, Slot, log_failure
 from waypost.worker.health import Liveness
 from waypost.worker.poller import Poller
 from waypost.worker.settler import Settler
-from waypost.worker.signals import asked_to_stop
+from waypost.worker.signals import is_stop_request
 from waypost.worker.wait_machine import WaitState
 from waypost.worker.waiter import NotificationListener, PollSoon, Waiter, WaitPlan
 
@@ -90,7 +90,7 @@ class Consumer:
         self._on_abort = on_abort
         self._work_count = work_count
         #: Whether a handler that returns nothing has nothing else to be looked at.
-        self._plain = not handler.manual and handler.batch is None and context.on_event is None
+        self._is_plain = not handler.manual and handler.batch is None and context.on_event is None
         self._ready: deque[Message[Any]] = deque()
         self._held: set[Message[Any]] = set()
         self.settler = Settler(context, executor, self.queue, self._held, self._on_settled, handler.retry, renewer)
@@ -104,7 +104,7 @@ class Consumer:
         self._limited = False
         self._limits_due = 0.0
         self._claiming: asyncio.Task[None] | None = None
-        self._poll_soon = PollSoon(late_commits=context.wakeups.echo)
+        self._poll_soon = PollSoon(late_commits=context.wakeups.late_commits)
         self._listener = NotificationListener(context, self.queue, wake=self._on_wake, stop=self._on_cancel_request)
         self._waiter = Waiter(context, executor, self.queue, self.liveness, self._is_idle, poller)
         self._low = 0
@@ -122,18 +122,18 @@ class Consumer:
         self._claiming = self._loop.create_task(self._claim_loop(), name=f"waypost claims {self.queue}")
         self._claiming.add_done_callback(self._claim_loop_ended)
 
-    def be_quiet(self) -> None:
+    def stop_claiming(self) -> None:
         """Claim no more; go on with what is claimed."""
         self.quiet = True
-        self.poke()
+        self.notify()
 
-    def poke(self) -> None:
+    def notify(self) -> None:
         """There may be work, or a reason to stop: look."""
         self._waiter.notify()
 
     async def stop(self, deadline: float) -> None:
         """Give back what has not started; let handlers end until the deadline, then cancel those that can be."""
-        self.be_quiet()
+        self.stop_claiming()
         self._stopping = True
         self._give_back_ready()
         if self._claiming is not None:
@@ -222,13 +222,15 @@ class Consumer:
 
     # ---- wake-ups ----------------------------------------------------------------------------------------
 
-    def _on_wake(self, word: str) -> None:
-        self._from_thread(self.poke)
+    def _on_wake(self, notification: str) -> None:
+        self._from_thread(self.notify)
 
-    def _on_cancel_request(self, word: str) -> None:
+    def _on_cancel_request(self, notification: str) -> None:
         """A message is to be cancelled; if it is one of ours, the next renewal is now."""
         for message in list(self._held):
-            if word in (EVERYBODY, message.id) or (message.key is not None and word == key_word(message.key)):
+            if notification in (EVERYBODY, message.id) or (
+                message.key is not None and notification == hash_key(message.key)
+            ):
                 self._renewer.renew_now(self)
                 return
 
@@ -247,7 +249,7 @@ class Consumer:
             limit = self._room()
             if limit <= 0:
                 # Places that are taken are a reason not to claim; outcomes that the store does not take are none.
-                await waiter.sleep_for_room(rests=len(self.settler) < UNSETTLED_MAX)
+                await waiter.sleep_for_room(owes_none=len(self.settler) < UNSETTLED_MAX)
                 wait = None
                 continue
             sleeper = self._listener.sleeper
@@ -261,7 +263,7 @@ class Consumer:
             found = await self._claim_lost()
             claimed = found or await self._claim(limit, sleeper, wait)
             if claimed is None:
-                wait = await waiter.sleep(FAILED_CLAIM_SECONDS, rests=False)
+                wait = await waiter.sleep(FAILED_CLAIM_SECONDS, owes_none=False)
                 continue
             self.liveness.claimed()
             self._poll_soon.end(len(claimed.leases), waited=wait is not None)
@@ -307,14 +309,14 @@ class Consumer:
         waiter, poll_soon_ms = self._waiter, self._poll_soon.poll_soon_ms
         if wait is None or sleeper is None:
             flow = receive.claim(self._context, self.queue, limit, sleeper=sleeper, linger_ms=poll_soon_ms)
-            return await self._answered(flow)
+            return await self._run_claim(flow)
         blocking = (wait.seconds, waiter.start_wait(sleeper, wait))
         flow = receive.claim(
             self._context, self.queue, limit, sleeper=sleeper, linger_ms=poll_soon_ms, blocking=blocking
         )
         claimed = None
         try:
-            claimed = await self._answered(flow)
+            claimed = await self._run_claim(flow)
         finally:
             waiter.end_wait(found=claimed is not None and bool(claimed.leases))
         return claimed
@@ -324,10 +326,10 @@ class Consumer:
         operation = self._context.take_lost_claim(self.queue)
         if operation is None:
             return None
-        found = await self._answered(receive.claim_lost(self._context, self.queue, operation))
+        found = await self._run_claim(receive.claim_lost(self._context, self.queue, operation))
         return found if found is not None and found.leases else None
 
-    async def _answered(self, flow: Flow[Claimed] | Flow[Claimed | None]) -> Claimed | None:
+    async def _run_claim(self, flow: Flow[Claimed] | Flow[Claimed | None]) -> Claimed | None:
         try:
             return await drive_async(self._executor, flow)
         except WaypostError as error:
@@ -393,7 +395,7 @@ class Consumer:
                 return
             if self.lease_seconds is None or seconds < self.lease_seconds:
                 self.lease_seconds = seconds
-                self._renewer.hurry(self)
+                self._renewer.reschedule(self)
             self._renewer.expect_end(self, until, seconds)
         self._ready.extend(messages)
         self._wake_runners(len(messages))
@@ -421,7 +423,7 @@ class Consumer:
             count -= 1
 
     async def _run(self, slot: Slot) -> None:
-        handling.set(slot)
+        current_slot.set(slot)
         ready, machine, clock = self._ready, self._waiter.machine, lease_clock.now
         turn = clock()
         while True:
@@ -437,7 +439,7 @@ class Consumer:
                         raise
                     # A handler that has ended had set an alarm to cancel its task, which is this one.
                     self._idle = [idle for idle in self._idle if idle is not slot]
-                    await self._shake_off(slot)
+                    await self._clear_cancellation(slot)
                 turn = clock()
                 continue
             now = clock()
@@ -459,7 +461,7 @@ class Consumer:
                     raise error
                 self._end(slot, messages, result, error)
                 if slot.task is not None and slot.task.cancelling():
-                    await self._shake_off(slot)
+                    await self._clear_cancellation(slot)
                 if slot.started - turn > TURN_SECONDS:
                     await asyncio.sleep(0)
                     turn = clock()
@@ -473,7 +475,7 @@ class Consumer:
         """Whether the event loop is being closed, which cancels all tasks; a handler can cancel only its own."""
         return slot.task is not None and slot.task.cancelling() > 0 and self.settler.is_given_up
 
-    async def _shake_off(self, slot: Slot) -> None:
+    async def _clear_cancellation(self, slot: Slot) -> None:
         """Undo the cancellation of a runner by its own handler, which must not reach the next message."""
         task = slot.task
         while task is not None and task.cancelling() and not self._is_given_up(slot):
@@ -501,7 +503,9 @@ class Consumer:
                 continue
             try:
                 # A process reads its messages itself.
-                if not self.handler.process and ("body" in self.handler.wanted or self.handler.as_type is not None):
+                if not self.handler.process and (
+                    "body" in self.handler.parameter_kinds or self.handler.as_type is not None
+                ):
                     _ = message.body
             except Undecodable as error:
                 self._settle(message, error)
@@ -521,14 +525,14 @@ class Consumer:
         given_up: bool = False,
     ) -> None:
         self.handled += 1
-        if error is None and result is None and self._plain and slot.ending is None:
+        if error is None and result is None and self._is_plain and slot.ending is None:
             settlement = messages[0].plain_done()
             if settlement is not None:
                 self.settler.add(messages[0], settlement)
                 return
         ending: Ending | None = None
         if slot.ending is not None:
-            ending, error = slot.ended(error)
+            ending, error = slot.take_ending(error)
         if error is None and not isinstance(result, Outcome):
             # In a transaction or a process of the handler's it was kept there.
             refusal = self.handler.keep_result(messages[0], result) or codec.refusal_of(messages[0]._result)
@@ -538,13 +542,13 @@ class Consumer:
         if error is None and isinstance(result, Outcome):
             error = result
         elif error is not None and not stopped and not isinstance(error, Outcome):
-            if self.handler.is_async and asked_to_stop(error):
+            if self.handler.is_async and is_stop_request(error):
                 stopped = True
                 self._on_abort(error)
             elif error is not messages[0].undecodable:
                 log_failure(self.handler, messages, error)
         if self._context.on_event is not None:
-            slot.tell(self._context, messages, error, ending, stopped=stopped)
+            slot.report(self._context, messages, error, ending, stopped=stopped)
         for message in messages:
             self._settle(message, error, stopped=stopped)
 
@@ -625,9 +629,9 @@ class Consumer:
     def on_cancel(self, message: Message[Any]) -> None:
         self._from_thread(self._stop_handler, message, "cancel")
 
-    def _from_thread(self, call: Callable[..., None], *given: Any) -> None:
+    def _from_thread(self, call: Callable[..., None], *arguments: Any) -> None:
         try:
-            self._loop.call_soon_threadsafe(call, *given)
+            self._loop.call_soon_threadsafe(call, *arguments)
         except RuntimeError:
             log.debug("the event loop is gone", extra={"event": "loop_gone", "queue": self.queue})
 

@@ -33,13 +33,13 @@ if TYPE_CHECKING:
     from waypost.store.port import Store
     from waypost.worker.handler_calls import Slot
 
-Wanted = Literal["body", "message", "headers", "state", "session"]
+ParameterKind = Literal["body", "message", "headers", "state", "session"]
 
 
 class Signature:
     """The parameters of one handler: what each is given, and what the body must be."""
 
-    __slots__ = ("_batch", "_function", "_name", "_state", "as_type", "session", "wanted")
+    __slots__ = ("_batch", "_function", "_name", "_state", "as_type", "parameter_kinds", "session")
 
     def __init__(
         self, name: str, function: Callable[..., Any], *, is_batch: bool, state: object, as_type: Any = None
@@ -53,7 +53,7 @@ class Signature:
         #: The class of the session that is wanted, None if none is.
         self.session: type | None = None
         #: In the order of the parameters.
-        self.wanted: tuple[Wanted, ...] = ()
+        self.parameter_kinds: tuple[ParameterKind, ...] = ()
         self._read()
 
     def _read(self) -> None:
@@ -61,26 +61,26 @@ class Signature:
             parameters = inspect.signature(self._function).parameters.values()
         except (TypeError, ValueError):
             raise ConfigurationError(f"handler {self._name} has no signature that can be read; wrap it") from None
-        wanted: list[Wanted] = []
+        parameter_kinds: list[ParameterKind] = []
         for parameter in parameters:
             if parameter.kind is inspect.Parameter.VAR_POSITIONAL or parameter.kind is inspect.Parameter.VAR_KEYWORD:
                 continue
             annotation = self._annotation(parameter)
-            what = self._what(parameter.name, annotation, wanted)
+            kind = self._kind_of(parameter.name, annotation, parameter_kinds)
             positional = parameter.kind is not inspect.Parameter.KEYWORD_ONLY
-            if what is not None and positional and what not in wanted:
-                wanted.append(what)
-                if what in ("body", "message"):
-                    self._take_type(what, annotation)
-                elif what == "session":
+            if kind is not None and positional and kind not in parameter_kinds:
+                parameter_kinds.append(kind)
+                if kind in ("body", "message"):
+                    self._set_body_type(kind, annotation)
+                elif kind == "session":
                     self.session = typing.get_origin(annotation) or annotation
             elif parameter.default is inspect.Parameter.empty:
                 raise self._cannot_fill(parameter.name)
             else:
                 break
-        self.wanted = tuple(wanted)
+        self.parameter_kinds = tuple(parameter_kinds)
 
-    def _what(self, name: str, annotation: Any, wanted: list[Wanted]) -> Wanted | None:
+    def _kind_of(self, name: str, annotation: Any, parameter_kinds: list[ParameterKind]) -> ParameterKind | None:
         if self._is_message(name, annotation):
             return "message"
         if self._is_headers(name, annotation):
@@ -89,7 +89,7 @@ class Signature:
             return "state"
         if is_session_annotation(typing.get_origin(annotation) or annotation):
             return "session"
-        return "body" if "body" not in wanted else None
+        return "body" if "body" not in parameter_kinds else None
 
     def _cannot_fill(self, parameter: str) -> ConfigurationError:
         state = "" if self._state is not None else "; this client has no state: give it one with state="
@@ -113,9 +113,9 @@ class Signature:
                 local[name] = cell.cell_contents
             except ValueError:
                 continue  # not bound yet
-        asked = SimpleNamespace(__annotations__={"asked": annotation})
+        holder = SimpleNamespace(__annotations__={"annotation": annotation})
         try:
-            return typing.get_type_hints(asked, getattr(function, "__globals__", {}), local)["asked"]
+            return typing.get_type_hints(holder, getattr(function, "__globals__", {}), local)["annotation"]
         except NameError as error:
             raise ConfigurationError(
                 f"handler {self._name}: the annotation of {parameter.name!r} cannot be resolved ({error}); define the "
@@ -151,7 +151,7 @@ class Signature:
             and (origin.__module__ != "builtins" or name == "state")
         )
 
-    def _take_type(self, what: Wanted, annotation: Any) -> None:
+    def _set_body_type(self, kind: ParameterKind, annotation: Any) -> None:
         """The annotated type of the body, or of `Message[T]`, says what the body must be."""
         if self._batch and annotation is not None:
             if typing.get_origin(annotation) not in (list, typing.get_origin(typing.Sequence[int])):
@@ -161,9 +161,9 @@ class Signature:
                     f"handler {self._name} takes batches: annotate its parameter as list[…], not {annotation}"
                 )
             (annotation,) = typing.get_args(annotation)
-        if what == "message":
-            given = typing.get_args(annotation)
-            annotation = given[0] if given else None
+        if kind == "message":
+            arguments = typing.get_args(annotation)
+            annotation = arguments[0] if arguments else None
         if annotation is not None and annotation is not Any and not isinstance(annotation, typing.TypeVar):
             self.as_type = annotation
 
@@ -175,7 +175,7 @@ CONCURRENCY_MAX = 10_000
 MAX_RUN_SECONDS = 3600.0
 
 #: The place in which a handler runs, for whoever is called by it.
-handling: ContextVar[Slot | None] = ContextVar("waypost_handling", default=None)
+current_slot: ContextVar[Slot | None] = ContextVar("waypost_handling", default=None)
 
 BODY_ONLY = ("body",)
 OnLeaseLost = Callable[[Message[Any]], object]
@@ -186,7 +186,7 @@ class Handler:
 
     __slots__ = (
         "as_type", "batch", "concurrency", "function", "is_async", "manual", "max_run", "middleware", "name",
-        "on_lease_lost", "process", "queue", "result_ttl", "retry", "session", "state", "timeout", "wanted",
+        "on_lease_lost", "parameter_kinds", "process", "queue", "result_ttl", "retry", "session", "state", "timeout",
     )  # fmt: skip
 
     def __init__(
@@ -216,24 +216,24 @@ class Handler:
         self.is_async = _is_async(function)
         #: Whether it runs in a process of its own rather than in a thread.
         self.process = check_flag("process", process, ConfigurationError)
-        self.concurrency = _whole("concurrency", concurrency, CONCURRENCY_MAX)
-        self.batch = None if batch is None else _whole("batch", batch, CHUNK_MESSAGES_MAX)
+        self.concurrency = _check_count("concurrency", concurrency, CONCURRENCY_MAX)
+        self.batch = None if batch is None else _check_count("batch", batch, CHUNK_MESSAGES_MAX)
         self.retry = check_retry(retry)
-        self.timeout = None if timeout is None else _seconds("timeout", timeout)
+        self.timeout = None if timeout is None else _check_seconds("timeout", timeout)
         if timeout is not None and not self.can_be_stopped:
             raise ConfigurationError(
                 f"handler {self.name}: nothing can stop a thread, so timeout= is for async handlers and for "
                 "process=True; max_run= says when the lease of a handler that blocks is not renewed any more"
             )
-        self.max_run = _seconds("max_run", max_run)
+        self.max_run = _check_seconds("max_run", max_run)
         self.manual = check_flag("manual", manual, ConfigurationError)
         self.on_lease_lost = check_function("on_lease_lost", on_lease_lost, ConfigurationError)
         #: How long what the function returns is kept as the result of its message; None: it is not.
-        self.result_ttl = None if result_ttl is None else _result_ttl(self.name, result_ttl, self.batch)
+        self.result_ttl = None if result_ttl is None else _check_result_ttl(self.name, result_ttl, self.batch)
         #: The client's state, for parameters that ask for it.
         self.state = state
         signature = Signature(self.name, function, is_batch=batch is not None, state=state, as_type=queue_type(queue))
-        self.wanted: tuple[Wanted, ...] = signature.wanted
+        self.parameter_kinds: tuple[ParameterKind, ...] = signature.parameter_kinds
         #: What the body must be; None for what it was published as.
         self.as_type: Any = codec.check_type(f"the body of handler {self.name}", signature.as_type, ConfigurationError)
         #: The class of the session that the function asks for; then it is called in a transaction that settles.
@@ -257,45 +257,45 @@ class Handler:
         """After how many seconds a handler that can be stopped is."""
         return self.max_run if self.timeout is None else min(self.timeout, self.max_run)
 
-    def given(self, messages: Sequence[Message[Any]]) -> tuple[Any, ...]:
+    def arguments(self, messages: Sequence[Message[Any]]) -> tuple[Any, ...]:
         """The arguments of a call. Raises `Undecodable` if a body is not what the handler expects."""
-        if self.wanted == BODY_ONLY and self.batch is None:
+        if self.parameter_kinds == BODY_ONLY and self.batch is None:
             return (messages[0].body,)
-        return self._given(messages, None) if self.session is None else (messages,)
+        return self._arguments(messages, None) if self.session is None else (messages,)
 
-    def _given(self, messages: Sequence[Message[Any]], session: Any) -> tuple[Any, ...]:
-        given = self._given_one(messages[0]) if self.batch is None else self._given_lists(messages)
+    def _arguments(self, messages: Sequence[Message[Any]], session: Any) -> tuple[Any, ...]:
+        arguments = self._arguments_of_one(messages[0]) if self.batch is None else self._arguments_of_batch(messages)
         if self.session is not None:
-            given.insert(self.wanted.index("session"), session)
-        return tuple(given)
+            arguments.insert(self.parameter_kinds.index("session"), session)
+        return tuple(arguments)
 
-    def _given_one(self, message: Message[Any]) -> list[Any]:
-        given: list[Any] = []
-        for what in self.wanted:
-            match what:
+    def _arguments_of_one(self, message: Message[Any]) -> list[Any]:
+        arguments: list[Any] = []
+        for kind in self.parameter_kinds:
+            match kind:
                 case "body":
-                    given.append(message.body)
+                    arguments.append(message.body)
                 case "message":
-                    given.append(message)
+                    arguments.append(message)
                 case "headers":
-                    given.append(message.headers)
+                    arguments.append(message.headers)
                 case "state":
-                    given.append(self.state)
-        return given
+                    arguments.append(self.state)
+        return arguments
 
-    def _given_lists(self, messages: Sequence[Message[Any]]) -> list[Any]:
-        given: list[Any] = []
-        for what in self.wanted:
-            match what:
+    def _arguments_of_batch(self, messages: Sequence[Message[Any]]) -> list[Any]:
+        arguments: list[Any] = []
+        for kind in self.parameter_kinds:
+            match kind:
                 case "body":
-                    given.append([message.body for message in messages])
+                    arguments.append([message.body for message in messages])
                 case "message":
-                    given.append(list(messages))
+                    arguments.append(list(messages))
                 case "headers":
-                    given.append([message.headers for message in messages])
+                    arguments.append([message.headers for message in messages])
                 case "state":
-                    given.append(self.state)
-        return given
+                    arguments.append(self.state)
+        return arguments
 
     def keep_result(self, message: Message[Any], returned: object) -> str | None:
         """Keep what the function returned, if that is wanted and it decided on nothing else; why it cannot be kept.
@@ -327,7 +327,7 @@ class Handler:
 
         sessions = session_source(self.name, self.session, is_async=self.is_async, store=store, engine=engine)
         self.function = in_transaction(
-            self.function, sessions, self._given, self._keep_returned, is_async=self.is_async
+            self.function, sessions, self._arguments, self._keep_returned, is_async=self.is_async
         )
 
     def _keep_returned(self, messages: Sequence[Message[Any]], returned: object) -> None:
@@ -352,7 +352,7 @@ class Handler:
                 f"handler {self.name}: with process=True a handler is found by its name in another process, so it must "
                 "be a function at the top of its module, not a lambda, a method or a function inside another"
             )
-        if "state" in self.wanted:
+        if "state" in self.parameter_kinds:
             raise ConfigurationError(
                 f"handler {self.name}: the client's state stays in the worker's own process; with process=True make "
                 "what the handler needs at the top of its module"
@@ -369,12 +369,12 @@ class Handler:
                 f"handler {self.name} is in the program that was started (__main__), where no other process can find "
                 "it; put it into a module and import that, or start it with: waypost worker module:post"
             )
-        if find(module, self.name) is not self.function:
+        if find_object(module, self.name) is not self.function:
             raise ConfigurationError(
                 f"handler {self.name}: {module}.{self.name} is not the function that was registered; put "
                 "@post.handler above all other decorators"
             )
-        if self.body_type_name is not None and find(*self.body_type_name.split(":")) is not self.as_type:
+        if self.body_type_name is not None and find_object(*self.body_type_name.split(":")) is not self.as_type:
             raise ConfigurationError(
                 f"handler {self.name}: the type of its queue's bodies cannot be found by its name in another process; "
                 "annotate the parameter of the handler instead"
@@ -389,7 +389,7 @@ class Handler:
         return f"{getattr(self.as_type, '__module__', '')}:{getattr(self.as_type, '__qualname__', '')}"
 
 
-def find(module: str, qualname: str) -> Any:
+def find_object(module: str, qualname: str) -> Any:
     """What a module calls by this name; None if there is no such thing."""
     try:
         found: Any = importlib.import_module(module)
@@ -404,15 +404,15 @@ def _is_async(function: Callable[..., Any]) -> bool:
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
 
 
-def _whole(what: str, number: int, most: int) -> int:
-    return check_count(what, number, 1, most, ConfigurationError)
+def _check_count(name: str, number: int, most: int) -> int:
+    return check_count(name, number, 1, most, ConfigurationError)
 
 
-def _seconds(what: str, seconds: float) -> float:
-    return check_seconds(what, seconds, least=0.001, error=ConfigurationError)
+def _check_seconds(name: str, seconds: float) -> float:
+    return check_seconds(name, seconds, least=0.001, error=ConfigurationError)
 
 
-def _result_ttl(name: str, ttl: Duration, batch: int | None) -> Duration:
+def _check_result_ttl(name: str, ttl: Duration, batch: int | None) -> Duration:
     if batch is not None:
         raise ConfigurationError(f"handler {name}: a batch has no one result; use message.keep_result for each")
     after_ms(ttl)

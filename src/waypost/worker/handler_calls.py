@@ -55,7 +55,7 @@ class Slot:
             self.ending = ending
             self.task.cancel()
 
-    def ended(self, error: BaseException | None) -> tuple[Ending | None, BaseException | None]:
+    def take_ending(self, error: BaseException | None) -> tuple[Ending | None, BaseException | None]:
         """After a handler that was cancelled: why, and what that makes of its error."""
         ending, self.ending = self.ending, None
         if self.task is not None:
@@ -64,7 +64,7 @@ class Slot:
             error = TimeoutError(f"the handler ran for more than {self.consumer.handler.time_limit:g} s")
         return ending, error
 
-    def tell(
+    def report(
         self,
         context: ClientContext,
         messages: Sequence[Message[Any]],
@@ -75,15 +75,15 @@ class Slot:
     ) -> None:
         """One event for the handler call of each message."""
         outcome: Literal["success", "failure", "skipped"] = "success"
-        told: dict[str, Any] = {}
+        fields: dict[str, Any] = {}
         if error is not None:
             outcome = "skipped" if stopped or isinstance(error, Outcome) else "failure"
-            told = {"error_type": error_type(error), "error": error_text(error)}
+            fields = {"error_type": error_type(error), "error": error_text(error)}
         run_ms = round((lease_clock.now() - self.started) * 1000, 3)
         for message in messages:
             context.emit(
                 "handled", message.queue, outcome, message_id=message.id, token=message.token,
-                deliveries=message.deliveries, attempts=message.attempts, run_ms=run_ms, reason=ending, **told,
+                deliveries=message.deliveries, attempts=message.attempts, run_ms=run_ms, reason=ending, **fields,
             )  # fmt: skip
 
     def log_overdue(self, handler: Handler) -> None:
@@ -101,7 +101,7 @@ class Slot:
             )
 
 
-class _Suspended:
+class SuspendedCoroutine:
     """The rest of a coroutine that was begun in a context of its own, to be awaited."""
 
     __slots__ = ("_context", "_coroutine", "_waits_for")
@@ -126,11 +126,6 @@ class _Suspended:
                     waits_for = run(coroutine.send, sent)
         except StopIteration as stop:
             return stop.value
-
-
-def suspended(coroutine: Coroutine[Any, Any, Any], context: Context, waits_for: Any) -> _Suspended:
-    """Await the rest of a coroutine whose first wait is `waits_for`."""
-    return _Suspended(coroutine, context, waits_for)
 
 
 def log_failure(handler: Handler, messages: Sequence[Message[Any]], error: BaseException) -> None:
@@ -236,7 +231,7 @@ class Caller:
         elif not handler.is_async:
             self._threads = Threads(f"waypost-{handler.queue}", handler.concurrency)
         #: The handler with its middleware around it, None if it has none: then there is nothing to pay for.
-        self._around = handler.through_middleware(self._plainly) if handler.middleware else None
+        self._around = handler.through_middleware(self._call_function) if handler.middleware else None
 
     async def _call_and_pass(self, slot: Slot, messages: list[Message[Any]]) -> Any:
         """The same, and the publish middleware for what is sent on."""
@@ -252,26 +247,26 @@ class Caller:
         handler = self._handler
         if self.processes is not None:
             return await self._in_process(slot, messages)
-        function, given = handler.function, (messages,) if self._around is not None else handler.given(messages)
+        function, arguments = handler.function, (messages,) if self._around is not None else handler.arguments(messages)
         if self._around is not None:
             function = self._around
         # A context of its own for each call: what a handler sets in it must not reach the next one.
         context = copy_context()
         if self._threads is not None:
-            return await self._threads.run(partial(context.run, function, *given))
-        coroutine = context.run(function, *given)
+            return await self._threads.run(partial(context.run, function, *arguments))
+        coroutine = context.run(function, *arguments)
         try:
             waits_for = context.run(coroutine.send, None)
         except StopIteration as stop:
             return stop.value
         alarm = self._loop.call_later(handler.time_limit, slot.cancel, "timeout")
         try:
-            return await suspended(coroutine, context, waits_for)
+            return await SuspendedCoroutine(coroutine, context, waits_for)
         finally:
             alarm.cancel()
 
-    def _plainly(self, messages: Sequence[Message[Any]]) -> Any:
-        return self._handler.function(*self._handler.given(messages))
+    def _call_function(self, messages: Sequence[Message[Any]]) -> Any:
+        return self._handler.function(*self._handler.arguments(messages))
 
     async def _in_process(self, slot: Slot, messages: list[Message[Any]]) -> Any:
         handler, processes = self._handler, self.processes
@@ -287,8 +282,8 @@ class Caller:
             messages.remove(message)
             self._on_unreadable(message, error)
 
-        def call(given: Sequence[Message[Any]]) -> Any:
-            return processes.run(list(given), begun, unreadable)
+        def call(arguments: Sequence[Message[Any]]) -> Any:
+            return processes.run(list(arguments), begun, unreadable)
 
         return await (handler.through_middleware(call) if handler.middleware else call)(messages)
 

@@ -40,13 +40,13 @@ class Liveness:
     def polled(self, seconds: float) -> None:
         """The store said that a claim would bring nothing: that counts as one, and none is owed for so long."""
         self.last_claim = time.monotonic()
-        self.rests(seconds)
+        self.owes_none_for(seconds)
 
-    def rests(self, seconds: float) -> None:
+    def owes_none_for(self, seconds: float) -> None:
         """No claim is owed for so long."""
         self.owes_from = time.monotonic() + seconds
 
-    def wakes(self) -> None:
+    def owes_now(self) -> None:
         """The next claim is owed from now on, unless one is owed already."""
         self.owes_from = min(self.owes_from, time.monotonic())
 
@@ -93,8 +93,8 @@ def judge(
             if late > window:
                 reasons.append(f"queue {consumer.queue}: there was room, but no claim succeeded for {late:.0f} s")
     status: HealthStatus = "red" if reasons else "green"
-    told = list(notes)
-    if told and not reasons:
+    noted = list(notes)
+    if noted and not reasons:
         status = "degraded"
     queues = [
         QueueHealth(
@@ -103,7 +103,7 @@ def judge(
         )
         for consumer, claim in zip(consumers, claims, strict=True)
     ]  # fmt: skip
-    return Health(status, reasons + told, queues)
+    return Health(status, reasons + noted, queues)
 
 
 #: What somebody is told who asks a worker that has not connected yet, or has ended.
@@ -118,12 +118,12 @@ REASONS_MAX = 3
 REASON_CHARACTERS_MAX = 200
 
 
-def interval(window: float) -> float:
+def heartbeat_interval(window: float) -> float:
     """The time between two beats: often enough to prove within the health window that the store answers."""
     return max(INTERVAL_SECONDS_MIN, min(HEARTBEAT_SECONDS, window / HEARTBEATS_PER_WINDOW))
 
 
-def heartbeat_of(
+def make_heartbeat(
     name: str,
     consumers: Sequence[Served],
     state: WorkerState,

@@ -23,7 +23,7 @@ from waypost.policy import HEARTBEATS_PER_TTL
 from waypost.store.port import Executor, Heartbeat, Idle, Registration
 from waypost.values import Elected, PolledQueue
 from waypost.wake.port import Listening
-from waypost.worker.health import interval
+from waypost.worker.health import heartbeat_interval
 
 log = logging.getLogger("waypost")
 
@@ -39,7 +39,7 @@ FIRST_JITTER = 0.5
 JITTER = 0.02
 
 
-class Resting(Protocol):
+class PollTarget(Protocol):
     """A consumer that waits for work of its queue. Called on its event loop."""
 
     def polled(self, answer: PolledQueue, sent_at: float, answered_at: float) -> None:
@@ -47,7 +47,7 @@ class Resting(Protocol):
         ...
 
 
-class Standing(Protocol):
+class Candidate(Protocol):
     """Somebody who stands for election, and asks with the polls of a worker while another one leads."""
 
     role: str
@@ -60,39 +60,39 @@ class Electable(Protocol):
     """A part of a worker that may have to lead."""
 
     @property
-    def candidate(self) -> Standing: ...
+    def candidate(self) -> Candidate: ...
     def update_election(self, elected: Elected) -> None:
         """Who leads. On its event loop."""
         ...
 
 
-class Rested:
+class PollEntry:
     """One rest of a consumer: polled every so many seconds until it ends."""
 
-    __slots__ = ("due", "idle", "resting", "seconds")
+    __slots__ = ("due", "idle", "seconds", "target")
 
-    def __init__(self, resting: Resting, idle: Idle, seconds: float) -> None:
-        self.resting = resting
+    def __init__(self, target: PollTarget, idle: Idle, seconds: float) -> None:
+        self.target = target
         self.idle = idle
         self.seconds = seconds
         self.due = time.monotonic() + seconds * random.uniform(1 - JITTER, 1)
 
 
 class Poller:
-    """The thread. `tell` makes the beat; it is given when the worker started by the store's clock, None at first."""
+    """The thread. `make_heartbeat` is given when the worker started by the store's clock, None at first."""
 
     def __init__(
         self,
         context: ClientContext,
         connected: Callable[[], Executor],
-        tell: Callable[[int | None], Heartbeat],
+        make_heartbeat: Callable[[int | None], Heartbeat],
         *,
         window: float,
     ) -> None:
         self._context = context
         self._connected = connected
-        self._tell = tell
-        self._interval = interval(window)
+        self._make_heartbeat = make_heartbeat
+        self._interval = heartbeat_interval(window)
         self._ttl_ms = round(self._interval * HEARTBEATS_PER_TTL * 1000)
         #: When the store last answered; a start counts, since it needs one.
         self.answered = time.monotonic()
@@ -103,8 +103,8 @@ class Poller:
         self._loop = asyncio.get_running_loop()
         self._name = ""
         self._started_ms: int | None = None
-        self._rested: dict[Resting, Rested] = {}
-        self._echo: Listening | None = None
+        self._entries: dict[PollTarget, PollEntry] = {}
+        self._own_polls: Listening | None = None
         self._changed = threading.Condition()
         self._heartbeat_due = 0.0
         #: When the thread looks again by itself.
@@ -116,37 +116,37 @@ class Poller:
 
     def start(self) -> None:
         """Begin with a heartbeat, at once."""
-        self._echo = self._context.wakeups.listen_to_echo(self._context.worker)
+        self._own_polls = self._context.wakeups.listen_to_own_polls(self._context.worker)
         self._thread = threading.Thread(target=self._run, name="waypost-polls", daemon=True)
         self._thread.start()
 
-    def poke(self) -> None:
+    def heartbeat_now(self) -> None:
         """There is something new to tell."""
         with self._changed:
             self._heartbeat_due = 0.0
             self._changed.notify()
 
-    def rest(self, resting: Resting, idle: Idle, seconds: float) -> None:
+    def add(self, target: PollTarget, idle: Idle, seconds: float) -> None:
         """Poll a queue every so many seconds, from that long from now on, until it wakes."""
-        rested = Rested(resting, idle, seconds)
+        entry = PollEntry(target, idle, seconds)
         with self._changed:
-            self._rested[resting] = rested
+            self._entries[target] = entry
             # A consumer rests after each message: the thread is not disturbed for what comes after its next poll.
-            if rested.due < self._sleeps_until:
+            if entry.due < self._sleeps_until:
                 self._changed.notify()
 
-    def wakes(self, resting: Resting) -> None:
+    def remove(self, target: PollTarget) -> None:
         """Poll its queue no more."""
         with self._changed:
-            self._rested.pop(resting, None)
+            self._entries.pop(target, None)
 
     def stop(self, timeout: float) -> None:
         """Leave the register and end. A call that hangs is left behind; the store forgets the worker by itself."""
         with self._changed:
             self._stopping = True
             self._changed.notify()
-        if self._echo is not None:
-            self._echo.close()
+        if self._own_polls is not None:
+            self._own_polls.close()
         if self._thread is not None:
             self._thread.join(timeout)
             self._abandoned = self._thread.is_alive()
@@ -162,7 +162,7 @@ class Poller:
             except Exception as error:
                 log.debug("worker %s could not say goodbye: %s", self._name, error, extra={"event": "leave_failed"})
 
-    def _wait(self) -> tuple[list[Rested], bool] | None:
+    def _wait(self) -> tuple[list[PollEntry], bool] | None:
         """Wait for the next poll: which queues, and whether with a heartbeat; None at the end."""
         with self._changed:
             while not self._stopping:
@@ -175,13 +175,13 @@ class Poller:
 
     def next_due(self) -> float:
         """When the next poll is due."""
-        return min([self._heartbeat_due, *(rested.due for rested in self._rested.values())])
+        return min([self._heartbeat_due, *(entry.due for entry in self._entries.values())])
 
-    def take_due(self, now: float) -> tuple[list[Rested], bool]:
+    def take_due(self, now: float) -> tuple[list[PollEntry], bool]:
         """The queues of this poll and whether it carries a heartbeat: what is due, and what soon would be."""
         heartbeats = self._heartbeat_due - now <= self._interval * TOGETHER
         # A heartbeat takes all queues along: one that began to rest lately would be a call of its own soon after.
-        due = [one for one in self._rested.values() if heartbeats or one.due - now <= one.seconds * TOGETHER]
+        due = [one for one in self._entries.values() if heartbeats or one.due - now <= one.seconds * TOGETHER]
         for one in due:
             one.due = now + one.seconds * random.uniform(1 - JITTER, 1)
         if heartbeats:
@@ -190,7 +190,7 @@ class Poller:
             self._heartbeat_due = now + self._interval * (random.uniform(1 - FIRST_JITTER, 1) if first else 1)
         return due, heartbeats
 
-    def _poll(self, due: Sequence[Rested], *, heartbeats: bool) -> None:
+    def _poll(self, due: Sequence[PollEntry], *, heartbeats: bool) -> None:
         sent_at = lease_clock.now()
         try:
             electable = self.electable
@@ -199,7 +199,7 @@ class Poller:
             calls = self._context.store.poll(
                 [one.idle for one in due],
                 registration=self._heartbeat(electable) if heartbeats else None,
-                echo=self._context.worker if self._echo is not None else None,
+                echo=self._context.worker if self._own_polls is not None else None,
             )
             answers: list[PolledQueue] = []
             elected: Elected | None = None
@@ -228,13 +228,13 @@ class Poller:
             log.debug("the event loop is gone", extra={"event": "loop_gone"})
 
     def _heartbeat(self, electable: Electable | None) -> Registration:
-        heartbeat = self._tell(self._started_ms)
+        heartbeat = self._make_heartbeat(self._started_ms)
         self._name = heartbeat.name
         if electable is None:
             return Registration(heartbeat, self._ttl_ms)
         return Registration(heartbeat, self._ttl_ms, electable.candidate.role, electable.candidate.ttl_ms)
 
-    def _failed(self, error: Exception, due: Sequence[Rested], heartbeats: bool) -> None:
+    def _failed(self, error: Exception, due: Sequence[PollEntry], heartbeats: bool) -> None:
         log.log(
             logging.WARNING if self.error is None else logging.DEBUG,
             "worker %s could not poll its store (%s); trying again",
@@ -254,16 +254,16 @@ class Poller:
 
     def _answer(
         self,
-        due: Sequence[Rested],
+        due: Sequence[PollEntry],
         answers: Sequence[PolledQueue],
         sent_at: float,
         answered_at: float,
         electable: Electable | None,
         elected: Elected | None,
     ) -> None:
-        for rested, answer in zip(due, answers, strict=True):
+        for entry, answer in zip(due, answers, strict=True):
             # One that has woken meanwhile knows better.
-            if self._rested.get(rested.resting) is rested:
-                rested.resting.polled(answer, sent_at, answered_at)
+            if self._entries.get(entry.target) is entry:
+                entry.target.polled(answer, sent_at, answered_at)
         if electable is not None and elected is not None and not electable.candidate.leading:
             electable.update_election(elected)

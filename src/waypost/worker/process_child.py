@@ -21,7 +21,7 @@ from typing import Any
 from waypost.errors import ProcessFailed, Undecodable
 from waypost.message import Message, Outcome, Queue
 from waypost.policy import NoRetry
-from waypost.worker.handler import Handler, find
+from waypost.worker.handler import Handler, find_object
 from waypost.worker.process_protocol import (
     BEGUN,
     LENGTH_BYTES,
@@ -30,10 +30,10 @@ from waypost.worker.process_protocol import (
     End,
     Hello,
     decode,
-    end_of,
-    failure_of,
+    encode_error,
+    encode_outcome,
     frame,
-    say,
+    read_end,
 )
 from waypost.worker.signals import NAMES
 
@@ -60,15 +60,15 @@ def main(descriptor: int, parent: int) -> None:
     connection.sendall(BEGUN)
     hello, handler, answer = decode(first, Hello), None, Answer()
     try:
-        handler = handler_of(hello)
+        handler = find_handler(hello)
     except BaseException as error:
-        answer = Answer(failure=failure_of(error))
+        answer = Answer(failure=encode_error(error))
     connection.sendall(frame(answer))
     while (data := frames.get()) is not None:
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             connection.sendall(BEGUN)
         if handler is not None:
-            answer = answer_to(decode(data, Call), handler)
+            answer = run_call(decode(data, Call), handler)
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             connection.sendall(frame(answer))
         del data
@@ -110,54 +110,54 @@ def _read(connection: socket.socket, count: int) -> bytes | None:
     return bytes(data)
 
 
-def handler_of(hello: Hello) -> Handler:
+def find_handler(hello: Hello) -> Handler:
     """The handler that a worker speaks of, found by its name."""
     import importlib
 
     importlib.import_module(hello.module)  # its own error says more than that nothing was found
-    function: Callable[..., Any] | None = find(hello.module, hello.name)
+    function: Callable[..., Any] | None = find_object(hello.module, hello.name)
     if function is None:
         raise ProcessFailed(f"there is no {hello.module}.{hello.name} in the handler's process")
     target: str | Queue[Any] = hello.queue
     if hello.body_type is not None:
-        target = Queue(hello.queue, find(*hello.body_type.split(":")))
+        target = Queue(hello.queue, find_object(*hello.body_type.split(":")))
     ttl = None if hello.result_ttl_ms is None else hello.result_ttl_ms / 1000
     return Handler(target, function, batch=hello.batch, retry=NoRetry(), result_ttl=ttl)
 
 
-def answer_to(call: Call, handler: Handler) -> Answer:
+def run_call(call: Call, handler: Handler) -> Answer:
     """Run the handler for a call."""
     messages = [Message(handler.queue, lease, handler.as_type) for lease in call.leases]
     ends: dict[str, End] = {}
     readable: list[Message[Any]] = []
     for message in messages:
         try:
-            if "body" in handler.wanted or handler.as_type is not None:
+            if "body" in handler.parameter_kinds or handler.as_type is not None:
                 _ = message.body
             else:
                 message.open()
         except Undecodable as error:
-            ends[message.id] = End(unreadable=failure_of(error))
+            ends[message.id] = End(unreadable=encode_error(error))
         else:
             readable.append(message)
-    said, failure = None, None
+    encoded, failure = None, None
     if readable:
         try:
-            result = handler.function(*handler.given(readable))
+            result = handler.function(*handler.arguments(readable))
             if not isinstance(result, Outcome):
                 handler.keep_result(readable[0], result)
         except Outcome as outcome:
-            said = say(outcome)
+            encoded = encode_outcome(outcome)
         except BaseException as error:
-            failure = failure_of(error)
+            failure = encode_error(error)
             # A handler that reads its body itself (`message.decode`) and fails at that: another try would too.
             ends |= {one.id: End(unreadable=failure) for one in readable if one.undecodable is error}
         else:
-            said = say(result) if isinstance(result, Outcome) else None
+            encoded = encode_outcome(result) if isinstance(result, Outcome) else None
         for message in readable:
-            ends.setdefault(message.id, end_of(message))
+            ends.setdefault(message.id, read_end(message))
     for stream in (sys.stdout, sys.stderr):
         # A process is killed without a warning; what its handlers have written by then should be seen.
         with contextlib.suppress(Exception):
             stream.flush()
-    return Answer([ends[message.id] for message in messages], said, failure)
+    return Answer([ends[message.id] for message in messages], encoded, failure)

@@ -23,18 +23,18 @@ from weakref import WeakSet
 
 from waypost.errors import ProcessFailed, Undecodable, UnknownQueue
 from waypost.message import Message, Outcome, after_ms
-from waypost.worker.handler import Handler, find
+from waypost.worker.handler import Handler, find_object
 from waypost.worker.process_protocol import (
     BEGUN,
     LENGTH_BYTES,
     Answer,
     Call,
     Hello,
+    apply_end,
     decode,
-    error_of,
+    decode_error,
+    decode_outcome,
     frame,
-    heard,
-    take_over,
 )
 
 #: Imports may take a while on a cold disk; a process that needs longer will not come up at all.
@@ -42,8 +42,8 @@ START_SECONDS_MAX = 60.0
 #: Idle processes have so long to end when the worker stops.
 STOP_SECONDS_MAX = 3.0
 #: After the connection broke, the exit code says why; it is there in a moment.
-EXIT_LOOK_SECONDS = 0.005
-EXIT_LOOKS_MAX = 200
+EXIT_POLL_SECONDS = 0.005
+EXIT_POLLS_MAX = 200
 READ_BYTES = 256 * 1024
 #: So many processes may turn out to be dead when they are called; more is no accident.
 IDLE_DEATHS_MAX = 3
@@ -87,7 +87,7 @@ class Child:
                 self._connection.close()
                 raise ProcessFailed(f"a process for the handler cannot be started: {error}") from None
 
-    async def ask(self, question: Hello | Call) -> Answer:
+    async def request(self, request: Hello | Call) -> Answer:
         """One frame there, an empty one back when it begins, then the answer.
 
         Raises `ProcessFailed` if the process ends instead of answering, `NotBegun` if it ends before it begins.
@@ -95,7 +95,7 @@ class Child:
         loop = asyncio.get_running_loop()
         kind: type[ProcessFailed] = NotBegun
         try:
-            await loop.sock_sendall(self._connection, frame(question))
+            await loop.sock_sendall(self._connection, frame(request))
             await self._read(len(BEGUN))
             kind = ProcessFailed
             head = await self._read(LENGTH_BYTES)
@@ -114,10 +114,10 @@ class Child:
         return data
 
     async def _how_it_ended(self) -> str:
-        for _ in range(EXIT_LOOKS_MAX):
+        for _ in range(EXIT_POLLS_MAX):
             if self.process.poll() is not None:
                 break
-            await asyncio.sleep(EXIT_LOOK_SECONDS)
+            await asyncio.sleep(EXIT_POLL_SECONDS)
         code = self.process.poll()
         if code is None:
             return "closed its connection"
@@ -187,7 +187,7 @@ class Processes:
             serving = (messages, child)
             self._calls.append(serving)
             try:
-                answer = await child.ask(call)
+                answer = await child.request(call)
                 break
             except NotBegun:
                 # That it was dying could not be seen yet; the message has nothing to do with it.
@@ -203,17 +203,17 @@ class Processes:
         self._idle.append(child)
         for message, end in zip(messages, answer.ends, strict=False):
             if end.unreadable is None:
-                take_over(message, end)
+                apply_end(message, end)
             else:
-                error = error_of(end.unreadable, find)
+                error = decode_error(end.unreadable, find_object)
                 on_unreadable(message, error if isinstance(error, Undecodable) else Undecodable(str(error)))
         unknown = [refusal for message in messages if (refusal := _unknown_queue(message)) is not None]
         if answer.failure is not None:
-            raise error_of(answer.failure, find)
+            raise decode_error(answer.failure, find_object)
         if unknown:
             raise unknown[0]
-        said = None if answer.said is None else heard(answer.said)
-        return said if isinstance(said, Outcome) else None
+        outcome = None if answer.outcome is None else decode_outcome(answer.outcome)
+        return outcome if isinstance(outcome, Outcome) else None
 
     async def _take(self) -> Child:
         while self._idle:
@@ -225,7 +225,7 @@ class Processes:
         self._all.add(child)
         try:
             async with asyncio.timeout(START_SECONDS_MAX):
-                answer = await child.ask(self._hello)
+                answer = await child.request(self._hello)
         except TimeoutError:
             self._end(child)
             raise ProcessFailed(f"the handler's process did not start within {START_SECONDS_MAX:g} s") from None
@@ -235,7 +235,7 @@ class Processes:
         if answer.failure is not None:
             # What it could not import now it may import after a repair, so no process stays that could not.
             self._end(child)
-            raise error_of(answer.failure, find)
+            raise decode_error(answer.failure, find_object)
         return child
 
     def kill_lost(self) -> None:
@@ -258,10 +258,10 @@ class Processes:
         """Let idle processes end, then kill what is left."""
         for child in self._idle:
             child.hang_up()
-        looks = round(STOP_SECONDS_MAX / EXIT_LOOK_SECONDS)
-        while looks > 0 and any(child.is_alive for child in self._idle):
-            looks -= 1
-            await asyncio.sleep(EXIT_LOOK_SECONDS)
+        polls = round(STOP_SECONDS_MAX / EXIT_POLL_SECONDS)
+        while polls > 0 and any(child.is_alive for child in self._idle):
+            polls -= 1
+            await asyncio.sleep(EXIT_POLL_SECONDS)
         self.kill()
 
     def kill(self) -> None:

@@ -44,10 +44,10 @@ class Call(Struct, frozen=True):
     leases: list[Lease]
 
 
-class Said(Struct, frozen=True):
+class OutcomeFields(Struct, frozen=True):
     """An outcome."""
 
-    outcome: Literal["done", "retry", "snooze", "dead", "drop"]
+    kind: Literal["done", "retry", "snooze", "dead", "drop"]
     after_ms: int | None = None
     reason: str | None = None
     error: str | None = None
@@ -66,7 +66,7 @@ class Failure(Struct, frozen=True):
 class End(Struct, frozen=True):
     """What a handler decided about one message by hand, or why it could not be read."""
 
-    said: Said | None = None
+    outcome: OutcomeFields | None = None
     then: tuple[Continuation, ...] = ()
     result: bytes | None = None
     result_ttl_ms: int = 0
@@ -77,7 +77,7 @@ class Answer(Struct, frozen=True):
     """How a call ended. The answer to `Hello` is one without ends, with the failure to import if there was one."""
 
     ends: list[End] = []
-    said: Said | None = None
+    outcome: OutcomeFields | None = None
     failure: Failure | None = None
 
 
@@ -103,46 +103,46 @@ def decode(data: bytes, kind: type[T]) -> T:
 # ---- outcomes ------------------------------------------------------------------------------------------------
 
 
-def say(outcome: Outcome | Literal["done"] | None) -> Said | None:
+def encode_outcome(outcome: Outcome | Literal["done"] | None) -> OutcomeFields | None:
     """An outcome as its fields."""
     match outcome:
         case None:
             return None
         case Retry():
-            return Said("retry", outcome.after_ms, outcome.reason)
+            return OutcomeFields("retry", outcome.after_ms, outcome.reason)
         case Snooze():
-            return Said("snooze", outcome.after_ms)
+            return OutcomeFields("snooze", outcome.after_ms)
         case Dead():
-            return Said("dead", None, outcome.reason, outcome.error)
+            return OutcomeFields("dead", None, outcome.reason, outcome.error)
         case Drop():
-            return Said("drop")
-    return Said("done")
+            return OutcomeFields("drop")
+    return OutcomeFields("done")
 
 
-def heard(said: Said) -> Outcome | Literal["done"]:
-    """The outcome that was said."""
-    after = None if said.after_ms is None else said.after_ms / 1000
-    match said.outcome:
+def decode_outcome(outcome: OutcomeFields) -> Outcome | Literal["done"]:
+    """Return the outcome of these fields."""
+    after = None if outcome.after_ms is None else outcome.after_ms / 1000
+    match outcome.kind:
         case "retry":
-            return Retry(after, said.reason)
+            return Retry(after, outcome.reason)
         case "snooze":
             return Snooze(after or 0)
         case "dead":
-            return Dead(said.reason or "rejected", said.error)
+            return Dead(outcome.reason or "rejected", outcome.error)
         case "drop":
             return Drop()
     return "done"
 
 
-def end_of(message: Message[Any]) -> End:
+def read_end(message: Message[Any]) -> End:
     """What a handler left in a message."""
-    return End(say(message.outcome), message._then, message._result, message._result_ttl_ms)
+    return End(encode_outcome(message.outcome), message._then, message._result, message._result_ttl_ms)
 
 
-def take_over(message: Message[Any], end: End) -> None:
+def apply_end(message: Message[Any], end: End) -> None:
     """Put what the handler's own copy of a message says into ours."""
-    if end.said is not None:
-        message.outcome = heard(end.said)
+    if end.outcome is not None:
+        message.outcome = decode_outcome(end.outcome)
     message._then = end.then
     message._result = end.result
     message._result_ttl_ms = end.result_ttl_ms
@@ -151,17 +151,17 @@ def take_over(message: Message[Any], end: End) -> None:
 # ---- errors --------------------------------------------------------------------------------------------------
 
 
-def failure_of(error: BaseException) -> Failure:
+def encode_error(error: BaseException) -> Failure:
     """An error as it can travel: its class by name, its text, its arguments if they are plain."""
     kind = type(error)
     plain = all(isinstance(one, PLAIN) for one in error.args)
-    told = "".join(traceback.format_exception(error))[-TRACEBACK_CHARACTERS_MAX:]
+    text = "".join(traceback.format_exception(error))[-TRACEBACK_CHARACTERS_MAX:]
     return Failure(
         kind.__module__,
         kind.__qualname__,
         error_text(error),
         [_plain(one) for one in error.args] if plain else None,
-        told.encode("utf-8", "backslashreplace").decode(),
+        text.encode("utf-8", "backslashreplace").decode(),
     )
 
 
@@ -174,15 +174,15 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def error_of(failure: Failure, find: Callable[[str, str], Any]) -> BaseException:
+def decode_error(failure: Failure, find_object: Callable[[str, str], Any]) -> BaseException:
     """An error of the same class that says the same, so that a retry policy by class works; else a `ProcessFailed`."""
-    error = _same_class(failure, find) or ProcessFailed(f"{failure.module}.{failure.name}: {failure.text}")
+    error = _same_class(failure, find_object) or ProcessFailed(f"{failure.module}.{failure.name}: {failure.text}")
     error.add_note(f"In the handler's process:\n{failure.traceback}")
     return error
 
 
-def _same_class(failure: Failure, find: Callable[[str, str], Any]) -> BaseException | None:
-    kind = find(failure.module, failure.name) if failure.module not in ("__main__", "") else None
+def _same_class(failure: Failure, find_object: Callable[[str, str], Any]) -> BaseException | None:
+    kind = find_object(failure.module, failure.name) if failure.module not in ("__main__", "") else None
     if not isinstance(kind, type) or not issubclass(kind, BaseException):
         return None
     arguments = [failure.text] if failure.arguments is None else failure.arguments
@@ -194,10 +194,10 @@ def _same_class(failure: Failure, find: Callable[[str, str], Any]) -> BaseExcept
     except Exception:
         error = None
     try:
-        told = failure.text
-        names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__str__": lambda self: told}
-        speaking: Any = type(kind.__name__, (kind,), names)
-        made: BaseException = speaking.__new__(speaking, told)
+        text = failure.text
+        names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__str__": lambda self: text}
+        subclass: Any = type(kind.__name__, (kind,), names)
+        made: BaseException = subclass.__new__(subclass, text)
         return made
     except Exception:
         return error

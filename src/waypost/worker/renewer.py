@@ -33,7 +33,7 @@ RENEWALS_PER_LEASE = 3
 #: With leases of a few milliseconds the thread would do nothing else.
 INTERVAL_SECONDS_MIN = 0.01
 #: A wait of a thread does not count the time in which the machine slept, so the clock that does is read so often.
-LOOK_SECONDS = 1.0
+CLOCK_CHECK_SECONDS = 1.0
 #: A renewal that is not answered for so long is left to its thread, and another thread renews from then on.
 STUCK_SECONDS_MIN = 2.0
 #: So many threads may be stuck in calls; each ends when its call does, after half a minute of silence at the latest.
@@ -122,7 +122,7 @@ class Renewer:
         if executor is not None:
             executor.close()
 
-    def hurry(self, holder: Holder) -> None:
+    def reschedule(self, holder: Holder) -> None:
         """A holder was given a shorter lease than it had."""
         with self._changed:
             self._due.pop(holder, None)
@@ -141,7 +141,7 @@ class Renewer:
                 if until < self._next_end:
                     self._next_end = until
                     self._ends_changed.notify()
-        if until - lease_clock.now() < (RENEWALS_PER_LEASE - 1) * interval(lease_seconds):
+        if until - lease_clock.now() < (RENEWALS_PER_LEASE - 1) * renewal_interval(lease_seconds):
             # The claim was answered late, or waited in the server: the next renewal might be too late.
             self.renew_now(holder)
 
@@ -176,7 +176,7 @@ class Renewer:
                 now = time.monotonic()
                 for holder in self._holders:
                     if holder.lease_seconds is not None and holder not in self._due:
-                        self._due[holder] = now + interval(holder.lease_seconds)
+                        self._due[holder] = now + renewal_interval(holder.lease_seconds)
                 soonest = min(self._due.values(), default=None)
                 if soonest is None or soonest > now:
                     self._changed.wait(None if soonest is None else soonest - now)
@@ -190,7 +190,7 @@ class Renewer:
                             self._ends_changed.notify()
                         return
                 for holder in due:
-                    self._due[holder] = now + interval(holder.lease_seconds or 60.0)
+                    self._due[holder] = now + renewal_interval(holder.lease_seconds or 60.0)
             for holder in due:
                 try:
                     self._renew(holder)
@@ -238,7 +238,7 @@ class Renewer:
 
     def _extend(self, holder: Holder, messages: list[Message[Any]]) -> list[ExtendStatus]:
         context, queue = self._context, holder.queue
-        seconds = interval(holder.lease_seconds or 60.0)
+        seconds = renewal_interval(holder.lease_seconds or 60.0)
         self._calling = (lease_clock.now(), max(seconds, STUCK_SECONDS_MIN))
         try:
             if self.executor is None:
@@ -293,7 +293,7 @@ class Renewer:
                     if end == float("inf") and self._on_demand and self._thread is None:
                         self._ends_thread = None
                         return
-                    self._ends_changed.wait(None if end == float("inf") else min(end - now, LOOK_SECONDS))
+                    self._ends_changed.wait(None if end == float("inf") else min(end - now, CLOCK_CHECK_SECONDS))
                 else:
                     # From here on a lease that is kept anew says so, even if it ends after all that are known.
                     self._next_end = float("inf")
@@ -304,7 +304,7 @@ class Renewer:
                 soonest = self._end_leases()
             except Exception:
                 log.exception("the ends of leases could not be looked at", extra={"event": "lease_ends_failed"})
-                soonest = lease_clock.now() + LOOK_SECONDS
+                soonest = lease_clock.now() + CLOCK_CHECK_SECONDS
             with self._ends_changed:
                 self._next_end = min(self._next_end, soonest)
 
@@ -336,6 +336,6 @@ class Renewer:
             self._thread.start()
 
 
-def interval(lease_seconds: float) -> float:
+def renewal_interval(lease_seconds: float) -> float:
     """The time between two renewals."""
     return max(INTERVAL_SECONDS_MIN, lease_seconds / RENEWALS_PER_LEASE)

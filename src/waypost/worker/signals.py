@@ -16,7 +16,7 @@ from typing import Any, Self
 NAMES = ("SIGINT", "SIGTERM", "SIGHUP")
 
 
-def asked_to_stop(error: BaseException) -> bool:
+def is_stop_request(error: BaseException) -> bool:
     """Whether an error that ended some code is a request to stop from outside, made by a signal.
 
     Python runs signal handlers in the main thread, in the middle of whatever runs there. `KeyboardInterrupt` counts

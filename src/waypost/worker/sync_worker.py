@@ -11,7 +11,7 @@ from waypost.errors import ConfigurationError
 from waypost.store.port import Store
 from waypost.values import Drained, Health
 from waypost.worker.handler import Handler
-from waypost.worker.worker import STOP_SECONDS, Worker, let_linger
+from waypost.worker.worker import STOP_SECONDS, Worker, await_unfinished
 
 
 class SyncWorker:
@@ -132,7 +132,7 @@ class SyncWorker:
         try:
             loop.run_until_complete(self._worker.run(signals=False, on_started=on_started))
             ended.set()
-            loop.run_until_complete(let_linger())
+            loop.run_until_complete(await_unfinished())
         except BaseException as error:
             self._error = error
         finally:

@@ -324,13 +324,13 @@ class Waiter:
 
     def _begin_polls(self, sleeper: str | None, poll_seconds: float) -> None:
         self._poll_seconds = poll_seconds
-        self._poller.rest(self, Idle(self._queue, sleeper), poll_seconds)
+        self._poller.add(self, Idle(self._queue, sleeper), poll_seconds)
 
     def _end_polls(self) -> None:
         self._set_timer(NEVER)
         if self._poll_seconds is not None:
             self._poll_seconds = None
-            self._poller.wakes(self)
+            self._poller.remove(self)
 
     def _set_timer(self, at: float) -> None:
         """End the sleep or the wait by a claim at a moment of the monotonic clock, and at no other."""
@@ -342,20 +342,20 @@ class Waiter:
 
     # ---- the sleep on the loop ---------------------------------------------------------------------------
 
-    async def sleep_for_room(self, *, rests: bool) -> None:
-        """Sleep until a handler has ended. `rests`: no claim is owed so long."""
-        await self._sleep_until(WaitState.SLEEPING_FOR_ROOM, self._own_due, rests=rests)
+    async def sleep_for_room(self, *, owes_none: bool) -> None:
+        """Sleep until a handler has ended. `owes_none`: no claim is owed so long."""
+        await self._sleep_until(WaitState.SLEEPING_FOR_ROOM, self._own_due, owes_none=owes_none)
 
     async def sleep(
         self,
         seconds: float | None,
         *,
-        rests: bool = True,
+        owes_none: bool = True,
         then_wait: WaitPlan | None = None,
         poll_seconds: float | None = None,
         sleeper: str | None = None,
     ) -> WaitPlan | None:
-        """Sleep until the time is up, a message of our own comes due, or a notification. `rests`: no claim is owed.
+        """Sleep until the time is up, a message of our own comes due, or a notification. `owes_none`: no claim is owed.
 
         With `poll_seconds` the queue is polled so often, which may end the sleep. With `then_wait` the sleep lasts only
         until nothing is under way; then it returns the blocking wait that is to follow.
@@ -363,17 +363,17 @@ class Waiter:
         now = time.monotonic()
         end = self._own_due if seconds is None else min(now + seconds, self._own_due)
         if then_wait is None or min(end - now, then_wait.seconds) < WAIT_SECONDS_MIN:
-            await self._sleep_until(WaitState.SLEEPING, end, rests, poll_seconds, sleeper)
+            await self._sleep_until(WaitState.SLEEPING, end, owes_none, poll_seconds, sleeper)
             return None
         wait_from = now + then_wait.pause_seconds
         if now < wait_from:
             pause = self._loop.call_later(wait_from - now, self._end_pause)
             try:
-                notified = await self._sleep_until(WaitState.SLEEPING, end, rests, poll_seconds, sleeper)
+                notified = await self._sleep_until(WaitState.SLEEPING, end, owes_none, poll_seconds, sleeper)
             finally:
                 pause.cancel()
         else:
-            notified = await self._sleep_until(WaitState.SLEEPING_UNTIL_IDLE, end, rests, poll_seconds, sleeper)
+            notified = await self._sleep_until(WaitState.SLEEPING_UNTIL_IDLE, end, owes_none, poll_seconds, sleeper)
         now = time.monotonic()
         left = min(end - now, then_wait.seconds)
         if notified or left < WAIT_SECONDS_MIN or now < wait_from or self._own_due != NEVER or not self._is_idle():
@@ -381,13 +381,18 @@ class Waiter:
         return replace(then_wait, seconds=left)
 
     async def _sleep_until(
-        self, state: WaitState, end: float, rests: bool, poll_seconds: float | None = None, sleeper: str | None = None
+        self,
+        state: WaitState,
+        end: float,
+        owes_none: bool,
+        poll_seconds: float | None = None,
+        sleeper: str | None = None,
     ) -> bool:
         """Sleep in this state until a moment of the monotonic clock; return whether a notification ended the sleep."""
         machine = self.machine
-        if rests:
+        if owes_none:
             left = end - time.monotonic()
-            self._liveness.rests(left if poll_seconds is None else min(left, poll_seconds))
+            self._liveness.owes_none_for(left if poll_seconds is None else min(left, poll_seconds))
         try:
             if not machine.needs_poll and not (state is WaitState.SLEEPING_UNTIL_IDLE and self._is_idle()):
                 machine.sleep(state)
@@ -402,7 +407,7 @@ class Waiter:
             self._end_polls()
             if self._own_due <= time.monotonic():
                 self._own_due = NEVER
-            self._liveness.wakes()
+            self._liveness.owes_now()
         return notified
 
     def _end_pause(self) -> None:
@@ -433,7 +438,7 @@ class Waiter:
         self.machine.start_wait()
         if self._own_due != NEVER:
             self.interrupt()
-        self._liveness.rests(plan.poll_seconds)
+        self._liveness.owes_none_for(plan.poll_seconds)
         self._begin_polls(sleeper, plan.poll_seconds)
         return claim
 
@@ -451,7 +456,7 @@ class Waiter:
         self._end_polls()
         if claim is not None:
             self._backoff.add(time.monotonic() - claim.started_at, found=found)
-        self._liveness.wakes()
+        self._liveness.owes_now()
 
     def _unblock(self) -> None:
         if self._blocking_waits is None or self._claim is None:

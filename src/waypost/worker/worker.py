@@ -28,7 +28,7 @@ from waypost.wake.wakeups import NO_WAKEUPS, Wakeups
 from waypost.worker.consumer import Consumer
 from waypost.worker.executor_adapters import LoopExecutor, ThreadedExecutor
 from waypost.worker.handler import Handler
-from waypost.worker.health import NOT_RUNNING, check_window, heartbeat_of, judge
+from waypost.worker.health import NOT_RUNNING, check_window, judge, make_heartbeat
 from waypost.worker.poller import Electable, Poller
 from waypost.worker.renewer import Renewer
 from waypost.worker.signals import StopSignals
@@ -93,7 +93,7 @@ class Worker:
         self._start_timeout = start_timeout
         self._consumers: list[Consumer] = []
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._wanted: asyncio.Event | None = None
+        self._stop_requested: asyncio.Event | None = None
         self._stop_seconds = STOP_SECONDS
         self._stopping: asyncio.Task[Drained] | None = None
         self._running: asyncio.Task[Drained] | None = None
@@ -133,7 +133,7 @@ class Worker:
         check_flag("signals", signals, ConfigurationError)
         timeout = check_seconds("timeout", timeout)
         self._loop = asyncio.get_running_loop()
-        self._wanted = asyncio.Event()
+        self._stop_requested = asyncio.Event()
         self._stopping, self._error, self._work, self._until_empty = None, None, 0, until_empty
         self._stop_seconds = timeout
         try:
@@ -145,7 +145,7 @@ class Worker:
                         return await self._until_stopped(on_started)
                 return await self._until_stopped(on_started)
         finally:
-            self._loop = self._wanted = self._poller = None
+            self._loop = self._stop_requested = self._poller = None
 
     async def start(self) -> Self:
         """Work in the background of this event loop; returns once it claims, or raises why it cannot."""
@@ -171,18 +171,18 @@ class Worker:
 
     def quiet(self) -> None:
         """Claim no more, and go on with what is claimed. Safe from any thread."""
-        self._call_soon(self._be_quiet)
+        self._call_soon(self._quiet_all)
 
     def request_stop(self, timeout: float | None = None) -> None:
         """Ask for a stop without waiting for it. Safe from any thread and from a signal handler."""
-        self._call_soon(self._want_stop, None if timeout is None else check_seconds("timeout", timeout))
+        self._call_soon(self._request_stop, None if timeout is None else check_seconds("timeout", timeout))
 
     async def stop(self, timeout: float = STOP_SECONDS) -> Drained:
         """Stop in order and say how it went: handlers have so long to end. On the worker's own event loop."""
         timeout = check_seconds("timeout", timeout)
         if self._loop is None:
             return self._last
-        self._want_stop(timeout)
+        self._request_stop(timeout)
         report = await asyncio.shield(self._begin_stop())
         running, self._running = self._running, None
         if running is not None:
@@ -205,20 +205,20 @@ class Worker:
         if poller is None or self._loop is None:
             return NOT_RUNNING
         error = poller.error
-        return self._judged(poller.answered, [] if error is None else [f"the last poll failed: {error}"])
+        return self._judge_health(poller.answered, [] if error is None else [f"the last poll failed: {error}"])
 
-    def tell(self, started_ms: int | None) -> Heartbeat:
+    def heartbeat(self, started_ms: int | None) -> Heartbeat:
         """What the register of workers is told. Called from the registering thread."""
         # Whoever reads it in the store knows that the store answers.
-        health = self._judged(time.monotonic(), [])
-        return heartbeat_of(
+        health = self._judge_health(time.monotonic(), [])
+        return make_heartbeat(
             self.name, self._consumers, self._state, health, processes=self.processes, started_ms=started_ms
         )  # fmt: skip
 
-    def _judged(self, answered: float, notes: list[str]) -> Health:
-        told = [note for ask in self.health_notes if (note := ask()) is not None]
+    def _judge_health(self, answered: float, notes: list[str]) -> Health:
+        own_notes = [note for check in self.health_notes if (note := check()) is not None]
         return judge(
-            self._consumers, self._state, window=self.health_window, answered=answered, notes=told + notes
+            self._consumers, self._state, window=self.health_window, answered=answered, notes=own_notes + notes
         )  # fmt: skip
 
     @property
@@ -236,14 +236,14 @@ class Worker:
         """The store that it claims from."""
         return self._store
 
-    def poke(self, queue: str) -> None:
+    def poll_now(self, queue: str) -> None:
         """Look at a queue now: somebody knows of work in it. Safe from any thread; the seam for wake-ups."""
-        self._call_soon(self._poke, queue)
+        self._call_soon(self._notify, queue)
 
     # ---- the run -----------------------------------------------------------------------------------------
 
     async def _until_stopped(self, on_started: Callable[[], None]) -> Drained:
-        assert self._wanted is not None
+        assert self._stop_requested is not None
         for consumer in self._consumers:
             consumer.start()
         log.info(
@@ -254,10 +254,10 @@ class Worker:
         )
         on_started()
         try:
-            await self._wanted.wait()
+            await self._stop_requested.wait()
         except asyncio.CancelledError:
             # Whoever runs us was cancelled: end soon, and in order as far as that goes.
-            self._want_stop(0.0)
+            self._request_stop(0.0)
             await self._begin_stop()
             raise
         report = await self._begin_stop()
@@ -267,7 +267,7 @@ class Worker:
 
     def _begin_stop(self) -> asyncio.Task[Drained]:
         if self._stopping is None:
-            self._be("stopping")
+            self._set_state("stopping")
             self._stopping = asyncio.get_running_loop().create_task(self._stop_all(), name="waypost stops")
         return self._stopping
 
@@ -297,33 +297,33 @@ class Worker:
             except RuntimeError:
                 return  # it ended meanwhile
 
-    def _be(self, state: WorkerState) -> None:
+    def _set_state(self, state: WorkerState) -> None:
         self._state = state
         if self._poller is not None:
-            self._poller.poke()
+            self._poller.heartbeat_now()
 
-    def _be_quiet(self) -> None:
-        self._be("quiet")
+    def _quiet_all(self) -> None:
+        self._set_state("quiet")
         for consumer in self._consumers:
-            consumer.be_quiet()
+            consumer.stop_claiming()
 
-    def _want_stop(self, timeout: float | None = None) -> None:
+    def _request_stop(self, timeout: float | None = None) -> None:
         if timeout is not None:
             self._stop_seconds = timeout
-        if self._wanted is not None:
-            self._wanted.set()
+        if self._stop_requested is not None:
+            self._stop_requested.set()
 
-    def _poke(self, queue: str) -> None:
+    def _notify(self, queue: str) -> None:
         for consumer in self._consumers:
             if consumer.queue == queue:
-                consumer.poke()
+                consumer.notify()
 
     # ---- what consumers tell -----------------------------------------------------------------------------
 
     def on_abort(self, error: BaseException) -> None:
         """A signal interrupted a handler, or a part of the worker failed: stop, then raise it."""
         self._error = self._error or error
-        self._want_stop(None if isinstance(error, Exception) else 0.0)
+        self._request_stop(None if isinstance(error, Exception) else 0.0)
 
     def on_work(self, sent_to: set[str] | None) -> None:
         """Messages were settled, and others sent on to these queues; None: a queue was found empty."""
@@ -332,10 +332,10 @@ class Worker:
         for other in self._consumers:
             # A message that was sent on to another of our queues need not wait for that one's next poll.
             if (sent_to and other.queue in sent_to) or (self._until_empty and other.empty_at < self._work):
-                other.poke()
+                other.notify()
         # Empty is what was found empty by a claim that began after the last settle of us all.
         if self._until_empty and all(c.empty_at == self._work and not c.in_flight for c in self._consumers):
-            self._want_stop()
+            self._request_stop()
 
 
 class _Parts:
@@ -346,14 +346,14 @@ class _Parts:
         self._context = ClientContext(worker._store, **worker._options)
         self._executor: AsyncExecutor | None = None
         self._renewer: Renewer | None = None
-        self._blocking: Executor | None = None
-        self.poller = Poller(self._context, self._connected, worker.tell, window=worker.health_window)
+        self._sync_executor: Executor | None = None
+        self.poller = Poller(self._context, self._connected, worker.heartbeat, window=worker.health_window)
         self._background: list[Embedded] = []
         self.consumers: list[Consumer] = []
 
     def _connected(self) -> Executor:
-        assert self._blocking is not None
-        return self._blocking
+        assert self._sync_executor is not None
+        return self._sync_executor
 
     async def __aenter__(self) -> Self:
         worker = self._worker
@@ -367,8 +367,8 @@ class _Parts:
 
         def connect() -> Executor:
             # Renewals and beats share it: both come from threads, and seldom at once.
-            self._blocking = _blocking(store, timeout, executor, loop)
-            return self._blocking
+            self._sync_executor = _sync_executor(store, timeout, executor, loop)
+            return self._sync_executor
 
         self._renewer = renewer = Renewer(self._context, connect)
         for handler in worker.handlers:
@@ -398,13 +398,13 @@ class _Parts:
         left = [runner for consumer in self.consumers for runner in consumer.runners()]
         if left:
             # Handlers that go on in their threads keep their leases, and are settled if they end before the loop does.
-            lingering = asyncio.get_running_loop().create_task(self._linger(left), name="waypost lingers")
-            _lingering.add(lingering)
-            lingering.add_done_callback(_lingering.discard)
+            task = asyncio.get_running_loop().create_task(self._finish_later(left), name="waypost lingers")
+            _unfinished.add(task)
+            task.add_done_callback(_unfinished.discard)
         else:
             await self._close()
 
-    async def _linger(self, left: list[asyncio.Task[None]]) -> None:
+    async def _finish_later(self, left: list[asyncio.Task[None]]) -> None:
         for consumer in self.consumers:
             consumer.settler.start_again()
         try:
@@ -426,18 +426,18 @@ class _Parts:
 
 
 #: Tasks are kept alive only by those who know them.
-_lingering: set[asyncio.Task[None]] = set()
+_unfinished: set[asyncio.Task[None]] = set()
 
 
-async def let_linger() -> None:
+async def await_unfinished() -> None:
     """Wait for the handlers that went on after a stop on this event loop."""
     loop = asyncio.get_running_loop()
-    mine = [task for task in _lingering if task.get_loop() is loop]
+    mine = [task for task in _unfinished if task.get_loop() is loop]
     if mine:
         await asyncio.wait(mine)
 
 
-def _blocking(store: Store, timeout: float, executor: AsyncExecutor, loop: asyncio.AbstractEventLoop) -> Executor:
+def _sync_executor(store: Store, timeout: float, executor: AsyncExecutor, loop: asyncio.AbstractEventLoop) -> Executor:
     """The connection of the renewing thread."""
     try:
         return store.connect(start_timeout=timeout)

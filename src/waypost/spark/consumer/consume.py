@@ -220,7 +220,7 @@ class _Consumer:
         if not messages:
             return False
         self.held.messages = messages
-        self.renewer.hurry(self.held)
+        self.renewer.reschedule(self.held)
         first = next(iter(messages.values()))
         if first.lease_until <= lease_clock.now():
             # To claim took longer than the lease: only what is still ours may be handled.
