@@ -128,8 +128,8 @@ def test_the_threads_that_renew_end_when_no_block_is_left_and_with_the_client() 
 @pytest.mark.promise("LEASE-16", "LEASE-11")
 @pytest.mark.parametrize("how", ["receive", "consume"])
 def test_a_drain_ends_a_wait_at_once(harness: Harness, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
-    # Nobody looks now and then whether there was a drain.
-    monkeypatch.setattr("waypost.operations.flow.LOOK_SECONDS", 3600.0)
+    # No check from time to time finds the drain.
+    monkeypatch.setattr("waypost.operations.flow.DRAIN_CHECK_SECONDS", 3600.0)
     found: list[Any] = []
 
     def wait() -> None:
