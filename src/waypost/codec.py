@@ -669,7 +669,7 @@ def decode_body(content_type: str, data: bytes, as_type: Any = None) -> Any:
 #: Errors whose text names the place and the types, and nothing of the body.
 _SAFE_TO_QUOTE = (msgspec.DecodeError, msgspec.ValidationError)
 #: Text and bytes are what they are: a date that is written as text is no date.
-_TAKEN_AS_THEY_ARE = (bytes, bytearray, memoryview, datetime, date, time, timedelta, Decimal, UUID)
+_UNCONVERTED = (bytes, bytearray, memoryview, datetime, date, time, timedelta, Decimal, UUID)
 
 
 def _as_text_or_bytes(value: str | bytes, as_type: Any) -> Any:
@@ -678,7 +678,7 @@ def _as_text_or_bytes(value: str | bytes, as_type: Any) -> Any:
         if member is type(value) or member is object:
             return value
         try:
-            return msgspec.convert(value, member, builtin_types=_TAKEN_AS_THEY_ARE, dec_hook=_restore)
+            return msgspec.convert(value, member, builtin_types=_UNCONVERTED, dec_hook=_restore)
         except Exception:
             continue
     raise Undecodable(f"the body is {type(value).__name__}, not {_name_of_type(as_type)}")

@@ -31,8 +31,8 @@ def journal_copy(redact: Redact | None, queue: str, message_id: str, envelope: b
     try:
         opened = codec.open_envelope(envelope)
         body = codec.decode_body(opened.content_type, opened.data)
-        shown, headers = redact(queue, body, dict(opened.headers))
-        encoded = codec.encode_body(shown, faithful=False)
+        redacted, headers = redact(queue, body, dict(opened.headers))
+        encoded = codec.encode_body(redacted, faithful=False)
         return codec.make_envelope(message_id, encoded, codec.encode_head(type_name=encoded.type_name, headers=headers))
     except Exception as error:
         # A hook that fails must neither stop a publish nor let through what it was there to hide.

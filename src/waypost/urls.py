@@ -97,8 +97,8 @@ def redact_url(url: object) -> str:
     parts = read_url(url)
     if parts is None:
         return f"{scheme}://{HIDDEN}"
-    is_shown = not parts.path or scheme == "unix" or PATH.fullmatch(parts.path)
-    path = parts.path if is_shown else f"/{HIDDEN}"
+    is_safe = not parts.path or scheme == "unix" or PATH.fullmatch(parts.path)
+    path = parts.path if is_safe else f"/{HIDDEN}"
     rest_hidden = f"?{HIDDEN}" if parts.query or parts.fragment else ""
     return f"{scheme}://{','.join(parts.hosts)}{path}{rest_hidden}"
 
@@ -115,9 +115,9 @@ def check_url(url: str) -> Url:
     parts = read_url(url)
     if parts is None:
         scheme, separator, _ = url.partition("://")
-        shown = f"{scheme}://" if separator and SCHEME.fullmatch(scheme) else ""
+        prefix = f"{scheme}://" if separator and SCHEME.fullmatch(scheme) else ""
         raise InvalidUrl(
-            f"the host or port of this {shown} URL cannot be read: it is SCHEME://USER:PASSWORD@HOST:PORT/PATH, and "
+            f"the host or port of this {prefix} URL cannot be read: it is SCHEME://USER:PASSWORD@HOST:PORT/PATH, and "
             "in a user, a password and a parameter % is written as %25, / as %2F, @ as %40, : as %3A, ? as %3F, # as "
             "%23 and a space as %20"
         )

@@ -1,4 +1,4 @@
-"""What type checkers must see of the two faces. Nothing here runs.
+"""What type checkers must see of the two clients. Nothing here runs.
 
 A line with an ignore for both checkers is an error that they must find; all other lines are right.
 """

@@ -1,4 +1,4 @@
-"""Both faces as one, so that each test is written once; and a store whose connection fails on command."""
+"""Both clients as one, so that each test is written once; and a store whose connection fails on command."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class Awaited:
 
 @contextmanager
 def open_client(mode: str, url: str | None = None, **options: Any) -> Iterator[Any]:
-    """A client of this colour."""
+    """A client of this mode."""
     if mode == "sync":
         with Waypost(url, **options) as post:
             yield post

@@ -1,4 +1,4 @@
-"""What the clients do, in both colours, on the stores that need no server."""
+"""What the clients do, in both modes, on the stores that need no server."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ def test_a_bad_body_in_the_first_part_of_a_batch_publishes_nothing(post: Any) ->
 
 
 @pytest.mark.promise("PUB-2", "PUB-8")
-def test_a_bad_body_in_a_later_part_of_a_batch_says_what_was_published(post: Any) -> None:
+def test_a_bad_body_in_a_later_part_of_a_batch_reports_what_was_published(post: Any) -> None:
     bodies: list[object] = [{"n": n} for n in range(600)]
     bodies[550] = {"n": float("nan")}
     with pytest.raises(errors.PartialPublish, match="512 of 600 messages") as caught:
@@ -171,7 +171,7 @@ def test_a_bad_body_in_a_later_part_of_a_batch_says_what_was_published(post: Any
     assert post.ledger("orders").ready == 512
 
 
-def test_an_error_of_the_callers_own_generator_says_what_was_published(post: Any) -> None:
+def test_an_error_of_the_callers_own_generator_reports_what_was_published(post: Any) -> None:
     def bodies() -> Iterator[int]:
         yield from range(512)
         raise LookupError("no more")
@@ -182,7 +182,7 @@ def test_an_error_of_the_callers_own_generator_says_what_was_published(post: Any
     assert len(caught.value.results) == 512
 
 
-def test_taken_keys_in_a_batch_are_told(post: Any) -> None:
+def test_keys_in_use_in_a_batch_are_reported(post: Any) -> None:
     post.publish("orders", "b", key="b")
     with pytest.raises(errors.PartialPublish) as caught:
         post.publish_many("orders", ["a", "b", "c"], key=str, on_conflict="error")
@@ -220,7 +220,7 @@ def test_a_blocked_publisher_gives_up_after_its_timeout(post: Any) -> None:
         post.publish("orders", 2, timeout=0.03)
 
 
-def test_a_batch_longer_than_a_blocking_queue_fills_it_and_says_so(post: Any) -> None:
+def test_a_batch_longer_than_a_blocking_queue_fills_it_and_reports_it(post: Any) -> None:
     post.configure("orders", max_pending=3, overload="block")
     with pytest.raises(errors.PartialPublish) as caught:
         post.publish_many("orders", range(8), timeout=0.03)
@@ -230,7 +230,7 @@ def test_a_batch_longer_than_a_blocking_queue_fills_it_and_says_so(post: Any) ->
 
 
 @pytest.mark.promise("PUB-7")
-def test_the_oldest_makes_room_where_the_policy_says_so(post: Any) -> None:
+def test_the_oldest_makes_room_with_drop_oldest(post: Any) -> None:
     post.configure("orders", max_pending=2, overload="drop_oldest")
     post.publish_many("orders", [1, 2])
     post.publish("orders", 3)
@@ -251,7 +251,7 @@ def test_a_cancelled_message_is_gone(post: Any) -> None:
 
 
 @pytest.mark.promise("LEASE-12")
-def test_a_running_message_hears_of_its_cancellation_when_it_renews(post: Any) -> None:
+def test_a_running_message_learns_of_its_cancellation_when_it_renews(post: Any) -> None:
     published = post.publish("orders", 1)
     with post.receive("orders") as message:
         assert post.extend(message) == "ok"

@@ -49,7 +49,7 @@ from waypost.testing.clock import ManualClock
         ({"client": object()}, errors.UnusableClient, "not a builtins.object"),
     ],
 )
-def test_a_client_built_wrongly_says_what_is_wrong_and_no_password(
+def test_a_client_built_wrongly_names_the_fault_and_no_password(
     kind: type[Waypost] | type[AsyncWaypost], given: dict[str, Any], error: type[Exception], told: str
 ) -> None:
     with pytest.raises(error, match=told) as caught:
@@ -58,7 +58,7 @@ def test_a_client_built_wrongly_says_what_is_wrong_and_no_password(
     assert isinstance(caught.value, ValueError)
 
 
-def test_a_missing_driver_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_driver_names_the_extra_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "redis", None)
     with pytest.raises(errors.MissingExtra, match=r'pip install "waypost\[valkey\]"'):
         Waypost("valkey://127.0.0.1:6379")
@@ -147,7 +147,7 @@ def test_an_async_client_connects_once_per_event_loop() -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_closed_client_says_so_until_it_is_opened_again(mode: str) -> None:
+def test_a_closed_client_refuses_calls_until_it_is_opened_again(mode: str) -> None:
     store = ShakyStore()
     with open_client(mode, store=store) as post:
         post.close()
@@ -209,7 +209,7 @@ def test_lost_replies_within_a_batch_are_asked_for_again(mode: str) -> None:
 @pytest.mark.promise("PUB-2", "LEASE-14")
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(("fault", "kind"), [("cut", errors.OutcomeUnknown), ("refuse", errors.StoreUnavailable)])
-def test_a_batch_whose_connection_stays_away_says_what_is_known(mode: str, fault: Any, kind: type) -> None:
+def test_a_batch_whose_connection_stays_away_reports_what_is_known(mode: str, fault: Any, kind: type) -> None:
     store = ShakyStore(faults=[None, fault])
     with open_client(mode, store=store, retry_budget=0) as post:
         with pytest.raises(errors.PartialPublish) as caught:
@@ -307,7 +307,7 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), post.ledger("orders").
 
 
 @pytest.mark.promise("LEASE-13")
-def test_a_forked_child_is_told_to_make_its_own_client() -> None:
+def test_a_forked_child_must_make_its_own_client() -> None:
     done = subprocess.run([sys.executable, "-c", FORKED], capture_output=True, text=True, check=True, env=environment())
     assert done.stdout.split() == ["4", "1"]
 

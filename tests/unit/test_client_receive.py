@@ -76,7 +76,7 @@ def test_an_outcome_may_be_called_or_raised(
         assert stored.reason == "bad address"
 
 
-def test_done_may_be_said_before_the_block_fails(post: Any) -> None:
+def test_done_may_be_decided_before_the_block_fails(post: Any) -> None:
     post.publish("orders", 1)
 
     def block() -> None:
@@ -117,7 +117,7 @@ def test_an_error_is_retried_and_reaches_the_caller(post: Any, clock: ManualCloc
 
 
 @pytest.mark.promise("LEASE-9")
-def test_asking_for_a_retry_ends_with_the_attempts(post: Any) -> None:
+def test_retries_by_hand_end_with_the_attempts(post: Any) -> None:
     post.publish("orders", 1)
     with post.receive("orders", retry=NoRetry()) as message:
         message.retry(5, "once more")
@@ -138,7 +138,7 @@ def test_a_retry_policy_that_fails_buries_the_message(post: Any) -> None:
     assert (letter.reason, letter.error_type, letter.error) == ("retry_policy_failed", "ZeroDivisionError", "no policy")
 
 
-def test_an_error_without_a_text_is_still_told(post: Any) -> None:
+def test_an_error_without_a_text_is_still_recorded(post: Any) -> None:
     class Silent(Exception):
         def __str__(self) -> str:
             raise RuntimeError
@@ -320,7 +320,7 @@ def test_a_damaged_envelope_is_buried(mode: str, envelope: bytes) -> None:
         assert (letter.reason, letter.error_type) == ("undecodable", "waypost.errors.Undecodable")
 
 
-def test_a_damaged_envelope_at_most_once_is_only_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_damaged_envelope_at_most_once_is_only_logged(caplog: pytest.LogCaptureFixture) -> None:
     store = MemoryStore()
     with Waypost(store=store) as post:
         post.configure("orders", lease=None)
@@ -382,7 +382,7 @@ def test_a_message_that_fails_sends_nothing_on(post: Any) -> None:
     assert list(post.messages("invoices")) == []
 
 
-def test_what_is_sent_on_is_checked_and_bounded(post: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_sent_on_is_validated_and_bounded(post: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("waypost.message.THEN_MAX", 1)
     post.publish("orders", 1)
     with post.receive("orders") as message:
@@ -479,7 +479,7 @@ def test_a_settle_that_fails_does_not_hide_the_blocks_own_error(mode: str, caplo
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_done_that_cannot_be_said_is_an_error(mode: str) -> None:
+def test_a_done_that_cannot_be_sent_is_an_error(mode: str) -> None:
     store = ShakyStore()
     with open_client(mode, store=store, retry_budget=0) as post:
         post.publish("orders", 1)

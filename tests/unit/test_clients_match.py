@@ -1,4 +1,4 @@
-"""The two faces are one: the same names, parameters, properties and words, in two colours."""
+"""The sync and the async client have the same names, parameters, properties and docstrings."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from waypost.client.sync_client import Consumed, Reception
 from waypost.worker.sync_worker import SyncWorker
 from waypost.worker.worker import Worker
 
-#: What a method of the awaited face gives in the place of what the other one gives.
-IN_COLOUR = {
+#: The return types of the async client, and those of the sync client in their place.
+SYNC_NAMES = {
     "SyncWorker": "Worker",
     "AsyncReception": "Reception",
     "AsyncConsumed": "Consumed",
@@ -24,7 +24,7 @@ IN_COLOUR = {
 PAIRS = [(Waypost, AsyncWaypost), (Reception, AsyncReception), (Consumed, AsyncConsumed)]
 #: The parts of a worker that its own moving parts call.
 INNER = {"on_abort", "on_work", "poke", "tell"}
-#: Loops that go on until they are told to end: by an event where they block, by a cancellation where they are awaited.
+#: Loops that end by an event in the sync client, and by cancellation in the async one.
 LOOPS = {"run_promoter", "run_scheduler"}
 
 
@@ -39,14 +39,14 @@ def parameters(member: Any) -> list[tuple[str, Any, Any, str]]:
     ]
 
 
-def given_back(member: Any) -> str:
+def return_type(member: Any) -> str:
     text = str(inspect.signature(member).return_annotation)
-    return re.sub("|".join(IN_COLOUR), lambda found: IN_COLOUR[found[0]], text)
+    return re.sub("|".join(SYNC_NAMES), lambda found: SYNC_NAMES[found[0]], text)
 
 
 @pytest.mark.promise("FACE-1")
 @pytest.mark.parametrize(("blocking", "awaiting"), PAIRS, ids=lambda kind: kind.__name__)
-def test_both_colours_have_the_same_names_parameters_and_words(blocking: type, awaiting: type) -> None:
+def test_both_clients_have_the_same_names_parameters_and_docstrings(blocking: type, awaiting: type) -> None:
     ours, theirs = public(blocking), public(awaiting)
     assert ours.keys() == theirs.keys()
     for name, member in ours.items():
@@ -57,25 +57,25 @@ def test_both_colours_have_the_same_names_parameters_and_words(blocking: type, a
             continue
         if callable(member):
             assert parameters(member) == parameters(other), name
-            assert given_back(member) == given_back(other), name
+            assert return_type(member) == return_type(other), name
         assert inspect.getdoc(member) == inspect.getdoc(other), name
 
 
 @pytest.mark.promise("FACE-1")
-def test_every_public_name_of_the_faces_says_what_it_is() -> None:
+def test_every_public_name_of_the_clients_has_a_docstring() -> None:
     assert [name for name, member in public(Waypost).items() if not inspect.getdoc(member)] == []
 
 
 @pytest.mark.promise("FACE-1")
-def test_both_faces_are_built_in_the_same_way() -> None:
+def test_both_clients_are_built_in_the_same_way() -> None:
     assert parameters(Waypost.__init__) == parameters(AsyncWaypost.__init__)
     wanted = {"url", "client", "store", "namespace", "queues", "strict_queues", "middleware", "state", "on_event"}
     assert wanted <= {name for name, *_ in parameters(Waypost.__init__)}
 
 
 @pytest.mark.promise("FACE-1")
-def test_what_waits_is_awaited_and_what_does_not_is_not() -> None:
-    """Methods that only make something to wait with are plain on both faces."""
+def test_methods_that_do_io_are_coroutines_and_others_are_not() -> None:
+    """Methods that only make something to wait with are plain on both clients."""
     plain = {name for name, member in vars(AsyncWaypost).items() if callable(member) and not _waits(member)}
     assert {name for name in plain if not name.startswith("_")} == {
         "consume", "dead_letters", "messages", "receive", "timers", "worker",
@@ -87,7 +87,7 @@ def _waits(member: Any) -> bool:
 
 
 @pytest.mark.promise("FACE-1")
-def test_the_workers_of_both_faces_are_used_alike() -> None:
+def test_the_workers_of_both_clients_have_the_same_methods() -> None:
     blocking, awaiting = public(SyncWorker), public(Worker)
     assert awaiting.keys() - blocking.keys() == INNER
     assert blocking.keys() <= awaiting.keys() | {"handlers", "name"}

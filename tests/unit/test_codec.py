@@ -177,7 +177,7 @@ def test_version_one_is_read_for_ever() -> None:
 
 
 @pytest.mark.promise("PUB-1")
-def test_a_newer_envelope_says_that_it_is_newer() -> None:
+def test_a_newer_envelope_raises_envelope_too_new() -> None:
     with pytest.raises(errors.EnvelopeTooNew, match="update waypost"):
         codec.open_envelope(bytes([codec.VERSION + 1]))
 

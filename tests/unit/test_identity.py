@@ -21,7 +21,7 @@ from waypost.identity import (
 
 
 @pytest.mark.promise("PUB-1")
-def test_ids_are_unique_ordered_and_tell_their_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ids_are_unique_ordered_and_carry_their_time(monkeypatch: pytest.MonkeyPatch) -> None:
     now_ns = 1_800_000_000_000 * 1_000_000
     monkeypatch.setattr("time.time_ns", lambda: now_ns)
     session = Session()

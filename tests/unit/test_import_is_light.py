@@ -71,7 +71,7 @@ print("opentelemetry" in sys.modules, hasattr(waypost.see, "Elsewhere"))
 
 
 @pytest.mark.promise("SEE-2")
-def test_metrics_and_traces_are_loaded_when_they_are_asked_for_and_say_what_is_missing() -> None:
+def test_metrics_and_traces_are_imported_on_first_use_and_name_a_missing_extra() -> None:
     environment = {**os.environ, "PYTHONPATH": str(Path(waypost.__file__).parents[1])}
     done = subprocess.run([sys.executable, "-c", SEEING], capture_output=True, text=True, check=True, env=environment)
     assert done.stdout.splitlines() == [

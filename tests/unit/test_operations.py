@@ -223,7 +223,7 @@ def test_an_executor_that_gives_up_as_a_whole_does_not_hide_earlier_waves(pulls:
     assert known == [True] * 512 * 64 + [False] * 512 * 6
 
 
-def test_a_publish_tells_whom_to_wake() -> None:
+def test_a_publish_names_the_sleepers_to_wake() -> None:
     store = ShakyStore()
     desk = Desk(store)
     desk.play(publish.publish(desk.context, "orders", 1, publish.PublishOptions()))

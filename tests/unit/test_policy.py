@@ -78,7 +78,7 @@ def test_a_bad_namespace_is_refused(name: Any) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "a\0b", "x" * 11, "\ud800", None, b"a"])
-def test_a_bad_text_is_refused_and_shown_cut(text: Any) -> None:
+def test_a_bad_text_is_refused_and_quoted_cut(text: Any) -> None:
     with pytest.raises(InvalidName) as caught:
         checks.check_text("key", text, 10)
     assert len(str(caught.value)) < 200

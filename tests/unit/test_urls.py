@@ -100,7 +100,7 @@ URLS = st.one_of(
 @example(f"nats://{CANARY}@h")
 @example(f"valkey://h?password=a@{CANARY}")
 @example(f"postgresql://u:p@{CANARY}?x@h")
-def test_no_secret_of_a_url_is_ever_shown(url: str) -> None:
+def test_no_secret_of_a_url_is_ever_printed(url: str) -> None:
     assert CANARY not in redact_url(url)
     assert redact_url(url).isprintable()
 
@@ -160,7 +160,7 @@ def test_every_text_has_an_answer(text: Any) -> None:
         ("", HIDDEN),
     ],
 )
-def test_what_is_shown_tells_which_server_is_meant(url: str, shown: str) -> None:
+def test_a_redacted_url_names_its_server(url: str, shown: str) -> None:
     assert redact_url(url) == shown
 
 

@@ -141,7 +141,7 @@ TABLE = [
 
 @pytest.mark.promise("PUB-1")
 @pytest.mark.parametrize("row", TABLE, ids=lambda one: one.value)
-def test_the_page_says_what_arrives(row: Row) -> None:
+def test_the_page_lists_what_arrives(row: Row) -> None:
     assert f"| {row.value} | {row.declared} | {row.plain_said} | {row.typed_said} |" in PAGE.read_text()
 
 
@@ -218,7 +218,7 @@ def test_a_message_sent_on_and_a_schedule_keep_to_the_table(post: Any) -> None:
         (Loose({1}), r"\$.anything is a set and would arrive as a list"),
     ],
 )
-def test_a_refusal_says_where_and_what_and_quotes_nothing(body: object, said: str) -> None:
+def test_a_refusal_names_place_and_type_and_quotes_nothing(body: object, said: str) -> None:
     with pytest.raises(errors.InvalidBody, match=said) as caught:
         codec.encode_body(body)
     assert "secret" not in str(caught.value)
@@ -253,7 +253,7 @@ def test_content_as_a_key_goes_by_what_arrives(post: Any) -> None:
 
 
 @pytest.mark.promise("CHAIN-1")
-def test_a_result_is_kept_as_json_has_it_and_restored_by_the_type_of_who_asks(post: Any) -> None:
+def test_a_result_is_kept_as_json_and_restored_by_as_type(post: Any) -> None:
     published = post.publish("orders", 1)
     with post.receive("orders") as message:
         message.keep_result((1, AT))

@@ -253,7 +253,7 @@ def publish(
     if options.after:
         yield from deliver_outgoing(context, queue)
     if published.status == "conflict":
-        raise _key_taken(draft.key, published.id)
+        raise _key_in_use(draft.key, published.id)
     return published
 
 
@@ -270,7 +270,7 @@ def _publish_once(context: ClientContext, queue: str, drafts: Sequence[Draft]) -
 
 
 #: The event for each status: the event, how it went, and more about it.
-_TOLD: dict[str, tuple[str, ObservedOutcome, str | None]] = {
+_EVENTS: dict[str, tuple[str, ObservedOutcome, str | None]] = {
     "queued": ("published", "success", None),
     "delayed": ("published", "success", "delayed"),
     "replaced": ("published", "success", "replaced"),
@@ -285,7 +285,7 @@ def _emit_published(
 ) -> None:
     for published, draft in zip(results, drafts, strict=False):
         if published is not None:
-            event, outcome, reason = _TOLD[published.status]
+            event, outcome, reason = _EVENTS[published.status]
             context.emit(
                 event, queue, outcome, message_id=published.id, key=draft.key, group=draft.group,
                 priority=draft.priority, reason=reason,
@@ -297,7 +297,7 @@ def _emit_failed(context: ClientContext, queue: str, error: Exception, count: in
     context.emit("published", queue, outcome, count=count, error_type=error_type(error), error=error_text(error))
 
 
-def _key_taken(key: str | None, holder: str) -> KeyTaken:
+def _key_in_use(key: str | None, holder: str) -> KeyTaken:
     return KeyTaken(
         f"key {key!r} belongs to message {holder}; nothing was published. "
         'Use on_conflict="keep", "replace" or "extend" to live with that',
@@ -387,7 +387,7 @@ class Cutter:
             options.key is None and not callable(options.group) and context.redact is None
             and not options.chain and not options.after
         )  # fmt: skip
-        self.taken = 0
+        self.read = 0
         self.error: Exception | None = None
 
     def chunks(self) -> Iterator[list[Draft]]:
@@ -406,8 +406,8 @@ class Cutter:
             bodies = list(islice(self._bodies, count))
             if not bodies:
                 break
-            self.taken += len(bodies)
-            if self.taken > BATCH_MAX:
+            self.read += len(bodies)
+            if self.read > BATCH_MAX:
                 raise InvalidInput(f"a batch holds at most {BATCH_MAX:,} messages; call publish_many for each part")
             self._piece = CHUNK_MESSAGES_MAX
             piece = self._drafts(bodies)
@@ -497,10 +497,10 @@ def publish_many(
             conflict = conflict or chunk.conflict
     if options.after and any(results):
         yield from deliver_outgoing(context, queue)
-    return _told(results, error or cutter.error or conflict, cutter, bodies)
+    return _batch_result(results, error or cutter.error or conflict, cutter, bodies)
 
 
-def _told(
+def _batch_result(
     results: list[Published | None], error: Exception | None, cutter: Cutter, bodies: Iterable[object]
 ) -> list[Published]:
     """What became of a batch, or what is known of it where a part failed."""
@@ -508,7 +508,7 @@ def _told(
         return results  # type: ignore[return-value]
     if not any(results):
         raise error
-    total = max(cutter.taken, len(bodies) if isinstance(bodies, Sequence) else 0)
+    total = max(cutter.read, len(bodies) if isinstance(bodies, Sequence) else 0)
     results += [None] * (total - len(results))
     known = sum(published is not None for published in results)
     raise PartialPublish(
@@ -520,11 +520,11 @@ def _told(
 
 
 def _take_out_conflicts(chunk: _Chunk) -> None:
-    """With `on_conflict="error"` a taken key leaves a gap in the results, and the rest of the batch goes on."""
+    """With `on_conflict="error"` a key in use makes a gap in the results, and the rest of the batch goes on."""
     for index, published in enumerate(chunk.results):
         if published is not None and published.status == "conflict":
             chunk.results[index] = None
-            chunk.conflict = chunk.conflict or _key_taken(chunk.drafts[index].key, published.id)
+            chunk.conflict = chunk.conflict or _key_in_use(chunk.drafts[index].key, published.id)
 
 
 def _send_wave(
@@ -627,6 +627,6 @@ def publish_within(
             context.replay_windows.end(queue, operation)
         for draft, published in zip(drafts, woken.result, strict=True):
             if published.status == "conflict":
-                conflict = conflict or _key_taken(draft.key, published.id)
+                conflict = conflict or _key_in_use(draft.key, published.id)
             results.append(None if published.status == "conflict" else published)
-    return _told(results, error or cutter.error or conflict, cutter, bodies)
+    return _batch_result(results, error or cutter.error or conflict, cutter, bodies)

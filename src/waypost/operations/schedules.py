@@ -306,8 +306,8 @@ def schedules(context: ClientContext, queue: str | None, count: int) -> Flow[lis
             try:
                 described.append(describe(name, stored, count))
             except SchemaTooNew as error:
-                told = {"event": "schedule_unreadable", "queue": name, "schedule": stored.key}
-                log.warning("schedule %s of queue %s is not listed: %s", stored.key, name, error, extra=told)
+                fields = {"event": "schedule_unreadable", "queue": name, "schedule": stored.key}
+                log.warning("schedule %s of queue %s is not listed: %s", stored.key, name, error, extra=fields)
     return described
 
 
@@ -322,8 +322,8 @@ def find(context: ClientContext, name: str, queue: str | None) -> Flow[Found | N
     if not fitting:
         fitting = [one for one in everything if _name_of(one[1]) == name]
     if len(fitting) > 1:
-        told_of = ", ".join(f"{stored.key!r} in {place}" for place, stored, _ in fitting[:5])
-        raise UnknownSchedule(f"{name!r} means several schedules: {told_of}; give the key, and queue=")
+        several = ", ".join(f"{stored.key!r} in {place}" for place, stored, _ in fitting[:5])
+        raise UnknownSchedule(f"{name!r} means several schedules: {several}; give the key, and queue=")
     return fitting[0] if fitting else None
 
 
