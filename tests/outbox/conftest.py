@@ -42,7 +42,7 @@ def post(server: PostgresServer, namespace: str) -> Iterator[Waypost]:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A store with a table of the user's beside it, one kind of transaction, and a client to look with."""
+    """A store with a table of the user's beside it, one kind of transaction, and a client that reads."""
 
     kind: TransactionKind
     reader: Waypost

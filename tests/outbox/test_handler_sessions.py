@@ -1,4 +1,4 @@
-"""A handler that asks for a session: its writes and the settle of its messages are one transaction."""
+"""A handler with a session parameter: its writes and the settle of its messages are one transaction."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MARKED = text("INSERT INTO shop (n) VALUES (:n)")
 
 @pytest.fixture
 def shop(server: PostgresServer) -> Iterator[psycopg.Connection[Any]]:
-    """A look at the user's table."""
+    """Return the rows of the user's table."""
     with psycopg.connect(server.url, autocommit=True) as connection:
         connection.execute("TRUNCATE shop")
         yield connection

@@ -22,7 +22,7 @@ SALE = "INSERT INTO shop (n) VALUES (%s)"
 
 @pytest.fixture
 def shop(server: PostgresServer) -> Iterator[psycopg.Connection[Any]]:
-    """A look at the user's table."""
+    """Return the rows of the user's table."""
     with psycopg.connect(server.url, autocommit=True) as connection:
         connection.execute("TRUNCATE shop")
         yield connection

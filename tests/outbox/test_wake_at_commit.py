@@ -81,7 +81,7 @@ def test_a_commit_without_sleepers_sends_no_notification(
 ) -> None:
     post.publish("orders", 0, transaction=connection)
     connection.commit()
-    assert listener.heard() == ["*"], "nobody knows who sleeps: everybody is woken, once"
+    assert listener.heard() == ["*"], "the sleepers are unknown: all are woken, once"
     for number in range(30):
         post.publish("orders", number, transaction=connection)
         if number % 3 == 0:

@@ -1,4 +1,4 @@
-"""Every kind of transaction that can carry messages, each behind the same few words.
+"""Every kind of transaction that can carry messages, each behind the same interface.
 
     with open_way("asyncpg", url, namespace) as way:
         way.run([("publish", ("orders", 7), {})], row=7, commit=False)

@@ -35,5 +35,5 @@ def system(request: pytest.FixtureRequest, systems: dict[str, TargetSystem]) -> 
 
 @pytest.fixture
 def name() -> str:
-    """Of a stream, a topic, a subject or a queue that nobody else uses."""
+    """Of a stream, a topic, a subject or a queue that no other test uses."""
     return f"orders-{next(_numbers)}"

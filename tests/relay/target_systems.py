@@ -51,7 +51,7 @@ class TargetSystem:
     server: EmbeddedServer
 
     def url(self, name: str) -> str:
-        """What to say in `to=`, once the place is made."""
+        """Return the URL for `to=`; create the stream, topic or queue if needed."""
         raise NotImplementedError
 
     def arrivals(self, name: str) -> list[Arrival]:

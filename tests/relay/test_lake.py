@@ -113,7 +113,7 @@ def test_a_missing_folder_is_waited_for_and_not_created(tmp_path: Path) -> None:
         relay = post.relay("orders", to=f"lake://{folder}?compression=snappy")
         post.publish_many("orders", [{"n": n} for n in range(30)])
         with post.worker():
-            until(lambda: relay.failure is not None, "the trouble")
+            until(lambda: relay.failure is not None, "the failure")
             assert "there is no folder" in (relay.failure or "")
             assert not folder.exists()
             folder.mkdir(parents=True)

@@ -26,7 +26,7 @@ Answer = Callable[[Sequence[RelayRecord]], Sequence[Confirmation]]
 class ListTarget:
     """A target that keeps what it confirms."""
 
-    description = "a shelf"
+    description = "a list"
 
     def __init__(self, answer: Answer | None = None) -> None:
         self.answer = answer or (lambda records: [None] * len(records))
@@ -165,7 +165,7 @@ def test_a_worker_that_stops_gives_back_what_is_not_confirmed_and_settles_what_i
         worker = post.worker()
         with worker:
             until(lambda: relay.failure)
-            assert any("a shelf" in reason for reason in worker.health().reasons)
+            assert any("a list" in reason for reason in worker.health().reasons)
             worker.stop(0.0)
         ledger = post.ledger("orders")
         assert (ledger.done, ledger.ready, ledger.released) == (1, 1, 1)

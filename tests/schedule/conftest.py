@@ -1,4 +1,4 @@
-"""Every story of schedules is told on every store, in both colours."""
+"""Schedules on every store, with the sync and the async client."""
 
 from __future__ import annotations
 

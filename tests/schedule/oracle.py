@@ -1,4 +1,4 @@
-"""The daylight-saving rules told in the dullest way: every minute of a window, one after the other, with zoneinfo.
+"""The daylight-saving rules implemented naively: every minute of a window, one after the other, with zoneinfo.
 
 It knows nothing of the code it judges: fields are compared one by one, gaps and repeated times are found by looking at
 the minutes themselves.

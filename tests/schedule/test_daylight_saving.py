@@ -44,11 +44,11 @@ def fires(pattern: str, zone: str, start: datetime, end: datetime) -> list[datet
 
 
 def differences(zone: str, first: datetime, last: datetime) -> tuple[int, list[str]]:
-    """How many changes were looked at, and where code and oracle disagree."""
+    """Return how many changes were compared, and where code and oracle disagree."""
     info = ZoneInfo(zone)
     moments = changes(info, first, last)
     wrong = []
-    # A zone whose clocks never change is looked at once.
+    # A zone whose clocks never change is compared once.
     for moment in moments or [first]:
         window = Window(info, moment - timedelta(hours=8), moment + timedelta(hours=6))
         for pattern in PATTERNS:

@@ -231,7 +231,7 @@ def test_saving_again_moves_nothing_and_another_rule_does(world: World) -> None:
 def test_a_schedule_that_is_saved_changed_paused_or_removed_is_noticed(world: World) -> None:
     scheduler = world.scheduler()
     world.tick(scheduler)
-    # One instant lies before the next look, and only one.
+    # One instant lies before the next poll, and only one.
     key = world.save(every=0.75 * POLL_SECONDS).key
     world.clock.advance(POLL_SECONDS)
     assert world.tick(scheduler).fires == 1
@@ -415,7 +415,7 @@ def test_a_promoter_makes_ready_wakes_and_reports(world: World) -> None:
     assert ticks == [("elected", 0, 2), ("leading", 1, 1), ("following", 0, 0)]
 
 
-#: What happens in one step of a story made by chance.
+#: One step of a random sequence.
 ACTIONS = ("tick a", "tick b", "tick c", "freeze a", "thaw a", "save", "pause", "resume", "pass")
 
 

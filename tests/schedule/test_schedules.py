@@ -164,7 +164,7 @@ def test_a_newer_message_of_its_key_goes_before_one_that_was_rescheduled(harness
     harness.publish("checks", 1, key="check")
     with harness.receive("checks", wait=5) as message:
         message.reschedule(3600)
-        # Somebody publishes the next one while this one runs: that one counts.
+        # The next one is published while this one runs: that one counts.
         newer = harness.publish("checks", 2, key="check", on_conflict="replace")
     with harness.receive("checks", wait=5) as again:
         assert (again.id, again.body) == (newer.id, 2)
@@ -284,7 +284,7 @@ def test_a_loop_on_an_event_loop_runs_until_it_is_cancelled_and_hands_over(url: 
             run = post.run_scheduler if role == "scheduler" else post.run_promoter
             running = asyncio.create_task(run(on_tick=ticks.append))
             queue = "beats" if role == "scheduler" else "later"
-            while (await post.ledger(queue)).ready == 0:  # noqa: ASYNC110 - the store tells nobody
+            while (await post.ledger(queue)).ready == 0:  # noqa: ASYNC110 - the store sends no event
                 await asyncio.sleep(0.01)
             running.cancel()
             with pytest.raises(asyncio.CancelledError):

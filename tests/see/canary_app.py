@@ -1,4 +1,4 @@
-"""A client whose URLs hold a secret, and which tells everything that it can: run by `waypost worker`."""
+"""A client whose URLs hold a secret, and which logs every event and span: run by `waypost worker`."""
 
 from __future__ import annotations
 

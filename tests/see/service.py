@@ -1,4 +1,4 @@
-"""Asking over HTTP, and reading what Prometheus would read."""
+"""HTTP requests to a worker's endpoint, and parsed metrics."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ def get(url: str, **headers: str) -> tuple[int, str, str]:
 
 
 def get_json(url: str) -> tuple[int, dict[str, Any]]:
-    """Status of an answer, and what it tells as JSON."""
+    """Return the status of a reply, and its JSON body."""
     status, _, body = get(url)
     return status, json.loads(body)
 
 
 def figures(text: str) -> Figures:
-    """What a scrape says, by name and labels. Fails on a series that is there twice."""
+    """Parse the metrics of a scrape, by name and labels. Fails on a duplicate series."""
     found: Figures = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
@@ -71,12 +71,12 @@ class Service:
         self.log = log
 
     def output(self) -> str:
-        """What it said so far."""
+        """Return its log so far."""
         return self.log.read_text()
 
     @property
     def url(self) -> str:
-        """Where it answers, once it says so."""
+        """Wait for its URL in the log."""
 
         def found() -> str | None:
             assert self.process.poll() is None, self.output()

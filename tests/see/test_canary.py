@@ -147,7 +147,7 @@ def test_processes_that_run_show_the_password_of_no_server(guarded: tuple[Embedd
 
 
 def ended(service: Service) -> str:
-    """Stop a process in order; all that it said."""
+    """Stop a process in order; return its log."""
     service.process.terminate()
     service.process.wait(60)
     return service.output()

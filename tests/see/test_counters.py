@@ -121,7 +121,7 @@ def test_the_age_of_a_queue_is_exported_beside_its_length() -> None:
     assert value(found, "waypost_queue_oldest_ready_seconds", queue="orders") == 40
     assert value(found, "waypost_queue_oldest_leased_seconds", queue="orders") == 40
     assert value(found, "waypost_queue_paused", queue="orders") == 1
-    # Nobody claims there, so the timer lies where it was.
+    # No worker claims there, so the timer is not promoted.
     assert value(found, "waypost_queue_timer_late_seconds", queue="timers") == 30
     assert value(found, "waypost_queue_timer_late_seconds", queue="orders") == 0
     assert value(found, "waypost_queue_workers", queue="orders") == 0

@@ -145,7 +145,7 @@ def test_the_endpoint_is_read_only() -> None:
             connection.request("POST", "/health", b"{}")
             assert connection.getresponse().status == 501
             connection.close()
-            # One who says nothing holds up nobody else.
+            # A client that sends nothing delays no other.
             with socket.create_connection(("127.0.0.1", endpoint.port)):
                 assert get(f"{endpoint.url}/health")[0] == 200
 
