@@ -79,7 +79,7 @@ def test_a_library_that_is_too_old_is_named() -> None:
 
 
 @pytest.mark.promise("STORE-3", "SEE-6")
-def test_a_missing_directory_says_what_to_do(tmp_path: Path) -> None:
+def test_the_error_of_a_missing_directory_names_the_way_out(tmp_path: Path) -> None:
     with pytest.raises(StoreUnavailable, match="create it first"):
         SqliteStore(tmp_path / "nowhere" / "orders.db").connect(start_timeout=1)
     with pytest.raises(StoreUnavailable, match="is a directory"):
@@ -98,7 +98,7 @@ def test_a_file_that_is_no_database_is_left_alone(path: Path) -> None:
 
 @pytest.mark.promise("STORE-3")
 @pytest.mark.parametrize("statement", ["CREATE TABLE wp_message (id)", "CREATE TABLE WP_META (name, value)"])
-def test_tables_of_somebody_else_in_our_place_are_left_alone(path: Path, statement: str) -> None:
+def test_foreign_tables_in_our_place_are_left_alone(path: Path, statement: str) -> None:
     with closing(sqlite3.connect(path)) as connection:
         connection.execute(statement)
     before = path.read_bytes()
@@ -178,7 +178,7 @@ def test_a_file_of_the_first_release_gets_the_columns_that_it_lacks(path: Path, 
 
 
 @pytest.mark.promise("STORE-6")
-def test_namespaces_that_look_alike_never_meet(connected: Callable[..., tuple[SqliteStore, SqliteExecutor]]) -> None:
+def test_similar_namespaces_never_meet(connected: Callable[..., tuple[SqliteStore, SqliteExecutor]]) -> None:
     names = ("wp", "WP", "Wp", "wP", "wp_message", "wp-x", "sqlite", "SQLite", "sqlite_a")
     session = Session(ClockTime())
     for count, name in enumerate(names, 1):
@@ -304,7 +304,7 @@ def test_a_cursor_that_no_listing_gave_is_refused(
 
 
 @pytest.mark.promise("STORE-3", "STORE-5")
-def test_a_closed_connection_says_so_in_both_colours(path: Path) -> None:
+def test_a_closed_connection_raises_in_sync_and_async(path: Path) -> None:
     store: Store = SqliteStore(path)
     executor = store.connect(start_timeout=3)
     executor.close()

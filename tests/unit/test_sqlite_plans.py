@@ -16,7 +16,7 @@ from waypost.store.sqlite import SqliteStore
 from waypost.store.sqlite.executor import SqliteExecutor
 from waypost.testing.clock import ManualClock
 
-#: One row per queue, one row in all, or a parameter: looked at from end to end, and never long.
+#: One row per queue, one row in all, or a parameter: read from end to end, and never long.
 SHORT = ("wp_queue", "wp_meta", "wp_reserve", "json_each", "j VIRTUAL TABLE", "j", "(subquery")
 #: Indexes that find at most a handful of rows: sorting those costs nothing.
 FEW = ('"wp_message:id"', '"wp_message:owner"', '"wp_message:parked"', '"wp_completed:id"')
@@ -30,25 +30,25 @@ def executor_of(pair: Pair) -> SqliteExecutor:
 
 def listen(executor: SqliteExecutor) -> set[str]:
     """All statements that this executor runs from now on, with their values left out."""
-    heard: set[str] = set()
+    statements: set[str] = set()
 
-    def hear(statement: str) -> None:
+    def record_statement(statement: str) -> None:
         shape = re.sub(r"'(?:[^']|'')*'|x'[0-9A-Fa-f]*'", "''", statement, flags=re.IGNORECASE)
         shape = re.sub(r"(?<=[ (=,-])\d{2,}", "7", shape)
         shape = re.sub(r"VALUES.*", "", shape)
         if shape not in shapes:
             shapes.add(shape)
-            heard.add(statement)
+            statements.add(statement)
 
     shapes: set[str] = set()
-    for link in (executor._writer, executor._reader):
-        with link.use() as connection:
-            connection.set_trace_callback(hear)
-    return heard
+    for context in (executor._writer, executor._reader):
+        with context.use() as connection:
+            connection.set_trace_callback(record_statement)
+    return statements
 
 
 def scans(connection: sqlite3.Connection, statement: str) -> list[str]:
-    """The steps of a statement's plan that look at a whole table, or must sort what an index has in order."""
+    """The steps of a statement's plan that scan a whole table, or must sort what an index has in order."""
     plan = [str(row[3]) for row in connection.execute(f"EXPLAIN QUERY PLAN {statement}")]
     few = any(index in statement for index in FEW) or "json_each" in statement
     sorts = [] if few else [step for step in plan if "TEMP B-TREE" in step]
@@ -56,10 +56,10 @@ def scans(connection: sqlite3.Connection, statement: str) -> list[str]:
 
 
 @pytest.mark.promise("STORE-3", "SEE-5")
-def test_no_statement_of_any_verb_looks_at_a_whole_table(tmp_path: Path) -> None:
+def test_no_statement_of_any_verb_scans_a_whole_table(tmp_path: Path) -> None:
     pair = Pair(lambda clock: SqliteStore(tmp_path / "plans.db", clock=clock), seed=1)
     executor = executor_of(pair)
-    heard = listen(executor)
+    statements = listen(executor)
     for _ in range(250):
         queue = pair.step()
         filters = {name: pair.random.choice((None, None, "x")) for name in ("id", "key", "group", "reason")}
@@ -72,10 +72,12 @@ def test_no_statement_of_any_verb_looks_at_a_whole_table(tmp_path: Path) -> None
         executor.run(pair.stores[1].journal(queue, 0, 10))
     with executor._writer.use() as connection:
         connection.set_trace_callback(None)
-        told = [statement for statement in heard if statement.split()[0] in ("SELECT", "UPDATE", "DELETE", "INSERT")]
-        found = {statement: steps for statement in told if (steps := scans(connection, statement))}
+        traced = [
+            statement for statement in statements if statement.split()[0] in ("SELECT", "UPDATE", "DELETE", "INSERT")
+        ]
+        found = {statement: steps for statement in traced if (steps := scans(connection, statement))}
     pair.close()
-    assert len(told) > 60
+    assert len(traced) > 60
     assert found == {}
 
 
@@ -111,8 +113,8 @@ def test_a_publish_a_claim_and_the_stats_cost_the_same_in_a_long_queue(tmp_path:
         )
         cost = []
         for verb in verbs:
-            link = executor._writer if verb.name != "stats" else executor._reader  # the one that will run it
-            with link.use() as connection:
+            context = executor._writer if verb.name != "stats" else executor._reader  # the one that will run it
+            with context.use() as connection:
                 pass
             cost.append(steps_of(connection, lambda verb=verb, executor=executor: executor.run(verb)))  # type: ignore[misc]
         costs.append(cost)

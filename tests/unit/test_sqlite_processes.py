@@ -61,11 +61,11 @@ def start(path: Path, script: str) -> subprocess.Popen[str]:
     )
 
 
-def said(process: subprocess.Popen[str], told: str = "") -> list[int]:
+def printed_numbers(process: subprocess.Popen[str], input_text: str = "") -> list[int]:
     """The numbers that a process printed before it ended well."""
-    output, errors = process.communicate(told, timeout=60)
+    output, errors = process.communicate(input_text, timeout=60)
     assert process.returncode == 0, errors
-    return [int(word) for word in output.split()]
+    return [int(number) for number in output.split()]
 
 
 # ---- processes -------------------------------------------------------------------------------------------------
@@ -87,7 +87,7 @@ executor.close()
         assert process.stdin is not None
         process.stdin.write("go\n")
         process.stdin.flush()
-    done = sum(sum(said(process)) for process in processes)
+    done = sum(sum(printed_numbers(process)) for process in processes)
     store = SqliteStore(path)
     executor = store.connect(start_timeout=3)
     left = 0
@@ -121,11 +121,11 @@ assert executor._writer._connection is not before
 print(os.waitstatus_to_exitcode(status) + done, executor.run(store.stats("orders")).ledger.published)
 executor.close()
 """
-    assert said(start(tmp_path / "orders.db", script)) == [14, 14]
+    assert printed_numbers(start(tmp_path / "orders.db", script)) == [14, 14]
 
 
 @pytest.mark.promise("LEASE-13", "STORE-3")
-def test_a_fork_that_nobody_announced_is_noticed_by_its_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fork_that_python_did_not_see_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = SqliteStore(tmp_path / "orders.db")
     executor = store.connect(start_timeout=3)
     inherited = executor._writer._connection
@@ -137,7 +137,7 @@ def test_a_fork_that_nobody_announced_is_noticed_by_its_number(tmp_path: Path, m
         assert executor._writer._connection is not inherited
         assert inherited in executors._inherited
         executor.close()
-    # Whoever has it still may use it: the child has left it alone.
+    # The parent may still use it: the child did not close it.
     assert inherited.execute("SELECT count(*) FROM wp_queue").fetchone() == (1,)
     executors._inherited.remove(inherited)
     inherited.close()
@@ -166,7 +166,7 @@ _, status = os.waitpid(child, 0)
 print(os.waitstatus_to_exitcode(status), asyncio.run(executor.run(store.queues())).count("orders"))
 asyncio.run(executor.close())
 """
-    assert said(start(tmp_path / "orders.db", script)) == [0, 1]
+    assert printed_numbers(start(tmp_path / "orders.db", script)) == [0, 1]
 
 
 # ---- threads ---------------------------------------------------------------------------------------------------
@@ -208,7 +208,7 @@ def test_threads_share_an_executor_and_claim_each_message_once(tmp_path: Path) -
 
 
 @pytest.mark.promise("STORE-3", "LEASE-14", "SEE-6")
-def test_a_writer_that_does_not_let_go_is_told_and_readers_are_not_kept_waiting(tmp_path: Path) -> None:
+def test_a_writer_that_waits_too_long_gets_an_error_and_readers_do_not_wait(tmp_path: Path) -> None:
     path = tmp_path / "orders.db"
     store = SqliteStore(path)
     executor = store.connect(start_timeout=3)
@@ -272,7 +272,7 @@ def test_a_failing_call_of_a_batch_fails_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.promise("STORE-3")
-def test_both_colours_give_the_same_results_for_a_batch(tmp_path: Path) -> None:
+def test_sync_and_async_give_the_same_results_for_a_batch(tmp_path: Path) -> None:
     store, session = SqliteStore(tmp_path / "orders.db"), Session(ClockTime())
 
     async def awaited() -> list[Any]:
