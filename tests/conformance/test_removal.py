@@ -87,7 +87,7 @@ def use_everything(bench: Bench) -> None:
     bench.deliver_all()
     bench.publish()
     bench.settle(bench.claim_one(), "dead", reason="rejected")
-    bench.claimed(sleeper="anna", linger_ms=50)
+    bench.claimed(sleeper="anna", poll_soon_ms=50)
     bench.purge("dead")
     bench.run(bench.store.remove_schedule("orders", "hourly"))
     bench.run(bench.store.journal_forget("orders", "lake"))

@@ -40,7 +40,7 @@ PLAIN_FOLDERS = (
 #: Names in which such a word has its ordinary sense, and names that are given elsewhere.
 ORDINARY_NAMES = {
     "tests/fault/test_proxy.py": {"Echo", "EchoHandler", "echo"},  # an echo server
-    "src/waypost/testing/bench.py": {"linger_ms"},  # a parameter of `Store.claim`
+    "src/waypost/testing/bench.py": {"poll_soon_ms"},  # a parameter of `Store.claim`
 }
 #: The name of a test is a sentence: there a step "leaves no event".
 ORDINARY_IN_SENTENCES = frozenset(("leaves",))

@@ -190,7 +190,7 @@ def claim(
     deadline: float | None = None,
     *,
     sleeper: str | None = None,
-    linger_ms: int | None = None,
+    poll_soon_ms: int | None = None,
     blocking: tuple[float, BlockingWaiter] | None = None,
 ) -> Flow[Claimed]:
     """Claim messages. If the reply is lost and the wait is over, replay that claim and lease nothing new.
@@ -206,7 +206,7 @@ def claim(
         if replay:
             return store.claim(queue, limit, operation, worker=context.worker, replay=True)
         call = store.claim(
-            queue, limit, operation, worker=context.worker, sleeper=sleeper, linger_ms=linger_ms,
+            queue, limit, operation, worker=context.worker, sleeper=sleeper, poll_soon_ms=poll_soon_ms,
             bytes_max=context.claim_bytes(queue),
         )  # fmt: skip
         if waits and blocking is not None and sleeper is not None and store.blocking_waits is not None:

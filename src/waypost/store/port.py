@@ -13,7 +13,7 @@ else its step did: a lease that had ended, a message that was buried, dropped or
 
 A claim ends before the first message that would make its answer longer than `bytes_max`, and says that there is more;
 it takes one message whatever its size. One that took all there was and has room for more registers its `sleeper`. With
-`linger_ms` its worker polls again so soon that until then no sleeper is woken for a few messages; 0 ends that.
+`poll_soon_ms` its worker polls again so soon that until then no sleeper is woken for a few messages; 0 ends that.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ class Store(Protocol):
         *,
         worker: str,
         sleeper: str | None = None,
-        linger_ms: int | None = None,
+        poll_soon_ms: int | None = None,
         replay: bool = False,
         bytes_max: int = CLAIM_BYTES_MAX,
         nonce: bytes | None = None,

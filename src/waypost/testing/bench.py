@@ -261,7 +261,7 @@ class Bench:
         queue: str = QUEUE,
         worker: str = "worker-1",
         sleeper: str | None = None,
-        linger_ms: int | None = None,
+        poll_soon_ms: int | None = None,
         replay: bool = False,
         bytes_max: int = CLAIM_BYTES_MAX,
         operation: Operation | None = None,
@@ -270,7 +270,7 @@ class Bench:
         """A claim and its whole reply."""
         operation = operation or self.operation(queue)
         options: dict[str, Any] = {
-            "sleeper": sleeper, "linger_ms": linger_ms, "replay": replay, "bytes_max": bytes_max, "nonce": nonce,
+            "sleeper": sleeper, "poll_soon_ms": poll_soon_ms, "replay": replay, "bytes_max": bytes_max, "nonce": nonce,
         }  # fmt: skip
         return self.run(self.store.claim(queue, limit, operation, worker=worker, **options))
 

@@ -269,7 +269,7 @@ class StoreMachine(RuleBasedStateMachine):
     ) -> None:
         """A claim; now and then one that only replays a lost reply, or that takes few bytes."""
         options: dict[str, Any] = {
-            "sleeper": sleeper, "linger_ms": poll_soon, "replay": replay, "bytes_max": bytes_max,
+            "sleeper": sleeper, "poll_soon_ms": poll_soon, "replay": replay, "bytes_max": bytes_max,
         }  # fmt: skip
         claimed = self.operate(
             queue,

@@ -308,11 +308,11 @@ class Consumer:
         """One claim, behind a blocking wait or not. None if the store does not answer."""
         waiter, poll_soon_ms = self._waiter, self._poll_soon.poll_soon_ms
         if wait is None or sleeper is None:
-            flow = receive.claim(self._context, self.queue, limit, sleeper=sleeper, linger_ms=poll_soon_ms)
+            flow = receive.claim(self._context, self.queue, limit, sleeper=sleeper, poll_soon_ms=poll_soon_ms)
             return await self._run_claim(flow)
         blocking = (wait.seconds, waiter.start_wait(sleeper, wait))
         flow = receive.claim(
-            self._context, self.queue, limit, sleeper=sleeper, linger_ms=poll_soon_ms, blocking=blocking
+            self._context, self.queue, limit, sleeper=sleeper, poll_soon_ms=poll_soon_ms, blocking=blocking
         )
         claimed = None
         try:

@@ -290,12 +290,12 @@ class QueueModel:
         nonce: bytes,
         worker: str,
         sleeper: str | None,
-        linger_ms: int | None = None,
+        poll_soon_ms: int | None = None,
         bytes_max: int = CLAIM_BYTES_MAX,
     ) -> tuple[Claimed, list[str]]:
         if sleeper is not None:
             self.sleepers.pop(sleeper, None)
-        if linger_ms is not None:
+        if poll_soon_ms is not None:
             self.polling_soon.pop(worker, None)
         leases: list[Lease] = []
         next_rate_ms, more = None, False
@@ -311,9 +311,9 @@ class QueueModel:
             self.sleepers = {name: until for name, until in self.sleepers.items() if until > now}
             self.sleepers[sleeper] = now + SLEEPER_TTL_MS
             self.sleepers_known_until = now + SLEEPER_TTL_MS
-        if linger_ms and len(leases) < limit and not more:
+        if poll_soon_ms and len(leases) < limit and not more:
             self.polling_soon = {name: until for name, until in self.polling_soon.items() if until > now}
-            self.polling_soon[worker] = now + min(linger_ms, COVER_MS_MAX)
+            self.polling_soon[worker] = now + min(poll_soon_ms, COVER_MS_MAX)
         return self._claimed(now, leases, next_rate_ms, more), [lease.id for lease in leases]
 
     def claim_again(self, now: int, ids: Iterable[str], held: bytes, nonce: bytes) -> Claimed:

@@ -253,7 +253,7 @@ class MemoryStore:
         *,
         worker: str,
         sleeper: str | None = None,
-        linger_ms: int | None = None,
+        poll_soon_ms: int | None = None,
         replay: bool = False,
         bytes_max: int = CLAIM_BYTES_MAX,
         nonce: bytes | None = None,
@@ -270,7 +270,7 @@ class MemoryStore:
                 kept = replace(first, nonce=fence)
                 claimed = model.claim_again(now, first.ids, first.nonce, fence)
             else:
-                claimed, ids = model.claim(now, limit, operation, fence, worker, sleeper, linger_ms, bytes_max)
+                claimed, ids = model.claim(now, limit, operation, fence, worker, sleeper, poll_soon_ms, bytes_max)
                 wake = self.deliver_notices(now)
                 kept = KeptClaim(fence, ids, self.take_also(), wake)
             model.remember(now, operation, kept, self.replay_ttl_ms)

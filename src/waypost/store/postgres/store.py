@@ -307,7 +307,7 @@ class PostgresStore:
         *,
         worker: str,
         sleeper: str | None = None,
-        linger_ms: int | None = None,
+        poll_soon_ms: int | None = None,
         replay: bool = False,
         bytes_max: int = CLAIM_BYTES_MAX,
         nonce: bytes | None = None,
@@ -332,7 +332,7 @@ class PostgresStore:
             )  # fmt: skip
 
         parameters = [
-            number(limit), text(worker), text(sleeper), flag(replay), number(linger_ms), number(bytes_max),
+            number(limit), text(worker), text(sleeper), flag(replay), number(poll_soon_ms), number(bytes_max),
         ]  # fmt: skip
         return self._once("claim", queue, operation, parameters, decode, columns="*", nonce=fence)
 

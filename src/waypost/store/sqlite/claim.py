@@ -58,7 +58,7 @@ def claim(
     nonce: bytes,
     worker: str,
     sleeper: str | None,
-    linger_ms: int | None,
+    poll_soon_ms: int | None,
     bytes_max: int,
 ) -> tuple[Claimed, list[str]]:
     """Lease up to `limit` messages; a hand that is not full registers its worker as a sleeper in the same step."""
@@ -66,7 +66,7 @@ def claim(
     operation_id = str(operation)
     if sleeper is not None:
         step.execute(_SLEEPER_OUT, (records.number, sleeper))
-    if linger_ms is not None:
+    if poll_soon_ms is not None:
         step.execute(_SLEEPER_OUT, (records.number, POLLS_SOON + worker))
     leases: list[Lease] = []
     next_rate_ms, more = None, False
@@ -80,8 +80,8 @@ def claim(
         step.execute(_SLEEPERS_OLD, (records.number, now))
         step.execute(_SLEEPER_IN, (records.number, sleeper, now + SLEEPER_TTL_MS))
         records.numbers["sleepers_known_until"] = now + SLEEPER_TTL_MS
-    if linger_ms and len(leases) < limit and not more:
-        step.execute(_SLEEPER_IN, (records.number, POLLS_SOON + worker, now + min(linger_ms, COVER_MS_MAX)))
+    if poll_soon_ms and len(leases) < limit and not more:
+        step.execute(_SLEEPER_IN, (records.number, POLLS_SOON + worker, now + min(poll_soon_ms, COVER_MS_MAX)))
     return _claimed(records, leases, next_rate_ms, more), [lease.id for lease in leases]
 
 

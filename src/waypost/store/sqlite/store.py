@@ -206,7 +206,7 @@ class SqliteStore:
         *,
         worker: str,
         sleeper: str | None = None,
-        linger_ms: int | None = None,
+        poll_soon_ms: int | None = None,
         replay: bool = False,
         bytes_max: int = CLAIM_BYTES_MAX,
         nonce: bytes | None = None,
@@ -217,7 +217,7 @@ class SqliteStore:
             records = step.queue_for_writing(queue)
             first = replays.replayed(records, operation)
             if first is None and not replay:
-                claimed, ids = claim.claim(records, limit, operation, fence, worker, sleeper, linger_ms, bytes_max)
+                claimed, ids = claim.claim(records, limit, operation, fence, worker, sleeper, poll_soon_ms, bytes_max)
                 wake = chains.deliver_notices(step) if step.notices or step.waiters_to_wake else {}
                 also = step.also.take()
                 replays.remember(records, operation, replays.CLAIMED.pack((fence, ids, also, wake)))

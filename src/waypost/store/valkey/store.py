@@ -347,7 +347,7 @@ class ValkeyStore:
         *,
         worker: str,
         sleeper: str | None = None,
-        linger_ms: int | None = None,
+        poll_soon_ms: int | None = None,
         replay: bool = False,
         bytes_max: int = CLAIM_BYTES_MAX,
         nonce: bytes | None = None,
@@ -374,7 +374,7 @@ class ValkeyStore:
             wake, also = packing.unpack_besides(queue, besides)
             return structs.replace(claimed, wake=wake, also=also)
 
-        linger = b"" if linger_ms is None else b"%d" % linger_ms
+        linger = b"" if poll_soon_ms is None else b"%d" % poll_soon_ms
         arguments = (
             b"%d" % limit, worker.encode(), (sleeper or "").encode(), b"1" if replay else b"0", linger,
             b"%d" % bytes_max, fence,

@@ -116,7 +116,7 @@ class TestClockSteps:
     def test_a_sleeper_is_woken_after_a_step_back_though_a_worker_had_promised_to_poll_again(
         self, bench: Bench, count: int
     ) -> None:
-        bench.claim(1, worker="gone", linger_ms=50)
+        bench.claim(1, worker="gone", poll_soon_ms=50)
         bench.claim(1, worker="idle", sleeper="idle-1")
         bench.clock.step(-HOUR)
         # For one message a store may read fewer sleepers, and not meet the promise at all.

@@ -255,7 +255,7 @@ class TestPollSoon:
     def test_no_sleeper_is_woken_for_a_few_messages_while_a_worker_polls_again_soon(self, bench: Bench) -> None:
         put_to_sleep(bench, "a")
         bench.publish()
-        bench.claim(10, linger_ms=20)
+        bench.claim(10, poll_soon_ms=20)
         bench.publish_count(2)
         assert bench.woken == {}
         bench.after(0.02)
@@ -266,31 +266,31 @@ class TestPollSoon:
     @pytest.mark.promise("WAKE-2")
     def test_many_messages_wake_sleepers_though_a_worker_polls_again_soon(self, bench: Bench) -> None:
         put_to_sleep(bench, "a", "b")
-        bench.claim(10, linger_ms=20)
+        bench.claim(10, poll_soon_ms=20)
         bench.publish_drafts([bench.draft() for _ in range(COVERED_MAX + 1)])
         assert bench.woken == {"orders": ["b", "a"]}
 
     @pytest.mark.promise("WAKE-2")
     def test_a_claim_that_reached_its_limit_does_not_count_as_polling_soon(self, bench: Bench) -> None:
         put_to_sleep(bench, "a")
-        bench.claim(10, linger_ms=20)
+        bench.claim(10, poll_soon_ms=20)
         bench.publish_count(2)
-        assert len(bench.claim(1, linger_ms=20)) == 1
+        assert len(bench.claim(1, poll_soon_ms=20)) == 1
         bench.publish()
         assert bench.woken == {"orders": ["a"]}
 
     @pytest.mark.promise("WAKE-2")
     def test_a_promise_to_poll_soon_can_be_withdrawn(self, bench: Bench) -> None:
         put_to_sleep(bench, "a")
-        bench.claim(10, linger_ms=50)
-        bench.claim(10, linger_ms=0)
+        bench.claim(10, poll_soon_ms=50)
+        bench.claim(10, poll_soon_ms=0)
         bench.publish()
         assert bench.woken == {"orders": ["a"]}
 
     @pytest.mark.promise("WAKE-2")
     def test_a_promise_to_poll_soon_is_short_and_registers_no_sleeper(self, bench: Bench) -> None:
         put_to_sleep(bench, "a")
-        bench.claim(10, linger_ms=60_000)
+        bench.claim(10, poll_soon_ms=60_000)
         assert bench.stats().sleepers == 1
         bench.after(COVER_MS_MAX / 1000)
         bench.publish()
