@@ -35,7 +35,8 @@ PRIVATE_WORDS = frozenset(re.findall(r"\w+", """
 """))  # fmt: skip
 #: The folders whose names have none of them. Add a folder here once its names are plain.
 PLAIN_FOLDERS = (
-    "src/waypost/testing", "tests/conformance", "tests/fault", "tests/servers", "benchmarks", "scripts",
+    "src/waypost/cli", "src/waypost/client", "src/waypost/schedule", "src/waypost/see", "src/waypost/testing",
+    "tests/conformance", "tests/fault", "tests/outbox", "tests/servers", "benchmarks", "examples", "scripts",
 )  # fmt: skip
 #: Names in which such a word has its ordinary sense, and names that are given elsewhere.
 ORDINARY_NAMES = {
