@@ -31,7 +31,7 @@ class Desk:
         self._capture = capture
         self.post = Waypost(url, namespace=namespace)
         #: What the last command wrote to its second stream.
-        self.said = ""
+        self.stderr = ""
 
     @property
     def place(self) -> list[str]:
@@ -49,9 +49,9 @@ class Desk:
             ended = main(arguments)
         except SystemExit as end:
             ended = int(end.code or 0)
-        out, self.said = self._capture.readouterr()
-        assert ended == code, f"{arguments} ended with {ended}: {out}{self.said}"
-        assert "Traceback" not in self.said
+        out, self.stderr = self._capture.readouterr()
+        assert ended == code, f"{arguments} ended with {ended}: {out}{self.stderr}"
+        assert "Traceback" not in self.stderr
         return out
 
     def json(self, *arguments: str, code: int = 0) -> Any:
@@ -61,7 +61,7 @@ class Desk:
     def refused(self, *arguments: str, code: int = 2) -> str:
         """Run a command that cannot be meant; the sentence that says so."""
         assert self.run(*arguments, code=code) == ""
-        return self.said.splitlines()[-1]
+        return self.stderr.splitlines()[-1]
 
     def bury(self, queue: str, *bodies: object, reason: str = "rejected", error: str | None = None) -> list[str]:
         """Make dead letters; their ids."""

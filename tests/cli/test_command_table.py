@@ -13,12 +13,12 @@ from typing import Literal, NamedTuple
 import msgspec
 import pytest
 
-from tests.cli.test_every_command import leaves
+from tests.cli.test_every_command import list_commands
 from waypost.cli.main import main, make_parser
 
 SOURCE = Path(__file__).parents[2] / "src"
 ID = "1m7fra5gs06ap4cfk9b5jsq9"
-PATIENCE_SECONDS = 60
+SECONDS_MAX = 60
 
 
 class Row(NamedTuple):
@@ -96,7 +96,7 @@ def given(row: Row, url: str) -> list[str]:
 
 @pytest.mark.promise("FACE-2")
 def test_the_table_has_every_command() -> None:
-    assert sorted(TABLE) == sorted(leaves(make_parser()))
+    assert sorted(TABLE) == sorted(list_commands(make_parser()))
     assert [name for name, rows in TABLE.items() for row in rows if not row.arguments.startswith(name)] == []
 
 
@@ -109,14 +109,14 @@ def test_a_command_that_only_reads_makes_no_file(
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "typo.db"
     code = main(given(row, f"sqlite:///{path}") + (["--json"] if how == "json" else []))
-    said = capsys.readouterr().err
+    printed_text = capsys.readouterr().err
     if row.file == "makes":
-        assert (code, path.exists()) == (0, True), said
-        assert f"creating {path}" in said
+        assert (code, path.exists()) == (0, True), printed_text
+        assert f"creating {path}" in printed_text
         return
-    assert code == 3, said
-    assert f"there is no file {path}, and this command creates none" in said
-    assert len(said.strip().splitlines()) == 1
+    assert code == 3, printed_text
+    assert f"there is no file {path}, and this command creates none" in printed_text
+    assert len(printed_text.strip().splitlines()) == 1
     assert list(tmp_path.iterdir()) == []
 
 
@@ -134,7 +134,7 @@ def test_a_command_that_runs_says_that_it_makes_a_file(row: Row, tmp_path: Path)
         # Its next line says that it runs.
         process.stderr.readline()
         process.send_signal(signal.SIGTERM)
-        _, rest = process.communicate(timeout=PATIENCE_SECONDS)
+        _, rest = process.communicate(timeout=SECONDS_MAX)
     assert process.returncode == 0, rest
     assert path.exists()
 
@@ -174,16 +174,20 @@ def test_a_command_without_its_extra_says_so_in_one_line(tmp_path: Path) -> None
             tried.append((given(row, ""), row.extra or ("valkey" if row.arguments.startswith("worker") else None)))
     done = subprocess.run(
         [sys.executable, "-S", "-c", RUNNER], input=json.dumps([arguments for arguments, _ in tried]),
-        capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=True, cwd=tmp_path,
+        capture_output=True, text=True, timeout=SECONDS_MAX, check=True, cwd=tmp_path,
         env={"PATH": os.environ["PATH"], "PYTHONPATH": f"{SOURCE}:{packages}"},
     )  # fmt: skip
     wrong = []
-    for (arguments, extra), (code, said) in zip(tried, json.loads(done.stdout), strict=True):
+    for (arguments, extra), (code, printed_text) in zip(tried, json.loads(done.stdout), strict=True):
         if extra is None:
             is_right = code == 0
         else:
-            is_right = code == 2 and f'pip install "waypost[{extra}]"' in said and len(said.strip().splitlines()) == 1
+            is_right = (
+                code == 2
+                and f'pip install "waypost[{extra}]"' in printed_text
+                and len(printed_text.strip().splitlines()) == 1
+            )
         if not is_right:
-            wrong.append((arguments, extra, code, said))
+            wrong.append((arguments, extra, code, printed_text))
     assert wrong == []
     assert sorted(one.name for one in tmp_path.iterdir()) == ["packages"]

@@ -39,16 +39,16 @@ def examined(capsys: pytest.CaptureFixture[str], clean: None) -> Any:
 
     def run(url: str, namespace: str = "wp") -> tuple[int, dict[str, list[dict[str, Any]]]]:
         code = main(["doctor", url, "--namespace", namespace, "--json"])
-        told: dict[str, list[dict[str, Any]]] = {}
+        printed: dict[str, list[dict[str, Any]]] = {}
         for finding in json.loads(capsys.readouterr().out)["findings"]:
-            told.setdefault(finding["check"], []).append(finding)
-        return code, told
+            printed.setdefault(finding["check"], []).append(finding)
+        return code, printed
 
     return run
 
 
-def level(told: dict[str, list[dict[str, Any]]], check: str) -> list[str]:
-    return [finding["level"] for finding in told[check]]
+def level(printed: dict[str, list[dict[str, Any]]], check: str) -> list[str]:
+    return [finding["level"] for finding in printed[check]]
 
 
 # ---- a store that is well ----------------------------------------------------------------------------------------
@@ -68,9 +68,9 @@ def test_a_store_that_is_well_ends_with_0_and_its_bytes_are_told(examined: Any, 
                     assert message is not None
                     message.keep_result("a result")
                 post._call(post.store.heartbeat(Heartbeat("a", queues=(ServedQueue("orders", 10),)), 30_000))
-                code, told = examined(url)
-                assert code == 0, told
-                measured = {one["figures"].get("what"): one["figures"].get("bytes_each") for one in told["bytes"]}
+                code, printed = examined(url)
+                assert code == 0, printed
+                measured = {one["figures"].get("what"): one["figures"].get("bytes_each") for one in printed["bytes"]}
                 assert sorted(map(str, measured)) == ["dedup key", "event", "message", "result"]
                 assert all(measured.values()), measured
                 assert 40 < measured["message"] < 5_000
@@ -81,18 +81,18 @@ def test_a_store_that_is_well_ends_with_0_and_its_bytes_are_told(examined: Any, 
 
 def test_a_server_that_may_lose_or_evict_messages_is_wrong(examined: Any) -> None:
     with ValkeyServer(maxmemory="64mb", maxmemory_policy="allkeys-lru") as server:
-        code, told = examined(server.url)
-        assert (code, level(told, "durability"), level(told, "eviction")) == (1, ["wrong"], ["wrong"])
-        assert told["durability"][0]["advice"] == "set appendonly yes"
+        code, printed = examined(server.url)
+        assert (code, level(printed, "durability"), level(printed, "eviction")) == (1, ["wrong"], ["wrong"])
+        assert printed["durability"][0]["advice"] == "set appendonly yes"
         with redis.Redis(port=server.port, password=server.password) as client:
             client.config_set("appendonly", "yes")
             client.config_set("appendfsync", "everysec")
             client.config_set("maxmemory-policy", "noeviction")
             used = client.info("memory")["used_memory"]
             client.config_set("maxmemory", int(used * 1.1))
-        code, told = examined(server.url)
-        assert (level(told, "durability"), level(told, "eviction")) == (["note"], ["ok"])
-        assert (code, level(told, "memory")) == (1, ["wrong"])
+        code, printed = examined(server.url)
+        assert (level(printed, "durability"), level(printed, "eviction")) == (["note"], ["ok"])
+        assert (code, level(printed, "memory")) == (1, ["wrong"])
 
 
 @pytest.fixture
@@ -115,19 +115,19 @@ def test_a_user_without_a_right_is_told_which_verbs_it_cannot_use(
     with Waypost(valkey_server.url, namespace=name) as post:
         post.publish("orders", 1)
     keys = (f"~{{{name}:*", f"~{{{name}}}:*", f"~{name}:*", f"&{{{name}:*")
-    code, told = examined(user(*keys, "+@all", "-zadd"), name)
-    (finding,) = told["permissions"]
+    code, printed = examined(user(*keys, "+@all", "-zadd"), name)
+    (finding,) = printed["permissions"]
     assert (code, finding["figures"]["denied"]) == (1, ["ZADD"])
     assert {"publish", "claim", "settle"} <= set(finding["figures"]["verbs"])
     assert "stats" not in finding["figures"]["verbs"]
-    _, told = examined(user(*keys[:3], "+@all", "resetchannels"), name)
-    assert told["permissions"][0]["figures"]["verbs"] == ["wake"]
-    _, told = examined(user(keys[0], *keys[2:], "+@all"), name)
-    assert (told["permissions"][0]["figures"], "workers" in told) == ({"keys": [f"{{{name}}}:*"]}, False)
-    _, told = examined(user(*keys, "+@all"), name)
-    assert level(told, "permissions") == ["ok"]
-    _, told = examined(user(*keys, "+@all", "-acl", "-memory", "-config"), name)
-    assert (level(told, "permissions"), level(told, "bytes"), level(told, "durability")) == (
+    _, printed = examined(user(*keys[:3], "+@all", "resetchannels"), name)
+    assert printed["permissions"][0]["figures"]["verbs"] == ["wake"]
+    _, printed = examined(user(keys[0], *keys[2:], "+@all"), name)
+    assert (printed["permissions"][0]["figures"], "workers" in printed) == ({"keys": [f"{{{name}}}:*"]}, False)
+    _, printed = examined(user(*keys, "+@all"), name)
+    assert level(printed, "permissions") == ["ok"]
+    _, printed = examined(user(*keys, "+@all", "-acl", "-memory", "-config"), name)
+    assert (level(printed, "permissions"), level(printed, "bytes"), level(printed, "durability")) == (
         ["note"],
         ["note"],
         ["note"],
@@ -138,9 +138,9 @@ def test_a_user_who_may_not_even_look_ends_with_3_and_no_secret_is_told(
     user: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["doctor", user("+@all", "~other:*")]) == 3
-    told = capsys.readouterr().out
-    assert "WRONG connection: " in told
-    assert "hunter2" not in told
+    printed = capsys.readouterr().out
+    assert "WRONG connection: " in printed
+    assert "hunter2" not in printed
 
 
 def test_every_command_that_scripts_use_is_one_whose_grammar_is_known(valkey_server: ValkeyServer) -> None:
@@ -154,17 +154,17 @@ def test_every_command_that_scripts_use_is_one_whose_grammar_is_known(valkey_ser
 
 def test_an_old_server_and_a_cluster_are_looked_at_too(examined: Any) -> None:
     with RedisServer(appendonly=True) as server:
-        code, told = examined(server.url)
-        assert (code, level(told, "permissions")) == (0, ["note"])
-        assert told["server"][0]["found"].startswith("Redis 6.2")
+        code, printed = examined(server.url)
+        assert (code, level(printed, "permissions")) == (0, ["note"])
+        assert printed["server"][0]["found"].startswith("Redis 6.2")
     with ClusterSetup(appendonly="yes", appendfsync="always", maxmemory="64mb") as cluster:
         with Waypost(cluster.url) as post:
             for name in ("orders", "mails", "invoices", "rollups"):
                 post.publish(name, 1)
-        code, told = examined(cluster.url)
-        assert (code, len(told["server"]), level(told, "permissions")) == (1, 3, ["ok"] * 3)
-        assert {one["figures"]["queue"] for one in told["handlers"]} == {"orders", "mails", "invoices", "rollups"}
-        assert told["bytes"][0]["figures"]["measured"] == 4
+        code, printed = examined(cluster.url)
+        assert (code, len(printed["server"]), level(printed, "permissions")) == (1, 3, ["ok"] * 3)
+        assert {one["figures"]["queue"] for one in printed["handlers"]} == {"orders", "mails", "invoices", "rollups"}
+        assert printed["bytes"][0]["figures"]["measured"] == 4
 
 
 # ---- PostgreSQL --------------------------------------------------------------------------------------------------
@@ -175,10 +175,10 @@ def test_tables_that_differ_are_named(postgres_server: PostgresServer, examined:
     migrate(postgres_server.url, namespace=name)
     with psycopg.connect(postgres_server.url, autocommit=True) as connection:
         connection.execute(f'DROP INDEX "{name}_tally_queue"')
-    code, told = examined(postgres_server.url, name)
+    code, printed = examined(postgres_server.url, name)
     assert code == 1
-    assert told["schema"][0]["found"] == f"index {name}_tally_queue is missing"
-    assert "waypost migrate" in told["schema"][0]["advice"]
+    assert printed["schema"][0]["found"] == f"index {name}_tally_queue is missing"
+    assert "waypost migrate" in printed["schema"][0]["advice"]
 
 
 def test_a_role_that_lacks_grants_is_told_which(postgres_server: PostgresServer, examined: Any) -> None:
@@ -187,15 +187,15 @@ def test_a_role_that_lacks_grants_is_told_which(postgres_server: PostgresServer,
         connection.execute(f'CREATE ROLE "{role}" LOGIN')
         migrate(postgres_server.url, namespace=name, grant=role)
         url = postgres_server.socket_url.replace("postgres@", f"{role}@")
-        _, told = examined(url, name)
-        assert (level(told, "permissions"), level(told, "schema")) == (["ok"], ["ok"])
+        _, printed = examined(url, name)
+        assert (level(printed, "permissions"), level(printed, "schema")) == (["ok"], ["ok"])
         connection.execute(f'REVOKE DELETE ON "{name}_message" FROM "{role}"')
         connection.execute("REVOKE TEMPORARY ON DATABASE postgres FROM PUBLIC")
-        code, told = examined(url, name)
+        code, printed = examined(url, name)
         connection.execute("GRANT TEMPORARY ON DATABASE postgres TO PUBLIC")
-        assert (code, told["permissions"][0]["figures"]["lacking"]) == (1, [f"DELETE on {name}_message"])
-        assert f"--grant {role}" in told["permissions"][0]["advice"]
-        assert level(told, "schema") == ["note"]
+        assert (code, printed["permissions"][0]["figures"]["lacking"]) == (1, [f"DELETE on {name}_message"])
+        assert f"--grant {role}" in printed["permissions"][0]["advice"]
+        assert level(printed, "schema") == ["note"]
 
 
 def test_a_transaction_left_open_is_named_by_its_process(
@@ -206,8 +206,8 @@ def test_a_transaction_left_open_is_named_by_its_process(
     monkeypatch.setattr(postgres, "OPEN_SECONDS_MAX", 0)
     with psycopg.connect(postgres_server.url, application_name="forgotten") as connection:
         connection.execute("SELECT pg_current_xact_id()")
-        _, told = examined(postgres_server.url, name)
-        mine = [one for one in told["transactions"] if one["figures"].get("application") == "forgotten"]
+        _, printed = examined(postgres_server.url, name)
+        mine = [one for one in printed["transactions"] if one["figures"].get("application") == "forgotten"]
         assert [one["figures"]["pid"] for one in mine] == [connection.info.backend_pid]
         assert f"pg_terminate_backend({connection.info.backend_pid})" in mine[0]["advice"]
 
@@ -225,9 +225,9 @@ def test_a_damaged_file_is_found(examined: Any, tmp_path: Path) -> None:
     with open(tmp_path / "a.db", "r+b") as file:
         file.seek(-200_000, 2)
         file.write(b"\xff" * 100_000)
-    code, told = examined(url)
+    code, printed = examined(url)
     assert code in (1, 4)
-    assert any("damaged" in one["found"] for findings in told.values() for one in findings)
+    assert any("damaged" in one["found"] for findings in printed.values() for one in findings)
 
 
 def found(post: Waypost, check: str) -> list[Finding]:
@@ -252,11 +252,11 @@ def test_a_worker_that_is_red_a_reader_that_lags_and_dead_letters_are_told(desk:
     post.journal_reader("orders", "lake")
     desk.bury("orders", *range(20))
     post.pause("orders")
-    told = {finding.check: finding for finding in doctor.examine(post) if finding.level != "ok"}
-    assert told["workers"].found == "worker a is red: queue orders: stuck"
-    assert (told["readers"].level, told["readers"].figures["lag"]) == ("wrong", 62)
-    assert told["dead letters"].figures == {"dead": 20}
-    assert told["paused"].figures == {"queues": ["orders"]}
+    printed = {finding.check: finding for finding in doctor.examine(post) if finding.level != "ok"}
+    assert printed["workers"].found == "worker a is red: queue orders: stuck"
+    assert (printed["readers"].level, printed["readers"].figures["lag"]) == ("wrong", 62)
+    assert printed["dead letters"].figures == {"dead": 20}
+    assert printed["paused"].figures == {"queues": ["orders"]}
 
 
 def test_a_clock_that_is_off_and_a_ledger_that_does_not_balance_are_told() -> None:
@@ -294,16 +294,16 @@ def damaged_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]
 def test_a_message_that_no_claim_can_reach_is_found_and_mended(
     examined: Any, damaged_url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code, told = examined(damaged_url)
+    code, printed = examined(damaged_url)
     assert code == 1
-    assert told["records"][0]["figures"]["kind"] == "stranded"
-    stranded = told["records"][0]["figures"]["id"]
+    assert printed["records"][0]["figures"]["kind"] == "stranded"
+    stranded = printed["records"][0]["figures"]["id"]
     assert main(["doctor", damaged_url, "--mend"]) == 2, "nobody said yes"
     assert "--yes" in capsys.readouterr().err
     assert main(["doctor", damaged_url, "--mend", "--yes", "--json"]) == 0
     capsys.readouterr()
-    code, told = examined(damaged_url)
-    assert (code, level(told, "records"), level(told, "ledger")) == (0, ["ok"], ["ok"])
+    code, printed = examined(damaged_url)
+    assert (code, level(printed, "records"), level(printed, "ledger")) == (0, ["ok"], ["ok"])
     with Waypost(damaged_url) as post, post.receive("orders") as message:
         assert message is not None
         assert message.id == stranded
@@ -319,8 +319,8 @@ def test_a_queue_that_is_missing_from_the_list_is_found_by_its_keys_and_listed_b
             post._call(post.store.heartbeat(Heartbeat("a", queues=(ServedQueue("orders", 10),)), 30_000))
         with redis.Redis(port=server.port, password=server.password) as client:
             client.delete("wp:queues")
-        code, told = examined(server.url)
-        assert (code, told["list of queues"][0]["figures"]["queues"]) == (1, ["orders"])
+        code, printed = examined(server.url)
+        assert (code, printed["list of queues"][0]["figures"]["queues"]) == (1, ["orders"])
         assert main(["doctor", server.url, "--mend", "--yes", "--quiet"]) == 0
         capsys.readouterr()
         with Waypost(server.url) as post:
@@ -337,8 +337,8 @@ def test_counters_that_cannot_be_read_are_found_and_counted_anew(
             post._call(post.store.heartbeat(Heartbeat("a", queues=(ServedQueue("orders", 10),)), 30_000))
         with redis.Redis(port=server.port, password=server.password) as client:
             client.hset("{wp:orders}:queue", "counts", "\xc1")
-        code, told = examined(server.url)
-        assert (code, told["records"][0]["figures"]["kind"]) == (1, "unreadable")
+        code, printed = examined(server.url)
+        assert (code, printed["records"][0]["figures"]["kind"]) == (1, "unreadable")
         assert main(["doctor", server.url, "--mend", "--yes", "--quiet"]) == 0
         capsys.readouterr()
         assert examined(server.url)[0] == 0

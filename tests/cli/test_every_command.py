@@ -22,7 +22,7 @@ from waypost.cli.main import GROUPS, make_parser
 pytestmark = pytest.mark.promise("FACE-2")
 
 ROOT = Path(__file__).parents[2]
-PATIENCE_SECONDS = 60.0
+SECONDS_MAX = 60.0
 ID = re.compile(r"[0-9a-z]{24}")
 #: Commands that have tests of their own, because they are more than a call of the store.
 ELSEWHERE = {"demo", "pipeline"}
@@ -40,18 +40,18 @@ def scene(*names: str) -> Callable[[Scene], Scene]:
     return keep
 
 
-def leaves(found: argparse.ArgumentParser, path: str = "") -> Iterator[str]:
+def list_commands(found: argparse.ArgumentParser, path: str = "") -> Iterator[str]:
     """The commands of a parser, those inside others as `dead list`."""
     inner = [action for action in found._actions if isinstance(action, argparse._SubParsersAction)]
     if not inner:
         yield path
     for action in inner:
         for name, one in action.choices.items():
-            yield from leaves(one, f"{path} {name}".strip())
+            yield from list_commands(one, f"{path} {name}".strip())
 
 
 def test_every_command_has_a_scene_and_a_group() -> None:
-    known = [path for path in leaves(make_parser()) if path.split()[0] not in ELSEWHERE]
+    known = [path for path in list_commands(make_parser()) if path.split()[0] not in ELSEWHERE]
     assert sorted(set(known) - set(SCENES)) == []
     grouped = [name for names in GROUPS.values() for name in names]
     assert sorted({name.split()[0] for name in known} - set(grouped)) == []
@@ -86,8 +86,8 @@ def publishing(desk: Desk) -> None:
     desk.run("publish", "orders", "--file", str(body), "--bytes", "--priority", "9", "--header", "a=b")
     lines = desk.folder / "many.ndjson"
     lines.write_text("".join(f'{{"id": {number % 40}}}\n' for number in range(50)))
-    said = desk.run("publish", "imports", "--many", str(lines), "--key-field", "id", "--window", "1d")
-    assert said == "imports: 40 queued, 10 duplicate\n"
+    printed_text = desk.run("publish", "imports", "--many", str(lines), "--key-field", "id", "--window", "1d")
+    assert printed_text == "imports: 40 queued, 10 duplicate\n"
     assert desk.json("publish", "others", "--many", str(lines))["statuses"] == {"queued": 50}
     assert [message.body for message in desk.post.peek("orders")] == [b"\x00\xff", {"id": 7}]
     assert [timer.body for timer in desk.post.timers("orders")] == ["later"]
@@ -107,9 +107,9 @@ def queues_and_stats(desk: Desk) -> None:
     assert desk.run("queues", "--names") == "mails\norders\n"
     assert desk.json("queues", "--names") == ["mails", "orders"]
     assert [one["ready"] for one in desk.json("queues")] == [0, 1]
-    said = desk.run("stats", "orders", "--minutes", "5")
-    assert re.search(r"^ready +1, the oldest for \d", said, re.MULTILINE)
-    assert re.search(r"^minute +published", said, re.MULTILINE)
+    printed_text = desk.run("stats", "orders", "--minutes", "5")
+    assert re.search(r"^ready +1, the oldest for \d", printed_text, re.MULTILINE)
+    assert re.search(r"^minute +published", printed_text, re.MULTILINE)
     assert "orders" in desk.run("stats")
     (stats,) = desk.json("stats", "orders")
     assert (stats["queue"], stats["ledger"]["ready"], stats["ledger"]["balance"]) == ("orders", 1, 0)
@@ -122,12 +122,12 @@ def peeking(desk: Desk) -> None:
     desk.post.publish("orders", b"\x00\xff")
     lines = desk.run("peek", "orders").splitlines()
     assert (lines[1].split()[0], '{"text":"é"}' in lines[1], len(lines)) == (id, True, 3)
-    shown = desk.json("peek", "orders")
-    assert [one["body"] for one in shown] == [{"text": "é"}, {"base64": "AP8="}]
+    displayed = desk.json("peek", "orders")
+    assert [one["body"] for one in displayed] == [{"text": "é"}, {"base64": "AP8="}]
     assert [one["key"] for one in desk.json("peek", "orders", "--group", "g")] == ["a"]
-    said = desk.run("peek", "orders", "--id", id)
-    assert re.search(rf"^id +{id}$", said, re.MULTILINE)
-    assert '"text": "é"' in said
+    printed_text = desk.run("peek", "orders", "--id", id)
+    assert re.search(rf"^id +{id}$", printed_text, re.MULTILINE)
+    assert '"text": "é"' in printed_text
     assert desk.run("peek", "orders", "--id", "0" * 24, code=1) == "no messages\n"
 
 
@@ -140,16 +140,16 @@ def histories(desk: Desk) -> None:
     assert [line.split()[2] for line in lines[1:]] == ["published", "claimed", "done"]
     assert [event["event"] for event in desk.json("history", "orders", id)] == ["published", "claimed", "done"]
     desk.run("history", "orders", "0" * 24, code=1)
-    assert "has no events" in desk.said
+    assert "has no events" in desk.stderr
     assert len(desk.run("journal", "orders").splitlines()) == 4
     assert desk.run("journal", "nothing") == "no events\n"
     lines = desk.run("journal", "orders", "--json", "--event", "done").splitlines()
     assert [json.loads(line)["message_id"] for line in lines] == [id]
     assert len(desk.run("journal", "orders", "--after", "1", "-n", "1", "--json").splitlines()) == 1
     assert len(desk.run("journal", "orders", "--follow", "-n", "0", "--after", "0", "--limit", "3").splitlines()) == 3
-    said = desk.run("ledger", "orders")
-    assert re.search(r"^  \+ published +1$", said, re.MULTILINE)
-    assert re.search(r"^  = balance +0$", said, re.MULTILINE)
+    printed_text = desk.run("ledger", "orders")
+    assert re.search(r"^  \+ published +1$", printed_text, re.MULTILINE)
+    assert re.search(r"^  = balance +0$", printed_text, re.MULTILINE)
     assert desk.json("ledger")["orders"]["done"] == 1
 
 
@@ -160,8 +160,11 @@ def watching(desk: Desk) -> None:
     lines = desk.run("watch", "--once").splitlines()
     assert [line.split()[0] for line in lines[:3]] == ["queue", "mails", "orders"]
     assert lines[3] == "2 queues, 1 ready, 0 leased, 1 dead, 0 workers"
-    shown = desk.json("watch")
-    assert [(one["queue"], one["ready"], one["dead"]) for one in shown["queues"]] == [("mails", 0, 1), ("orders", 1, 0)]
+    displayed = desk.json("watch")
+    assert [(one["queue"], one["ready"], one["dead"]) for one in displayed["queues"]] == [
+        ("mails", 0, 1),
+        ("orders", 1, 0),
+    ]
     assert "needs a terminal" in desk.refused("watch")
 
 
@@ -175,10 +178,10 @@ def pausing(desk: Desk) -> None:
     assert desk.post.stats("orders").paused
     assert desk.json("resume", "orders") == {"queue": "orders", "changed": True, "paused": False}
     assert desk.run("resume", "orders").startswith("nothing to change")
-    said = desk.run("configure", "orders", "lease=90s", "rate=100/m", "max_pending=5", "completed=true")
-    assert re.search(r"^lease +90.0 s$", said, re.MULTILINE)
-    assert re.search(r"^rate +100/60000ms$", said, re.MULTILINE)
-    assert desk.run("configure", "orders") == said
+    printed_text = desk.run("configure", "orders", "lease=90s", "rate=100/m", "max_pending=5", "completed=true")
+    assert re.search(r"^lease +90.0 s$", printed_text, re.MULTILINE)
+    assert re.search(r"^rate +100/60000ms$", printed_text, re.MULTILINE)
+    assert desk.run("configure", "orders") == printed_text
     policy = desk.json("configure", "orders", "max_pending=none", "lease=none")["policy"]
     assert (policy["max_pending"], policy["lease_ms"], policy["completed_max"]) == (None, None, 1000)
 
@@ -269,8 +272,10 @@ def schedules(desk: Desk) -> None:
     preview = desk.run_bare("schedules", "preview", "0 9 * * *", "--start", "2026-03-06T00:00:00Z", "--count", "1")
     assert preview.startswith("2026-03-06T09:00:00Z")
     assert desk.run("schedules", "list") == "no schedules\n"
-    said = desk.run("schedules", "save", "rollup", "--queue", "reports", "--cron", "0 9 * * *", "--body", '{"a": 1}')
-    assert said.startswith("saved rollup::cron:0 9 * * *:UTC, next 2")
+    printed_text = desk.run(
+        "schedules", "save", "rollup", "--queue", "reports", "--cron", "0 9 * * *", "--body", '{"a": 1}'
+    )
+    assert printed_text.startswith("saved rollup::cron:0 9 * * *:UTC, next 2")
     assert desk.json("schedules", "save", "ping", "--queue", "pings", "--every", "5")["every"] == 5.0
     assert [line.split()[:2] for line in desk.run("schedules", "list").splitlines()] == [
         ["queue", "name"], ["pings", "ping"], ["reports", "rollup"],
@@ -289,7 +294,7 @@ def schedules(desk: Desk) -> None:
 
 
 def until(condition: Callable[[], Any], what: str) -> None:
-    deadline = time.monotonic() + PATIENCE_SECONDS
+    deadline = time.monotonic() + SECONDS_MAX
     while not condition():
         assert time.monotonic() < deadline, f"{what} did not happen"
         time.sleep(0.02)
@@ -310,11 +315,11 @@ def stopped(process: subprocess.Popen[str], condition: Callable[[], Any], what: 
     try:
         until(condition, what)
         process.send_signal(signal.SIGTERM)
-        told, said = process.communicate(timeout=PATIENCE_SECONDS)
+        printed, printed_text = process.communicate(timeout=SECONDS_MAX)
     finally:
         process.kill()
-    assert process.returncode == 0, said
-    return told, said
+    assert process.returncode == 0, printed_text
+    return printed, printed_text
 
 
 @scene("worker", "workers")
@@ -335,11 +340,11 @@ def working(desk: Desk) -> None:
         found.update(desk.json("workers"))
         return bool(found["workers"]) and desk.post.ledger("orders").done == 1
 
-    told, said = stopped(process, listed, "a worker")
-    assert json.loads(told)["total"]["handled"] == 1
+    printed, printed_text = stopped(process, listed, "a worker")
+    assert json.loads(printed)["total"]["handled"] == 1
     assert found["workers"][0]["queues"][0]["name"] == "orders"
     assert found["unserved"] == ["mails"]
-    assert "1 handled" in said
+    assert "1 handled" in printed_text
     assert desk.run("workers") == "no workers\nserved by no worker: mails, orders\n"
 
 
@@ -348,7 +353,7 @@ def relaying(desk: Desk) -> None:
     desk.post.publish_many("orders", [1, 2, 3])
     to = f"sqlite:///{desk.folder / 'target.db'}#copies"
     assert desk.json("relay", "--queue", "orders", "--to", to, "--until-empty")["queues"]["orders"]["handled"] == 1
-    assert "waypost worker stopped: 1 handled" in desk.said  # the three of them were one batch
+    assert "waypost worker stopped: 1 handled" in desk.stderr  # the three of them were one batch
     assert desk.post.ledger("orders").done == 3
     assert "a relay cannot send to ftp://" in desk.refused("relay", "--queue", "orders", "--to", "ftp://x")
 
@@ -357,12 +362,12 @@ def relaying(desk: Desk) -> None:
 def clockwork(desk: Desk) -> None:
     desk.post.save_schedule("ping", queue="pings", every=0.05)
     scheduler = started(desk, "scheduler", "--ttl", "2", "--json")
-    told, _ = stopped(scheduler, lambda: desk.post.ledger("pings").published, "a fire")
-    assert any(json.loads(line)["fires"] for line in told.splitlines())
+    printed, _ = stopped(scheduler, lambda: desk.post.ledger("pings").published, "a fire")
+    assert any(json.loads(line)["fires"] for line in printed.splitlines())
     desk.post.publish("mails", 1, delay=0.2)
     promoter = started(desk, "promoter", "--ttl", "2")
-    _, said = stopped(promoter, lambda: desk.post.ledger("mails").ready, "a promotion")
-    assert "promoted 1, 0 timers left" in said
+    _, printed_text = stopped(promoter, lambda: desk.post.ledger("mails").ready, "a promotion")
+    assert "promoted 1, 0 timers left" in printed_text
 
 
 # ---- set up and check ------------------------------------------------------------------------------------------------
@@ -380,20 +385,20 @@ def migrating(desk: Desk) -> None:
 
 @scene("doctor")
 def doctor(desk: Desk) -> None:
-    told = desk.json("doctor", code=1 if desk.post.store.kind in ("valkey", "postgres") else 0)
-    checks = {finding["check"] for finding in told["findings"]}
+    printed = desk.json("doctor", code=1 if desk.post.store.kind in ("valkey", "postgres") else 0)
+    checks = {finding["check"] for finding in printed["findings"]}
     assert {"server", "clock", "ledger", "workers", "handlers", "readers"} <= checks
     desk.post.publish("orders", 1)
-    said = desk.run("doctor", code=1)
-    assert "WRONG handlers: queue orders has 1 ready and 0 delayed messages" in said
-    assert max(map(len, said.splitlines())) <= 80
-    assert re.search(r"^\d+ findings, \d wrong$", said, re.MULTILINE)
+    printed_text = desk.run("doctor", code=1)
+    assert "WRONG handlers: queue orders has 1 ready and 0 delayed messages" in printed_text
+    assert max(map(len, printed_text.splitlines())) <= 80
+    assert re.search(r"^\d+ findings, \d wrong$", printed_text, re.MULTILINE)
 
 
 @scene("bench")
 def bench(desk: Desk) -> None:
-    said = desk.run("bench", "--messages", "50", "--pings", "10")
-    assert re.search(r"^claim, handle, settle +[\d,]+ messages/s$", said, re.MULTILINE)
+    printed_text = desk.run("bench", "--messages", "50", "--pings", "10")
+    assert re.search(r"^claim, handle, settle +[\d,]+ messages/s$", printed_text, re.MULTILINE)
     figures = desk.json("bench", "--messages", "50", "--pings", "10")
     assert (figures["store"], figures["messages"]) == (desk.post.store.kind, 50)
     assert figures["latency_ms"]["p50"] > 0
@@ -407,7 +412,7 @@ def bench(desk: Desk) -> None:
 def completion(desk: Desk) -> None:
     assert "complete -" in desk.run_bare("completion", "bash")
     assert "#compdef waypost" in desk.run_bare("completion", "zsh")
-    assert "invalid choice" in desk.run_bare("completion", "fish", code=2) + desk.said
+    assert "invalid choice" in desk.run_bare("completion", "fish", code=2) + desk.stderr
 
 
 #: Those that start processes of their own, which cannot see a store inside this one.

@@ -22,9 +22,9 @@ class Terminal(io.StringIO):
 
 
 def work(**options: bool) -> None:
-    with Progress("publishing to orders", 4_000, **options) as shown:
+    with Progress("publishing to orders", 4_000, **options) as displayed:
         for _ in range(4):
-            shown.advance(1_000)
+            displayed.advance(1_000)
 
 
 def test_without_a_terminal_lines_tell_how_far_it_is(
@@ -56,4 +56,4 @@ def test_a_redrive_at_a_rate_shows_each_letter_that_moved(desk_of: Desk, monkeyp
     monkeypatch.setattr(progress, "LINE_SECONDS", 0.0)
     desk_of.bury("orders", *range(5))
     assert desk_of.run("dead", "redrive", "orders", "--all", "--rate", "1000/s").startswith("5 dead letters")
-    assert desk_of.said.splitlines()[-1] == "redriving orders: 5 of 5"
+    assert desk_of.stderr.splitlines()[-1] == "redriving orders: 5 of 5"

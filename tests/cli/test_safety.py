@@ -93,10 +93,10 @@ def test_no_command_shows_a_secret_of_its_url(
             code = main(arguments)
         except SystemExit as ended:
             code = int(ended.code or 0)
-        said = "".join(capfd.readouterr())
-        assert CANARY not in said, (url, said)
-        assert "Traceback" not in said
-        assert code in (2, 3) or (command[0] == "migrate" and code == 0), (url, code, said)
+        printed_text = "".join(capfd.readouterr())
+        assert CANARY not in printed_text, (url, printed_text)
+        assert "Traceback" not in printed_text
+        assert code in (2, 3) or (command[0] == "migrate" and code == 0), (url, code, printed_text)
 
 
 @pytest.mark.promise("SEE-6", "BOX-4")
@@ -112,9 +112,9 @@ def test_a_relay_shows_no_secret_of_its_target(
          "--until-empty", "--timeout", "0.1", "--log-level", "debug"],
         capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
-    said = code.stdout + code.stderr + "".join(capfd.readouterr()) + caplog.text
-    assert CANARY not in said, said
-    assert "Traceback" not in said
+    printed_text = code.stdout + code.stderr + "".join(capfd.readouterr()) + caplog.text
+    assert CANARY not in printed_text, printed_text
+    assert "Traceback" not in printed_text
     with Waypost(url) as post:
         for event in post.journal("orders").events:
             assert CANARY.encode() not in msgspec.json.encode(event)
@@ -151,11 +151,11 @@ def test_text_of_others_cannot_act_on_the_terminal(desk: Desk, how: str, capsys:
     for command in commands:
         with suppress(SystemExit):
             main([*command, *desk.place, *(["--json"] if how == "json" else [])])
-        told = capsys.readouterr()
-        for text in (told.out, told.err):
+        printed = capsys.readouterr()
+        for text in (printed.out, printed.err):
             assert not [one for one in UNSAFE if one in text], (command, text)
-        if how == "json" and told.out:
-            for line in [told.out] if command[0] in ("schedules", "peek") else told.out.splitlines():
+        if how == "json" and printed.out:
+            for line in [printed.out] if command[0] in ("schedules", "peek") else printed.out.splitlines():
                 json.loads(line)
 
 

@@ -16,7 +16,7 @@ import pytest
 
 from scripts.command_reference import BEGIN, PAGE, written
 from tests.cli.conftest import Desk
-from tests.cli.test_every_command import ELSEWHERE, leaves
+from tests.cli.test_every_command import ELSEWHERE, list_commands
 from waypost import formatting
 from waypost.cli import exit_codes, output
 from waypost.cli.exit_codes import CODES, exit_code_of
@@ -59,13 +59,13 @@ def parser_of(path: str) -> argparse.ArgumentParser:
 
 
 def test_the_help_lists_every_command_in_its_group_and_fits_80_columns() -> None:
-    told = make_parser().format_help()
+    printed = make_parser().format_help()
     for names in GROUPS.values():
-        for name in {path.split()[0] for path in leaves(make_parser())} & set(names):
-            assert re.search(rf"^  {name} +\S", told, re.MULTILINE), name
-    assert max(map(len, told.splitlines())) <= 80
-    assert "examples:" in told
-    assert all(f"  {code:<4} " in told for code in CODES)
+        for name in {path.split()[0] for path in list_commands(make_parser())} & set(names):
+            assert re.search(rf"^  {name} +\S", printed, re.MULTILINE), name
+    assert max(map(len, printed.splitlines())) <= 80
+    assert "examples:" in printed
+    assert all(f"  {code:<4} " in printed for code in CODES)
 
 
 def test_without_a_command_the_list_of_commands_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
@@ -75,24 +75,26 @@ def test_without_a_command_the_list_of_commands_is_shown(capsys: pytest.CaptureF
     assert capsys.readouterr().out == make_parser().format_help()
 
 
-@pytest.mark.parametrize("name", sorted({path.split()[0] for path in leaves(make_parser())} - ELSEWHERE))
+@pytest.mark.parametrize("name", sorted({path.split()[0] for path in list_commands(make_parser())} - ELSEWHERE))
 def test_every_command_has_help_with_an_example_that_can_be_parsed(name: str) -> None:
-    told = parser_of(name).format_help()
-    examples = re.findall(r"^  (?:\S+ \| )?waypost (.+)$", told.partition("examples:")[2], re.MULTILINE)
-    assert examples, told
+    printed = parser_of(name).format_help()
+    examples = re.findall(r"^  (?:\S+ \| )?waypost (.+)$", printed.partition("examples:")[2], re.MULTILINE)
+    assert examples, printed
     for example in examples:
         words = [word.strip("'\"") for word in re.findall(r"""'[^']*'|"[^"]*"|[^\s'"]+""", example.partition(" > ")[0])]
         assert make_parser().parse_args(words).command == name
 
 
-@pytest.mark.parametrize("path", sorted(path for path in leaves(make_parser()) if path.split()[0] not in ELSEWHERE))
+@pytest.mark.parametrize(
+    "path", sorted(path for path in list_commands(make_parser()) if path.split()[0] not in ELSEWHERE)
+)
 def test_the_help_of_a_command_fits_80_columns_and_explains_every_argument(
     path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     found = parser_of(path)
-    told, _, examples = found.format_help().partition("examples:")
-    assert max(map(len, told.splitlines())) <= 80
+    printed, _, examples = found.format_help().partition("examples:")
+    assert max(map(len, printed.splitlines())) <= 80
     assert max(map(len, examples.splitlines()), default=0) <= 90
     assert [action.dest for action in found._actions if not action.help] == []
 
@@ -100,9 +102,9 @@ def test_the_help_of_a_command_fits_80_columns_and_explains_every_argument(
 def test_the_reference_is_what_the_parser_says() -> None:
     page = PAGE.read_text()
     assert page.partition(BEGIN)[2] == written().partition(BEGIN)[2], "run python -m scripts.command_reference"
-    assert all(f"\n### `waypost {path}`\n" in page for path in leaves(make_parser()))
-    told = dict(re.findall(r"^\| (\d+) \| (.+) \|$", page, re.MULTILINE))
-    assert told == {str(code): text for code, text in CODES.items()}
+    assert all(f"\n### `waypost {path}`\n" in page for path in list_commands(make_parser()))
+    printed = dict(re.findall(r"^\| (\d+) \| (.+) \|$", page, re.MULTILINE))
+    assert printed == {str(code): text for code, text in CODES.items()}
 
 
 # ---- which store ---------------------------------------------------------------------------------------------------
@@ -120,9 +122,9 @@ def test_the_store_comes_from_the_environment_if_no_option_names_it(desk_of: Des
 
 def test_a_store_that_nobody_named_is_asked_for(desk_of: Desk) -> None:
     desk_of.run_bare("stats", code=2)
-    assert "no store was given: use --url or WAYPOST_URL" in desk_of.said
+    assert "no store was given: use --url or WAYPOST_URL" in desk_of.stderr
     desk_of.run_bare("queues", "sqlite:///a.db", "--url", "sqlite:///b.db", code=2)
-    assert "two different URLs" in desk_of.said
+    assert "two different URLs" in desk_of.stderr
 
 
 @pytest.mark.parametrize(
@@ -142,10 +144,10 @@ def test_a_store_that_cannot_be_reached_is_told_in_a_sentence_without_secrets(
     name: str, url: str, code: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([name, "--url", url, *(["--once"] if name == "watch" else [])]) == code
-    told = capsys.readouterr()
-    assert "hunter2" not in told.out + told.err
-    assert "Traceback" not in told.err
-    assert "waypost: " in told.err or "WRONG connection: " in told.out
+    printed = capsys.readouterr()
+    assert "hunter2" not in printed.out + printed.err
+    assert "Traceback" not in printed.err
+    assert "waypost: " in printed.err or "WRONG connection: " in printed.out
 
 
 @pytest.mark.parametrize(
@@ -163,9 +165,9 @@ def test_a_url_in_a_wrong_place_is_not_repeated_with_its_password(arguments: tup
         desk_of.run_bare(*arguments, code=2)
     else:
         desk_of.run(*arguments, code=2)
-    assert "hunter2" not in desk_of.said
+    assert "hunter2" not in desk_of.stderr
     if arguments[0] in ("stats", "peek") and "--minutes" not in arguments:
-        assert desk_of.said.rstrip().endswith("a URL is given with --url")
+        assert desk_of.stderr.rstrip().endswith("a URL is given with --url")
 
 
 def test_a_schema_of_its_own_is_found(desk_of: Desk, request: pytest.FixtureRequest) -> None:
@@ -179,7 +181,7 @@ def test_a_schema_of_its_own_is_found(desk_of: Desk, request: pytest.FixtureRequ
     desk_of.run_bare("publish", "orders", "1", *place)
     assert desk_of.run_bare("queues", "--names", *place) == "orders\n"
     desk_of.run_bare("queues", "--url", server.url, "--namespace", desk_of.namespace, code=6)
-    assert "waypost migrate" in desk_of.said
+    assert "waypost migrate" in desk_of.stderr
 
 
 # ---- what cannot be meant ------------------------------------------------------------------------------------------
@@ -227,12 +229,14 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("arguments", "told"), WRONG, ids=lambda one: " ".join(one) if isinstance(one, tuple) else "")
+@pytest.mark.parametrize(
+    ("arguments", "printed"), WRONG, ids=lambda one: " ".join(one) if isinstance(one, tuple) else ""
+)
 def test_what_cannot_be_meant_is_told_in_a_sentence_and_nothing_is_done(
-    arguments: tuple[str, ...], told: str, desk_of: Desk
+    arguments: tuple[str, ...], printed: str, desk_of: Desk
 ) -> None:
     desk_of.run(*arguments, code=2)
-    assert told in desk_of.said
+    assert printed in desk_of.stderr
     assert desk_of.post.queues() == []
 
 
@@ -240,8 +244,8 @@ def test_a_line_that_is_wrong_stops_an_import_where_it_can_be_taken_up_again(des
     lines = desk_of.folder / "many.ndjson"
     lines.write_text('{"id": 1}\n\n{"id": 2}\nnonsense\n{"id": 3}\n')
     desk_of.run("publish", "orders", "--many", str(lines), code=2)
-    assert "line 4 is not JSON" in desk_of.said
-    assert "published before it: 2 messages; repair it and go on with --from-line 4" in desk_of.said
+    assert "line 4 is not JSON" in desk_of.stderr
+    assert "published before it: 2 messages; repair it and go on with --from-line 4" in desk_of.stderr
     lines.write_text(lines.read_text().replace("nonsense", '{"id": 0}'))
     assert desk_of.run("publish", "orders", "--many", str(lines), "--from-line", "4") == "orders: 2 queued\n"
     assert [message.body["id"] for message in desk_of.post.peek("orders")] == [1, 2, 0, 3]
@@ -249,11 +253,11 @@ def test_a_line_that_is_wrong_stops_an_import_where_it_can_be_taken_up_again(des
 
 def test_lines_of_another_program_are_published_with_their_ids(desk_of: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"one\r\ntwo\n")))
-    said = desk_of.run("publish", "orders", "-", "--text", "--ids").split()
-    assert said[::2] == ["queued", "queued"]
+    printed_text = desk_of.run("publish", "orders", "-", "--text", "--ids").split()
+    assert printed_text[::2] == ["queued", "queued"]
     assert [(message.id, message.body) for message in desk_of.post.peek("orders")] == [
-        (said[1], "one"),
-        (said[3], "two"),
+        (printed_text[1], "one"),
+        (printed_text[3], "two"),
     ]
 
 
@@ -262,8 +266,8 @@ def test_an_import_into_a_full_queue_says_how_far_it_came(desk_of: Desk) -> None
     lines = desk_of.folder / "many.ndjson"
     lines.write_text("1\n2\n3\n4\n")
     desk_of.run("publish", "orders", "--many", str(lines), code=4)
-    assert "max_pending is 3" in desk_of.said
-    assert "0 messages published" in desk_of.said
+    assert "max_pending is 3" in desk_of.stderr
+    assert "0 messages published" in desk_of.stderr
 
 
 # ---- exit codes ----------------------------------------------------------------------------------------------------
@@ -298,8 +302,8 @@ def test_an_interrupt_ends_a_command_with_its_own_code(desk_of: Desk) -> None:
     assert process.stdout is not None
     process.stdout.readline()
     process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=60)
-    assert (process.returncode, said) == (130, "waypost: interrupted\n")
+    _, printed_text = process.communicate(timeout=60)
+    assert (process.returncode, printed_text) == (130, "waypost: interrupted\n")
 
 
 def test_a_reader_that_has_seen_enough_ends_a_command_without_a_word(desk_of: Desk) -> None:
@@ -333,12 +337,12 @@ def test_what_a_message_says_cannot_move_the_cursor_of_a_terminal() -> None:
 
 
 @pytest.mark.parametrize(
-    ("milliseconds", "told"),
+    ("milliseconds", "printed"),
     [(None, "–"), (5, "5 ms"), (1_500, "1.5 s"), (150_000, "2.5 min"), (7_200_000, "2.0 h"), (10**9, "11.6 d"),
      (10**10, "116 d")],
 )  # fmt: skip
-def test_a_duration_is_told_in_a_few_characters(milliseconds: int | None, told: str) -> None:
-    assert formatting.format_age(milliseconds) == told
+def test_a_duration_is_told_in_a_few_characters(milliseconds: int | None, printed: str) -> None:
+    assert formatting.format_age(milliseconds) == printed
 
 
 def on_a_terminal(desk: Desk, **environment: str) -> bytes:
@@ -349,15 +353,15 @@ def on_a_terminal(desk: Desk, **environment: str) -> bytes:
         env=os.environ | {"PYTHONPATH": str(ROOT / "src"), "TERM": "xterm"} | environment,
     )  # fmt: skip
     os.close(other_end)
-    told = b""
+    printed = b""
     try:
         while part := os.read(main_end, 4096):
-            told += part
+            printed += part
     except OSError:
         pass  # the other end is closed
     os.close(main_end)
     assert process.wait(60) == 0
-    return told
+    return printed
 
 
 def test_colours_are_for_terminals_whose_owner_wants_them(desk_of: Desk) -> None:

@@ -34,7 +34,7 @@ from waypost.testing.bench import fresh_namespace
 
 pytestmark = pytest.mark.promise("FACE-2")
 
-PATIENCE_SECONDS = 60.0
+SECONDS_MAX = 60.0
 ROOT = Path(__file__).parents[2]
 
 
@@ -137,11 +137,11 @@ def test_waits_and_run_times_come_from_the_journal_and_lag_from_its_readers(desk
 
 
 @pytest.mark.parametrize(
-    ("number", "told"),
+    ("number", "printed"),
     [(0, "0"), (0.25, "0.2"), (999, "999"), (9_999, "9999"), (12_345, "12.3k"), (5e6, "5.0M"), (2e11, "200G")],
 )
-def test_a_number_takes_five_characters(number: float, told: str) -> None:
-    assert format_number(number) == told
+def test_a_number_takes_five_characters(number: float, printed: str) -> None:
+    assert format_number(number) == printed
 
 
 def test_a_duration_takes_five_characters() -> None:
@@ -158,7 +158,7 @@ def screen(view: WatchScreen) -> list[str]:
 
 
 async def until(pilot: Any, condition: Callable[[], Any]) -> None:
-    deadline = time.monotonic() + PATIENCE_SECONDS
+    deadline = time.monotonic() + SECONDS_MAX
     while not condition():
         assert time.monotonic() < deadline, "what was waited for did not happen"
         await pilot.pause(0.05)
@@ -241,13 +241,13 @@ def on_a_terminal(desk: Desk, program: str, until_told: bytes, keys: bytes = b""
         env=os.environ | {"PYTHONPATH": str(ROOT / "src"), "TERM": "xterm", "COLUMNS": "80", "LINES": "24"},
     )  # fmt: skip
     os.close(theirs)
-    told, deadline = b"", time.monotonic() + PATIENCE_SECONDS
+    printed, deadline = b"", time.monotonic() + SECONDS_MAX
     try:
         while time.monotonic() < deadline:
             if not select.select([ours], [], [], 0.1)[0]:
                 continue
-            told += os.read(ours, 65_536)
-            if keys and until_told in told:
+            printed += os.read(ours, 65_536)
+            if keys and until_told in printed:
                 os.write(ours, keys)
                 keys = b""
     except OSError:
@@ -256,7 +256,7 @@ def on_a_terminal(desk: Desk, program: str, until_told: bytes, keys: bytes = b""
         if process.poll() is None and time.monotonic() >= deadline:
             process.kill()
         os.close(ours)
-    return process.wait(PATIENCE_SECONDS), told
+    return process.wait(SECONDS_MAX), printed
 
 
 PROGRAM = "import sys; from waypost.cli.main import main; sys.exit(main())"
@@ -264,12 +264,12 @@ PROGRAM = "import sys; from waypost.cli.main import main; sys.exit(main())"
 
 def test_a_real_terminal_shows_the_view_until_q_is_pressed(desk_of: Desk) -> None:
     desk_of.post.publish("orders", 1)
-    code, told = on_a_terminal(desk_of, PROGRAM, b"orders", b"q")
-    assert (code, b"Traceback" in told) == (0, False), told
-    assert b"1 queue, 1 ready, 0 leased" in told
+    code, printed = on_a_terminal(desk_of, PROGRAM, b"orders", b"q")
+    assert (code, b"Traceback" in printed) == (0, False), printed
+    assert b"1 queue, 1 ready, 0 leased" in printed
 
 
 def test_without_its_extra_the_view_names_it_and_what_does_without(desk_of: Desk) -> None:
-    code, told = on_a_terminal(desk_of, "import sys; sys.modules['textual'] = None; " + PROGRAM, b"")
+    code, printed = on_a_terminal(desk_of, "import sys; sys.modules['textual'] = None; " + PROGRAM, b"")
     assert code == 2
-    assert b'pip install "waypost[cli]"; --once works without it' in told
+    assert b'pip install "waypost[cli]"; --once works without it' in printed

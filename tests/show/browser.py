@@ -10,7 +10,7 @@ from pathlib import Path
 PROGRAM = "chromium-headless-shell"
 #: Scripts and drawing get this much of the browser's own time, which passes as fast as the machine can.
 VIRTUAL_MS = 20_000
-PATIENCE_SECONDS = 120
+SECONDS_MAX = 120
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +31,6 @@ def look_at(path: Path, home: Path, *, width: int = 1280, dark: bool = False) ->
     if os.geteuid() == 0:
         command.append("--no-sandbox")  # it refuses to have one as root
     ran = subprocess.run(
-        [*command, path.resolve().as_uri()], capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=True
+        [*command, path.resolve().as_uri()], capture_output=True, text=True, timeout=SECONDS_MAX, check=True
     )
     return Looked(ran.stdout, tuple(line for line in ran.stderr.splitlines() if "CONSOLE" in line))

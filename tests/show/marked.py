@@ -11,7 +11,7 @@ import uuid
 from pathlib import Path
 
 VARIABLE = "WAYPOST_TEST_MARK"
-PATIENCE_SECONDS = 60.0
+SECONDS_MAX = 60.0
 TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -46,7 +46,7 @@ def _is_lost_server(entry: Path, began: float) -> bool:
 
 def left_behind(environment: dict[str, str]) -> dict[int, str]:
     """What is still there after all had time to end."""
-    deadline = time.monotonic() + PATIENCE_SECONDS
+    deadline = time.monotonic() + SECONDS_MAX
     while (found := carriers(environment)) and time.monotonic() < deadline:
         time.sleep(0.1)
     return found

@@ -40,18 +40,20 @@ def test_every_test_that_the_page_names_is_there() -> None:
 
 def test_the_figures_beside_others_are_those_of_the_benchmarks() -> None:
     figures = re.findall(r"\d[\d.,]* ?(?:/s|ms)", section("Beside others"))
-    told = (ROOT / "docs" / "benchmarks.md").read_text()
+    printed = (ROOT / "docs" / "benchmarks.md").read_text()
     assert len(figures) >= 12
-    assert [figure for figure in figures if figure not in told] == []
+    assert [figure for figure in figures if figure not in printed] == []
 
 
 @pytest.mark.promise("FACE-5")
 def test_the_recording_shows_a_killed_worker_and_a_clean_account_and_fetches_nothing() -> None:
     picture = (ROOT / "docs" / "recording.svg").read_text()
     tree = ElementTree.fromstring(picture)
-    told = " ".join("".join(part.itertext()) for part in tree.iter() if part.tag.endswith("text")).replace("\xa0", " ")
+    printed = " ".join("".join(part.itertext()) for part in tree.iter() if part.tag.endswith("text")).replace(
+        "\xa0", " "
+    )
     for words in ("$ waypost demo", "kill -9", "leases have ended", "0 unaccounted of"):
-        assert words in told
+        assert words in printed
     assert re.findall(r"https?://(?!www\.w3\.org/)", picture) == []
     assert "@font-face" not in picture
     assert "@import" not in picture

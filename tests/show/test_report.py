@@ -147,7 +147,7 @@ def test_reasons_without_end_become_the_largest_and_all_others(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    ("audit", "kind", "told"),
+    ("audit", "kind", "printed"),
     [
         (CLEAN, "good", "0 unaccounted of 204,133"),
         (CLEAN | {"not_seen": 12, "undecided": 4}, "warn", "The end of 4 messages may be among them"),
@@ -158,11 +158,11 @@ def test_reasons_without_end_become_the_largest_and_all_others(tmp_path: Path) -
     ],
 )  # fmt: skip
 def test_the_verdict_of_the_audit_stands_on_top(
-    tmp_path: Path, audit: dict[str, Any] | None, kind: str, told: str
+    tmp_path: Path, audit: dict[str, Any] | None, kind: str, printed: str
 ) -> None:
     text = text_of(make_lake(tmp_path / "lake", audit, minutes=[counts("orders", 0, published=1)]))
     assert f'class="card verdict {kind}"' in text
-    assert told in text
+    assert printed in text
     assert text.index('<section class="card verdict') < text.index('<div class="tiles">')
 
 

@@ -70,7 +70,7 @@ def test_all_handlers_run_unless_some_are_chosen(shop: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("url", "options", "told"),
+    ("url", "options", "printed"),
     [
         ("memory://", {}, "everything is gone when it ends"),
         ("valkey://127.0.0.1:1", {}, "as durable as the server's append-only file"),
@@ -78,14 +78,14 @@ def test_all_handlers_run_unless_some_are_chosen(shop: Path) -> None:
         ("postgresql://127.0.0.1:1/x", {}, "as the server's synchronous_commit setting"),
     ],
 )
-def test_the_start_tells_the_store_and_how_durable_it_is(url: str, options: dict[str, Any], told: str) -> None:
+def test_the_start_tells_the_store_and_how_durable_it_is(url: str, options: dict[str, Any], printed: str) -> None:
     post = Waypost(url, **options)
 
     @post.handler("a-queue-with-a-long-name", timeout=30)
     async def charge(body: int) -> None: ...
 
     start = describe_start(post, post.worker())
-    assert told in start
+    assert printed in start
     assert f"  {'store':24} {post.store.kind}, namespace wp: " in start
     assert "a-queue-with-a-long-name test_the_start" in start
     assert "charge: 10 at once on the event loop, at most 30 s each" in start
@@ -100,7 +100,7 @@ def test_the_end_tells_what_is_left() -> None:
 
 
 @pytest.mark.parametrize(
-    ("target", "told"),
+    ("target", "printed"),
     [
         ("shop", "the client is given as module:name"),
         ("nowhere:post", "there is no module 'nowhere' here"),
@@ -108,10 +108,10 @@ def test_the_end_tells_what_is_left() -> None:
         ("shop:missing", "shop:missing is NoneType"),
     ],
 )
-def test_a_client_that_cannot_be_found_is_told_in_one_line(shop: Path, target: str, told: str) -> None:
+def test_a_client_that_cannot_be_found_is_told_in_one_line(shop: Path, target: str, printed: str) -> None:
     done = command(shop, "worker", target)
     assert done.returncode == 2
-    assert told in done.stderr
+    assert printed in done.stderr
     assert "Traceback" not in done.stderr
 
 
@@ -138,11 +138,11 @@ def test_a_signal_stops_a_worker_in_order(shop: Path, name: str, number: signal.
             while post.ledger("orders").done < 3 and time.monotonic() < deadline:
                 time.sleep(0.01)
             worker.send_signal(number)
-            _, said = worker.communicate(timeout=30)
+            _, printed_text = worker.communicate(timeout=30)
         finally:
             worker.kill()
-    assert worker.returncode == 0, said
-    assert "3 handled" in said
+    assert worker.returncode == 0, printed_text
+    assert "3 handled" in printed_text
 
 
 def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:

@@ -51,19 +51,19 @@ def test_a_worker_that_is_red_ends_with_its_own_code_and_its_reason(
     queues = (ServedQueue("orders"), ServedQueue("mails"))
     tell(url, Heartbeat("a", status="red", reasons=("queue orders: stuck",), queues=queues, unlisted=2))
     assert main(["workers", url]) == 1
-    told = capsys.readouterr().out
-    assert "\n    queue orders: stuck\n" in told
-    assert "0 handled, no claim yet\n" in told
-    assert "\n    and 2 more queues\n" in told
-    assert "served by no worker" not in told
+    printed = capsys.readouterr().out
+    assert "\n    queue orders: stuck\n" in printed
+    assert "0 handled, no claim yet\n" in printed
+    assert "\n    and 2 more queues\n" in printed
+    assert "served by no worker" not in printed
 
 
 def test_json_has_all_of_it(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     tell(url, Heartbeat("a", "host", 7, queues=(ServedQueue("orders", 10),)), namespace="shop")
     assert main(["workers", url, "--namespace", "shop", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["unserved"] == ["mails"]
-    (worker,) = told["workers"]
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["unserved"] == ["mails"]
+    (worker,) = printed["workers"]
     assert (worker["name"], worker["status"], worker["queues"][0]["concurrency"]) == ("a", "green", 10)
 
 
