@@ -35,7 +35,7 @@ from waypost.spark.session import session
 from waypost.spark.source.bulk import open_bulk
 from waypost.spark.source.credentials import Place
 from waypost.spark.source.options import write_options
-from waypost.spark.source.partitions import Numbers, Part, share_out
+from waypost.spark.source.partitions import EventRange, Partition, split_ranges
 from waypost.spark.source.publishing import RowIds
 from waypost.spark.source.writer import BatchWriter
 from waypost.store.bulk.tables import ENVELOPE_COLUMNS, JOURNAL
@@ -59,7 +59,7 @@ class TuplesReader(DataSourceReader):
     def partitions(self) -> Sequence[InputPartition]:
         with open_bulk(self.place) as bulk:
             first, newest = bulk.bounds(QUEUE)
-        return [Part(numbers=part) for part in share_out([Numbers(QUEUE, first - 1, newest)], 4)]
+        return [Partition(numbers=part) for part in split_ranges([EventRange(QUEUE, first - 1, newest)], 4)]
 
     def read(self, partition: Any) -> Iterator[tuple[Any, ...]]:
         nothing = (None,) * len(ENVELOPE_COLUMNS)

@@ -116,7 +116,7 @@ class Spark:
         from waypost.spark.lake.audit import audit
         from waypost.spark.lake.pipeline import Pipeline
 
-        pipeline = Pipeline(self.session, str(self.lake), store=url, tell=lambda text: write_reply(progress=text))
+        pipeline = Pipeline(self.session, str(self.lake), store=url, progress=lambda text: write_reply(progress=text))
         found = audit(pipeline)
         return {
             "clean": found.is_clean and found.not_seen == 0,

@@ -20,7 +20,7 @@ from waypost.spark.lake.percentiles import bucket_of
 from waypost.spark.lake.report import write_report
 from waypost.spark.lake.report.gold import MINUTE_MS, Gold, open_lake, read
 from waypost.spark.lake.report.page import page
-from waypost.spark.lake.report.series import ALL, OTHERS, POINTS_MAX, STACKS_MAX, shown, step_for
+from waypost.spark.lake.report.series import ALL, OTHERS, POINTS_MAX, STACKS_MAX, build_data, step_for
 
 pytestmark = pytest.mark.promise("SPARK-7")
 
@@ -73,7 +73,7 @@ def look(lake: Path) -> Gold:
 def text_of(lake: Path) -> str:
     """The page without the chart library, which no test needs to read."""
     gold = look(lake)
-    return page(shown(gold), gold.verdict, made_ms=0, library="")
+    return page(build_data(gold), gold.verdict, made_ms=0, library="")
 
 
 def command(*arguments: str) -> int:
@@ -92,7 +92,7 @@ def test_rates_and_sums_are_those_of_the_tables(tmp_path: Path) -> None:
             counts("mails", 0, published=6),
         ],
     )
-    view = {one.name: one for one in shown(look(lake)).views}
+    view = {one.name: one for one in build_data(look(lake)).views}
     assert list(view) == [ALL, "orders", "mails"]
     assert view["orders"].rates["published"] == [2.0, 0.0, 0.0]
     assert view["orders"].rates["done"] == [1.0, 0.0, 1.0]
@@ -105,7 +105,7 @@ def test_percentiles_over_time_come_from_the_buckets_of_each_step(tmp_path: Path
         for value, count in ((10, 90), (200, 9), (4000, 1))
     ]
     lake = make_lake(tmp_path / "lake", minutes=[counts("orders", 0), counts("orders", 1)], histograms=rows)
-    lines = shown(look(lake)).views[0].percentiles["run"]
+    lines = build_data(look(lake)).views[0].percentiles["run"]
     assert lines["p50"] == [pytest.approx(10, rel=0.01), None]
     assert lines["p95"] == [pytest.approx(200, rel=0.01), None]
     assert lines["p99"] == [pytest.approx(200, rel=0.01), None]
@@ -117,7 +117,7 @@ def test_two_queues_together_have_the_percentiles_of_all_their_messages(tmp_path
         for queue, value in (("fast", 2), ("slow", 900))
     ]
     lake = make_lake(tmp_path / "lake", minutes=[counts("fast", 0), counts("slow", 0)], histograms=rows)
-    overall = {one.name: one.overall["wait"] for one in shown(look(lake)).views}
+    overall = {one.name: one.overall["wait"] for one in build_data(look(lake)).views}
     assert overall["fast"]["p99"] == pytest.approx(2, rel=0.01)
     assert overall[ALL]["p50"] == pytest.approx(2, rel=0.01)
     assert overall[ALL]["p99"] == pytest.approx(900, rel=0.01)
@@ -136,7 +136,7 @@ def test_reasons_without_end_become_the_largest_and_all_others(tmp_path: Path) -
         for number in range(40)
     ]
     lake = make_lake(tmp_path / "lake", minutes=[counts("orders", 0)], dead_letters=rows)
-    stacks = shown(look(lake)).views[0].dead_letters
+    stacks = build_data(look(lake)).views[0].dead_letters
     assert list(stacks)[:2] == ["reason 0", "reason 1"]
     assert len(stacks) == STACKS_MAX + 1
     assert sum(sum(stack) for stack in stacks.values()) == sum(100 - number for number in range(40))

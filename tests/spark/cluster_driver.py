@@ -24,8 +24,8 @@ from waypost.spark.consumer.consume import _Consumer
 from waypost.spark.session import session
 
 
-def tell(**told: Any) -> None:
-    print(json.dumps(told), flush=True)
+def report(**result: Any) -> None:
+    print(json.dumps(result), flush=True)
 
 
 def die(*_: Any) -> Any:
@@ -38,7 +38,7 @@ def read(spark: SparkSession, url: str, namespace: str) -> None:
     messages = source.option("kind", "ready").load().select("text")
     events = source.option("kind", "journal").schema("number BIGINT, event STRING").load()
     texts = [row["text"] for row in messages.collect()]
-    tell(
+    report(
         url=url,
         columns=events.columns,
         events=sorted((row["number"], row["event"]) for row in events.collect()),
@@ -59,7 +59,7 @@ def write(spark: SparkSession, url: str, namespace: str, flag: Path) -> None:
     rows = spark.range(0, 60_000, 1, 2).select(f.udf(failing, "long", useArrow=False)("id").alias("id"))
     out = rows.select(f.struct("id").alias("body")).write.format("waypost").mode("append")
     out.options(url=url, namespace=namespace, queue="out").save()
-    tell(failed=flag.exists())
+    report(failed=flag.exists())
 
 
 def main() -> None:
@@ -79,13 +79,13 @@ def main() -> None:
             read(spark, url, namespace)
         write(spark, urls[0], namespace, Path(output) / "failed")
         context: Any = spark.sparkContext._jsc
-        tell(executors=context.sc().getExecutorMemoryStatus().size() - 1)
+        report(executors=context.sc().getExecutorMemoryStatus().size() - 1)
     if point == "committed":
         setattr(_Consumer, "settle", die)  # noqa: B010
 
     def load(rows: DataFrame, batch: Batch) -> None:
         batch.write(rows.select("id", "text"))
-        tell(batch=batch.name, size=batch.size)
+        report(batch=batch.name, size=batch.size)
         if point == "written":
             die()
 
@@ -93,7 +93,7 @@ def main() -> None:
     waypost.spark.consume(
         spark, urls[0], "orders", load, output=f"{output}/lake", namespace=namespace, follow=True, timeout=300
     )
-    tell(ended=True)
+    report(ended=True)
 
 
 if __name__ == "__main__":

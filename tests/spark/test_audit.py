@@ -11,7 +11,15 @@ import pytest
 from tests.spark.lakes import live, plant
 from tests.spark.shop import Shop
 from waypost.cli.commands.pipeline import format_audit
-from waypost.spark.lake.audit import CLAIMED_TWICE, ENDED_TWICE, LETTER_LOST, LOST, UNEXPLAINED, UNTOLD_DEATH, audit
+from waypost.spark.lake.audit import (
+    CLAIMED_TWICE,
+    DEAD_LETTER_LOST,
+    DEATH_NOT_JOURNALLED,
+    ENDED_TWICE,
+    LOST,
+    UNEXPLAINED,
+    audit,
+)
 from waypost.spark.lake.pipeline import Pipeline
 
 pytestmark = pytest.mark.xdist_group("spark")
@@ -71,25 +79,25 @@ def test_planted_faults_are_found_with_their_events(
     # Messages that were deleted: a ready one, a held one, a dead letter. And one that was killed in the dark.
     for message_id in (ready[0].id, held[0].message_id, dead[1].message_id):
         assert plant(orders, "DELETE FROM wp_message WHERE id = ?", message_id) == 1
-        faults[message_id] = LETTER_LOST if message_id == dead[1].message_id else LOST
+        faults[message_id] = DEAD_LETTER_LOST if message_id == dead[1].message_id else LOST
     assert plant(orders, "UPDATE wp_message SET state = 4, ended_ms = 1 WHERE id = ?", ready[1].id) == 1
-    faults[ready[1].id] = UNTOLD_DEATH
+    faults[ready[1].id] = DEATH_NOT_JOURNALLED
 
     found = audit(pipeline(orders, "second"))
-    told = {finding.message_id: finding.fault for finding in (*found.unaccounted, *found.duplicates_unexplained)}
+    by_id = {finding.message_id: finding.fault for finding in (*found.unaccounted, *found.duplicates_unexplained)}
     # The letter of the message whose death was made a claim is held, and no event says so any more.
-    del told[dead[0].message_id or ""]
+    del by_id[dead[0].message_id or ""]
     del faults[dead[0].message_id]
-    assert told == faults
+    assert by_id == faults
     assert not found.is_clean
     assert any(finding.fault == CLAIMED_TWICE for finding in found.duplicates_unexplained)
     lost = next(finding for finding in found.unaccounted if finding.message_id == done[0].message_id)
     assert [event.event for event in lost.events] == ["published", "claimed"]
     kept = json.loads((tmp_path / "second" / "audit.json").read_text())
     assert kept["unaccounted_count"] == found.unaccounted_count == len(found.unaccounted)
-    shown = format_audit(found)
-    assert f"{done[0].message_id}: {LOST}" in shown
-    assert shown.splitlines()[-1] == f"{found.unaccounted_count} unaccounted of {found.published}"
+    text = format_audit(found)
+    assert f"{done[0].message_id}: {LOST}" in text
+    assert text.splitlines()[-1] == f"{found.unaccounted_count} unaccounted of {found.published}"
 
 
 @pytest.mark.promise("SPARK-5")

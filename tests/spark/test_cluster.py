@@ -23,11 +23,11 @@ from waypost.testing.postgres import PostgresServer
 from waypost.testing.servers import ValkeyServer
 
 pytestmark = pytest.mark.xdist_group("spark")
-PATIENCE_SECONDS = 400
+TIMEOUT_SECONDS = 400
 
 
 def drive(*arguments: str) -> tuple[int, list[dict[str, Any]]]:
-    """Run a driver to its end; how it ended and what it told."""
+    """Run a driver to its end; return its exit code and the lines of JSON that it printed."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("SPARK_", "PYSPARK_"))}
     process = subprocess.Popen(
         [sys.executable, "-m", "tests.spark.cluster_driver", *arguments],
@@ -37,11 +37,11 @@ def drive(*arguments: str) -> tuple[int, list[dict[str, Any]]]:
         start_new_session=True,
     )
     try:
-        told, _ = process.communicate(timeout=PATIENCE_SECONDS)
+        lines, _ = process.communicate(timeout=TIMEOUT_SECONDS)
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)  # a JVM that outlived its driver
-    return process.returncode, [json.loads(line) for line in told.splitlines() if line.startswith("{")]
+    return process.returncode, [json.loads(line) for line in lines.splitlines() if line.startswith("{")]
 
 
 def write_ids(rows: DataFrame, batch: Batch) -> None:
@@ -61,29 +61,29 @@ def test_on_a_cluster_nothing_is_read_or_published_twice_and_killed_drivers_leav
         other.post.publish_many("orders", bodies)
         shop.post.configure("orders", lease=10)
 
-        ended, told = drive(
+        ended, lines = drive(
             "local-cluster[2,1,1024]", "written", str(output), namespace, valkey.url, postgres.socket_url
         )  # fmt: skip
-        assert ended == -signal.SIGKILL, told
-        assert {"executors": 2} in told
+        assert ended == -signal.SIGKILL, lines
+        assert {"executors": 2} in lines
         for url in (valkey.url, postgres.socket_url):
-            (found,) = [line for line in told if line.get("url") == url]
+            (found,) = [line for line in lines if line.get("url") == url]
             assert found["columns"] == ["number", "event"]
             configured = [[253, "configured"]] if url == valkey.url else []
             assert found["events"] == [[number, "published"] for number in range(1, 253)] + configured
             assert (found["longest"], found["has_unicode"]) == (1 << 20, True)
-        assert {"failed": True} in told
+        assert {"failed": True} in lines
         ledger = shop.post.ledger("out")
         assert ledger.published == 60_000
         assert ledger.duplicates > 0
-        assert told[-1]["size"] > 0
+        assert lines[-1]["size"] > 0
         # It died before the commit: what it wrote is not in the output, and its messages come again.
         assert list(output.glob("lake/waypost_batch=*")) == []
         assert list(output.glob("lake/_waypost/staging/*/*/*.parquet"))
 
-        ended, told = drive("local[2]", "committed", str(output), namespace, valkey.url)
-        assert ended == -signal.SIGKILL, told
-        assert told[-1]["size"] > 0
+        ended, lines = drive("local[2]", "committed", str(output), namespace, valkey.url)
+        assert ended == -signal.SIGKILL, lines
+        assert lines[-1]["size"] > 0
         assert list(output.glob("lake/waypost_batch=*/*.parquet"))
         assert list(output.glob("lake/_waypost/log/*.settled")) == []
 

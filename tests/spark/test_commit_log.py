@@ -11,14 +11,14 @@ from pyspark.sql import SparkSession
 
 from waypost.errors import ConfigurationError, StoreError
 from waypost.identity import Session
-from waypost.spark.consumer.commit_log import COMMITS_KEPT, STAGING_KEPT_MS, AlreadyCommitted, Fence, Log
+from waypost.spark.consumer.commit_log import COMMITS_KEPT, STAGING_KEPT_MS, AlreadyCommitted, CommitLog, Fence
 from waypost.spark.files import HadoopFiles, LocalFiles, OutputFiles, open_output_files
 
 pytestmark = pytest.mark.xdist_group("spark")
 
 
-def log_of(files: OutputFiles) -> Log:
-    return Log(files, "orders", "wp")
+def log_of(files: OutputFiles) -> CommitLog:
+    return CommitLog(files, "orders", "wp")
 
 
 def fences(*ids: str) -> list[Fence]:
@@ -97,11 +97,11 @@ def test_what_is_settled_is_forgotten_and_what_is_not_is_kept(files: OutputFiles
     log.commit("a", [], fences("1", "2"))
     log.commit("b", [], fences("3"))
     assert witness.refresh() == {"1", "2", "3"}
-    log.settled({"1", "3"})
+    log.mark_settled({"1", "3"})
     assert log.committed() == log_of(files).committed() == {"2"}
     assert witness.refresh() == set()
     assert witness.committed() == {"2"}
-    log.settled({"2"})
+    log.mark_settled({"2"})
     assert log.committed() == log_of(files).committed() == set()
 
 
@@ -111,30 +111,30 @@ def test_old_commits_are_tidied_away_and_who_missed_them_commits_nothing(tmp_pat
     log.commit("first", [], fences("never settled"))
     for number in range(COMMITS_KEPT + 5):
         log.commit(f"b{number}", [], fences(str(number)))
-        log.settled({str(number)})
+        log.mark_settled({str(number)})
     old, new = Session().message_ids(1)[0], Session().message_ids(1)[0]
     for batch in (old, new):
         files.replace(f"{log.staging(batch)}/part", b"x")
-    log.tidy(10**15)
+    log.remove_old(10**15)
     assert files.names("_waypost/staging") == []
     commits = [name for name in files.names("_waypost/log") if name.endswith(".json")]
     assert len(commits) == COMMITS_KEPT + 1
     assert log_of(files).committed() == {"never settled"}
     with pytest.raises(StoreError, match="tidied away"):
         late.commit("late", [], fences("4"))
-    assert late.look() == {"never settled"}
+    assert late.read_before_claim() == {"never settled"}
     assert late.commit("late", [], fences("new")) == log.seen + 1
     files.replace(f"{log.staging(new)}/part", b"x")
-    log.tidy(STAGING_KEPT_MS)
+    log.remove_old(STAGING_KEPT_MS)
     assert files.names("_waypost/staging") == [new]
 
 
 def test_an_output_belongs_to_one_queue(files: OutputFiles) -> None:
     log_of(files).commit("a", [], fences("1"))
     with pytest.raises(ConfigurationError, match="belongs to queue orders of namespace wp"):
-        Log(files, "mails", "wp")
+        CommitLog(files, "mails", "wp")
     with pytest.raises(ConfigurationError, match="belongs to queue orders of namespace wp"):
-        Log(files, "orders", "other")
+        CommitLog(files, "orders", "other")
 
 
 def test_a_path_is_opened_where_the_session_would_write_it(spark: SparkSession, tmp_path: Path) -> None:

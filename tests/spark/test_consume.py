@@ -17,7 +17,7 @@ from waypost.codec import encode_body, encode_head, make_envelope, open_envelope
 from waypost.errors import ConfigurationError, InvalidInput
 from waypost.identity import Session, continuation_id
 from waypost.spark import Batch, Consumed
-from waypost.spark.consumer.claim import Claim, leases_of, operation_of
+from waypost.spark.consumer.claim import Claim, leases_of, make_operation
 from waypost.spark.consumer.consume import _Consumer
 from waypost.spark.source.credentials import Place
 from waypost.store.port import Draft
@@ -28,8 +28,8 @@ pytestmark = pytest.mark.xdist_group("spark")
 
 
 def run(spark: SparkSession, shop: Shop, fn: Any, output: Path | None, **options: Any) -> Consumed:
-    told = None if output is None else str(output)
-    return waypost.spark.consume(spark, shop.url, "orders", fn, output=told, namespace=shop.namespace, **options)
+    result = None if output is None else str(output)
+    return waypost.spark.consume(spark, shop.url, "orders", fn, output=result, namespace=shop.namespace, **options)
 
 
 def write_ids(rows: DataFrame, batch: Batch) -> None:
@@ -56,8 +56,8 @@ def test_each_message_is_in_the_output_once_under_the_name_of_its_batch(
         assert first["headers"] == {"h": "ü"}
         batch.write(rows.select("id", f.get_json_object("text", "$.n").alias("n")))
 
-    told = run(spark, shop, load, tmp_path / "an output", batch=400)
-    assert (told.batches, told.done, told.lost) == (2, 700, 0)
+    result = run(spark, shop, load, tmp_path / "an output", batch=400)
+    assert (result.batches, result.done, result.lost) == (2, 700, 0)
     assert written(spark, tmp_path / "an output") == sorted(one.id for one in sent)
     found = {row["waypost_batch"] for row in spark.read.parquet(str(tmp_path / "an output")).collect()}
     assert found == set(names)
@@ -81,9 +81,9 @@ def test_what_was_committed_and_not_settled_is_settled_when_it_comes_again_and_n
     shop.post.configure("orders", lease=60)
     # Until its lease has ended and somebody else has claimed it, a message can still be settled by its first token.
     stolen = _claimed_again(shop, 5)
-    told = run(spark, shop, write_ids, tmp_path / "out")
-    assert told.repeated == 15
-    assert told.done == 0
+    result = run(spark, shop, write_ids, tmp_path / "out")
+    assert result.repeated == 15
+    assert result.done == 0
     _give_back(shop, stolen)
     again = run(spark, shop, write_ids, tmp_path / "out")
     assert (again.repeated, again.done) == (5, 0)
@@ -99,9 +99,9 @@ def _dies(*_: Any) -> Any:
 def _claimed_again(shop: Shop, count: int) -> list[Any]:
     """Messages whose leases have ended, claimed by somebody else."""
     leases: list[Any] = []
-    patience = threading.Event()
+    deadline = threading.Event()
     while len(leases) < count:
-        patience.wait(0.05)
+        deadline.wait(0.05)
         leases += shop.claim("orders", count - len(leases)).leases
     return leases
 
@@ -128,8 +128,8 @@ def test_a_function_that_fails_leaves_nothing_in_the_output_and_its_messages_are
     assert (ledger.retried, ledger.delayed, ledger.done) == (10, 10, 0)
     assert list((tmp_path / "out").rglob("*.parquet")) == []
     shop.post.publish("orders", "another")
-    told = run(spark, shop, failing, None, retry=NoRetry(), on_error="continue")
-    assert (told.batches, told.dead) == (1, 1)
+    result = run(spark, shop, failing, None, retry=NoRetry(), on_error="continue")
+    assert (result.batches, result.dead) == (1, 1)
     assert [letter.reason for letter in shop.post.dead_letters("orders")] == ["retries_exhausted"]
 
 
@@ -146,8 +146,8 @@ def test_a_function_ends_some_messages_otherwise(spark: SparkSession, shop: Shop
         with pytest.raises(InvalidInput, match="not both"):
             batch.path()
 
-    told = run(spark, shop, sort_out, tmp_path / "out")
-    assert (told.done, told.dead, told.other) == (6, 3, 1)
+    result = run(spark, shop, sort_out, tmp_path / "out")
+    assert (result.done, result.dead, result.other) == (6, 3, 1)
     assert len(written(spark, tmp_path / "out" / "numbers" / "small")) == 6
     assert {letter.reason for letter in shop.post.dead_letters("orders")} == {"small"}
     assert shop.post.ledger("orders").delayed == 1
@@ -163,8 +163,8 @@ def test_a_body_that_cannot_be_read_is_dead_and_the_others_are_done(
     with shop.bulk() as bulk:
         draft = Draft(bad, b"\x01" + bad.encode() + b"\x02\0\0\0\0{broken")
         bulk.run(bulk.store.publish("orders", [draft], session.operation("orders")))
-    told = run(spark, shop, write_ids, tmp_path / "out")
-    assert told.done == 3
+    result = run(spark, shop, write_ids, tmp_path / "out")
+    assert result.done == 3
     assert written(spark, tmp_path / "out") == sorted(good)
     (letter,) = shop.post.dead_letters("orders")
     assert (letter.id, letter.reason) == (bad, "undecodable")
@@ -194,13 +194,13 @@ def test_two_consumers_of_one_output_that_hold_the_same_message_write_it_once(
             assert run(spark, shop, other, tmp_path / "out", batch=4, partitions=1).done == 4
             assert len(written(spark, tmp_path / "out")) == 4
 
-    told = run(spark, shop, frozen, tmp_path / "out")
+    result = run(spark, shop, frozen, tmp_path / "out")
     assert runs == [6, 2]
-    assert told.repeated == 4
+    assert result.repeated == 4
     assert written(spark, tmp_path / "out") == sorted(ids)
     shop.post.resume("orders")
     last = run(spark, shop, write_ids, tmp_path / "out")
-    assert (last.done, last.repeated + told.done) == (0, 2)
+    assert (last.done, last.repeated + result.done) == (0, 2)
     assert written(spark, tmp_path / "out") == sorted(ids)
     assert shop.post.ledger("orders").done == 6
 
@@ -210,12 +210,12 @@ def test_leases_are_renewed_while_the_function_runs(spark: SparkSession, tmp_pat
     with Shop(f"sqlite:///{tmp_path}/one.db", "wp") as shop:
         shop.post.configure("orders", lease=6)
         shop.post.publish("orders", 1)
-        patience = threading.Event()
+        deadline = threading.Event()
 
         def slow(rows: DataFrame, batch: Batch) -> None:
             (before,) = shop.stored("leased")
             while shop.stored("leased")[0].lease_end_ms == before.lease_end_ms:
-                patience.wait(0.05)
+                deadline.wait(0.05)
             assert batch.lost == frozenset()
 
         assert run(spark, shop, slow, None).done == 1
@@ -244,12 +244,12 @@ def test_a_file_is_worked_on_its_own_machine_only(tmp_path: Path) -> None:
 
 
 def test_operations_of_claims_are_never_shared() -> None:
-    made = {operation_of(name, task, number, 0) for name in "ab" for task in range(5) for number in range(300)}
+    made = {make_operation(name, task, number, 0) for name in "ab" for task in range(5) for number in range(300)}
     assert len(made) == 2 * 5 * 300
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "result"),
     [
         ({"batch": 0}, "batch is a number"),
         ({"partitions": 0}, "partitions is a number"),
@@ -259,9 +259,9 @@ def test_operations_of_claims_are_never_shared() -> None:
         ({"url": "valkey://:hush@127.0.0.1"}, "holds a password"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(spark: SparkSession, tmp_path: Path, options: Any, told: str) -> None:
+def test_what_cannot_be_meant_is_refused(spark: SparkSession, tmp_path: Path, options: Any, result: str) -> None:
     url = options.pop("url", f"sqlite:///{tmp_path}/one.db")
-    with pytest.raises(ValueError, match=told):
+    with pytest.raises(ValueError, match=result):
         waypost.spark.consume(spark, url, "orders", write_ids, **options)
 
 
@@ -294,8 +294,8 @@ def test_a_consumer_that_follows_waits_for_more_until_its_time_is_over(spark: Sp
         assert seen == [1, 1, 1]
         ledger = shop.post.ledger("orders")
         assert (ledger.done, ledger.ready, ledger.released) == (2, 1, 1)
-        told = run(spark, shop, lambda rows, batch: None, None, follow=True, timeout=0.5)
-        assert told.done <= 1
+        result = run(spark, shop, lambda rows, batch: None, None, follow=True, timeout=0.5)
+        assert result.done <= 1
 
 
 def hide(queue: str, body: Any, headers: dict[str, str]) -> tuple[Any, dict[str, str]]:

@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 from tests.spark.lakes import plant
 from tests.spark.shop import Shop
 from waypost.errors import ConfigurationError, StoreError
-from waypost.spark.lake.ingest import Ingest, counts, read_schema
+from waypost.spark.lake.ingest import Ingest, count_messages, read_schema
 from waypost.spark.lake.lake import Lake
 
 pytestmark = pytest.mark.xdist_group("spark")
@@ -97,7 +97,7 @@ def test_bodies_that_were_not_journalled_are_an_error_or_put_aside(orders: Shop,
         ingest(orders, "mails:eu").run()
     made = ingest(orders, "mails:eu", allow_gaps=True)
     assert made.run() == 1
-    assert counts(made) == {"queue": "mails:eu", "rows": 1, "corrupt": 1}
+    assert count_messages(made) == {"queue": "mails:eu", "rows": 1, "corrupt": 1}
 
 
 def test_without_a_schema_bodies_stay_as_they_came(orders: Shop, ingest: Callable[..., Ingest]) -> None:

@@ -54,7 +54,7 @@ def test_secrets_are_read_where_the_connection_is_made(monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         ({}, "one of the options url, urlEnv"),
         ({"url": "valkey://a", "urlEnv": "B"}, "one of the options url, urlEnv"),
@@ -68,8 +68,8 @@ def test_secrets_are_read_where_the_connection_is_made(monkeypatch: pytest.Monke
         ({"url": "valkey://a", "passwordEnv": "A", "passwordFile": "B"}, "not both"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(options: dict[str, str], told: str) -> None:
-    with pytest.raises((ConfigurationError, InvalidInput), match=told):
+def test_what_cannot_be_meant_is_refused(options: dict[str, str], message: str) -> None:
+    with pytest.raises((ConfigurationError, InvalidInput), match=message):
         read_options(options)
 
 
@@ -83,22 +83,22 @@ def test_a_write_names_its_queue_and_knows_its_options() -> None:
 
 
 def test_a_missing_secret_says_what_is_missing(tmp_path: Path) -> None:
-    for options, told in (
+    for options, message in (
         ({"urlEnv": "NOBODY_SET_THIS"}, "NOBODY_SET_THIS"),
         ({"urlFile": str(tmp_path / "none")}, "cannot be read here"),
     ):
-        with pytest.raises(ConfigurationError, match=told):
+        with pytest.raises(ConfigurationError, match=message):
             Place.of(options).resolve()
 
 
 def test_a_schema_of_ones_own_names_columns_that_are_there() -> None:
     options = read_options({"url": "valkey://a"})
     assert chosen_columns(options, StructType([StructField("event", StringType())])) == ("event",)
-    for field, told in (
+    for field, message in (
         (StructField("evnt", StringType()), "no column evnt"),
         (StructField("number", StringType()), "BIGINT"),
     ):
-        with pytest.raises(InvalidInput, match=told):
+        with pytest.raises(InvalidInput, match=message):
             chosen_columns(options, StructType([field]))
 
 
@@ -123,11 +123,11 @@ def test_a_java_without_the_vector_module_is_started_without_it(
     real = tmp_path / "real java"
     real.write_text('#!/bin/sh\nfor a do echo "[$a]"; done\n')
     real.chmod(0o700)
-    home = sessions.launcher_for(str(real))
-    assert sessions.launcher_for(str(real)) == home
+    java_home = sessions.launcher_for(str(real))
+    assert sessions.launcher_for(str(real)) == java_home
     done = subprocess.run(
         [
-            os.path.join(home, "bin", "java"),
+            os.path.join(java_home, "bin", "java"),
             "-Da=b c",
             f"--add-modules={sessions.MISSING_MODULE}",
             "-cp",
@@ -142,12 +142,12 @@ def test_a_java_without_the_vector_module_is_started_without_it(
 
 
 def test_java_is_looked_for_in_its_places(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def fake(home: Path, version: str) -> str:
-        program = home / "bin" / "java"
+    def fake(java_home: Path, version: str) -> str:
+        program = java_home / "bin" / "java"
         program.parent.mkdir(parents=True)
         program.write_text(f"#!/bin/sh\necho 'openjdk version \"{version}\"' >&2\n")
         program.chmod(0o700)
-        return str(home)
+        return str(java_home)
 
     old, new = fake(tmp_path / "old", "1.8.0_392"), fake(tmp_path / "new", "21.0.2")
     assert sessions.java_version(f"{old}/bin/java") == 8

@@ -76,7 +76,7 @@ def test_tables_tell_what_the_journal_and_the_ledger_tell(
     shop: Shop, pipeline: Callable[..., Pipeline], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # As if the store held too much to be read without Spark.
-    monkeypatch.setattr(auditing, "HERE_MAX", 0)
+    monkeypatch.setattr(auditing, "DRIVER_ROWS_MAX", 0)
     shop.fill(60)
     made = pipeline(shop)
     found = audit(made)
@@ -86,8 +86,8 @@ def test_tables_tell_what_the_journal_and_the_ledger_tell(
         (event.number, event.event, event.message_id) for event in events
     ]
     gold = totals(made)
-    told: Counter[str] = Counter(event.event for event in events)
-    assert {name: gold[name] for name in MINUTE_EVENTS} == {name: told[event] for name, event in MINUTE_EVENTS.items()}
+    texts: Counter[str] = Counter(event.event for event in events)
+    assert {name: gold[name] for name in MINUTE_EVENTS} == {name: texts[event] for name, event in MINUTE_EVENTS.items()}
     assert (gold["published"], gold["done"], gold["claimed"]) == (ledger.published, ledger.done, ledger.claims)
     messages = Counter(row["state"] for row in rows(made, SILVER_MESSAGES))
     assert messages == Counter(
@@ -270,7 +270,7 @@ def test_a_lake_is_of_one_store_and_keeps_its_checkpoint(
         Pipeline(made.spark, str(tmp_path / "third"), store="valkey://:secret@127.0.0.1:1")
     with pytest.raises(ConfigurationError, match="is new: say with --store"):
         Pipeline(made.spark, str(tmp_path / "fourth"))
-    with made.lake.only_one(), pytest.raises(StoreError, match="another process is changing the lake"):
+    with made.lake.lock(), pytest.raises(StoreError, match="another process is changing the lake"):
         pipeline(orders).run()
     made.lake.files.remove(CHECKPOINT)
     with pytest.raises(StoreError, match="every event would be there twice"):

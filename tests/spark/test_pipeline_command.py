@@ -20,7 +20,7 @@ from tests.spark.shop import Shop
 from waypost import Waypost
 from waypost.cli.main import main
 from waypost.spark import terminal
-from waypost.spark.lake.compaction import forget
+from waypost.spark.lake.compaction import remove_old_rows
 from waypost.spark.lake.pipeline import Pipeline
 from waypost.spark.lake.tables import BRONZE_JOURNAL, FOLDER_TABLES, SILVER_MESSAGES
 from waypost.testing.servers import ValkeyServer
@@ -132,18 +132,18 @@ def test_rows_older_than_asked_go_and_gold_stays(orders: Shop, pipeline: Callabl
     orders.post.publish_many("orders", range(2))
     made.run()
     before = totals(made)
-    assert forget(made.lake, 30, datetime.now(UTC).date()) == 3
+    assert remove_old_rows(made.lake, 30, datetime.now(UTC).date()) == 3
     assert len(rows(made, BRONZE_JOURNAL)) == 2
     # What may still change is kept, however old.
     assert {row["state"] for row in rows(made, SILVER_MESSAGES)} == {"ready"}
     assert totals(made) == before
     with pytest.raises(ValueError, match="at least 1"):
-        forget(made.lake, 0, datetime.now(UTC).date())
+        remove_old_rows(made.lake, 0, datetime.now(UTC).date())
 
 
 @pytest.mark.promise("SPARK-4", "SPARK-7", "SEE-6")
 def test_the_password_of_a_store_is_not_in_its_lake_nor_in_the_report(tmp_path: Path) -> None:
-    canary, said = "Canary7Secret", ""
+    canary, output = "Canary7Secret", ""
     place = ["--lake", str(tmp_path / "lake")]
     with ValkeyServer(requirepass=canary) as server:
         url = f"valkey://:{canary}@127.0.0.1:{server.port}"
@@ -163,10 +163,10 @@ def test_the_password_of_a_store_is_not_in_its_lake_nor_in_the_report(tmp_path: 
                 [sys.executable, "-m", "waypost.cli.main", "pipeline", *command], capture_output=True, text=True,
                 cwd=ROOT, timeout=300, check=False,
             )  # fmt: skip
-            said += done.stdout + done.stderr
+            output += done.stdout + done.stderr
             assert done.returncode == 0, done.stderr
     written = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert {tmp_path / "report.html", tmp_path / "log"} <= set(written)
     assert len(written) > 10
     assert [path for path in written if canary.encode() in path.read_bytes()] == []
-    assert canary not in said
+    assert canary not in output

@@ -151,7 +151,7 @@ def test_structs_and_json_texts_arrive_as_json(shop: Shop) -> None:
 
 
 @pytest.mark.parametrize(
-    ("row", "told"),
+    ("row", "message"),
     [
         ({"body": None}, "the body is null"),
         ({"body": "x", "priority": 12}, "priority"),
@@ -161,11 +161,11 @@ def test_structs_and_json_texts_arrive_as_json(shop: Shop) -> None:
         ({"body": "x" * ((1 << 20) + 1)}, "bytes"),
     ],
 )
-def test_a_row_that_cannot_be_published_is_named(tmp_path: Any, row: dict[str, Any], told: str) -> None:
+def test_a_row_that_cannot_be_published_is_named(tmp_path: Any, row: dict[str, Any], message: str) -> None:
     with Shop(f"sqlite:///{tmp_path}/one.db", "wp") as shop:
         writer = writer_of(shop)
         batch = pa.RecordBatch.from_pylist([row])
-        with pytest.raises(InvalidInput, match=told) as raised:
+        with pytest.raises(InvalidInput, match=message) as raised:
             writer.publish(iter([batch]), RowIds(writer.write_id, 0))
         assert raised.value.__notes__ == ["row 0 of its partition, counted from 0"]
 
@@ -235,13 +235,13 @@ def test_a_write_that_lost_its_room_to_another_waits_and_goes_on(shop: Shop) -> 
 
 
 def test_a_dataframe_that_cannot_be_published_is_refused_before_any_task() -> None:
-    for schema, told in (
+    for schema, message in (
         (StructType([StructField("id", StringType())]), "no column id"),
         (StructType([StructField("key", StringType())]), "needs a column body"),
         (StructType([StructField("body", StringType()), StructField("priority", StringType())]), "priority is string"),
         (StructType([StructField("body", StringType()), StructField("headers", StringType())]), "map<string,string>"),
     ):
-        with pytest.raises(InvalidInput, match=told):
+        with pytest.raises(InvalidInput, match=message):
             check_columns(schema)
 
 

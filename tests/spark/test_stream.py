@@ -15,7 +15,7 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType
 from tests.spark.shop import Shop
 from waypost.errors import ConfigurationError, JournalTrimmed, StoreError
 from waypost.spark.source.options import read_options
-from waypost.spark.source.partitions import Numbers, Part, check_machine, share_out, this_machine
+from waypost.spark.source.partitions import EventRange, Partition, check_machine, split_ranges, this_machine
 from waypost.spark.source.reader import Reader
 from waypost.spark.source.stream import StreamReader, admit
 
@@ -174,12 +174,12 @@ def test_what_lies_in_a_queue_cannot_be_followed(shop: Shop, stream: Any) -> Non
 )
 def test_a_limit_is_kept_and_nothing_starves(start: dict[str, int], newest: dict[str, int], limit: int) -> None:
     end = admit(start, newest, limit)
-    taken = {queue: end[queue] - start.get(queue, 0) for queue in end}
+    read = {queue: end[queue] - start.get(queue, 0) for queue in end}
     waiting = {queue: max(0, newest.get(queue, 0) - start.get(queue, 0)) for queue in end}
-    assert all(0 <= taken[queue] <= waiting[queue] for queue in end)
-    assert sum(taken.values()) == min(limit, sum(waiting.values()))
+    assert all(0 <= read[queue] <= waiting[queue] for queue in end)
+    assert sum(read.values()) == min(limit, sum(waiting.values()))
     if limit >= len(waiting):
-        assert all(taken[queue] > 0 for queue in end if waiting[queue])
+        assert all(read[queue] > 0 for queue in end if waiting[queue])
 
 
 @given(
@@ -190,8 +190,8 @@ def test_a_limit_is_kept_and_nothing_starves(start: dict[str, int], newest: dict
 def test_parts_hold_everything_once_and_are_no_more_than_asked(
     ranges: list[tuple[int, int]], parts: int, rows_min: int
 ) -> None:
-    work = [Numbers(str(index), after, after + count) for index, (after, count) in enumerate(ranges)]
-    made = share_out(work, parts, rows_min)
+    work = [EventRange(str(index), after, after + count) for index, (after, count) in enumerate(ranges)]
+    made = split_ranges(work, parts, rows_min)
     wanted = {(numbers.queue, n) for numbers in work for n in range(numbers.after, numbers.to)}
     held = [(numbers.queue, n) for part in made for numbers in part for n in range(numbers.after, numbers.to)]
     assert len(made) <= parts
@@ -202,7 +202,7 @@ def test_a_file_is_read_on_its_own_machine_only(tmp_path: Any) -> None:
     with Shop(f"sqlite:///{tmp_path}/one.db", "wp") as shop:
         shop.post.publish("orders", 1)
         reader = Reader(read_options(shop.options), SCHEMA)
-        part = cast("Part", reader.partitions()[0])
+        part = cast("Partition", reader.partitions()[0])
         assert part.machine == this_machine()
         part.machine = "elsewhere 5f"
         with pytest.raises(ConfigurationError, match="a file on elsewhere"):

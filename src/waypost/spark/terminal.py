@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 #: How often progress is shown anew.
-LOOK_SECONDS = 0.3
+UPDATE_SECONDS = 0.3
 #: How long the end waits for the last look.
 JOIN_SECONDS_MAX = 5.0
 BAR_WIDTH = 30
@@ -60,10 +60,10 @@ class Progress:
             self._tracker = spark.sparkContext.statusTracker()
         self._stop = threading.Event()
         self._lock = threading.Lock()
-        self._shown = False
+        self._has_bar = False
         self._thread: threading.Thread | None = None
 
-    def tell(self, text: str) -> None:
+    def write_line(self, text: str) -> None:
         """A line that stays."""
         with self._lock:
             self._clear()
@@ -71,15 +71,15 @@ class Progress:
             self._out.flush()
 
     def _clear(self) -> None:
-        if self._shown:
+        if self._has_bar:
             self._out.write("\r\x1b[K")
-            self._shown = False
+            self._has_bar = False
 
-    def _look(self) -> None:
-        while not self._stop.wait(LOOK_SECONDS):
+    def _update_bar(self) -> None:
+        while not self._stop.wait(UPDATE_SECONDS):
             done = total = 0
-            for stage in self._tracker.getActiveStageIds():
-                info = self._tracker.getStageInfo(stage)
+            for number in self._tracker.getActiveStageIds():
+                info = self._tracker.getStageInfo(number)
                 if info is not None:
                     done += info.numCompletedTasks
                     total += info.numTasks
@@ -88,12 +88,12 @@ class Progress:
                 if total:
                     filled = BAR_WIDTH * done // total
                     self._out.write(f"[{'#' * filled}{'.' * (BAR_WIDTH - filled)}] {done} of {total} tasks")
-                    self._shown = True
+                    self._has_bar = True
                 self._out.flush()
 
     def __enter__(self) -> Self:
         if self._tracker is not None:
-            self._thread = threading.Thread(target=self._look, name="waypost-progress", daemon=True)
+            self._thread = threading.Thread(target=self._update_bar, name="waypost-progress", daemon=True)
             self._thread.start()
         return self
 

@@ -21,7 +21,7 @@ from waypost.errors import ConfigurationError, WaypostError
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from waypost.spark.lake.audit import Audit, Told
+    from waypost.spark.lake.audit import Audit, FindingEvent
     from waypost.spark.lake.pipeline import Pipeline
 
 #: The variable that passes a URL with a password to the tasks on this machine, which inherit it.
@@ -173,7 +173,7 @@ def open_session(options: argparse.Namespace, events: int) -> Iterator[tuple[Spa
         # In a short run Java's compiler costs more than it gains.
         settings[JAVA_OPTIONS] = f"-XX:TieredStopAtLevel=1 {settings.get(JAVA_OPTIONS, '')}".strip()
     with quiet_session(options.master, settings, log) as spark, Progress(spark, sys.stderr) as progress:
-        yield spark, progress.tell
+        yield spark, progress.write_line
 
 
 def map_spark_errors(command: Callable[[argparse.Namespace], int]) -> Callable[[argparse.Namespace], int]:
@@ -185,14 +185,14 @@ def map_spark_errors(command: Callable[[argparse.Namespace], int]) -> Callable[[
         except (WaypostError, KeyboardInterrupt, ImportError):
             raise
         except Exception as error:
-            from waypost.spark.spark_errors import told
+            from waypost.spark.spark_errors import map_spark_error
 
             if not options.log:
-                from waypost.spark.private_directory import keep, private_directory
+                from waypost.spark.private_directory import keep_directory, private_directory
 
-                keep(private_directory())
+                keep_directory(private_directory())
                 write_stderr(f"waypost: Spark's own log is {private_directory() / 'log'}")
-            raise told(error) from error
+            raise map_spark_error(error) from error
 
     return run
 
@@ -215,7 +215,7 @@ def make_pipeline(options: argparse.Namespace, spark: SparkSession, report_progr
         format=getattr(options, "format", None),
         reader=getattr(options, "reader", None),
         moved=getattr(options, "moved", False),
-        tell=report_progress,
+        progress=report_progress,
     )
 
 
@@ -287,7 +287,7 @@ def format_audit(audit: Audit) -> str:
     return "\n".join(lines)
 
 
-def _format_event(event: Told) -> str:
+def _format_event(event: FindingEvent) -> str:
     at = datetime.fromtimestamp(event.at_ms / 1000, UTC).isoformat(timespec="milliseconds")
     parts = {"token": event.token, "worker": event.worker, "cause": event.cause, "reason": event.reason}
     rest = "".join(f"  {name} {value}" for name, value in parts.items() if value is not None)
@@ -297,7 +297,7 @@ def _format_event(event: Told) -> str:
 @map_spark_errors
 def run_ingest(options: argparse.Namespace) -> int:
     """Load messages into the lake and return the exit code."""
-    from waypost.spark.lake.ingest import BATCH_ROWS, Ingest, counts, read_schema
+    from waypost.spark.lake.ingest import BATCH_ROWS, Ingest, count_messages, read_schema
     from waypost.spark.source.credentials import Place
 
     # Before Java starts: tasks inherit Java's environment, which passes the password.
@@ -315,10 +315,10 @@ def run_ingest(options: argparse.Namespace) -> int:
             schema=None if options.schema is None else read_schema(options.schema),
             batch_rows=options.batch_rows or BATCH_ROWS,
             allow_gaps=options.allow_gaps,
-            tell=report_progress,
+            progress=report_progress,
         )
         ingest.run()
-        found = counts(ingest)
+        found = count_messages(ingest)
     if options.json:
         write_json({"queue": options.queue, **found})
         return 0
@@ -333,7 +333,7 @@ def run_tidy(options: argparse.Namespace) -> int:
     from waypost.spark.lake.pipeline import Pipeline
 
     with open_session(options, LARGE) as (spark, report_progress):
-        pipeline = Pipeline(spark, options.lake, tell=report_progress)
+        pipeline = Pipeline(spark, options.lake, progress=report_progress)
         pipeline.tidy(options.keep_days)
     if options.json:
         write_json({"lake": pipeline.lake.files.root})

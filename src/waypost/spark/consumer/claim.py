@@ -92,7 +92,7 @@ class Claim:
                     post._run(deliver_outgoing(post._context, self.queue))
                 size = sum(len(lease.envelope) for lease in claimed.leases)
                 page.learn(len(claimed.leases), size)
-                leases = put_aside(post, self.queue, claimed.leases)
+                leases = settle_unreadable(post, self.queue, claimed.leases)
                 if leases:
                     yield rows_of(self.queue, leases)
                 left, room = left - len(claimed.leases), room - size
@@ -103,7 +103,7 @@ class Claim:
 
     def _claim(self, post: Waypost, task: int, number: int, limit: int) -> Claimed:
         post._run(post._context.know_time())
-        operation = operation_of(self.name, task, number, post._context.session.time.now_ms())
+        operation = make_operation(self.name, task, number, post._context.session.time.now_ms())
         call = post._store.claim(
             self.queue, limit, operation, worker=f"spark:{self.name}:{task}", nonce=_digest(f"{operation}", NONCE_BYTES)
         )
@@ -156,7 +156,7 @@ def at_most_once(queue: str) -> InvalidInput:
     )
 
 
-def operation_of(name: str, task: int, number: int, stamp: int) -> Operation:
+def make_operation(name: str, task: int, number: int, stamp: int) -> Operation:
     """The operation of a claim: the same for every attempt of a task, another for everything else.
 
     Each attempt has its own stamp. One that comes after the store has forgotten the first claims anew, which harms
@@ -171,7 +171,7 @@ def _digest(text: str, size: int) -> bytes:
     return hashlib.blake2b(text.encode(), digest_size=size).digest()
 
 
-def put_aside(post: Waypost, queue: str, leases: Sequence[Lease]) -> list[Lease]:
+def settle_unreadable(post: Waypost, queue: str, leases: Sequence[Lease]) -> list[Lease]:
     """The leases whose messages can be read; the others are settled: dead, or left for a newer release."""
     readable, messages, settlements = [], [], []
     for lease in leases:

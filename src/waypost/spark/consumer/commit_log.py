@@ -24,10 +24,10 @@ from waypost.errors import ConfigurationError, StoreError
 from waypost.identity import id_time_ms, is_message_id
 from waypost.spark.files import OutputFiles
 
-HOME = "_waypost"
+FOLDER = "_waypost"
 #: The column that readers of the output see: which batch a row came with.
 COLUMN = "waypost_batch"
-LOG, STAGING = f"{HOME}/log", f"{HOME}/staging"
+LOG, STAGING = f"{FOLDER}/log", f"{FOLDER}/staging"
 FORMAT = 1
 #: So many commits stay after they are settled, for drivers that have not seen them yet. Who missed more starts over.
 COMMITS_KEPT = 64
@@ -79,11 +79,11 @@ class AlreadyCommitted(Exception):
 
 
 _COMMIT = re.compile(r"\d{12}\.json")
-_commits = msgspec.json.Decoder(Commit)
-_settled = msgspec.json.Decoder(Settled)
+_decoder_commits = msgspec.json.Decoder(Commit)
+_decoder_settled = msgspec.json.Decoder(Settled)
 
 
-class Log:
+class CommitLog:
     """The commits of one output, as far as they have been read."""
 
     def __init__(self, files: OutputFiles, queue: str, namespace: str) -> None:
@@ -94,11 +94,11 @@ class Log:
         self.seen = 0
         #: Commits whose messages may come again, by number.
         self.pending: dict[int, Pending] = {}
-        self.look()
+        self.read_before_claim()
 
     # ---- reading ---------------------------------------------------------------------------------------------
 
-    def look(self) -> set[str]:
+    def read_before_claim(self) -> set[str]:
         """Read what is new before a claim; the messages that may be claimed again though they are in the output.
 
         What is settled by now cannot be claimed any more, so commits that were tidied away are not missed.
@@ -112,28 +112,28 @@ class Log:
 
     def _read(self, *, before_claim: bool = False) -> list[Commit]:
         names = set(self.files.names(LOG))
-        for number in [number for number in self.pending if _mark(number).rpartition("/")[2] in names]:
-            self._learn(number)
+        for number in [number for number in self.pending if _settled_file(number).rpartition("/")[2] in names]:
+            self._update_open(number)
         found = []
         newest = self._newest(names)
         for number in self._new_numbers(names, before_claim=before_claim):
             is_settled = f"{number:012}.settled" in names
             if before_claim and is_settled and number != newest and not self._open(number):
                 continue  # what is settled cannot be claimed from now on
-            told = _commits.decode(self._content(_file(number)))
-            if told.format != FORMAT:
+            commit = _decoder_commits.decode(self._content(_commit_file(number)))
+            if commit.format != FORMAT:
                 raise ConfigurationError(
                     f"commit {number} of this output was written by a newer release of waypost: read it with that one"
                 )
-            if (told.queue, told.namespace) != (self._queue, self._namespace):
+            if (commit.queue, commit.namespace) != (self._queue, self._namespace):
                 raise ConfigurationError(
-                    f"this output belongs to queue {told.queue} of namespace {told.namespace}: one output takes the "
-                    f"messages of one queue, so give {self._queue} an output of its own"
+                    f"this output belongs to queue {commit.queue} of namespace {commit.namespace}: one output takes "
+                    f"the messages of one queue, so give {self._queue} an output of its own"
                 )
-            self.pending[number] = Pending(told, {fence.id for fence in told.messages})
+            self.pending[number] = Pending(commit, {fence.id for fence in commit.messages})
             if is_settled:
-                self._learn(number)
-            found.append(told)
+                self._update_open(number)
+            found.append(commit)
         self.seen = max(self.seen, newest)
         return found
 
@@ -148,7 +148,7 @@ class Log:
         after = max(self.seen, newest - 2 * COMMITS_KEPT) if before_claim else self.seen
         # A listing made while others write may leave a file out: those are asked for by name.
         gaps = {number for number in range(after + 1, newest) if number not in listed}
-        listed |= {number for number in gaps if self.files.exists(_file(number))}
+        listed |= {number for number in gaps if self.files.exists(_commit_file(number))}
         missed = sorted(gaps - listed)
         if missed and not before_claim:
             raise StoreError(
@@ -157,7 +157,7 @@ class Log:
             )
         return sorted(number for number in listed if number > self.seen)
 
-    def _learn(self, number: int) -> None:
+    def _update_open(self, number: int) -> None:
         """What another driver may have settled of a commit."""
         pending = self.pending[number]
         pending.open &= self._open(number)
@@ -165,7 +165,7 @@ class Log:
             del self.pending[number]
 
     def _open(self, number: int) -> set[str]:
-        return set(_settled.decode(self._content(_mark(number))).open)
+        return set(_decoder_settled.decode(self._content(_settled_file(number))).open)
 
     def _content(self, name: str) -> bytes:
         content = self.files.read(name)
@@ -181,7 +181,7 @@ class Log:
 
     def staging(self, batch: str, table: str = "") -> str:
         """Where a batch writes a table before it is committed."""
-        return f"{STAGING}/{batch}/{table or HOME}"
+        return f"{STAGING}/{batch}/{table or FOLDER}"
 
     def commit(self, batch: str, tables: Iterable[str], messages: Iterable[Fence]) -> int:
         """Commit a batch: from here on its messages are in the output. `AlreadyCommitted` if one of them was before.
@@ -197,7 +197,7 @@ class Log:
             if twice:
                 raise AlreadyCommitted(twice)
             number = self.seen + 1
-            if self.files.create(_file(number), content):
+            if self.files.create(_commit_file(number), content):
                 self.seen = number
                 self.pending[number] = Pending(commit, ids)
                 return number
@@ -227,17 +227,17 @@ class Log:
                 self.files.remove(f"{target}/{name}")
                 self.files.move(f"{source}/{name}", f"{target}/{name}")
 
-    def settled(self, ids: Collection[str]) -> None:
+    def mark_settled(self, ids: Collection[str]) -> None:
         """These messages can come no more. Commits of which nothing is left are tidied away in time."""
         gone = set(ids)
         for number, pending in list(self.pending.items()):
             if pending.open & gone:
                 pending.open -= gone
-                self.files.replace(_mark(number), msgspec.json.encode(Settled(tuple(sorted(pending.open)))))
+                self.files.replace(_settled_file(number), msgspec.json.encode(Settled(tuple(sorted(pending.open)))))
                 if not pending.open:
                     del self.pending[number]
 
-    def tidy(self, now_ms: int) -> None:
+    def remove_old(self, now_ms: int) -> None:
         """Remove settled commits but the newest, and what was staged long ago by batches that never came to an end."""
         names = set(self.files.names(LOG))
         for name in sorted(names):
@@ -245,16 +245,16 @@ class Log:
             is_old = kind == "settled" and number.isdigit() and int(number) <= self.seen - COMMITS_KEPT
             if is_old and int(number) not in self.pending and f"{number}.json" in names:
                 # Oldest first, so that whoever missed one notices the gap at its end.
-                self.files.remove(_file(int(number)))
-                self.files.remove(_mark(int(number)))
+                self.files.remove(_commit_file(int(number)))
+                self.files.remove(_settled_file(int(number)))
         for batch in self.files.names(STAGING):
             if is_message_id(batch) and id_time_ms(batch) < now_ms - STAGING_KEPT_MS:
                 self.files.remove(f"{STAGING}/{batch}")
 
 
-def _file(number: int) -> str:
+def _commit_file(number: int) -> str:
     return f"{LOG}/{number:012}.json"
 
 
-def _mark(number: int) -> str:
+def _settled_file(number: int) -> str:
     return f"{LOG}/{number:012}.settled"

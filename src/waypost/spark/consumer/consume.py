@@ -32,7 +32,7 @@ from waypost.operations.outgoing import deliver_outgoing
 from waypost.policy import CHUNK_MESSAGES_MAX, START_TIMEOUT_SECONDS, RetryPolicy, check_retry
 from waypost.redaction import Redact
 from waypost.spark.consumer.claim import CONSUMED, FENCE, Claim, ClaimSource, at_most_once, claimed_rows, leases_of
-from waypost.spark.consumer.commit_log import COMMITS_KEPT, AlreadyCommitted, Fence, Log
+from waypost.spark.consumer.commit_log import COMMITS_KEPT, AlreadyCommitted, CommitLog, Fence
 from waypost.spark.files import open_output_files
 from waypost.spark.source.credentials import Place
 from waypost.spark.source.partitions import machine_of
@@ -50,7 +50,7 @@ BATCH_MAX = 100_000
 PARTITIONS_DEFAULT = 2
 PARTITIONS_MAX = 256
 #: How soon a consumer that follows its queue looks again when there is nothing: a claim is a job of Spark.
-LOOK_SECONDS = 1.0
+POLL_SECONDS = 1.0
 TABLE_NAME = re.compile(r"[A-Za-z0-9][\w.\-]*(/[A-Za-z0-9][\w.\-]*)*", re.ASCII)
 #: Statuses after which a message can come no more.
 ENDED: frozenset[SettleStatus] = frozenset(("done", "dead", "dropped", "cancelled", "replaced"))
@@ -79,7 +79,7 @@ class Consumed:
 class Batch:
     """What a function is given beside its DataFrame: the name of the batch, and where its results go."""
 
-    def __init__(self, name: str, queue: str, messages: dict[str, Message[Any]], output: Log | None) -> None:
+    def __init__(self, name: str, queue: str, messages: dict[str, Message[Any]], output: CommitLog | None) -> None:
         #: Names this claim: the same whenever the function runs for it, and never used again.
         self.name = name
         self.queue = queue
@@ -181,7 +181,7 @@ class _Consumer:
         queue: str,
         function: Function,
         post: Waypost,
-        output: Log | None,
+        output: CommitLog | None,
         retry: RetryPolicy,
         size: int,
         partitions: int,
@@ -203,7 +203,7 @@ class _Consumer:
         self.lease_ms = lease_ms
         self.machine = machine_of(post.store)
         self.names = Session()
-        self.told = Consumed()
+        self.result = Consumed()
         self.held = _Held(queue)
         # On a connection of its own, so that no settle can hold a renewal up.
         self.renewer = Renewer(self.context, lambda: post._store.connect(start_timeout=START_TIMEOUT_SECONDS))
@@ -214,7 +214,7 @@ class _Consumer:
         """Claim a batch and see it to its end; False if there was nothing to claim. Raises what the function raises."""
         known: set[str] = set()
         if self.log is not None:
-            known = self.log.look()
+            known = self.log.read_before_claim()
         name = self.names.message_ids(1)[0]
         frame, messages = self.claim(name)
         if not messages:
@@ -232,15 +232,15 @@ class _Consumer:
         try:
             if not messages:
                 return True
-            self.told.batches += 1
+            self.result.batches += 1
             repeated = known & messages.keys()
             if repeated:
                 self.settle_repeated(repeated)
             self.handle(name, frame, messages, repeated)
         finally:
             self.held.messages = {}
-        if self.log is not None and self.told.batches % COMMITS_KEPT == 0:
-            self.log.tidy(time.time_ns() // 1_000_000)
+        if self.log is not None and self.result.batches % COMMITS_KEPT == 0:
+            self.log.remove_old(time.time_ns() // 1_000_000)
         return True
 
     def _extend(self, messages: Sequence[Message[Any]]) -> None:
@@ -335,20 +335,20 @@ class _Consumer:
 
     def _settle_batch(self, messages: dict[str, Message[Any]], settlements: Sequence[Settlement]) -> None:
         statuses = self.settle(list(messages.values()), settlements)
-        told = self.told
+        result = self.result
         for status in statuses.values():
             match status:
                 case "done" | "retried" | "dead" | "lost":
-                    setattr(told, status, getattr(told, status) + 1)
+                    setattr(result, status, getattr(result, status) + 1)
                 case _:
-                    told.other += 1
+                    result.other += 1
         self._close(statuses)
 
     def settle_repeated(self, ids: Collection[str]) -> None:
         """Settle what is in the output already."""
         messages = [self.held.messages[message_id] for message_id in ids]
         statuses = self.settle(messages, [Settlement(m.id, m.token, m.lease.nonce) for m in messages])
-        self.told.repeated += len(messages)
+        self.result.repeated += len(messages)
         self._close(statuses)
 
     def settle(self, messages: Sequence[Message[Any]], settlements: Sequence[Settlement]) -> dict[str, SettleStatus]:
@@ -376,7 +376,7 @@ class _Consumer:
         if self.log is not None and self.log.pending:
             gone = {message_id for message_id, status in statuses.items() if status in ENDED}
             gone |= self._finished([message_id for message_id, status in statuses.items() if status == "lost"])
-            self.log.settled(gone)
+            self.log.mark_settled(gone)
 
     def _finished(self, ids: Sequence[str]) -> set[str]:
         """Those that the store has no more. A dead letter may be redriven, so it is not among them."""
@@ -399,9 +399,9 @@ class _Consumer:
             fences = [fence for fence in pending.commit.messages if fence.id in pending.open]
             messages = [Message[Any](self.queue, _lease(fence)) for fence in fences]
             statuses = self.settle(messages, [Settlement(fence.id, fence.token, fence.nonce) for fence in fences])
-            self.told.repeated += sum(status in ENDED for status in statuses.values())
+            self.result.repeated += sum(status in ENDED for status in statuses.values())
             self._close(statuses)
-        self.log.tidy(time.time_ns() // 1_000_000)
+        self.log.remove_old(time.time_ns() // 1_000_000)
 
 
 def _lease(fence: Fence) -> Lease:
@@ -461,9 +461,9 @@ def consume(
         lease_ms = post.policy(name).lease_ms
         if lease_ms is None:
             raise at_most_once(name)
-        logged = None if files is None else Log(files, name, place.namespace)
+        commit_log = None if files is None else CommitLog(files, name, place.namespace)
         consumer = _Consumer(
-            spark, place, name, fn, post, logged, retry, batch, min(partitions, batch), on_error, lease_ms
+            spark, place, name, fn, post, commit_log, retry, batch, min(partitions, batch), on_error, lease_ms
         )
         spark.dataSource.register(ClaimSource)
         consumer.renewer.start([consumer.held])
@@ -472,7 +472,7 @@ def consume(
             _loop(consumer, follow=follow, deadline=deadline)
         finally:
             consumer.renewer.stop(5)
-        return consumer.told
+        return consumer.result
 
 
 def _place(url: str, namespace: str, password_env: str | None, password_file: str | None) -> Place:
@@ -491,7 +491,7 @@ def _loop(consumer: _Consumer, *, follow: bool, deadline: float | None) -> None:
             return
         # At least one pause: a queue that is limited has messages ready that no claim gets.
         while not over():
-            time.sleep(LOOK_SECONDS if deadline is None else max(0.0, min(LOOK_SECONDS, deadline - time.monotonic())))
+            time.sleep(POLL_SECONDS if deadline is None else max(0.0, min(POLL_SECONDS, deadline - time.monotonic())))
             if _claimable(consumer.post, consumer.queue):
                 break
 

@@ -33,26 +33,29 @@ AUDIT_FILE: Final = "audit.json"
 #: Findings that are listed with their events; all are counted.
 LISTED_MAX: Final = 1_000
 #: Suspicions that are looked at one by one in the store. More than these are no race with a busy store.
-LOOKED_AT_MAX: Final = 10_000
+CONFIRMED_MAX: Final = 10_000
 #: Findings of one sort that are counted; if there are more, the counts are "at least".
 COUNTED_MAX: Final = 100_000
 HELD_STATES: Final[tuple[MessageState, ...]] = ("ready", "delayed", "waiting", "leased", "dead")
 HELD_COLUMNS: Final = ("queue", "id", "state")
 #: So many held messages are read faster than Spark starts to read them.
-HERE_MAX: Final = 100_000
+DRIVER_ROWS_MAX: Final = 100_000
 #: Counters of the store's ledger, and the events that the journal tells for each.
 COUNTERS: Final = {
     "published": "published", "redriven": "redriven", "done": "done", "dead": "dead", "dropped": "dropped",
     "cancelled": "cancelled", "replaced": "replaced", "claims": "claimed", "expired": "expired",
     "released": "released", "retried": "retried", "snoozed": "snoozed", "duplicates": "duplicate",
 }  # fmt: skip
-LOST, LETTER_LOST = "no end is told, and the store does not hold it", "it died, and its dead letter is gone untold"
-UNTOLD_DEATH, UNTOLD_REDRIVE = "the store has it dead, and no event says so", "the store has it alive, and it died"
-CLAIMED_TWICE, UNEXPLAINED = "one claim is told more than once", "it was claimed again, and nothing had sent it back"
+LOST = "no end is journalled, and the store does not hold it"
+DEAD_LETTER_LOST = "it died, and its dead letter is gone without an event"
+DEATH_NOT_JOURNALLED = "the store has it as dead, and no event says so"
+REDRIVE_NOT_JOURNALLED = "the store has it alive, and its newest event is its death"
+CLAIMED_TWICE = "one claim is journalled more than once"
+UNEXPLAINED = "it was claimed again, and no event had made it claimable"
 ENDED_TWICE = "it ended more than once"
 
 
-class Told(msgspec.Struct, frozen=True):
+class FindingEvent(msgspec.Struct, frozen=True):
     """One event of a message, as a finding shows it."""
 
     number: int
@@ -71,7 +74,7 @@ class Finding(msgspec.Struct, frozen=True):
     queue: str
     message_id: str
     fault: str
-    events: tuple[Told, ...] = ()
+    events: tuple[FindingEvent, ...] = ()
 
 
 class QueueAudit(msgspec.Struct, frozen=True):
@@ -137,10 +140,10 @@ def suspects(messages: DataFrame, held: DataFrame) -> DataFrame:
     died = f.col("state") == "dead"
     gone = f.col("held").isNull()
     fault = (
-        f.when(gone & died, f.lit(LETTER_LOST))
+        f.when(gone & died, f.lit(DEAD_LETTER_LOST))
         .when(gone, f.lit(LOST))
-        .when((f.col("held") == "dead") & ~died, f.lit(UNTOLD_DEATH))
-        .when((f.col("held") != "dead") & died, f.lit(UNTOLD_REDRIVE))
+        .when((f.col("held") == "dead") & ~died, f.lit(DEATH_NOT_JOURNALLED))
+        .when((f.col("held") != "dead") & died, f.lit(REDRIVE_NOT_JOURNALLED))
     )
     return joined.withColumn("fault", fault).where(f.col("fault").isNotNull())
 
@@ -148,7 +151,7 @@ def suspects(messages: DataFrame, held: DataFrame) -> DataFrame:
 # ---- the store ----------------------------------------------------------------------------------------------
 
 
-def held_now(pipeline: Pipeline, bulk: Bulk, ledgers: Mapping[str, Ledger]) -> DataFrame:
+def read_held(pipeline: Pipeline, bulk: Bulk, ledgers: Mapping[str, Ledger]) -> DataFrame:
     """The ids of all messages that the store holds, by state: read here if they are few, otherwise by Spark."""
     # What comes to be in one of these states after the ledgers were read is looked at again by itself.
     counts = {
@@ -156,7 +159,7 @@ def held_now(pipeline: Pipeline, bulk: Bulk, ledgers: Mapping[str, Ledger]) -> D
         for name, ledger in ledgers.items()
         for state in HELD_STATES
     }
-    if sum(counts.values()) <= HERE_MAX:
+    if sum(counts.values()) <= DRIVER_ROWS_MAX:
         spans = [span for (name, state), count in counts.items() if count for span in bulk.spans(name, state, 1)]
         batches = [batch for span in spans for batch in bulk.messages(span, HELD_COLUMNS)]
         return pipeline.spark.createDataFrame(pa.Table.from_batches(batches, MESSAGES.arrow(HELD_COLUMNS)))
@@ -210,19 +213,19 @@ def trace(bulk: Bulk, queue: str, message_id: str) -> list[Event]:
 def audit(pipeline: Pipeline) -> Audit:
     """Bring the lake up to now, compare it with the store, and keep the result in the lake."""
     spark, lake = pipeline.spark, pipeline.lake
-    with lake.only_one(), open_bulk(pipeline.place) as bulk:
+    with lake.lock(), open_bulk(pipeline.place) as bulk:
         queues = pipeline.source.queues
         before = read_ledgers(bulk, queues)
-        pipeline.run_alone()
+        pipeline.run_locked()
         after = read_ledgers(bulk, queues)
-        pipeline.tell("audit: comparing with the store")
+        pipeline.progress("audit: comparing with the store")
         rows = lake.frame(spark, SILVER_MESSAGES)
-        found = suspects(rows, held_now(pipeline, bulk, after)).limit(COUNTED_MAX).collect()
-        if 0 < len(found) <= LOOKED_AT_MAX:
+        found = suspects(rows, read_held(pipeline, bulk, after)).limit(COUNTED_MAX).collect()
+        if 0 < len(found) <= CONFIRMED_MAX:
             found = [row for row in found if is_confirmed(bulk, row)]
         doubled = duplicates(rows).limit(COUNTED_MAX).collect()
         ends = rows.where(f.col("published") > 0).groupBy("queue", "state").count().collect()
-        result = _judged(lake, spark, found, doubled, ends, before, after)
+        result = _compare(lake, spark, found, doubled, ends, before, after)
     lake.files.replace(AUDIT_FILE, msgspec.json.format(msgspec.json.encode(result), indent=1))
     return result
 
@@ -243,7 +246,7 @@ def overcounted(seen: Seen, after: Ledger) -> dict[str, int]:
     return {name: count for name, count in more.items() if count > 0}
 
 
-def _judged(
+def _compare(
     lake: Lake, spark: SparkSession, suspected: Sequence[Any], doubled: Sequence[Any], ends: Sequence[Any],
     before: Mapping[str, Ledger], after: Mapping[str, Ledger],
 ) -> Audit:  # fmt: skip
@@ -296,10 +299,10 @@ def _with_events(lake: Lake, spark: SparkSession, rows: Sequence[Any]) -> list[F
         return []
     wanted = sorted({row.message_id for row in rows})
     events = lake.frame(spark, BRONZE_JOURNAL).where(f.col("message_id").isin(*wanted))
-    told: dict[tuple[str, str], list[Told]] = {}
+    events_of: dict[tuple[str, str], list[FindingEvent]] = {}
     for event in events.orderBy("number").collect():
-        told.setdefault((event.queue, event.message_id), []).append(
-            Told(
+        events_of.setdefault((event.queue, event.message_id), []).append(
+            FindingEvent(
                 event.number,
                 event.at_ms,
                 event.event,
@@ -310,5 +313,6 @@ def _with_events(lake: Lake, spark: SparkSession, rows: Sequence[Any]) -> list[F
             )
         )
     return [
-        Finding(row.queue, row.message_id, row.fault, tuple(told.get((row.queue, row.message_id), ()))) for row in rows
+        Finding(row.queue, row.message_id, row.fault, tuple(events_of.get((row.queue, row.message_id), ())))
+        for row in rows
     ]

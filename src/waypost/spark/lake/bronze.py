@@ -57,7 +57,7 @@ class Bronze:
                 "would begin anew, and every event would be there twice. Restore it, or begin a new lake"
             )
 
-    def keep(self, events: DataFrame, batch: int) -> None:
+    def write_batch(self, events: DataFrame, batch: int) -> None:
         """One batch of the stream: written, made part of the lake, and passed on."""
         lake = self.lake
         if batch > lake.state.bronze_batch:
@@ -75,13 +75,13 @@ class Bronze:
     def start(self, spark: SparkSession, options: dict[str, str], *, every_seconds: float | None) -> StreamingQuery:
         """Start the stream: for what is there now, or to stay and look again every so many seconds."""
         self.check()
-        stream: DataStreamWriter = journal(spark, options).writeStream.foreachBatch(self.keep)
+        stream: DataStreamWriter = journal(spark, options).writeStream.foreachBatch(self.write_batch)
         stream = stream.option("checkpointLocation", self.lake.files.uri(CHECKPOINT))
         if every_seconds is None:
             return stream.trigger(availableNow=True).start()
         return stream.trigger(processingTime=f"{every_seconds} seconds").start()
 
 
-def undigested(lake: Lake) -> Sequence[Folder]:
+def new_folders(lake: Lake) -> Sequence[Folder]:
     """The folders of bronze that silver has not taken in."""
     return [folder for folder in lake.state.folders(BRONZE_JOURNAL) if folder.last > lake.state.silver_batch]

@@ -16,7 +16,7 @@ from pyspark.sql import functions as f
 from waypost.errors import InvalidInput
 from waypost.spark.lake.bronze import batch_name, with_date
 from waypost.spark.lake.lake import DATE, PART, Folder, Lake
-from waypost.spark.lake.silver import day_of, merged_sums, parted_deliveries, parted_messages
+from waypost.spark.lake.silver import day_of, merge_sums, partition_deliveries, partition_messages
 from waypost.spark.lake.tables import (
     BRONZE_JOURNAL,
     FOLDER_TABLES,
@@ -38,19 +38,19 @@ RETAINED: Final = (BRONZE_JOURNAL, SILVER_DELIVERIES, SILVER_MESSAGES)
 
 
 def _sums_by_day(rows: DataFrame) -> DataFrame:
-    return merged_sums(rows).withColumn(DATE, day_of(f.col("minute_ms")))
+    return merge_sums(rows).withColumn(DATE, day_of(f.col("minute_ms")))
 
 
 #: How the rows of each table are laid out anew, and by which columns.
 LAYOUTS: Final[dict[str, tuple[Callable[[DataFrame], DataFrame], tuple[str, ...]]]] = {
     BRONZE_JOURNAL.name: (with_date, (DATE,)),
-    SILVER_DELIVERIES.name: (parted_deliveries, (PART, DATE)),
-    SILVER_MESSAGES.name: (parted_messages, (PART, DATE)),
+    SILVER_DELIVERIES.name: (partition_deliveries, (PART, DATE)),
+    SILVER_MESSAGES.name: (partition_messages, (PART, DATE)),
     SILVER_SUMS.name: (_sums_by_day, (DATE,)),
 }
 
 
-def groups(lake: Lake, table: Table, at_least: int) -> list[list[Folder]]:
+def find_groups(lake: Lake, table: Table, at_least: int) -> list[list[Folder]]:
     """Folders to put together: small ones of one day, if there are enough. None that silver has not taken in."""
     if len(lake.state.folders(table)) < max(2, at_least):
         return []
@@ -66,18 +66,18 @@ def compact(lake: Lake, spark: SparkSession, *, at_least: int = 2) -> int:
     """Put folders of one day together, in every table; how many there are fewer."""
     fewer = 0
     for table in FOLDER_TABLES:
-        for folders in groups(lake, table, at_least):
-            made = _together(lake, spark, table, folders)
+        for folders in find_groups(lake, table, at_least):
+            made = _merge_folders(lake, spark, table, folders)
             kept = [folder for folder in lake.state.folders(table) if folder not in folders]
             tables = {**lake.state.tables, table.name: tuple(sorted([*kept, made], key=lambda one: one.first))}
             lake.commit(msgspec.structs.replace(lake.state, tables=tables))
             fewer += len(folders) - 1
     if fewer:
-        lake.remove_unnamed(FOLDER_TABLES)
+        lake.remove_unreferenced(FOLDER_TABLES)
     return fewer
 
 
-def _together(lake: Lake, spark: SparkSession, table: Table, folders: list[Folder]) -> Folder:
+def _merge_folders(lake: Lake, spark: SparkSession, table: Table, folders: list[Folder]) -> Folder:
     lay_out, by = LAYOUTS[table.name]
     size = sum(lake.files.size(f"{table.name}/{folder.path}") for folder in folders)
     rows = lake.frame(spark, table, [folder.path for folder in folders]).transform(lay_out)
@@ -87,7 +87,7 @@ def _together(lake: Lake, spark: SparkSession, table: Table, folders: list[Folde
     return Folder(path, first, last, max(folder.newest for folder in folders))
 
 
-def forget(lake: Lake, keep_days: int, today: date) -> int:
+def remove_old_rows(lake: Lake, keep_days: int, today: date) -> int:
     """Let rows of bronze and silver go whose newest day is longer ago; how many folders that were."""
     if keep_days < 1:
         raise InvalidInput(f"rows are kept for a whole number of days, at least 1, not {keep_days}")
@@ -100,5 +100,5 @@ def forget(lake: Lake, keep_days: int, today: date) -> int:
         tables[table.name] = kept
     if gone:
         lake.commit(msgspec.structs.replace(lake.state, tables=tables))
-        lake.remove_unnamed(RETAINED)
+        lake.remove_unreferenced(RETAINED)
     return gone

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
 
-def of_days(sums: DataFrame, days: tuple[str, ...]) -> DataFrame:
+def select_days(sums: DataFrame, days: tuple[str, ...]) -> DataFrame:
     """The sums of some days."""
     return sums.where(day_of(f.col("minute_ms")).isin(*days)).withColumn(
         "minute", f.timestamp_millis(f.col("minute_ms"))
@@ -78,7 +78,7 @@ def dead_letters(sums: DataFrame) -> DataFrame:
 
 
 #: Each table of gold, and how it is made.
-MADE: Final[tuple[tuple[Table, Callable[[DataFrame], DataFrame]], ...]] = (
+TABLE_BUILDERS: Final[tuple[tuple[Table, Callable[[DataFrame], DataFrame]], ...]] = (
     (GOLD_MINUTES, minutes),
     (GOLD_HISTOGRAMS, histograms),
     (GOLD_REDELIVERIES, redeliveries),

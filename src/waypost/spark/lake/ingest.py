@@ -22,7 +22,7 @@ from waypost.checks import check_queue
 from waypost.errors import ConfigurationError, StoreError
 from waypost.spark.lake.bronze import batch_name
 from waypost.spark.lake.lake import DATE, PART, Folder, Lake, State
-from waypost.spark.lake.pipeline import finish, say_nothing, source_of
+from waypost.spark.lake.pipeline import ignore_progress, make_source, run_stream
 from waypost.spark.lake.silver import day_of
 from waypost.spark.source.tables import PUBLISHED
 from waypost.store.bulk.tables import Table
@@ -74,7 +74,7 @@ def corrupt_table(queue: str) -> Table:
     return Table(folder_of(queue), {**ABOUT, "body": "BINARY", "text": "STRING"})
 
 
-def parsed(messages: DataFrame, schema: StructType | None) -> DataFrame:
+def parse_messages(messages: DataFrame, schema: StructType | None) -> DataFrame:
     """Messages with their value and with the part of the table that they belong to. One row for each id."""
     messages = messages.dropDuplicates(["queue", "id"])
     day = day_of(f.col("published_ms"))
@@ -111,26 +111,26 @@ class Ingest:
         schema: StructType | None = None,
         batch_rows: int = BATCH_ROWS,
         allow_gaps: bool = False,
-        tell: Callable[[str], None] = say_nothing,
+        progress: Callable[[str], None] = ignore_progress,
     ) -> None:
         name = folder_of(queue).rpartition("/")[2]
         self.spark, self.queue, self.schema = spark, queue, schema
         self.lake = Lake(lake, state_file=f"_state/ingest-{name}.json")
         self.checkpoint = f"_state/ingest-{name}"
-        self.batch_rows, self.allow_gaps, self.tell = batch_rows, allow_gaps, tell
+        self.batch_rows, self.allow_gaps, self.progress = batch_rows, allow_gaps, progress
         self.table = rows_table(queue, schema)
         known = self.lake.state.source
         if store is None and store_env is None and known is None:
             raise ConfigurationError(f"nothing of queue {queue} is in the lake {lake}: say with --store where it is")
         self.source = known if store is None and store_env is None else None
-        self.source = self.source or source_of(store, store_env, namespace, (queue,))
-        shown = None if schema is None else schema.simpleString()
-        if known is not None and self.lake.state.schema != shown:
+        self.source = self.source or make_source(store, store_env, namespace, (queue,))
+        schema_text = None if schema is None else schema.simpleString()
+        if known is not None and self.lake.state.schema != schema_text:
             raise ConfigurationError(
-                f"messages of {queue} are in the lake with the schema {self.lake.state.schema}, not with {shown}: give "
-                "the same one, or take them into a new lake"
+                f"messages of {queue} are in the lake with the schema {self.lake.state.schema}, not {schema_text}: "
+                "give the same one, or take them into a new lake"
             )
-        self._start: State = msgspec.structs.replace(self.lake.state, source=self.source, schema=shown)
+        self._start: State = msgspec.structs.replace(self.lake.state, source=self.source, schema=schema_text)
 
     def options(self) -> dict[str, str]:
         """The options of the source."""
@@ -147,27 +147,27 @@ class Ingest:
 
     def run(self) -> int:
         """Take in the messages that there are; how many are in the table then."""
-        with self.lake.only_one():
+        with self.lake.lock():
             if self.lake.state != self._start:
                 self.lake.commit(self._start)
-            self.lake.remove_unnamed([self.table])
+            self.lake.remove_unreferenced([self.table])
             if self.lake.state.bronze_batch >= 0 and not self.lake.files.exists(self.checkpoint):
                 raise StoreError(
                     f"the checkpoint {self.checkpoint} of the lake is gone: restore it, or begin a new lake"
                 )
             stream = self.spark.readStream.format("waypost").options(**self.options()).load()
-            writer = stream.writeStream.foreachBatch(self.keep)
+            writer = stream.writeStream.foreachBatch(self.write_batch)
             writer = writer.option("checkpointLocation", self.lake.files.uri(self.checkpoint))
-            finish(lambda: writer.trigger(availableNow=True).start())
+            run_stream(lambda: writer.trigger(availableNow=True).start())
         return self.rows().count()
 
-    def keep(self, messages: DataFrame, batch: int) -> None:
+    def write_batch(self, messages: DataFrame, batch: int) -> None:
         """One batch of the stream."""
         lake = self.lake
         if batch <= lake.state.bronze_batch:
             return
         spark = messages.sparkSession
-        fresh = parsed(messages, self.schema)
+        fresh = parse_messages(messages, self.schema)
         paths = [folder.path for folder in lake.state.folders(self.table)]
         if paths:
             # Few ids if any: those of messages that were sent again long after their first arrival.
@@ -184,7 +184,7 @@ class Ingest:
                 made.append(Folder(path, batch, batch, newest))
         tables = {self.table.name: (*lake.state.folders(self.table), *made)}
         lake.commit(msgspec.structs.replace(lake.state, bronze_batch=batch, tables=tables))
-        self.tell(f"batch {batch} of queue {self.queue} is in the lake")
+        self.progress(f"batch {batch} of queue {self.queue} is in the lake")
 
     def _part(self, table: Table, part: str) -> DataFrame:
         folders = self.lake.state.folders(table)
@@ -200,6 +200,6 @@ class Ingest:
         return self._part(corrupt_table(self.queue), "corrupt")
 
 
-def counts(ingest: Ingest) -> dict[str, Any]:
+def count_messages(ingest: Ingest) -> dict[str, Any]:
     """How many messages of a queue are in the lake, and how many were put aside."""
     return {"queue": ingest.queue, "rows": ingest.rows().count(), "corrupt": ingest.corrupt().count()}

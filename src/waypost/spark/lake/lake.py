@@ -107,13 +107,13 @@ class Lake:
         self.files = open_lake_files(root)
         self._state_file = state_file
         content = self.files.read(state_file)
-        self.state = State(format=format or "parquet") if content is None else self._decoded(content)
+        self.state = State(format=format or "parquet") if content is None else self._decode_state(content)
         if self.state.format not in FORMATS:
             raise ConfigurationError(f"tables of a lake are {' or '.join(FORMATS)}, not {self.state.format}")
         if format is not None and format != self.state.format:
             raise ConfigurationError(f"the lake {root} has its tables as {self.state.format}, not as {format}")
 
-    def _decoded(self, content: bytes) -> State:
+    def _decode_state(self, content: bytes) -> State:
         try:
             state = msgspec.json.decode(content, type=State)
         except msgspec.MsgspecError as error:
@@ -127,7 +127,7 @@ class Lake:
         """Whether no step was ever finished here."""
         return not self.files.exists(self._state_file)
 
-    def only_one(self) -> ExclusiveLock:
+    def lock(self) -> ExclusiveLock:
         """A context in which no other process changes this lake."""
         return ExclusiveLock(self.files, self._state_file.removesuffix(".json") + ".lock")
 
@@ -157,7 +157,7 @@ class Lake:
         writer.partitionBy(*by).save(self.files.uri(f"{table.name}/{folder}"))
         return folder
 
-    def remove_unnamed(self, tables: Iterable[Table]) -> int:
+    def remove_unreferenced(self, tables: Iterable[Table]) -> int:
         """Remove folders that no table names: what killed steps left, and what was replaced. How many they were."""
         removed = 0
         for table in tables:

@@ -22,8 +22,8 @@ from pyspark.sql import functions as f
 
 from waypost.errors import ConfigurationError
 from waypost.spark.lake import gold, silver
-from waypost.spark.lake.bronze import BATCH_ROWS, Bronze, batch_name, undigested
-from waypost.spark.lake.compaction import FOLDERS_MAX, compact, forget
+from waypost.spark.lake.bronze import BATCH_ROWS, Bronze, batch_name, new_folders
+from waypost.spark.lake.compaction import FOLDERS_MAX, compact, remove_old_rows
 from waypost.spark.lake.lake import PART, Folder, Lake, Seen, Source, State
 from waypost.spark.lake.tables import (
     BRONZE_JOURNAL,
@@ -35,7 +35,7 @@ from waypost.spark.lake.tables import (
 from waypost.spark.session import JAVA_OPTIONS
 from waypost.spark.source.bulk import open_bulk
 from waypost.spark.source.credentials import Place
-from waypost.spark.spark_errors import told
+from waypost.spark.spark_errors import map_spark_error
 from waypost.store.bulk.tables import Table
 from waypost.urls import holds_secret
 
@@ -53,7 +53,7 @@ SETTINGS: Final = {"spark.sql.maxConcurrentOutputFileWriters": "64"}
 SLOW_START: Final = "failed to connect back"
 STARTS_MAX: Final = 5
 #: How often a stream that stays looks whether it is to stop.
-LOOK_SECONDS: Final = 0.2
+STOP_POLL_SECONDS: Final = 0.2
 
 
 def local_settings() -> dict[str, str]:
@@ -63,11 +63,11 @@ def local_settings() -> dict[str, str]:
     return {**SETTINGS, "spark.driver.memory": f"{megabytes}m", JAVA_OPTIONS: "-XX:+UseParallelGC"}
 
 
-def say_nothing(text: str) -> None:
+def ignore_progress(text: str) -> None:
     """For whoever does not want to hear how far the pipeline is."""
 
 
-def source_of(url: str | None, url_env: str | None, namespace: str, queues: tuple[str, ...] | None) -> Source:
+def make_source(url: str | None, url_env: str | None, namespace: str, queues: tuple[str, ...] | None) -> Source:
     """Where events come from. A URL with a password must be named, not given: it would be written into the lake."""
     if url is not None and holds_secret(url):
         raise ConfigurationError(
@@ -94,11 +94,11 @@ class Pipeline:
         format: str | None = None,
         reader: str | None = None,
         moved: bool = False,
-        tell: Callable[[str], None] = say_nothing,
+        progress: Callable[[str], None] = ignore_progress,
     ) -> None:
         self.spark = spark
         self.lake = Lake(lake, format=format)
-        self.tell = tell
+        self.progress = progress
         self.batch_rows = batch_rows
         #: A part for each core: starting one costs more than what a finer cut would gain.
         self.partitions = partitions or spark.sparkContext.defaultParallelism
@@ -111,7 +111,7 @@ class Pipeline:
         else:
             if queues is None and known is not None:
                 queues = known.queues
-            self.source = source_of(store, store_env, namespace, queues)
+            self.source = make_source(store, store_env, namespace, queues)
             self._check_source(known, moved)
 
     def _check_source(self, known: Source | None, moved: bool) -> None:
@@ -152,12 +152,12 @@ class Pipeline:
 
     def run(self) -> State:
         """Take in what the journal has now, and make all tables of it."""
-        with self.lake.only_one():
-            return self.run_alone()
+        with self.lake.lock():
+            return self.run_locked()
 
-    def run_alone(self) -> State:
+    def run_locked(self) -> State:
         """The same, for whoever has the lake for itself already."""
-        self.begin()
+        self.prepare()
         self.catch_up(self.spark)
         self.bronze()
         self.catch_up(self.spark)
@@ -165,27 +165,27 @@ class Pipeline:
 
     def follow(self, every_seconds: float, stop: threading.Event) -> None:
         """Take in what comes every so many seconds, until `stop` is set."""
-        with self.lake.only_one():
-            self.begin()
+        with self.lake.lock():
+            self.prepare()
             self.catch_up(self.spark)
             bronze = Bronze(self.lake, then=self.catch_up)
-            self.tell(f"following, every {every_seconds:g} seconds; interrupt to stop")
-            finish(lambda: bronze.start(self.spark, self.options(), every_seconds=every_seconds), stop)
+            self.progress(f"following, every {every_seconds:g} seconds; interrupt to stop")
+            run_stream(lambda: bronze.start(self.spark, self.options(), every_seconds=every_seconds), stop)
 
-    def begin(self) -> None:
+    def prepare(self) -> None:
         """Note where events come from, and remove what a killed run left."""
         self.place.open()
         if self.lake.state.source != self.source:
             self.lake.commit(msgspec.structs.replace(self.lake.state, source=self.source))
-        removed = self.lake.remove_unnamed(FOLDER_TABLES)
+        removed = self.lake.remove_unreferenced(FOLDER_TABLES)
         if removed:
-            self.tell(f"removed {removed} folders that an interrupted run left")
+            self.progress(f"removed {removed} folders that an interrupted run left")
 
     def bronze(self) -> None:
         """Take in the events that there are."""
         before = self.lake.state.bronze_batch
-        finish(lambda: Bronze(self.lake).start(self.spark, self.options(), every_seconds=None))
-        self.tell(f"bronze: {self.lake.state.bronze_batch - before} batches of events")
+        run_stream(lambda: Bronze(self.lake).start(self.spark, self.options(), every_seconds=None))
+        self.progress(f"bronze: {self.lake.state.bronze_batch - before} batches of events")
 
     def catch_up(self, spark: SparkSession) -> None:
         """Bring silver and gold up to bronze, and keep the number of folders within bounds."""
@@ -193,7 +193,7 @@ class Pipeline:
         self.gold(spark)
         fewer = compact(self.lake, spark, at_least=FOLDERS_MAX)
         if fewer:
-            self.tell(f"put together what was in {fewer} more folders")
+            self.progress(f"put together what was in {fewer} more folders")
         if self.reader is not None:
             # Spark tells its source a batch late what it is done with, and of the last batch never.
             with open_bulk(self.place) as bulk:
@@ -202,20 +202,20 @@ class Pipeline:
 
     def tidy(self, keep_days: int | None = None) -> None:
         """Put all small folders together, and let go of what is older than some days."""
-        with self.lake.only_one():
-            self.begin()
+        with self.lake.lock():
+            self.prepare()
             self.catch_up(self.spark)
             fewer = compact(self.lake, self.spark)
-            self.tell(f"put together what was in {fewer} more folders")
+            self.progress(f"put together what was in {fewer} more folders")
             if keep_days is not None:
-                gone = forget(self.lake, keep_days, datetime.now(UTC).date())
-                self.tell(f"let go of {gone} folders of rows older than {keep_days} days")
+                gone = remove_old_rows(self.lake, keep_days, datetime.now(UTC).date())
+                self.progress(f"let go of {gone} folders of rows older than {keep_days} days")
 
     # ---- silver ----------------------------------------------------------------------------------------------
 
     def silver(self, spark: SparkSession) -> None:
         """Put new events to what is open, and keep what can change no more."""
-        fresh = undigested(self.lake)
+        fresh = new_folders(self.lake)
         lake, state = self.lake, self.lake.state
         if not fresh:
             return
@@ -230,14 +230,14 @@ class Pipeline:
         if old_messages is not None:
             steps = steps.unionByName(silver.waiting_timers(old_messages))
         deliveries = lake.write(
-            silver.deliveries(steps).transform(silver.parted_deliveries), SILVER_DELIVERIES, name, (PART, "date")
+            silver.deliveries(steps).transform(silver.partition_deliveries), SILVER_DELIVERIES, name, (PART, "date")
         )
 
         steps = silver.message_steps(events)
         if old_messages is not None:
             steps = steps.unionByName(silver.open_steps(old_messages))
         messages = lake.write(
-            silver.messages(steps).transform(silver.parted_messages), SILVER_MESSAGES, name, (PART, "date")
+            silver.messages(steps).transform(silver.partition_messages), SILVER_MESSAGES, name, (PART, "date")
         )
         sums = self._write_sums(spark, events, deliveries, name)
         seen, days = self._seen(lake.frame(spark, SILVER_SUMS, [sums]))
@@ -257,7 +257,7 @@ class Pipeline:
             )
         )
         self._remove_replaced(state)
-        self.tell(f"silver: {sum(one.events for one in seen.values()):,} events taken in so far")
+        self.progress(f"silver: {sum(one.events for one in seen.values()):,} events taken in so far")
 
     def _open(self, spark: SparkSession, table: Table) -> DataFrame | None:
         paths = self.lake.state.open.get(table.name, ())
@@ -288,7 +288,7 @@ class Pipeline:
         for queue in {row["queue"] for row in rows}:
             # Lateness is told of claims, which are counted as such.
             mine = [row for row in rows if row["queue"] == queue and row["last"] is not None]
-            seen[queue] = _with(seen.get(queue, Seen()), mine)
+            seen[queue] = _add_seen(seen.get(queue, Seen()), mine)
         return seen, sorted({row["day"] for row in rows})
 
     def _remove_replaced(self, before: State) -> None:
@@ -306,15 +306,15 @@ class Pipeline:
         if not days:
             return
         paths = [folder.path for folder in lake.state.folders(SILVER_SUMS)]
-        sums = lake.frame(spark, SILVER_SUMS, paths).transform(lambda rows: gold.of_days(rows, days))
-        for table, make in gold.MADE:
+        sums = lake.frame(spark, SILVER_SUMS, paths).transform(lambda rows: gold.select_days(rows, days))
+        for table, make in gold.TABLE_BUILDERS:
             rows = make(sums).toArrow().cast(table.arrow(table.columns))
             lake.replace_days(table, rows, days)
         lake.commit(msgspec.structs.replace(lake.state, stale_days=()))
-        self.tell(f"gold: {len(days)} day{'s' if len(days) > 1 else ''} made anew, the newest {max(days)}")
+        self.progress(f"gold: {len(days)} day{'s' if len(days) > 1 else ''} made anew, the newest {max(days)}")
 
 
-def _with(before: Seen, rows: Sequence[Any]) -> Seen:
+def _add_seen(before: Seen, rows: Sequence[Any]) -> Seen:
     """What was seen of a queue, with some more of it."""
     count, first, last = sum(row.events for row in rows), min(row.first for row in rows), max(row.last for row in rows)
     gap_end, counts = before.gap_end, dict(before.counts)
@@ -325,16 +325,16 @@ def _with(before: Seen, rows: Sequence[Any]) -> Seen:
         gap_end = last
     for row in rows:
         counts[row.event] = counts.get(row.event, 0) + row.events
-    levels = [row.last for row in rows if row.level == silver.LEVELLED]
+    levels = [row.last for row in rows if row.level == silver.JOURNAL_LEVEL]
     return Seen(before.events + count, max(before.newest, last), gap_end, max([before.level_end, *levels]), counts)
 
 
-def finish(start: Callable[[], StreamingQuery], stop: threading.Event | None = None) -> None:
+def run_stream(start: Callable[[], StreamingQuery], stop: threading.Event | None = None) -> None:
     """Run a stream to its end, or until it is to stop; what ended it badly is told in a sentence."""
     for turn in range(STARTS_MAX):
         query = start()
         try:
-            while stop is not None and query.isActive and not stop.wait(LOOK_SECONDS):
+            while stop is not None and query.isActive and not stop.wait(STOP_POLL_SECONDS):
                 pass
             if stop is None or not stop.is_set():
                 query.awaitTermination()
@@ -343,6 +343,6 @@ def finish(start: Callable[[], StreamingQuery], stop: threading.Event | None = N
             # Spark gives the process that plans a stream ten seconds to start, which a busy machine may need and more.
             # Nothing has happened yet, or nothing that a repetition would do twice.
             if SLOW_START not in str(error) or turn == STARTS_MAX - 1:
-                raise told(error) from error
+                raise map_spark_error(error) from error
         finally:
             query.stop()

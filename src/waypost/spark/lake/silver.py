@@ -41,7 +41,7 @@ STATES: Final = {
 #: The same where the event says that it is otherwise: published behind another message, or due at once.
 OTHERWISE: Final = {"published": "waiting", "postponed": "ready", "retried": "ready", "snoozed": "ready"}
 #: The reason by which sums know a change of what the journal keeps.
-LEVELLED: Final = "journal"
+JOURNAL_LEVEL: Final = "journal"
 #: Events that tell of a message but are no step of its own way.
 ASIDE: Final = ("duplicate", "configured", "paused", "resumed", "trimmed")
 
@@ -57,7 +57,7 @@ def bucket_of(value: Column) -> Column:
     return f.when(value < 1, f.lit(BUCKET_OF_ZERO)).otherwise(bucket)
 
 
-def _together(steps: DataFrame) -> DataFrame:
+def _repartition(steps: DataFrame) -> DataFrame:
     """Steps of one message in one place. Aggregates that hold texts are sorted for: so that is done once, not twice."""
     return steps.repartition("message_id", "queue")
 
@@ -65,14 +65,14 @@ def _together(steps: DataFrame) -> DataFrame:
 # ---- messages -----------------------------------------------------------------------------------------------
 
 
-def _chosen(names: Mapping[str, str | int], key: Column) -> Column:
+def _lookup(names: Mapping[str, str | int], key: Column) -> Column:
     """What a table says for a key, null where it says nothing."""
     return f.create_map(*(f.lit(part) for pair in names.items() for part in pair))[key]
 
 
 def _newest_code(event: Column, number: Column, otherwise: Column) -> Column:
     """One number of which the largest is that of the newest event, and tells its name and where the message is."""
-    code = f.coalesce(_chosen(_CODES, event), f.lit(_OTHERWISE - 1))
+    code = f.coalesce(_lookup(_CODES, event), f.lit(_OTHERWISE - 1))
     return number * _CODE_ROOM + code + f.when(otherwise, f.lit(_OTHERWISE)).otherwise(f.lit(0))
 
 
@@ -106,7 +106,7 @@ def message_steps(events: DataFrame) -> DataFrame:
 def open_steps(messages: DataFrame) -> DataFrame:
     """Rows of messages so that new events can be put to them."""
     columns = [name for name in SILVER_MESSAGES.columns if name not in ("state", "last_event")]
-    otherwise = f.col("state") == _chosen(OTHERWISE, f.col("last_event"))
+    otherwise = f.col("state") == _lookup(OTHERWISE, f.col("last_event"))
     newest = _newest_code(f.col("last_event"), f.col("last_number"), otherwise)
     # A row of an older release has no count of claims; there it was equal to the token.
     known = messages.withColumn("claims", f.coalesce("claims", "token"))
@@ -121,7 +121,7 @@ def messages(steps: DataFrame) -> DataFrame:
         for name in ("reason", "error_type", "ended_ms")
     }
     merged = (
-        _together(steps)
+        _repartition(steps)
         .groupBy("message_id", "queue")
         .agg(
             *(f.max(name).alias(name) for name in ("key", "group", "priority", "size", "chain_id", "schedule")),
@@ -137,9 +137,9 @@ def messages(steps: DataFrame) -> DataFrame:
     otherwise = f.col("newest") % _CODE_ROOM >= _OTHERWISE
     delayed = (last_event == "published") & f.col("due_ms").isNotNull()
     state = (
-        f.when(otherwise, _chosen(OTHERWISE, last_event))
+        f.when(otherwise, _lookup(OTHERWISE, last_event))
         .when(delayed, f.lit("delayed"))
-        .otherwise(f.coalesce(_chosen(STATES, last_event), last_event))
+        .otherwise(f.coalesce(_lookup(STATES, last_event), last_event))
     )
     ended = f.when(f.col("state").isin(*CLOSING, "dead"), f.col("ended_ms"))
     return (
@@ -150,7 +150,7 @@ def messages(steps: DataFrame) -> DataFrame:
     )
 
 
-def parted_messages(rows: DataFrame) -> DataFrame:
+def partition_messages(rows: DataFrame) -> DataFrame:
     """Rows of messages with where they are kept: for good, or open; and by the day they were first heard of."""
     part = f.when(f.col("last_event").isin(*CLOSING), "closed").otherwise("open")
     day = day_of(f.coalesce(f.col("published_ms"), f.col("last_ms")))
@@ -215,7 +215,7 @@ def deliveries(steps: DataFrame) -> DataFrame:
     summed = ("claims", "ends")
     largest = [name for name in SILVER_DELIVERIES.columns if name not in ("queue", "message_id", "claim", "late_ms")]
     merged = (
-        _together(steps)
+        _repartition(steps)
         .groupBy("message_id", "queue", "claim")
         .agg(
             *((f.sum(name) if name in summed else f.max(name)).alias(name) for name in largest),
@@ -227,7 +227,7 @@ def deliveries(steps: DataFrame) -> DataFrame:
     return merged.where(held).withColumn("late_ms", late).select(*SILVER_DELIVERIES.columns)
 
 
-def parted_deliveries(rows: DataFrame) -> DataFrame:
+def partition_deliveries(rows: DataFrame) -> DataFrame:
     """Rows of deliveries with where they are kept, and by the day they were claimed."""
     part = f.when(f.col("ends") > 0, "closed").otherwise("open")
     day = day_of(f.coalesce(f.col("claimed_ms"), f.col("ended_ms")))
@@ -242,8 +242,8 @@ def event_sums(events: DataFrame) -> DataFrame:
     event, at, number = f.col("event"), f.col("at_ms"), f.col("number")
     claimed = event == "claimed"
     value = f.greatest(f.when(claimed, f.col("wait_ms")).otherwise(f.col("run_ms")), f.lit(0))
-    told = f.when(claimed, f.lit("wait")).otherwise(f.lit("run"))
-    levelled = (event == "configured") & f.col("cause").contains("journal=")
+    measure = f.when(claimed, f.lit("wait")).otherwise(f.lit("run"))
+    is_level_change = (event == "configured") & f.col("cause").contains("journal=")
     has_value = f.when(claimed, f.col("wait_ms")).otherwise(f.col("run_ms")).isNotNull()
     return (
         events.select(
@@ -251,8 +251,8 @@ def event_sums(events: DataFrame) -> DataFrame:
             (at - at % 60_000).alias("minute_ms"),
             "event",
             f.when(claimed, f.col("cause")).alias("cause"),
-            f.when(event == "dead", f.col("reason")).when(levelled, f.lit(LEVELLED)).alias("reason"),
-            f.when(has_value, told).alias("measure"),
+            f.when(event == "dead", f.col("reason")).when(is_level_change, f.lit(JOURNAL_LEVEL)).alias("reason"),
+            f.when(has_value, measure).alias("measure"),
             f.when(has_value, bucket_of(value)).alias("bucket"),
             f.when(has_value, value).alias("value"),
             (claimed & (f.col("wait_ms") <= PROMPT_MS)).cast("bigint").alias("woken"),
@@ -295,7 +295,7 @@ def late_sums(deliveries: DataFrame, first_new: Column) -> DataFrame:
     )
 
 
-def merged_sums(sums: DataFrame) -> DataFrame:
+def merge_sums(sums: DataFrame) -> DataFrame:
     """Sums of several batches as one."""
     return (
         sums.groupBy("queue", "minute_ms", "event", "cause", "reason", "measure", "bucket")

@@ -14,11 +14,11 @@ from waypost.store.bulk.reader import Span
 from waypost.store.port import Store
 
 #: Fewer rows than this are not worth a part of their own: starting one costs more than reading them.
-ROWS_A_PART_MIN = 200_000
+PARTITION_ROWS_MIN = 200_000
 
 
 @dataclass(frozen=True, slots=True)
-class Numbers:
+class EventRange:
     """Events of one queue: those with numbers behind `after`, up to `to`."""
 
     queue: str
@@ -31,13 +31,13 @@ class Numbers:
         return self.to - self.after
 
 
-class Part(InputPartition):
+class Partition(InputPartition):
     """What one task reads."""
 
     def __init__(
         self,
         *,
-        numbers: Sequence[Numbers] = (),
+        numbers: Sequence[EventRange] = (),
         spans: Sequence[Span] = (),
         queues: Sequence[str] = (),
         machine: str | None = None,
@@ -51,7 +51,9 @@ class Part(InputPartition):
         self.machine = machine
 
 
-def share_out(work: Iterable[Numbers], parts_max: int, rows_min: int = ROWS_A_PART_MIN) -> list[list[Numbers]]:
+def split_ranges(
+    work: Iterable[EventRange], parts_max: int, rows_min: int = PARTITION_ROWS_MIN
+) -> list[list[EventRange]]:
     """Cut events of several queues into at most so many lists of about the same number of events."""
     ranges = [numbers for numbers in work if numbers.rows > 0]
     total = sum(numbers.rows for numbers in ranges)
@@ -59,14 +61,14 @@ def share_out(work: Iterable[Numbers], parts_max: int, rows_min: int = ROWS_A_PA
         return []
     count = max(1, min(parts_max, total // rows_min))
     size = -(-total // count)
-    parts: list[list[Numbers]] = []
-    current: list[Numbers] = []
+    parts: list[list[EventRange]] = []
+    current: list[EventRange] = []
     room = size
     for numbers in ranges:
         after = numbers.after
         while after < numbers.to:
             to = min(numbers.to, after + room)
-            current.append(Numbers(numbers.queue, after, to))
+            current.append(EventRange(numbers.queue, after, to))
             room -= to - after
             after = to
             if room == 0:
@@ -77,7 +79,7 @@ def share_out(work: Iterable[Numbers], parts_max: int, rows_min: int = ROWS_A_PA
     return parts
 
 
-def share_spans(spans: Sequence[Span], parts_max: int) -> list[list[Span]]:
+def split_spans(spans: Sequence[Span], parts_max: int) -> list[list[Span]]:
     """Put spans together into at most so many lists, the largest first and each to the emptiest list."""
     parts: list[list[Span]] = [[] for _ in range(min(parts_max, len(spans)))]
     sizes = [0] * len(parts)

@@ -133,19 +133,19 @@ class Rows:
                 _raw_json.decode(data)
             except msgspec.DecodeError as error:
                 raise InvalidBody(f"bodyFormat is json, and a body is not: {error}") from None
-            checked = codec.encode_body(data)  # its limits are those of any body
-            return codec.Encoded(codec.JSON, checked.data, None)
+            encoded = codec.encode_body(data)  # its limits are those of any body
+            return codec.Encoded(codec.JSON, encoded.data, None)
         return codec.encode_body(body, faithful=False)  # columns arrive as JSON has them
 
     def _head(self, headers: Sequence[tuple[str, str]] | None) -> bytes:
         if not headers:
             return _NO_HEAD
-        told = tuple(headers)
-        head = self._heads.get(told)
+        pairs = tuple(headers)
+        head = self._heads.get(pairs)
         if head is None:
             if len(self._heads) > 1000:
                 self._heads.clear()
-            head = self._heads[told] = codec.encode_head(headers=dict(told))
+            head = self._heads[pairs] = codec.encode_head(headers=dict(pairs))
         return head
 
 

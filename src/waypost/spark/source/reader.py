@@ -13,13 +13,13 @@ from waypost.errors import JournalTrimmed, StoreError
 from waypost.spark.source.bulk import Bulk, open_bulk
 from waypost.spark.source.options import ReadOptions
 from waypost.spark.source.partitions import (
-    ROWS_A_PART_MIN,
-    Numbers,
-    Part,
+    PARTITION_ROWS_MIN,
+    EventRange,
+    Partition,
     check_machine,
     machine_of,
-    share_out,
-    share_spans,
+    split_ranges,
+    split_spans,
 )
 from waypost.spark.source.tables import PUBLISHED
 from waypost.store.bulk.columns import batch_of
@@ -40,7 +40,7 @@ def chosen_columns(options: ReadOptions, schema: StructType) -> tuple[str, ...]:
     return options.table.chosen([(field.name, field.dataType.simpleString()) for field in schema.fields])
 
 
-def queues_of(bulk: Bulk, options: ReadOptions) -> list[str]:
+def list_queues(bulk: Bulk, options: ReadOptions) -> list[str]:
     """The queues to read."""
     return list(options.queues) if options.queues is not None else bulk.run(bulk.store.queues())
 
@@ -57,58 +57,58 @@ class Reader(DataSourceReader):
         options = self.options
         with open_bulk(options.place) as bulk:
             machine = machine_of(bulk.store)
-            queues = queues_of(bulk, options)
+            queues = list_queues(bulk, options)
             if options.follows_journal:
                 work = [self._numbers(bulk, queue) for queue in queues]
-                return [Part(numbers=part, machine=machine) for part in share_out(work, options.partitions)]
+                return [Partition(numbers=part, machine=machine) for part in split_ranges(work, options.partitions)]
             if options.kind == "schedules":
-                return [Part(queues=queues, machine=machine)] if queues else []
+                return [Partition(queues=queues, machine=machine)] if queues else []
             spans = [span for queue in queues for span in self._spans(bulk, queue)]
-            return [Part(spans=part, machine=machine) for part in share_spans(spans, options.partitions)]
+            return [Partition(spans=part, machine=machine) for part in split_spans(spans, options.partitions)]
 
-    def _numbers(self, bulk: Bulk, queue: str) -> Numbers:
+    def _numbers(self, bulk: Bulk, queue: str) -> EventRange:
         first, newest = bulk.bounds(queue)
         start = self.options.start
         if start == "latest":
             first = newest + 1
         elif isinstance(start, int):
             first = bulk.first_since(queue, start)
-        return Numbers(queue, first - 1, newest)
+        return EventRange(queue, first - 1, newest)
 
     def _spans(self, bulk: Bulk, queue: str) -> list[Span]:
         state = cast("MessageState", self.options.kind)
         waiting = getattr(bulk.run(bulk.store.stats(queue)).ledger, "dead_kept" if state == "dead" else state)
-        parts = max(1, min(self.options.partitions, waiting // ROWS_A_PART_MIN))
+        parts = max(1, min(self.options.partitions, waiting // PARTITION_ROWS_MIN))
         return bulk.spans(queue, state, parts)
 
     def read(self, partition: InputPartition | None) -> Iterator[Any]:
         """The rows of one part. Without any part there is one task, which has nothing to read."""
-        if not isinstance(partition, Part):
+        if not isinstance(partition, Partition):
             return  # a read without any part still has one task, with a stand-in for it
         part = partition
         check_machine(part.machine)
         with open_bulk(self.options.place) as bulk:
             for numbers in part.numbers:
                 # A batch read begins with what is there: what is trimmed while it runs is not missed.
-                yield from told(bulk, numbers, self.options, self.columns, fail_if_trimmed=False)
+                yield from read_range(bulk, numbers, self.options, self.columns, fail_if_trimmed=False)
             for span in part.spans:
                 yield from bulk.messages(span, self.columns)
             for queue in part.queues:
                 yield from bulk.schedules(queue, self.columns)
 
 
-def told(
-    bulk: Bulk, numbers: Numbers, options: ReadOptions, columns: Sequence[str], *, fail_if_trimmed: bool
+def read_range(
+    bulk: Bulk, numbers: EventRange, options: ReadOptions, columns: Sequence[str], *, fail_if_trimmed: bool
 ) -> Iterator[Any]:
     """The rows that a range of events makes: the events, or the messages that they tell of."""
     if options.kind == "journal":
-        yield from whole(bulk, numbers, columns, fail=fail_if_trimmed)
+        yield from read_events(bulk, numbers, columns, fail=fail_if_trimmed)
         return
-    for batch in whole(bulk, numbers, journal_columns(columns), fail=fail_if_trimmed):
+    for batch in read_events(bulk, numbers, journal_columns(columns), fail=fail_if_trimmed):
         yield published_batch(numbers.queue, batch, columns, fail=options.fail_on_data_loss)
 
 
-def whole(bulk: Bulk, numbers: Numbers, columns: Sequence[str], *, fail: bool) -> Iterator[Any]:
+def read_events(bulk: Bulk, numbers: EventRange, columns: Sequence[str], *, fail: bool) -> Iterator[Any]:
     """The events of a range, counted: numbers have no gap, so every event that is not there was trimmed."""
     seen = 0
     for batch in bulk.journal(numbers.queue, numbers.after, numbers.to, columns):
@@ -124,21 +124,21 @@ def whole(bulk: Bulk, numbers: Numbers, columns: Sequence[str], *, fail: bool) -
             f"queue {numbers.queue}: events {numbers.after + 1} to {numbers.to} are {numbers.rows}, but {seen} were "
             "read; nothing of this read can be trusted"
         )
-    trimmed(numbers.queue, numbers.after, first, fail=fail)
+    report_trimmed(numbers.queue, numbers.after, first, fail=fail)
 
 
-def trimmed(queue: str, after: int, first: int, *, fail: bool) -> None:
+def report_trimmed(queue: str, after: int, first: int, *, fail: bool) -> None:
     """Say that events behind `after` are gone up to `first`: as an error, or in the log."""
-    told = (
+    read_range = (
         f"queue {queue}: the journal was trimmed past this read: events {after + 1} to {first - 1} are gone, and the "
         f"first that is kept is {first}"
     )
     if fail:
         raise JournalTrimmed(
-            f"{told}. Set the option failOnDataLoss to false to go on from there; keep more with journal_max, or "
+            f"{read_range}. Set the option failOnDataLoss to false to go on from there; keep more with journal_max, or "
             "register the query with the option reader so that trimming waits for it"
         )
-    log.warning("%s", told, extra={"event": "journal_trimmed", "queue": queue})
+    log.warning("%s", read_range, extra={"event": "journal_trimmed", "queue": queue})
 
 
 def journal_columns(columns: Sequence[str]) -> tuple[str, ...]:

@@ -20,8 +20,8 @@ from pyspark.sql.streaming.datasource import (
 from waypost.errors import ConfigurationError, StoreError
 from waypost.spark.source.bulk import Bulk, open_bulk
 from waypost.spark.source.options import ReadOptions
-from waypost.spark.source.partitions import Numbers, Part, check_machine, machine_of, share_out
-from waypost.spark.source.reader import chosen_columns, queues_of, told, trimmed
+from waypost.spark.source.partitions import EventRange, Partition, check_machine, machine_of, split_ranges
+from waypost.spark.source.reader import chosen_columns, list_queues, read_range, report_trimmed
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -34,10 +34,10 @@ def admit(start: Mapping[str, int], newest: Mapping[str, int], rows: int) -> dic
     while rows > 0 and waiting:
         share = max(1, rows // len(waiting))
         for queue in sorted(waiting):
-            taken = min(share, waiting[queue], rows)
-            end[queue] += taken
-            rows -= taken
-            waiting[queue] -= taken
+            count = min(share, waiting[queue], rows)
+            end[queue] += count
+            rows -= count
+            waiting[queue] -= count
             if not waiting[queue]:
                 del waiting[queue]
     return end
@@ -78,7 +78,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Where a new query begins. A queue that comes later is read from its first event."""
         bulk, start = self.bulk, self.options.start
         offset = {}
-        for queue in queues_of(bulk, self.options):
+        for queue in list_queues(bulk, self.options):
             first, newest = bulk.bounds(queue)
             if start == "latest":
                 first = newest + 1
@@ -90,7 +90,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return offset
 
     def _newest(self) -> dict[str, int]:
-        return {queue: self.bulk.bounds(queue)[1] for queue in queues_of(self.bulk, self.options)}
+        return {queue: self.bulk.bounds(queue)[1] for queue in list_queues(self.bulk, self.options)}
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         """Fix the end of this run: it must end even if events come faster than they are read."""
@@ -133,22 +133,22 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 first, _ = bulk.bounds(queue)
                 if first > after + 1:
                     # A queue that this query sees for the first time has no history that it could have missed.
-                    trimmed(queue, after, first, fail=self.options.fail_on_data_loss and queue in start)
+                    report_trimmed(queue, after, first, fail=self.options.fail_on_data_loss and queue in start)
                     after = min(to, first - 1)
-                work.append(Numbers(queue, after, to))
+                work.append(EventRange(queue, after, to))
         machine = machine_of(bulk.store)
-        return [Part(numbers=part, machine=machine) for part in share_out(work, self.options.partitions)]
+        return [Partition(numbers=part, machine=machine) for part in split_ranges(work, self.options.partitions)]
 
     def read(self, partition: InputPartition | None) -> Iterator[Any]:
         """The rows of one part, exactly as many as its numbers say."""
-        if not isinstance(partition, Part):
+        if not isinstance(partition, Partition):
             return  # a read without any part still has one task, with a stand-in for it
         part = partition
         check_machine(part.machine)
         with open_bulk(self.options.place) as bulk:
             for numbers in part.numbers:
                 fail = self.options.fail_on_data_loss
-                yield from told(bulk, numbers, self.options, self.columns, fail_if_trimmed=fail)
+                yield from read_range(bulk, numbers, self.options, self.columns, fail_if_trimmed=fail)
 
     def commit(self, end: dict[str, int]) -> None:
         """Spark is done with everything up to here: a registered reader says so. It comes a batch late, never early."""

@@ -85,21 +85,21 @@ class _Writer:
                 wanted = sum(map(len, wave))
                 room = post._run(wait_for_room(post._context, options.queue, wanted, options.block_seconds))
                 fitting, wave = split_wave(wave, room)
-                told, refused = post._run(publish_wave(post._context, options.queue, fitting))
+                sent, refused = post._run(publish_wave(post._context, options.queue, fitting))
                 wave = refused + wave
-                for status, count in told.items():
+                for status, count in sent.items():
                     counts[status] = counts.get(status, 0) + count
         return Written(counts)
 
-    def tell(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+    def log_counts(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Log what a write did."""
         total: dict[str, int] = {}
         for message in messages:
             if isinstance(message, Written):
                 for status, count in message.counts.items():
                     total[status] = total.get(status, 0) + count
-        told = ", ".join(f"{count:,} {status}" for status, count in sorted(total.items())) or "no rows"
-        log.info("wrote to queue %s: %s", self.options.queue, told, extra={"event": "spark_written", **total})
+        sent = ", ".join(f"{count:,} {status}" for status, count in sorted(total.items())) or "no rows"
+        log.info("wrote to queue %s: %s", self.options.queue, sent, extra={"event": "spark_written", **total})
 
 
 class BatchWriter(_Writer, DataSourceArrowWriter):
@@ -118,7 +118,7 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """All tasks are done."""
-        self.tell(messages)
+        self.log_counts(messages)
 
 
 class StreamWriter(_Writer, DataSourceStreamArrowWriter):
@@ -136,4 +136,4 @@ class StreamWriter(_Writer, DataSourceStreamArrowWriter):
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """All tasks of a batch are done."""
-        self.tell(messages)
+        self.log_counts(messages)

@@ -116,20 +116,20 @@ def _verdict(lake: Lake) -> Verdict | None:
     if content is None:
         return None
     try:
-        told = json.loads(content)
+        result = json.loads(content)
         return Verdict(
-            published=int(told["published"]),
-            unaccounted=int(told["unaccounted_count"]),
-            unexplained=int(told["duplicates_unexplained_count"]),
-            overcounted=sum(sum(queue["overcounted"].values()) for queue in told["queues"].values()),
-            undecided=int(told["undecided"]),
-            not_seen=int(told["not_seen"]),
+            published=int(result["published"]),
+            unaccounted=int(result["unaccounted_count"]),
+            unexplained=int(result["duplicates_unexplained_count"]),
+            overcounted=sum(sum(queue["overcounted"].values()) for queue in result["queues"].values()),
+            undecided=int(result["undecided"]),
+            not_seen=int(result["not_seen"]),
             listed=tuple(
                 f"{one['queue']} {one['message_id']}: {one['fault']}"
-                for one in (*told["unaccounted"], *told["duplicates_unexplained"])[:LISTED_MAX]
+                for one in (*result["unaccounted"], *result["duplicates_unexplained"])[:LISTED_MAX]
             ),
-            at_ms=int(told["at_ms"]),
-            at_least=bool(told["has_more"]),
+            at_ms=int(result["at_ms"]),
+            at_least=bool(result["has_more"]),
         )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         place = lake.files.path("audit.json")

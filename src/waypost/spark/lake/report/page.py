@@ -19,7 +19,7 @@ from typing import Any
 from waypost.errors import MissingExtra
 from waypost.release import VERSION
 from waypost.spark.lake.report.gold import Verdict
-from waypost.spark.lake.report.series import ALL, CHARTED_MAX, Shown, View
+from waypost.spark.lake.report.series import ALL, CHARTED_MAX, ReportData, View
 
 CHARTS = (
     ("rates", "Rates", "messages per second, by what happened to them", "wide"),
@@ -60,9 +60,9 @@ def moment(at_ms: int) -> str:
 
 def tiles(view: View) -> dict[str, str]:
     """The figures on top, as texts."""
-    told = {name: f"{view.totals[name]:,}" for name in ("published", "done", "dead", "duplicates")}
-    told["redelivered"] = f"{view.redelivered:,}"
-    return told | {name: duration(view.overall.get(name, {}).get("p99")) for name in ("wait", "run", "late")}
+    fields = {name: f"{view.totals[name]:,}" for name in ("published", "done", "dead", "duplicates")}
+    fields["redelivered"] = f"{view.redelivered:,}"
+    return fields | {name: duration(view.overall.get(name, {}).get("p99")) for name in ("wait", "run", "late")}
 
 
 def verdict_card(verdict: Verdict | None) -> str:
@@ -91,10 +91,10 @@ def _card(kind: str, headline: str, text: str, listed: tuple[str, ...] = ()) -> 
     )
 
 
-def table(shown: Shown) -> str:
+def table(data: ReportData) -> str:
     """The queues, one row each."""
     rows = []
-    for view in shown.views:
+    for view in data.views:
         if view.name == ALL:
             continue
         overall = view.overall
@@ -111,27 +111,27 @@ def table(shown: Shown) -> str:
         name = html.escape(view.name)
         rows.append(f'<tr><td title="{name}">{name}</td>{marked}</tr>')
     head = "".join(f"<th>{column}</th>" for column in COLUMNS)
-    more = f'<p class="quiet">and {shown.unlisted:,} more queues</p>' if shown.unlisted else ""
+    more = f'<p class="quiet">and {data.unlisted:,} more queues</p>' if data.unlisted else ""
     body = f"<thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody>"
     return f'<section class="card"><h2>Queues</h2><div class="scroll"><table>{body}</table></div>{more}</section>'
 
 
-def page(shown: Shown, verdict: Verdict | None, *, made_ms: int, library: str | None = None) -> str:
+def page(data: ReportData, verdict: Verdict | None, *, made_ms: int, library: str | None = None) -> str:
     """The whole page."""
     library = plotly_library() if library is None else library
     script = _part("page.js")
-    charted = shown.views[: CHARTED_MAX + 1]
+    charted = data.views[: CHARTED_MAX + 1]
     policy = (
         f"default-src 'none'; script-src {_hash(library)} {_hash(script)}; style-src 'unsafe-inline'; "
         "img-src data: blob:; base-uri 'none'; form-action 'none'"
     )
     span = "nothing yet"
-    if shown.times:
-        span = f"{moment(shown.times[0])} to {moment(shown.times[-1] + shown.step_ms)} UTC"
-        minutes = shown.step_ms // 60_000
+    if data.times:
+        span = f"{moment(data.times[0])} to {moment(data.times[-1] + data.step_ms)} UTC"
+        minutes = data.step_ms // 60_000
         span += f", in steps of {'a minute' if minutes == 1 else f'{minutes:,} minutes'}"
     options = "".join(f"<option>{html.escape(view.name) or 'all queues'}</option>" for view in charted)
-    figures = tiles(shown.views[0])
+    figures = tiles(data.views[0])
     cards = "".join(
         f'<div class="card"><span class="quiet">{label}</span>'
         f'<b id="tile-{name}">{html.escape(figures[name])}</b></div>'
@@ -151,19 +151,19 @@ def page(shown: Shown, verdict: Verdict | None, *, made_ms: int, library: str | 
         f'<label>Show <select id="queue" autocomplete="off">{options}</select></label></header>'
         f'{verdict_card(verdict)}<div class="tiles">{cards}</div>'
         f'<noscript><p class="card">The charts need JavaScript, which is part of this file.</p></noscript>'
-        f'<div class="charts">{charts}</div>{table(shown)}'
+        f'<div class="charts">{charts}</div>{table(data)}'
         f"<footer>waypost {VERSION}, made {moment(made_ms)} UTC. Times are by the stores' clocks. Percentiles come "
         f"from buckets one per cent wide.</footer></main>"
-        f'<script type="application/json" id="data">{_data(shown, charted)}</script>'
+        f'<script type="application/json" id="data">{_encode_data(data, charted)}</script>'
         f"<script>{library}</script><script>{script}</script></body></html>\n"
     )
 
 
-def _data(shown: Shown, views: tuple[View, ...]) -> str:
+def _encode_data(data: ReportData, views: tuple[View, ...]) -> str:
     """What the script draws. No text in it can end the element that holds it."""
-    told: dict[str, Any] = {
-        "times": shown.times,
-        "step_ms": shown.step_ms,
+    fields: dict[str, Any] = {
+        "times": data.times,
+        "step_ms": data.step_ms,
         "views": [
             {
                 "tiles": tiles(view),
@@ -176,7 +176,7 @@ def _data(shown: Shown, views: tuple[View, ...]) -> str:
             for view in views
         ],
     }
-    return json.dumps(told, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+    return json.dumps(fields, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
 
 
 def _hash(script: str) -> str:

@@ -47,7 +47,7 @@ class View:
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class ReportData:
     """Everything that a page shows: the steps of time, and a view of all queues and of each."""
 
     step_ms: int
@@ -84,11 +84,11 @@ def bars(buckets: Iterable[tuple[int, int]]) -> dict[str, list[float]]:
     }
 
 
-def shown(gold: Gold) -> Shown:
+def build_data(gold: Gold) -> ReportData:
     """What a page shows of the gold tables."""
     span = gold.span_ms
     if span is None:
-        return Shown(MINUTE_MS, (), (View(ALL),))
+        return ReportData(MINUTE_MS, (), (View(ALL),))
     step = step_for(*span)
     times = tuple(range(span[0] // step * step, span[1] + 1, step))
     place = {at: index for index, at in enumerate(times)}
@@ -116,7 +116,7 @@ def shown(gold: Gold) -> Shown:
                     stack[place[row["at_ms"]]] += row["count"]
     for view in views.values():
         view.redeliveries, view.dead_letters = _largest(view.redeliveries), _largest(view.dead_letters)
-    return Shown(step, times, tuple(views.values()), max(0, len(names) - LISTED_MAX))
+    return ReportData(step, times, tuple(views.values()), max(0, len(names) - LISTED_MAX))
 
 
 def _largest(stacks: Mapping[str, list[int]]) -> dict[str, list[int]]:
