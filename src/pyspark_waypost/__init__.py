@@ -1,7 +1,7 @@
-"""How Spark finds `format("waypost")`: it imports every module named `pyspark_…` and looks for this class.
+"""How Spark finds `format("waypost")`: it imports every module named `pyspark_…` and loads this class.
 
 Every Spark session of every user who has waypost installed imports this, so it imports nothing but pyspark's own
-base class; the source itself is loaded when a query asks for it.
+base class; the source itself is loaded when a query uses it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class DefaultSource(DataSource):
-    """The source by its name; everything else is `waypost.spark.source.data_source`."""
+    """The source by its name; everything else is in `waypost.spark.source`."""
 
     @classmethod
     def name(cls) -> str:

@@ -1,8 +1,8 @@
-"""A driver of its own: what a program on a cluster does, up to the moment at which somebody kills it.
+"""A driver of its own: what a program on a cluster does, up to the moment at which the test kills it.
 
     python -m tests.spark.cluster_driver MASTER POINT OUTPUT NAMESPACE URL...
 
-It tells what it saw as lines of JSON. POINT is where it kills itself while it consumes: `written`, after its function
+It prints what it saw as lines of JSON. POINT is where it kills itself while it consumes: `written`, after its function
 has written and before the commit; `committed`, after the commit and before the settle.
 """
 

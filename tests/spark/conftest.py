@@ -75,8 +75,8 @@ def pipeline(spark: SparkSession, tmp_path: Path) -> Callable[..., Pipeline]:
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """Two cores, and a task that fails is tried again, as on a cluster."""
-    home = tmp_path_factory.mktemp("spark")
-    os.environ["SPARK_LOCAL_DIRS"] = str(home)
+    folder = tmp_path_factory.mktemp("spark")
+    os.environ["SPARK_LOCAL_DIRS"] = str(folder)
     interrupts = signal.getsignal(signal.SIGINT)
     running = session(
         "local[2,4]",
@@ -84,7 +84,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
             "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1",
             "spark.sql.shuffle.partitions": "2",
             "spark.sql.streaming.stopTimeout": "120s",  # else a stream that does not stop is waited for without end
-            "spark.sql.warehouse.dir": str(home / "warehouse"),
+            "spark.sql.warehouse.dir": str(folder / "warehouse"),
             "spark.sql.execution.arrow.maxRecordsPerBatch": "500",
             **SETTINGS,
         },

@@ -1,4 +1,4 @@
-"""Lives of messages to make tables of, and ways to look at the tables."""
+"""Messages with every kind of history, and helpers that read the tables made of them."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def totals(made: Pipeline) -> Counter[str]:
 
 
 def eventually(holds: Callable[[], bool], beside: Future[None]) -> None:
-    """Wait until something holds while something else goes on; what ended that badly is told."""
+    """Wait until something holds while something else goes on; raises the error of the other."""
     deadline = time.monotonic() + 600
     while not holds():
         assert not beside.done(), beside.exception()

@@ -1,4 +1,4 @@
-"""A store with a little of everything in it, and the ways in which the tests look at it."""
+"""A store with messages in every state, and helpers that read it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Shop:
 
     @property
     def options(self) -> dict[str, str]:
-        """What a query is told."""
+        """The options of a query."""
         return {"url": self.url, "namespace": self.namespace}
 
     def bulk(self) -> Bulk:

@@ -62,10 +62,10 @@ def test_planted_faults_are_found_with_their_events(
     ready = orders.stored("ready")
     faults: dict[str | None, str] = {}
 
-    # A settle that nobody told: its event is another one's now.
+    # A settle without its event: the event now names another message.
     plant(orders, "UPDATE wp_journal SET event = 'configured', message_id = NULL WHERE number = ?", done[0].number)
     faults[done[0].message_id] = LOST
-    # A claim that is told twice, a claim that nothing explains, an end that came twice.
+    # A claim that is journalled twice, a claim that nothing explains, an end that came twice.
     plant(
         orders, "UPDATE wp_journal SET event = 'claimed', run_ms = NULL, wait_ms = 1 WHERE number = ?", dead[0].number
     )
@@ -101,7 +101,7 @@ def test_planted_faults_are_found_with_their_events(
 
 
 @pytest.mark.promise("SPARK-5")
-def test_events_that_were_trimmed_are_said_to_be_not_seen_and_nothing_is_called_lost(
+def test_events_that_were_trimmed_are_reported_as_not_seen_and_nothing_is_called_lost(
     orders: Shop, pipeline: Callable[..., Pipeline]
 ) -> None:
     orders.post.publish_many("orders", range(20))

@@ -48,7 +48,7 @@ def test_a_journal_cut_anywhere_loses_no_event_and_repeats_none(shop: Shop) -> N
         assert sorted(numbers) == list(range(1, newest + 1))
 
 
-def test_only_the_columns_that_are_asked_for_are_read(shop: Shop) -> None:
+def test_only_the_columns_of_the_schema_are_read(shop: Shop) -> None:
     shop.fill(20)
     with shop.bulk() as bulk:
         _, newest = bulk.bounds("orders")
@@ -88,11 +88,11 @@ def test_bodies_are_bytes_and_text_where_they_are_text(shop: Shop) -> None:
     assert any(len(row["body"]) == 1 << 20 and row["text"] == "x" * (1 << 20) for row in rows)
 
 
-def test_a_queue_that_nobody_used_has_no_rows(shop: Shop) -> None:
+def test_an_unused_queue_has_no_rows(shop: Shop) -> None:
     with shop.bulk() as bulk:
-        assert bulk.bounds("nobody") == (1, 0)
-        assert list(bulk.journal("nobody", 0, 5, ALL)) == []
-        for span in bulk.spans("nobody", "ready", 4):
+        assert bulk.bounds("unused") == (1, 0)
+        assert list(bulk.journal("unused", 0, 5, ALL)) == []
+        for span in bulk.spans("unused", "ready", 4):
             assert list(bulk.messages(span, ["id"])) == []
 
 
@@ -128,7 +128,7 @@ def test_a_transaction_that_commits_late_leaves_no_gap(postgres: PostgresServer,
 @pytest.mark.promise("SPARK-1")
 def test_schedules_are_a_table_on_every_store(shop: Shop) -> None:
     schema = StructType([StructField("key", StringType()), StructField("fires", LongType())])
-    reader = Reader(read_options({**shop.options, "kind": "schedules", "queue": "reports,nobody"}), schema)
+    reader = Reader(read_options({**shop.options, "kind": "schedules", "queue": "reports,unused"}), schema)
 
     def rows() -> list[dict[str, Any]]:
         return [row for part in reader.partitions() for batch in reader.read(part) for row in batch.to_pylist()]

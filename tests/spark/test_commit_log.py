@@ -33,7 +33,7 @@ def files(request: pytest.FixtureRequest, tmp_path: Path) -> OutputFiles:
 
 
 @pytest.mark.promise("SPARK-3")
-def test_a_message_is_committed_once_by_whoever_comes_first(files: OutputFiles) -> None:
+def test_a_message_is_committed_once_by_the_first_driver(files: OutputFiles) -> None:
     one, other = log_of(files), log_of(files)
     assert one.commit("a", ["t"], fences("1", "2")) == 1
     with pytest.raises(AlreadyCommitted) as raised:
@@ -76,7 +76,7 @@ def test_what_is_committed_is_moved_once_and_a_move_that_was_interrupted_is_fini
         files.replace(f"{log.staging('a', table)}/part-1", b"one")
         files.replace(f"{log.staging('a', table)}/day=1/part-2", b"two")
     number = log.commit("a", ["", "eu/orders"], fences("1"))
-    # As an object store leaves it: half of the folder is there, and one file is cut short.
+    # After an interrupted move on an object store: half of the folder is there, and one file is cut short.
     files.move(f"{log.staging('a')}/part-1", "waypost_batch=a/part-1")
     files.replace("waypost_batch=a/day=1/part-2", b"t")
     commit = log.pending[number].commit
@@ -105,7 +105,7 @@ def test_what_is_settled_is_forgotten_and_what_is_not_is_kept(files: OutputFiles
     assert log.committed() == log_of(files).committed() == set()
 
 
-def test_old_commits_are_tidied_away_and_who_missed_them_commits_nothing(tmp_path: Path) -> None:
+def test_old_commits_are_removed_and_a_driver_that_missed_them_commits_nothing(tmp_path: Path) -> None:
     files = LocalFiles(str(tmp_path))
     late, log = log_of(files), log_of(files)
     log.commit("first", [], fences("never settled"))
@@ -120,7 +120,7 @@ def test_old_commits_are_tidied_away_and_who_missed_them_commits_nothing(tmp_pat
     commits = [name for name in files.names("_waypost/log") if name.endswith(".json")]
     assert len(commits) == COMMITS_KEPT + 1
     assert log_of(files).committed() == {"never settled"}
-    with pytest.raises(StoreError, match="tidied away"):
+    with pytest.raises(StoreError, match="were made and removed"):
         late.commit("late", [], fences("4"))
     assert late.read_before_claim() == {"never settled"}
     assert late.commit("late", [], fences("new")) == log.seen + 1

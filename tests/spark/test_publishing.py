@@ -104,7 +104,7 @@ def test_two_writes_without_a_name_are_two_writes(shop: Shop) -> None:
 
 
 @pytest.mark.promise("SPARK-1")
-def test_columns_say_how_each_row_is_published(shop: Shop) -> None:
+def test_columns_set_how_each_row_is_published(shop: Shop) -> None:
     due = datetime.now(UTC) + timedelta(days=2)
     writer = writer_of(shop)
     writer.publish(
@@ -288,7 +288,7 @@ def test_the_journal_keeps_what_the_redact_hook_of_a_write_lets_through(shop: Sh
 
 
 @pytest.mark.parametrize("name", ["hide", "tests.spark.test_publishing:nothing", "no.such.module:hide", "os:sep"])
-def test_a_redact_hook_that_cannot_be_had_is_refused_before_any_task_runs(name: str) -> None:
+def test_a_redact_hook_that_cannot_be_imported_is_refused_before_any_task_runs(name: str) -> None:
     with pytest.raises(ConfigurationError, match="redact hook"):
         write_options({"url": "sqlite:///a.db", "queue": "out", "redact": name})
 

@@ -27,7 +27,7 @@ def test_the_journal_and_the_dead_letters_are_tables(spark: SparkSession, shop: 
     dead = read(spark, shop, kind="dead", queue="orders")
     assert {row["id"] for row in dead.select("id").collect()} == {message.id for message in shop.stored("dead")}
     assert "hush" not in dead._jdf.queryExecution().toString()
-    assert read(spark, shop, queue="nobody").count() == read(spark, shop, queue="nobody", kind="ready").count() == 0
+    assert read(spark, shop, queue="unused").count() == read(spark, shop, queue="unused", kind="ready").count() == 0
 
 
 @pytest.mark.promise("SPARK-1")
@@ -102,13 +102,13 @@ def test_sql_reads_a_queue_and_only_the_columns_of_a_schema(spark: SparkSession,
 
 @pytest.mark.promise("SPARK-1")
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [({"kind": "everything"}, "kind is one of"), ({"url": "valkey://:hush@127.0.0.1"}, "holds a password")],
 )
 def test_a_wrong_option_is_a_clear_error(
-    spark: SparkSession, tmp_path: Path, options: dict[str, str], told: str
+    spark: SparkSession, tmp_path: Path, options: dict[str, str], message: str
 ) -> None:
-    with pytest.raises(Exception, match=told) as raised:
+    with pytest.raises(Exception, match=message) as raised:
         spark.read.format("waypost").options(**{"url": f"sqlite:///{tmp_path}/x.db", **options}).load()
     assert "hush" not in str(raised.value)
 

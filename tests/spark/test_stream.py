@@ -73,7 +73,7 @@ def test_a_run_for_what_is_there_ends_however_fast_events_come(shop: Shop, strea
     assert reader.latestOffset(end, ReadAllAvailable()) == end
 
 
-def test_a_stream_begins_where_it_is_told(shop: Shop, stream: Any) -> None:
+def test_a_stream_begins_at_its_starting_offsets(shop: Shop, stream: Any) -> None:
     shop.post.publish_many("orders", range(3))
     event = shop.events()[-1]
     assert stream(startingOffsets="latest").initialOffset() == {"orders": 3}
@@ -92,7 +92,7 @@ def test_a_queue_that_comes_later_is_read_from_its_first_event(shop: Shop, strea
 
 
 @pytest.mark.promise("SPARK-1")
-def test_a_journal_trimmed_past_the_offset_is_an_error_unless_one_says_to_go_on(shop: Shop, stream: Any) -> None:
+def test_a_journal_trimmed_past_the_offset_is_an_error_unless_data_loss_is_allowed(shop: Shop, stream: Any) -> None:
     shop.post.publish_many("orders", range(30))
     reader = stream(queue="orders")
     start = reader.initialOffset()
@@ -141,7 +141,7 @@ def test_published_messages_are_followed_with_their_bodies_and_nothing_is_consum
 
 
 @pytest.mark.promise("SPARK-2")
-def test_a_message_whose_body_was_not_journalled_is_an_error_unless_one_says_to_go_on(shop: Shop) -> None:
+def test_a_message_whose_body_was_not_journalled_is_an_error_unless_data_loss_is_allowed(shop: Shop) -> None:
     shop.post.publish("orders", "before")
     shop.post.configure("orders", journal="full")
     shop.post.publish("orders", "after")
@@ -150,7 +150,7 @@ def test_a_message_whose_body_was_not_journalled_is_an_error_unless_one_says_to_
     careful, careless = (
         Reader(read_options({**options, "failOnDataLoss": flag}), schema) for flag in ("true", "false")
     )
-    with pytest.raises(JournalTrimmed, match="event 1 tells of a message whose body was not journalled"):
+    with pytest.raises(JournalTrimmed, match="event 1 is of a message whose body was not journalled"):
         rows(careful, careful.partitions())
     texts = [row["text"] for part in careless.partitions() for b in careless.read(part) for row in b.to_pylist()]
     assert sorted(texts, key=str) == [None, "after"]
@@ -187,7 +187,7 @@ def test_a_limit_is_kept_and_nothing_starves(start: dict[str, int], newest: dict
     some.integers(1, 9),
     some.integers(1, 50),
 )
-def test_parts_hold_everything_once_and_are_no_more_than_asked(
+def test_partitions_hold_everything_once_and_are_at_most_as_many_as_configured(
     ranges: list[tuple[int, int]], parts: int, rows_min: int
 ) -> None:
     work = [EventRange(str(index), after, after + count) for index, (after, count) in enumerate(ranges)]
@@ -211,7 +211,7 @@ def test_a_file_is_read_on_its_own_machine_only(tmp_path: Any) -> None:
 
 
 def test_a_read_without_any_part_has_no_rows(shop: Shop) -> None:
-    reader = Reader(read_options({**shop.options, "queue": "nobody"}), SCHEMA)
+    reader = Reader(read_options({**shop.options, "queue": "unused"}), SCHEMA)
     assert reader.partitions() == []
     # Spark then runs one task all the same, with a part that is none of ours.
     assert list(reader.read(None)) == []

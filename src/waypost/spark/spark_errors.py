@@ -1,4 +1,4 @@
-"""What an error of Spark's is about, in a sentence."""
+"""Errors of Spark as errors of waypost, with one sentence instead of pages of Java."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ JAVA_PREFIXES: Final = ("org.", "java.", "javax.", "scala.", "py4j.", "jdk.", "C
 
 
 def map_spark_error(error: Exception) -> WaypostError:
-    """The error of ours that lies at the bottom of it, or that of Python, or its first line."""
+    """Return the waypost error that caused it, or the Python error, or its first line, as a WaypostError."""
     if isinstance(error, WaypostError):
         return error
     lines = [line.rstrip() for line in str(error).splitlines() if line.strip()]

@@ -16,9 +16,9 @@ from waypost.spark.session import session
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-#: How often progress is shown anew.
+#: How often the progress bar is drawn.
 UPDATE_SECONDS = 0.3
-#: How long the end waits for the last look.
+#: How long the end waits for the thread that draws it.
 JOIN_SECONDS_MAX = 5.0
 BAR_WIDTH = 30
 
@@ -64,7 +64,7 @@ class Progress:
         self._thread: threading.Thread | None = None
 
     def write_line(self, text: str) -> None:
-        """A line that stays."""
+        """Write a line that stays."""
         with self._lock:
             self._clear()
             self._out.write(text + "\n")
@@ -102,7 +102,7 @@ class Progress:
     ) -> None:
         self._stop.set()
         if self._thread is not None:
-            # It asks Spark, which may not answer any more.
+            # It calls Spark, which may not answer any more.
             self._thread.join(JOIN_SECONDS_MAX)
         with self._lock:
             self._clear()

@@ -5,9 +5,9 @@
     output/_waypost/staging/BATCH/             what a batch wrote before it was committed
     output[/TABLE]/waypost_batch=BATCH/        what was committed
 
-A commit is one file that appears at once under the next number, or not at all because somebody else took the number.
-Who takes a number has read all before it, and commits no message that is in one of them. So a message is in the output
-once whatever happens to leases: a driver that was frozen for an hour finds at its commit what others did meanwhile.
+A commit is one file that appears at once under the next number, or not at all because another driver has that number.
+A driver reads all commits before its own, and commits no message that is in one of them. So a message is in the output
+once whatever happens to leases: a driver that was frozen for an hour finds at its commit what others committed.
 What is committed is moved to where readers see it, and settled, by its own driver or by the next one that opens the
 output.
 """
@@ -29,9 +29,9 @@ FOLDER = "_waypost"
 COLUMN = "waypost_batch"
 LOG, STAGING = f"{FOLDER}/log", f"{FOLDER}/staging"
 FORMAT = 1
-#: So many commits stay after they are settled, for drivers that have not seen them yet. Who missed more starts over.
+#: Settled commits that are kept for drivers that have not read them yet. A driver that missed more starts again.
 COMMITS_KEPT = 64
-#: What a batch wrote and nobody committed for so long is removed.
+#: How long files of a batch that was not committed are kept.
 STAGING_KEPT_MS = 7 * 86_400_000
 
 
@@ -99,15 +99,15 @@ class CommitLog:
     # ---- reading ---------------------------------------------------------------------------------------------
 
     def read_before_claim(self) -> set[str]:
-        """Read what is new before a claim; the messages that may be claimed again though they are in the output.
+        """Read new commits before a claim; return the messages in the output that may be claimed again.
 
-        What is settled by now cannot be claimed any more, so commits that were tidied away are not missed.
+        Settled messages cannot be claimed again, so removed commits are not missed.
         """
         self._read(before_claim=True)
         return self.committed()
 
     def refresh(self) -> set[str]:
-        """Read what is new since the claim; the ids of all messages in it."""
+        """Read new commits since the claim; return the ids of all of their messages."""
         return {fence.id for commit in self._read() for fence in commit.messages}
 
     def _read(self, *, before_claim: bool = False) -> list[Commit]:
@@ -142,23 +142,23 @@ class CommitLog:
         return max((int(name[:-5]) for name in names if _COMMIT.fullmatch(name)), default=0)
 
     def _new_numbers(self, names: Collection[str], *, before_claim: bool) -> list[int]:
-        """The numbers of commits that were not read yet, in order. None may be missing while messages are held."""
+        """Return the numbers of new commits, in order. None may be missing while messages are held."""
         newest = self._newest(names)
         listed = {int(name[:-5]) for name in names if _COMMIT.fullmatch(name)}
         after = max(self.seen, newest - 2 * COMMITS_KEPT) if before_claim else self.seen
-        # A listing made while others write may leave a file out: those are asked for by name.
+        # A listing made while others write may leave a file out: those are checked by name.
         gaps = {number for number in range(after + 1, newest) if number not in listed}
         listed |= {number for number in gaps if self.files.exists(_commit_file(number))}
         missed = sorted(gaps - listed)
         if missed and not before_claim:
             raise StoreError(
-                f"commits {missed[0]} to {missed[-1]} of this output were made and tidied away since this consumer "
-                "last looked, and it cannot know what is in them. Nothing of this batch was committed; start it again"
+                f"commits {missed[0]} to {missed[-1]} of this output were made and removed since this consumer last "
+                "read the log, and it cannot know what is in them. Nothing of this batch was committed; start it again"
             )
         return sorted(number for number in listed if number > self.seen)
 
     def _update_open(self, number: int) -> None:
-        """What another driver may have settled of a commit."""
+        """Remove the messages that another driver has settled from a pending commit."""
         pending = self.pending[number]
         pending.open &= self._open(number)
         if not pending.open:
@@ -174,13 +174,13 @@ class CommitLog:
         return content
 
     def committed(self) -> set[str]:
-        """Messages that are in the output already, and may come again."""
+        """Return the messages that are in the output already and may be claimed again."""
         return {message_id for pending in self.pending.values() for message_id in pending.open}
 
     # ---- writing ---------------------------------------------------------------------------------------------
 
     def staging(self, batch: str, table: str = "") -> str:
-        """Where a batch writes a table before it is committed."""
+        """Return the folder to which a batch writes a table before it is committed."""
         return f"{STAGING}/{batch}/{table or FOLDER}"
 
     def commit(self, batch: str, tables: Iterable[str], messages: Iterable[Fence]) -> int:
@@ -203,7 +203,7 @@ class CommitLog:
                 return number
 
     def publish(self, commit: Commit) -> None:
-        """Move what a commit wrote to where readers see it. Done again, it changes nothing."""
+        """Move the files of a commit to where readers see them. Repeating it changes nothing."""
         for table in commit.tables:
             source = self.staging(commit.batch, table)
             target = f"{table}/{COLUMN}={commit.batch}".lstrip("/")
@@ -228,7 +228,7 @@ class CommitLog:
                 self.files.move(f"{source}/{name}", f"{target}/{name}")
 
     def mark_settled(self, ids: Collection[str]) -> None:
-        """These messages can come no more. Commits of which nothing is left are tidied away in time."""
+        """Record that these messages cannot be claimed again. Commits without open messages are removed later."""
         gone = set(ids)
         for number, pending in list(self.pending.items()):
             if pending.open & gone:
@@ -238,13 +238,13 @@ class CommitLog:
                     del self.pending[number]
 
     def remove_old(self, now_ms: int) -> None:
-        """Remove settled commits but the newest, and what was staged long ago by batches that never came to an end."""
+        """Remove all settled commits except the newest, and old staged files of batches that were never committed."""
         names = set(self.files.names(LOG))
         for name in sorted(names):
             number, _, kind = name.partition(".")
             is_old = kind == "settled" and number.isdigit() and int(number) <= self.seen - COMMITS_KEPT
             if is_old and int(number) not in self.pending and f"{number}.json" in names:
-                # Oldest first, so that whoever missed one notices the gap at its end.
+                # Oldest first, so that a driver that missed one notices the gap at its end.
                 self.files.remove(_commit_file(int(number)))
                 self.files.remove(_settled_file(int(number)))
         for batch in self.files.names(STAGING):

@@ -5,10 +5,9 @@
 
     consume(spark, "valkey://127.0.0.1:6379", "orders", load, output="/lake/orders")
 
-The order is: claim, run, commit, settle. A crash before the commit leaves nothing behind but leases, which end; a
-crash after it leaves messages that come again, are known by the log of the output (`committing`), and are only settled.
-So each message is in the output once. Without an output there is no log: the function's own effects happen at least
-once.
+The order is: claim, run, commit, settle. After a crash before the commit only leases remain, which end. After a crash
+behind it the messages come again, are found in the log of the output (`commit_log`), and are only settled. So each
+message is in the output once. Without an output there is no log: the effects of the function happen at least once.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ BATCH_DEFAULT = 10_000
 BATCH_MAX = 100_000
 PARTITIONS_DEFAULT = 2
 PARTITIONS_MAX = 256
-#: How soon a consumer that follows its queue looks again when there is nothing: a claim is a job of Spark.
+#: How often a consumer that follows an empty queue polls it: a claim is a Spark job.
 POLL_SECONDS = 1.0
 TABLE_NAME = re.compile(r"[A-Za-z0-9][\w.\-]*(/[A-Za-z0-9][\w.\-]*)*", re.ASCII)
 #: Statuses after which a message can come no more.
@@ -61,14 +60,14 @@ OnError: TypeAlias = Literal["raise", "continue"]
 
 @dataclass(slots=True)
 class Consumed:
-    """What a consumer did, in messages but for `batches`."""
+    """What a consumer did: numbers of messages, and of batches."""
 
     batches: int = 0
     #: In the output (or handled, where there is none) and settled as done.
     done: int = 0
     #: Claimed again after an earlier batch had committed them: settled, not written again.
     repeated: int = 0
-    #: Sent back or ended in another way, by an error of the function or by its word.
+    #: Retried, dead or ended in another way, by an error of the function or by `Batch.end`.
     retried: int = 0
     dead: int = 0
     other: int = 0
@@ -90,7 +89,7 @@ class Batch:
 
     @property
     def size(self) -> int:
-        """How many messages it has."""
+        """The number of messages in the batch."""
         return len(self._messages)
 
     @property
@@ -104,7 +103,7 @@ class Batch:
         What an earlier run of the function left there must be overwritten.
         """
         if self._log is None:
-            raise ConfigurationError("consume was given no output, so a batch has no place to write to: say output=…")
+            raise ConfigurationError("consume was given no output, so a batch has no place to write to: pass output=…")
         if table and TABLE_NAME.fullmatch(table) is None:
             raise InvalidInput(f"a table is a name such as orders or eu/orders, not {table!r}")
         if (not table and any(self._tables)) or (table and "" in self._tables):
@@ -211,7 +210,7 @@ class _Consumer:
     # ---- one batch -------------------------------------------------------------------------------------------
 
     def run_once(self) -> bool:
-        """Claim a batch and see it to its end; False if there was nothing to claim. Raises what the function raises."""
+        """Process one batch; return False if there was nothing to claim. Raises what the function raises."""
         known: set[str] = set()
         if self.log is not None:
             known = self.log.read_before_claim()
@@ -280,8 +279,8 @@ class _Consumer:
                     return
                 raise
             try:
-                # If this fails, nobody knows whether it is committed: nothing is discarded or settled, and whoever
-                # gets the messages next finds out.
+                # If this fails, it may be committed or not: nothing is discarded or settled, and the next consumer
+                # of the messages reads it in the log.
                 self._commit(batch)
             except AlreadyCommitted as error:
                 log.warning(
@@ -321,12 +320,12 @@ class _Consumer:
     # ---- settling --------------------------------------------------------------------------------------------
 
     def _failed(self, messages: dict[str, Message[Any]], error: BaseException) -> None:
-        """By the retry policy of each; a stop from outside releases them as they were."""
+        """Settle the messages by the retry policy; a stop request releases them unchanged."""
         stopped = is_stop(error)
         settlements = [message.settlement(error, self.retry, stopped=stopped) for message in messages.values()]
         if not isinstance(error, Outcome):
             log.warning(
-                "a batch of %d messages of queue %s failed: each is tried again as the retry policy says",
+                "a batch of %d messages of queue %s failed: each is tried again according to the retry policy",
                 len(messages), self.queue, exc_info=error if self.on_error == "continue" else None,
                 extra={"event": "batch_failed", "queue": self.queue, "error_type": error_type(error),
                        "error": error_text(error)},
@@ -372,14 +371,14 @@ class _Consumer:
         return statuses
 
     def _close(self, statuses: dict[str, SettleStatus]) -> None:
-        """Note in the log of the output which messages can come no more."""
+        """Record in the log of the output which messages cannot be claimed again."""
         if self.log is not None and self.log.pending:
             gone = {message_id for message_id, status in statuses.items() if status in ENDED}
             gone |= self._finished([message_id for message_id, status in statuses.items() if status == "lost"])
             self.log.mark_settled(gone)
 
     def _finished(self, ids: Sequence[str]) -> set[str]:
-        """Those that the store has no more. A dead letter may be redriven, so it is not among them."""
+        """Return the messages that have ended in the store. A dead letter may be redriven, so it is not among them."""
         finished = set()
         for start in range(0, len(ids), CHUNK_MESSAGES_MAX):
             part = ids[start : start + CHUNK_MESSAGES_MAX]
@@ -435,15 +434,15 @@ def consume(
     password_file: str | None = None,
     redact: Redact | None = None,
 ) -> Consumed:
-    """Give the messages of a queue to `fn(df, batch)`, batch by batch, until none can be claimed; what was done.
+    """Give the messages of a queue to `fn(df, batch)`, batch by batch, until none can be claimed; return the counts.
 
     `batch` messages at most are claimed by `partitions` tasks, each through one connection. Their leases are renewed
-    while `fn` runs on the driver with a DataFrame of them (columns: `claiming.CONSUMED`). What it writes by
-    `batch.write` into `output`, a folder that belongs to this queue, is committed when it returns, then the messages
-    are settled: each is in the output once, also if the driver is killed in between. If `fn` raises, its writes are
-    discarded, and `retry` says for each message when it comes back or that it is dead; then the error is raised, or
-    with `on_error="continue"` the next batch is claimed. `follow` waits for more instead of ending; `timeout` claims
-    nothing more after so many seconds. `redact` is the hook for journals of level `full`, for what settles send on.
+    while `fn` runs on the driver with a DataFrame of them (columns: `claim.CONSUMED`). What it writes by `batch.write`
+    into `output`, a folder that belongs to this queue, is committed when it returns, then the messages are settled:
+    each is in the output once, also if the driver is killed in between. If `fn` raises, its writes are discarded, and
+    `retry` decides for each message when it is tried again or that it is dead; then the error is raised, or with
+    `on_error="continue"` the next batch is claimed. `follow` waits for more instead of ending; after `timeout` seconds
+    nothing more is claimed. `redact` is the hook for journals of level `full`, for what settles send on.
     """
     if not 1 <= batch <= BATCH_MAX:
         raise InvalidInput(f"batch is a number of messages from 1 to {BATCH_MAX:,}, not {batch!r}")
@@ -497,7 +496,7 @@ def _loop(consumer: _Consumer, *, follow: bool, deadline: float | None) -> None:
 
 
 def _claimable(post: Waypost, queue: str) -> bool:
-    """Whether a claim may find something, asked without a job of Spark."""
+    """Return whether a claim may find a message, without a Spark job."""
     stats = post.stats(queue)
     moments = (stats.next_due_ms, stats.next_lease_ms)
     return not stats.paused and (stats.ledger.ready > 0 or any(m is not None and m <= 0 for m in moments))

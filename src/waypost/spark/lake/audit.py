@@ -1,11 +1,11 @@
 """The audit: over all history in the lake, every published message has ended, or the store holds it.
 
-Three accounts are compared: what the journal tells of each message, what the store holds now, and what the store has
+Three accounts are compared: the events of each message in the journal, what the store holds now, and what the store has
 counted. A message without an end that the store does not hold is unaccounted for. A claim that nothing explains, or a
-second end, is an unexplained duplicate. Where the journal was trimmed before it was read, or was told to keep less, the
-end of a message may be among the events not seen: that is said, and nothing is called lost for it.
+second end, is an unexplained duplicate. Where the journal was trimmed before it was read, or its level was
+lowered, the end of a message may be among the events not seen: it is counted as undecided, never as lost.
 
-The store goes on while this runs. So every suspicion is looked at again in the store itself before it is told.
+The store goes on while this runs. So every suspicion is checked again in the store itself before it is reported.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 AUDIT_FILE: Final = "audit.json"
 #: Findings that are listed with their events; all are counted.
 LISTED_MAX: Final = 1_000
-#: Suspicions that are looked at one by one in the store. More than these are no race with a busy store.
+#: Suspicions that are checked one by one in the store. More than these are no race with a busy store.
 CONFIRMED_MAX: Final = 10_000
 #: Findings of one sort that are counted; if there are more, the counts are "at least".
 COUNTED_MAX: Final = 100_000
@@ -40,7 +40,7 @@ HELD_STATES: Final[tuple[MessageState, ...]] = ("ready", "delayed", "waiting", "
 HELD_COLUMNS: Final = ("queue", "id", "state")
 #: So many held messages are read faster than Spark starts to read them.
 DRIVER_ROWS_MAX: Final = 100_000
-#: Counters of the store's ledger, and the events that the journal tells for each.
+#: Counters of the store's ledger, and the journal event of each.
 COUNTERS: Final = {
     "published": "published", "redriven": "redriven", "done": "done", "dead": "dead", "dropped": "dropped",
     "cancelled": "cancelled", "replaced": "replaced", "claims": "claimed", "expired": "expired",
@@ -89,7 +89,7 @@ class QueueAudit(msgspec.Struct, frozen=True):
     undecided: int = 0
     #: Events that were trimmed, or not journalled.
     not_seen: int = 0
-    #: Counters of which the journal tells more than the store has counted.
+    #: Counters of which the journal has more than the store has counted.
     overcounted: dict[str, int] = msgspec.field(default_factory=dict)
 
 
@@ -116,7 +116,7 @@ class Audit(msgspec.Struct, frozen=True):
         return not (self.unaccounted_count or self.duplicates_unexplained_count or overcounted)
 
 
-# ---- what the journal alone can tell ------------------------------------------------------------------------
+# ---- findings from the journal alone --------------------------------------------------------------------------
 
 
 def duplicates(messages: DataFrame) -> DataFrame:
@@ -153,7 +153,7 @@ def suspects(messages: DataFrame, held: DataFrame) -> DataFrame:
 
 def read_held(pipeline: Pipeline, bulk: Bulk, ledgers: Mapping[str, Ledger]) -> DataFrame:
     """The ids of all messages that the store holds, by state: read here if they are few, otherwise by Spark."""
-    # What comes to be in one of these states after the ledgers were read is looked at again by itself.
+    # What comes to be in one of these states after the ledgers were read is checked again by itself.
     counts = {
         (name, state): getattr(ledger, "dead_kept" if state == "dead" else state)
         for name, ledger in ledgers.items()
@@ -180,14 +180,14 @@ def read_ledgers(bulk: Bulk, queues: tuple[str, ...] | None) -> dict[str, Ledger
 
 
 def is_confirmed(bulk: Bulk, row: Any) -> bool:
-    """Whether a suspicion holds when the store itself is asked: nothing newer is told, and it is where it was."""
+    """Return whether the store confirms a suspicion: no newer event, and the message is where it was."""
     found = None
     for state in HELD_STATES:
         page = bulk.run(bulk.store.peek(row.queue, state, 1, id=row.message_id))
         if page.messages:
             found = state
             break
-    # Asked after the states: whatever moved meanwhile has left an event.
+    # Read after the states: a message that moved in between has a newer event.
     if any(event.number > row.last_number for event in trace(bulk, row.queue, row.message_id)):
         return False
     if found is None:
@@ -211,7 +211,7 @@ def trace(bulk: Bulk, queue: str, message_id: str) -> list[Event]:
 
 
 def audit(pipeline: Pipeline) -> Audit:
-    """Bring the lake up to now, compare it with the store, and keep the result in the lake."""
+    """Update the lake, compare it with the store, write the result into the lake and return it."""
     spark, lake = pipeline.spark, pipeline.lake
     with lake.lock(), open_bulk(pipeline.place) as bulk:
         queues = pipeline.source.queues
@@ -236,12 +236,12 @@ def blind_until(seen: Seen, shortfall: int) -> int:
 
 
 def shortfalls(seen: Seen, before: Ledger) -> int:
-    """How many changes the store had counted before the lake was brought up to now, and the journal did not tell."""
+    """How many changes the store had counted before the lake was brought up to now, and the journal lacks."""
     return sum(max(0, getattr(before, name) - seen.counts.get(event, 0)) for name, event in COUNTERS.items())
 
 
 def overcounted(seen: Seen, after: Ledger) -> dict[str, int]:
-    """Counters of which the journal tells more than the store has counted by now."""
+    """Return the counters of which the journal has more than the store has counted by now."""
     more = {name: seen.counts.get(event, 0) - getattr(after, name) for name, event in COUNTERS.items()}
     return {name: count for name, count in more.items() if count > 0}
 

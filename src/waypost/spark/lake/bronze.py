@@ -1,6 +1,6 @@
 """Bronze: the journal as it was written, followed by a stream and kept batch by batch.
 
-Spark's own checkpoint says which events a batch has; the state of the lake says whether they are in it. A batch that
+Spark's own checkpoint has the events of a batch; the state of the lake records whether they are in it. A batch that
 Spark runs again after a crash is in it already, or is written anew under another name: never twice.
 """
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-#: Events of one batch, unless the user says otherwise: it bounds what a crash makes one do again.
+#: Events of one batch, by default: it bounds what is repeated after a crash.
 BATCH_ROWS = 1_000_000
 
 
@@ -73,7 +73,7 @@ class Bronze:
             self._then(events.sparkSession)
 
     def start(self, spark: SparkSession, options: dict[str, str], *, every_seconds: float | None) -> StreamingQuery:
-        """Start the stream: for what is there now, or to stay and look again every so many seconds."""
+        """Start the stream: for the events of now, or to poll every `every_seconds`."""
         self.check()
         stream: DataStreamWriter = journal(spark, options).writeStream.foreachBatch(self.write_batch)
         stream = stream.option("checkpointLocation", self.lake.files.uri(CHECKPOINT))
@@ -83,5 +83,5 @@ class Bronze:
 
 
 def new_folders(lake: Lake) -> Sequence[Folder]:
-    """The folders of bronze that silver has not taken in."""
+    """Return the folders of bronze that are not in silver yet."""
     return [folder for folder in lake.state.folders(BRONZE_JOURNAL) if folder.last > lake.state.silver_batch]

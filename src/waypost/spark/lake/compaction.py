@@ -51,7 +51,7 @@ LAYOUTS: Final[dict[str, tuple[Callable[[DataFrame], DataFrame], tuple[str, ...]
 
 
 def find_groups(lake: Lake, table: Table, at_least: int) -> list[list[Folder]]:
-    """Folders to put together: small ones of one day, if there are enough. None that silver has not taken in."""
+    """Folders to put together: small ones of one day, if there are enough. None that is not in silver yet."""
     if len(lake.state.folders(table)) < max(2, at_least):
         return []
     days: dict[str, list[Folder]] = {}
@@ -63,7 +63,7 @@ def find_groups(lake: Lake, table: Table, at_least: int) -> list[list[Folder]]:
 
 
 def compact(lake: Lake, spark: SparkSession, *, at_least: int = 2) -> int:
-    """Put folders of one day together, in every table; how many there are fewer."""
+    """Put folders of one day together, in every table; return by how many there are fewer."""
     fewer = 0
     for table in FOLDER_TABLES:
         for folders in find_groups(lake, table, at_least):
@@ -88,7 +88,7 @@ def _merge_folders(lake: Lake, spark: SparkSession, table: Table, folders: list[
 
 
 def remove_old_rows(lake: Lake, keep_days: int, today: date) -> int:
-    """Let rows of bronze and silver go whose newest day is longer ago; how many folders that were."""
+    """Remove rows of bronze and silver whose newest day is longer ago; return the number of folders removed."""
     if keep_days < 1:
         raise InvalidInput(f"rows are kept for a whole number of days, at least 1, not {keep_days}")
     oldest = (today - timedelta(days=keep_days)).isoformat()

@@ -121,7 +121,7 @@ class Ingest:
         self.table = rows_table(queue, schema)
         known = self.lake.state.source
         if store is None and store_env is None and known is None:
-            raise ConfigurationError(f"nothing of queue {queue} is in the lake {lake}: say with --store where it is")
+            raise ConfigurationError(f"nothing of queue {queue} is in the lake {lake}: give its store with --store")
         self.source = known if store is None and store_env is None else None
         self.source = self.source or make_source(store, store_env, namespace, (queue,))
         schema_text = None if schema is None else schema.simpleString()
@@ -146,7 +146,7 @@ class Ingest:
         }
 
     def run(self) -> int:
-        """Take in the messages that there are; how many are in the table then."""
+        """Add the messages of the journal to the table; return the number of rows in it."""
         with self.lake.lock():
             if self.lake.state != self._start:
                 self.lake.commit(self._start)

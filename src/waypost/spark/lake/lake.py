@@ -1,7 +1,7 @@
-"""A lake: folders of tables, and one small file that says which folders they are made of.
+"""A lake: folders of tables, and one small file that lists the folders of each table.
 
 Every step writes its rows into folders with new names and then replaces the state, which is one file, in one move.
-Until then nobody reads what it wrote; a step that dies leaves folders that no table names, and the next run removes
+Until then no reader sees what it wrote; the folders of a step that was killed are in no table, and the next run removes
 them. So a step happens once, whole, whenever it is killed and however often it is begun again.
 
     DIR/_state/…                                              the state, the stream's checkpoint
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 LAYOUT = 1
-#: What bronze and silver may be written as. Gold is Parquet, for everybody who reads it without Spark.
+#: What bronze and silver may be written as. Gold is Parquet, to be read without Spark.
 FORMATS = ("parquet", "orc")
 STATE = "_state/pipeline.json"
 CHECKPOINT = "_state/checkpoint"
@@ -158,7 +158,7 @@ class Lake:
         return folder
 
     def remove_unreferenced(self, tables: Iterable[Table]) -> int:
-        """Remove folders that no table names: what killed steps left, and what was replaced. How many they were."""
+        """Remove folders that are in no table, of killed steps and replaced ones; return how many."""
         removed = 0
         for table in tables:
             named = self.state.paths(table)

@@ -49,10 +49,10 @@ log = logging.getLogger("waypost")
 SETTINGS: Final = {"spark.sql.maxConcurrentOutputFileWriters": "64"}
 
 
-#: How Spark says that a process of Python's was too slow to start, and how often it is started again.
+#: Spark's error when a Python process was too slow to start, and how often it is started again.
 SLOW_START: Final = "failed to connect back"
 STARTS_MAX: Final = 5
-#: How often a stream that stays looks whether it is to stop.
+#: How often a stream that follows checks whether it is to stop.
 STOP_POLL_SECONDS: Final = 0.2
 
 
@@ -64,7 +64,7 @@ def local_settings() -> dict[str, str]:
 
 
 def ignore_progress(text: str) -> None:
-    """For whoever does not want to hear how far the pipeline is."""
+    """Ignore a line of progress."""
 
 
 def make_source(url: str | None, url_env: str | None, namespace: str, queues: tuple[str, ...] | None) -> Source:
@@ -106,7 +106,7 @@ class Pipeline:
         known = self.lake.state.source
         if store is None and store_env is None:
             if known is None:
-                raise ConfigurationError(f"the lake {lake} is new: say with --store where its events come from")
+                raise ConfigurationError(f"the lake {lake} is new: give its store with --store")
             self.source = known
         else:
             if queues is None and known is not None:
@@ -121,8 +121,8 @@ class Pipeline:
         if (known.url, known.url_env, known.namespace) != (given.url, given.url_env, given.namespace):
             raise ConfigurationError(
                 f"the lake {self.lake.files.root} was made from {known.url or known.url_env} (namespace "
-                f"{known.namespace}), not from this store: two stores in one lake cannot be told apart. Give each its "
-                "own lake; if the store has only moved, say --moved"
+                f"{known.namespace}), not from this store: two stores in one lake cannot be kept apart. Give each "
+                "its own lake; if the store has only moved, pass --moved"
             )
 
     @property
@@ -138,7 +138,7 @@ class Pipeline:
             "namespace": source.namespace,
             "maxRowsPerBatch": str(self.batch_rows),
             "numPartitions": str(self.partitions),
-            # What is trimmed before it is read is counted and told by the audit; it must not end the pipeline.
+            # What is trimmed before it is read is counted and reported by the audit; it must not end the pipeline.
             "failOnDataLoss": "false",
         }
         chosen |= {"url": source.url} if source.url is not None else {"urlEnv": source.url_env or ""}
@@ -156,7 +156,7 @@ class Pipeline:
             return self.run_locked()
 
     def run_locked(self) -> State:
-        """The same, for whoever has the lake for itself already."""
+        """Run while the caller holds the lock of the lake."""
         self.prepare()
         self.catch_up(self.spark)
         self.bronze()
@@ -164,7 +164,7 @@ class Pipeline:
         return self.lake.state
 
     def follow(self, every_seconds: float, stop: threading.Event) -> None:
-        """Take in what comes every so many seconds, until `stop` is set."""
+        """Take in what comes every `every_seconds`, until `stop` is set."""
         with self.lake.lock():
             self.prepare()
             self.catch_up(self.spark)
@@ -195,7 +195,7 @@ class Pipeline:
         if fewer:
             self.progress(f"put together what was in {fewer} more folders")
         if self.reader is not None:
-            # Spark tells its source a batch late what it is done with, and of the last batch never.
+            # Spark commits to its source a batch late, and never the last batch.
             with open_bulk(self.place) as bulk:
                 for queue, seen in self.lake.state.seen.items():
                     bulk.run(bulk.store.journal_reader(queue, self.reader, seen.newest))
@@ -257,7 +257,7 @@ class Pipeline:
             )
         )
         self._remove_replaced(state)
-        self.progress(f"silver: {sum(one.events for one in seen.values()):,} events taken in so far")
+        self.progress(f"silver: {sum(one.events for one in seen.values()):,} events so far")
 
     def _open(self, spark: SparkSession, table: Table) -> DataFrame | None:
         paths = self.lake.state.open.get(table.name, ())
@@ -286,7 +286,7 @@ class Pipeline:
         )
         seen = dict(self.lake.state.seen)
         for queue in {row["queue"] for row in rows}:
-            # Lateness is told of claims, which are counted as such.
+            # Lateness is a measure of claims, which are counted as such.
             mine = [row for row in rows if row["queue"] == queue and row["last"] is not None]
             seen[queue] = _add_seen(seen.get(queue, Seen()), mine)
         return seen, sorted({row["day"] for row in rows})
@@ -330,7 +330,7 @@ def _add_seen(before: Seen, rows: Sequence[Any]) -> Seen:
 
 
 def run_stream(start: Callable[[], StreamingQuery], stop: threading.Event | None = None) -> None:
-    """Run a stream to its end, or until it is to stop; what ended it badly is told in a sentence."""
+    """Run a stream to its end, or until `stop` is set. Raises its error as one of waypost's."""
     for turn in range(STARTS_MAX):
         query = start()
         try:

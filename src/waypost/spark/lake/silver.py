@@ -25,24 +25,24 @@ if TYPE_CHECKING:
 
 #: A claim so soon after its message became claimable found a worker that was awake, or was woken for it.
 PROMPT_MS: Final = 100
-#: Numbers and names of events together as one number: the largest tells both of the newest event.
+#: Numbers and names of events together as one number: the largest has both of the newest event.
 _CODES: Final = {name: code for code, name in enumerate(get_args(EventName))}
 _CODE_ROOM: Final = 64
 _OTHERWISE: Final = 32
 assert len(_CODES) < _OTHERWISE
 #: After these nothing more happens to a message. A dead one may be redriven for as long as its letter is kept.
 CLOSING: Final = ("done", "dropped", "cancelled", "replaced", "dead_trimmed")
-#: What the journal's newest event says of where a message is.
+#: The state of a message by its newest event.
 STATES: Final = {
     "published": "ready", "postponed": "delayed", "promoted": "ready", "claimed": "leased", "retried": "delayed",
     "snoozed": "delayed", "released": "ready", "expired": "ready", "redriven": "ready", "cancel_requested": "leased",
     "dead_trimmed": "dead",
 }  # fmt: skip
-#: The same where the event says that it is otherwise: published behind another message, or due at once.
+#: The same where the event has another effect: published behind another message, or due at once.
 OTHERWISE: Final = {"published": "waiting", "postponed": "ready", "retried": "ready", "snoozed": "ready"}
 #: The reason by which sums know a change of what the journal keeps.
 JOURNAL_LEVEL: Final = "journal"
-#: Events that tell of a message but are no step of its own way.
+#: Events that name a message but do not change it.
 ASIDE: Final = ("duplicate", "configured", "paused", "resumed", "trimmed")
 
 
@@ -66,12 +66,12 @@ def _repartition(steps: DataFrame) -> DataFrame:
 
 
 def _lookup(names: Mapping[str, str | int], key: Column) -> Column:
-    """What a table says for a key, null where it says nothing."""
+    """Return the value of a key, null if it has none."""
     return f.create_map(*(f.lit(part) for pair in names.items() for part in pair))[key]
 
 
 def _newest_code(event: Column, number: Column, otherwise: Column) -> Column:
-    """One number of which the largest is that of the newest event, and tells its name and where the message is."""
+    """One number of which the largest is that of the newest event, with its name and the state of the message."""
     code = f.coalesce(_lookup(_CODES, event), f.lit(_OTHERWISE - 1))
     return number * _CODE_ROOM + code + f.when(otherwise, f.lit(_OTHERWISE)).otherwise(f.lit(0))
 
@@ -114,7 +114,7 @@ def open_steps(messages: DataFrame) -> DataFrame:
 
 
 def messages(steps: DataFrame) -> DataFrame:
-    """One row for each message: all that its steps tell together."""
+    """Return one row for each message, merged from its steps."""
     # The newest by number wins; those of rows that were open are older than any new event.
     newest = {
         name: f.max_by(name, f.when(f.col(name).isNotNull(), f.col("last_number")))
@@ -151,7 +151,7 @@ def messages(steps: DataFrame) -> DataFrame:
 
 
 def partition_messages(rows: DataFrame) -> DataFrame:
-    """Rows of messages with where they are kept: for good, or open; and by the day they were first heard of."""
+    """Rows of messages with where they are kept: for good, or open; and by the day of their first event."""
     part = f.when(f.col("last_event").isin(*CLOSING), "closed").otherwise("open")
     day = day_of(f.coalesce(f.col("published_ms"), f.col("last_ms")))
     return rows.withColumn(PART, part).withColumn(DATE, day)
@@ -165,7 +165,7 @@ def delivery_steps(events: DataFrame) -> DataFrame:
     event, at, number = f.col("event"), f.col("at_ms"), f.col("number")
     claimed = event == "claimed"
     timer = (event == "promoted") & (f.col("cause") == "due")
-    # An end without a claim's time is that of a message nobody held: it ended no delivery.
+    # An end without a claim's time is that of a message without a lease: it ended no delivery.
     ended = f.col("run_ms").isNotNull() | ((event == "done") & (f.col("cause") == "at_most_once"))
     return events.where(claimed | timer | ended).select(
         "queue",
@@ -238,7 +238,7 @@ def partition_deliveries(rows: DataFrame) -> DataFrame:
 
 
 def event_sums(events: DataFrame) -> DataFrame:
-    """Events counted by queue and minute, and by what gold tells apart."""
+    """Events counted by queue and minute, and by the columns of gold."""
     event, at, number = f.col("event"), f.col("at_ms"), f.col("number")
     claimed = event == "claimed"
     value = f.greatest(f.when(claimed, f.col("wait_ms")).otherwise(f.col("run_ms")), f.lit(0))

@@ -68,7 +68,7 @@ SILVER_DELIVERIES: Final = Table(
         "run_ms": "BIGINT",
         "reason": "STRING",
         "error_type": "STRING",
-        #: How many events told of the claim and of its end: one each, or the audit has something to say.
+        #: How many events there are of the claim and of its end: one each, or the audit reports it.
         "claims": "BIGINT",
         "ends": "BIGINT",
         "claimed_number": "BIGINT",
@@ -76,7 +76,7 @@ SILVER_DELIVERIES: Final = Table(
     },
 )
 
-#: One row for each message, as far as the journal has told of it.
+#: One row for each message, as far as the journal has its events.
 SILVER_MESSAGES: Final = Table(
     "silver/messages",
     {

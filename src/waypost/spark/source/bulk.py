@@ -114,7 +114,7 @@ class Bulk:
 
 @contextmanager
 def without_warnings() -> Iterator[None]:
-    """Every task connects; that a server may lose its data is for publishers, workers and drivers to hear, once."""
+    """Hide the durability warning: every task connects, and publishers, workers and drivers log it once already."""
 
     def concerns_reading(record: logging.LogRecord) -> bool:
         return getattr(record, "event", None) != "durability"

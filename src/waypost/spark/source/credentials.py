@@ -1,4 +1,4 @@
-"""Where a store is, told so that no secret is in it.
+"""Where a store is, described without secrets.
 
 Options of a data source are part of Spark's plans, its logs and its pages, and travel to every executor. So a password
 is named there, never written: by an environment variable or by a file, which each process reads for itself when it
@@ -48,7 +48,7 @@ class Place:
         )
         if sum(given is not None for given in (place.url, place.url_env, place.url_file)) != 1:
             raise ConfigurationError(
-                "say where the store is with one of the options url, urlEnv (the name of an environment variable that "
+                "give the store with one of the options url, urlEnv (the name of an environment variable that "
                 "holds the URL) and urlFile (the path of a file that holds it)"
             )
         if place.password_env is not None and place.password_file is not None:
@@ -111,7 +111,7 @@ def _from_environment(option: str, name: str) -> str:
     if not value:
         raise ConfigurationError(
             f"{option} names the environment variable {name}, which is not set here; set it for the driver and for "
-            f"executors (spark.executorEnv.{name} shows it to whoever sees the configuration: prefer a file)"
+            f"executors (spark.executorEnv.{name} shows it to every reader of the configuration: prefer a file)"
         )
     return value
 

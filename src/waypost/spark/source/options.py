@@ -1,4 +1,4 @@
-"""The options of the source, read and checked in one place. Spark hands them over as texts, in any case of letters."""
+"""The options of the source, parsed and validated in one place. Spark passes them as strings, in any case."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def write_options(options: Mapping[str, str]) -> WriteOptions:
     _refuse_unknown(options, WRITE_OPTIONS)
     queue = options.get("queue")
     if not queue:
-        raise ConfigurationError("say with the option queue where the rows are to be published")
+        raise ConfigurationError("the option queue is missing: name the queue to which the rows are published")
     conflict = options.get("onConflict", "keep").lower()
     if conflict not in ("keep", "replace", "extend"):
         raise ConfigurationError(f"onConflict is keep, replace or extend, not {conflict!r}")
@@ -165,7 +165,7 @@ def write_options(options: Mapping[str, str]) -> WriteOptions:
 
 
 def _redact(name: str | None) -> str | None:
-    """The name of a redact hook that can be imported here, so that a wrong one is told before any task runs."""
+    """The name of a redact hook that can be imported here, so that a wrong one is an error before any task runs."""
     if name is not None:
         find_redact(name)
     return name

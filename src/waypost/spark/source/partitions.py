@@ -1,4 +1,4 @@
-"""Sharing out a read: few parts, of equal size, cut at real boundaries, each read through one connection."""
+"""The partitions of a read: few, of equal size, cut at real boundaries, each read through one connection."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ class Partition(InputPartition):
         self.spans = tuple(spans)
         #: Queues that are read as a whole (schedules).
         self.queues = tuple(queues)
-        #: Where the store's file lies, if it is one: nobody else can read it.
+        #: The machine with the store's file, if it is a file: no other machine can read it.
         self.machine = machine
 
 
 def split_ranges(
     work: Iterable[EventRange], parts_max: int, rows_min: int = PARTITION_ROWS_MIN
 ) -> list[list[EventRange]]:
-    """Cut events of several queues into at most so many lists of about the same number of events."""
+    """Split events of several queues into at most `parts_max` lists of about the same number of events."""
     ranges = [numbers for numbers in work if numbers.rows > 0]
     total = sum(numbers.rows for numbers in ranges)
     if not total:
@@ -80,7 +80,7 @@ def split_ranges(
 
 
 def split_spans(spans: Sequence[Span], parts_max: int) -> list[list[Span]]:
-    """Put spans together into at most so many lists, the largest first and each to the emptiest list."""
+    """Combine spans into at most `parts_max` lists, the largest first and each to the emptiest list."""
     parts: list[list[Span]] = [[] for _ in range(min(parts_max, len(spans)))]
     sizes = [0] * len(parts)
     for span in sorted(spans, key=lambda span: -span.rows):

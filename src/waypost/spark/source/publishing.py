@@ -36,7 +36,7 @@ from waypost.spark.source.options import WriteOptions
 from waypost.store.port import Draft
 from waypost.values import Published
 
-#: So many chunks go out before replies are looked at.
+#: Chunks that are sent before replies are read.
 WAVE_CHUNKS = 8
 #: Rows that one block of an id's counter names: five characters of it, a pair and a triple.
 _BLOCK_BITS = 25
@@ -209,8 +209,8 @@ def publish_wave(
 ) -> Flow[tuple[dict[str, int], list[list[Draft]]]]:
     """Send some chunks at once, and again what did not get through.
 
-    Returned are how many messages there were of each status, and the chunks for which the queue had no room: others
-    filled it after this writer had looked.
+    Returned are how many messages there were of each status, and the chunks for which the queue had no room: other
+    publishers filled it after this writer had checked.
     """
     yield from context.know_time()
     # Known by their arrival: a repeat stores nothing twice, however late it comes.
@@ -255,7 +255,7 @@ def wait_for_room(context: ClientContext, queue: str, wanted: int, seconds: floa
     """Wait while a queue that has `max_pending` is full; how many of the wanted messages it has room for, at least one.
 
     Raises `QueueFull` when there is no room in time, or at once if the queue's `overload` is `raise`. The store decides
-    in the end; a writer that looks first sends what fits, and pushes nothing out of a queue that drops its oldest.
+    in the end; a writer that checks first sends what fits, and pushes nothing out of a queue that drops its oldest.
     """
     deadline = context.monotonic() + seconds
     pause = 0.01

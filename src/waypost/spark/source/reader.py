@@ -100,7 +100,7 @@ class Reader(DataSourceReader):
 def read_range(
     bulk: Bulk, numbers: EventRange, options: ReadOptions, columns: Sequence[str], *, fail_if_trimmed: bool
 ) -> Iterator[Any]:
-    """The rows that a range of events makes: the events, or the messages that they tell of."""
+    """Yield the rows of a range of events: the events, or the messages that they published."""
     if options.kind == "journal":
         yield from read_events(bulk, numbers, columns, fail=fail_if_trimmed)
         return
@@ -109,7 +109,7 @@ def read_range(
 
 
 def read_events(bulk: Bulk, numbers: EventRange, columns: Sequence[str], *, fail: bool) -> Iterator[Any]:
-    """The events of a range, counted: numbers have no gap, so every event that is not there was trimmed."""
+    """Yield the events of a range and count them: numbers have no gap, so a missing event was trimmed."""
     seen = 0
     for batch in bulk.journal(numbers.queue, numbers.after, numbers.to, columns):
         seen += batch.num_rows
@@ -128,7 +128,7 @@ def read_events(bulk: Bulk, numbers: EventRange, columns: Sequence[str], *, fail
 
 
 def report_trimmed(queue: str, after: int, first: int, *, fail: bool) -> None:
-    """Say that events behind `after` are gone up to `first`: as an error, or in the log."""
+    """Report that the events between `after` and `first` are gone: as an error, or in the log."""
     read_range = (
         f"queue {queue}: the journal was trimmed past this read: events {after + 1} to {first - 1} are gone, and the "
         f"first that is kept is {first}"
@@ -153,7 +153,7 @@ def published_batch(queue: str, batch: Any, columns: Sequence[str], *, fail: boo
     if fail and batch.column("body").null_count:
         first = pc.min(batch.filter(pc.is_null(batch.column("body"))).column("number")).as_py()
         raise JournalTrimmed(
-            f"queue {queue}: event {first} tells of a message whose body was not journalled. Set the queue's journal "
+            f"queue {queue}: event {first} is of a message whose body was not journalled. Set the queue's journal "
             "to full and begin after that event (startingOffsets), or set the option failOnDataLoss to false to get "
             "such messages without their bodies"
         )

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def admit(start: Mapping[str, int], newest: Mapping[str, int], rows: int) -> dict[str, int]:
-    """An offset at most so many rows after `start`: every queue gets its share, what one leaves goes to others."""
+    """Return an offset at most `rows` after `start`: every queue gets its share, and the unused rest of others."""
     end = {queue: min(start.get(queue, 0), newest[queue]) for queue in newest} | dict(start)
     waiting = {queue: newest[queue] - end[queue] for queue in newest if newest[queue] > end[queue]}
     while rows > 0 and waiting:
@@ -140,7 +140,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return [Partition(numbers=part, machine=machine) for part in split_ranges(work, self.options.partitions)]
 
     def read(self, partition: InputPartition | None) -> Iterator[Any]:
-        """The rows of one part, exactly as many as its numbers say."""
+        """Yield the rows of one partition, exactly as many as its range has."""
         if not isinstance(partition, Partition):
             return  # a read without any part still has one task, with a stand-in for it
         part = partition
@@ -151,7 +151,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 yield from read_range(bulk, numbers, self.options, self.columns, fail_if_trimmed=fail)
 
     def commit(self, end: dict[str, int]) -> None:
-        """Spark is done with everything up to here: a registered reader says so. It comes a batch late, never early."""
+        """Record for a registered reader that Spark is done up to here. It comes a batch late, never early."""
         if self.options.reader is not None:
             for queue, number in end.items():
                 self.bulk.run(self.bulk.store.journal_reader(queue, self.options.reader, number))

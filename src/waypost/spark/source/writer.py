@@ -1,6 +1,6 @@
 """Batch and streaming writes: bulk publish in which nothing is published twice.
 
-A write cannot be taken back, so `abort` does nothing: the rows that were published stay, and the next attempt finds
+A write cannot be undone, so `abort` does nothing: the rows that were published stay, and the next attempt finds
 them.
 """
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("waypost")
 
-#: How Spark tells a task which batch of which query it works for.
+#: Local properties of a task: the query and the batch that it works for.
 QUERY_ID, BATCH_ID = "sql.streaming.queryId", "streaming.sql.batchId"
 
 
@@ -130,7 +130,7 @@ class StreamWriter(_Writer, DataSourceStreamArrowWriter):
         query = None if context is None else context.getLocalProperty(QUERY_ID)
         batch = None if context is None else context.getLocalProperty(BATCH_ID)
         if context is None or query is None or batch is None:
-            raise InvalidInput("a streaming write needs to know its query and batch, and this task was not told")
+            raise InvalidInput("a streaming write needs to know its query and batch, and this task has neither")
         name = self.options.write_id or query
         return self.publish(iterator, RowIds(f"stream:{name}:{batch}", context.partitionId()))
 

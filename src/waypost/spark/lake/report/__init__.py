@@ -17,18 +17,18 @@ REPORT_NAME = "report.html"
 
 
 def write_report(lake: str | Path, output: str | Path | None = None) -> Path:
-    """Write the page, beside the tables unless told where; its path."""
+    """Write the page, by default beside the tables; return its path."""
     from waypost.spark.lake.report.gold import open_lake, read
     from waypost.spark.lake.report.page import page
     from waypost.spark.lake.report.series import build_data
 
     place = open_lake(str(lake))
     if output is None and not place.files.is_local:
-        raise InvalidInput(f"say where to write the report of {lake}: with --output, a file on this machine")
+        raise InvalidInput(f"the report of {lake} needs a file on this machine: give it with --output")
     gold = read(place)
     path = Path(place.files.path(REPORT_NAME)) if output is None else Path(output)
     text = page(build_data(gold), gold.verdict, made_ms=time.time_ns() // 1_000_000)
-    # Written beside and moved: who looks at the page meanwhile sees the old one, never half of the new.
+    # Written beside and moved: a reader of the page sees the old one or the new one, never a half.
     fresh = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         fresh.write_text(text, encoding="utf-8", newline="\n")

@@ -19,13 +19,13 @@ LISTED_MAX = 20
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What the audit said. `not_seen` are events that were trimmed before anybody read them: never called lost."""
+    """The result of the audit. `not_seen` are events that were trimmed before they were read: never called lost."""
 
     published: int
     unaccounted: int
     #: Claims or ends that nothing explains.
     unexplained: int
-    #: Changes of which the journal tells more than the store has counted.
+    #: Changes that the journal has beyond what the store has counted.
     overcounted: int
     #: Messages whose end may be among the events not seen.
     undecided: int

@@ -66,7 +66,7 @@ def tiles(view: View) -> dict[str, str]:
 
 
 def verdict_card(verdict: Verdict | None) -> str:
-    """The audit's word, on top of everything."""
+    """Return the card with the result of the audit, the first of the page."""
     if verdict is None:
         return _card("", "No audit yet", "`waypost pipeline audit` compares what was published with what became of it.")
     of = f"{'at least ' if verdict.at_least else ''}{verdict.unaccounted:,} unaccounted of {verdict.published:,}"
@@ -74,7 +74,7 @@ def verdict_card(verdict: Verdict | None) -> str:
     if not verdict.clean:
         more = f" {verdict.unexplained:,} messages have a claim or an end too many." if verdict.unexplained else ""
         if verdict.overcounted:
-            more += f" The journal tells of {verdict.overcounted:,} more changes than the store has counted."
+            more += f" The journal has {verdict.overcounted:,} more changes than the store has counted."
         return _card("bad", of, f"Not everything can be explained.{more}{at}", verdict.listed)
     if not verdict.whole:
         seen = f"{verdict.not_seen:,} events were not seen: they were trimmed before they were read."

@@ -33,7 +33,7 @@ ALL = ""
 
 @dataclass(slots=True)
 class View:
-    """What is shown of a queue, or of all of them together."""
+    """The figures and series of a queue, or of all of them together."""
 
     name: str
     totals: dict[str, int] = field(default_factory=lambda: dict.fromkeys(COUNTS, 0))
@@ -48,7 +48,7 @@ class View:
 
 @dataclass(frozen=True, slots=True)
 class ReportData:
-    """Everything that a page shows: the steps of time, and a view of all queues and of each."""
+    """The data of a page: the steps of time, and a view of all queues and of each."""
 
     step_ms: int
     times: tuple[int, ...]
@@ -85,7 +85,7 @@ def bars(buckets: Iterable[tuple[int, int]]) -> dict[str, list[float]]:
 
 
 def build_data(gold: Gold) -> ReportData:
-    """What a page shows of the gold tables."""
+    """Return the data of a page from the gold tables."""
     span = gold.span_ms
     if span is None:
         return ReportData(MINUTE_MS, (), (View(ALL),))
