@@ -51,7 +51,7 @@ def run(point: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 def test_a_driver_killed_between_bronze_and_silver_and_inside_compaction_leaves_the_same_tables(
     orders: Shop, pipeline: Callable[..., Pipeline], tmp_path: Path
 ) -> None:
-    lake = str(tmp_path / "lake")
+    lake = str(tmp_path / "a lake")
     live(orders, 30)
     killed = run("silver", "run", "--store", orders.url, "--lake", lake, "--batch-rows", "40")
     assert killed.returncode == -signal.SIGKILL, killed.stderr
@@ -79,7 +79,7 @@ def test_a_driver_killed_between_bronze_and_silver_and_inside_compaction_leaves_
 @pytest.mark.promise("SPARK-5")
 def test_the_audit_command_prints_its_verdict_and_no_log_of_spark(orders: Shop, tmp_path: Path) -> None:
     live(orders, 20)
-    done = run("nowhere", "audit", "--store", orders.url, "--lake", str(tmp_path / "lake"))
+    done = run("nowhere", "audit", "--store", orders.url, "--lake", str(tmp_path / "a lake"))
     published = orders.post.ledger("orders").published
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == f"0 unaccounted of {published}"
@@ -90,7 +90,7 @@ def test_the_audit_command_prints_its_verdict_and_no_log_of_spark(orders: Shop, 
 def test_commands_answer_with_lines_and_exit_codes(
     orders: Shop, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    lake = str(tmp_path / "lake")
+    lake = str(tmp_path / "a lake")
     orders.post.configure("orders", journal="full")
     orders.post.publish_many("orders", [{"id": n} for n in range(3)])
     assert main(["pipeline", "run", "--lake", lake]) == 2
@@ -111,7 +111,7 @@ def test_commands_answer_with_lines_and_exit_codes(
 @pytest.mark.promise("SPARK-4", "SPARK-5", "FACE-2")
 @pytest.mark.usefixtures("here")
 def test_commands_answer_on_every_store(shop: Shop, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    lake = str(tmp_path / "lake")
+    lake = str(tmp_path / "a lake")
     shop.post.publish_many("orders", [{"id": n} for n in range(5)])
     shop.work("orders", 3)
     place = ["--store", shop.url, "--namespace", shop.namespace, "--lake", lake]
@@ -144,7 +144,7 @@ def test_rows_older_than_keep_days_are_removed_and_gold_stays(orders: Shop, pipe
 @pytest.mark.promise("SPARK-4", "SPARK-7", "SEE-6")
 def test_the_password_of_a_store_is_not_in_its_lake_nor_in_the_report(tmp_path: Path) -> None:
     canary, output = "Canary7Secret", ""
-    place = ["--lake", str(tmp_path / "lake")]
+    place = ["--lake", str(tmp_path / "a lake")]
     with ValkeyServer(requirepass=canary) as server:
         url = f"valkey://:{canary}@127.0.0.1:{server.port}"
         with Waypost(url) as post:
