@@ -21,7 +21,8 @@ from waypost.store.port import Heartbeat, ServedQueue
 from waypost.store.register import fitting, pack, registered
 from waypost.values import Health, WorkerState
 from waypost.worker.handler import Handler
-from waypost.worker.health import Liveness, Served, check_window, heartbeat_interval, judge
+from waypost.worker.health import Served, check_window, judge
+from waypost.worker.poller import Liveness, heartbeat_interval
 
 pytestmark = pytest.mark.promise("SEE-4")
 WINDOW = 15.0

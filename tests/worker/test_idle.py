@@ -21,8 +21,7 @@ from waypost.wake.port import Listening, OnNotification, State, Topic
 from waypost.wake.wakeups import BLOCKING_WAITS_MAX, NO_WAKEUPS, Wakeups
 from waypost.worker import waiter as waiters
 from waypost.worker.executor_adapters import ThreadedExecutor
-from waypost.worker.health import Liveness
-from waypost.worker.poller import Poller
+from waypost.worker.poller import Liveness, Poller
 from waypost.worker.wait_machine import WaitState
 from waypost.worker.waiter import Waiter, WaitPlan
 

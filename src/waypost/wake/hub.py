@@ -1,6 +1,6 @@
 """The listeners of one process on one channel, and the one thread and connection that they share.
 
-A `Hub` knows who listens to what and passes words on. `ThreadHub` adds a thread, which is started with the first
+A `Hub` keeps the listeners by topic and calls them. `ThreadHub` adds a thread, which is started with the first
 listener and ends with the last. It keeps a `Transport`, the connection itself, alive: it looks whether the other side
 still answers, and makes a new one when it does not. Listeners are told to look whenever words may have been missed.
 """
@@ -22,16 +22,16 @@ from waypost.wake.transport import ChannelUnusable, Transport
 log = logging.getLogger("waypost")
 
 #: A connection on which nothing came for so long is asked whether it still stands. Longer than the time between two
-#: polls of a worker, whose echo proves it without a request.
+#: polls of a worker, which come back over it and prove it without a request.
 PROBE_SECONDS = 20.0
 #: After a failure it is tried again soon, then ever more rarely.
 RETRY_FIRST_SECONDS = 0.05
 RETRY_MAX_SECONDS = 5.0
 #: A channel that works but carries nothing (a pooler stands between) is looked at again after so long.
 UNUSABLE_RETRY_SECONDS = 60.0
-#: Whoever only sends keeps the connection for so long after the last word.
+#: A client that only sends keeps the connection for so long after its last notification.
 SENDER_SECONDS = 10.0
-#: More words than this are not kept for a channel that is away: they would come too late to be of use.
+#: More notifications than this are not kept for a channel that is away: they would come too late to be of use.
 OUTGOING_MAX = 1_000
 
 
@@ -55,7 +55,7 @@ class Listener:
 
 
 class Hub:
-    """Who listens to what in this process, and a channel that reaches nobody else: the one for stores in memory."""
+    """The listeners of this process, and a channel within it: the one for stores in memory."""
 
     kind = "local"
 
@@ -69,7 +69,7 @@ class Hub:
         return "working" if self._listeners else "idle"
 
     def carries(self, topic: Topic) -> bool:
-        """Whether words on this topic are heard now."""
+        """Return whether notifications on this topic arrive now."""
         return True
 
     def send(self, topic: Topic, notifications: Sequence[str]) -> None:
@@ -100,16 +100,16 @@ class Hub:
         return True
 
     def stop(self) -> None:
-        """End all listening at once; whoever listens again begins anew."""
+        """End all listening at once. A later `listen` starts it again."""
         with self._lock:
             self._listeners.clear()
             self._changed()
 
     def _changed(self) -> None:
-        """Somebody began or ceased to listen. Under the lock."""
+        """A listener was added or removed. Called under the lock."""
 
     def dispatch(self, topic: Topic, notifications: Iterable[str]) -> None:
-        """Tell those who listen; what one of them raises harms no other."""
+        """Call the listeners; an error of one does not keep the others from being called."""
         with self._lock:
             names = self._listeners.get(topic)
             if names is None:
@@ -128,7 +128,7 @@ class Hub:
                 log.exception("a listener failed", extra={"event": "wake_failed", "queue": topic.queue})
 
     def request_poll(self, topics: Iterable[Topic] | None = None) -> None:
-        """Tell everybody, or those of some topics, that words may have been missed."""
+        """Ask all listeners, or those of some topics, to poll: notifications may have been missed."""
         with self._lock:
             chosen = list(self._listeners if topics is None else topics)
         for topic in chosen:
@@ -148,7 +148,7 @@ class ThreadHub(Hub):
         self._live: set[Topic] = set()
         self._outgoing: list[tuple[Topic, Sequence[str]]] = []
         self._sending = False
-        #: Set when somebody began or ceased to listen, or has something to send.
+        #: Set when a listener was added or removed, or there is something to send.
         self._is_new = False
         self._sent_at = float("-inf")
         self._transport: Transport | None = None
@@ -238,7 +238,7 @@ class ThreadHub(Hub):
                         return
 
     def _end_if_unused(self) -> bool:
-        """Whether nobody needs the thread any more; then another one may be started at once."""
+        """Return whether the thread is not needed any more; then another one may be started at once."""
         with self._lock:
             if self._listeners or self._outgoing or time.monotonic() < self._sent_at + SENDER_SECONDS:
                 return False
@@ -247,7 +247,7 @@ class ThreadHub(Hub):
             return True
 
     def _serve(self, transport: Transport) -> None:
-        """Keep one connection at work. Returns when nobody needs it, raises when it fails."""
+        """Keep one connection at work. Returns when it is not needed any more, raises when it fails."""
         known: set[Topic] = set()
         first = True
         while True:
@@ -314,7 +314,7 @@ class ThreadHub(Hub):
         with self._drained:
             self._state = "broken"
             self._live.clear()
-            # Words are of use now or never.
+            # A notification that is late is of no use.
             self._outgoing.clear()
             self._sending = False
             self._drained.notify_all()

@@ -1,4 +1,4 @@
-"""Wake-ups over core NATS: one subject for each topic, every process hears it and knows whether it was named.
+"""Wake-ups over core NATS: one subject for each topic, every process receives it and knows whether it was named.
 
 The driver is asyncio's; it lives on an event loop of its own in the thread of the hub. It does not reconnect by itself:
 that is the hub's work, the same for all channels.
@@ -23,7 +23,7 @@ except ImportError as error:
 
 T = TypeVar("T")
 
-#: The server's own look at an idle connection.
+#: How often the driver checks an idle connection.
 PING_SECONDS = 5
 
 

@@ -35,12 +35,12 @@ def open_wakeups(store: Store, wake: str | Channel | None, timeout: float) -> Wa
         return _other_channel(_local(store), store)
     hub = _from_url(wake, timeout)
     natural = _store_channel(store, timeout)
-    # A URL that leads to the store's own server: the store tells its sleepers there by itself.
+    # A URL that leads to the store's own server: the store notifies its sleepers there by itself.
     return natural if natural.channel is hub else _other_channel(hub, store)
 
 
 def _other_channel(channel: Channel, store: Store) -> Wakeups:
-    """A channel of which the store knows nothing: clients tell whom it named."""
+    """A channel that the store does not use: clients notify the sleepers that it named."""
     return Wakeups(channel, store.namespace, late_commits=store.capabilities.commits_out_of_order)
 
 

@@ -1,7 +1,7 @@
-"""The contract of a wake-up channel: topics, words, and those who hear them.
+"""The contract of a wake-up channel: topics, notifications and listeners.
 
-A word is a short text: the name of a sleeper, `*` for everybody, or what the topic is about. A channel of your own
-needs the four members of `Channel`; the others of this package are `waypost.wake.hub.Hub` and its kinds.
+A notification is a short text: the name of a sleeper, `*` for everybody, or what the topic is about. A channel of your
+own needs the four members of `Channel`; the others of this package are `waypost.wake.hub.Hub` and its kinds.
 """
 
 from __future__ import annotations
@@ -9,22 +9,22 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple, Protocol, TypeAlias
 
-#: `ready`: there is work for those who are named. `held`: somebody wants the holder of a message to stop. `result`: a
-#: result or a chain is complete. `echo`: a poll of a worker, told to itself.
+#: `ready`: there is work for those who are named. `held`: the worker that holds a message is asked to stop. `result`: a
+#: result or a chain is complete. `echo`: a poll of a worker, sent back to it.
 Kind: TypeAlias = Literal["ready", "held", "result", "echo"]
-#: `idle`: nobody listens. `broken`: it was or will be tried again; until then listeners must poll.
+#: `idle`: there is no listener. `broken`: it was or will be tried again; until then listeners must poll.
 State: TypeAlias = Literal["idle", "starting", "working", "broken"]
 
 EVERYBODY = "*"
-#: What listeners hear when the channel begins or ceases to work: look once, something may have been missed.
+#: What listeners get when the channel begins or ceases to work: poll once, something may have been missed.
 POLL_NOW = ""
 
-#: Called with each word from whatever thread brings it: it must be quick and must not block.
+#: Called with each notification, from any thread: it must be quick and must not block.
 OnNotification: TypeAlias = Callable[[str], None]
 
 
 class Topic(NamedTuple):
-    """What words are about."""
+    """What notifications are about."""
 
     namespace: str
     kind: Kind
@@ -36,14 +36,14 @@ class Listening(Protocol):
 
     @property
     def working(self) -> bool:
-        """Whether a word that is sent now will be heard."""
+        """Whether a notification that is sent now will arrive."""
         ...
 
     def close(self) -> None: ...
 
 
 class Channel(Protocol):
-    """Carries words between processes, at most once each. None of its methods waits for a server or raises for one."""
+    """Carries notifications between processes, at most once each. No method waits for a server or raises for one."""
 
     #: How it is called in logs and reports.
     kind: str
@@ -52,11 +52,11 @@ class Channel(Protocol):
     def state(self) -> State: ...
 
     def send(self, topic: Topic, notifications: Sequence[str]) -> None:
-        """Send words on their way."""
+        """Send notifications, without waiting."""
         ...
 
     def listen(self, topic: Topic, name: str | None, on_notification: OnNotification) -> Listening:
-        """Hear the words of a topic that are `name`, `*` or `POLL_NOW`; every word without a name."""
+        """Call back for notifications that are `name`, `*` or `POLL_NOW`; for all without a name."""
         ...
 
     def flush(self, timeout: float) -> bool:

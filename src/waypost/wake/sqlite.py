@@ -131,7 +131,7 @@ class FileHub(ThreadHub):
             if self._sender is None:
                 self._sender = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
                 self._sender.setblocking(False)
-                # Before anything of a hub that nobody needs is taken apart, the socket among it.
+                # Before anything of a hub that is not needed any more is deleted, the socket among it.
                 weakref.finalize(self, self._sender.close)
         # Without a directory that can be trusted no process listens there: each watches the file.
         with contextlib.suppress(OSError), open_directory(self._path) as directory:
@@ -146,7 +146,7 @@ def _send_datagram(sender: socket.socket, path: str, name: str, data: bytes, dir
     except ConnectionRefusedError:
         _remove(name, directory)  # its process was killed
     except OSError:
-        return  # gone just now, or so far behind that it will look anyway
+        return  # gone just now, or so far behind that it will poll anyway
 
 
 class SocketTransport(InterruptibleTransport):
@@ -271,7 +271,7 @@ class WatchingTransport(InterruptibleTransport):
             rows = self._connection.execute(self._query(topic.namespace), (topic.queue, time.time_ns() // 1_000_000))
             asleep = {name for (name,) in rows}
         except sqlite3.OperationalError:
-            return [POLL_NOW]  # no tables yet, or somebody has the file to himself
+            return [POLL_NOW]  # no tables yet, or another process has locked the file
         return sorted(self._names(topic) - asleep)
 
     def _query(self, namespace: str) -> str:

@@ -12,7 +12,7 @@ from waypost.wake.port import Topic
 
 
 class ChannelUnusable(Exception):
-    """Raised by a transport that connects but will not carry words; there is no hurry to try again."""
+    """Raised by a transport that connects but carries no notifications; it is tried again after a while."""
 
 
 class Transport(Protocol):
@@ -20,7 +20,7 @@ class Transport(Protocol):
 
     def open(self) -> None: ...
     def listen(self, topics: Sequence[Topic]) -> None:
-        """Subscribe; when it returns, every word that is sent will come."""
+        """Subscribe; when it returns, every notification that is sent will arrive."""
         ...
 
     def unlisten(self, topics: Sequence[Topic]) -> None: ...
@@ -53,7 +53,7 @@ class InterruptibleTransport:
 
     def interrupt(self) -> None:
         """End the wait under way, or the next one. From any thread."""
-        # Full means that it is interrupted already, closed that nobody waits any more.
+        # Full means that it is interrupted already, closed that no thread waits any more.
         with contextlib.suppress(OSError):
             self._outer.send(b"\0")
 
@@ -77,10 +77,10 @@ class InterruptibleTransport:
 
 
 def join_notifications(notifications: Sequence[str]) -> str:
-    """Words as one text."""
+    """Return notifications as one text."""
     return "\n".join(notifications)
 
 
 def split_notifications(text: str) -> list[str]:
-    """And back."""
+    """Return the notifications of such a text."""
     return text.split("\n")

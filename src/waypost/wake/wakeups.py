@@ -1,4 +1,4 @@
-"""One client's part in a channel: its namespace, its sleepers, and who tells them."""
+"""One client's part in a channel: its namespace, its sleepers, and its notifications."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 
 class WakeEvent:
-    """Rings stay until `clear`, so that none is missed by somebody who is about to wait."""
+    """What is set stays until `clear`, so that a wait that is about to begin does not miss one."""
 
     def __init__(self, name: str) -> None:
-        #: The sleeper that rings it.
+        #: The name of the sleeper whose notifications set it.
         self.name = name
         self.listening: Listening | None = None
         self._is_set = False
@@ -27,7 +27,7 @@ class WakeEvent:
 
     @property
     def working(self) -> bool:
-        """Whether somebody can ring it now."""
+        """Whether a notification can set it now."""
         return self.listening is not None and self.listening.working
 
     def set(self, notification: str = "") -> None:
@@ -41,20 +41,20 @@ class WakeEvent:
             try:
                 loop.call_soon_threadsafe(_end, future)
             except RuntimeError:
-                return  # the loop is closed, and with it whoever waited
+                return  # the loop is closed, and with it the call that waited
 
     def clear(self) -> None:
-        """Begin anew: only rings from here on count."""
+        """Begin anew: only notifications from here on count."""
         with self._changed:
             self._is_set = False
 
     def wait(self, seconds: float) -> bool:
-        """Wait in a thread; whether it rang."""
+        """Wait in a thread; return whether it was set."""
         with self._changed:
             return self._changed.wait_for(lambda: self._is_set, seconds)
 
     async def wait_async(self, seconds: float) -> bool:
-        """Wait on an event loop; whether it rang."""
+        """Wait on an event loop; return whether it was set."""
         import asyncio
 
         loop = asyncio.get_running_loop()
@@ -73,7 +73,7 @@ class WakeEvent:
         return self._is_set
 
     def close(self) -> None:
-        """Nobody can ring it any more."""
+        """End its subscription."""
         if self.listening is not None:
             self.listening.close()
 
@@ -83,11 +83,11 @@ def _end(future: asyncio.Future[None]) -> None:
         future.set_result(None)
 
 
-#: The mark of sleepers who listen to the store's own channel: the store tells them in the step that makes work ready.
+#: The mark of sleepers that listen to the store's channel: the store notifies them in the step that makes work ready.
 BY_STORE = "@"
-#: A client that is closed waits so long for its last words to leave.
+#: A client that is closed waits so long for its last notifications to be sent.
 FLUSH_SECONDS = 0.5
-#: So many bells are kept for later calls on a queue.
+#: So many events are kept for later calls on a queue.
 WAKE_EVENTS_KEPT = 16
 #: So many worker loops of a client are in a blocking wait at once, each on a connection of its own. The others receive
 #: notifications over the connection that the whole process shares.
@@ -95,7 +95,7 @@ BLOCKING_WAITS_MAX = 8
 
 
 def hash_key(key: str) -> str:
-    """A key as a word: any text may be a key, and a word is short."""
+    """Return the notification for a key: any text may be a key, and a notification is short."""
     return "=" + hashlib.sha256(key.encode()).hexdigest()[:32]
 
 
@@ -139,13 +139,13 @@ class Wakeups:
 
     @property
     def degraded(self) -> bool:
-        """Whether somebody listens who cannot hear: work is found by polling, and starts later than it could."""
+        """Whether notifications do not reach a listener: work is found by polling, and starts later than it could."""
         return self.state in ("broken", "starting")
 
-    # ---- telling -----------------------------------------------------------------------------------------
+    # ---- sending -----------------------------------------------------------------------------------------
 
     def wake(self, woken: Mapping[str, Sequence[str]]) -> None:
-        """Tell those whom a store named, by queue, as far as it has not done so itself."""
+        """Notify the sleepers that a store named, by queue, unless the store does so itself."""
         if self.channel is None:
             return
         for queue, names in woken.items():
@@ -154,22 +154,22 @@ class Wakeups:
                 self.channel.send(Topic(self.namespace, "ready", queue), others)
 
     def notify(self, kind: Kind, queue: str, notifications: Sequence[str]) -> None:
-        """Tell those who listen to another topic of a queue."""
+        """Notify the listeners of another topic of a queue."""
         if self.channel is not None:
             self.channel.send(Topic(self.namespace, kind, queue), notifications)
 
     def flush(self, timeout: float = FLUSH_SECONDS) -> bool:
-        """Let the last words leave; whether they have."""
+        """Wait until the last notifications are sent; return whether they are."""
         return self.channel is None or self.channel.flush(timeout)
 
-    # ---- hearing -----------------------------------------------------------------------------------------
+    # ---- listening -----------------------------------------------------------------------------------------
 
     def sleeper(self, worker: str) -> str:
         """The name by which a worker's loop sleeps."""
         return BY_STORE + worker if self._by_store else worker
 
     def listen(self, kind: Kind, queue: str, name: str | None, on_notification: OnNotification) -> Listening | None:
-        """Hear the words of a topic; None if there is no channel."""
+        """Listen to a topic; return None if there is no channel."""
         if self.channel is None:
             return None
         return self.channel.listen(Topic(self.namespace, kind, queue), name, on_notification)
@@ -192,9 +192,9 @@ class Wakeups:
             self._blocking_waits_left += 1
 
     def acquire_wake_event(self, worker: str, queue: str, *, for_an_end: bool = False) -> WakeEvent | None:
-        """A bell for one call that waits for messages of a queue, or for the end of one of them.
+        """Return an event for one call that waits for messages of a queue, or for the end of one of them.
 
-        Who waits for an end is told by the client that made the end: the store's own words are for sleepers.
+        The client that ends a message notifies those calls: the store itself notifies only sleepers.
         """
         if self.channel is None:
             return None

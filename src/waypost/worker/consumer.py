@@ -27,8 +27,7 @@ from waypost.wake.port import EVERYBODY
 from waypost.wake.wakeups import hash_key
 from waypost.worker.handler import Handler, current_slot
 from waypost.worker.handler_calls import Caller, Ending, Slot, log_failure
-from waypost.worker.health import Liveness
-from waypost.worker.poller import Poller
+from waypost.worker.poller import Liveness, Poller
 from waypost.worker.settler import Settler
 from waypost.worker.signals import is_stop_request
 from waypost.worker.wait_machine import WaitState
@@ -89,7 +88,7 @@ class Consumer:
         self._on_work = on_work
         self._on_abort = on_abort
         self._work_count = work_count
-        #: Whether a handler that returns nothing has nothing else to be looked at.
+        #: Whether a handler that returns nothing needs no further checks.
         self._is_plain = not handler.manual and handler.batch is None and context.on_event is None
         self._ready: deque[Message[Any]] = deque()
         self._held: set[Message[Any]] = set()
@@ -128,7 +127,7 @@ class Consumer:
         self.notify()
 
     def notify(self) -> None:
-        """There may be work, or a reason to stop: look."""
+        """Poll: there may be work, or a reason to stop."""
         self._waiter.notify()
 
     async def stop(self, deadline: float) -> None:
@@ -161,7 +160,7 @@ class Consumer:
         await self._caller.stop()
 
     def close(self) -> None:
-        """Whatever happened before: leave no process behind."""
+        """Kill the processes that are left."""
         self._caller.close()
 
     @property
@@ -596,7 +595,7 @@ class Consumer:
         if not self.in_flight:
             self._on_work(set())
 
-    # ---- what the renewing thread asks and tells ---------------------------------------------------------
+    # ---- calls of the renewing thread ---------------------------------------------------------
 
     def to_renew(self) -> list[Message[Any]]:
         """All leases held here, but for those whose handlers have run for too long."""
@@ -641,7 +640,7 @@ class Consumer:
             if message not in slot.messages:
                 continue
             found = True
-            # While others of a batch are still ours the handler goes on, and can look at each message.
+            # While others of a batch are still ours the handler goes on, and can check each message.
             if self.handler.can_be_stopped and all(_is_over(one, ending) for one in slot.messages):
                 slot.cancel(ending)
         if ending == "lost" and self.handler.on_lease_lost is not None and (found or message in self._ready):

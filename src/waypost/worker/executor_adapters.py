@@ -1,4 +1,4 @@
-"""Executors of the other colour, for stores on the caller's own client, which has only one.
+"""Executors of the other mode (sync or async), for stores on the caller's own client, which has one mode.
 
 A worker claims and settles on its event loop and renews from a thread. A store made from a URL connects both ways.
 """

@@ -168,13 +168,13 @@ class Signature:
             self.as_type = annotation
 
 
-#: Handlers of one worker that run at once, if nobody says otherwise.
+#: Handlers of one worker that run at once, by default.
 CONCURRENCY = 10
 CONCURRENCY_MAX = 10_000
 #: A handler that hangs would hold its message for ever; after so long its lease is not renewed any more.
 MAX_RUN_SECONDS = 3600.0
 
-#: The place in which a handler runs, for whoever is called by it.
+#: The slot in which the current handler call runs.
 current_slot: ContextVar[Slot | None] = ContextVar("waypost_handling", default=None)
 
 BODY_ONLY = ("body",)

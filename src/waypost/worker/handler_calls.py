@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("waypost")
 
-#: Why a handler was cancelled: its lease is lost, somebody asked for it, its time is up, or the worker stops.
+#: Why a handler was cancelled: its lease is lost, a cancel was requested, its time is up, or the worker stops.
 Ending = Literal["lost", "cancel", "timeout", "stopped"]
 
 
@@ -87,7 +87,7 @@ class Slot:
             )  # fmt: skip
 
     def log_overdue(self, handler: Handler) -> None:
-        """Say once that a handler has run for too long."""
+        """Log once that a handler has run for too long."""
         messages = self.messages
         if messages and self._overdue is not messages:
             self._overdue = messages
@@ -129,7 +129,7 @@ class SuspendedCoroutine:
 
 
 def log_failure(handler: Handler, messages: Sequence[Message[Any]], error: BaseException) -> None:
-    """Say that a handler failed, with its traceback."""
+    """Log that a handler failed, with its traceback."""
     message = messages[0]
     log.warning(
         "handler %s failed on message %s of queue %s (delivery %d, attempt %d): %s",
@@ -176,7 +176,7 @@ class Threads:
         return future
 
     def stop(self) -> None:
-        """Let the threads end when they have nothing left to do. Nobody waits for them."""
+        """Let the threads end when they have nothing left to do. It does not wait for them."""
         for _ in range(self._started):
             self._work.put(None)
 
@@ -300,6 +300,6 @@ class Caller:
             await self.processes.stop()
 
     def close(self) -> None:
-        """Whatever happened before: leave no process behind."""
+        """Kill the processes that are left."""
         if self.processes is not None:
             self.processes.kill()

@@ -2,7 +2,7 @@
 
 A loop owes a claim whenever there is room for one. It owes none while all its places are taken, and none while it
 sleeps after a claim or a poll that was answered. A worker whose loop owed a claim for longer than the window, or that
-has heard nothing from its store for so long, is red; it turns green by the next answer. Everything here is read from
+whose store has not answered for so long, is red; it turns green by the next answer. Everything here is read from
 other threads than the one that writes it, without a lock: single numbers that are replaced whole.
 """
 
@@ -16,43 +16,12 @@ from typing import Protocol
 
 from waypost.checks import check_seconds
 from waypost.errors import ConfigurationError
-from waypost.policy import HEARTBEAT_SECONDS
 from waypost.release import VERSION
 from waypost.store.port import Heartbeat, ServedQueue
 from waypost.store.register import fitting
 from waypost.values import Health, HealthStatus, QueueHealth, WorkerState
 from waypost.worker.handler import Handler
-
-
-class Liveness:
-    """When the store last answered a claim of a loop, and since when the loop owes the next."""
-
-    __slots__ = ("last_claim", "owes_from")
-
-    def __init__(self) -> None:
-        self.last_claim: float | None = None
-        self.owes_from = time.monotonic()
-
-    def claimed(self) -> None:
-        """A claim was answered, with messages or without."""
-        self.last_claim = self.owes_from = time.monotonic()
-
-    def polled(self, seconds: float) -> None:
-        """The store said that a claim would bring nothing: that counts as one, and none is owed for so long."""
-        self.last_claim = time.monotonic()
-        self.owes_none_for(seconds)
-
-    def owes_none_for(self, seconds: float) -> None:
-        """No claim is owed for so long."""
-        self.owes_from = time.monotonic() + seconds
-
-    def owes_now(self) -> None:
-        """The next claim is owed from now on, unless one is owed already."""
-        self.owes_from = min(self.owes_from, time.monotonic())
-
-    def late_seconds(self, now: float) -> float:
-        """For how long a claim has been owed."""
-        return max(0.0, now - self.owes_from)
+from waypost.worker.poller import Liveness
 
 
 class Served(Protocol):
@@ -106,21 +75,13 @@ def judge(
     return Health(status, reasons + noted, queues)
 
 
-#: What somebody is told who asks a worker that has not connected yet, or has ended.
+#: The health of a worker that has not connected yet, or has ended.
 NOT_RUNNING = Health("red", ["the worker is not running"], [])
 
 
-#: A beat may be late by half of its interval before a store that is there is taken for one that is not.
-HEARTBEATS_PER_WINDOW = 1.5
-INTERVAL_SECONDS_MIN = 0.05
 #: So much of why a worker is not well travels with its record.
 REASONS_MAX = 3
 REASON_CHARACTERS_MAX = 200
-
-
-def heartbeat_interval(window: float) -> float:
-    """The time between two beats: often enough to prove within the health window that the store answers."""
-    return max(INTERVAL_SECONDS_MIN, min(HEARTBEAT_SECONDS, window / HEARTBEATS_PER_WINDOW))
 
 
 def make_heartbeat(
@@ -132,7 +93,7 @@ def make_heartbeat(
     processes: int,
     started_ms: int | None,
 ) -> Heartbeat:
-    """What a worker has to tell of itself now."""
+    """Return the heartbeat of a worker."""
     now = time.monotonic()
     queues = tuple(
         ServedQueue(

@@ -19,11 +19,10 @@ from typing import Protocol
 from waypost import lease_clock
 from waypost.errors import OutcomeUnknown, StoreUnavailable
 from waypost.operations.flow import ClientContext
-from waypost.policy import HEARTBEATS_PER_TTL
+from waypost.policy import HEARTBEAT_SECONDS, HEARTBEATS_PER_TTL
 from waypost.store.port import Executor, Heartbeat, Idle, Registration
 from waypost.values import Elected, PolledQueue
 from waypost.wake.port import Listening
-from waypost.worker.health import heartbeat_interval
 
 log = logging.getLogger("waypost")
 
@@ -39,6 +38,42 @@ FIRST_JITTER = 0.5
 JITTER = 0.02
 
 
+#: A heartbeat may be late by half of its interval before a store that is there is taken for one that is not.
+HEARTBEATS_PER_WINDOW = 1.5
+INTERVAL_SECONDS_MIN = 0.05
+
+
+class Liveness:
+    """When the store last answered a claim of a loop, and since when the loop owes the next."""
+
+    __slots__ = ("last_claim", "owes_from")
+
+    def __init__(self) -> None:
+        self.last_claim: float | None = None
+        self.owes_from = time.monotonic()
+
+    def claimed(self) -> None:
+        """A claim was answered, with messages or without."""
+        self.last_claim = self.owes_from = time.monotonic()
+
+    def polled(self, seconds: float) -> None:
+        """The store said that a claim would bring nothing: that counts as one, and none is owed for so long."""
+        self.last_claim = time.monotonic()
+        self.owes_none_for(seconds)
+
+    def owes_none_for(self, seconds: float) -> None:
+        """No claim is owed for so long."""
+        self.owes_from = time.monotonic() + seconds
+
+    def owes_now(self) -> None:
+        """The next claim is owed from now on, unless one is owed already."""
+        self.owes_from = min(self.owes_from, time.monotonic())
+
+    def late_seconds(self, now: float) -> float:
+        """For how long a claim has been owed."""
+        return max(0.0, now - self.owes_from)
+
+
 class PollTarget(Protocol):
     """A consumer that waits for work of its queue. Called on its event loop."""
 
@@ -48,7 +83,7 @@ class PollTarget(Protocol):
 
 
 class Candidate(Protocol):
-    """Somebody who stands for election, and asks with the polls of a worker while another one leads."""
+    """A candidate for leader, which takes part with the polls of a worker while another one leads."""
 
     role: str
     ttl_ms: int
@@ -107,10 +142,10 @@ class Poller:
         self._own_polls: Listening | None = None
         self._changed = threading.Condition()
         self._heartbeat_due = 0.0
-        #: When the thread looks again by itself.
+        #: When the thread polls next.
         self._sleeps_until = 0.0
         self._stopping = False
-        #: Nobody waits any more, and the connection may be closed by now.
+        #: The worker has ended without waiting, and the connection may be closed.
         self._abandoned = False
         self._thread: threading.Thread | None = None
 
@@ -121,7 +156,7 @@ class Poller:
         self._thread.start()
 
     def heartbeat_now(self) -> None:
-        """There is something new to tell."""
+        """Send a heartbeat now."""
         with self._changed:
             self._heartbeat_due = 0.0
             self._changed.notify()
@@ -141,7 +176,7 @@ class Poller:
             self._entries.pop(target, None)
 
     def stop(self, timeout: float) -> None:
-        """Leave the register and end. A call that hangs is left behind; the store forgets the worker by itself."""
+        """Unregister the worker and end. A call that hangs is left behind; the store forgets the worker by itself."""
         with self._changed:
             self._stopping = True
             self._changed.notify()
@@ -160,7 +195,7 @@ class Poller:
             try:
                 self._connected().run(self._context.store.unregister(self._name))
             except Exception as error:
-                log.debug("worker %s could not say goodbye: %s", self._name, error, extra={"event": "leave_failed"})
+                log.debug("worker %s could not be unregistered: %s", self._name, error, extra={"event": "leave_failed"})
 
     def _wait(self) -> tuple[list[PollEntry], bool] | None:
         """Wait for the next poll: which queues, and whether with a heartbeat; None at the end."""
@@ -267,3 +302,8 @@ class Poller:
                 entry.target.polled(answer, sent_at, answered_at)
         if electable is not None and elected is not None and not electable.candidate.leading:
             electable.update_election(elected)
+
+
+def heartbeat_interval(window: float) -> float:
+    """The time between two heartbeats: often enough to prove within the health window that the store answers."""
+    return max(INTERVAL_SECONDS_MIN, min(HEARTBEAT_SECONDS, window / HEARTBEATS_PER_WINDOW))

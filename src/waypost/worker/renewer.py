@@ -52,7 +52,7 @@ class Holder(Protocol):
     def to_renew(self) -> list[Message[Any]]: ...
     def held(self) -> list[Message[Any]]: ...
     def runs(self, message: Message[Any]) -> bool:
-        """Whether a handler or a block is at work on it, which must be told when its lease ends."""
+        """Whether a handler or a block is at work on it, which must be stopped when its lease ends."""
         ...
 
     def still_concerns(self, message: Message[Any]) -> bool: ...
@@ -267,12 +267,12 @@ class Renewer:
             self._lose(holder, message, "extend")
 
     def _lose(self, holder: Holder, message: Message[Any], phase: Phase) -> None:
-        """Say once that a lease is lost. What the store says is final; our own clock may have been too careful."""
+        """Report once that a lease is lost. What the store says is final; our own clock may have been too careful."""
         with self._losing:
             message.fenced = message.fenced or phase == "extend"
             if message.lease_lost:
                 return
-            # Told here, not on the event loop: a handler that blocks it can look at this too.
+            # Set here, not on the event loop: a handler that blocks the loop can read it too.
             message.lease_lost = True
         log_lease_lost(message, phase)
         self._context.emit(
@@ -303,13 +303,13 @@ class Renewer:
             try:
                 soonest = self._end_leases()
             except Exception:
-                log.exception("the ends of leases could not be looked at", extra={"event": "lease_ends_failed"})
+                log.exception("the ends of leases could not be checked", extra={"event": "lease_ends_failed"})
                 soonest = lease_clock.now() + CLOCK_CHECK_SECONDS
             with self._ends_changed:
                 self._next_end = min(self._next_end, soonest)
 
     def _end_leases(self) -> float:
-        """Tell those whose leases have ended; the soonest end of the others."""
+        """Report the leases that have ended; return the soonest end of the others."""
         now, soonest = lease_clock.now(), float("inf")
         for holder in list(self._holders):
             for message in holder.held():

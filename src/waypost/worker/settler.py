@@ -147,7 +147,7 @@ class Settler:
         except (StoreUnavailable, OutcomeUnknown) as error:
             self._give_up(messages, settlements, error)
         except Exception as error:
-            # Also what nobody foresaw: a settler that ends would hold up all that comes after.
+            # Also unexpected errors: a settler that ends would hold up all that comes after.
             if len(messages) == 1:
                 self._give_up(messages, settlements, error)
                 return

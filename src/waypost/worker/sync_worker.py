@@ -1,4 +1,4 @@
-"""The worker for the face that blocks: the same worker, on an event loop of its own."""
+"""The worker of the sync client: the same worker, on an event loop of its own."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class SyncWorker:
 
     @property
     def is_ready(self) -> bool:
-        """Whether it claims: it is connected, and nobody asked it to be quiet or to stop."""
+        """Whether it claims: it is connected, and it was not asked to be quiet or to stop."""
         return self._worker.is_ready
 
     @property
@@ -51,7 +51,7 @@ class SyncWorker:
         return self._worker.store
 
     def run(self, *, until_empty: bool = False, signals: bool = True, timeout: float = STOP_SECONDS) -> Drained:
-        """Work until `stop`, a signal, or with `until_empty` until nothing is ready. Says how it ended.
+        """Work until `stop`, a signal, or with `until_empty` until nothing is ready. Returns how it ended.
 
         SIGINT, SIGTERM and SIGHUP stop it, giving handlers `timeout` seconds; a second one has its usual effect. They
         are only listened to in the main thread, and only where the program has no handler of its own.
@@ -77,7 +77,7 @@ class SyncWorker:
         )
         self._thread.start()
         known.wait()
-        # What happens after it began to claim is told by `stop`.
+        # What happens after it began to claim is raised by `stop`.
         if self._error is not None and not self._claims:
             raise self._error
         return self

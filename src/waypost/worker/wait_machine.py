@@ -1,4 +1,4 @@
-"""How a consumer waits between two claims: the state machine. It does no I/O; `waiting.py` drives it.
+"""How a consumer waits between two claims: the state machine. It does no I/O; `waiter.py` drives it.
 
 A consumer sleeps on its event loop, where a notification wakes it. With nothing under way it goes into a blocking wait
 instead, if its store has them: its next claim lies in the server behind a blocking read, and begins as soon as that

@@ -27,8 +27,7 @@ from waypost.store.port import AsyncExecutor, BlockingWaits, Call, Idle
 from waypost.values import Claimed, PolledQueue
 from waypost.wake.port import Listening
 from waypost.worker.executor_adapters import ThreadedExecutor
-from waypost.worker.health import Liveness
-from waypost.worker.poller import Poller
+from waypost.worker.poller import Liveness, Poller
 from waypost.worker.wait_machine import Action, WaitMachine, WaitState
 
 log = logging.getLogger("waypost")

@@ -1,6 +1,6 @@
 """The worker: starts the consumers and the renewals, waits for a reason to stop, and stops them in order.
 
-run      until somebody says stop; `until_empty=True` until there is nothing left to claim
+run      until it is stopped; `until_empty=True` until there is nothing left to claim
 quiet    claim no more, go on with what is claimed
 stop     quiet; give back what has not started; let handlers end until the deadline; then cancel, and give back
 """
@@ -102,7 +102,7 @@ class Worker:
         self._work = 0
         self._last = Drained()
         self.health_window = check_window(health_window)
-        #: The seam for what does not keep a worker from its work: each says what is amiss, or None.
+        #: Checks of what does not keep a worker from its work: each returns what is wrong, or None.
         self.health_notes: list[Callable[[], str | None]] = []
         #: How many processes run the handlers.
         self.processes = 1
@@ -119,7 +119,7 @@ class Worker:
         timeout: float = STOP_SECONDS,
         on_started: Callable[[], None] = lambda: None,
     ) -> Drained:
-        """Work until `stop`, a signal, or with `until_empty` until nothing is ready. Says how it ended.
+        """Work until `stop`, a signal, or with `until_empty` until nothing is ready. Returns how it ended.
 
         SIGINT, SIGTERM and SIGHUP stop it, giving handlers `timeout` seconds; a second one has its usual effect. They
         are only listened to in the main thread, and only where the program has no handler of its own.
@@ -208,8 +208,8 @@ class Worker:
         return self._judge_health(poller.answered, [] if error is None else [f"the last poll failed: {error}"])
 
     def heartbeat(self, started_ms: int | None) -> Heartbeat:
-        """What the register of workers is told. Called from the registering thread."""
-        # Whoever reads it in the store knows that the store answers.
+        """Return the heartbeat of this moment. Called from the polling thread."""
+        # A client that reads it in the store knows that the store answers.
         health = self._judge_health(time.monotonic(), [])
         return make_heartbeat(
             self.name, self._consumers, self._state, health, processes=self.processes, started_ms=started_ms
@@ -228,7 +228,7 @@ class Worker:
 
     @property
     def is_ready(self) -> bool:
-        """Whether it claims: it is connected, and nobody asked it to be quiet or to stop."""
+        """Whether it claims: it is connected, and it was not asked to be quiet or to stop."""
         return self._loop is not None and self._poller is not None and self._state == "running"
 
     @property
@@ -237,7 +237,7 @@ class Worker:
         return self._store
 
     def poll_now(self, queue: str) -> None:
-        """Look at a queue now: somebody knows of work in it. Safe from any thread; the seam for wake-ups."""
+        """Poll a queue now, because there may be work in it. Safe from any thread."""
         self._call_soon(self._notify, queue)
 
     # ---- the run -----------------------------------------------------------------------------------------
@@ -256,7 +256,7 @@ class Worker:
         try:
             await self._stop_requested.wait()
         except asyncio.CancelledError:
-            # Whoever runs us was cancelled: end soon, and in order as far as that goes.
+            # The task that runs the worker was cancelled: end soon, and in order as far as that goes.
             self._request_stop(0.0)
             await self._begin_stop()
             raise
@@ -318,7 +318,7 @@ class Worker:
             if consumer.queue == queue:
                 consumer.notify()
 
-    # ---- what consumers tell -----------------------------------------------------------------------------
+    # ---- calls of consumers -----------------------------------------------------------------------------
 
     def on_abort(self, error: BaseException) -> None:
         """A signal interrupted a handler, or a part of the worker failed: stop, then raise it."""
@@ -366,7 +366,7 @@ class _Parts:
         loop = asyncio.get_running_loop()
 
         def connect() -> Executor:
-            # Renewals and beats share it: both come from threads, and seldom at once.
+            # Renewals and heartbeats share it: both come from threads, and seldom at once.
             self._sync_executor = _sync_executor(store, timeout, executor, loop)
             return self._sync_executor
 
@@ -398,7 +398,7 @@ class _Parts:
         left = [runner for consumer in self.consumers for runner in consumer.runners()]
         if left:
             # Handlers that go on in their threads keep their leases, and are settled if they end before the loop does.
-            task = asyncio.get_running_loop().create_task(self._finish_later(left), name="waypost lingers")
+            task = asyncio.get_running_loop().create_task(self._finish_later(left), name="waypost finishes")
             _unfinished.add(task)
             task.add_done_callback(_unfinished.discard)
         else:
@@ -425,7 +425,7 @@ class _Parts:
         await self._executor.close()
 
 
-#: Tasks are kept alive only by those who know them.
+#: The event loop keeps only weak references to tasks.
 _unfinished: set[asyncio.Task[None]] = set()
 
 
