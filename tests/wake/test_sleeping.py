@@ -1,6 +1,6 @@
 """Workers and waiting calls that sleep until they are woken: here no poll would come in time.
 
-The safety poll is made so long that whoever is not woken makes the test fail for want of patience.
+The safety poll is made so long that a worker or call that is not woken makes the test fail by its timeout.
 """
 
 from __future__ import annotations

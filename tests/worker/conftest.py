@@ -1,4 +1,4 @@
-"""Every story of a worker is told on every store, in both colours."""
+"""Every test of a worker runs on every store, with the sync and the async client."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ def short_folder() -> Iterator[Path]:
 def url(request: pytest.FixtureRequest, short_folder: Path) -> str:
     match request.param:
         case "memory":
-            return f"memory://stage-{next(_numbers)}"
+            return f"memory://worker-{next(_numbers)}"
         case "sqlite":
-            return f"sqlite:///{short_folder / 'stage.db'}"
+            return f"sqlite:///{short_folder / 'worker.db'}"
     served: str = request.getfixturevalue(f"{request.param}_url")
     return served
 
@@ -37,7 +37,7 @@ def url(request: pytest.FixtureRequest, short_folder: Path) -> str:
 @pytest.fixture
 def namespace(request: pytest.FixtureRequest) -> str:
     """A name of its own for each test, with tables where the store needs them."""
-    name = f"stage-{next(_numbers)}"
+    name = f"worker-{next(_numbers)}"
     if "url" in request.fixturenames and (url := request.getfixturevalue("url")).startswith("postgresql"):
         migrate(url, namespace=name)
     return name

@@ -1,4 +1,4 @@
-"""A client and its worker of either colour behind one set of names, so that each story is told once."""
+"""A sync or async client and its worker behind one set of names, so that each test is written once."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def until(condition: Callable[[], Any], what: str = "what was waited for") -> An
 
 
 class Harness:
-    """A face whose calls block whatever its colour; async ones run on a loop in a thread of its own."""
+    """A client whose calls block in both modes; async ones run on a loop in a thread of their own."""
 
     def __init__(self, mode: str, url: str | None, **options: Any) -> None:
         self.mode = mode
@@ -60,18 +60,18 @@ class Harness:
 
     @contextmanager
     def receive(self, queue: Any, **options: Any) -> Iterator[Any]:
-        """A block with a message, in either colour."""
+        """A block with a message, sync or async."""
         reception = self.post.receive(queue, **options)
         enter = reception.__enter__ if self.mode == "sync" else reception.__aenter__
-        leave = reception.__exit__ if self.mode == "sync" else reception.__aexit__
+        exit_block = reception.__exit__ if self.mode == "sync" else reception.__aexit__
         message = self.done(enter())
         try:
             yield message
         except BaseException as error:
-            if not self.done(leave(type(error), error, error.__traceback__)):
+            if not self.done(exit_block(type(error), error, error.__traceback__)):
                 raise
         else:
-            self.done(leave(None, None, None))
+            self.done(exit_block(None, None, None))
 
     def __getattr__(self, name: str) -> Any:
         member = getattr(self.post, name)
