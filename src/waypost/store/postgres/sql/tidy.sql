@@ -280,7 +280,7 @@ BEGIN
         v_from := pg_current_xact_id()::text::bigint / 64 * 32 % v_pages;
         EXECUTE format(
             'DELETE FROM {operation} t WHERE t.ctid IN (SELECT o.ctid FROM {operation} o '
-            'WHERE o.ctid >= %L::tid AND o.ctid < %L::tid AND o.until_ms <= $1 FOR UPDATE SKIP LOCKED)',
+            'WHERE o.ctid >= %L::tid AND o.ctid < %L::tid AND o.until_ms < $1 FOR UPDATE SKIP LOCKED)',
             '(' || v_from || ',0)', '(' || v_from + 32 || ',0)') USING p_now;
     END IF;
 END $body$;
