@@ -211,7 +211,7 @@ WRONG = [
     (("configure", "orders", "colour=red"), "unknown queue setting 'colour'"),
     (("configure", "orders", "max_pending=0"), "max_pending must be"),
     (("configure", "orders", "rate=fast"), "rate must look like"),
-    (("cancel", "orders"), "either id= or key="),
+    (("cancel", "orders"), "give its id, or --key"),
     (("purge", "orders"), "--state"),
     (("dead", "redrive", "orders", "--all", "--rate", "fast"), "rate must look like"),
     (("dead", "redrive", "orders", "abc", "--all"), "give ids, or --reason, or --all"),

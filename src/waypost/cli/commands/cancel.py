@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from waypost.cli.exit_codes import FOUND
+from waypost.cli.exit_codes import FOUND, USAGE, CommandError
 from waypost.cli.options import add_command, open_client
 from waypost.cli.output import write, write_json
 
@@ -33,6 +33,8 @@ def add(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run the command and return its exit code."""
+    if (options.id is None) == (options.key is None):
+        raise CommandError("one message is cancelled: give its id, or --key", USAGE)
     with open_client(options) as post:
         status = post.cancel(options.queue, id=options.id, key=options.key)
     if options.json:
