@@ -138,7 +138,7 @@ def clone(post: Any, copy: Any) -> None:
 def test_a_publisher_that_froze_does_not_publish_again(post: Any, store: LossyStore, clock: SteppedClock) -> None:
     post.publish("orders", "before")
     store.lost, store.on_loss = ["publish"], lambda: clock.advance(LATE_SECONDS)
-    with pytest.raises(OperationTooOld, match="look at the queue") as refusal:
+    with pytest.raises(OperationTooOld, match="check the queue") as refusal:
         post.publish("orders", "frozen")
     assert refusal.value.outcome == "unknown"
     ledger = post.ledger("orders")

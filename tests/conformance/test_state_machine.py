@@ -46,4 +46,4 @@ COMPARED = ("memory", "sqlite", "valkey", "postgres", *DEEP_ONLY)
 def test_a_store_and_the_model_do_the_same_in_any_program(make_store: StoreMaker) -> None:
     machine = machine_for(make_store)
     run_state_machine_as_test(machine, settings=PROFILES[PROFILE])
-    assert set(machine.reached) >= REACHED
+    assert set(machine.reached) >= REACHED, machine.reached
