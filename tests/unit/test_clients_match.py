@@ -23,7 +23,7 @@ SYNC_NAMES = {
 }
 PAIRS = [(Waypost, AsyncWaypost), (Reception, AsyncReception), (Consumed, AsyncConsumed)]
 #: The parts of a worker that its own moving parts call.
-INNER = {"on_abort", "on_work", "poke", "tell"}
+INNER = {"on_abort", "on_work", "poll_now", "heartbeat"}
 #: Loops that end by an event in the sync client, and by cancellation in the async one.
 LOOPS = {"run_promoter", "run_scheduler"}
 
