@@ -202,7 +202,7 @@ def test_a_claim_that_is_answered_after_its_leases_starts_no_handler(
         await be_late(claimed)
         return claimed
 
-    monkeypatch.setattr(Consumer, "_answered", answer_late)
+    monkeypatch.setattr(Consumer, "_run_claim", answer_late)
     starts: list[bool] = []
 
     @harness.handler("orders")
