@@ -174,7 +174,7 @@ def _encode_json(body: object, faithful: bool) -> bytes:
             "a dataclass, a msgspec Struct or a pydantic model"
         ) from None
     _check_depth(data)
-    # msgspec writes NaN and infinity as null. Whoever compares notices; otherwise look, but only where there is a null.
+    # msgspec writes NaN and infinity as null. The comparison above finds that; without it, search bodies with a null.
     if not faithful and b"null" in data and _holds_non_finite(body):
         raise InvalidBody("the body holds NaN or infinity, which JSON cannot carry")
     return data
@@ -203,7 +203,7 @@ def _check_faithful(body: object, encoded: Encoded, as_type: Any) -> None:
     try:
         restored = decode_body(CONTENT_TYPES[encoded.content], encoded.data, as_type)
     except ConfigurationError:
-        return  # a type with names that are not defined: nobody can read it as that, and plain JSON arrives
+        return  # a type with names that are not defined: it cannot be read as that type, and plain JSON arrives
     except Undecodable as error:
         if _holds_non_finite(body):
             raise InvalidBody("the body holds NaN or infinity, which JSON cannot carry") from None

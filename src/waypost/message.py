@@ -489,10 +489,10 @@ class Message(_Readable[T]):
         return next_id
 
     def reschedule(self, delay: Duration) -> str:
-        """This one is done, and the same message comes again after so long, under the same key; returns its new id.
+        """Settle this message as done and publish it again after `delay` under the same key. Return the new id.
 
-        Decided in the same atomic step as the settle: nothing comes again if this delivery fails or is lost. If
-        somebody published another one under its key meanwhile, that one counts and this does not come again.
+        Both happen in the atomic step of the settle: nothing is published if this delivery fails or is lost. If
+        another message was published under the key meanwhile, that one is kept and this one is not published again.
         """
         self._check_kept("reschedule")
         delay_ms = check_delay("delay", delay)

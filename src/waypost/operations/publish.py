@@ -607,7 +607,7 @@ def publish_within(
 ) -> Flow[list[Published]]:
     """Publish one message or many as a part of the caller's transaction: each step once, nothing repeated or awaited.
 
-    Nobody is told: whether it comes to pass is decided by a commit that happens elsewhere.
+    No event is emitted: a commit that happens elsewhere decides whether the messages exist.
     """
     cutter = Cutter(context, queue, bodies, options, as_type)
     if options.after:

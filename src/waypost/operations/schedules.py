@@ -1,7 +1,7 @@
 """Schedules: saved, found, paused, triggered; and what is published when one fires.
 
-Whoever changes a schedule reads it first, computes where it stands, and writes it only over what it saw. So instants
-are computed here, by one program in one language, and the store only compares.
+A client that changes a schedule reads it first, computes its next fire, and writes it only over what it read. So
+instants are computed here, by one program in one language, and the store only compares.
 """
 
 from __future__ import annotations

@@ -278,7 +278,7 @@ class ThreadHub(Hub):
     def _receive(self, transport: Transport) -> None:
         """Pass on what comes until there is something new to do, or a sender's connection may be given up.
 
-        Between a word and the next wait lies as little as can be: so long whoever was woken waits for this thread.
+        The code between a notification and the next wait is kept short: the woken worker waits for this thread.
         """
         received_at = time.monotonic()
         # A connection that only sends is looked at in time to be given up.

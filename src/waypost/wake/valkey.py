@@ -111,7 +111,7 @@ class ValkeyTransport(InterruptibleTransport):
         return received
 
     def _read(self) -> None:
-        """What has arrived. Without redis-py's own reading: whoever is woken waits so long."""
+        """Read the notifications that have arrived, without redis-py's reader, which would delay each wake-up."""
         socket = socket_of(self._listener)
         while True:
             data = socket.recv(READ_BYTES)
@@ -126,7 +126,7 @@ class ValkeyTransport(InterruptibleTransport):
                 raise redis.ResponseError(str(reply))
             kind = reply[0] if isinstance(reply, list) else b"pong"  # with no subscription it has another form
             if kind == b"message":
-                # One that was on its way when nobody wanted it any more has no topic.
+                # A notification that arrives after the last listener has left has no topic.
                 if (topic := self._topics.get(reply[1])) is not None:
                     self._received.append((topic, split_notifications(reply[2].decode(errors="replace"))))
             elif kind == b"subscribe":

@@ -87,7 +87,7 @@ def _listen(connection: socket.socket, frames: queue.SimpleQueue[bytes | None]) 
     while (data := _read_frame(connection)) is not None:
         frames.put(data)
     frames.put(None)
-    # A handler at work now works for nobody. An idle process takes the None and is gone before this.
+    # The parent is gone, so no one can use the result of a handler that still runs. An idle process ends at the None.
     threading.Event().wait(EXIT_SECONDS)
     os._exit(1)
 
