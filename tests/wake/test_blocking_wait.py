@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.servers.valkey_setups import client_of
-from tests.wake.conftest import until
+from tests.wake.conftest import TIMEOUT_SECONDS, until
 from tests.worker.harness import Harness
 from waypost import Waypost
 from waypost.operations import receive
@@ -20,7 +20,9 @@ from waypost.wake.wakeups import BLOCKING_WAITS_MAX, Wakeups
 
 @pytest.fixture(autouse=True)
 def _no_poll_comes_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(receive, "SAFETY_POLL_SECONDS", 600.0)
+    # Later than a test waits for anything, and sooner than a lease that began in it ends: a lease that would end
+    # before the next poll keeps a worker from its blocking wait.
+    monkeypatch.setattr(receive, "SAFETY_POLL_SECONDS", 1.5 * TIMEOUT_SECONDS)
     # With its echo, a poll of the worker is carried by the server too, and is none of the notifications counted here.
     monkeypatch.setattr(Wakeups, "listen_to_own_polls", lambda self, name: None)
 
