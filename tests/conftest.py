@@ -19,6 +19,7 @@ from collections import Counter
 from collections.abc import Generator, Iterator
 
 import pytest
+from hypothesis import HealthCheck, settings
 from xdist.remote import Producer
 
 from scripts import system_parts
@@ -34,6 +35,11 @@ NOT_RUN = pytest.StashKey[Counter[str]]()
 STDERR = pytest.StashKey[int]()
 #: How long the process may take to end after the last test.
 EXIT_SECONDS_MAX = int(os.environ.get("TESTS_EXIT_SECONDS_MAX", "120"))
+
+
+# Properties are judged, not the speed of the machine, and the same code draws the same examples in every run.
+settings.register_profile("waypost", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("waypost")
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.servers.pgbouncer import PgBouncer
+from tests.worker.harness import until
 from waypost import AsyncWaypost, Waypost
 from waypost.store.postgres import PostgresStore, migrate
 from waypost.testing.bench import Bench, fresh_namespace
@@ -23,28 +24,40 @@ SideBySide = Callable[[list[Callable[[], object]]], list[object]]
 def test_thirty_clients_live_on_four_connections_of_the_server(
     bouncer: PgBouncer, namespace: str, side_by_side: SideBySide, database: Any
 ) -> None:
+    def connections() -> int:
+        found = database.execute(
+            "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'waypost' AND backend_type = "
+            "'client backend'"
+        ).fetchone()
+        return int(found[0])
+
+    # Connections of clients that have just been closed are none of this test.
+    assert until(lambda: connections() <= 4, "an end of other connections")
     clients = [Waypost(bouncer.url, namespace=namespace) for _ in range(30)]
+    at_work = len(clients)
     most = 0
+    lock = threading.Lock()
 
     def live(post: Waypost) -> Callable[[], object]:
         def work() -> int:
-            for number in range(5):
-                post.publish("orders", number, key=f"key {number}", on_conflict="replace")
-                with post.receive("orders", wait=0) as message:
-                    if message is not None:
-                        post.extend(message)
+            nonlocal at_work
+            try:
+                for number in range(5):
+                    post.publish("orders", number, key=f"key {number}", on_conflict="replace")
+                    with post.receive("orders", wait=0) as message:
+                        if message is not None:
+                            post.extend(message)
+            finally:
+                with lock:
+                    at_work -= 1
             return 5
 
         return work
 
     def count() -> int:
         nonlocal most
-        for _ in range(50):
-            found = database.execute(
-                "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'waypost' AND backend_type = "
-                "'client backend'"
-            ).fetchone()
-            most = max(most, found[0])
+        while at_work:
+            most = max(most, connections())
         return 5
 
     try:
