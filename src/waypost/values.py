@@ -138,7 +138,7 @@ def is_side_effect(event: str, cause: str | None, *, leased: bool) -> bool:
             return cause != "purge"
         case "dead":
             return not leased
-    return cause in ("overload", "expired", "publish")
+    return cause in ("overload", "expired", "publish", "parked")
 
 
 class Claimed(Struct, frozen=True):

@@ -85,7 +85,7 @@ def test_a_cancel_of_many_reads_the_kept_messages_once(
 ) -> None:
     targets = [Target(id) for id in plain_bench.session.message_ids(CHUNK_MESSAGES_MAX)]
     before = calls_of("lrange")
-    statuses = plain_bench.run(plain_bench.store.cancel(QUEUE, targets, plain_bench.operation(QUEUE)))
+    statuses = plain_bench.run(plain_bench.store.cancel(QUEUE, targets, plain_bench.operation(QUEUE))).result
     assert set(statuses) == {"unknown"}
     assert 0 < calls_of("lrange") - before <= LOOKED_AT_MAX // 20
 

@@ -7,6 +7,7 @@ import gc
 import threading
 from collections import Counter
 from typing import Any
+from unittest.mock import ANY
 
 import pytest
 
@@ -409,6 +410,30 @@ def test_drops_trims_and_promotions_are_told(mode: str, url: str, namespace: str
         ("promoted", timer.id, "due"),
         ("dead_trimmed", trimmed[0], "dead_max"),
     ])  # fmt: skip
+
+
+@pytest.mark.promise("SEE-1", "LEASE-12", "PUB-6", "CHAIN-2")
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_what_a_cancel_and_a_purge_end_besides_is_reported(mode: str, url: str, namespace: str) -> None:
+    seen: list[Observed] = []
+    with Harness(mode, url, namespace=namespace, on_event=seen.append) as harness:
+        harness.publish("orders", 1, key="a")
+        with harness.receive("orders", wait=0):
+            parked = harness.publish("orders", 2, key="a", on_conflict="replace")
+            assert harness.cancel("orders", key="a") == "requested"
+        waiting = []
+        for remove in ("cancel", "purge"):
+            first = harness.publish("orders", 3, chain=True)
+            waiting.append(harness.publish("orders", 4, after=first))
+            harness.cancel("orders", id=first.id) if remove == "cancel" else harness.purge("orders")
+        assert harness.ledger("orders").balance == 0
+    besides = [(event.event, event.message_id, event.reason) for event in seen if event.event in ("cancelled", "dead")]
+    assert besides == [
+        ("cancelled", parked.id, "parked"),
+        ("cancelled", ANY, "cancelled"),
+        ("dead", waiting[0].id, "blocker_failed"),
+        ("dead", waiting[1].id, "blocker_failed"),
+    ]
 
 
 @pytest.mark.promise("SEE-1")

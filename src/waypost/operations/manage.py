@@ -72,19 +72,17 @@ def cancel(context: ClientContext, queue: str, *, id: str | None, key: str | Non
     if (id is None) == (key is None):
         raise InvalidInput("say what to cancel: either id= or key=")
     target = Target(check_id(id)) if key is None else Target(key=check_text("key", key, KEY_CHARACTERS_MAX))
-    statuses = yield from context.operate(queue, lambda operation: context.store.cancel(queue, (target,), operation))
-    status = statuses[0]
+    woken = yield from context.operate(queue, lambda operation: context.store.cancel(queue, (target,), operation))
+    status = woken.result[0]
     if status == "unknown" and id is not None and (yield from _is_done(context, queue, id)):
         status = "finished"
     event = "cancelled" if status == "cancelled" else "cancel_requested"
     outcome: ObservedOutcome = "success" if status in ("cancelled", "requested") else "skipped"
     context.emit(event, queue, outcome, message_id=id, key=key, reason=status)
+    context.wake_and_report(woken)
     if status == "requested":
         # Its worker would learn of it at its next renewal; now it renews at once.
         context.wakeups.notify("held", queue, [id if id is not None else hash_key(key or "")])
-    elif status == "cancelled":
-        # A cancel by key does not return the id: wake all that wait for a message of this queue.
-        context.wakeups.notify("result", queue, [EVERYBODY if id is None else id])
     return status
 
 
@@ -190,14 +188,12 @@ def purge(context: ClientContext, queue: str, state: MessageState) -> Flow[int]:
     removed = 0
     while left is None or removed < left:
         count = CHUNK_MESSAGES_MAX if left is None else min(CHUNK_MESSAGES_MAX, left - removed)
-        part: Purged = yield from context.operate(
+        part: Purged = yield from context.operate_and_wake(
             queue, lambda operation, n=count: context.store.purge(queue, state, n, operation)  # type: ignore[misc]
         )  # fmt: skip
         removed += part.removed
         if not part.more or part.removed == 0:
             break
-    if removed:
-        context.wakeups.notify("result", queue, [EVERYBODY])
     context.emit("purged", queue, "success" if removed else "skipped", count=removed, reason=state)
     return removed
 

@@ -21,19 +21,15 @@ POLL_FIRST_SECONDS = 0.02
 class _EndWait:
     """A wait for an end: its deadline, its wake event, and its pauses between polls."""
 
-    __slots__ = ("_context", "_deadline", "_next", "_queue", "_removed", "_timeout", "_wake_event")
+    __slots__ = ("_context", "_deadline", "_next", "_queue", "_timeout", "_wake_event")
 
-    def __init__(self, context: ClientContext, queue: str, message_id: str, timeout: float) -> None:
+    def __init__(self, context: ClientContext, queue: str, timeout: float) -> None:
         self._context = context
         self._queue = queue
         self._timeout = timeout
         self._deadline = context.monotonic() + timeout
         self._next = POLL_FIRST_SECONDS
         self._wake_event = context.wakeups.acquire_wake_event(context.worker, queue, for_an_end=True)
-        #: A settle wakes the registered waiters; a cancel or purge notifies by the message instead.
-        self._removed = None
-        if self._wake_event is not None:
-            self._removed = context.wakeups.listen("result", queue, message_id, self._wake_event.set)
 
     def listen(self) -> str | None:
         """Call before a poll: clear the wake event and return its name, None if there is no wake channel."""
@@ -54,8 +50,6 @@ class _EndWait:
 
     def end(self) -> None:
         """The wait is over."""
-        if self._removed is not None:
-            self._removed.close()
         if self._wake_event is not None:
             self._context.wakeups.release_wake_event(self._queue, self._wake_event, for_an_end=True)
 
@@ -65,7 +59,7 @@ def wait_result(
 ) -> Flow[object]:
     """The result of a message once it is done; None if its handler kept none, or kept it for a shorter time."""
     codec.check_type("as_type", as_type)
-    end_wait = _EndWait(context, queue, message_id, check_seconds("timeout", timeout))
+    end_wait = _EndWait(context, queue, check_seconds("timeout", timeout))
     try:
         return (yield from _wait_result(context, queue, message_id, end_wait, as_type))
     finally:
@@ -115,7 +109,7 @@ def wait_chain(
     chain = check_chain(chain)
     codec.check_type("as_type", as_type)
     queue, message_id = split_chain_id(chain)
-    end_wait = _EndWait(context, queue, message_id, check_seconds("timeout", timeout))
+    end_wait = _EndWait(context, queue, check_seconds("timeout", timeout))
     try:
         last = yield from _wait_chain(context, chain, queue, message_id, end_wait)
     finally:

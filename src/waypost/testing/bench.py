@@ -360,7 +360,7 @@ class Bench:
         operation: Operation | None = None,
     ) -> CancelStatus:
         """Cancel by id or by key."""
-        return self.run(self.store.cancel(queue, [Target(id, key)], operation or self.operation(queue)))[0]
+        return self._woken(self.store.cancel(queue, [Target(id, key)], operation or self.operation(queue)))[0]
 
     # ---- chains ------------------------------------------------------------------------------------------
 
@@ -454,7 +454,7 @@ class Bench:
         self, state: MessageState, *, limit: int = 100, queue: str = QUEUE, operation: Operation | None = None
     ) -> Purged:
         """Remove messages of one state."""
-        return self.run(self.store.purge(queue, state, limit, operation or self.operation(queue)))
+        return self._woken(self.store.purge(queue, state, limit, operation or self.operation(queue)))
 
     def remove(self, *, queue: str = QUEUE, operation: Operation | None = None) -> Removal:
         """Remove a queue as clients do: then take it off the lists that are kept apart from it."""

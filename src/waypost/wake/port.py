@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple, Protocol, TypeAlias
 
-#: `ready`: there is work for those who are named. `held`: the worker that holds a message is asked to stop. `result`: a
-#: result or a chain is complete. `echo`: a poll of a worker, sent back to it.
-Kind: TypeAlias = Literal["ready", "held", "result", "echo"]
+#: `ready`: there is work for the sleepers that are named, or the end that a client waits for has come. `held`: the
+#: worker that holds a message is asked to stop. `echo`: a poll of a worker, sent back to it.
+Kind: TypeAlias = Literal["ready", "held", "echo"]
 #: `idle`: there is no listener. `broken`: it was or will be tried again; until then listeners must poll.
 State: TypeAlias = Literal["idle", "starting", "working", "broken"]
 

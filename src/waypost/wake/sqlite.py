@@ -28,7 +28,7 @@ import msgspec
 
 from waypost.store.sqlite.schema import Spelling
 from waypost.wake.hub import ThreadHub
-from waypost.wake.port import EVERYBODY, POLL_NOW, Topic
+from waypost.wake.port import POLL_NOW, Topic
 from waypost.wake.transport import ChannelUnusable, InterruptibleTransport, Transport
 
 log = logging.getLogger("waypost")
@@ -264,8 +264,8 @@ class WatchingTransport(InterruptibleTransport):
 
     def _woken(self, topic: Topic) -> list[str]:
         if topic.kind != "ready":
-            # A renewal is a write itself: who renewed for every write would never cease to.
-            return [EVERYBODY] if topic.kind == "result" else []
+            # A renewal is a write itself: a worker that renewed for every write would never cease to.
+            return []
         assert self._connection is not None
         try:
             rows = self._connection.execute(self._query(topic.namespace), (topic.queue, time.time_ns() // 1_000_000))

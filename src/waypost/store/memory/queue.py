@@ -511,7 +511,7 @@ class QueueModel:
             if holder is None:
                 return "finished" if self.windows.get(target.key, ("", 0))[1] > now else "unknown"
             if holder.parked is not None:
-                self._end(now, self.messages[holder.parked], "cancelled", operation, cause="request")
+                self._end(now, self.messages[holder.parked], "cancelled", operation, cause="parked")
             return self._cancel_one(now, self.messages[holder.owner], operation)
         record = self.messages.get(target.id or "")
         if record is not None:

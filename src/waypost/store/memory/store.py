@@ -317,10 +317,11 @@ class MemoryStore:
     def extend(self, queue: str, holds: Sequence[Hold], operation: Operation) -> Call[list[ExtendStatus]]:
         return self._once("extend", queue, operation, lambda model, now: [model.extend(now, hold) for hold in holds])
 
-    def cancel(self, queue: str, targets: Sequence[Target], operation: Operation) -> Call[list[CancelStatus]]:
-        return self._once(
-            "cancel", queue, operation, lambda model, now: [model.cancel(now, target, operation) for target in targets]
-        )
+    def cancel(self, queue: str, targets: Sequence[Target], operation: Operation) -> Call[Woken[list[CancelStatus]]]:
+        def step(model: QueueModel, now: int) -> Woken[list[CancelStatus]]:
+            return self._with_notices(now, Woken([model.cancel(now, target, operation) for target in targets], {}))
+
+        return self._once("cancel", queue, operation, step)
 
     def outgoing(self, queue: str, limit: int) -> Call[list[Continuation | Notice]]:
         return ModelCall("outgoing", lambda now: [])
@@ -404,9 +405,13 @@ class MemoryStore:
 
         return self._once("redrive", queue, operation, step)
 
-    def purge(self, queue: str, state: MessageState, limit: int, operation: Operation) -> Call[Purged]:
+    def purge(self, queue: str, state: MessageState, limit: int, operation: Operation) -> Call[Woken[Purged]]:
         check_purge(state)
-        return self._once("purge", queue, operation, lambda model, now: model.purge(now, state, limit, operation))
+
+        def step(model: QueueModel, now: int) -> Woken[Purged]:
+            return self._with_notices(now, Woken(model.purge(now, state, limit, operation), {}))
+
+        return self._once("purge", queue, operation, step)
 
     def check(self, queue: str, cursor: str | None, *, mend: bool = False) -> Call[CheckPage]:
         def step(now: int) -> CheckPage:

@@ -138,6 +138,7 @@ class _ClaimReply(Struct, array_like=True):
 
 _settled_reply = msgspec.json.Decoder(_SettleReply).decode
 _claimed_reply = msgspec.json.Decoder(_ClaimReply).decode
+_purged_reply = msgspec.json.Decoder(tuple[int, bool, list[tuple[str, list[str]]], Also | None]).decode
 _redriven_reply = msgspec.json.Decoder(tuple[list[str], list[str], bool, list[str]]).decode
 _check_reply = msgspec.json.Decoder(tuple[int, list[tuple[DamageKind, str | None, str, str | None]], str | None]).decode
 _policy_reply = msgspec.json.Decoder(tuple[Policy, list[str]]).decode
@@ -355,9 +356,10 @@ class PostgresStore:
 
         return self._once("extend", queue, operation, _fences(holds), decode)
 
-    def cancel(self, queue: str, targets: Sequence[Target], operation: Operation) -> Call[list[CancelStatus]]:
-        def decode(result: PGresult) -> list[CancelStatus]:
-            return [CANCEL_STATUS[letter] for letter in (one(result) or b"").decode()]
+    def cancel(self, queue: str, targets: Sequence[Target], operation: Operation) -> Call[Woken[list[CancelStatus]]]:
+        def decode(result: PGresult) -> Woken[list[CancelStatus]]:
+            reply = _settled_reply(one(result) or b"")
+            return Woken([CANCEL_STATUS[letter] for letter in reply.letters], by_queue(reply.wakes), reply.also or ())
 
         parameters = [
             array_of_text([target.id or "" for target in targets]),
@@ -466,12 +468,12 @@ class PostgresStore:
         parameters = [number(limit), array_of_text(ids) if ids else nothing(TEXT), text(reason)]
         return self._once("redrive", queue, operation, parameters, decode)
 
-    def purge(self, queue: str, state: MessageState, limit: int, operation: Operation) -> Call[Purged]:
+    def purge(self, queue: str, state: MessageState, limit: int, operation: Operation) -> Call[Woken[Purged]]:
         parameters = [small(STATES[check_purge(state)]), number(limit)]
 
-        def decode(result: PGresult) -> Purged:
-            removed, more = msgspec.json.decode(one(result) or b"", type=tuple[int, bool])
-            return Purged(removed, more)
+        def decode(result: PGresult) -> Woken[Purged]:
+            removed, more, wakes, also = _purged_reply(one(result) or b"")
+            return Woken(Purged(removed, more), by_queue(wakes), also or ())
 
         return self._once("purge", queue, operation, parameters, decode)
 

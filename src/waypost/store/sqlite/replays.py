@@ -129,14 +129,20 @@ CLAIMED: Form[tuple[bytes, list[str], Also, Wake]] = _form(
     lambda claimed: (claimed[0], _ids(claimed[1]), *claimed[2:]),
     lambda kept: (kept[0], _whole(kept[1]), *kept[2:]),
 )
-SETTLED: Form[Woken[list[SettleStatus]]] = _form(
-    tuple[Runs, Wake, Also],
-    lambda woken: (_runs(woken.result), woken.wake, woken.also),
-    lambda kept: Woken(_unrolled(kept[0]), *kept[1:]),
-)
+
+
+def _statuses() -> Form[Woken[list[Any]]]:
+    return _form(
+        tuple[Runs, Wake, Also],
+        lambda woken: (_runs(woken.result), woken.wake, woken.also),
+        lambda kept: Woken(_unrolled(kept[0]), *kept[1:]),
+    )
+
+
+SETTLED: Form[Woken[list[SettleStatus]]] = _statuses()
 EXTENDED: Form[list[ExtendStatus]] = _form(list[tuple[str, int]], _runs, _unrolled)
-CANCELLED: Form[list[CancelStatus]] = _form(list[tuple[str, int]], _runs, _unrolled)
+CANCELLED: Form[Woken[list[CancelStatus]]] = _statuses()
 REDRIVEN: Form[Woken[Redriven]] = _form(Woken[Redriven], lambda woken: woken, lambda kept: kept)
-PURGED: Form[Purged] = _form(Purged, lambda purged: purged, lambda kept: kept)
+PURGED: Form[Woken[Purged]] = _form(Woken[Purged], lambda woken: woken, lambda kept: kept)
 FIRED: Form[Woken[Fired]] = _form(Woken[Fired], lambda woken: woken, lambda kept: kept)
 TRIGGERED: Form[Woken[Published | None]] = _form(Woken[Published | None], lambda woken: woken, lambda kept: kept)

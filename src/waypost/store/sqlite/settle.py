@@ -141,7 +141,7 @@ def _cancel_target(records: QueueRecords, target: Target, operation: str) -> Can
             kept = records.step.execute(_WINDOW_KEPT, (number, target.key, now)).fetchone()
             return "unknown" if kept is None else "finished"
         if holder.parked is not None:
-            end(records, holder.parked, "cancelled", operation, cause="request")
+            end(records, holder.parked, "cancelled", operation, cause="parked")
         return _cancel_one(records, holder.owner, operation)
     id = target.id or ""
     record = records.find(id)

@@ -249,14 +249,11 @@ class SqliteStore:
     def extend(self, queue: str, holds: Sequence[Hold], operation: Operation) -> Call[list[ExtendStatus]]:
         return self._once("extend", queue, operation, replays.EXTENDED, lambda records: settle.extend(records, holds))
 
-    def cancel(self, queue: str, targets: Sequence[Target], operation: Operation) -> Call[list[CancelStatus]]:
-        return self._once(
-            "cancel",
-            queue,
-            operation,
-            replays.CANCELLED,
-            lambda records: settle.cancel(records, targets, str(operation)),
-        )
+    def cancel(self, queue: str, targets: Sequence[Target], operation: Operation) -> Call[Woken[list[CancelStatus]]]:
+        def work(records: QueueRecords) -> Woken[list[CancelStatus]]:
+            return _with_notices(records, Woken(settle.cancel(records, targets, str(operation)), {}))
+
+        return self._once("cancel", queue, operation, replays.CANCELLED, work)
 
     def outgoing(self, queue: str, limit: int) -> Call[list[Continuation | Notice]]:
         return SqliteCall("outgoing", lambda step: [], writes=False)
@@ -329,15 +326,13 @@ class SqliteStore:
 
         return self._once("redrive", queue, operation, replays.REDRIVEN, work)
 
-    def purge(self, queue: str, state: MessageState, limit: int, operation: Operation) -> Call[Purged]:
+    def purge(self, queue: str, state: MessageState, limit: int, operation: Operation) -> Call[Woken[Purged]]:
         check_purge(state)
-        return self._once(
-            "purge",
-            queue,
-            operation,
-            replays.PURGED,
-            lambda records: admin.purge(records, state, limit, str(operation)),
-        )
+
+        def work(records: QueueRecords) -> Woken[Purged]:
+            return _with_notices(records, Woken(admin.purge(records, state, limit, str(operation)), {}))
+
+        return self._once("purge", queue, operation, replays.PURGED, work)
 
     def check(self, queue: str, cursor: str | None, *, mend: bool = False) -> Call[CheckPage]:
         def run(step: Step) -> CheckPage:

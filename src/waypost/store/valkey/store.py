@@ -409,15 +409,16 @@ class ValkeyStore:
             lambda reply: [EXTEND_STATUS[letter] for letter in reply],
         )
 
-    def cancel(self, queue: str, targets: Sequence[Target], operation: Operation) -> Call[list[CancelStatus]]:
+    def cancel(self, queue: str, targets: Sequence[Target], operation: Operation) -> Call[Woken[list[CancelStatus]]]:
+        def decode(reply: Any) -> Woken[list[CancelStatus]]:
+            return Woken([CANCEL_STATUS[letter] for letter in reply[0]], *packing.unpack_woken(queue, reply[1:]))
+
         check_chunk(targets)
         arguments = [
             b"k" + target.key.encode() if target.key is not None else b"i" + (target.id or "").encode()
             for target in targets
         ]
-        return self._call(
-            "cancel", queue, operation, arguments, lambda reply: [CANCEL_STATUS[letter] for letter in reply]
-        )
+        return self._call("cancel", queue, operation, arguments, decode)
 
     def outgoing(self, queue: str, limit: int) -> Call[list[Continuation | Notice]]:
         def decode(reply: Any) -> list[Continuation | Notice]:
@@ -542,10 +543,14 @@ class ValkeyStore:
         arguments = [b"%d" % limit, *wanted, *(message_id.encode() for message_id in ids)]
         return self._call("redrive", queue, operation, arguments, decode)
 
-    def purge(self, queue: str, state: MessageState, limit: int, operation: Operation) -> Call[Purged]:
+    def purge(self, queue: str, state: MessageState, limit: int, operation: Operation) -> Call[Woken[Purged]]:
+        def decode(reply: Any) -> Woken[Purged]:
+            removed, more = map(int, reply[0].split())
+            return Woken(Purged(removed, more == 1), *packing.unpack_woken(queue, reply[1:]))
+
         check_purge(state)
         arguments = [state.encode(), b"%d" % min(limit, CHUNK_MESSAGES_MAX)]
-        return self._call("purge", queue, operation, arguments, lambda reply: Purged(reply[0], reply[1] == 1))
+        return self._call("purge", queue, operation, arguments, decode)
 
     def configure(self, queue: str, changes: Mapping[str, Any]) -> Call[Woken[Policy]]:
         # A Lua table cannot hold None; false clears a setting.

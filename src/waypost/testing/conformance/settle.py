@@ -380,5 +380,5 @@ class TestCancel:
         ids = bench.publish_count(3)
         bench.publish(key="k")
         targets = [*(Target(id=id) for id in ids), Target(key="k"), Target(key="k"), Target(id=ids[0])]
-        statuses = bench.run(bench.store.cancel("orders", targets, bench.operation()))
+        statuses = bench.run(bench.store.cancel("orders", targets, bench.operation())).result
         assert statuses == ["cancelled"] * 4 + ["unknown"] * 2

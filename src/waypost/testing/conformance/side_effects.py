@@ -9,7 +9,7 @@ import pytest
 from waypost.policy import SIDE_EFFECTS_MAX
 from waypost.testing.bench import QUEUE, Bench
 from waypost.testing.conformance.schedules import fire, saved
-from waypost.values import SideEffect, chain_id
+from waypost.values import MessageState, SideEffect, chain_id
 
 EffectTuple = tuple[str, str | None, str | None]
 
@@ -145,6 +145,51 @@ class TestSideEffects:
         expected = ("promoted", waits.id, "unblocked") if outcome == "done" else ("dead", waits.id, "blocker_failed")
         assert effect_tuples(bench.also) == [expected]
 
+    @pytest.mark.promise("SEE-1", "LEASE-12", "CHAIN-2")
+    @pytest.mark.parametrize("by", ["id", "key", "purge"])
+    def test_a_cancel_and_a_purge_report_messages_that_waited_for_a_broken_chain(self, bench: Bench, by: str) -> None:
+        bench.configure(dead_max=1)
+        letter = bench.publish()
+        bench.settle(bench.claim_one(), "dead")
+        id = bench.session.message_ids(1)[0]
+        first = bench.publish(id=id, key="a", chain=chain_id(QUEUE, id))
+        waits = bench.publish(after_chains=[first.chain_id])
+        bench.deliver_all()
+        match by:
+            case "id":
+                assert bench.cancel(id) == "cancelled"
+            case "key":
+                assert bench.cancel(key="a") == "cancelled"
+            case "purge":
+                assert bench.purge("ready").removed == 1
+        bench.deliver_all()
+        assert effect_tuples(bench.also) == [
+            ("dead", waits.id, "blocker_failed"), ("dead_trimmed", letter.id, "dead_max"),
+        ]  # fmt: skip
+
+    @pytest.mark.promise("SEE-1", "LEASE-12", "PUB-6")
+    def test_a_cancel_by_key_reports_the_next_generation_that_it_ends(self, bench: Bench) -> None:
+        bench.publish(key="a")
+        running = bench.claim_one()
+        parked = bench.publish(key="a", on_conflict="replace")
+        operation = bench.operation()
+        for _ in range(2):
+            assert bench.cancel(key="a", operation=operation) == "requested"
+            assert effect_tuples(bench.also) == [("cancelled", parked.id, "parked")]
+        bench.settle(running, "retry")
+        assert bench.also == ()
+        assert (bench.ledger().cancelled, bench.ledger().balance) == (2, 0)
+
+    @pytest.mark.promise("SEE-1", "LEASE-12")
+    def test_what_a_cancel_and_a_purge_are_called_for_is_no_side_effect(self, bench: Bench) -> None:
+        ids = bench.publish_count(2) + bench.publish_count(2, delay=5)
+        bench.settle(bench.claim_one(), "dead")
+        assert [bench.cancel(id) for id in (ids[0], ids[1], ids[2])] == ["finished", "cancelled", "cancelled"]
+        assert (bench.also, bench.woken) == ((), {})
+        for state in ("ready", "delayed", "dead"):
+            bench.purge(state)
+            assert (bench.also, bench.woken) == ((), {})
+
     @pytest.mark.promise("SEE-1")
     def test_side_effects_are_reported_though_the_journal_is_off(self, bench: Bench) -> None:
         bench.configure(lease=10, journal="off")
@@ -215,6 +260,36 @@ class TestEndsInsideClaims:
         bench.after(10)
         assert bench.claimed(1).wake == {QUEUE: ["anna"]}
         assert bench.watch(published.id).ended == "cancelled"
+
+    @pytest.mark.promise("CHAIN-1", "WAKE-1", "LEASE-12")
+    @pytest.mark.parametrize("state", ["ready", "delayed", "waiting"])
+    @pytest.mark.parametrize("by", ["id", "key", "purge"])
+    def test_a_cancel_and_a_purge_wake_the_waiters(self, bench: Bench, by: str, state: MessageState) -> None:
+        if state == "waiting":
+            bench.publish(key="a")
+            bench.claim_one()
+        published = bench.publish(key="a", delay=5 if state == "delayed" else 0, on_conflict="replace")
+        bench.watch(published.id, "anna")
+        operation = bench.operation()
+        for _ in range(2):
+            match by:
+                case "id":
+                    assert bench.cancel(published.id, operation=operation) == "cancelled"
+                case "key":
+                    bench.cancel(key="a", operation=operation)
+                case "purge":
+                    assert bench.purge(state, operation=operation).removed == 1
+            assert bench.woken == {QUEUE: ["anna"]}
+        assert bench.watch(published.id).ended == "cancelled"
+
+    @pytest.mark.promise("CHAIN-1", "CHAIN-2", "WAKE-1", "LEASE-12")
+    @pytest.mark.parametrize("by", ["cancel", "purge"])
+    def test_a_cancel_and_a_purge_wake_the_waiters_of_a_chain(self, bench: Bench, by: str) -> None:
+        id = bench.session.message_ids(1)[0]
+        published = bench.publish(id=id, chain=chain_id(QUEUE, id))
+        bench.run(bench.store.watch_chain(QUEUE, published.id, "anna"))
+        bench.cancel(id) if by == "cancel" else bench.purge("ready")
+        assert bench.woken == {QUEUE: ["anna"]}
 
     @pytest.mark.promise("CHAIN-1", "WAKE-1", "LEASE-7")
     def test_a_claim_at_most_once_wakes_the_waiters(self, bench: Bench) -> None:

@@ -1,6 +1,7 @@
 -- Cancel by id or key, once per operation: waiting messages at once, a running one by a flag that its renewal finds.
 -- Touches: queue (read), message, window, completed and result (read), operation, and what `end_message` and `apply_followups` touch.
--- Keeps: done and dead are final. letters: c cancelled, r requested, f finished, u unknown.
+-- Keeps: done and dead are final. Returns letters (c cancelled, r requested, f finished, u unknown), the clients to wake
+-- by queue, and the side effects.
 
 CREATE OR REPLACE FUNCTION {cancel}(
     p_queue text, p_clock bigint, p_session bytea, p_number bigint, p_ttl bigint, p_ids text[], p_keys text[]
@@ -14,6 +15,7 @@ DECLARE
     v_first text;
     v_letters text := '';
     v_followups json[] := '{}';
+    v_wakes json[];
 BEGIN
     SELECT * INTO q FROM {queue} WHERE name = p_queue;
     IF NOT FOUND THEN
@@ -36,7 +38,7 @@ BEGIN
             SELECT * INTO h FROM {message} t
             WHERE t.queue = q.number AND t.key = p_keys[i] AND t.key IS NOT NULL AND t.state = {WAITING} FOR UPDATE;
             IF FOUND THEN
-                v_followups := v_followups || ({end_message}(q, h, v_now, v_op, 'cancelled', 'request')).followups;
+                v_followups := v_followups || ({end_message}(q, h, v_now, v_op, 'cancelled', 'parked')).followups;
             END IF;
         ELSE
             SELECT * INTO m FROM {message} t WHERE t.queue = q.number AND t.id = p_ids[i] FOR UPDATE;
@@ -61,9 +63,10 @@ BEGIN
             v_letters := v_letters || 'c';
         END IF;
     END LOOP;
-    PERFORM {apply_followups}(v_now, v_followups);
-    IF {store_result}(q.number, p_session, p_number, v_now + p_ttl, v_letters) THEN
+    v_wakes := {apply_followups}(v_now, v_followups);
+    v_first := json_build_array(v_letters, v_wakes, {take_side_effects}())::text;
+    IF {store_result}(q.number, p_session, p_number, v_now + p_ttl, v_first) THEN
         PERFORM {tidy}(q, v_now);
     END IF;
-    RETURN v_letters;
+    RETURN v_first;
 END $body$;

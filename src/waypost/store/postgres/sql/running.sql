@@ -98,6 +98,7 @@ DECLARE
     v_removed bigint := 0;
     v_more boolean := false;
     v_followups json[];
+    v_wakes json[] := '{}';
 BEGIN
     q := {open_queue}(p_queue);
     v_first := {first_result}(q.number, q.removed_ms, p_session, p_number, v_now, p_ttl);
@@ -112,12 +113,12 @@ BEGIN
             v_removed := {remove_dead}(q, v_now, v_op, 'purge', p_limit);
         ELSE
             SELECT r.removed, r.followups INTO v_removed, v_followups FROM {remove_messages}(q, v_now, v_op, p_state, p_limit) r;
-            PERFORM {apply_followups}(v_now, v_followups);
+            v_wakes := {apply_followups}(v_now, v_followups);
         END IF;
         v_more := v_removed >= p_limit AND EXISTS (
             SELECT 1 FROM {message} t WHERE t.queue = q.number AND t.state = p_state);
     END IF;
-    v_first := json_build_array(v_removed, v_more)::text;
+    v_first := json_build_array(v_removed, v_more, v_wakes, {take_side_effects}())::text;
     IF {store_result}(q.number, p_session, p_number, v_now + p_ttl, v_first) THEN
         PERFORM {tidy}(q, v_now);
     END IF;
@@ -188,7 +189,7 @@ BEGIN
     IF v_keys IS NOT NULL THEN
         DELETE FROM {window} w WHERE w.queue = q.number AND w.key = ANY (v_keys) AND w.message_id = ANY (v_ids);
     END IF;
-    PERFORM {end_waits}(q, p_now, v_ids, ARRAY['cancelled']);
+    followups := followups || {wake_followup}(q.name, {end_waits}(q, p_now, v_ids, ARRAY['cancelled']));
 END $body$;
 
 CREATE OR REPLACE FUNCTION {configure}(p_queue text, p_clock bigint, p_changes jsonb, p_text text) RETURNS text

@@ -5,12 +5,13 @@
 -- operations, window:<key>, result:<id>, the keys of chains.
 -- Invariant: a leased message is only marked; its holder learns of it at the next extend. The first write removes.
 -- Of the finished messages that are kept it reads the newest, a bounded number; `peek` lists all.
--- Reply: one letter each: c cancelled, r requested, f finished, u unknown.
+-- Reply: one letter each (c cancelled, r requested, f finished, u unknown), then the clients to wake and, behind a byte
+-- 1, the side effects.
 
 -- include moves
 
 local first = first_result()
-if first then return first end
+if first then return known_answer(first) end
 open_queue()
 must_be('hash', MESSAGES)
 must_be('hash', STATE)
@@ -69,7 +70,7 @@ local function cancel(target)
       return kept_until(text_at(OWN .. 'window:' .. name), 25) > now and 'f' or 'u'
     end
     local parked = #holder > 24 and state_of(sub(holder, 25), 'W')
-    if parked then end_message(parked, 'cancelled', 'request') end
+    if parked then end_message(parked, 'cancelled', 'parked') end
     local owner = state_of(sub(holder, 1, 24))
     return owner and cancel_one(owner) or 'u'
   end
@@ -86,6 +87,4 @@ for i = FIRST_ARGUMENT, #ARGV do statuses[#statuses + 1] = cancel(ARGV[i]) end
 -- include chains
 
 write_book()
-local reply = concat(statuses)
-remember(reply)
-return reply
+return remember_answer(concat(statuses), expectant)

@@ -253,7 +253,9 @@ end
 local function end_message(s, how, cause, details, begun)
   tally(how, 1)
   note_state(how, cause, s.id, s.raw, details and details[1], details and details[2] ~= '' and details[2] or nil)
-  if how == 'dead' and s.status ~= 'L' or cause == 'overload' or cause == 'expired' or cause == 'publish' then
+  -- The same rule as `is_side_effect` in values.py.
+  if how == 'dead' and s.status ~= 'L' or cause == 'overload' or cause == 'expired' or cause == 'publish'
+    or cause == 'parked' then
     add_side_effect(how, details and details[1] or cause, s.id, s.raw)
   end
   if not s.popped then call('ZREM', PLACES[s.status], s.id) end

@@ -4,12 +4,13 @@
 -- Touches: queue, messages, state, ready, due, waiting, keys, dead, errors, completed, journal, outgoing, operations,
 -- window:<key>, the keys of chains.
 -- Invariant: leased messages are never purged. The first write removes.
--- Reply: number removed, 1 if more are left.
+-- Reply: number removed and, behind a space, 1 if more are left; then the clients to wake and, behind a byte 1, the side
+-- effects.
 
 -- include moves
 
 local first = first_result()
-if first then return cmsgpack.unpack(first) end
+if first then return known_answer(first) end
 open_queue()
 must_be('hash', MESSAGES)
 must_be('hash', STATE)
@@ -50,5 +51,4 @@ end
 -- include chains
 
 if state ~= 'done' then write_book() end
-remember(cmsgpack.pack(reply))
-return reply
+return remember_answer(format('%.0f %d', reply[1], reply[2]), expectant)
