@@ -1,19 +1,26 @@
 """The pytest plugin that tests mutants for `scripts/mutants.py`: modules, tests and servers are loaded once.
 
 The process collects the tests, starts the servers, and forks for each mutant. The fork gets the changed code and runs
-the tests that call the changed functions until one fails twice. Programs that a test starts read the changed file.
+the tests that use it until one fails twice. Programs that a test starts read the changed file.
 
     in:   {"file": …, "text": the file without the change}       the changed file is in its place already
     out:  {"result": "killed" | "left" | "reload", "by": the test that failed, "tests": how many ran}
 
-"reload" means that the change acts when the module is imported, so a fork cannot test it.
+A test that hangs, ends its process or fails only after a long wait may do so because the machine is busy. It kills the
+mutant if it also passes without the change and fails once more with it: the answer then has `waited` and `confirmed`.
+Otherwise the mutant is tested without it.
+
+"reload" means that the change acts when the module is imported, so a fork cannot test it. A process that is started
+with `MUTANT_FILE` instead of `MUTANT_JOBS` tests the change that it has imported.
 """
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import gc
 import importlib
+import importlib.util
 import json
 import os
 import re
@@ -23,9 +30,9 @@ import sys
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
-from types import CodeType, FrameType, FunctionType
+from types import CodeType, FrameType, FunctionType, ModuleType
 from typing import IO, Any
 
 import pytest
@@ -36,7 +43,12 @@ HANGS_TIMES = 8
 HANGS_SECONDS_MIN = 20.0
 #: A test that takes longer than this is left out: it would be run for every mutant that is left.
 TEST_SECONDS_MAX = 6.0
-STORES = ("memory", "sqlite", "valkey", "postgres")
+#: A test that fails after so long, and several times its usual time, has waited for what did not happen in time.
+WAITED_SECONDS_MIN = 5.0
+WAITED_TIMES = 4
+STORES = ("memory", "sqlite", "valkey", "postgres", "stream", "store", "nats")
+#: The class of tests/conformance/conftest.py that keeps tables with the functions of the SQL files.
+NAMESPACES = "PostgresNamespaces"
 CO_OPTIMIZED = 1
 #: What keeps the text of a script: file name ending, module, function with a cache.
 CACHES = (
@@ -86,6 +98,106 @@ def change_functions(path: str, before: str, after: str) -> set[Function]:
     return changed
 
 
+def _simple_constants(text: str) -> dict[str, str]:
+    """The names that a module gives a number or a text at its top level, with the source of each."""
+    return {
+        target.id: ast.unparse(statement.value)
+        for statement in ast.parse(text).body
+        if isinstance(statement, ast.Assign)
+        for target in statement.targets
+        if isinstance(target, ast.Name)
+    }
+
+
+def _rest(text: str) -> str:
+    """A module without the values of its top-level names."""
+    tree = ast.parse(text)
+    for statement in tree.body:
+        if isinstance(statement, ast.Assign):
+            statement.value = ast.Constant(None)
+    return ast.dump(tree)
+
+
+def _fresh(module: ModuleType) -> ModuleType:
+    """The module as its file is now, imported beside the one that all others use."""
+    assert module.__file__ is not None
+    spec = importlib.util.spec_from_file_location(module.__name__, module.__file__)
+    assert spec is not None
+    assert spec.loader is not None
+    made = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(made)
+    return made
+
+
+def change_constant(module: ModuleType, before: str, after: str) -> set[Function]:
+    """Give a number at the top of a module its changed value wherever it was imported; the functions that use it."""
+    old, new = _simple_constants(before), _simple_constants(after)
+    names = [name for name in old.keys() & new.keys() if old[name] != new[name]]
+    if len(names) != 1 or _rest(before) != _rest(after):
+        raise NeedsImport
+    name = names[0]
+    was = getattr(module, name, None)
+    value = getattr(_fresh(module), name)
+    if type(was) not in (int, float, bool) or type(value) is not type(was):
+        raise NeedsImport
+    users = [
+        other for other in list(sys.modules.values()) if getattr(other, "__name__", "").startswith("waypost")
+        and vars(other).get(name) is was
+    ]  # fmt: skip
+    for other in users:
+        setattr(other, name, value)
+    files = {other.__file__ for other in users if other.__file__ is not None}
+    return {
+        key for file in files for key, code in functions_of(compile(Path(file).read_text(), file, "exec"))
+        if name in code.co_names and code.co_flags & CO_OPTIMIZED
+    }  # fmt: skip
+
+
+LUA_INCLUDE = re.compile(r"^-- include (\w+)", re.MULTILINE)
+SQL_FUNCTION = re.compile(r"^CREATE OR REPLACE FUNCTION \{(\w+)\}", re.MULTILINE)
+
+
+def _users(names: set[str], uses: dict[str, set[str]]) -> set[str]:
+    """The names, and all that use one of them, directly or through others."""
+    found: set[str] = set()
+    while found != names:
+        found = set(names)
+        names = found | {name for name, used in uses.items() if used & found}
+    return found
+
+
+def verbs_of(path: Path, before: str, after: str) -> set[str]:
+    """The scripts or functions, as Python calls them, in which a change of a Lua or an SQL file can act."""
+    texts = {other.stem: other.read_text() for other in path.parent.glob(f"*{path.suffix}")} | {path.stem: before}
+    if path.suffix == ".lua":
+        return _users({path.stem}, {name: set(LUA_INCLUDE.findall(text)) for name, text in texts.items()})
+    place = next((n for n, pair in enumerate(zip(before, after, strict=False)) if pair[0] != pair[1]), len(before) - 1)
+    uses: dict[str, set[str]] = {}
+    changed = ""
+    for stem, text in texts.items():
+        starts = [*SQL_FUNCTION.finditer(text)]
+        for start, end in zip(starts, [*(each.start() for each in starts[1:]), len(text)], strict=True):
+            uses[start[1]] = set(re.findall(r"\{(\w+)\}", text[start.end() : end]))
+            if stem == path.stem and start.start() <= place < end:
+                changed = start[1]
+    return _users({changed}, uses) if changed else set()
+
+
+def functions_that_name(folder: Path, verbs: set[str]) -> set[Function] | None:
+    """The Python functions below a folder that name one of the scripts, or None if a change may act in any."""
+    found = {
+        key
+        for file in folder.glob("*.py")
+        for key, code in functions_of(compile(file.read_text(), str(file), "exec"))
+        if code.co_flags & CO_OPTIMIZED
+        and any(
+            isinstance(text, str) and (text in verbs or any(f"{{{verb}}}" in text for verb in verbs))
+            for text in code.co_consts
+        )
+    }
+    return found or None
+
+
 def forget_scripts(suffix: str) -> None:
     """Have the texts of scripts read anew, and made anew where a server keeps them."""
     for ending, module, name in CACHES:
@@ -93,7 +205,7 @@ def forget_scripts(suffix: str) -> None:
             getattr(importlib.import_module(module), name).cache_clear()
     if suffix == ".sql":
         for thing in gc.get_objects():
-            if type(thing).__name__ == "PostgresRooms":
+            if type(thing).__name__ == NAMESPACES:
                 thing._free.clear()
 
 
@@ -224,6 +336,41 @@ class Runner:
 
     def test(self, file: str, text: str) -> dict[str, Any]:
         """Test the change that stands in a file."""
+        left_out: set[str] = set()
+        while True:
+            answer = self._in_a_fork(file, text, left_out=left_out)
+            name = answer["by"]
+            if answer["result"] != "killed" or not answer.get("waited") or name not in self.items:
+                break
+            if self._confirmed(file, text, name):
+                answer["confirmed"] = True
+                break
+            left_out.add(name)
+        if left_out:
+            answer["left_out"] = sorted(left_out)
+        if answer["result"] == "killed" and name in self.items:
+            killers = self.killers[file]
+            if name in killers:
+                killers.remove(name)
+            killers.append(name)
+        return answer
+
+    def _confirmed(self, file: str, text: str, name: str) -> bool:
+        """Whether a test passes without the change, and fails once more with it."""
+        path = Path(self.known.root) / file
+        changed = path.read_text()
+        path.write_text(text)
+        try:
+            if self._in_a_fork(file, None, only=name)["result"] != "left":
+                return False
+        finally:
+            path.write_text(changed)
+        return bool(self._in_a_fork(file, text, only=name)["result"] == "killed")
+
+    def _in_a_fork(
+        self, file: str, text: str | None, *, only: str | None = None, left_out: Collection[str] = ()
+    ) -> dict[str, Any]:
+        """Run the tests of a change in a fork; one test if it is named, and without the change if there is no text."""
         reader, writer = os.pipe()
         child = os.fork()
         if not child:
@@ -231,61 +378,81 @@ class Runner:
             os.close(reader)
             with os.fdopen(writer, "w", buffering=1) as out:
                 try:
-                    self._in_fork(file, text, out)
+                    self._run_tests(file, text, out, only, left_out)
                 except BaseException as error:
                     out.write(json.dumps({"result": "killed", "by": f"{type(error).__name__} before any test"}) + "\n")
             os._exit(0)
         os.close(writer)
         with contextlib.suppress(OSError):
             os.setpgid(child, child)
-        answer = self._follow(reader)
+        answer = self._follow(reader, times=1 if only is None else 3)
         with contextlib.suppress(OSError):
             os.killpg(child, signal.SIGKILL)
         os.waitpid(child, 0)
         os.close(reader)
-        if answer["result"] == "killed" and answer["by"] in self.items:
-            killers = self.killers[file]
-            if answer["by"] in killers:
-                killers.remove(answer["by"])
-            killers.append(answer["by"])
         return answer
 
-    def _follow(self, reader: int) -> dict[str, Any]:
+    def _follow(self, reader: int, times: int) -> dict[str, Any]:
         """Read what the fork reports: the test that begins, and at the end its answer."""
-        running, limit, count, rest = "", 60.0, 0, b""
+        running, limit, count, rest = "", 120.0, 0, b""
         while True:
-            if not select.select([reader], [], [], limit)[0]:
-                return {"result": "killed", "by": running, "tests": count, "hangs": True}
+            if not select.select([reader], [], [], limit * times)[0]:
+                return {"result": "killed", "by": running, "tests": count, "waited": "hangs"}
             got = os.read(reader, 65536)
             if not got:
-                return {"result": "killed", "by": running, "tests": count, "crashed": True}
+                return {"result": "killed", "by": running, "tests": count, "waited": "crashed"}
             *lines, rest = (rest + got).split(b"\n")
             for line in lines:
                 report = json.loads(line)
                 if "result" in report:
                     return {"by": "", "tests": count, **report}
                 running, count = report["test"], count + 1
+                # It may run twice.
                 limit = max(HANGS_SECONDS_MIN, HANGS_TIMES * self.known.seconds[running])
 
-    def _in_fork(self, file: str, text: str, out: IO[str]) -> None:
+    def _run_tests(
+        self, file: str, text: str | None, out: IO[str], only: str | None, left_out: Collection[str]
+    ) -> None:
         path = Path(self.known.root) / file
         changed: set[Function] | None = None
-        if path.suffix == ".py":
+        if path.suffix == ".py" and text is not None:
             try:
-                changed = change_functions(str(path), text, path.read_text())
+                changed = self._change(path, text)
             except NeedsImport:
                 out.write(json.dumps({"result": "reload"}) + "\n")
                 return
-        elif "sqlite" in path.parts:  # the schema is read when its module is imported
+        elif "sqlite" in path.parts and text is not None:  # the schema is read when its module is imported
             out.write(json.dumps({"result": "reload"}) + "\n")
             return
-        else:
+        elif path.suffix != ".py":
             forget_scripts(path.suffix)
-        for item in self.chosen(file, changed):
-            out.write(json.dumps({"test": item.nodeid}) + "\n")
+            if text is not None:
+                changed = functions_that_name(path.parents[1], verbs_of(path, text, path.read_text()))
+        chosen = self.chosen(file, changed) if only is None else [self.items[only]]
+        self.run_until_one_fails([item for item in chosen if item.nodeid not in left_out], out)
+
+    def _change(self, path: Path, before: str) -> set[Function]:
+        try:
+            return change_functions(str(path), before, path.read_text())
+        except NeedsImport:
+            for module in list(sys.modules.values()):
+                if getattr(module, "__file__", None) == str(path):
+                    return change_constant(module, before, path.read_text())
+            raise
+
+    def run_until_one_fails(self, items: Sequence[pytest.Item], out: IO[str]) -> None:
+        """Run tests and report: each that begins, then the result."""
+        for item in items:
+            name = item.nodeid
+            out.write(json.dumps({"test": name}) + "\n")
+            started = time.monotonic()
+            if passes(item):
+                continue
+            seconds = time.monotonic() - started
             # Twice: a test that fails by chance kills nothing.
-            if not passes(item) and not passes(item):
-                out.write(json.dumps({"result": "killed", "by": item.nodeid}) + "\n")
+            if not passes(item):
+                waited = seconds > max(WAITED_SECONDS_MIN, WAITED_TIMES * self.known.seconds[name])
+                out.write(json.dumps({"result": "killed", "by": name, "waited": "failed" if waited else ""}) + "\n")
                 return
         out.write(json.dumps({"result": "left"}) + "\n")
 
@@ -295,18 +462,21 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = [item for item in items if re.search(os.environ["MUTANT_CHOICE"], item.nodeid)]
 
 
-def pytest_runtestloop(session: pytest.Session) -> bool | None:
-    """Test mutants instead of running the tests once, unless none are sent."""
-    if "MUTANT_JOBS" not in os.environ:
-        return None
+def pytest_runtestloop(session: pytest.Session) -> bool:
+    """Test mutants instead of running the tests once."""
     known = Known(Path(os.environ["MUTANT_TESTS"]), os.getcwd())
     runner = Runner(session, known)
+    answers = int(os.environ["MUTANT_ANSWERS"])
+    if "MUTANT_FILE" in os.environ:
+        known.load()
+        with os.fdopen(answers, "w", buffering=1) as out:
+            runner.run_until_one_fails(runner.chosen(os.environ["MUTANT_FILE"], None), out)
+        return True
     runner.warm_up()
     if not known.load():
         runner.measure()
     failing = [name for name in runner.items if name not in known.seconds]
-    jobs, answers = int(os.environ["MUTANT_JOBS"]), int(os.environ["MUTANT_ANSWERS"])
-    with os.fdopen(jobs) as lines, os.fdopen(answers, "w", buffering=1) as out:
+    with os.fdopen(int(os.environ["MUTANT_JOBS"])) as lines, os.fdopen(answers, "w", buffering=1) as out:
         out.write(json.dumps({"tests": len(runner.items), "failing": failing}) + "\n")
         for line in lines:
             job = json.loads(line)

@@ -25,6 +25,7 @@ from waypost.store.checkup import Finding
 from waypost.store.port import Heartbeat, ServedQueue
 from waypost.store.postgres import checkup as postgres
 from waypost.store.postgres import migrate
+from waypost.store.sqlite import checkup as sqlite_checkup
 from waypost.store.valkey import checkup as valkey
 from waypost.testing.bench import fresh_namespace, strand
 from waypost.testing.postgres import PostgresServer
@@ -228,6 +229,18 @@ def test_a_damaged_file_is_found(examined: Any, tmp_path: Path) -> None:
     code, printed = examined(url)
     assert code in (1, 4)
     assert any("damaged" in one["found"] for findings in printed.values() for one in findings)
+
+
+def test_a_file_is_read_whole_up_to_a_size(examined: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "a.db"
+    with Waypost(f"sqlite:///{path}") as post:
+        post.publish("orders", 1)
+    size = path.stat().st_size
+    for largest, says in ((size, "no damage"), (size - 1, "too large to check for damage here")):
+        monkeypatch.setattr(sqlite_checkup, "QUICK_CHECK_BYTES_MAX", largest)
+        [finding] = examined(f"sqlite:///{path}")[1]["file"]
+        assert says in finding["found"]
+        assert finding["figures"]["bytes"] == size
 
 
 def found(post: Waypost, check: str) -> list[Finding]:

@@ -7,6 +7,7 @@ import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,7 +24,7 @@ from waypost.errors import (
     StoreUnavailable,
 )
 from waypost.identity import Session
-from waypost.store.port import Draft, Store
+from waypost.store.port import Call, Draft, Store
 from waypost.store.sqlite import SqliteStore
 from waypost.store.sqlite.connection import check_library
 from waypost.store.sqlite.executor import SqliteExecutor
@@ -291,6 +292,33 @@ def test_what_is_acknowledged_is_on_the_disk(connected: Callable[..., tuple[Sqli
             for name in ("journal_mode", "synchronous", "foreign_keys")
         ]
     assert modes == ["wal", 2, 1]
+
+
+@pytest.mark.promise("STORE-3")
+def test_reads_do_not_wait_for_a_writer(
+    path: Path, connected: Callable[..., tuple[SqliteStore, SqliteExecutor]]
+) -> None:
+    store, executor = connected()
+    session = Session(ClockTime(store.clock))
+    publish(store, executor, session, 1)
+    id = executor.run(store.peek("orders", "ready", 1)).messages[0].id
+    reads: list[Call[Any]] = [
+        store.time(), store.stats("orders"), store.queues(), store.policy("orders"), store.workers(),
+        store.journal("orders", 0, 10), store.trace("orders", id), store.result("orders", id),
+        store.schedules("orders"), store.scheduled(), store.schedules_changed("orders"), store.outgoing("orders", 1),
+    ]  # fmt: skip
+    # It waits for no lock longer than SQLite itself does.
+    impatient = SqliteExecutor(
+        str(path), store.spelling, store.clock, replay_ttl_ms=store.replay_ttl_ms, busy_budget_seconds=0
+    )
+    impatient.start(3)
+    with closing(sqlite3.connect(path, isolation_level=None)) as writer:
+        writer.execute("BEGIN IMMEDIATE")
+        with pytest.raises(StoreUnavailable):
+            publish(store, impatient, session, 1)
+        for read in reads:
+            impatient.run(read)
+    impatient.close()
 
 
 @pytest.mark.promise("STORE-3")

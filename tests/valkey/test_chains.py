@@ -456,6 +456,19 @@ def test_a_wait_whose_registration_was_lost_is_registered_again(plain_bench: Ben
 
 
 @pytest.mark.promise("CHAIN-2")
+def test_a_wait_asks_for_its_chain_once_in_its_time(plain_bench: Bench) -> None:
+    chain = plain_bench.begin_chain(delay=86_400)
+    plain_bench.publish(queue=MAILS, after_chains=[chain])
+    plain_bench.deliver_all()
+    for _ in range(2):
+        plain_bench.after(BLOCKER_CHECK_MS / 1000)
+        for asks in (1, 0, 0):
+            plain_bench.claim(queue=MAILS)
+            assert len(plain_bench.run(plain_bench.store.outgoing(MAILS, 10))) == asks
+            plain_bench.deliver_all()
+
+
+@pytest.mark.promise("CHAIN-2")
 def test_news_of_an_end_that_were_not_carried_count_though_the_chain_is_forgotten(plain_bench: Bench) -> None:
     """The wait asks again, and finds no chain: but its end lies in the queue and only has to be carried."""
     chain = plain_bench.begin_chain()

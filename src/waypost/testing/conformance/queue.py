@@ -283,6 +283,22 @@ class TestListings:
         assert bench.page("ready", id="0" * 24).messages == []
 
     @pytest.mark.promise("DEAD-2")
+    def test_only_dead_letters_have_a_reason_to_filter_by(self, bench: Bench) -> None:
+        bench.configure(completed=5)
+        bench.publish_count(4, key=None)
+        bench.publish(delay=60)
+        done, retried, dead = bench.claim(3)
+        bench.settle(done)
+        bench.settle(retried, "retry", reason="rejected")
+        bench.settle(dead, "dead", reason="rejected")
+        running = bench.claim_one()
+        assert bench.ids("dead", reason="rejected") == [dead.id]
+        assert bench.ids("dead", reason="undecodable") == []
+        assert bench.ids("leased") == [running.id]
+        for state in ("ready", "delayed", "leased", "waiting", "done"):
+            assert bench.ids(state, reason="rejected") == []
+
+    @pytest.mark.promise("DEAD-2")
     def test_listings_change_nothing(self, bench: Bench) -> None:
         bench.publish_count(3)
         bench.publish(delay=1)
