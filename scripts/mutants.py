@@ -483,6 +483,7 @@ def main() -> int:
     parser.add_argument("--files", default="*", help="only files below src/waypost that match this pattern")
     parser.add_argument("--folder", action="append", choices=SUITES, help="of the sample, only mutants of this folder")
     parser.add_argument("--guards", action="store_true", help="only lines that compare tokens, times, counts or limits")
+    parser.add_argument("--left", action="store_true", help="only those that tests/mutants_left.json lists")
     parser.add_argument("--sample", type=int, help="how many mutants of each folder to test, drawn by the seed")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--jobs", type=int, default=2, help="how many folders at a time")
@@ -493,6 +494,8 @@ def main() -> int:
     mutants = [mutant for path in all_files(options.files) for mutant in mutants_of(path)]
     if options.guards:
         mutants = [mutant for mutant in mutants if GUARDS.search(mutant.text)]
+    if options.left:
+        mutants = [mutant for mutant in mutants if mutant.key in known_survivors()]
     made = len(mutants)
     if options.sample is not None:
         mutants = sample(mutants, options.sample, options.seed)
