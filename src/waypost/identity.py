@@ -68,8 +68,8 @@ class StoreTime:
 
     __slots__ = ("_monotonic", "_seen")
 
-    def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
-        self._monotonic = monotonic
+    def __init__(self, monotonic: Callable[[], float] | None = None) -> None:
+        self._monotonic = time.monotonic if monotonic is None else monotonic
         #: The store's time in an answer, and when it came by the monotonic clock.
         self._seen: tuple[int, float] | None = None
 

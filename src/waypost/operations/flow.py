@@ -241,7 +241,7 @@ class ClientContext:
         on_event: OnEvent | None = None,
         name_of: Callable[[str | Queue[Any]], str] = queue_name,
         publish_middleware: PublishMiddleware | None = None,
-        monotonic: Callable[[], float] = time.monotonic,
+        monotonic: Callable[[], float] | None = None,
     ) -> None:
         self.store = store
         self.session = session
@@ -258,7 +258,7 @@ class ClientContext:
         self.draining = False
         #: What such calls wait on.
         self.waiting: set[WakeEvent] = set()
-        self.monotonic = monotonic
+        self.monotonic = time.monotonic if monotonic is None else monotonic
         self.replay_windows = ReplayWindows(session)
         self._lost_claims: dict[str, list[tuple[Operation, float]]] = {}
         self._lock = threading.Lock()

@@ -53,10 +53,10 @@ class PollSoon:
     messages: a busy queue sends no wake-ups, and claims take several messages.
     """
 
-    def __init__(self, now: Callable[[], float] = time.monotonic, *, late_commits: bool = False) -> None:
-        self._now = now
+    def __init__(self, now: Callable[[], float] | None = None, *, late_commits: bool = False) -> None:
+        self._now = time.monotonic if now is None else now
         self._late_commits = late_commits
-        self._began = now()
+        self._began = self._now()
         self._ended = self._began
         self._messages = 0.0
         self._claim_seconds = POLL_SOON_SECONDS_MIN / 2

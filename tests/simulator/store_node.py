@@ -1,0 +1,262 @@
+"""The reference store as a server: its clock, its restarts, and the notification server beside it."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from tests.simulator.history import MessageView, QueueState, Recorder, StoreRestarted, StoreStep
+from tests.simulator.network import Link, SimulatedAsyncExecutor, SimulatedExecutor, SimulatedTransport
+from tests.simulator.process import WALL_START
+from waypost import codec
+from waypost.identity import Operation
+from waypost.store.checkup import Checkup
+from waypost.store.memory.queue import QueueModel
+from waypost.store.memory.store import MemoryCheckup, MemoryStore, ModelCall
+from waypost.store.port import Call, Capabilities, NaturalChannel, Store
+from waypost.values import Event
+from waypost.wake.port import Topic
+
+if TYPE_CHECKING:
+    from tests.simulator.loop import VirtualTimeLoop
+    from tests.simulator.threads import Threads
+
+T = TypeVar("T")
+STORE_NAME = "store"
+#: What a store keeps over a restart, as attributes of `MemoryStore`.
+KEPT = ("_queues", "_register", "_scheduled", "_leaders")
+
+
+class RemoteCall(Call[Any]):
+    """A call on its way to the store: the step itself, and what the history says of it."""
+
+    __slots__ = ("arguments", "name", "operation", "size", "step")
+
+    def __init__(self, name: str, call: ModelCall[Any], arguments: dict[str, Any]) -> None:
+        self.name = name
+        self.step = call.step
+        self.operation: Operation | None = arguments.pop("operation", None)
+        self.arguments = arguments
+        drafts = arguments.get("drafts")
+        self.size = sum(len(draft.envelope) for draft in drafts) if drafts else 0
+
+
+class StoreNode:
+    """The server. `run` is one request; requests are run one after the other."""
+
+    def __init__(self, loop: VirtualTimeLoop, recorder: Recorder) -> None:
+        self.loop = loop
+        self.store = MemoryStore(clock=self.now_ms)
+        self.is_down = False
+        self.steps = 0
+        #: The error of its clock, in seconds.
+        self.clock_error = 0.0
+        self._recorder = recorder
+        self._snapshot: tuple[int, dict[str, Any]] | None = None
+        self._journals: dict[str, int] = {}
+        #: Notification connections, each with the link of its process and its topics.
+        self._connections: dict[SimulatedTransport, tuple[Link, dict[Topic, None]]] = {}
+
+    def now_ms(self) -> int:
+        return int((WALL_START + self.loop.now + self.clock_error) * 1000)
+
+    # ---- requests ----------------------------------------------------------------------------------------
+
+    def run(self, calls: Sequence[RemoteCall], who: str) -> tuple[list[Any], list[int]]:
+        """Run calls in order; return their results or errors, and the numbers of their steps."""
+        results: list[Any] = []
+        steps: list[int] = []
+        store = self.store
+        for call in calls:
+            now = self.now_ms()
+            self.steps += 1
+            result, error = None, None
+            store.take_also()  # as `MemoryExecutor` does
+            try:
+                result = call.step(now)
+                store.deliver_notices(now)
+                store.cut_journals(now)
+            except Exception as failure:
+                error = failure
+            results.append(result if error is None else error)
+            steps.append(self.steps)
+            self._recorder.add(
+                StoreStep, who, self.steps, now, call.name, None if call.operation is None else str(call.operation),
+                call.arguments, result, None if error is None else type(error).__name__, self._new_events(),
+            )  # fmt: skip
+        return results, steps
+
+    def _new_events(self) -> tuple[Event, ...]:
+        events: tuple[Event, ...] = ()
+        journals = self._journals
+        for name, model in self.store._queues.items():
+            seen = journals.get(name, 0)
+            last = model.journal_last
+            if last > seen:
+                journals[name] = last
+                count = min(last - seen, len(model.journal))
+                events += tuple(model.journal[at] for at in range(-count, 0))
+        return events
+
+    # ---- faults --------------------------------------------------------------------------------------------
+
+    def take_snapshot(self) -> None:
+        """Keep the state of now, for a restart that loses what is written from here on."""
+        self._snapshot = (self.steps, {name: copy.deepcopy(getattr(self.store, name)) for name in KEPT})
+
+    def go_down(self) -> None:
+        """No request is answered, and all notification connections are closed."""
+        self.is_down = True
+        for transport, (link, _) in list(self._connections.items()):
+            self.loop.soon(link.process, transport.break_off)
+        self._connections.clear()
+
+    def come_up(self, *, from_snapshot: bool) -> None:
+        """Answer again, with the state of the last snapshot or with all that was written."""
+        self.is_down = False
+        kept = self.steps
+        if from_snapshot and self._snapshot is not None:
+            kept, state = self._snapshot
+            for name, value in state.items():
+                setattr(self.store, name, value)
+            self._journals = {name: model.journal_last for name, model in self.store._queues.items()}
+        self._snapshot = None
+        self._recorder.add(StoreRestarted, STORE_NAME, kept)
+
+    # ---- notifications -------------------------------------------------------------------------------------
+
+    def connect(self, transport: SimulatedTransport, link: Link) -> None:
+        self._connections[transport] = (link, {})
+
+    def check_connected(self, transport: SimulatedTransport) -> object:
+        """A probe: a connection that the server does not know was closed."""
+        return None if transport in self._connections else ConnectionError("the server does not know this connection")
+
+    def disconnect(self, transport: SimulatedTransport) -> None:
+        self._connections.pop(transport, None)
+
+    def subscribe(self, transport: SimulatedTransport, topics: Sequence[Topic]) -> object:
+        if transport not in self._connections:
+            return self.check_connected(transport)
+        self._connections[transport][1].update(dict.fromkeys(topics))
+        return None
+
+    def unsubscribe(self, transport: SimulatedTransport, topics: Sequence[Topic]) -> object:
+        if transport not in self._connections:
+            return self.check_connected(transport)
+        for topic in topics:
+            self._connections[transport][1].pop(topic, None)
+        return None
+
+    def notify(self, topic: Topic, notifications: list[str]) -> None:
+        """Pass notifications on to all that listen."""
+        if self.is_down:
+            return
+        for transport, (link, topics) in list(self._connections.items()):
+            if topic in topics and not link.process.dead:
+                link.deliver_notification(transport, topic, notifications)
+
+    # ---- what the checker sees -----------------------------------------------------------------------------
+
+    def states(self) -> dict[str, QueueState]:
+        """What each queue holds."""
+        return {name: queue_state(model) for name, model in sorted(self.store._queues.items()) if model.made}
+
+
+def queue_state(model: QueueModel) -> QueueState:
+    """What a queue holds, as plain data."""
+    messages = {
+        record.id: MessageView(
+            record.state, record.token, record.deliveries, record.attempts, record.key, record.ready_ms,
+            record.lease_end_ms if record.state == "leased" else None, label_of(record.envelope), record.reason,
+        )
+        for record in model.messages.values()
+    }  # fmt: skip
+    ledger = model.ledger()
+    terms = {name: value for name in ledger.__struct_fields__ if isinstance(value := getattr(ledger, name), int)}
+    return QueueState(
+        messages,
+        terms | {"balance": ledger.balance},
+        model.paused,
+        {key: (one.next_ms, one.fires, one.missed) for key, one in sorted(model.schedules.items())},
+        {
+            name: len(chain.open) for name, chain in sorted(model.chains.items()) if not chain.state().is_finished
+        },
+    )  # fmt: skip
+
+
+def label_of(envelope: bytes) -> str:
+    """The label in the body of a message of a scenario; empty for what is none of these."""
+    opened = codec.open_envelope(envelope)
+    body: Any = codec.decode_body(opened.content_type, opened.data)
+    return body.get("label", "") if isinstance(body, dict) else ""
+
+
+def _parameters(verb: str) -> tuple[str, ...]:
+    return tuple(inspect.signature(getattr(MemoryStore, verb)).parameters)[1:]
+
+
+NOT_VERBS = frozenset(("connect", "connect_async", "checkup", "bulk_reader", "blocking_waits", "poll", "unlist"))
+VERBS = {
+    name: _parameters(name)
+    for name in sorted(vars(Store))
+    if not name.startswith("_") and name not in NOT_VERBS and inspect.isfunction(getattr(MemoryStore, name, None))
+}
+
+
+class RemoteStore:
+    """The store as a process sees it: verbs become calls that travel over its link."""
+
+    kind = "simulated"
+    namespace = "wp"
+    capabilities = Capabilities(reach="network", durability="simulated", spans_queues=True)
+    blocking_waits = None
+    transactions = None
+
+    def __init__(self, node: StoreNode, link: Link, threads: Threads) -> None:
+        self._node = node
+        self._link = link
+        self._threads = threads
+        self._memory = node.store
+
+    @property
+    def place(self) -> object:
+        return STORE_NAME
+
+    @property
+    def channel(self) -> NaturalChannel:
+        return NaturalChannel("process", self)
+
+    def bulk_reader(self, connection: object) -> None:
+        """None: other processes cannot read it."""
+
+    def checkup(self, executor: object) -> Checkup:
+        return MemoryCheckup()
+
+    def connect(self, *, start_timeout: float) -> SimulatedExecutor:
+        return SimulatedExecutor(self._link, self._threads)
+
+    async def connect_async(self, *, start_timeout: float) -> SimulatedAsyncExecutor:
+        return SimulatedAsyncExecutor(self._link)
+
+    def poll(self, idle: Any, **given: Any) -> list[RemoteCall]:
+        arguments = {"idle": idle, **given}
+        return [RemoteCall("poll", call, dict(arguments)) for call in self._memory.poll(idle, **given)]  # type: ignore[arg-type]
+
+    def unlist(self, queue: str) -> list[RemoteCall]:
+        return []
+
+
+def _verb(name: str, parameters: tuple[str, ...]) -> Callable[..., RemoteCall]:
+    def verb(self: RemoteStore, *given: Any, **named: Any) -> RemoteCall:
+        call = getattr(self._memory, name)(*given, **named)
+        return RemoteCall(name, call, {**dict(zip(parameters, given, strict=False)), **named})
+
+    verb.__name__ = name
+    return verb
+
+
+for _name, _names in VERBS.items():
+    setattr(RemoteStore, _name, _verb(_name, _names))
