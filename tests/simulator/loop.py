@@ -43,7 +43,14 @@ class OwnedHandle(asyncio.Handle):
         context: contextvars.Context | None,
         process: SimulatedProcess | None,
     ) -> None:
-        super().__init__(callback, args, loop, context)
+        # What the class it derives from does, in one call less: there are many of these.
+        self._context = contextvars.copy_context() if context is None else context
+        self._loop = loop
+        self._callback = callback
+        self._args = args
+        self._cancelled = False
+        self._repr = None
+        self._source_traceback = None
         self.process = process
 
 
@@ -61,8 +68,34 @@ class OwnedTimer(asyncio.TimerHandle):
         context: contextvars.Context | None,
         process: SimulatedProcess | None,
     ) -> None:
-        super().__init__(when, callback, args, loop, context)
+        self._context = contextvars.copy_context() if context is None else context
+        self._loop = loop
+        self._callback = callback
+        self._args = args
+        self._cancelled = False
+        self._repr = None
+        self._source_traceback = None
+        self._when = when
+        self._scheduled = True
         self.process = process
+
+
+class Delivery:
+    """A step at a true moment: something reaches a process, or the simulation itself goes on."""
+
+    __slots__ = ("_args", "_callback", "process")
+    _cancelled = False
+    _context = contextvars.Context()
+
+    def __init__(
+        self, callback: Callable[..., object], args: tuple[Any, ...], process: SimulatedProcess | None
+    ) -> None:
+        self._callback = callback
+        self._args = args
+        self.process = process
+
+
+Runnable = OwnedHandle | OwnedTimer | Delivery
 
 
 class VirtualTimeLoop(asyncio.BaseEventLoop):
@@ -79,8 +112,8 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
         #: Runs a function as a simulated thread; set by `threads.py`.
         self.in_thread: Callable[[Callable[[], Any]], asyncio.Future[Any]] | None = None
         self._random = random.random
-        self._handles: deque[OwnedHandle | OwnedTimer] = deque()
-        self._timers: list[tuple[float, float, int, OwnedHandle | OwnedTimer]] = []
+        self._handles: deque[Runnable] = deque()
+        self._timers: list[tuple[float, float, int, Runnable]] = []
         self._sequence = 0
         self._cancelled_timers = 0
         self._generators: list[Any] = []
@@ -113,7 +146,6 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
         if self.is_closed():
             raise RuntimeError("Event loop is closed")
         timer = OwnedTimer(when, callback, args, self, context, self.current)
-        timer._scheduled = True  # type: ignore[attr-defined]
         self._push(timer)
         return timer
 
@@ -132,7 +164,7 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
         self.unhandled.append({"process": self.current, **context})
 
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
-        self._cancelled_timers += handle._scheduled  # type: ignore[attr-defined]
+        self._cancelled_timers += handle._scheduled
         if self._cancelled_timers > CANCELLED_MIN and self._cancelled_timers * 2 > len(self._timers):
             self._timers = [entry for entry in self._timers if not entry[3]._cancelled]
             heapq.heapify(self._timers)
@@ -142,18 +174,16 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
 
     def at(
         self, moment: float, callback: Callable[..., object], *args: Any, process: SimulatedProcess | None = None
-    ) -> OwnedHandle:
+    ) -> None:
         """Call back at a true moment, as a step of a process or of the simulation itself."""
-        handle = OwnedHandle(callback, args, self, EMPTY_CONTEXT, process)
         self._sequence += 1
-        heapq.heappush(self._timers, (moment, self._random(), self._sequence, handle))
-        return handle
+        heapq.heappush(self._timers, (moment, self._random(), self._sequence, Delivery(callback, args, process)))
 
     def soon(self, process: SimulatedProcess | None, callback: Callable[..., object], *args: Any) -> None:
         """Call back as a step of a process."""
-        self._handles.append(OwnedHandle(callback, args, self, EMPTY_CONTEXT, process))
+        self._handles.append(Delivery(callback, args, process))
 
-    def resume(self, handles: list[OwnedHandle | OwnedTimer]) -> None:
+    def resume(self, handles: list[Runnable]) -> None:
         """Run what was kept while its process stood still; timers wait for the rest of their time."""
         for handle in handles:
             if isinstance(handle, OwnedTimer):
@@ -185,7 +215,7 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
 
     def _push(self, timer: OwnedTimer) -> None:
         process = timer.process
-        when = timer._when if process is None else process.machine.true_time(timer._when)  # type: ignore[attr-defined]
+        when = timer._when if process is None else process.machine.true_time(timer._when)
         self._sequence += 1
         # The order of timers of the same moment is drawn, so that no test depends on it.
         heapq.heappush(self._timers, (when, self._random(), self._sequence, timer))
@@ -195,7 +225,7 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
         timers = self._timers
         while timers:
             when, _, _, timer = timers[0]
-            if timer._cancelled:  # type: ignore[attr-defined]
+            if timer._cancelled:
                 heapq.heappop(timers)
                 self._cancelled_timers -= type(timer) is OwnedTimer
                 continue
@@ -205,17 +235,17 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
             heapq.heappop(timers)
             if type(timer) is OwnedTimer:
                 process = timer.process
-                if process is not None and process.machine.true_time(timer._when) > self.now + 1e-9:  # type: ignore[attr-defined]
+                if process is not None and process.machine.true_time(timer._when) > self.now + 1e-9:
                     self._push(timer)  # its machine was suspended since
                     continue
-                timer._scheduled = False  # type: ignore[attr-defined]
+                timer._scheduled = False
             self._handles.append(timer)
 
     def _run_handles(self) -> None:
         handles, began = self._handles, self.steps
         while handles:
             handle = handles.popleft()
-            if handle._cancelled:  # type: ignore[attr-defined]
+            if handle._cancelled:
                 continue
             process = handle.process
             if process is not None and process.stands_still:
@@ -223,13 +253,15 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
                 continue
             self.current = process
             self.steps += 1
-            handle._run()  # type: ignore[attr-defined]
+            try:
+                handle._context.run(handle._callback, *handle._args)
+            except (SystemExit, KeyboardInterrupt):
+                raise
+            except BaseException as error:
+                self.call_exception_handler({"message": f"a callback failed: {handle._callback!r}", "exception": error})
             if self.steps - began > STEPS_AT_ONE_MOMENT_MAX:
                 raise EndlessLoop(
                     f"{self.steps - began} steps at {self.now:.3f} s without a pause, the last of "
                     f"{'the simulation' if process is None else process.name}: {handle!r}"
                 )
         self.current = None
-
-
-EMPTY_CONTEXT = contextvars.Context()

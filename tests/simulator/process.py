@@ -23,7 +23,7 @@ import waypost
 from waypost import lease_clock
 
 if TYPE_CHECKING:
-    from tests.simulator.loop import OwnedHandle, OwnedTimer, VirtualTimeLoop
+    from tests.simulator.loop import Runnable, VirtualTimeLoop
     from tests.simulator.threads import Threads
 
 #: The wall clock of a simulation begins here, in seconds since 1970: a Friday in January 2027, at 8:00 UTC.
@@ -40,15 +40,15 @@ class Machine:
         self._loop = loop
         #: How long it had run when the simulation began.
         self._uptime = random.uniform(1e3, 1e6)
-        self._suspended_seconds = 0.0
+        #: Its monotonic clock minus true time. No code of it runs while it is suspended.
+        self._offset = self._uptime
         self._suspended_at: float | None = None
         #: The error of its wall clock, in seconds.
         self.wall_error = random.uniform(-0.5, 0.5)
         self.processes: list[SimulatedProcess] = []
 
     def monotonic(self) -> float:
-        now = self._loop.now if self._suspended_at is None else self._suspended_at
-        return self._uptime + now - self._suspended_seconds
+        return self._loop.now + self._offset
 
     def boot_clock(self) -> float:
         return self._uptime + self._loop.now
@@ -58,7 +58,7 @@ class Machine:
 
     def true_time(self, monotonic: float) -> float:
         """The true moment at which its monotonic clock shows this, if it is not suspended from now on."""
-        return monotonic - self._uptime + self._suspended_seconds
+        return monotonic - self._offset
 
     @property
     def is_suspended(self) -> bool:
@@ -67,10 +67,12 @@ class Machine:
     def suspend(self) -> None:
         if self._suspended_at is None:
             self._suspended_at = self._loop.now
+            for process in self.processes:
+                process.stands_still = True
 
     def resume(self) -> None:
         if self._suspended_at is not None:
-            self._suspended_seconds += self._loop.now - self._suspended_at
+            self._offset -= self._loop.now - self._suspended_at
             self._suspended_at = None
             for process in self.processes:
                 process.go_on()
@@ -84,9 +86,11 @@ class SimulatedProcess:
         self.machine = machine
         self.pid = pid
         self.dead = False
+        #: Whether no code of it runs: it is dead or frozen, or its machine is suspended.
+        self.stands_still = machine.is_suspended
         self._loop = loop
         self._frozen = 0
-        self._kept: list[OwnedHandle | OwnedTimer] = []
+        self._kept: list[Runnable] = []
         #: Random numbers of the program, which a copy of the process repeats; and of the system, which it does not.
         self.random = Random(f"{seed}/{name}/{pid}/program")
         self.system_random = Random(f"{seed}/{name}/{pid}/system")
@@ -95,17 +99,17 @@ class SimulatedProcess:
         self.on_end: list[Callable[[], None]] = []
         machine.processes.append(self)
 
-    @property
-    def stands_still(self) -> bool:
-        return self.dead or self._frozen > 0 or self.machine.is_suspended
+    def _update(self) -> None:
+        self.stands_still = self.dead or self._frozen > 0 or self.machine.is_suspended
 
-    def keep(self, handle: OwnedHandle | OwnedTimer) -> None:
+    def keep(self, handle: Runnable) -> None:
         """A step came while it stands still: it runs later, or never."""
         if not self.dead:
             self._kept.append(handle)
 
     def go_on(self) -> None:
         """Run what was kept, if nothing else stops it."""
+        self._update()
         if not self.stands_still:
             kept, self._kept = self._kept, []
             self._loop.resume(kept)
@@ -113,6 +117,7 @@ class SimulatedProcess:
     def freeze(self) -> None:
         """Stop it as SIGSTOP does: its clocks go on."""
         self._frozen += 1
+        self._update()
 
     def thaw(self) -> None:
         if self._frozen:
@@ -123,6 +128,7 @@ class SimulatedProcess:
         """End it between two steps: no code of it runs any more."""
         if not self.dead:
             self.dead = True
+            self._update()
             self._kept = []
             for call in self.on_end:
                 call()

@@ -62,7 +62,8 @@ class World:
             self._begin()
             self.loop.run_until_moment(self.scenario.length_seconds)
             self.recorder.add(RunEnded, STORE_NAME, self.node.now_ms(), self.node.states())
-        return self.recorder.history
+            history = self.recorder.history
+        return history
 
     def _begin(self) -> None:
         operator = self._start(OPERATOR, None, "operations")
@@ -219,6 +220,7 @@ class World:
 
     def _close(self) -> None:
         """End what is left, silently: no code of it may change what is judged."""
+        self.recorder.history, self.recorder._observe = History(), None
         self.loop.close()
         with warnings.catch_warnings():
             # A `finally` block may begin a call that no loop runs any more.

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from waypost.errors import QueueDrained
 from waypost.message import Message
+from waypost.operations.settle_target import HeldMessages
 from waypost.worker.handler import current_slot
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ class _QueueBlocks:
     def __init__(self, queue: str) -> None:
         self.queue = queue
         self.lease_seconds: float | None = None
-        self.messages: set[Message[Any]] = set()
+        self.messages = HeldMessages()
 
     def to_renew(self) -> list[Message[Any]]:
         return list(self.messages)

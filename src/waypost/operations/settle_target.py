@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 from waypost.errors import InvalidInput
@@ -17,6 +17,25 @@ class Held(Protocol):
 
     def add(self, message: Message[Any], /) -> None: ...
     def discard(self, message: Message[Any], /) -> None: ...
+
+
+class HeldMessages(dict[Message[Any], None]):
+    """Messages whose leases are renewed, in the order in which they came. A copy of it may be made in any thread."""
+
+    __slots__ = ()
+
+    def add(self, message: Message[Any], /) -> None:
+        self[message] = None
+
+    def discard(self, message: Message[Any], /) -> None:
+        self.pop(message, None)
+
+    def add_all(self, messages: Iterable[Message[Any]]) -> None:
+        self.update(dict.fromkeys(messages))
+
+    def discard_all(self, messages: Iterable[Message[Any]]) -> None:
+        for message in messages:
+            self.pop(message, None)
 
 
 class SettleTarget:

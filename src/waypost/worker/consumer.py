@@ -20,6 +20,7 @@ from waypost.message import Message, Outcome, Retry
 from waypost.operations import receive
 from waypost.operations.flow import ClientContext, Flow, drive_async
 from waypost.operations.outgoing import deliver_outgoing
+from waypost.operations.settle_target import HeldMessages
 from waypost.policy import CHUNK_MESSAGES_MAX
 from waypost.store.port import AsyncExecutor
 from waypost.values import Claimed, Drained, Settlement
@@ -91,7 +92,7 @@ class Consumer:
         #: Whether a handler that returns nothing needs no further checks.
         self._is_plain = not handler.manual and handler.batch is None and context.on_event is None
         self._ready: deque[Message[Any]] = deque()
-        self._held: set[Message[Any]] = set()
+        self._held = HeldMessages()
         self.settler = Settler(context, executor, self.queue, self._held, self._on_settled, handler.retry, renewer)
         self._caller = Caller(handler, self._settle, context, executor)
         self._slots: list[Slot] = []
@@ -386,7 +387,7 @@ class Consumer:
         messages = [Message(queue, lease, as_type, target, seconds, until) for lease in leases]
         self._at_most_once = leases[0].lease_end_ms is None
         if not self._at_most_once:
-            self._held.update(messages)
+            self._held.add_all(messages)
             if until <= lease_clock.now():
                 receive.log_late_claim(queue, len(messages))
                 for message in messages:

@@ -15,7 +15,7 @@ from waypost.errors import OutcomeUnknown, StoreUnavailable, WaypostError
 from waypost.message import Message
 from waypost.operations import receive
 from waypost.operations.flow import ClientContext, drive_async
-from waypost.operations.settle_target import SettleTarget
+from waypost.operations.settle_target import HeldMessages, SettleTarget
 from waypost.outbox.message_transaction import MessageTransaction
 from waypost.policy import CHUNK_BYTES_MAX, CHUNK_MESSAGES_MAX, RetryPolicy
 from waypost.store.port import AsyncExecutor
@@ -36,7 +36,7 @@ class Settler:
         context: ClientContext,
         executor: AsyncExecutor,
         queue: str,
-        held: set[Message[Any]],
+        held: HeldMessages,
         on_settled: Callable[[int | None, set[str]], None],
         retry: RetryPolicy,
         renewer: Renewer,
@@ -155,7 +155,7 @@ class Settler:
             for message, settlement in zip(messages, settlements, strict=True):
                 await self._send([message], [settlement])
         else:
-            self._held.difference_update(messages)
+            self._held.discard_all(messages)
             self._settled(settlements, statuses)
 
     def _settled(self, settlements: list[Settlement], statuses: list[SettleStatus]) -> None:
@@ -171,7 +171,7 @@ class Settler:
         self._on_settled(soonest, sent_to)
 
     def _give_up(self, messages: list[Message[Any]], settlements: list[Settlement], error: Exception | None) -> None:
-        self._held.difference_update(messages)
+        self._held.discard_all(messages)
         self.unsettled += len(messages)
         log.error(
             "%d messages of queue %s could not be settled (%s): they come back when their leases end",

@@ -170,7 +170,10 @@ class MemoryStore:
 
     def _queue_for_writing(self, name: str) -> QueueModel:
         """A queue to write to. It is made only by what exists to add something: see `_queue_to_make`."""
-        return self._queues.setdefault(name, QueueModel(name))
+        model = self._queues.get(name)
+        if model is None:
+            model = self._queues[name] = QueueModel(name)
+        return model
 
     def _queue_to_make(self, name: str) -> QueueModel:
         """A queue to add something to: from now on it is one."""
