@@ -1,8 +1,8 @@
 """An event loop on virtual time: it never waits, and time jumps to the next timer.
 
-All simulated processes share it. Each handle belongs to the process that ran when it was scheduled. Handles of a process
-that is frozen or suspended are kept until it runs again, handles of one that has crashed are dropped. So a crash ends a
-process between two steps of its tasks, and none of its `finally` blocks runs.
+All simulated processes share it. Each handle belongs to the process that ran when it was scheduled. Handles of a
+process that is frozen or suspended are kept until it runs again, handles of one that has crashed are dropped. So a
+crash ends a process between two steps of its tasks, and none of its `finally` blocks runs.
 """
 
 from __future__ import annotations
@@ -164,7 +164,7 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
         self.unhandled.append({"process": self.current, **context})
 
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
-        self._cancelled_timers += handle._scheduled
+        self._cancelled_timers += getattr(handle, "_scheduled", False)
         if self._cancelled_timers > CANCELLED_MIN and self._cancelled_timers * 2 > len(self._timers):
             self._timers = [entry for entry in self._timers if not entry[3]._cancelled]
             heapq.heapify(self._timers)

@@ -1,8 +1,8 @@
 """The link between a process and the store: how long requests and answers take, and what goes wrong with them.
 
 It stands where executors and wake-up transports of a real store have their connections. A request that is lost, or
-whose answer is, ends as a connection does on which nothing comes: after a time of silence, with `OutcomeUnknown`. A link
-may know that sooner, as a connection that is reset does. A connection that is refused is `StoreUnavailable`.
+whose answer is, ends as a connection does on which nothing comes: after a time of silence, with `OutcomeUnknown`. A
+link may know that sooner, as a connection that is reset does. A connection that is refused is `StoreUnavailable`.
 """
 
 from __future__ import annotations

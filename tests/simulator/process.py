@@ -33,7 +33,7 @@ NOT_SIMULATED = ("waypost.cli.", "waypost.spark.", "waypost.testing.", "waypost.
 
 
 class Machine:
-    """The clocks of one machine. A suspended one has a monotonic clock that stands still, and a boot clock that goes."""
+    """The clocks of one machine. While it is suspended its monotonic clock stands still and its boot clock goes on."""
 
     def __init__(self, name: str, loop: VirtualTimeLoop, random: Random) -> None:
         self.name = name
@@ -143,7 +143,7 @@ class SimulatedProcess:
             coroutine = task.get_coro()
             try:
                 if coroutine is not None:
-                    coroutine.close()  # type: ignore[union-attr]
+                    coroutine.close()
             except BaseException:
                 continue  # what it does at its end concerns no one any more
         self.tasks.clear()

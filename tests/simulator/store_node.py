@@ -25,6 +25,11 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 STORE_NAME = "store"
+#: Verbs that are not recorded unless they changed something: an idle hour has thousands of them.
+READS = frozenset((
+    "poll", "time", "policy", "elect", "scheduled", "schedules", "queues", "promote", "heartbeat", "stats", "outgoing",
+    "watch", "watch_chain", "result", "peek", "trace", "journal", "workers",
+))  # fmt: skip
 #: What a store keeps over a restart, as attributes of `MemoryStore`.
 KEPT = ("_queues", "_register", "_scheduled", "_leaders")
 
@@ -46,9 +51,13 @@ class RemoteCall(Call[Any]):
 class StoreNode:
     """The server. `run` is one request; requests are run one after the other."""
 
-    def __init__(self, loop: VirtualTimeLoop, recorder: Recorder) -> None:
+    def __init__(
+        self, loop: VirtualTimeLoop, recorder: Recorder, observe_store: Callable[[StoreStep, MemoryStore], None] | None
+    ) -> None:
         self.loop = loop
         self.store = MemoryStore(clock=self.now_ms)
+        #: Called after each recorded step.
+        self.observe_store = observe_store
         self.is_down = False
         self.steps = 0
         #: The error of its clock, in seconds.
@@ -65,7 +74,7 @@ class StoreNode:
     # ---- requests ----------------------------------------------------------------------------------------
 
     def run(self, calls: Sequence[RemoteCall], who: str) -> tuple[list[Any], list[int]]:
-        """Run calls in order; return their results or errors, and the numbers of their steps."""
+        """Run calls in order; return their results or errors, and the numbers of the steps that are recorded."""
         results: list[Any] = []
         steps: list[int] = []
         store = self.store
@@ -81,11 +90,15 @@ class StoreNode:
             except Exception as failure:
                 error = failure
             results.append(result if error is None else error)
-            steps.append(self.steps)
-            self._recorder.add(
-                StoreStep, who, self.steps, now, call.name, None if call.operation is None else str(call.operation),
-                call.arguments, result, None if error is None else type(error).__name__, self._new_events(),
-            )  # fmt: skip
+            events = self._new_events()
+            if events or call.name not in READS:
+                steps.append(self.steps)
+                step = self._recorder.add(
+                    StoreStep, who, self.steps, now, call.name, None if call.operation is None else str(call.operation),
+                    call.arguments, result, None if error is None else type(error).__name__, events,
+                )  # fmt: skip
+                if self.observe_store is not None:
+                    self.observe_store(step, store)
         return results, steps
 
     def _new_events(self) -> tuple[Event, ...]:

@@ -12,6 +12,7 @@ import queue as real_queue
 import threading as real_threading
 from collections import deque
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 from greenlet import getcurrent, greenlet
@@ -41,7 +42,7 @@ class SimulatedThread:
         self.process: SimulatedProcess | None = threads.loop.current
         self._threads = threads
         self._loop = threads.loop
-        self._call = lambda: target(*args, **(kwargs or {}))
+        self._call: Callable[[], Any] = partial(target, *args, **(kwargs or {}))
         self._greenlet = greenlet(self._run, threads.main)
         self._alive = False
         #: What it waits for: only the wake-up of this wait may resume it.
@@ -114,7 +115,8 @@ class SimulatedThread:
             if not self._greenlet:
                 self._alive = False  # it never began
                 return
-            self._greenlet.throw(ThreadEnded)
+            throw: Callable[[type[BaseException]], Any] = self._greenlet.throw
+            throw(ThreadEnded)
 
 
 class LoopThread:
@@ -312,15 +314,15 @@ class ThreadingModule:
     ) -> SimulatedThread:
         return SimulatedThread(self._threads, target, name, args, kwargs)
 
-    def Lock(self) -> Lock:  # noqa: N802
+    def Lock(self) -> Any:  # noqa: N802
         return Lock(self._threads)
 
     RLock = Lock
 
-    def Condition(self, lock: Lock | None = None) -> Condition:  # noqa: N802
+    def Condition(self, lock: Any = None) -> Any:  # noqa: N802
         return Condition(self._threads, lock)
 
-    def Event(self) -> Event:  # noqa: N802
+    def Event(self) -> Any:  # noqa: N802
         return Event(self._threads)
 
     def current_thread(self) -> object:

@@ -9,7 +9,7 @@ from random import Random
 from typing import Any
 
 from tests.simulator import clients
-from tests.simulator.history import FaultBegan, FaultEnded, Happening, History, Recorder, ReplyArrived, RunEnded
+from tests.simulator.history import FaultBegan, FaultEnded, History, Recorder, ReplyArrived, RunEnded, StoreStep
 from tests.simulator.loop import VirtualTimeLoop
 from tests.simulator.network import Link
 from tests.simulator.play import Player, Registry
@@ -17,6 +17,7 @@ from tests.simulator.process import Machine, SimulatedProcess, simulated_environ
 from tests.simulator.scenario import OPERATOR, STORE, ProcessPlan, Scenario, Step
 from tests.simulator.store_node import STORE_NAME, StoreNode
 from tests.simulator.threads import Threads
+from waypost.store.memory.store import MemoryStore
 
 #: Faults of the link of a process.
 LINK_FAULTS = frozenset((
@@ -38,16 +39,18 @@ class RunningProcess:
 
 
 class World:
-    """Builds what a scenario needs and runs it. `observe` sees each happening at its moment."""
+    """Builds what a scenario needs and runs it. `observe_store` is called after each recorded step of the store."""
 
-    def __init__(self, scenario: Scenario, *, observe: Callable[[Happening], None] | None = None) -> None:
+    def __init__(
+        self, scenario: Scenario, *, observe_store: Callable[[StoreStep, MemoryStore], None] | None = None
+    ) -> None:
         self.scenario = scenario
         self._seed = f"waypost/{scenario.seed}"
         self.random = Random(self._seed)
         self.loop = VirtualTimeLoop(Random(f"{self._seed}/loop"))
         self.threads = Threads(self.loop)
-        self.recorder = Recorder(lambda: self.loop.now, observe=observe)
-        self.node = StoreNode(self.loop, self.recorder)
+        self.recorder = Recorder(lambda: self.loop.now)
+        self.node = StoreNode(self.loop, self.recorder, observe_store)
         self.labels = Registry()
         self.running: dict[str, RunningProcess] = {}
         self._machines: dict[str, Machine] = {}
@@ -62,14 +65,11 @@ class World:
             self._begin()
             self.loop.run_until_moment(self.scenario.length_seconds)
             self.recorder.add(RunEnded, STORE_NAME, self.node.now_ms(), self.node.states())
-            history = self.recorder.history
-        return history
+            return self.recorder.history  # the one that is closed with the world is another
 
     def _begin(self) -> None:
         operator = self._start(OPERATOR, None, "operations")
         self._spawn(operator, self._set_up(operator.player))
-        for plan in self.scenario.processes:
-            self._start(plan.name, plan, plan.machine)
         for step in self.scenario.steps:
             if step.action == "store_restart" and step.arguments.get("lose"):
                 self.loop.at(max(0.0, step.at - step.arguments["lose"]), self.node.take_snapshot)
@@ -83,6 +83,8 @@ class World:
                 "name": one.name, "queue": one.queue, "every": one.every, "missed": one.missed, "grace": one.grace,
             }  # fmt: skip
             await player.perform(Step(0.0, OPERATOR, "save_schedule", arguments))
+        for plan in self.scenario.processes:
+            self.loop.at(self.loop.now, self._start, plan.name, plan, plan.machine)
 
     # ---- processes -----------------------------------------------------------------------------------------
 
@@ -98,7 +100,7 @@ class World:
         self._processes.append(process)
         link = Link(
             self.loop, process, self.node, Random(f"{self._seed}/link/{name}/{pid}"), self.scenario.delay_range,
-            lambda who, step: self.recorder.add(ReplyArrived, who, step) and None,
+            self._on_reply,
         )  # fmt: skip
         before, self.loop.current = self.loop.current, process
         try:
@@ -114,6 +116,9 @@ class World:
         if player.has_worker and original is None:
             self._spawn(running, player.start())
         return running
+
+    def _on_reply(self, who: str, step: int) -> None:
+        self.recorder.add(ReplyArrived, who, step)
 
     def _spawn(self, running: RunningProcess, coroutine: Any) -> None:
         """Run a coroutine as a task of a process."""
@@ -212,7 +217,7 @@ class World:
                 clients.copy_worker(worker, made)
                 return made
 
-            copy.player.post.worker = copied  # type: ignore[method-assign]
+            copy.player.post.worker = copied  # type: ignore[assignment,method-assign]
             self._spawn(copy, copy.player.start())
         self._end_fault(number, step, lambda: None)
 
@@ -220,7 +225,7 @@ class World:
 
     def _close(self) -> None:
         """End what is left, silently: no code of it may change what is judged."""
-        self.recorder.history, self.recorder._observe = History(), None
+        self.recorder.history, self.node.observe_store = History(), None
         self.loop.close()
         with warnings.catch_warnings():
             # A `finally` block may begin a call that no loop runs any more.
@@ -232,6 +237,6 @@ class World:
                 generator.aclose().close()
 
 
-def run(scenario: Scenario, *, observe: Callable[[Happening], None] | None = None) -> History:
+def run(scenario: Scenario, *, observe_store: Callable[[StoreStep, MemoryStore], None] | None = None) -> History:
     """Run a scenario in virtual time."""
-    return World(scenario, observe=observe).run()
+    return World(scenario, observe_store=observe_store).run()
