@@ -11,7 +11,7 @@ import pytest
 from tests.conformance.conftest import tables
 from tests.unit.clients import MODES, open_client
 from waypost.errors import QueueNotEmpty
-from waypost.testing.bench import Bench, StoreMaker, fresh_namespace
+from waypost.testing.bench import QUEUE, Bench, StoreMaker, fresh_namespace
 from waypost.testing.clock import ManualClock
 from waypost.values import StoredSchedule
 
@@ -169,6 +169,46 @@ def test_no_row_of_a_removed_queue_is_left_in_the_tables(make_store: StoreMaker,
         assert bench.remove(queue="another").existed
         found = connection.execute(f'SELECT name FROM "{names["queue"]}"').fetchall()
         assert found == [("another",)]
+
+
+@pytest.mark.promise("QUEUE-8", "STORE-2")
+@pytest.mark.parametrize("store_name", ["postgres"], indirect=True)
+@pytest.mark.parametrize("numbered", [False, True])
+def test_a_long_history_goes_in_bounded_steps(make_store: StoreMaker, postgres: Any, numbered: bool) -> None:
+    import psycopg
+
+    with Bench(make_store, "sync") as bench, psycopg.connect(postgres.url, autocommit=True) as connection:
+        store: Any = bench.store
+        name = store.names.namespace
+        bench.configure(completed=10)
+        bench.publish_count(5)
+        for lease in bench.claim(5):
+            bench.settle(lease)
+        connection.execute(
+            f'INSERT INTO "{name}_entry" (queue, count, xid, seq, at_ms, event, ids) '
+            f"SELECT queue, 1, xid, seq + n, at_ms, event, ARRAY[repeat('x', 24)] "
+            f'FROM "{name}_entry" e, generate_series(1, 40000) n WHERE e.seq = (SELECT max(seq) FROM "{name}_entry")'
+        )
+        connection.execute(f"SELECT setval('\"{name}_sequence\"', nextval('\"{name}_sequence\"') + 50000)")
+        last = 40_000 + 1 + 3 * 5
+        if numbered:  # by a reader, who read a part
+            assert bench.run(store.journal_trim(QUEUE, 100)) == 101
+            assert bench.run(store.journal(QUEUE, 0, 1)).newest == last
+        kept = []
+        while True:
+            removal = bench.run(store.remove(QUEUE, bench.operation()))
+            if not removal.more:
+                break
+            [(first,)] = connection.execute(f'SELECT first FROM "{name}_kept"').fetchall()
+            kept.append(first)
+        assert (removal.existed, removal.left) == (True, {})
+        # The first entries hold several events each.
+        entries = 1 + 1 + 1 + 5
+        assert kept == [16_384 - entries + 16 + 1, 2 * 16_384 - entries + 16 + 1]
+        bench.after(1)
+        bench.publish()
+        page = bench.run(store.journal(QUEUE, 0, 10))
+        assert [event.number for event in page.events] == [last + 1]
 
 
 @pytest.mark.promise("QUEUE-8")

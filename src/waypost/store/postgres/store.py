@@ -513,10 +513,10 @@ class PostgresStore:
 
     def remove(self, queue: str, operation: Operation) -> Call[Removal]:
         def decode(result: PGresult) -> Removal:
-            existed, left, made_again = msgspec.json.decode(
-                one(result) or b"", type=tuple[bool, dict[str, int], bool]
+            existed, left, made_again, more = msgspec.json.decode(
+                one(result) or b"", type=tuple[bool, dict[str, int], bool, bool]
             )  # fmt: skip
-            return Removal(existed, left, made_again=made_again)
+            return Removal(existed, left, more, made_again)
 
         return self._once("remove", queue, operation, (), decode)
 

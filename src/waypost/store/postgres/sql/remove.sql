@@ -18,23 +18,27 @@ BEGIN
     BEGIN
         SELECT * INTO q FROM {queue} t WHERE t.name = p_queue FOR UPDATE NOWAIT;
     EXCEPTION WHEN lock_not_available THEN
-        RETURN '[true, {"transactions": 1}, false]';
+        RETURN '[true, {"transactions": 1}, false, false]';
     END;
     IF q.removed_mark = substr(p_session, {MARK_AT}, {MARK_BYTES}) THEN
-        RETURN json_build_array(true, '{}'::json, q.made)::text;
+        RETURN json_build_array(true, '{}'::json, q.made, false)::text;
     ELSIF v_stamp < v_now - p_ttl THEN
         RAISE EXCEPTION '%', v_now USING ERRCODE = 'WPOLD';
     END IF;
     PERFORM {check_removal}(q.removed_ms, v_stamp, v_now);
     IF q.number IS NULL THEN
-        RETURN '[false, {}, false]';
+        RETURN '[false, {}, false, false]';
     END IF;
     IF NOT pg_try_advisory_xact_lock({lock_key}('removal'), hashtext(p_queue)) THEN
-        RETURN json_build_array(q.made, '{"transactions": 1}'::json, false)::text;
+        RETURN json_build_array(q.made, '{"transactions": 1}'::json, false, false)::text;
     END IF;
     v_left := {count_left}(q.number);
     IF v_left <> '{}' OR NOT q.made THEN
-        RETURN json_build_array(q.made, v_left, false)::text;
+        RETURN json_build_array(q.made, v_left, false, false)::text;
+    END IF;
+    PERFORM pg_advisory_xact_lock({lock_key}('journal'), q.number);
+    IF {remove_history}(q.number, 16384) THEN
+        RETURN '[true, {}, false, true]';
     END IF;
     PERFORM {clear_queue}(q.number);
     UPDATE {queue} t SET made = false, removed_ms = v_now, removed_mark = substr(p_session, {MARK_AT}, {MARK_BYTES}),
@@ -43,7 +47,38 @@ BEGIN
         journal = DEFAULT, journal_max = DEFAULT, dead_max = DEFAULT, dead_keep_ms = DEFAULT, completed_max = DEFAULT
     WHERE t.number = q.number;
     PERFORM {sweep_names}(v_now);
-    RETURN '[true, {}, false]';
+    RETURN '[true, {}, false, false]';
+END $body$;
+
+-- Delete the oldest part of a queue's journal and finished messages, up to `p_limit` rows of each, so that no step of a removal takes long.
+-- Returns whether there is more: false if there were not so many, and nothing was deleted.
+CREATE OR REPLACE FUNCTION {remove_history}(p_queue integer, p_limit integer) RETURNS boolean LANGUAGE plpgsql AS $body$
+DECLARE
+    v_bound bigint := pg_snapshot_xmin(pg_current_snapshot())::text::bigint;
+    v_base {mark};
+    v_place record;
+BEGIN
+    -- Only what can have a number: nothing comes before it any more.
+    SELECT e.xid, e.seq INTO v_place FROM {entry} e WHERE e.queue = p_queue AND e.xid < v_bound
+    ORDER BY e.xid, e.seq OFFSET p_limit - 1 LIMIT 1;
+    IF FOUND THEN
+        SELECT * INTO v_base FROM {mark} m
+        WHERE m.queue = p_queue AND m.number < (SELECT k.first FROM {kept} k WHERE k.queue = p_queue)
+        ORDER BY m.number DESC LIMIT 1;
+        WITH gone AS MATERIALIZED (
+            DELETE FROM {entry} e WHERE e.queue = p_queue AND (e.xid, e.seq) <= (v_place.xid, v_place.seq)
+            RETURNING e.xid, e.seq, e.count
+        )
+        SELECT coalesce(v_base.number, 0) + coalesce(sum(g.count), 0) INTO v_base.number FROM gone g
+        WHERE (g.xid, g.seq) > (coalesce(v_base.xid, 0), coalesce(v_base.seq, 0));
+        DELETE FROM {mark} m WHERE m.queue = p_queue AND m.number <= v_base.number;
+        INSERT INTO {mark} VALUES (p_queue, v_base.number, v_place.xid, v_place.seq);
+        INSERT INTO {kept} AS k VALUES (p_queue, v_base.number + 1)
+        ON CONFLICT (queue) DO UPDATE SET first = excluded.first WHERE k.first < excluded.first;
+        RETURN true;
+    END IF;
+    RETURN EXISTS (SELECT 1 FROM {completed} c WHERE c.queue = p_queue OFFSET p_limit)
+        AND {trim_completed}(p_queue, 0, p_limit) > 0;
 END $body$;
 
 -- What keeps a queue from being removed, and how many there are of each.
