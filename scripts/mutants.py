@@ -293,8 +293,8 @@ class Tests:
 
     def _command(self) -> list[str]:
         return [
-            str(ROOT / ".venv/bin/python"), "-B", "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-p",
-            "no:xdist", "-p", "scripts.mutant_tests", *self._paths,
+            str(ROOT / ".venv/bin/python"), "-B", "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider",
+            "-p", "scripts.mutant_tests", *self._paths,
         ]  # fmt: skip
 
     def _start(self, **variables: str) -> tuple[subprocess.Popen[bytes], IO[str]]:

@@ -109,6 +109,55 @@ def test_a_journal_trimmed_past_the_offset_is_an_error_unless_data_loss_is_allow
     assert rows(careless, planned) == [("orders", n) for n in range(13, 31)]
 
 
+def empty_and_remove(shop: Shop, queue: str) -> None:
+    shop.post.purge(queue)
+    assert shop.post.remove_queue(queue)
+
+
+@pytest.mark.promise("SPARK-1", "QUEUE-8")
+@pytest.mark.parametrize("follows", ["one", "all"])
+def test_a_removed_queue_with_unread_events_is_an_error_unless_data_loss_is_allowed(
+    shop: Shop, stream: Any, follows: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    shop.post.publish("mails", 1)
+    shop.post.publish_many("orders", range(30))
+    options = {"queue": "orders"} if follows == "one" else {}
+    reader, careless = stream(**options), stream(**options, failOnDataLoss="false")
+    start = reader.initialOffset()
+    planned = reader.partitions({"orders": 10}, {"orders": 30})
+    empty_and_remove(shop, "orders")
+    says = r"queue orders was removed, and its journal with it: events 11 to .* are gone\. .*failOnDataLoss"
+    with pytest.raises(JournalTrimmed, match=says):
+        rows(reader, planned)
+    start["orders"] = 10
+    with pytest.raises(JournalTrimmed, match=says):
+        reader.partitions(start, reader.latestOffset(start, ReadAllAvailable()))
+    caplog.clear()
+    for _ in range(2):
+        end = careless.latestOffset(start, ReadAllAvailable())
+        assert [row for row in rows(careless, careless.partitions(start, end)) if row[0] == "orders"] == []
+        start = end
+    logged = [vars(record).get("event") for record in caplog.records]
+    assert logged == ["queue_removed"]
+
+
+@pytest.mark.promise("SPARK-1", "QUEUE-8")
+@pytest.mark.parametrize("follows", ["one", "all"])
+def test_a_stream_that_has_read_all_of_a_removed_queue_goes_on_with_the_next_one(
+    shop: Shop, stream: Any, follows: str
+) -> None:
+    shop.post.publish_many("orders", range(30))
+    shop.post.purge("orders")
+    reader = stream(queue="orders") if follows == "one" else stream()
+    start = reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
+    empty_and_remove(shop, "orders")
+    assert reader.latestOffset(start, ReadAllAvailable()) == start
+    shop.post.publish_many("orders", range(2))
+    end = reader.latestOffset(start, ReadAllAvailable())
+    last = start["orders"]
+    assert rows(reader, reader.partitions(start, end)) == [("orders", last + 1), ("orders", last + 2)]
+
+
 @pytest.mark.promise("SPARK-1")
 def test_a_registered_reader_keeps_what_the_query_has_not_read(shop: Shop, stream: Any) -> None:
     shop.post.publish_many("orders", range(10))

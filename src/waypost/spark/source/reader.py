@@ -124,21 +124,25 @@ def read_events(bulk: Bulk, numbers: EventRange, columns: Sequence[str], *, fail
             f"queue {numbers.queue}: events {numbers.after + 1} to {numbers.to} are {numbers.rows}, but {seen} were "
             "read; nothing of this read can be trusted"
         )
-    report_trimmed(numbers.queue, numbers.after, first, fail=fail)
+    report_gone(bulk, numbers.queue, numbers.after, first, fail=fail)
 
 
-def report_trimmed(queue: str, after: int, first: int, *, fail: bool) -> None:
+def report_gone(bulk: Bulk, queue: str, after: int, first: int, *, fail: bool) -> None:
     """Report that the events between `after` and `first` are gone: as an error, or in the log."""
-    read_range = (
-        f"queue {queue}: the journal was trimmed past this read: events {after + 1} to {first - 1} are gone, and the "
-        f"first that is kept is {first}"
-    )
+    gone = f"events {after + 1} to {first - 1} are gone"
+    if queue in bulk.run(bulk.store.queues()):
+        event = "journal_trimmed"
+        what = f"queue {queue}: the journal was trimmed past this read: {gone}, and the first that is kept is {first}"
+        way_out = "to go on from there; keep more with journal_max, or"
+    else:
+        event = "queue_removed"
+        what = f"queue {queue} was removed, and its journal with it: {gone}"
+        way_out = "to go on without them. To keep a queue until all of it is read,"
     if fail:
         raise JournalTrimmed(
-            f"{read_range}. Set the option failOnDataLoss to false to go on from there; keep more with journal_max, or "
-            "register the query with the option reader so that trimming waits for it"
+            f"{what}. Set the option failOnDataLoss to false {way_out} register the query with the option reader"
         )
-    log.warning("%s", read_range, extra={"event": "journal_trimmed", "queue": queue})
+    log.warning("%s", what, extra={"event": event, "queue": queue})
 
 
 def journal_columns(columns: Sequence[str]) -> tuple[str, ...]:

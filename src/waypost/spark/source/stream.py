@@ -21,7 +21,7 @@ from waypost.errors import ConfigurationError, StoreError
 from waypost.spark.source.bulk import Bulk, open_bulk
 from waypost.spark.source.options import ReadOptions
 from waypost.spark.source.partitions import EventRange, Partition, check_machine, machine_of, split_ranges
-from waypost.spark.source.reader import chosen_columns, list_queues, read_range, report_trimmed
+from waypost.spark.source.reader import chosen_columns, list_queues, read_range, report_gone
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -57,10 +57,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._bulk: Bulk | None = None
         #: Set for Trigger.AvailableNow: what is newer belongs to the next run.
         self._ends: dict[str, int] | None = None
+        #: Removed queues of the checkpoint whose unread events have been reported.
+        self._removed: set[str] = set()
 
     def __getstate__(self) -> dict[str, Any]:
         # A connection belongs to its process; tasks make their own.
-        return {"options": self.options, "columns": self.columns, "_bulk": None, "_ends": None}
+        return {"options": self.options, "columns": self.columns, "_bulk": None, "_ends": None, "_removed": set()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -107,11 +109,21 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if start.get(queue, 0) > max(number, self._known_newest(queue, number)):
                 raise StoreError(
                     f"queue {queue}: the checkpoint has read up to event {start[queue]}, and the newest in the journal "
-                    f"is {number}: this is another store than before, or it was restored from a backup. Start the "
-                    "query with a new checkpoint"
+                    f"is {number}: this is another store than before, it was restored from a backup, or the queue was "
+                    "removed long ago. Start the query with a new checkpoint"
                 )
+        self._report_removed({queue: start[queue] for queue in start if queue not in newest})
         rows = limit.max_rows if isinstance(limit, ReadMaxRows) else sum(newest.values())
         return admit(start, newest, rows)
+
+    def _report_removed(self, read_to: Mapping[str, int]) -> None:
+        """Report the unread events of queues that are not listed any more."""
+        self._removed &= read_to.keys()
+        for queue in read_to.keys() - self._removed:
+            newest = self.bulk.bounds(queue)[1]
+            if newest > read_to[queue]:
+                report_gone(self.bulk, queue, read_to[queue], newest + 1, fail=self.options.fail_on_data_loss)
+            self._removed.add(queue)
 
     def _known_newest(self, queue: str, number: int) -> int:
         """The end of an AvailableNow run may lie before a start that a new queue or a late plan brought."""
@@ -133,7 +145,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 first, _ = bulk.bounds(queue)
                 if first > after + 1:
                     # A queue that this query sees for the first time has no history that it could have missed.
-                    report_trimmed(queue, after, first, fail=self.options.fail_on_data_loss and queue in start)
+                    report_gone(bulk, queue, after, first, fail=self.options.fail_on_data_loss and queue in start)
                     after = min(to, first - 1)
                 work.append(EventRange(queue, after, to))
         machine = machine_of(bulk.store)
