@@ -146,7 +146,7 @@ def change_constant(module: ModuleType, before: str, after: str) -> set[Function
     ]  # fmt: skip
     for other in users:
         setattr(other, name, value)
-    files = {other.__file__ for other in users if other.__file__ is not None}
+    files = {file for other in users if (file := getattr(other, "__file__", None)) is not None}
     return {
         key for file in files for key, code in functions_of(compile(Path(file).read_text(), file, "exec"))
         if name in code.co_names and code.co_flags & CO_OPTIMIZED

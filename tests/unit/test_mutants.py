@@ -6,10 +6,12 @@ import importlib.util
 import json
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 from scripts import mutant_tests, mutants
+from tests.conformance import conftest as conformance_fixtures
 
 BEFORE = "LIMIT = 3\n\n\ndef is_due(at, now):\n    return at <= now\n\n\ndef other():\n    return 1\n"
 
@@ -32,6 +34,56 @@ def test_a_living_function_gets_the_changed_code(tmp_path: Path) -> None:
 def test_a_change_that_acts_at_import_is_not_tested_in_a_fork(tmp_path: Path) -> None:
     with pytest.raises(mutant_tests.NeedsImport):
         mutant_tests.change_functions(str(tmp_path / "module.py"), BEFORE, BEFORE.replace("LIMIT = 3", "LIMIT = 4"))
+
+
+def test_a_number_at_the_top_of_a_module_is_changed_wherever_it_was_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "waypost_limits.py"
+    path.write_text("LIMIT = 3\nTABLE = [LIMIT]\n\n\ndef reached(n):\n    return n >= LIMIT\n")
+    module = ModuleType("waypost_limits")
+    module.__file__ = str(path)
+    exec(compile(path.read_text(), str(path), "exec"), vars(module))  # noqa: S102
+    user = ModuleType("waypost_user")
+    user.__dict__["LIMIT"] = module.__dict__["LIMIT"]
+    for each in (module, user):
+        monkeypatch.setitem(sys.modules, each.__name__, each)
+    before = path.read_text()
+    path.write_text(before.replace("LIMIT = 3", "LIMIT = 4"))
+    changed = mutant_tests.change_constant(module, before, path.read_text())
+    assert [name for _, name, _ in changed] == ["reached"]
+    assert user.__dict__["LIMIT"] == 4
+    assert not module.__dict__["reached"](3)
+    path.write_text(before.replace("TABLE = [LIMIT]", "TABLE = [LIMIT + 1]"))
+    with pytest.raises(mutant_tests.NeedsImport):
+        mutant_tests.change_constant(module, before, path.read_text())
+
+
+def test_the_tests_of_a_script_are_those_that_call_it() -> None:
+    lua = mutants.ROOT / mutants.SOURCE / "store/valkey/lua"
+    text = (lua / "accept.lua").read_text()
+    assert mutant_tests.verbs_of(lua / "accept.lua", text, text[:-1]) == {
+        "accept", "publish", "fire_schedule", "trigger_schedule",
+    }  # fmt: skip
+    callers = mutant_tests.functions_that_name(lua.parent, {"purge"})
+    assert callers is not None
+    assert "ValkeyStore.purge" in {name for _, name, _ in callers}
+    assert "ValkeyStore.publish" not in {name for _, name, _ in callers}
+    sql = mutants.ROOT / mutants.SOURCE / "store/postgres/sql"
+    text = (sql / "running.sql").read_text()
+    place = text.index("{remove_messages}(\n")
+    changed = text[: place + 200] + "#" + text[place + 201 :]
+    assert mutant_tests.verbs_of(sql / "running.sql", text, changed) == {"remove_messages", "purge"}
+    callers = mutant_tests.functions_that_name(sql.parent, {"remove_messages", "purge"})
+    assert callers is not None
+    assert "PostgresStore.purge" in {name for _, name, _ in callers}
+
+
+def test_prepared_tables_with_other_functions_are_found() -> None:
+    """A changed SQL file is tested in tables that are made anew: the class that keeps them is known by its name."""
+    assert hasattr(conformance_fixtures, mutant_tests.NAMESPACES)
+    for _, module, name in mutant_tests.CACHES:
+        assert hasattr(getattr(importlib.import_module(module), name), "cache_clear")
 
 
 def test_every_mutant_changes_its_file_and_keeps_its_lines() -> None:
