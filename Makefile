@@ -68,7 +68,8 @@ oldest-part: .oldest/ready
 	$(OLDEST) tests/oldest tests/conformance/test_conformance.py tests/outbox/test_publish_in_transaction.py tests/outbox/test_handler_sessions.py \
 		-k "test_handler_sessions or ((TestClaims or TestPublishing or TestOutcomes) and (valkey- or postgres-)) or test_versions or (test_publish_in_transaction and (session or connection))"
 
-docs: .venv/ready  ## Links resolve, the examples in the pages run
+docs: .venv/ready  ## Write the reference of the HTTP API; links resolve, the examples in the pages run
+	$(RUN) -m scripts.http_reference
 	$(PYTEST) tests/unit/test_docs.py
 
 # Works on the light environment while the heavy packages install. Modules are found without pip's help meanwhile.

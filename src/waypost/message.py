@@ -315,6 +315,18 @@ class StoredMessage(_Readable[T]):
         return f"StoredMessage(queue={self.queue!r}, id={self.id!r}, state={self.state!r})"
 
 
+class MessagePage(Generic[T]):
+    """A part of a listing: some messages, and the cursor of the next part; None: this is the last one."""
+
+    __slots__ = ("cursor", "messages")
+
+    def __init__(self, messages: list[StoredMessage[T]], cursor: str | None) -> None:
+        self.messages = messages
+        #: Give it with the same queue, state and filters to read on. A part may be short or empty and have one all the
+        #: same: a filter that few messages match is searched for in bounded steps.
+        self.cursor = cursor
+
+
 class Message(_Readable[T]):
     """A message under a lease, as a handler sees it. `done`, `retry`, … decide its outcome; once is enough."""
 

@@ -53,6 +53,10 @@ EventName = Literal[
 ]
 
 
+#: After these events a message is not in its queue any more.
+FINAL_EVENTS = frozenset(("done", "dropped", "cancelled", "replaced", "dead_trimmed"))
+
+
 def chain_id(queue: str, message_id: str) -> str:
     """The id of the chain that a message begins; it also names any message of one."""
     return f"{queue}/{message_id}"
@@ -395,6 +399,17 @@ class Watched(Struct, frozen=True):
     error_type: str | None = None
     error: str | None = None
     result: bytes | None = None
+
+
+class FoundMessage(Struct, frozen=True):
+    """Where a message was found by its id."""
+
+    queue: str
+    id: str
+    #: Its state, if the queue has it; None if it is known only by how it ended or by the journal.
+    state: MessageState | None
+    #: How it ended, if that is known: done, dropped, cancelled, replaced, dead_trimmed.
+    ended: EventName | None = None
 
 
 class ChainState(Struct, frozen=True):

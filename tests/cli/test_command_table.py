@@ -69,6 +69,7 @@ TABLE: dict[str, tuple[Row, ...]] = {
     # Its store is that of the user's own client, which makes the file as it does in every program.
     "worker": (Row("worker shop:post", "none", option=""),),
     "workers": (Row("workers"),),
+    "web": (Row("web --port 0", option="--store", extra="web"),),
     "scheduler": (Row("scheduler", "runs"),),
     "promoter": (Row("promoter", "runs"),),
     "relay": (Row("relay --queue orders --until-empty --to sqlite:///target.db#copies", "makes"),),

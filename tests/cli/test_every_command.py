@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[2]
 SECONDS_MAX = 60.0
 ID = re.compile(r"[0-9a-z]{24}")
 #: Commands that have tests of their own, because they are more than a call of the store.
-ELSEWHERE = {"demo", "pipeline"}
+ELSEWHERE = {"demo", "pipeline", "web"}
 SCENES: dict[str, Callable[[Desk], None]] = {}
 Scene = Callable[[Desk], None]
 

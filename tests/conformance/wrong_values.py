@@ -73,6 +73,11 @@ CALLS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "drain": ({"timeout": 0}, ()),
     "peek": ({"queue": "fuzzed"}, ("n", "state")),
     "messages": ({"queue": "fuzzed"}, ("state", "id", "key", "group", "reason", "before", "limit", "no_such_option")),
+    "page": (
+        {"queue": "fuzzed"}, ("state", "cursor", "limit", "id", "key", "group", "reason", "before", "no_such_option"),
+    ),
+    "find": ({"id": ID}, ("id",)),
+    "stats_many": ({"queues": ["fuzzed"]}, ("queues", "minutes")),
     "dead_letters": ({"queue": "fuzzed"}, ("reason", "id", "key", "group")),
     "timers": ({"queue": "fuzzed"}, ("before",)),
     "stats": ({"queue": "fuzzed"}, ("minutes",)),

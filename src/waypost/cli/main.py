@@ -36,6 +36,7 @@ from waypost.cli.commands import (
     stats,
     timers,
     watch,
+    web,
     worker,
     workers,
 )
@@ -63,6 +64,7 @@ COMMANDS: tuple[Any, ...] = (
     schedules,
     worker,
     workers,
+    web,
     relay,
     scheduler,
     promoter,
@@ -78,7 +80,7 @@ COMMANDS: tuple[Any, ...] = (
 GROUPS: dict[str, tuple[str, ...]] = {
     "publish and inspect": ("publish", "queues", "stats", "watch", "peek", "history", "ledger", "journal"),
     "act on a queue": ("pause", "resume", "configure", "cancel", "purge", "remove", "dead", "timers", "schedules"),
-    "run": ("worker", "workers", "relay", "scheduler", "promoter"),
+    "run": ("worker", "workers", "web", "relay", "scheduler", "promoter"),
     "set up and check": ("migrate", "doctor", "bench", "completion"),
     "demo and pipeline": ("demo", "pipeline"),
 }
@@ -146,7 +148,8 @@ def make_parser() -> TopParser:
 EXTRAS = {
     "psycopg": "postgres", "psycopg_pool": "postgres", "redis": "valkey", "pyspark": "spark", "pyarrow": "spark",
     "numpy": "spark", "plotly": "spark", "adbc_driver_postgresql": "spark", "textual": "cli", "rich": "cli",
-    "shtab": "cli", "nats": "nats", "prometheus_client": "metrics", "opentelemetry": "traces",
+    "shtab": "cli", "nats": "nats", "prometheus_client": "metrics", "starlette": "web", "uvicorn": "web",
+    "jinja2": "web", "opentelemetry": "traces",
 }  # fmt: skip
 
 

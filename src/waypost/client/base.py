@@ -8,8 +8,10 @@ import socket
 import sys
 import threading
 import time
+from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar, Unpack, cast
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, Self, TypeVar, Unpack, cast
 from weakref import WeakSet
 
 from waypost import codec
@@ -43,7 +45,7 @@ from waypost.client.options import (
 from waypost.client.registry import Registry
 from waypost.errors import ConfigurationError, ForkedClient, InvalidInput, InvalidName, QueueDrained
 from waypost.identity import Session
-from waypost.message import Duration, Message, Queue, StoredMessage, queue_name, queue_type
+from waypost.message import Duration, Message, MessagePage, Queue, StoredMessage, queue_name, queue_type
 from waypost.middleware import Middleware, Outgoing, observed_by, published_through
 from waypost.operations import manage, receive, schedules
 from waypost.operations.flow import ClientContext, Flow, OnEvent
@@ -116,6 +118,9 @@ RELAY_HOLD_SECONDS = 30.0
 NEXT_FIRES_MAX = 1_000
 #: Shared by all clients: a policy holds no state.
 DEFAULT_RETRY = Exponential()
+#: A cursor is refused if it was cut, changed, or given by another listing: stores trust what they are given.
+CHECKSUM_BYTES = 9
+CURSOR_CHARACTERS_MAX = 1_024
 
 
 class BaseClient:
@@ -600,6 +605,19 @@ class BaseClient:
         check_count("minutes", minutes, 0, MINUTES_KEPT)
         return self._store.stats(queue_name(queue), minutes=minutes)
 
+    def _stats_many_flow(self, queues: Iterable[QueueName], minutes: int) -> Flow[list[Stats]]:
+        check_count("minutes", minutes, 0, MINUTES_KEPT)
+        names = [queue_name(queue) for queue in check_items("queues", queues)]
+        return manage.stats_of(self._context, names, minutes)
+
+    def _page_flow(
+        self, queue: str | Queue[T], state: MessageState, cursor: str | None, limit: int, filters: ListingFilters
+    ) -> Flow[MessagePage[T]]:
+        check_count("limit", limit, 1, PAGE_MAX)
+        check_options("page", filters, ListingFilters.__annotations__)
+        listing: Listing[T] = Listing(self._context, queue, state, **(filters | {"limit": limit})).from_cursor(cursor)
+        return _one_page(listing)
+
     def _journal_call(self, queue: QueueName, after: int, limit: int) -> Call[JournalPage]:
         check_count("after", after, 0, 2**53)
         return self._store.journal(queue_name(queue), after, check_count("limit", limit, 1, PAGE_MAX))
@@ -702,6 +720,11 @@ def _worker_name(session: Session) -> str:
     return f"{host}:{session.pid}:{session.id.hex()}"
 
 
+def _one_page(listing: Listing[T]) -> Flow[MessagePage[T]]:
+    messages = yield from listing.flow()
+    return MessagePage(messages, listing.cursor)
+
+
 def _redriven_nothing() -> Flow[Redriven]:
     return Redriven([], [], False)
     yield  # a flow is a generator
@@ -739,6 +762,19 @@ class Listing(Generic[T]):
         self._cursor: str | None = None
         self.more = True
 
+    @property
+    def cursor(self) -> str | None:
+        """Where the next page begins, for `from_cursor` of a listing with the same filters; None at the end."""
+        return None if self._cursor is None else pack_cursor(self._cursor, self._about())
+
+    def from_cursor(self, cursor: str | None) -> Self:
+        """Begin where another listing stopped."""
+        self._cursor = None if cursor is None else unpack_cursor(cursor, self._about())
+        return self
+
+    def _about(self) -> list[object]:
+        return [self._queue, self._state, self._before_ms, *self._filters.values()]
+
     def flow(self) -> Flow[list[StoredMessage[T]]]:
         """Read the next page."""
         size = LISTING_PAGE if self._left is None else min(self._left, PAGE_MAX)
@@ -749,12 +785,37 @@ class Listing(Generic[T]):
         if self._before_ms is not None:
             kept = [stored for stored in found if stored.ready_ms < self._before_ms]
             # Timers are listed by their due time: after the first that is too late, all are.
-            self.more = self.more and len(kept) == len(found)
+            if len(kept) < len(found):
+                self.more, self._cursor = False, None
             found = kept
         if self._left is not None:
             self._left -= len(found)
             self.more = self.more and self._left > 0
         return [StoredMessage(self._queue, stored, self._as_type) for stored in found]
+
+
+def pack_cursor(cursor: str, about: list[object]) -> str:
+    """Return the cursor of a store in a form that shows what it belongs to, fit for a URL."""
+    return urlsafe_b64encode(_checksum(cursor, about) + cursor.encode()).decode().rstrip("=")
+
+
+def unpack_cursor(cursor: str, about: list[object]) -> str:
+    """Return the cursor of the store, or raise `InvalidInput` if it was changed or belongs to another listing."""
+    wrong = InvalidInput("this cursor was not given by a listing of this queue, state and filters: begin without one")
+    if not isinstance(cursor, str) or not cursor.isascii() or len(cursor) > CURSOR_CHARACTERS_MAX:
+        raise wrong
+    try:
+        data = urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4))
+        inner = data[CHECKSUM_BYTES:].decode()
+    except ValueError:
+        raise wrong from None
+    if data[:CHECKSUM_BYTES] != _checksum(inner, about):
+        raise wrong
+    return inner
+
+
+def _checksum(cursor: str, about: list[object]) -> bytes:
+    return sha256(repr([cursor, *about]).encode()).digest()[:CHECKSUM_BYTES]
 
 
 def check_stop(stop: threading.Event | None) -> None:

@@ -100,8 +100,8 @@ class QueueSettings(TypedDict, total=False):
     completed: bool | int | None
 
 
-class ListingFilters(TypedDict, total=False):
-    """Which messages a listing shows: those that match all that is given."""
+class PageFilters(TypedDict, total=False):
+    """Which messages a part of a listing shows: those that match all that is given."""
 
     id: str | None
     key: str | None
@@ -109,6 +109,11 @@ class ListingFilters(TypedDict, total=False):
     reason: str | None
     #: Of timers: those due before this moment, with a time zone.
     before: datetime | None
+
+
+class ListingFilters(PageFilters, total=False):
+    """The same for a whole listing."""
+
     #: So many at the most.
     limit: int | None
 

@@ -10,7 +10,7 @@ from datetime import datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, Unpack, cast, overload
 
-from waypost.checks import SECONDS_MAX, check_count, check_function, check_seconds
+from waypost.checks import SECONDS_MAX, check_count, check_function, check_id, check_seconds
 from waypost.client.base import (
     DEFAULT_RETRY,
     BaseClient,
@@ -22,13 +22,14 @@ from waypost.client.base import (
 )
 from waypost.client.options import (
     ListingFilters,
+    PageFilters,
     PublishKeywords,
     PublishManyKeywords,
     QueueName,
     QueueSettings,
     ScheduleKeywords,
 )
-from waypost.message import Duration, Message, Queue, Retry, StoredMessage, queue_name, queue_type
+from waypost.message import Duration, Message, MessagePage, Queue, Retry, StoredMessage, queue_name, queue_type
 from waypost.middleware import Outgoing
 from waypost.operations import manage, publish, publish_middleware, receive, schedules, wait
 from waypost.operations.flow import Flow, drive
@@ -44,6 +45,7 @@ from waypost.values import (
     Drained,
     Event,
     ExtendStatus,
+    FoundMessage,
     JournalPage,
     Lease,
     Ledger,
@@ -458,6 +460,49 @@ class Waypost(BaseClient):
         """
         return self._pages(Listing(self._context, queue, state, **filters))
 
+    @overload
+    def page(
+        self,
+        queue: Queue[T],
+        state: MessageState = "ready",
+        *,
+        cursor: str | None = None,
+        limit: int = 50,
+        **filters: Unpack[PageFilters],
+    ) -> MessagePage[T]: ...
+    @overload
+    def page(
+        self,
+        queue: str,
+        state: MessageState = "ready",
+        *,
+        cursor: str | None = None,
+        limit: int = 50,
+        **filters: Unpack[PageFilters],
+    ) -> MessagePage[Any]: ...
+    def page(
+        self,
+        queue: QueueName,
+        state: MessageState = "ready",
+        *,
+        cursor: str | None = None,
+        limit: int = 50,
+        **filters: Unpack[PageFilters],
+    ) -> MessagePage[Any]:
+        """Return one part of a listing, and the cursor of the next one, for programs that page through it.
+
+        The filters are those of `messages`. Give the cursor back with the same queue, state and filters; None is the
+        beginning, and the end. A part may have fewer than `limit` messages, or none, and a cursor all the same.
+        """
+        return self._run(self._page_flow(queue, state, cursor, limit, filters))
+
+    def find(self, id: str) -> list[FoundMessage]:
+        """Find a message by its id in all queues: where it is, or how it ended if that is still known.
+
+        All queues are asked in one flush. If none has it, their journals are searched for its events.
+        """
+        return self._run(manage.find(self._context, check_id(id)))
+
     def dead_letters(self, queue: QueueName, **filters: Unpack[ListingFilters]) -> Iterator[StoredMessage[Any]]:
         """List the dead letters of a queue, oldest first: `messages` with `state="dead"`."""
         return self.messages(queue, "dead", **filters)
@@ -469,6 +514,10 @@ class Waypost(BaseClient):
     def stats(self, queue: QueueName, minutes: int = 0) -> Stats:
         """Return the state of a queue, with counters of its last `minutes`."""
         return self._call(self._stats_call(queue, minutes))
+
+    def stats_many(self, queues: Iterable[QueueName], minutes: int = 0) -> list[Stats]:
+        """Return the state of several queues, in their order, read in one flush."""
+        return self._run(self._stats_many_flow(queues, minutes))
 
     def ledger(self, queue: QueueName) -> Ledger:
         """Where every message of a queue went. Its `balance` is 0."""

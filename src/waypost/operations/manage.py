@@ -13,17 +13,20 @@ from waypost.operations.flow import ClientContext, Flow, Sleep, Together
 from waypost.policy import CHUNK_MESSAGES_MAX, KEY_CHARACTERS_MAX, Policy, parse_rate, policy_changes
 from waypost.store.port import Target
 from waypost.values import (
+    FINAL_EVENTS,
     CancelStatus,
     CheckPage,
     CheckReport,
     Damage,
     Event,
+    FoundMessage,
     MessageState,
     ObservedOutcome,
     Page,
     Purged,
     Redriven,
     Removal,
+    Stats,
 )
 from waypost.wake.port import EVERYBODY
 from waypost.wake.wakeups import hash_key
@@ -33,6 +36,10 @@ log = logging.getLogger("waypost")
 
 #: So many queues are asked for their policies in one flush.
 POLICIES_TOGETHER = 64
+#: So many queues are read in one flush when all of them are: a longer one would hold up the other clients of the store.
+QUEUES_TOGETHER = 256
+#: The same for histories, of which each may be a megabyte of a journal.
+TRACES_TOGETHER = 16
 #: A redrive at a given rate moves a little every so often, rather than much and then nothing for long.
 REDRIVE_TICK_MS = 100
 
@@ -62,6 +69,46 @@ def history(context: ClientContext, queue: str, message_id: str) -> Flow[list[Ev
         cursor = part.cursor
         if cursor is None:
             return events
+
+
+def stats_of(context: ClientContext, queues: Sequence[str], minutes: int) -> Flow[list[Stats]]:
+    """The state of several queues, in their order, a flush for each part of them."""
+    found: list[Stats] = []
+    for at in range(0, len(queues), QUEUES_TOGETHER):
+        part = queues[at : at + QUEUES_TOGETHER]
+        results = yield Together([context.store.stats(queue, minutes=minutes) for queue in part])
+        for queue, result in zip(part, results, strict=True):
+            # A connection that failed is tried again for each: a read has no first answer to lose.
+            if isinstance(result, Exception):
+                result = yield from context.attempt(context.store.stats(queue, minutes=minutes))
+            found.append(result)
+    return found
+
+
+def find(context: ClientContext, message_id: str) -> Flow[list[FoundMessage]]:
+    """The queues that know a message: by the message itself, by the memory of its end, or else by the journal."""
+    queues = yield from context.attempt(context.store.queues())
+    found: list[FoundMessage] = []
+    for at in range(0, len(queues), QUEUES_TOGETHER):
+        part = queues[at : at + QUEUES_TOGETHER]
+        results = yield Together([context.store.watch(queue, message_id, None) for queue in part])
+        for queue, result in zip(part, results, strict=True):
+            if isinstance(result, Exception):
+                result = yield from context.attempt(context.store.watch(queue, message_id, None))
+            if result.state is not None or result.ended is not None:
+                found.append(FoundMessage(queue, message_id, result.state, result.ended))
+    if found:
+        return found
+    for at in range(0, len(queues), TRACES_TOGETHER):
+        part = queues[at : at + TRACES_TOGETHER]
+        results = yield Together([context.store.trace(queue, message_id) for queue in part])
+        for queue, result in zip(part, results, strict=True):
+            if isinstance(result, Exception):
+                result = yield from context.attempt(context.store.trace(queue, message_id))
+            if result.events:
+                last = result.events[-1].event
+                found.append(FoundMessage(queue, message_id, None, last if last in FINAL_EVENTS else None))
+    return found
 
 
 # ---- acting --------------------------------------------------------------------------------------------------

@@ -35,6 +35,7 @@ from waypost.store.valkey.blocking_wait import ValkeyBlockingWaits
 from waypost.store.valkey.command import CRLF, ValkeyCall, command, evalsha_head, part
 from waypost.store.valkey.scripts import KEY_NAMES, VERSION, Script, script
 from waypost.values import (
+    FINAL_EVENTS,
     CancelStatus,
     ChainState,
     CheckPage,
@@ -93,7 +94,6 @@ CANCEL_STATUS: dict[int, CancelStatus] = {
 
 #: Ids carry the publisher's clock; search this much earlier, since clocks differ.
 CLOCK_DIFFERENCE_MS = 120_000
-FINAL_EVENTS = frozenset(("done", "dropped", "cancelled", "replaced", "dead_trimmed"))
 ID_BYTES = 24
 #: With durability `fsync`: what must not be lost. A lost claim or renewal is harmless, the lease just ends.
 KEPT_ON_DISK = frozenset(

@@ -1,0 +1,347 @@
+"""What can be changed through the API and the pages: each write once, with its scope and its form as a command.
+
+A write says in a sentence what it did, and each can be shown as a command line and as Python before it is made.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Awaitable, Callable
+from datetime import timedelta
+from typing import Any
+
+from msgspec import UNSET, Struct
+
+from waypost import CatchUp
+from waypost.formatting import format_count
+from waypost.policy import Policy, parse_rate, policy_changes
+from waypost.web import documents
+from waypost.web.access import Scope
+from waypost.web.figures import settings_document
+from waypost.web.problems import Problem
+from waypost.web.reading import Place, schedule_document
+
+#: A redrive at a rate must end within a request.
+PACED_SECONDS_MAX = 20.0
+
+Run = Callable[[Place, str, Any], Awaitable[documents.Done]]
+
+
+class Forms(Struct, frozen=True):
+    """A write in the forms that can be copied: a command line, and a call in Python."""
+
+    command: str
+    python: str
+
+
+class Action(Struct, frozen=True):
+    """One write. `path` is below the store; the queue of a schedule's write is in its request."""
+
+    name: str
+    method: str
+    path: str
+    scope: Scope
+    request: type[documents.Request]
+    answer: type[documents.Done]
+    summary: str
+    run: Run
+    forms: Callable[[str, Any], Forms]
+
+
+def command(*words: object) -> str:
+    """A command line, quoted for a shell."""
+    return shlex.join(["waypost", *(str(word) for word in words)])
+
+
+def call(method: str, *given: object, **options: object) -> str:
+    """A call in Python."""
+    arguments = [repr(one) for one in given] + [f"{name}={value!r}" for name, value in options.items()]
+    return f"post.{method}({', '.join(arguments)})"
+
+
+# ---- queues --------------------------------------------------------------------------------------------------
+
+
+async def pause(place: Place, queue: str, request: documents.Nothing) -> documents.Done:
+    """Hand out nothing until a resume."""
+    changed = await place.post.pause(queue)
+    return documents.Done(changed=changed, text=f"{queue} is paused" if changed else f"{queue} was paused already")
+
+
+async def resume(place: Place, queue: str, request: documents.Nothing) -> documents.Done:
+    """Hand out messages again."""
+    changed = await place.post.resume(queue)
+    return documents.Done(changed=changed, text=f"{queue} is resumed" if changed else f"{queue} was not paused")
+
+
+async def configure(place: Place, queue: str, request: documents.SettingsChange) -> documents.SettingsDone:
+    """Change settings, or only show what would change."""
+    wanted = changed_settings(request)
+    if not wanted:
+        raise Problem(422, "nothing-to-change", "name at least one setting")
+    before = await place.post.policy(queue)
+    planned = before.changed(policy_changes(wanted))
+    changes = settings_changes(before, planned)
+    if request.dry_run or not changes:
+        text = f"{format_count(len(changes), 'setting')} of {queue} would change" if changes else "nothing would change"
+        return documents.SettingsDone(changed=False, text=text, changes=changes, dry_run=request.dry_run)
+    after = await place.post.configure(queue, **wanted)
+    changes = settings_changes(before, after)
+    text = f"changed {', '.join(one.name for one in changes)} of {queue}"
+    return documents.SettingsDone(changed=True, text=text, changes=changes, dry_run=False)
+
+
+def changed_settings(request: documents.SettingsChange) -> Any:
+    """The settings that a request names."""
+    given = {name: getattr(request, name) for name in request.__struct_fields__ if name != "dry_run"}
+    return {name: value for name, value in given.items() if value is not UNSET}
+
+
+def settings_changes(before: Policy, after: Policy) -> list[documents.SettingChange]:
+    """The settings that differ."""
+    old, new = settings_document(before), settings_document(after)
+    return [
+        documents.SettingChange(name=name, before=getattr(old, name), after=getattr(new, name))
+        for name in old.__struct_fields__
+        if getattr(old, name) != getattr(new, name)
+    ]
+
+
+async def redrive(place: Place, queue: str, request: documents.RedriveRequest) -> documents.RedriveDone:
+    """Send dead letters again."""
+    if bool(request.ids) + (request.reason is not None) + request.all != 1:
+        raise Problem(422, "no-choice", "say which dead letters: ids, or a reason, or all")
+    limit = min(request.limit, len(request.ids)) if request.ids else request.limit
+    if request.rate is not None:
+        count, per_ms = parse_rate(request.rate)
+        possible = int(PACED_SECONDS_MAX * 1000 * count / per_ms)
+        if possible < 1:
+            raise Problem(422, "too-slow", f"at {request.rate} not one dead letter is sent within a request: use the "
+                          f"command `{redrive_forms(queue, request).command}`")  # fmt: skip
+        limit = min(limit, possible)
+    chosen: Any = {"ids": request.ids[:limit]} if request.ids else {"reason": request.reason, "limit": limit}
+    redriven = await place.post.redrive(queue, rate=request.rate, **chosen)
+    moved, left = len(redriven.moved), len(redriven.duplicates)
+    text = f"{format_count(moved, 'dead letter')} sent again"
+    if left:
+        text += f", {left:,} stay because their key is in use"
+    more = redriven.more or len(request.ids) > limit
+    return documents.RedriveDone(
+        changed=moved > 0, text=text + ("; there are more" if more else ""), moved=moved, duplicates=left, more=more
+    )
+
+
+async def purge(place: Place, queue: str, request: documents.PurgeRequest) -> documents.PurgeDone:
+    """Remove messages for good."""
+    check_confirmed(queue, request.confirm)
+    removed = await place.post.purge(queue, request.state)
+    text = f"removed {format_count(removed, 'message')} ({request.state}) of {queue}"
+    return documents.PurgeDone(changed=removed > 0, text=text, removed=removed)
+
+
+async def remove(place: Place, queue: str, request: documents.RemoveRequest) -> documents.Done:
+    """Remove an empty queue."""
+    check_confirmed(queue, request.confirm)
+    changed = await place.post.remove_queue(queue)
+    return documents.Done(changed=changed, text=f"{queue} is removed" if changed else f"there is no queue {queue}")
+
+
+def check_confirmed(queue: str, confirm: str) -> None:
+    """Refuse what cannot be undone unless the name of the queue was typed."""
+    if confirm != queue:
+        raise Problem(422, "not-confirmed", f"this cannot be undone: give the name of the queue, {queue!r}, in confirm")
+
+
+CANCEL_TEXTS = {
+    "cancelled": "the message is cancelled",
+    "requested": "the message is running: its handler was asked to stop",
+    "finished": "the message had finished already",
+    "unknown": "there is no such message",
+}
+
+
+async def cancel(place: Place, queue: str, request: documents.CancelRequest) -> documents.CancelDone:
+    """Cancel a message."""
+    if (request.id is None) == (request.key is None):
+        raise Problem(422, "no-choice", "say which message: its id, or its key")
+    status = await place.post.cancel(queue, request.id, key=request.key)
+    changed = status in ("cancelled", "requested")
+    return documents.CancelDone(changed=changed, text=CANCEL_TEXTS[status], status=status)
+
+
+async def reschedule(place: Place, queue: str, request: documents.RescheduleRequest) -> documents.RescheduleDone:
+    """Give a timer another due time."""
+    if (request.delay is None) == (request.at is None):
+        raise Problem(422, "no-choice", "say when: delay, or at")
+    if request.at is not None and request.at.tzinfo is None:
+        raise Problem(422, "invalid-time", "at needs a time zone, as in 2026-03-06T09:00:00Z")
+    found = (await place.post.page(queue, "delayed", key=request.key, limit=1)).messages
+    if not found:
+        raise Problem(404, "unknown-timer", f"{queue} has no timer with the key {request.key!r}")
+    timer = found[0]
+    when: Any = {"at": request.at} if request.at is not None else {"delay": timedelta(seconds=request.delay or 0)}
+    moved = await place.post.publish(queue, timer.body, key=request.key, on_conflict="extend", **when)
+    if moved.id != timer.id:
+        # It became due meanwhile, and `extend` published a new message, which must not be delivered too.
+        await place.post.cancel(queue, moved.id)
+        raise Problem(409, "timer-due", f"the timer {request.key!r} became due meanwhile, and was not moved")
+    now = (await place.post.page(queue, "delayed", id=timer.id, limit=1)).messages
+    due = now[0].ready_at if now else None
+    return documents.RescheduleDone(changed=True, text=f"{request.key} is moved", id=timer.id, due_at=due)
+
+
+# ---- schedules -------------------------------------------------------------------------------------------------
+
+
+async def save_schedule(place: Place, queue: str, request: documents.ScheduleSave) -> documents.ScheduleDone:
+    """Save a schedule."""
+    rule: Any = {
+        name: getattr(request, name)
+        for name in ("cron", "every", "tz", "grace", "start", "end", "max_fires", "jitter", "body", "priority", "group")
+    }
+    missed = CatchUp(request.missed) if isinstance(request.missed, int) else request.missed
+    saved = await place.post.save_schedule(
+        request.name, queue=request.queue, key=request.key, missed=missed, headers=request.headers, **rule
+    )
+    return documents.ScheduleDone(
+        changed=True, text=f"schedule {request.name} is saved", schedule=schedule_document(saved)
+    )
+
+
+async def pause_schedule(place: Place, queue: str, request: documents.ScheduleReference) -> documents.Done:
+    """Fire a schedule no more until it is resumed."""
+    changed = await place.post.pause_schedule(request.key, queue=request.queue)
+    text = f"schedule {request.key} is paused" if changed else f"schedule {request.key} was paused already"
+    return documents.Done(changed=changed, text=text)
+
+
+async def resume_schedule(place: Place, queue: str, request: documents.ScheduleReference) -> documents.Done:
+    """Fire a schedule again."""
+    changed = await place.post.resume_schedule(request.key, queue=request.queue)
+    text = f"schedule {request.key} is resumed" if changed else f"schedule {request.key} was not paused"
+    return documents.Done(changed=changed, text=text)
+
+
+async def trigger_schedule(place: Place, queue: str, request: documents.ScheduleReference) -> documents.TriggerDone:
+    """Publish the message of a schedule now."""
+    published = await place.post.trigger_schedule(request.key, queue=request.queue)
+    return documents.TriggerDone(
+        changed=True, text=f"published message {published.id}", queue=published.queue or request.queue, id=published.id
+    )
+
+
+async def remove_schedule(place: Place, queue: str, request: documents.ScheduleReference) -> documents.Done:
+    """Remove a schedule."""
+    changed = await place.post.remove_schedule(request.key, queue=request.queue)
+    text = f"schedule {request.key} is removed" if changed else f"there is no schedule {request.key}"
+    return documents.Done(changed=changed, text=text)
+
+
+# ---- the same as commands --------------------------------------------------------------------------------------
+
+
+def configure_forms(queue: str, request: documents.SettingsChange) -> Forms:
+    """Settings as options of `waypost configure`."""
+    wanted = changed_settings(request)
+    words = [f"{name}={'none' if value is None else value}" for name, value in wanted.items()]
+    return Forms(command("configure", queue, *words), call("configure", queue, **wanted))
+
+
+def redrive_forms(queue: str, request: documents.RedriveRequest) -> Forms:
+    """A redrive as a command."""
+    words: list[object] = [*request.ids]
+    words += ["--reason", request.reason] if request.reason is not None else []
+    words += ["--all"] if request.all else []
+    words += ["--rate", request.rate] if request.rate is not None else []
+    chosen = {"ids": request.ids or None, "reason": request.reason, "rate": request.rate}
+    options = {name: value for name, value in chosen.items() if value is not None}
+    return Forms(command("dead", "redrive", queue, *words), call("redrive", queue, **options))
+
+
+def purge_forms(queue: str, request: documents.PurgeRequest) -> Forms:
+    """A purge as a command."""
+    return Forms(command("purge", queue, "--state", request.state), call("purge", queue, request.state))
+
+
+def cancel_forms(queue: str, request: documents.CancelRequest) -> Forms:
+    """A cancel as a command."""
+    if request.key is not None:
+        return Forms(command("cancel", queue, "--key", request.key), call("cancel", queue, key=request.key))
+    return Forms(command("cancel", queue, request.id), call("cancel", queue, request.id))
+
+
+def reschedule_forms(queue: str, request: documents.RescheduleRequest) -> Forms:
+    """A move of a timer as a command."""
+    when = ("--at", request.at.isoformat()) if request.at is not None else ("--delay", request.delay or 0)
+    options: dict[str, object] = {"key": request.key, "on_conflict": "extend"}
+    options |= {"at": request.at} if request.at is not None else {"delay": request.delay}
+    body = "body"
+    python = call("publish", queue, **options).replace(f"{queue!r}, ", f"{queue!r}, {body}, ", 1)
+    return Forms(command("timers", "reschedule", queue, request.key, *when), python)
+
+
+def schedule_forms(action: str, method: str) -> Callable[[str, Any], Forms]:
+    """A write on a schedule as a command."""
+
+    def forms(queue: str, request: documents.ScheduleReference) -> Forms:
+        words = ("schedules", action, request.key, "--queue", request.queue)
+        return Forms(command(*words), call(method, request.key, queue=request.queue))
+
+    return forms
+
+
+def save_forms(queue: str, request: documents.ScheduleSave) -> Forms:
+    """A save of a schedule as a command."""
+    rule: list[object] = ["--cron", request.cron] if request.cron is not None else ["--every", request.every]
+    options: dict[str, object] = {"queue": request.queue}
+    options |= {"cron": request.cron, "tz": request.tz} if request.cron is not None else {"every": request.every}
+    words = ("schedules", "save", request.name, "--queue", request.queue, *rule)
+    return Forms(command(*words), call("save_schedule", request.name, **options))
+
+
+def plain_forms(word: str, method: str) -> Callable[[str, Any], Forms]:
+    """A write that needs the queue alone, as a command."""
+    return lambda queue, request: Forms(command(word, queue), call(method, queue))
+
+
+QUEUE, SCHEDULES = "/queues/{queue}", "/schedules"
+ACTIONS: dict[str, Action] = {
+    action.name: action
+    for action in (
+        Action("pause", "POST", f"{QUEUE}/pause", "operate", documents.Nothing, documents.Done,
+               "Hand out nothing of a queue until it is resumed.", pause, plain_forms("pause", "pause")),
+        Action("resume", "POST", f"{QUEUE}/resume", "operate", documents.Nothing, documents.Done,
+               "Hand out messages of a queue again.", resume, plain_forms("resume", "resume")),
+        Action("configure", "PATCH", f"{QUEUE}/settings", "admin", documents.SettingsChange, documents.SettingsDone,
+               "Change settings of a queue, for every client, at once.", configure, configure_forms),
+        Action("redrive", "POST", f"{QUEUE}/redrive", "operate", documents.RedriveRequest, documents.RedriveDone,
+               "Send dead letters again, with fresh counts.", redrive, redrive_forms),
+        Action("purge", "POST", f"{QUEUE}/purge", "admin", documents.PurgeRequest, documents.PurgeDone,
+               "Remove all messages of a state for good.", purge, purge_forms),
+        Action("cancel", "POST", f"{QUEUE}/cancel", "operate", documents.CancelRequest, documents.CancelDone,
+               "Cancel a message.", cancel, cancel_forms),
+        Action("reschedule", "POST", f"{QUEUE}/reschedule", "operate", documents.RescheduleRequest,
+               documents.RescheduleDone, "Give a timer another due time.", reschedule, reschedule_forms),
+        Action("remove", "POST", f"{QUEUE}/remove", "admin", documents.RemoveRequest, documents.Done,
+               "Remove a queue that is empty.", remove, plain_forms("remove", "remove_queue")),
+        Action("save_schedule", "PUT", SCHEDULES, "admin", documents.ScheduleSave, documents.ScheduleDone,
+               "Save a schedule.", save_schedule, save_forms),
+        Action("pause_schedule", "POST", f"{SCHEDULES}/pause", "operate", documents.ScheduleReference, documents.Done,
+               "Fire a schedule no more until it is resumed.", pause_schedule,
+               schedule_forms("pause", "pause_schedule")),
+        Action("resume_schedule", "POST", f"{SCHEDULES}/resume", "operate", documents.ScheduleReference,
+               documents.Done, "Fire a schedule again from its next instant on.", resume_schedule,
+               schedule_forms("resume", "resume_schedule")),
+        Action("trigger_schedule", "POST", f"{SCHEDULES}/trigger", "operate", documents.ScheduleReference,
+               documents.TriggerDone, "Publish the message of a schedule now.", trigger_schedule,
+               schedule_forms("trigger", "trigger_schedule")),
+        Action("remove_schedule", "POST", f"{SCHEDULES}/remove", "admin", documents.ScheduleReference, documents.Done,
+               "Remove a schedule. What it has published stays.", remove_schedule,
+               schedule_forms("remove", "remove_schedule")),
+    )
+}  # fmt: skip
+
+
+def queue_of(action: Action, request: Any, queue: str) -> str | None:
+    """The queue that a write concerns."""
+    return queue or getattr(request, "queue", None)

@@ -1,0 +1,106 @@
+"""The web app: `create_app` makes an ASGI app that serves the API and the pages, alone or mounted in another one."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import Response
+
+from waypost import AsyncWaypost
+from waypost.checks import show
+from waypost.errors import ConfigurationError
+from waypost.web import api
+from waypost.web.access import Access, Auth, Token
+from waypost.web.guard import LOOPBACK_HOSTS, Guard, parse_networks
+from waypost.web.problems import PROBLEM_TYPE, Problem
+from waypost.web.reading import Place
+from waypost.web.service import Service
+from waypost.web.watching import StoreWatch
+
+#: How long a client that the app made itself retries a store that is away: a page says so instead of waiting.
+RETRY_BUDGET_SECONDS = 2.0
+STORE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.\-]{0,31}")
+DEFAULT_NAME = "main"
+
+Store = AsyncWaypost | str
+
+
+def create_app(
+    stores: Store | Mapping[str, Store],
+    *,
+    secret: str | None = None,
+    tokens: Sequence[Token] = (),
+    auth: Auth | None = None,
+    hosts: Iterable[str] = (),
+    trusted_proxies: Iterable[str] = (),
+    read_only: bool = False,
+    hide_bodies: Iterable[str] = (),
+) -> Starlette:
+    """Make the web app for one store, or for several by name; each is a URL or an `AsyncWaypost` of yours.
+
+    `secret` is what people and scripts sign in with, for all scopes; `tokens` are further secrets with a name and
+    scopes of their own. `auth` recognises users by your own means: `async (request) -> User(name, scopes) | None`.
+    Without any of them only clients of this machine are served. `hosts` are the names by which the app is reached,
+    besides those of this machine; it answers no other. Headers of proxies (`X-Forwarded-*`) count only from
+    `trusted_proxies`, addresses or networks. `read_only` refuses every write. Bodies and headers of queues that match a
+    pattern of `hide_bodies` are shown to no one.
+
+    The app runs by itself, or mounted below a path in any ASGI app. It closes the clients that it made itself when its
+    lifespan ends; yours stay open.
+    """
+    hosts, trusted_proxies = tuple(hosts), tuple(trusted_proxies)
+    named = {DEFAULT_NAME: stores} if isinstance(stores, str | AsyncWaypost) else dict(stores)
+    if not named:
+        raise ConfigurationError("no store was given: create_app(post), or create_app({'orders': post, …})")
+    for name in named:
+        if not isinstance(name, str) or STORE_NAME.fullmatch(name) is None:
+            raise ConfigurationError(f"the name of a store is a short name as in a URL, not {show(name)}")
+    given = [Token("operator", secret)] if secret is not None else []
+    access = Access([*given, *tokens], auth)
+    foreign = {host.lower().strip("[]") for host in hosts} - LOOPBACK_HOSTS
+    if access.is_local_only and (foreign or trusted_proxies):
+        raise ConfigurationError(
+            f"the app would be open to all clients that reach {', '.join(sorted(foreign)) or 'its proxy'}: give it a "
+            "secret, tokens or auth"
+        )
+    parse_networks(trusted_proxies)
+    hidden = tuple(hide_bodies)
+    places, own = {}, list[AsyncWaypost]()
+    for name, store in named.items():
+        post = AsyncWaypost(store, retry_budget=RETRY_BUDGET_SECONDS) if isinstance(store, str) else store
+        if not isinstance(post, AsyncWaypost):
+            raise ConfigurationError(f"a store is a URL or an AsyncWaypost, not {show(post)}")
+        if isinstance(store, str):
+            own.append(post)
+        places[name] = Place(name, post, StoreWatch(post), hidden)
+    service = Service(places, access, read_only=read_only)
+
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        yield
+        for place in places.values():
+            await place.watch.close()
+        for post in own:
+            await post.close()
+
+    app = Starlette(
+        routes=api.routes(service),
+        middleware=[Middleware(Guard, hosts=hosts, trusted_proxies=trusted_proxies)],
+        exception_handlers={HTTPException: answer_http_error},
+        lifespan=lifespan,
+    )
+    app.state.service = service
+    return app
+
+
+async def answer_http_error(request: Request, error: Exception) -> Response:
+    """A path or a method that there is not, as a problem document."""
+    assert isinstance(error, HTTPException)
+    problem = Problem(error.status_code, "no-such-operation", f"there is no {request.method} {request.url.path}")
+    return Response(problem.encode(), problem.status, error.headers, PROBLEM_TYPE)

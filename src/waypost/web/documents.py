@@ -1,0 +1,599 @@
+"""What the HTTP API answers and takes: one type for each document, from which the OpenAPI document is made.
+
+Times are RFC 3339 in UTC, durations are seconds, tokens are text (they can be larger than a JSON number is exact).
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Any, Literal
+
+from msgspec import UNSET, Meta, Struct, UnsetType
+
+Level = Literal["calm", "note", "warning", "alarm"]
+State = Literal["ready", "delayed", "waiting", "leased", "dead", "done"]
+BodyForm = Literal["json", "text", "base64", "hidden", "unreadable"]
+SpanKind = Literal["delayed", "ready", "running"]
+
+#: The most entries of one page.
+PAGE_LIMIT_MAX = 200
+PAGE_LIMIT = 50
+#: The most dead letters that one redrive takes, so that a request ends in time.
+REDRIVE_MAX = 10_000
+
+Limit = Annotated[int, Meta(ge=1, le=PAGE_LIMIT_MAX, description="At most so many entries.")]
+Cursor = Annotated[str, Meta(max_length=1_024, description="`next` of the page before; without it, the first page.")]
+MessageId = Annotated[str, Meta(min_length=1, max_length=64)]
+Text = Annotated[str, Meta(min_length=1, max_length=512)]
+
+
+class Answer(Struct, frozen=True, kw_only=True):
+    """The base of what is answered."""
+
+
+class Request(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The base of what is taken: a field that is not known is refused."""
+
+
+# ---- the store as a whole ------------------------------------------------------------------------------------
+
+
+class StoreSummary(Answer):
+    """A store that this server shows."""
+
+    name: str
+    #: memory, sqlite, valkey or postgres.
+    kind: str
+    namespace: str
+
+
+class Stores(Answer):
+    """The stores that this server shows."""
+
+    stores: list[StoreSummary]
+
+
+class Session(Answer):
+    """Who makes the request, and what it may do."""
+
+    user: str
+    scopes: list[str]
+    read_only: bool
+    #: Send it as the header `X-CSRF-Token` with each write, unless you send a bearer token.
+    csrf_token: str
+
+
+class Trouble(Answer):
+    """One thing that is wrong, or worth to know, and what to do about it."""
+
+    level: Level
+    #: What it is: unserved, old, dead, expired, paused, damaged, unbalanced, worker, late_schedule, unread.
+    kind: str
+    text: str
+    next_step: str
+
+
+class Health(Answer):
+    """Whether anything is wrong, in one sentence."""
+
+    level: Level
+    sentence: str
+    queues: int
+    #: Queues that were not read yet since the server started to watch the store.
+    unread: int
+    ready: int
+    running: int
+    dead: int
+    workers: int
+    #: What concerns no single queue: the store itself, workers, schedules.
+    troubles: list[Trouble]
+
+
+# ---- queues --------------------------------------------------------------------------------------------------
+
+
+class Queue(Answer):
+    """A queue in a list. Counts are as of `read_at`."""
+
+    name: str
+    level: Level
+    troubles: list[Trouble]
+    paused: bool
+    ready: int
+    delayed: int
+    waiting: int
+    leased: int
+    dead: int
+    oldest_ready_seconds: float | None
+    #: Per second, over the last minutes.
+    published_rate: float
+    done_rate: float
+    workers: int
+    read_at: datetime
+
+
+class Queues(Answer):
+    """A page of queues, those in trouble first."""
+
+    queues: list[Queue]
+    total: int
+    next: str | None
+
+
+class Minute(Answer):
+    """Counters of one minute."""
+
+    at: datetime
+    counts: dict[str, int]
+
+
+class Settings(Answer):
+    """The settings of a queue, by the names that `configure` has."""
+
+    lease: float | None
+    max_deliveries: int | None
+    max_pending: int | None
+    overload: str
+    max_running: int | None
+    rate: str | None
+    journal: str
+    journal_max: int
+    dead_max: int | None
+    dead_keep: float | None
+    completed: int
+
+
+class LedgerSums(Answer):
+    """Where every message of a queue went. `balance` and `unexplained` are 0 unless something is broken."""
+
+    published: int
+    redriven: int
+    ready: int
+    delayed: int
+    waiting: int
+    leased: int
+    done: int
+    dead: int
+    dropped: int
+    cancelled: int
+    replaced: int
+    balance: int
+    unexplained: int
+    claims: int
+    expired: int
+    retried: int
+    snoozed: int
+    released: int
+    duplicates: int
+
+
+class QueueDetail(Answer):
+    """A queue with its settings, its ledger, what limits it now, and its last minutes."""
+
+    queue: Queue
+    settings: Settings
+    ledger: LedgerSums
+    #: What keeps messages from being handed out faster, in words.
+    limits: list[str]
+    next_due_seconds: float | None
+    next_lease_end_seconds: float | None
+    sleeping_workers: int
+    journal_readers: dict[str, int]
+    journal_last: int
+    minutes: list[Minute]
+
+
+# ---- messages ------------------------------------------------------------------------------------------------
+
+
+class Body(Answer):
+    """A body as far as it is shown."""
+
+    form: BodyForm
+    content_type: str
+    size: int
+    text: str | None
+    truncated: bool
+
+
+class Message(Answer):
+    """A message as it is in the store. Headers and body need the scope `bodies`."""
+
+    queue: str
+    id: str
+    state: State
+    key: str | None
+    group: str | None
+    priority: int
+    token: str
+    deliveries: int
+    attempts: int
+    published_at: datetime
+    ready_at: datetime
+    claimed_at: datetime | None
+    lease_ends_at: datetime | None
+    worker: str | None
+    cancel_requested: bool
+    ended_at: datetime | None
+    reason: str | None
+    error_type: str | None
+    error: str | None
+    #: What the reason leaves open.
+    note: str | None
+    type_name: str | None
+    correlation_id: str | None
+    headers: dict[str, str] | None
+    body: Body
+
+
+class Messages(Answer):
+    """A page of messages. It may be short or empty and have a `next`: a filter is searched for in bounded steps."""
+
+    messages: list[Message]
+    next: str | None
+
+
+class Step(Answer):
+    """One event of a message's history, in words."""
+
+    at: datetime
+    event: str
+    text: str
+    #: Why it was handed out again, if it was: expired, released, retried, snoozed, redriven.
+    cause: str | None
+    worker: str | None
+    token: str | None
+    reason: str | None
+    error_type: str | None
+
+
+class Span(Answer):
+    """How long a message was in one condition. `end` is none while it still is."""
+
+    kind: SpanKind
+    text: str
+    start: datetime
+    end: datetime | None
+    seconds: float
+    #: How the span ended: the event after it.
+    ended_by: str | None
+
+
+class Timeline(Answer):
+    """What happened to a message, as far as the journal has it."""
+
+    steps: list[Step]
+    spans: list[Span]
+    #: Whether the history begins with the publish: otherwise its beginning was trimmed or is not journalled.
+    whole: bool
+
+
+class MessageDetail(Answer):
+    """A message and its history. `message` is none when it has left the queue."""
+
+    queue: str
+    id: str
+    message: Message | None
+    #: ready, delayed, waiting, leased, dead, done; or how it ended; or unknown.
+    condition: str
+    max_deliveries: int | None
+    result: Body | None
+    timeline: Timeline
+
+
+class Found(Answer):
+    """Where a search found a message."""
+
+    queue: str
+    id: str
+    condition: str
+
+
+class SearchAnswer(Answer):
+    """What a search found, and how far it went."""
+
+    query: str
+    found: list[Found]
+    queues_searched: int
+
+
+class DeadGroup(Answer):
+    """Dead letters with the same reason, error type and first line of the error."""
+
+    reason: str
+    error_type: str | None
+    error: str | None
+    count: int
+    first_at: datetime | None
+    last_at: datetime | None
+    samples: list[str]
+
+
+class DeadGroups(Answer):
+    """The dead letters of a queue by reason and error. `searched` of `total` were read, oldest first."""
+
+    queue: str
+    groups: list[DeadGroup]
+    searched: int
+    total: int
+
+
+class TimerQueue(Answer):
+    """A queue that has timers."""
+
+    queue: str
+    timers: int
+    next_due_seconds: float | None
+
+
+class Timers(Answer):
+    """The queues that have timers, the soonest first; `messages?state=delayed` of a queue lists them."""
+
+    queues: list[TimerQueue]
+    total: int
+
+
+# ---- workers and schedules -------------------------------------------------------------------------------------
+
+
+class WorkerQueue(Answer):
+    """A queue as one worker serves it."""
+
+    name: str
+    concurrency: int
+    in_flight: int
+    handled: int
+    last_claim_at: datetime | None
+
+
+class Worker(Answer):
+    """A worker as it last reported."""
+
+    name: str
+    host: str
+    pid: int
+    version: str
+    state: str
+    status: str
+    reasons: list[str]
+    processes: int
+    started_at: datetime
+    seen_at: datetime
+    queues: list[WorkerQueue]
+
+
+class Workers(Answer):
+    """The registered workers, those in trouble first."""
+
+    workers: list[Worker]
+
+
+class Schedule(Answer):
+    """A schedule: its rule and its state."""
+
+    queue: str
+    key: str
+    name: str
+    cron: str | None
+    every: float | None
+    tz: str
+    missed: str
+    grace: float
+    start: datetime | None
+    end: datetime | None
+    max_fires: int | None
+    jitter: float
+    paused: bool
+    next_fires: list[datetime]
+    fires: int
+    missed_fires: int
+    last_fire: datetime | None
+    declared: bool
+    priority: int
+    group: str | None
+
+
+class Schedules(Answer):
+    """The schedules of a store, by queue and key."""
+
+    schedules: list[Schedule]
+
+
+# ---- queries ---------------------------------------------------------------------------------------------------
+
+
+class QueuesQuery(Request):
+    """Which queues."""
+
+    contains: Annotated[str, Meta(max_length=128, description="A part of the name.")] = ""
+    order: Annotated[Literal["trouble", "name"], Meta(description="Those in trouble first, or by name.")] = "trouble"
+    limit: Limit = PAGE_LIMIT
+    cursor: Cursor | None = None
+
+
+class QueueQuery(Request):
+    """How much of a queue."""
+
+    minutes: Annotated[int, Meta(ge=0, le=1_440, description="Counters of so many last minutes.")] = 0
+
+
+class MessagesQuery(Request):
+    """Which messages of a queue."""
+
+    state: Annotated[State, Meta(description="The state that is listed.")] = "ready"
+    id: MessageId | None = None
+    key: Text | None = None
+    group: Text | None = None
+    reason: Annotated[Text, Meta(description="Of dead letters.")] | None = None
+    limit: Limit = PAGE_LIMIT
+    cursor: Cursor | None = None
+
+
+class SearchQuery(Request):
+    """What to search for."""
+
+    id: Annotated[str, Meta(min_length=1, max_length=64, description="The id of a message.")]
+
+
+class SchedulesQuery(Request):
+    """Which schedules."""
+
+    queue: Text | None = None
+    fires: Annotated[int, Meta(ge=1, le=100, description="So many next fires of each.")] = 1
+
+
+# ---- writes ----------------------------------------------------------------------------------------------------
+
+
+class Nothing(Request):
+    """A write without options."""
+
+
+class SettingsChange(Request):
+    """The settings to change, and only those; null turns one off. `dry_run` only shows what would change."""
+
+    lease: float | UnsetType | None = UNSET
+    max_deliveries: int | UnsetType | None = UNSET
+    max_pending: int | UnsetType | None = UNSET
+    overload: Literal["raise", "block", "drop_oldest"] | UnsetType = UNSET
+    max_running: int | UnsetType | None = UNSET
+    rate: Annotated[str, Meta(max_length=32)] | UnsetType | None = UNSET
+    journal: Literal["off", "failures", "all", "full"] | UnsetType = UNSET
+    journal_max: int | UnsetType = UNSET
+    dead_max: int | UnsetType | None = UNSET
+    dead_keep: float | UnsetType | None = UNSET
+    completed: int | UnsetType | None = UNSET
+    dry_run: bool = False
+
+
+class RedriveRequest(Request):
+    """Which dead letters to send again: some ids, those of a reason, or all, which must be said."""
+
+    ids: Annotated[list[MessageId], Meta(max_length=1_000)] = []
+    reason: Text | None = None
+    all: bool = False
+    limit: Annotated[int, Meta(ge=1, le=REDRIVE_MAX)] = REDRIVE_MAX
+    rate: Annotated[str, Meta(max_length=32, description='At most this fast: "100/s".')] | None = None
+
+
+class PurgeRequest(Request):
+    """Which messages to remove for good. `confirm` is the name of the queue, to be sure."""
+
+    state: Literal["ready", "delayed", "waiting", "dead", "done"]
+    confirm: str
+
+
+class CancelRequest(Request):
+    """The message to cancel: its id, or its key."""
+
+    id: MessageId | None = None
+    key: Text | None = None
+
+
+class RescheduleRequest(Request):
+    """A timer, by its key, and its new due time: seconds from now, or a time."""
+
+    key: Text
+    delay: Annotated[float, Meta(ge=0)] | None = None
+    at: datetime | None = None
+
+
+class RemoveRequest(Request):
+    """Remove an empty queue. `confirm` is its name, to be sure."""
+
+    confirm: str
+
+
+class ScheduleReference(Request):
+    """A schedule, by its queue and key."""
+
+    queue: Text
+    key: Text
+
+
+class ScheduleSave(Request):
+    """A schedule to save. Without `key` it is known by its name and rule."""
+
+    name: Annotated[str, Meta(min_length=1, max_length=128)]
+    queue: Text
+    key: Text | None = None
+    cron: Annotated[str, Meta(max_length=256)] | None = None
+    every: float | None = None
+    tz: Annotated[str, Meta(max_length=64)] = "UTC"
+    missed: Literal["skip", "once"] | int = "skip"
+    grace: float = 60.0
+    start: datetime | None = None
+    end: datetime | None = None
+    max_fires: int | None = None
+    jitter: float = 0.0
+    priority: int = 5
+    group: Annotated[str, Meta(max_length=128)] | None = None
+    headers: dict[str, str] = {}
+    body: Any = None
+
+
+# ---- what writes answer ----------------------------------------------------------------------------------------
+
+
+class Done(Answer):
+    """What a write did, and a sentence about it."""
+
+    changed: bool
+    text: str
+
+
+class SettingChange(Answer):
+    """One setting before and after."""
+
+    name: str
+    before: Any
+    after: Any
+
+
+class SettingsDone(Done):
+    """What changed."""
+
+    changes: list[SettingChange]
+    dry_run: bool
+
+
+class RedriveDone(Done):
+    """What a redrive did."""
+
+    moved: int
+    #: Dead letters that stay, because their key is in use by now.
+    duplicates: int
+    #: More match: call again.
+    more: bool
+
+
+class PurgeDone(Done):
+    """What a purge did."""
+
+    removed: int
+
+
+class CancelDone(Done):
+    """What a cancel did: cancelled, requested, finished or unknown."""
+
+    status: str
+
+
+class RescheduleDone(Done):
+    """The timer and its due time."""
+
+    id: str
+    due_at: datetime | None
+
+
+class ScheduleDone(Done):
+    """The schedule as it is now."""
+
+    schedule: Schedule
+
+
+class TriggerDone(Done):
+    """The message that was published."""
+
+    queue: str
+    id: str

@@ -1,0 +1,434 @@
+"""What the API and the pages show, read through the client: one function for each document."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import time
+from collections.abc import AsyncIterator, Sequence
+from fnmatch import fnmatchcase
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from waypost import AsyncWaypost, CatchUp, StoredMessage
+from waypost import Schedule as ClientSchedule
+from waypost.errors import InvalidInput, Undecodable
+from waypost.formatting import format_count
+from waypost.values import MessageState
+from waypost.web import documents, trouble
+from waypost.web.figures import (
+    Figures,
+    figures_of,
+    history_events,
+    moment_or_none,
+    settings_document,
+    worker_document,
+)
+from waypost.web.problems import RETRY_SECONDS, Problem
+from waypost.web.timeline import make_timeline
+from waypost.web.watching import ANSWER_SECONDS, StoreWatch
+
+#: A body is shown up to this size.
+BODY_BYTES_MAX = 64 * 1024
+#: Dead letters that are read to group them, and how long that may take.
+GROUPED_MAX, GROUPED_SECONDS = 2_000, 1.0
+GROUPED_PAGE = 200
+SAMPLES = 3
+STATES: tuple[MessageState, ...] = ("ready", "leased", "delayed", "waiting", "dead", "done")
+
+
+class Place(Struct, frozen=True):
+    """A store that the server shows: its name, its client, and what is known of it."""
+
+    name: str
+    post: AsyncWaypost
+    watch: StoreWatch
+    #: Patterns of queues whose bodies and headers are never shown.
+    hidden_bodies: tuple[str, ...] = ()
+
+    def shows_bodies(self, queue: str, *, allowed: bool) -> bool:
+        """Whether bodies of a queue may be shown to a user with or without the scope for it."""
+        return allowed and not any(fnmatchcase(queue, pattern) for pattern in self.hidden_bodies)
+
+
+@contextlib.asynccontextmanager
+async def answered() -> AsyncIterator[None]:
+    """A read that ends within `ANSWER_SECONDS`: a page must say that the store is away, not hang."""
+    try:
+        async with asyncio.timeout(ANSWER_SECONDS):
+            yield
+    except TimeoutError:
+        raise Problem(
+            503, "store-unavailable", f"the store has not answered for {ANSWER_SECONDS:.0f} seconds",
+            headers={"Retry-After": str(RETRY_SECONDS)},
+        ) from None  # fmt: skip
+
+
+# ---- queues --------------------------------------------------------------------------------------------------
+
+
+async def health(place: Place) -> documents.Health:
+    """Whether anything is wrong."""
+    watch = place.watch
+    await watch.refresh()
+    figures = [reading.figures for reading in watch.readings.values()]
+    at = max((one.at for one in figures), default=None)
+    others = trouble.store_troubles(watch.workers, watch.schedules, at, watch.error)
+    by_queue = {name: watch.troubles(name) for name in watch.readings}
+    handled = sum(one.recent("done") for one in figures)
+    level, sentence = trouble.sentence(by_queue, others, unread=watch.unread, handled=handled)
+    return documents.Health(
+        level=level,
+        sentence=sentence,
+        queues=len(watch.names),
+        unread=watch.unread,
+        ready=sum(one.ledger.ready for one in figures),
+        running=sum(one.ledger.leased for one in figures),
+        dead=sum(one.ledger.dead_kept for one in figures),
+        workers=len(watch.workers),
+        troubles=others,
+    )
+
+
+def queue_document(place: Place, name: str) -> documents.Queue:
+    """A queue of the list, from figures that were read."""
+    figures = place.watch.readings[name].figures
+    troubles = place.watch.troubles(name)
+    ledger = figures.ledger
+    return documents.Queue(
+        name=name,
+        level=trouble.level_of(troubles),
+        troubles=troubles,
+        paused=figures.paused,
+        ready=ledger.ready,
+        delayed=ledger.delayed,
+        waiting=ledger.waiting,
+        leased=ledger.leased,
+        dead=ledger.dead_kept,
+        oldest_ready_seconds=figures.oldest_ready,
+        published_rate=figures.rate("published"),
+        done_rate=figures.rate("done"),
+        workers=sum(any(queue.name == name for queue in worker.queues) for worker in place.watch.workers),
+        read_at=figures.at,
+    )
+
+
+def trouble_order(queue: documents.Queue) -> tuple[Any, ...]:
+    """Those in trouble first: the worst level, then the longest wait, then the most dead letters, then by name."""
+    return (
+        -trouble.LEVELS.index(queue.level), -(queue.oldest_ready_seconds or 0.0), -queue.dead, queue.name,
+    )  # fmt: skip
+
+
+async def queues(place: Place, query: documents.QueuesQuery) -> documents.Queues:
+    """A page of queues."""
+    await place.watch.refresh()
+    if place.watch.error is not None and not place.watch.readings:
+        raise Problem(503, "store-unavailable", place.watch.error, headers={"Retry-After": str(RETRY_SECONDS)})
+    wanted = query.contains.lower()
+    found = [queue_document(place, name) for name in place.watch.readings if wanted in name.lower()]
+    found.sort(key=trouble_order if query.order == "trouble" else lambda queue: queue.name)
+    start = read_offset(query.cursor, len(found))
+    page = found[start : start + query.limit]
+    end = start + len(page)
+    return documents.Queues(queues=page, total=len(found), next=str(end) if end < len(found) else None)
+
+
+def read_offset(cursor: str | None, length: int) -> int:
+    """How many entries of a list that this server holds were shown before."""
+    if cursor is None:
+        return 0
+    if not (cursor.isascii() and cursor.isdecimal()) or len(cursor) > 9:
+        raise Problem(422, "invalid-input", "this cursor was not given by this list: begin without one")
+    return min(int(cursor), length)
+
+
+async def known_queue(place: Place, name: str) -> Figures:
+    """The figures of a queue that exists, read now; a `Problem` otherwise."""
+    is_known = await place.watch.read_queue(name)
+    if place.watch.error is not None:
+        raise Problem(503, "store-unavailable", place.watch.error, headers={"Retry-After": str(RETRY_SECONDS)})
+    if not is_known:
+        raise Problem(404, "unknown-queue", f"there is no queue {name!r} in this store")
+    return place.watch.readings[name].figures
+
+
+async def queue_detail(place: Place, name: str, query: documents.QueueQuery) -> documents.QueueDetail:
+    """A queue with everything that one page shows of it."""
+    figures = await known_queue(place, name)
+    async with answered():
+        policy = await place.post.policy(name)
+        minutes = figures_of(await place.post.stats(name, query.minutes)).minutes if query.minutes else []
+    settings, ledger = settings_document(policy), figures.ledger
+    queue = queue_document(place, name)
+    return documents.QueueDetail(
+        queue=queue,
+        settings=settings,
+        ledger=documents.LedgerSums(
+            **{field: getattr(ledger, field) for field in documents.LedgerSums.__struct_fields__}
+        ),
+        limits=limits_of(figures, settings, queue.workers),
+        next_due_seconds=figures.next_due,
+        next_lease_end_seconds=figures.next_lease,
+        sleeping_workers=figures.sleepers,
+        journal_readers=figures.journal_readers,
+        journal_last=figures.journal_last,
+        minutes=[documents.Minute(at=at, counts=counts) for at, counts in minutes],
+    )
+
+
+def limits_of(figures: Figures, settings: documents.Settings, workers: int) -> list[str]:
+    """What keeps messages of a queue from being handed out faster, in words."""
+    ledger, found = figures.ledger, list[str]()
+    if figures.paused:
+        found.append("It is paused: nothing is handed out until it is resumed.")
+    if not workers and not figures.sleepers and not ledger.leased and ledger.ready:
+        found.append("No worker serves it.")
+    if settings.max_running is not None:
+        reached = " This limit is reached." if ledger.leased >= settings.max_running else ""
+        found.append(f"At most {settings.max_running:,} run at once (max_running); {ledger.leased:,} do now.{reached}")
+    if settings.rate is not None:
+        found.append(f"At most {settings.rate} are handed out (rate).")
+    pending = ledger.ready + ledger.delayed + ledger.waiting + ledger.leased
+    if settings.max_pending is not None and pending >= settings.max_pending:
+        ways = {"raise": "are refused", "block": "wait for room", "drop_oldest": "drop the oldest message"}
+        found.append(f"It is full (max_pending {settings.max_pending:,}): publishes {ways[settings.overload]}.")
+    if ledger.ready and workers and not figures.sleepers and not found:
+        found.append(f"{format_count(workers, 'worker serves it', 'workers serve it')}, and all of them are busy.")
+    return found
+
+
+# ---- messages ------------------------------------------------------------------------------------------------
+
+
+def body_document(data: bytes, content_type: str) -> documents.Body:
+    """A body as far as it is shown: as text where it is text."""
+    form: documents.BodyForm = "json" if content_type == "application/json" else "text"
+    shown = data[:BODY_BYTES_MAX]
+    if content_type == "application/octet-stream":
+        form, text = "base64", base64.b64encode(shown).decode()
+    else:
+        # A character that the cut splits is left out.
+        text = shown.decode(errors="ignore" if len(shown) < len(data) else "replace")
+    return documents.Body(
+        form=form, content_type=content_type, size=len(data), text=text, truncated=len(shown) < len(data)
+    )
+
+
+def hidden_body(size: int) -> documents.Body:
+    """A body that this user may not see."""
+    return documents.Body(form="hidden", content_type="", size=size, text=None, truncated=False)
+
+
+def message_document(place: Place, message: StoredMessage[Any], *, bodies: bool) -> documents.Message:
+    """A message of the store."""
+    stored = message.stored
+    bodies = place.shows_bodies(message.queue, allowed=bodies)
+    type_name = correlation_id = headers = None
+    try:
+        envelope = message.open()
+    except Undecodable:
+        body = documents.Body(
+            form="unreadable", content_type="", size=len(stored.envelope), text=None, truncated=False
+        )  # fmt: skip
+    else:
+        type_name = envelope.type_name
+        body = body_document(envelope.data, envelope.content_type) if bodies else hidden_body(len(envelope.data))
+        if bodies:
+            headers, correlation_id = dict(envelope.headers), envelope.correlation_id
+    return documents.Message(
+        queue=message.queue,
+        id=message.id,
+        state=message.state,
+        key=message.key,
+        group=message.group,
+        priority=message.priority,
+        token=str(stored.token),
+        deliveries=message.deliveries,
+        attempts=message.attempts,
+        published_at=message.published_at,
+        ready_at=message.ready_at,
+        claimed_at=moment_or_none(stored.claimed_ms),
+        lease_ends_at=moment_or_none(stored.lease_end_ms),
+        worker=stored.worker,
+        cancel_requested=stored.cancel_requested,
+        ended_at=message.ended_at,
+        reason=message.reason,
+        error_type=message.error_type,
+        error=message.error,
+        note=message.note,
+        type_name=type_name,
+        correlation_id=correlation_id,
+        headers=headers,
+        body=body,
+    )
+
+
+async def messages(place: Place, queue: str, query: documents.MessagesQuery, *, bodies: bool) -> documents.Messages:
+    """A page of messages."""
+    await known_queue(place, queue)
+    filters = {"id": query.id, "key": query.key, "group": query.group, "reason": query.reason}
+    given: Any = {name: value for name, value in filters.items() if value is not None}
+    async with answered():
+        page = await place.post.page(queue, query.state, cursor=query.cursor, limit=query.limit, **given)
+    found = [message_document(place, one, bodies=bodies) for one in page.messages]
+    return documents.Messages(messages=found, next=page.cursor)
+
+
+async def find_message(place: Place, queue: str, id: str) -> StoredMessage[Any] | None:
+    """The message of an id in a queue, whatever its state."""
+    for state in STATES:
+        cursor: str | None = None
+        while True:
+            page = await place.post.page(queue, state, id=id, limit=1, cursor=cursor)
+            if page.messages:
+                return page.messages[0]
+            cursor = page.cursor
+            if cursor is None:
+                break
+    return None
+
+
+async def message_detail(place: Place, queue: str, id: str, *, bodies: bool) -> documents.MessageDetail:
+    """A message and its history."""
+    figures = await known_queue(place, queue)
+    async with answered():
+        stored = await find_message(place, queue, id)
+        events = history_events(await place.post.history(queue, id))
+        result = await place.post.result(queue, id, default=_NO_RESULT)
+        policy = settings_document(await place.post.policy(queue))
+    if stored is None and not events:
+        raise Problem(404, "unknown-message", f"queue {queue} has no message {id}, and its journal has no event of it")
+    condition = stored.state if stored is not None else events[-1].event
+    shown = None
+    if result is not _NO_RESULT:
+        data = msgspec.json.encode(result, enc_hook=repr)
+        allowed = place.shows_bodies(queue, allowed=bodies)
+        shown = body_document(data, "application/json") if allowed else hidden_body(len(data))
+    return documents.MessageDetail(
+        queue=queue,
+        id=id,
+        message=None if stored is None else message_document(place, stored, bodies=bodies),
+        condition=condition,
+        max_deliveries=policy.max_deliveries,
+        result=shown,
+        timeline=make_timeline(events, figures.at),
+    )
+
+
+_NO_RESULT: Any = object()
+
+
+async def search(place: Place, id: str) -> documents.SearchAnswer:
+    """The queues that know a message."""
+    async with answered():
+        try:
+            found = await place.post.find(id)
+        except InvalidInput:
+            raise Problem(422, "invalid-id", f"{id!r} is not the id of a message: an id has 24 characters") from None
+        names = await place.post.queues()
+    return documents.SearchAnswer(
+        query=id,
+        found=[
+            documents.Found(queue=one.queue, id=one.id, condition=one.state or one.ended or "known by its journal")
+            for one in found
+        ],
+        queues_searched=len(names),
+    )
+
+
+async def dead_groups(place: Place, queue: str) -> documents.DeadGroups:
+    """The dead letters of a queue by reason and error, oldest first, as many as can be read in bounded time."""
+    figures = await known_queue(place, queue)
+    until, cursor, searched = time.monotonic() + GROUPED_SECONDS, None, 0
+    groups: dict[tuple[str, str | None, str | None], list[StoredMessage[Any]]] = {}
+    counts: dict[tuple[str, str | None, str | None], int] = {}
+    async with answered():
+        while searched < GROUPED_MAX and time.monotonic() < until:
+            page = await place.post.page(queue, "dead", cursor=cursor, limit=GROUPED_PAGE)
+            for letter in page.messages:
+                key = (letter.reason or "", letter.error_type, first_line(letter.error))
+                counts[key] = counts.get(key, 0) + 1
+                kept = groups.setdefault(key, [])
+                # The first ones are samples, the last one tells when it last happened.
+                kept[SAMPLES:] = [letter]
+            searched += len(page.messages)
+            cursor = page.cursor
+            if cursor is None:
+                break
+    found = [dead_group(key, counts[key], letters) for key, letters in groups.items()]
+    found.sort(key=lambda group: -group.count)
+    return documents.DeadGroups(
+        queue=queue, groups=found, searched=searched, total=max(searched, figures.ledger.dead_kept)
+    )
+
+
+def dead_group(
+    key: tuple[str, str | None, str | None], count: int, letters: Sequence[StoredMessage[Any]]
+) -> documents.DeadGroup:
+    """One group, from its first letters and its last."""
+    reason, error_type, error = key
+    return documents.DeadGroup(
+        reason=reason,
+        error_type=error_type,
+        error=error,
+        count=count,
+        first_at=letters[0].ended_at,
+        last_at=letters[-1].ended_at,
+        samples=[letter.id for letter in letters[:SAMPLES]],
+    )
+
+
+def first_line(error: str | None) -> str | None:
+    """The line of an error that says most: the last one of a traceback, otherwise the first."""
+    lines = [line for line in (error or "").splitlines() if line.strip()]
+    if not lines:
+        return None
+    return (lines[-1] if lines[0].startswith("Traceback") else lines[0]).strip()[:300]
+
+
+async def timers(place: Place) -> documents.Timers:
+    """The queues that have timers."""
+    await place.watch.refresh()
+    found = [
+        documents.TimerQueue(queue=name, timers=one.figures.ledger.delayed, next_due_seconds=one.figures.next_due)
+        for name, one in place.watch.readings.items()
+        if one.figures.ledger.delayed
+    ]
+    found.sort(key=lambda one: (one.next_due_seconds is None, one.next_due_seconds or 0.0, one.queue))
+    return documents.Timers(queues=found[: documents.PAGE_LIMIT_MAX], total=len(found))
+
+
+# ---- workers and schedules -------------------------------------------------------------------------------------
+
+
+async def workers(place: Place) -> documents.Workers:
+    """The registered workers, those in trouble first."""
+    async with answered():
+        found = [worker_document(one) for one in await place.post.workers()]
+    order = ("red", "degraded", "green")
+    found.sort(key=lambda one: (order.index(one.status) if one.status in order else 0, one.name))
+    return documents.Workers(workers=found)
+
+
+async def schedules(place: Place, query: documents.SchedulesQuery) -> documents.Schedules:
+    """The schedules of a store or a queue."""
+    async with answered():
+        found = await place.post.schedules(query.queue, count=query.fires)
+    return documents.Schedules(schedules=[schedule_document(one) for one in found])
+
+
+def schedule_document(schedule: ClientSchedule) -> documents.Schedule:
+    """A schedule as the API shows it; its body is not a part of it."""
+    missed = schedule.missed
+    return documents.Schedule(
+        missed=f"catch up {missed.max_catchup}" if isinstance(missed, CatchUp) else missed,
+        **{
+            field: getattr(schedule, field)
+            for field in documents.Schedule.__struct_fields__
+            if field != "missed"
+        },
+    )  # fmt: skip

@@ -1,0 +1,247 @@
+"""What the server knows of a store: the figures of all queues, read in turns, shared by all requests and open pages.
+
+A request has figures that are at most about a second old read for it, in bounded time: of very many queues those read
+longest ago first, and each figure says when it was read. While pages are open, one loop for all of them reads a part of
+the queues each second, in one flush, and notifies the pages of queues that changed. It begins with the first open page
+and ends after the last: a mounted app is not told when its server starts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import AsyncIterator, Iterator, Sequence
+
+from msgspec import Struct
+
+from waypost import AsyncWaypost
+from waypost.errors import WaypostError
+from waypost.schedule.schedule import Schedule
+from waypost.values import RegisteredWorker
+from waypost.web import trouble
+from waypost.web.documents import Trouble
+from waypost.web.figures import RECENT_MINUTES, Figures, figures_of
+from waypost.web.problems import Problem
+
+log = logging.getLogger("waypost.web")
+
+#: Figures younger than this are not read again for a request.
+FRESH_SECONDS = 1.0
+#: A request has figures read for it no longer than this; what is left is read for later ones.
+REFRESH_SECONDS = 0.3
+#: A store that does not answer for so long is reported as not available.
+ANSWER_SECONDS = 5.0
+#: Queues that are read in one flush.
+READ_TOGETHER = 64
+#: How often queues and workers are listed, and schedules, of which there may be many.
+LIST_SECONDS, SCHEDULES_SECONDS = 5.0, 15.0
+TICK_SECONDS = 1.0
+#: Open pages that are kept up to date at the same time, of all browsers.
+STREAMS_MAX = 100
+#: Notifications that wait for a slow page. When it is full, the page is told to read everything anew.
+NOTIFICATIONS_MAX = 32
+
+
+class Change(Struct, frozen=True):
+    """A notification for open pages: the queues that changed. Empty: anything may have changed."""
+
+    version: int
+    queues: list[str]
+
+
+class Reading(Struct):
+    """The figures of a queue, and when they were read by this server's monotonic clock."""
+
+    figures: Figures
+    read_at: float
+    has_changed: bool = True
+
+
+class StoreWatch:
+    """The figures of one store."""
+
+    def __init__(self, post: AsyncWaypost) -> None:
+        self._post = post
+        self.readings: dict[str, Reading] = {}
+        self.names: list[str] = []
+        self.workers: list[RegisteredWorker] = []
+        self.schedules: list[Schedule] = []
+        #: Why the last read failed; None if it did not.
+        self.error: str | None = None
+        self.version = 0
+        self._listed_at = self._schedules_at = float("-inf")
+        self._pages: set[asyncio.Queue[Change]] = set()
+        self._loop_task: asyncio.Task[None] | None = None
+        self._reads: tuple[asyncio.AbstractEventLoop, asyncio.Lock] | None = None
+
+    # ---- for requests ------------------------------------------------------------------------------------------
+
+    async def refresh(self) -> None:
+        """Read what is older than `FRESH_SECONDS`, for a bounded time. A failure is kept in `error`."""
+        until = time.monotonic() + REFRESH_SECONDS
+        async with self._read_lock():
+            with self._failures_noted():
+                async with asyncio.timeout(ANSWER_SECONDS):
+                    await self._list()
+                    while (part := self._stalest(FRESH_SECONDS)) and time.monotonic() < until:
+                        await self._read(part)
+
+    async def read_queue(self, name: str) -> bool:
+        """Read one queue now; whether there is one. A failure is kept in `error`."""
+        async with self._read_lock():
+            with self._failures_noted():
+                async with asyncio.timeout(ANSWER_SECONDS):
+                    if name not in self.names:
+                        self._listed_at = float("-inf")
+                        await self._list()
+                    if name in self.names:
+                        await self._read([name])
+        return name in self.names
+
+    async def changed(self, name: str | None) -> None:
+        """Read anew what a write through this server changed, and notify open pages."""
+        self._listed_at = self._schedules_at = float("-inf")
+        if name is not None:
+            await self.read_queue(name)
+        self._notify([] if name is None else [name])
+
+    def troubles(self, name: str) -> list[Trouble]:
+        """What is wrong with a queue that was read."""
+        serving = [worker for worker in self.workers if any(queue.name == name for queue in worker.queues)]
+        is_unserved = not serving and not any(worker.unlisted for worker in self.workers)
+        return trouble.queue_troubles(self.readings[name].figures, serving, is_unserved=is_unserved)
+
+    @property
+    def unread(self) -> int:
+        """Queues that were listed and never read."""
+        return sum(name not in self.readings for name in self.names)
+
+    def _read_lock(self) -> asyncio.Lock:
+        loop = asyncio.get_running_loop()
+        if self._reads is None or self._reads[0] is not loop:
+            self._reads = (loop, asyncio.Lock())
+        return self._reads[1]
+
+    @contextlib.contextmanager
+    def _failures_noted(self) -> Iterator[None]:
+        try:
+            yield
+        except TimeoutError:
+            self.error = f"the store has not answered for {ANSWER_SECONDS:.0f} seconds"
+        except WaypostError as error:
+            self.error = f"the store cannot be read: {error}"
+        else:
+            self.error = None
+
+    async def _list(self) -> None:
+        now = time.monotonic()
+        if now - self._listed_at >= LIST_SECONDS:
+            self.names = sorted(await self._post.queues())
+            self.workers = await self._post.workers()
+            known = set(self.names)
+            self.readings = {name: reading for name, reading in self.readings.items() if name in known}
+            self._listed_at = now
+        if now - self._schedules_at >= SCHEDULES_SECONDS:
+            self.schedules = await self._post.schedules()
+            self._schedules_at = now
+
+    def _stalest(self, older_than: float) -> list[str]:
+        """The queues that were read longest ago, as many as are read in one flush."""
+        before = time.monotonic() - older_than
+        ages = {name: self.readings[name].read_at if name in self.readings else 0.0 for name in self.names}
+        return sorted((name for name in self.names if ages[name] < before), key=ages.__getitem__)[:READ_TOGETHER]
+
+    async def _read(self, names: Sequence[str]) -> list[str]:
+        """Read queues in one flush; return those that changed."""
+        found = await self._post.stats_many(names, RECENT_MINUTES)
+        now, changed = time.monotonic(), list[str]()
+        for stats in found:
+            figures, before = figures_of(stats), self.readings.get(stats.queue)
+            has_changed = before is None or differs(before.figures, figures)
+            self.readings[stats.queue] = Reading(figures, now, has_changed)
+            if has_changed:
+                changed.append(stats.queue)
+        return changed
+
+    # ---- for open pages ----------------------------------------------------------------------------------------
+
+    async def changes(self) -> AsyncIterator[Change]:
+        """Notify of changes, until the page is closed. The loop that reads runs while there is any."""
+        if len(self._pages) >= STREAMS_MAX:
+            raise Problem(503, "too-many-streams", "too many pages are open; this one reads every few seconds instead")
+        page: asyncio.Queue[Change] = asyncio.Queue(NOTIFICATIONS_MAX)
+        self._pages.add(page)
+        if self._loop_task is None or self._loop_task.done():
+            self._loop_task = asyncio.get_running_loop().create_task(self._run())
+        try:
+            yield Change(self.version, [])
+            while True:
+                yield await page.get()
+        finally:
+            self._pages.discard(page)
+            if not self._pages and self._loop_task is not None:
+                self._loop_task.cancel()
+                self._loop_task = None
+
+    @property
+    def is_reading(self) -> bool:
+        """Whether the loop for open pages runs."""
+        return self._loop_task is not None and not self._loop_task.done()
+
+    async def close(self) -> None:
+        """End the loop."""
+        task, self._loop_task = self._loop_task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.wait([task])
+
+    async def _run(self) -> None:
+        while True:
+            started = time.monotonic()
+            try:
+                await self._tick()
+            except Exception:
+                log.exception("the figures of a store could not be read", extra={"event": "web_poll_failed"})
+            await asyncio.sleep(max(0.05, TICK_SECONDS - (time.monotonic() - started)))
+
+    async def _tick(self) -> None:
+        """Read a part of the queues: those that changed last time, then those read longest ago."""
+        before, changed = self.error, list[str]()
+        async with self._read_lock():
+            with self._failures_noted():
+                async with asyncio.timeout(ANSWER_SECONDS):
+                    names, workers = self.names, self.workers
+                    await self._list()
+                    active = [name for name in self.names if name in self.readings and self.readings[name].has_changed]
+                    part = list(dict.fromkeys([*active, *self._stalest(FRESH_SECONDS / 2)]))[:READ_TOGETHER]
+                    if part:
+                        changed = await self._read(part)
+                    if names != self.names or statuses(workers) != statuses(self.workers):
+                        changed = []
+                        self._notify([])
+        if changed or self.error != before:
+            self._notify(changed)
+
+    def _notify(self, queues: list[str]) -> None:
+        self.version += 1
+        for page in self._pages:
+            if page.full():
+                while not page.empty():
+                    page.get_nowait()
+                queues = []
+            page.put_nowait(Change(self.version, queues))
+
+
+def differs(before: Figures, after: Figures) -> bool:
+    """Whether anything happened in a queue between two reads."""
+    return (
+        before.ledger != after.ledger or before.paused != after.paused or before.journal_last != after.journal_last
+        or before.sleepers != after.sleepers or before.damaged != after.damaged
+    )  # fmt: skip
+
+
+def statuses(workers: Sequence[RegisteredWorker]) -> list[tuple[str, str, str]]:
+    """What open pages show of workers without a reload."""
+    return [(worker.name, worker.state, worker.status) for worker in workers]
